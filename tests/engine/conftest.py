@@ -29,7 +29,7 @@ CORPUS = ["step one: add 3 and 4 to get 7.\n\n", "so the answer is \\boxed{42}\n
 
 @pytest.fixture(autouse=True)
 def _no_drafter_fails_unnoticed(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
-    """The engine outlives a drafter's failure; a test that does not expect one must not."""
+    """Fail a test in which a drafter fails unexpectedly, since the engine continues without it."""
     yield
     assert not [record for record in caplog.get_records("call") if record.name == "engine.speculation.speculator"]
 
@@ -51,8 +51,8 @@ _LONG = [1.0 + 0.7 * pair for pair in range(4)]
 _MOE = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 40}
 _CAPS = {"attn_logit_softcapping": 3.0, "final_logit_softcapping": 5.0}
 
-# A class of transformers, and what its config has beside _SIZES. Windows, soft caps and contexts before stretching are
-# so small that the tests' texts exceed them.
+# transformers' class, and the config fields that it has beside _SIZES. Windows, soft caps and original contexts are
+# small, so that the tests' texts exceed them.
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("LlamaForCausalLM", {"rope_theta": 5000.0, "initializer_range": 0.4}),
     "llama_bias": ("LlamaForCausalLM", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
@@ -134,7 +134,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_local_base_freq": 500.0,
         },
     ),
-    # Not defined here, so run by transformers' code.
+    # Not defined here, so the transformers backend runs it.
     "olmo2": ("Olmo2ForCausalLM", {}),
     "granite": (
         "GraniteForCausalLM",
@@ -169,7 +169,7 @@ def _one_thread() -> None:
 
 @pytest.fixture(scope="session")
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Checkpoints:
-    """``checkpoints(kind)`` is the folder of a checkpoint of one of ``MODELS``."""
+    """``checkpoints(kind)`` returns the folder of a checkpoint of one of ``MODELS``."""
     made: dict[str, Path] = {}
 
     def make(kind: str) -> Path:
@@ -187,7 +187,7 @@ def save_checkpoint(kind: str, folder: Path) -> None:
 
 
 def save_random_model(architecture: str, options: dict[str, Any], folder: Path) -> None:
-    """A checkpoint of any class of transformers, with norms and biases that are not what training starts from."""
+    """Save a random checkpoint of any transformers class, with norms and biases away from their initial values."""
     torch.manual_seed(7)
     tokenizer = small_tokenizer()
     tokenizer.save_pretrained(folder)
@@ -201,7 +201,7 @@ def save_random_model(architecture: str, options: dict[str, Any], folder: Path) 
                 weight.uniform_(0.5, 1.5)
             elif "bias" in name:
                 weight.normal_(0, 0.3)
-            elif weight.ndim == 3 or "gate.weight" in name:  # experts, and what routes to them
+            elif weight.ndim == 3 or "gate.weight" in name:  # experts and routers
                 weight.normal_(0, 0.25)
     model.save_pretrained(folder)
     config = json.loads((folder / "config.json").read_text())

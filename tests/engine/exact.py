@@ -1,4 +1,4 @@
-"""transformers in float64 throughout, and how far from it transformers in float32 is."""
+"""transformers computed entirely in float64, and the error of transformers in float32 against it."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from tests.engine.helpers import SMALL, Harness, score
 
 
 class _NoFloat32(TorchFunctionMode):
-    """Takes float64 wherever float32 is asked for by name.
+    """Replaces float32 by float64 wherever code names it.
 
-    transformers computes norms, rotary angles and softmax in float32 whatever the type of the model: that is to widen
-    16 bits, and would narrow 64.
+    transformers computes norms, rotary angles and softmax in float32 whatever the dtype of the model. That widens
+    16-bit dtypes, but would narrow float64.
     """
 
     def __torch_function__(
@@ -42,7 +42,7 @@ def _widened(argument: Any) -> Any:
 
 @contextmanager
 def float64() -> Iterator[None]:
-    """Let transformers load and compute models in float64, and nothing of it in float32."""
+    """Let transformers load and compute models entirely in float64."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
@@ -65,7 +65,7 @@ def reference(folder: Path) -> Any:
 
 @lru_cache
 def exact_reference(folder: Path) -> Any:
-    """Return the checkpoint in float64. To be called within ``float64`` alone."""
+    """Return the checkpoint in float64. Call within ``float64`` only."""
     with float64():
         return _loader(folder).from_pretrained(folder, dtype=torch.float64, experts_implementation="eager").eval()
 
@@ -86,7 +86,7 @@ def exact_logits(folder: Path, tokens: Sequence[int]) -> Tensor:
 
 @lru_cache
 def float32_share(folder: Path) -> float:
-    """Return by how much two runs in float32 may differ along a text, in the Euclidean norm and as a share of it."""
+    """Return the relative difference in the Euclidean norm that two runs in float32 may have along a text."""
     tokens = _text(250)
     peer, exact = peer_logits(folder, tokens).double(), exact_logits(folder, tokens)
     return 2 * RMS * float((peer - exact).norm() / exact.norm())
@@ -101,7 +101,7 @@ class Loss(NamedTuple):
 
 @lru_cache
 def float32_loss(folder: Path) -> Loss:
-    """Return what float32 may lose along a text of the engine's tests."""
+    """Return the bounds of the error of float32 along a text of the engine's tests."""
     tokens = _text(250)
     peer, exact = peer_logits(folder, tokens).double(), exact_logits(folder, tokens)
     differences = peer - exact, peer.log_softmax(-1) - exact.log_softmax(-1)
@@ -110,12 +110,11 @@ def float32_loss(folder: Path) -> Loss:
 
 @lru_cache
 def gap(folder: Path, kv_dtype: str = "auto") -> float:
-    """Return how far two runs may differ in a log-probability, which cut their steps in different places.
+    """Return the allowed difference of a log-probability between two runs that cut their steps in different places.
 
-    In float32 each may lose what ``float32_loss`` says. With keys and values of 8 bits, rounding may also send a number
-    that lies between two codes to one in one run and to the other in the other: that moves one number of thousands by a
-    step, where rounding itself moves all of them by up to a half. The root mean square of what all of it changes is
-    more than one of them can.
+    In float32 each may have the error ``float32_loss``. With 8-bit keys and values a number that lies between two codes
+    may also round differently in the two runs, which moves one number of thousands by a step, while rounding itself
+    moves each by up to a half. The root mean square of the effect of all rounding bounds the effect of one such number.
     """
     if kv_dtype == "auto":
         return 2 * float32_loss(folder).logprob

@@ -1,5 +1,6 @@
-"""Run an engine's GPU code on the CPU: its attention, padding, graphs and sampling, with each kernel's plain reference
-(or, if a test asks for it, the kernel itself in Triton's interpreter)."""
+"""Run the engine's GPU code on the CPU: attention, padding, graphs and sampling, with each kernel's reference or, if a
+test asks for it, the kernel in Triton's interpreter.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +19,9 @@ EMULATED_GPU = DeviceConfig(torch.device("cpu"), torch.float32, uses_gpu_kernels
 
 
 class EmulatedGraph:
-    """A CUDA graph without a GPU. Like a captured one it reads the memory of its capture, and no variable
-    that changed since."""
+    """A CUDA graph without a GPU. Like a captured one it reads the memory of its capture, and no variable that changed
+    since.
+    """
 
     captured = 0
     replayed = 0

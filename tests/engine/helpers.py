@@ -1,4 +1,4 @@
-"""Requests in one line, and an engine core that is stepped by hand."""
+"""Short constructors of requests, and an engine core that tests step by hand."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def score(
 
 
 class Harness:
-    """A core without a thread: tests decide when it steps, and see every event."""
+    """An engine core without a thread: tests step it and receive every event."""
 
     def __init__(self, folder: Path, options: EngineOptions = SMALL) -> None:
         self.core = EngineCore("m", folder, options)
@@ -85,13 +85,13 @@ class Harness:
         return events
 
     def run(self) -> None:
-        """Steps until nothing is left, checking the cache's invariants at every step."""
+        """Step until no work is left, checking the cache's invariants at every step."""
         while self.core.has_work:
             self.core.step()
             self.core.check_invariants()
 
     def complete(self, request: GenerateRequest) -> list[Completion]:
-        """The completions of one request, in the order of its branches."""
+        """Return the completions of one request, in the order of its branches."""
         events = self.submit(request)
         self.run()
         return sorted((event for event in events if isinstance(event, Completion)), key=lambda one: one.index)

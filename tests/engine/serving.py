@@ -1,4 +1,4 @@
-"""A real server on a Unix socket, in a thread of this process."""
+"""A real engine server on a Unix socket, in a thread of this process."""
 
 from __future__ import annotations
 
@@ -11,5 +11,5 @@ from tests.listening import listening
 
 
 def served(engine: LocalEngine, path: Path) -> AbstractContextManager[str]:
-    """The URL of the engine's server, while it runs."""
+    """Yield the URL of the running server."""
     return listening(create_app(engine), path)

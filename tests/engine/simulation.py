@@ -1,8 +1,8 @@
-"""The scheduler and the cache driven without a model: every slot holds what it was computed from.
+"""Simulation of the scheduler and the cache without a model.
 
-A slot's mark depends on the namespace and on every token up to its own, as real keys and values do. The next token of a
-branch depends on all marks that its page table leads to, so a page that is shared, copied or given away by mistake
-changes what is generated, and ``reference`` says what it should have been.
+Each slot holds a mark, which depends on the namespace and on every token up to its own, as real keys and values do. The
+next token of a branch depends on all marks in its page table, so a page that is shared, copied or freed by mistake
+changes the generated tokens. ``reference`` computes the expected ones.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from engine.scheduler.sequence import Job, Sequence
 
 PAGE = 4
 VOCABULARY = 3
-"""Few tokens, so that branches often meet again."""
+"""Size of the vocabulary; small, so that branches often share tokens."""
 _MODULUS = 1_000_003
-"""Marks are exact as float32."""
+"""Modulus of the marks, below which float32 is exact."""
 
 
 def marks(namespace: str | None, tokens: Items[int]) -> list[int]:
-    """What the slots of a sequence hold."""
+    """Return the marks of a sequence's slots."""
     start = sum(map(ord, namespace or ""))
     return list(accumulate(tokens, lambda mark, token: (mark * 31 + token + 7) % _MODULUS, initial=start))[1:]
 
 
 def slots(cache: KVCache) -> list[Tensor]:
-    """The first number of every slot, [pages, page_size], and its scale if it has one; views."""
+    """Return views of the first number of every slot, ``[pages, page_size]``, and of its scale if there is one."""
     numbers = cache.data[0, 0, 0, :, :, 0]
     return [numbers] if cache.scales is None else [numbers.view(torch.int8), cache.scales[0, 0, 0]]
 
 
 def write_marks(cache: KVCache, table: PageTable, tokens: Items[int], start: int, end: int) -> None:
-    """Computes the slots from ``start`` to ``end``. Of a mark in 8 bits the scale has what is too much for them."""
+    """Write the slots from ``start`` to ``end``. In 8 bits the scale holds the part of a mark that is too large."""
     views = slots(cache)
     for position, mark in enumerate(marks(table.namespace, tokens[:end])[start:], start):
         place = table.pages[position // cache.page_size], position % cache.page_size
@@ -48,7 +48,7 @@ def write_marks(cache: KVCache, table: PageTable, tokens: Items[int], start: int
 
 
 def read_marks(cache: KVCache, table: PageTable, count: int) -> list[int]:
-    """The first ``count`` marks that the table leads to."""
+    """Return the first ``count`` marks in the table."""
     pages = torch.tensor(table.pages, dtype=torch.long)
     parts = [view[pages].flatten()[:count].long() for view in slots(cache)]
     whole: list[int] = (parts[0] if len(parts) == 1 else parts[0] + 101 * parts[1]).tolist()
@@ -56,12 +56,12 @@ def read_marks(cache: KVCache, table: PageTable, count: int) -> list[int]:
 
 
 def draw(seed: int, read: Items[int]) -> int:
-    """The next token of a branch that attends to these marks."""
+    """Sample the next token of a branch that attends to these marks."""
     return (sum(read) * 7 + seed * 13 + len(read)) // 5 % VOCABULARY
 
 
 def reference(namespace: str | None, tokens: Items[int], seed: int, length: int) -> list[int]:
-    """The whole branch as it is without a cache."""
+    """Return the whole branch as generated without a cache."""
     whole = list(tokens)
     while len(whole) < length:
         whole.append(draw(seed, marks(namespace, whole)))
@@ -70,7 +70,7 @@ def reference(namespace: str | None, tokens: Items[int], seed: int, length: int)
 
 @dataclass
 class Branch:
-    """A branch and what became of it."""
+    """A branch and its result."""
 
     namespace: str | None
     lease: str | None
@@ -78,12 +78,12 @@ class Branch:
     seed: int
     length: int
     tokens: list[int] = field(default_factory=list)
-    """All of them, once it has ended."""
+    """All tokens, set when the branch has ended."""
     whole: bool = False
 
 
 class Simulation:
-    """Runs branches to their full length, one scheduled step at a time, and checks everything on the way."""
+    """Runs branches to their full length, one scheduled step at a time, and checks all invariants on the way."""
 
     def __init__(
         self,
@@ -115,7 +115,7 @@ class Simulation:
         self.branches: dict[Sequence, Branch] = {}
         self.ended: list[Branch] = []
         self.finished: list[int] = []
-        """Indices of sequences in the order of their end."""
+        """Indices of ended sequences, in the order in which they ended."""
         self.computed = 0
         self._count = 0
 
@@ -129,7 +129,7 @@ class Simulation:
         namespace: str | None = None,
         lease: str | None = None,
     ) -> Job:
-        """Submits one job with a branch for each prompt; indices count through all jobs."""
+        """Submit one job with a branch for each prompt. Indices count through all jobs."""
         job = Job(f"job-{self._count}", lambda _: None, deadline, False, priority, namespace, lease)
         for prompt in prompts:
             sequence = Sequence(job=job, index=self._count, tokens=list(prompt), num_prefix_tokens=len(prompt))
@@ -141,7 +141,7 @@ class Simulation:
         return job
 
     def step(self) -> list[tuple[int, int]]:
-        """One step; answers (index, tokens) pairs."""
+        """Run one step and return pairs (index, tokens)."""
         schedule = self.scheduler.schedule()
         total = sum(count for _, count in schedule.scheduled)
         assert 0 < total <= self.step_tokens
@@ -171,7 +171,7 @@ class Simulation:
         self.jobs.remove(job)
 
     def check(self) -> None:
-        """Every invariant, and that every page table leads to the slots of its own tokens."""
+        """Check every invariant, and that every page table leads to the slots of its own tokens."""
         self.scheduler.check_invariants()
         for sequence in self.scheduler.running:
             expected = marks(sequence.job.namespace, sequence.tokens[: sequence.num_computed])

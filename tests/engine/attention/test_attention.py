@@ -1,4 +1,4 @@
-"""The paged attention of a step equals dense attention in float64, with every backend."""
+"""Paged attention of a step, compared with dense attention in float64, for every backend."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ USUAL = AttentionCostModel(2 * KV_HEADS * DIM * 4, piece_cost_bytes=4000, query_
 Backend = type[TorchAttention] | type[DeterministicAttention] | type[NumbaAttention] | type[TritonAttention]
 EIGHT_BIT = [torch.int8, torch.float8_e4m3fn]
 kv_types = pytest.mark.parametrize("dtype", [torch.float32, *EIGHT_BIT], ids=["float32", "int8", "fp8"])
-"""Dtypes of the cache."""
+"""Data types of the cache."""
 
 
 class Step:
-    """A step of random sequences that share prefixes as those of a tree search do, each with some new tokens."""
+    """A step of random sequences that share prefixes as in a tree search, each with some new tokens."""
 
     def __init__(
         self,
@@ -44,7 +44,9 @@ class Step:
         dim: int = DIM,
         dtype: torch.dtype = torch.float32,
     ) -> None:
-        """``trees``: the new tokens of most rows form trees. ``page``: tokens per page. ``dtype``: of the cache."""
+        """``trees``: the new tokens of most rows form trees. ``page``: tokens per page. ``dtype``: data type of the
+        cache.
+        """
         rng = random.Random(seed)
         self.kv = torch.full((1, 2, KV_HEADS, POOL, page, dim), 1e30)
         self.fresh = list(range(POOL))
@@ -77,7 +79,7 @@ class Step:
         tokens = sum(self.query_lens)
         self.q = torch.randn(tokens, KV_HEADS * PER_KV, dim)
         self.k, self.v = torch.randn(tokens, KV_HEADS, dim), torch.randn(tokens, KV_HEADS, dim)
-        # Every slot before the new tokens holds something; what no row may read stays huge.
+        # Fill the slots of earlier tokens; all others keep a huge value, so that reading one of them shows.
         for table, queries, context in zip(tables, self.query_lens, self.seq_lens, strict=True):
             for position in range(context - queries):
                 slot = self.kv[0, :, :, table[position // page], position % page]
@@ -97,7 +99,7 @@ class Step:
         return attend(0, self.q, self.k, self.v)
 
     def check(self, found: Tensor, config: LayerAttentionConfig) -> None:
-        """Check what ``attend`` returned against dense attention in float64, up to the rounding of float32."""
+        """Compare the output of ``attend`` with dense attention in float64, within the rounding of float32."""
         held = [self.held()[0][:, :, table].flatten(2, 3) for table in self.tables]
         k, v = (
             torch.cat([one[kind, :, :context] for one, context in zip(held, self.seq_lens, strict=True)], dim=1)
@@ -171,7 +173,7 @@ def test_torch_attention_equals_dense_attention_in_float64(
         every=4,
     ),
 )
-def test_a_tree_of_tokens_attends_along_its_branches(
+def test_tokens_of_a_tree_attend_to_their_ancestors_only(
     cost: AttentionCostModel, limits: tuple[int | None, float | None], dtype: torch.dtype
 ) -> None:
     window, softcap = limits
@@ -231,8 +233,8 @@ def test_compiled_attention_equals_dense_attention_in_float64_for_heads_of_any_w
         step.check(ours, config)
 
 
-def test_compiled_attention_equals_dense_attention_in_float64_where_later_keys_matter_far_more() -> None:
-    """Scores rise by tens, so that the running maximum of the softmax must be replaced on the way."""
+def test_compiled_attention_equals_float64_when_later_keys_have_much_higher_scores() -> None:
+    """Scores rise by tens, so the running maximum of the softmax must be rescaled between blocks."""
     config = LayerAttentionConfig(KV_HEADS * PER_KV, KV_HEADS, DIM, 0.4)
     for seed in range(12):
         step = Step(seed, ALWAYS, page=32)
@@ -243,8 +245,8 @@ def test_compiled_attention_equals_dense_attention_in_float64_where_later_keys_m
 
 @pytest.mark.parametrize("dtype", EIGHT_BIT, ids=["int8", "fp8"])
 @pytest.mark.parametrize("other", [NumbaAttention, DeterministicAttention, TritonAttention])
-def test_every_backend_writes_the_same_bits(other: Backend, dtype: torch.dtype) -> None:
-    """One vector is zero, one tiny, one near the smallest float32."""
+def test_every_backend_writes_identical_keys_and_values(other: Backend, dtype: torch.dtype) -> None:
+    """One vector is zero, one is tiny, and one is near the smallest float32."""
     config = LayerAttentionConfig(KV_HEADS * PER_KV, KV_HEADS, DIM, 0.4)
     for seed in range(4):
         steps = [Step(seed, USUAL, page=16, dtype=dtype) for _ in range(2)]
@@ -281,8 +283,8 @@ def test_compiled_attention_gives_the_same_bits_on_every_number_of_threads(threa
 
 @pytest.mark.parametrize("window", [None, 9])
 @kv_types
-def test_without_sharing_a_token_gets_the_same_bits_in_any_batch(window: int | None, dtype: torch.dtype) -> None:
-    """Rows one at a time, and their new tokens one at a time, against all at once."""
+def test_without_prefix_sharing_results_are_identical_in_any_batch(window: int | None, dtype: torch.dtype) -> None:
+    """Rows one at a time, and their new tokens one at a time, are compared with all at once."""
     config = LayerAttentionConfig(KV_HEADS * PER_KV, KV_HEADS, DIM, 0.4, window)
     several = 0
     for seed in range(6):
@@ -305,13 +307,13 @@ def test_without_sharing_a_token_gets_the_same_bits_in_any_batch(window: int | N
 
 
 def count_shared(metadata: AttentionMetadata) -> int:
-    """Return how many prefixes the rows of a step share."""
+    """Return the number of prefixes that the rows of a step share."""
     num_computed = metadata.seq_lens - metadata.query_lens
     return len(find_shared_prefixes(metadata, num_computed // metadata.page_size)[1])
 
 
 def decoding_branches(prefix: int, branches: int, suffix: int, cost: AttentionCostModel) -> AttentionMetadata:
-    """Return branches of one prompt that decode; all lengths in pages."""
+    """Return decoding branches of one prompt; all lengths are in pages."""
     pages = np.array(
         [[*range(prefix), *(prefix + branch * suffix + page for page in range(suffix))] for branch in range(branches)]
     )
@@ -320,8 +322,8 @@ def decoding_branches(prefix: int, branches: int, suffix: int, cost: AttentionCo
 
 
 @pytest.mark.parametrize("cost", [AttentionCostModel(2048), AttentionCostModel(8192)], ids=["small", "large"])
-def test_a_prefix_is_shared_from_the_crossover_of_the_cost_model_on(cost: AttentionCostModel) -> None:
-    """Longer prefixes and more branches pay; the same prefix read by one branch never does."""
+def test_a_prefix_is_shared_from_the_crossover_of_the_cost_model(cost: AttentionCostModel) -> None:
+    """Sharing pays for longer prefixes and more branches; a prefix read by one branch is never shared."""
     for branches in (1, 2, 4, 16, 40):
         tokens_saved = (cost.piece_cost_bytes + cost.query_cost_bytes * branches) / cost.kv_bytes_per_token
         for prefix in (1, 5, 20, 60, 150, 300):
@@ -329,8 +331,8 @@ def test_a_prefix_is_shared_from_the_crossover_of_the_cost_model_on(cost: Attent
             assert (count_shared(decoding_branches(prefix, branches, 1, cost)) > 0) == pays
 
 
-def test_branches_of_branches_share_at_every_level() -> None:
-    """Three pages for all, then two more for the first pair and four for the second, then their own."""
+def test_nested_branches_share_prefixes_at_every_level() -> None:
+    """All branches share three pages, the first pair two more and the second pair four more; then each has its own."""
     pages = np.array(
         [[0, 1, 2, 3, 4, 20, 0, 0], [0, 1, 2, 3, 4, 21, 0, 0], [0, 1, 2, 5, 6, 7, 8, 22], [0, 1, 2, 5, 6, 7, 8, 23]]
     )

@@ -1,4 +1,4 @@
-"""In deterministic mode a request's numbers are the same bits whatever happens around it."""
+"""Deterministic mode: the results of a request are bit-identical whatever else the engine computes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.long import mostly_long
 ROOMY = EngineOptions(kv_tokens=8192, max_running=64, step_tokens=512, deterministic=True)
 KINDS = ["llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "phi3", "gemma2", "gemma3", "qwen3_classify"]
 CASES = [*((kind, "auto") for kind in KINDS), ("qwen3", "int8"), ("mistral", "fp8")]
-"""Models and types of keys and values."""
+"""Models, and data types of keys and values."""
 PROMPT = random_tokens(75, 1)
 BRANCHES = [Branch(3, key, 24) for key in range(16)]
 
@@ -48,7 +48,7 @@ def test_logits_do_not_depend_on_chunks_or_on_the_cache(checkpoints: Checkpoints
 def test_samples_do_not_depend_on_the_batch_the_cache_or_preemption(
     checkpoints: Checkpoints, kind: str, kv_dtype: str
 ) -> None:
-    """Tokens and the bits of their log-probabilities: alone, 16 at once beside others, cached, and in little memory."""
+    """Tokens and log-probabilities are bit-identical alone, in a batch of 16, cached, and with little memory."""
     roomy = replace(ROOMY, kv_dtype=kv_dtype)
     alone = [answers(Harness(checkpoints(kind), roomy), [branch])[0] for branch in BRANCHES[:3]]
     together = Harness(checkpoints(kind), roomy)
@@ -61,24 +61,24 @@ def test_samples_do_not_depend_on_the_batch_the_cache_or_preemption(
     assert scarce.core.stats.preemptions > 0
 
 
-def test_the_fast_attention_does_depend_on_the_batch(checkpoints: Checkpoints) -> None:
-    """What the mode is for: by default the last bits of a log-probability change with the company."""
+def test_the_default_attention_depends_on_the_batch(checkpoints: Checkpoints) -> None:
+    """By default the last bits of a log-probability change with the batch, which is why the mode exists."""
     fast = replace(ROOMY, deterministic=False)
     alone = [answers(Harness(checkpoints("qwen3"), fast), [branch])[0] for branch in BRANCHES[:3]]
     together = answers(Harness(checkpoints("qwen3"), fast), BRANCHES)[:3]
     assert together != alone
-    # A temperature of 1.1 makes differences smaller, and the sum is over so many tokens.
+    # A temperature of 1.1 makes differences smaller, and the sum is over many tokens.
     bound = BRANCHES[0].max_tokens * gap(checkpoints("qwen3"))
     assert all(abs(one - other) < bound for (_, one), (_, other) in zip(alone, together, strict=True))
 
 
-def test_a_model_of_transformers_is_refused(checkpoints: Checkpoints) -> None:
+def test_deterministic_mode_refuses_a_model_of_the_transformers_backend(checkpoints: Checkpoints) -> None:
     with pytest.raises(EngineError, match="deterministic mode is not supported"):
         Harness(checkpoints("gpt2"), ROOMY)
 
 
 def answers(harness: Harness, branches: list[Branch]) -> list[tuple[tuple[int, ...], float]]:
-    """Tokens and log-probability of each branch."""
+    """Return the tokens and the log-probability of each branch."""
     events = harness.submit(generate(PROMPT, branches, temperature=1.1, top_k=60, ignore_eos=True))
     harness.run()
     completions = sorted((event for event in events if isinstance(event, Completion)), key=lambda one: one.index)

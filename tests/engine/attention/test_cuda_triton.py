@@ -1,5 +1,6 @@
-"""What the attention backend for GPUs plans, with the kernel's reference in its place: whole steps against dense
-attention in float64."""
+"""Plans of the GPU attention backend, run with the kernel's reference: whole steps compared with dense attention in
+float64.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +30,8 @@ def test_steps_equal_dense_attention_in_float64(
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn], ids=str)
-def test_quantized_keys_are_written_and_read(dtype: torch.dtype) -> None:
-    """Equal to dense attention to the numbers that lie in the cache, which are close to what was written."""
+def test_attention_reads_what_was_quantized_on_writing(dtype: torch.dtype) -> None:
+    """The output equals dense attention to the quantized keys and values, which are close to the original ones."""
     about = LayerAttentionConfig(KV_HEADS * PER_KV, KV_HEADS, DIM, 0.4)
     step = Step(2, USUAL)
     written = step.kv.clone()
@@ -44,7 +45,8 @@ def test_quantized_keys_are_written_and_read(dtype: torch.dtype) -> None:
         (step.k.transpose(0, 1), step.v.transpose(0, 1))
     )
     held = written < 1e20
-    # Half a step: of 127 for the largest of a vector, or of 3 bits after a number's leading one.
+    # Half a quantization step: the largest number of a vector has 127 steps in int8, 3 bits after the leading one in
+    # float8.
     vectors = written.where(held, 0)
     step_of = vectors.abs() / 2**3 if dtype != torch.int8 else vectors.abs().amax(-1, keepdim=True) / 127
     least = vectors.abs().amax(-1, keepdim=True) / 448 / 2**9 + 1e-30
@@ -53,14 +55,14 @@ def test_quantized_keys_are_written_and_read(dtype: torch.dtype) -> None:
 
 
 def decode(contexts: list[int]) -> AttentionMetadata:
-    """One new token for each of some sequences without common pages."""
+    """Decode one new token for each of some sequences without common pages."""
     lengths = np.array(contexts)
     pages = np.arange(len(contexts) * 40).reshape(len(contexts), 40)
     return AttentionMetadata(pages, np.ones_like(lengths), lengths, PAGE, POOL, KV_HEADS, PER_KV, NEVER)
 
 
 def test_decoding_steps_of_one_shape_use_the_same_memory() -> None:
-    """Of one shape are steps whose sizes round up to the same powers of two."""
+    """Steps have the same shape if their sizes round up to the same powers of two."""
     about = LayerAttentionConfig(KV_HEADS * PER_KV, KV_HEADS, DIM, 0.4)
     attend = TritonAttention([about], torch.zeros(1, 2, KV_HEADS, POOL, PAGE, DIM))
     attend.prepare(decode([70, 90, 95, 81, 99]))
@@ -76,8 +78,8 @@ def test_decoding_steps_of_one_shape_use_the_same_memory() -> None:
     assert int((work.low[:, COUNT] > 0).sum()) == 5
 
 
-def test_nothing_is_kept_of_padding() -> None:
-    """The sequences get what they would get alone, and so does the cache, though the padding is no number."""
+def test_padding_does_not_change_outputs_or_the_cache() -> None:
+    """Sequences get the outputs that they get alone, and so does the cache, although the padding is NaN."""
     about = LayerAttentionConfig(KV_HEADS * PER_KV, KV_HEADS, DIM, 0.4)
     torch.manual_seed(0)
     kv = torch.randn(1, 2, KV_HEADS, POOL, PAGE, DIM)
@@ -95,7 +97,7 @@ def test_nothing_is_kept_of_padding() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
-def test_a_captured_graph_computes_the_steps_of_its_shape() -> None:
+def test_a_captured_graph_computes_other_steps_of_the_same_shape() -> None:
     about = LayerAttentionConfig(KV_HEADS * PER_KV, KV_HEADS, DIM, 0.4)
     torch.manual_seed(0)
     kv = torch.randn(1, 2, KV_HEADS, POOL, PAGE, DIM, device="cuda")

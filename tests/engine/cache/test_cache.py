@@ -1,4 +1,4 @@
-"""Paged KV cache: a match holds what was computed, and no page is lost or shared by mistake."""
+"""Paged KV cache: matched prefixes hold the computed values, and no page is lost or shared by mistake."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def make_cache(pages: int = PAGES, max_pinned: int = PAGES // 2, dtype: torch.dt
 
 @dataclass
 class Running:
-    """A running sequence, driven as the engine does."""
+    """A running sequence, driven as by the engine."""
 
     cache: KVCache
     tokens: list[int]
@@ -70,7 +70,7 @@ class Running:
 
 
 def run_through(cache: KVCache, tokens: list[int]) -> int:
-    """Compute a whole sequence and return how many of its tokens were cached."""
+    """Compute a whole sequence and return the number of its cached tokens."""
     running = Running.open(cache, tokens)
     cached = running.num_computed
     assert running.compute(len(tokens), include_partial=True)
@@ -156,7 +156,7 @@ TestRandomOperations = CacheMachine.TestCase
 
 
 class NarrowCacheMachine(CacheMachine):
-    """The same with an 8-bit cache, whose scales must move with the vectors."""
+    """The same operations on an 8-bit cache, whose scales must move with the vectors."""
 
     dtype = torch.float8_e4m3fn
 
@@ -165,7 +165,7 @@ NarrowCacheMachine.TestCase.settings = CacheMachine.TestCase.settings
 TestNarrowRandomOperations = NarrowCacheMachine.TestCase
 
 
-def test_a_resent_sequence_is_matched_to_the_token() -> None:
+def test_a_repeated_sequence_is_matched_up_to_its_last_token() -> None:
     for length in range(2, 4 * PAGE):
         cache = make_cache()
         tokens = list(range(length))
@@ -191,7 +191,7 @@ def test_namespaces_share_nothing_and_leave_nothing_behind() -> None:
     assert cache.pool.num_free == PAGES
 
 
-def test_a_sequence_outlives_the_root_that_it_started_under() -> None:
+def test_a_sequence_continues_after_its_namespaces_root_was_removed() -> None:
     cache = make_cache()
     run_through(cache, [1, 2, 3])
     running = Running.open(cache, [7, 7, 7, 7, 7])
@@ -224,7 +224,7 @@ def test_a_previous_match_is_updated() -> None:
     assert cache.match_prefix(tokens, 20, None, previous_match).num_tokens == 0
 
 
-def test_a_match_from_before_a_change_is_refused() -> None:
+def test_a_match_made_before_a_change_of_the_tree_is_refused() -> None:
     cache = make_cache()
     match = cache.match_prefix([1, 2, 3], 3)
     run_through(cache, [1, 2, 3])
@@ -232,7 +232,7 @@ def test_a_match_from_before_a_change_is_refused() -> None:
         cache.open_table(match)
 
 
-def test_a_branch_in_the_middle_of_a_page_copies_what_it_shares() -> None:
+def test_branching_in_the_middle_of_a_page_copies_the_shared_part() -> None:
     cache = make_cache()
     run_through(cache, [1, 2, 3, 4, 5, 6, 7])
     assert run_through(cache, [1, 2, 3, 4, 5, 6, 9, 9]) == 6
@@ -242,7 +242,7 @@ def test_a_branch_in_the_middle_of_a_page_copies_what_it_shares() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int8, torch.float8_e4m3fn], ids=str)
 def test_tokens_are_moved_with_their_scales(dtype: torch.dtype) -> None:
-    """Accepted draft tokens of two branches move behind the committed tokens."""
+    """Accepted draft tokens of two branches move to the slots after the committed tokens."""
     cache, tokens = make_cache(dtype=dtype), list(range(3 * PAGE))
     rows = [Running.open(cache, [first, *tokens[1:]]) for first in (0, 1)]
     for row in rows:
@@ -264,7 +264,7 @@ def test_the_longest_of_several_partial_pages_is_chosen() -> None:
 
 
 def test_a_partial_page_is_dropped_when_another_page_extends_it() -> None:
-    """Keys are random over two tokens, so that many are neighbours in sorted order."""
+    """Sequences are random over two tokens, so many are neighbours in sorted order."""
     rng = random.Random(4)
     tree = make_cache(pages=512).tree
     root, keys = tree.root(None), set[tuple[int, ...]]()
@@ -340,7 +340,7 @@ def test_many_releases_without_eviction_do_not_grow_the_eviction_queue() -> None
     assert len(cache.tree._eviction_queue) < 100
 
 
-def test_random_traffic_far_beyond_the_memory_keeps_every_page() -> None:
+def test_random_traffic_far_beyond_the_memory_loses_no_page() -> None:
     cache, chance = make_cache(), random.Random(0)
     for _ in range(400):
         run_through(cache, [chance.randrange(3) for _ in range(chance.randrange(1, CONTEXT))])

@@ -1,4 +1,4 @@
-"""Keys and values of 8 bits: what they keep of the results, what they spare, and what is refused."""
+"""8-bit keys and values: accuracy, memory, and refusals of unsupported types."""
 
 from __future__ import annotations
 
@@ -28,10 +28,12 @@ CUDA = DeviceConfig(torch.device("cuda"), torch.bfloat16, uses_gpu_kernels=True)
 
 @pytest.mark.parametrize(("kv_dtype", "bound"), [("int8", 0.06), ("fp8", 0.25)])
 @pytest.mark.parametrize("kind", ["llama", "mistral", "qwen2", "gemma3", "phi3", "gpt2", "starcoder2"])
-def test_logits_are_close_to_those_of_float_keys_and_values(
+def test_logits_are_close_to_those_of_float32_keys_and_values(
     checkpoints: Checkpoints, kind: str, kv_dtype: str, bound: float
 ) -> None:
-    """Random weights, whose attention is far sharper than a trained model's; the last two are run by transformers."""
+    """The weights are random, so attention is far sharper than a trained model's. The transformers backend runs the
+    last two.
+    """
     text = random_tokens(90, 4)
     exact = engine_logits(Harness(checkpoints(kind)), text)
     ours = engine_logits(Harness(checkpoints(kind), replace(SMALL, kv_dtype=kv_dtype)), text)
@@ -39,9 +41,12 @@ def test_logits_are_close_to_those_of_float_keys_and_values(
 
 
 @pytest.mark.parametrize(("kv_dtype", "same", "usual", "most"), [("int8", 0.85, 0.01, 0.2), ("fp8", 0.6, 0.05, 0.8)])
-def test_the_bundled_policy_answers_alike(kv_dtype: str, same: float, usual: float, most: float) -> None:
-    """``same``: part of 40 problems whose greedy text is the same to the last token. ``usual`` and ``most``: how far
-    the logits along the texts may differ, in standard deviations of the logits."""
+def test_the_bundled_policy_generates_nearly_the_same_texts(
+    kv_dtype: str, same: float, usual: float, most: float
+) -> None:
+    """``same``: share of 40 problems whose greedy text is identical. ``usual`` and ``most``: bounds of the difference
+    of the logits along the texts, in standard deviations of the logits.
+    """
     exact, ours = (Harness(POLICY, EngineOptions(kv_tokens=32768, kv_dtype=dtype)) for dtype in ("auto", kv_dtype))
     tokenizer = exact.core.model.tokenizer
     problems = load_problems("countdown", limit=40)
@@ -60,8 +65,10 @@ def greedy(harness: Harness, prompts: list[tuple[int, ...]]) -> list[tuple[int, 
     return [one.token_ids for some in events for one in some if isinstance(one, Completion)]
 
 
-def test_as_many_bytes_hold_more_tokens(checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each vector of 16 numbers is 64 bytes of float32, or 16 and a scale of 4."""
+def test_8_bit_caches_hold_more_tokens_in_the_same_memory(
+    checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A vector of 16 numbers takes 64 bytes in float32, or 16 bytes and a scale of 4."""
     monkeypatch.setattr("engine.core.model_setup._DEFAULT_KV_BYTES", 1 << 20)
     capacities = {}
     for kv_dtype in KV_DTYPES:
@@ -69,20 +76,20 @@ def test_as_many_bytes_hold_more_tokens(checkpoints: Checkpoints, monkeypatch: p
         tensors = [engine.cache.data] + ([] if engine.cache.scales is None else [engine.cache.scales])
         size = sum(tensor.numel() * tensor.itemsize for tensor in tensors)
         capacities[kv_dtype] = engine.stats.kv_capacity
-        # What is left would not make a page.
+        # The remaining bytes are less than a page.
         assert 0 <= (1 << 20) - size < size // capacities[kv_dtype] * 16
     assert capacities["int8"] == capacities["fp8"]
-    page = 16 / capacities["auto"]  # which each of them may fall short of, as a share
+    page = 16 / capacities["auto"]  # relative size of a page: each capacity may be up to one page too small
     assert capacities["int8"] / capacities["auto"] == pytest.approx(64 / 20, rel=page)
 
 
-def test_a_vector_of_64_numbers_takes_little_more_than_a_quarter(checkpoints: Checkpoints) -> None:
+def test_a_vector_of_64_int8_numbers_takes_little_more_than_a_quarter(checkpoints: Checkpoints) -> None:
     about = replace(Harness(checkpoints("qwen3")).core.model.config.attention[0], head_dim=64)
     sizes = [kv_bytes_per_token(about, dtype) for dtype in (torch.float32, torch.bfloat16, torch.int8)]
     assert sizes == [2 * about.kv_heads * size for size in (256, 128, 68)]
 
 
-def test_a_type_that_there_is_not_is_refused(checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unsupported_kv_dtype_is_refused(checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(EngineError, match="kv_dtype 'int4' is not supported; choose one of auto, int8, fp8"):
         Harness(checkpoints("qwen3"), EngineOptions(kv_dtype="int4"))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
@@ -96,7 +103,7 @@ def test_a_type_that_there_is_not_is_refused(checkpoints: Checkpoints, monkeypat
 
 @pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize("kv_dtype", EIGHT)
-def test_without_kernels_the_tokens_are_the_same(
+def test_without_compiled_kernels_the_tokens_are_the_same(
     checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch, kv_dtype: str, deterministic: bool
 ) -> None:
     options = replace(SMALL, kv_dtype=kv_dtype, deterministic=deterministic)

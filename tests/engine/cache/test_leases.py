@@ -1,4 +1,4 @@
-"""Leases: what a job touched stays cached while others come and go, and never keeps anybody from running."""
+"""Leases: pages that a job uses stay cached among other traffic, and never prevent a sequence from running."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ PROMPT = tuple(range(10, 40))
 
 
 class Small(Simulation):
-    """Twelve pages, of which leases may pin eight, for ten seconds."""
+    """A simulation with twelve pages; leases may pin eight of them, for ten seconds."""
 
     def __init__(self, *, pages: int = 12, max_pinned: int = 8) -> None:
         super().__init__(pages=pages, step_tokens=64, max_pinned=max_pinned, lease_seconds=10.0)
         self._strangers = 0
 
     def compute(self, tokens: list[int], lease: str | None = None, namespace: str | None = None) -> None:
-        """Runs a sequence through."""
+        """Run a sequence to its end."""
         self.add([tokens], len(tokens), lease=lease, namespace=namespace)
         self.run()
 
     def strangers(self, pages: int) -> None:
-        """Traffic without a lease, as much as would push everything idle out of the cache if nothing were pinned."""
+        """Run traffic without a lease, enough to evict everything that is unused and not pinned."""
         for _ in range(3 * pages):
             self._strangers += 1
             self.compute([1000 + self._strangers] * PAGE)
@@ -48,7 +48,7 @@ def path(start: int, pages: int = 3) -> list[int]:
     return list(range(start, start + pages * PAGE))
 
 
-def test_pinned_pages_outlast_what_is_used_later() -> None:
+def test_pinned_pages_outlast_pages_used_later() -> None:
     small = Small()
     small.compute(path(0), "job")
     small.compute(path(100))
@@ -58,7 +58,7 @@ def test_pinned_pages_outlast_what_is_used_later() -> None:
     assert (small.pinned, len(small.cache.leases)) == (3, 1)
 
 
-def test_a_partial_last_page_is_pinned_too_and_so_is_one_that_covers_it() -> None:
+def test_a_partial_last_page_is_pinned_and_so_is_a_page_that_extends_it() -> None:
     small = Small()
     small.compute([1, 2, 3, 4, 5, 6])
     small.compute([1, 2, 3, 4, 5], "job")
@@ -69,7 +69,7 @@ def test_a_partial_last_page_is_pinned_too_and_so_is_one_that_covers_it() -> Non
     assert small.cached([1, 2, 3, 4, 5, 6, 7]) >= 6
 
 
-def test_pins_keep_nobody_from_running() -> None:
+def test_pins_never_prevent_a_sequence_from_running() -> None:
     small = Small(max_pinned=12)
     for start in range(4):
         small.compute(path(100 * start), "job")
@@ -79,7 +79,7 @@ def test_pins_keep_nobody_from_running() -> None:
     assert len(small.cache.leases) == 0
 
 
-def test_when_only_pinned_pages_are_left_the_least_recently_used_lease_lapses_first() -> None:
+def test_when_only_pinned_pages_are_left_the_least_recently_used_lease_is_evicted_first() -> None:
     small = Small(max_pinned=12)
     for start, name in enumerate(("old", "middle", "new")):
         small.compute(path(100 * start, pages=4), name)
@@ -88,7 +88,7 @@ def test_when_only_pinned_pages_are_left_the_least_recently_used_lease_lapses_fi
     assert [small.cached(path(100 * start, pages=4)) // PAGE for start in range(3)] == [4, 0, 4]
 
 
-def test_a_lease_that_lapses_loses_its_oldest_pages_and_none_before_those_after_it() -> None:
+def test_a_lease_over_the_cap_unpins_its_oldest_pages_last_page_of_a_branch_first() -> None:
     small = Small(pages=40, max_pinned=8)
     for start in range(2):
         small.compute(path(100 * start, pages=3), "job")
@@ -99,7 +99,7 @@ def test_a_lease_that_lapses_loses_its_oldest_pages_and_none_before_those_after_
     assert small.cached([*path(0, pages=3), *path(500, pages=3)]) == 6 * PAGE
 
 
-def test_the_cap_holds_whatever_one_lease_touches() -> None:
+def test_one_lease_cannot_pin_more_than_the_maximum() -> None:
     small = Small(pages=40, max_pinned=8)
     for start in range(10):
         small.compute(path(100 * start), "job")
@@ -107,7 +107,7 @@ def test_the_cap_holds_whatever_one_lease_touches() -> None:
     assert small.cached(path(900)) == 3 * PAGE
 
 
-def test_there_are_no_more_leases_than_can_be_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_leases_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(leases, "MAX_LEASES", 3)
     small = Small()
     for number in range(6):
@@ -116,7 +116,7 @@ def test_there_are_no_more_leases_than_can_be_kept(monkeypatch: pytest.MonkeyPat
     assert small.pinned == 3
 
 
-def test_a_lease_that_nobody_touches_expires_and_one_that_is_touched_lives_on() -> None:
+def test_an_unused_lease_expires_and_a_used_one_does_not() -> None:
     small = Small()
     small.compute(path(0), "left")
     small.compute(path(100), "used")
@@ -130,7 +130,7 @@ def test_a_lease_that_nobody_touches_expires_and_one_that_is_touched_lives_on() 
     assert (small.cached(path(0)), small.cached(path(100))) == (0, 3 * PAGE)
 
 
-def test_a_released_lease_is_evicted_like_anything_else() -> None:
+def test_pages_of_a_released_lease_are_evicted_like_any_other() -> None:
     small = Small()
     small.compute(path(0), "job")
     small.cache.leases.release("job")
@@ -140,7 +140,7 @@ def test_a_released_lease_is_evicted_like_anything_else() -> None:
     assert small.cached(path(0)) == 0
 
 
-def test_a_page_that_two_jobs_pin_stays_until_both_have_released_it() -> None:
+def test_a_page_pinned_by_two_jobs_stays_until_both_have_released_it() -> None:
     small = Small()
     for name in ("first", "second"):
         small.compute(path(0), name)
@@ -152,25 +152,25 @@ def test_a_page_that_two_jobs_pin_stays_until_both_have_released_it() -> None:
     assert small.cached(path(0)) == 0
 
 
-def test_a_pruned_branch_goes_first_and_what_other_branches_share_with_it_stays_pinned() -> None:
+def test_a_pruned_branch_is_evicted_first_and_pages_shared_with_other_branches_stay_pinned() -> None:
     small = Small()
     trunk, left, right = path(0, pages=2), path(100, pages=2), path(200, pages=2)
     small.compute(path(900, pages=2))
     small.compute([*trunk, *left], "job")
     small.compute([*trunk, *right, 5], "job")
-    # The last token of a branch was sampled and never computed.
+    # The last token of a branch was sampled, but not computed.
     small.cache.leases.prune("job", [*trunk, *left, 77])
     assert small.pinned == 5
     small.compute(path(800, pages=5))
     assert small.cached([*trunk, *left]) == 2 * PAGE
     assert small.cached([*trunk, *right, 5]) == 4 * PAGE + 1
-    # It went before what had been used longer ago.
+    # The pruned branch was evicted before pages that had been used less recently.
     assert small.cached(path(900, pages=2)) == 2 * PAGE
     small.cache.leases.prune("job", [*trunk, *right, 5, 6])
     assert (small.pinned, len(small.cache.leases)) == (0, 0)
 
 
-def test_pruning_a_trunk_leaves_the_branches_that_grew_from_it() -> None:
+def test_pruning_a_shared_prefix_keeps_the_branches_that_continue_it() -> None:
     small = Small()
     small.compute(path(0, pages=2), "job")
     small.compute(path(0, pages=4), "job")
@@ -178,7 +178,7 @@ def test_pruning_a_trunk_leaves_the_branches_that_grew_from_it() -> None:
     assert small.pinned == 4
 
 
-def test_pruning_does_not_hurry_pages_that_somebody_else_uses() -> None:
+def test_pruning_does_not_mark_pages_of_other_jobs_for_eviction() -> None:
     small = Small()
     small.compute(path(0), "job")
     small.compute([*path(0), 1, 2], None)
@@ -191,7 +191,7 @@ def test_pruning_does_not_hurry_pages_that_somebody_else_uses() -> None:
     assert small.pinned == 2
 
 
-def test_a_branch_is_pruned_in_the_namespace_where_the_job_left_it() -> None:
+def test_a_branch_is_pruned_in_the_namespace_where_the_job_ran() -> None:
     small = Small()
     small.compute(path(0), "job", namespace="a")
     small.compute(path(0), "other", namespace="b")
@@ -201,7 +201,7 @@ def test_a_branch_is_pruned_in_the_namespace_where_the_job_left_it() -> None:
     assert (small.cached(path(0), "a"), small.cached(path(0), "b")) == (0, 3 * PAGE)
 
 
-def test_what_a_preempted_sequence_had_is_pinned_for_its_lease() -> None:
+def test_pages_of_a_preempted_sequence_are_pinned_for_its_lease() -> None:
     small = Small(max_pinned=12)
     for start in range(4):
         small.add([path(100 * start)[: 1 + start]], 7 * PAGE, lease=f"job-{start}")
@@ -211,7 +211,7 @@ def test_what_a_preempted_sequence_had_is_pinned_for_its_lease() -> None:
     small.run()
 
 
-def test_the_check_finds_a_pin_without_a_lease_and_a_lease_without_its_pin() -> None:
+def test_the_invariant_check_finds_a_pin_without_a_lease_and_a_lease_without_its_pin() -> None:
     small = Small()
     small.compute(path(0), "job")
     [lease] = small.cache.leases._leases.values()
@@ -227,14 +227,14 @@ def test_the_check_finds_a_pin_without_a_lease_and_a_lease_without_its_pin() -> 
         small.cache.check()
 
 
-# On a real engine.
+# The tests below use a real engine.
 
 
 def options(**more: object) -> EngineOptions:
     return EngineOptions(kv_tokens=320, max_running=4, step_tokens=64, debug=True, **more)  # type: ignore[arg-type]
 
 
-def test_a_lease_changes_what_is_cached_and_no_token(checkpoints: Checkpoints) -> None:
+def test_a_lease_changes_the_cache_but_no_token(checkpoints: Checkpoints) -> None:
     cached, tokens = {}, {}
     for lease in (None, "job"):
         harness = Harness(checkpoints("qwen3"), options())
@@ -248,7 +248,7 @@ def test_a_lease_changes_what_is_cached_and_no_token(checkpoints: Checkpoints) -
     assert tokens[None] == tokens["job"]
 
 
-def test_score_requests_hold_leases_too(checkpoints: Checkpoints) -> None:
+def test_score_requests_can_hold_leases(checkpoints: Checkpoints) -> None:
     harness = Harness(checkpoints("qwen3_classify"), options())
     harness.score(score(ScoreItem((PROMPT,), (0,)), lease="job"))
     assert (harness.core.stats.leases, harness.core.stats.pinned_tokens) == (1, 32)
@@ -256,7 +256,7 @@ def test_score_requests_hold_leases_too(checkpoints: Checkpoints) -> None:
     assert (harness.core.stats.leases, harness.core.stats.pinned_tokens) == (0, 0)
 
 
-def test_what_leaves_after_its_lease_was_released_is_not_pinned(checkpoints: Checkpoints) -> None:
+def test_a_sequence_that_ends_after_its_lease_was_released_pins_nothing(checkpoints: Checkpoints) -> None:
     harness = Harness(checkpoints("qwen3"), options())
     harness.submit(generate(PROMPT, [Branch(1, key, 20) for key in range(3)], lease="job", ignore_eos=True))
     harness.core.step()
@@ -265,7 +265,7 @@ def test_what_leaves_after_its_lease_was_released_is_not_pinned(checkpoints: Che
     assert harness.core.stats.leases == 0
 
 
-def test_a_cancelled_request_leaves_its_pages_to_its_lease(checkpoints: Checkpoints) -> None:
+def test_pages_of_a_cancelled_request_stay_pinned_by_its_lease(checkpoints: Checkpoints) -> None:
     harness = Harness(checkpoints("qwen3"), options())
     harness.submit(generate(PROMPT, [Branch(1, 1, 20)], lease="job", ignore_eos=True))
     harness.core.step()
@@ -276,7 +276,7 @@ def test_a_cancelled_request_leaves_its_pages_to_its_lease(checkpoints: Checkpoi
     harness.core.check_invariants()
 
 
-def test_leases_expire_while_the_engine_works(checkpoints: Checkpoints) -> None:
+def test_leases_expire_while_the_engine_is_running(checkpoints: Checkpoints) -> None:
     harness = Harness(checkpoints("qwen3"), options(lease_seconds=0.0))
     harness.complete(generate(PROMPT, [Branch(1, 1, 2)], lease="job", ignore_eos=True))
     assert harness.core.stats.leases == 1
@@ -284,7 +284,7 @@ def test_leases_expire_while_the_engine_works(checkpoints: Checkpoints) -> None:
     assert harness.core.stats.leases == 0
 
 
-def test_a_salt_keeps_prefixes_apart(checkpoints: Checkpoints) -> None:
+def test_requests_with_different_salts_share_no_prefix(checkpoints: Checkpoints) -> None:
     harness = Harness(checkpoints("qwen3"), options())
     seen = []
     for salt in (None, "a", "a", "b", None):
@@ -297,7 +297,7 @@ def test_a_salt_keeps_prefixes_apart(checkpoints: Checkpoints) -> None:
 @pytest.mark.parametrize(
     ("field", "value"), [("lease", ""), ("lease", "x" * 257), ("cache_salt", ""), ("priority", 1 << 31)]
 )
-def test_a_name_or_a_priority_out_of_bounds_is_refused(checkpoints: Checkpoints, field: str, value: object) -> None:
+def test_an_invalid_lease_name_or_priority_is_refused(checkpoints: Checkpoints, field: str, value: object) -> None:
     harness = Harness(checkpoints("qwen3"), options())
     with pytest.raises(InvalidRequest) as refusal:
         harness.submit(generate(PROMPT, [Branch(1, 1, 1)], **{field: value}))  # type: ignore[arg-type]
@@ -315,7 +315,7 @@ async def collect(engine: LocalEngine, wanted: GenerateRequest) -> list[Completi
     return [event async for event in engine.generate(wanted) if isinstance(event, Completion)]
 
 
-async def test_a_release_reaches_every_model(engine: LocalEngine) -> None:
+async def test_a_release_is_sent_to_every_model(engine: LocalEngine) -> None:
     await asyncio.gather(
         collect(engine, generate(PROMPT, [Branch(1, 1, 5)], lease="job", ignore_eos=True)),
         engine.score(score(ScoreItem((PROMPT,), (0,)), model="prm", lease="job")),
@@ -327,7 +327,7 @@ async def test_a_release_reaches_every_model(engine: LocalEngine) -> None:
     assert [stats.leases for stats in engine.stats().values()] == [0, 0]
 
 
-async def test_a_pruned_branch_is_released_alone(engine: LocalEngine) -> None:
+async def test_releasing_a_pruned_branch_keeps_the_rest_of_the_lease(engine: LocalEngine) -> None:
     first, second = await collect(
         engine, generate(PROMPT, [Branch(1, key, 40) for key in range(2)], lease="job", ignore_eos=True)
     )

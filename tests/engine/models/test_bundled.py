@@ -20,7 +20,7 @@ NEW_TOKENS = 128
 @pytest.mark.skipif(not (POLICY / "config.json").exists(), reason="the bundled policy is not trained yet")
 @pytest.mark.parametrize("suite", SUITES)
 def test_greedy_tokens_equal_transformers_generate_on_the_bundled_policy(suite: str) -> None:
-    """50 prompts of each of the two suites, one after the other as transformers sees them, in one batch here."""
+    """50 prompts of each of the two suites: one at a time in transformers, in one batch here."""
     harness = Harness(POLICY)
     tokenizer = harness.core.model.tokenizer
     prompts = [
@@ -34,7 +34,7 @@ def test_greedy_tokens_equal_transformers_generate_on_the_bundled_policy(suite: 
 
 
 def transformers_greedy(prompts: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
-    """Tokens up to and with the end of sequence, from prompts padded on the left."""
+    """Return tokens up to and including the end of sequence, from prompts padded on the left."""
     model = AutoModelForCausalLM.from_pretrained(POLICY, dtype=torch.float32).eval()
     width = max(map(len, prompts))
     padded = torch.tensor([[0] * (width - len(prompt)) + list(prompt) for prompt in prompts])

@@ -1,4 +1,4 @@
-"""The tests' float64 reference is exact: nothing of it is computed in float32, and it is what the formulas say."""
+"""The float64 reference of the tests: nothing in it is computed in float32, and it equals the formulas."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.engine.models.test_models import random_tokens
 
 
 class Seen(TorchDispatchMode):
-    """The types of all floats that operators make."""
+    """Records the dtypes of all floating-point results of operators."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -40,12 +40,12 @@ def test_nothing_of_the_reference_is_computed_in_float32(checkpoints: Checkpoint
     assert seen.dtypes == {torch.float64}
     frequencies = [buffer for name, buffer in model.named_buffers() if name.endswith("inv_freq")]
     assert bool(frequencies) == (kind != "gpt2")
-    # Nor were they, before they became float64; the first of them is 1.
+    # Nor were they in float32 before they became float64; the first of them is 1, which float32 holds.
     assert not any(one.equal(one.float().double()) for one in frequencies if len(one) > 1)
 
 
 def plain_llama(folder: Path, tokens: tuple[int, ...]) -> Tensor:
-    """The formulas in float64, one head after the other."""
+    """Compute Llama's formulas in float64, one head after the other."""
     config = json.loads((folder / "config.json").read_text())
     w = {name: tensor.double() for name, tensor in load_file(folder / "model.safetensors").items()}
     dim, theta = config["head_dim"], config["rope_parameters"]["rope_theta"]
@@ -78,8 +78,8 @@ def plain_llama(folder: Path, tokens: tuple[int, ...]) -> Tensor:
     return norm(x, "model.norm") @ w["lm_head.weight"].T
 
 
-def test_the_reference_is_what_the_formulas_say_in_float64(checkpoints: Checkpoints) -> None:
-    """To a ten-thousandth of what float32 loses."""
+def test_the_reference_equals_the_formulas_in_float64(checkpoints: Checkpoints) -> None:
+    """The difference is at most a ten-thousandth of the error of float32."""
     folder, tokens = checkpoints("llama"), random_tokens(70, 1)
     exact = plain_llama(folder, tokens)
     assert (exact_logits(folder, tokens) - exact).abs().max() < 1e-11 * exact.abs().max()

@@ -1,4 +1,4 @@
-"""Configs as their publishers wrote them, old forms and stray fields included, are understood."""
+"""Configs as published, including old forms and unused fields, are read correctly."""
 
 from __future__ import annotations
 
@@ -104,14 +104,14 @@ QWEN3_MOE = shape(2048, 48, 32, 4, head_dim=128, max_position_embeddings=40960, 
 }
 
 
-def test_llama_3_1() -> None:
+def test_llama_3_1_config_is_read() -> None:
     config = read("LlamaForCausalLM", LLAMA_3_1)
     assert (config.max_context, config.eos, config.tied) == (131072, (128001, 128008, 128009), False)
     assert (config.ropes[0].kind, config.ropes[0].original, config.ropes[0].theta) == ("llama3", 8192, 500000.0)
     assert {layer.window for layer in config.attention} == {None}
 
 
-def test_qwen_2_5_ignores_its_window_and_is_stretched_by_yarn() -> None:
+def test_qwen_2_5_ignores_its_window_and_is_extended_by_yarn() -> None:
     config = read("Qwen2ForCausalLM", QWEN_2_5)
     assert (config.max_context, config.qkv_bias, config.output_bias) == (32768, True, False)
     assert {layer.window for layer in config.attention} == {None}
@@ -123,18 +123,18 @@ def test_qwen_2_5_ignores_its_window_and_is_stretched_by_yarn() -> None:
 @pytest.mark.parametrize(
     ("more", "window"), [({"sliding_window": 4096}, 4096), ({"sliding_window": None}, None), ({}, 4096)]
 )
-def test_mistral(more: dict[str, Any], window: int | None) -> None:
+def test_mistral_config_is_read(more: dict[str, Any], window: int | None) -> None:
     fields = shape(4096, 32, 32, 8, max_position_embeddings=32768, rope_theta=10000.0, hidden_act="silu")
     assert {layer.window for layer in read("MistralForCausalLM", fields | more).attention} == {window}
 
 
-def test_phi_4_mini() -> None:
+def test_phi_4_mini_config_is_read() -> None:
     config = read("Phi3ForCausalLM", PHI_4_MINI)
     assert (config.head_dim, config.ropes[0].dim, config.ropes[0].original) == (128, 96, 4096)
     assert (config.fused, config.tied, config.max_context) == (True, True, 131072)
 
 
-def test_gemma_2_and_3() -> None:
+def test_gemma_2_and_3_configs_are_read() -> None:
     config = read("Gemma2ForCausalLM", GEMMA_2)
     assert [layer.window for layer in config.attention[:4]] == [4096, None, 4096, None]
     assert (config.attention[0].softcap, config.logit_softcap, config.attention[0].scale) == (50.0, 30.0, 1 / 16)
@@ -144,7 +144,7 @@ def test_gemma_2_and_3() -> None:
     assert (config.attention[0].softcap, config.logit_softcap, config.tied) == (None, None, True)
 
 
-def test_mixtures_of_experts() -> None:
+def test_mixture_of_experts_configs_are_read() -> None:
     experts = read("Qwen3MoeForCausalLM", QWEN3_MOE).experts
     assert experts is not None
     assert (experts.num_experts, experts.per_token, experts.intermediate, experts.is_normalized) == (128, 8, 768, True)

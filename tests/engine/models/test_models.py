@@ -1,4 +1,4 @@
-"""The decoders compute what transformers computes, however the work is cut."""
+"""Decoders compared with transformers, for prefills, chunks, cached prefixes and preemption."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ def random_tokens(count: int, seed: int) -> tuple[int, ...]:
 
 
 def assert_equal_logits(ours: torch.Tensor, folder: Path, tokens: Sequence[int], start: int = 0) -> None:
-    """Logits from position ``start`` on are as close to float64's as transformers' in float32 are."""
+    """Check that logits from position ``start`` on are as close to float64's as transformers' in float32 are."""
     assert_as_exact_as(ours, peer_logits(folder, tokens)[start:], exact_logits(folder, tokens)[start:])
 
 
 def engine_logits(harness: Harness, tokens: tuple[int, ...], start: int = 0) -> torch.Tensor:
-    """Logits at every position from ``start`` on."""
+    """Return the logits at every position from ``start`` on."""
     vocab = harness.core.model.info.vocab_size
     ids = () if harness.core.model.info.kind == "classify" else range(vocab)
     parts = (tokens[: start + 1], *((token,) for token in tokens[start + 1 :]))
@@ -79,8 +79,8 @@ def test_logits_after_a_cached_prefix_equal_transformers(checkpoints: Checkpoint
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_logits_of_texts_that_fork_equal_transformers(checkpoints: Checkpoints, kind: str) -> None:
-    """Four texts share 37 tokens (two pages and a part of a third) and are computed side by side."""
+def test_logits_of_texts_with_a_shared_prefix_equal_transformers(checkpoints: Checkpoints, kind: str) -> None:
+    """Four texts share 37 tokens (two pages and a part of a third) and are computed in one batch."""
     common = random_tokens(37, 4)
     texts = [common + random_tokens(20 + 5 * seed, seed) for seed in range(5, 9)]
     harness = Harness(checkpoints(kind))
@@ -94,10 +94,12 @@ def test_logits_of_texts_that_fork_equal_transformers(checkpoints: Checkpoints, 
 
 
 @pytest.mark.parametrize("kind", mostly_long(GENERATING, every=3))
-def test_logits_of_branches_that_were_preempted_equal_transformers(
+def test_logits_of_preempted_branches_equal_transformers(
     checkpoints: Checkpoints, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Three branches, one with tokens of its own, in memory for about two: every row that a token was drawn from."""
+    """Three branches, one with tokens of its own, run in memory for about two; every row from which a token was sampled
+    counts.
+    """
     harness = Harness(checkpoints(kind), EngineOptions(kv_tokens=160, max_running=8, step_tokens=24))
     drawn: list[torch.Tensor] = []
     read, fused_sampler = harness.core.model.decoder.compute_logits, harness.core._forward.fused_sampler
@@ -133,10 +135,10 @@ def test_logits_of_branches_that_were_preempted_equal_transformers(
 
 @pytest.mark.parametrize("kind", mostly_long(GENERATING, every=3))
 def test_greedy_tokens_equal_transformers_generate(checkpoints: Checkpoints, kind: str) -> None:
-    """But where two tokens are as likely to what float32 knows: either may be taken there, and the texts part."""
+    """Where two tokens are equally likely up to the error of float32, either is accepted and the comparison ends."""
     model, loss = reference(checkpoints(kind)), float32_loss(checkpoints(kind)).logit
     harness = Harness(checkpoints(kind))
-    # With longrope, generate computes all keys again when a text grows beyond the original context.
+    # With longrope, generate computes all keys again when a text exceeds the original context.
     for seed in range(3, 6) if kind == "phi3_longrope" else range(0, 6, 2):
         prompt = random_tokens(5 + 11 * seed, seed)
         [ours] = harness.complete(generate(prompt, [Branch(0, 0, 40)], temperature=0.0))
@@ -163,7 +165,7 @@ def test_half_precision_weights_are_computed_in_float32(
     assert_equal_logits(ours, folder, tokens)
 
 
-def test_sharded_weights_are_the_same_model(checkpoints: Checkpoints, tmp_path: Path) -> None:
+def test_sharded_weights_load_as_the_same_model(checkpoints: Checkpoints, tmp_path: Path) -> None:
     folder = copy_checkpoint(checkpoints("qwen3"), tmp_path / "qwen3")
     model = AutoModelForCausalLM.from_pretrained(folder)
     (folder / "model.safetensors").unlink()
@@ -175,8 +177,8 @@ def test_sharded_weights_are_the_same_model(checkpoints: Checkpoints, tmp_path: 
 
 
 @pytest.mark.parametrize("kind", ["mixtral", "qwen3_moe_mixed"])
-def test_stacked_experts_are_the_same_model(checkpoints: Checkpoints, tmp_path: Path, kind: str) -> None:
-    """Checkpoints on the hub have a tensor for each expert; transformers holds them as one."""
+def test_stacked_experts_load_as_the_same_model(checkpoints: Checkpoints, tmp_path: Path, kind: str) -> None:
+    """Checkpoints on the hub have a tensor for each expert; transformers stacks them in one."""
     folder = copy_checkpoint(checkpoints(kind), tmp_path / kind)
     assert any(".experts.0." in name for name in load_file(folder / "model.safetensors"))
     stacked = reference(checkpoints(kind)).state_dict()
@@ -186,8 +188,8 @@ def test_stacked_experts_are_the_same_model(checkpoints: Checkpoints, tmp_path: 
     assert engine_logits(Harness(folder), tokens).equal(engine_logits(Harness(checkpoints(kind)), tokens))
 
 
-def test_weights_are_not_held_twice(checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of all that was read from the files, only what the model uses as it is outlives loading."""
+def test_loading_keeps_no_second_copy_of_the_weights(checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the tensors that are read from the files, only those that the model uses unchanged outlive loading."""
     taken: list[tuple[str, weakref.ref[torch.Tensor]]] = []
     take = Weights.take
 
@@ -203,7 +205,7 @@ def test_weights_are_not_held_twice(checkpoints: Checkpoints, monkeypatch: pytes
     assert kept == {"model.embed_tokens.weight"}
 
 
-def test_the_model_info_counts_parameters_as_transformers_does(checkpoints: Checkpoints) -> None:
+def test_the_model_info_has_the_parameter_count_of_transformers(checkpoints: Checkpoints) -> None:
     for kind in KINDS:
         info = Harness(checkpoints(kind)).core.model.info
         assert info.parameters == reference(checkpoints(kind)).num_parameters()
@@ -243,7 +245,7 @@ def test_the_model_info_counts_parameters_as_transformers_does(checkpoints: Chec
         ({"vocab_size": 300}, "embed_tokens.* has shape"),
     ],
 )
-def test_a_checkpoint_that_is_not_supported_is_refused_by_name(
+def test_an_unsupported_checkpoint_is_refused_by_name(
     checkpoints: Checkpoints, tmp_path: Path, change: dict[str, object], named: str
 ) -> None:
     folder = copy_checkpoint(checkpoints("qwen3"), tmp_path / "model")
@@ -268,8 +270,8 @@ def test_a_missing_or_corrupt_file_is_refused_by_name(
 
 
 @pytest.mark.parametrize("architecture", sorted({one for one, _ in MODELS.values() if is_defined(one)}))
-def test_every_field_of_the_config_class_in_transformers_is_known(architecture: str) -> None:
-    """What the installed transformers may compute is computed here, or refused where it is set."""
+def test_every_config_field_of_transformers_is_supported_or_refused(architecture: str) -> None:
+    """Every feature of the installed transformers is computed here, or refused if a config enables it."""
     declared = {field.name for field in dataclasses.fields(getattr(transformers, architecture).config_class)}
     refused = {"is_encoder_decoder", "use_bidirectional_attention"}
     if architecture.startswith("Gemma3"):
@@ -314,7 +316,7 @@ def test_a_tensor_of_another_shape_or_kind_is_refused_with_its_file(checkpoints:
             Harness(folder)
 
 
-def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
+def test_a_missing_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(EngineError, match="is not a folder"):
         Harness(tmp_path / "nothing", SMALL)
 

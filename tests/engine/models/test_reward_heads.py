@@ -1,4 +1,4 @@
-"""Heads of reward models: what they answer at every token is what a head of torch on transformers' model answers."""
+"""Heads of reward models: their outputs at every token equal those of a torch head on transformers' model."""
 
 from __future__ import annotations
 

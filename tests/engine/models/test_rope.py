@@ -1,4 +1,4 @@
-"""Rotary variants against transformers' own computation, from configs of both generations."""
+"""RoPE variants compared with transformers' own, for configs of both generations."""
 
 from __future__ import annotations
 
@@ -58,13 +58,13 @@ VARIANTS: list[dict[str, Any]] = [
 
 def their_tables(embedding: Callable[[], Any], positions: int, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
     cos, sin = embedding()(torch.zeros(1), torch.arange(positions)[None], **options)
-    # They negate half of a head's coordinates where we negate half of the sines.
+    # transformers negates half of a head's components where we negate half of the sines.
     sin[..., : sin.shape[-1] // 2] *= -1
     return cos[0], sin[0]
 
 
 def assert_equal_tables(rope: Rope, embedding: Callable[[], Any], positions: int = POSITIONS, **options: Any) -> None:
-    """As close to float64's as theirs: angles are in float32, and the largest is about 4096 radians."""
+    """Check that tables are as close to float64's as transformers' are. Angles in float32 reach about 4096 radians."""
     peer = their_tables(embedding, positions, **options)
     with float64():
         exact = their_tables(embedding, positions, **options)
@@ -99,7 +99,7 @@ def test_phi3_rotates_a_part_of_each_head(kind: str) -> None:
 
 
 @pytest.mark.parametrize("old", [True, False])
-def test_gemma3_has_one_embedding_for_each_type_of_layer(old: bool) -> None:
+def test_gemma3_has_one_rope_for_each_type_of_layer(old: bool) -> None:
     if old:
         fields: dict[str, Any] = {"rope_theta": 5e5, "rope_local_base_freq": 700.0}
         fields["rope_scaling"] = {"rope_type": "linear", "factor": 8.0}
@@ -114,14 +114,14 @@ def test_gemma3_has_one_embedding_for_each_type_of_layer(old: bool) -> None:
         )
 
 
-def test_the_longest_text_that_is_served_decides_the_factors_of_longrope() -> None:
+def test_the_maximum_served_length_decides_the_factors_of_longrope() -> None:
     fields = _SHAPE | {"rope_scaling": VARIANTS[-2] | {"attention_factor": 1.0}}
     rope = read_rope(fields, DIM, theta=10_000.0, partial=False)
     for positions in (512, 513):
         assert_equal_tables(rope, lambda: LlamaRotaryEmbedding(LlamaConfig(**fields)), positions)
 
 
-def test_a_context_ends_where_its_variant_ends() -> None:
+def test_the_context_ends_where_the_rope_variant_ends() -> None:
     contexts = [
         read_rope(_SHAPE | {"rope_scaling": one}, DIM, theta=1e4, partial=False).context(POSITIONS) for one in VARIANTS
     ]
@@ -142,6 +142,6 @@ def test_a_context_ends_where_its_variant_ends() -> None:
         ({"rope_type": "default", "partial_rotary_factor": 0.5}, "partial_rotary_factor"),
     ],
 )
-def test_what_is_missing_or_not_known_is_refused_by_name(settings: dict[str, Any], named: str) -> None:
+def test_a_missing_or_unknown_rope_field_is_refused_by_name(settings: dict[str, Any], named: str) -> None:
     with pytest.raises(EngineError, match=named):
         read_rope(_SHAPE | {"rope_parameters": settings}, DIM, theta=1e4, partial=False).tables(POSITIONS)

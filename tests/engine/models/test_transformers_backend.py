@@ -1,6 +1,7 @@
-"""Architectures that are not defined here: which of them transformers may run on our cache, and which are refused.
+"""Architectures without a decoder here: which of them the transformers backend runs on the paged cache, and which are
+refused.
 
-That those which run compute the same is among the tests of all models.
+Their logits are compared in ``test_models``.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _SMALL_STATE = {"mamba_d_ssm": 48, "mamba_n_heads": 6, "mamba_d_head": 8, "mamba
 @pytest.mark.parametrize(
     ("kind", "windows"), [("olmo2", [None, None]), ("starcoder2", [20, 20]), ("smollm3", [20, None])]
 )
-def test_windows_are_read_from_the_masks_of_a_model(
+def test_windows_are_read_from_the_attention_masks_of_a_model(
     checkpoints: Checkpoints, kind: str, windows: list[int | None]
 ) -> None:
     assert [layer.window for layer in Harness(checkpoints(kind)).core.model.config.attention] == windows
@@ -45,7 +46,7 @@ def test_windows_are_read_from_the_masks_of_a_model(
         ("LlamaForQuestionAnswering", {}, "would load LlamaForCausalLM"),
     ],
 )
-def test_what_paged_attention_cannot_do_is_refused_by_name(
+def test_features_that_paged_attention_lacks_are_refused_by_name(
     tmp_path: Path, architecture: str, options: dict[str, Any], named: str
 ) -> None:
     save_random_model(architecture, options, tmp_path)
@@ -68,14 +69,14 @@ def test_what_paged_attention_cannot_do_is_refused_by_name(
         ),
     ],
 )
-def test_the_rehearsal_finds_what_has_no_name_here(
+def test_the_trial_run_detects_unlisted_features(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     architecture: str,
     options: dict[str, Any],
     forgotten: dict[ModuleType, dict[str, Any]],
 ) -> None:
-    """Attention sinks, and state-space layers beside attention, as if we had never heard of them."""
+    """Attention sinks, and state-space layers beside attention, with the checks of their names removed."""
     save_random_model(architecture, options, tmp_path)
     for module, constants in forgotten.items():
         for name, value in constants.items():
@@ -84,7 +85,7 @@ def test_the_rehearsal_finds_what_has_no_name_here(
         Harness(tmp_path)
 
 
-def test_tensors_that_lack_or_are_left_over_are_refused_by_name(tmp_path: Path) -> None:
+def test_missing_and_unused_tensors_are_refused_by_name(tmp_path: Path) -> None:
     save_random_model("Olmo2ForCausalLM", {}, tmp_path)
     path = tmp_path / "model.safetensors"
     weights = load_file(path)

@@ -1,1 +1,1 @@
-"""Tests of weights in fewer bits."""
+"""Tests of quantized weights."""

@@ -1,4 +1,4 @@
-"""Texts that the bundled model knows."""
+"""Texts for the bundled model."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ VOCAB = 826
 
 @pytest.fixture(scope="session")
 def unseen() -> list[Text]:
-    """Of held-out problems."""
+    """Texts of held-out problems."""
     return texts(Tokenizer(POLICY, VOCAB), "heldout", 30)
 
 
 @pytest.fixture(scope="session")
 def calibration(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A calibration file of training problems."""
+    """Calibration file of training problems."""
     path = tmp_path_factory.mktemp("calibration") / "texts.jsonl"
     seen = texts(Tokenizer(POLICY, VOCAB), "train", 30)
     path.write_text("".join(json.dumps({"text": one.text}) + "\n" for one in seen))

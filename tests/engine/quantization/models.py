@@ -1,4 +1,4 @@
-"""Small random models in every format that is written here, of sizes that every kernel takes."""
+"""Small random models in every format that ``quantize`` writes, with sizes that every kernel supports."""
 
 from __future__ import annotations
 
@@ -34,13 +34,14 @@ METHODS: dict[str, tuple[str, int, int | None]] = {
     "fp8": ("fp8", 8, None),
     "nf4": ("nf4", 4, None),
 }
-"""Method, bits, group size."""
+"""Method, bits and group size by name."""
 ROUNDS = {"W8A8": 0.2, "fp8": 0.2, "int4": 0.02}
-"""Those that want activations rounded too (int4 those of the head), and by how much that may change logits."""
+"""Formats that also round activations (int4 those of the head), and the largest change of the logits that this causes.
+"""
 
 
 def quantised(architecture: str, method: str, folder: Path, **config: object) -> Path:
-    """The folder of such a model, beside that of the original."""
+    """Return the folder of a quantized random model, beside that of the original."""
     original, out, file = folder / "original", folder / method, folder / "text.txt"
     if not original.exists():
         original.mkdir()
@@ -51,5 +52,5 @@ def quantised(architecture: str, method: str, folder: Path, **config: object) ->
 
 
 def dense_product(parts: Sequence[Matrix], bias: Tensor | None, device_config: DeviceConfig) -> Linear:
-    """In place of ``matrix.product``: of the weights that a checkpoint stands for, in float32."""
+    """Return the product with dequantized weights in float32; replaces ``create_product``."""
     return Linear(torch.cat([dense(part) for part in parts]), bias)

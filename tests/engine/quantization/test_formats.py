@@ -1,4 +1,4 @@
-"""Each public layout, made here number by number as its own documentation says, is read as what it means."""
+"""Public checkpoint layouts, built number by number from their documentation, are read correctly."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SCALES = _RANDOM.uniform(0.5, 2.0, (ROWS, COLUMNS // GROUP)).astype(np.float16).
 
 
 def group_matrix(codes: np.ndarray, zeros: np.ndarray, group_of: np.ndarray | None = None) -> Tensor:
-    """The definition, one number at a time."""
+    """Compute the dequantized matrix by its definition, one number at a time."""
     out = np.zeros(codes.shape, np.float32)
     for row, column in np.ndindex(*codes.shape):
         group = column // GROUP if group_of is None else group_of[column]
@@ -35,7 +35,7 @@ def group_matrix(codes: np.ndarray, zeros: np.ndarray, group_of: np.ndarray | No
 
 
 def words(codes: np.ndarray, bits: int, order: tuple[int, ...] | None = None) -> Tensor:
-    """Packs along the last axis; ``order[i]`` is who stands in the i-th lowest bits."""
+    """Pack along the last axis; ``order[i]`` is the index of the number in the i-th lowest bits."""
     each = 32 // bits
     out = np.zeros((len(codes), codes.shape[1] // each), np.uint32)
     for row, column in np.ndindex(*out.shape):
@@ -73,7 +73,7 @@ def gptq_file(bits: int, version: str, *, shuffled: bool) -> tuple[dict[str, Any
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("version", ["gptq", "gptq_v2"])
 @pytest.mark.parametrize("shuffled", [False, True])
-def test_gptq(tmp_path: Path, bits: int, version: str, shuffled: bool) -> None:
+def test_gptq_is_read(tmp_path: Path, bits: int, version: str, shuffled: bool) -> None:
     config, tensors, expected = gptq_file(bits, version, shuffled=shuffled)
     matrix = read(tmp_path, config, tensors)
     assert isinstance(matrix, GroupedMatrix)
@@ -94,7 +94,7 @@ def awq_file() -> tuple[dict[str, Any], dict[str, Tensor], Tensor]:
     return config, tensors, group_matrix(codes, zeros)
 
 
-def test_awq(tmp_path: Path) -> None:
+def test_awq_is_read(tmp_path: Path) -> None:
     config, tensors, expected = awq_file()
     assert torch.equal(dense(read(tmp_path, config, tensors)), expected)
 
@@ -130,12 +130,12 @@ def packed_file(
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("symmetric", [True, False])
 @pytest.mark.parametrize("shuffled", [False, True])
-def test_compressed_tensors_packed(tmp_path: Path, bits: int, symmetric: bool, shuffled: bool) -> None:
+def test_compressed_tensors_packed_is_read(tmp_path: Path, bits: int, symmetric: bool, shuffled: bool) -> None:
     config, tensors, expected = packed_file(bits, symmetric=symmetric, shuffled=shuffled)
     assert torch.equal(dense(read(tmp_path, config, tensors)), expected)
 
 
-def test_compressed_tensors_packed_with_a_scale_for_each_row(tmp_path: Path) -> None:
+def test_compressed_tensors_packed_with_a_scale_for_each_row_is_read(tmp_path: Path) -> None:
     codes = _RANDOM.integers(0, 16, (ROWS, COLUMNS))
     tensors = {
         "m.weight_packed": words(codes, 4),
@@ -147,8 +147,8 @@ def test_compressed_tensors_packed_with_a_scale_for_each_row(tmp_path: Path) -> 
     assert torch.equal(dense(read(tmp_path, config, tensors)), expected)
 
 
-def test_compressed_tensors_of_several_formats(tmp_path: Path) -> None:
-    """A module's name counts more than a pattern, and that more than what it is."""
+def test_compressed_tensors_targets_can_have_different_formats(tmp_path: Path) -> None:
+    """A module's name has precedence over a pattern, and a pattern over the class."""
     packed, tensors, expected = packed_file(symmetric=True)
     tensors |= {"head.weight": torch.ones(ROWS, COLUMNS, dtype=torch.int8), "head.weight_scale": torch.ones(ROWS, 1)}
     tensors |= {"layers.1.proj.weight": torch.ones(ROWS, COLUMNS).to(torch.float8_e4m3fn)}
@@ -172,7 +172,7 @@ def test_compressed_tensors_of_several_formats(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dynamic", [True, False])
-def test_compressed_tensors_int8_rounds_activations_only_where_it_says_so(tmp_path: Path, dynamic: bool) -> None:
+def test_compressed_tensors_int8_rounds_activations_only_if_configured(tmp_path: Path, dynamic: bool) -> None:
     codes = torch.from_numpy(_RANDOM.integers(-127, 128, (ROWS, COLUMNS))).to(torch.int8)
     scales = torch.from_numpy(SCALES[:, :1].copy())
     about = {"num_bits": 8, "symmetric": True, "strategy": "channel"}
@@ -183,7 +183,7 @@ def test_compressed_tensors_int8_rounds_activations_only_where_it_says_so(tmp_pa
 
 
 @pytest.mark.parametrize("per_channel", [True, False])
-def test_compressed_tensors_fp8(tmp_path: Path, per_channel: bool) -> None:
+def test_compressed_tensors_fp8_is_read(tmp_path: Path, per_channel: bool) -> None:
     codes = torch.randn(ROWS, COLUMNS).to(torch.float8_e4m3fn)
     scales = torch.rand(ROWS, 1) if per_channel else torch.rand(1)
     about = {"num_bits": 8, "type": "float", "strategy": "channel" if per_channel else "tensor"}
@@ -193,7 +193,7 @@ def test_compressed_tensors_fp8(tmp_path: Path, per_channel: bool) -> None:
 
 
 @pytest.mark.parametrize("dynamic", [True, False])
-def test_compressed_tensors_fp8_in_blocks(tmp_path: Path, dynamic: bool) -> None:
+def test_compressed_tensors_fp8_in_blocks_is_read(tmp_path: Path, dynamic: bool) -> None:
     _, tensors, expected = fp8_file()
     about = {"num_bits": 8, "type": "float", "strategy": "block", "block_structure": [5, 40]}
     activations = {"num_bits": 8, "type": "float", "dynamic": True, "strategy": "group", "group_size": 128}
@@ -206,14 +206,14 @@ def test_compressed_tensors_fp8_in_blocks(tmp_path: Path, dynamic: bool) -> None
 
 
 @pytest.mark.parametrize("name", ["m.weight_scale", "m.weight_scale_inv"])
-def test_fp8_with_one_scale(tmp_path: Path, name: str) -> None:
+def test_fp8_with_one_scale_is_read(tmp_path: Path, name: str) -> None:
     codes, scale = torch.randn(ROWS, COLUMNS).to(torch.float8_e4m3fn), torch.rand(())
     config = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": None}
     assert torch.equal(dense(read(tmp_path, config, {"m.weight": codes, name: scale})), codes.float() * scale)
 
 
 def fp8_file() -> tuple[dict[str, Any], dict[str, Tensor], Tensor]:
-    """Blocks of 5 by 40, which divide neither side."""
+    """Return a file with blocks of 5 by 40, which divide neither side."""
     codes, scales = torch.randn(ROWS, COLUMNS).to(torch.float8_e4m3fn), torch.rand(4, 2)
     expected = torch.stack(
         [
@@ -225,7 +225,7 @@ def fp8_file() -> tuple[dict[str, Any], dict[str, Tensor], Tensor]:
     return config, {"m.weight": codes, "m.weight_scale_inv": scales}, expected
 
 
-def test_fp8_in_blocks(tmp_path: Path) -> None:
+def test_fp8_in_blocks_is_read(tmp_path: Path) -> None:
     config, tensors, expected = fp8_file()
     assert torch.equal(dense(read(tmp_path, config, tensors)), expected)
 
@@ -256,18 +256,18 @@ def nf4_file(*, nested: bool) -> tuple[dict[str, Any], dict[str, Tensor], Tensor
 
 
 @pytest.mark.parametrize("nested", [False, True])
-def test_nf4(tmp_path: Path, nested: bool) -> None:
+def test_nf4_is_read(tmp_path: Path, nested: bool) -> None:
     config, tensors, expected = nf4_file(nested=nested)
     assert torch.equal(dense(read(tmp_path, config, tensors)), expected)
 
 
 def test_the_levels_of_nf4_are_the_quantiles_of_a_normal_distribution() -> None:
-    """Appendix E of the paper, from scipy's quantile function."""
+    """Appendix E of the paper, with scipy's quantile function."""
     from scipy.stats import norm
 
     ends = np.linspace(0.9677083, 0.5, 9)[:-1], np.linspace(0.9677083, 0.5, 8)[:-1]
     levels = np.sort(np.concatenate([norm.ppf(ends[0]), [0.0], -norm.ppf(ends[1])]))
-    # The offset is written with seven digits, and where it lies the quantiles rise fourteen times as fast.
+    # The offset is given with seven digits, and there the slope of the quantile function is fourteen.
     np.testing.assert_allclose(CODES, levels / levels.max(), atol=14 * 5e-8, rtol=0)
 
 
@@ -281,7 +281,7 @@ def grouped(bits: int, *, symmetric: bool) -> GroupedMatrix:
 @pytest.mark.parametrize(
     ("layout", "bits"), [("gptq", 4), ("gptq", 8), ("awq", 4), ("compressed-tensors", 4), ("compressed-tensors", 8)]
 )
-def test_what_is_written_is_read_back(tmp_path: Path, layout: str, bits: int) -> None:
+def test_written_weights_are_read_back_exactly(tmp_path: Path, layout: str, bits: int) -> None:
     matrix = grouped(bits, symmetric=layout != "awq")
     if layout == "gptq":
         config, tensors = gptq.build_config(bits, GROUP, act_order=False), gptq.pack_matrix("m", matrix)
@@ -296,7 +296,7 @@ def test_what_is_written_is_read_back(tmp_path: Path, layout: str, bits: int) ->
 
 
 @pytest.mark.parametrize("layout", [fp8, bitsandbytes])
-def test_what_is_rounded_to_floats_of_few_bits_is_close_when_read_back(tmp_path: Path, layout: Any) -> None:
+def test_weights_rounded_to_small_floats_are_close_when_read_back(tmp_path: Path, layout: Any) -> None:
     weight = torch.randn(ROWS, COLUMNS)
     found = dense(read(tmp_path, layout.build_config([]), layout.pack_matrix("m", weight)))
     assert (found - weight).norm() / weight.norm() < (0.04 if layout is fp8 else 0.12)
@@ -306,7 +306,7 @@ def without(tensors: dict[str, Tensor], name: str) -> dict[str, Tensor]:
     return {key: tensor for key, tensor in tensors.items() if key != name}
 
 
-def test_a_corrupt_tensor_is_refused_with_the_numbers_that_disagree(tmp_path: Path) -> None:
+def test_a_corrupt_tensor_is_refused_with_the_sizes_that_disagree(tmp_path: Path) -> None:
     config, tensors, _ = gptq_file(4, "gptq", shuffled=False)
     packed, packed_tensors, _ = packed_file(symmetric=True)
     blocks, block_tensors, _ = fp8_file()
@@ -360,6 +360,6 @@ FLOATS = {"num_bits": 8, "type": "float", "strategy": "channel"}
         ({"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "fp4"}, "'fp4'"),
     ],
 )
-def test_what_is_not_supported_is_refused_by_name(config: dict[str, Any], message: str) -> None:
+def test_unsupported_quantization_settings_are_refused_by_name(config: dict[str, Any], message: str) -> None:
     with pytest.raises(EngineError, match=re.escape(message)):
         create_reader(config)

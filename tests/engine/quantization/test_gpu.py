@@ -1,4 +1,4 @@
-"""Quantised checkpoints on the way of a GPU, computed on the CPU by the kernels' references."""
+"""The GPU code for quantized checkpoints, run on the CPU with the kernels' references."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def ints(rows: int) -> Matrix:
 
 
 def floats(rows: int, block: tuple[int, int] | None = None, *, rounds: bool = True) -> Matrix:
-    """Without a block: one scale for all."""
+    """Return float8 codes and scales; without a block there is one scale for all."""
     block = (rows, INTO) if block is None else block
     scales = torch.rand(-(-rows // block[0]), -(-INTO // block[1])) + 0.1
     return Float8Matrix(torch.randn(rows, INTO).to(torch.float8_e4m3fn), scales, block, rounds)
@@ -66,7 +66,7 @@ def whole(rows: int) -> Matrix:
 
 
 EXACT, ROUNDED = 0.0, 0.05
-"""Bounds of formats that round activations, too: float8 and int8 change results by some hundredths."""
+"""Bounds of the error; formats that round activations to float8 or int8 change results by some hundredths."""
 CASES: dict[str, tuple[list[Matrix], type, float]] = {
     "4 bits": ([groups(64), groups(32), groups(24)], QuantizedLinear, EXACT),
     "4 bits, act-order": ([groups(64, shuffled=1), groups(32, shuffled=1)], QuantizedLinear, EXACT),
@@ -101,8 +101,8 @@ CASES: dict[str, tuple[list[Matrix], type, float]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_parts_become_the_fewest_products_and_these_are_exact(name: str) -> None:
-    """Up to the rounding of activations where a format wants it."""
+def test_products_are_fused_as_far_as_possible_and_exact(name: str) -> None:
+    """Results are exact up to the rounding of activations that a format asks for."""
     parts, kind, tolerance = CASES[name]
     weight = torch.cat([dense(part) for part in parts]).double()
     torch.manual_seed(0)
@@ -122,7 +122,7 @@ def test_parts_become_the_fewest_products_and_these_are_exact(name: str) -> None
 
 
 @pytest.mark.parametrize(("capability", "kind"), [((8, 0), Linear), ((9, 0), QuantizedLinear)])
-def test_a_gpu_without_float8_gets_wider_weights(
+def test_a_gpu_without_float8_uses_wider_weights(
     capability: tuple[int, int], kind: type, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
@@ -141,10 +141,10 @@ KINDS = [(QWEN2, method) for method in METHODS] + [(PHI3, method) for method in 
 
 
 @pytest.mark.parametrize(("kind", "method"), KINDS)
-def test_a_model_is_computed_as_it_is_stored_and_says_what_its_weights_say(
+def test_weights_stay_quantized_and_logits_equal_those_of_dequantized_weights(
     kind: str, method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Fused (awq is refused for it) and unfused, with biases and without."""
+    """Fused (not possible for awq) and unfused products, with biases and without."""
     folder = quantised(kind, method, tmp_path)
     model = load_model(folder, lambda config: config.max_context, EMULATED_GPU)
     assert isinstance(model, Decoder)
@@ -161,10 +161,10 @@ def test_a_model_is_computed_as_it_is_stored_and_says_what_its_weights_say(
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_the_engine_draws_the_tokens_that_it_draws_from_the_model_alone(
+def test_the_engine_samples_the_same_tokens_as_the_plain_model(
     method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In pages, padded, from graphs; beside a forward pass without any of it."""
+    """A paged, padded engine with CUDA graphs is compared with a plain forward pass."""
     folder = quantised(QWEN2, method, tmp_path)
     # Where activations are rounded, steps of other shapes round a few of them to other codes.
     bound = ROUNDS.get(method, 0) / 10 + 2 * float32_loss(folder.with_name("original")).logit
@@ -177,14 +177,14 @@ def test_the_engine_draws_the_tokens_that_it_draws_from_the_model_alone(
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("method", METHODS)
-def test_and_on_a_gpu(method: str, dtype: str, tmp_path: Path) -> None:
-    """Logits, of numbers up to 5, are not those of the CPU to the bit: a few units of bfloat16 (2^-8) there."""
+def test_quantized_models_run_on_a_gpu(method: str, dtype: str, tmp_path: Path) -> None:
+    """Logits of up to 5 differ from the CPU's by a few units of bfloat16 (2^-8)."""
     folder = quantised(QWEN2, method, tmp_path)
     assert worst_token(folder, replace(SMALL, device="cuda", dtype=dtype)) < (0.02 if dtype == "float32" else 0.5)
 
 
 def worst_token(folder: Path, options: EngineOptions) -> float:
-    """How far the logit of a token that the engine took lay below the largest."""
+    """Return the largest difference between the highest logit and that of the token the engine chose."""
     prompt = tuple(random.Random(1).choices(range(3, 360), k=20))
     [found] = Harness(folder, options).complete(
         generate(prompt, [Branch(seed=1, key=0, max_tokens=12)], temperature=0.0)
@@ -194,7 +194,7 @@ def worst_token(folder: Path, options: EngineOptions) -> float:
     return max(float(law.max() - law[token]) for law, token in zip(laws, found.token_ids, strict=True))
 
 
-def test_a_reward_model_in_fewer_bits_gives_the_values_of_its_weights(
+def test_a_quantized_reward_model_gives_the_values_of_its_dequantized_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = tuple(random.Random(1).choices(range(3, 360), k=30))

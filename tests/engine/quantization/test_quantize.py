@@ -1,4 +1,4 @@
-"""Checkpoints that are made here: how good they are, who can load them, and what is refused."""
+"""Checkpoints written by ``quantize``: their quality, the products that compute them, and refused input."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ def tokens(count: int, seed: int = 0) -> list[int]:
 
 
 def divergences(original: Path, model: Path, texts: Sequence[tuple[Sequence[int], int]]) -> np.ndarray:
-    """Of each text."""
+    """Return the divergence from the original for each text."""
     models = open_model(original), open_model(model)
     return np.array([compare(*models, [text]).divergence for text in texts])
 
 
 def surely_less(ours: np.ndarray, others: np.ndarray, part: float) -> bool:
-    """The mean is less than ``part`` of the others' mean, and that it is less at all is no accident of the texts."""
+    """Return True if the mean is below ``part`` of the others' mean, and significantly less (paired t-test, 1 %)."""
     return ours.mean() < part * others.mean() and ttest_rel(ours, others, alternative="less").pvalue < 0.01
 
 
@@ -65,7 +65,7 @@ def test_gptq_and_awq_beat_rounding_to_the_nearest_on_the_bundled_model(
 
 @pytest.fixture(scope="module")
 def outliers(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random model in which four channels of what follows each norm are twenty times as large as the others."""
+    """Write a random model in which four channels after each norm are twenty times as large as the others."""
     folder = tmp_path_factory.mktemp("outliers")
     save_random_model("LlamaForCausalLM", WIDE | {"initializer_range": 0.05}, folder)
     weights = load_file(folder / "model.safetensors")
@@ -99,10 +99,10 @@ def test_every_family_is_close_to_the_original_in_8_bits(checkpoints: Checkpoint
 
 
 @pytest.mark.parametrize("kind", ["qwen2", "gemma2"])
-def test_awq_moves_its_factors_through_norms_heads_and_biases(
+def test_awq_folds_its_factors_into_norms_heads_and_biases(
     checkpoints: Checkpoints, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With rounding so fine that it changes nothing, factors far from 1 must cancel exactly."""
+    """With rounding too fine to change anything, factors far from 1 must cancel exactly."""
     from engine.quantization import awq
     from engine.weights.matrix import GroupedMatrix
 
@@ -135,7 +135,7 @@ def test_awq_moves_its_factors_through_norms_heads_and_biases(
         ("gptq", 4, 8, Linear),
     ],
 )
-def test_each_layout_is_computed_by_the_product_that_is_made_for_it(
+def test_each_layout_is_computed_by_its_own_kind_of_product(
     outliers: Path,
     tmp_path: Path,
     method: str,
@@ -144,7 +144,7 @@ def test_each_layout_is_computed_by_the_product_that_is_made_for_it(
     kind: type,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """And as exactly as activations in 8 bits, or in bfloat16, allow."""
+    """Results are as exact as activations in 8 bits, or in bfloat16, allow."""
     file = tmp_path / "text.txt"
     file.write_text("a slow river and an old stone bridge " * 200)
     folder = made(outliers, tmp_path / "out", method, bits, size, file)
@@ -170,7 +170,7 @@ def test_each_layout_is_computed_by_the_product_that_is_made_for_it(
         ("quip", None, None, "method 'quip' is not supported; choose one of rtn, gptq, awq, fp8, nf4"),
     ],
 )
-def test_what_cannot_be_done_is_refused_before_anything_is_read(
+def test_unsupported_options_are_refused_before_anything_is_read(
     outliers: Path, tmp_path: Path, method: str, bits: int | None, size: int | None, message: str
 ) -> None:
     heard: list[str] = []
@@ -185,7 +185,7 @@ def test_what_cannot_be_done_is_refused_before_anything_is_read(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_calibration_file_that_is_missing_broken_or_too_short_is_refused(outliers: Path, tmp_path: Path) -> None:
+def test_a_missing_malformed_or_too_short_calibration_file_is_refused(outliers: Path, tmp_path: Path) -> None:
     short, broken = tmp_path / "short.txt", tmp_path / "broken.jsonl"
     short.write_text("a b c")
     broken.write_text('{"txt": "a"}\n')
@@ -198,7 +198,7 @@ def test_a_calibration_file_that_is_missing_broken_or_too_short_is_refused(outli
         made(outliers, tmp_path / "out", "gptq", 4, 32)
 
 
-def test_a_folder_that_is_there_or_a_model_that_is_quantised_is_refused(outliers: Path, tmp_path: Path) -> None:
+def test_an_existing_folder_or_an_already_quantized_model_is_refused(outliers: Path, tmp_path: Path) -> None:
     folder = made(outliers, tmp_path / "out", "rtn", 8, None)
     with pytest.raises(EngineError, match="out exists already"):
         made(outliers, folder, "rtn", 8, None)
@@ -217,7 +217,7 @@ def test_a_corrupt_scale_is_refused_with_its_folder_and_its_name(outliers: Path,
         open_model(folder)
 
 
-def test_a_run_that_fails_leaves_nothing_behind(outliers: Path, tmp_path: Path) -> None:
+def test_a_failed_run_leaves_no_files(outliers: Path, tmp_path: Path) -> None:
     source = shutil.copytree(outliers, tmp_path / "source")
     weights = load_file(source / "model.safetensors")
     weights["model.layers.1.mlp.down_proj.weight"] = weights["model.layers.1.mlp.down_proj.weight"].to(torch.int8)

@@ -1,7 +1,7 @@
-"""Checkpoints that are made here, loaded by transformers, give the same logits there.
+"""Checkpoints written by ``quantize`` give the same logits in transformers.
 
-With the packages that it needs for a format. GPTQ's and AWQ's is built from source, and bitsandbytes is as large as all
-others together: whoever has them runs those tests too.
+Tests need the package that transformers needs for a format. That of GPTQ and AWQ is built from source and bitsandbytes
+is very large, so these tests are skipped unless the packages are installed.
 """
 
 from __future__ import annotations
@@ -40,8 +40,9 @@ def theirs(model: Any) -> Tensor:
 
 
 def here(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Tensor:
-    """Return logits of dense weights in float32: some products here round activations to 16 bits. Float32's loss is
-    measured on the model before it was quantised."""
+    """Return logits of dense weights in float32, since some products here round activations to 16 bits. The error of
+    float32 is measured on the original model.
+    """
     monkeypatch.setattr(decoder, "create_product", dense_product)
     return compute_text_logits(open_model(folder), TOKENS)
 
@@ -50,7 +51,7 @@ def difference(found: Tensor, expected: Tensor) -> float:
     return float((found - expected).norm() / expected.norm())
 
 
-def test_compressed_tensors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compressed_tensors_logits_equal_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("compressed_tensors", reason="transformers needs the package compressed-tensors for these")
     folder = quantised(KIND, "int8", tmp_path)
     assert difference(here(folder, monkeypatch), theirs(load(folder))) < float32_share(folder.with_name("original"))
@@ -59,10 +60,10 @@ def test_compressed_tensors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize(
     ("method", "groups"), [("W8A8", ["int-quantized"]), ("int4", ["pack-quantized", "int-quantized"])]
 )
-def test_compressed_tensors_with_rounded_activations(
+def test_compressed_tensors_with_rounded_activations_are_close_to_transformers(
     method: str, groups: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Exactly so without the rounding; with it, theirs is to 255 levels where ours is to 254."""
+    """Without the rounding logits are equal; with it transformers rounds to 255 levels and we to 254."""
     pytest.importorskip("compressed_tensors", reason="transformers needs the package compressed-tensors for these")
     folder = quantised(KIND, method, tmp_path)
     assert difference(compute_text_logits(open_model(folder), TOKENS), theirs(load(folder))) < 0.06
@@ -76,7 +77,7 @@ def test_compressed_tensors_with_rounded_activations(
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen3"])
-def test_fp8(checkpoints: Checkpoints, tmp_path: Path, kind: str) -> None:
+def test_fp8_logits_equal_transformers(checkpoints: Checkpoints, tmp_path: Path, kind: str) -> None:
     quantize(checkpoints(kind), tmp_path / "out", create_options("fp8", None, None, None), lambda *_: None)
     expected = theirs(load(tmp_path / "out").float())
     assert difference(compute_text_logits(open_model(tmp_path / "out"), TOKENS), expected) < float32_share(
@@ -85,19 +86,19 @@ def test_fp8(checkpoints: Checkpoints, tmp_path: Path, kind: str) -> None:
     assert difference(compute_text_logits(open_model(checkpoints(kind)), TOKENS), expected) > 1e-2
 
 
-def test_nf4(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nf4_logits_equal_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("bitsandbytes", reason="transformers needs the package bitsandbytes for it")
     folder = quantised(KIND, "nf4", tmp_path)
     model = load(folder)
-    # Unless it trains it rounds activations to bfloat16, on processors that compute with that.
+    # In inference it rounds activations to bfloat16 on processors that support it.
     expected = theirs(model.train())
     assert type(model.model.layers[0].mlp.down_proj).__name__ == "Linear4bit"
     assert difference(here(folder, monkeypatch), expected) < float32_share(folder.with_name("original"))
 
 
 @pytest.mark.parametrize("nested", [False, True], ids=["", "double"])
-def test_nf4_of_bitsandbytes(nested: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Written there, and read here."""
+def test_nf4_written_by_bitsandbytes_is_read(nested: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The checkpoint is written by bitsandbytes and read here."""
     pytest.importorskip("bitsandbytes", reason="transformers needs the package bitsandbytes for it")
     (tmp_path / "original").mkdir()
     save_random_model(KIND, SIZES, tmp_path / "original")
@@ -108,8 +109,8 @@ def test_nf4_of_bitsandbytes(nested: bool, tmp_path: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("method", ["gptq", "gptq 8", "awq"])
-def test_gptq_and_awq(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whose kernels compute with activations of 16 bits."""
+def test_gptq_and_awq_are_close_to_transformers(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernels of transformers' package use 16-bit activations."""
     pytest.importorskip("gptqmodel", reason="transformers needs the package gptqmodel for these")
     folder = quantised(KIND, method, tmp_path)
     bits = METHODS[method][1]

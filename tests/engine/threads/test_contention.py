@@ -1,4 +1,4 @@
-"""One thread while others want the cores, all threads otherwise, and tokens that do not depend on it."""
+"""One thread while other processes need the cores, else all threads; tokens do not depend on the number."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from engine.threads.contention import (
 
 
 class Machine:
-    """A clock, and threads that wait for a core for a part of the time while they are several."""
+    """A clock, and threads that wait for a core for a ``share`` of the time if there are several."""
 
     def __init__(self, share: float) -> None:
         self.share = share
@@ -40,14 +40,14 @@ class Machine:
 
 
 @pytest.mark.parametrize("step", [0.001, 0.01, 0.7])
-def test_all_threads_compute_while_nobody_disturbs_them(step: float) -> None:
+def test_all_threads_compute_on_an_idle_machine(step: float) -> None:
     machine = Machine(share=0.1)
     machine.work(5, step)
     assert machine.threads == 4
     assert not machine.trials
 
 
-def test_one_thread_computes_while_others_have_the_cores_and_all_are_tried_ever_more_seldom() -> None:
+def test_one_thread_computes_on_a_busy_machine_and_trials_of_all_threads_become_rarer() -> None:
     machine = Machine(share=0.6)
     machine.work(3 * WINDOW_SECONDS)
     assert machine.threads == 1
@@ -57,7 +57,7 @@ def test_one_thread_computes_while_others_have_the_cores_and_all_are_tried_ever_
     assert max(pauses) < MAX_PAUSE_SECONDS + 4 * WINDOW_SECONDS
 
 
-def test_all_threads_are_back_when_the_others_have_gone() -> None:
+def test_all_threads_compute_again_after_other_processes_end() -> None:
     machine = Machine(share=0.6)
     machine.work(10)
     machine.share = 0.0
@@ -67,10 +67,10 @@ def test_all_threads_are_back_when_the_others_have_gone() -> None:
     machine.work(FIRST_PAUSE_SECONDS / 2)
     trials = len(machine.trials)
     machine.work(FIRST_PAUSE_SECONDS)
-    assert len(machine.trials) == trials + 1  # the pauses begin anew
+    assert len(machine.trials) == trials + 1  # pauses start from the first length again
 
 
-def test_what_comes_and_goes_is_no_reason() -> None:
+def test_short_disturbances_do_not_reduce_the_threads() -> None:
     machine = Machine(share=0.0)
     for _ in range(20):
         machine.waited += WINDOW_SECONDS
@@ -78,7 +78,7 @@ def test_what_comes_and_goes_is_no_reason() -> None:
     assert machine.threads == 4
 
 
-def test_a_rest_is_not_looked_at() -> None:
+def test_idle_time_is_not_measured() -> None:
     machine = Machine(share=0.0)
     machine.work(0.5)
     machine.now += 60
@@ -88,7 +88,7 @@ def test_a_rest_is_not_looked_at() -> None:
     assert machine.threads == 4
 
 
-def test_the_kernel_counts_the_waiting_of_threads_or_nobody_does(tmp_path: Path) -> None:
+def test_the_waiting_time_of_threads_is_read_from_the_kernel_where_available(tmp_path: Path) -> None:
     for name, nanoseconds in (("7", 2_000_000_000), ("9", 500_000_000)):
         (tmp_path / name).mkdir()
         (tmp_path / name / "schedstat").write_text(f"123 {nanoseconds} 4\n")
@@ -100,7 +100,7 @@ def test_the_kernel_counts_the_waiting_of_threads_or_nobody_does(tmp_path: Path)
     assert own is None or own() >= 0
 
 
-def test_the_threads_of_the_pool_are_named_by_the_system() -> None:
+def test_threads_of_the_pool_are_listed_by_the_system() -> None:
     torch = pytest.importorskip("torch")
     launch = pytest.importorskip("kernels.cpu.runtime.kernel")
     found: list[list[int]] = []
@@ -111,7 +111,7 @@ def test_the_threads_of_the_pool_are_named_by_the_system() -> None:
         torch.set_num_threads(1)
         found.append(launch.thread_ids())
 
-    thread = threading.Thread(target=ask)  # the pool's threads belong to the one that asks
+    thread = threading.Thread(target=ask)  # each calling thread has a pool of its own
     thread.start()
     thread.join()
     several, single = found

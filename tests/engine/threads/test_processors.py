@@ -1,4 +1,4 @@
-"""Threads follow the processors that are allowed and the quota of the control group, whoever tells of it."""
+"""The number of threads follows the CPU affinity and the quota of the control group."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from engine.threads.short_waits import SPIN_COUNT, shorten_waits
 
 
 def _proc(folder: Path, groups: str, *mounts: str) -> Path:
-    """A process's folder, with its groups and the mounts of controllers: ``ROOT MOUNTPOINT KIND OPTIONS``."""
+    """Create a process's folder with its groups and controller mounts, each ``ROOT MOUNTPOINT KIND OPTIONS``."""
     folder.mkdir(exist_ok=True)
     (folder / "cgroup").write_text(groups)
     lines = ["22 1 8:1 / / rw - ext4 /dev/root rw"]
@@ -31,7 +31,7 @@ def _group(folder: Path, **files: str) -> None:
         (folder / f"cpu.{name}").write_text(text)
 
 
-def test_quota_of_version_2_is_the_smallest_on_the_way_to_the_mount(tmp_path: Path) -> None:
+def test_the_cgroup_v2_quota_is_the_smallest_up_to_the_mount(tmp_path: Path) -> None:
     top = tmp_path / "unified"
     _group(top / "a" / "b", max="max 100000\n")
     _group(top / "a", max="150000 100000\n")
@@ -41,7 +41,7 @@ def test_quota_of_version_2_is_the_smallest_on_the_way_to_the_mount(tmp_path: Pa
     assert find_processors(proc).quota == 0.5
 
 
-def test_quota_of_a_container_whose_mount_begins_at_its_own_group(tmp_path: Path) -> None:
+def test_the_quota_is_found_where_a_containers_mount_begins_at_its_own_group(tmp_path: Path) -> None:
     top = tmp_path / "with space" / "cpu,cpuacct"
     _group(top, cfs_quota_us="200000\n", cfs_period_us="100000\n")
     place = str(top).replace(" ", "\\040")
@@ -52,13 +52,13 @@ def test_quota_of_a_container_whose_mount_begins_at_its_own_group(tmp_path: Path
 
 
 @pytest.mark.parametrize("text", ["max 100000", "-1 100000", "", "many 100000", "100000 0"])
-def test_no_quota_is_none_however_it_is_told(tmp_path: Path, text: str) -> None:
+def test_a_missing_or_unlimited_quota_is_none(tmp_path: Path, text: str) -> None:
     _group(tmp_path / "top", max=text)
     proc = _proc(tmp_path / "proc", "0::/\n", f"/|{tmp_path / 'top'}|cgroup2|rw")
     assert find_processors(proc).quota is None
 
 
-def test_cores_are_those_of_the_affinity_mask(tmp_path: Path) -> None:
+def test_allowed_processors_are_those_of_the_affinity_mask(tmp_path: Path) -> None:
     assert find_processors(tmp_path).allowed == len(os.sched_getaffinity(0))
     assert find_processors(tmp_path).quota is None
 
@@ -66,11 +66,13 @@ def test_cores_are_those_of_the_affinity_mask(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("allowed", "quota", "threads"), [(2, None, 2), (2, 1.0, 1), (8, 2.7, 2), (2, 0.3, 1), (2, 64.0, 2)]
 )
-def test_threads_are_as_many_as_can_compute_all_the_time(allowed: int, quota: float | None, threads: int) -> None:
+def test_the_number_of_threads_is_what_the_quota_allows_all_the_time(
+    allowed: int, quota: float | None, threads: int
+) -> None:
     assert Processors(allowed, quota).threads == threads
 
 
-def test_both_numbers_are_told_and_a_wish_goes_first() -> None:
+def test_the_choice_is_explained_and_explicit_settings_take_precedence() -> None:
     limited = Processors(2, 1.0)
     assert str(choose_threads(None, limited, {})) == "2 cores allowed, CPU quota 1: 1 thread"
     assert str(choose_threads(None, Processors(1, None), {})) == "1 core allowed, no CPU quota: 1 thread"
@@ -80,7 +82,7 @@ def test_both_numbers_are_told_and_a_wish_goes_first() -> None:
     assert choose_threads(None, limited, {"OMP_NUM_THREADS": "many"}).number == 1
 
 
-def test_threads_wait_shortly_unless_somebody_wished_otherwise() -> None:
+def test_waits_are_shortened_unless_configured_otherwise() -> None:
     fresh: dict[str, str] = {}
     shorten_waits(fresh)
     assert fresh == {"GOMP_SPINCOUNT": str(SPIN_COUNT), "KMP_BLOCKTIME": "1"}
@@ -90,8 +92,8 @@ def test_threads_wait_shortly_unless_somebody_wished_otherwise() -> None:
         assert said == wish
 
 
-def test_the_engine_server_says_how_to_wait_before_its_threads_exist() -> None:
-    """The library reads the environment when it is loaded: it tells what it read."""
+def test_the_engine_server_sets_the_wait_policy_before_its_threads_start() -> None:
+    """The library reads the environment when it is loaded, and prints the values."""
     code = "import sys; sys.argv[1:] = ['--help']; import engine.server.app"
     env = {name: value for name, value in os.environ.items() if not name.startswith(("OMP_", "GOMP_", "KMP_"))}
     told = subprocess.run(
