@@ -1,4 +1,4 @@
-"""A model folder as a client needs it that must speak in texts: tokenizer, chat template and context. No torch."""
+"""Tokenizer, chat template and context size of a model folder, for servers that exchange text only. Free of torch."""
 
 from __future__ import annotations
 
@@ -10,15 +10,17 @@ from typing import Any, Literal
 from engine.protocol.types import EngineError, InvalidRequest
 
 _CLASSIFIERS = ("TokenClassification", "SequenceClassification", "ForProcessRewardModel", "ForPrmModel")
-"""How the names of architectures end that answer labels, not tokens."""
+"""Endings of the names of architectures that output labels instead of tokens."""
 
 
 class LocalTokenizer:
-    """Reads ``tokenizer.json``, ``tokenizer_config.json`` or ``chat_template.jinja``, and ``config.json``."""
+    """Tokenizer read from ``tokenizer.json``, ``tokenizer_config.json`` or ``chat_template.jinja``, and
+    ``config.json``.
+    """
 
     def __init__(self, folder: Path) -> None:
-        """Raises ``EngineError`` when one that is needed is missing or broken."""
-        from tokenizers import Tokenizer  # only for foreign servers
+        """Raises ``EngineError`` if a required file is missing or invalid."""
+        from tokenizers import Tokenizer  # only needed for servers other than ours
 
         self.folder = folder
         try:
@@ -36,28 +38,30 @@ class LocalTokenizer:
         )
         self.notes: dict[str, object] = {name: value for name, value in config.items() if name.startswith("reasoner_")}
         first = self._settings.get("bos_token")
-        if first is None and "added_tokens_decoder" not in self._settings:  # as older checkpoints say it
+        if first is None and "added_tokens_decoder" not in self._settings:  # the form used by older checkpoints
             first = _read(folder / "special_tokens_map.json").get("bos_token")
         self.bos: int | None = self._fast.token_to_id(first["content"] if isinstance(first, dict) else first or "")
 
     def encode(self, text: str, *, special: bool = False) -> tuple[int, ...]:
-        """Token ids of a text, with ``special`` as the tokenizer begins one."""
+        """Return the token ids of a text; with ``special``, the tokenizer's special tokens are added."""
         return tuple(self._fast.encode(text, add_special_tokens=special).ids)
 
     def piece(self, token: int) -> str:
-        """The text of one token alone, as servers name it where they list log-probabilities."""
+        """Return the text of a single token, as servers name it in lists of log-probabilities."""
         text: str = self._fast.decode([token], skip_special_tokens=False)
         return text
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """The text of the tokens, special ones too. Raises ``InvalidRequest`` when they are no whole text."""
+        """Return the text of the tokens, including special ones. Raises ``InvalidRequest`` if they end inside a
+        character.
+        """
         text: str = self._fast.decode(list(tokens), skip_special_tokens=False)
         if "\ufffd" in text:
             raise InvalidRequest("the server takes texts only, and these tokens end within a character", "prompt")
         return text
 
     def chat(self, messages: Sequence[dict[str, str]], *, generation_prompt: bool = True) -> str:
-        """The text of chat messages through the model's template."""
+        """Render chat messages with the model's template."""
         from jinja2 import TemplateError
         from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -75,9 +79,9 @@ class LocalTokenizer:
 
 
 def chat_template(folder: Path) -> str | None:
-    """Return a checkpoint's chat template, of several the default one; ``None`` where there is none.
+    """Return a checkpoint's chat template, the default one if it has several; ``None`` if it has none.
 
-    Raises ``EngineError`` for a broken file.
+    Raises ``EngineError`` for an invalid file.
     """
     file = folder / "chat_template.jinja"
     if file.exists():

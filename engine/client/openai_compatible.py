@@ -1,10 +1,10 @@
-"""The engine interface over servers that other people wrote: plain OpenAI completions, one request for each branch.
+"""Client of OpenAI-compatible servers: plain completions, with one request per branch.
 
-What of ``EngineClient`` holds there, and what does not: a branch is drawn from a seed that is derived from its own, so
-a server that honours seeds repeats itself, but its tokens are not those of our engine. Leases and priorities are
-promises about speed and are left out. Log-probabilities are those that the server reports, under the law that it
-reports. Where it reports texts only, their token ids are those of the tokenizer, of which there may be more than the
-server drew. Emptying the cache has no counterpart and raises ``EngineError``.
+Differences from our own server: each branch is sampled with a seed derived from its own, so a server that honours seeds
+is reproducible, but its tokens are not those of our engine. Leases and priorities affect speed only and are not sent.
+Log-probabilities are the reported ones, under the distribution that the server reports. If a server reports text only,
+its token ids come from the local tokenizer and may be more than the server sampled. Clearing the cache is not supported
+and raises ``EngineError``.
 """
 
 from __future__ import annotations
@@ -49,22 +49,23 @@ _MORE = frozenset({"top_k", "min_p", "repetition_penalty", "min_tokens", "stop_t
 
 @dataclass(frozen=True)
 class Dialect:
-    """What a kind of server understands beyond OpenAI's API."""
+    """Capabilities of a kind of server beyond OpenAI's API."""
 
     name: str
     settings: frozenset[str]
-    """The fields of ``SamplingParams`` that it takes, under the same names."""
+    """The supported fields of ``SamplingParams``, sent under the same names."""
     extensions: Json
-    """What is sent with every request, so that stop strings stay in the text and token ids come back."""
+    """Fields sent with every request, so that stop strings stay in the text and token ids are returned."""
     tokenizes: bool
-    """Whether it has ``/tokenize``."""
+    """True if the server has ``/tokenize``."""
     chats: bool
-    """Whether that takes messages."""
+    """True if ``/tokenize`` accepts chat messages."""
     likeliest: int
-    """How many log-probabilities it reports of one place at most."""
+    """The maximum number of log-probabilities reported per position."""
     salts: bool
-    """Whether ``cache_salt`` keeps what it caches apart: vLLM since its #20981 (2025), SGLang since its #23300 (2026).
-    Older ones take a salt and ignore it."""
+    """True if ``cache_salt`` isolates cached prefixes: vLLM since its #20981 (2025), SGLang since its #23300 (2026).
+    Older versions accept a salt and ignore it.
+    """
 
 
 DIALECTS = {
@@ -94,11 +95,12 @@ DIALECTS = {
 
 
 class OpenAICompatibleEngine:
-    """``EngineClient`` for a server that is not ours."""
+    """``EngineClient`` for a vLLM, SGLang or other OpenAI-compatible server."""
 
     def __init__(self, connection: Connection, dialect: Dialect, tokenizer: Path | None) -> None:
-        """``tokenizer``: the model's folder. A server of the plain dialect then gets prompts as texts. Raises
-        ``EngineError`` when it has no tokenizer."""
+        """``tokenizer``: the model's folder; a server of the plain dialect is then sent prompts as text. Raises
+        ``EngineError`` if the folder has no tokenizer.
+        """
         self._connection = connection
         self._dialect = dialect
         self._text = None if tokenizer is None else LocalTokenizer(tokenizer)
@@ -126,8 +128,9 @@ class OpenAICompatibleEngine:
                 del self._running[request.request_id]
 
     async def score(self, request: ScoreRequest) -> list[ScoreResult]:
-        """See ``EngineClient`` and ``engine.client.openai_scoring``. A server computes an item as a whole, or says what
-        it had cached; ``max_compute`` is held against the whole."""
+        """Score items (``engine.client.openai_scoring``). Servers compute whole items and may report how much was
+        cached; ``max_compute`` limits the whole item.
+        """
         salt = self._salt(request)
         return list(await asyncio.gather(*(self._score(request, salt, *one) for one in enumerate(request.items))))
 
@@ -139,7 +142,7 @@ class OpenAICompatibleEngine:
             ends.append(len(tokens) - 1)
         reads = [ends[part] for part in item.read]
         prompts = [tokens[: position + 1] for position in reads]
-        # Of a causal model the token after each position is asked for, and is drawn.
+        # For a causal model, one token is sampled after each position.
         needed = sum(len(prompt) + 1 for prompt in prompts) if request.token_ids else max(reads) + 1
         if request.max_compute is not None and needed > request.max_compute:
             return ScoreResult(index, None, needed, 0)
@@ -154,7 +157,7 @@ class OpenAICompatibleEngine:
         return result
 
     def _name(self, token: int) -> str:
-        """What the server calls a token where it lists log-probabilities."""
+        """Return the server's name for a token in lists of log-probabilities."""
         if self._dialect.name == "vllm":
             return f"token_id:{token}"
         if self._text is None:
@@ -165,12 +168,12 @@ class OpenAICompatibleEngine:
         return self._text.decode(tokens) if self._speaks_text and self._text is not None else tokens
 
     async def abort(self, request_id: str) -> None:
-        """Ends the branches that this client has running, with what they got."""
+        """Cancel the branches that this client has in flight; they end with the tokens received so far."""
         for aborted in self._running.get(request_id, ()):
             aborted.set()
 
     async def release(self, lease: str, tokens: Sequence[int] | None = None) -> None:
-        """Nothing: the server keeps no leases, and what it caches is its own affair."""
+        """Do nothing, since these servers have no leases."""
 
     async def tokenize(
         self,
@@ -180,7 +183,7 @@ class OpenAICompatibleEngine:
         special: bool = True,
         generation_prompt: bool = True,
     ) -> tuple[int, ...]:
-        """See ``EngineClient``. By the model's folder if there is one, else by the server."""
+        """Tokenize with the local tokenizer if there is one, otherwise on the server."""
         if self._text is not None:
             if isinstance(text, str):
                 return self._text.encode(text, special=special)
@@ -196,9 +199,9 @@ class OpenAICompatibleEngine:
         return tuple(answer["tokens"])
 
     async def models(self) -> list[ModelInfo]:
-        """See ``EngineClient``. Sizes that the server does not tell are 0.
+        """List the served models. Sizes that the server does not report are 0.
 
-        A server that lists no model (``transformers serve`` on a folder) is taken to serve the tokenizer's folder.
+        A server that lists no model (``transformers serve`` on a folder) is assumed to serve the tokenizer's folder.
         """
         answer = await self._connection.call("GET", "/v1/models", None, should_wait=False)
         listed: list[Json] = answer["data"]
@@ -234,7 +237,7 @@ class OpenAICompatibleEngine:
         )
 
     def _check(self, request: GenerateRequest) -> None:
-        """Raises ``EngineError`` that names a setting which the server would ignore or refuse."""
+        """Raise ``EngineError``, naming the setting, if the server would ignore or refuse one."""
         for name, value in asdict(request.sampling).items():
             if value != _DEFAULTS[name] and name not in self._dialect.settings:
                 raise self._cannot(f"honour {name}")
@@ -245,7 +248,7 @@ class OpenAICompatibleEngine:
                 raise InvalidRequest(f"max_tokens is {branch.max_tokens}; it must be at least 1", "max_tokens")
 
     def _salt(self, request: GenerateRequest | ScoreRequest) -> Json:
-        """What keeps its cached prefixes apart. Raises ``EngineError`` where the server has nothing for it."""
+        """Return the fields that isolate cached prefixes. Raises ``EngineError`` if the server has no such field."""
         if request.cache_salt is None:
             return {}
         if not self._dialect.salts:
@@ -276,7 +279,7 @@ class OpenAICompatibleEngine:
     async def _continue(
         self, request: GenerateRequest, branch: Branch, aborted: asyncio.Event, deadline: float | None
     ) -> Events:
-        """One branch, as index 0."""
+        """Generate one branch, with index 0."""
         answer = _Answer()
         reason: FinishReason | None = None
         body = self._body(request, branch)
@@ -289,7 +292,7 @@ class OpenAICompatibleEngine:
                 elif chunk is None:
                     break
                 elif text := answer.take(chunk):
-                    # Which tokens they are is said once, at the end: servers cut texts and tokens at other places.
+                    # Token ids are sent once, at the end: servers split texts and tokens at different places.
                     yield Delta(0, text, ())
         reason = reason or answer.reason
         if reason is None:
@@ -307,7 +310,7 @@ class OpenAICompatibleEngine:
             stop = next((one for one in request.sampling.stop if answer.text.endswith(one)), None)
         logprob = answer.logprob
         if logprob is None:
-            # Nothing is known, so no token is taken for likelier than another.
+            # No log-probability is known, so all tokens get the same.
             vocab = 0 if self._text is None else self._text.vocab_size
             logprob = -len(ids) * math.log(max(vocab, 2))
         return Completion(
@@ -326,7 +329,7 @@ class OpenAICompatibleEngine:
 
 @dataclass
 class _Answer:
-    """What has arrived of one branch."""
+    """The response received so far for one branch."""
 
     text: str = ""
     ids: list[int] = field(default_factory=list)
@@ -338,7 +341,7 @@ class _Answer:
     rejected: int = 0
 
     def take(self, chunk: Json) -> str:
-        """Adds a chunk of the stream; answers its text. Raises ``EngineError`` if it tells of one."""
+        """Add a chunk of the stream and return its text. Raises ``EngineError`` if the chunk reports an error."""
         if "error" in chunk:
             raise error_from_json(500, chunk)
         usage = chunk.get("usage") or {}
@@ -365,7 +368,7 @@ class _Answer:
 
 
 class _Stop:
-    """Waits for something else than the end of a branch, until somebody wants it to end."""
+    """Context manager whose waits end early if the request is aborted."""
 
     def __init__(self, aborted: asyncio.Event) -> None:
         self._aborted = aborted
@@ -378,7 +381,7 @@ class _Stop:
         await _cancelled(self._waiting)
 
     async def unless(self, work: Awaitable[_T], seconds: float | None) -> _T | Literal["cancelled", "timeout"]:
-        """The result of ``work``, or why it was given up."""
+        """Return the result of ``work``, or the reason why it was cancelled."""
         working = asyncio.ensure_future(work)
         try:
             done, _ = await asyncio.wait({working, self._waiting}, timeout=seconds, return_when=FIRST_COMPLETED)
@@ -395,7 +398,10 @@ async def _cancelled(task: asyncio.Future[Any]) -> None:
 
 
 def branch_seed(branch: Branch) -> int:
-    """A seed of 31 bits, which every server takes, from the branch's seed and key, and from how far it is: a server
-    counts its noise from the start of a request, and a continuation must not repeat that of its beginning."""
+    """Return a seed of 31 bits, which every server accepts, from a branch's seed, key and number of generated tokens.
+
+    The number is included because servers count noise from the start of a request: a continuation must not repeat the
+    noise of its beginning.
+    """
     words = f"{branch.seed}/{branch.key}/{len(branch.generated)}"
     return int.from_bytes(hashlib.blake2b(words.encode(), digest_size=4).digest(), "little") >> 1

@@ -1,9 +1,9 @@
-"""Reading models of other people's servers at chosen positions.
+"""Scoring with models on OpenAI-compatible servers, at chosen positions.
 
-A reward model is asked through vLLM's ``/pooling``, in token ids: the server answers a row for every token, or for
-those of its own step tag alone (pooling type ``STEP``), as logits or as probabilities. A causal model is asked for one
-token after each position, with the log-probabilities of the likeliest, which OpenAI's completions report; a token that
-is not among them counts as the least likely that is.
+A reward model is scored through vLLM's ``/pooling`` with token ids: the server returns a row for every token, or only
+for its own step tag (pooling type ``STEP``), as logits or as probabilities. A causal model samples one token after each
+position, and the log-probabilities come from OpenAI's top log-probabilities; a token that is not listed gets the lowest
+listed value.
 
 Source: https://docs.vllm.ai/en/latest/models/pooling_models/ and vLLM's ``PoolingParams``.
 """
@@ -19,15 +19,17 @@ from engine.protocol.types import EngineError, ScoreResult
 from engine.protocol.wire import Json
 
 _AT_ONCE = 16
-"""Items that are asked for side by side."""
+"""The number of concurrent requests."""
 Row = tuple[float, ...]
 
 
 class OpenAIScorer:
-    """Scores on one server."""
+    """Scorer on one server."""
 
     def __init__(self, connection: Connection, extensions: Json, likeliest: int) -> None:
-        """``extensions``: what is sent with a completion. ``likeliest``: how many log-probabilities it reports."""
+        """``extensions``: fields sent with each completion. ``likeliest``: the maximum number of reported
+        log-probabilities.
+        """
         self._connection = connection
         self._extensions = extensions
         self._likeliest = likeliest
@@ -36,10 +38,13 @@ class OpenAIScorer:
     async def rows(
         self, index: int, model: str, tokens: Sequence[int], reads: Sequence[int], salt: Json
     ) -> ScoreResult:
-        """The labels of a reward model at the positions ``reads`` of one sequence. It is read as a whole. ``salt``:
-        what is sent beside it to keep what is cached of it apart."""
+        """Return a reward model's label logits at the positions ``reads`` of one sequence, which is computed as a
+        whole.
+
+        ``salt``: fields that isolate the cached prefixes of the request.
+        """
         body = {"model": model, "input": list(tokens), "encoding_format": "float"}
-        # What vLLM calls it now, and what it was called: logits, if there is a choice.
+        # The present and the former name of vLLM's option for raw logits.
         raw = {"use_activation": False, "activation": False}
         async with self._slots:
             answer = await self._connection.call("POST", "/pooling", body | raw | salt)
@@ -50,8 +55,9 @@ class OpenAIScorer:
     async def logits(
         self, index: int, model: str, prompts: Sequence[str | Sequence[int]], wanted: Sequence[str], salt: Json
     ) -> ScoreResult:
-        """The log-probabilities of tokens, by the names that the server gives them, after each of some texts. ``salt``
-        as in ``rows``."""
+        """Return the log-probabilities of tokens, given by the server's names, after each of the prompts. ``salt``: as
+        in ``rows``.
+        """
         values, computed, cached = [], 0, 0
         for prompt in prompts:
             body = {
@@ -72,7 +78,7 @@ class OpenAIScorer:
 
 
 def _rows(answer: Json, tokens: Sequence[int], reads: Sequence[int]) -> list[Row]:
-    """The rows at ``reads``, of all that the server answered."""
+    """Select the rows at ``reads`` from all rows of the response."""
     try:
         data = answer["data"][0]["data"]
         found = [tuple(map(float, row)) for row in (data if isinstance(data[0], list) else [data])]
@@ -93,7 +99,7 @@ def _rows(answer: Json, tokens: Sequence[int], reads: Sequence[int]) -> list[Row
 
 
 def _logits(row: Row) -> Row:
-    """Probabilities as logits that have them as softmax; logits as they are."""
+    """Return logits whose softmax is the row if it holds probabilities; otherwise return the row itself."""
     if len(row) > 1 and min(row) >= 0 and abs(math.fsum(row) - 1) < 1e-3:
         return tuple(math.log(max(value, 1e-30)) for value in row)
     return row
@@ -111,7 +117,7 @@ def _logprobs(answer: Json, wanted: Sequence[str]) -> Row:
 
 
 def _bill(answer: Json) -> tuple[int, int]:
-    """Tokens computed and cached, as the server reports them."""
+    """Return the reported numbers of computed and cached tokens."""
     usage = answer.get("usage") or {}
     read = usage.get("prompt_tokens")
     if not isinstance(read, int):

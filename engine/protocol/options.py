@@ -11,7 +11,9 @@ KVDType = Literal["auto", "int8", "fp8"]
 
 
 def _option(default: Any, kind: type, help_text: str, **limits: Any) -> Any:
-    """A field with its help and, in the words of Pydantic, its bounds (``ge``, ``gt``, ``le``) or ``choices``."""
+    """Return a dataclass field with its help text and its bounds in Pydantic's terms (``ge``, ``gt``, ``le``) or
+    ``choices``.
+    """
     return field(default=default, metadata={"kind": kind, "help": help_text, **limits})
 
 

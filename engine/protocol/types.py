@@ -1,4 +1,4 @@
-"""What a client says to an engine and what it hears back. No torch: workers import this module."""
+"""Types of the engine's interface: requests, results and errors. Free of torch, since workers import this module."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ from typing import Literal, Protocol
 
 FinishReason = Literal["stop", "length", "context", "timeout", "cancelled"]
 """``stop``: end of sequence, a stop token or a stop string. ``length``: ``max_tokens``. ``context``: the model's
-context is full. ``timeout``: ``GenerateRequest.timeout`` passed. ``cancelled``: somebody called ``abort``."""
+context is full. ``timeout``: ``GenerateRequest.timeout`` passed. ``cancelled``: ``abort`` was called.
+"""
 
 
 class EngineError(Exception):
-    """The engine refused or failed a request; the message says what would be right."""
+    """The engine refused or failed a request; the message names a valid alternative."""
 
 
 class InvalidRequest(EngineError):
-    """The request can never be served. ``field`` names the offending part."""
+    """The request can never be served. ``field``: the name of the invalid field."""
 
     def __init__(self, message: str, field: str | None = None) -> None:
         super().__init__(message)
@@ -24,7 +25,7 @@ class InvalidRequest(EngineError):
 
 
 class EngineUnavailable(EngineError):
-    """The engine could not be reached or answered with a server error; the same request may succeed later."""
+    """The engine could not be reached or returned a server error; the same request may succeed later."""
 
 
 class EngineBusy(EngineUnavailable):
@@ -33,11 +34,11 @@ class EngineBusy(EngineUnavailable):
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How the next token is drawn.
+    """Sampling parameters of a request.
 
-    The logits are changed by ``logit_bias``, the penalties and ``min_tokens`` (``engine.sampling.penalties`` says how),
-    divided by ``temperature`` (0 means greedy: argmax) and filtered by ``top_k`` (0 is off), ``top_p`` (1 is off) and
-    ``min_p`` (0 is off), in this order. ``stop`` strings end a branch as soon as the generated text contains one.
+    The logits are modified by ``logit_bias``, the penalties and ``min_tokens`` (``engine.sampling.penalties``), divided
+    by ``temperature`` (0 means greedy: argmax) and filtered by ``top_k`` (0 is off), ``top_p`` (1 is off) and ``min_p``
+    (0 is off), in this order. ``stop`` strings end a branch as soon as the generated text contains one.
     """
 
     temperature: float = 1.0
@@ -45,45 +46,46 @@ class SamplingParams:
     top_p: float = 1.0
     min_p: float = 0.0
     repetition_penalty: float = 1.0
-    """Over the prompt's tokens and the generated ones; 1 is off."""
+    """Applied to the tokens of the prompt and to generated ones; 1 is off."""
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
-    """Both over generated tokens, ``Branch.generated`` included; 0 is off."""
+    """Applied, like ``presence_penalty``, to generated tokens including ``Branch.generated``; 0 is off."""
     logit_bias: tuple[tuple[int, float], ...] = ()
-    """Token ids with what is added to their logits."""
+    """Pairs of a token id and the bias added to its logit."""
     min_tokens: int = 0
-    """Before this many generated tokens (``Branch.generated`` included) nothing stops a branch."""
+    """The minimum number of generated tokens, ``Branch.generated`` included, before a branch may stop."""
     stop: tuple[str, ...] = ()
     include_stop_str_in_output: bool = True
-    """Whether the text keeps the stop string that ended it, and what its last token wrote behind it: a search re-sends
-    them. The tokens are the same."""
+    """True to keep in the text the stop string that ended it and the rest of its last token, which a search sends
+    again. Does not affect the tokens.
+    """
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     logprobs: int | None = None
-    """Report the log-probability of every new token, and of this many of the likeliest at its place."""
+    """The number of most likely tokens whose log-probabilities are reported besides that of each new token."""
     prompt_logprobs: int | None = None
-    """The same for the prompt's tokens, which are then all forwarded. Reported with the first branch."""
+    """The same for the tokens of the prompt, all of which are then computed. Reported with the first branch."""
 
 
 @dataclass(frozen=True, slots=True)
 class Branch:
     """One continuation of a request's prompt.
 
-    The noise of a token is a function of (``seed``, ``key``, position, purpose) alone, so the same branch draws the
-    same tokens whatever else is in the batch. ``generated`` holds tokens that the branch already has beyond the prompt:
-    they count for stop strings and positions, and continuing a cut branch gives exactly the tokens of the uncut one.
+    The noise of a token is a function of (``seed``, ``key``, position, purpose) alone, so the same branch samples the
+    same tokens in any batch. ``generated``: tokens that the branch already has after the prompt. They count for stop
+    strings and positions, and continuing an interrupted branch gives exactly the tokens of the uninterrupted one.
     """
 
     seed: int
     key: int
     max_tokens: int
-    """New tokens at most, on top of ``generated``. 0 only reads the prompt, for ``prompt_logprobs``."""
+    """The maximum number of new tokens, besides ``generated``. 0 only computes the prompt, for ``prompt_logprobs``."""
     generated: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class GenerateRequest:
-    """Continue one prompt along several branches. The prompt's token ids are the handle to its KV."""
+    """Request to continue one prompt along several branches. The prompt's token ids identify its cached KV."""
 
     request_id: str
     model: str
@@ -91,42 +93,47 @@ class GenerateRequest:
     branches: tuple[Branch, ...]
     sampling: SamplingParams = field(default_factory=SamplingParams)
     timeout: float | None = None
-    """Seconds after which unfinished branches end with ``timeout`` and the tokens they have."""
+    """The time in seconds after which unfinished branches end with ``timeout`` and the tokens generated so far."""
     priority: int = 0
-    """Higher starts first and is sent back last when memory runs out."""
+    """The higher, the earlier the request starts and the later it is preempted when memory runs out."""
     lease: str | None = None
-    """Name under which the engine keeps what this request computes in its cache until ``EngineClient.release``: the
-    job's id. It changes what is fast, never what is answered."""
+    """The name under which the engine keeps the request's KV cached until ``EngineClient.release``: the job's id.
+    Affects speed only, never results.
+    """
     cache_salt: str | None = None
-    """Cached prefixes are shared only among requests with the same salt."""
+    """The salt of cached prefixes, which are shared only among requests with the same salt."""
     draft: bool = True
-    """Whether tokens may be guessed. Guessing changes no token, but computes wrong guesses too."""
+    """True to allow speculative decoding, which changes no token but also computes rejected draft tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """A token's log-probability under the model's own law: temperature 1, before bias, penalties and filters."""
+    """The log-probability of a token under the model's own distribution: temperature 1, before bias, penalties and
+    filters.
+    """
 
     token_id: int
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
-    """The likeliest tokens at this place with theirs, likeliest first; the token itself may be among them."""
+    """The most likely tokens at this position with their log-probabilities, most likely first; may include the token
+    itself.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """New text of a branch while it is still running (streaming only). Never half a character."""
+    """New text of a running branch (streaming only). Ends at a complete character."""
 
     index: int
     text: str
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprob, ...] | None = None
-    """One for each of ``token_ids``, if ``SamplingParams.logprobs`` asked for them."""
+    """One entry for each of ``token_ids``, if ``SamplingParams.logprobs`` is set."""
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """A finished branch. ``token_ids`` and ``text`` are what this request added (without ``Branch.generated``).
+    """A finished branch. ``token_ids`` and ``text``: the output of this request, without ``Branch.generated``.
 
     An end-of-sequence token is part of ``token_ids`` (it was generated and is billed) but not of ``text``.
     """
@@ -136,28 +143,31 @@ class Completion:
     text: str
     finish_reason: FinishReason
     stop: str | int | None
-    """The stop string or token id that ended the branch, when ``finish_reason`` is ``stop``."""
+    """The stop string or token id that ended the branch, if ``finish_reason`` is ``stop``."""
     logprob: float
-    """Sum of the log-probabilities of ``token_ids`` under the law that they were sampled from (greedy tokens: under the
-    model's own law, at temperature 1, since the greedy law has only one outcome)."""
+    """The sum of the log-probabilities of ``token_ids`` under their sampling distribution (greedy tokens: under the
+    model's own distribution at temperature 1, since the greedy one has a single outcome).
+    """
     prompt_tokens: int
     cached_tokens: int
-    """Prompt tokens (``generated`` included) whose KV came from the prefix cache."""
+    """The number of prompt tokens (``generated`` included) whose KV came from the prefix cache."""
     logprobs: tuple[TokenLogprob, ...] | None = None
-    """One for each of ``token_ids``, if ``SamplingParams.logprobs`` asked for them."""
+    """One entry for each of ``token_ids``, if ``SamplingParams.logprobs`` is set."""
     prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
-    """One for each token of the prompt but the first, which nothing precedes, if they were asked for and this is the
-    first branch; fewer when the branch ended before the prompt was read."""
+    """One entry for each token of the prompt, ``None`` for the first, if this is the first branch and they were
+    requested; fewer if the branch ended before the prompt was computed.
+    """
     drafted_tokens: int = 0
-    """Guesses at its tokens that were computed (speculative decoding)."""
+    """The number of draft tokens verified (speculative decoding)."""
     accepted_tokens: int = 0
-    """Those of them that are among ``token_ids``."""
+    """The number of accepted draft tokens among ``token_ids``."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScoreItem:
-    """One sequence to forward. ``parts`` are tokenised one by one and concatenated, so that a shared prefix of parts is
-    a shared prefix of token ids. Read-outs are taken at the last token of the parts in ``read`` (indices)."""
+    """One sequence to score. ``parts`` are tokenized one by one and concatenated, so that a shared prefix of parts is a
+    shared prefix of token ids. The model is read at the last token of each part in ``read`` (indices).
+    """
 
     parts: tuple[str | tuple[int, ...], ...]
     read: tuple[int, ...]
@@ -165,11 +175,11 @@ class ScoreItem:
 
 @dataclass(frozen=True, slots=True)
 class ScoreRequest:
-    """Forward sequences through a model and read it at chosen positions, reusing the prefix cache.
+    """Request to compute sequences and read the model at chosen positions, reusing the prefix cache.
 
-    A causal model answers the logits of ``token_ids`` at each position; a classifier or reward model the logits of its
-    labels (``token_ids`` must be empty). ``max_compute`` bounds the tokens that one item may forward: an item that
-    would need more is not computed and answers ``values=None`` with the number it needs.
+    A causal model returns the logits of ``token_ids`` at each position; a classifier or reward model the logits of its
+    labels (``token_ids`` must be empty). ``max_compute``: the maximum number of tokens to compute per item; an item
+    that needs more is not computed and has ``values=None`` and the number needed.
     """
 
     request_id: str
@@ -178,68 +188,74 @@ class ScoreRequest:
     token_ids: tuple[int, ...] = ()
     max_compute: int | None = None
     priority: int = 0
-    """This and the following as in ``GenerateRequest``."""
+    """This and the following fields are those of ``GenerateRequest``."""
     lease: str | None = None
     cache_salt: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ScoreResult:
-    """``values``: a row of logits for each index in ``ScoreItem.read``; ``None`` when ``max_compute`` was too small."""
+    """``values``: a row of logits for each index in ``ScoreItem.read``; ``None`` if ``max_compute`` was too small."""
 
     index: int
     values: tuple[tuple[float, ...], ...] | None
     computed_tokens: int
-    """Tokens forwarded, or, when ``values`` is ``None``, the number that would have to be."""
+    """The number of tokens computed or, if ``values`` is ``None``, the number needed."""
     cached_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """What a client may know about a served model."""
+    """Properties of a served model."""
 
     id: str
     kind: Literal["generate", "classify"]
     context: int
-    """Longest sequence in tokens, prompt and generation together."""
+    """The maximum sequence length in tokens, prompt and output together."""
     vocab_size: int
     parameters: int
-    """Number of weights, for FLOP estimates (2 per weight and token)."""
+    """The number of weights, for FLOP estimates (2 per weight and token)."""
     extra: dict[str, object] = field(default_factory=dict)
-    """The checkpoint's own notes, such as ``reasoner_prm`` from its config.json."""
+    """Additional entries of the checkpoint's config.json, such as ``reasoner_prm``."""
     architecture: str = ""
-    """The class that the checkpoint was saved from, such as ``Qwen2ForProcessRewardModel``; empty if nobody knows."""
+    """The class that the checkpoint was saved from, such as ``Qwen2ForProcessRewardModel``; empty if unknown."""
     bos: int | None = None
-    """The tokenizer's ``bos_token``, whether or not it puts it before a text by itself."""
+    """The tokenizer's ``bos_token``, whether or not the tokenizer adds it to a text by default."""
     fingerprint: str = ""
-    """Tells checkpoints apart (``engine.fingerprint``); empty where the server does not say."""
+    """Fingerprint of the checkpoint (``engine.fingerprint``); empty if the server does not report one."""
     isolates: bool = True
-    """Whether its server keeps what is cached under different ``cache_salt`` apart. One that cannot refuses a salt."""
+    """True if the server isolates cached prefixes by ``cache_salt``. Otherwise a request with a salt is refused."""
 
 
 class EngineClient(Protocol):
-    """The one interface to an engine, in-process (``LocalEngine``) or over HTTP (``HttpEngine``)."""
+    """Interface of an engine, in-process (``LocalEngine``) or over HTTP (``HttpEngine``)."""
 
     def generate(self, request: GenerateRequest, *, stream: bool = False) -> AsyncIterator[Completion | Delta]:
-        """Yields each branch's ``Completion`` as it finishes, in order of arrival; with ``stream`` also ``Delta``s.
+        """Yield each branch's ``Completion`` when it finishes, in order of arrival; with ``stream`` also ``Delta``
+        events.
 
-        Raises ``InvalidRequest``, ``EngineBusy``, ``EngineUnavailable``. Closing the iterator cancels what still runs.
+        Raises ``InvalidRequest``, ``EngineBusy``, ``EngineUnavailable``. Closing the iterator cancels unfinished
+        branches.
         """
         ...
 
     async def score(self, request: ScoreRequest) -> list[ScoreResult]:
-        """Answers every item, in the order of the request."""
+        """Return one result per item, in the order of the request."""
         ...
 
     async def abort(self, request_id: str) -> None:
-        """Ends the branches of a request at the next step; their ``Completion``s say ``cancelled`` and what they got.
-        An unknown id is not an error: the request may have just finished."""
+        """Cancel the branches of a request at the next step; each returns a ``Completion`` with the reason
+        ``cancelled`` and the tokens generated so far. An unknown id is not an error, since the request may have just
+        finished.
+        """
         ...
 
     async def release(self, lease: str, tokens: Sequence[int] | None = None) -> None:
-        """Ends a lease: what it kept in the cache may be evicted like anything else. With ``tokens``, all token ids of
-        one branch, only that branch is given up, back to where another branch of the lease leaves it. An unknown lease
-        is not an error: leases end by themselves when they are not used for long."""
+        """Release a lease, whose cached prefixes may then be evicted like others.
+
+        With ``tokens`` (all token ids of one branch), only that branch is released, up to where another branch of the
+        lease diverges. An unknown lease is not an error, since unused leases expire.
+        """
         ...
 
     async def tokenize(
@@ -250,21 +266,21 @@ class EngineClient(Protocol):
         special: bool = True,
         generation_prompt: bool = True,
     ) -> tuple[int, ...]:
-        """Token ids of a plain text, or of chat messages through the model's template.
+        """Return the token ids of a text, or of chat messages rendered with the model's template.
 
-        ``special``: a plain text begins as the tokenizer begins one (Llama and Gemma: with a first token); without it
-        the text is a piece of another one. ``generation_prompt``: what tells the model to speak follows the messages.
+        ``special``: add the tokenizer's special tokens to a text (Llama and Gemma: BOS); otherwise the text is a part
+        of a longer one. ``generation_prompt``: add the template's generation prompt after the messages.
         """
         ...
 
     async def models(self) -> list[ModelInfo]:
-        """What is served."""
+        """Return the served models."""
         ...
 
     async def clear_cache(self) -> None:
-        """Forgets every prefix that no running request uses: for measurements that must start cold."""
+        """Drop all cached prefixes that no running request uses, for measurements with a cold cache."""
         ...
 
     async def close(self) -> None:
-        """Frees connections, and the models where the engine is in-process."""
+        """Close connections; an in-process engine also frees its models."""
         ...

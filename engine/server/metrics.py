@@ -41,13 +41,13 @@ _HISTOGRAMS = {
 
 
 class EngineCollector(Collector):
-    """Reads the engine when it is scraped; nothing is counted twice."""
+    """Prometheus collector that reads the engine's counters at each scrape."""
 
     def __init__(self, engine: LocalEngine) -> None:
         self._engine = engine
 
     def collect(self) -> Iterator[Metric]:
-        """One family per number, labelled by model."""
+        """Yield one metric family per value, labelled by model."""
         stats = self._engine.stats()
         for name, text in _GAUGES.items():
             gauge = GaugeMetricFamily(f"reasoner_engine_{name}", text, labels=["model"])

@@ -8,13 +8,14 @@ from engine.protocol.types import TokenLogprob
 from engine.protocol.wire import Json
 
 Name = Callable[[int], str]
-"""How a token is called in an answer."""
+"""Returns the name of a token in a response."""
 
 
 def logprobs_object(name: Name, tokens: Sequence[int], found: Sequence[TokenLogprob | None], start: int = 0) -> Json:
-    """OpenAI's ``logprobs`` of a choice. ``start``: characters before the first of the tokens.
+    """Return OpenAI's ``logprobs`` of a choice. ``start``: the number of characters before the first of the tokens.
 
-    ``top_logprobs`` holds the token itself besides the likeliest. A prompt's first token has ``null`` for both.
+    ``top_logprobs`` includes the token itself besides the most likely ones. The first token of a prompt has ``null``
+    for both.
     """
     names = [name(token) for token in tokens]
     offsets = []
@@ -30,7 +31,7 @@ def logprobs_object(name: Name, tokens: Sequence[int], found: Sequence[TokenLogp
 
 
 def prompt_logprobs(name: Name, found: Sequence[TokenLogprob | None]) -> list[Json | None]:
-    """vLLM's ``prompt_logprobs``: for each token but the first, itself and the likeliest by id."""
+    """Return vLLM's ``prompt_logprobs``: for each token but the first, itself and the most likely ones by id."""
     return [
         None
         if one is None

@@ -1,8 +1,8 @@
-"""Text of tokens that arrive one by one: stop strings across token borders, and streaming without half characters.
+"""Incremental detokenization: stop strings across token borders, and streaming without incomplete characters.
 
-A character may be spread over several tokens, and a decoder may treat the first token of a text differently, so texts
-of tokens cannot simply be joined. A reader decodes a small window twice, with and without the new tokens, and takes the
-difference (the method of transformers' and vLLM's streamers).
+A character may be spread over several tokens, and a decoder may treat the first token of a text differently, so the
+texts of single tokens cannot simply be joined. A reader decodes a small window twice, with and without the new tokens,
+and takes the difference (the method of the streamers of transformers and vLLM).
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ from collections.abc import Sequence
 from engine.text.tokenizer import Tokenizer
 
 _HALF = "\ufffd"
-"""What a decoder shows for a character whose last bytes are still to come, and for bytes that are none."""
+"""Replacement character that a decoder outputs for an incomplete character and for invalid bytes."""
 _BYTES = 4
-"""Bytes of a character at most."""
+"""The maximum number of bytes of a character."""
 _HELD = 2 * _BYTES
-"""Tokens that are held back at least before they are taken for bytes that are no character."""
+"""The minimum number of tokens held back before they count as invalid bytes."""
 
 
 def decode_complete_text(tokenizer: Tokenizer, tokens: Sequence[int]) -> str:
-    """The text of tokens, without a character at its end that is not complete, or bytes there that are none."""
+    """Return the text of tokens without an incomplete character or invalid bytes at its end."""
     return tokenizer.decode(tokens).rstrip(_HALF)
 
 
 def num_chars_to_hold(text: str, stops: Sequence[str]) -> int:
-    """Length of the longest end of ``text`` that could be the beginning of a stop string."""
+    """Return the length of the longest suffix of ``text`` that could be the beginning of a stop string."""
     longest = 0
     for stop in stops:
         start = text.find(stop[0], max(0, len(text) - len(stop) + 1))
@@ -37,29 +37,29 @@ def num_chars_to_hold(text: str, stops: Sequence[str]) -> int:
 
 
 def earliest_stop_start(stop: str, start: int) -> int:
-    """Where a stop string that ends after the first ``start`` characters of a text begins at the earliest."""
+    """Return the lowest possible start of a stop string that ends after the first ``start`` characters of a text."""
     return max(0, start - len(stop) + 1)
 
 
 class TextReader:
-    """Follows one branch's growing list of tokens."""
+    """Incremental detokenizer of one branch's growing list of tokens."""
 
     def __init__(self, tokenizer: Tokenizer, tokens: list[int]) -> None:
-        """``tokens`` is read again at every call; whoever owns it appends to it."""
+        """``tokens``: read again at every call; the owner appends to it."""
         self.text = ""
         """The text so far, complete characters only."""
         self._tokenizer = tokenizer
         self._tokens = tokens
         self._lead = ""
-        """Text of tokens before the window that is known and not all in ``text`` yet."""
+        """The decoded text of tokens before the window that is not all in ``text`` yet."""
         self._window = 0
         self._shown = 0
-        """Characters of the lead and the window's text that are in ``text``."""
+        """The number of characters of the lead and the window's text that are in ``text``."""
         self._read = 0
-        """Where the next window starts: the text of the tokens up to here is complete."""
+        """The start of the next window: the text of the tokens before it is complete."""
 
     def advance(self) -> None:
-        """Brings ``text`` up to date with the tokens."""
+        """Update ``text`` with new tokens."""
         if self._read == len(self._tokens):
             return
         after = self._lead + self._tokenizer.decode(self._tokens[self._window :])
@@ -73,21 +73,21 @@ class TextReader:
             self._let_go()
 
     def final(self, end: int) -> str:
-        """The text of the first ``end`` tokens, all that there will be."""
+        """Return the text of the first ``end`` tokens, after which no more follow."""
         rest = self._lead + self._tokenizer.decode(self._tokens[self._window : end])
         return self.text + rest.rstrip(_HALF)[self._shown :]
 
     def _let_go(self) -> None:
-        """Moves the window behind bytes that can be no character any more.
+        """Move the window behind bytes that can no longer become a character.
 
-        Without this a branch that goes on writing such bytes would be decoded from their start for each of them.
+        Otherwise each token of a branch that keeps generating such bytes would decode all of them again.
         """
         end = len(self._tokens)
         window = self._tokenizer.decode(self._tokens[self._window :])
         for cut in range(end - 1, max(self._read, end - _BYTES - 1), -1):
             known = self._tokenizer.decode(self._tokens[self._window : cut])
             behind = self._tokenizer.decode(self._tokens[cut:])
-            # Tokens that have no text do not end the character before them.
+            # Tokens without text do not complete the preceding character.
             if behind and known + behind == window:
                 left = self._lead + known
                 self._lead, self._shown = left[self._shown :], max(0, self._shown - len(left))
@@ -96,7 +96,7 @@ class TextReader:
 
 
 class StopStrings:
-    """A list of stop strings, and which tokens can complete one of them."""
+    """A list of stop strings, and the tokens that can complete one of them."""
 
     def __init__(self, tokenizer: Tokenizer, stops: Sequence[str]) -> None:
         self.stops = tuple(stops)
@@ -106,13 +106,13 @@ class StopStrings:
         self._may_end: dict[int, bool] = {}
         encoded = [(stop, tokenizer.encode(stop)) for stop in self.stops]
         self.tokens = frozenset(ids[0] for stop, ids in encoded if len(ids) == 1 and tokenizer.decode(ids) == stop)
-        """Those that are a stop string all by themselves."""
+        """Tokens whose text is a whole stop string."""
 
     def may_end(self, token: int) -> bool:
-        """Whether the token could complete a stop string; almost none can, and the others need no decoding.
+        """Return True if the token could complete a stop string; almost none can, and the others need no decoding.
 
-        A token that is part of a character may. So may any when a stop string ends in a space, since some decoders add
-        spaces between tokens, or in the mark of a half character, which counts once something follows it.
+        True for tokens that are part of a character. True for all tokens if a stop string ends in a space, since some
+        decoders add spaces between tokens, or in the replacement character, which counts once something follows it.
         """
         known = self._may_end.get(token)
         if known is None:
@@ -122,7 +122,7 @@ class StopStrings:
         return known
 
     def find(self, text: str, start: int) -> str | None:
-        """The stop string that ends first among those ending after ``start``, or ``None``."""
+        """Return the stop string that ends first among those ending after ``start``, or ``None``."""
         best, best_end = None, len(text) + 1
         for stop in self.stops:
             index = text.find(stop, earliest_stop_start(stop, start))

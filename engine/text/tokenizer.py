@@ -10,27 +10,27 @@ from typing import Any
 from engine.protocol.types import EngineError, InvalidRequest
 
 _PARTS = 16384
-"""Tokenised parts of score requests that are remembered: a tree search re-sends the same steps many times."""
+"""The number of cached tokenized parts of score requests: a tree search sends the same steps many times."""
 LONG_TEXT = 4096
-"""Characters from which on a text is not remembered, and is best tokenised on a thread."""
+"""The length in characters from which a text is not cached, and should be tokenized on a thread."""
 
 
 class Tokenizer:
     """A checkpoint's tokenizer and chat template.
 
-    Works on the ``tokenizers`` object itself: transformers' wrapper sets padding and truncation on it at every call,
+    Uses the ``tokenizers`` object directly: transformers' wrapper sets padding and truncation on it at every call,
     which fails when two threads do so at once.
     """
 
     def __init__(self, folder: Path, vocab: int) -> None:
-        """Raises ``EngineError`` when there is no fast tokenizer or it has ids that the model has no embedding for."""
-        from transformers import PreTrainedTokenizerFast  # seconds to import, so only where a model is served
+        """Raises ``EngineError`` if there is no fast tokenizer, or if it has ids without an embedding in the model."""
+        from transformers import PreTrainedTokenizerFast  # takes seconds to import, so only where a model is loaded
 
         if not (folder / "tokenizer.json").exists():
             raise EngineError(f"{folder} has no tokenizer.json; save the checkpoint with its fast tokenizer")
         try:
             self._wrapper: Any = PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
-        except Exception as error:  # whatever a broken file makes the parsers raise
+        except Exception as error:  # parsers raise any exception for an invalid file
             raise EngineError(f"{folder} has no loadable tokenizer: {error}") from error
         self._fast: Any = self._wrapper.backend_tokenizer
         self._fast.no_padding()
@@ -44,43 +44,44 @@ class Tokenizer:
         self.bos: int | None = self._wrapper.bos_token_id
         self._remembered = lru_cache(_PARTS)(self.encode)
         self.piece = lru_cache(_PARTS)(self._piece)
-        """The text of one token alone, special ones too; bytes that are no character as ``token_id:`` and the id."""
+        """Return the text of a single token, also of special ones; invalid bytes as ``token_id:`` and the id."""
 
     def check_length(self, text: str, context: int, field: str) -> None:
-        """Raises ``InvalidRequest`` for a text that is too long for ``context`` tokens, however they are chosen.
+        """Raise ``InvalidRequest`` for a text that exceeds ``context`` tokens with any tokenization.
 
-        Tokenising it first would take minutes of processor time and gigabytes for the longest body that arrives.
+        Tokenizing the longest possible body first would take minutes of CPU time and gigabytes of memory.
         """
         most = context * self._longest
         if len(text) > most:
             raise InvalidRequest(f"{field} has {len(text)} characters; {context} tokens hold at most {most}", field)
 
     def encode(self, text: str) -> tuple[int, ...]:
-        """Token ids of a text; no special tokens are added."""
+        """Return the token ids of a text, without special tokens."""
         return self._encode(text, special=False)
 
     def _encode(self, text: str, *, special: bool) -> tuple[int, ...]:
         if len(text) <= LONG_TEXT:
             return tuple(self._fast.encode(text, add_special_tokens=special).ids)
-        # Only the call for a batch lets go of the interpreter's lock.
+        # Only the batch call releases the GIL.
         return tuple(self._fast.encode_batch_fast([text], add_special_tokens=special)[0].ids)
 
     def encode_prompt(self, text: str) -> tuple[int, ...]:
-        """Token ids of a whole prompt, with what the checkpoint puts around one (Llama and Gemma: a first token).
+        """Return the token ids of a whole prompt, with the special tokens that the tokenizer adds (Llama and Gemma:
+        BOS).
 
-        A text that begins with that token already, as a chat template's does, does not get it twice.
+        If the text begins with that token already, as with a chat template, it is not added again.
         """
         ids = self._encode(text, special=True)
         return ids[1:] if ids[:2] == (self.bos, self.bos) else ids
 
     def encode_part(self, text: str) -> tuple[int, ...]:
-        """The same, remembering the latest short texts."""
+        """Return the same as ``encode``, cached for the latest short texts."""
         return self._remembered(text) if len(text) <= LONG_TEXT else self.encode(text)
 
     def encode_chat(self, messages: Sequence[dict[str, str]], *, generation_prompt: bool = True) -> tuple[int, ...]:
-        """Token ids of chat messages through the checkpoint's template.
+        """Return the token ids of chat messages rendered with the checkpoint's template.
 
-        The template writes all special tokens itself, so none are added to its text.
+        No special tokens are added, since the template contains them all.
         """
         if not self._wrapper.chat_template:
             raise InvalidRequest("the model has no chat template; give a plain text instead of messages", "messages")
@@ -93,7 +94,7 @@ class Tokenizer:
         return self.encode(text)
 
     def decode_all(self, tokens: Sequence[int]) -> str:
-        """The text of the tokens with the special ones."""
+        """Return the text of the tokens, including special ones."""
         text: str = self._fast.decode(tokens, skip_special_tokens=False)
         return text
 
@@ -102,6 +103,6 @@ class Tokenizer:
         return f"token_id:{token}" if "\ufffd" in text else text
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """The text of the tokens without special ones. A character that is cut in two shows as U+FFFD."""
+        """Return the text of the tokens without special ones. An incomplete character becomes U+FFFD."""
         text: str = self._fast.decode(tokens, skip_special_tokens=True)
         return text
