@@ -1,1 +1,1 @@
-"""The processes of a service: each role alone, all of them under a supervisor, or private ones of a command."""
+"""The processes of a service: single roles, all roles under a supervisor, and private services of a command."""

@@ -1,7 +1,7 @@
-"""Arithmetic in a process of its own, since this one has no torch: started, watched with a progress bar, and ended.
+"""Computation in a child process, since this one has no torch, with a progress bar.
 
-The process writes JSON lines: ``{"done", "total", "next"}`` as it goes, then ``{"result"}``, or ``{"error"}`` where it
-cannot, with ``"usage": true`` where what was asked for is wrong.
+The child writes JSON lines: ``{"done", "total", "next"}`` as progress, then ``{"result"}`` or ``{"error"}``, the latter
+with ``"usage": true`` if the arguments are wrong.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _STOP_SECONDS = 5.0
 
 
 def compute(module: str, asked: dict[str, Any], console: Console, *, grace: float = _STOP_SECONDS) -> Any:
-    """Runs ``python -m module`` and shows how far it is. Returns its result; ends the command where it fails.
+    """Run ``python -m module`` with a progress bar and return its result. Exit the command if it fails.
 
-    ``grace``: seconds that the process has to end in order after Ctrl-C.
+    ``grace``: the time in seconds that the process has to end in order after Ctrl-C.
     """
     try:
         return _watched(module, asked, console, grace)
@@ -35,7 +35,7 @@ def compute(module: str, asked: dict[str, Any], console: Console, *, grace: floa
 
 
 class _FailedError(Exception):
-    """What the process says of why it could not, and the command's exit status."""
+    """Failure reported by the process, with the command's exit status."""
 
     def __init__(self, message: str, status: int = 1) -> None:
         super().__init__(message)

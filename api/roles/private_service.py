@@ -1,4 +1,4 @@
-"""A service, or an engine, of one's own for as long as a command needs it: nothing of it is left afterwards."""
+"""A private service or engine for the duration of a command; nothing of it remains afterwards."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _STOP_SECONDS = 10.0
 
 @contextlib.contextmanager
 def run_private_service(settings: Settings, console: Console) -> Iterator[str]:
-    """API, worker, engine and broker in a folder and on a port of their own; yields the API's URL.
+    """Start API, worker, engine and broker in a temporary folder and on a free port; yield the API's URL.
 
     A configured engine is used; everything else is private. Raises ``StartError`` and ``ConfigError``.
     """
@@ -46,8 +46,8 @@ def run_private_service(settings: Settings, console: Console) -> Iterator[str]:
 def run_private_engine(settings: Settings, console: Console, more: Sequence[str] = ()) -> Iterator[tuple[str, ...]]:
     """Yield the URLs of the configured engines, or of an engine started for this purpose behind a Unix socket.
 
-    Raises ``StartError`` and ``ConfigError``.
-    ``more`` are models that our own serves besides the policy and the verifier; a configured one must have them.
+    ``more``: models besides the policy and the verifier; a configured engine must serve them. Raises ``StartError`` and
+    ``ConfigError``.
     """
     check_models(settings)
     if settings.engine_url:

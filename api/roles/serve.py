@@ -1,4 +1,4 @@
-"""The roles as processes: each alone, or all of them on this machine under one supervisor."""
+"""The roles as processes: single ones, or all of them on this machine under one supervisor."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LOOK_SECONDS = 0.5
 
 
 def run_api(settings: Settings) -> None:
-    """Serves HTTP until SIGTERM or Ctrl-C."""
+    """Serve HTTP until SIGTERM or Ctrl-C."""
     check_port(settings.host, settings.port)
     configure_logging()
     start_tracing(settings, "api")
@@ -53,7 +53,7 @@ def run_api(settings: Settings) -> None:
 
 
 class Server(uvicorn.Server):
-    """Tells the application that it is about to end, before it waits for the calls that are under way."""
+    """Server that announces its shutdown to the application before waiting for calls in flight."""
 
     def __init__(self, config: uvicorn.Config, app: FastAPI) -> None:
         super().__init__(config)
@@ -65,14 +65,14 @@ class Server(uvicorn.Server):
 
 
 def run_worker(settings: Settings) -> None:
-    """Takes jobs until SIGTERM or Ctrl-C, then hands back those that it has."""
+    """Run jobs until SIGTERM or Ctrl-C, then hand back those in progress."""
     with _broker(settings):
         start_tracing(settings, "worker")
         serve_worker(make_worker(settings), settings.queues)
 
 
 def run_engine(settings: Settings) -> None:
-    """Becomes the engine server: this process never holds torch, the one that replaces it does."""
+    """Replace this process, which has no torch, by the engine server."""
     if len(settings.engine_addresses) > 1:
         raise ConfigError("REASONER_ENGINE_URL: these are several engines; give the address of this one alone")
     check_models(settings)
@@ -92,9 +92,9 @@ def run_engine(settings: Settings) -> None:
 
 
 def serve(settings: Settings) -> None:
-    """Runs everything on this machine until SIGTERM or Ctrl-C."""
+    """Run all roles on this machine until SIGTERM or Ctrl-C."""
     with Supervisor(settings, log_dir=settings.data_dir / "logs", on_progress=_say):
-        while True:  # not one wait for ever: a signal that comes just before it begins is handled when it ends
+        while True:  # not a single unlimited wait: a signal that arrives just before it is handled when it ends
             time.sleep(LOOK_SECONDS)
 
 
@@ -112,7 +112,7 @@ def _say(message: str) -> None:
 
 
 def main(role: str) -> None:
-    """How the supervisor starts a role: configured by the environment alone."""
+    """Entry point of the supervisor's child processes, configured by the environment alone."""
     try:
         with interruptible():
             {"api": run_api, "worker": run_worker}[role](load_settings())

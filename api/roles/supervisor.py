@@ -1,8 +1,8 @@
-"""Everything on one machine: broker, engine, worker and API as child processes of this one.
+"""Broker, engine, worker and API on one machine, as child processes of this one.
 
-It starts them, waits until a job could run, starts again what dies, and stops all. Even when it is killed with -9, no
-process and no socket stays behind: the kernel ends the children, and a janitor that waits for this end of its pipe
-to close clears the files away.
+The supervisor starts them, waits until a job could run, restarts those that die, and stops all of them. Even after
+``kill -9``, no process and no socket remains: the kernel ends the children, and a cleanup process removes the files
+when its end of a pipe to this process closes.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _JANITOR = 'cat >/dev/null; n=0; until rm -rf -- "$@" 2>/dev/null || [ $n -ge 50
 
 
 class Role:
-    """One child process, and how often it has died lately."""
+    """One child process, with its recent deaths."""
 
     def __init__(self, name: str, command: Sequence[str], env: dict[str, str], log: Path) -> None:
         self.name = name
@@ -59,16 +59,17 @@ class Role:
 
     @property
     def exit_status(self) -> int | None:
-        """``None`` while it runs."""
+        """The exit status; ``None`` while the process runs."""
         return None if self.process is None else self.process.poll()
 
     def last_words(self) -> str:
-        """The end of what it has logged since it was started: the file keeps what others said before it."""
+        """Return the end of its log since its last start, without older entries of the same file."""
         return read_tail(self.log, since=self._log_start)
 
     def restart_when_due(self) -> float | None:
-        """Called while it is dead: start it again, after a first death at once, then after a pause that grows. Return
-        the pause when it begins."""
+        """Restart a dead process when it is due: at once after a first death, then after growing pauses. Return the
+        pause when it begins.
+        """
         now = time.monotonic()
         if self._due is None:
             self._deaths = 1 if now - self._started > STEADY_SECONDS else self._deaths + 1
@@ -87,10 +88,11 @@ class Role:
 
 
 class Supervisor:
-    """A context manager; inside it ``url`` answers. ``ephemeral`` removes the data folder at the end.
+    """Context manager around all child processes; inside it, ``url`` answers. ``ephemeral`` removes the data folder at
+    the end.
 
-    Enter it in the main thread: children live as long as the thread that started them.
-    Raises ``ConfigError`` and ``StartError``.
+    Enter it in the main thread, since children live as long as the thread that started them. Raises ``ConfigError`` and
+    ``StartError``.
     """
 
     def __init__(
@@ -112,7 +114,7 @@ class Supervisor:
         self._lock = threading.Lock()
         self._stopping = False
         self._stopped = threading.Event()
-        # At the end of a process that had no time to stop it, nobody waits for this thread.
+        # A daemon: a process that ends without stopping it must not wait for this thread.
         self._watcher = threading.Thread(target=self._watch, name="supervisor", daemon=True)
         self._signals = contextlib.ExitStack()
 
@@ -171,7 +173,9 @@ class Supervisor:
         role.start()
 
     def _await_ready(self) -> None:
-        """However long a large model takes to load: as long as nobody dies, it is still loading."""
+        """Wait until the service is ready. Loading a large model may take any time, so only the death of a child ends
+        the wait.
+        """
         missing = ""
         with httpx.Client(timeout=5.0) as client:
             while True:
@@ -189,7 +193,7 @@ class Supervisor:
                 time.sleep(_POLL_SECONDS)
 
     def _watch(self) -> None:
-        """Starts again what dies, until ``stop`` has stopped the children that this thread may have started."""
+        """Restart children that die, until ``stop`` has stopped those that this thread may have started."""
         while not self._stopped.wait(_POLL_SECONDS):
             with self._lock:
                 if self._stopping:
@@ -206,13 +210,13 @@ class Supervisor:
     def _restart(self, broker: EmbeddedBroker) -> None:
         try:
             broker.start()
-        except StartError as error:  # everything waits for it: say so and try again
+        except StartError as error:  # the other roles need the broker: report the failure and try again
             self._say(str(error))
 
     def stop(self) -> None:
-        """Stop everything, those who use a thing before the thing. May be called again.
+        """Stop all children, each before those that it depends on. May be called again.
 
-        A second Ctrl-C meanwhile kills what has not ended.
+        A second Ctrl-C kills those that have not ended.
         """
         with uninterrupted():
             self._stop_children()
@@ -223,7 +227,7 @@ class Supervisor:
         self._await_watcher()
         for role in self._roles:
             if role.name != "engine" and role.process is not None and role.exit_status is None:
-                role.process.terminate()  # side by side: handing jobs back takes a moment
+                role.process.terminate()  # all at once: handing back jobs takes a moment
         for role in reversed(self._roles):
             role.stop()
         if self._broker is not None:
@@ -234,11 +238,11 @@ class Supervisor:
         if self._janitor is not None:
             assert self._janitor.stdin is not None
             self._janitor.stdin.close()
-            wait_for_exit(self._janitor, timeout=STOP_SECONDS)  # it outlives us if it has to
+            wait_for_exit(self._janitor, timeout=STOP_SECONDS)  # it may outlive this process
             self._janitor = None
 
     def _await_watcher(self) -> None:
-        """Wait until the watcher has started what it is starting; afterwards it starts nothing."""
+        """Wait until the watcher has finished a start in progress; afterwards it starts nothing."""
         while not self._lock.acquire(timeout=_POLL_SECONDS):
             if is_forced():
                 return
@@ -246,25 +250,27 @@ class Supervisor:
 
 
 def _missing(errors: Sequence[dict[str, str]]) -> str:
-    """Return what the service still waits for. Only somebody who is told can help a model that is not as configured."""
+    """Return the unmet conditions of readiness. They are shown because a misconfigured model never becomes ready by
+    itself.
+    """
     wrong = [part["message"] for part in errors if part["field"] == "models"]
     parts = [part["field"] for part in errors if part["field"] != "models"]
     return "; ".join([*([f"waiting for the {' and the '.join(parts)}"] if parts else []), *wrong])
 
 
 def worker_pools(settings: Settings) -> list[tuple[str, int, tuple[str, ...]]]:
-    """The worker processes of one machine: name, slots and queues of each. No queue is without one."""
+    """Return the worker processes of this machine: name, slots and queues of each. Together they cover all queues."""
     own = [(f"worker-{queue}", slots, (queue,)) for queue, slots in settings.pools.items()]
     rest = tuple(queue for queue in QUEUES if queue not in settings.pools)
     return [("worker", settings.concurrency, rest), *own] if rest else [*own]
 
 
 ENGINE_SETTINGS = (*(name for name in ENGINE_OPTIONS if f"engine_{name}" in Settings.model_fields), "threads")
-"""Options of the engine server that are settings too, with ``engine_`` before their names."""
+"""Options of the engine server that are also settings, there prefixed with ``engine_``."""
 
 
 def engine_command(settings: Settings, where: Sequence[str]) -> list[str]:
-    """The command line of an engine server with the configured models. Raises ``ConfigError``."""
+    """Return the command line of an engine server with the configured models. Raises ``ConfigError``."""
     command = [sys.executable, "-m", "engine.server.app", *where]
     served = [(settings.model_name, settings.model, "model")]
     if settings.verifier is not None and not settings.prm_url:
@@ -282,7 +288,7 @@ def engine_command(settings: Settings, where: Sequence[str]) -> list[str]:
 
 
 def free_port() -> int:
-    """A loopback port that was free just now."""
+    """Return a loopback port that is free at the moment."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -290,19 +296,19 @@ def free_port() -> int:
 
 
 def _reachable(host: str) -> str:
-    """How this machine calls a server that listens on ``host``, in a URL."""
+    """Return the host for URLs of a server on this machine that listens on ``host``."""
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     return f"[{host}]" if ":" in host else host
 
 
 def check_bind(settings: Settings) -> None:
-    """Raises ``ConfigError`` when other machines would be served without keys. The broker has to run."""
+    """Raise ``ConfigError`` if other machines would be served without keys. The broker must be running."""
     if not is_loopback(settings.host):
         settings.check_bind(stored_keys=has_stored_keys(broker_url(settings)))
 
 
 def check_port(host: str, port: int) -> None:
-    """Raises ``ConfigError`` when the port is taken or the address is not ours."""
+    """Raise ``ConfigError`` if the port is taken or the address is not one of this machine."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

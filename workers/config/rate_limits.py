@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 _RETRY_AFTER_SECONDS = 5
-"""A guess, since the end of a job is unknown."""
+"""An estimate, since the end of a job is unknown."""
 Count = Annotated[int, Field(ge=1)]
 
 

@@ -44,7 +44,7 @@ from workers.config.types import (
 
 QueueName = Literal["interactive", "webhooks", "batch"]
 QUEUES: Final[tuple[QueueName, ...]] = ("interactive", "webhooks", "batch")
-"""In the order in which a free slot polls them. The priority of a job is the name of its queue."""
+"""The order in which a free slot polls the queues. The priority of a job is the name of its queue."""
 DEFAULT_ENGINE_URL = "http://127.0.0.1:8100"
 MIN_KEY_CHARS = 16
 NO_PRM = "none"

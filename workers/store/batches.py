@@ -1,4 +1,4 @@
-"""Batches in Redis: jobs like any other, and beside them the budget that they share."""
+"""Batches in Redis: their jobs, and the token budget that the jobs share."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from workers.store.request_origin import ORIGIN
 from workers.store.serialization import job_key, to_json, usage_of
 
 BatchDocument = dict[str, Any]
-"""A batch as the API shows it: the JSON of ``reasoner.jobs.batch.Batch``."""
+"""A batch in the API's format: the JSON of ``reasoner.jobs.batch.Batch``."""
 
 
 class NoSuchBatch(Exception):
@@ -41,7 +41,7 @@ class BatchStore:
         idempotency: tuple[str, str] | None = None,
         quota: Quota | None = None,
     ) -> tuple[BatchDocument, bool]:
-        """Records a batch with its jobs; answers it and whether it is new. Raises as ``JobStore.submit``."""
+        """Store a batch with its jobs. Return it, and True if it is new. Raises what ``JobStore.submit`` raises."""
         key, digest = idempotency_record("batch", owner, idempotency)
         jobs = [part for spec in specs for part in (new_id("job"), to_json(spec), spec["priority"])]
         share = initial_grant(budget["tokens"], len(specs))
@@ -66,12 +66,12 @@ class BatchStore:
         return await self.get(known[0]), bool(outcome == "created")
 
     async def check_owner(self, batch_id: str, owner: str | None) -> None:
-        """Raises ``NoSuchBatch`` for a batch of somebody else, as ``JobStore.check_owner`` does."""
+        """Raise ``NoSuchBatch`` for a batch of another owner, as ``JobStore.check_owner`` does."""
         if owner is not None and await self._store.command("HGET", _batch(batch_id), "owner") != owner:
             raise NoSuchBatch(batch_id)
 
     async def get(self, batch_id: str) -> BatchDocument:
-        """The batch with its jobs in short. Raises ``NoSuchBatch``."""
+        """Return the batch with summaries of its jobs. Raises ``NoSuchBatch``."""
         fields = await self._store.command("HGETALL", _batch(batch_id))
         if not fields:
             raise NoSuchBatch(batch_id)
@@ -81,13 +81,15 @@ class BatchStore:
             status, result, granted, *spent = await self._store.command(
                 "HMGET", job_key(job_id), "status", "result", "granted", *_SPENT
             )
-            if status is not None:  # else deleted since
+            if status is not None:  # otherwise deleted since
                 jobs.append(_job(job_id, status, result, granted, spent))
         return _document(fields) | {"jobs": jobs}
 
     async def list_batches(self, *, owner: str | None, after: str | None, limit: int) -> list[BatchDocument]:
-        """Newest first, from before the batch ``after``, without their jobs: an owner's, or with ``None`` everybody's.
-        Raises ``NoSuchBatch``."""
+        """Return batches without their jobs from newest to oldest, beginning behind the batch ``after``.
+
+        ``owner=None`` returns those of all owners. Raises ``NoSuchBatch`` if there is no batch ``after``.
+        """
         index = "reasoner:batches" if owner is None else f"reasoner:batches:of:{owner}"
         highest: str | int = "+inf"
         if after is not None:
@@ -100,7 +102,7 @@ class BatchStore:
         return [_document(fields) for fields in found if fields]
 
     async def cancel(self, batch_id: str) -> BatchDocument:
-        """Cancels every job that has not ended. Raises ``NoSuchBatch``."""
+        """Cancel every job that has not ended. Raises ``NoSuchBatch``."""
         best: list[str] = []
         for job_id in await self._store.command("LRANGE", f"{_batch(batch_id)}:jobs", 0, -1):
             best += (job_id, await self._store.compute_best_so_far(job_id))
@@ -109,10 +111,10 @@ class BatchStore:
         return await self.get(batch_id)
 
     async def park(self, claim: Claim, request: TokenRequest) -> Share | None:
-        """Asks for more of the batch's budget. With a share the job goes on at once; without one it has been handed
-        back, and waits for its share.
+        """Request more of the batch's budget. Return the share with which the job continues at once; ``None`` if the
+        job was released and waits for a share.
 
-        Raises ``LeaseLost`` when it has another owner, ``JobCancelled`` when it has been cancelled, and has ended.
+        Raises ``LeaseLost`` if another worker has the job, and ``JobCancelled`` if the job was cancelled and has ended.
         """
         outcome, *share = await self._store.script(
             "park", claim.job_id, claim.token, claim.lease_ms, request.tokens, repr(request.rate)

@@ -37,7 +37,7 @@ class Claim:
     owner: str
     spec: dict[str, Any]
     lease: float
-    """Seconds after the claim, or after the holder's last write, at which it is taken for dead."""
+    """The time in seconds after the claim, or after the worker's last write, at which the worker counts as lost."""
     origin: Origin = field(default_factory=Origin)
     share: Share | None = None
     """``None`` for a job that belongs to no batch."""

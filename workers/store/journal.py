@@ -1,4 +1,4 @@
-"""The journal of a claimed job in Redis: what ``reasoner`` sees of the store."""
+"""The journal of a claimed job in Redis, as ``reasoner`` accesses it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""API keys in Redis: whose they are, what they may do and for how long. Of a key itself only a hash is kept."""
+"""API keys in Redis, with their owners, scopes and expiry. Only a hash of each key is stored."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from workers.store.redis_client import BROKER_DOWN
 
 Scope = Literal["jobs:read", "jobs:write", "metrics:read", "admin"]
 SCOPES: Final[frozenset[Scope]] = frozenset({"jobs:read", "jobs:write", "metrics:read", "admin"})
-"""``admin`` sees the jobs of all owners and manages keys; the other scopes say what may be done."""
+"""``admin`` sees the jobs of all owners and manages keys; the other scopes allow single actions."""
 
 MAX_LIFETIME_SECONDS = 10 * 365 * 86_400
 Owner = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._@-]{0,63}$")]
 _KEY = re.compile(r"rk_([0-9a-f]{16})_([0-9a-f]{64})")
-"""A public part that finds the key, and 256 random bits that prove it: no slow hash is needed for those."""
+"""A public part that identifies the key, and 256 random bits of secret, which need no slow hash."""
 
 
 class NoSuchKey(Exception):
@@ -31,7 +31,7 @@ class NoSuchKey(Exception):
 
 
 class KeySpec(StrictModel):
-    """What a new key is to be."""
+    """Properties of a new key."""
 
     name: Annotated[str, Field(min_length=1, max_length=64)] = Field(description="For people: where the key is used.")
     owner: Owner | None = Field(
@@ -45,7 +45,7 @@ class KeySpec(StrictModel):
 
 
 class Key(StrictModel):
-    """A key as the API shows it: never the key itself. Times are seconds since the epoch."""
+    """A key in the API's format, without its secret. Times are in seconds since the epoch."""
 
     id: str
     name: str
@@ -56,7 +56,7 @@ class Key(StrictModel):
     revoked_at: float | None
 
     def refusal(self) -> str | None:
-        """Why the key is not good any more, if it is not."""
+        """Return why the key is no longer valid; ``None`` if it is valid."""
         if self.revoked_at is not None:
             return f"key {self.id} was revoked at {_moment(self.revoked_at)}"
         if self.expires_at is not None and self.expires_at <= time.time():
@@ -65,19 +65,19 @@ class Key(StrictModel):
 
 
 class NewKey(Key):
-    """A key that was just made: the only answer that ever holds it."""
+    """A new key: the only response that contains the key itself."""
 
     key: str
 
 
 class KeyStore:
-    """The keys beside the jobs of a ``JobStore``."""
+    """The API keys in the database of a ``JobStore``."""
 
     def __init__(self, store: JobStore) -> None:
         self._store = store
 
     async def create(self, spec: KeySpec) -> NewKey:
-        """Makes a key."""
+        """Create a key."""
         public, secret = secrets.token_hex(8), secrets.token_hex(32)
         now = time.time()
         fields: dict[str, str] = {
@@ -94,11 +94,13 @@ class KeyStore:
         return NewKey(**_document(fields), key=f"rk_{public}_{secret}")
 
     async def has_any(self) -> bool:
-        """Whether a key was ever made. A revoked one counts: nothing is opened by revoking the last."""
+        """Return True if any key was ever created, even if all are revoked: revoking the last key must not allow
+        access.
+        """
         return bool(await self._store.command("EXISTS", "reasoner:keys"))
 
     async def find(self, text: str) -> Key | None:
-        """The key that a client sent, which may have expired or been revoked; ``None`` when it is none."""
+        """Return the key sent by a client, even if it has expired or was revoked; ``None`` if it is not valid."""
         found = _KEY.fullmatch(text)
         if found is None:
             return None
@@ -115,7 +117,9 @@ class KeyStore:
         return Key(**_document(fields))
 
     async def list_keys(self, *, after: str | None, limit: int) -> list[Key]:
-        """Newest first, from before the key ``after``. Raises ``NoSuchKey`` when there is none like that."""
+        """Return keys from newest to oldest, beginning behind the key ``after``. Raises ``NoSuchKey`` if there is no
+        such key.
+        """
         highest = "+inf"
         if after is not None:
             score = await self._store.command("ZSCORE", "reasoner:keys", after)
@@ -126,14 +130,14 @@ class KeyStore:
         return [await self.get(key_id) for key_id in ids]
 
     async def revoke(self, key_id: str) -> Key:
-        """Takes effect with the next request. A second time changes nothing. Raises ``NoSuchKey``."""
+        """Revoke a key from the next request on; one that is revoked stays as it is. Raises ``NoSuchKey``."""
         if await self._store.script("key_revoke", key_id) == "gone":
             raise NoSuchKey(key_id)
         return await self.get(key_id)
 
 
 def has_stored_keys(url: str) -> bool:
-    """Whether the broker at ``url`` holds keys. ``False`` while it is away, which opens nothing."""
+    """Return True if the broker at ``url`` holds keys. While it is away, return False, which allows no access."""
 
     async def ask() -> bool:
         store = JobStore(url)

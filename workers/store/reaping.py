@@ -1,4 +1,4 @@
-"""What the processes of an API do with all jobs: find those that need a wake-up, expire old ones, and count."""
+"""Operations of API processes on all jobs: find those that need a wake-up, expire old ones, and count."""
 
 from __future__ import annotations
 

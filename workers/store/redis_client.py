@@ -45,7 +45,7 @@ class RedisClient:
         await self._blocking.aclose()
 
     async def ping(self) -> None:
-        """Raises one of ``BROKER_DOWN`` when the broker does not answer."""
+        """Raise one of ``BROKER_DOWN`` if the broker does not answer."""
         await self.command("PING")
 
     async def command(self, *command: str | int) -> Any:

@@ -1,4 +1,4 @@
-"""Where a job comes from: the request that submitted it, for the logs and traces of whoever runs it."""
+"""The request that submitted a job, for the logs and traces of the worker that runs it."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from dataclasses import asdict, dataclass
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Kept with the job."""
+    """Origin of a job, stored with it."""
 
     request_id: str = ""
     traceparent: str = ""
-    """The request's place in a trace, in the words of W3C Trace Context; empty without traces."""
+    """The request's position in a trace as a W3C ``traceparent``; empty without tracing."""
 
     def to_json(self) -> str:
-        """How it stands in the store."""
+        """Return the stored form."""
         return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> Origin:
-        """The inverse; fields of a later version are passed over."""
+        """The inverse of ``to_json``; fields of later versions are ignored."""
         told = json.loads(text)
         return cls(told.get("request_id", ""), told.get("traceparent", ""))
 
 
 ORIGIN: ContextVar[Origin] = ContextVar("origin", default=Origin())  # noqa: B039 (it is frozen)
-"""Of the request that is being answered here; what it submits remembers it."""
+"""The origin of the request being handled, stored with the jobs that it submits."""

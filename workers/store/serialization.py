@@ -1,4 +1,4 @@
-"""What Redis holds as strings, as documents: a job's hash, the entries of its stream, a bill."""
+"""Conversion of Redis strings to documents: a job's hash, the entries of its stream, and usage."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from reasoner.jobs.event import Event
 from reasoner.jobs.journal import Entry
 
 JobDocument = dict[str, Any]
-"""A job as the API shows it: the JSON of ``reasoner.jobs.job.Job``, not validated again when it is read."""
+"""A job in the API's format: the JSON of ``reasoner.jobs.job.Job``, not validated again on reading."""
 
 
 def job_key(job_id: str) -> str:
@@ -24,13 +24,13 @@ def to_json(value: Any) -> str:
 
 
 def usage_of(fields: dict[str, str]) -> Usage:
-    """The bill in a hash."""
+    """Return the usage stored in a hash."""
     usage = {name.removeprefix("usage:"): value for name, value in fields.items() if name.startswith("usage:")}
     return Usage.model_validate_strings(usage)
 
 
 def event(entry_id: str, fields: dict[str, str]) -> Event:
-    """An entry of a job's stream, as clients see it."""
+    """Return an entry of a job's stream in the clients' format."""
     return Event(
         seq=int(entry_id.removesuffix("-0")),
         type=fields["type"],
@@ -42,13 +42,13 @@ def event(entry_id: str, fields: dict[str, str]) -> Event:
 
 
 def entry(fields: dict[str, str]) -> Entry:
-    """The same as a replay needs it; of those that have a key."""
+    """Return an entry with a key in the replay log's format."""
     spend = Usage.model_validate_json(fields["spend"])
     return Entry(fields["key"], fields["type"], json.loads(fields["data"]), spend, float(fields["elapsed"]))
 
 
 def document(fields: dict[str, str]) -> JobDocument:
-    """A job's hash."""
+    """Return the document of a job's hash."""
 
     def moment(name: str) -> float | None:
         return float(fields[name]) if name in fields else None

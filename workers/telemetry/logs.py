@@ -10,7 +10,7 @@ import structlog
 
 
 def configure_logging(**_: Any) -> None:
-    """Sends structlog and the standard library's loggers (Celery's, uvicorn's) the same way."""
+    """Configure structlog and the standard library's loggers (Celery's, uvicorn's) with the same output."""
     shared: list[structlog.typing.Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_logger_name,

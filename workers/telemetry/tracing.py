@@ -1,9 +1,10 @@
-"""Traces (OpenTelemetry): a request, the jobs that it submits, what these ask of the engine.
+"""OpenTelemetry traces of requests, of the jobs that they submit, and of the jobs' engine calls.
 
-Off, and nothing of OpenTelemetry is imported, until ``start_tracing`` finds a collector configured. A job's trace goes
-on where its request's did, in whatever process: its ``Origin`` carries the way. No span holds a problem or an answer.
+Disabled, and OpenTelemetry is not imported, until ``start_tracing`` finds a configured collector. A job continues the
+trace of its request in any process, through its ``Origin``. No span contains a problem or an answer.
 
-Engine calls are named after the GenAI semantic conventions, which are still in development: all names are here.
+Engine calls are named after the GenAI semantic conventions, which are still in development: all names are in this
+module.
 """
 
 from __future__ import annotations
@@ -49,10 +50,10 @@ _flush: Callable[[], object] | None = None
 
 
 def start_tracing(settings: Settings, role: str) -> None:
-    """From now on sends this process's spans to the configured collector, if there is one, in batches from a thread of
-    their own; what is left is sent at exit. The SDK's own ``OTEL_*`` variables (sampling, headers, …) hold.
+    """Export this process's spans to the configured collector, if there is one, in batches from a background thread.
 
-    Raises ``ConfigError`` when the extra ``reasoner[otel]`` is not installed.
+    Remaining spans are exported at exit. The SDK's ``OTEL_*`` variables (sampling, headers, …) apply. Raises
+    ``ConfigError`` if the extra ``reasoner[otel]`` is not installed.
     """
     if settings.otlp_url is None:
         return
@@ -72,7 +73,7 @@ def start_tracing(settings: Settings, role: str) -> None:
 
 
 def flush_traces() -> None:
-    """Sends what is left now, for a process that ends by a signal; a collector that is away holds nobody up."""
+    """Export the remaining spans now, for a process ended by a signal. Does not wait for a collector that is away."""
     if _flush is not None:
         sending = threading.Thread(target=_flush, daemon=True)
         sending.start()
@@ -80,14 +81,14 @@ def flush_traces() -> None:
 
 
 def trace_with(provider: TracerProvider | None) -> None:
-    """Where spans go from now on; ``None`` for nowhere."""
+    """Set the provider of all further spans; ``None`` disables tracing."""
     global _tracer
     _tracer = None if provider is None else provider.get_tracer("reasoner")
 
 
 @contextlib.contextmanager
 def span(name: str, kind: Kind, attributes: Mapping[str, Attribute], parent: str = "") -> Iterator[None]:
-    """What happens inside is a span of this name, below ``parent`` (a ``traceparent``) or else the current one."""
+    """Run the block in a span of this name, below ``parent`` (a ``traceparent``) or else the current one."""
     if _tracer is None:
         yield
         return
@@ -99,7 +100,7 @@ def span(name: str, kind: Kind, attributes: Mapping[str, Attribute], parent: str
 
 
 def describe(attributes: Mapping[str, Attribute], name: str | None = None) -> None:
-    """Says of the current span what was not known at its begin."""
+    """Add attributes that were unknown at its start to the current span, and rename it if ``name`` is given."""
     if _tracer is None:
         return
     from opentelemetry.trace import get_current_span
@@ -110,7 +111,7 @@ def describe(attributes: Mapping[str, Attribute], name: str | None = None) -> No
 
 
 def traceparent() -> str:
-    """Where in its trace the current span is; empty without one."""
+    """Return the ``traceparent`` of the current span; empty without one."""
     if _tracer is None:
         return ""
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
@@ -121,7 +122,7 @@ def traceparent() -> str:
 
 
 def traced(engine: EngineClient) -> EngineClient:
-    """The same engine, with a span for each call that it computes for; the engine itself while there are no traces."""
+    """Return the engine with a span per computing call; the engine itself while tracing is disabled."""
     return engine if _tracer is None else _TracedEngine(engine, _tracer)
 
 
@@ -133,7 +134,7 @@ class _TracedEngine(ForwardingEngine):
     async def generate(
         self, request: GenerateRequest, *, stream: bool = False
     ) -> AsyncGenerator[Completion | Delta, None]:
-        """See ``EngineClient``. The span is never the current one: its caller has the control between two events."""
+        """Trace the call. The span is never the current one, since the caller runs between two events."""
         about: dict[str, Attribute] = {
             _OPERATION: "text_completion",
             _MODEL: request.model,
@@ -172,7 +173,7 @@ def _begin(tracer: Tracer, name: str, kind: Kind, attributes: Mapping[str, Attri
 
 @contextlib.contextmanager
 def _ending(begun: Span) -> Iterator[None]:
-    """Ends a span, with the kind of what went wrong: an error's words may be a client's."""
+    """End a span, recording the type of an exception but not its message, which may quote a client."""
     from opentelemetry.trace import StatusCode
 
     try:

@@ -1,8 +1,8 @@
-"""Requests to addresses that clients name. The service must not become a way into the network that it runs in.
+"""Requests to addresses chosen by clients, protected against server-side request forgery (SSRF).
 
-An address is https, or its host is one that the operator allows. Its name is looked up once, every address that it
-stands for must be a public one, and the connection goes to exactly what was checked. Redirects are not followed, no
-proxy of the environment is used, and nothing of the answer is read but its status.
+An address must be https, or its host allowed by the operator. Its name is resolved once, all its addresses must be
+public, and the connection goes to a checked one. Redirects are not followed, proxies of the environment are not used,
+and only the status of the response is read.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from collections.abc import Collection, Mapping
 import httpx
 
 TIMEOUT_SECONDS = 10.0
-"""For all of a request: looking the name up, connecting, sending and the head of the answer."""
+"""The limit for a whole request: name resolution, connecting, sending and the response's head."""
 _LABEL = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?")
 _UNICAST = ipaddress.ip_network("2000::/3")
-"""All of IPv6 that is given out for the public internet."""
+"""The part of IPv6 allocated to the public internet."""
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
 """NAT64: a network without IPv4 reaches IPv4 through it, with the address in the last 32 bits."""
 _NOT_PUBLIC = tuple(
@@ -32,11 +32,11 @@ _NOT_PUBLIC = tuple(
 
 
 class ForbiddenAddress(ValueError):
-    """This service does not send to this address; the message says what would be right."""
+    """The service does not send to this address; the message names a valid alternative."""
 
 
 class SendFailed(Exception):
-    """The request did not arrive, or was not answered with success."""
+    """The request did not arrive, or its response was not a success."""
 
     def __init__(self, message: str, status: int | None = None) -> None:
         super().__init__(message)
@@ -44,9 +44,9 @@ class SendFailed(Exception):
 
 
 def check_address(address: str, allowed: Collection[str]) -> httpx.URL:
-    """The address as it will be used. ``allowed`` are hosts that may be private and without TLS.
+    """Return the address as it will be used. ``allowed``: hosts that may be private and without TLS.
 
-    Raises ``ForbiddenAddress`` for what can be told without looking the name up.
+    Raises ``ForbiddenAddress`` for an address that is invalid without resolving its name.
     """
     try:
         url = httpx.URL(address)
@@ -72,8 +72,11 @@ def check_address(address: str, allowed: Collection[str]) -> httpx.URL:
 
 
 def check_public(address: ipaddress.IPv4Address | ipaddress.IPv6Address, host: str) -> None:
-    """Raises ``ForbiddenAddress`` for everything that is not one machine in the public internet: what IANA's registries
-    of special addresses do not call globally reachable, and the ways but NAT64 in which IPv6 carries IPv4."""
+    """Raise ``ForbiddenAddress`` for any address that is not one machine in the public internet.
+
+    Refused are addresses that IANA's special-purpose registries do not list as globally reachable, and all embeddings
+    of IPv4 in IPv6 but NAT64.
+    """
     public = True
     if isinstance(address, ipaddress.IPv6Address):
         if address in _NAT64:
@@ -86,12 +89,12 @@ def check_public(address: ipaddress.IPv4Address | ipaddress.IPv6Address, host: s
 
 
 async def post(address: str, body: bytes, headers: Mapping[str, str], *, allowed: Collection[str]) -> None:
-    """Sends one request. Raises ``ForbiddenAddress`` and ``SendFailed``."""
+    """Send one POST request. Raises ``ForbiddenAddress`` and ``SendFailed``."""
     url = check_address(address, allowed)
     try:
         async with asyncio.timeout(TIMEOUT_SECONDS):
             pinned = await _pinned(url, private=url.host.lower() in allowed)
-            # A transport of one's own: its certificates may be the environment's, its proxies may not.
+            # A separate transport: certificates may come from the environment, proxies may not.
             transport = httpx.AsyncHTTPTransport(retries=0)
             async with httpx.AsyncClient(transport=transport, timeout=TIMEOUT_SECONDS, trust_env=False) as client:
                 request = client.build_request(
@@ -113,7 +116,7 @@ async def post(address: str, body: bytes, headers: Mapping[str, str], *, allowed
 
 
 async def _pinned(url: httpx.URL, *, private: bool) -> str:
-    """The IP address to connect to. One private address among several spoils the name."""
+    """Return the IP address to connect to. One private address among several makes the name invalid."""
     try:
         found = await asyncio.get_running_loop().getaddrinfo(
             url.host, url.port or {"http": 80, "https": 443}[url.scheme], type=socket.SOCK_STREAM
