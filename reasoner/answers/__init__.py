@@ -1,4 +1,4 @@
 """Answers: extracted from a solution's text, canonicalized, compared and counted as votes.
 
-A solution without an answer abstains: it belongs to no class of equivalent answers and has no vote.
+A solution without an answer belongs to no class of equivalent answers and has no vote.
 """

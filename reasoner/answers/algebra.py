@@ -1,8 +1,9 @@
-r"""Answers that need algebra: whether two formulas are the same mathematics. Imports sympy: for a child process alone.
+r"""Symbolic equality of two formulas. Imports sympy, so only a child process may import this module.
 
-The rules: an equation is lhs - rhs up to a factor, and equal to an expression only where it names it: ``x = \sqrt{2}``.
-Values are compared relatively, so that small ones differ, too. Several formulas are compared one by one, in the order
-that their brackets ask for. What math-verify decides it must decide from both sides, but for a relation beside a set.
+Rules: two equations are equal if lhs - rhs agree up to a constant factor. An equation equals an expression only if its
+left side is a name, as in ``x = \sqrt{2}``. Values are compared by relative difference. Lists of formulas are compared
+element by element, as sets within braces or without brackets, and else in order. math-verify must give the same result
+for both argument orders, except for a relation compared with a set.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ from reasoner.answers import numbers, plain
 from reasoner.answers.units import are_same_amount
 
 EXACT = 1e-9
-"""Relative difference from which two values without decimals differ."""
+"""Relative tolerance between two values without decimals."""
 ROUNDED = 1e-5
-"""The same where one is written in decimals."""
+"""Relative tolerance if one of the values is written in decimals."""
 MAX_ITEMS = 50
 _UNITS_ARE_READ = NormalizationConfig(
     basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="all", equations=False
 )
-_LATEX = [LatexExtractionConfig(normalization_config=_UNITS_ARE_READ)]  # its other reader evaluates text as Python
+_LATEX = [LatexExtractionConfig(normalization_config=_UNITS_ARE_READ)]  # ExprExtractionConfig evaluates text as Python
 _COSTLY = (UnevaluatedExpr, Sum, Integral, Limit, Product)
 _POSITIVE = (Rational(12345, 10000), Rational(7071, 10000)), (Rational(3719, 10000), Rational(5503, 10000))
 _NEGATIVE = (Rational(-21237, 10000), Rational(6067, 10000))
@@ -43,7 +44,7 @@ _WORDY = re.compile(r"\s*,?\s*(?<![A-Za-z\\])(?:and|or)(?![A-Za-z])\s*")
 
 
 def are_equal(a: str, b: str) -> bool:
-    """Return whether two canonical answers are the same mathematics; the same from both sides."""
+    """Return True if two canonical answers are mathematically equal; symmetric in its arguments."""
     decided = plain.decide_equal(a, b)
     if decided is not None:
         return decided
@@ -63,7 +64,7 @@ def _is_list(text: str) -> bool:
 
 @lru_cache(maxsize=1024)
 def split_list(text: str) -> tuple[str, tuple[str, ...]] | None:
-    r"""Return the brackets and the parts of several formulas; ``None`` for one. ``A \pm B`` are two."""
+    r"""Return the brackets and elements of a list of formulas; ``None`` for one formula. ``A \pm B`` counts as two."""
     text = _MEMBER.sub("", text, count=1) if _MEMBER.match(text) else text
     equation = re.fullmatch(r"(\([A-Za-z](?:,[A-Za-z])+\)|[A-Za-z])=(.*)", text)
     if equation is not None and "=" not in equation.group(2):
@@ -84,7 +85,7 @@ def split_list(text: str) -> tuple[str, tuple[str, ...]] | None:
 
 
 def _top_level(text: str) -> tuple[str, ...] | None:
-    """Return the parts between commas that are in no brackets; ``None`` where brackets do not match."""
+    """Split at the commas outside of brackets; ``None`` for unbalanced brackets."""
     depth, parts, begin = 0, [], 0
     for index, char in enumerate(text):
         if char in "([{":
@@ -120,7 +121,7 @@ def _equal_lists(a: str, b: str) -> bool:
 
 
 def _is_odd(text: str) -> bool:
-    """Return whether there are sets or matrices, which math-verify knows."""
+    """Return True for sets and matrices, which math-verify compares."""
     return re.search(r"\\(?:cup|cap|setminus|begin|mathbb|emptyset)(?![A-Za-z])", text) is not None
 
 
@@ -139,12 +140,12 @@ def _equal_formulas(a: str, b: str) -> bool:
 
 
 def _without_member(text: str, other: str) -> str:
-    r"""Return S for ``x \in S`` that is compared with S itself."""
+    r"""Return S for ``x \in S`` if the other answer is no membership statement."""
     return text if _MEMBER.match(other) else _MEMBER.sub("", text, count=1) if _MEMBER.match(text) else text
 
 
 def _sides(text: str) -> tuple[str, str] | None:
-    """Return the first and the last side of an equation or a chain of them; ``None`` for none."""
+    """Return the first and the last side of an equation or a chain of equations; ``None`` if there is no equation."""
     if "=" not in text or "\\begin" in text or re.search(r"_\{[^{}]*=", text):
         return None
     sides = _APPROX.sub("", text).split("=")
@@ -152,7 +153,7 @@ def _sides(text: str) -> tuple[str, str] | None:
 
 
 def _is_name(side: str) -> bool:
-    """Return whether what is left of "=" only names what is right of it: no operator and no number."""
+    """Return True if the left side of an equation is only a name: it has no operator and no number."""
     return not _OPERATORS.search(_SUBSCRIPT.sub("", side)) and re.search(r"[A-Za-z]", side) is not None
 
 
@@ -170,7 +171,7 @@ def _one_expression(parsed: list[Any]) -> Any | None:
 
 
 def _proportional(f: Any, g: Any) -> bool:
-    """Return whether two expressions are the same up to a factor, by their values at points."""
+    """Return True if two expressions are equal up to a constant factor, by their values at sample points."""
     letters = tuple(sorted(f.free_symbols | g.free_symbols, key=str))
     if f.free_symbols != g.free_symbols:
         return False
@@ -200,7 +201,7 @@ def _equal_expressions(a: list[Any], b: list[Any]) -> bool:
 
 
 def _same_values(a: Any, b: Any) -> bool | None:
-    """Compare values at points: different, or equal to many digits; ``None`` where that does not tell."""
+    """Compare the values at sample points to many digits; ``None`` if that is inconclusive."""
     letters = tuple(sorted(a.free_symbols | b.free_symbols, key=str))
     rounded = a.has(Float) or b.has(Float)
     points = (*_POSITIVE, _NEGATIVE) if letters else _POSITIVE[:1]
@@ -219,7 +220,7 @@ def _same_values(a: Any, b: Any) -> bool | None:
 
 @lru_cache(maxsize=4096)
 def _value(expression: Any, letters: tuple[Any, ...], start: Any, step: Any) -> Any | None:
-    """Return the value where the letters stand for fixed numbers: 0 where all its digits cancel; ``None``: none."""
+    """Return the value at fixed numbers for the letters, ``None`` if it has none; 0 if all its digits cancel."""
     points = {letter: start + step * index for index, letter in enumerate(letters)}
     value = expression.evalf(18, subs=points)  # not floats: 10^{10^{10}} is a number here
     if not value.is_number or not value.is_finite:
@@ -229,7 +230,7 @@ def _value(expression: Any, letters: tuple[Any, ...], start: Any, step: Any) -> 
 
 
 def _unified(expression: Any) -> Any:
-    """Make all letters real, which the parser does in one formula and not in another; i is imaginary."""
+    """Make all letters real, since the parser does so for some formulas only; i is the imaginary unit."""
     letters = {
         letter: I if letter.name == "i" else Symbol(letter.name, real=True) for letter in expression.free_symbols
     }
@@ -250,7 +251,7 @@ def _read(text: str) -> list[Any]:
 
 
 def _number(value: Fraction) -> Any:
-    """Return a float for a decimal with many digits, which may be rounded: sympy knows that of floats."""
+    """Convert a decimal with many digits to a float, for which sympy allows rounding."""
     places = numbers.count_decimals(value)
     if places is None or places < numbers.ROUNDED_DIGITS:
         return Rational(value.numerator, value.denominator)
@@ -262,7 +263,7 @@ def _verified(a: str, b: str) -> bool:
 
 
 def _both_ways(a: list[Any], b: list[Any]) -> bool:
-    """Ask math-verify, which takes its first argument for the truth, from both sides: a vote has no truth."""
+    """Compare with math-verify in both argument orders: it treats the first as the reference, and a vote has none."""
     forth: Callable[[], bool] = lambda: bool(verify(a, b, timeout_seconds=None))  # noqa: E731
     back: Callable[[], bool] = lambda: bool(verify(b, a, timeout_seconds=None))  # noqa: E731
     if not a or not b:

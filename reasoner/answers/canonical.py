@@ -17,16 +17,16 @@ _FREE_SPACE = re.compile(r"(?<![A-Za-z\d]) | (?![A-Za-z\d])|(?<=\d) (?=[A-Za-z])
 _LETTER_ALONE = re.compile(r"[(\[]\s?([A-Za-z])\s?[)\]]")
 _CHOICE = re.compile(r"(?<![A-Za-z\\])[A-Ja-j](?![A-Za-z])")
 _MAX_DIGITS = 1000
-"""Longer numbers are compared as text, since the time of arithmetic on them grows quadratically."""
+"""Maximum number of digits of a number; longer ones are compared as text, since arithmetic takes quadratic time."""
 
 
 @lru_cache(maxsize=4096)
 def canonicalize(answer: str, compare: Compare = "math") -> str:
-    """Return the canonical form of the answer: most equal answers have equal forms, and no others do.
+    """Return the canonical form of the answer: most equal answers have equal forms, and different answers never do.
 
-    ``math``: numbers, lists of numbers and units as ``reasoner.answers.plain`` writes them, formulas without what only
-    typesets. ``text``: plain numbers (7, 7.0, 14/2, $7$, 1,000) have one form, all else loses its white space but for
-    that between two digits. A choice is its letter, and code its lines.
+    ``math``: numbers, lists of numbers and units as ``reasoner.answers.plain`` formats them, and formulas without
+    typesetting commands. ``text``: plain numbers (7, 7.0, 14/2, $7$, 1,000) have one form, and other text loses its
+    white space except between two digits. A choice is its letter, and code its lines.
     """
     if compare == "code":
         return "\n".join(line.rstrip() for line in answer.strip("\n").splitlines() if line.strip())

@@ -1,7 +1,7 @@
-"""Mathematical equality of two answers, decided by math-verify in a worker process that is killed when late.
+"""Mathematical equality of two answers, decided by math-verify in a worker process that is killed on timeout.
 
-A comparison that is late, or for which the job has no time left, counts as "not equal". Since this depends on the
-clock, each result is recorded in the job's journal before it is used, so that a replay decides alike.
+A comparison that times out, or for which the job has no time left, counts as "not equal". Since this depends on the
+clock, each result is recorded in the job's journal before it is used, so that a replay decides the same.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ POOL = WorkerPool("reasoner.answers.equivalence_worker")
 CPU_SECONDS = 5.0
 """Maximum processor time of one comparison."""
 MAX_LATE = 6
-"""Maximum number of late comparisons in one job. After that, different forms are different answers."""
+"""Maximum number of timeouts in one job. After that, answers with different canonical forms count as different."""
 MAX_QUESTIONS = 4096
-"""Maximum number of comparisons in one job, with the same consequence."""
+"""Maximum number of comparisons in one job. After that, answers with different canonical forms count as different."""
 MAX_CHARS = 1000
-"""Longer answers are compared as text."""
+"""Maximum length of an answer; longer ones are compared as text."""
 
 Settle = Callable[[str, Callable[[], Awaitable[str | None]]], Awaitable[str | None]]
-"""``settle(key, find)`` returns the result of ``find`` from the first time that the job used this key."""
+"""Function ``settle(key, find)`` that returns the recorded result for ``key``, or calls ``find`` and records it."""
 
 
 async def _ask_anew(key: str, find: Callable[[], Awaitable[str | None]]) -> str | None:  # noqa: ARG001
@@ -32,7 +32,7 @@ async def _ask_anew(key: str, find: Callable[[], Awaitable[str | None]]) -> str 
 
 
 class Equivalence:
-    """Compares canonical answers, one at a time. As an async context manager it keeps the workers alive."""
+    """Compares canonical answers, one at a time. As an async context manager it keeps its worker processes alive."""
 
     def __init__(self, settle: Settle = _ask_anew, seconds_left: SecondsLeft = unlimited) -> None:
         self._settle = settle
@@ -58,7 +58,7 @@ class Equivalence:
         return await self.representative(a, [b]) == b
 
     async def representative(self, answer: str, others: Sequence[str]) -> str:
-        """Return the first of ``others`` that is equivalent to ``answer``, else ``answer`` itself."""
+        """Return the first of ``others`` that is equivalent to ``answer``, or ``answer`` itself if there is none."""
         for index, other in enumerate(others):
             same = self._at_once(answer, other)
             if same is None:
@@ -84,7 +84,7 @@ class Equivalence:
         return None
 
     def _at_once(self, a: str, b: str) -> bool | None:
-        """Compare two answers without algebra; ``None`` if that does not decide."""
+        """Compare two answers without algebra; ``None`` if that is inconclusive."""
         if a == b:
             return True
         if max(len(a), len(b)) > MAX_CHARS:

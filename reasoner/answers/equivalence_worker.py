@@ -1,4 +1,4 @@
-"""Worker process of ``reasoner.answers.equivalence``: decides if two answers are mathematically equal."""
+"""Worker process of ``reasoner.answers.equivalence``: compares two answers with math-verify."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from reasoner.subprocess_worker import serve
 
 
 def main() -> None:
-    logging.disable()  # math-verify reports every answer that it cannot parse; that is not an event here
+    logging.disable()  # math-verify logs every answer that it cannot parse
     serve(lambda pair: are_equal(*pair))
 
 

@@ -1,4 +1,4 @@
-r"""One way to write an answer: ASCII characters and LaTeX's plain commands, without what only typesets.
+r"""Normalization of answers to ASCII characters and plain LaTeX commands, without typesetting commands.
 
 ``√2`` and ``\sqrt2`` become ``\sqrt{2}``, full-width digits ASCII, ``\dfrac12`` ``\frac{1}{2}``, ``\text{ cm}`` ``cm``.
 """
@@ -9,10 +9,10 @@ import re
 import unicodedata
 
 MAX_CHARS = 1000
-"""Longer answers are left as they are but for their white space."""
+"""Maximum length of an answer; in longer ones only white space is normalized."""
 
 WIDE = {code: code - 0xFEE0 for code in range(0xFF01, 0xFF5F)}
-"""From full-width characters to ASCII."""
+"""Translation table from full-width characters to ASCII."""
 _INVISIBLE = re.compile("[\u00ad\u200b-\u200f\u2060\ufeff\ufe0e\ufe0f]")
 _SPACES = re.compile(r"\s+")
 _THIN = re.compile("(?<=\\d)[\u00a0\u2009\u202f'\u2019](?=\\d{3}(?!\\d))")
@@ -79,7 +79,7 @@ _WRAPPERS = (
 
 
 def simplify_characters(text: str) -> str:
-    """Return the text in ASCII where it has a usual way to be written so."""
+    """Return the text with Unicode characters replaced by their usual ASCII or LaTeX spelling."""
     if text.isascii():
         return text
     text = _THIN.sub("", _INVISIBLE.sub("", text))
@@ -87,7 +87,7 @@ def simplify_characters(text: str) -> str:
     text = _LOWERED.sub(lambda match: "_{" + unicodedata.normalize("NFKC", match.group()) + "}", text)
     text = _PART.sub(_fraction_sign, text)
     text = _CHINESE_MONEY.sub(lambda match: _MONEY_NAMES[match.group()], text)
-    text = _RANGE.sub("\u2015", text)  # "3–5" is a range and no difference
+    text = _RANGE.sub("\u2015", text)  # "3–5" is a range, not a subtraction
     return _ROOT.sub(_root_sign, text.translate(WIDE).translate(_CHARACTERS))
 
 
@@ -103,13 +103,13 @@ def _root_sign(match: re.Match[str]) -> str:
 
 
 def normalize(text: str) -> str:
-    """Return the answer in one way of writing; what is longer than ``MAX_CHARS`` with its white space made single."""
+    """Return the normalized answer; beyond ``MAX_CHARS``, only runs of white space are collapsed."""
     if len(text) > MAX_CHARS:
         return _SPACES.sub(" ", text).strip()
     text = _GROUPS.sub("", _unwrap(strip_signs(_unwrap(simplify_characters(text)))))
     text = _SPACE.sub(" ", _NARROW.sub("", text))
     text = _COLOUR.sub("", _SIZED.sub("", text))
-    for _ in range(3):  # as deep as they are nested
+    for _ in range(3):  # one round per level of nesting
         text, count = _WRAPPED.subn(_content, text)
         if not count:
             break
@@ -124,7 +124,7 @@ def normalize(text: str) -> str:
 
 
 def _content(match: re.Match[str]) -> str:
-    """Return words apart from what is around them, and letters that are only set in another type as they are."""
+    """Return the argument of a text command with spaces around it, and that of a font command unchanged."""
     return f" {match.group(2)} " if match.group(1) else match.group(2)
 
 
@@ -134,7 +134,7 @@ def _fraction(match: re.Match[str]) -> str:
 
 
 def _unwrap(text: str) -> str:
-    """Remove the signs of a formula or of Markdown around all of it, and a sentence's end."""
+    """Remove formula delimiters and Markdown around the whole text, and the full stop."""
     while True:
         before = text
         text = text.strip()
@@ -149,10 +149,10 @@ def _unwrap(text: str) -> str:
 
 
 def is_formula(inner: str, following: str) -> bool:
-    """Return whether what is between two dollar signs is a formula, and the signs no prices.
+    """Return True if the text between two dollar signs is a formula, so that the signs are delimiters and not prices.
 
-    A formula has no line end, no end of a sentence, no prose and no sign that is left open; behind its closing sign
-    comes no digit.
+    A formula has no line end, no end of a sentence, no prose and no open bracket, and no digit follows its closing
+    sign.
     """
     if not inner.strip() or "\n\n" in inner or following.isdigit() or _SENTENCE_INSIDE.search(inner):
         return False
@@ -166,7 +166,7 @@ def is_formula(inner: str, following: str) -> bool:
 
 
 def strip_signs(text: str) -> str:
-    """Return the text without the signs around formulas in it; prices keep theirs."""
+    """Remove the dollar signs around formulas; prices keep theirs."""
     if text.count("$") < 2:
         return text
     return _FORMULA.sub(

@@ -1,4 +1,4 @@
-"""Numbers as models write them: with thousands separators, currency, units, percent, names, and words behind them."""
+"""Parsing of numbers in the forms that models write: thousands separators, currency, units, percent, names, words."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from functools import lru_cache
 from reasoner.answers.units import CURRENCIES, NO_UNIT, Unit, are_same_amount, convert, parse_measure, read_unit
 
 MAX_EXPONENT = 400
-"""Largest power of ten that is multiplied out."""
+"""Largest power of ten that is expanded."""
 ROUNDED_DIGITS = 6
-"""A decimal number with this many digits, all of them behind the point too, may be a rounded or cut fraction."""
+"""Number of decimals from which a decimal number may be a rounded or truncated fraction."""
 
 _DIGITS = (
     r"(?:[1-9]\d{0,2}(?:,\d{3})+|[1-9]\d?(?:,\d{2})+,\d{3}|[1-9]\d{0,2}(?: \d{3})*(?: 0\d\d)(?: \d{3})*|\d+)(?![\d])"
@@ -47,7 +47,7 @@ _COUNTED = re.compile(
     r"(?:[\s,/]++|\^\{?\d\}?|[A-Za-zµ¢°]++(?:['.-][A-Za-z]++)*+\.?|[(\[][A-Za-z][A-Za-z ,.'-]*+[)\]])*+"
 )
 _MEASURED = re.compile(r"(.*(?:[\d})]|\\pi)) ((?:(?:square|sq|cubic|cu)\.? )?[A-Za-z°][A-Za-z°/^0-9 .]{0,60})")
-"""A formula with what it measures or counts."""
+"""Pattern of a formula followed by its unit or a counted noun."""
 _STEP = (
     rf"(?:[\s+\-*/.()%^{{}}!{CURRENCIES}]|(?<=\d),(?=\d{{3}})|(?<=[\d\s])x(?=\s?\d)"
     r"|\\(?:times|cdot|div|frac)(?![A-Za-z]))"
@@ -61,7 +61,7 @@ _CHANGES = frozenset(
      "hundredths", "thousandths", "mod", "modulo", "choose", "factorial", "remainder", "divided", "multiplied", "base",
      "pi", "sin", "cos", "tan", "log", "ln", "exp", "sqrt", "not", "if", "when", "unless", "where")
 )  # fmt: skip
-"""Words that make another number of the one before them, or a condition."""
+"""Words that change the number before them or make it a condition."""
 _SHORT = frozenset(
     ["st", "nd", "rd", "th", "sq", "cu", "of", "in", "at", "on", "by", "us", "a", "an", "is", "it", "as", "we", "he"]
 )
@@ -70,7 +70,7 @@ _BASED = re.compile(r"\(?(\d[0-9A-Z]{0,63})\)?_\s?\{?(\d{1,2})\}?")
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """``base``: where the digits are told in another base than ten, and ``value`` is what they mean there."""
+    """A number with its unit. ``base`` is the stated base of its digits if it is not ten; ``value`` accounts for it."""
 
     value: Fraction
     unit: Unit = NO_UNIT
@@ -87,7 +87,7 @@ class Number:
 
 
 def read_number(text: str, *, alone: bool = True) -> Number | None:
-    """Return the number with its unit that a normalized text is. ``alone``: not one of several in brackets."""
+    """Parse a normalized text as a number with its unit. ``alone``: it is not an element of a list."""
     based = _BASED.fullmatch(text)
     if based is not None:
         return _in_base(*based.groups())
@@ -122,7 +122,7 @@ def _in_base(digits: str, base: str) -> Number | None:
 
 
 def split_name(text: str) -> tuple[str, str]:
-    """Return the name that a text begins with, or none, and the rest: x = 5. Words ("Total = 5") are no name."""
+    """Split "x = 5" into the name (empty if there is none) and the rest. Words, as in "Total = 5", are no name."""
     name = _NAME.match(text)
     if name is not None and "=" not in text[name.end() :]:
         return re.sub(r"[{}\s]", "", name.group(1)), text[name.end() :]
@@ -133,7 +133,7 @@ def split_name(text: str) -> tuple[str, str]:
 
 
 def _bare(text: str) -> str:
-    """Remove brackets around all of it."""
+    """Remove brackets around the whole text."""
     text = text.strip()
     for opening, closing in (("(", ")"), ("{", "}"), ("[", "]")):
         inner = text[1:-1]
@@ -149,7 +149,7 @@ def _signed(text: str) -> tuple[int, str]:
 
 
 def _value(found: re.Match[str]) -> Fraction | None:
-    """Return the number in a match of ``_CORE``."""
+    """Return the value of a match of ``_CORE``."""
     part = found.groupdict()
     period = part["period"] or part["paren"]
     if period:
@@ -171,7 +171,7 @@ def _value(found: re.Match[str]) -> Fraction | None:
 
 
 def _tail(tail: str, value: Fraction, unit: Unit) -> tuple[Fraction, Unit, bool] | None:
-    """Return the value, the unit and whether it is a percentage, by what is behind the digits; ``None``: no number."""
+    """Return (value, unit, is a percentage) by the text after the digits; ``None`` if it is no number."""
     large = _LARGE_WORD.match(tail) or (_LARGE_LETTER.match(tail) if unit.above else None)
     if large is not None:
         word = large.group(1)
@@ -194,7 +194,7 @@ def _tail(tail: str, value: Fraction, unit: Unit) -> tuple[Fraction, Unit, bool]
 
 
 def _counts(tail: str) -> bool:
-    """Return whether what is behind a number only says what it counts or measures."""
+    """Return True if the text after a number only names what it counts or measures."""
     if _CHINESE.fullmatch(tail):
         return True
     if len(tail) > 200 or not _COUNTED.fullmatch(tail):
@@ -217,7 +217,7 @@ def _counts(tail: str) -> bool:
 
 
 def split_unit(text: str) -> tuple[str, Unit]:
-    """Return a formula without what it measures or counts, and its unit."""
+    """Return a formula without its unit or counted noun, and the unit."""
     found = _MEASURED.fullmatch(text)
     if (
         found is None
@@ -229,7 +229,7 @@ def split_unit(text: str) -> tuple[str, Unit]:
 
 
 def take_result(text: str) -> str:
-    """Return the result of a calculation (16 - 7 = 9), with the name that it may begin with."""
+    """Return the result of a calculation (16 - 7 = 9), with its leading name if there is one."""
     if "=" not in text or len(sides := text.split("=")) > 10:
         return text
     if len(sides) == 2 and re.fullmatch(r"[A-Za-z]", sides[1].strip()) and _CALCULATES.fullmatch(sides[0]):
@@ -244,7 +244,7 @@ def take_result(text: str) -> str:
 
 
 def read_compound(text: str) -> Number | None:
-    """Return the sum of a measure and its smaller parts: 5 feet 3 inches, 2 hours and 30 minutes."""
+    """Parse a compound measure as its sum: 5 feet 3 inches, 2 hours and 30 minutes."""
     parts = _PARTS.split(text)
     numbers = [read_number(part) for part in parts]
     if not 2 <= len(parts) <= 4 or any(number is None or not number.unit.above or number.name for number in numbers):
@@ -260,12 +260,12 @@ def read_compound(text: str) -> Number | None:
 
 
 def have_same_name(a: str, b: str) -> bool:
-    """Return whether two names are equal, or one is missing."""
+    """Return True if two names are equal or one is missing."""
     return not a or not b or a == b
 
 
 def are_same_number(a: Number, b: Number) -> bool:
-    """Return whether two numbers are equal but for their names."""
+    """Return True if two numbers are equal, ignoring their names."""
     if a.base or b.base:
         return a.value == b.value if a.base and b.base else _digits(a) == _digits(b)
     if a.percent != b.percent and NO_UNIT in (a.unit, b.unit):
@@ -279,7 +279,7 @@ def _digits(number: Number) -> str:
 
 
 def _rounded(a: Fraction, b: Fraction) -> bool:
-    """Return whether one is a long decimal and the other the periodic fraction that it was rounded or cut from."""
+    """Return True if one is a long decimal and the other the periodic fraction of which it is rounded or truncated."""
     ours, theirs = count_decimals(a), count_decimals(b)
     if (ours is None) == (theirs is None):
         return False
@@ -291,5 +291,5 @@ def _rounded(a: Fraction, b: Fraction) -> bool:
 
 @lru_cache(maxsize=1024)
 def count_decimals(value: Fraction) -> int | None:
-    """Return the digits behind the decimal point, ``None`` for more than fifty."""
+    """Return the number of decimals; ``None`` for more than fifty."""
     return next((count for count in range(50) if not 10**count % value.denominator), None)

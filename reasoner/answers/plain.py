@@ -1,9 +1,9 @@
-r"""Answers that need no algebra: numbers with their units, lists of numbers, and words; read, written and compared.
+r"""Answers that need no algebra: numbers with units, lists of numbers, and words; parsed, formatted and compared.
 
-What is no difference: how a number is written (7, 7.0, 14/2, 3 1/2, ``3\frac{1}{2}``, 1.6e-19, ``0.\overline{3}``),
-what it counts (18 eggs), a unit that one of two leaves out (``reasoner.answers.units``), a name that one leaves out
-(x = 5 is 5, but not y = 5). 50% is 50 and 1/2. Lists are sets (1, 2 is 2, 1) where nothing else is said: a tuple keeps
-its order, and is equal to a list in this order. Words differ in their letters, upper case or not.
+Ignored in comparisons: the form of a number (7, 7.0, 14/2, 3 1/2, ``3\frac{1}{2}``, 1.6e-19, ``0.\overline{3}``), the
+counted noun (18 eggs), a unit that one of the two lacks (``reasoner.answers.units``), and a name that one lacks (x = 5
+equals 5, but not y = 5). 50% equals both 50 and 1/2. Lists are sets (1, 2 equals 2, 1) by default; a tuple is ordered
+and equals a list in the same order. Words are compared by their letters, ignoring case.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _JOINED = re.compile(r"\s*(?:,\s*(?:and|or)\b|;|,|\b(?:and|or)\b)\s*", re.IGNORE
 
 @dataclass(frozen=True, slots=True)
 class Items:
-    """Several numbers. ``kind``: the brackets around them, or none."""
+    """A list of numbers. ``kind``: the brackets around it, or none."""
 
     kind: str
     items: tuple[Number, ...]
@@ -55,7 +55,7 @@ class Items:
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """Text that is no mathematics."""
+    """Text without mathematics."""
 
     text: str
 
@@ -68,7 +68,7 @@ Plain = Number | Items | Words
 
 @lru_cache(maxsize=4096)
 def parse_plain(answer: str) -> Plain | None:
-    """Return what an answer plainly says; ``None`` when it is a formula, or too long to look at."""
+    """Parse an answer as a number, list or words; ``None`` if it is a formula or too long."""
     if len(answer) > MAX_CHARS:
         return None
     text = take_result(normalize(answer))
@@ -76,13 +76,13 @@ def parse_plain(answer: str) -> Plain | None:
 
 
 def parse_number(answer: str) -> Fraction | None:
-    """Return the number that an answer is, exactly, whatever its unit; ``None`` for a formula, a list and words."""
+    """Return the exact value of a number, ignoring its unit; ``None`` for a formula, a list or words."""
     plain = parse_plain(answer)
     return plain.value if isinstance(plain, Number) and not plain.base else None
 
 
 def _items(text: str) -> Items | Number | None:
-    """Read several numbers, in brackets or not."""
+    """Parse a list of numbers, with or without brackets."""
     name, rest = split_name(text)
     if rest.startswith("\\pm") or "\\pm" in rest:
         front, _, back = rest.partition("\\pm")
@@ -106,12 +106,12 @@ def _items(text: str) -> Items | Number | None:
 
 
 def _in_brackets(inner: str) -> list[str]:
-    """Split at the commas in brackets, but for one before a group that begins with 0."""
+    """Split the content of brackets at its commas, except before a group of digits that begins with 0."""
     return re.split(r"\s*[;,]\s*(?:(?:and|or)\s)?\s*|\s+(?:and|or)\s+", re.sub(r"(?<=\d),(?=0\d\d(?!\d))", "", inner))
 
 
 def _brackets(text: str) -> tuple[str, str]:
-    """Return the brackets around all of a text, and what is in them."""
+    """Return the brackets around the whole text, and their content."""
     for opening in ("\\{", "{", "(", "["):
         if text.startswith(opening):
             for closing in ("\\}", "}", ")", "]"):
@@ -125,7 +125,7 @@ def _brackets(text: str) -> tuple[str, str]:
 
 
 def _words(text: str) -> Words | None:
-    """Read words, and what is mostly words; one letter is a variable."""
+    """Parse text that is mostly words; a single letter is a variable."""
     if _LETTERS.fullmatch(text):
         return Words(text)
     bare = _COMMAND.sub(" ", text)
@@ -136,7 +136,7 @@ def _words(text: str) -> Words | None:
 
 
 def decide_equal(a: str, b: str) -> bool | None:
-    """Return whether two answers are equal; ``None`` where that takes algebra. Prose is equal to prose alone."""
+    """Return True if two answers are equal; ``None`` if algebra has to decide. Prose equals only prose."""
     ours, theirs = parse_plain(a), parse_plain(b)
     if ours is not None and theirs is not None:
         return are_same(ours, theirs)
@@ -145,12 +145,12 @@ def decide_equal(a: str, b: str) -> bool | None:
 
 
 def differs_plainly(a: str, b: str) -> bool:
-    """Return whether two answers are different without a doubt."""
+    """Return True if two answers differ for certain, without algebra."""
     return decide_equal(a, b) is False
 
 
 def are_same(a: Plain, b: Plain) -> bool:
-    """Return whether two plain answers are equal; the same from both sides."""
+    """Return True if two plain answers are equal; symmetric in its arguments."""
     if isinstance(a, Number) and isinstance(b, Number):
         return have_same_name(a.name, b.name) and are_same_number(a, b)
     if isinstance(a, Items) and isinstance(b, Items):
@@ -182,12 +182,12 @@ def _same_items(a: Items, b: Items) -> bool:
 
 
 def _pair_up(ours: tuple[Number, ...], theirs: tuple[Number, ...]) -> bool:
-    """Return whether each number has one of its own that it is the same as, from both sides."""
+    """Return True if the numbers can be matched one to one, in both directions."""
     return can_pair_up(ours, theirs, are_same) and can_pair_up(theirs, ours, are_same)
 
 
 def can_pair_up(ours: Sequence[T], theirs: Sequence[T], equal: Callable[[T, T], bool]) -> bool:
-    """Return whether every one of ``ours`` finds an equal one in ``theirs`` that no other took."""
+    """Return True if each of ``ours`` can be matched greedily to an equal element of ``theirs`` of its own."""
     left = list(theirs)
     for one in ours:
         partner = next((index for index, other in enumerate(left) if equal(one, other)), None)

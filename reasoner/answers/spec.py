@@ -13,7 +13,7 @@ Compare = Literal["math", "text", "choice", "code"]
 
 
 class RegexExtract(StrictModel):
-    """The group of a pattern's last match."""
+    """Extraction of a group of a pattern's last match."""
 
     regex: Annotated[str, AfterValidator(lambda pattern: check_pattern(pattern, groups=1))] = Field(
         description="A regular expression with one group, in Python's syntax."
@@ -21,7 +21,7 @@ class RegexExtract(StrictModel):
 
 
 class CodeExtract(StrictModel):
-    """The last fenced block of one language."""
+    """Extraction of the last fenced block of one language."""
 
     code: Annotated[str, Field(pattern=r"^[\w+#.-]{1,32}$")] = Field(description="As written behind the fence.")
 

@@ -1,9 +1,9 @@
-"""Units behind a number: which words are measures, and when two measures are the same.
+"""Units after a number: parsing and comparison.
 
-The rule: a missing unit is no difference (18 is 18 dollars, and 18 dollars a day), and what is counted is no unit (18
-eggs is 18). Two measures that are both stated must agree: 3 cm is not 3 m, but 300 cm is. A missing denominator is
-missing, too: 60 miles is 60 miles per hour, which is not 60 miles per second. Pounds of money and of mass are one
-word.
+A missing unit matches any unit (18 equals 18 dollars and 18 dollars a day), and a counted noun is no unit (18 eggs
+equals 18). Two stated units must agree: 3 cm differs from 3 m, but 300 cm equals it. A missing denominator also
+matches any: 60 miles equals 60 miles per hour, which differs from 60 miles per second. Pounds of money and of mass are
+one unit.
 """
 
 from __future__ import annotations
@@ -65,13 +65,13 @@ _POWER_WORDS = {"squared": 2, "cubed": 3}
 _PER = frozenset(("per", "/", "a", "an", "each", "every"))
 _TOKEN = re.compile(r"°[CF]\b|[a-z]\.m\.?|[A-Za-z]+(?:['\u2019-][A-Za-z]+)*|\^\d|[/$€£¥₹¢°]", re.IGNORECASE)
 _PREPOSITION = re.compile(r"\s*in\s+[A-Za-z]")
-"""In "18 in total", which are no inches."""
+"""Pattern of the preposition in "18 in total", which is not inches."""
 _SPEEDS = {"mph": ("mile", "h"), "kph": ("km", "h")}
 
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """A measure; ``above`` or ``below`` the line may be missing (``""``)."""
+    """A unit with numerator ``above`` and denominator ``below``, each ``""`` if missing."""
 
     above: str = ""
     power: int = 1
@@ -103,14 +103,14 @@ _MEASURES = _measures()
 
 
 def parse_measure(word: str) -> str | None:
-    """Return the one name of the measure that a word is; one-letter words keep their case, others may change it."""
+    """Return the canonical name of a unit word; case matters for single letters only."""
     known = _MEASURES.get(word) or (_MEASURES.get(word.lower().rstrip(".")) if len(word) > 1 else None)
     return known[0] if known else None
 
 
 @lru_cache(maxsize=4096)
 def read_unit(text: str) -> Unit:
-    """Return the unit at the beginning of what is behind a number; ``NO_UNIT`` when that only counts something."""
+    """Return the unit at the beginning of the text after a number; ``NO_UNIT`` if it is only a counted noun."""
     if _PREPOSITION.match(text):
         return NO_UNIT
     words = [word for word in _TOKEN.findall(text) if word.lower() not in _SKIPPED]
@@ -124,7 +124,7 @@ def read_unit(text: str) -> Unit:
 
 
 def _one(words: list[str], at: int) -> tuple[str, int, int]:
-    """Return one measure with its power, and where it ends."""
+    """Return one measure, its power, and the index after it."""
     power = 1
     if at < len(words) and words[at].lower() in _AREA and at + 1 < len(words) and parse_measure(words[at + 1]):
         power = _AREA[words[at].lower()]
@@ -143,7 +143,7 @@ def _one(words: list[str], at: int) -> tuple[str, int, int]:
 
 
 def are_same_amount(a: Fraction, unit: Unit, b: Fraction, other: Unit) -> bool:
-    """Return whether two amounts are the same by this module's rule."""
+    """Return True if two amounts are equal by the rules of this module."""
     if unit == other:
         return a == b
     above = _ratio(unit.above, unit.power, other.above, other.power)
@@ -152,14 +152,14 @@ def are_same_amount(a: Fraction, unit: Unit, b: Fraction, other: Unit) -> bool:
 
 
 def convert(unit: Unit, other: Unit) -> Fraction | None:
-    """Return how many of the other measure one is; ``None`` where they measure different things."""
+    """Return the factor from one unit to the other; ``None`` if they measure different quantities."""
     if not unit.above or not other.above or unit.below or other.below:
         return None
     return _ratio(unit.above, unit.power, other.above, other.power)
 
 
 def _ratio(name: str, power: int, other: str, other_power: int) -> Fraction | None:
-    """Return how many of the other measure one is; ``None`` for different kinds, 1 where one is missing."""
+    """Return the factor from one measure to the other; ``None`` for different quantities, 1 if one is missing."""
     if not name or not other:
         return Fraction(1)
     _, kind, factor = _MEASURES[name]

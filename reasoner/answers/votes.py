@@ -23,9 +23,9 @@ class Vote(StrictModel):
 async def group_equivalent(candidates: Sequence[Node], spec: AnswerSpec, equivalence: Equivalence) -> list[list[Node]]:
     """Group candidates by equivalent answer, in order of first appearance.
 
-    Canonical forms are compared. If answers are compared as mathematics, algebra decides for differing forms that are
-    not plain (``reasoner.answers.plain``). An answer belongs to a class if it is equal to the class's first one and
-    plainly different from none in it: 3 cm and 3 m are both equal to 3, but no class contains both.
+    Canonical forms are compared first. For mathematical answers, differing forms that are not plain
+    (``reasoner.answers.plain``) are compared with algebra. An answer belongs to a class if it equals the class's first
+    answer and plainly differs from none in it: 3 cm and 3 m both equal 3, but no class contains both.
     """
     groups: dict[str, list[Node]] = {}
     forms: dict[str, list[str]] = {}

@@ -37,7 +37,7 @@ _REACH = 120
 
 
 def find_choice(text: str, stopped: ExtractionStopped) -> str | None:
-    """Return the letter, A to J, in upper case."""
+    """Return the stated letter, A to J, in upper case; ``None`` if the text states none."""
     text = text.translate(WIDE) if not text.isascii() else text
     for marked in (find_boxed(text), *iter_tagged(text, stopped), *iter_json_answers(text)):
         if marked is not None and (match := _BEGINS.match(marked)):
@@ -62,6 +62,6 @@ def _said(text: str, at: int, stopped: ExtractionStopped) -> str | None:
     letter, closed = stated.group("letter"), bool(stated.group("closed"))
     if closed and re.search(r"[(\[{\u3010*`\"']", stated.group("opening")):
         return letter.upper()
-    if letter.isupper() and (stopped != "inside" or stated.end() < len(text)):  # else the first letter of a word
+    if letter.isupper() and (stopped != "inside" or stated.end() < len(text)):  # or it may begin a word
         return letter
     return None

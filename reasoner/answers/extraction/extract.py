@@ -1,7 +1,7 @@
-"""Extraction of the answer that a solution states; the last one if there are several.
+"""Extraction of the last answer that a solution states.
 
-A text may be partial: a step, or cut off by a budget. An answer that the text does not close itself (by a brace, a
-fence, the end of a line) is extracted only if the text was not cut off.
+A text may be partial: a step, or cut off by a budget. An answer without a closing delimiter (a brace, a fence, the end
+of a line) is extracted only if the text was not cut off.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from reasoner.answers.normalize import WIDE, normalize
 from reasoner.answers.spec import AnswerSpec, CodeExtract, RegexExtract
 
 MAX_CHARS = 64_000
-"""Maximum length of an answer; longer text is not an answer."""
+"""Maximum length of an answer in characters; longer text is not an answer."""
 
 _FENCE = re.compile(r"[ \t]{0,3}(`{3,}|~{3,})[ \t]*([\w+#.-]*)[^`]*")
 _ALIASES = {"py": "python", "python3": "python", "js": "javascript", "ts": "typescript", "c++": "cpp"}
@@ -40,7 +40,7 @@ def extract_answer(text: str, spec: AnswerSpec | None = None, stopped: Extractio
 
 
 def strip_thinking(text: str) -> str | None:
-    """Return the text after the thinking part, which states no answer; ``None`` while it is unfinished."""
+    """Return the text after the thinking part, which is never searched; ``None`` while it is unfinished."""
     thought = text.rfind("</think>")
     if thought >= 0:
         return text[thought + len("</think>") :]
@@ -72,14 +72,14 @@ def _extract(spec: AnswerSpec, text: str, stopped: ExtractionStopped) -> str | N
 
 
 def _stated(text: str, stopped: ExtractionStopped) -> Iterator[str]:
-    """Yield what is stated outside of boxes: in tags, behind ####, as JSON, in phrases."""
+    """Yield the answers stated outside of boxes: in tags, after ####, as JSON, in phrases."""
     return chain(
         iter_tagged(text, stopped), iter_hashes(text, stopped), iter_json_answers(text), iter_phrases(text, stopped)
     )
 
 
 def _mathematics(text: str, stopped: ExtractionStopped) -> str | None:
-    """Return the answer before the first question that a model asks itself after it, or that of all of the text."""
+    """Return the answer before the first further question that the model generates, or else that of the whole text."""
     text = text if text.isascii() else text.translate(WIDE)
     text = _HTML.sub("", text) if "</" in text or "<br" in text else text
     asked = _NEXT_QUESTION.search(text)
@@ -88,8 +88,10 @@ def _mathematics(text: str, stopped: ExtractionStopped) -> str | None:
 
 
 def _stated_mathematics(text: str, stopped: ExtractionStopped) -> str | None:
-    """Return a box that nothing final follows, or the mathematics in what else is stated: "the answer is not obvious"
-    states none."""
+    """Return the last box if no final answer follows it, or else the mathematics in another statement.
+
+    "The answer is not obvious" states none.
+    """
     box = find_box(text)
     if box is not None:
         return _final_behind(text[box[1] :], stopped) or _without_announcement(box[0])
@@ -101,7 +103,7 @@ def _stated_mathematics(text: str, stopped: ExtractionStopped) -> str | None:
 
 
 def _final_behind(rest: str, stopped: ExtractionStopped) -> str | None:
-    """Return what is marked or called final behind the last box, which was a step then."""
+    """Return the answer that is marked or called final after the last box, which then was an intermediate result."""
     stated = chain(iter_tagged(rest, stopped), iter_hashes(rest, stopped), iter_json_answers(rest))
     final = rest.lower().find("final answer")
     return _first_mathematical(stated if final < 0 else chain(stated, iter_phrases(rest[final:], stopped)))
@@ -113,7 +115,7 @@ def _first_mathematical(stated: Iterator[str]) -> str | None:
 
 
 def _mathematical(content: str) -> str | None:
-    """Return the mathematics in what was marked or said, which may be a phrase again."""
+    """Return the mathematics in a marked or stated answer, which may itself contain a phrase."""
     answer = extract_mathematics(content)
     if answer is None and ANNOUNCES.search(content):
         return next((answer for said in iter_phrases(content, "end") if (answer := extract_mathematics(said))), None)
@@ -121,7 +123,7 @@ def _mathematical(content: str) -> str | None:
 
 
 def _without_announcement(content: str) -> str:
-    r"""Return a box's content without "The answer is" in it."""
+    r"""Return a box's content without a leading "The answer is"."""
     if not ANNOUNCES.search(content):
         return (
             (find_only_number(normalize(content)) or content)
@@ -132,7 +134,7 @@ def _without_announcement(content: str) -> str:
 
 
 def _code(text: str, language: str | None) -> str | None:
-    """Return the last closed fenced block; if a language is asked for, of those that name it or none."""
+    """Return the last closed fenced block; with a ``language``, the last one that names it or no language."""
     wanted = None if language is None else _ALIASES.get(language.lower(), language.lower())
     last: str | None = None
     fence, label = "", ""

@@ -1,4 +1,4 @@
-"""Extraction of a job's answers within its time limit, for clients' patterns in a worker process."""
+"""Extraction of a job's answers within its time limit; clients' patterns are matched in a worker process."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from reasoner.deadline import SecondsLeft, run_within, unlimited
 from reasoner.regex import find_pattern_error, search_last
 
 MAX_LATE = 6
-"""Maximum number of late searches in one job. After that, its pattern is not used any more."""
+"""Maximum number of timeouts in one job. After that, its pattern is no longer used."""
 
 log = logging.getLogger("reasoner.answers")
 
 
 class AnswerFinder:
-    """Extracts answers as the job's ``AnswerSpec`` says, with patterns matched in a worker process."""
+    """Extracts answers by the job's ``AnswerSpec``, with patterns matched in a worker process."""
 
     def __init__(self, spec: AnswerSpec, seconds_left: SecondsLeft = unlimited) -> None:
         self._spec = spec
@@ -26,14 +26,14 @@ class AnswerFinder:
         self._late = 0
 
     async def check(self) -> None:
-        """Raise ``InvalidRequest`` for a pattern that cannot be used: it is compiled here for the first time."""
+        """Compile the job's pattern. Raises ``InvalidRequest`` if that fails."""
         if isinstance(self._spec.extract, RegexExtract):
             pattern = self._spec.extract.regex
             if error := await run_within(self._seconds_left(), lambda: find_pattern_error(pattern)):
                 raise InvalidRequest(error, "answer.extract.regex")
 
     async def find(self, text: str, stopped: ExtractionStopped = "end") -> str | None:
-        """Return the answer of a solution; ``None`` also if a pattern's search was late, which is logged once."""
+        """Return the answer of a solution; ``None`` if it has none or the pattern timed out, which is logged once."""
         if not isinstance(self._spec.extract, RegexExtract):
             return extract_answer(text, self._spec, stopped)
         stated = strip_thinking(text)

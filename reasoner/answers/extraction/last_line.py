@@ -1,4 +1,4 @@
-"""Extraction of a number from the last line if nothing else states an answer: "= 18", "So it is **$18**."."""
+"""Extraction of a number from the last line, used if nothing else states an answer: "= 18", "So it is **$18**."."""
 
 from __future__ import annotations
 
@@ -20,14 +20,17 @@ _CONCLUDES = re.compile(
     re.IGNORECASE,
 )
 _GIVEN = re.compile(r"\b(?:the|these|those|this|its|her|his|their|our)\s[$*\\]{0,4}\d", re.IGNORECASE)
-"""A number that was given before, as in "the 9 eggs"."""
+"""Pattern of a number mentioned before, as in "the 9 eggs"."""
 _NEXT_SENTENCE = re.compile(r"[.!?]\s+(?=[A-Z*$\\])")
 _BOLD = re.compile(r"\*\*([^*\n]{1,80})\*\*")
 
 
 def find_in_last_line(text: str) -> str | None:
-    """Return the number that the last line of a solution calls its result, or the one number in it that is in bold
-    type, but for the label that a line may begin with, or the one number of a last sentence that concludes."""
+    """Return the number that the last line of a solution states as its result.
+
+    Otherwise the only number in bold type, not counting a label at the beginning of the line, or the only number of a
+    concluding last sentence.
+    """
     last = text.rstrip().rsplit("\n", 1)[-1][-2000:].partition("<|")[0].rstrip()
     result = _RESULT.match(last)
     if result is not None and (content := cut_sentence(last[result.end() :], whole=True)):
@@ -41,7 +44,7 @@ def find_in_last_line(text: str) -> str | None:
 
 
 def _conclusion(last: str) -> str | None:
-    """Return the number in "So she earns $18 in total." and "Therefore, x = 18."."""
+    """Return the number of a concluding sentence: "So she earns $18 in total.", "Therefore, x = 18."."""
     concludes = _CONCLUDES.match(last)
     if concludes is None:
         return None

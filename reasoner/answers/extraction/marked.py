@@ -8,11 +8,11 @@ from collections.abc import Iterator
 
 from reasoner.answers.extraction.phrases import ExtractionStopped, iter_announcements, iter_last_matches, strip_markup
 
-_BOX_OR_BRACE = re.compile(r"\\(?:f?boxed|fbox|framebox)\s?\{|(?<!\\)\\[{}]|[{}]")  # behind one backslash: a character
+_BOX_OR_BRACE = re.compile(r"\\(?:f?boxed|fbox|framebox)\s?\{|(?<!\\)\\[{}]|[{}]")  # an escaped brace is a literal
 _BOX = re.compile(r"\\(?:f?boxed|fbox|framebox)(?![A-Za-z])")
 _BARE_BOX = re.compile(r"\\(?:boxed|fbox)\s{0,5}(-?\\?\$?\d(?:[\d,.]{0,30}\d)?%?|[A-Z](?![A-Za-z]))")
 _MAX_BOXES = 64
-"""Boxes from the end of a text that are looked at."""
+"""Maximum number of boxes that are examined, from the end of the text."""
 _LISTED = re.compile(
     r"(?:\s|\$|\\[()\[\],;]|\\q?quad|\\text\{\s?(?:,?\s?(?:and|or))\s?\}|,|;|and\b|or\b){1,40}+", re.IGNORECASE
 )
@@ -28,19 +28,21 @@ _JSON = re.compile(
 
 
 def find_boxed(text: str) -> str | None:
-    """Return the content of ``find_box``."""
+    """Return only the content that ``find_box`` finds."""
     box = find_box(text)
     return None if box is None else box[0]
 
 
 def find_box(text: str) -> tuple[str, int] | None:
-    r"""Return the content of the last ``\boxed{…}`` that is closed, and of those that are listed with it, and where it
-    ends; ``None`` without one or when it is empty."""
+    r"""Return the content of the last closed ``\boxed{…}`` and of boxes listed with it, and the index at which it ends.
+
+    ``None`` if there is no box or it is empty.
+    """
     boxes = [match.start() for match in _BOX.finditer(text)]
     if not boxes:
         return None
-    found: list[tuple[int, int, str]] = []  # where the last outermost boxes begin and end, and their contents
-    opened: list[tuple[int, int] | None] = []  # for each open brace the box that it opened, if it did
+    found: list[tuple[int, int, str]] = []  # (start, end, content) of the last outermost boxes
+    opened: list[tuple[int, int] | None] = []  # for each open brace, the box that it opened, if any
     for match in _BOX_OR_BRACE.finditer(text, boxes[-_MAX_BOXES:][0]):
         if match.group() == "{":
             opened.append(None)
@@ -50,7 +52,7 @@ def find_box(text: str) -> tuple[str, int] | None:
             box = opened.pop()
             if box is not None and text[box[1] : match.start()].strip():
                 content = text[box[1] : match.start()].strip()
-                if not _BOX.search(content):  # what is around a box adds nothing to it
+                if not _BOX.search(content):  # of nested boxes, the innermost counts
                     found.append((box[0], match.end(), content))
     without_braces = [(m.start(), m.end(), m.group(1)) for m in _BARE_BOX.finditer(text, boxes[-1])]
     found += [box for box in without_braces if not found or box[0] > found[-1][0]]
@@ -68,7 +70,7 @@ def find_box(text: str) -> tuple[str, int] | None:
 
 
 def iter_hashes(text: str, stopped: ExtractionStopped) -> Iterator[str]:
-    """Yield what stands behind ####, GSM8K's form, last first."""
+    """Yield the texts after ``####`` (GSM8K's format), last first."""
     if "####" not in text:
         return
     for match in iter_last_matches(_HASH, text):
@@ -79,7 +81,7 @@ def iter_hashes(text: str, stopped: ExtractionStopped) -> Iterator[str]:
 
 
 def iter_tagged(text: str, stopped: ExtractionStopped) -> Iterator[str]:
-    """Yield what is in tags, last first. A tag that is left open ends with the solution."""
+    """Yield the contents of answer tags, last first. An unclosed tag ends with the solution."""
     if "<" not in text and "[" not in text:
         return
     for match in iter_last_matches(_TAG, text):
@@ -92,7 +94,7 @@ def iter_tagged(text: str, stopped: ExtractionStopped) -> Iterator[str]:
 
 
 def iter_json_answers(text: str) -> Iterator[str]:
-    """Yield the values of JSON's "answer", last first."""
+    """Yield the values of JSON fields named "answer", last first."""
     for word in iter_announcements(text):
         match = _JSON.match(text, word)
         if match is None:
@@ -104,7 +106,7 @@ def iter_json_answers(text: str) -> Iterator[str]:
 
 
 def _decoded(string: str) -> str:
-    r"""Decode JSON's string; take it as it stands where a model forgot to double LaTeX's backslashes."""
+    r"""Decode a JSON string; return it unchanged if it is invalid, such as LaTeX with single backslashes."""
     if re.search(r'(?<!\\)\\[^"\\/nu]', string):
         return string[1:-1].replace("\\\\", "\\")
     try:

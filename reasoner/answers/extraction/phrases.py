@@ -1,7 +1,7 @@
 r"""Answers that a solution states in words: "The answer is 18.", "**Answer**: 18", a heading and the answer below it.
 
-A text is looked at around the words that announce an answer, the last ones first and no more than ``MAX_TRIES`` of
-them, so that a model that repeats itself costs no more than its length.
+A text is examined around the words that announce an answer, last first and at most ``MAX_TRIES`` of them, so that
+extraction from a repetitive text takes linear time.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from reasoner.answers import plain
 from reasoner.answers.normalize import WIDE, is_formula
 
 ExtractionStopped = Literal["inside", "step", "end"]
-"""The end of a text: in the middle of something, where a step does, or where the solution does."""
+"""Position at which a text ends: inside a step, at the end of a step, or at the end of the solution."""
 
 MAX_TRIES = 32
-"""Announcements of one text that are looked at."""
+"""Maximum number of announcements that are examined in one text."""
 MAX_DISTANCE = 2000
-"""Characters behind an announcement that are looked at."""
+"""Maximum number of characters that are examined after an announcement."""
 _REACH_BEFORE = 60
 
 ANNOUNCES = re.compile(r"answer|ans(?![a-z])|答案", re.IGNORECASE)
-_S = r"\s{0,20}"  # bounded: a model that has lost its thread may write thousands of spaces
+_S = r"\s{0,20}"  # bounded, since a degenerate text may contain thousands of spaces
 _MARKS = r"[*_`]{0,4}"
 _IS = (
     r"(?:is\b(?!\s{1,3}not\b)|(?:should|would|will|must|can\sonly|has\sto)\s(?:be|equal)\b|equals\b"
@@ -81,14 +81,14 @@ _PERCENT = re.compile(r"\s?(?:\\?%|percent\b)", re.IGNORECASE)
 
 
 def iter_last_matches(pattern: re.Pattern[str], text: str) -> list[re.Match[str]]:
-    """Return a pattern's last matches, last first and no more than ``MAX_TRIES``."""
+    """Return a pattern's last matches, last first and at most ``MAX_TRIES``."""
     return list(deque(pattern.finditer(text), MAX_TRIES))[::-1]
 
 
 def iter_announcements(text: str) -> list[int]:
-    """Return where the last words begin that may announce an answer, last first."""
+    """Return the indices of the last words that may announce an answer, last first."""
     lower = text.lower()
-    if len(lower) != len(text):  # by letters of some scripts
+    if len(lower) != len(text):  # lower() changes the length of some scripts' letters
         lower = text
     found: list[int] = []
     latin, chinese = lower.rfind("ans"), lower.rfind("答案")
@@ -104,7 +104,7 @@ def iter_announcements(text: str) -> list[int]:
 
 
 def _named_before(text: str, word: int) -> str | None:
-    """Return the number or formula in "18 is the answer"."""
+    """Return the number or formula before the announcement, as in "18 is the answer"."""
     found = _BEFORE.search(text, max(0, word - _REACH_BEFORE), word)
     if found is None:
         return None
@@ -115,7 +115,7 @@ def _named_before(text: str, word: int) -> str | None:
 
 
 def iter_phrases(text: str, stopped: ExtractionStopped) -> Iterator[str]:
-    """Yield what phrases such as "the answer is" and headings say, last first."""
+    """Yield the answers stated by phrases such as "the answer is" and by headings, last first."""
     seen = len(text) + 1
     for word in iter_announcements(text):
         begin = _stated_from(text, word)
@@ -133,7 +133,7 @@ def iter_phrases(text: str, stopped: ExtractionStopped) -> Iterator[str]:
 
 
 def _stated_from(text: str, word: int) -> int | None:
-    """Return where the announced answer begins; ``None`` where none is announced."""
+    """Return the index at which the announced answer begins; ``None`` if none is announced."""
     before = text[max(0, word - _REACH_BEFORE) : word]
     if before[-1:].isalpha() and before[-1:].isascii():
         return None
@@ -148,7 +148,7 @@ def _stated_from(text: str, word: int) -> int | None:
 
 
 def cut_sentence(rest: str, whole: bool) -> str | None:
-    """Return a formula up to its closing sign, or else the rest of the sentence. ``whole``: the text is not cut off."""
+    """Return a formula up to its closing delimiter, or the rest of the sentence. ``whole``: the text is complete."""
     bullet = _BULLET.match(rest)
     lead = _LEAD.match(rest, bullet.end() if bullet else 0)
     rest = rest[lead.end() if lead else 0 :].translate(WIDE)
@@ -159,7 +159,7 @@ def cut_sentence(rest: str, whole: bool) -> str | None:
     if found is None:
         return strip_markup(rest) if whole else None
     if not whole and found.end() == len(rest) and found.group() != "\n":
-        return None  # "3." may go on as "3.5"
+        return None  # "3." may be the beginning of "3.5"
     content = strip_markup(rest[: found.start()])
     return (
         content + "%"
@@ -169,7 +169,7 @@ def cut_sentence(rest: str, whole: bool) -> str | None:
 
 
 def _formulas(rest: str) -> str | None:
-    """Return the formula that a text begins with, and those listed behind it; ``None`` when it begins with none."""
+    """Return the formula that a text begins with and those listed after it; ``None`` if it begins with none."""
     found: list[str] = []
     at = 0
     while at < len(rest) and len(found) < plain.MAX_ITEMS:
@@ -196,7 +196,7 @@ def _formulas(rest: str) -> str | None:
 
 
 def strip_markup(content: str) -> str:
-    """Remove markdown's signs, a formula's signs around all of it, and the full stop."""
+    """Remove Markdown emphasis, formula delimiters around the whole text, and the full stop."""
     content = _DECORATION.sub("", content.strip()).strip("*_`").strip().rstrip(".。").strip()
     if content[-1:] in ('"', "\u201d", "】", "\u300d"):
         content = content[:-1].strip()

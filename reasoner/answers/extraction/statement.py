@@ -1,4 +1,4 @@
-"""The mathematics in what a solution states: "18 dollars a day, 2 more than before", "Janet makes 9 * $2 = $18"."""
+"""Mathematics within a stated answer: "18 dollars a day, 2 more than before", "Janet makes 9 * $2 = $18"."""
 
 from __future__ import annotations
 
@@ -35,8 +35,10 @@ _ASIDE = re.compile(
 
 
 def extract_mathematics(content: str) -> str | None:
-    """Return the part of what was stated that is mathematics: "18 dollars a day, 2 more than before" states 18 dollars
-    a day, and "5 more than 3" and "not obvious" nothing."""
+    """Return the mathematical part of a stated answer; ``None`` for "5 more than 3" and "not obvious".
+
+    "18 dollars a day, 2 more than before" gives 18 dollars a day.
+    """
     if not _MATHEMATICS.match(content) or len(content) > MAX_CHARS:
         return content if _MATHEMATICS.match(content) and not _WORD.search(content) else None
     label = _LABEL.match(content)
@@ -69,7 +71,7 @@ def extract_mathematics(content: str) -> str | None:
 
 
 def _calculated(content: str) -> str | None:
-    """Return the result in "9 eggs * $2 = $18 per day"; ``None`` where letters stand for numbers."""
+    """Return the result of a calculation such as "9 eggs * $2 = $18 per day"; ``None`` if it has variables."""
     calculation, _, result = (side.strip() for side in content.rpartition("="))
     if not _OPERATION.search(calculation) or _VARIABLE.search(calculation):
         return None
@@ -77,8 +79,8 @@ def _calculated(content: str) -> str | None:
 
 
 def find_only_number(content: str) -> str | None:
-    """Return the one number in a sentence that states an answer ("Janet makes $18 every day"), with what it counts, or
-    the result of the calculation in it."""
+    """Return the only number in a sentence ("Janet makes $18 every day"), with its unit, or the result of its
+    calculation."""
     content = content.replace("**", "")
     if result := _calculated(content):
         return result
@@ -93,8 +95,8 @@ def find_only_number(content: str) -> str | None:
 
 
 def looks_like_mathematics(answer: str) -> bool:
-    """Return whether a text begins like a number or formula, with a few words behind it at most: units, and no more
-    numbers after them."""
+    """Return True if a text begins like a number or formula, with at most a few words after it: units, and no further
+    numbers."""
     words = list(_WORD.finditer(answer))
     if not _MATHEMATICS.match(answer) or len(words) > _UNIT_WORDS:
         return False
