@@ -61,7 +61,7 @@ async def client(settings: Settings) -> AsyncIterator[httpx.AsyncClient]:
 
 @pytest.fixture
 def work(store: JobStore) -> Callable[[str], Awaitable[None]]:
-    """Does for one job what a worker does when its message arrives."""
+    """Return a function that runs one job as a worker does when its message arrives."""
 
     async def run(job_id: str) -> None:
         await execute(
@@ -78,7 +78,7 @@ def work(store: JobStore) -> Callable[[str], Awaitable[None]]:
 
 
 async def submitted(client: httpx.AsyncClient, **spec: Any) -> str:
-    """A new job's id."""
+    """Submit a job and return its id."""
     response = await client.post("/v1/jobs", json={"problem": "1 + 1?", **spec})
     assert response.status_code == 202, response.text
     return str(response.json()["id"])

@@ -32,14 +32,14 @@ Run = Callable[..., Awaitable[object]]
 
 @contextlib.asynccontextmanager
 async def listening(settings: Settings, engine: EngineClient | None = None) -> AsyncIterator[str]:
-    """The application's address."""
+    """Yield the address of the running application."""
     async with serving(settings, engine) as (address, _):
         yield address
 
 
 @contextlib.asynccontextmanager
 async def serving(settings: Settings, engine: EngineClient | None = None) -> AsyncIterator[tuple[str, Server]]:
-    """The same with its server."""
+    """Yield the address and the server of the running application."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
@@ -55,7 +55,7 @@ async def serving(settings: Settings, engine: EngineClient | None = None) -> Asy
 
 @contextlib.asynccontextmanager
 async def working(url: str, store: JobStore, run: Run = run_job) -> AsyncIterator[None]:
-    """A worker: does what the messages in the queues ask for, one after the other."""
+    """Run a worker that executes the jobs in the queues one after the other."""
 
     async def work() -> None:
         async with Redis.from_url(url, socket_timeout=None) as queues:
@@ -106,5 +106,5 @@ async def worker(url: str, store: JobStore) -> AsyncIterator[None]:
 
 
 def job_of(answer_id: str) -> str:
-    """The job behind an answer."""
+    """Return the id of the job behind an answer."""
     return "job_" + answer_id.rpartition("_")[2].rpartition("-")[2]

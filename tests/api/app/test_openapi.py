@@ -1,4 +1,4 @@
-"""The OpenAPI document shows every call by an example, and each example is one that the service could send or take."""
+"""The OpenAPI document has an example for every call, each valid for its schema."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def contents(call: Call) -> Iterator[tuple[str, str, dict[str, Any]]]:
 
 
 @each_call
-def test_every_answer_has_an_example_of_its_schema(call: Call) -> None:
+def test_every_response_has_an_example_of_its_schema(call: Call) -> None:
     for status, kind, content in contents(call):
         assert "example" in content, (status, kind)
         if kind.endswith("json"):
@@ -60,7 +60,7 @@ def test_every_path_parameter_has_an_example_and_every_call_a_summary(call: Call
 
 
 @each_call
-def test_errors_are_described_under_the_media_type_that_they_have(call: Call) -> None:
+def test_errors_are_described_under_their_media_type(call: Call) -> None:
     ((_, kind, _),) = [one for one in contents(call) if one[0] == "default"]
     openai = call[1]["responses"]["default"]["content"][kind]["schema"]["$ref"].endswith("ErrorDocument")
     assert kind == ("application/json" if openai else "application/problem+json")

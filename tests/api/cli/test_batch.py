@@ -1,4 +1,4 @@
-"""``reasoner batch`` against a service that only answers."""
+"""``reasoner batch`` against a stub service."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ENDED = BATCH | {"status": "completed", "finished_at": 2.0, "counts": {"complete
 
 
 class Service:
-    """Answers in turn, and remembers what it was asked."""
+    """Returns prepared responses in turn and records the requests."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.answers: list[dict[str, Any]] = [BATCH]
@@ -58,7 +58,7 @@ def batch(*arguments: str) -> Result:
     return CliRunner().invoke(app, ["batch", *arguments], env={"COLUMNS": "160"})
 
 
-def test_a_file_becomes_a_batch_and_lines_keep_their_own_strategy(service: Service, tmp_path: Path) -> None:
+def test_a_file_becomes_a_batch_whose_jobs_keep_their_own_strategy(service: Service, tmp_path: Path) -> None:
     file = tmp_path / "jobs.jsonl"
     file.write_text('{"problem": "1?"}\n\n{"problem": "2?", "strategy": {"name": "greedy"}}\n')
     result = batch("submit", str(file), "--tokens", "500", "--strategy", "weighted_vote", "--n", "64", "--json")

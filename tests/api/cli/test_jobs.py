@@ -26,7 +26,7 @@ from workers.config.settings import Settings
 
 
 class Sent(Exception):
-    """Carries the body instead of sending it."""
+    """Raised instead of sending a request; carries the body."""
 
 
 def sent(

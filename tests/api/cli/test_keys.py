@@ -22,7 +22,7 @@ from workers.config.settings import load_settings
 
 @pytest.fixture
 def reasoner(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """Runs a command, beside a service on the same broker."""
+    """Return a function that runs a command, beside a service on the same broker."""
     monkeypatch.setenv("REASONER_REDIS_URL", url)
     monkeypatch.setenv("REASONER_DATA_DIR", str(tmp_path))
     monkeypatch.setenv("COLUMNS", "200")

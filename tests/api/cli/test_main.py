@@ -1,4 +1,4 @@
-"""The command line describes itself, and options reach the roles."""
+"""The command line's help, and options that are passed to the roles."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from workers.config.types import ConfigError
 
 
 def commands(command: Any, path: tuple[str, ...] = ()) -> dict[tuple[str, ...], Any]:
-    """Every command and group by its words."""
+    """Return every command and group by its words."""
     found = {path: command}
     for name, part in getattr(command, "commands", {}).items():
         found |= commands(part, (*path, name))
@@ -33,7 +33,7 @@ def test_the_version_is_that_of_the_package() -> None:
 
 
 @pytest.mark.parametrize("path", COMMANDS, ids=lambda path: " ".join(path) or "reasoner")
-def test_every_command_has_help_without_markup_of_docstrings(path: tuple[str, ...]) -> None:
+def test_every_command_has_plain_help_without_docstring_markup(path: tuple[str, ...]) -> None:
     result = CliRunner().invoke(app, [*path, "--help"], env={"COLUMNS": "120"})
     assert result.exit_code == 0, result.output
     assert "``" not in result.stdout

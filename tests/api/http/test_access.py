@@ -1,5 +1,6 @@
-"""Every route of the OpenAPI document is held against keys that may not use it and owners who do not own: a new route
-without its checks, or of a kind that this file does not know, fails here."""
+"""Every route of the OpenAPI document, called with keys that lack its scopes and by owners of other things. A new route
+without its checks, or with an unknown path parameter, fails here.
+"""
 
 from __future__ import annotations
 
@@ -32,12 +33,12 @@ OPERATIONS: dict[tuple[str, str], dict[str, Any]] = {
 
 
 def needed(operation: tuple[str, str]) -> set[str]:
-    """The scopes that the document asks for."""
+    """Return the scopes that the document requires."""
     return {scope for way in OPERATIONS[operation].get("security", ()) for scopes in way.values() for scope in scopes}
 
 
 async def owned(client: httpx.AsyncClient, ann: dict[str, str], parameter: str) -> str:
-    """Something of Ann's that has ended, for a parameter in a path."""
+    """Create an ended job, batch or key of Ann's and return its id, for a path parameter."""
     match parameter:
         case "job_id":
             job_id = await submitted(client, ann, problem=SECRET)
@@ -65,7 +66,7 @@ def settings(settings: Settings) -> Settings:
 
 
 @pytest.mark.parametrize("operation", sorted(OPERATIONS), ids=" ".join)
-async def test_without_a_key_only_open_paths_are_answered(
+async def test_without_a_key_only_open_paths_are_served(
     client: httpx.AsyncClient, store: JobStore, operation: tuple[str, str]
 ) -> None:
     await header(store, "ann")
@@ -102,7 +103,7 @@ async def test_a_key_without_the_scope_that_the_document_names_is_refused(
     sorted(op for op in OPERATIONS.keys() - ANY_KEY if "{" in op[1] and not op[1].startswith(ADMIN)),
     ids=" ".join,
 )
-async def test_things_of_other_owners_do_not_exist(
+async def test_jobs_and_keys_of_other_owners_are_not_found(
     client: httpx.AsyncClient, store: JobStore, operation: tuple[str, str]
 ) -> None:
     ann, bob, admin = [
@@ -146,9 +147,7 @@ async def test_a_conversation_of_another_owner_cannot_be_continued(client: httpx
     assert (await client.get("/v1/jobs", headers=bob)).json()["data"] == []
 
 
-async def test_lists_show_the_owners_things_and_to_an_admin_everything(
-    client: httpx.AsyncClient, store: JobStore
-) -> None:
+async def test_lists_contain_the_owners_items_and_for_an_admin_all(client: httpx.AsyncClient, store: JobStore) -> None:
     ann, bob = await header(store, "ann"), await header(store, "bob")
     also_ann, admin = await header(store, "ann"), await header(store, "eve", "jobs:read", "admin")
     mine, others = await submitted(client, ann), await submitted(client, bob)
@@ -161,7 +160,7 @@ async def test_lists_show_the_owners_things_and_to_an_admin_everything(
     assert await listed(admin) == [others, mine]
 
 
-async def test_two_owners_idempotency_keys_are_different_keys(client: httpx.AsyncClient, store: JobStore) -> None:
+async def test_equal_idempotency_keys_of_two_owners_are_independent(client: httpx.AsyncClient, store: JobStore) -> None:
     ann, bob = await header(store, "ann"), await header(store, "bob")
     key = {"Idempotency-Key": "k"}
     first = await client.post("/v1/jobs", json={"problem": "a"}, headers=ann | key)
@@ -183,7 +182,7 @@ async def test_a_configured_key_may_do_everything(settings: Settings, store: Job
 
 
 @pytest.mark.parametrize("path", ["/v1/jobs", "/healthz", "/nowhere", "/v1/jobs/x", "/metrics"])
-async def test_every_answer_carries_the_security_headers(client: httpx.AsyncClient, path: str) -> None:
+async def test_every_response_has_the_security_headers(client: httpx.AsyncClient, path: str) -> None:
     headers = (await client.get(path)).headers
     assert headers["content-security-policy"].startswith("default-src 'self';")
     assert "unsafe" not in headers["content-security-policy"]
@@ -193,7 +192,9 @@ async def test_every_answer_carries_the_security_headers(client: httpx.AsyncClie
     assert ("no-store" in headers.get("cache-control", "")) == path.startswith("/v1/")
 
 
-async def test_no_key_is_in_any_answer_but_the_one_that_makes_it(client: httpx.AsyncClient, store: JobStore) -> None:
+async def test_no_response_contains_a_key_but_the_one_that_creates_it(
+    client: httpx.AsyncClient, store: JobStore
+) -> None:
     admin = await header(store, "eve", "admin")
     made = (await client.post("/v1/keys", json={"name": "x"}, headers=admin)).json()
     secret = made["key"].rpartition("_")[2]

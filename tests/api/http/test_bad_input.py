@@ -1,4 +1,4 @@
-"""Every mistake gets a problem document that says what would be right, and the service goes on."""
+"""Every invalid request gets a problem document that says what would be valid, and the service keeps running."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SECRET = "a-key-of-many-characters"
 
 
 def check_problem(response: httpx.Response, status: int) -> dict[str, Any]:
-    """Whatever went wrong, the form is that of RFC 9457."""
+    """Check that the response is a problem document (RFC 9457), and return it."""
     assert response.status_code == status, response.text
     assert response.headers["content-type"] == "application/problem+json"
     problem: dict[str, Any] = response.json()
@@ -97,7 +97,7 @@ def check_problem(response: httpx.Response, status: int) -> dict[str, Any]:
         (None, "body", "send a JSON object"),
     ],
 )
-async def test_a_wrong_field_is_named_with_what_would_be_right(
+async def test_an_invalid_field_is_named_with_valid_values(
     client: httpx.AsyncClient, body: Any, field: str, hint: str
 ) -> None:
     problem = check_problem(await client.post("/v1/jobs", json=body), 422)
@@ -137,12 +137,12 @@ async def test_malformed_json_is_refused_with_the_reason(
     assert hint in (response.json().get("detail") or response.json()["error"]["message"])
 
 
-async def test_an_empty_body_is_refused_with_what_to_send(client: httpx.AsyncClient) -> None:
+async def test_an_empty_body_is_refused_with_the_expected_body(client: httpx.AsyncClient) -> None:
     response = await client.post("/v1/jobs", content=b"", headers={"Content-Type": "application/json"})
     assert "send a JSON object" in check_problem(response, 422)["detail"]
 
 
-async def test_text_of_any_alphabet_comes_back_as_it_was_sent(client: httpx.AsyncClient) -> None:
+async def test_text_of_any_alphabet_is_returned_unchanged(client: httpx.AsyncClient) -> None:
     text = "\u0661+\u0662? \U0001f600 \u2028\u202e\u0000\ufeff"
     job_id = await submitted(client, problem=text, metadata={text: text})
     for path in (f"/v1/jobs/{job_id}", "/v1/jobs?limit=1"):
@@ -151,7 +151,7 @@ async def test_text_of_any_alphabet_comes_back_as_it_was_sent(client: httpx.Asyn
         assert (spec["problem"], spec["metadata"]) == (text, {text: text})
 
 
-async def test_json_under_another_content_type_is_refused_with_what_to_send(client: httpx.AsyncClient) -> None:
+async def test_json_under_another_content_type_is_refused_with_the_expected_type(client: httpx.AsyncClient) -> None:
     response = await client.post("/v1/jobs", content=b'{"problem": "?"}', headers={"Content-Type": "text/plain"})
     assert "Content-Type: application/json" in check_problem(response, 422)["errors"][0]["message"]
 
@@ -164,7 +164,7 @@ async def test_an_oversized_problem_is_refused(settings: Settings) -> None:
 
 
 @pytest.mark.parametrize("chunked", [False, True])
-async def test_an_oversized_body_is_refused_whether_or_not_it_admits_its_length(
+async def test_an_oversized_body_is_refused_with_or_without_its_content_length(
     client: httpx.AsyncClient, settings: Settings, chunked: bool
 ) -> None:
     async def chunks() -> Any:
@@ -201,7 +201,7 @@ async def test_an_unknown_job_is_not_found(client: httpx.AsyncClient, job_id: st
         ("/v1/keys?owner=me", "owner"),
     ],
 )
-async def test_a_wrong_query_is_named(client: httpx.AsyncClient, path: str, field: str) -> None:
+async def test_an_invalid_query_parameter_is_named(client: httpx.AsyncClient, path: str, field: str) -> None:
     assert check_problem(await client.get(path), 422)["errors"][0]["field"] == field
 
 
@@ -228,7 +228,7 @@ async def test_waiting_longer_than_allowed_is_refused(client: httpx.AsyncClient)
     assert "60" in check_problem(await client.get(f"/v1/jobs/{job_id}?wait=61"), 422)["errors"][0]["message"]
 
 
-async def test_wrong_paths_and_methods_are_problem_documents(client: httpx.AsyncClient) -> None:
+async def test_unknown_paths_and_methods_get_problem_documents(client: httpx.AsyncClient) -> None:
     assert "/docs" in check_problem(await client.get("/v2/jobs"), 404)["detail"]
     assert "leave out the last slash" in check_problem(await client.get("/v1/jobs/"), 404)["detail"]
     response = await client.put("/v1/jobs")
@@ -241,7 +241,7 @@ async def test_health_checks_and_pages_answer_head_requests(client: httpx.AsyncC
         assert (await client.head(path)).status_code == 200, path
 
 
-async def test_a_full_queue_has_a_retry_after(client: httpx.AsyncClient, settings: Settings) -> None:
+async def test_a_full_queue_is_refused_with_retry_after(client: httpx.AsyncClient, settings: Settings) -> None:
     for _ in range(settings.queue_cap):
         await submitted(client)
     response = await client.post("/v1/jobs", json={"problem": "?"})
@@ -249,7 +249,7 @@ async def test_a_full_queue_has_a_retry_after(client: httpx.AsyncClient, setting
     assert int(response.headers["retry-after"]) > 0
 
 
-async def test_without_a_broker_there_is_503_at_once_and_with_it_again_everything_works(tmp_path: Path) -> None:
+async def test_a_missing_broker_is_a_503_at_once_and_requests_succeed_when_it_returns(tmp_path: Path) -> None:
     settings = load_settings(data_dir=tmp_path)
     async with serving(settings, ScriptedEngine()) as client, asyncio.timeout(30):
         for method, path in (("POST", "/v1/jobs"), ("GET", "/v1/jobs"), ("GET", "/metrics")):
@@ -287,7 +287,7 @@ class AbsentEngine(ScriptedEngine):
         raise EngineUnavailable("the engine at http://nowhere could not be reached")
 
 
-async def test_without_an_engine_jobs_are_accepted_and_readiness_names_it(settings: Settings) -> None:
+async def test_without_an_engine_jobs_are_accepted_and_readiness_reports_it(settings: Settings) -> None:
     async with serving(settings, AbsentEngine()) as client:
         assert (await client.get("/healthz")).status_code == 200
         ready = check_problem(await client.get("/readyz"), 503)

@@ -1,4 +1,4 @@
-"""Every number and every list that a client may send has bounds, so that nothing behind the API meets another one."""
+"""Every number and list in a request has bounds in the schema, so that nothing behind the API gets an unbounded one."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from workers.config.settings import load_settings
 Schema = dict[str, Any]
 
 ENGINE_CHECKS = {"prompt", "generated", "stop_token_ids", "token_ids", "parts", "read", "tokens"}
-"""Lists of token ids and the like, which the engine holds against the model's vocabulary and context."""
+"""Lists of token ids and the like, which the engine checks against the model's vocabulary and context."""
 
 
 def unbounded(schema: Schema, defs: Schema, path: str = "", seen: frozenset[str] = frozenset()) -> Iterator[str]:
-    """Paths of the numbers without two bounds, and of the lists without a longest length."""
+    """Yield the paths of numbers without two bounds, and of lists without a maximum length."""
     if "$ref" in schema:
         name = schema["$ref"].rpartition("/")[2]
         if name not in seen:
@@ -89,7 +89,7 @@ def test_an_out_of_range_number_is_refused_with_its_field(field: str, value: flo
     assert refusal.value.errors()[0]["loc"] == ("sampling", field)
 
 
-async def test_the_api_says_what_the_limit_is(client: httpx.AsyncClient) -> None:
+async def test_the_openapi_document_states_the_limit(client: httpx.AsyncClient) -> None:
     answer = await client.post("/v1/jobs", json={"problem": "?", "sampling": {"top_k": 1 << 63}})
     assert answer.status_code == 422
     assert "sampling.top_k" in answer.json()["detail"]

@@ -1,4 +1,4 @@
-"""Callers are held to their limits, and told what would be right."""
+"""Limits of owners, and refusals that name the limit."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def limited(settings: Settings, **table: Any) -> Settings:
     return settings.model_copy(update={"limits": LimitsTable.model_validate(table), "queue_cap": 1000})
 
 
-async def test_a_key_over_its_rate_gets_a_retry_after(settings: Settings, store: JobStore) -> None:
+async def test_a_key_over_its_rate_gets_a_429_with_retry_after(settings: Settings, store: JobStore) -> None:
     ann, bob = await header(store, "ann"), await header(store, "bob")
     rare = limited(settings, ann={"requests_per_second": 0.001, "burst": 3})
     async with serving(rare, ScriptedEngine()) as client:
@@ -103,7 +103,7 @@ async def test_open_requests_of_a_key_are_counted_and_released(settings: Setting
         ({"depth": 5}, {"strategy": {"name": "beam", "max_steps": 6}}, "strategy.max_steps", "6 is more"),
     ],
 )
-async def test_a_job_over_a_limit_is_refused_and_not_cut(
+async def test_a_job_over_a_limit_is_refused_rather_than_cut(
     settings: Settings, limits: dict[str, Any], body: dict[str, Any], field: str, hint: str
 ) -> None:
     async with serving(limited(settings, **limits), ScriptedEngine()) as client:
@@ -116,7 +116,7 @@ async def test_a_job_over_a_limit_is_refused_and_not_cut(
         assert (await client.get("/v1/jobs")).json()["data"] == []
 
 
-async def test_missing_budgets_are_filled_within_the_limits_and_echoed(settings: Settings) -> None:
+async def test_missing_budgets_are_set_to_the_limits_and_echoed(settings: Settings) -> None:
     async with serving(limited(settings, tokens=100, seconds=9.0), ScriptedEngine()) as client:
         for asked, expected in (
             ({}, (100, 9.0)),
@@ -127,7 +127,7 @@ async def test_missing_budgets_are_filled_within_the_limits_and_echoed(settings:
             assert (spec["budget"]["tokens"], spec["budget"]["seconds"]) == expected
 
 
-async def test_a_batch_may_have_the_budgets_of_its_jobs(settings: Settings) -> None:
+async def test_a_batch_may_have_the_sum_of_its_jobs_budgets(settings: Settings) -> None:
     jobs = [{"problem": "?"}] * 2
     async with serving(limited(settings, tokens=100), ScriptedEngine()) as client:
         response = await client.post("/v1/batches", json={"jobs": jobs, "budget": {"tokens": 201}})

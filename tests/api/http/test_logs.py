@@ -1,4 +1,4 @@
-"""From a request to the job that it submitted, and back, by the logs alone."""
+"""Logs lead from a request to the job that it submitted, and back."""
 
 from __future__ import annotations
 

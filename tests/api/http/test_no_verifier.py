@@ -1,4 +1,4 @@
-"""A service without a process reward model: what votes runs, what needs a verifier is refused by its name."""
+"""A service without a process reward model: jobs vote, and strategies that need a verifier are refused by name."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ RULE = {"kind": "numeric", "expected": 2}
 
 
 class PolicyAlone(ScriptedEngine):
-    """Serves no process reward model."""
+    """An engine without a process reward model."""
 
     async def models(self) -> list[ModelInfo]:
         return (await super().models())[:1]
@@ -40,7 +40,7 @@ def chosen(spec: dict[str, Any]) -> tuple[str, int | None]:
     return spec["strategy"]["name"], spec["strategy"].get("n")
 
 
-async def test_without_a_verifier_a_default_job_votes_and_the_echo_shows_it(
+async def test_without_a_verifier_a_default_job_votes_and_echoes_that(
     client: httpx.AsyncClient, store: Any, work: Callable[[str], Awaitable[None]]
 ) -> None:
     job = await submitted(client)
@@ -61,7 +61,7 @@ async def test_a_strategy_that_needs_a_verifier_is_refused_by_name(client: httpx
 
 
 @pytest.mark.parametrize("name", NEEDY)
-async def test_a_verifier_in_the_job_is_used_instead(client: httpx.AsyncClient, name: str) -> None:
+async def test_a_verifier_in_the_job_is_used(client: httpx.AsyncClient, name: str) -> None:
     given = JUDGE if STRATEGIES[name].needs_steps else RULE
     assert (await spec(client, strategy={"name": name}, verifier=given))["verifier"]["kind"] == given["kind"]
 
@@ -79,11 +79,11 @@ async def test_an_absent_process_reward_model_is_refused(client: httpx.AsyncClie
 
 
 @pytest.mark.parametrize(("effort", "n"), [("low", 4), ("medium", 16), ("high", 64)])
-async def test_an_effort_votes_with_as_many_samples(client: httpx.AsyncClient, effort: str, n: int) -> None:
+async def test_an_effort_votes_with_its_number_of_samples(client: httpx.AsyncClient, effort: str, n: int) -> None:
     assert chosen(await spec(client, budget={"effort": effort})) == ("self_consistency", n)
 
 
-async def test_the_least_effort_stays_greedy(client: httpx.AsyncClient) -> None:
+async def test_the_minimal_effort_is_greedy(client: httpx.AsyncClient) -> None:
     assert (await spec(client, budget={"effort": "minimal"}))["strategy"]["name"] == "greedy"
 
 

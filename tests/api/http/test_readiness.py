@@ -1,4 +1,4 @@
-"""Readiness is that of this moment, not of the last time that somebody asked."""
+"""Readiness reflects the engines' present state, not the last check."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.usefixtures("slow_to_look_again")
 
 @pytest.fixture
 def slow_to_look_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make remembered health last for ever, so that only a fresh question tells the truth."""
+    """Make cached health last for ever, so that only a new query sees a change."""
     monkeypatch.setattr("engine.client.health.PROBE_INTERVAL_SECONDS", 3600.0)
     monkeypatch.setattr("api.http.model_catalog.CACHE_SECONDS", 3600.0)
     monkeypatch.setattr("engine.client.replicas.REPORT_PROBE_INTERVAL_SECONDS", 0.0)
@@ -53,7 +53,7 @@ async def engine_up(client: httpx.AsyncClient) -> float:
     return float(sample.value)
 
 
-async def test_readiness_follows_an_engine_that_dies_and_returns_at_once(
+async def test_readiness_follows_an_engine_that_stops_and_restarts_at_once(
     client: httpx.AsyncClient, socket: Path
 ) -> None:
     for _ in range(2):
@@ -90,7 +90,7 @@ async def test_an_engine_that_no_longer_answers_is_not_up(
 async def test_concurrent_readiness_checks_share_one_query(client: httpx.AsyncClient, socket: Path) -> None:
     hangs = Hanging(NullEngine(0.0))
     with listening(hangs.app, socket):
-        assert (await client.get("/readyz")).status_code == 200  # whose server it is, is known from here on
+        assert (await client.get("/readyz")).status_code == 200  # the server behind the address is known from here on
         hangs.count = 0
         answers = await asyncio.gather(*(client.get(path) for path in ("/readyz", "/metrics") * 20))
     assert {answer.status_code for answer in answers} == {200}
@@ -98,7 +98,7 @@ async def test_concurrent_readiness_checks_share_one_query(client: httpx.AsyncCl
 
 
 class Hanging:
-    """An engine that can be made to hang when it is asked what it serves. ``count`` counts these questions."""
+    """An engine that can be made to hang when its models are queried. ``count`` is the number of these queries."""
 
     def __init__(self, engine: NullEngine) -> None:
         self._engine = engine
@@ -123,7 +123,7 @@ class Hanging:
 
 
 class Engine(ScriptedEngine):
-    """Serves these models. Its tokenizer cuts the separator into ``pieces``, and it may have no chat template."""
+    """An engine with these models. Its tokenizer cuts the separator into ``pieces``; it may have no chat template."""
 
     def __init__(self, *served: ModelInfo, pieces: int = 1, template: bool = True) -> None:
         super().__init__()
@@ -168,7 +168,7 @@ PRM = ModelInfo("prm", "classify", 256, 100, 1000, NOTES)
         (Engine(MODEL, template=False), "none", ["REASONER_MODEL 'policy': the model has no chat template"]),
     ],
 )
-async def test_it_is_ready_only_if_the_engines_serve_the_default_models(
+async def test_the_service_is_ready_only_if_the_engines_serve_the_default_models(
     settings: Settings, engine: Engine, prm: str | None, messages: list[str]
 ) -> None:
     async with serving(settings.model_copy(update={"prm": prm}), engine) as client:

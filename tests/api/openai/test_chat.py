@@ -1,4 +1,4 @@
-"""Chat completions as OpenAI's own client sees them."""
+"""Chat completions through OpenAI's own client."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["address", "ai", "http", "worker"]
 VOTE: dict[str, Any] = {"strategy": {"name": "weighted_vote", "n": 8}, "budget": {"tokens": 2000}}
 
 
-async def test_a_completion_is_the_chosen_solution_and_its_usage_the_jobs_bill(
+async def test_a_completion_is_the_chosen_solution_with_the_jobs_usage(
     ai: AsyncOpenAI, http: httpx.AsyncClient, worker: None
 ) -> None:
     answer = await ai.chat.completions.create(model=MODEL, messages=QUESTION, seed=5, extra_body=VOTE)
@@ -38,7 +38,7 @@ async def test_a_completion_is_the_chosen_solution_and_its_usage_the_jobs_bill(
     assert answer.model_extra["reasoner"]["votes"] == job["result"]["votes"]
 
 
-async def test_a_stream_has_the_narration_and_then_the_same_answer(ai: AsyncOpenAI, worker: None) -> None:
+async def test_a_stream_has_the_narration_followed_by_the_same_answer(ai: AsyncOpenAI, worker: None) -> None:
     question: dict[str, Any] = {"model": MODEL, "messages": QUESTION, "seed": 5, "extra_body": VOTE}
     whole = await ai.chat.completions.create(**question)
     stream = await ai.chat.completions.create(**question, stream=True, stream_options={"include_usage": True})
@@ -70,7 +70,7 @@ async def test_the_narration_is_streamed_while_the_search_runs(ai: AsyncOpenAI, 
         async for chunk in stream:
             told = (chunk.choices[0].delta.model_extra or {}).get("reasoning_content") or ""
             if "weighted_vote of 8" in told:
-                heard.set()  # the search goes on only because this was heard
+                heard.set()  # the search continues only because the client received this
     assert heard.is_set()
 
 

@@ -68,7 +68,7 @@ async def test_bounds_of_a_chat_are_the_same(
         await stream.close()
 
 
-async def test_without_a_bound_the_default_budget_holds(client: httpx.AsyncClient, settings: Settings) -> None:
+async def test_without_a_bound_the_default_budget_applies(client: httpx.AsyncClient, settings: Settings) -> None:
     budget = (await spec_of(client))["budget"]
     assert (budget["tokens"], budget["seconds"]) == (settings.budget_tokens, settings.budget_seconds)
 
@@ -81,7 +81,7 @@ async def test_an_effort_chooses_the_strategy_unless_the_client_does(client: htt
     assert (await spec_of(client, **effort, strategy={"name": "beam"}))["strategy"]["name"] == "beam"
 
 
-async def test_request_fields_arrive_in_the_job(client: httpx.AsyncClient) -> None:
+async def test_request_fields_are_copied_to_the_job(client: httpx.AsyncClient) -> None:
     spec = await spec_of(
         client,
         temperature=0.3,
@@ -113,7 +113,7 @@ async def test_a_response_echoes_its_request(client: httpx.AsyncClient) -> None:
 
 
 def refused(response: httpx.Response, status: int) -> dict[str, Any]:
-    """The error, whose form is OpenAI's whatever went wrong."""
+    """Return the error, after checking that it has OpenAI's format."""
     assert response.status_code == status, response.text
     assert response.headers["content-type"] == "application/json"
     (error,) = response.json().values()
@@ -175,7 +175,7 @@ async def test_neutral_values_of_unsupported_fields_pass(client: httpx.AsyncClie
         ({"model": None}, "model", "string"),
     ],
 )
-async def test_a_wrong_field_is_named_with_what_would_be_right(
+async def test_an_invalid_field_is_named_with_valid_values(
     client: httpx.AsyncClient, fields: dict[str, Any], param: str, hint: str
 ) -> None:
     error = refused(await client.post("/v1/chat/completions", json=CHAT_BODY | fields), 400)
@@ -194,7 +194,7 @@ async def test_a_wrong_field_is_named_with_what_would_be_right(
         ({"max_output_tokens": 10**9}, "max_output_tokens", "10000000"),
     ],
 )
-async def test_a_wrong_field_of_a_response_is_named_too(
+async def test_an_invalid_field_of_a_response_is_named(
     client: httpx.AsyncClient, fields: dict[str, Any], param: str, hint: str
 ) -> None:
     error = refused(await client.post("/v1/responses", json=RESPONSE_BODY | fields), 400)
@@ -202,7 +202,7 @@ async def test_a_wrong_field_of_a_response_is_named_too(
     assert hint in error["message"], error
 
 
-async def test_models_are_listed_as_openais_client_expects(ai: AsyncOpenAI) -> None:
+async def test_models_are_listed_in_openais_format(ai: AsyncOpenAI) -> None:
     models = (await ai.models.list()).data
     assert [(model.id, model.object, model.owned_by) for model in models] == [
         ("policy", "model", "reasoner"),
@@ -222,7 +222,7 @@ async def test_an_unknown_model_is_not_found(ai: AsyncOpenAI) -> None:
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses"])
-async def test_every_other_error_has_openais_shape(settings: Settings, tmp_path: Path, path: str) -> None:
+async def test_every_other_error_has_openais_format(settings: Settings, tmp_path: Path, path: str) -> None:
     body = CHAT_BODY if "chat" in path else RESPONSE_BODY
     full = settings.model_copy(update={"queue_cap": 1})
     async with serving(full, ScriptedEngine()) as client:
@@ -260,11 +260,11 @@ async def failing(*_: Any, **__: Any) -> Any:
     raise InvalidRequest("the problem has 999 tokens", "problem")
 
 
-async def test_a_search_that_fails_says_why_on_each_route(ai: AsyncOpenAI, url: str, store: JobStore) -> None:
+async def test_a_failed_search_reports_its_error_on_each_route(ai: AsyncOpenAI, url: str, store: JobStore) -> None:
     async with working(url, store, failing):
         with pytest.raises(openai.BadRequestError, match="999 tokens") as refusal:
             await ai.chat.completions.create(model=MODEL, messages=QUESTION)
-        assert refusal.value.response.headers["x-should-retry"] == "false"  # it was paid for
+        assert refusal.value.response.headers["x-should-retry"] == "false"  # its tokens were billed
         stream = await ai.chat.completions.create(model=MODEL, messages=QUESTION, stream=True)
         with pytest.raises(openai.APIError, match="999 tokens"):
             async for _ in stream:

@@ -31,7 +31,7 @@ JOB: dict[str, Any] = {"id": "job_" + "a" * 32, "status": "queued", "created_at"
 
 
 class Journal:
-    """Writes events as the store keeps them."""
+    """Creates events in the format of the store."""
 
     def __init__(self) -> None:
         self._seq = count(1)
@@ -89,7 +89,7 @@ def test_every_branch_and_every_new_leader_is_narrated() -> None:
     ]
 
 
-def test_a_concise_narration_leaves_single_branches_out() -> None:
+def test_a_concise_narration_omits_single_branches() -> None:
     whole, concise = told(a_vote()).splitlines(), told(a_vote(), concise=True).splitlines()
     assert concise == [line for line in whole if not line.startswith(("Branch", "1 branch"))]
 
@@ -126,7 +126,7 @@ def test_progress_is_narrated_each_time_the_width_doubles() -> None:
         (Journal().end("incomplete", finish_reason="budget"), "No branch stated an answer; 120 tokens"),
     ],
 )
-def test_each_end_is_narrated(end: Event, line: str) -> None:
+def test_each_kind_of_end_is_narrated(end: Event, line: str) -> None:
     assert told([end]).startswith(line)
 
 
@@ -186,7 +186,7 @@ def test_sequence_numbers_stay_unique_when_a_failed_job_is_retried() -> None:
     assert [found["type"] for found in whole].count("response.failed") == 0
 
 
-async def test_a_silent_stream_is_kept_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_silent_stream_gets_keep_alives(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streaming, "KEEP_ALIVE_SECONDS", 0.001)
     reached, sent = asyncio.Event(), []
 
@@ -210,6 +210,6 @@ async def _never() -> Any:
     await asyncio.Event().wait()
 
 
-def test_a_narration_is_the_same_from_stored_events() -> None:
+def test_stored_events_give_the_same_narration() -> None:
     stored = [Event.model_validate(json.loads(json.dumps(event.model_dump()))) for event in a_vote()]
     assert told(stored) == told(a_vote())

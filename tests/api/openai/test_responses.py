@@ -1,4 +1,4 @@
-"""Responses as OpenAI's own client sees them."""
+"""Responses through OpenAI's own client."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ async def test_a_response_has_the_chosen_solution_and_the_request(
     assert (await ai.responses.retrieve(response.id)) == response
 
 
-async def test_a_stream_ends_with_the_response_that_its_events_described(ai: AsyncOpenAI, worker: None) -> None:
-    """OpenAI's client puts the pieces together by itself: what it arrives at is what was sent whole."""
+async def test_a_stream_ends_with_the_response_that_its_events_built(ai: AsyncOpenAI, worker: None) -> None:
+    """OpenAI's client assembles the response from the events; it must equal the complete one at the end."""
     async with ai.responses.stream(**ASKED) as stream:
         told = [event.delta async for event in stream if event.type == "response.reasoning_summary_text.delta"]
         final = await stream.get_final_response()
@@ -79,13 +79,13 @@ async def test_events_are_numbered_without_a_gap_and_every_item_is_closed(ai: As
     assert text == events[-1]["response"]["output"][1]["content"][0]["text"]
 
 
-async def test_a_background_response_runs_alone_and_its_stream_resumes_anywhere_after_a_restart(
+async def test_a_background_response_runs_alone_and_its_stream_resumes_at_any_event_after_a_restart(
     settings: Settings, url: str, store: JobStore
 ) -> None:
     async with listening(settings) as address, AsyncOpenAI(base_url=f"{address}/v1", api_key="none") as ai:
         stream = await ai.responses.create(**ASKED, background=True, stream=True)
         first = await anext(aiter(stream))
-        await stream.close()  # before anybody has worked on it
+        await stream.close()  # before a worker has claimed it
         response_id = first.response.id  # type: ignore[union-attr]
         assert (await ai.responses.retrieve(response_id)).status == "queued"
     async with working(url, store):
@@ -102,7 +102,7 @@ async def test_a_background_response_runs_alone_and_its_stream_resumes_anywhere_
         assert (again.background, again.instructions) == (True, "Think.")
 
 
-async def test_a_live_stream_has_the_same_numbers_as_a_later_one(ai: AsyncOpenAI, worker: None) -> None:
+async def test_a_live_stream_has_the_same_sequence_numbers_as_a_later_one(ai: AsyncOpenAI, worker: None) -> None:
     live = await heard(await ai.responses.create(**ASKED, stream=True))
     assert await heard(await ai.responses.retrieve(live[0]["response"]["id"], stream=True)) == live
 

@@ -1,4 +1,4 @@
-"""An operator's ``reasoner.toml`` in a running API: new jobs are held to it as it is now."""
+"""Changes of ``reasoner.toml`` while the API runs apply to new jobs."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ async def spec(client: httpx.AsyncClient, **job: Any) -> Any:
     return (await client.get(f"/v1/jobs/{await submitted(client, **job)}")).json()["spec"]
 
 
-async def test_new_jobs_are_held_to_the_file_as_it_is_now(client: httpx.AsyncClient, file: Path) -> None:
+async def test_changed_efforts_and_prices_apply_to_new_jobs(client: httpx.AsyncClient, file: Path) -> None:
     before = await spec(client, budget={"effort": "low"})
     assert before["budget"]["tokens"] == 5000
     refused = await client.post("/v1/jobs", json={"problem": "?", "budget": {"cost": 1}})
@@ -58,16 +58,16 @@ async def test_new_jobs_are_held_to_the_file_as_it_is_now(client: httpx.AsyncCli
     assert (await spec(client, budget={"cost": 1}))["budget"]["cost"] == 1
 
 
-async def test_limits_change_and_defaults_are_held_to_them(client: httpx.AsyncClient, file: Path) -> None:
+async def test_changed_limits_apply_to_jobs_and_to_defaults(client: httpx.AsyncClient, file: Path) -> None:
     assert (await spec(client, strategy={"name": "best_of_n", "n": 64}))["strategy"]["n"] == 64
     configure(file, TABLES + "[limits]\nn = 2\n")
     refused = await client.post("/v1/jobs", json={"problem": "?", "strategy": {"name": "best_of_n", "n": 64}})
     assert (refused.status_code, refused.json()["errors"][0]["field"]) == (422, "strategy.n")
-    refused = await client.post("/v1/jobs", json={"problem": "?"})  # the model's default asks for three
+    refused = await client.post("/v1/jobs", json={"problem": "?"})  # the model's default is three samples
     assert (refused.status_code, refused.json()["errors"][0]["field"]) == (422, "strategy.n")
 
 
-async def test_a_models_defaults_are_echoed_and_what_the_job_says_goes_before_them(
+async def test_a_models_defaults_are_echoed_and_the_jobs_own_settings_take_precedence(
     client: httpx.AsyncClient, file: Path
 ) -> None:
     configure(file, TABLES)
@@ -79,10 +79,10 @@ async def test_a_models_defaults_are_echoed_and_what_the_job_says_goes_before_th
     assert (own["strategy"]["name"], own["budget"]["seconds"]) == ("greedy", None)
     assert (own["sampling"]["temperature"], own["sampling"]["top_k"]) == (1, 9)
     other = await client.post("/v1/jobs", json={"problem": "?", "model": "prm"})
-    assert other.status_code == 422  # it has no such model, so there is nothing to compare with
+    assert other.status_code == 422  # there is no such model, so there is nothing to compare
 
 
-async def test_a_batch_has_them_too_but_for_the_budget(client: httpx.AsyncClient, file: Path) -> None:
+async def test_jobs_of_a_batch_get_the_models_defaults_except_the_budget(client: httpx.AsyncClient, file: Path) -> None:
     configure(file, TABLES)
     body = {"jobs": [{"problem": "1 + 1?"}, {"problem": "1 + 2?"}], "budget": {"tokens": 5000}}
     batch = (await client.post("/v1/batches", json=body)).json()
@@ -90,9 +90,7 @@ async def test_a_batch_has_them_too_but_for_the_budget(client: httpx.AsyncClient
     assert (job["strategy"]["name"], job["sampling"]["top_k"], job["budget"]["seconds"]) == ("weighted_vote", 9, None)
 
 
-async def test_a_default_that_does_not_go_with_a_job_is_refused_with_what_would_be_right(
-    client: httpx.AsyncClient, file: Path
-) -> None:
+async def test_a_default_that_does_not_fit_a_job_is_refused_with_advice(client: httpx.AsyncClient, file: Path) -> None:
     configure(file, "[models.policy]\nstrategy = 'beam'\n")
     job = {"problem": "?", "verifier": {"kind": "exact", "expected": "2"}}
     answer = await client.post("/v1/jobs", json=job)
@@ -105,7 +103,9 @@ async def test_a_default_that_does_not_go_with_a_job_is_refused_with_what_would_
     assert [error["field"] for error in batch.json()["errors"]] == ["jobs.0.strategy"]
 
 
-async def test_a_file_that_cannot_be_used_is_told_and_the_old_one_holds(client: httpx.AsyncClient, file: Path) -> None:
+async def test_an_invalid_file_is_reported_and_the_previous_settings_stay(
+    client: httpx.AsyncClient, file: Path
+) -> None:
     configure(file, TABLES)
     assert (await client.get("/readyz")).json()["configuration"] == "ok"
     configure(file, TABLES.replace("tokens", "tokenz"))

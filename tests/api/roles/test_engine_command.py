@@ -1,4 +1,4 @@
-"""What of the settings reaches the processes: the engine's sizes, and the workers' queues."""
+"""Settings that are passed to the engine and worker processes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from workers.config.settings import QUEUES, Settings, load_settings
 from workers.config.types import ConfigError
 
 
-def test_configured_sizes_reach_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_configured_sizes_are_passed_to_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     values = (640, 8, 3, 50, 0.25, 9.0, True, "cpu", "float32", "int8", 1)
     sizes = dict(zip(ENGINE_SETTINGS, values, strict=True))
     settings = load_settings(**{f"engine_{name}": size for name, size in sizes.items()})
@@ -37,7 +37,7 @@ def test_configured_sizes_reach_the_engine(monkeypatch: pytest.MonkeyPatch) -> N
     assert {name: getattr(asked[0], name) for name in sizes} == sizes
 
 
-def test_sizes_that_nobody_configured_are_the_engines_own() -> None:
+def test_without_configured_sizes_the_engines_defaults_apply() -> None:
     command = engine_command(load_settings(), ["--port", "0"])
     assert "--deterministic" not in command
     assert not [word for word in command if word.removeprefix("--").replace("-", "_") in ENGINE_SETTINGS]
@@ -53,7 +53,7 @@ def test_an_engine_is_not_started_where_another_server_listens(monkeypatch: pyte
     assert not started
 
 
-def test_a_worker_is_told_its_queues_and_slots(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_gets_its_queues_and_slots(monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[Settings] = []
     monkeypatch.setattr("api.roles.serve.run_worker", started.append)
     run = CliRunner().invoke

@@ -1,4 +1,4 @@
-"""A service with several engines: what it says of them, and where its jobs go."""
+"""A service with several engines: their reported states, and the engines that run its jobs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SPEC = {"strategy": {"name": "beam", "n": 8}, "seed": 3, "deterministic": True}
 
 
 class Engines:
-    """Two engines behind sockets, by their addresses; ``stop`` ends one."""
+    """Two engines on sockets, by their addresses; ``stop`` ends one."""
 
     def __init__(self, folder: Path) -> None:
         self.running = contextlib.ExitStack()
@@ -90,7 +90,9 @@ async def samples(client: httpx.AsyncClient, name: str) -> dict[str, float]:
     return {sample.labels["engine"]: sample.value for sample in found}
 
 
-async def test_it_is_ready_with_one_engine_and_says_which_are_away(client: httpx.AsyncClient, engines: Engines) -> None:
+async def test_the_service_is_ready_with_one_engine_and_lists_those_that_are_away(
+    client: httpx.AsyncClient, engines: Engines
+) -> None:
     gone, left = engines.engines
     ready = (await client.get("/readyz")).json()
     assert ready["engines"] == [{"engine": url, "state": "up"} for url in (gone, left)]
@@ -112,7 +114,7 @@ async def test_it_is_ready_with_one_engine_and_says_which_are_away(client: httpx
     assert left in error["message"]
 
 
-async def test_a_job_runs_where_its_id_leads_and_elsewhere_to_the_same_end(
+async def test_a_job_runs_on_the_engine_of_its_id_and_on_another_one_with_the_same_result(
     client: httpx.AsyncClient, engines: Engines, several: Settings, store: JobStore
 ) -> None:
     health = Health()
@@ -133,7 +135,7 @@ async def test_a_job_runs_where_its_id_leads_and_elsewhere_to_the_same_end(
     assert engines.engines[other].asked["branches"] > 0
 
 
-async def test_what_workers_asked_of_engines_is_counted_for_all(client: httpx.AsyncClient, store: JobStore) -> None:
+async def test_requests_of_all_workers_to_engines_are_counted(client: httpx.AsyncClient, store: JobStore) -> None:
     await store.increment_counters({"engine:requests:http://a:1": 3, "engine:failures:http://a:1": 1})
     await store.increment_counters({"engine:requests:http://a:1": 2, "engine:requests:unix:///b": 1})
     assert await samples(client, "reasoner_engine_requests_total") == {"http://a:1": 5, "unix:///b": 1}

@@ -1,4 +1,4 @@
-"""Ctrl-C at a command that waits for the service: its status is always the same, whatever it waits for."""
+"""Ctrl-C ends every command that waits for the service with the same exit status."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ POLLED = ("GET", "/v1/batches/{batch_id}", "200")
 
 
 def seen() -> float:
-    """Event streams that were opened and looks at batches: what commands do while they wait."""
+    """Return the number of opened event streams and polls of batches, the two ways in which commands wait."""
     return float(HTTP_STREAMS._value.get() + HTTP_REQUESTS.labels(*POLLED)._value.get())
 
 
@@ -58,7 +58,9 @@ async def test_ctrl_c_ends_a_command_that_waits_with_130(
     )
     async with asyncio.timeout(60):
         while seen() == before:
-            await asyncio.wait({asyncio.ensure_future(command.wait())}, timeout=0.02)  # nobody tells us: look again
+            await asyncio.wait(
+                {asyncio.ensure_future(command.wait())}, timeout=0.02
+            )  # nothing signals a request, so poll
             assert command.returncode is None
         command.send_signal(signal.SIGINT)
         _, errors = await command.communicate()

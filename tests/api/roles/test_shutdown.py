@@ -1,4 +1,4 @@
-"""A server that is asked to end while calls wait: each is answered with how to go on, and no job is lost."""
+"""Shutdown of a server while calls wait: each gets a response that says how to continue, and no job is lost."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ async def until(condition: Callable[[], Awaitable[object]]) -> None:
 
 
 async def the_job(store: JobStore) -> dict[str, Any]:
-    """The one job, once a client has submitted it."""
+    """Return the only job, once a client has submitted it."""
     jobs: list[Any] = []
 
     async def look() -> bool:
@@ -43,7 +43,7 @@ async def the_job(store: JobStore) -> dict[str, Any]:
 
 
 def opens() -> Callable[[], Awaitable[bool]]:
-    """Return a condition: one more stream is open than now."""
+    """Return a condition that is true once one more stream is open than now."""
     before = HTTP_STREAMS._value.get()
 
     async def look() -> bool:
@@ -54,12 +54,12 @@ def opens() -> Callable[[], Awaitable[bool]]:
 
 
 async def blocked(store: JobStore) -> set[str]:
-    """Connections to the broker that wait for an event."""
+    """Return the ids of connections to the broker that wait for an event."""
     return {client["id"] for client in await store.command("CLIENT LIST") if "b" in client["flags"]}
 
 
 def blocks(store: JobStore, before: set[str]) -> Callable[[], Awaitable[object]]:
-    """Return a condition: one more call waits than now."""
+    """Return a condition that is true once there is a blocked connection that is not in ``before``."""
 
     async def look() -> object:
         return await blocked(store) - before
@@ -68,7 +68,7 @@ def blocks(store: JobStore, before: set[str]) -> Callable[[], Awaitable[object]]
 
 
 async def asked(settings: Settings, store: JobStore, path: str, body: Any, headers: dict[str, str]) -> httpx.Response:
-    """The answer to a call that waits when its server is asked to end."""
+    """Return the response to a call that waits when its server is shut down."""
     async with serving(settings) as (address, server), httpx.AsyncClient(base_url=address, timeout=60) as client:
         streaming = opens()
         asking = asyncio.create_task(client.post(path, json=body, headers=headers))
@@ -83,7 +83,7 @@ def lines(response: httpx.Response) -> list[Any]:
     return [json.loads(line[6:]) for line in response.text.splitlines() if line.startswith("data: {")]
 
 
-async def test_a_submission_that_waits_is_accepted(settings: Settings, store: JobStore) -> None:
+async def test_a_submission_that_waits_is_answered_202(settings: Settings, store: JobStore) -> None:
     answer = await asked(settings, store, "/v1/jobs", JOB, {"Prefer": "wait=60"})
     job = await the_job(store)
     assert (answer.status_code, answer.json()["id"], answer.json()["status"]) == (202, job["id"], "queued")
@@ -92,7 +92,9 @@ async def test_a_submission_that_waits_is_accepted(settings: Settings, store: Jo
 
 
 @pytest.mark.parametrize("events", [False, True])
-async def test_who_looks_at_a_job_gets_what_there_is(settings: Settings, store: JobStore, events: bool) -> None:
+async def test_a_waiting_read_returns_the_present_state_of_the_job(
+    settings: Settings, store: JobStore, events: bool
+) -> None:
     async with serving(settings) as (address, server), httpx.AsyncClient(base_url=address, timeout=60) as client:
         job_id = (await client.post("/v1/jobs", json=JOB)).json()["id"]
         streaming = opens()
@@ -114,7 +116,7 @@ async def test_who_looks_at_a_job_gets_what_there_is(settings: Settings, store: 
 
 
 @pytest.mark.parametrize(("path", "body"), [("/v1/chat/completions", CHAT), ("/v1/responses", RESPONSE)])
-async def test_a_retry_with_the_same_key_goes_on_with_the_same_job(
+async def test_a_retry_with_the_same_key_continues_the_same_job(
     settings: Settings, store: JobStore, url: str, path: str, body: dict[str, Any]
 ) -> None:
     answer = await asked(settings, store, path, body, KEY)
@@ -137,7 +139,7 @@ async def test_a_retry_with_the_same_key_goes_on_with_the_same_job(
 
 @pytest.mark.parametrize(("path", "body"), [("/v1/chat/completions", CHAT), ("/v1/responses", RESPONSE)])
 @pytest.mark.parametrize("stream", [False, True])
-async def test_without_a_key_nobody_could_come_back_for_the_job(
+async def test_without_an_idempotency_key_the_job_is_cancelled(
     settings: Settings, store: JobStore, path: str, body: dict[str, Any], stream: bool
 ) -> None:
     await asked(settings, store, path, body | {"stream": stream}, {})
@@ -163,7 +165,7 @@ async def test_a_stream_of_chunks_ends_with_an_error_that_openais_client_raises(
     assert (await the_job(store))["status"] == "queued"
 
 
-async def test_a_stream_of_a_response_goes_on_elsewhere_behind_its_last_event(
+async def test_a_stream_of_a_response_continues_on_another_server_after_its_last_event(
     settings: Settings, store: JobStore, url: str
 ) -> None:
     answer = await asked(settings, store, "/v1/responses", RESPONSE | {"stream": True}, KEY)
@@ -189,7 +191,7 @@ async def test_a_stream_of_a_response_goes_on_elsewhere_behind_its_last_event(
     ("code", "status"),
     [("max_attempts", 503), ("engine_error", 502), ("internal_error", 500), ("invalid_request", 400)],
 )
-async def test_a_chat_whose_job_failed_says_whose_fault_it_was(
+async def test_a_failed_chat_has_the_status_of_its_error_code(
     settings: Settings, store: JobStore, code: str, status: int
 ) -> None:
     async with serving(settings) as (address, _), httpx.AsyncClient(base_url=address, timeout=60) as client:

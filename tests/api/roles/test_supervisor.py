@@ -1,4 +1,4 @@
-"""When a role that died is started again."""
+"""Restarts of a role that has exited."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ class Clock:
         monkeypatch.setattr("api.roles.supervisor.time.monotonic", lambda: self.now)
 
 
-def test_the_pause_doubles_with_every_death_up_to_a_limit_and_there_is_none_after_a_steady_time(
+def test_the_pause_doubles_with_every_exit_up_to_a_limit_and_is_zero_after_a_steady_run(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     clock, role = Clock(monkeypatch), Role("worker", [sys.executable, "-c", ""], {}, tmp_path / "log")
 
     def dies(after: float) -> float:
-        """The pause that its next death makes, at whose end it runs again, and not before."""
+        """Return the pause after the next exit, and check that the role runs again after it and not before."""
         assert role.process is not None
         role.process.wait()
         died = role.process
@@ -50,7 +50,7 @@ def test_the_pause_doubles_with_every_death_up_to_a_limit_and_there_is_none_afte
         role.stop()
 
 
-def test_the_last_words_of_a_role_are_those_of_this_start(tmp_path: Path) -> None:
+def test_the_last_words_of_a_role_are_of_its_latest_start(tmp_path: Path) -> None:
     log = tmp_path / "log"
     for words in ("the port is taken", "the model is missing", ""):
         role = Role("engine", [sys.executable, "-c", f"print({words!r})"], {}, log)
@@ -61,7 +61,7 @@ def test_the_last_words_of_a_role_are_those_of_this_start(tmp_path: Path) -> Non
     assert log.read_text().splitlines() == ["the port is taken", "the model is missing", ""]
 
 
-def test_a_role_that_is_configured_wrongly_says_so_in_a_line(tmp_path: Path) -> None:
+def test_a_misconfigured_role_reports_the_error_in_one_line(tmp_path: Path) -> None:
     table = tmp_path / "table.json"
     settings = load_settings(redis_url="unix:///nowhere.sock", calibration=table)
     worker = [sys.executable, "-m", "api.roles.serve", "worker"]

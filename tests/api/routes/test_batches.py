@@ -1,4 +1,4 @@
-"""``/v1/batches``: many jobs under one budget, and what is said to those that ask for the impossible."""
+"""``/v1/batches``: many jobs under one budget, and invalid batches."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ async def submitted(client: httpx.AsyncClient, tokens: int = 900) -> Batch:
     return Batch.model_validate(response.json())
 
 
-async def test_a_batch_runs_to_its_end_and_its_jobs_are_jobs_like_any_other(
+async def test_a_batch_runs_to_its_end_and_its_jobs_are_ordinary_jobs(
     client: httpx.AsyncClient, store: JobStore, work: Callable[[str], Awaitable[None]]
 ) -> None:
     batch = await submitted(client)
@@ -54,7 +54,7 @@ async def test_a_batch_runs_to_its_end_and_its_jobs_are_jobs_like_any_other(
     assert total.total == batch.usage.total
 
 
-async def test_a_job_of_a_batch_has_no_budget_but_the_cap_that_it_names(client: httpx.AsyncClient) -> None:
+async def test_a_job_of_a_batch_has_only_the_limits_that_it_states(client: httpx.AsyncClient) -> None:
     jobs = [{"problem": "?"}, {"problem": "?", "budget": {"seconds": 9}}, {"problem": "?", "budget": {"effort": "low"}}]
     batch = (await client.post("/v1/batches", json={"jobs": jobs, "budget": {"tokens": 90}})).json()
     specs = [(await client.get(f"/v1/jobs/{job['id']}")).json()["spec"] for job in batch["jobs"]]
@@ -62,7 +62,7 @@ async def test_a_job_of_a_batch_has_no_budget_but_the_cap_that_it_names(client: 
     assert caps == [{}, {"seconds": 9.0}, {"tokens": 5000, "effort": "low"}]
 
 
-async def test_the_same_key_and_body_make_one_batch(client: httpx.AsyncClient) -> None:
+async def test_the_same_idempotency_key_and_body_create_one_batch(client: httpx.AsyncClient) -> None:
     body: dict[str, Any] = {"jobs": JOBS[:2], "budget": {"tokens": 50}}
     key = {"Idempotency-Key": "k"}
     first = await client.post("/v1/batches", json=body, headers=key)
@@ -127,7 +127,7 @@ async def test_batches_are_listed_newest_first(client: httpx.AsyncClient, settin
         ({"jobs": JOBS, "budget": {"tokens": 10}, "metadata": {"a": 1}}, "metadata.a", "valid string"),
     ],
 )
-async def test_a_wrong_field_is_named_with_what_would_be_right(
+async def test_an_invalid_field_is_named_with_valid_values(
     settings: Settings, body: Any, field: str, hint: str
 ) -> None:
     async with serving(settings.model_copy(update={"body_cap": 1 << 20}), ScriptedEngine()) as client:

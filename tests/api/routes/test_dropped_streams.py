@@ -1,4 +1,4 @@
-"""Streams that end before their time, on a real socket: everybody goes on, and nothing is logged as an error."""
+"""Streams that end early, on a real socket: other requests continue, and nothing is logged as an error."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from workers.store.jobs import JobStore
 
 LARGE = {"text": "x" * 4000}
 COUNT = 300
-"""Events of that size are more than all buffers on the way hold."""
+"""Number of events of that size, more than all buffers between server and client hold."""
 
 
 @pytest.fixture(autouse=True)
@@ -53,7 +53,7 @@ async def listening(settings: Settings) -> AsyncIterator[tuple[uvicorn.Server, h
 
 
 def tracebacks(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """Collect exceptions that the server's and the event loop's loggers reported."""
+    """Return the messages of exceptions that the server's and the event loop's loggers reported."""
     gc.collect()
     return [record.getMessage() for record in caplog.records if record.exc_info]
 
@@ -69,7 +69,7 @@ async def with_events(store: JobStore, count: int) -> str:
 
 
 @pytest.mark.parametrize("read", [1, 100_000])
-async def test_a_client_that_disconnects_in_mid_stream_is_no_error(
+async def test_a_client_that_disconnects_in_mid_stream_causes_no_error(
     settings: Settings, store: JobStore, caplog: pytest.LogCaptureFixture, read: int
 ) -> None:
     job_id = await with_events(store, COUNT)

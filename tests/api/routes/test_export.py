@@ -1,4 +1,4 @@
-"""Jobs that have ended are exported completely and in order, before they expire."""
+"""Export of ended jobs: complete, in order, before they expire."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ async def exported(client: httpx.AsyncClient, **parameters: Any) -> list[dict[st
     return [json.loads(line) for line in response.text.splitlines()]
 
 
-async def test_every_ended_job_is_a_line_as_the_api_shows_it_in_the_order_of_ends(
+async def test_every_ended_job_is_exported_as_the_api_shows_it_in_the_order_of_ends(
     client: httpx.AsyncClient, store: JobStore, work: Work
 ) -> None:
     first, second, waiting, third = [await submitted(client) for _ in range(4)]
@@ -54,7 +54,7 @@ async def test_with_the_journal_an_export_has_all_events_of_a_stream(
     assert "events" not in (await exported(client))[0]
 
 
-async def test_an_export_continues_where_the_last_one_stopped(client: httpx.AsyncClient, work: Work) -> None:
+async def test_an_export_continues_after_the_previous_one(client: httpx.AsyncClient, work: Work) -> None:
     jobs = [await submitted(client) for _ in range(3)]
     await work(jobs[0])
     await work(jobs[1])
@@ -65,14 +65,14 @@ async def test_an_export_continues_where_the_last_one_stopped(client: httpx.Asyn
     assert await exported(client, since=after[-1]["finished_at"] + 1) == []
 
 
-async def test_jobs_that_ended_at_once_come_once_each_over_any_number_of_pages(
+async def test_jobs_that_ended_at_the_same_time_are_exported_once_each_over_any_number_of_pages(
     store: JobStore, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(jobs_module, "_PAGE_SIZE", 3)
     jobs = [await submit(store) for _ in range(20)]
     for job_id in jobs:
         await store.cancel(job_id)
-    with redis.Redis.from_url(url) as client:  # all but the ends in one millisecond
+    with redis.Redis.from_url(url) as client:  # all but the first and last two in one millisecond
         client.zadd("reasoner:jobs:ended", dict.fromkeys(jobs[2:18], 5_000) | {jobs[0]: 1_000, jobs[1]: 4_999})
         client.zadd("reasoner:jobs:ended", {jobs[18]: 5_001, jobs[19]: 9_000})
     seen = []
@@ -96,7 +96,7 @@ async def test_an_owner_exports_its_own_jobs_only(store: JobStore) -> None:
     assert sorted(everyone) == sorted(ids.values())  # both may have ended in one millisecond: ordered by their ids then
 
 
-async def test_a_retried_job_has_not_ended(client: httpx.AsyncClient, store: JobStore, url: str) -> None:
+async def test_a_retried_job_is_not_exported(client: httpx.AsyncClient, store: JobStore, url: str) -> None:
     job_id = await submitted(client)
     await give_up(store, url, job_id)
     assert [line["id"] for line in await exported(client)] == [job_id]
@@ -105,7 +105,7 @@ async def test_a_retried_job_has_not_ended(client: httpx.AsyncClient, store: Job
 
 
 @pytest.mark.parametrize(("query", "field"), [("since=x", "since"), ("since=-1", "since"), ("status=done", "status")])
-async def test_a_wrong_query_is_refused_by_name(client: httpx.AsyncClient, query: str, field: str) -> None:
+async def test_an_invalid_query_parameter_is_refused_by_name(client: httpx.AsyncClient, query: str, field: str) -> None:
     response = await client.get(f"/v1/jobs/export?{query}")
     assert (response.status_code, response.json()["errors"][0]["field"]) == (422, field)
 

@@ -1,4 +1,4 @@
-"""The life of a job as a client sees it."""
+"""The life of a job as a client observes it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ BEAM = {"strategy": {"name": "beam", "n": 8, "expansions": 2, "max_steps": 3}, "
 
 
 def parse_sse(text: str) -> list[dict[str, Any]]:
-    """A reader of the event-stream format of its own, after the WHATWG specification."""
+    """Parse an event stream, independently of the client, by the WHATWG specification."""
     events = []
     for block in text.split("\n\n"):
         fields = dict(line.split(": ", 1) for line in block.split("\n") if line and not line.startswith(":"))
@@ -45,7 +45,7 @@ async def read_events(client: httpx.AsyncClient, job_id: str, **request: Any) ->
     return parse_sse(response.text)
 
 
-async def test_submission_answers_with_the_resolved_job(client: httpx.AsyncClient, settings: Settings) -> None:
+async def test_submission_returns_the_resolved_job(client: httpx.AsyncClient, settings: Settings) -> None:
     response = await client.post("/v1/jobs", json={"problem": "1 + 1?", "strategy": {"name": "beam"}})
     assert response.status_code == 202
     job = Job.model_validate(response.json())
@@ -64,7 +64,7 @@ async def test_a_budget_in_the_request_is_kept(client: httpx.AsyncClient) -> Non
     assert response.json()["spec"]["budget"] == {"tokens": 77} | others
 
 
-async def test_a_job_runs_to_its_result_and_its_bill_is_the_sum_of_its_journal(
+async def test_a_finished_jobs_bill_is_the_sum_of_its_journal(
     client: httpx.AsyncClient, work: Work, store: JobStore
 ) -> None:
     job_id = await submitted(client, **BEAM)
@@ -92,14 +92,14 @@ async def test_submission_can_wait_for_the_end(client: httpx.AsyncClient, work: 
     assert response.json()["finished_at"] is not None
 
 
-async def test_waiting_for_a_job_that_does_not_end_answers_in_time(client: httpx.AsyncClient) -> None:
+async def test_waiting_for_a_job_that_does_not_end_times_out(client: httpx.AsyncClient) -> None:
     response = await client.post("/v1/jobs", json={"problem": "?"}, headers={"Prefer": "wait=0"})
     assert (response.status_code, response.json()["status"]) == (202, "queued")
     shown = await client.get(f"/v1/jobs/{response.json()['id']}", params={"wait": 0.05})
     assert shown.json()["status"] == "queued"
 
 
-async def test_the_same_idempotency_key_answers_with_the_same_job(client: httpx.AsyncClient) -> None:
+async def test_the_same_idempotency_key_returns_the_same_job(client: httpx.AsyncClient) -> None:
     headers = {"Idempotency-Key": "abc", "Content-Type": "application/json"}
     first = await client.post("/v1/jobs", content='{"problem": "?", "seed": 3}', headers=headers)
     again = await client.post("/v1/jobs", content='{"seed":3,"problem":"\\u003f"}', headers=headers)
@@ -178,7 +178,7 @@ async def test_a_stream_cannot_start_after_an_event_that_does_not_exist(
     assert response.json()["errors"][0]["message"]
 
 
-async def test_the_tree_adds_up_to_the_journal(client: httpx.AsyncClient, work: Work) -> None:
+async def test_the_tree_agrees_with_the_journal(client: httpx.AsyncClient, work: Work) -> None:
     job_id = await submitted(client, **BEAM)
     await work(job_id)
     tree = (await client.get(f"/v1/jobs/{job_id}/tree")).json()
@@ -236,7 +236,7 @@ async def test_a_job_cancelled_while_running_has_its_best_result_so_far(
 ) -> None:
     async def run(spec: JobSpec, engine: EngineClient, journal: Journal, *, cancelled: asyncio.Event) -> JobOutcome:
         class Telling(MemoryJournal):
-            """The client cancels as soon as it sees an answer; the search hears of it when it next writes."""
+            """Cancels the job when a branch has an answer; the search stops at its next append."""
 
             async def load(self) -> list[Entry]:
                 return await journal.load()
@@ -296,7 +296,7 @@ async def test_an_effort_is_echoed_as_its_budget_and_strategy(client: httpx.Asyn
     spec = response.json()["spec"]
     assert (spec["budget"]["effort"], spec["budget"]["tokens"], spec["budget"]["seconds"]) == ("medium", 20_000, None)
     assert (spec["strategy"]["name"], spec["strategy"]["n"]) == ("weighted_vote", 16)
-    again = await client.post("/v1/jobs", json=spec)  # what was echoed can be sent again
+    again = await client.post("/v1/jobs", json=spec)  # an echoed spec can be submitted again
     assert again.json()["spec"] == spec
 
 

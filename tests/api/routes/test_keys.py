@@ -1,4 +1,4 @@
-"""The life of a key."""
+"""The life of an API key."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def bearer(key: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {key}"}
 
 
-async def test_the_first_key_ends_access_without_one_for_good(client: httpx.AsyncClient) -> None:
+async def test_the_first_key_ends_access_without_a_key_for_good(client: httpx.AsyncClient) -> None:
     await submitted(client)
     made = (await client.post("/v1/keys", json={"name": "first", "scopes": ["admin", "jobs:read"]})).json()
     admin = bearer(made["key"])
@@ -56,7 +56,7 @@ async def test_a_key_shows_its_owner_scopes_and_expiry(client: httpx.AsyncClient
     assert ([item["id"] for item in rest["data"]], rest["has_more"]) == ([made["id"]], False)
 
 
-async def test_an_expired_or_revoked_key_is_told_why_and_a_guessed_one_is_not(
+async def test_an_expired_or_revoked_key_gets_the_reason_and_an_unknown_one_does_not(
     client: httpx.AsyncClient, store: JobStore
 ) -> None:
     keys = KeyStore(store)
@@ -102,7 +102,7 @@ async def test_malformed_keys_are_refused(client: httpx.AsyncClient, store: JobS
         ({"name": "x", "expires": 5}, "expires", "known here are name, owner, scopes, expires_in"),
     ],
 )
-async def test_a_wrong_field_of_a_key_is_named(client: httpx.AsyncClient, body: Any, field: str, hint: str) -> None:
+async def test_an_invalid_field_of_a_key_is_named(client: httpx.AsyncClient, body: Any, field: str, hint: str) -> None:
     problem = check_problem(await client.post("/v1/keys", json=body), 422)
     found = {error["field"]: error["message"] for error in problem["errors"]}
     assert hint in found[field]
@@ -145,7 +145,7 @@ async def test_dns_rebinding_is_refused(client: httpx.AsyncClient, store: JobSto
     assert (await client.get("/v1/jobs", headers=keyed | {"Host": host})).status_code == 200
 
 
-async def test_while_the_store_is_away_all_requests_are_refused(settings: Settings) -> None:
+async def test_without_the_store_all_requests_are_refused(settings: Settings) -> None:
     away = settings.model_copy(update={"redis_url": "unix:///nowhere.sock"})
     async with serving(away, ScriptedEngine()) as client:
         for headers in ({}, bearer("rk_" + "0" * 16 + "_" + "0" * 64)):
@@ -154,7 +154,7 @@ async def test_while_the_store_is_away_all_requests_are_refused(settings: Settin
             assert response.headers["retry-after"] == "1"
 
 
-async def test_revoking_a_key_ends_its_open_requests_and_no_others(
+async def test_revoking_a_key_ends_only_its_own_open_requests(
     client: httpx.AsyncClient, store: JobStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(authentication, "RECHECK_SECONDS", 0.05)
@@ -178,6 +178,9 @@ async def test_revoking_a_key_ends_its_open_requests_and_no_others(
         assert "[DONE]" not in told.text
         assert not streams[1].done()
         jobs = (await client.get("/v1/jobs", headers=bearer(kept.key))).json()["data"]
-        assert [job["status"] for job in jobs] == ["cancelled", "queued"]  # the chat's, whose client is gone, and ours
+        assert [job["status"] for job in jobs] == [
+            "cancelled",
+            "queued",
+        ]  # the chat's, and this test's
         await client.post(f"/v1/jobs/{job_id}/cancel", headers=bearer(kept.key))
         assert "job.cancelled" in (await streams[1]).text

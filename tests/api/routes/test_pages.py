@@ -1,4 +1,4 @@
-"""The files of the page: who gets them, how they are kept, and what is not in them."""
+"""The static files of the dashboard: access, caching, and no foreign content."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ async def test_the_page_and_all_its_files_are_served_without_a_key(settings: Set
         }
 
 
-async def test_unchanged_files_are_answered_304(client: httpx.AsyncClient) -> None:
+async def test_unchanged_files_get_304(client: httpx.AsyncClient) -> None:
     first = await client.get("/dashboard/page.css")
     assert first.headers["cache-control"] == "no-cache"
     again = await client.get("/dashboard/page.css", headers={"If-None-Match": first.headers["etag"]})
@@ -49,7 +49,7 @@ async def test_no_other_files_are_served(client: httpx.AsyncClient) -> None:
         assert (await client.get(path)).status_code == 404, path
 
 
-async def test_the_page_has_no_foreign_and_no_inline_scripts(client: httpx.AsyncClient) -> None:
+async def test_the_page_has_no_external_and_no_inline_scripts(client: httpx.AsyncClient) -> None:
     policy = (await client.get("/")).headers["content-security-policy"]
     assert "default-src 'self'" in policy
     assert "unsafe" not in policy

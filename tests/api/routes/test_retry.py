@@ -1,4 +1,4 @@
-"""Failed jobs get a second chance over REST and from the command line."""
+"""Retries of failed jobs over REST and on the command line."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ async def test_dead_jobs_are_listed_and_counted(client: httpx.AsyncClient, store
     dead, _ = await failed(client, store), await submitted(client)
     assert (await client.get("/v1/jobs", params={"status": "dead"})).json()["data"] == []
     await client.post(f"/v1/jobs/{dead}/retry")
-    for _ in range(2):  # a lease of no length has run out at once
+    for _ in range(2):  # a lease of no length expires at once
         await store.claim(dead, lease=0, max_attempts=1, worker="w")
     listed = (await client.get("/v1/jobs", params={"status": "dead"})).json()["data"]
     assert [(job["id"], job["error"]["code"]) for job in listed] == [(dead, "max_attempts")]
     assert "reasoner_dead_jobs 1.0" in (await client.get("/metrics")).text.splitlines()
 
 
-def test_the_command_line_retries(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_line_retries_a_failed_job(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[str, str]] = []
 
     def answer(request: httpx.Request) -> httpx.Response:

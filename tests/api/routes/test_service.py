@@ -13,7 +13,7 @@ from api.http.middleware import RequestLogMiddleware
 from tests.api.conftest import submitted
 
 
-async def test_strategies_come_with_the_schemas_of_their_parameters(client: httpx.AsyncClient) -> None:
+async def test_strategies_are_listed_with_the_schemas_of_their_parameters(client: httpx.AsyncClient) -> None:
     strategies = {entry["name"]: entry for entry in (await client.get("/v1/strategies")).json()["data"]}
     assert strategies["beam"]["parameters"]["properties"]["n"]["type"] == "integer"
 
@@ -53,7 +53,7 @@ async def test_a_well_formed_request_id_is_kept_and_any_other_replaced(client: h
     assert replaced.headers["x-request-id"] != "no spaces, please"
 
 
-async def test_the_description_names_every_route_and_its_errors(client: httpx.AsyncClient) -> None:
+async def test_the_openapi_document_has_every_route_and_its_errors(client: httpx.AsyncClient) -> None:
     paths = (await client.get("/openapi.json")).json()["paths"]
     assert {"/v1/jobs", "/v1/jobs/{job_id}/events", "/v1/strategies", "/readyz"} <= set(paths)
     assert "default" in paths["/v1/jobs"]["post"]["responses"]

@@ -1,4 +1,4 @@
-"""A webhook is taken only where it can be signed, and only to where the service may go."""
+"""Webhooks are accepted only if they can be signed and their target is allowed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SECRET = "whsec_" + "A" * 43 + "="
     ],
 )
 @pytest.mark.parametrize("batch", [False, True])
-async def test_an_impossible_webhook_is_refused_with_the_reason(
+async def test_an_invalid_webhook_is_refused_with_the_reason(
     settings: Settings, configured: dict[str, Any], webhook: Any, message: str, batch: bool
 ) -> None:
     settings = settings.model_validate(settings.model_dump() | configured)
@@ -41,7 +41,7 @@ async def test_an_impossible_webhook_is_refused_with_the_reason(
     assert message in problem["message"]
 
 
-async def test_a_webhook_is_echoed_and_has_no_delivery_before_the_end(settings: Settings) -> None:
+async def test_a_webhook_is_echoed_and_not_delivered_before_the_job_ends(settings: Settings) -> None:
     settings = settings.model_validate(settings.model_dump() | {"webhook_secret": SECRET})
     async with serving(settings, ScriptedEngine()) as client:
         job = (await client.post("/v1/jobs", json={"problem": "?", "webhook": "https://example.com/hook"})).json()
@@ -50,5 +50,5 @@ async def test_a_webhook_is_echoed_and_has_no_delivery_before_the_end(settings: 
     assert ended.json()["delivery"] == {"state": "pending", "attempts": 0, "error": None}
 
 
-def test_the_command_line_sends_a_webhook(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_line_submits_a_webhook(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sent(monkeypatch, "--webhook", "https://example.com/hook")["webhook"] == "https://example.com/hook"
