@@ -1,4 +1,4 @@
-"""Workers and API start in an instant because no model code comes with them."""
+"""Workers and the API start quickly because they import no model code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When an engine counts as away, and how long it is left alone."""
+"""Health of engine replicas: probe intervals, failures and pauses."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_an_engine_is_unknown_then_up_then_away_then_up(health: Health) -> None:
     assert (health.snapshot()[0].state, health.get_models("a")) == ("up", ())
 
 
-def test_one_that_answers_is_asked_by_one_client_at_a_time_and_not_all_the_time(health: Health, clock: Clock) -> None:
+def test_a_healthy_replica_is_probed_by_one_client_at_a_time_at_an_interval(health: Health, clock: Clock) -> None:
     assert health.claim_probe("a")
     assert not health.claim_probe("a")
     clock.now += PROBE_INTERVAL_SECONDS
@@ -65,7 +65,7 @@ def test_one_that_answers_is_asked_by_one_client_at_a_time_and_not_all_the_time(
     assert health.claim_probe("a")
 
 
-def test_one_that_stays_away_is_asked_less_and_less_often_down_to_a_limit(health: Health, clock: Clock) -> None:
+def test_a_replica_that_stays_away_is_probed_at_growing_intervals_up_to_a_limit(health: Health, clock: Clock) -> None:
     assert health.claim_probe("a")
 
     def pause() -> float:
@@ -80,7 +80,7 @@ def test_one_that_stays_away_is_asked_less_and_less_often_down_to_a_limit(health
     assert [pause() for _ in range(10)] == expected
 
 
-def test_requests_that_fail_together_count_as_one_failure(health: Health, clock: Clock) -> None:
+def test_concurrent_failed_requests_count_as_one_failure(health: Health, clock: Clock) -> None:
     health.record_models("a", [POLICY])
     for _ in range(100):
         health.record_failure("a", GONE)
@@ -90,9 +90,7 @@ def test_requests_that_fail_together_count_as_one_failure(health: Health, clock:
     assert health.take_counts() == {}
 
 
-def test_one_that_says_it_is_well_and_fails_every_request_is_left_alone_longer_until_one_succeeds(
-    health: Health, clock: Clock
-) -> None:
+def test_pauses_grow_while_probes_succeed_and_requests_fail_until_one_succeeds(health: Health, clock: Clock) -> None:
     for _ in range(8):
         health.record_models("a", [POLICY])
         health.record_failure("a", GONE)
@@ -107,7 +105,7 @@ def test_one_that_says_it_is_well_and_fails_every_request_is_left_alone_longer_u
     assert health.claim_probe("a")
 
 
-def test_silence_ends_with_the_first_word(health: Health) -> None:
+def test_any_response_ends_the_silent_state(health: Health) -> None:
     health.record_probe_failure("a", GONE, is_silent=True)
     assert health.is_silent("a")
     health.record_probe_failure("a", GONE, is_silent=False)
@@ -131,9 +129,7 @@ def test_counts_from_many_threads_add_up(health: Health) -> None:
     assert health.take_counts() == {("a", "requests"): 4000, ("a", "failures"): 4000}
 
 
-def test_one_that_was_asked_and_has_not_answered_is_away_to_those_who_want_to_know(
-    health: Health, clock: Clock
-) -> None:
+def test_a_replica_with_an_overdue_probe_is_reported_as_away(health: Health, clock: Clock) -> None:
     health.record_models("a", [POLICY])
     clock.now += 60
     health.record_probe_started("a")

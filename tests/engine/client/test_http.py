@@ -1,4 +1,4 @@
-"""The HTTP client against servers that break off, answer nonsense or are not there."""
+"""The HTTP client against servers that break connections, send invalid responses or are unreachable."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ REQUEST = generate((5, 6), [Branch(1, 1, 4)])
 COMPLETION = Completion(0, (7, 8), "ab", "length", None, -1.5, 2, 0)
 
 Answer = Callable[[int], bytes | None]
-"""What the server sends on its n-th connection before it hangs up; ``None``: nothing, not even headers."""
+"""Returns the server's response on its n-th connection before it disconnects; ``None`` for no response at all."""
 
 
 @pytest.fixture(autouse=True)
@@ -71,7 +71,7 @@ async def completions(client: HttpEngine) -> list[object]:
     return [event async for event in client.generate(REQUEST)]
 
 
-async def test_a_request_that_nothing_was_heard_of_is_sent_again(tmp_path: Path) -> None:
+async def test_a_request_without_any_response_is_retried(tmp_path: Path) -> None:
     def third_time(connection: int) -> bytes | None:
         return response(events(finished())) if connection == 3 else None
 
@@ -79,7 +79,7 @@ async def test_a_request_that_nothing_was_heard_of_is_sent_again(tmp_path: Path)
         assert await completions(client) == [COMPLETION]
 
 
-async def test_an_engine_that_never_answers_is_unavailable(tmp_path: Path) -> None:
+async def test_an_engine_that_never_responds_is_unavailable(tmp_path: Path) -> None:
     async with scripted(tmp_path, lambda _: None) as client:
         with pytest.raises(EngineUnavailable, match="could not be reached"):
             await client.models()
@@ -96,7 +96,7 @@ async def test_an_engine_that_never_answers_is_unavailable(tmp_path: Path) -> No
         response(b'{"error": {"message": "later", "code": "engine_unavailable"}}', "503 Service Unavailable"),
     ],
 )
-async def test_an_answer_that_breaks_off_is_unavailable_and_not_asked_for_twice(tmp_path: Path, broken: bytes) -> None:
+async def test_a_truncated_response_is_unavailable_and_not_retried(tmp_path: Path, broken: bytes) -> None:
     heard: list[int] = []
 
     def once(connection: int) -> bytes:
@@ -131,7 +131,7 @@ async def test_error_statuses_become_the_exceptions_of_the_interface(
             await client.tokenize("m", "text")
 
 
-async def test_an_engine_that_is_not_there_is_unavailable(tmp_path: Path) -> None:
+async def test_an_unreachable_engine_is_unavailable(tmp_path: Path) -> None:
     for url in (f"unix://{tmp_path}/nothing.sock", "http://127.0.0.1:9"):
         client = HttpEngine(url)
         with pytest.raises(EngineUnavailable, match="could not be reached"):
@@ -141,7 +141,7 @@ async def test_an_engine_that_is_not_there_is_unavailable(tmp_path: Path) -> Non
         await client.close()
 
 
-def test_a_url_of_another_kind_is_refused() -> None:
+def test_an_unsupported_url_scheme_is_refused() -> None:
     with pytest.raises(InvalidRequest, match="must be http"):
         HttpEngine("ftp://somewhere")
 
@@ -154,7 +154,7 @@ def test_the_client_loads_neither_torch_nor_transformers() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_certificates_are_read_once_and_only_for_servers_that_have_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_certificates_are_read_once_and_only_for_https(monkeypatch: pytest.MonkeyPatch) -> None:
     contexts: list[ssl.SSLContext] = []
     load = ssl.SSLContext.load_verify_locations
 

@@ -1,4 +1,4 @@
-"""The client against servers that are not ours: ``transformers serve`` as it is, vLLM and SGLang by their protocol."""
+"""The client against OpenAI-compatible servers: a real ``transformers serve``, and scripted vLLM and SGLang."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ MESSAGES = [{"role": "user", "content": "Use the numbers 3, 7, 8 and 12, each ex
 
 @pytest.fixture(scope="module")
 def transformers_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """``transformers serve`` on the bundled policy."""
+    """Start ``transformers serve`` on the bundled policy."""
     home = tmp_path_factory.mktemp("home")
     (home / "hub").mkdir()
     serve = "from transformers.cli.transformers import main; main()"
@@ -79,8 +79,8 @@ async def collect(engine: EngineClient, request: GenerateRequest) -> list[Comple
     return sorted((event for event in events if isinstance(event, Completion)), key=lambda one: one.index)
 
 
-async def test_transformers_serve_answers_our_client_as_our_engine_does(foreign: HttpEngine, ours: LocalEngine) -> None:
-    """The whole way of a search: which models, how a question is tokenised, and its greedy continuation."""
+async def test_transformers_serve_gives_the_results_of_our_engine(foreign: HttpEngine, ours: LocalEngine) -> None:
+    """Covers all calls of a search: models, tokenization of the question, and its greedy continuation."""
     [model] = await foreign.models()
     assert (model.id, model.kind) == (str(POLICY), "generate")
     [info] = await ours.models()
@@ -106,7 +106,7 @@ async def test_transformers_serve_answers_our_client_as_our_engine_does(foreign:
     assert first.text + second.text == expected.text
 
 
-async def test_branches_and_streams_of_transformers_serve_add_up(foreign: HttpEngine) -> None:
+async def test_streamed_text_of_transformers_serve_equals_the_completions(foreign: HttpEngine) -> None:
     prompt = await foreign.tokenize(str(POLICY), MESSAGES)
     branches = [Branch(5, key, 12) for key in range(3)]
     events = [
@@ -122,13 +122,13 @@ async def test_branches_and_streams_of_transformers_serve_add_up(foreign: HttpEn
         assert completion.logprob < 0
 
 
-async def test_a_timeout_ends_a_foreign_branch_with_what_it_has(foreign: HttpEngine) -> None:
+async def test_a_timeout_ends_a_branch_with_its_tokens_so_far(foreign: HttpEngine) -> None:
     prompt = await foreign.tokenize(str(POLICY), MESSAGES)
     request = generate(prompt, [Branch(5, 1, 200), Branch(5, 2, 200)], model=str(POLICY), timeout=1e-6)
     assert [one.finish_reason for one in await collect(foreign, request)] == ["timeout"] * 2
 
 
-async def test_what_a_foreign_server_cannot_do_is_named(foreign: HttpEngine, transformers_url: str) -> None:
+async def test_unsupported_settings_are_named_in_errors(foreign: HttpEngine, transformers_url: str) -> None:
     prompt = await foreign.tokenize(str(POLICY), MESSAGES)
     refused: list[tuple[dict[str, Any], str]] = [
         ({"top_k": 3}, "cannot honour top_k"),
@@ -164,7 +164,7 @@ Handler = Callable[[httpx.Request], httpx.Response]
 
 
 def scripted(owner: str, answer: Handler, tokenizer: Path | None = None) -> HttpEngine:
-    """A client of a server that signs its models as ``owner`` and answers everything else as told."""
+    """Return a client of a server that owns its models as ``owner`` and answers other requests with ``answer``."""
 
     def handle(request: httpx.Request) -> httpx.Response:
         if request.url.path == "/v1/models":
@@ -190,7 +190,7 @@ def piece(text: str, ids: list[int] | None = None, logprob: float | None = None,
     return {"choices": [choice]}
 
 
-async def test_vllm_is_asked_in_token_ids_one_request_for_each_branch() -> None:
+async def test_vllm_gets_token_ids_and_one_request_per_branch() -> None:
     bodies: list[dict[str, Any]] = []
 
     def answer(request: httpx.Request) -> httpx.Response:
@@ -226,7 +226,7 @@ async def test_vllm_is_asked_in_token_ids_one_request_for_each_branch() -> None:
 
 
 @pytest.mark.parametrize("owner", ["vllm", "sglang"])
-async def test_a_salt_goes_along_to_servers_that_keep_caches_apart_by_it(owner: str) -> None:
+async def test_the_salt_is_sent_to_servers_that_isolate_caches_by_it(owner: str) -> None:
     bodies: list[dict[str, Any]] = []
 
     def answer(request: httpx.Request) -> httpx.Response:
@@ -252,7 +252,7 @@ async def test_a_salt_goes_along_to_servers_that_keep_caches_apart_by_it(owner: 
     await client.close()
 
 
-async def test_sglang_tells_no_token_ids_so_its_text_is_tokenised() -> None:
+async def test_sglang_text_is_tokenized_since_it_returns_no_token_ids() -> None:
     def answer(request: httpx.Request) -> httpx.Response:
         body = json.loads(request.content)
         if request.url.path == "/tokenize":
@@ -272,7 +272,7 @@ async def test_sglang_tells_no_token_ids_so_its_text_is_tokenised() -> None:
     await client.close()
 
 
-async def test_aborting_ends_foreign_branches_with_what_they_got() -> None:
+async def test_aborting_ends_branches_with_their_tokens_so_far() -> None:
     class Endless(httpx.AsyncByteStream):
         async def __aiter__(self) -> AsyncIterator[bytes]:
             yield f"data: {json.dumps(piece('a', [7]))}\n\n".encode()
@@ -299,7 +299,7 @@ async def test_aborting_ends_foreign_branches_with_what_they_got() -> None:
         (chunks(piece("a", [7], finish_reason="abort")), EngineUnavailable),
     ],
 )
-async def test_failures_of_foreign_servers_are_the_exceptions_of_the_interface(
+async def test_server_failures_become_the_exceptions_of_the_interface(
     response: httpx.Response, expected: type[EngineError]
 ) -> None:
     client = scripted("vllm", lambda _: response)
@@ -316,7 +316,7 @@ async def test_one_failing_branch_ends_the_request() -> None:
     await client.close()
 
 
-def test_seeds_of_branches_differ_and_so_do_those_of_their_continuations() -> None:
+def test_seeds_differ_between_branches_and_between_continuations() -> None:
     branches = [Branch(seed, key, 5, (3,) * length) for seed in (0, -1) for key in range(20) for length in range(5)]
     seeds = [branch_seed(branch) for branch in branches]
     assert len(set(seeds)) == len(seeds)
@@ -324,7 +324,7 @@ def test_seeds_of_branches_differ_and_so_do_those_of_their_continuations() -> No
     assert seeds == [branch_seed(branch) for branch in branches]
 
 
-def test_a_dialect_that_nobody_speaks_is_refused(tmp_path: Path) -> None:
+def test_an_unknown_dialect_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match="reasoner, vllm, sglang, openai"):
         HttpEngine("http://x", dialect="french")
 

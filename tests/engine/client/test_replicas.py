@@ -1,4 +1,4 @@
-"""Several engines as one: who gets what, and what happens when one dies, falls silent, or is another than it was."""
+"""Replicated engines: routing, failover, silent replicas and changed checkpoints."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Clock:
 
 
 class Watched(Health):
-    """Tells a test of every change, and of every look that the client takes."""
+    """Notifies a test of every change and every access by the client."""
 
     def __init__(self, clock: Clock) -> None:
         super().__init__(clock)
@@ -66,7 +66,7 @@ class Watched(Health):
 
 
 class Engine(ScriptedEngine):
-    """Is full, dies after some answers, falls silent, or serves what a test says; counts what it is asked."""
+    """Engine that can be full, dead or silent, or serve other models; counts its calls."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -102,7 +102,7 @@ class Engine(ScriptedEngine):
             await self.count()
             if stream and isinstance(event, Completion):
                 middle = len(event.token_ids) // 2
-                cut = len(event.text) // 3  # texts and tokens are cut at other places
+                cut = len(event.text) // 3  # other boundaries of texts and tokens
                 yield Delta(event.index, event.text[:cut], event.token_ids[:middle])
                 await self.count()
                 yield Delta(event.index, event.text[cut:], event.token_ids[middle:])
@@ -141,7 +141,7 @@ class Engine(ScriptedEngine):
 
 
 class Fleet:
-    """A client, its engines, and a clock that a test moves."""
+    """A client, its engines, and a clock that a test advances."""
 
     def __init__(self, count: int = 2) -> None:
         self.clock = Clock()
@@ -150,7 +150,7 @@ class Fleet:
         self.client = ReplicatedEngine(self.engines, self.health)
 
     def order(self, lease: str = "job") -> list[Engine]:
-        """The engines as they come for a lease."""
+        """Return the engines in the order of preference for a lease."""
         left, order = set(self.engines), []
         while left:
             order.append(choose_by_rendezvous(left, lease))
@@ -183,16 +183,16 @@ async def completions(engine: EngineClient, wanted: GenerateRequest, *, stream: 
     return sorted((event for event in events if isinstance(event, Completion)), key=lambda one: one.index)
 
 
-# Who gets what.
+# Routing.
 
 
-def test_every_engine_comes_first_for_its_share_of_the_keys() -> None:
+def test_every_engine_is_first_choice_for_its_share_of_keys() -> None:
     keys = [f"job_{number}" for number in range(20_000)]
     counts = Counter(choose_by_rendezvous(NAMES, key) for key in keys)
     assert chisquare([counts[name] for name in NAMES]).pvalue > 0.001
 
 
-def test_an_engine_that_leaves_moves_no_keys_but_its_own_and_the_order_of_the_list_does_not_matter() -> None:
+def test_removing_an_engine_moves_only_its_own_keys_and_list_order_does_not_matter() -> None:
     keys = [f"job_{number}" for number in range(2_000)]
     before = {key: choose_by_rendezvous(NAMES, key) for key in keys}
     assert {key: choose_by_rendezvous(reversed(NAMES), key) for key in keys} == before
@@ -201,7 +201,7 @@ def test_an_engine_that_leaves_moves_no_keys_but_its_own_and_the_order_of_the_li
     assert len({after[key] for key in keys if before[key] == NAMES[0]}) == len(NAMES) - 1
 
 
-async def test_all_of_a_job_meets_in_one_engine_and_jobs_are_spread(fleet: Fleet) -> None:
+async def test_all_requests_of_a_job_go_to_one_engine_and_jobs_are_spread(fleet: Fleet) -> None:
     for number in range(40):
         lease = f"job{number}"
         for turn in range(3):
@@ -213,7 +213,7 @@ async def test_all_of_a_job_meets_in_one_engine_and_jobs_are_spread(fleet: Fleet
     assert all(len(engine.leases) >= 8 for engine in fleet.engines.values())  # of 40: p < 1e-4 to be wrong, and fixed
 
 
-async def test_a_lease_is_released_where_it_was_and_nowhere_else(fleet: Fleet) -> None:
+async def test_a_lease_is_released_only_on_the_engines_that_saw_it(fleet: Fleet) -> None:
     here, elsewhere = fleet.order()
     await completions(fleet.client, request())
     await fleet.client.release("job", (7, 8, 9, 1))
@@ -222,7 +222,7 @@ async def test_a_lease_is_released_where_it_was_and_nowhere_else(fleet: Fleet) -
     assert (here.released, here.leases, elsewhere.asked["release"]) == (["job", "job"], set(), 0)
 
 
-async def test_a_model_is_asked_for_where_it_is_served(fleet: Fleet) -> None:
+async def test_a_request_goes_to_an_engine_that_serves_its_model(fleet: Fleet) -> None:
     here, elsewhere = fleet.order()
     here.serves = [replace(elsewhere.serves[0], id="large")]
     assert sorted(info.id for info in await fleet.client.models()) == ["large", "policy", "prm"]
@@ -232,7 +232,7 @@ async def test_a_model_is_asked_for_where_it_is_served(fleet: Fleet) -> None:
     assert (here.asked["generate"], elsewhere.asked["generate"], elsewhere.asked["score"]) == (1, 1, 1)
 
 
-async def test_what_one_refuses_is_not_asked_of_another(fleet: Fleet) -> None:
+async def test_a_refused_request_is_not_retried_on_another_engine(fleet: Fleet) -> None:
     here, elsewhere = fleet.order()
     here.refuses = InvalidRequest("never", "prompt")
     with pytest.raises(InvalidRequest, match="never"):
@@ -241,7 +241,7 @@ async def test_what_one_refuses_is_not_asked_of_another(fleet: Fleet) -> None:
     assert fleet.states() == ["up", "up"]
 
 
-async def test_another_checkpoint_under_the_same_name_does_not_stand_in(
+async def test_a_different_checkpoint_under_the_same_name_is_not_used_for_failover(
     fleet: Fleet, caplog: pytest.LogCaptureFixture
 ) -> None:
     meant, other = fleet.engines.values()
@@ -257,12 +257,12 @@ async def test_another_checkpoint_under_the_same_name_does_not_stand_in(
     assert other.asked["generate"] == 0
 
 
-# One dies.
+# Failover.
 
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("dies_after", [0, 1, 4, 5, 9])
-async def test_branches_of_an_engine_that_dies_are_those_of_one_that_does_not(
+async def test_branches_of_a_dying_engine_equal_those_of_a_healthy_one(
     fleet: Fleet, dies_after: int, stream: bool
 ) -> None:
     expected = await completions(ScriptedEngine(), request())
@@ -271,17 +271,17 @@ async def test_branches_of_an_engine_that_dies_are_those_of_one_that_does_not(
     seen = [event async for event in fleet.client.generate(request(), stream=stream)]
     found = sorted((event for event in seen if isinstance(event, Completion)), key=lambda one: one.index)
     assert found == expected
-    if stream:  # every character and every token once, whoever wrote it
+    if stream:  # every character and every token once, whichever engine computed it
         for completion in expected:
             deltas = [event for event in seen if isinstance(event, Delta) and event.index == completion.index]
             assert "".join(delta.text for delta in deltas) == completion.text
             assert sum((delta.token_ids for delta in deltas), ()) == completion.token_ids
     delivered = sum(len(asked.branches) for asked in elsewhere.requests)
     assert bool(delivered) == here.dead
-    assert delivered <= len(BRANCHES)  # what had arrived is not asked for again
+    assert delivered <= len(BRANCHES)  # branches that had arrived are not requested again
 
 
-async def test_an_engine_that_is_away_is_left_alone_and_its_jobs_come_back_to_it(fleet: Fleet) -> None:
+async def test_an_engine_that_is_away_gets_no_requests_and_its_jobs_return_afterwards(fleet: Fleet) -> None:
     here, elsewhere = fleet.order()
     here.dead = True
     await completions(fleet.client, request())
@@ -298,7 +298,7 @@ async def test_an_engine_that_is_away_is_left_alone_and_its_jobs_come_back_to_it
     assert here.asked["generate"] == failed["generate"] + 1
 
 
-async def test_it_is_asked_in_the_background_whether_it_is_back(fleet: Fleet) -> None:
+async def test_an_engine_that_is_away_is_probed_in_the_background(fleet: Fleet) -> None:
     here, _ = fleet.order()
     here.dead = True
     await completions(fleet.client, request())
@@ -307,7 +307,7 @@ async def test_it_is_asked_in_the_background_whether_it_is_back(fleet: Fleet) ->
     await fleet.health.until(lambda: fleet.states() == ["up", "up"])
 
 
-async def test_clients_of_one_process_share_what_they_know(fleet: Fleet) -> None:
+async def test_clients_of_one_process_share_health_state(fleet: Fleet) -> None:
     here, _ = fleet.order()
     here.dead = True
     await completions(fleet.client, request())
@@ -319,7 +319,7 @@ async def test_clients_of_one_process_share_what_they_know(fleet: Fleet) -> None
     assert here.asked == failed
 
 
-async def test_a_full_engine_hands_over_one_request_and_keeps_the_job(fleet: Fleet) -> None:
+async def test_a_full_engine_passes_on_one_request_and_keeps_the_job(fleet: Fleet) -> None:
     here, elsewhere = fleet.order()
     here.refuses = EngineBusy("full")
     assert await completions(fleet.client, request()) == await completions(ScriptedEngine(), request())
@@ -330,7 +330,7 @@ async def test_a_full_engine_hands_over_one_request_and_keeps_the_job(fleet: Fle
     assert fleet.states() == ["up", "up"]
 
 
-async def test_when_all_are_away_each_says_why_and_the_next_that_answers_is_used_at_once(fleet: Fleet) -> None:
+async def test_when_all_engines_are_away_the_error_lists_each_and_a_recovered_one_is_used_at_once(fleet: Fleet) -> None:
     for engine in fleet.engines.values():
         engine.dead = True
     with pytest.raises(EngineUnavailable, match="dead; dead"):
@@ -339,20 +339,20 @@ async def test_when_all_are_away_each_says_why_and_the_next_that_answers_is_used
         await completions(fleet.client, request())
     _, elsewhere = fleet.order()
     elsewhere.dead = False
-    assert len(await completions(fleet.client, request())) == len(BRANCHES)  # the clock stands still
+    assert len(await completions(fleet.client, request())) == len(BRANCHES)  # the clock has not advanced
 
 
-async def test_an_engine_that_is_back_is_found_when_the_last_other_one_dies(fleet: Fleet) -> None:
+async def test_a_recovered_engine_is_found_when_the_last_other_one_dies(fleet: Fleet) -> None:
     here, elsewhere = fleet.order()
     here.dead = True
     await completions(fleet.client, request())
-    here.dead, elsewhere.dead = False, True  # the clock stands still: it is not due to be asked
+    here.dead, elsewhere.dead = False, True  # the clock has not advanced, so no probe is due
     assert await completions(fleet.client, request()) == await completions(ScriptedEngine(), request())
     assert fleet.states() == ["up", "away"]
 
 
 @pytest.mark.parametrize("seed", range(10))
-async def test_whatever_dies_and_returns_every_branch_is_answered_as_long_as_one_engine_lives(seed: int) -> None:
+async def test_every_branch_completes_while_engines_die_and_return_as_long_as_one_lives(seed: int) -> None:
     fleet, rng = Fleet(3), random.Random(seed)
     expected = await completions(ScriptedEngine(), request())
     for turn in range(12):
@@ -370,7 +370,7 @@ async def test_whatever_dies_and_returns_every_branch_is_answered_as_long_as_one
     await fleet.client.close()
 
 
-async def test_engines_that_can_never_work_are_an_error_and_not_an_absence(fleet: Fleet) -> None:
+async def test_misconfigured_engines_are_an_error_and_not_unavailable(fleet: Fleet) -> None:
     async def misconfigured() -> list[ModelInfo]:
         raise EngineError("name the folder of its tokenizer")
 
@@ -381,7 +381,7 @@ async def test_engines_that_can_never_work_are_an_error_and_not_an_absence(fleet
     assert not isinstance(caught.value, EngineUnavailable)
 
 
-async def test_a_request_that_kills_engines_does_not_take_all_of_them_along() -> None:
+async def test_a_request_that_crashes_engines_does_not_crash_all_of_them() -> None:
     fleet = Fleet(4)
     for engine in fleet.engines.values():
         engine.dies_after = 0
@@ -391,7 +391,7 @@ async def test_a_request_that_kills_engines_does_not_take_all_of_them_along() ->
     await fleet.client.close()
 
 
-async def test_a_request_that_was_aborted_ends_with_the_engine_that_had_it(fleet: Fleet) -> None:
+async def test_an_aborted_request_ends_although_its_engine_is_lost(fleet: Fleet) -> None:
     here, elsewhere = fleet.order()
     here.dies_after = 4
     found: list[Completion | Delta] = []
@@ -412,7 +412,7 @@ async def test_a_request_that_was_aborted_ends_with_the_engine_that_had_it(fleet
     assert here.aborts == ["r"]
 
 
-async def test_what_is_left_of_a_requests_time_and_what_came_with_its_first_branch_are_not_asked_for_again(
+async def test_failover_keeps_the_remaining_time_and_does_not_repeat_prompt_logprobs(
     fleet: Fleet,
 ) -> None:
     here, elsewhere = fleet.order()
@@ -427,7 +427,7 @@ async def test_what_is_left_of_a_requests_time_and_what_came_with_its_first_bran
     assert rest.sampling.prompt_logprobs == (1 if missing == 0 else None)
 
 
-async def test_a_stream_that_another_engine_continues_otherwise_ends_and_no_engine_is_blamed(fleet: Fleet) -> None:
+async def test_a_stream_continued_with_other_output_fails_and_no_engine_is_marked_away(fleet: Fleet) -> None:
     class Rounds(Engine):
         async def generate(
             self, request: GenerateRequest, *, stream: bool = False
@@ -445,11 +445,11 @@ async def test_a_stream_that_another_engine_continues_otherwise_ends_and_no_engi
     assert fleet.states() == ["away", "up"]
 
 
-# One falls silent.
+# Silent replicas.
 
 
 @pytest.mark.parametrize("call", ["generate", "score", "tokenize"])
-async def test_what_a_silent_engine_owes_is_asked_of_another(
+async def test_pending_calls_of_a_silent_engine_go_to_another(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
     monkeypatch.setattr("engine.client.replicas.PROBE_TIMEOUT_SECONDS", 0.05)
@@ -469,9 +469,7 @@ async def test_what_a_silent_engine_owes_is_asked_of_another(
     assert sorted(fleet.states()) == ["away", "up"]
 
 
-async def test_a_silent_engine_is_waited_for_where_no_other_answers(
-    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_silent_engine_is_waited_for_if_no_other_answers(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("engine.client.replicas.PROBE_TIMEOUT_SECONDS", 0.05)
     here, elsewhere = fleet.order()
     await fleet.client.models()
@@ -498,7 +496,7 @@ async def test_a_list_of_models_does_not_wait_for_a_silent_engine(
     assert await completions(fleet.client, request()) == await completions(ScriptedEngine(), request())
 
 
-# Its end.
+# Closing.
 
 
 async def test_closing_ends_every_task_and_closes_every_engine(fleet: Fleet) -> None:
@@ -516,7 +514,7 @@ async def test_closing_ends_every_task_and_closes_every_engine(fleet: Fleet) -> 
     assert elsewhere.closed
 
 
-async def test_a_request_that_nobody_waits_for_is_closed_at_the_engine(fleet: Fleet) -> None:
+async def test_an_abandoned_request_is_closed_at_the_engine(fleet: Fleet) -> None:
     here, _ = fleet.order()
     ended = asyncio.Event()
 
@@ -547,7 +545,7 @@ async def test_a_request_that_nobody_waits_for_is_closed_at_the_engine(fleet: Fl
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_real_engines_draw_the_same_tokens_when_one_closes_in_the_middle(
+async def test_real_engines_sample_the_same_tokens_when_one_closes_midway(
     checkpoints: Checkpoints, stream: bool
 ) -> None:
     options = EngineOptions(kv_tokens=4096, max_running=3, step_tokens=256, deterministic=True)  # some have to wait

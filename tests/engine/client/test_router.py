@@ -1,4 +1,4 @@
-"""Several engines as one: who is asked what."""
+"""Routing of requests by model."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Named(ScriptedEngine):
         self.calls.append("close")
 
 
-async def test_each_model_is_asked_where_it_is_served() -> None:
+async def test_each_model_is_requested_from_the_engine_that_serves_it() -> None:
     main, other = Named("policy", "prm"), Named("prm", "unused")
     engine = RoutedEngine(main, {"prm": other})
     assert [info.id for info in await engine.models()] == ["policy", "prm"]
@@ -56,12 +56,12 @@ async def test_each_model_is_asked_where_it_is_served() -> None:
     assert other.calls == ["tokenize prm False True", "abort g", "clear", "close"]
 
 
-async def test_what_the_configuration_says_of_a_model_takes_the_place_of_its_own_notes() -> None:
+async def test_configured_extras_replace_those_of_the_model() -> None:
     engine = RoutedEngine(Named("policy", "prm"), {}, {"prm": {"reasoner_prm": "rlhflow"}})
     assert [info.extra for info in await engine.models()] == [{}, {"reasoner_prm": "rlhflow"}]
 
 
-async def test_a_server_that_does_not_serve_its_model_is_named_with_what_it_serves() -> None:
+async def test_an_engine_that_does_not_serve_its_model_raises_an_error_listing_its_models() -> None:
     engine = RoutedEngine(Named("policy"), {"prm": Named("a", "b")})
     with pytest.raises(EngineError, match="configured for model 'prm' does not serve it, but a, b"):
         await engine.models()

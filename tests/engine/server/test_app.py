@@ -1,4 +1,4 @@
-"""The engine over HTTP: the same answers as in-process, OpenAI's shapes, and a process that survives bad input."""
+"""The engine server: results equal to in-process ones, OpenAI's response shapes, and survival of bad input."""
 
 from __future__ import annotations
 
@@ -91,14 +91,14 @@ async def test_tokens_over_http_equal_those_in_process(client: HttpEngine, engin
     ]
 
 
-async def test_a_continued_branch_travels_whole(client: HttpEngine) -> None:
+async def test_a_continued_branch_is_transferred_completely(client: HttpEngine) -> None:
     [whole] = await collect(client, sampled(1))
     rest = Branch(seed=3, key=0, max_tokens=13, generated=whole.token_ids[:7])
     [second] = await collect(client, generate(PROMPT, [rest], temperature=0.9, top_p=0.97, ignore_eos=True))
     assert second.token_ids == whole.token_ids[7:]
 
 
-async def test_a_stream_over_http_adds_up_to_its_completions(client: HttpEngine) -> None:
+async def test_a_stream_over_http_equals_its_completions(client: HttpEngine) -> None:
     events = [event async for event in client.generate(sampled(), stream=True)]
     for completion in [event for event in events if isinstance(event, Completion)]:
         deltas = [event for event in events if isinstance(event, Delta) and event.index == completion.index]
@@ -106,7 +106,7 @@ async def test_a_stream_over_http_adds_up_to_its_completions(client: HttpEngine)
         assert tuple(token for delta in deltas for token in delta.token_ids) == completion.token_ids
 
 
-async def test_texts_with_every_kind_of_line_break_travel_whole(
+async def test_texts_with_any_line_break_are_transferred_unchanged(
     client: HttpEngine, engine: LocalEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = "a\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029\r\n\tb🐢"
@@ -153,7 +153,7 @@ async def test_closing_the_iterator_cancels_the_request(client: HttpEngine, engi
 
 
 @pytest.mark.parametrize("form", [{}, {"stream": True}, {"stream_choices": True}])
-async def test_a_client_that_hangs_up_stops_its_work(
+async def test_a_disconnected_client_cancels_its_request(
     address: str, engine: LocalEngine, monkeypatch: pytest.MonkeyPatch, form: dict[str, bool]
 ) -> None:
     core, gate = engine._cores["m"], threading.Event()
@@ -166,7 +166,7 @@ async def test_a_client_that_hangs_up_stops_its_work(
     while not core.has_work:  # noqa: ASYNC110
         await asyncio.sleep(0)
     writer.close()
-    # The engine stands still until the server has told it to stop.
+    # The engine is paused until the server has cancelled the request.
     while not engine._inbox:  # noqa: ASYNC110
         await asyncio.sleep(0)
     gate.set()
@@ -174,7 +174,7 @@ async def test_a_client_that_hangs_up_stops_its_work(
     assert core.stats.generated_tokens - before <= 8
 
 
-async def test_a_client_that_hangs_up_is_no_error_of_the_server(engine: LocalEngine) -> None:
+async def test_a_client_disconnect_is_not_logged_as_a_server_error(engine: LocalEngine) -> None:
     body = {"model": "m", "prompt": ["add", "and"], "max_tokens": 200, "ignore_eos": True, "stream": True}
     messages = [{"type": "http.request", "body": json.dumps(body).encode()}, {"type": "http.disconnect"}]
 
@@ -192,7 +192,7 @@ async def test_a_client_that_hangs_up_is_no_error_of_the_server(engine: LocalEng
     await settled(engine)
 
 
-async def test_a_failing_step_is_told_to_the_client_and_the_server_goes_on(
+async def test_a_failing_step_is_reported_to_the_client_and_the_server_continues(
     client: HttpEngine, engine: LocalEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
@@ -204,7 +204,7 @@ async def test_a_failing_step_is_told_to_the_client_and_the_server_goes_on(
     assert len(await collect(client, sampled())) == 4
 
 
-async def test_leases_travel_with_requests_and_are_released(
+async def test_leases_are_sent_with_requests_and_released(
     client: HttpEngine, engine: LocalEngine, http: httpx.AsyncClient
 ) -> None:
     await collect(client, generate(PROMPT, [Branch(1, 1, 20)], lease="job", priority=3, ignore_eos=True))
@@ -220,7 +220,7 @@ async def test_leases_travel_with_requests_and_are_released(
     assert [stats.leases for stats in engine.stats().values()] == [0, 0]
 
 
-async def test_a_salt_travels_with_a_request(client: HttpEngine) -> None:
+async def test_the_salt_is_sent_with_a_request(client: HttpEngine) -> None:
     salted = generate((*PROMPT[::-1], 9), [Branch(1, 1, 3)], cache_salt="mine")
     cached = [(await collect(client, request))[0].cached_tokens for request in (salted, salted)]
     assert cached == [0, len(PROMPT)]
@@ -230,15 +230,13 @@ async def test_a_salt_travels_with_a_request(client: HttpEngine) -> None:
     ("body", "field"),
     [({}, "lease"), ({"lease": ""}, "lease"), ({"lease": "a", "tokens": "all"}, "tokens"), ({"job": "a"}, "job")],
 )
-async def test_a_release_that_is_not_understood_names_its_field(
-    http: httpx.AsyncClient, body: dict[str, object], field: str
-) -> None:
+async def test_an_invalid_release_names_its_field(http: httpx.AsyncClient, body: dict[str, object], field: str) -> None:
     answer = await http.post("/v1/leases/release", json=body)
     assert answer.status_code == 400
     assert field in answer.json()["error"]["message"]
 
 
-async def test_health_says_why_an_engine_stopped(checkpoints: Checkpoints) -> None:
+async def test_health_reports_why_an_engine_stopped(checkpoints: Checkpoints) -> None:
     engine = LocalEngine({"m": checkpoints("qwen3")}, OPTIONS)
     engine._cores["m"].cache.tree.num_evictable += 1
     await collect(engine, generate(PROMPT, [Branch(1, 1, 2)]))
@@ -251,7 +249,7 @@ async def test_health_says_why_an_engine_stopped(checkpoints: Checkpoints) -> No
     await engine.close()
 
 
-async def test_keep_alives_while_the_engine_is_silent_are_no_answers(
+async def test_keep_alives_while_the_engine_is_silent_are_ignored_by_the_client(
     client: HttpEngine, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("engine.server.openai._KEEP_ALIVE_SECONDS", 0.0)
@@ -261,12 +259,12 @@ async def test_keep_alives_while_the_engine_is_silent_are_no_answers(
 
 
 async def settled(engine: LocalEngine) -> None:
-    """Returns when nothing runs any more; the test's own time limit bounds the wait."""
+    """Wait until no request is running; the test's own time limit bounds the wait."""
     while any(stats.running or stats.waiting for stats in engine.stats().values()):  # noqa: ASYNC110
         await asyncio.sleep(0)
 
 
-async def test_many_requests_at_once_get_their_own_answers(client: HttpEngine, engine: LocalEngine) -> None:
+async def test_concurrent_requests_get_their_own_results(client: HttpEngine, engine: LocalEngine) -> None:
     requests = [generate((*PROMPT[:5], key), [Branch(1, key, 6)], request_id=str(key)) for key in range(5, 69)]
     answers = await asyncio.gather(*(collect(client, request) for request in requests[:40]))
     assert [one.token_ids for [one] in answers] == [
@@ -274,7 +272,9 @@ async def test_many_requests_at_once_get_their_own_answers(client: HttpEngine, e
     ]
 
 
-async def test_openai_completions_answer_text_usage_and_token_ids(http: httpx.AsyncClient, engine: LocalEngine) -> None:
+async def test_openai_completions_contain_text_usage_and_token_ids(
+    http: httpx.AsyncClient, engine: LocalEngine
+) -> None:
     body = {"model": "m", "prompt": "add 3", "n": 3, "max_tokens": 5, "seed": 1, "return_token_ids": True}
     answer = (await http.post("/v1/completions", json=body | {"ignore_eos": True})).json()
     assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2]
@@ -285,14 +285,14 @@ async def test_openai_completions_answer_text_usage_and_token_ids(http: httpx.As
     assert answer["object"] == "text_completion"
 
 
-async def test_a_prompt_of_token_ids_is_taken_as_it_is(http: httpx.AsyncClient, client: HttpEngine) -> None:
+async def test_a_prompt_of_token_ids_is_used_unchanged(http: httpx.AsyncClient, client: HttpEngine) -> None:
     body = {"model": "m", "prompt": list(PROMPT), "max_tokens": 8, "temperature": 0, "return_token_ids": True}
     answer = (await http.post("/v1/completions", json=body)).json()
     [ours] = await collect(client, generate(PROMPT, [Branch(0, 0, 8)], temperature=0.0))
     assert tuple(answer["choices"][0]["token_ids"]) == ours.token_ids
 
 
-async def test_an_openai_stream_adds_up_to_the_whole_answer(http: httpx.AsyncClient) -> None:
+async def test_an_openai_stream_equals_the_whole_response(http: httpx.AsyncClient) -> None:
     [free] = (await http.post("/v1/completions", json=openai_body())).json()["choices"]
     stop = free["text"][4:6]
     for extra in ({}, {"include_stop_str_in_output": True}):
@@ -312,9 +312,7 @@ async def test_an_openai_stream_adds_up_to_the_whole_answer(http: httpx.AsyncCli
 
 @pytest.mark.parametrize("seed", [0, 4])
 @pytest.mark.parametrize("stop", ["a", "af", " "])
-async def test_the_text_before_the_stop_string_that_ended_it_is_whole(
-    http: httpx.AsyncClient, stop: str, seed: int
-) -> None:
+async def test_text_before_an_excluded_stop_string_is_complete(http: httpx.AsyncClient, stop: str, seed: int) -> None:
     body = openai_body() | {"prompt": [5, 6, 7], "seed": seed, "min_tokens": 12, "stop": [stop]}
 
     async def answer(**extra: object) -> tuple[str, int]:
@@ -389,7 +387,9 @@ async def test_a_bad_completion_request_is_refused_in_openais_shape(
     http: httpx.AsyncClient, change: dict[str, object], status: int, param: str | None
 ) -> None:
     for stream in ({}, {"stream": True}, {"stream_choices": True}):
-        body = json.dumps({"model": "m", "prompt": "add"} | change | stream)  # httpx would not write all of it
+        body = json.dumps(
+            {"model": "m", "prompt": "add"} | change | stream
+        )  # httpx refuses to encode some of these values
         response = await http.post("/v1/completions", content=body, headers={"Content-Type": "application/json"})
         error = response.json()["error"]
         assert response.status_code == status, error
@@ -399,11 +399,11 @@ async def test_a_bad_completion_request_is_refused_in_openais_shape(
             assert error["param"].startswith(param)
 
 
-async def test_an_endless_text_is_refused_before_it_is_tokenised(
+async def test_an_overlong_text_is_refused_before_tokenization(
     http: httpx.AsyncClient, engine: LocalEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("m", "prm"):
-        monkeypatch.setattr(engine.tokenizer(name), "_encode", None)  # calling it would be an error
+        monkeypatch.setattr(engine.tokenizer(name), "_encode", None)  # calling it would raise
     text = "add " * 1_000_000
     for path, body in (
         ("/v1/completions", {"model": "m", "prompt": text}),
@@ -414,7 +414,7 @@ async def test_an_endless_text_is_refused_before_it_is_tokenised(
         assert "4000000 characters" in response.json()["error"]["message"]
 
 
-async def test_refusals_are_plain_sentences(http: httpx.AsyncClient) -> None:
+async def test_validation_messages_are_plain_sentences(http: httpx.AsyncClient) -> None:
     for change, message in (
         ({"temprature": 1}, "temprature: there is no such field"),
         ({"min_tokens": 17}, "body: min_tokens is 17, more than max_tokens, 16"),
@@ -426,7 +426,7 @@ async def test_refusals_are_plain_sentences(http: httpx.AsyncClient) -> None:
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/score", "/v1/abort", "/tokenize"])
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"null", b'{"model": 3}', b"\xff\xfe"])
-async def test_a_body_that_is_no_request_is_refused(http: httpx.AsyncClient, path: str, content: bytes) -> None:
+async def test_a_malformed_body_is_refused(http: httpx.AsyncClient, path: str, content: bytes) -> None:
     response = await http.post(path, content=content, headers={"Content-Type": "application/json"})
     assert response.status_code == 400
     assert response.json()["error"]["message"]
@@ -453,25 +453,25 @@ async def test_a_bad_score_or_tokenize_request_is_refused(
     assert response.status_code == 400, response.text
 
 
-async def test_an_oversized_body_is_refused_whether_announced_or_not(http: httpx.AsyncClient) -> None:
+async def test_an_oversized_body_is_refused_with_and_without_a_content_length(http: httpx.AsyncClient) -> None:
     async def endless() -> AsyncIterator[bytes]:
         for _ in range(MAX_BODY_BYTES // (1 << 20) + 1):
             yield b" " * (1 << 20)
 
     announced = await http.post("/v1/completions", content=b" " * (MAX_BODY_BYTES + 1))
     assert announced.status_code == 413
-    with contextlib.suppress(httpx.WriteError):  # the server may hang up before everything is sent
+    with contextlib.suppress(httpx.WriteError):  # the server may disconnect before everything is sent
         chunked = await http.post("/v1/completions", content=endless(), headers={"Content-Type": "application/json"})
         assert chunked.status_code == 413
         assert "error" in chunked.json()
 
 
-async def test_unknown_routes_and_methods_answer_errors(http: httpx.AsyncClient) -> None:
+async def test_unknown_routes_and_methods_return_errors(http: httpx.AsyncClient) -> None:
     assert (await http.get("/nowhere")).json()["error"]["code"] == "http_error"
     assert (await http.get("/v1/completions")).status_code == 405
 
 
-async def test_health_and_metrics_tell_what_the_engine_did(http: httpx.AsyncClient, client: HttpEngine) -> None:
+async def test_health_and_metrics_report_completed_work(http: httpx.AsyncClient, client: HttpEngine) -> None:
     await collect(client, sampled())
     assert (await http.get("/healthz")).json() == {"status": "ok"}
     lines = (await http.get("/metrics")).text.splitlines()
@@ -481,7 +481,7 @@ async def test_health_and_metrics_tell_what_the_engine_did(http: httpx.AsyncClie
     assert numbers['reasoner_engine_running{model="m"}'] == 0
 
 
-async def test_metrics_count_waits_paces_and_ends_once_for_each_branch(
+async def test_metrics_count_waits_token_times_and_finish_reasons_once_per_branch(
     http: httpx.AsyncClient, client: HttpEngine
 ) -> None:
     async def numbers() -> dict[str, float]:
@@ -508,7 +508,7 @@ async def test_metrics_count_waits_paces_and_ends_once_for_each_branch(
     assert first >= after[f"{prefix}queue_seconds_sum{model}"] * 0.5 > 0
 
 
-async def test_refusals_arrive_as_the_exceptions_of_the_interface(client: HttpEngine) -> None:
+async def test_refusals_become_the_exceptions_of_the_interface(client: HttpEngine) -> None:
     with pytest.raises(InvalidRequest) as refusal:
         await collect(client, generate(PROMPT, [Branch(1, 1, 1)], temperature=-1.0))
     assert refusal.value.field == "temperature"
@@ -518,7 +518,7 @@ async def test_refusals_arrive_as_the_exceptions_of_the_interface(client: HttpEn
         await asyncio.gather(*(collect(client, sampled(16, 100)) for _ in range(12)))
 
 
-def test_a_wrong_model_argument_is_one_clear_line_and_status_2(
+def test_a_wrong_model_argument_prints_one_line_and_exits_with_status_2(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     for argument, message in (
@@ -533,7 +533,7 @@ def test_a_wrong_model_argument_is_one_clear_line_and_status_2(
         assert captured.out == ""
 
 
-def test_every_size_of_the_engine_is_an_option(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_engine_option_is_a_command_line_option(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[EngineOptions] = []
 
     def refuse(models: object, options: EngineOptions) -> LocalEngine:
@@ -555,14 +555,14 @@ def test_every_size_of_the_engine_is_an_option(monkeypatch: pytest.MonkeyPatch) 
     "option",
     [["--lease-share", "2"], ["--lease-seconds", "0"], ["--kv-tokens", "0"], ["--threads", "-1"], ["--port", "x"], []],
 )
-def test_wrong_options_are_wrong_usage(option: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_options_are_usage_errors(option: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as leaving:
         main(option and ["--model", "m=/nowhere", *option])
     assert leaving.value.code == 2
     assert "error:" in capsys.readouterr().err
 
 
-def test_what_loading_made_is_not_looked_through_for_garbage_again(
+def test_objects_made_during_loading_are_excluded_from_garbage_collection(
     checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     left: list[int] = []
@@ -579,7 +579,7 @@ def test_what_loading_made_is_not_looked_through_for_garbage_again(
     assert left == [0]  # of hundreds of modules
 
 
-def test_the_server_process_says_when_it_is_ready_and_leaves_nothing_behind(
+def test_the_server_process_prints_when_it_is_ready_and_leaves_nothing_behind(
     checkpoints: Checkpoints, tmp_path: Path
 ) -> None:
     socket = tmp_path / "engine.sock"
@@ -598,7 +598,7 @@ def test_the_server_process_says_when_it_is_ready_and_leaves_nothing_behind(
     assert not socket.exists()
 
 
-def test_a_server_whose_engine_stopped_ends_too_so_that_it_can_be_started_again(
+def test_a_server_whose_engine_stopped_exits_so_that_it_can_be_restarted(
     checkpoints: Checkpoints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def break_down(_: object) -> None:
@@ -614,7 +614,9 @@ def test_a_server_whose_engine_stopped_ends_too_so_that_it_can_be_started_again(
     assert not socket.exists()
 
 
-def test_signals_end_answers_under_way_with_an_error_and_no_traceback(checkpoints: Checkpoints, tmp_path: Path) -> None:
+def test_signals_end_requests_in_flight_with_an_error_and_no_traceback(
+    checkpoints: Checkpoints, tmp_path: Path
+) -> None:
     socket = tmp_path / "engine.sock"
     command = [sys.executable, "-m", "engine.server.app", "--model", f"m={checkpoints('llama')}", "--uds", str(socket)]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
@@ -632,7 +634,7 @@ def test_signals_end_answers_under_way_with_an_error_and_no_traceback(checkpoint
 
 
 async def interrupted(address: str, process: subprocess.Popen[str]) -> None:
-    """Sends a signal at every token, as somebody who is in a hurry does."""
+    """Send a signal at every token, like repeated Ctrl-C."""
     client = HttpEngine(address)
     try:
         async for _ in client.generate(sampled(64, 200), stream=True):

@@ -1,4 +1,4 @@
-"""The completions route as OpenAI's own client, and evaluation harnesses, use it."""
+"""The completions route with OpenAI's own client and with calls of evaluation harnesses."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def engine(checkpoints: Checkpoints) -> Iterator[LocalEngine]:
 
 @pytest.fixture(scope="module")
 def bound(checkpoints: Checkpoints) -> float:
-    """Between a log-probability of one step and of another."""
+    """Return the tolerance between log-probabilities computed in different steps."""
     return gap(checkpoints("qwen3"))
 
 
@@ -51,7 +51,7 @@ async def openai(address: str) -> AsyncIterator[AsyncOpenAI]:
 
 
 async def read(engine: LocalEngine, prompt: list[int], count: int) -> list[TokenLogprob | None]:
-    """A prompt's log-probabilities as the engine gives them in-process."""
+    """Return a prompt's log-probabilities computed by the in-process engine."""
     request = generate(prompt, [Branch(0, 0, 0)], prompt_logprobs=count)
     [answer] = [event async for event in engine.generate(request)]
     assert isinstance(answer, Completion)
@@ -62,11 +62,11 @@ def extra(choice: Any, name: str) -> Any:
     return choice.model_extra[name]
 
 
-async def test_its_models_are_listed(openai: AsyncOpenAI) -> None:
+async def test_models_are_listed(openai: AsyncOpenAI) -> None:
     assert [(model.id, model.owned_by) async for model in openai.models.list()] == [("m", "reasoner")]
 
 
-async def test_log_probabilities_come_in_openais_object(openai: AsyncOpenAI, engine: LocalEngine, bound: float) -> None:
+async def test_log_probabilities_have_openais_shape(openai: AsyncOpenAI, engine: LocalEngine, bound: float) -> None:
     answer = await openai.completions.create(
         model="m", prompt=PROMPT, max_tokens=12, logprobs=3, seed=5, temperature=0.7, user="somebody", extra_body=EXTRA
     )
@@ -87,10 +87,10 @@ async def test_log_probabilities_come_in_openais_object(openai: AsyncOpenAI, eng
     assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (len(PROMPT), 12)
 
 
-async def test_a_harness_reads_a_text_with_echo_and_no_new_token(
+async def test_echo_without_new_tokens_returns_prompt_log_probabilities(
     openai: AsyncOpenAI, engine: LocalEngine, bound: float
 ) -> None:
-    """The call that evaluation harnesses make to score a text."""
+    """The call with which evaluation harnesses score a text."""
     text = "so the answer is 42"
     ids = list(await engine.tokenize("m", text))
     answer = await openai.completions.create(model="m", prompt=[ids, PROMPT], max_tokens=0, echo=True, logprobs=1)
@@ -108,7 +108,7 @@ async def test_a_harness_reads_a_text_with_echo_and_no_new_token(
     assert (silent.choices[0].text, silent.choices[0].logprobs) == (text, None)
 
 
-async def test_an_echo_goes_before_what_was_generated(openai: AsyncOpenAI) -> None:
+async def test_echo_precedes_the_generated_text(openai: AsyncOpenAI) -> None:
     body: dict[str, Any] = {"model": "m", "prompt": "add 3", "max_tokens": 6, "seed": 1, "n": 2, "extra_body": EXTRA}
     plain = await openai.completions.create(**body, logprobs=0)
     echoed = await openai.completions.create(**body, logprobs=0, echo=True)
@@ -125,7 +125,7 @@ async def test_an_echo_goes_before_what_was_generated(openai: AsyncOpenAI) -> No
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_list_of_prompts_is_answered_as_each_of_them(openai: AsyncOpenAI, stream: bool) -> None:
+async def test_a_list_of_prompts_gives_the_results_of_single_prompts(openai: AsyncOpenAI, stream: bool) -> None:
     prompts = [PROMPT, PROMPT[:3], [7, 8, 9, 10]]
     greedy: dict[str, Any] = {"model": "m", "temperature": 0, "max_tokens": 7, "extra_body": EXTRA}
     alone = [(await openai.completions.create(prompt=prompt, **greedy)).choices[0] for prompt in prompts]
@@ -142,7 +142,7 @@ async def test_a_list_of_prompts_is_answered_as_each_of_them(openai: AsyncOpenAI
     assert texts == [one.text for one in alone for _ in range(2)]
 
 
-async def test_texts_and_token_lists_mean_the_same_prompts(openai: AsyncOpenAI, engine: LocalEngine) -> None:
+async def test_texts_and_token_lists_are_equivalent_prompts(openai: AsyncOpenAI, engine: LocalEngine) -> None:
     texts = ["add 3", "so the"]
     ids = [list(await engine.tokenize("m", text)) for text in texts]
     answers = [
@@ -152,7 +152,7 @@ async def test_texts_and_token_lists_mean_the_same_prompts(openai: AsyncOpenAI, 
     assert len({choice.text for choice in answers[0].choices}) == 4
 
 
-async def test_streamed_log_probabilities_add_up_to_the_whole_ones(openai: AsyncOpenAI) -> None:
+async def test_streamed_log_probabilities_equal_the_whole_ones(openai: AsyncOpenAI) -> None:
     body: dict[str, Any] = {"model": "m", "prompt": PROMPT, "max_tokens": 30, "seed": 2, "logprobs": 2}
     [whole] = (await openai.completions.create(**body, extra_body=EXTRA)).choices
     tokens, offsets, values = [], [], []
@@ -169,7 +169,7 @@ async def test_streamed_log_probabilities_add_up_to_the_whole_ones(openai: Async
     )
 
 
-async def test_prompt_log_probabilities_come_as_vllm_gives_them(
+async def test_prompt_log_probabilities_have_vllms_shape(
     openai: AsyncOpenAI, engine: LocalEngine, bound: float
 ) -> None:
     answer = await openai.completions.create(
@@ -210,7 +210,7 @@ async def test_tokens_can_be_named_by_their_ids(openai: AsyncOpenAI) -> None:
     assert choice.logprobs.tokens == [f"token_id:{token}" for token in extra(choice, "token_ids")]
 
 
-async def test_refusals_are_the_clients_exceptions(openai: AsyncOpenAI) -> None:
+async def test_refusals_become_the_clients_exceptions(openai: AsyncOpenAI) -> None:
     with pytest.raises(NotFoundError, match="not served"):
         await openai.completions.create(model="nobody", prompt="a")
     with pytest.raises(BadRequestError, match="not streamed"):
@@ -221,7 +221,7 @@ async def test_refusals_are_the_clients_exceptions(openai: AsyncOpenAI) -> None:
         await openai.completions.create(model="m", prompt=[[5] * 3, [5] * 300])
 
 
-async def test_a_refused_list_leaves_nothing_running(openai: AsyncOpenAI, engine: LocalEngine) -> None:
+async def test_a_refused_list_of_prompts_leaves_nothing_running(openai: AsyncOpenAI, engine: LocalEngine) -> None:
     before = engine.stats()["m"].generated_tokens
     with pytest.raises(BadRequestError):
         await openai.completions.create(model="m", prompt=[[5] * 3, [4000]], max_tokens=200, extra_body=EXTRA)

@@ -1,4 +1,4 @@
-"""Texts of growing token lists, and stop strings wherever they fall."""
+"""Incremental detokenization and stop strings."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def tokenizer(folder: Path) -> Tokenizer:
     return Tokenizer(folder, 400)
 
 
-def test_encoding_and_decoding_is_the_identity(tokenizer: Tokenizer) -> None:
+def test_decoding_inverts_encoding(tokenizer: Tokenizer) -> None:
     assert tokenizer.decode(tokenizer.encode(TEXT)) == TEXT
     assert len(tokenizer.encode(TEXT)) > 20
 
 
-def test_chat_messages_go_through_the_template_with_the_generation_prompt(tokenizer: Tokenizer) -> None:
+def test_chat_messages_are_rendered_with_the_generation_prompt(tokenizer: Tokenizer) -> None:
     ids = tokenizer.encode_chat([{"role": "user", "content": "add 3"}])
     assert ids == tokenizer.encode("<|user|>add 3<|end|><|assistant|>")
     with pytest.raises(InvalidRequest, match="refused the messages"):
@@ -44,7 +44,7 @@ def test_chat_messages_go_through_the_template_with_the_generation_prompt(tokeni
 
 
 @pytest.mark.parametrize("step", [1, 2, 3, 7])
-def test_a_reader_never_shows_half_a_character_and_misses_nothing(tokenizer: Tokenizer, step: int) -> None:
+def test_a_reader_outputs_only_complete_characters_and_all_of_them(tokenizer: Tokenizer, step: int) -> None:
     tokens = tokenizer.encode(TEXT)
     grown: list[int] = []
     reader, shown = TextReader(tokenizer, grown), ""
@@ -57,7 +57,7 @@ def test_a_reader_never_shows_half_a_character_and_misses_nothing(tokenizer: Tok
     assert shown == TEXT == decode_complete_text(tokenizer, tokens)
 
 
-def test_text_of_a_cut_character_ends_before_it(tokenizer: Tokenizer) -> None:
+def test_decoded_text_omits_an_incomplete_last_character(tokenizer: Tokenizer) -> None:
     tokens = tokenizer.encode("ab🐢")
     assert decode_complete_text(tokenizer, tokens[:-1]) == "ab"
 
@@ -74,13 +74,13 @@ def test_text_of_a_cut_character_ends_before_it(tokenizer: Tokenizer) -> None:
         ("aaa", ("b",), 0),
     ],
 )
-def test_the_longest_possible_beginning_of_a_stop_string_is_held_back(
+def test_the_longest_possible_prefix_of_a_stop_string_is_held_back(
     text: str, stops: tuple[str, ...], expected: int
 ) -> None:
     assert num_chars_to_hold(text, stops) == expected
 
 
-def test_the_stop_string_that_ends_first_is_found_and_only_in_what_is_new(tokenizer: Tokenizer) -> None:
+def test_the_stop_string_that_ends_first_is_found_in_new_text_only(tokenizer: Tokenizer) -> None:
     stops = StopStrings(tokenizer, ("cd", "bcde", "b"))
     assert stops.find("abcde", 0) == "b"
     assert stops.find("abcde", 2) == "cd"
@@ -96,7 +96,7 @@ def test_only_tokens_that_can_complete_a_stop_string_are_decoded(tokenizer: Toke
     assert StopStrings(tokenizer, ("\ufffd",)).may_end(tokenizer.encode("add")[0])
 
 
-def test_tokens_that_are_a_stop_string_by_themselves_are_known(tokenizer: Tokenizer) -> None:
+def test_tokens_whose_text_is_a_stop_string_are_listed(tokenizer: Tokenizer) -> None:
     first, *others = tokenizer.encode(TEXT)
     alone = tokenizer.decode([first])
     assert others
@@ -111,7 +111,7 @@ STOPS = [("\n\n",), ("d{4",), ("🐣",), ("ï",), ("녕", "🐢🐣"), ("step",)
 def test_a_branch_stops_with_the_token_that_completes_a_stop_string(
     folder: Path, stop: tuple[str, ...], given: int
 ) -> None:
-    """The text is fed token by token, some of it as ``generated``; the truth is a search in the text of each prefix."""
+    """The text is fed token by token, some of it as ``generated``; the reference searches the text of each prefix."""
     harness = Harness(folder)
     tokenizer = harness.core.model.tokenizer
     tokens = tokenizer.encode(TEXT)
@@ -142,7 +142,7 @@ texts = st.lists(st.sampled_from(PIECES), max_size=20).map("".join)
 
 
 def split(tokenizer: Tokenizer, raw: bytes, cuts: Sequence[int]) -> list[int]:
-    """Tokens of some bytes, cut where no tokenizer would: pieces that are text as such, the others byte by byte."""
+    """Return tokens of some bytes, cut at arbitrary places: valid pieces as text, others byte by byte."""
     alphabet, tokens = bytes_to_unicode(), []
     ends = [*sorted(cut % (len(raw) + 1) for cut in cuts), len(raw)]
     for start, end in zip([0, *ends], ends, strict=False):
@@ -156,7 +156,7 @@ def split(tokenizer: Tokenizer, raw: bytes, cuts: Sequence[int]) -> list[int]:
 
 @settings(deadline=None, max_examples=150)
 @given(texts, st.lists(st.integers(0, 200), max_size=30))
-def test_however_a_text_is_split_it_is_read_character_by_character(
+def test_text_is_read_by_complete_characters_however_its_bytes_are_split(
     tokenizer: Tokenizer, text: str, cuts: list[int]
 ) -> None:
     tokens = split(tokenizer, text.encode(), cuts)
@@ -175,7 +175,7 @@ def test_however_a_text_is_split_it_is_read_character_by_character(
     st.lists(st.integers(0, 200), max_size=10),
     st.integers(1, 5),
 )
-def test_bytes_that_are_no_text_are_read_as_the_decoder_shows_them(
+def test_invalid_bytes_are_read_as_the_decoder_outputs_them(
     tokenizer: Tokenizer, raw: bytes, cuts: list[int], step: int
 ) -> None:
     tokens = split(tokenizer, raw, cuts)
@@ -188,7 +188,7 @@ def test_bytes_that_are_no_text_are_read_as_the_decoder_shows_them(
         assert reader.final(len(grown)) == decode_complete_text(tokenizer, grown)
 
 
-def test_tokens_without_a_text_lie_within_a_character(tokenizer: Tokenizer) -> None:
+def test_tokens_without_text_do_not_end_a_character(tokenizer: Tokenizer) -> None:
     [silent] = split(tokenizer, b"<|end|>", [])
     assert tokenizer.decode([silent]) == ""
     first, last = split(tokenizer, "é".encode(), [1])
@@ -199,7 +199,9 @@ def test_tokens_without_a_text_lie_within_a_character(tokenizer: Tokenizer) -> N
     assert reader.text == tokenizer.decode(grown) == "\ufffd" * 8 + "é"
 
 
-def test_a_character_before_a_half_one_is_read_once_when_many_tokens_come_at_once(tokenizer: Tokenizer) -> None:
+def test_a_character_before_an_incomplete_one_is_read_once_when_many_tokens_arrive_at_once(
+    tokenizer: Tokenizer,
+) -> None:
     pieces = {token: tokenizer.decode([token]) for token in range(360)}
     joined = next(token for token, piece in pieces.items() if piece[:1].isalpha() and piece.endswith("\ufffd"))
     tokens = [*tokenizer.encode("so the answer is")] * 3 + [joined]
@@ -208,7 +210,7 @@ def test_a_character_before_a_half_one_is_read_once_when_many_tokens_come_at_onc
     assert reader.text == reader.final(len(tokens)) == decode_complete_text(tokenizer, tokens)
 
 
-def test_bytes_that_never_become_text_are_not_decoded_over_and_over(
+def test_bytes_that_never_become_text_are_not_decoded_repeatedly(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     decoded = 0
@@ -243,7 +245,7 @@ def test_bytes_that_never_become_text_are_not_decoded_over_and_over(
 def test_any_stop_string_ends_any_text_where_it_is_complete_and_is_never_streamed(
     folder: Path, harness: Harness, text: str, cuts: list[int], stops: list[str], given_tokens: int
 ) -> None:
-    """The truth is a search in the text of each prefix of the tokens."""
+    """The reference searches the text of each prefix of the tokens."""
     tokenizer = harness.core.model.tokenizer
     tokens = split(tokenizer, text.encode(), cuts)
     given_tokens = min(given_tokens, len(tokens))

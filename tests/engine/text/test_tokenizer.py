@@ -16,12 +16,12 @@ from tests.engine.conftest import TEMPLATE, small_tokenizer
 
 MESSAGES = [{"role": "user", "content": "add 3 and 4"}]
 BOS = "<|user|>"
-"""One of the tokens that there are, in the part of a first token."""
+"""An existing token in the role of BOS."""
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A tokenizer that puts a first token before a text, and whose template writes that token too, as Llama's does."""
+    """Return a tokenizer that adds BOS to a text, and whose template contains BOS too, as Llama's does."""
     tokenizer = small_tokenizer()
     tokenizer.bos_token = BOS
     special = [(BOS, tokenizer.bos_token_id)]
@@ -36,14 +36,14 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_long_texts_have_the_tokens_of_short_ones(folder: Path) -> None:
+def test_long_texts_are_tokenized_like_short_ones(folder: Path) -> None:
     tokenizer = Tokenizer(folder, 400)
     sentence, count = "add 3 and 4, then stop.\n", 1 + LONG_TEXT // 20
     assert tokenizer.encode(sentence * count) == tokenizer.encode(sentence) * count
     assert tokenizer.encode_prompt(sentence * count)[1:] == tokenizer.encode(sentence) * count
 
 
-def test_a_chat_has_its_first_token_once(folder: Path) -> None:
+def test_a_chat_has_one_bos_token(folder: Path) -> None:
     ours = Tokenizer(folder, 400).encode_chat(MESSAGES)
     theirs: Any = AutoTokenizer.from_pretrained(folder).apply_chat_template(
         MESSAGES, add_generation_prompt=True, return_dict=False
@@ -54,7 +54,7 @@ def test_a_chat_has_its_first_token_once(folder: Path) -> None:
     assert ours.count(*first) == 2  # and the one of the user's turn
 
 
-def test_a_prompt_gets_its_first_token_unless_it_has_it(folder: Path) -> None:
+def test_a_prompt_gets_bos_unless_it_begins_with_it(folder: Path) -> None:
     tokenizer = Tokenizer(folder, 400)
     plain, [first] = tokenizer.encode("add 3"), tokenizer.encode(BOS)
     assert list(tokenizer.encode_prompt("add 3")) == AutoTokenizer.from_pretrained(folder)("add 3")["input_ids"]
@@ -74,13 +74,13 @@ def test_a_template_may_be_a_file_or_a_field_or_missing(folder: Path) -> None:
     assert Tokenizer(folder, 400).encode_chat(MESSAGES) == expected
 
 
-def test_a_template_that_refuses_the_messages_is_the_client_s_error(folder: Path) -> None:
+def test_messages_refused_by_the_template_raise_an_invalid_request(folder: Path) -> None:
     (folder / "chat_template.jinja").write_text("{{ raise_exception('roles must alternate') }}")
     with pytest.raises(InvalidRequest, match="roles must alternate"):
         Tokenizer(folder, 400).encode_chat(MESSAGES)
 
 
-def test_a_tokenizer_with_ids_beyond_the_model_s_embedding_is_refused(folder: Path) -> None:
+def test_a_tokenizer_with_ids_beyond_the_embedding_is_refused(folder: Path) -> None:
     largest = max(AutoTokenizer.from_pretrained(folder).get_vocab().values())
     Tokenizer(folder, largest + 1)
     with pytest.raises(EngineError, match=rf"token id {largest}, but the model's vocab_size is {largest}"):

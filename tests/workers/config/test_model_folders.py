@@ -1,4 +1,4 @@
-"""Models with which every job would fail are refused before anything starts, whichever role it is."""
+"""Models with which every job would fail are refused before any role starts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from workers.config.types import ConfigError, require_model_folder
 
 
 def copy_of(name: str, folder: Path) -> Path:
-    """A bundled model as a user's own."""
+    """Return a copy of a bundled model in a user's folder."""
     return shutil.copytree(require_model_folder(name, "model"), folder)
 
 
@@ -42,14 +42,14 @@ def prm(tmp_path: Path) -> Path:
     return copy_of("prm", tmp_path / "my-prm")
 
 
-def test_the_bundled_models_and_copies_of_them_are_fine(policy: Path, prm: Path) -> None:
+def test_bundled_models_and_copies_of_them_are_accepted(policy: Path, prm: Path) -> None:
     check_models(load_settings())
     check_models(load_settings(model="policy-large", prm="none"))
     check_models(load_settings(model=str(policy)))
     check_models(load_settings(model=f"mine={policy}", prm=f"judge={prm}"))
 
 
-def test_models_of_other_machines_are_left_to_readiness() -> None:
+def test_models_on_other_machines_are_not_checked() -> None:
     check_models(load_settings(engine_url="http://gpu:8100", model="qwen", prm="/not/here/prm"))
 
 
@@ -63,7 +63,7 @@ def test_a_policy_without_a_chat_template_is_refused(policy: Path) -> None:
             check_models(settings)
 
 
-def test_a_chat_template_may_stand_in_a_file_or_be_one_of_several(policy: Path) -> None:
+def test_a_chat_template_may_be_a_file_or_one_of_several(policy: Path) -> None:
     config = policy / "tokenizer_config.json"
     template = json.loads(config.read_text())["chat_template"]
     named = [{"name": "tools", "template": "?"}, {"name": "default", "template": template}]
@@ -86,7 +86,7 @@ def test_a_prm_without_its_settings_is_refused(prm: Path) -> None:
         check_models(load_settings(prm="far", prm_url="http://gpu:8100", prm_tokenizer=str(prm)))
 
 
-def test_a_causal_model_is_no_prm_unless_a_format_is_named(policy: Path) -> None:
+def test_a_causal_model_is_not_accepted_as_prm_unless_a_format_is_named(policy: Path) -> None:
     with pytest.raises(ConfigError, match="prm: model 'my-policy' is not known to be a process reward model"):
         check_models(load_settings(prm=str(policy)))
     with pytest.raises(ConfigError, match="is for a model that classifies tokens"):
@@ -100,27 +100,29 @@ def test_a_prm_whose_separator_is_two_tokens_is_refused(prm: Path) -> None:
         check_models(load_settings(prm=str(prm)))
 
 
-def test_a_prm_without_a_chat_template_is_refused_where_its_format_asks_by_chat(prm: Path) -> None:
+def test_a_prm_without_a_chat_template_is_refused_if_its_format_requires_one(prm: Path) -> None:
     edit(prm / "tokenizer_config.json", chat_template=None)
     with pytest.raises(ConfigError, match=r"prm: .*my-prm has no chat template"):
         check_models(load_settings(prm=str(prm)))
 
 
 @pytest.mark.parametrize("kind", sorted(FORMATS))
-def test_every_public_kind_of_prm_passes_and_begins_as_the_engine_reads_it(kind: str, tmp_path: Path) -> None:
+def test_every_public_kind_of_prm_is_accepted_with_the_bos_token_of_the_engine(kind: str, tmp_path: Path) -> None:
     folder = save_checkpoint(kind, tmp_path / kind)
     check_models(load_settings(prm=str(folder)))
     assert LocalTokenizer(folder).bos == Tokenizer(folder, 700).bos
 
 
-def test_an_outcome_reward_model_is_no_prm(tmp_path: Path) -> None:
+def test_an_outcome_reward_model_is_not_accepted_as_prm(tmp_path: Path) -> None:
     folder = save_checkpoint("outcome", tmp_path / "outcome")
     with pytest.raises(ConfigError, match=r"scores finished solutions, not steps.*'outcome'"):
         check_models(load_settings(prm=str(folder)))
 
 
 @pytest.mark.parametrize("role", ["serve", "engine", "api", "worker", "solve", "eval"])
-def test_every_command_that_resolves_models_refuses_them_in_one_line(role: str, policy: Path, tmp_path: Path) -> None:
+def test_every_command_that_resolves_models_refuses_invalid_ones_in_one_line(
+    role: str, policy: Path, tmp_path: Path
+) -> None:
     edit(policy / "tokenizer_config.json", chat_template=None)
     arguments = {"solve": ["solve", "1 + 1?"], "eval": ["eval", "words", "--strategy", "greedy", "--limit", "1"]}
     run = subprocess.run(
@@ -143,7 +145,7 @@ def test_every_command_that_resolves_models_refuses_them_in_one_line(role: str, 
     assert not (tmp_path / "data").exists()
 
 
-def test_nothing_is_started_with_such_a_model(prm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_started_with_an_invalid_model(prm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     edit(prm / "config.json", reasoner_prm=None)
     settings = load_settings(prm=str(prm), data_dir=tmp_path / "data", port=free_port())
     with pytest.raises(ConfigError, match="prm"), Supervisor(settings, log_dir=tmp_path / "logs"):

@@ -1,4 +1,4 @@
-"""Limits: the bucket against exact arithmetic, quotas against a model, both against races on a real server."""
+"""Limits: the token bucket against exact arithmetic, quotas against a model, both against races on a real server."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ ADMIT = redis_client._read_scripts()["admit"]
 
 @contextlib.asynccontextmanager
 async def crowd(url: str) -> AsyncIterator[list[JobStore]]:
-    """Several processes' access to one store."""
+    """Access of several processes to one store."""
     stores = [JobStore(url, retry_seconds=30) for _ in range(6)]
     yield stores
     for each in stores:
@@ -43,11 +43,13 @@ async def crowd(url: str) -> AsyncIterator[list[JobStore]]:
 
 
 class Clock:
-    """What a server's TIME says."""
+    """The time returned by the server's TIME command."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.ms = 1_700_000_000_000
-        monkeypatch.setattr(time, "time", lambda: (self.ms + 0.5) / 1000)  # no float is just below its millisecond
+        monkeypatch.setattr(
+            time, "time", lambda: (self.ms + 0.5) / 1000
+        )  # half a millisecond more, so that rounding does not give the millisecond before
 
 
 @settings(max_examples=150, deadline=None, derandomize=True, database=None)
@@ -57,8 +59,8 @@ class Clock:
     pauses=st.lists(st.one_of(st.integers(0, 40), st.integers(0, 20_000)), min_size=1, max_size=40),
 )
 @example(rate=Fraction(1), burst=2, pauses=[0, 0, 0, 999, 1, 1000, 0])
-def test_the_bucket_is_the_one_of_the_textbook(rate: Fraction, burst: int, pauses: list[int]) -> None:
-    """Rates and times in which binary arithmetic is exact, against fractions."""
+def test_the_token_bucket_equals_the_textbook_definition(rate: Fraction, burst: int, pauses: list[int]) -> None:
+    """Compare with fractions, for rates and times that are exact in binary arithmetic."""
     with pytest.MonkeyPatch.context() as patch:
         clock, server = Clock(patch), fakeredis.FakeRedis(decode_responses=True)
         admit = server.register_script(ADMIT)
@@ -74,7 +76,7 @@ def test_the_bucket_is_the_one_of_the_textbook(rate: Fraction, burst: int, pause
             assert full == math.ceil((burst - tokens) / rate * 1000)
 
 
-def test_a_clock_that_is_set_back_empties_the_bucket_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_clock_set_back_at_most_empties_the_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, server = Clock(monkeypatch), fakeredis.FakeRedis(decode_responses=True)
     admit = server.register_script(ADMIT)
     assert admit(args=["k", "0.5", 3]) == [1, 2, 0, 2000]
@@ -84,7 +86,7 @@ def test_a_clock_that_is_set_back_empties_the_bucket_at_most(monkeypatch: pytest
     assert admit(args=["k", "0.5", 3])[0] == 1
 
 
-async def test_no_race_gets_more_out_of_a_bucket_than_is_in_it(store: JobStore, url: str) -> None:
+async def test_concurrent_calls_never_exceed_the_bucket(store: JobStore, url: str) -> None:
     async def hurry(each: JobStore) -> int:
         return sum([(await each.script("admit", "k", "0.5", 7))[0] for _ in range(15)])
 
@@ -100,7 +102,7 @@ def spec(tokens: int) -> dict[str, Any]:
     return SPEC | {"budget": {"tokens": tokens}}
 
 
-async def test_no_race_gets_more_jobs_or_tokens_than_the_quota(store: JobStore, url: str) -> None:
+async def test_concurrent_submissions_never_exceed_the_quota(store: JobStore, url: str) -> None:
     async def attempt(each: JobStore, owner: str, quota: Quota) -> bool:
         try:
             await each.submit(spec(10), owner=owner, queue_cap=1000, quota=quota)
@@ -130,7 +132,7 @@ async def spend(store: JobStore, job_id: str, tokens: int, status: str = "comple
     assert await store.finish(held, status, result=RESULT)
 
 
-async def test_a_job_books_its_budget_and_pays_what_it_spent(store: JobStore) -> None:
+async def test_a_job_reserves_its_budget_and_commits_what_it_spent(store: JobStore) -> None:
     quota = Quota(tokens_a_day=100)
     job, _ = await store.submit(spec(60), owner="ann", queue_cap=9, quota=quota)
     assert await booked(store) == 60
@@ -147,7 +149,7 @@ async def test_a_job_books_its_budget_and_pays_what_it_spent(store: JobStore) ->
     assert await booked(store) == 25
 
 
-async def test_a_refusal_books_and_records_nothing(store: JobStore) -> None:
+async def test_a_refused_job_reserves_and_records_nothing(store: JobStore) -> None:
     for quota in (Quota(jobs=1, tokens_a_day=50), Quota(jobs=0, tokens_a_day=100)):
         with pytest.raises(QuotaExceeded):
             await store.submit(spec(60), owner="ann", queue_cap=9, idempotency=("k", "d"), quota=quota)
@@ -160,7 +162,7 @@ async def test_a_refusal_books_and_records_nothing(store: JobStore) -> None:
     assert await booked(store) == 60
 
 
-async def test_a_job_that_is_retried_pays_once_for_all_that_it_spent(store: JobStore) -> None:
+async def test_a_retried_job_is_charged_once_for_all_that_it_spent(store: JobStore) -> None:
     job, _ = await store.submit(spec(60), owner="ann", queue_cap=9, quota=Quota(tokens_a_day=100))
     await spend(store, job["id"], 20, status="failed")
     assert await booked(store) == 20
@@ -169,7 +171,7 @@ async def test_a_job_that_is_retried_pays_once_for_all_that_it_spent(store: JobS
     assert await booked(store) == 50
 
 
-async def test_a_retry_is_held_to_the_quota_for_what_it_may_still_spend(store: JobStore) -> None:
+async def test_a_retry_is_limited_by_the_quota_for_its_remaining_budget(store: JobStore) -> None:
     quota = Quota(jobs=2, tokens_a_day=100)
     failed, _ = await store.submit(spec(60), owner="ann", queue_cap=9, quota=quota)
     await spend(store, failed["id"], 20, status="failed")
@@ -187,7 +189,7 @@ async def test_a_retry_is_held_to_the_quota_for_what_it_may_still_spend(store: J
     assert await booked(store) == 40 + 45
 
 
-async def test_a_batch_books_its_budget_and_pays_what_its_jobs_spent(store: JobStore) -> None:
+async def test_a_batch_reserves_its_budget_and_commits_what_its_jobs_spent(store: JobStore) -> None:
     batches, quota = BatchStore(store), Quota(jobs=3, tokens_a_day=100)
 
     async def submit(count: int, tokens: int) -> list[str]:
@@ -207,7 +209,7 @@ async def test_a_batch_books_its_budget_and_pays_what_its_jobs_spent(store: JobS
     await submit(3, 91)
 
 
-async def test_a_day_ends_and_what_began_in_it_is_settled_there(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_job_that_ends_on_the_next_day_is_charged_to_its_first_day(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch)
     clock.ms = 1_700_006_399_000  # 2023-11-14 23:59:59 UTC
     server = fakeredis.FakeRedis(decode_responses=True)
@@ -229,7 +231,7 @@ async def test_a_day_ends_and_what_began_in_it_is_settled_there(monkeypatch: pyt
     assert 0 < server.ttl(yesterday) <= 2 * DAY
 
 
-def test_an_owners_limits_go_before_everybodys() -> None:
+def test_limits_of_an_owner_override_those_of_all_owners() -> None:
     table = LimitsTable.model_validate({"n": 8, "jobs": 2, "ann": {"n": 64}, "bob": {"requests_per_second": 2.5}})
     assert (table.for_owner("ann").n, table.for_owner("ann").jobs, table.for_owner("cem").n) == (64, 2, 8)
     assert table.for_owner("bob").bucket == (2.5, 3)
@@ -237,7 +239,9 @@ def test_an_owners_limits_go_before_everybodys() -> None:
     assert LimitsTable().for_owner("ann") == Limits()
 
 
-def test_limits_come_from_the_file_and_go_on_to_the_roles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_limits_are_read_from_the_file_and_passed_on_to_the_roles(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "reasoner.toml").write_text("[limits]\ntokens = 500\n[limits.ann]\ntokens = 900\nburst = 3\n")
     given = load_settings(limits=load_settings().limits)
@@ -259,7 +263,7 @@ def test_limits_come_from_the_file_and_go_on_to_the_roles(tmp_path: Path, monkey
         ("limits = 5", "limits"),
     ],
 )
-def test_a_wrong_limit_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, hint: str) -> None:
+def test_an_invalid_limit_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, hint: str) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "reasoner.toml").write_text(text)
     with pytest.raises(ConfigError) as caught:
@@ -267,7 +271,7 @@ def test_a_wrong_limit_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     assert hint in str(caught.value)
 
 
-def test_the_real_server_and_the_stand_in_agree_about_a_quota(url: str) -> None:
+def test_the_real_server_and_the_fake_agree_on_quotas(url: str) -> None:
     body, quota = '{"budget":{"tokens":60}}', Quota(2, 130).to_json()
     answers = []
     for server in (redis.Redis.from_url(url, decode_responses=True), fakeredis.FakeRedis(decode_responses=True)):

@@ -1,4 +1,4 @@
-"""``reasoner.toml`` while a process runs."""
+"""Reloading of ``reasoner.toml`` while a process runs."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ def prompt(settings: Settings) -> float | None:
     return None if prices is None else prices.prompt
 
 
-def test_a_change_of_the_file_holds_within_a_second_and_its_end_too(file: Path, clock: Clock) -> None:
+def test_a_change_of_the_file_and_its_removal_apply_within_a_second(file: Path, clock: Clock) -> None:
     live = LiveSettings(load_settings(port=1234), clock)
     assert prompt(live.now) is None
     file.write_text(PRICES.format(1) + "[effort.low]\ntokens = 7\n[models.policy.sampling]\ntop_k = 5\n")
-    assert prompt(live.now) is None  # not looked at yet
+    assert prompt(live.now) is None  # not checked yet
     clock.now += CHECK_INTERVAL_SECONDS
     now = live.now
     assert (prompt(now), now.effort["low"].tokens, now.models["policy"].sampling.top_k) == (1, 7, 5)
@@ -68,9 +68,7 @@ def test_a_change_of_the_file_holds_within_a_second_and_its_end_too(file: Path, 
         ("[models.policy]\nstrategy = 'clever'", "models.policy"),
     ],
 )
-def test_a_file_that_cannot_be_used_changes_nothing_until_it_is_right(
-    file: Path, clock: Clock, text: str, hint: str
-) -> None:
+def test_an_invalid_file_changes_nothing_until_it_is_corrected(file: Path, clock: Clock, text: str, hint: str) -> None:
     file.write_text(PRICES.format(1))
     live = LiveSettings(load_settings(), clock)
     assert live.problem is None
@@ -86,7 +84,9 @@ def test_a_file_that_cannot_be_used_changes_nothing_until_it_is_right(
     assert prompt(live.now) == 3
 
 
-def test_what_a_process_was_started_with_stays(file: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_outside_of_reloadable_keep_their_values(
+    file: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file.write_text("port = 1001\nconcurrency = 5\n")
     monkeypatch.setenv("REASONER_BUDGET_TOKENS", "11")
     live = LiveSettings(load_settings(budget_seconds=3.0).model_copy(update={"queue_cap": 9}), clock)
@@ -94,11 +94,11 @@ def test_what_a_process_was_started_with_stays(file: Path, clock: Clock, monkeyp
     clock.now += CHECK_INTERVAL_SECONDS
     now = live.now
     assert (now.port, now.concurrency) == (1001, 5)  # after a restart
-    assert (now.budget_tokens, now.budget_seconds, now.queue_cap) == (11, 3.0, 9)  # what beats the file
+    assert (now.budget_tokens, now.budget_seconds, now.queue_cap) == (11, 3.0, 9)  # options that override the file
     assert live.problem is None
 
 
-def test_a_file_that_is_replaced_in_one_step_is_seen_even_with_the_same_size_and_time(file: Path, clock: Clock) -> None:
+def test_an_atomically_replaced_file_is_detected_even_with_the_same_size_and_time(file: Path, clock: Clock) -> None:
     file.write_text(PRICES.format(1))
     live = LiveSettings(load_settings(), clock)
     times = (file.stat().st_atime_ns, file.stat().st_mtime_ns)
@@ -110,7 +110,7 @@ def test_a_file_that_is_replaced_in_one_step_is_seen_even_with_the_same_size_and
     assert prompt(live.now) == 2
 
 
-def test_any_thread_sees_a_whole_configuration(file: Path, clock: Clock) -> None:
+def test_every_thread_sees_a_consistent_configuration(file: Path, clock: Clock) -> None:
     file.write_text("queue_cap = 1\n" + PRICES.format(0))
     live = LiveSettings(load_settings(), clock)
     mixed: list[tuple[float | None, int]] = []
@@ -137,5 +137,5 @@ def test_any_thread_sees_a_whole_configuration(file: Path, clock: Clock) -> None
     assert mixed == []
 
 
-def test_settings_that_change_are_settings() -> None:
+def test_reloadable_names_exist_in_settings() -> None:
     assert set(Settings.model_fields) >= RELOADABLE

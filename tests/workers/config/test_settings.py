@@ -1,4 +1,4 @@
-"""Configuration: where it comes from, and what is said when it cannot work."""
+"""Settings: their sources, precedence and error messages."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _nothing_configured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
             monkeypatch.delenv(name)
 
 
-def test_the_command_line_beats_the_environment_beats_the_file_beats_the_defaults(
+def test_precedence_is_command_line_then_environment_then_file_then_defaults(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "reasoner.toml").write_text("port = 1001\nconcurrency = 1002\nbudget_tokens = 1003\n")
@@ -31,7 +31,7 @@ def test_the_command_line_beats_the_environment_beats_the_file_beats_the_default
     assert (settings.port, settings.concurrency, settings.budget_tokens, settings.max_attempts) == (3001, 1000, 1003, 3)
 
 
-def test_settings_survive_the_way_through_an_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_survive_a_round_trip_through_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = load_settings(
         redis_url="unix:///x.sock", prm="", api_keys="a" * 20 + ", " + "b" * 20, lease_seconds=2.5, data_dir="here"
     )
@@ -55,7 +55,7 @@ def test_settings_survive_the_way_through_an_environment(tmp_path: Path, monkeyp
         ("REASONER_API_KEYS", "short", "at least 16 characters"),
     ],
 )
-def test_a_wrong_variable_is_named_in_one_line_with_what_would_be_right(
+def test_an_invalid_variable_is_named_in_one_line_with_a_valid_value(
     monkeypatch: pytest.MonkeyPatch, variable: str, value: str, hint: str
 ) -> None:
     monkeypatch.setenv(variable, value)
@@ -71,7 +71,7 @@ def test_a_wrong_variable_is_named_in_one_line_with_what_would_be_right(
 @pytest.mark.parametrize(
     ("text", "hint"), [("prot = 1", "no such setting: 'prot'"), ("port = ", "reasoner.toml"), ("port = 'x'", "port")]
 )
-def test_a_wrong_file_is_named(tmp_path: Path, text: str, hint: str) -> None:
+def test_an_invalid_file_is_named(tmp_path: Path, text: str, hint: str) -> None:
     (tmp_path / "reasoner.toml").write_text(text)
     with pytest.raises(ConfigError, match=hint) as caught:
         load_settings()
@@ -100,7 +100,7 @@ def test_other_machines_are_served_only_with_keys(options: dict[str, Any], allow
     settings.check_bind(stored_keys=True)
 
 
-def test_keys_do_not_show_in_what_is_printed() -> None:
+def test_keys_are_not_printed() -> None:
     assert "that-is-long" not in repr(load_settings(api_keys="secret-key-that-is-long"))
 
 
@@ -117,7 +117,7 @@ def test_a_model_is_bundled_or_a_folder_or_a_named_folder(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("value", ["nowhere", "empty", "x=empty", "/nowhere/at/all"])
-def test_a_folder_that_is_no_model_is_told_what_one_is(tmp_path: Path, value: str) -> None:
+def test_a_folder_without_a_model_raises_an_error_that_describes_valid_ones(tmp_path: Path, value: str) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(ConfigError, match=r"model: .*config\.json") as caught:
         require_model_folder(value, "model")
@@ -145,7 +145,7 @@ strategy = {name = "beam", n = 4}
 """
 
 
-def test_prices_and_efforts_are_tables_and_built_in_efforts_stay(
+def test_prices_and_efforts_are_tables_and_built_in_efforts_remain(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "reasoner.toml").write_text(TABLES)
@@ -155,7 +155,7 @@ def test_prices_and_efforts_are_tables_and_built_in_efforts_stay(
     assert (settings.effort["low"].tokens, settings.effort["huge"].seconds) == (77, 10.0)
 
 
-def test_a_role_is_handed_what_was_given_and_reads_the_rest_itself(tmp_path: Path) -> None:
+def test_a_role_gets_the_given_settings_and_reads_the_rest_itself(tmp_path: Path) -> None:
     (tmp_path / "reasoner.toml").write_text(TABLES + "\n[models.policy]\nstrategy = 'greedy'\n")
     settings = load_settings(port=1234, queues="batch").model_copy(update={"engine_url": ("http://a", "unix:///b")})
     assert settings.environment() == {
@@ -200,7 +200,7 @@ def test_tables_may_be_given_too(monkeypatch: pytest.MonkeyPatch) -> None:
         ("REASONER_PRICES", '{"policy": {"output": 1}}', "known are cached, generated, prompt, verifier"),
     ],
 )
-def test_a_wrong_entry_of_a_table_is_named_with_its_place(
+def test_an_invalid_entry_of_a_table_is_named_with_its_key(
     monkeypatch: pytest.MonkeyPatch, variable: str, value: str, hint: str
 ) -> None:
     monkeypatch.setenv(variable, value)
@@ -221,18 +221,18 @@ def test_a_wrong_entry_of_a_table_is_named_with_its_place(
         ("qwen", "mine=/models/prm", "mine"),
     ],
 )
-def test_the_bundled_verifier_comes_with_the_bundled_policies_alone(
+def test_the_bundled_verifier_is_the_default_for_bundled_policies_only(
     model: str, prm: str | None, name: str | None
 ) -> None:
     assert load_settings(model=model, prm=prm).prm_name == name
 
 
-def test_a_copy_of_a_bundled_policy_has_no_verifier_by_itself(tmp_path: Path) -> None:
+def test_a_copy_of_a_bundled_policy_has_no_default_verifier(tmp_path: Path) -> None:
     copy = shutil.copytree(require_model_folder("policy", "model"), tmp_path / "policy-2")
     assert load_settings(model=str(copy)).prm_name is None
 
 
-def test_none_survives_the_way_to_a_role(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_none_survives_a_round_trip_through_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in load_settings(prm="none").environment().items():
         monkeypatch.setenv(name, value)
     assert load_settings().prm_name is None
@@ -250,7 +250,7 @@ def test_none_survives_the_way_to_a_role(monkeypatch: pytest.MonkeyPatch) -> Non
         ("[models.policy]\nstrategy = 'best_of_n'", "models.policy.strategy: 'best_of_n' needs a verifier"),
     ],
 )
-def test_what_only_a_verifier_gives_a_meaning_is_refused_without_one(tmp_path: Path, text: str, where: str) -> None:
+def test_settings_that_require_a_verifier_are_refused_without_one(tmp_path: Path, text: str, where: str) -> None:
     (tmp_path / "reasoner.toml").write_text(f"prm = 'none'\n{text}\n")
     with pytest.raises(ConfigError) as caught:
         load_settings()

@@ -1,4 +1,4 @@
-"""One trace from a request to the engine calls of its job; and nothing at all where none is wanted."""
+"""Traces from a request to the engine calls of its job, and no tracing code without a collector."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def spans() -> Iterator[InMemorySpanExporter]:
 
 
 async def run(store: JobStore, engine: ScriptedEngine) -> str:
-    """Submits a job inside a request's span, and runs it outside of it, as another process does."""
+    """Submit a job inside a request's span, and run it outside of it, as another process does."""
     with tracing.span("POST", "server", {}):
         token = ORIGIN.set(Origin("r1", tracing.traceparent()))
         job, _ = await store.submit(SPEC, owner="local", queue_cap=10)
@@ -63,7 +63,7 @@ async def run(store: JobStore, engine: ScriptedEngine) -> str:
     return str(job["id"])
 
 
-async def test_a_jobs_engine_calls_stand_below_the_request_that_submitted_it(
+async def test_engine_calls_of_a_job_are_below_the_span_of_its_request(
     store: JobStore, spans: InMemorySpanExporter
 ) -> None:
     job_id = await run(store, ScriptedEngine())
@@ -82,7 +82,7 @@ async def test_a_jobs_engine_calls_stand_below_the_request_that_submitted_it(
     assert "quick" not in "".join(span.to_json() for span in spans.get_finished_spans())
 
 
-async def test_an_engine_that_fails_shows_in_its_span_by_kind_and_without_its_words(
+async def test_an_engine_failure_is_recorded_by_type_without_its_message(
     spans: InMemorySpanExporter,
 ) -> None:
     engine = tracing.traced(ScriptedEngine(die_after=0))
@@ -95,7 +95,7 @@ async def test_an_engine_that_fails_shows_in_its_span_by_kind_and_without_its_wo
     assert "gone" not in span.to_json()
 
 
-async def test_a_traced_engine_answers_like_the_one_behind_it(spans: InMemorySpanExporter) -> None:
+async def test_a_traced_engine_returns_the_results_of_the_wrapped_one(spans: InMemorySpanExporter) -> None:
     plain, request = ScriptedEngine(), GenerateRequest("r", "policy", (5,), (Branch(1, 1, 4), Branch(1, 2, 4)))
     engine = tracing.traced(ScriptedEngine())
     assert [event async for event in engine.generate(request)] == [event async for event in plain.generate(request)]
@@ -103,21 +103,21 @@ async def test_a_traced_engine_answers_like_the_one_behind_it(spans: InMemorySpa
     assert await engine.tokenize("policy", "1 + 1?") == await plain.tokenize("policy", "1 + 1?")
 
 
-def test_without_traces_the_engine_is_the_engine_and_a_request_has_no_place_in_any() -> None:
+def test_without_tracing_the_engine_is_unwrapped_and_a_request_has_no_traceparent() -> None:
     engine = ScriptedEngine()
     assert tracing.traced(engine) is engine
     with tracing.span("POST", "server", {}):
         assert tracing.traceparent() == ""
 
 
-def test_a_place_in_a_trace_that_makes_no_sense_begins_a_new_one(spans: InMemorySpanExporter) -> None:
+def test_an_invalid_traceparent_begins_a_new_trace(spans: InMemorySpanExporter) -> None:
     for sent in ("nonsense", "00-0-0-0", "00-" + "0" * 32 + "-" + "0" * 16 + "-01"):
         with tracing.span("POST", "server", {}, parent=sent):
             assert tracing.traceparent()
     assert [span.parent for span in spans.get_finished_spans()] == [None] * 3
 
 
-def test_what_is_left_when_a_process_ends_reaches_the_collector() -> None:
+def test_remaining_spans_are_exported_when_a_process_ends() -> None:
     with Collector() as collector:
         program = (
             "import sys; from workers.telemetry import tracing; from workers.config.settings import load_settings\n"
@@ -129,8 +129,8 @@ def test_what_is_left_when_a_process_ends_reaches_the_collector() -> None:
 
 
 @pytest.mark.parametrize("installed", [True, False])
-def test_without_a_collector_nothing_of_the_extra_is_imported_nor_needed(installed: bool) -> None:
-    # FastAPI brings OpenTelemetry's interface along, redis-py the metrics if they are there: what is ours are spans.
+def test_without_a_collector_the_extra_is_neither_imported_nor_required(installed: bool) -> None:
+    # FastAPI imports OpenTelemetry's API, and redis-py its metrics if installed: only our spans are checked.
     program = (
         f"import sys; sys.modules.update({{}} if {installed} else {{'opentelemetry.sdk': None}})\n"
         "import api.roles.serve; from workers.telemetry.tracing import start_tracing\n"
@@ -143,14 +143,14 @@ def test_without_a_collector_nothing_of_the_extra_is_imported_nor_needed(install
     assert run.stdout.strip() == "[]"
 
 
-def test_a_collector_without_the_extra_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_collector_without_the_extra_raises_an_error_that_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
     with pytest.raises(ConfigError, match=r"reasoner\[otel\]"):
         tracing.start_tracing(load_settings(otlp_url="http://127.0.0.1:4318"), "api")
 
 
 @pytest.mark.parametrize("url", ["collector:4318", "grpc://collector:4317", "http://", "http:///v1/traces"])
-def test_a_collector_at_no_http_address_is_refused(url: str) -> None:
+def test_a_collector_without_an_http_address_is_refused(url: str) -> None:
     with pytest.raises(ConfigError, match="http://HOST:PORT"):
         load_settings(otlp_url=url)
 
