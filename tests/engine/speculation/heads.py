@@ -1,4 +1,4 @@
-"""Random heads, what drafters were asked and answered, and the guesses that follow from logits by definition."""
+"""Random draft heads, a drafter that records its requests, and reference draft tokens computed from logits."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Floats = npt.NDArray[np.float64]
 Guess = TypeVar("Guess")
 
 HIDDEN, VOCAB, HEADS, KV_HEADS, HEAD_DIM, INNER, EPS, THETA = 48, 400, 6, 2, 16, 64, 1e-6, 500.0
-"""The first of them are those of the tests' targets."""
+"""Dimensions of the random heads; the first ones equal those of the tests' targets."""
 
 
 def save_head(folder: Path, config: dict[str, Any], tensors: dict[str, Tensor]) -> Path:
@@ -40,7 +40,7 @@ def save_head(folder: Path, config: dict[str, Any], tensors: dict[str, Tensor]) 
 
 
 def medusa_parts(heads: int = 3, seed: int = 0) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Config and weights of heads that say much."""
+    """Return config and weights of Medusa heads with peaked distributions."""
     generator = torch.Generator().manual_seed(seed)
     tensors = {
         "trunk.gate_proj.weight": torch.randn(INNER, 2 * HIDDEN, generator=generator) * 0.3,
@@ -53,7 +53,7 @@ def medusa_parts(heads: int = 3, seed: int = 0) -> tuple[dict[str, Any], dict[st
 
 
 def eagle_parts(seed: int = 0) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Config and weights of a layer to which its context matters."""
+    """Return config and weights of an EAGLE layer whose output depends on its context."""
     generator = torch.Generator().manual_seed(seed)
     keys, queries = KV_HEADS * HEAD_DIM, HEADS * HEAD_DIM
     matrices = {
@@ -83,7 +83,7 @@ def eagle_parts(seed: int = 0) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 
 class Asked(NamedTuple):
-    """A wish when it was made, and its answer."""
+    """A draft request at the time it was made, with the draft returned."""
 
     tokens: list[int]
     seed: int
@@ -94,7 +94,7 @@ class Asked(NamedTuple):
 
 
 class Recorder:
-    """A drafter that remembers what it was asked."""
+    """A drafter that records its requests and drafts."""
 
     def __init__(self, drafter: Drafter) -> None:
         self._drafter = drafter
@@ -122,7 +122,7 @@ class Recorder:
 
 
 class Target:
-    """The target by transformers, in float64 throughout, or in float32."""
+    """The target computed by transformers, in float64 throughout or in float32."""
 
     def __init__(self, folder: Path, dtype: torch.dtype = torch.float64) -> None:
         self.dtype = dtype
@@ -130,7 +130,7 @@ class Target:
         self.embedding: Tensor = self._model.get_input_embeddings().weight.detach()
 
     def features(self, tokens: Sequence[int]) -> Tensor:
-        """The hidden states before the last norm, ``[tokens, hidden]``."""
+        """Return the hidden states before the last norm, ``[tokens, hidden]``."""
         seen: list[Tensor] = []
         hook = self._model.model.norm.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
         with self._computing():
@@ -139,7 +139,7 @@ class Target:
         return seen[0][0]
 
     def read_direction(self, features: Tensor) -> Floats:
-        """Return the read-out of states scaled to length 1, like ``readout``: the norm's epsilon weighs more."""
+        """Return the logits of states scaled to length 1, like ``readout``: the norm's epsilon has a larger effect."""
         return self.read(features / features.norm(dim=-1, keepdim=True))
 
     def read(self, features: Tensor) -> Floats:
@@ -152,22 +152,22 @@ class Target:
 
 
 class Guessed:
-    """Chances of guesses beside those by definition, in float32 (``peer``) and in float64: all in logarithms.
+    """Log-probabilities of draft tokens, compared with reference values in float32 (``peer``) and in float64.
 
-    The guesses are few and their errors come together, from one hidden state: what the definition loses in float32 is
-    the most over all tokens of its laws.
+    There are few draft tokens and their errors are correlated, as they come from one hidden state. The reference's
+    rounding error in float32 is therefore the maximum over all tokens of its distributions.
     """
 
     def __init__(self) -> None:
         self._wrong, self._lost, self._peer = [0.0], [0.0], [0.0]
 
     def add(self, said: float, guess: Guess, peer: Mapping[Guess, float], exact: Mapping[Guess, float]) -> None:
-        """``said``: the chance of ``guess``, one of those that the definitions know."""
+        """``said``: the drafter's probability of ``guess``, a token that both references contain."""
         self._wrong.append(abs(math.log(said / exact[guess])))
         self._peer += [abs(math.log(peer[one] / exact[one])) for one in peer.keys() & exact.keys()]
 
     def choose(self, chosen: float, best: float) -> None:
-        """Check that what was taken for the likeliest is, up to rounding."""
+        """Check that the chosen token is the likeliest one up to rounding."""
         self._lost.append(math.log(best / chosen))
 
     def check(self) -> None:
@@ -181,7 +181,7 @@ def rms(x: Tensor) -> Tensor:
 
 
 def noisy(logits: Floats, asked: Asked, position: int) -> Floats:
-    """A law's logits with the noise of all tokens at a position of a branch."""
+    """Return a distribution's logits plus the noise of all tokens at a position of a branch."""
     if asked.temperature == 0:
         return logits
     where = (np.array([word], np.int64) for word in (asked.seed, asked.key, position))
@@ -191,8 +191,7 @@ def noisy(logits: Floats, asked: Asked, position: int) -> Floats:
 
 
 def ranked(logits: Floats, asked: Asked, position: int) -> list[tuple[int, float]]:
-    """The 64 likeliest tokens but the faintest, with their shares of the exponentials of the noisy logits, the largest
-    first."""
+    """Return the 64 likeliest tokens except negligible ones, with their softmax over noisy logits, largest first."""
     likeliest = np.argsort(-logits)[:64]
     likeliest = likeliest[logits[likeliest] >= logits.max() - REACH * max(asked.temperature, 1)]
     scores = noisy(logits, asked, position)[likeliest]
@@ -202,7 +201,7 @@ def ranked(logits: Floats, asked: Asked, position: int) -> list[tuple[int, float
 
 
 def paths(draft: Draft) -> Iterator[tuple[int, list[int], int, float]]:
-    """Each guess with its parent, the guesses before it, itself and its chance."""
+    """Yield each draft token with its parent, the draft tokens before it, itself and its probability."""
     for index, (token, parent, chance) in enumerate(zip(draft.tokens, draft.parents, draft.probs, strict=True)):
         assert parent < index
         yield parent, draft.path(parent), token, chance

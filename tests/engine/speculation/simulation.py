@@ -1,7 +1,7 @@
-"""An engine that computes nothing: known acceptance, known costs, its own clock.
+"""Simulated engine with given acceptance rates and step costs and its own clock.
 
-What a branch draws and what is guessed of it depends on the branch and the position alone, so that two controllers are
-compared on the very same work.
+A branch's samples and draft tokens depend on the branch and the position alone, so that controllers are compared on
+identical work.
 """
 
 from __future__ import annotations
@@ -23,43 +23,43 @@ AcceptanceCalibrator = Callable[[random.Random, float], tuple[float, float]]
 
 
 def honest(_: random.Random, usual: float) -> tuple[float, float]:
-    """The drafter says of each guess of a branch what is true of all of them."""
+    """Return the branch's true acceptance rate as the drafter's estimate for each draft token."""
     return usual, usual
 
 
 def mute(_: random.Random, usual: float) -> tuple[float, float]:
-    """The drafter knows nothing of its guesses."""
+    """Return an estimate that says nothing about the draft tokens."""
     return 0.5, usual
 
 
 def informed(rng: random.Random, usual: float) -> tuple[float, float]:
-    """Guesses differ, and the drafter knows how much."""
+    """Return different acceptance rates per draft token, estimated correctly."""
     chance = _logistic(_odds(usual) + rng.gauss(0, 1.5))
     return chance, chance
 
 
 def boastful(rng: random.Random, usual: float) -> tuple[float, float]:
-    """Guesses differ, and the drafter exaggerates."""
+    """Return different acceptance rates per draft token, estimated with overconfidence."""
     chance = _logistic(_odds(usual) + rng.gauss(0, 1.5))
     return _logistic(2 * _odds(chance) + 1), chance
 
 
 @dataclass(eq=False)
 class Branch:
-    """What a controller and a drafter see of a branch."""
+    """A simulated branch, as controller and drafter see it."""
 
     usual: float
-    """Chance of a guess to be right."""
+    """Acceptance rate of the branch's draft tokens."""
     left: int
-    """Tokens until it ends."""
+    """Number of tokens until the branch ends."""
     rng: random.Random
     position: int = 0
     missed: int = 0
-    """Tokens that it was given without being asked for."""
+    """Number of tokens generated since the last draft request."""
     job: Any = field(default_factory=lambda: SimpleNamespace(lease=None))
     table: object | None = True
     known: list[tuple[tuple[float, float], float]] = field(default_factory=list)
-    """By position: what is said of a guess and what is true; and what decides which of the guesses is right."""
+    """By position: estimated and true acceptance rate, and the random number that decides acceptance."""
 
     def at(self, position: int, chances: AcceptanceCalibrator) -> tuple[tuple[float, float], float]:
         while len(self.known) <= position:
@@ -69,23 +69,23 @@ class Branch:
 
 @dataclass
 class Simulation:
-    """``branches`` branches at a time; when one ends, another begins."""
+    """Decoding of ``branches`` branches at a time; when one ends, another begins."""
 
     step: Callable[[int, int], float]
-    """Seconds of a step by its branches and tokens."""
+    """Seconds of a step by its numbers of branches and tokens."""
     draft: Callable[[int, int], float]
-    """Seconds of drafting by branches and depth."""
+    """Seconds of drafting by number of branches and depth."""
     usual: Callable[[random.Random], float]
-    """Of a new branch: the chance of a guess to be right."""
+    """Acceptance rate of a new branch."""
     chances: AcceptanceCalibrator = honest
     offers: float = 1.0
-    """How often the drafter has any guess."""
+    """Fraction of requests for which the drafter has a draft."""
     siblings: int = 1
-    """Guesses after each token of the likeliest chain where trees are asked for."""
+    """Number of draft tokens after each token of the likeliest chain if a tree is requested."""
     firsts: int = 0
-    """Of so many steps each number of tokens is recorded in: they take eight times as long, and are said to."""
+    """Number of first steps per token count that record kernels: eight times as slow, and reported as first runs."""
     missing: float = 0.0
-    """Seconds that the drafter needs for each token that it has missed, once it is asked again."""
+    """Seconds of drafting for each token generated since the last draft request."""
     branches: int = 1
     length: int = 200
     """Mean number of tokens of a branch."""
@@ -100,15 +100,14 @@ class Simulation:
         self.seconds = 0.0
         self.tokens = 0
         self.rest = self.resting = self.rested = 0
-        """Steps to go in which the controller wants to hear nothing, branches of the step before them, and those that
-        went by."""
+        """Steps left to skip for the controller, number of branches in the step before them, and steps skipped."""
         self.met: Counter[int] = Counter()
-        """Steps by tokens."""
+        """Number of steps by their number of tokens."""
         self.sizes: list[int] = []
-        """Guesses by step."""
+        """Number of draft tokens of each step."""
 
     def run(self, controller: Controller, tokens: int) -> float:
-        """Tokens per second while so many are generated."""
+        """Generate ``tokens`` tokens and return the tokens per second."""
         seconds, before = self.seconds, self.tokens
         while self.tokens - before < tokens:
             self._advance(controller)
@@ -162,8 +161,9 @@ class Simulation:
         self.sizes.append(guesses)
 
     def _guess(self, wish: DraftRequest) -> Draft:
-        """The likeliest chain, whose tokens are 0; where trees are asked for, with leaves 1, 2, … beside it, of which
-        each is as likely among what is left as the chain's."""
+        """Return the likeliest chain, whose tokens are 0, and if a tree is requested, leaves 1, 2, … beside it.
+
+        Each leaf has the chain's acceptance rate among the cases in which its siblings before it are rejected."""
         branch = cast(Branch, wish.sequence)
         if self.rng.random() >= self.offers:
             return EMPTY_DRAFT
@@ -202,7 +202,7 @@ class Simulation:
 def best_fixed(
     make: Callable[[], Simulation], controllers: Iterable[Controller], tokens: int
 ) -> tuple[float, Controller]:
-    """The highest tokens per second of these controllers, and which one it is."""
+    """Return the highest tokens per second of these controllers, and the controller."""
     return max(((make().run(each, tokens), each) for each in controllers), key=lambda pair: pair[0])
 
 

@@ -1,4 +1,4 @@
-"""Drafters for tests: guesses that are right as often as wanted, in trees of any shape."""
+"""Drafters for tests: draft trees of any shape with a given acceptance rate."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Place = tuple[int, int, int]
 
 
 class Oracle:
-    """Knows what branches will draw and guesses that with probability ``right``, at a random place of a random tree."""
+    """Drafts the branch's true next tokens with probability ``right``, at a random node of a random tree."""
 
     kind = "oracle"
     hidden_state_needs = HiddenStateNeeds.ALL

@@ -1,4 +1,4 @@
-"""Speculation on the models that ship with Reasoner."""
+"""Speculative decoding of the models that ship with Reasoner."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def problems() -> list[str]:
 
 
 def answers(draft: str, temperature: float) -> tuple[Answers, int]:
-    """What the policy says to 200 problems, and how many tokens were accepted guesses."""
+    """Return the policy's answers to 200 problems, and the number of accepted draft tokens."""
     harness = Harness(BUNDLED / "policy", OPTIONS)
     model = harness.core.model
     drafter = load_drafter(draft, BUNDLED / "policy", model.decoder, context=model.info.context)
     if drafter is not None:
-        harness.core.start_speculation(drafter, FixedController(4, 6))  # the adaptive one may find that it does not pay
+        harness.core.start_speculation(drafter, FixedController(4, 6))  # the adaptive one may stop drafting
     prompts = [model.tokenizer.encode_chat([{"role": "user", "content": text}]) for text in problems()]
     heard = [harness.submit(generate(prompt, [Branch(0, 0, 96)], temperature=temperature)) for prompt in prompts]
     while harness.core.has_work:
@@ -64,7 +64,7 @@ def test_200_problems_are_answered_with_the_same_tokens(plain: tuple[float, Answ
 
 
 @pytest.mark.parametrize("name", ["policy", "policy-large"])
-def test_the_drafter_that_ships_is_a_small_model_whose_chain_is_one_call(name: str) -> None:
+def test_the_bundled_drafter_is_a_small_model_that_drafts_a_chain_in_one_call(name: str) -> None:
     speculator = Harness(BUNDLED / name, replace(OPTIONS, draft="auto")).core._speculator
     assert speculator is not None
     drafter = speculator.drafter

@@ -1,4 +1,4 @@
-"""The law of whole sequences under speculation is the exact one, and the test would notice if it were not."""
+"""Sequences sampled with speculation follow the exact distribution; planted bugs show that the test detects errors."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from tests.long import mostly_long, mostly_long_grid
 PROMPT = (17, 5, 90, 41, 5)
 LENGTH = 3
 VOCABULARY, BIAS = (5, 17, 41, 90, 158), 60.0
-"""Only these tokens are ever drawn: their logits are raised."""
+"""The only tokens that are ever sampled, and the bias that raises their logits."""
 TEMPERATURE, TOP_K, TOP_P, PRESENCE = 3.0, 4, 0.97, -2.0
 LAW = {
     "temperature": TEMPERATURE,
@@ -50,13 +50,13 @@ LAW = {
 SHAPES = {"chain": (3, 3), "tree": (3, 9)}
 SAMPLES = 3000
 SURELY, HARDLY = 1e-3, 1e-9
-"""p-values: a right law stays above the first, a wrong one falls below the second."""
+"""p-values: a correct distribution stays above the first, a wrong one falls below the second."""
 
 Law = dict[tuple[int, ...], float]
 
 
 def exact_law(folder: Path) -> Law:
-    """The probability of every sequence, from transformers' logits in float64."""
+    """Return the probability of every sequence, from transformers' logits in float64."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64)
     law: Law = {(): 1.0}
     with torch.inference_mode():
@@ -73,7 +73,7 @@ def exact_law(folder: Path) -> Law:
 
 
 def next_law(logits: npt.NDArray[np.float64], written: tuple[int, ...]) -> Iterator[tuple[int, float]]:
-    """Bias, presence penalty, temperature, top-k, top-p: as OpenAI and transformers define them."""
+    """Yield next tokens with probabilities: bias, presence penalty, temperature, top-k, top-p by their definitions."""
     logits[list(VOCABULARY)] += BIAS
     logits[sorted(set(written))] -= PRESENCE
     order = np.argsort(-logits)[:TOP_K]
@@ -84,7 +84,7 @@ def next_law(logits: npt.NDArray[np.float64], written: tuple[int, ...]) -> Itera
 
 
 def p_value(drawn: Counter[tuple[int, ...]], law: Law) -> float:
-    """Of Pearson's test; sequences that are expected less than eight times are one class."""
+    """Return the p-value of Pearson's chi-squared test; sequences expected less than eight times form one class."""
     if not set(drawn) <= set(law):  # a sequence of probability zero
         return 0.0
     total = drawn.total()
@@ -97,7 +97,7 @@ def p_value(drawn: Counter[tuple[int, ...]], law: Law) -> float:
 
 
 def draw(folder: Path, drafter: Drafter | None, shape: str = "chain") -> Counter[tuple[int, ...]]:
-    """What so many branches with different noise generate."""
+    """Generate from branches with different noise and count the sequences."""
     harness = Harness(folder, SMALL)
     if drafter is not None:
         harness.core.start_speculation(drafter, FixedController(*SHAPES[shape]))
@@ -115,7 +115,7 @@ def draw(folder: Path, drafter: Drafter | None, shape: str = "chain") -> Counter
 
 
 class Likeliest:
-    """Guesses the likeliest continuations of the exact law, the best first: point guesses, without any noise."""
+    """Drafts the likeliest continuations under the exact distribution, the best first, without noise."""
 
     kind = "likeliest"
     hidden_state_needs = HiddenStateNeeds.ALL
@@ -165,12 +165,12 @@ def law(checkpoints: Checkpoints) -> Law:
     return exact_law(checkpoints("qwen3"))
 
 
-def test_plain_decoding_has_the_exact_law(checkpoints: Checkpoints, law: Law) -> None:
+def test_plain_decoding_follows_the_exact_distribution(checkpoints: Checkpoints, law: Law) -> None:
     assert p_value(draw(checkpoints("qwen3"), None), law) > SURELY
 
 
 @pytest.mark.parametrize("shape", list(SHAPES))
-def test_sequences_have_the_exact_law_when_the_likeliest_are_guessed(
+def test_likeliest_continuations_as_drafts_keep_the_exact_distribution(
     checkpoints: Checkpoints, law: Law, shape: str
 ) -> None:
     assert p_value(draw(checkpoints("qwen3"), Likeliest(law), shape), law) > SURELY
@@ -179,7 +179,7 @@ def test_sequences_have_the_exact_law_when_the_likeliest_are_guessed(
 @pytest.mark.parametrize(
     ("kind", "shape"), mostly_long_grid(["ngram", "draft_model", "medusa", "eagle"], SHAPES, every=3)
 )
-def test_sequences_have_the_exact_law_whoever_guesses(
+def test_every_drafter_keeps_the_exact_distribution(
     checkpoints: Checkpoints, law: Law, tmp_path: Path, kind: str, shape: str
 ) -> None:
     parts = {"medusa": medusa_parts, "eagle": eagle_parts}
@@ -217,7 +217,7 @@ def plant_repeated_noise(patch: pytest.MonkeyPatch) -> None:
     original = sample_step.sample
 
     def sample(logits: Tensor, laws: SamplingTensors, where: NoiseKeys) -> tuple[Ints, Floats]:
-        """All draws of a step with the noise of its first position."""
+        """Sample all rows of a step with the noise of its first position."""
         first: dict[int, int] = {}
         places = [
             first.setdefault(key, at) for key, at in zip(where.key.tolist(), where.position.tolist(), strict=True)
@@ -244,7 +244,7 @@ def plant_unmoved_keys(patch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("plant", "shape"), mostly_long_grid([plant_belief, plant_stale_penalties, plant_repeated_noise], SHAPES, every=5)
 )
-def test_a_planted_bug_is_seen(
+def test_a_planted_bug_is_detected(
     checkpoints: Checkpoints,
     law: Law,
     monkeypatch: pytest.MonkeyPatch,
@@ -256,7 +256,7 @@ def test_a_planted_bug_is_seen(
 
 
 @pytest.mark.parametrize("plant", mostly_long([plant_no_tree_mask, plant_unmoved_keys], every=2))
-def test_a_bug_planted_in_trees_is_seen(
+def test_a_bug_planted_in_trees_is_detected(
     checkpoints: Checkpoints, law: Law, monkeypatch: pytest.MonkeyPatch, plant: Callable[[pytest.MonkeyPatch], None]
 ) -> None:
     plant(monkeypatch)

@@ -1,4 +1,4 @@
-"""Guessing changes how fast tokens come, and nothing else: every answer is that of plain decoding."""
+"""Speculative decoding returns exactly the results of plain decoding, for every kind of request."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def completions(heard: Sequence[Sequence[Event]]) -> list[Completion]:
 
 
 def truth(asked: Sequence[GenerateRequest], plain: Sequence[Completion]) -> dict[Place, int]:
-    """What each branch draws at each position."""
+    """Return the token that each branch samples at each position."""
     branches = [(request, branch) for request in asked for branch in request.branches]
     return {
         (branch.seed, branch.key, len(request.prompt) + len(branch.generated) + place): token
@@ -74,7 +74,7 @@ def truth(asked: Sequence[GenerateRequest], plain: Sequence[Completion]) -> dict
 
 
 def same(ours: Sequence[Completion], plain: Sequence[Completion], folder: Path, kv_dtype: str = "auto") -> None:
-    """But for the roundings of other steps, which a law's temperature may enlarge: that of all ``LAWS`` is over 1/2."""
+    """Check equality up to roundings of different steps, at most doubled: all temperatures of ``LAWS`` exceed 1/2."""
     bound = gap(folder, kv_dtype)
     for one, other in zip(ours, plain, strict=True):
         assert (one.token_ids, one.text, one.finish_reason, one.stop) == (
@@ -101,7 +101,7 @@ def speculating(folder: Path, oracle: Oracle, shape: str, options: EngineOptions
 
 @pytest.mark.parametrize("shape", list(SHAPES))
 @pytest.mark.parametrize("law", list(LAWS))
-def test_every_kind_of_request_is_answered_as_without_guesses(checkpoints: Checkpoints, law: str, shape: str) -> None:
+def test_every_kind_of_request_is_answered_as_without_drafts(checkpoints: Checkpoints, law: str, shape: str) -> None:
     folder = checkpoints("qwen3")
     asked = requests(law)
     plain = completions(answers(Harness(folder), asked))
@@ -120,7 +120,7 @@ def test_every_kind_of_request_is_answered_as_without_guesses(checkpoints: Check
     assert accepted_at[1.0] > 0.5 * tokens
 
 
-def test_a_request_that_wants_no_guesses_gets_none_beside_others_that_do(checkpoints: Checkpoints) -> None:
+def test_a_request_without_speculation_gets_no_drafts_beside_others(checkpoints: Checkpoints) -> None:
     folder = checkpoints("qwen3")
     asked = requests("plain")
     plain = completions(answers(Harness(folder), asked))
@@ -133,7 +133,7 @@ def test_a_request_that_wants_no_guesses_gets_none_beside_others_that_do(checkpo
 
 @pytest.mark.parametrize("shape", list(SHAPES))
 @pytest.mark.parametrize("family", ["mistral", "gemma2", "gemma3", "mixtral", "phi3", "gpt2"])
-def test_windows_soft_caps_experts_and_foreign_models_speculate_exactly(
+def test_windows_soft_caps_experts_and_transformers_models_speculate_exactly(
     checkpoints: Checkpoints, family: str, shape: str
 ) -> None:
     folder = checkpoints(family)
@@ -144,7 +144,7 @@ def test_windows_soft_caps_experts_and_foreign_models_speculate_exactly(
 
 
 @pytest.mark.parametrize("shape", list(SHAPES))
-def test_streams_are_the_same_text_cut_at_other_places(checkpoints: Checkpoints, shape: str) -> None:
+def test_streams_add_up_to_the_same_text(checkpoints: Checkpoints, shape: str) -> None:
     folder = checkpoints("qwen3")
     asked = requests("stops")
     plain = answers(Harness(folder), asked, stream=True)
@@ -165,9 +165,7 @@ def test_streams_are_the_same_text_cut_at_other_places(checkpoints: Checkpoints,
 
 
 @pytest.mark.parametrize("shape", list(SHAPES))
-def test_a_pool_that_is_far_too_small_preempts_and_still_gives_the_same_tokens(
-    checkpoints: Checkpoints, shape: str
-) -> None:
+def test_preemption_in_a_small_pool_changes_no_token(checkpoints: Checkpoints, shape: str) -> None:
     folder = checkpoints("qwen3")
     asked = [replace(request, lease="a") for request in requests("plain", 40)]
     plain = completions(answers(Harness(folder), asked))
@@ -180,10 +178,8 @@ def test_a_pool_that_is_far_too_small_preempts_and_still_gives_the_same_tokens(
 
 
 @pytest.mark.parametrize("kv_dtype", KV_DTYPES)
-def test_a_prefix_that_guesses_ran_through_is_a_cache_hit_like_any_other(
-    checkpoints: Checkpoints, kv_dtype: str
-) -> None:
-    """Only committed tokens are cached, so nothing is found that was not generated, and all that was is found."""
+def test_a_prefix_generated_with_drafts_is_a_cache_hit(checkpoints: Checkpoints, kv_dtype: str) -> None:
+    """Only committed tokens are cached: every generated token is found, and no rejected draft token."""
     folder, options = checkpoints("qwen3"), replace(SMALL, kv_dtype=kv_dtype)
     asked = requests("plain")
     plain_harness = Harness(folder, options)
@@ -216,7 +212,7 @@ def test_in_deterministic_mode_speculation_gives_the_same_bits(checkpoints: Chec
     assert [replace(one, drafted_tokens=0, accepted_tokens=0) for one in ours] == plain
 
 
-def test_a_cancelled_branch_is_forgotten_with_what_it_has(checkpoints: Checkpoints) -> None:
+def test_a_cancelled_branch_returns_its_tokens_and_is_released(checkpoints: Checkpoints) -> None:
     folder = checkpoints("qwen3")
     asked = requests("plain")
     plain = completions(answers(Harness(folder), asked))
@@ -242,7 +238,7 @@ def test_a_cancelled_branch_is_forgotten_with_what_it_has(checkpoints: Checkpoin
     assert not oracle.known
 
 
-def test_the_accepted_path_is_the_longest_that_follows_the_draws() -> None:
+def test_the_accepted_path_is_the_longest_that_equals_the_samples() -> None:
     draft = Draft((5, 6, 7, 8, 6), (-1, 0, 0, 2, -1), (1.0,) * 5)
     assert find_accepted(draft, [5, 7, 0, 8, 1, 0]) == (0, 2, 3)
     assert find_accepted(draft, [5, 6, 8, 0, 0, 0]) == (0, 1)

@@ -1,4 +1,4 @@
-"""A drafter that fails ends no request, and what failed requests left is forgotten."""
+"""A failing drafter ends no request, and its state of failed requests is released."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.engine.speculation.test_exact import VOCAB, answers, completions, req
 
 
 class Fragile(Oracle):
-    """Fails at the first call of one of its methods after some steps."""
+    """Raises at the first call of one of its methods after some steps."""
 
     where = ""
     steps = 0
@@ -56,7 +56,7 @@ class Fragile(Oracle):
 
 
 class Strict(FixedController):
-    """Cannot weigh chances that are no numbers."""
+    """Raises if an acceptance probability is NaN."""
 
     def trim(self, wishes: Sequence[DraftRequest], drafts: Sequence[Draft], /) -> list[Draft]:
         if any(chance != chance for draft in drafts for chance in draft.probs):
@@ -65,7 +65,7 @@ class Strict(FixedController):
 
 
 @pytest.mark.parametrize("where", ["propose", "depth", "trim", "advance", "forget"])
-def test_a_drafter_that_fails_pauses_and_nobody_else_notices(
+def test_a_failing_drafter_pauses_and_changes_no_result(
     checkpoints: Checkpoints, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
     monkeypatch.setattr(speculator, "_PAUSE", 4)
@@ -84,7 +84,7 @@ def test_a_drafter_that_fails_pauses_and_nobody_else_notices(
     assert not drafter.known
 
 
-def test_branches_of_a_step_that_failed_are_forgotten(
+def test_branches_of_a_failed_step_are_released_by_the_drafter(
     checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, asked = checkpoints("qwen3"), requests("plain", length=96)

@@ -1,4 +1,4 @@
-"""Which drafter a setting means, and what is refused at load."""
+"""Loading of the drafter that an option selects, and options that are rejected."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def kind(folder: Path, wanted: str) -> str | None:
     return None if speculator is None else speculator.drafter.kind
 
 
-def test_every_form_names_its_drafter(checkpoints: Checkpoints, tmp_path: Path) -> None:
+def test_every_form_of_the_option_loads_its_drafter(checkpoints: Checkpoints, tmp_path: Path) -> None:
     folder = checkpoints("qwen3")
     medusa = save_head(tmp_path / "medusa", *medusa_parts())
     eagle = save_head(tmp_path / "eagle", *eagle_parts())
@@ -37,8 +37,8 @@ def test_every_form_names_its_drafter(checkpoints: Checkpoints, tmp_path: Path) 
     assert {wanted: kind(folder, wanted) for wanted in forms} == forms
 
 
-def test_the_layer_of_an_eagle_head_counts_among_the_keys_and_values(checkpoints: Checkpoints, tmp_path: Path) -> None:
-    """By default the pool is as large as 1 GiB, the head's layer included."""
+def test_the_pool_size_includes_the_layer_of_an_eagle_head(checkpoints: Checkpoints, tmp_path: Path) -> None:
+    """By default the pool has 1 GiB, the head's layer included."""
     folder, eagle = checkpoints("qwen3"), save_head(tmp_path / "eagle", *eagle_parts())
     pools = {}
     for wanted in ("off", f"eagle={eagle}"):
@@ -51,7 +51,7 @@ def test_the_layer_of_an_eagle_head_counts_among_the_keys_and_values(checkpoints
     assert guessing.nbytes <= 1 << 20 < guessing.nbytes + guessing[:, :, :, 0].nbytes
 
 
-def test_auto_takes_the_model_that_the_checkpoint_names(checkpoints: Checkpoints, tmp_path: Path) -> None:
+def test_auto_loads_the_draft_model_that_the_checkpoint_names(checkpoints: Checkpoints, tmp_path: Path) -> None:
     shutil.copytree(checkpoints("qwen3"), tmp_path / "large")
     shutil.copytree(checkpoints("llama"), tmp_path / "small")
     (tmp_path / "large" / "drafter").mkdir()
@@ -63,7 +63,7 @@ def test_auto_takes_the_model_that_the_checkpoint_names(checkpoints: Checkpoints
         kind(tmp_path / "large", "auto")
 
 
-def test_auto_takes_the_heads_that_ship_with_the_checkpoint(checkpoints: Checkpoints, tmp_path: Path) -> None:
+def test_auto_loads_the_heads_in_the_checkpoint(checkpoints: Checkpoints, tmp_path: Path) -> None:
     folder = tmp_path / "model"
     shutil.copytree(checkpoints("qwen3"), folder)
     save_head(folder / "drafter", *eagle_parts())
@@ -71,7 +71,7 @@ def test_auto_takes_the_heads_that_ship_with_the_checkpoint(checkpoints: Checkpo
     assert kind(folder, "off") is None
 
 
-def test_a_model_may_ship_as_drafter_and_an_unknown_kind_may_not(checkpoints: Checkpoints, tmp_path: Path) -> None:
+def test_a_bundled_draft_model_loads_and_an_unknown_kind_is_rejected(checkpoints: Checkpoints, tmp_path: Path) -> None:
     folder = tmp_path / "model"
     shutil.copytree(checkpoints("qwen3"), folder)
     shutil.copytree(checkpoints("llama"), folder / "drafter")
@@ -81,17 +81,17 @@ def test_a_model_may_ship_as_drafter_and_an_unknown_kind_may_not(checkpoints: Ch
         kind(folder, "auto")
 
 
-def test_a_classifier_has_nothing_to_guess(checkpoints: Checkpoints) -> None:
+def test_a_classifier_has_no_drafter(checkpoints: Checkpoints) -> None:
     assert kind(checkpoints("qwen3_classify"), "ngram") is None
 
 
-def test_a_model_that_transformers_runs_can_be_target_and_draft(checkpoints: Checkpoints) -> None:
+def test_a_transformers_model_can_be_target_and_draft_model(checkpoints: Checkpoints) -> None:
     assert kind(checkpoints("gpt2"), "auto") == "ngram"
     assert kind(checkpoints("gpt2"), f"draft_model={checkpoints('gpt2')}") == "draft_model"
 
 
 @pytest.mark.parametrize("wanted", ["", "eagles", "ngram=3", "off=1", "auto=x", "medusa", "medusa=", "draft_model"])
-def test_an_unknown_form_is_answered_with_the_known_ones(checkpoints: Checkpoints, wanted: str) -> None:
+def test_an_unknown_form_is_rejected_with_the_known_ones(checkpoints: Checkpoints, wanted: str) -> None:
     with pytest.raises(EngineError, match="what there is: auto, off, ngram, draft_model=FOLDER"):
         kind(checkpoints("qwen3"), wanted)
 
@@ -102,18 +102,18 @@ def test_a_draft_model_must_have_the_targets_vocabulary(checkpoints: Checkpoints
         kind(checkpoints("qwen3"), f"draft_model={other}")
 
 
-def test_a_classifier_is_no_draft_model(checkpoints: Checkpoints) -> None:
+def test_a_classifier_is_rejected_as_draft_model(checkpoints: Checkpoints) -> None:
     with pytest.raises(EngineError, match="classifier; a draft model must generate"):
         kind(checkpoints("qwen3"), f"draft_model={checkpoints('llama_classify')}")
 
 
 @pytest.mark.parametrize("length", [0, 17])
-def test_a_draft_length_beyond_the_cap_is_refused_with_both_numbers(checkpoints: Checkpoints, length: int) -> None:
+def test_a_draft_length_beyond_the_cap_is_rejected_with_both_numbers(checkpoints: Checkpoints, length: int) -> None:
     with pytest.raises(EngineError, match=f"a draft length of {length} is not between 1 and 16"):
         EngineCore("m", checkpoints("qwen3"), replace(SMALL, draft="ngram", draft_length=length))
 
 
-def test_heads_for_another_width_are_refused_with_both_numbers(checkpoints: Checkpoints, tmp_path: Path) -> None:
+def test_heads_of_another_width_are_rejected_with_both_numbers(checkpoints: Checkpoints, tmp_path: Path) -> None:
     config, tensors = medusa_parts()
     head = save_head(tmp_path / "medusa", config | {"hidden_size": 64}, tensors)
     with pytest.raises(EngineError, match="hidden_size is 64, but the target model's is 48"):
@@ -121,7 +121,7 @@ def test_heads_for_another_width_are_refused_with_both_numbers(checkpoints: Chec
 
 
 def small_vocabulary(folder: Path, tmp_path: Path) -> Path:
-    """A copy of a checkpoint without its last token."""
+    """Return a copy of a checkpoint whose vocabulary lacks its last token."""
     copy = tmp_path / "copy"
     shutil.copytree(folder, copy)
     config = json.loads((copy / "config.json").read_text())

@@ -1,4 +1,4 @@
-"""What guessing is said to cost beside a step, on a clock that only the parts that are timed move."""
+"""Drafting costs reported to the controller, on a clock that only the timed parts advance."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ SIZES, PROPOSE, ADVANCE, LEARN = 1.0, 10.0, 0.5, 2.0
 
 
 class Clock:
-    """Seconds."""
+    """A clock in seconds, advanced by hand."""
 
     now = 0.0
 
 
 class Slow:
-    """A drafter that never has guesses, and its controller."""
+    """A drafter whose drafts are empty, and its controller; each call takes a fixed time."""
 
     kind = "slow"
     layers = 0
@@ -36,7 +36,7 @@ class Slow:
         self.hidden_state_needs = hidden_state_needs
         self.prices: list[float] = []
         self.looks = self.told = 0
-        """Steps that the controller looked at, and those that the drafter was told of."""
+        """Number of steps that the controller measured, and that the drafter observed."""
         self._clock, self._depth, self._rest = clock, depth, rest
 
     def reset(self, cache: KVCache) -> None:
@@ -81,7 +81,7 @@ class Slow:
         (HiddenStateNeeds.LAST, 3, PROPOSE + ADVANCE + SIZES),
     ],
 )
-def test_looking_at_a_step_without_guesses_is_paid_by_all_those_that_are_not_looked_at(
+def test_the_cost_of_a_measured_step_is_spread_over_the_skipped_steps(
     checkpoints: Checkpoints,
     monkeypatch: pytest.MonkeyPatch,
     hidden_state_needs: HiddenStateNeeds,
@@ -99,7 +99,7 @@ def test_looking_at_a_step_without_guesses_is_paid_by_all_those_that_are_not_loo
 
 
 class Restful(Slow):
-    """Wants to hear of every fourth step."""
+    """A controller that measures every fourth step and skips the others."""
 
     def __init__(self, clock: Clock) -> None:
         super().__init__(clock, HiddenStateNeeds.NONE, 0)
@@ -115,21 +115,21 @@ class Restful(Slow):
         return 3
 
 
-def test_a_rest_is_as_long_as_is_said_and_ends_when_branches_come_or_go(checkpoints: Checkpoints) -> None:
+def test_skipping_lasts_as_requested_and_ends_when_the_batch_size_changes(checkpoints: Checkpoints) -> None:
     harness, restful = Harness(checkpoints("qwen3")), Restful(Clock())
     harness.core.start_speculation(restful, restful)
     harness.complete(generate([1, 2, 3], [Branch(1, 1, 14), Branch(1, 2, 6)], ignore_eos=True))
-    # With the second look the second branch ends, and the rest that would have followed.
+    # The second branch ends in the second measured step, which also ends the skipping after it.
     assert restful.rested == [0, 3, 0, 3]
 
 
 @pytest.mark.parametrize(
     ("hidden_state_needs", "told"), [(HiddenStateNeeds.ALL, 12), (HiddenStateNeeds.LAST, 6), (HiddenStateNeeds.NONE, 4)]
 )
-def test_a_controller_at_rest_hears_nothing_and_the_drafter_what_it_watches(
+def test_skipped_steps_reach_the_drafter_that_observes_but_not_the_controller(
     checkpoints: Checkpoints, hidden_state_needs: HiddenStateNeeds, told: int
 ) -> None:
-    """Of eleven steps after the prompt's, one of four is looked at."""
+    """Of eleven steps after the prompt's, the controller measures one in four."""
     slow = Slow(Clock(), hidden_state_needs, 0, rest=3)
     harness = Harness(checkpoints("qwen3"))
     harness.core.start_speculation(slow, slow)

@@ -1,4 +1,4 @@
-"""What is told of guesses: on a branch's bill, in OpenAI's usage and in the metrics."""
+"""Statistics of speculative decoding in a branch's usage, in OpenAI's usage object and in the metrics."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ASKED = generate(PROMPT, [Branch(3, key, 20 + key) for key in range(3)], tempera
 
 
 def guessed(folder: Path, right: float) -> tuple[list[Completion], Harness]:
-    """The completions of a request whose guesses (chains of 3) are right so often."""
+    """Return completions of a request whose draft tokens (chains of 3) are accepted with probability ``right``."""
     plain = Harness(folder).complete(ASKED)
     known = {
         (branch.seed, branch.key, len(PROMPT) + place): token
@@ -55,7 +55,7 @@ def numbers(harness: Harness) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("right", [0.0, 0.7, 1.0])
-def test_every_guess_is_on_the_bill_of_its_branch_and_in_the_metrics(checkpoints: Checkpoints, right: float) -> None:
+def test_draft_tokens_are_counted_in_usage_and_metrics(checkpoints: Checkpoints, right: float) -> None:
     completions, harness = guessed(checkpoints("qwen3"), right)
     drafted = sum(one.drafted_tokens for one in completions)
     accepted = sum(one.accepted_tokens for one in completions)
@@ -65,7 +65,7 @@ def test_every_guess_is_on_the_bill_of_its_branch_and_in_the_metrics(checkpoints
     assert told[f"draft_size_sum{label}"] == drafted
     assert told[f"accepted_length_sum{label}"] == accepted
     assert told[f"drafting_seconds_total{label}"] > 0
-    # Each step with guesses brings its branch one token and those that were right.
+    # Each step with a draft gives its branch the accepted tokens and one more.
     steps = told[f"accepted_length_count{label}"]
     assert steps <= told[f"draft_size_count{label}"]
     assert accepted + steps <= sum(len(one.token_ids) for one in completions)
@@ -74,7 +74,7 @@ def test_every_guess_is_on_the_bill_of_its_branch_and_in_the_metrics(checkpoints
     assert accepted == 0 if right == 0 else accepted > 20
 
 
-async def test_openai_s_usage_and_the_client_tell_of_guesses(checkpoints: Checkpoints, tmp_path: Path) -> None:
+async def test_openai_usage_and_the_client_report_draft_tokens(checkpoints: Checkpoints, tmp_path: Path) -> None:
     engine = LocalEngine({"m": checkpoints("qwen3")}, EngineOptions(kv_tokens=2048, draft="ngram"))
     body = {"model": "m", "prompt": [7, 8, 9] * 8, "max_tokens": 120, "temperature": 0, "ignore_eos": True, "n": 2}
     with served(engine, tmp_path / "s") as url:

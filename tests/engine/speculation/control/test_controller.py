@@ -1,4 +1,4 @@
-"""The adaptive controller on engines that compute nothing, against every fixed depth on the same work."""
+"""The adaptive controller in simulated engines, compared with every fixed depth on the same work."""
 
 from __future__ import annotations
 
@@ -35,27 +35,27 @@ FIXED = (1, 2, 3, 4, 6, 8, 12)
 
 
 def small(branches: int, tokens: int) -> float:
-    """A small model: every token costs, and one alone is computed as two."""
+    """Return the step time of a small model: proportional to the tokens, and one token costs as much as two."""
     return 1.2e-3 + 1.2e-4 * max(tokens, 2) + 5e-5 * branches
 
 
 def large(branches: int, tokens: int) -> float:
-    """A large model on a GPU: up to 128 tokens cost what one does."""
+    """Return the step time of a large model on a GPU: up to 128 tokens cost as much as one."""
     return 8e-3 + 5e-5 * max(0, tokens - 128) + 2e-5 * branches
 
 
 def bound(branches: int, tokens: int) -> float:
-    """As many tokens, as much time."""
+    """Return a step time proportional to the number of tokens."""
     return 1e-3 * tokens
 
 
 def lookup(branches: int, depth: int) -> float:
-    """Drafting costs next to nothing."""
+    """Return the drafting time of a table lookup: almost nothing."""
     return 1e-5 + (5e-5 * (1 + branches / 16) if depth else 0)
 
 
 def model(branches: int, depth: int) -> float:
-    """Every guess costs a third of a small model's step."""
+    """Return the drafting time of a draft model: a third of a small model's step per token."""
     return 2e-5 + (1e-4 + depth * (5e-4 + 3e-5 * branches) if depth else 0)
 
 
@@ -76,7 +76,7 @@ def plain(simulation: Simulation, tokens: int) -> float:
 
 
 def fixed(simulation: Simulation, tokens: int) -> float:
-    """The best of all fixed depths, none among them."""
+    """Return the highest speed of all fixed depths, 0 included."""
     depths: list[Controller] = [FixedController(depth, depth) for depth in (0, *FIXED)]
     return best_fixed(lambda: replace(simulation), depths, tokens)[0]
 
@@ -98,7 +98,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", mostly_long(CASES, every=4))
-def test_it_is_about_as_fast_as_the_best_fixed_depth(case: str) -> None:
+def test_adaptive_depth_is_about_as_fast_as_the_best_fixed_depth(case: str) -> None:
     ratios = []
     for seed in range(3):
         simulation = replace(CASES[case], seed=seed)
@@ -121,7 +121,7 @@ def test_it_is_about_as_fast_as_the_best_fixed_depth(case: str) -> None:
     ],
     ids=["few are right", "few are right, many are said to be", "eight", "bound by arithmetic", "sixty-four"],
 )
-def test_where_guessing_does_not_pay_there_is_next_to_none_and_nothing_is_lost(simulation: Simulation) -> None:
+def test_drafting_that_costs_more_than_it_saves_stops_without_loss_of_speed(simulation: Simulation) -> None:
     tokens = 2000 * simulation.branches
     shares, ratios = [], []
     for seed in range(3):
@@ -137,8 +137,8 @@ def test_where_guessing_does_not_pay_there_is_next_to_none_and_nothing_is_lost(s
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_it_is_never_slower_than_plain_decoding_in_the_long_run(seed: int) -> None:
-    """Whatever the costs, the chances, and what the drafter says; from the first step on."""
+def test_adaptive_depth_is_never_slower_than_plain_decoding_in_the_long_run(seed: int) -> None:
+    """For any costs, acceptance rates and estimates of the drafter, from the first step on."""
     rng = random.Random(seed)
     base, token, branch, knee = (
         rng.choice(values) for values in ((1e-3, 1e-2), (2e-5, 2e-4, 1e-3), (0, 1e-4), (1, 32))
@@ -159,7 +159,7 @@ def test_it_is_never_slower_than_plain_decoding_in_the_long_run(seed: int) -> No
     assert replace(simulation).run(adaptive(), tokens) > 0.97 * plain(simulation, tokens)
 
 
-def test_it_begins_when_guesses_become_right_and_ends_when_they_no_longer_are() -> None:
+def test_drafting_starts_and_stops_with_changes_of_the_acceptance_rate() -> None:
     simulation = Simulation(small, lookup, always(0.02), mute, length=50)
     controller = adaptive()
     simulation.step = lambda branches, tokens: 1e-3 + 4e-4 * tokens
@@ -173,8 +173,8 @@ def test_it_begins_when_guesses_become_right_and_ends_when_they_no_longer_are() 
     assert simulation.run(controller, 3000) > 0.97 * plain(replace(simulation), 3000)
 
 
-def test_it_follows_the_load() -> None:
-    """Eight branches are bound by arithmetic, one is not; each time it is soon as fast as it can be."""
+def test_drafting_adapts_to_the_batch_size() -> None:
+    """Eight branches are compute-bound, one is not; after each change the speed is soon near the optimum."""
     simulation = Simulation(lambda _, tokens: max(4e-3, 1e-3 * tokens), lookup, always(0.8), informed)
     controller = adaptive()
     for branches in (1, 8, 1, 8):
@@ -185,8 +185,8 @@ def test_it_follows_the_load() -> None:
 
 
 @pytest.mark.parametrize("right", [0.6, 0.8, 0.9])
-def test_what_pays_for_a_few_branches_is_not_done_for_many_before_it_was_tried(right: float) -> None:
-    """A large model on two cores, which reads its weights in the time of ten tokens' arithmetic."""
+def test_a_depth_measured_for_few_branches_is_tried_before_it_is_used_for_many(right: float) -> None:
+    """A large model on two cores, where reading the weights takes as long as computing ten tokens."""
     ratios = []
     for seed in range(5):
         simulation = Simulation(
@@ -201,7 +201,7 @@ def test_what_pays_for_a_few_branches_is_not_done_for_many_before_it_was_tried(r
     assert statistics.mean(ratios) > 0.98
 
 
-def test_a_machine_that_becomes_slower_changes_no_decision_for_long() -> None:
+def test_a_slower_machine_changes_decisions_only_briefly() -> None:
     simulation = Simulation(small, model, always(0.9), informed)
     controller = adaptive()
     simulation.run(controller, 6000)
@@ -212,8 +212,8 @@ def test_a_machine_that_becomes_slower_changes_no_decision_for_long() -> None:
     assert 3 * simulation.run(controller, 4000) == pytest.approx(usual, rel=0.07)
 
 
-def test_a_plain_step_is_taken_to_cost_what_it_costs_among_its_like() -> None:
-    """Behind a step with guesses it costs more: beside such steps guessing seems to pay, among its like it does not."""
+def test_plain_steps_are_timed_among_other_plain_steps() -> None:
+    """A plain step after a drafted one costs more, so comparing these would overestimate the gain of drafting."""
 
     class Machine:
         cold = False
@@ -230,8 +230,8 @@ def test_a_plain_step_is_taken_to_cost_what_it_costs_among_its_like() -> None:
     assert ours.run(controller, 20_000) > 0.97 * plain(simulation(), 20_000)
 
 
-def test_steps_that_were_interrupted_are_not_believed() -> None:
-    """One step in eight takes ten times as long, whether or not anything is guessed."""
+def test_interrupted_steps_are_ignored_as_outliers() -> None:
+    """One step in eight takes ten times as long, with or without drafts."""
 
     def simulation() -> Simulation:
         noise = random.Random(0)
@@ -243,8 +243,8 @@ def test_steps_that_were_interrupted_are_not_believed() -> None:
     assert ours.run(controller, 8000) > 0.9 * fixed(replace(simulation()), 8000)
 
 
-def test_what_begins_slowly_is_not_taken_to_stay_slow() -> None:
-    """The first three steps of a size that was not computed for long cost three times as much."""
+def test_slow_first_steps_of_a_size_are_discarded() -> None:
+    """The first three steps of a size that has not been computed recently cost three times as much."""
 
     class Machine:
         steps = 0
@@ -268,7 +268,7 @@ def test_what_begins_slowly_is_not_taken_to_stay_slow() -> None:
     assert ours.run(controller, 8000) > 0.93 * best > 1.7 * simulation().run(FixedController(0, 0), 8000)
 
 
-def test_steps_that_are_recorded_say_nothing_of_what_guesses_cost() -> None:
+def test_steps_that_record_kernels_do_not_count_as_cost_of_drafts() -> None:
     for chances in (honest, informed):
         simulation = Simulation(small, lookup, always(0.9), chances, length=2000, firsts=4)
         ratios = []
@@ -278,7 +278,7 @@ def test_steps_that_are_recorded_say_nothing_of_what_guesses_cost() -> None:
         assert statistics.median(ratios) > 1.5
 
 
-def test_free_arithmetic_is_spent_on_trees() -> None:
+def test_idle_compute_is_used_for_trees() -> None:
     simulation = Simulation(large, lookup, always(0.5), siblings=3)
     chains = fixed(replace(simulation, siblings=1), 4000)
     ours = replace(simulation)
@@ -287,8 +287,8 @@ def test_free_arithmetic_is_spent_on_trees() -> None:
     assert ours.run(controller, 4000) > 1.15 * chains
 
 
-def test_a_step_with_a_prompt_has_guesses_only_if_they_are_cheaper_there() -> None:
-    """Alone, the branch has 4 tokens for the time of one; beside a prompt each costs half of that time."""
+def test_a_step_with_a_prompt_has_drafts_only_if_they_are_cheaper_there() -> None:
+    """Alone, the branch computes 4 tokens in the time of one; beside a prompt each token costs half of that time."""
     rng, controller = random.Random(0), adaptive()
     branch = cast(GenerateSequence, Branch(0.8, 1 << 30, rng))
     guesses: dict[int, list[int]] = {0: [], 300: []}
@@ -321,8 +321,8 @@ def test_the_same_steps_lead_to_the_same_decisions() -> None:
     assert runs[0] == runs[1]
 
 
-def test_trials_are_paid_from_the_first_step_on() -> None:
-    """Where nothing is ever right, the first hundred steps lose no more than a trial may."""
+def test_trials_stay_within_their_budget_from_the_first_step_on() -> None:
+    """If no draft token is accepted, the first hundred steps lose no more than the budget of trials."""
     for branches, step in ((1, small), (4, small), (64, bound)):
         asked = 100 * branches
         ratios = [
@@ -335,7 +335,7 @@ def test_trials_are_paid_from_the_first_step_on() -> None:
         assert statistics.median(ratios) > 0.92
 
 
-def test_trials_that_change_nothing_become_ever_rarer() -> None:
+def test_trials_without_gain_become_rarer() -> None:
     for branches in (1, 4, 16):
         simulation = Simulation(small, model, always(0.2), honest, branches=branches)
         controller = adaptive()
@@ -349,8 +349,8 @@ def test_trials_that_change_nothing_become_ever_rarer() -> None:
         assert simulation.run(controller, 5000 * branches) > 0.995 * plain(ready, 5000 * branches)
 
 
-def test_steps_of_a_rest_that_was_cut_short_are_not_counted() -> None:
-    """However long the rests are that branches which come and go allow, trials are as many steps apart."""
+def test_shortened_skipping_does_not_change_the_interval_between_trials() -> None:
+    """The interval between trials does not depend on how soon arriving and finishing branches end skipping."""
 
     def trials(allowed: int) -> list[int]:
         controller, branch = adaptive(), cast(GenerateSequence, Branch(0.5, 1 << 30, random.Random(0)))
@@ -367,8 +367,8 @@ def test_steps_of_a_rest_that_was_cut_short_are_not_counted() -> None:
     assert trials(63) == trials(3) == trials(0)
 
 
-def test_a_gain_behind_a_dear_beginning_is_found() -> None:
-    """A drafter that was not asked for long makes up for it first, which takes as long as some ten plain steps."""
+def test_a_gain_after_an_expensive_start_is_found() -> None:
+    """A drafter that was idle for long catches up first, which takes as long as about ten plain steps."""
     for branches, missing in ((1, 1e-5), (4, 5e-6)):
         ratios = []
         for seed in range(3):
@@ -390,8 +390,8 @@ def test_a_gain_behind_a_dear_beginning_is_found() -> None:
 
 
 @pytest.mark.long
-def test_on_a_noisy_machine_it_is_as_fast_as_the_best_fixed_depth() -> None:
-    """Every step takes a fifth longer or shorter than the one before it."""
+def test_adaptive_depth_matches_the_best_fixed_depth_on_a_noisy_machine() -> None:
+    """Step times vary by a fifth from step to step."""
     for branches, step in ((1, small), (4, small), (4, large)):
         ratios = []
         for seed in range(4):
@@ -402,8 +402,8 @@ def test_on_a_noisy_machine_it_is_as_fast_as_the_best_fixed_depth() -> None:
         assert statistics.mean(ratios) > 0.97
 
 
-def test_a_branch_left_alone_is_guessed_for_within_some_dozens_of_steps() -> None:
-    """Guesses do not pay for 64 branches, and for one they do: those of a run end, all but one."""
+def test_the_last_branch_gets_drafts_within_some_dozens_of_steps() -> None:
+    """Drafts slow 64 branches down and speed one up; all branches but one end."""
     simulation = Simulation(lambda _, tokens: max(8e-3, 1e-3 * tokens), lookup, always(0.8), branches=64, length=4000)
     controller = adaptive()
     simulation.run(controller, 64 * 400)
@@ -414,8 +414,8 @@ def test_a_branch_left_alone_is_guessed_for_within_some_dozens_of_steps() -> Non
     assert simulation.run(controller, 300) > 2 * plain(replace(simulation), 300)
 
 
-def test_a_drafter_that_is_nearly_always_right_is_soon_asked_for_long_chains() -> None:
-    """As a draft model that was taught by its target: no hundreds of steps are spent on every depth in between."""
+def test_long_chains_are_soon_requested_at_a_high_acceptance_rate() -> None:
+    """As for a distilled draft model: no hundreds of steps are spent on each depth in between."""
 
     def chain(branches: int, depth: int) -> float:
         return 5e-5 + 1e-5 * depth if depth else 0
@@ -428,7 +428,7 @@ def test_a_drafter_that_is_nearly_always_right_is_soon_asked_for_long_chains() -
     assert statistics.median(ratios) > 0.9
 
 
-def test_little_is_kept_of_loads_and_nothing_of_branches() -> None:
+def test_the_controller_keeps_little_state_per_load_and_none_per_branch() -> None:
     controller, gone = adaptive(), []
     rng = random.Random(0)
     for number in range(512):
@@ -448,7 +448,7 @@ def test_little_is_kept_of_loads_and_nothing_of_branches() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(st.data())
-def test_a_trimmed_draft_is_a_tree_of_what_was_proposed(data: st.DataObject) -> None:
+def test_a_trimmed_draft_is_a_subtree_of_the_proposal(data: st.DataObject) -> None:
     controller = adaptive()
     rng = random.Random(data.draw(st.integers(0, 1 << 20)))
     branches = [cast(GenerateSequence, Branch(0.5, 1 << 30, rng)) for _ in range(data.draw(st.integers(1, 5)))]
@@ -469,7 +469,7 @@ def test_a_trimmed_draft_is_a_tree_of_what_was_proposed(data: st.DataObject) -> 
 
 
 def _random_tree(rng: random.Random, wish: DraftRequest) -> Draft:
-    """Distinct tokens, each after a random earlier one or the root."""
+    """Return a tree of distinct tokens, each after a random earlier one or the root."""
     parents: list[int] = []
     depths: list[int] = []
     for index in range(rng.randint(0, wish.nodes)):

@@ -1,4 +1,4 @@
-"""A draft model keeps step with the branches, shares what they share, and never gets in the way."""
+"""Draft models: their cache follows the branches, shares their prefixes, and never blocks them."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ TIGHT = EngineOptions(kv_tokens=320, max_running=8, step_tokens=64)
 
 
 class Counted:
-    """A model that counts the tokens of each forward pass."""
+    """A model with a count of the tokens of each forward pass."""
 
     def __init__(self, model: Model) -> None:
         self._model = model
@@ -66,21 +66,22 @@ def speculating(
 ) -> tuple[Harness, DraftModel]:
     harness = Harness(target, options)
     drafter = DraftModel(load(draft), context=CONTEXT, **limits)
-    # Without a tree no more in all than after each other, also where the end of the branch bounds that.
+    # For a chain there are as many nodes as levels, also where the end of the branch bounds the depth.
     harness.core.start_speculation(drafter, FixedController(depth, 1 if nodes == depth else nodes))
     return harness, drafter
 
 
 def counts(harness: Harness) -> tuple[int, int]:
-    """Guesses computed and guesses that were right."""
+    """Return the number of draft tokens that were verified, and of accepted ones."""
     tally = harness.core.speculation_stats
     assert tally is not None
     return tally.drafted, tally.accepted
 
 
 def complete(harness: Harness, drafter: DraftModel, asked: Sequence[GenerateRequest]) -> list[list[Completion]]:
-    """Answers to several requests at once. Both caches are checked at every step, and the drafter's must hold nothing
-    but what branches were."""
+    """Complete several requests at once; check both caches at every step.
+
+    The drafter's cache must contain only prefixes of branches."""
     heard = [harness.submit(request) for request in asked]
     while harness.core.has_work:
         harness.core.step()
@@ -102,7 +103,7 @@ def texts(request: GenerateRequest, answers: Sequence[Completion]) -> list[tuple
 
 
 def cached(drafter: DraftModel, namespace: str | None = None) -> list[tuple[int, ...]]:
-    """The longest token sequences in the drafter's tree."""
+    """Return the longest token sequences in the drafter's radix tree."""
     root = drafter.cache.tree.roots.get(namespace)
     found: list[tuple[int, ...]] = []
     stack = [(root, ())] if root is not None else []
@@ -128,7 +129,7 @@ def _all_noise(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def requests(law: dict[str, object], namespace: str | None = None) -> list[GenerateRequest]:
-    """Siblings, a prompt that parts from theirs within a page, a short one, and a branch that was cut."""
+    """Return siblings, a prompt that diverges from theirs within a page, a short one, and a branch that was cut."""
     prompts = [PROMPT, [*PROMPT[:41], *range(200, 230)], PROMPT[:5]]
     asked = [
         generate(prompt, [Branch(4, key, 30) for key in range(3)], request_id=str(number), cache_salt=namespace, **law)
@@ -152,7 +153,7 @@ def requests(law: dict[str, object], namespace: str | None = None) -> list[Gener
     ids=lambda value: value if isinstance(value, str) else "penalties" if value is PENALISED else None,
 )
 @pytest.mark.usefixtures("_all_noise")
-def test_the_target_as_its_own_draft_is_always_right(
+def test_the_target_as_its_own_draft_model_is_always_accepted(
     checkpoints: Checkpoints, family: str, law: dict[str, object]
 ) -> None:
     folder = checkpoints(family)
@@ -166,7 +167,7 @@ def test_the_target_as_its_own_draft_is_always_right(
 
 @pytest.mark.parametrize(("kv_dtype", "kv_bytes_per_token"), [("auto", 512), ("int8", 160), ("fp8", 160)])
 @pytest.mark.usefixtures("_all_noise")
-def test_it_is_always_right_under_preemption_and_with_a_pool_of_its_own_that_is_too_small(
+def test_all_drafts_are_accepted_under_preemption_and_with_a_small_pool_of_the_drafter(
     checkpoints: Checkpoints, kv_dtype: str, kv_bytes_per_token: int
 ) -> None:
     folder, options = checkpoints("qwen3"), replace(TIGHT, kv_dtype=kv_dtype)
@@ -182,7 +183,7 @@ def test_it_is_always_right_under_preemption_and_with_a_pool_of_its_own_that_is_
         assert drafted == accepted > 20
 
 
-def test_another_draft_changes_no_token_and_is_right_in_part(checkpoints: Checkpoints) -> None:
+def test_another_draft_model_changes_no_token_and_is_accepted_in_part(checkpoints: Checkpoints) -> None:
     folder = checkpoints("qwen3")
     asked = requests(LAW) + requests(LAW, "other")
     expected = plain(folder, asked)
@@ -204,13 +205,13 @@ def test_only_tokens_of_branches_are_cached_and_only_within_their_namespace(chec
         found = cached(drafter, namespace)
         assert found
         assert all(any(path == text[: len(path)] for text in known) for path in found)
-        # And all of each branch but what its last step drew.
+        # Each branch is cached except for the tokens sampled in its last step.
         assert all(any(path[: len(text) - 7] == text[:-7] for path in found) for text in known)
     assert drafter.cache.num_tables == 0
     assert set(drafter.cache.tree.roots) == {None, "one", "two"}
 
 
-def test_clearing_the_cache_forgets_what_the_drafter_computed_too(checkpoints: Checkpoints) -> None:
+def test_clearing_the_cache_clears_the_drafters_cache(checkpoints: Checkpoints) -> None:
     harness, drafter = speculating(checkpoints("qwen3"), checkpoints("llama"))
     complete(harness, drafter, requests(LAW))
     assert cached(drafter)
@@ -220,7 +221,7 @@ def test_clearing_the_cache_forgets_what_the_drafter_computed_too(checkpoints: C
     assert drafter.cache.pool.num_free == drafter.cache.pool.size
 
 
-# By hand.
+# Drafters driven without an engine.
 
 
 def branches(harness: Harness, *asked: GenerateRequest) -> list[GenerateSequence]:
@@ -245,7 +246,7 @@ def passes(drafter: DraftModel) -> list[int]:
     return taken
 
 
-def test_a_long_prompt_is_caught_up_in_chunks_while_others_go_on(checkpoints: Checkpoints) -> None:
+def test_a_long_prompt_is_prefilled_in_chunks_while_others_get_drafts(checkpoints: Checkpoints) -> None:
     harness, drafter = speculating(checkpoints("qwen3"), checkpoints("llama"), catch_up=32)
     quick, slow = branches(
         harness, *(generate(prompt, [Branch(1, 1, 9)], **LAW) for prompt in (PROMPT[:9], PROMPT[::-1]))
@@ -253,13 +254,13 @@ def test_a_long_prompt_is_caught_up_in_chunks_while_others_go_on(checkpoints: Ch
     for step in range(5):
         drafts = propose(drafter, [slow, quick])
         assert len(drafts[1]) == 3
-        # 70 tokens: 32, 32, and what is less than a page.
+        # 70 tokens: 32, 32, and less than a page.
         assert (drafts[0] == EMPTY_DRAFT) == (step < 2)
         assert max(passes(drafter)) <= 32 + 9
         quick.tokens.append(step)
 
 
-def test_siblings_wait_for_the_first_one_to_compute_what_they_share(checkpoints: Checkpoints) -> None:
+def test_siblings_wait_for_the_first_to_compute_their_shared_prefix(checkpoints: Checkpoints) -> None:
     harness, drafter = speculating(checkpoints("qwen3"), checkpoints("llama"))
     asked = generate(PROMPT, [Branch(1, key, 9) for key in range(8)], **LAW)
     siblings = branches(harness, asked)
@@ -270,11 +271,11 @@ def test_siblings_wait_for_the_first_one_to_compute_what_they_share(checkpoints:
     assert passes(drafter) == [71, 1, 1]
     drafts = propose(drafter, siblings)
     assert [len(draft) for draft in drafts] == [3] * 8
-    # Each but the first computes what lies behind the prompt's last full page.
+    # Each but the first computes the tokens after the prompt's last full page.
     assert sum(passes(drafter)[:1]) <= 1 + 7 * (71 - 64)
     for one in siblings:
         drafter.release(one)
-    # A later request finds them to the token; one of another namespace finds nothing.
+    # A later request hits the cache up to the last token; one of another namespace does not.
     again, *_, stranger = branches(harness, asked, generate(PROMPT, [Branch(1, 1, 9)], cache_salt="x", **LAW))
     again.tokens.append(3)
     propose(drafter, [again], depth=1, nodes=1)
@@ -283,7 +284,7 @@ def test_siblings_wait_for_the_first_one_to_compute_what_they_share(checkpoints:
     assert passes(drafter) == [70]
 
 
-def test_after_full_acceptance_it_computes_two_tokens_and_after_none_one(checkpoints: Checkpoints) -> None:
+def test_two_tokens_are_computed_after_full_acceptance_and_one_after_none(checkpoints: Checkpoints) -> None:
     harness, drafter = speculating(checkpoints("qwen3"), checkpoints("llama"))
     [one] = branches(harness, generate(PROMPT[:20], [Branch(1, 1, 90)], **LAW))
     [draft] = propose(drafter, [one])
@@ -295,7 +296,7 @@ def test_after_full_acceptance_it_computes_two_tokens_and_after_none_one(checkpo
     [draft] = propose(drafter, [one])
     assert passes(drafter) == [1, 1, 1]
     one.tokens += [*draft.tokens[:2], draft.tokens[2] + 1]
-    # Cut short by the controller, guesses beyond the cut may come true as well: the last token still is computed.
+    # Draft tokens beyond the controller's cut may equal the samples too: the last token is still computed.
     [draft] = propose(drafter, [one])
     one.tokens += [*draft.tokens[:1], draft.tokens[1]]
     passes(drafter)
@@ -303,7 +304,7 @@ def test_after_full_acceptance_it_computes_two_tokens_and_after_none_one(checkpo
     assert passes(drafter) == [1, 1, 1]
 
 
-def test_what_it_guesses_is_a_function_of_the_branch_alone(checkpoints: Checkpoints) -> None:
+def test_a_draft_is_a_function_of_the_branch_alone(checkpoints: Checkpoints) -> None:
     harness, drafter = speculating(checkpoints("qwen3"), checkpoints("llama"))
     rng = random.Random(3)
     one, other = branches(harness, generate(PROMPT[:20], [Branch(1, key, 90) for key in range(2)], **LAW))
@@ -316,7 +317,7 @@ def test_what_it_guesses_is_a_function_of_the_branch_alone(checkpoints: Checkpoi
         assert drafts[0].tokens == expected.tokens
         assert drafts[0].probs == pytest.approx(expected.probs, rel=bound)
         for sequence, draft in zip((one, other), drafts, strict=True):
-            # A runner-up may have been right, and what was drawn after it.
+            # A runner-up may have been accepted, with the token sampled after it.
             right, others = rng.randint(0, 4), rng.randint(1, 2)
             sequence.tokens += [*draft.tokens[:right], *rng.choices(range(400), k=others)]
     assert len(one.tokens) > 70
@@ -351,14 +352,14 @@ def test_trees_are_the_chain_with_the_likeliest_runners_up(checkpoints: Checkpoi
     assert [len(draft) for draft in both] == [3, 8]
 
 
-def test_what_ends_the_branch_is_guessed_and_not_computed(checkpoints: Checkpoints) -> None:
+def test_a_token_that_ends_the_branch_is_drafted_and_not_computed(checkpoints: Checkpoints) -> None:
     harness, drafter = speculating(checkpoints("qwen3"), checkpoints("llama"))
     free = generate(PROMPT[:20], [Branch(1, 1, 90)], **LAW)
     [draft] = propose(drafter, branches(harness, free), depth=6, nodes=6)
     assert len(set(draft.tokens)) > 3
     stopping = generate(PROMPT[:20], [Branch(1, 1, 90)], **LAW | {"stop_token_ids": (draft.tokens[2],)})
     place, ends = draft.tokens.index(draft.tokens[2]), frozenset({draft.tokens[2]})
-    # Beside a branch that wants a tree, a chain remains one.
+    # Beside a branch with a requested tree, a chain stays a chain.
     one, other = branches(harness, stopping, free)
     stopped, tree = drafter.propose([DraftRequest(one, 6, 6), DraftRequest(other, 6, 12)])
     assert stopped.tokens == draft.tokens[: place + 1]
@@ -369,7 +370,7 @@ def test_what_ends_the_branch_is_guessed_and_not_computed(checkpoints: Checkpoin
 
 
 class Seeing(FixedController):
-    """Sees what is to be computed."""
+    """A controller that checks the drafts to be computed."""
 
     seen: ClassVar[list[Draft]] = []
 
@@ -378,7 +379,7 @@ class Seeing(FixedController):
         return super().trim(wishes, drafts)
 
 
-def test_no_step_computes_a_guess_that_ends_the_branch(checkpoints: Checkpoints) -> None:
+def test_no_step_computes_a_draft_token_that_ends_the_branch(checkpoints: Checkpoints) -> None:
     harness, drafter = speculating(checkpoints("qwen3"), checkpoints("qwen3"))
     harness.core.start_speculation(drafter, Seeing(4, 4))
     ends = set(range(30, 46))
@@ -387,13 +388,13 @@ def test_no_step_computes_a_guess_that_ends_the_branch(checkpoints: Checkpoints)
     assert all(ends.isdisjoint(draft.tokens) for draft in Seeing.seen)
 
 
-def test_no_step_computes_a_guess_that_is_a_stop_string(checkpoints: Checkpoints) -> None:
+def test_no_step_computes_a_draft_token_that_is_a_stop_string(checkpoints: Checkpoints) -> None:
     harness, drafter = speculating(checkpoints("qwen3"), checkpoints("qwen3"))
     prompt = generate(PROMPT[:20], [Branch(1, 1, 40)], **LAW)
     tokenizer = harness.core.model.tokenizer
     [free] = harness.complete(prompt)
     texts = [(token, tokenizer.decode([token])) for token in free.token_ids]
-    # The last new one, so that there are guesses before it.
+    # The last new token, so that draft tokens precede it.
     last, stops = next(
         (text, {token})
         for place, (token, text) in reversed([*enumerate(texts)])
@@ -406,7 +407,7 @@ def test_no_step_computes_a_guess_that_is_a_stop_string(checkpoints: Checkpoints
     assert all(stops.isdisjoint(draft.tokens) for draft in Seeing.seen)
 
 
-def test_short_memory_empties_drafts_and_those_that_have_it_go_on(checkpoints: Checkpoints) -> None:
+def test_without_memory_a_branch_gets_no_draft_while_others_do(checkpoints: Checkpoints) -> None:
     pages = 7
     harness, drafter = speculating(checkpoints("qwen3"), checkpoints("llama"), pool_bytes=pages * 16 * 512)
     assert drafter.cache.pool.size == pages
@@ -414,7 +415,7 @@ def test_short_memory_empties_drafts_and_those_that_have_it_go_on(checkpoints: C
     asked = branches(harness, *(generate(prompt, [Branch(1, 1, 90)], **LAW) for prompt in prompts))
     drafts = propose(drafter, asked)
     assert [len(draft) > 0 for draft in drafts] == [True, True, False, False]
-    # The first outgrows what is left, gives up, and the third one's turn comes when it stays away.
+    # The first outgrows the free memory and gets no draft; the third gets one once the first is not requested.
     asked[0].tokens += range(60)
     asked[1].tokens += range(30)
     drafts = propose(drafter, asked)
@@ -426,7 +427,7 @@ def test_short_memory_empties_drafts_and_those_that_have_it_go_on(checkpoints: C
     assert drafter.cache.num_tables == 0
 
 
-def test_branches_that_are_not_asked_for_give_up_their_rows_and_find_what_they_had(checkpoints: Checkpoints) -> None:
+def test_branches_without_requests_free_their_rows_and_keep_their_cached_prefix(checkpoints: Checkpoints) -> None:
     options = EngineOptions(kv_tokens=4096, max_running=2)
     harness, drafter = speculating(checkpoints("qwen3"), checkpoints("llama"), options=options)
     asked = branches(harness, *(generate([key, *PROMPT], [Branch(1, 1, 90)], **LAW) for key in range(5)))
@@ -442,7 +443,7 @@ def test_branches_that_are_not_asked_for_give_up_their_rows_and_find_what_they_h
     assert sum(len(draft) > 0 for draft in drafts) == 2
 
 
-def test_a_branch_beyond_the_draft_models_context_gets_no_guesses(checkpoints: Checkpoints) -> None:
+def test_a_branch_beyond_the_draft_models_context_gets_no_drafts(checkpoints: Checkpoints) -> None:
     harness = Harness(checkpoints("qwen3"))
     drafter = DraftModel(load_model(checkpoints("llama"), lambda _: 32), context=32)
     drafter.reset(harness.core.cache)
@@ -452,12 +453,12 @@ def test_a_branch_beyond_the_draft_models_context_gets_no_guesses(checkpoints: C
         [draft] = propose(drafter, [one], depth=4, nodes=4)
         lengths.append(len(draft))
         one.tokens.append(1)
-    # Guesses are not computed but the one before each is, at position 31 at most.
+    # The last draft token is not computed, but the one before it is, at position 31 at most.
     assert lengths == [4, 4, 3, 2, 1, 0, 0, 0]
     assert drafter.cache.num_tables == 0
 
 
-def test_a_branch_that_was_never_seen_can_be_forgotten_and_a_reset_forgets_all(checkpoints: Checkpoints) -> None:
+def test_an_unknown_branch_can_be_released_and_a_reset_releases_all(checkpoints: Checkpoints) -> None:
     harness, drafter = speculating(checkpoints("qwen3"), checkpoints("llama"))
     one, other = branches(harness, generate(PROMPT, [Branch(1, key, 9) for key in range(2)], **LAW))
     drafter.release(one)

@@ -1,4 +1,4 @@
-"""EAGLE's guesses are those of the layer over the whole text, whatever was cached, cut, or computed with others."""
+"""EAGLE's drafts equal those of its layer over the whole text, however it was cached, cut or batched."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def guessing(
 
 
 class Reference:
-    """The layer over a whole text at once, without a cache."""
+    """The EAGLE layer over a whole text at once, without a cache."""
 
     def __init__(self, folder: Path, tensors: dict[str, Tensor], dtype: torch.dtype = torch.float64) -> None:
         self.target = Target(folder, dtype)
@@ -64,8 +64,9 @@ class Reference:
         self._features: dict[tuple[int, ...], Tensor] = {}
 
     def logits(self, tokens: Sequence[int], guessed: Sequence[int]) -> Floats:
-        """The drafter's logits of the token after the guesses: true features for all tokens but the last, and the
-        layer's own from there on."""
+        """Return the drafter's logits of the token after the draft tokens.
+
+        All tokens but the last have the target's features; from there on the layer's own outputs are used."""
         key = tuple(tokens)
         if key not in self._features:
             self._features = {key: self.target.features(tokens[:-1])}
@@ -100,7 +101,7 @@ class Reference:
 
 @pytest.fixture(autouse=True)
 def _everything_is_followed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guesses of random weights are worth little."""
+    """Follow all draft tokens, since random weights give each a low probability."""
     monkeypatch.setattr(tree_draft, "FLOOR", 0.0)
 
 
@@ -121,14 +122,14 @@ def check_guesses(folder: Path, tensors: dict[str, Tensor], made: Sequence[Asked
 
 @pytest.mark.parametrize("shape", list(SHAPES))
 @pytest.mark.parametrize("law", ["greedy", "plain"])
-def test_guesses_are_those_of_the_layer_over_the_whole_text(
+def test_drafts_equal_those_of_the_layer_over_the_whole_text(
     checkpoints: Checkpoints, tmp_path: Path, law: str, shape: str
 ) -> None:
-    """Several branches at once, of prompts that are read in chunks."""
+    """Several branches at once, whose prompts are prefilled in chunks."""
     folder, (config, tensors) = checkpoints("qwen3"), eagle_parts()
     options = replace(SMALL, step_tokens=32, page_size=8)
     harness, recorder = guessing(folder, save_head(tmp_path, config, tensors), SHAPES[shape], options)
-    # Branches of their own page tables from the first token on: see the next test.
+    # Requests of one branch, so that no pages are shared; the next tests share them.
     asked = [replace(request, branches=request.branches[:1]) for request in requests(law)]
     ours = [event for events in answers(harness, asked) for event in events]
     plain = [event for events in answers(Harness(folder, SMALL), asked) for event in events]
@@ -138,7 +139,7 @@ def test_guesses_are_those_of_the_layer_over_the_whole_text(
     check_guesses(folder, tensors, made[::5])
 
 
-def test_a_branch_that_is_continued_finds_its_entries_in_the_cache(checkpoints: Checkpoints, tmp_path: Path) -> None:
+def test_a_continued_branch_reuses_the_drafters_cached_keys(checkpoints: Checkpoints, tmp_path: Path) -> None:
     folder, (config, tensors) = checkpoints("qwen3"), eagle_parts()
     harness, recorder = guessing(folder, save_head(tmp_path, config, tensors), (3, 3), replace(SMALL, page_size=8))
     first = harness.complete(generate(PROMPTS[2], [Branch(5, 0, 21)], ignore_eos=True))[0]
@@ -151,10 +152,10 @@ def test_a_branch_that_is_continued_finds_its_entries_in_the_cache(checkpoints: 
 
 
 @pytest.mark.parametrize(("kv_dtype", "bound"), [("int8", 0.08), ("fp8", 0.3)])
-def test_entries_of_8_bits_give_nearly_the_same_guesses(
+def test_8_bit_keys_and_values_give_nearly_the_same_drafts(
     checkpoints: Checkpoints, tmp_path: Path, kv_dtype: str, bound: float
 ) -> None:
-    """The first drafts of continued branches, most of whose entries lie in the cache."""
+    """First drafts of continued branches, most of whose keys and values are cached."""
     folder, head = checkpoints("qwen3"), save_head(tmp_path, *eagle_parts())
     drafts: list[list[Draft]] = []
     for dtype in ("auto", kv_dtype):
@@ -174,7 +175,7 @@ def test_entries_of_8_bits_give_nearly_the_same_guesses(
 def test_branches_that_share_pages_are_answered_exactly(
     checkpoints: Checkpoints, tmp_path: Path, shape: str, kv_dtype: str
 ) -> None:
-    """Forks, a pool that preempts, and requests that only score, whose tokens have no entries."""
+    """Forks, preemption, and score requests, for whose tokens the drafter has no keys and values."""
     folder, asked = checkpoints("qwen3"), [replace(request, lease="a") for request in requests("plain", 40)]
     plain = completions(answers(Harness(folder, replace(SMALL, kv_dtype=kv_dtype)), asked))
     tight = EngineOptions(kv_tokens=160, page_size=8, max_running=6, step_tokens=24, kv_dtype=kv_dtype)
@@ -184,12 +185,12 @@ def test_branches_that_share_pages_are_answered_exactly(
     assert sum(one.draft != EMPTY_DRAFT for one in recorder.asked) > 0.8 * len(recorder.asked)
 
 
-def test_what_is_hardly_worth_it_or_ends_the_branch_is_not_followed(
+def test_improbable_and_ending_draft_tokens_are_not_extended(
     checkpoints: Checkpoints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tree_draft, "FLOOR", 0.3)
     harness, recorder = guessing(checkpoints("qwen3"), save_head(tmp_path, *eagle_parts()), SHAPES["chain"])
-    # A law of few tokens, one of which ends the branch.
+    # A distribution over few tokens, one of which ends the branch.
     law = {"logit_bias": tuple((token, 60.0) for token in (5, 17, 41, 90)), "stop_token_ids": (41,), "min_tokens": 4}
     harness.complete(generate(PROMPTS[1], [Branch(3, key, 30) for key in range(20)], ignore_eos=True, **law))
     drafts = [one.draft for one in recorder.asked if one.wish.depth == 4 and one.draft != EMPTY_DRAFT]
@@ -205,7 +206,7 @@ def test_what_is_hardly_worth_it_or_ends_the_branch_is_not_followed(
 
 
 class _Later(FixedController):
-    """Wants guesses once branches have written 21 tokens."""
+    """Requests drafts once branches have generated 21 tokens."""
 
     def choose_sizes(self, sequences: Sequence[GenerateSequence], others: int, rested: int, /) -> list[tuple[int, int]]:
         wanted = FixedController.choose_sizes(self, sequences, others, rested)
@@ -213,8 +214,8 @@ class _Later(FixedController):
 
 
 @pytest.mark.parametrize("length", [1, 7, 30])
-def test_guesses_that_are_wanted_late_are_the_same(checkpoints: Checkpoints, tmp_path: Path, length: int) -> None:
-    """Until then entries are computed some at a time, for prompts of one token, of few, and of many."""
+def test_drafts_requested_late_are_the_same(checkpoints: Checkpoints, tmp_path: Path, length: int) -> None:
+    """Until then keys and values are computed some at a time, for prompts of one token, of few, and of many."""
     folder, (config, tensors) = checkpoints("qwen3"), eagle_parts()
     harness = Harness(folder, SMALL)
     recorder = Recorder(load_eagle(save_head(tmp_path, config, tensors), harness.core.model.decoder))
@@ -225,7 +226,7 @@ def test_guesses_that_are_wanted_late_are_the_same(checkpoints: Checkpoints, tmp
     check_guesses(folder, tensors, made)
 
 
-def test_drafting_in_parts_makes_the_same_guesses(
+def test_drafting_in_parts_gives_the_same_drafts(
     checkpoints: Checkpoints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     head = save_head(tmp_path, *eagle_parts())
@@ -253,7 +254,7 @@ CASES: list[tuple[dict[str, Any], str | None, str]] = [
 
 
 @pytest.mark.parametrize(("fields", "tensor", "message"), CASES)
-def test_a_head_that_does_not_fit_is_refused(
+def test_a_head_that_does_not_fit_is_rejected(
     checkpoints: Checkpoints, tmp_path: Path, fields: dict[str, Any], tensor: str | None, message: str
 ) -> None:
     config, tensors = eagle_parts()

@@ -1,4 +1,4 @@
-"""A chain that is computed in one call is the one that is computed level by level."""
+"""A chain drafted in one call equals the chain drafted level by level."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ SHAPES = {"one guess": (1, 1), "chain": (5, 5), "tree": (4, 7)}
 
 
 class Counted:
-    """Counts the chains that are computed in one call, and the tokens that begin them."""
+    """Counts of the chains drafted in one call, and of their input tokens."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.chains: list[list[int]] = []
         self.shapes: list[int] = []
-        """That are kept."""
+        """Number of recorded shapes after each call."""
         self.depths: list[int] = []
         original = FusedChains.__call__
 
@@ -70,7 +70,7 @@ def drafts(
     options: EngineOptions,
     kind: type[FixedController] = FixedController,
 ) -> list[Asked]:
-    """What was asked of a draft model, after answers that must be those of plain decoding."""
+    """Return the requests to a draft model and its drafts; check that the results are those of plain decoding."""
     harness = Harness(target, options)
     recorder = Recorder(DraftModel(load_model(draft, lambda _: CONTEXT), context=CONTEXT))
     harness.core.start_speculation(recorder, kind(*shape))
@@ -82,10 +82,10 @@ def drafts(
 @pytest.mark.parametrize("shape", list(SHAPES))
 @pytest.mark.parametrize("law", ["greedy", "plain", "filters"])
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
-def test_a_chain_is_the_one_that_grows_level_by_level(
+def test_a_fused_chain_equals_the_chain_drafted_level_by_level(
     checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch, family: str, law: str, shape: str
 ) -> None:
-    """Branches of several prompts, one of which is a single token."""
+    """Branches of several prompts, one of them a single token."""
     folder, draft, asked = checkpoints("qwen3"), checkpoints(family), requests(law)
     asked.append(replace(asked[0], request_id="short", prompt=(7,)))
     counted = Counted(monkeypatch)
@@ -96,7 +96,7 @@ def test_a_chain_is_the_one_that_grows_level_by_level(
     monkeypatch.setattr(draft_model, "supports_fused_chains", lambda *_: False)
     by_level = drafts(folder, draft, asked, SHAPES[shape], SMALL)
     assert not counted.chains
-    # A share of exponentials, of logits that two runs round otherwise.
+    # A softmax of logits that two runs round differently.
     bound = 4 * float32_loss(draft).logit
     for one, other in zip(at_once, by_level, strict=True):
         assert one.tokens == other.tokens
@@ -106,7 +106,7 @@ def test_a_chain_is_the_one_that_grows_level_by_level(
 
 
 @pytest.mark.parametrize("shape", [(4, 4), (4, 7)])
-def test_shorter_chains_are_the_beginnings_of_what_was_recorded_for_longer_ones(
+def test_shorter_chains_reuse_the_recording_of_longer_ones(
     checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch, shape: tuple[int, int]
 ) -> None:
     folder, draft, asked = checkpoints("qwen3"), checkpoints("llama"), requests("plain")
@@ -124,7 +124,7 @@ def test_shorter_chains_are_the_beginnings_of_what_was_recorded_for_longer_ones(
         )
 
 
-def test_a_chain_over_keys_of_8_bits_is_the_one_that_grows_level_by_level(
+def test_a_fused_chain_over_8_bit_keys_equals_the_chain_drafted_level_by_level(
     checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, draft, asked = checkpoints("qwen3"), checkpoints("llama"), requests("plain")
@@ -135,12 +135,12 @@ def test_a_chain_over_keys_of_8_bits_is_the_one_that_grows_level_by_level(
     monkeypatch.setattr(draft_model, "supports_fused_chains", lambda *_: False)
     by_level = drafts(folder, draft, asked, (4, 4), options)
     agreed = [one.draft.tokens == other.draft.tokens for one, other in zip(at_once, by_level, strict=True)]
-    assert sum(agreed) >= 0.98 * len(agreed)  # what is rounded to 8 bits may fall on the other side
+    assert sum(agreed) >= 0.98 * len(agreed)  # values rounded to 8 bits may change a sample
 
 
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("page_size", [4, 16])
-def test_the_target_as_its_own_draft_is_always_right_in_one_call(
+def test_fused_chains_of_the_target_as_its_own_draft_model_are_always_accepted(
     checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch, page_size: int, threads: int
 ) -> None:
     monkeypatch.setattr("engine.speculation.drafters.proposal.NOISE", 1.0)
@@ -170,7 +170,7 @@ def test_the_target_as_its_own_draft_is_always_right_in_one_call(
 
 
 @pytest.mark.parametrize("family", ["mistral", "gemma2", "gpt2", "mixtral"])
-def test_models_that_are_more_than_kernels_grow_level_by_level(
+def test_models_that_cannot_be_recorded_draft_level_by_level(
     checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch, family: str
 ) -> None:
     counted = Counted(monkeypatch)
@@ -179,7 +179,7 @@ def test_models_that_are_more_than_kernels_grow_level_by_level(
     assert not counted.chains
 
 
-def test_shapes_that_come_and_go_are_not_all_kept(checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_recorded_shapes_is_bounded(checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fused_chain, "_SHAPES", 3)
     counted = Counted(monkeypatch)
     made = drafts(checkpoints("qwen3"), checkpoints("qwen3"), requests("plain", length=40), (5, 5), SMALL)
@@ -188,7 +188,7 @@ def test_shapes_that_come_and_go_are_not_all_kept(checkpoints: Checkpoints, monk
     assert max(counted.shapes) == 3
 
 
-def test_pages_that_the_kernel_does_not_take_as_they_are_grow_level_by_level(
+def test_page_layouts_that_the_kernel_does_not_support_draft_level_by_level(
     checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counted, options = Counted(monkeypatch), replace(SMALL, page_size=32)
@@ -197,7 +197,7 @@ def test_pages_that_the_kernel_does_not_take_as_they_are_grow_level_by_level(
     assert not counted.chains
 
 
-def test_penalties_count_guesses_level_by_level(checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_penalties_count_draft_tokens_level_by_level(checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
     counted = Counted(monkeypatch)
     made = drafts(checkpoints("qwen3"), checkpoints("llama"), requests("penalties"), (3, 3), SMALL)
     assert sum(len(one.draft) for one in made) > 100

@@ -1,4 +1,4 @@
-"""What heads have in common computes what the target's own parts do."""
+"""The draft heads' shared output projection and matrix products equal the target's."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from tests.engine.speculation.heads import Target
 
 
 @pytest.mark.parametrize("kind", ["qwen3", "llama", "gemma2", "gpt2", "cohere"])
-def test_a_cheap_read_out_is_the_models(checkpoints: Checkpoints, kind: str) -> None:
-    """Of models with and without a soft cap, and of some that read what was normalised before."""
+def test_cheap_logits_equal_the_models(checkpoints: Checkpoints, kind: str) -> None:
+    """Models with and without a soft cap, and models whose output projection follows another norm."""
     model = Harness(checkpoints(kind)).core.model.decoder
     states = 7 * torch.randn(5, model.config.hidden_size, generator=torch.Generator().manual_seed(1))
     with torch.inference_mode():
         read = readout(model)
         assert (read == model.compute_logits) == (kind in ("gemma2", "gpt2", "cohere"))
-        # As ``readout`` asks of a probe: the epsilon of the norm weighs more in a vector of length 1.
+        # Tolerance of ``readout``'s probe: the norm's epsilon has a larger effect on a vector of length 1.
         torch.testing.assert_close(read(states), model.compute_logits(states), rtol=1e-3, atol=1e-3)
         if kind in ("qwen3", "llama"):
             peer, exact = (Target(checkpoints(kind), dtype) for dtype in (torch.float32, torch.float64))
@@ -37,5 +37,5 @@ def test_products_of_small_and_large_matrices_are_the_same(rows: int, size: tupl
     x = torch.randn(rows, size[1], generator=generator)
     for cheap, right in ((product(weight, bias), Linear(weight, bias)), (product(weight), Linear(weight))):
         expected = right(x).double()
-        # Each is as far from float64 at most, and rounds once more for the bias.
+        # Both have this error bound against float64, and round once more for the bias.
         assert_rounded(cheap(x), expected, 2 * product_bound(x, weight) + 2 * EPS * expected.abs())

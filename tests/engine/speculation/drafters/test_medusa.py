@@ -1,4 +1,4 @@
-"""Medusa's guesses are those of the closed form, and heads that do not fit are refused."""
+"""Medusa's drafts equal the closed form, and heads that do not fit are rejected."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def guessing(folder: Path, head: Path, shape: tuple[int, int]) -> tuple[Harness,
 
 
 def head_logits(target: Target, tensors: dict[str, Tensor], asked: Asked) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """Every head's logits, ``[heads, vocab]``, from the whole text in the target's type."""
+    """Return every head's logits ``[heads, vocab]``, from the whole text in the target's data type."""
     tensors = {name: tensor.to(target.dtype) for name, tensor in tensors.items()}
     state = rms(target.features(asked.tokens[:-1])[-1])
     both = torch.cat((state, target.embedding[asked.tokens[-1]]))
@@ -42,14 +42,14 @@ def head_logits(target: Target, tensors: dict[str, Tensor], asked: Asked) -> np.
 
 
 def ranked_by(target: Target, tensors: dict[str, Tensor], asked: Asked) -> list[list[tuple[int, float]]]:
-    """The likeliest guesses of every head."""
+    """Return the likeliest draft tokens of every head."""
     logits = head_logits(target, tensors, asked)
     return [ranked(row, asked, len(asked.tokens) + place) for place, row in enumerate(logits)]
 
 
 @pytest.mark.parametrize("shape", list(SHAPES))
 @pytest.mark.parametrize("law", ["greedy", "plain"])
-def test_guesses_are_those_of_the_closed_form(checkpoints: Checkpoints, tmp_path: Path, law: str, shape: str) -> None:
+def test_drafts_equal_the_closed_form(checkpoints: Checkpoints, tmp_path: Path, law: str, shape: str) -> None:
     folder, (config, tensors) = checkpoints("qwen3"), medusa_parts()
     harness, recorder = guessing(folder, save_head(tmp_path, config, tensors), SHAPES[shape])
     asked = requests(law)
@@ -86,7 +86,7 @@ def test_a_tree_is_made_of_the_likeliest_combinations(checkpoints: Checkpoints, 
 
 
 def worths(laws: Sequence[list[tuple[int, float]]]) -> dict[tuple[int, ...], float]:
-    """The chance of every combination of the six likeliest tokens."""
+    """Return the probability of every combination of the six likeliest tokens."""
     worth = {(): 1.0}
     for place, some in enumerate(laws):
         longest = [path for path in worth if len(path) == place]
@@ -96,13 +96,13 @@ def worths(laws: Sequence[list[tuple[int, float]]]) -> dict[tuple[int, ...], flo
 
 
 def said(draft: Draft, path: tuple[int, ...]) -> list[float]:
-    """The chances of a path's guesses."""
+    """Return the probabilities of a path's draft tokens."""
     places = [at for at in range(len(draft)) if tuple(draft.path(at)) == path[: draft.depths[at]]]
     return [draft.probs[at] for at in places]
 
 
 @pytest.mark.parametrize(("name", "value", "target"), [("hidden_size", 64, 48), ("vocab_size", 401, 400)])
-def test_heads_of_another_target_are_refused_with_both_numbers(
+def test_heads_of_another_target_are_rejected_with_both_numbers(
     checkpoints: Checkpoints, tmp_path: Path, name: str, value: int, target: int
 ) -> None:
     config, tensors = medusa_parts()
@@ -111,7 +111,7 @@ def test_heads_of_another_target_are_refused_with_both_numbers(
         load_medusa(save_head(tmp_path, config | {name: value}, tensors), model)
 
 
-def test_broken_heads_are_refused_by_name(checkpoints: Checkpoints, tmp_path: Path) -> None:
+def test_broken_heads_are_rejected_by_name(checkpoints: Checkpoints, tmp_path: Path) -> None:
     config, tensors = medusa_parts()
     model = Harness(checkpoints("qwen3")).core.model.decoder
     extra = tensors | {"heads.norm": torch.zeros(3)}

@@ -1,4 +1,4 @@
-"""The n-gram drafter offers what a scan of all texts would offer, keeps namespaces apart, and stays small and quick."""
+"""The n-gram drafter: equality with a scan of all texts, isolation of namespaces, bounded memory and time."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ from tests.engine.helpers import Harness, generate
 
 NO_STATES = torch.empty(0, 0)
 CACHE = cast(KVCache, None)
-"""The drafter looks at neither."""
+"""The n-gram drafter reads neither the cache nor hidden states."""
 REACH, WIDTH, LIFE = 4, 5, 1024
-"""Of contexts, of what is kept of their followers, and of counts."""
+"""Longest n-gram, followers kept per n-gram, and upper bound of an n-gram's total count."""
 
 
 def request(prompt: Iterable[int], branches: int = 1, lease: str | None = None, namespace: str | None = None) -> Job:
@@ -79,7 +79,7 @@ def advances(sequences: Iterable[GenerateSequence]) -> list[StepResult]:
 def step(
     drafter: NgramDrafter, drawn: dict[GenerateSequence, list[int]], shape: tuple[int, int] = (4, 4)
 ) -> list[Draft]:
-    """One step of the engine, in which each branch has guesses and then gets tokens."""
+    """Simulate one step of the engine, in which each branch gets a draft and then tokens."""
     drafts = drafter.propose([DraftRequest(sequence, *shape) for sequence in drawn])
     for sequence, tokens in drawn.items():
         sequence.tokens += tokens
@@ -88,7 +88,7 @@ def step(
 
 
 def write(drafter: NgramDrafter, job: Job, text: Iterable[int]) -> None:
-    """The branches of a request draw this, and are over."""
+    """Let the branches of a request generate ``text`` and finish."""
     sequences = branches_of([job])
     for token in text:
         step(drafter, {sequence: [token] for sequence in sequences})
@@ -107,15 +107,15 @@ def chain(drafter: NgramDrafter, sequence: GenerateSequence, depth: int = 4) -> 
     return list(draft.tokens)
 
 
-# What is offered.
+# Proposed drafts.
 
 
 @dataclass
 class Texts:
-    """The texts of one namespace, and a slow way to ask them."""
+    """The texts of one namespace, with a slow exact lookup."""
 
     followed: list[tuple[tuple[int, ...], int, object]] = field(default_factory=list)
-    """All tokens before a token, it, and the search that wrote it, in the order in which they were read."""
+    """Each token with all tokens before it and the search that generated it, in the order of reading."""
     read_before: set[tuple[int, ...]] = field(default_factory=set)
 
     def read(self, tokens: list[int], start: int, prefix: int, search: object) -> None:
@@ -125,7 +125,7 @@ class Texts:
             self.read_before.add(tuple(tokens[:end]))
 
     def match(self, before: tuple[int, ...]) -> tuple[int, list[tuple[int, object]]]:
-        """The longest size with a match, and all tokens that came after it and who wrote them, oldest first."""
+        """Return the size of the longest match, and all tokens that followed it with their searches, oldest first."""
         for size in range(REACH, 0, -1):
             suffix = before[-size:]
             found = [(token, who) for text, token, who in self.followed if len(text) >= size and text[-size:] == suffix]
@@ -135,13 +135,13 @@ class Texts:
 
 
 class Followers:
-    """What is kept of what came after a context."""
+    """Counts of the tokens that followed an n-gram, as the drafter keeps them."""
 
     def __init__(self, size: int, found: list[tuple[int, object]], search: object) -> None:
         self.total = len(found)
         assert self.total < LIFE
         kept: list[tuple[int, int, object]] = []
-        """Tokens, counts and who wrote them last, the latest last."""
+        """Tokens, counts, and the searches that generated them last; the latest last."""
         for token, who in found:
             known = [one for one in kept if one[0] == token]
             if not known and len(kept) == WIDTH:
@@ -162,13 +162,13 @@ def bits(count: int) -> int:
 
 @dataclass
 class Scan:
-    """What the drafter has to offer, by scanning all texts for every question."""
+    """Reference drafter that scans all texts for every draft."""
 
     texts: dict[object, Texts] = field(default_factory=dict)
     judged: list[tuple[object, bool]] = field(default_factory=list)
     done: dict[GenerateSequence, int] = field(default_factory=dict)
     foreseen: dict[GenerateSequence, Followers] = field(default_factory=dict)
-    """What was known to follow branches when they were guessed."""
+    """Known followers of each branch's last tokens when it was drafted."""
 
     def of(self, sequence: GenerateSequence) -> Texts:
         return self.texts.setdefault(sequence.job.namespace, Texts())
@@ -199,7 +199,7 @@ class Scan:
         return (1 + sum(seen)) / (2 + len(seen))
 
     def next(self, sequence: GenerateSequence, before: tuple[int, ...]) -> dict[int, float]:
-        """AcceptanceCalibrator of what may come next."""
+        """Return the acceptance probabilities of the tokens that may come next."""
         size, found = self.of(sequence).match(before)
         if not found:
             return {}
@@ -239,7 +239,7 @@ class Scan:
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(rng=st.randoms(use_true_random=False), alphabet=st.integers(2, 8))
-def test_guesses_are_those_of_a_scan_of_all_texts_of_the_namespace(rng: random.Random, alphabet: int) -> None:
+def test_drafts_equal_those_of_a_scan_of_the_namespaces_texts(rng: random.Random, alphabet: int) -> None:
     drafter, scan = NgramDrafter(), Scan()
     drafter.reset(CACHE)
     running: list[Job] = []
@@ -280,7 +280,7 @@ def test_guesses_are_those_of_a_scan_of_all_texts_of_the_namespace(rng: random.R
         running = [job for job in running if job.sequences]
 
 
-def test_a_branch_is_offered_what_its_sibling_wrote() -> None:
+def test_a_branch_is_drafted_from_its_siblings_text() -> None:
     drafter = NgramDrafter()
     first, second = branches_of([request([1, 2, 3], 2)])
     for token in (10, 11, 12, 13, 14):
@@ -290,7 +290,7 @@ def test_a_branch_is_offered_what_its_sibling_wrote() -> None:
     assert chain(drafter, second) == [13, 14]
 
 
-def test_a_sibling_that_starts_when_the_others_are_over_is_offered_what_they_wrote() -> None:
+def test_a_sibling_that_starts_late_is_drafted_from_finished_siblings() -> None:
     drafter = NgramDrafter()
     first, second = branches_of([request([1, 2, 3], 2)])
     step(drafter, {first: [10, 11, 12]})
@@ -298,13 +298,13 @@ def test_a_sibling_that_starts_when_the_others_are_over_is_offered_what_they_wro
     assert chain(drafter, second) == [10, 11, 12]
 
 
-def test_a_later_request_is_offered_what_earlier_ones_of_its_lease_wrote() -> None:
+def test_a_request_is_drafted_from_earlier_requests_of_its_lease() -> None:
     drafter = NgramDrafter()
     write(drafter, request([1, 2, 3], 2, "search"), [10, 11, 12, 13])
     assert chain(drafter, only(request([1, 2, 3, 10, 11], lease="search"))) == [12, 13]
 
 
-def test_a_search_is_offered_what_earlier_ones_of_its_namespace_wrote() -> None:
+def test_a_search_is_drafted_from_earlier_searches_of_its_namespace() -> None:
     drafter = NgramDrafter()
     write(drafter, request([1, 2, 3], 2, "search", "tenant"), [10, 11, 12, 13])
     for lease in ("other", None):
@@ -313,7 +313,7 @@ def test_a_search_is_offered_what_earlier_ones_of_its_namespace_wrote() -> None:
 
 @pytest.mark.parametrize("lease", ["search", "other", None])
 @pytest.mark.parametrize("namespace", ["other", None])
-def test_other_namespaces_are_offered_nothing(lease: str | None, namespace: str | None) -> None:
+def test_no_draft_comes_from_another_namespace(lease: str | None, namespace: str | None) -> None:
     drafter = NgramDrafter()
     write(drafter, request([1, 2, 3], 2, "search", "tenant"), [10, 11, 12, 13])
     write(drafter, request([1, 2, 3], 2, None, "tenant"), [20, 21, 22])
@@ -321,12 +321,12 @@ def test_other_namespaces_are_offered_nothing(lease: str | None, namespace: str 
     assert draft == EMPTY_DRAFT
 
 
-def test_what_the_search_wrote_is_offered_where_that_is_right_more_often() -> None:
-    """Each search writes a name of its own after words that all of them write."""
+def test_the_searchs_own_text_is_preferred_if_it_is_accepted_more_often() -> None:
+    """Each search generates a name of its own after words that all of them generate."""
     drafter = NgramDrafter()
     for number in range(20):
         write(drafter, request([1, 2, 3], 1, f"search {number}"), [7, 8, 100 + number, 7, 8, 100 + number, 5] * 2)
-    # Five names are remembered, and each was right more often than any of the four others.
+    # Five names are kept, and each was accepted more often than any of the four others.
     write(drafter, request([1, 2, 3], 1, "search"), [7, 8, 103])
     assert chain(drafter, only(request([9, 7, 8], lease="search")), 1) == [103]
     (draft,) = drafter.propose([DraftRequest(only(request([9, 7, 8], lease="search")), 1, 5)])
@@ -335,7 +335,7 @@ def test_what_the_search_wrote_is_offered_where_that_is_right_more_often() -> No
     assert set(draft.tokens[1:]) < set(range(100, 120))
 
 
-def test_the_longest_match_decides_then_frequency_then_the_latest() -> None:
+def test_drafts_are_ranked_by_match_length_then_frequency_then_recency() -> None:
     def guessed(prompt: list[int]) -> list[int]:
         return chain(NgramDrafter(), only(request(prompt)), 1)
 
@@ -345,7 +345,7 @@ def test_the_longest_match_decides_then_frequency_then_the_latest() -> None:
     assert guessed([1, 8, 1, 7, 1]) == [7]
 
 
-def test_a_shared_prompt_counts_once_and_each_draw_counts() -> None:
+def test_a_shared_prompt_counts_once_and_each_sample_counts() -> None:
     drafter = NgramDrafter()
     first, second, third = branches_of([request([9, 1, 4, 9, 1], 3)])
     step(drafter, {first: [5, 6], second: [5, 6], third: [9, 1]})
@@ -355,8 +355,8 @@ def test_a_shared_prompt_counts_once_and_each_draw_counts() -> None:
     assert draft.probs[0] == pytest.approx(2 * draft.probs[1]) == pytest.approx(2 * draft.probs[2])
 
 
-def test_texts_that_nobody_wanted_guesses_for_are_read_when_somebody_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not all of them: of the branches that are over, those that ended last."""
+def test_unread_texts_are_read_at_the_next_draft_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the finished branches only those that ended last are read."""
     monkeypatch.setattr(ngram, "_BACKLOG", 450)
     drafter = NgramDrafter()
     *siblings, last = branches_of([request([1, 2], 6, "search")])
@@ -371,7 +371,7 @@ def test_texts_that_nobody_wanted_guesses_for_are_read_when_somebody_does(monkey
     assert set(draft.tokens) == {200, 300, 400, 500}
 
 
-def test_of_many_texts_that_wait_each_step_reads_some(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_step_reads_a_bounded_part_of_unread_texts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ngram, "_AT_ONCE", 150)
     drafter = NgramDrafter()
     *siblings, last = branches_of([request([1, 2], 5, "search")])
@@ -384,7 +384,7 @@ def test_of_many_texts_that_wait_each_step_reads_some(monkeypatch: pytest.Monkey
     assert offered == [{100, 200}, {100, 200, 300, 400}, {100, 200, 300, 400}]
 
 
-def test_reset_forgets_everything() -> None:
+def test_reset_removes_all_texts() -> None:
     drafter = NgramDrafter()
     write(drafter, request([1, 2, 3], lease="search"), [10, 11])
     running = request([1, 2, 3], lease="search")
@@ -394,7 +394,7 @@ def test_reset_forgets_everything() -> None:
     end(drafter, only(running))
 
 
-def test_a_branch_whose_lease_is_released_goes_on_as_before() -> None:
+def test_a_branch_continues_after_its_lease_is_released() -> None:
     drafter = NgramDrafter()
     write(drafter, request([1, 2, 3], lease="search"), [10, 11, 12])
     job = request([1, 2, 3], lease="search")
@@ -404,16 +404,16 @@ def test_a_branch_whose_lease_is_released_goes_on_as_before() -> None:
     end(drafter, only(job))
 
 
-def test_forgetting_a_branch_that_was_never_seen_is_no_error() -> None:
+def test_an_unknown_branch_can_be_released() -> None:
     NgramDrafter().release(only(request([1])))
 
 
-# What it is worth.
+# Estimated probabilities.
 
 
-def test_chances_are_those_with_which_guesses_are_accepted() -> None:
-    """Twelve siblings at a time draw from a random second-order source. In each tenth of the chances, and at each
-    depth, that the true rate is off by more than 0.1 is refuted at p < 0.001."""
+def test_estimated_probabilities_match_acceptance_rates() -> None:
+    """Twelve siblings at a time sample from a random second-order Markov source. For each decile of the estimates, and
+    each depth, the hypothesis that the acceptance rate is off by more than 0.1 is rejected at p < 0.001."""
     noise = random.Random(4)
     law = {(a, b): [noise.expovariate(1) ** 3 for _ in range(12)] for a in range(12) for b in range(12)}
 
@@ -427,7 +427,7 @@ def test_chances_are_those_with_which_guesses_are_accepted() -> None:
         for _ in range(60):
             drafts = step(drafter, {sequence: [draw(sequence.tokens)] for sequence in sequences}, (4, 10))
             for sequence, draft in zip(sequences, drafts, strict=True):
-                # Draws as a step does: until no guess is met.
+                # Samples as a step does: until a sample equals no draft token.
                 tokens, node = list(sequence.tokens), -1
                 while True:
                     children = {draft.tokens[i]: i for i, parent in enumerate(draft.parents) if parent == node}
@@ -449,7 +449,7 @@ def test_chances_are_those_with_which_guesses_are_accepted() -> None:
         assert binom.cdf(met, len(pairs), min(1.0, promised + 0.1)) < 1e-3, (name, promised, met)
 
 
-def test_greedy_and_sampled_answers_are_the_same_and_a_repeated_search_is_guessed(checkpoints: Checkpoints) -> None:
+def test_results_are_unchanged_and_a_repeated_search_is_drafted(checkpoints: Checkpoints) -> None:
     folder = checkpoints("qwen3")
     drafter = NgramDrafter()
     plain, guessing = Harness(folder), Harness(folder)
@@ -470,15 +470,15 @@ def test_greedy_and_sampled_answers_are_the_same_and_a_repeated_search_is_guesse
             before = guessing.core.speculation_stats.accepted
             assert [one.token_ids for one in guessing.complete(asked)] == wanted
             accepted = guessing.core.speculation_stats.accepted - before
-        # The second time all was there before; a step for every five tokens at best.
+        # The second time all texts are known; at best there is a step for every five tokens.
         assert accepted > 0.7 * sum(map(len, wanted))
 
 
-# What it costs.
+# Costs.
 
 
 class Watched(list[int]):
-    """Counts the tokens that are looked at."""
+    """A list of tokens that counts its reads."""
 
     looks = 0
 
@@ -493,7 +493,7 @@ class Watched(list[int]):
 
 
 def operations(work: Callable[[], object]) -> int:
-    """Lines of the drafter that run, and tokens that it looks at."""
+    """Count the executed lines of the drafter and the tokens that it reads."""
     files, lines = {ngram.__file__, ngrams.__file__}, 0
 
     def trace(frame: FrameType, event: str, _: object) -> Any:
@@ -510,7 +510,7 @@ def operations(work: Callable[[], object]) -> int:
     return lines + Watched.looks
 
 
-def test_nothing_is_kept_of_a_request_that_is_cancelled_while_some_branches_wait(checkpoints: Checkpoints) -> None:
+def test_no_state_is_kept_of_a_request_cancelled_with_waiting_branches(checkpoints: Checkpoints) -> None:
     harness, drafter = Harness(checkpoints("qwen3"), EngineOptions(kv_tokens=4096, max_running=2)), NgramDrafter()
     harness.core.start_speculation(drafter, FixedController(3, 3))
     harness.submit(generate([5, 6, 5, 6, 5], [Branch(1, key, 30) for key in range(4)], ignore_eos=True))
@@ -521,11 +521,11 @@ def test_nothing_is_kept_of_a_request_that_is_cancelled_while_some_branches_wait
     assert not drafter._branches
 
 
-def test_a_step_costs_the_same_however_long_the_texts_are() -> None:
+def test_the_cost_of_a_step_does_not_depend_on_text_lengths() -> None:
     noise = random.Random(5)
 
     def text(length: int) -> list[int]:
-        """Every token has two that may follow, so that longer texts have no longer matches."""
+        """Return a text in which two tokens may follow each token, so that longer texts have no longer matches."""
         tokens = [noise.randrange(20)]
         while len(tokens) < length:
             tokens.append((2 * tokens[-1] + noise.randrange(2)) % 20)
@@ -545,7 +545,7 @@ def test_a_step_costs_the_same_however_long_the_texts_are() -> None:
     assert costs[16_000] < 1.15 * costs[2000]
 
 
-def test_without_wishes_a_step_costs_next_to_nothing_per_branch() -> None:
+def test_a_step_without_draft_requests_costs_almost_nothing_per_branch() -> None:
     noise = random.Random(7)
     costs = {}
     for count in (128, 512):
@@ -561,7 +561,7 @@ def test_without_wishes_a_step_costs_next_to_nothing_per_branch() -> None:
 
 
 def growth(drafter: NgramDrafter, work: Callable[[int], object]) -> float:
-    """By which factor the memory that the drafter holds grows from the first rounds to later ones."""
+    """Return the factor by which the drafter's memory grows from the first rounds to later ones."""
     files = [tracemalloc.Filter(True, module.__file__) for module in (ngram, ngrams)]
     tracemalloc.start()
     try:
@@ -570,7 +570,7 @@ def growth(drafter: NgramDrafter, work: Callable[[int], object]) -> float:
             work(number)
             if number in (10, 12, 14, 16, 45, 50, 55, 59):
                 held = tracemalloc.take_snapshot().filter_traces(files)
-                # The large arrays are no objects of Python's.
+                # ``tracemalloc`` does not see the memory of the large arrays.
                 table = drafter._table.num_bytes
                 sizes.append(table + sum(trace.size for trace in held.traces))
         return max(sizes[4:]) / max(sizes[:4])
@@ -579,7 +579,7 @@ def growth(drafter: NgramDrafter, work: Callable[[int], object]) -> float:
 
 
 def fresh(number: int, length: int) -> list[int]:
-    """Tokens that come in no other text."""
+    """Return tokens that occur in no other text."""
     return list(range(1000 * number + 1000, 1000 * number + 1000 + length))
 
 
@@ -595,7 +595,7 @@ def test_memory_is_bounded_for_one_search_and_for_many(lease: Callable[[int], st
     assert growth(drafter, search) < 1.01
 
 
-def test_memory_is_bounded_when_nobody_wants_guesses() -> None:
+def test_memory_is_bounded_without_draft_requests() -> None:
     drafter = NgramDrafter()
 
     def arrive_and_leave(number: int) -> None:
@@ -610,7 +610,7 @@ def test_memory_is_bounded_when_nobody_wants_guesses() -> None:
     assert growth(drafter, arrive_and_leave) < 1.01
 
 
-def test_of_a_long_prefix_the_end_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_end_of_a_long_prefix_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ngram, "_PREFIX", 30)
     drafter = NgramDrafter()
     text = fresh(0, 290)

@@ -24,11 +24,11 @@ from tests.engine.sampling.test_sampler import closed_form
 
 VOCAB = 400
 LEVEL = 1e-4
-"""Chance that a sound coupling fails a test; the seeds are fixed."""
+"""Probability that a correct coupling fails a test; the seeds are fixed."""
 LAWS: list[dict[str, float]] = [
     {},
     {"temperature": 0.5},
-    {"temperature": 1e-12},  # the law of a greedy one, and the chances too
+    {"temperature": 1e-12},  # distribution and probabilities of a greedy branch
     {"temperature": 0.0, "top_k": 1},
     {"top_k": 7},
     {"top_p": 0.7},
@@ -43,7 +43,7 @@ def harness(checkpoints: Checkpoints) -> Harness:
 
 
 def branches(harness: Harness, count: int, **law: object) -> list[GenerateSequence]:
-    """Branches of different lengths."""
+    """Return branches of different lengths."""
     job = Job("r", lambda _: None)
     asked = [Branch(seed=3, key=key, max_tokens=60, generated=tuple(range(key % 5))) for key in range(count)]
     harness.core.model.add_branches(generate([1, 2, 3], asked, **law), job)
@@ -51,7 +51,7 @@ def branches(harness: Harness, count: int, **law: object) -> list[GenerateSequen
 
 
 def random_logits(rows: int, vocab: int, seed: int) -> Tensor:
-    """So peaked that the likeliest 64 tokens have nearly all of the mass."""
+    """Return logits so peaked that the likeliest 64 tokens have nearly all of the mass."""
     return torch.randn(rows, vocab, generator=torch.Generator().manual_seed(seed)) * 4
 
 
@@ -69,9 +69,7 @@ def _all_noise(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("_all_noise")
 @pytest.mark.parametrize("law", LAWS, ids=str)
-def test_with_all_of_the_noise_the_best_guess_is_what_the_sampler_draws(
-    harness: Harness, law: dict[str, float]
-) -> None:
+def test_with_all_of_the_noise_the_best_draft_token_is_the_sample(harness: Harness, law: dict[str, float]) -> None:
     sequences = branches(harness, 40, **law)
     paths = [list(range(20, 20 + place % 4)) for place in range(40)]
     logits = random_logits(40, VOCAB, 1)
@@ -81,7 +79,7 @@ def test_with_all_of_the_noise_the_best_guess_is_what_the_sampler_draws(
     )
     position = np.array([len(one.tokens) + len(path) for one, path in zip(sequences, paths, strict=True)])
     drawn, _ = sample(logits, laws, NoiseKeys(np.full(40, 3), np.arange(40), position))
-    # In another order than the branches', and not all of them.
+    # Some of the branches, in another order.
     places = list(range(0, 40, 3))[::-1]
     ahead = np.array([len(paths[place]) for place in places])
     tokens, _ = DraftSampler(sequences).best(
@@ -91,7 +89,7 @@ def test_with_all_of_the_noise_the_best_guess_is_what_the_sampler_draws(
 
 
 @pytest.mark.parametrize("law", LAWS, ids=str)
-def test_the_best_are_those_whose_logits_and_noise_sum_to_most_and_the_sums_shares_are_their_chances(
+def test_draft_tokens_are_ranked_by_noisy_logits_and_weighted_by_their_softmax(
     harness: Harness, law: dict[str, float]
 ) -> None:
     sequences = branches(harness, 30, **law)
@@ -105,14 +103,14 @@ def test_the_best_are_those_whose_logits_and_noise_sum_to_most_and_the_sums_shar
             scores[closed_form(row - row.max(), **law) == 0] = -math.inf  # type: ignore[arg-type]
         order = np.argsort(-scores)[:4]
         shares = np.exp(scores - scores.max())
-        # The faintest tokens, e^-12 of the likeliest each, are not looked at: 60 of them, enlarged by noise up to e^3.
+        # Tokens of less than e^-12 of the likeliest are skipped: 60 of them, enlarged by noise up to e^3.
         assert chances[place] == pytest.approx(shares[order] / shares.sum(), abs=2e-3)
         possible = int((scores[order] > -math.inf).sum())
         assert tokens[place, :possible].tolist() == order[:possible].tolist()
 
 
 @pytest.mark.usefixtures("_all_noise")
-def test_two_laws_that_share_the_noise_agree_as_often_as_theory_promises(harness: Harness) -> None:
+def test_two_distributions_with_shared_noise_agree_as_often_as_the_bound(harness: Harness) -> None:
     rows = 4000
     sequences = branches(harness, rows)
     ours, theirs = random_logits(2, 50, 5).mul_(0.2)
@@ -123,17 +121,17 @@ def test_two_laws_that_share_the_noise_agree_as_often_as_theory_promises(harness
     assert 0.2 < distance < 0.7
     assert stats.binomtest(agreed, rows, promised, alternative="less").pvalue > LEVEL
     assert stats.binomtest(agreed, rows, 1.5 * independent, alternative="greater").pvalue < LEVEL
-    # Each is a draw from its own law.
+    # Each is a sample of its own distribution.
     for tokens, logits in zip(drawn, (ours, theirs), strict=True):
         likely = logits.softmax(0).double().numpy()
         assert (likely * rows > 5).all()
         assert stats.chisquare(np.bincount(tokens, minlength=50), likely / likely.sum() * rows).pvalue > LEVEL
 
 
-def test_a_drafter_that_knows_less_is_right_more_often_with_part_of_the_noise(
+def test_an_imprecise_drafter_is_accepted_more_often_with_part_of_the_noise(
     harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its law is the target's on average over what it does not know of the target's logits."""
+    """The drafter's distribution is the mean of the target's over the unknown part of the target's logits."""
     rows, generator = 3000, torch.Generator().manual_seed(9)
     sequences = branches(harness, rows)
     known = random_logits(rows, 60, 6).mul_(0.75)
@@ -153,7 +151,7 @@ def test_a_drafter_that_knows_less_is_right_more_often_with_part_of_the_noise(
     assert stats.binomtest(better, better + worse, 0.5, alternative="greater").pvalue < LEVEL
 
 
-def test_penalties_count_the_guesses_before(harness: Harness) -> None:
+def test_penalties_count_the_draft_tokens_before(harness: Harness) -> None:
     sequences = branches(harness, 5, temperature=0.0, frequency_penalty=2.0)
     logits = torch.zeros(5, VOCAB)
     logits[:, 70], logits[:, 80] = 1.5, 1.0
@@ -164,7 +162,7 @@ def test_penalties_count_the_guesses_before(harness: Harness) -> None:
     assert (fresh[:, 0].tolist(), again[:, 0].tolist()) == ([70] * 5, [80] * 5)
 
 
-def test_logits_that_are_not_finite_have_no_chance(harness: Harness) -> None:
+def test_logits_that_are_not_finite_have_probability_zero(harness: Harness) -> None:
     logits = random_logits(4, VOCAB, 8)
     logits[0] = math.nan
     logits[1, 7] = math.inf
@@ -175,8 +173,8 @@ def test_logits_that_are_not_finite_have_no_chance(harness: Harness) -> None:
 
 @pytest.mark.parametrize("law", LAWS, ids=str)
 @pytest.mark.parametrize(("vocab", "scale"), [(40, 4.0), (400, 4.0), (826, 0.3), (1000, 0.01)])
-def test_the_kernel_guesses_what_numpy_does(harness: Harness, law: dict[str, float], vocab: int, scale: float) -> None:
-    """Of peaked laws, of which few tokens are looked at, and of flat ones, of which there are too many."""
+def test_the_kernel_proposes_what_numpy_does(harness: Harness, law: dict[str, float], vocab: int, scale: float) -> None:
+    """Peaked distributions, of which few tokens are examined, and flat ones, which have too many."""
     sequences = branches(harness, 30, **law)
     logits = random_logits(30, vocab, 4) * (scale / 4)
     logits[7, :], logits[8, 3] = math.nan, math.inf
