@@ -1,4 +1,4 @@
-"""A job that is cancelled has the best that it had found by then, and nothing is done for it afterwards."""
+"""A cancelled job returns its best result so far, and no work is done for it afterwards."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def job(strategy: str) -> JobSpec:
 
 
 class CancelledAt(MemoryJournal):
-    """Hears of the cancellation with a commit, as a worker's journal does; every later one hears of it again."""
+    """Journal that raises on cancellation at one commit and every later one, as a worker's does."""
 
     def __init__(self, commit: int) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class CancelledAt(MemoryJournal):
 
 
 @pytest.mark.parametrize("strategy", sorted(STRATEGIES))
-async def test_a_cancelled_search_has_an_answer_as_soon_as_a_branch_had_one(strategy: str) -> None:
+async def test_a_cancelled_search_has_an_answer_once_a_branch_has_one(strategy: str) -> None:
     for commit in range(0, 24, 3):
         journal, engine = CancelledAt(commit), ScriptedEngine()
         try:
@@ -56,7 +56,7 @@ async def test_a_cancelled_search_has_an_answer_as_soon_as_a_branch_had_one(stra
         assert engine.outstanding == 0
 
 
-async def test_a_search_that_is_cancelled_before_it_began_has_no_result_and_generates_nothing() -> None:
+async def test_a_search_cancelled_before_its_start_has_no_result_and_generates_nothing() -> None:
     cancelled, engine = asyncio.Event(), ScriptedEngine()
     cancelled.set()
     with pytest.raises(JobCancelled) as end:
@@ -88,26 +88,26 @@ def found(strategy: str, *entries: Entry) -> JobResult:
     return result
 
 
-def test_a_strategy_that_chooses_by_score_has_the_best_scored_candidate() -> None:
+def test_a_strategy_that_chooses_by_score_returns_the_best_scored_candidate() -> None:
     entries = [node("0", "a", "1"), node("1", "b", "2"), node("2", "c", "2"), score("0", 0.9), score("1", 0.6)]
     result = found("best_of_n", *entries, score("2", 0.7))
     assert (result.answer, result.confidence, result.node, result.text) == ("1", 0.9, "0", "a")
 
 
-def test_a_strategy_that_votes_has_the_majority_with_its_votes() -> None:
+def test_a_strategy_that_votes_returns_the_majority_with_its_votes() -> None:
     result = found("self_consistency", node("0", "a", "1"), node("1", "b", "2.0"), node("2", "c", "2"))
     assert (result.answer, result.node) == ("2.0", "1")
     assert result.confidence == pytest.approx(2 / 3)
     assert [(vote.answer, vote.count, vote.weight) for vote in result.votes] == [("2.0", 2, 2.0), ("1", 1, 1.0)]
 
 
-def test_votes_weigh_what_the_verifier_said() -> None:
+def test_votes_are_weighted_by_the_verifiers_scores() -> None:
     entries = [node("0", "a", "1"), node("1", "b", "2"), node("2", "c", "2"), score("0", 0.9), score("1", 0.2)]
     result = found("weighted_vote", *entries, score("2", 0.3))
     assert (result.answer, result.confidence) == ("1", pytest.approx(0.9 / 1.4))
 
 
-def test_without_an_answer_the_text_is_of_the_most_promising_branch() -> None:
+def test_without_an_answer_the_text_of_the_most_promising_branch_is_returned() -> None:
     steps = [
         node("0", "good\n\n", reason="step"),
         node("1", "bad\n\n", reason="step"),
@@ -120,11 +120,11 @@ def test_without_an_answer_the_text_is_of_the_most_promising_branch() -> None:
     assert found("beam", *steps[:1], further).text == "good\n\nand on"
 
 
-def test_a_branch_that_was_cut_into_parts_is_told_whole() -> None:
+def test_a_branch_cut_into_segments_is_returned_whole() -> None:
     first = node("0", "one ")
     first.data["final"], first.data["reason"] = False, None
     assert found("greedy", first, node("0", "two", "2")).text == "one two"
 
 
-def test_a_search_that_has_not_begun_has_nothing() -> None:
+def test_a_search_that_has_not_begun_has_no_result() -> None:
     assert choose_best_so_far(job("beam"), []) is None

@@ -1,4 +1,4 @@
-"""Clients' regular expressions: what is refused before anything is compiled, and what a child makes of the rest."""
+"""Clients' regular expressions: patterns refused before compilation, and the worker that compiles the others."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ sized = st.recursive(
 
 
 @given(sized)
-def test_the_parts_of_a_pattern_are_counted_as_it_was_built_and_what_is_accepted_can_be_compiled(
+def test_the_parts_of_a_pattern_are_counted_exactly_and_accepted_patterns_compile(
     built: tuple[str, int],
 ) -> None:
     pattern, size = built
@@ -72,19 +72,21 @@ def test_the_parts_of_a_pattern_are_counted_as_it_was_built_and_what_is_accepted
         "[{99}{99}{99}]{99}", "a*+b?+(?>c)", "(?P<x>a)(?(x)b|c)", r"(a)\1{99}", "",
     ],
 )  # fmt: skip
-def test_long_repetitions_that_stay_small_are_accepted(pattern: str) -> None:
+def test_long_repetitions_of_small_parts_are_accepted(pattern: str) -> None:
     assert check_pattern(pattern) == pattern
     assert regex_worker.handle(["error", pattern]) == ""
 
 
 @pytest.mark.parametrize("pattern", ["(", "a{2,1}", "(?<n>a)", "[b-a]", "(?:" * 400, "a{99999999999}", r"\1", "(?P<n"])
-def test_what_is_no_pattern_is_refused(pattern: str) -> None:
+def test_invalid_patterns_are_refused(pattern: str) -> None:
     with pytest.raises(ValueError, match=r"not a regular expression|at most"):
         check_pattern(pattern)
 
 
-def test_a_job_is_checked_without_compiling_any_of_its_patterns(monkeypatch: pytest.MonkeyPatch) -> None:
-    JobSpec.model_validate({"problem": "?", "verifier": {"kind": "json_schema", "json_schema": {}}})  # what is imported
+def test_a_job_is_validated_without_compiling_its_patterns(monkeypatch: pytest.MonkeyPatch) -> None:
+    JobSpec.model_validate(
+        {"problem": "?", "verifier": {"kind": "json_schema", "json_schema": {}}}
+    )  # imports what the first validation needs
 
     def compiled(*_: object) -> NoReturn:
         raise AssertionError("compiled")
@@ -97,11 +99,11 @@ def test_a_job_is_checked_without_compiling_any_of_its_patterns(monkeypatch: pyt
         ("3", {"verifier": {"kind": "json_schema", "json_schema": {"pattern": "never seen before [3]"}}}),
     ):
         JobSpec.model_validate({"problem": name, **more})
-    with pytest.raises(AssertionError):  # the trap works
+    with pytest.raises(AssertionError):  # checks that the trap works
         re.compile("never seen before [4]")
 
 
-async def test_the_child_compiles_matches_and_searches(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_worker_compiles_matches_and_searches(monkeypatch: pytest.MonkeyPatch) -> None:
     with keep_workers_alive():
         assert await find_pattern_error("a+b?") == ""
         assert await find_pattern_error("(") == "not a regular expression: missing ) at position 1"

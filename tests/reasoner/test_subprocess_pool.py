@@ -19,7 +19,7 @@ from reasoner.subprocess_worker import MEMORY_BYTES
 
 MODULE = "tests.reasoner.sample_worker"
 CPU_SECONDS = 60.0
-"""Time limit of requests that are to be answered."""
+"""Time limit of requests that are expected to finish."""
 GUARD_SECONDS = 120.0
 
 
@@ -49,7 +49,7 @@ async def test_one_worker_handles_requests_one_after_the_other(pool: WorkerPool)
         assert await get_pid(pool) == pool.idle_workers[0].process.pid
 
 
-async def test_a_worker_is_kept_however_much_memory_its_parent_uses(pool: WorkerPool) -> None:
+async def test_a_worker_survives_however_much_memory_its_parent_uses(pool: WorkerPool) -> None:
     """The kernel counts a process's peak memory from its parent's, here more than half of the limit."""
     held = bytearray(MEMORY_BYTES // 2 + (64 << 20))
     held[:: resource.getpagesize()] = b"1" * len(held[:: resource.getpagesize()])
@@ -85,19 +85,19 @@ async def test_concurrent_requests_use_a_bounded_number_of_workers(
         assert len(set(pids)) == len(pool.idle_workers) == 2
 
 
-async def test_a_worker_that_is_late_or_dies_is_replaced(pool: WorkerPool) -> None:
+async def test_a_worker_that_times_out_or_dies_is_replaced(pool: WorkerPool) -> None:
     with keep_workers_alive(pool):
         first = pool.idle_workers[0]
         assert await pool.call("hang", 0.01) is None
         assert first.process.returncode is not None
-        (second,) = pool.idle_workers  # started at once, not with the next request
+        (second,) = pool.idle_workers  # started immediately, not with the next request
         assert await get_pid(pool) == second.process.pid
         assert await pool.call("die", CPU_SECONDS) is None
         assert await pool.call("burst", CPU_SECONDS) is None
         assert await get_pid(pool) not in {first.process.pid, second.process.pid}
 
 
-async def test_a_worker_that_uses_much_memory_handles_no_other_request(pool: WorkerPool) -> None:
+async def test_a_worker_over_its_memory_limit_handles_no_other_request(pool: WorkerPool) -> None:
     with keep_workers_alive():
         assert await pool.call("grow", CPU_SECONDS) != await get_pid(pool)
 

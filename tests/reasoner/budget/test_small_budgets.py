@@ -79,7 +79,7 @@ async def test_what_was_set_aside_is_spent_once_there_is_an_answer(strategy: str
 
 @pytest.mark.parametrize("strategy", ["beam", "dvts", "best_first"])
 async def test_no_branch_is_finished_specially_if_the_search_reaches_an_answer(strategy: str) -> None:
-    """Half of the tokens are spent before any branch ends; the length of the steps shows that a smaller reserve
+    """Half of the tokens are spent before any branch ends; the length of the steps shows that setting aside less
     suffices.
     """
     _, journal, _ = await solve(strategy, n=4, tokens=400)

@@ -1,6 +1,6 @@
-"""Foreign code under test: what it may not do, and that it cannot say itself that it passed.
+"""Untrusted code in the sandbox: what it is prevented from doing, and that it cannot forge a passing result.
 
-The attacks run as root where these tests do. What an attack tries to do to this machine is looked at from outside.
+The attacks run as root if these tests do. Their effects on this machine are checked from outside the sandbox.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ FAKES = "assert f(2) == 4"
 
 
 def children(parent: int) -> list[int]:
-    """Processes of sandboxes that this one started, and that are not over."""
+    """Return the ids of the running sandbox processes that this process started."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it ended meanwhile
@@ -41,7 +41,7 @@ def alive() -> set[int]:
 
 
 async def until_started(parent: int) -> list[int]:
-    """Both processes of a check."""
+    """Wait until both processes of a check have started."""
     async with asyncio.timeout(30):
         while len(started := children(parent)) < 2:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
@@ -54,12 +54,12 @@ async def passed(code: str, *tests: str, limits: Limits = Limits()) -> list[bool
 
 @pytest.fixture(autouse=True)
 def nothing_survives() -> Iterator[None]:
-    """No process of a sandbox outlives its check."""
+    """Check that no process of a sandbox outlives its check."""
     yield
     assert not children(os.getpid())
 
 
-async def test_right_code_passes_and_wrong_code_fails_test_by_test() -> None:
+async def test_each_test_of_right_and_wrong_code_is_reported() -> None:
     code = "def f(x):\n    return x + x\n"
     tests = ["assert f(2) == 4", "assert f(2) == 5", "def test_text():\n    assert f('a') == 'aa'", "assert g(1) == 2"]
     result = await run_tests(code, tests, Limits())
@@ -75,7 +75,7 @@ async def test_right_code_passes_and_wrong_code_fails_test_by_test() -> None:
         frozenset({(1, 2)}), {"a": [1], (1, 2): {3}}, range(3).__class__.__name__,
     ],
 )  # fmt: skip
-async def test_plain_data_goes_in_and_out_unchanged(value: object) -> None:
+async def test_plain_data_is_passed_in_and_out_unchanged(value: object) -> None:
     inf = "from math import inf\n"
     assert await passed(
         "def f(x):\n    return x\n",
@@ -84,7 +84,7 @@ async def test_plain_data_goes_in_and_out_unchanged(value: object) -> None:
     ) == [True, True]
 
 
-async def test_objects_are_used_by_their_methods_and_errors_by_their_kind() -> None:
+async def test_objects_keep_their_methods_and_errors_their_types() -> None:
     code = """
 class Stack:
     def __init__(self): self.items = []
@@ -108,7 +108,7 @@ LIMIT = 7
     assert await passed(code, *tests) == [True] * 5
 
 
-async def test_the_standard_library_is_there_and_nothing_else() -> None:
+async def test_only_the_standard_library_can_be_imported() -> None:
     code = "import math, re, collections.abc\nfrom datetime import datetime\nimport heapq as h\n" + (
         "def f():\n    return math.gcd(4, 6), datetime.strptime('2020-01-02', '%Y-%m-%d').day, h.nsmallest(1, [3, 1])\n"
     )
@@ -152,7 +152,7 @@ async def test_the_standard_library_is_there_and_nothing_else() -> None:
         "",
     ],
 )  # fmt: skip
-async def test_no_answer_can_fake_a_success(code: str) -> None:
+async def test_no_code_can_forge_a_passing_result(code: str) -> None:
     assert await passed(code, FAKES, f"def test():\n    {FAKES}", limits=QUICK) == [False, False]
 
 
@@ -177,7 +177,7 @@ async def test_no_answer_can_fake_a_success(code: str) -> None:
         "import signal\nsignal.signal(signal.SIGALRM, signal.SIG_IGN)\nwhile True:\n    pass",
     ],
 )
-async def test_no_answer_outlasts_its_limits(code: str) -> None:
+async def test_no_code_exceeds_its_time_and_memory_limits(code: str) -> None:
     began = time.monotonic()
     assert await passed(code, FAKES, limits=Limits(1.0, 256 << 20)) == [False]
     assert time.monotonic() - began < 60  # against a hang; the limit is a second
@@ -241,7 +241,7 @@ def tried():
         ("select", "select.epoll()"),
     ],
 )
-async def test_what_is_not_computing_is_refused(module: str, attempt: str, tmp_path: Path) -> None:
+async def test_system_calls_beyond_computing_are_refused(module: str, attempt: str, tmp_path: Path) -> None:
     marker, victim = tmp_path / "marker", tmp_path / "victim"
     victim.write_text("secret")
     victim.chmod(0o644)
@@ -264,8 +264,8 @@ def raw(number, *args):
 """
 
 
-async def test_calls_from_machine_code_meet_the_same_lock() -> None:
-    """Not by name: the numbers of calls that no library of Python makes, on x86-64 and on its 32-bit table."""
+async def test_system_calls_from_machine_code_are_filtered_too() -> None:
+    """Covers calls that no library of Python makes, by number, on x86-64 and in its x32 table."""
     if os.uname().machine != "x86_64":
         pytest.skip("the numbers are those of x86-64")
     names = {"ptrace": 101, "mount": 165, "bpf": 321, "io_uring_setup": 425, "clone3": 435, "userfaultfd": 323}
@@ -286,25 +286,25 @@ async def test_calls_from_machine_code_meet_the_same_lock() -> None:
     assert dict(zip(names, result.reasons, strict=True)) == dict.fromkeys(names)
 
 
-async def test_the_environment_and_the_arguments_hold_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_environment_and_the_arguments_are_empty(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("REASONER_API_KEYS", "a-secret-of-the-worker")
     code = "import os, sys\ndef f():\n    return repr((dict(os.environ), sys.argv, sys.path))\n"
     assert await passed(code, "assert 'secret' not in f() and 'REASONER' not in f() and 'PATH' not in f()") == [True]
 
 
-async def test_tests_are_locked_too() -> None:
+async def test_test_code_is_sandboxed_too() -> None:
     reads = "open('/etc/passwd').read()"
     spawns = "import os\nos.fork()"
     exits = "import os\nos._exit(0)"
     assert await passed("", reads, spawns, exits, "assert True") == [False, False, False, False]
 
 
-async def test_a_call_gets_copies_so_that_an_answer_cannot_change_what_a_test_expects() -> None:
+async def test_call_arguments_are_copies_so_code_cannot_change_expected_values() -> None:
     code = "def f(items):\n    items.clear()\n    return 0\n"
     assert await passed(code, "items = [1, 2]\nassert f(items) == sum(items)") == [False]
 
 
-async def test_a_test_that_hangs_fails_and_the_ones_before_it_count() -> None:
+async def test_a_test_that_hangs_fails_and_earlier_ones_still_count() -> None:
     code = "def f(x):\n    while x:\n        pass\n    return x\n"
     assert await passed(code, "assert f(0) == 0", "assert f(1) == 1", "assert f(0) == 0", limits=Limits(1.0)) == [
         True,
@@ -313,7 +313,7 @@ async def test_a_test_that_hangs_fails_and_the_ones_before_it_count() -> None:
     ]
 
 
-async def test_a_cancelled_check_leaves_nothing_behind(tmp_path: Path) -> None:
+async def test_a_cancelled_check_leaves_no_process(tmp_path: Path) -> None:
     before = len(os.listdir("/proc/self/fd"))
     check = asyncio.create_task(run_tests("while True:\n    pass", [FAKES], Limits(60.0)))
     await until_started(os.getpid())
@@ -324,7 +324,7 @@ async def test_a_cancelled_check_leaves_nothing_behind(tmp_path: Path) -> None:
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-async def test_checks_leave_no_files_and_no_descriptors() -> None:
+async def test_checks_leave_no_files_and_no_file_descriptors() -> None:
     await passed("def f(x):\n    return 4", FAKES)
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(3):
@@ -332,7 +332,7 @@ async def test_checks_leave_no_files_and_no_descriptors() -> None:
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-async def test_many_checks_at_once_do_not_mix() -> None:
+async def test_concurrent_checks_do_not_mix_their_results() -> None:
     async def one(index: int) -> Verdict:
         return await run_tests(f"def f():\n    return {index}", [f"assert f() == {index}", "assert f() == 3"], Limits())
 
@@ -341,8 +341,8 @@ async def test_many_checks_at_once_do_not_mix() -> None:
     assert [result.reasons[1] is None for result in results] == [index == 3 for index in range(6)]
 
 
-async def test_where_there_is_no_lock_nothing_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The filter's own table is taken away in the child, as on a machine that it does not know."""
+async def test_without_a_working_filter_nothing_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Removes the filter's table in the child, as on a machine without support."""
     script = tmp_path / "main.py"
     source = Path(lock_module.__file__).with_name("main.py")
     text = source.read_text().replace("Path(__file__).parents[2]", f"{str(source.parents[2])!r}")
@@ -358,7 +358,7 @@ async def test_where_there_is_no_lock_nothing_runs(monkeypatch: pytest.MonkeyPat
     assert unlocked.reasons == (None,)
 
 
-async def test_a_filter_that_does_not_hold_is_no_lock(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+async def test_a_filter_that_fails_its_self_check_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     script = tmp_path / "main.py"
     source = Path(lock_module.__file__).with_name("main.py")
     text = source.read_text().replace("Path(__file__).parents[2]", f"{str(source.parents[2])!r}")
@@ -370,7 +370,7 @@ async def test_a_filter_that_does_not_hold_is_no_lock(monkeypatch: pytest.Monkey
 
 
 async def test_an_orphaned_sandbox_ends_by_itself() -> None:
-    """The parent is killed while the code sleeps, and nothing is left to wake it."""
+    """Kills the parent while the sandboxed code sleeps, so that nothing wakes it."""
     code = "import time\\nwhile True:\\n    time.sleep(1000)"
     script = (
         "import asyncio\nfrom reasoner.sandbox.runner import Limits, run_tests\n"

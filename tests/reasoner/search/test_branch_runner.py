@@ -1,4 +1,4 @@
-"""Stretches of branches: the whole is what it was, loops end, and a watch ends what it has seen enough of."""
+"""Branch segments: their concatenation equals the whole branch, loops end it, and a watch can end it early."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def spec(strategy: str, seed: int, tokens: int | None = None) -> JobSpec:
 
 @pytest.mark.parametrize("strategy", NAMES)
 @pytest.mark.parametrize("tokens", [None, 300])
-async def test_a_branch_asked_for_in_segments_is_the_branch_asked_for_as_a_whole(
+async def test_a_branch_generated_in_segments_equals_the_branch_generated_as_a_whole(
     strategy: str, tokens: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for seed in range(5):
@@ -50,7 +50,7 @@ async def test_a_branch_asked_for_in_segments_is_the_branch_asked_for_as_a_whole
         engine = Delayed(seed)
         second = await run_job(spec(strategy, seed, tokens), engine, parts)
         asked = [branch.max_tokens for request in engine.requests for branch in request.branches]
-        assert max(asked) <= 5 or strategy == "budget_forcing"  # its watch has segments of its own
+        assert max(asked) <= 5 or strategy == "budget_forcing"  # its watch has its own segments
         assert tree(parts) == tree(whole)
         assert second.result == first.result
         assert second.usage.generated == first.usage.generated == len(set(engine.generated))
@@ -72,7 +72,7 @@ async def test_segments_keep_the_budget_to_the_token(strategy: str, seed: int, t
 @pytest.mark.usefixtures("short")
 @settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 1000), die_after=st.integers(0, 30))
-async def test_segments_that_had_arrived_when_the_engine_died_are_booked_and_gone_on_from(
+async def test_segments_received_before_an_engine_failure_are_committed_and_continued(
     seed: int, die_after: int
 ) -> None:
     job, journal = spec("self_consistency", seed), MemoryJournal()
@@ -100,7 +100,7 @@ async def test_a_loop_ends_its_branch_soon_and_no_other() -> None:
     assert engine.total == search.ledger.usage.generated < 6000
 
 
-async def test_a_loop_of_whole_steps_is_found_over_the_steps() -> None:
+async def test_a_loop_of_whole_steps_is_detected_across_steps() -> None:
     steps: list[Node] = []
 
     async def strategy(search: Search) -> None:
@@ -116,7 +116,7 @@ async def test_a_loop_of_whole_steps_is_found_over_the_steps() -> None:
     assert MIN_LOOP_TOKENS <= steps[-1].depth_tokens < MIN_LOOP_TOKENS + 24
 
 
-async def test_a_watch_sees_every_token_with_its_confidence_and_ends_the_branch_where_it_says() -> None:
+async def test_a_watch_gets_every_token_with_its_confidence_and_can_end_the_branch() -> None:
     seen: list[PartialBranch] = []
 
     def verdict(branch: PartialBranch) -> Reason | None:
@@ -149,7 +149,7 @@ async def test_a_watch_sees_every_token_with_its_confidence_and_ends_the_branch_
 
 @settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 10_000), tokens=st.integers(30, 400), one=st.integers(0, 1000), other=st.integers(0, 1000))
-async def test_a_watch_looks_at_the_same_places_however_a_budget_cuts_the_branch(
+async def test_a_watch_is_called_at_the_same_tokens_however_a_budget_cuts_the_branch(
     seed: int, tokens: int, one: int, other: int
 ) -> None:
     async def strategy(search: Search) -> None:
@@ -190,7 +190,7 @@ async def test_leaving_a_stream_ends_branches_between_two_segments() -> None:
         assert len(set(ended)) == len(ended)
 
 
-async def test_what_the_search_says_is_read_by_the_model_and_on_no_bill() -> None:
+async def test_injected_text_is_read_by_the_model_and_not_billed() -> None:
     said: list[Node] = []
 
     async def strategy(search: Search) -> None:
@@ -218,7 +218,7 @@ async def test_what_the_search_says_is_read_by_the_model_and_on_no_bill() -> Non
     assert shape(again.root) == shape(search.root)
 
 
-async def test_a_marker_is_taken_back_whether_its_tokens_stand_alone_or_not() -> None:
+async def test_a_marker_is_removed_by_its_own_tokens_or_by_tokenizing_again() -> None:
     results: list[Node] = []
 
     async def strategy(search: Search) -> None:
@@ -237,7 +237,7 @@ async def test_a_marker_is_taken_back_whether_its_tokens_stand_alone_or_not() ->
     assert kept.solution == "so</t>Wait"
 
 
-async def test_a_conversation_of_its_own_has_its_own_prompt_solution_and_length() -> None:
+async def test_a_new_conversation_has_its_own_prompt_solution_and_length() -> None:
     asked: list[Node] = []
 
     async def strategy(search: Search) -> None:
@@ -259,7 +259,7 @@ async def test_a_conversation_of_its_own_has_its_own_prompt_solution_and_length(
         assert child.written == child.prefix[len(node.prefix) :]
 
 
-async def test_text_that_leaves_no_room_ends_its_branch_by_the_context() -> None:
+async def test_injected_text_that_exceeds_the_context_ends_its_branch() -> None:
     async def strategy(search: Search) -> None:
         node = await search.append_text(search.root, "x" * 300)
         assert node.reason == "context"

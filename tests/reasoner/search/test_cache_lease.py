@@ -1,5 +1,4 @@
-"""The job's lease on the engine's cache: named by every request, released on every way a job ends, never a cause of
-failure."""
+"""A job's cache lease: named by every request, released however a job ends, and never a cause of failure."""
 
 from __future__ import annotations
 
@@ -31,7 +30,7 @@ def spec(strategy: str, **more: object) -> JobSpec:
 
 
 class Watched(ScriptedEngine):
-    """Notes the lease of every request, and the branches that were given up."""
+    """Engine that records the lease of every request and the released branches."""
 
     def __init__(self, **options: int) -> None:
         super().__init__(**options)
@@ -61,7 +60,7 @@ async def test_every_request_names_the_job_and_its_end_releases_the_lease_once(s
     assert not engine.leases
 
 
-async def test_a_job_that_its_budget_ends_releases_its_lease() -> None:
+async def test_a_job_ended_by_its_budget_releases_its_lease() -> None:
     engine = Watched()
     await run_job(spec("beam", budget={"tokens": 40}), engine, MemoryJournal())
     assert len(engine.released) == 1
@@ -95,14 +94,14 @@ async def test_a_failed_job_releases_its_lease(error: Exception) -> None:
     assert not engine.leases
 
 
-async def test_a_problem_that_is_refused_before_the_first_request_releases_its_lease_too() -> None:
+async def test_a_job_refused_before_the_first_request_releases_its_lease() -> None:
     engine = Watched()
     with pytest.raises(InvalidRequest):
         await run_job(spec("greedy", problem="x" * 300), engine, MemoryJournal())
     assert len(engine.released) == 1
 
 
-async def test_a_job_that_another_attempt_goes_on_with_keeps_its_lease() -> None:
+async def test_a_job_that_another_attempt_continues_keeps_its_lease() -> None:
     class Stolen(MemoryJournal):
         async def append(self, entries: Sequence[Entry]) -> None:
             raise LeaseLost("another worker has it")
@@ -125,7 +124,7 @@ async def test_a_job_that_another_attempt_goes_on_with_keeps_its_lease() -> None
         assert len(engine.leases) == 1
 
 
-async def test_pruned_branches_are_given_up_by_all_their_tokens() -> None:
+async def test_pruned_branches_are_released_by_all_their_tokens() -> None:
     engine, journal = Watched(), MemoryJournal()
     await run_job(spec("beam"), engine, journal)
     prompt = engine.requests[0].prompt
@@ -144,7 +143,7 @@ async def test_pruned_branches_are_given_up_by_all_their_tokens() -> None:
     assert replayed.pruned == []
 
 
-async def test_an_engine_that_cannot_release_fails_no_job() -> None:
+async def test_an_engine_that_cannot_release_does_not_fail_the_job() -> None:
     class Deaf(ScriptedEngine):
         async def release(self, lease: str, tokens: Sequence[int] | None = None) -> None:
             raise EngineUnavailable("gone")
@@ -153,7 +152,7 @@ async def test_an_engine_that_cannot_release_fails_no_job() -> None:
     assert outcome.status == "completed"
 
 
-async def test_an_engine_that_does_not_answer_a_release_holds_no_job_up(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_engine_that_hangs_on_a_release_does_not_block_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
     class Silent(ScriptedEngine):
         async def release(self, lease: str, tokens: Sequence[int] | None = None) -> None:
             await asyncio.Event().wait()

@@ -1,6 +1,6 @@
-"""``budget.seconds``: a job ends when its time does, whatever it is doing then, with the best that it has.
+"""`budget.seconds`: a job ends at its deadline, in whichever phase it is, with its best answer so far.
 
-Nothing here looks at how long something took: what would never end is cut, or these tests hang and their guard fails.
+No test measures a duration: work that would never end is cancelled, or the test hangs until its guard fails.
 """
 
 from __future__ import annotations
@@ -35,7 +35,10 @@ GUARD = 120.0
 
 
 class Endless:
-    """Work that never ends. The job's clock stands still until it has been given up, and is far too late then."""
+    """Work that never ends.
+
+    The job's clock stands still until the work is cancelled, and is then far past the deadline.
+    """
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -72,7 +75,7 @@ async def solve(
         return await run_job(JobSpec.model_validate(spec), engine or ScriptedEngine(), journal or MemoryJournal())
 
 
-async def test_a_job_whose_comparisons_never_end_ends_and_what_is_undecided_counts_as_different(
+async def test_a_job_with_endless_comparisons_ends_and_undecided_answers_count_as_different(
     endless: Endless, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(TEXTS, ANSWER, "\\boxed{x+%d}")
@@ -90,13 +93,15 @@ async def test_a_job_whose_comparisons_never_end_ends_and_what_is_undecided_coun
     async def equal(*_: object) -> bool:
         return True
 
-    monkeypatch.setattr(equivalence.POOL, "call", equal)  # a replay does not ask again
+    monkeypatch.setattr(equivalence.POOL, "call", equal)  # a replay makes no comparison
     for entries in (journal.entries, journal.entries[:-1]):
         again = await solve("self_consistency", journal=MemoryJournal(entries))
         assert again.result == outcome.result
 
 
-async def test_comparisons_that_end_in_time_are_not_late(endless: Endless, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_comparisons_that_end_in_time_are_not_reported_late(
+    endless: Endless, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(TEXTS, ANSWER, "\\boxed{x+%d}")
 
     async def equal(*_: object) -> bool:
@@ -118,7 +123,7 @@ async def test_comparisons_that_end_in_time_are_not_late(endless: Endless, monke
     ],
     ids=lambda value: value["kind"] if isinstance(value, dict) else "",
 )
-async def test_a_rule_that_never_ends_leaves_the_job_without_scores_and_with_an_answer(
+async def test_an_endless_rule_leaves_the_job_without_scores_and_with_an_answer(
     endless: Endless, monkeypatch: pytest.MonkeyPatch, verifier: dict[str, object], answer: str, place: tuple[Any, str]
 ) -> None:
     monkeypatch.setitem(TEXTS, ANSWER, "\\boxed{x+%d}")
@@ -133,9 +138,7 @@ async def test_a_rule_that_never_ends_leaves_the_job_without_scores_and_with_an_
     assert outcome.result.finish_reason == "budget"
 
 
-async def test_what_a_rule_decided_in_time_chooses_the_answer(
-    endless: Endless, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_scores_computed_in_time_choose_the_answer(endless: Endless, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rules, "MAX_CONCURRENT_CHECKS", 1)
     monkeypatch.setattr(rules, "_probe", lambda: asyncio.sleep(0))
 
@@ -149,7 +152,7 @@ async def test_what_a_rule_decided_in_time_chooses_the_answer(
     assert (outcome.result.answer, outcome.result.finish_reason) == ("1", "budget")
 
 
-async def test_a_rule_that_takes_no_time_is_asked_even_when_the_time_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_immediate_rule_runs_even_after_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     times = iter([0.0] * 200)
     monkeypatch.setattr(reasoner.run, "Ledger", partial(Ledger, clock=lambda: next(times, 1e6)))
     outcome = await solve("best_of_n", verifier={"kind": "exact", "expected": "1"}, answer="text")
@@ -157,7 +160,7 @@ async def test_a_rule_that_takes_no_time_is_asked_even_when_the_time_is_up(monke
 
 
 class Mute(ScriptedEngine):
-    """Never answers a request for scores."""
+    """Engine that never answers a score request."""
 
     def __init__(self, endless: Endless) -> None:
         super().__init__()
@@ -170,7 +173,7 @@ class Mute(ScriptedEngine):
 
 @pytest.mark.parametrize("verifier", [{"kind": "prm"}, {"kind": "judge"}], ids=["prm", "judge"])
 @pytest.mark.parametrize("tokens", [None, 5000])
-async def test_a_model_that_never_scores_leaves_the_job_with_an_answer_and_its_promise_is_given_back(
+async def test_a_model_that_never_scores_leaves_the_job_with_an_answer_and_its_reservation_is_released(
     endless: Endless, verifier: dict[str, object], tokens: int | None
 ) -> None:
     ledgers: list[Ledger] = []
@@ -192,7 +195,7 @@ async def test_a_model_that_never_scores_leaves_the_job_with_an_answer_and_its_p
     assert ledger._reserved == NO_AMOUNT
 
 
-async def test_a_late_pattern_finds_no_answer_says_so_once_and_is_given_up_in_the_end(
+async def test_a_slow_pattern_yields_no_answer_is_reported_once_and_is_finally_disabled(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     asked: list[str] = []
@@ -219,7 +222,7 @@ async def test_a_pattern_that_never_ends_ends_with_the_job(endless: Endless, mon
     assert outcome.usage.generated > 0
 
 
-async def test_an_answer_that_is_searched_for_when_the_attempt_ends_is_searched_for_again_in_the_next_one(
+async def test_an_answer_being_extracted_when_the_attempt_ends_is_extracted_again_in_the_next(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     spec = {"answer": {"compare": "text", "extract": {"regex": r"(w\d)\d* "}}, "budget": {}}
@@ -253,7 +256,7 @@ async def test_an_answer_that_is_searched_for_when_the_attempt_ends_is_searched_
         ({"answer": {"extract": {"regex": "(a)"}}}, "answer.extract.regex"),
     ],
 )
-async def test_a_pattern_that_cannot_be_compiled_fails_the_job_before_a_token_is_spent(
+async def test_a_pattern_that_cannot_be_compiled_fails_the_job_before_any_token_is_generated(
     monkeypatch: pytest.MonkeyPatch, more: dict[str, object], field: str
 ) -> None:
     for module in (rules, finder):
@@ -265,7 +268,7 @@ async def test_a_pattern_that_cannot_be_compiled_fails_the_job_before_a_token_is
     assert engine.generated == []
 
 
-def test_what_runs_is_cut_a_fixed_grace_after_the_last_thing_may_begin() -> None:
+def test_running_work_is_cancelled_a_fixed_grace_period_after_the_deadline() -> None:
     now = [0.0]
     ledger = Ledger(Budget(seconds=2.0), clock=lambda: now[0])
     assert (ledger.seconds_left(), ledger.seconds_until_cut()) == (2.0, 2.0 + GRACE_SECONDS)
@@ -276,7 +279,7 @@ def test_what_runs_is_cut_a_fixed_grace_after_the_last_thing_may_begin() -> None
     assert Ledger(Budget()).seconds_until_cut() is None
 
 
-async def test_within_tells_its_own_end_from_a_timeout_of_the_work() -> None:
+async def test_run_within_distinguishes_its_timeout_from_one_of_the_work() -> None:
     async def fails() -> None:
         raise TimeoutError
 

@@ -1,4 +1,4 @@
-"""What is a loop and what only looks like one."""
+"""Detection of loops in generated text, and texts that only resemble one."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from reasoner.search.repetition import (
 
 
 def tokens(text: str) -> list[int]:
-    """Words, numbers digit by digit, and every other character: about what a tokenizer makes of a text."""
+    """Split a text into words, digits and single characters, about as a tokenizer does."""
     pieces = re.findall(r" ?[A-Za-z]+| ?\d|\s+|.", text)
     known = {piece: number for number, piece in enumerate(dict.fromkeys(pieces))}
     return [known[piece] for piece in pieces]
 
 
 def loops_by_trying_everything(text: Sequence[int]) -> bool:
-    """The definition: some end of the text is a piece repeated, and long enough for what the piece is made of."""
+    """Detect a loop by its definition, trying every period: the text ends in a piece repeated for long enough."""
     text = text[-WINDOW_TOKENS:]
     for period in range(1, len(text) // MIN_REPEATS + 1):
         same = 0
@@ -66,22 +66,22 @@ LOOPS = {
 
 
 @pytest.mark.parametrize("text", LEGITIMATE.values(), ids=LEGITIMATE.keys())
-def test_a_regular_text_is_no_loop_at_any_point_of_its_growth(text: str) -> None:
+def test_a_regular_text_is_no_loop_at_any_prefix(text: str) -> None:
     read = tokens(text)
     assert not any(ends_in_loop(read[:end]) for end in range(0, len(read) + 1, 7))
 
 
 @pytest.mark.parametrize("text", LOOPS.values(), ids=LOOPS.keys())
-def test_a_loop_is_found_wherever_it_is_cut(text: str) -> None:
+def test_a_loop_is_detected_wherever_the_text_is_cut(text: str) -> None:
     read = tokens(text.rstrip())
     assert all(ends_in_loop(read[: len(read) - cut]) for cut in range(40))
 
 
-def test_a_loop_that_was_left_is_none() -> None:
+def test_a_text_that_left_its_loop_is_no_loop() -> None:
     assert not ends_in_loop(tokens(SENTENCE * 30 + "But that is enough of this."))
 
 
-def test_the_longest_piece_is_found_after_its_last_needed_token_and_no_sooner() -> None:
+def test_the_longest_period_is_detected_exactly_at_its_last_needed_token() -> None:
     rng = random.Random(7)
     piece = [rng.randrange(10_000) for _ in range(MAX_PERIOD)]
     text = piece * MIN_REPEATS
@@ -98,7 +98,7 @@ def test_the_longest_piece_is_found_after_its_last_needed_token_and_no_sooner() 
     change=st.one_of(st.none(), st.integers(0, 2000)),
     seed=st.integers(0, 1000),
 )
-def test_the_answer_is_that_of_trying_every_period(
+def test_the_detector_agrees_with_trying_every_period(
     lead: int, alphabet: int, period: int, rounds: int, change: int | None, seed: int
 ) -> None:
     rng = random.Random(seed)

@@ -1,4 +1,4 @@
-"""The search context: budget to the token, replay from any crash, cancellation, reasons."""
+"""The search context: budget to the token, replay from any crash, cancellation, stop reasons."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.scripted import ScriptedEngine
 
 NAMES = sorted(STRATEGIES)
 REACTS = {"mcts"}
-"""Strategies that decide by what arrived first, unless the job is ``deterministic``."""
+"""Strategies whose decisions depend on the arrival order, unless the job is `deterministic`."""
 
 
 def spec(strategy: str, seed: int = 0, tokens: int | None = None, **more: object) -> JobSpec:
@@ -43,7 +43,7 @@ async def run(job: JobSpec, engine: ScriptedEngine, journal: MemoryJournal | Non
     order=st.integers(0, 1000),
     warm=st.booleans(),
 )
-async def test_no_strategy_ever_asks_for_more_tokens_than_the_budget_has_left(
+async def test_no_strategy_requests_more_tokens_than_the_budget_has_left(
     strategy: str, seed: int, tokens: int, order: int, warm: bool
 ) -> None:
     engine = ScriptedEngine(order=order, warm=warm)
@@ -55,7 +55,7 @@ async def test_no_strategy_ever_asks_for_more_tokens_than_the_budget_has_left(
 
 @settings(max_examples=30, deadline=None)
 @given(strategy=st.sampled_from(NAMES), seed=st.integers(0, 1000), tokens=st.integers(1, 2500))
-async def test_guesses_are_on_the_bill_but_not_held_against_the_token_budget(
+async def test_draft_tokens_are_billed_but_do_not_count_against_the_token_budget(
     strategy: str, seed: int, tokens: int
 ) -> None:
     plain = await run(spec(strategy, seed, tokens), ScriptedEngine())
@@ -65,7 +65,7 @@ async def test_guesses_are_on_the_bill_but_not_held_against_the_token_budget(
     assert (bill.generated, bill.total) == (plain.usage.generated, plain.usage.total)
     assert (plain.usage.drafted, bill.drafted) == (0, 3 * bill.generated)
     assert bill.accepted <= bill.generated / 2
-    # The scripted model has 1000 weights; what it guessed wrong it computed all the same.
+    # The scripted model has 1000 weights; rejected draft tokens are computed all the same.
     assert bill.flops - plain.usage.flops == pytest.approx(2000 * (bill.drafted - bill.accepted))
 
 
@@ -75,7 +75,7 @@ async def test_guesses_are_on_the_bill_but_not_held_against_the_token_budget(
     seed=st.integers(0, 1000),
     order=st.integers(0, 1000),
 )
-async def test_the_order_of_arrivals_does_not_change_the_result_when_the_budget_does_not_bind(
+async def test_the_order_of_arrivals_does_not_change_the_result_without_a_binding_budget(
     strategy: str, seed: int, order: int
 ) -> None:
     first = await run(spec(strategy, seed), ScriptedEngine(order=0))
@@ -124,7 +124,7 @@ async def test_a_job_resumed_after_a_crash_ends_like_an_undisturbed_one_and_pays
     kept=st.floats(0, 1),
     order=st.integers(0, 1000),
 )
-async def test_a_full_replay_asks_the_engine_for_nothing_and_any_prefix_is_gone_through_unchanged(
+async def test_a_full_replay_sends_no_request_and_any_prefix_is_replayed_unchanged(
     strategy: str, seed: int, tokens: int | None, kept: float, order: int
 ) -> None:
     job, journal = spec(strategy, seed, tokens), MemoryJournal()
@@ -140,7 +140,7 @@ async def test_a_full_replay_asks_the_engine_for_nothing_and_any_prefix_is_gone_
     assert resumed.entries[: len(prefix)] == prefix
 
 
-async def test_parts_of_a_branch_cut_by_small_promises_are_the_tokens_of_the_whole() -> None:
+async def test_segments_cut_by_small_reservations_have_the_tokens_of_the_whole_branch() -> None:
     whole, parts = MemoryJournal(), MemoryJournal()
     await run(spec("self_consistency", 5), ScriptedEngine(), whole)
     await run(spec("self_consistency", 5, tokens=400), ScriptedEngine(), parts)
@@ -153,7 +153,7 @@ async def test_parts_of_a_branch_cut_by_small_promises_are_the_tokens_of_the_who
     assert all(texts[node].startswith(text) for node, text in joined.items())
 
 
-async def test_a_small_budget_gives_whole_answers_rather_than_many_beginnings() -> None:
+async def test_a_small_budget_yields_whole_answers_instead_of_many_beginnings() -> None:
     roomy = await run(spec("self_consistency", 3), ScriptedEngine())
     longest = roomy.usage.generated
     tight = await run(spec("self_consistency", 3, tokens=longest // 2), ScriptedEngine())
@@ -162,14 +162,14 @@ async def test_a_small_budget_gives_whole_answers_rather_than_many_beginnings() 
     assert 0 < sum(vote.count for vote in tight.result.votes) < 8
 
 
-async def test_a_budget_that_binds_is_used_to_the_last_token() -> None:
+async def test_a_binding_budget_is_used_to_the_last_token() -> None:
     engine = ScriptedEngine()
     outcome = await run(spec("self_consistency", 3, tokens=50), engine)
     assert outcome.usage.total == 50
     assert outcome.result.finish_reason == "budget"
 
 
-async def test_cancelling_aborts_what_is_in_flight_and_books_it() -> None:
+async def test_cancelling_aborts_requests_in_flight_and_commits_their_tokens() -> None:
     class Blocking(ScriptedEngine):
         def __init__(self) -> None:
             super().__init__()
@@ -193,7 +193,7 @@ async def test_cancelling_aborts_what_is_in_flight_and_books_it() -> None:
     assert [entry.data["reason"] for entry in journal.entries] == ["cancelled"] * 8
 
 
-async def test_a_failure_of_the_engine_still_books_what_had_arrived() -> None:
+async def test_an_engine_failure_still_commits_the_tokens_received() -> None:
     journal = MemoryJournal()
     engine = ScriptedEngine(die_after=3)
     with pytest.raises(EngineUnavailable):
@@ -201,20 +201,20 @@ async def test_a_failure_of_the_engine_still_books_what_had_arrived() -> None:
     assert sum(entry.spend.generated for entry in journal.entries) == engine.total > 0
 
 
-async def test_a_journal_of_another_strategy_is_refused_instead_of_mixed_in() -> None:
+async def test_a_journal_of_another_strategy_is_refused() -> None:
     alien = Entry("prune:0", "prune", {"nodes": ["0"], "batch": 0}, Usage(), 0.0)
     with pytest.raises(ReplayMismatch, match="prune:0"):
         await run(spec("greedy"), ScriptedEngine(), MemoryJournal([alien]))
 
 
-async def test_time_that_is_used_up_ends_the_search_with_what_it_has() -> None:
+async def test_an_expired_time_budget_ends_the_search_with_its_result_so_far() -> None:
     job = spec("self_consistency", 1, budget={"seconds": 1e-9})
     outcome = await run(job, ScriptedEngine())
     assert outcome.status == "incomplete"
     assert outcome.result.finish_reason == "budget"
 
 
-async def test_a_replay_sets_the_clock_to_the_journal_so_time_spent_before_a_crash_counts() -> None:
+async def test_a_replay_restores_the_clock_so_time_before_a_crash_counts() -> None:
     journal = MemoryJournal()
     await run(spec("self_consistency", 1), ScriptedEngine(), journal)
     first = journal.entries[0]
@@ -233,13 +233,13 @@ async def test_the_verifier_computes_each_step_of_a_beam_once() -> None:
 
 
 @pytest.mark.parametrize("field", ["model", "verifier"])
-async def test_a_model_that_is_not_served_is_named_with_those_that_are(field: str) -> None:
+async def test_an_unserved_model_is_refused_with_the_served_ones(field: str) -> None:
     named = {"model": "gpt"} if field == "model" else {"verifier": {"model": "gpt"}}
     with pytest.raises(InvalidRequest, match=r"'gpt' is not served; served are (policy|prm)"):
         await run(spec("beam", **named), ScriptedEngine())
 
 
-async def test_a_problem_longer_than_the_context_is_refused_with_both_numbers() -> None:
+async def test_a_problem_longer_than_the_context_is_refused_with_both_lengths() -> None:
     with pytest.raises(InvalidRequest, match=r"300 tokens.*256"):
         await run(spec("greedy", problem="x" * 300), ScriptedEngine())
 

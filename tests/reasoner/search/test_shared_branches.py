@@ -1,4 +1,4 @@
-"""Branches that must be equal are generated once and scored once, and the search has all that it asked for."""
+"""Branches that must be equal are generated and scored once, and the search gets every copy."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.reasoner.budget.test_small_budgets import LENGTH, Paced
 from tests.scripted import ScriptedEngine
 
 NAMES = sorted(set(STRATEGIES) - {"greedy", "revise", "budget_forcing"})
-"""Strategies that continue one and the same text several times: the others say something between."""
+"""Strategies that continue the same text several times; the others insert text in between."""
 
 
 def job(strategy: str, n: int = 16, **more: object) -> JobSpec:
@@ -29,11 +29,9 @@ async def run(spec: JobSpec, engine: ScriptedEngine | None = None, journal: Memo
     return await run_job(spec, Paced() if engine is None else engine, MemoryJournal() if journal is None else journal)
 
 
-@pytest.mark.parametrize("strategy", sorted(set(NAMES) - {"auto"}))  # it asks for whole solutions beside its steps
+@pytest.mark.parametrize("strategy", sorted(set(NAMES) - {"auto"}))  # it requests whole solutions beside its steps
 @pytest.mark.parametrize("sampling", [{"temperature": 0}, {"temperature": 1, "top_k": 1}])
-async def test_where_nothing_is_left_to_chance_no_token_is_generated_twice(
-    strategy: str, sampling: dict[str, float]
-) -> None:
+async def test_with_greedy_sampling_no_token_is_generated_twice(strategy: str, sampling: dict[str, float]) -> None:
     class Likeliest(Paced):
         def token(self, branch, position, temperature):  # type: ignore[no-untyped-def]
             return super().token(branch, position, 0.0)
@@ -44,7 +42,7 @@ async def test_where_nothing_is_left_to_chance_no_token_is_generated_twice(
     assert outcome.usage.generated == len(engine.generated) == LENGTH
 
 
-async def test_copies_vote_like_the_samples_that_they_stand_for() -> None:
+async def test_copies_vote_like_separate_samples() -> None:
     alone, many = await run(job("self_consistency", 1)), await run(job("self_consistency", 16))
     assert [vote.count for vote in many.result.votes] == [16]
     assert many.result.confidence == 1.0
@@ -53,13 +51,13 @@ async def test_copies_vote_like_the_samples_that_they_stand_for() -> None:
 
 
 @pytest.mark.parametrize("strategy", ["best_of_n", "weighted_vote", "rebase", "particle"])
-async def test_copies_have_the_score_of_the_original_for_nothing(strategy: str) -> None:
+async def test_copies_have_the_score_of_the_original_without_cost(strategy: str) -> None:
     alone, many = await run(job(strategy, 1)), await run(job(strategy, 16))
     assert many.usage.verifier_computed == alone.usage.verifier_computed
     assert many.result.answer == alone.result.answer
 
 
-async def test_the_journal_says_which_branches_are_copies_and_that_they_cost_nothing() -> None:
+async def test_the_journal_marks_copies_and_their_zero_cost() -> None:
     journal = MemoryJournal()
     await run(job("self_consistency", 4), journal=journal)
     nodes = [entry for entry in journal.entries if entry.type == "node"]
@@ -70,7 +68,7 @@ async def test_the_journal_says_which_branches_are_copies_and_that_they_cost_not
 
 
 @pytest.mark.parametrize("strategy", NAMES)
-async def test_a_job_with_copies_that_died_ends_as_an_undisturbed_one_and_pays_no_token_twice(strategy: str) -> None:
+async def test_a_crashed_job_with_copies_ends_as_an_undisturbed_one_and_pays_no_token_twice(strategy: str) -> None:
     spec = job(strategy, 8, deterministic=True)
     undisturbed = await run(spec)
     for answers in range(0, 12, 2):
@@ -86,12 +84,12 @@ async def test_a_job_with_copies_that_died_ends_as_an_undisturbed_one_and_pays_n
         assert (again.result, again.usage, idle.total) == (resumed.result, resumed.usage, 0)
 
 
-async def test_copies_are_not_counted_as_given_up_tokens() -> None:
+async def test_copies_are_not_counted_as_pruned_tokens() -> None:
     outcome = await run(job("beam", 16))
     assert outcome.usage.pruned <= outcome.usage.generated
 
 
-async def test_a_sampled_twin_has_the_score_of_its_sibling_without_being_read_again() -> None:
+async def test_an_equal_sampled_sibling_has_the_score_without_being_scored_again() -> None:
     class Counting(PlannedEngine):
         items = 0
 

@@ -1,4 +1,4 @@
-"""A stream: work added while listening, branches left behind, and trees that do not depend on delays."""
+"""A stream: work added while iterating, branches left in flight, and trees independent of delays."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.scripted import ScriptedEngine
 
 
 class Delayed(ScriptedEngine):
-    """Every branch answers after a random number of turns of the event loop, independently of its siblings."""
+    """Engine that delays every branch by a random number of event loop iterations, independently of its siblings."""
 
     def __init__(self, delays: int, **more: int) -> None:
         super().__init__(**more)
@@ -61,13 +61,13 @@ async def search_with(
 
 
 def shape(root: Node) -> list[tuple[object, ...]]:
-    """All that a tree says, in the order of paths."""
+    """Return the content of a tree in the order of paths."""
     nodes = sorted(root.walk(), key=lambda node: node.path)
     return [(node.path, node.text, node.reason, node.answer, node.score) for node in nodes]
 
 
 async def chase(search: Search) -> None:
-    """Expands every step twice as soon as it arrives, to depth three, and leaves after nine nodes."""
+    """Expand every step twice as soon as it arrives, to depth three, and leave after nine nodes."""
     async with search.stream() as stream:
         stream.expand([search.root], 4)
         seen = 0
@@ -80,7 +80,7 @@ async def chase(search: Search) -> None:
                 break
 
 
-async def test_work_added_while_listening_arrives_in_the_same_stream() -> None:
+async def test_work_added_while_iterating_arrives_in_the_same_stream() -> None:
     async def strategy(search: Search) -> None:
         async with search.stream() as stream:
             stream.expand([search.root], 3)
@@ -93,7 +93,7 @@ async def test_work_added_while_listening_arrives_in_the_same_stream() -> None:
     assert all(len(step.children) == 1 and not step.children[0].open for step in steps)
 
 
-async def test_a_stream_that_ended_takes_more_work() -> None:
+async def test_an_ended_stream_accepts_more_work() -> None:
     async def strategy(search: Search) -> None:
         async with search.stream() as stream:
             for _ in range(3):
@@ -105,8 +105,8 @@ async def test_a_stream_that_ended_takes_more_work() -> None:
     assert [node.path for node in search.root.children] == [(0,), (1,), (2,)]
 
 
-async def test_a_slow_branch_holds_up_no_other() -> None:
-    """The first branch answers only when the others have been followed for two more steps."""
+async def test_a_slow_branch_does_not_block_others() -> None:
+    """The first branch arrives only after the others have been followed for two more steps."""
     followed = asyncio.Event()
 
     class Stubborn(ScriptedEngine):
@@ -162,7 +162,7 @@ async def test_a_replay_of_a_stream_makes_the_same_tree(
 
 
 @pytest.mark.parametrize("tokens", [None, 150, 40])
-async def test_every_branch_that_began_ends_with_a_reason_also_where_the_stream_is_left(tokens: int | None) -> None:
+async def test_every_branch_ends_with_a_reason_even_if_the_stream_is_left(tokens: int | None) -> None:
     for delays in range(20):
         journal = MemoryJournal()
         await search_with(Delayed(delays), journal, chase, budget={"tokens": tokens})
@@ -172,7 +172,7 @@ async def test_every_branch_that_began_ends_with_a_reason_also_where_the_stream_
 
 
 class Cancelled(MemoryJournal):
-    """Of a job that is cancelled before one of its commits, which hears of it."""
+    """Journal of a job that is cancelled at one of its commits."""
 
     def __init__(self, before: int) -> None:
         super().__init__()
@@ -186,7 +186,7 @@ class Cancelled(MemoryJournal):
 
 
 @pytest.mark.parametrize("tokens", [None, 150, 40])
-async def test_a_commit_that_hears_of_the_cancellation_leaves_no_branch_without_an_end(tokens: int | None) -> None:
+async def test_a_cancellation_at_a_commit_leaves_every_branch_with_an_end(tokens: int | None) -> None:
     for commit in range(12):
         journal = Cancelled(commit)
         with contextlib.suppress(JobCancelled):
@@ -200,7 +200,7 @@ async def test_a_commit_that_hears_of_the_cancellation_leaves_no_branch_without_
 
 @settings(max_examples=100, deadline=None)
 @given(one=st.integers(0, 10_000), other=st.integers(0, 10_000), tokens=st.one_of(st.none(), st.integers(1, 600)))
-async def test_a_deterministic_stream_makes_the_same_tree_whatever_the_delays(
+async def test_a_deterministic_stream_makes_the_same_tree_for_any_delays(
     one: int, other: int, tokens: int | None
 ) -> None:
     options: dict[str, object] = {"deterministic": True, "budget": {"tokens": tokens}}
@@ -219,7 +219,7 @@ async def test_a_deterministic_stream_makes_the_same_tree_whatever_the_delays(
     tokens=st.one_of(st.none(), st.integers(1, 2500)),
     die_after=st.one_of(st.none(), st.integers(0, 40)),
 )
-async def test_a_deterministic_job_has_the_same_tree_and_result_twice_whatever_the_delays_and_crashes(
+async def test_a_deterministic_job_has_the_same_tree_and_result_for_any_delays_and_crashes(
     strategy: str, seed: int, one: int, other: int, tokens: int | None, die_after: int | None
 ) -> None:
     params = {} if strategy == "greedy" else {"n": 8}
@@ -238,7 +238,7 @@ async def test_a_deterministic_job_has_the_same_tree_and_result_twice_whatever_t
 
 
 def tree(journal: MemoryJournal) -> dict[str, list[object]]:
-    """What the journal says of every node, in parts as they came."""
+    """Return each node's journal entries, by node in order."""
     told: dict[str, list[object]] = {}
     for entry in journal.entries:
         if entry.type == "prune":
@@ -252,7 +252,7 @@ def tree(journal: MemoryJournal) -> dict[str, list[object]]:
     return told
 
 
-async def test_randomness_depends_on_seed_node_and_purpose_alone() -> None:
+async def test_randomness_depends_only_on_seed_node_and_purpose() -> None:
     draws: list[float] = []
 
     async def strategy(search: Search) -> None:

@@ -1,4 +1,4 @@
-"""Auto, best_first and the table that they decide by."""
+"""The strategies auto and best_first, and their calibration table."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ BEAM = {"name": "beam", "n": 4, "expansions": 2}
 
 
 def document(curve: dict[str, float] | None = None, **more: Any) -> dict[str, Any]:
-    """A table for the scripted engine: half sure of everything, unless the curve says otherwise."""
+    """A table for the scripted engine: 0.5 for every answer unless the curve says otherwise."""
     part = {"below": 1.0, "stages": [VOTE, TREE], "problems": 1, "accuracy": 0.5, "tokens": 10.0}
     return {
         "version": 1,
@@ -66,7 +66,7 @@ async def solve(
 
 
 def roots(journal: MemoryJournal) -> set[str]:
-    """The first steps that were sampled from the question."""
+    """Return the texts of the first steps sampled from the question."""
     return {entry.data["node"] for entry in journal.entries if entry.type == "node" and entry.data["parent"] == ""}
 
 
@@ -74,11 +74,11 @@ def plan(journal: MemoryJournal) -> dict[str, Any]:
     return next(entry.data for entry in journal.entries if entry.type == "decision")
 
 
-# The decisions of auto.
+# Decisions of auto.
 
 
 @pytest.mark.parametrize("seed", range(6))
-async def test_a_sure_probe_is_all_that_is_spent(seed: int) -> None:
+async def test_a_probe_above_the_confidence_ends_the_search(seed: int) -> None:
     outcome, journal = await solve(document({"constant": 9.0}), seed=seed)
     probed = {entry.data["answer"] for entry in journal.entries if entry.type == "node"} - {None}
     if probed:
@@ -89,7 +89,7 @@ async def test_a_sure_probe_is_all_that_is_spent(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(6))
-async def test_an_unsure_probe_is_followed_by_every_stage_of_its_bin_on_the_same_tree(seed: int) -> None:
+async def test_a_probe_below_the_confidence_is_followed_by_every_stage_of_its_bin_on_the_same_tree(seed: int) -> None:
     table = document(bins=bins((0.4, [BEAM]), (1.0, [VOTE, VOTE, TREE])))
     outcome, journal = await solve(table, seed=seed)
     chosen = plan(journal)
@@ -102,13 +102,13 @@ async def test_an_unsure_probe_is_followed_by_every_stage_of_its_bin_on_the_same
         assert {vote.answer: vote.count for vote in outcome.result.votes} == answers
 
 
-async def test_no_stage_gets_more_than_the_job_allows() -> None:
+async def test_no_stage_gets_more_than_the_jobs_budget() -> None:
     table = document(probe=1, bins=bins((1.0, [{"name": "self_consistency", "n": 50}])))
     _, journal = await solve(table, n=4)
     assert roots(journal) == {"0", "1", "2", "3", "4"}
 
 
-async def test_the_job_s_confidence_wins_over_the_table_s() -> None:
+async def test_the_jobs_confidence_overrides_the_tables() -> None:
     table = document({"constant": 1.0}, bins=bins((1.0, [VOTE, VOTE])))
     _, eager = await solve(table, confidence=0.7)
     _, careful = await solve(table, confidence=0.75)
@@ -116,7 +116,7 @@ async def test_the_job_s_confidence_wins_over_the_table_s() -> None:
     assert (len(roots(eager)), len(roots(careful))) == (3, 7)
 
 
-async def test_the_answer_is_the_one_that_the_curve_finds_likeliest() -> None:
+async def test_the_answer_is_the_likeliest_by_the_calibration_curve() -> None:
     votes, _ = await solve(document({"votes": 5.0}, bins=bins((1.0, [{"name": "self_consistency", "n": 8}]))), seed=4)
     assert votes.result.votes[0].count == max(vote.count for vote in votes.result.votes)
     scores, journal = await solve(document({"score": 1.0}, bins=bins((1.0, [{"name": "best_of_n", "n": 8}]))), seed=4)
@@ -142,7 +142,7 @@ async def test_without_a_verifier_auto_votes_in_growing_rounds_until_the_leader_
         assert len(roots(journal)) == 16 or leader_probability(counts) >= 0.95
 
 
-async def test_a_table_of_other_models_is_left_out_with_a_warning_that_names_both(
+async def test_a_table_of_other_models_is_ignored_with_a_warning_that_names_both(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     table = document({"constant": 9.0})
@@ -154,12 +154,12 @@ async def test_a_table_of_other_models_is_left_out_with_a_warning_that_names_bot
     assert "prm (1000 weights" in caplog.text
 
 
-async def test_a_table_is_left_out_where_the_verifier_s_scores_are_put_together_otherwise() -> None:
+async def test_a_table_is_ignored_if_the_verifiers_scores_are_aggregated_differently() -> None:
     _, journal = await solve(document({"constant": 9.0}), verifier={"aggregation": "min"})
     assert not plan(journal)["calibrated"]
 
 
-def test_a_model_is_told_by_its_fingerprint_where_both_sides_have_one() -> None:
+def test_models_are_compared_by_fingerprint_if_both_sides_have_one() -> None:
     table = Calibration.model_validate(document())
     table.policy.fingerprint = "ab"
     verifier = ModelInfo("prm", "classify", 256, 100, 1000)
@@ -168,7 +168,7 @@ def test_a_model_is_told_by_its_fingerprint_where_both_sides_have_one() -> None:
     assert table.find_mismatch(ModelInfo("policy", "generate", 256, 100, 1000), verifier) is not None
 
 
-async def test_a_rule_that_calls_an_answer_right_makes_sure_without_a_table() -> None:
+async def test_a_rules_verdict_ends_the_search_without_a_table() -> None:
     verifier = {"kind": "exact", "expected": "1"}
     for seed in range(8):
         outcome, journal = await solve(document(), seed=seed, n=16, verifier=verifier)
@@ -187,7 +187,7 @@ async def test_a_rule_that_calls_an_answer_right_makes_sure_without_a_table() ->
     die_after=st.integers(0, 40),
     constant=st.floats(-1, 3),
 )
-async def test_auto_with_a_table_goes_on_after_a_crash_and_keeps_every_budget(
+async def test_auto_with_a_table_resumes_after_a_crash_and_keeps_every_budget(
     seed: int, tokens: int | None, die_after: int, constant: float
 ) -> None:
     table = Calibration.model_validate(
@@ -215,7 +215,7 @@ async def test_auto_with_a_table_goes_on_after_a_crash_and_keeps_every_budget(
     assert (again.result, idle.total) == (resumed.result, 0)
 
 
-async def test_a_replay_under_another_table_is_refused_instead_of_deciding_otherwise() -> None:
+async def test_a_replay_with_another_table_is_refused() -> None:
     _, journal = await solve(document())
     spec = JobSpec.model_validate(
         {"problem": "how?", "strategy": {"name": "auto", "n": 8}, "seed": 0, "answer": "text"}
@@ -252,7 +252,7 @@ def test_a_bad_table_is_refused_with_the_file_and_the_field(tmp_path: Path, chan
     assert field in str(error.value)
 
 
-def test_a_table_that_is_not_there_or_no_json_is_refused(tmp_path: Path) -> None:
+def test_a_missing_or_malformed_table_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CalibrationError, match="No such file"):
         load_calibration(tmp_path / "none.json")
     (tmp_path / "broken.json").write_text("{")
@@ -260,7 +260,7 @@ def test_a_table_that_is_not_there_or_no_json_is_refused(tmp_path: Path) -> None
         load_calibration(tmp_path / "broken.json")
 
 
-def test_the_shipped_table_is_valid_and_was_fitted_for_what_ships_with_it() -> None:
+def test_the_shipped_table_is_valid_and_was_fitted_for_the_shipped_models() -> None:
     from engine.fingerprint import fingerprint
 
     table = load_calibration(SHIPPED_CALIBRATION)
@@ -269,7 +269,7 @@ def test_the_shipped_table_is_valid_and_was_fitted_for_what_ships_with_it() -> N
     assert table.verifier.fingerprint == fingerprint(folder / "prm")
 
 
-def test_a_fingerprint_tells_training_runs_apart(tmp_path: Path) -> None:
+def test_fingerprints_distinguish_training_runs(tmp_path: Path) -> None:
     from engine.fingerprint import fingerprint
 
     (tmp_path / "config.json").write_text("{}")
@@ -284,7 +284,7 @@ def test_a_fingerprint_tells_training_runs_apart(tmp_path: Path) -> None:
     assert fingerprint(tmp_path) == first
 
 
-def test_the_curve_is_the_logistic_function_of_what_was_written_out_by_hand() -> None:
+def test_the_curve_is_the_logistic_function_computed_by_hand() -> None:
     answers = [Evidence(3, 0.9), Evidence(2, None), Evidence(1, 0.8)]
     assert compute_features(answers, 0) == pytest.approx(
         (1, math.log(9), math.log(4), math.log(3), math.log(3))
@@ -297,7 +297,7 @@ def test_the_curve_is_the_logistic_function_of_what_was_written_out_by_hand() ->
     assert [log_odds(p) for p in (None, 0.0, 1.0, 1e-9)] == [-6, -6, 6, -6]
 
 
-# Which box is opened next.
+# Order in which best_first opens boxes (Pandora's rule).
 
 
 def box(path: tuple[int, ...], parent: Node | None, score: float | None, probability: float = 1e-30) -> Node:
@@ -307,11 +307,11 @@ def box(path: tuple[int, ...], parent: Node | None, score: float | None, probabi
     return node
 
 
-def test_an_index_is_the_chance_of_a_win_over_what_luck_gives() -> None:
+def test_the_index_is_the_probability_of_a_success_over_the_chance_of_a_random_step() -> None:
     root = box((), None, None)
     assert compute_index(root) == pytest.approx(SOLVABLE)
     bad, good = box((0,), root, 0.0), box((1,), root, 0.8)
-    # Two samples, each the only one of its kind: all of what comes is new.
+    # Two different samples: every further one is expected to be new.
     failed = (1 - STEP_SUCCESS) * (1 - STEP_SUCCESS * 0.2)
     assert compute_index(root) == pytest.approx(SOLVABLE * failed / (SOLVABLE * failed + 1 - SOLVABLE))
     assert compute_index(good) == pytest.approx(0.8 / STEP_SUCCESS)
@@ -322,9 +322,7 @@ def test_an_index_is_the_chance_of_a_win_over_what_luck_gives() -> None:
     assert compute_index(root) == pytest.approx(1 / 3 * SOLVABLE * failed / (SOLVABLE * failed + 1 - SOLVABLE))
 
 
-def test_a_box_is_worth_less_the_likelier_its_next_sample_is_one_that_came_and_nothing_where_it_nearly_must_be() -> (
-    None
-):
+def test_the_index_falls_with_the_probability_of_a_repeated_sample_and_ends_at_zero() -> None:
     root = box((), None, None)
     box((0,), root, 0.5, 0.6)
     unlike = compute_index(root)
@@ -336,7 +334,7 @@ def test_a_box_is_worth_less_the_likelier_its_next_sample_is_one_that_came_and_n
     assert compute_index(root) == 0.0
 
 
-def test_a_box_that_was_never_opened_gives_one_sample_at_first_and_the_question_as_many_as_it_takes() -> None:
+def test_an_unopened_box_gets_one_sample_first_and_the_question_all_that_are_left() -> None:
     root = box((), None, None)
     assert choose_boxes({root: compute_index(root)}, 4) == {root: 4}
     good = box((0,), root, 0.9)
@@ -347,7 +345,7 @@ def test_a_box_that_was_never_opened_gives_one_sample_at_first_and_the_question_
 
 
 @pytest.mark.parametrize("seed", range(6))
-async def test_best_first_ends_with_the_first_answer_that_is_sure_enough(seed: int) -> None:
+async def test_best_first_ends_with_the_first_answer_above_the_confidence(seed: int) -> None:
     outcome, journal = await solve(document({"score": 1.0}), seed=seed, strategy="best_first", confidence=0.7)
     scored = [entry for entry in journal.entries if entry.type == "score"]
     finished = {entry.data["node"] for entry in journal.entries if entry.type == "node" and entry.data["answer"]}
@@ -359,7 +357,7 @@ async def test_best_first_ends_with_the_first_answer_that_is_sure_enough(seed: i
         assert sum(batch > sure[0].data["batch"] for batch in rounds) <= 2 * 4 + 1  # the rest of its round, the choice
 
 
-async def test_a_vote_stops_at_the_job_s_confidence_that_its_leader_stays() -> None:
+async def test_a_vote_stops_at_the_jobs_confidence_in_its_leader() -> None:
     for seed in range(8):
         outcome, journal = await solve(document(), seed=seed, n=16, strategy="self_consistency", confidence=0.9)
         counts = [float(vote.count) for vote in outcome.result.votes]

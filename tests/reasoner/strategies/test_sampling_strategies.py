@@ -1,4 +1,4 @@
-"""Strategies that work on whole solutions: budgets, replays and crashes with every parameter that changes decisions."""
+"""Strategies on whole solutions: budgets, replays and crashes, for every parameter that changes decisions."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ async def solve(
 
 
 def told(journal: MemoryJournal) -> dict[str, dict[str, Any]]:
-    """What the journal says of each node, its parts joined."""
+    """Return each node's journal entries with its segments joined."""
     nodes: dict[str, dict[str, Any]] = {}
     for entry in journal.entries:
         if entry.type == "node":
@@ -73,7 +73,7 @@ async def test_the_budget_is_kept_to_the_token(strategy: dict[str, Any], seed: i
 
 @settings(max_examples=100, deadline=None)
 @given(strategy=STRATEGIES, seed=st.integers(0, 1000), tokens=BUDGETS, kept=st.floats(0, 1))
-async def test_a_replay_decides_the_same_and_asks_the_engine_for_nothing(
+async def test_a_replay_decides_the_same_and_sends_no_request(
     strategy: dict[str, Any], seed: int, tokens: int | None, kept: float
 ) -> None:
     job, journal, idle = spec(strategy, seed, tokens), MemoryJournal(), ScriptedEngine()
@@ -89,7 +89,7 @@ async def test_a_replay_decides_the_same_and_asks_the_engine_for_nothing(
 
 @settings(max_examples=100, deadline=None)
 @given(strategy=STRATEGIES, seed=st.integers(0, 1000), tokens=BUDGETS, die_after=st.integers(0, 40))
-async def test_a_job_that_crashed_pays_no_token_twice_and_every_branch_ends_with_a_reason(
+async def test_a_crashed_job_pays_no_token_twice_and_every_branch_ends_with_a_reason(
     strategy: dict[str, Any], seed: int, tokens: int | None, die_after: int
 ) -> None:
     job, journal = spec(strategy, seed, tokens), MemoryJournal()
@@ -108,7 +108,7 @@ async def test_a_job_that_crashed_pays_no_token_twice_and_every_branch_ends_with
 @given(
     strategy=STRATEGIES, seed=st.integers(0, 1000), tokens=BUDGETS, one=st.integers(0, 999), other=st.integers(0, 999)
 )
-async def test_a_deterministic_job_searches_the_same_tree_whatever_the_delays(
+async def test_a_deterministic_job_searches_the_same_tree_for_any_delays(
     strategy: dict[str, Any], seed: int, tokens: int | None, one: int, other: int
 ) -> None:
     job = spec(strategy, seed, tokens, deterministic=True)
@@ -120,14 +120,14 @@ async def test_a_deterministic_job_searches_the_same_tree_whatever_the_delays(
 
 @pytest.mark.parametrize("limit", [1, 7, 30])
 @pytest.mark.parametrize("strategy", VARIANTS)
-async def test_max_tokens_bounds_what_is_generated_for_a_solution(strategy: dict[str, Any], limit: int) -> None:
+async def test_max_tokens_bounds_the_generated_tokens_of_a_solution(strategy: dict[str, Any], limit: int) -> None:
     _, journal = await solve(strategy, 4, sampling={"max_tokens": limit})
     for node in solutions(journal):
         assert sum(entry["tokens"] for entry in node) <= limit
 
 
 def solutions(journal: MemoryJournal) -> list[list[dict[str, Any]]]:
-    """The entries of every node and of those above it, down from where its conversation begins."""
+    """Return the entries of every node and its ancestors, from the start of its conversation."""
     by_id = told(journal)
     found = []
     for node in by_id.values():
@@ -142,7 +142,7 @@ def solutions(journal: MemoryJournal) -> list[list[dict[str, Any]]]:
 
 
 @pytest.mark.parametrize("rule", [{"stop": "beta", "threshold": 0.7}, {"stop": "window", "window": 2}])
-async def test_a_vote_that_stops_early_hears_the_first_samples_of_the_plain_one_and_wastes_none(
+async def test_a_vote_that_stops_early_has_the_first_samples_of_the_plain_one_and_wastes_none(
     rule: dict[str, Any],
 ) -> None:
     saved = 0
@@ -157,7 +157,7 @@ async def test_a_vote_that_stops_early_hears_the_first_samples_of_the_plain_one_
     assert saved > 16 * 50
 
 
-async def test_samples_that_were_started_ahead_are_cancelled_when_the_vote_is_over_and_paid_for() -> None:
+async def test_samples_started_ahead_are_cancelled_and_paid_for_when_the_vote_ends() -> None:
     rule = {"name": "self_consistency", "n": 16, "stop": "window", "window": 2}
     cancelled = 0
     for seed in range(20):
@@ -177,7 +177,7 @@ async def test_samples_that_were_started_ahead_are_cancelled_when_the_vote_is_ov
 
 
 @pytest.mark.parametrize("seed", range(8))
-async def test_every_attempt_sees_the_last_ones_of_its_chain_and_all_of_them_vote(seed: int) -> None:
+async def test_every_attempt_reads_the_latest_ones_of_its_chain_and_all_of_them_vote(seed: int) -> None:
     engine = ScriptedEngine(context=4000, order=seed)
     strategy = {"name": "revise", "n": 7, "chains": 2, "memory": 2, "request": "Again?"}
     outcome, journal = await solve(strategy, seed, engine)
@@ -197,7 +197,7 @@ async def test_every_attempt_sees_the_last_ones_of_its_chain_and_all_of_them_vot
     assert sum(vote.count for vote in outcome.result.votes) == sum(counts.values())
 
 
-async def test_a_conversation_that_does_not_fit_loses_its_oldest_attempts_and_starts_anew_without_any() -> None:
+async def test_a_conversation_beyond_the_context_drops_its_oldest_attempts_and_finally_all() -> None:
     shown = Counter[int]()
     for seed in range(24):
         engine = ScriptedEngine(context=420 if seed % 2 else 160)
@@ -212,7 +212,7 @@ async def test_a_conversation_that_does_not_fit_loses_its_oldest_attempts_and_st
 
 
 @pytest.mark.parametrize("seed", range(6))
-async def test_a_verifier_chooses_among_all_attempts_and_reads_each_without_those_before_it(seed: int) -> None:
+async def test_a_verifier_chooses_among_all_attempts_and_scores_each_without_its_predecessors(seed: int) -> None:
     engine = ScriptedEngine(context=4000)
     outcome, journal = await solve({"name": "revise", "n": 6, "by": "verifier", "request": "Again?"}, seed, engine)
     scores = {entry.data["node"]: entry.data["score"] for entry in journal.entries if entry.type == "score"}
@@ -224,7 +224,7 @@ async def test_a_verifier_chooses_among_all_attempts_and_reads_each_without_thos
             assert len(entry.data["scores"]) <= text.count("\n\n") + 1
 
 
-async def test_choosing_by_a_verifier_where_none_is_served_says_what_would_be_right() -> None:
+async def test_choosing_by_a_verifier_without_one_is_refused_with_the_valid_choice() -> None:
     class Alone(ScriptedEngine):
         async def models(self) -> list[ModelInfo]:
             return (await super().models())[:1]
@@ -240,9 +240,7 @@ async def test_choosing_by_a_verifier_where_none_is_served_says_what_would_be_ri
 
 @pytest.mark.parametrize("thinks", [True, False])
 @pytest.mark.parametrize("seed", range(12))
-async def test_a_thinking_is_extended_and_then_ended_at_its_cap_and_the_answer_asked_for(
-    seed: int, thinks: bool
-) -> None:
+async def test_thinking_is_extended_then_ended_at_its_cap_and_the_answer_requested(seed: int, thinks: bool) -> None:
     engine = ScriptedEngine(order=seed, thinks=thinks)
     strategy = {"name": "budget_forcing", "n": 4, "thinking": 24, "extensions": 2, "answer": 20}
     _, journal = await solve(strategy, seed, engine)
@@ -277,7 +275,7 @@ async def test_a_thinking_is_extended_and_then_ended_at_its_cap_and_the_answer_a
             assert last["answer"] is not None
 
 
-async def test_a_prompt_that_tells_a_model_to_wait_holds_no_end_of_its_thinking() -> None:
+async def test_a_prompt_with_the_end_of_thinking_marker_does_not_end_the_thinking() -> None:
     for seed in range(6):
         engine = ScriptedEngine(thinks=True)
         _, journal = await solve({"name": "budget_forcing", "extensions": 3}, seed, engine)
@@ -288,7 +286,7 @@ async def test_a_prompt_that_tells_a_model_to_wait_holds_no_end_of_its_thinking(
         assert all(not {0, 3} & set(prompt) for prompt in said)
 
 
-async def test_an_answer_that_was_asked_for_ends_its_branch_soon_after_it_is_stated() -> None:
+async def test_a_requested_answer_ends_its_branch_soon_after_it_is_stated() -> None:
     strategy = {"name": "budget_forcing", "n": 4, "thinking": 0, "answer": 60}
     ends = [node for seed in range(8) for node in told((await solve(strategy, seed))[1]).values() if node["tokens"]]
     stated = [node for node in ends if node["reason"] == "answer"]
@@ -297,7 +295,7 @@ async def test_an_answer_that_was_asked_for_ends_its_branch_soon_after_it_is_sta
     assert all("}" not in node["text"] for node in ends if node["reason"] == "length")
 
 
-async def test_a_budget_that_binds_still_ends_with_an_answer_that_was_asked_for() -> None:
+async def test_a_binding_budget_still_ends_with_a_requested_answer() -> None:
     for tokens in (60, 150):
         engine = ScriptedEngine(loops=4, context=5000)  # branches that loop never end by themselves
         strategy = {"name": "budget_forcing", "n": 3, "answer": 10}
@@ -317,9 +315,7 @@ async def test_a_budget_that_binds_still_ends_with_an_answer_that_was_asked_for(
 
 @pytest.mark.parametrize("measure", ["bottom", "tail", "lowest", "mean"])
 @pytest.mark.parametrize("seed", range(6))
-async def test_the_solutions_that_were_written_most_confidently_vote_with_their_confidence(
-    seed: int, measure: str
-) -> None:
+async def test_the_most_confident_solutions_vote_with_their_confidence(seed: int, measure: str) -> None:
     strategy = {"name": "deepconf", "n": 16, "keep": 50, "window": 6, "measure": measure}
     outcome, journal = await solve(strategy, seed)
     heights: dict[str, float] = {}
@@ -340,7 +336,7 @@ async def test_the_solutions_that_were_written_most_confidently_vote_with_their_
 
 
 @pytest.mark.parametrize("seed", range(12))
-async def test_online_a_solution_ends_where_a_window_falls_below_the_bar_and_consensus_ends_the_vote(seed: int) -> None:
+async def test_online_a_low_window_ends_a_solution_and_consensus_ends_the_vote(seed: int) -> None:
     strategy = {"name": "deepconf", "n": 24, "mode": "online", "keep": 60, "window": 4, "warmup": 8, "consensus": 0.8}
     outcome, journal = await solve(strategy, seed)
     nodes = told(journal)
@@ -368,7 +364,7 @@ async def test_online_a_solution_ends_where_a_window_falls_below_the_bar_and_con
     assert outcome.usage.pruned == sum(node["tokens"] for node in nodes.values() if node["reason"] == "pruned")
 
 
-def test_as_many_more_votes_are_lacking_as_the_leader_needs_for_the_consensus() -> None:
+def test_the_missing_votes_are_those_that_the_leader_needs_for_the_consensus() -> None:
     assert count_missing_votes([], 0.9) == 1
     assert count_missing_votes([[1.0, 1.0]], 0.9) == 0
     assert count_missing_votes([[1.0] * 8, [1.0]], 0.9) == 1  # 9 of 10

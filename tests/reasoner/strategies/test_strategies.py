@@ -1,4 +1,4 @@
-"""What each strategy decides, checked on the tree that it left."""
+"""Decisions of each strategy, checked on the resulting tree."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SEEDS = range(12)
 
 
 async def solve(strategy: dict[str, object], seed: int) -> tuple[JobOutcome, dict[str, dict[str, object]], set[str]]:
-    """The outcome, the final nodes by id with their scores, and the pruned ids."""
+    """Return the outcome, the final nodes by id, and the pruned ids."""
     journal = MemoryJournal()
     spec = JobSpec.model_validate({"problem": "how?", "strategy": strategy, "seed": seed, "answer": "text"})
     outcome = await run_job(spec, ScriptedEngine(order=seed), journal)
@@ -41,7 +41,7 @@ async def test_self_consistency_answers_with_the_most_frequent_answer(seed: int)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-async def test_best_of_n_answers_with_the_candidate_of_the_highest_score(seed: int) -> None:
+async def test_best_of_n_answers_with_the_highest_scored_candidate(seed: int) -> None:
     outcome, nodes, _ = await solve({"name": "best_of_n", "n": 16}, seed)
     scores = {node: data["score"] for node, data in nodes.items() if data["answer"] is not None and "score" in data}
     assert outcome.result.node == max(scores, key=lambda node: scores[node])
@@ -76,7 +76,7 @@ async def test_beam_expands_only_the_best_scored_of_each_level_and_prunes_the_re
         assert outcome.result.node not in pruned
 
 
-async def test_greedy_is_one_branch_that_no_seed_changes() -> None:
+async def test_greedy_is_one_branch_independent_of_the_seed() -> None:
     texts = set()
     for seed in SEEDS:
         _, nodes, _ = await solve({"name": "greedy"}, seed)
@@ -90,7 +90,7 @@ async def test_another_seed_samples_other_solutions() -> None:
     assert [node["text"] for node in first.values()] != [node["text"] for node in second.values()]
 
 
-def test_unknown_strategies_and_parameters_are_refused_with_what_is_known() -> None:
+def test_unknown_strategies_and_parameters_are_refused_with_the_known_ones() -> None:
     with pytest.raises(ValueError, match=r"unknown strategy 'mtcs'; known are greedy, .*beam"):
         parse_params("mtcs", {})
     with pytest.raises(ValueError, match=r"width: Extra inputs.*its parameters: n, expansions, max_steps"):
@@ -99,7 +99,7 @@ def test_unknown_strategies_and_parameters_are_refused_with_what_is_known() -> N
         parse_params("beam", {"n": 257})
 
 
-def test_every_strategy_has_a_summary_and_a_schema_whose_parameters_are_described() -> None:
+def test_every_strategy_has_a_summary_and_described_parameters() -> None:
     for name, schema in describe_strategies().items():
         assert schema["summary"]
         assert schema["needs_verifier"] == STRATEGIES[name].needs_verifier

@@ -1,4 +1,4 @@
-"""What the tree searches decide, on branches and scores that were written down beforehand."""
+"""Decisions of the tree searches on branches and scores planned by the test."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ async def search(
     slow: Mapping[Path, asyncio.Event] | None = None,
     seed: int = 0,
 ) -> tuple[JobOutcome, list[Path], set[str]]:
-    """The outcome, the branches in the order in which they were asked for, and what was given up."""
+    """Return the outcome, the branches in the order of their requests, and the pruned ids."""
     engine, journal = PlannedEngine(plan, slow), MemoryJournal()
     spec = JobSpec.model_validate({"problem": "how?", "seed": seed, "strategy": strategy, "answer": "text"})
     async with asyncio.timeout(30):
@@ -55,30 +55,30 @@ SUBTREES = {
 }
 
 
-async def test_dvts_follows_the_best_step_of_each_subtree_and_compares_nothing_across() -> None:
+async def test_dvts_follows_the_best_step_of_each_subtree_and_never_compares_subtrees() -> None:
     outcome, asked, pruned = await search(SUBTREES, {"name": "dvts", "n": 4, "expansions": 2})
-    # The second subtree goes on from d (0.3), though b (0.2) and d are both far below a (0.9) of the first.
+    # The second subtree continues from d (0.3), though b (0.2) and d are both far below a (0.9) of the first.
     assert set(asked) == set(SUBTREES)
     assert pruned == {"1", "2"}
     assert outcome.result.answer == "first"
     assert outcome.result.confidence == pytest.approx(0.95)
 
 
-async def test_dvts_draws_siblings_only_where_the_first_sample_leaves_doubt() -> None:
+async def test_dvts_samples_siblings_only_if_the_first_score_is_low() -> None:
     _, asked, _ = await search(SUBTREES, {"name": "dvts", "n": 4, "expansions": 2})
-    assert (0, 1) not in asked  # 0.95 after 0.9: no doubt
+    assert (0, 1) not in asked  # 0.95 after 0.9: high enough
     assert (3, 1) in asked  # 0.2 after 0.3
 
 
-async def test_dvts_gives_subtrees_that_do_not_divide_n_the_rest_of_the_width() -> None:
+async def test_dvts_gives_the_rest_of_the_width_to_subtrees_that_do_not_divide_n() -> None:
     plan = {(index,): end(str(index), 0.1 * (index + 1)) for index in range(5)}
     outcome, asked, _ = await search(plan, {"name": "dvts", "n": 5, "expansions": 2})
     assert sorted(asked) == [(index,) for index in range(5)]
     assert outcome.result.answer == "4"
 
 
-async def test_a_slow_subtree_of_dvts_holds_up_no_other() -> None:
-    """The first step of the first subtree arrives only once the second subtree has grown to its end."""
+async def test_a_slow_subtree_of_dvts_does_not_block_others() -> None:
+    """The first step of the first subtree arrives only once the second subtree is complete."""
     released = asyncio.Event()
 
     class Watching(PlannedEngine):
@@ -96,7 +96,7 @@ async def test_a_slow_subtree_of_dvts_holds_up_no_other() -> None:
     assert outcome.result.answer == "first"
 
 
-async def test_lookahead_keeps_the_step_that_leads_somewhere_not_the_one_that_looks_best() -> None:
+async def test_lookahead_keeps_the_step_with_the_best_continuation_not_the_best_score() -> None:
     plan = {
         (0,): step("bait", 0.9),
         (1,): step("plain", 0.5),
@@ -125,8 +125,8 @@ async def test_lookahead_looks_k_steps_ahead() -> None:
     assert "1" not in pruned
 
 
-async def test_rebase_spreads_its_width_by_the_exponential_of_the_scores_and_finished_ones_vote() -> None:
-    # exp(0.5 / T) = 3 for the pair: of the three places left one goes to 0.3 and two (2.25 rounded) to 0.8.
+async def test_rebase_allocates_its_width_by_the_exponential_of_the_scores_and_finished_ones_vote() -> None:
+    # exp(0.5 / T) = 3 for the pair: of the three samples left one goes to 0.3 and two (2.25 rounded) to 0.8.
     plan = {
         (0,): step("high", 0.8),
         (1,): step("low", 0.3),
@@ -150,7 +150,7 @@ async def test_rebase_spreads_its_width_by_the_exponential_of_the_scores_and_fin
     width=st.integers(0, 64),
     temperature=st.floats(0.01, 10),
 )
-def test_balanced_shares_add_up_and_are_the_exact_ones_rounded_up_or_down(
+def test_proportional_counts_have_the_exact_sum_and_are_rounded_up_or_down(
     scores: list[float], width: int, temperature: float
 ) -> None:
     counts = allocate_proportionally(scores, width, temperature)
@@ -162,7 +162,7 @@ def test_balanced_shares_add_up_and_are_the_exact_ones_rounded_up_or_down(
 
 
 class Offset(random.Random):
-    """Draws what it was told."""
+    """Random generator with a fixed value."""
 
     def __init__(self, value: float) -> None:
         super().__init__()
@@ -174,7 +174,7 @@ class Offset(random.Random):
 
 @settings(deadline=None)
 @given(weights=st.lists(st.floats(0.001, 100), min_size=1, max_size=12), places=st.integers(1, 32))
-def test_systematic_resampling_draws_each_as_often_as_expected_rounded_up_or_down(
+def test_systematic_resampling_gives_each_its_expected_count_rounded_up_or_down(
     weights: list[float], places: int
 ) -> None:
     sums = [0] * len(weights)
@@ -190,7 +190,7 @@ def test_systematic_resampling_draws_each_as_often_as_expected_rounded_up_or_dow
         assert have / len(grid) == pytest.approx(places * weight / sum(weights), abs=2 / len(grid))
 
 
-async def test_a_finished_particle_keeps_its_place_and_a_dead_ones_goes_to_the_living() -> None:
+async def test_a_finished_particle_is_kept_and_a_dead_one_is_replaced_by_a_live_one() -> None:
     plan = {
         (0,): end("done", 0.9),
         (1,): step("live", 0.5),
@@ -200,13 +200,13 @@ async def test_a_finished_particle_keeps_its_place_and_a_dead_ones_goes_to_the_l
     }
     outcome, asked, _ = await search(plan, {"name": "particle", "n": 4})
     second = [path for path in asked if len(path) == 2]
-    assert len(second) == 3  # four places, one finished; the dead one's place is used again
+    assert len(second) == 3  # four particles, one finished; the dead one is resampled
     assert {path[0] for path in second} == {1, 3}
     assert outcome.result.answer == "done"
 
 
-async def test_particles_go_where_the_odds_are() -> None:
-    """Odds of 4 against 1/4: of 17 places 16 go to the first."""
+async def test_particles_are_resampled_by_their_odds() -> None:
+    """Odds of 4 against 1/4: 16 of 17 particles continue the first."""
     plan = {(0,): step("good", 0.8), (1,): step("bad", 0.2), **{(i,): Planned("dead", 0.5) for i in range(2, 17)}}
     plan |= {(parent, index): end(f"{parent}.{index}", 0.3) for parent in (0, 1) for index in range(17)}
     for seed in range(5):
@@ -224,19 +224,19 @@ def make_node(parent: TreeNode | None, name: str, prior: float, visits: int, val
 
 
 def test_puct_chooses_by_value_plus_prior_as_computed_by_hand() -> None:
-    # sqrt(8 + 1) = 3. With c = 1: a: 0.5 + 3 * 0.2 / 5 = 0.62; b: 0.1 + 3 * 0.5 / 5 = 0.4; another draw, worth the
-    # average of both if it is a new one: 0.3 * 0.3 + 3 * 0.3 / 3 = 0.39.
+    # sqrt(8 + 1) = 3. With c = 1: a: 0.5 + 3 * 0.2 / 5 = 0.62; b: 0.1 + 3 * 0.5 / 5 = 0.4; another sample, worth the
+    # average of both if it is new: 0.3 * 0.3 + 3 * 0.3 / 3 = 0.39.
     root = TreeNode(Node((), None, ()), visits=8, samples=2)
     a, b = make_node(root, "a", 0.2, 4, 0.5), make_node(root, "b", 0.5, 4, 0.1)
     assert root.descend(1.0, ValueNormalizer()) is a
-    # c = 3: a: 0.5 + 0.36 = 0.86; b: 0.1 + 0.9 = 1; another draw: 0.99.
+    # c = 3: a: 0.5 + 0.36 = 0.86; b: 0.1 + 0.9 = 1; another sample: 0.99.
     assert root.descend(3.0, ValueNormalizer()) is b
-    # Neither is worth anything and b was visited often: a: 0.12; b: 0.01; another draw: 0.9.
+    # Both have the value 0 and b has many visits: a: 0.12; b: 0.01; another sample: 0.9.
     a.total, b.total, b.visits, root.samples = 0.0, 0.0, 100, 0
     assert root.descend(1.0, ValueNormalizer()) is root
 
 
-def test_puct_compares_values_on_the_scale_of_what_it_has_seen() -> None:
+def test_puct_normalizes_values_to_the_range_seen_so_far() -> None:
     # On [0, 1] the prior decides: 0.02 + 0.3 * 3 * 0.3 / 5 against 0.01 + 0.3 * 3 * 0.7 / 5. On [0.01, 0.02] the value
     # does: 1 + 0.054 against 0 + 0.126.
     root = TreeNode(Node((), None, ()), visits=8, samples=8)
@@ -245,7 +245,7 @@ def test_puct_compares_values_on_the_scale_of_what_it_has_seen() -> None:
     assert root.descend(0.3, ValueNormalizer(0.01, 0.02)) is a
 
 
-def test_puct_draws_nothing_more_where_the_policy_is_certain_and_leaves_closed_places() -> None:
+def test_puct_samples_no_more_if_the_policy_is_certain_and_skips_closed_nodes() -> None:
     root = TreeNode(Node((), None, ()), visits=3, samples=1)
     only = make_node(root, "only", 0.999, 1, 0.0)
     assert root.descend(1.0, ValueNormalizer()) is only
@@ -254,7 +254,7 @@ def test_puct_draws_nothing_more_where_the_policy_is_certain_and_leaves_closed_p
     assert root.is_exhausted
 
 
-def test_a_simulation_in_flight_sends_the_next_one_elsewhere() -> None:
+def test_a_simulation_in_flight_diverts_the_next_one() -> None:
     root = TreeNode(Node((), None, ()), visits=2, samples=2)
     a, b = make_node(root, "a", 0.5, 1, 0.5), make_node(root, "b", 0.5, 1, 0.45)
     assert root.descend(1.0, ValueNormalizer()) is a
@@ -273,21 +273,21 @@ MCTS = {
 }
 
 
-async def test_mcts_goes_where_the_value_is() -> None:
+async def test_mcts_follows_the_value() -> None:
     outcome, asked, pruned = await search(MCTS, {"name": "mcts", "n": 1, "draws": 4, "in_flight": 1})
     assert asked == [(0,), (1,), (2,), (2, 0)]
     assert pruned == {"1"}  # the twin of (0,)
     assert outcome.result.answer == "right"
 
 
-async def test_mcts_sees_small_differences_where_all_values_are_small() -> None:
+async def test_mcts_resolves_small_differences_between_small_values() -> None:
     plan = {(0,): step("better", 0.02, 0.4), (1,): step("likelier", 0.01, 0.6)}
     _, asked, _ = await search(plan, {"name": "mcts", "n": 1, "draws": 3, "in_flight": 1})
     assert asked[:3] == [(0,), (1,), (0, 0)]
 
 
-async def test_a_twin_is_no_visit_of_mcts() -> None:
-    """If it were, "better" would be worth less on average than another draw at the root, which would come next."""
+async def test_a_duplicate_step_is_no_visit_in_mcts() -> None:
+    """A visit would lower the value of "better" below that of another sample at the root, which would come next."""
     plan = {
         (0,): step("better", 0.7, 0.6),
         (1,): step("worse", 0.4, 0.1),
@@ -301,14 +301,14 @@ async def test_a_twin_is_no_visit_of_mcts() -> None:
     assert "0.1" in pruned
 
 
-async def test_mcts_draws_nothing_more_where_a_new_step_is_unlikely() -> None:
+async def test_mcts_samples_no_more_if_a_new_step_is_unlikely() -> None:
     plan = {(0,): step("likely", 0.5, 0.85), (0, 0): end("there", 0.5, 0.85)}
     _, asked, _ = await search(plan, {"name": "mcts", "n": 16, "in_flight": 1})
     assert asked == [(0,), (0, 0)]
 
 
-async def test_mcts_waits_for_the_first_draw_of_a_step_before_it_draws_another_there() -> None:
-    """Only the first draw tells how likely another one is to be new; at the root several begin at once."""
+async def test_mcts_waits_for_the_first_sample_of_a_step_before_another_one() -> None:
+    """Only the first sample shows how likely another one is to be new; at the root several begin at once."""
     released = asyncio.Event()
     plan = {(0,): step("only", 0.9, 0.999), (0, 0): end("there", 0.9, 0.999)}
     plan |= {(index,): plan[(0,)] for index in range(1, 4)}
@@ -316,7 +316,7 @@ async def test_mcts_waits_for_the_first_draw_of_a_step_before_it_draws_another_t
     class Watching(PlannedEngine):
         async def generate(self, request, *, stream=False):  # type: ignore[no-untyped-def]
             if len(request.prompt) > len("how?"):
-                for _ in range(50):  # turns of the event loop in which others might begin
+                for _ in range(50):  # event loop iterations in which others might begin
                     await asyncio.sleep(0)
                 released.set()
             async for item in super().generate(request, stream=stream):
@@ -331,7 +331,7 @@ async def test_mcts_waits_for_the_first_draw_of_a_step_before_it_draws_another_t
     assert [path for path in engine.asked if len(path) == 2] == [(0, 0)]
 
 
-async def test_a_beam_asks_for_siblings_until_a_new_one_is_unlikely() -> None:
+async def test_a_beam_samples_siblings_until_a_new_one_is_unlikely() -> None:
     plan = {(0,): step("a", 0.5, 0.6), (1,): step("b", 0.4, 0.3)} | {(i,): step("a", 0.5, 0.6) for i in range(2, 16)}
     _, asked, _ = await search(plan, {"name": "beam", "n": 16, "expansions": 4, "max_steps": 1})
     *steps, finished = asked
@@ -339,12 +339,12 @@ async def test_a_beam_asks_for_siblings_until_a_new_one_is_unlikely() -> None:
     assert finished == (0, 0)
 
 
-async def test_a_beam_asks_for_no_sibling_where_a_new_one_is_unlikely() -> None:
+async def test_a_beam_samples_no_sibling_if_a_new_one_is_unlikely() -> None:
     _, asked, _ = await search({(0,): step("a", 0.5, 0.85)}, {"name": "beam", "n": 4, "expansions": 4, "max_steps": 1})
     assert [path for path in asked if len(path) == 1] == [(0,)]
 
 
-async def test_mcts_ends_when_nothing_is_left_to_find() -> None:
+async def test_mcts_ends_when_nothing_is_left_to_expand() -> None:
     plan = {(0,): step("only way", 0.5, 0.9999), (0, 0): end("there", 0.5, 0.9999)}
     outcome, asked, _ = await search(plan, {"name": "mcts", "n": 16, "in_flight": 1})
     assert asked == [(0,), (0, 0)]
@@ -365,8 +365,8 @@ async def test_mcts_values_a_step_by_a_solution_completed_from_it() -> None:
     assert outcome.result.answer == "right"
 
 
-async def test_a_slow_simulation_of_mcts_holds_up_no_other() -> None:
-    """The first step arrives only once another branch has grown to a solution."""
+async def test_a_slow_simulation_of_mcts_does_not_block_others() -> None:
+    """The first step arrives only once another branch has reached a solution."""
     released = asyncio.Event()
 
     class Watching(PlannedEngine):

@@ -1,4 +1,4 @@
-"""Verifiers that are rules: what they call right, what they refuse to be asked, and what a search does with them."""
+"""Rule verifiers: accepted answers, refused parameters, and their effect on a search."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tests.scripted import ANSWER, TEXTS, ScriptedEngine
 
 
 async def scores(verifier: dict[str, object], answers: Sequence[str | None]) -> list[float | None]:
-    """The score of each answer; ``None`` where the verifier has nothing to say."""
+    """Return the score of each answer; `None` if the verifier abstains."""
     spec = JobSpec.model_validate({"problem": "?", "verifier": verifier})
     engine = ScriptedEngine()
     nodes = [Node((i,), None, (), reason="stop", answer=answer) for i, answer in enumerate(answers)]
@@ -44,7 +44,7 @@ async def scores(verifier: dict[str, object], answers: Sequence[str | None]) -> 
     return [found.get(node) for node in nodes]
 
 
-async def test_exact_is_the_text_itself() -> None:
+async def test_exact_compares_the_text_itself() -> None:
     verifier = {"kind": "exact", "expected": "Paris "}
     assert await scores(verifier, [" Paris", "paris", "Paris, France", None, ""]) == [1.0, 0.0, 0.0, None, 0.0]
 
@@ -60,7 +60,7 @@ async def test_exact_is_the_text_itself() -> None:
         ("seven", None), ("9" * 5000, None), ("3 or 4", None),
     ],
 )  # fmt: skip
-def test_a_number_is_read_exactly_or_not_at_all(text: str, value: object) -> None:
+def test_a_number_is_parsed_exactly_or_not_at_all(text: str, value: object) -> None:
     assert number(text) == value
 
 
@@ -73,14 +73,14 @@ def test_numeric_agrees_with_exact_arithmetic(answer: float, expected: float, ab
     assert rules.is_within_tolerance(f"{Decimal(repr(answer)):f}", spec) is near  # type: ignore[arg-type]
 
 
-async def test_numeric_tolerates_what_it_was_told_to() -> None:
+async def test_numeric_accepts_its_tolerance() -> None:
     verifier: dict[str, object] = {"kind": "numeric", "expected": 0.3}
     assert await scores(verifier, ["0.3", "3/10", "0.30001", "nan", None]) == [1.0, 1.0, 0.0, 0.0, None]
     assert await scores(verifier | {"absolute": 0.01}, ["0.31", "0.29", "0.32"]) == [1.0, 1.0, 0.0]
     assert await scores(verifier | {"expected": -200, "relative": 0.01}, ["-202", "-198", "-203"]) == [1.0, 1.0, 0.0]
 
 
-async def test_math_is_equivalence_to_the_expected_expression(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_math_accepts_equivalent_expressions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(equivalence, "CPU_SECONDS", 1.0)
     verifier = {"kind": "math", "expected": "\\frac{\\sqrt{2}}{2}"}
     answers = ["\\frac{1}{\\sqrt{2}}", "\\sqrt{1/2}", "0.5", "9^{9^{9^{9}}}", None]
@@ -102,7 +102,7 @@ PERSON = {
 }
 
 
-async def test_a_schema_is_met_by_json_that_is_valid() -> None:
+async def test_valid_json_satisfies_a_schema() -> None:
     answers = [
         '{"name": "Ada", "age": 36}', '{"name": "ada"}', '{"age": 3}', '{"name": "Ada", "age": -1}', "{'name': 'Ada'}",
         '{"name": "Ada", "x": 1}', "", "[" * 100_000, '{"name": "Ada", "age": NaN}', None,
@@ -119,7 +119,7 @@ async def test_a_schema_is_met_by_json_that_is_valid() -> None:
         {"$ref": "#/$defs/nowhere"},
     ],
 )
-async def test_a_schema_that_never_ends_or_leads_nowhere_is_not_met(
+async def test_an_endless_or_dangling_schema_is_not_satisfied(
     schema: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rules, "SCHEMA_TIMEOUT_SECONDS", 1.0)
@@ -143,13 +143,13 @@ async def test_equal_answers_are_checked_once(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(rules, "run_tests", counted)
     assert await scores({"kind": "python", "tests": ["assert f"]}, ["f = 1"] * 9 + ["f = 0"]) == [1.0] * 9 + [0.0]
-    assert sorted(calls) == ["", "f = 0", "f = 1"]  # the empty one asks whether there is a sandbox
+    assert sorted(calls) == ["", "f = 0", "f = 1"]  # the empty one checks that there is a sandbox
 
 
 SCHEMA = "verifier.json_schema.json_schema"
 TEST = "verifier.python.tests.0"
 HEAVY = "(?:" + "[ab]?" * 191 + "){9999}"
-"""Compiled it takes seconds and gigabytes."""
+"""A pattern whose compilation takes seconds and gigabytes."""
 
 
 def finally_inside(source: str, times: int) -> str:
@@ -209,14 +209,14 @@ def test_a_test_may_have_finally_blocks(source: str) -> None:
         ({"kind": "python", "tests": ["assert f"], "seconds": 61}, "verifier.python.seconds", "or equal to 60"),
     ],
 )  # fmt: skip
-def test_a_wrong_rule_is_refused_by_name(verifier: dict[str, object], field: str, hint: str) -> None:
+def test_an_invalid_rule_is_refused_by_name(verifier: dict[str, object], field: str, hint: str) -> None:
     with pytest.raises(ValidationError) as caught:
         JobSpec.model_validate({"problem": "?", "verifier": verifier})
     found = {".".join(map(str, error["loc"])): error["msg"] for error in caught.value.errors()}
     assert hint in found[field], found
 
 
-def test_a_deep_schema_is_refused_and_not_followed() -> None:
+def test_a_deep_schema_is_refused_without_recursion() -> None:
     deep: dict[str, Any] = {}
     for _ in range(150):
         deep = {"not": deep}
@@ -241,7 +241,7 @@ async def solve(
 
 
 @pytest.mark.parametrize("seed", range(8))
-async def test_best_of_n_ends_at_the_first_solution_that_a_rule_calls_right(seed: int) -> None:
+async def test_best_of_n_ends_at_the_first_solution_that_a_rule_accepts(seed: int) -> None:
     rule = {"kind": "numeric", "expected": 1}
     outcome, journal = await solve(rule, "best_of_n", seed, answer="text")
     everything, _ = await solve({"kind": "numeric", "expected": 7}, "best_of_n", seed, answer="text")
@@ -270,13 +270,13 @@ async def test_stopping_early_saves_tokens() -> None:
     assert any(tokens > 0 for tokens in saved)
 
 
-async def test_a_weighted_vote_by_a_rule_is_won_by_what_is_right() -> None:
+async def test_a_vote_weighted_by_a_rule_returns_a_right_answer() -> None:
     outcome, _ = await solve({"kind": "exact", "expected": "2"}, "weighted_vote", 3, answer="text")
     assert outcome.result.answer == "2"
     assert outcome.result.confidence == 1.0
 
 
-async def test_a_replay_reads_scores_and_checks_nothing_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_replay_reads_the_scores_and_checks_nothing_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(TEXTS, ANSWER, "\n```python\nx = %d\n```\n")
     verifier: dict[str, object] = {"kind": "python", "tests": ["assert x == 1"]}
     outcome, journal = await solve(verifier, "weighted_vote", 4)
@@ -287,7 +287,7 @@ async def test_a_replay_reads_scores_and_checks_nothing_again(monkeypatch: pytes
     assert (await run_job(JobSpec.model_validate(spec), ScriptedEngine(), again)).result == outcome.result
 
 
-async def test_without_a_sandbox_no_token_is_spent(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_without_a_sandbox_the_job_fails_before_any_token_is_generated(monkeypatch: pytest.MonkeyPatch) -> None:
     async def refused(*args: object, **kwargs: object) -> None:
         raise SandboxRefused("there is no filter of system calls for plan9")
 
@@ -299,7 +299,7 @@ async def test_without_a_sandbox_no_token_is_spent(monkeypatch: pytest.MonkeyPat
     assert engine.generated == []
 
 
-def test_every_rule_survives_the_store() -> None:
+def test_every_rule_survives_storage() -> None:
     for verifier in (
         {"kind": "exact", "expected": "x"},
         {"kind": "numeric", "expected": 1, "relative": 0.1},

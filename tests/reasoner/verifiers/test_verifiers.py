@@ -1,4 +1,4 @@
-"""Verifiers of every kind behind the search: what may be asked for, the budget, the journal, who gets a score."""
+"""Verifiers of every kind in a search: validation, budget, journal and scores."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def run(job: JobSpec, engine: ScriptedEngine, journal: MemoryJournal | Non
 
 
 class Watching(ScriptedEngine):
-    """Remembers what it was asked to score. Beside the others it serves an outcome reward model of two labels."""
+    """Engine that records its score requests and also serves an outcome reward model with two labels."""
 
     async def models(self) -> list[ModelInfo]:
         architecture = "LlamaForSequenceClassification"
@@ -73,7 +73,7 @@ def test_a_verifier_without_a_kind_is_a_process_reward_model() -> None:
         ("judge", "unknown kind of verifier|valid dictionary"),
     ],
 )
-def test_what_no_verifier_understands_is_refused(verifier: object, message: str) -> None:
+def test_an_unknown_verifier_is_refused(verifier: object, message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         JobSpec.model_validate({"problem": "?", "verifier": verifier})
 
@@ -95,7 +95,7 @@ async def test_every_model_keeps_the_budget_to_the_token(
     assert engine.outstanding == 0
 
 
-async def test_a_judge_is_asked_for_yes_against_no_of_finished_steps_alone() -> None:
+async def test_a_judge_scores_only_finished_steps_by_yes_against_no() -> None:
     engine, journal = Watching(), MemoryJournal()
     outcome = await run(spec("beam", JUDGE), engine, journal)
     nodes = {entry.data["node"]: entry.data for entry in journal.entries if entry.type == "node"}
@@ -121,7 +121,7 @@ async def test_an_outcome_model_scores_finished_solutions_once_and_no_steps() ->
     assert outcome.result.confidence == max(data["score"] for data in scored.values())
 
 
-async def test_a_causal_model_that_is_a_verifier_by_its_format_is_one_and_writes_nothing() -> None:
+async def test_a_causal_model_in_a_verifier_format_scores_and_does_not_generate() -> None:
     class Causal(Watching):
         async def models(self) -> list[ModelInfo]:
             named = {"reasoner_prm": "rlhflow"}
@@ -138,7 +138,7 @@ async def test_a_causal_model_that_is_a_verifier_by_its_format_is_one_and_writes
 @given(
     asked=st.sampled_from([("best_of_n", JUDGE), ("beam", JUDGE), ("best_of_n", OUTCOME)]), seed=st.integers(0, 1000)
 )
-async def test_a_replay_asks_no_model_again(asked: tuple[str, dict[str, Any]], seed: int) -> None:
+async def test_a_replay_calls_no_model_again(asked: tuple[str, dict[str, Any]], seed: int) -> None:
     job, journal = spec(*asked, seed), MemoryJournal()
     first = await run(job, Watching(), journal)
     idle = Watching()
@@ -146,12 +146,12 @@ async def test_a_replay_asks_no_model_again(asked: tuple[str, dict[str, Any]], s
     assert (again.result, again.usage, idle.asked) == (first.result, first.usage, [])
 
 
-async def test_a_judge_that_is_no_language_model_is_refused_with_those_that_are() -> None:
+async def test_a_judge_that_is_no_language_model_is_refused_with_the_valid_models() -> None:
     with pytest.raises(InvalidRequest, match=r"verifier.model 'prm' is not served; served are policy"):
         await run(spec("beam", JUDGE | {"model": "prm"}), ScriptedEngine())
 
 
-async def test_a_judge_whose_tokens_for_yes_and_no_begin_alike_is_refused() -> None:
+async def test_a_judge_whose_yes_and_no_share_their_first_token_is_refused() -> None:
     class Mute(ScriptedEngine):
         async def tokenize(self, model: str, text: Any, **more: Any) -> tuple[int, ...]:
             return (7,) * len(await super().tokenize(model, text))
@@ -161,7 +161,7 @@ async def test_a_judge_whose_tokens_for_yes_and_no_begin_alike_is_refused() -> N
 
 
 class Narrow(Watching):
-    """Its verifiers hold so many tokens."""
+    """Engine whose verifiers have a context of `holds` tokens."""
 
     def __init__(self, holds: int) -> None:
         super().__init__()
@@ -174,7 +174,7 @@ class Narrow(Watching):
         return await super().score(request)
 
 
-async def test_a_solution_that_outgrows_the_verifier_keeps_its_score_and_fails_no_job() -> None:
+async def test_a_solution_longer_than_the_verifiers_context_keeps_its_score_and_the_job_succeeds() -> None:
     narrow = MemoryJournal()
     outcome = await run(spec("beam", {}), Narrow(14), narrow)
     assert outcome.status in ("completed", "incomplete")
@@ -191,7 +191,7 @@ async def test_a_solution_that_outgrows_the_verifier_keeps_its_score_and_fails_n
     assert (again.result, idle.asked) == (outcome.result, [])
 
 
-async def test_a_question_that_is_too_long_for_the_verifier_is_refused_with_both_numbers() -> None:
+async def test_a_question_longer_than_the_verifiers_context_is_refused_with_both_lengths() -> None:
     class Small(ScriptedEngine):
         async def models(self) -> list[ModelInfo]:
             return [replace(info, context=4) if info.id == "prm" else info for info in await super().models()]
@@ -201,7 +201,7 @@ async def test_a_question_that_is_too_long_for_the_verifier_is_refused_with_both
 
 
 @pytest.mark.parametrize("verifier", [{}, JUDGE])
-async def test_a_node_and_its_parent_in_one_call_are_scored_as_one_after_the_other(verifier: dict[str, Any]) -> None:
+async def test_a_node_and_its_parent_in_one_call_are_scored_as_in_two(verifier: dict[str, Any]) -> None:
     found: list[list[tuple[float, ...]]] = []
 
     async def grow(search: Search, *, together: bool) -> None:
