@@ -22,7 +22,7 @@ FLAGS = (
 
 @contextlib.contextmanager
 def chromium() -> Iterator[Browser]:
-    """The browser on PATH, for as long as it is needed."""
+    """Yield the browser on PATH."""
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
         yield browser

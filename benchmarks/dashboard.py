@@ -1,4 +1,4 @@
-"""Pictures of the dashboard: a service of its own, some searches, and a real browser that looks at them.
+"""Screenshots of the dashboard, from a service of its own with a few searches, in a real browser.
 
 ``python -m benchmarks.dashboard --out benchmarks/results/dashboard``; it needs ``chromium`` on PATH.
 """
@@ -26,7 +26,7 @@ WAIT = 120_000.0
 
 
 def jobs() -> list[dict[str, Any]]:
-    """The last one is the one that is open."""
+    """Return the jobs; the screenshots show the last one."""
     words = load_problems("words", limit=9)
     return [
         {"problem": words[4].text, "strategy": {"name": "weighted_vote", "n": 32}, "budget": {"tokens": 8000}},
@@ -41,7 +41,7 @@ def jobs() -> list[dict[str, Any]]:
 def main(
     out: Annotated[Path, typer.Option(help="Where the pictures go.")] = Path("benchmarks/results/dashboard"),
 ) -> None:
-    """Draw the dashboard in light, in dark, and on a phone."""
+    """Take screenshots of the dashboard in light mode, in dark mode and on a phone."""
     if CHROMIUM is None:
         raise typer.BadParameter("there is no 'chromium' on PATH")
     out.mkdir(parents=True, exist_ok=True)
@@ -67,7 +67,7 @@ def picture(
     width: int = 1440,
     height: int = 900,
 ) -> None:
-    """Opens a job and takes a picture, after event ``at`` if that is given, else of its end."""
+    """Open a job and take a screenshot after event ``at``, or of its end."""
     context = browser.new_context(
         viewport={"width": width, "height": height},
         device_scale_factor=2 if width < 900 else 1,

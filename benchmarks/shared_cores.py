@@ -1,7 +1,7 @@
-"""``python -m benchmarks.shared_cores``: the README's question where the service has the machine to itself, beside a
-process that never rests, and under a quota of one CPU.
+"""``python -m benchmarks.shared_cores``: seconds for the README's question on an idle machine, beside a process that
+uses a core all the time, and under a quota of one CPU.
 
-Two services take turns: this one, and one whose threads spin and are as many as the cores, as OpenMP has it by default.
+Two services take turns: this one, and one with as many threads as cores that spin while they wait, OpenMP's default.
 The budget is the README's 4,000 tokens without its 20 seconds, so that every answer is the same work.
 """
 
@@ -39,7 +39,7 @@ QUESTION: dict[str, Any] = {
 }
 OURS, PEER = "ours", "threads that spin"
 LIBGOMP_SPINS = 300_000
-"""GNU's OpenMP default."""
+"""Default of GNU's OpenMP."""
 SITUATIONS = ("alone", "beside a busy core", "one CPU")
 _START_SECONDS = 600.0
 _STOP_SECONDS = 20.0
@@ -47,12 +47,12 @@ _POLL_SECONDS = 0.2
 
 
 class BenchError(Exception):
-    """A service did not start, or the machine cannot be put into the situation."""
+    """A service did not start, or a case cannot be set up on this machine."""
 
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """One that runs, and the seconds that its answers took."""
+    """A running service, and the seconds that its answers took."""
 
     name: str
     url: str
@@ -60,7 +60,7 @@ class Service:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure, and print the table or the document. Returns the exit status."""
+    """Measure, and print the table or the document. Return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.shared_cores", description=__doc__)
     parser.add_argument("--rounds", type=int, default=8, help="times that the question is asked (%(default)s)")
     parser.add_argument("--situation", action="append", choices=SITUATIONS, help="repeatable; default: all")
@@ -97,7 +97,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _measure(situation: str, systems: dict[str, dict[str, str]], rounds: int) -> tuple[str, dict[str, list[float]]]:
-    """The situation as it really is, and the seconds of each system."""
+    """Return the name of the case as it was set up, and the seconds of each system."""
     with contextlib.ExitStack() as running:
         case, launch = situation, list[str]()
         if situation == "one CPU":
@@ -108,7 +108,7 @@ def _measure(situation: str, systems: dict[str, dict[str, str]], rounds: int) ->
             for place, (name, environ) in enumerate(systems.items())
         ]
         for service in services:
-            _ask(service, seed=0)  # what is computed once in a service's life
+            _ask(service, seed=0)  # warm up what is computed once per service
             service.seconds.clear()
         if situation == "beside a busy core":
             running.enter_context(_busy())
@@ -130,7 +130,7 @@ def _ask(service: Service, seed: int) -> None:
 
 @contextlib.contextmanager
 def _service(name: str, launch: Sequence[str], environ: dict[str, str], folder: Path) -> Iterator[Service]:
-    """``reasoner serve`` with nothing configured but ``environ``."""
+    """Yield ``reasoner serve`` with nothing configured but ``environ``."""
     folder.mkdir()
     port, log = free_port(), folder / "log"
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("REASONER_", "OMP_", "GOMP_"))}
@@ -172,7 +172,9 @@ def _busy() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _one_cpu() -> Iterator[tuple[str, list[str]]]:
-    """A control group with a quota of one CPU, and how a command is started in it; without one, one core alone."""
+    """Yield a case's name and the command prefix that runs a process in a control group with a quota of one CPU. Where
+    no group can be created, the process runs on one core instead.
+    """
     for root, files in (
         ("/sys/fs/cgroup/cpu", {"cpu.cfs_period_us": "100000", "cpu.cfs_quota_us": "100000"}),
         ("/sys/fs/cgroup/cpu,cpuacct", {"cpu.cfs_period_us": "100000", "cpu.cfs_quota_us": "100000"}),
@@ -186,7 +188,7 @@ def _one_cpu() -> Iterator[tuple[str, list[str]]]:
         try:
             for name, value in files.items():
                 (group / name).write_text(value)
-        except OSError:  # the controller is not there
+        except OSError:  # the controller is not available
             group.rmdir()
             continue
         try:
@@ -198,7 +200,7 @@ def _one_cpu() -> Iterator[tuple[str, list[str]]]:
 
 
 def _remove(group: Path) -> None:
-    """Once the last process has left it."""
+    """Remove the group once its last process has ended."""
     until = time.monotonic() + _STOP_SECONDS
     while True:
         try:

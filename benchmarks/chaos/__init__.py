@@ -1,1 +1,1 @@
-"""Run jobs while processes of every role are killed, ended and frozen at random, and count what became of them."""
+"""Run jobs while processes of every role are killed, terminated and frozen at random, and audit the results."""

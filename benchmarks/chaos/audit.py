@@ -1,4 +1,4 @@
-"""Read from the store, not through the API, how every job ended."""
+"""Audit the end of every job in the store, without the API."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ BAD = {
 }
 _RELATIVE = 1e-9
 _ALLOWED = frozenset({409, 429})
-"""Refusals below 500 that say when to come back, or that the same call is still being answered."""
+"""Statuses below 500 that are allowed: the response says when to retry, or the same call is still being processed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """``jobs``: all that there are; ``bad``: how many of each kind of ``BAD``; ``said``: a line for each of them."""
+    """``jobs``: number of all jobs; ``bad``: number of errors by kind in ``BAD``; ``said``: a line for each error."""
 
     jobs: int
     bad: dict[str, int]
@@ -37,12 +37,12 @@ class Audit:
 
 
 def unfinished(fleet: Fleet) -> int:
-    """Return how many jobs have not ended."""
+    """Return the number of jobs that have not ended."""
     return int(fleet.redis.zcard("reasoner:jobs:queued")) + int(fleet.redis.zcard("reasoner:jobs:in_progress"))
 
 
 def audit(fleet: Fleet, heard: Heard) -> Audit:
-    """Look at every job once nothing is left to happen."""
+    """Check every job and the clients' records once no job is running."""
     bad, said = dict.fromkeys(BAD, 0), []
 
     def complain(kind: str, text: str, count: int = 1) -> None:
@@ -67,7 +67,7 @@ def audit(fleet: Fleet, heard: Heard) -> Audit:
 
 
 def check(fields: dict[str, str], log: list[dict[str, Any]]) -> list[tuple[str, str]]:
-    """Return what is wrong with a job, by kind of ``BAD``. ``fields``: its hash; ``log``: its stream."""
+    """Return the errors of a job, with their kind in ``BAD``. ``fields``: its hash; ``log``: its stream."""
     found: list[tuple[str, str]] = []
     status = fields["status"]
     if status not in TERMINAL_STATUSES:

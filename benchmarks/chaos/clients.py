@@ -1,4 +1,4 @@
-"""Clients that keep the service busy: each asks, in one of several ways, and does not give up before it has its end."""
+"""Clients that keep the service busy: each submits jobs in several ways and follows every job to its end."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ import httpx
 from reasoner.jobs.job import TERMINAL_STATUSES
 
 WAYS = ("plain", "key, events", "key, wait", "chat")
-"""A submission and polls; one with an idempotency key, followed by its events; a call that waits for its job, and one
-of ``/v1/chat/completions``, both with a key."""
+"""Ways of a call: a submission with polling; a submission with an idempotency key whose events are followed; and two
+calls with a key that wait for the job, at ``/v1/jobs`` and at ``/v1/chat/completions``.
+"""
 STRATEGIES: tuple[dict[str, Any], ...] = (
     {"name": "greedy"},
     {"name": "self_consistency", "n": 8},
@@ -38,21 +39,21 @@ _TIMEOUT = httpx.Timeout(90.0)
 
 @dataclass(slots=True)
 class Heard:
-    """Answers that all clients got. ``refusals``: by way, status, and if ``Retry-After`` said when to come back."""
+    """Records of all clients. ``refusals``: number by way, status, and True if ``Retry-After`` was sent."""
 
     accepted: set[str] = field(default_factory=set)
-    """Ids of jobs that an answer named."""
+    """Ids of jobs in successful responses."""
     by_key: dict[str, set[str]] = field(default_factory=dict)
-    """Ids that answers to one idempotency key named."""
+    """Ids in the responses for each idempotency key."""
     refusals: Counter[tuple[str, int, bool]] = field(default_factory=Counter)
     broken: int = 0
-    """Connections that broke off, or were refused."""
+    """Number of connections that were lost or refused."""
     gaps: int = 0
-    """Streams of events with one missing, or twice."""
+    """Number of event streams with a missing or repeated event."""
 
 
 class Crowd:
-    """Clients on an event loop and in a thread of their own. A context manager; at its end they are gone."""
+    """Clients on an event loop in a thread of its own. A context manager, which cancels them at its end."""
 
     def __init__(self, ports: list[int], model: str, count: int, seed: int) -> None:
         self.heard = Heard()
@@ -73,18 +74,18 @@ class Crowd:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed: they have left by themselves
+        with contextlib.suppress(RuntimeError):  # the loop is closed: all clients have ended
             self._loop.call_soon_threadsafe(self._cut_off)
         self._thread.join()
 
     def leave(self) -> None:
-        """Ask all clients to see the job that they have in hand through, and no more."""
+        """Let all clients finish their current job and then end."""
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._over.set)
 
     @property
     def has_left(self) -> bool:
-        """Return true once all clients have ended. Raise what a client did not expect."""
+        """Return True once all clients have ended. Raise a client's unexpected error."""
         if self._error is not None:
             raise self._error
         return not self._thread.is_alive()
@@ -108,7 +109,7 @@ class Crowd:
 
 
 class Client:
-    """One client. ``begun`` numbers the jobs of all."""
+    """A client. ``begun`` numbers the jobs of all clients."""
 
     def __init__(
         self, ports: list[int], model: str, seed: int, begun: itertools.count[int], heard: Heard, over: asyncio.Event
@@ -121,7 +122,7 @@ class Client:
         self._over = over
 
     async def run(self) -> None:
-        """Ask for one job after the other until it is over, and see the last one through."""
+        """Run one job after another until ``leave`` is called, and finish the last one."""
         async with httpx.AsyncClient(timeout=_TIMEOUT) as self._http:
             while not self._over.is_set():
                 number = next(self._begun)
@@ -171,7 +172,7 @@ class Client:
             self._heard.by_key.setdefault(key, set()).add(job_id)
 
     async def _call(self, way: str, method: str, path: str, **request: Any) -> httpx.Response:
-        """The first good answer."""
+        """Return the first successful response."""
         while True:
             try:
                 answer = await self._http.request(method, next(self._bases) + path, **request)
@@ -187,7 +188,7 @@ class Client:
         self._heard.refusals[way, answer.status_code, "retry-after" in answer.headers] += 1
 
     async def _follow(self, way: str, job_id: str) -> None:
-        """Read a job's events to its end, over any number of connections."""
+        """Read a job's events to its end, reconnecting as often as needed."""
         newest, kind = 0, ""
         while kind.removeprefix("job.") not in TERMINAL_STATUSES:
             url = f"{next(self._bases)}/v1/jobs/{job_id}/events"

@@ -1,4 +1,4 @@
-"""One disruption after the other, drawn from a seed, and how long the jobs that it hit needed to get on."""
+"""Disruptions chosen at random from a seed, one after the other, and the recovery time of the affected jobs."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from benchmarks.chaos.fleet import ROLES, Fleet, Role
 
 How = Literal["killed", "terminated", "frozen"]
 HOWS: tuple[How, ...] = get_args(How)
-"""By SIGKILL; by SIGTERM, as a deploy does; by SIGSTOP, and SIGCONT some seconds later."""
+"""Kinds of disruptions: SIGKILL; SIGTERM, as in a deployment; SIGSTOP, followed by SIGCONT some seconds later."""
 RESTART_SECONDS = 0.5
-"""From the end of a process to its next start, as under ``reasoner serve``."""
+"""Seconds from the end of a process to its restart, as under ``reasoner serve``."""
 FROZEN_SECONDS = (0.5, 5.0)
 PAUSE_SECONDS = (0.5, 4.0)
-"""From the recovery of what was hit to the next disruption."""
+"""Range of the seconds from recovery to the next disruption."""
 PATIENCE = 60.0
 _SETTLE_SECONDS = 0.1
 _POLL_SECONDS = 0.05
@@ -31,21 +31,22 @@ _POLL_SECONDS = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A disruption, before it happens."""
+    """A planned disruption."""
 
     role: Role
     number: int
     how: How
     frozen: float
-    """Seconds, if it is frozen."""
+    """Seconds between SIGSTOP and SIGCONT, if it is of that kind."""
     pause: float
     """Seconds before it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Disruption:
-    """One that has happened. ``jobs``: running ones that it hit; ``seconds``: from the blow until all of them had got
-    on; of an API, until it answered again. ``None``: nothing was hit."""
+    """A disruption that has happened. ``jobs``: number of running jobs that it affected; ``seconds``: until all of them
+    had made progress, or until an API answered again; ``None`` if nothing was affected.
+    """
 
     planned: Planned
     jobs: int
@@ -56,7 +57,7 @@ def plan(seed: int, counts: dict[Role, int]) -> Iterator[Planned]:
     """Yield disruptions for ever; the same ones for the same seed and the same processes."""
     rng = random.Random(seed)
     while True:
-        for role in rng.sample(ROLES, len(ROLES)):  # each as often as the others
+        for role in rng.sample(ROLES, len(ROLES)):  # each role equally often
             yield Planned(
                 role,
                 rng.randrange(counts[role]),
@@ -67,8 +68,9 @@ def plan(seed: int, counts: dict[Role, int]) -> Iterator[Planned]:
 
 
 def disrupt(fleet: Fleet, seed: int, seconds: float, tell: Callable[[Disruption], None]) -> None:
-    """Disrupt for some time; every process runs when this returns. To be called in the thread that started the fleet:
-    processes end with the thread that started them."""
+    """Cause disruptions for some time; every process runs when this returns. Call it in the thread that started the
+    fleet, because processes end with the thread that started them.
+    """
     pause, end = threading.Event(), time.monotonic() + seconds
     for planned in plan(seed, {role: fleet.count(role) for role in ROLES}):
         pause.wait(min(planned.pause, max(0.0, end - time.monotonic())))
@@ -82,7 +84,9 @@ def _strike(fleet: Fleet, planned: Planned) -> Disruption:
     hit = _unfinished(fleet, _jobs_of(fleet, planned))
     struck = time.monotonic()
     with _down(fleet, planned):
-        if role != "broker":  # what was on its way has arrived: from here on it has to come from somewhere else
+        if (
+            role != "broker"
+        ):  # Messages already sent have arrived, so any later progress needs the process or its replacement.
             threading.Event().wait(_SETTLE_SECONDS)
             hit = _unfinished(fleet, list(hit))
     left = dict(hit)
@@ -93,7 +97,7 @@ def _strike(fleet: Fleet, planned: Planned) -> Disruption:
 
 @contextlib.contextmanager
 def _down(fleet: Fleet, planned: Planned) -> Iterator[None]:
-    """The process is struck, and goes on or is started again at the end of the block and of its pause."""
+    """Stop the process; at the end of the block and of its pause it continues or is restarted."""
     role, number = planned.role, planned.number
     if planned.how == "frozen":
         fleet.signal(role, number, signal.SIGSTOP)
@@ -110,7 +114,7 @@ def _down(fleet: Fleet, planned: Planned) -> Iterator[None]:
 
 
 def _jobs_of(fleet: Fleet, planned: Planned) -> list[str]:
-    """The running jobs that need this process: a worker's own, everybody's engine and broker."""
+    """Return the running jobs that need this process: a worker's own, or all for an engine or a broker."""
     running: list[str] = fleet.redis.zrange("reasoner:jobs:in_progress", 0, -1)
     if planned.role != "worker":
         return running
@@ -120,7 +124,7 @@ def _jobs_of(fleet: Fleet, planned: Planned) -> list[str]:
 
 
 def _progress(fleet: Fleet, jobs: list[str]) -> dict[str, int]:
-    """The length of each job's journal, without its events; -1 once it has ended."""
+    """Return the number of entries in each job's journal, without its events; -1 once it has ended."""
     pipe = fleet.redis.pipeline(transaction=False)
     for job_id in jobs:
         pipe.scard(f"reasoner:job:{job_id}:keys")
@@ -131,12 +135,12 @@ def _progress(fleet: Fleet, jobs: list[str]) -> dict[str, int]:
 
 
 def _unfinished(fleet: Fleet, jobs: list[str]) -> dict[str, int]:
-    """Return the progress of those that have not ended since they were listed: they alone can get on."""
+    """Return the progress of those that have not ended, since only they can make more."""
     return {job_id: length for job_id, length in _progress(fleet, jobs).items() if length >= 0}
 
 
 def _have_moved(fleet: Fleet, before: dict[str, int]) -> bool:
-    """Return true once the broker answers and all have got on; those that have are taken out."""
+    """Return True once the broker answers and all jobs have made progress; remove those that have from ``before``."""
     try:
         fleet.redis.ping()
         now = _progress(fleet, list(before))

@@ -1,4 +1,4 @@
-"""A deployment of real processes, each of which may be killed at any time and is then started again."""
+"""A deployment of real processes, each of which can be killed at any time and restarted."""
 
 from __future__ import annotations
 
@@ -25,21 +25,22 @@ Role = Literal["worker", "api", "engine", "broker"]
 ROLES: tuple[Role, ...] = get_args(Role)
 NULL_ENGINE = [sys.executable, "-m", "benchmarks.service.null_engine"]
 PATIENCE = 120.0
-"""Seconds after which what has not happened will not: far more than it takes, also on a machine with other work."""
+"""Maximum seconds to wait for an event: far more than any takes, also on a busy machine."""
 _STOP_SECONDS = 15.0
 
 
 class Fleet:
-    """A broker, an engine, and as many workers and APIs as asked for. A context manager.
+    """A broker, an engine, and ``workers`` and ``apis`` processes. A context manager.
 
-    What is killed is to be started again by whoever killed it, as a supervisor of processes would.
+    The caller restarts the processes that it kills, as a supervisor would.
     """
 
     def __init__(
         self, folder: Path, *, workers: int, apis: int, token_seconds: float | None = None, **settings: Any
     ) -> None:
-        """``token_seconds``: what a token takes an engine without a model; ``None`` for an engine with the configured
-        models."""
+        """``token_seconds``: seconds for a token in an engine without a model; ``None`` runs an engine with the
+        configured models.
+        """
         self.folder = folder
         self._running = contextlib.ExitStack()
         self._logs = itertools.count()
@@ -66,7 +67,7 @@ class Fleet:
         with contextlib.ExitStack() as starting:
             starting.push(self._running)
             self._running.enter_context(self.broker)
-            # Its stubs know neither that answers are decoded nor that they are there.
+            # The type stubs lack the effect of decode_responses, and the attributes used here.
             self.redis: Any = self._running.enter_context(redis.Redis.from_url(self.broker.url, decode_responses=True))
             for role, count in self._counts.items():
                 self._processes[role] = [self._start(role, number) for number in range(count)]
@@ -101,35 +102,37 @@ class Fleet:
         self.process(role, number).send_signal(what)
 
     def kill(self, role: Role, number: int = 0) -> None:
-        """End one process of a role, and wait until it has ended."""
+        """Kill one process of a role, and wait until it has ended."""
         process = self.process(role, number)
         process.kill()
         process.wait(PATIENCE)
 
     def terminate(self, role: Role, number: int = 0) -> None:
-        """Ask one process of a role to end, and wait until it has."""
+        """Terminate one process of a role, and wait until it has ended."""
         stop(self.process(role, number), grace=PATIENCE)
 
     def restart(self, role: Role, number: int = 0) -> None:
-        """Start a process in the place of one that has ended."""
+        """Restart an ended process."""
         if role == "broker":
             self.broker.start()
         else:
             self._processes[role][number] = self._start(role, number)
 
     def asked(self) -> dict[str, int]:
-        """Return what the engine was asked for since it started: branches, their tokens, scores. It has no model."""
+        """Return the numbers of branches, tokens and scores requested from the engine since its start. For one without
+        a model.
+        """
         with httpx.Client(transport=httpx.HTTPTransport(uds=str(self.folder / "engine.sock"))) as client:
             counts: dict[str, int] = client.get("http://engine/asked").json()
         return counts
 
     def ended_by_themselves(self) -> list[Role]:
-        """Roles of which a process is gone that nobody has killed."""
+        """Return the roles with a process that has ended by itself."""
         found = [role for role, running in self._processes.items() for each in running if each.poll() is not None]
         return found + (["broker"] if self.broker.ended else [])
 
     def running(self) -> dict[str, int]:
-        """Jobs that have a worker, with the number of the newest event of each."""
+        """Return the jobs that a worker runs, with the number of the newest event of each."""
         found = {job_id: self.seq(job_id) for job_id in self.redis.zrange("reasoner:jobs:in_progress", 0, -1)}
         return {job_id: seq for job_id, seq in found.items() if seq is not None}
 

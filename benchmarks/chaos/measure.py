@@ -1,4 +1,4 @@
-"""The run: clients keep a service busy, disruptions hit it, everybody gets to an end, and every job is looked at."""
+"""A chaos run: clients keep a service busy while disruptions hit it; then every job is audited."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class ChaosPlan:
     """The length, the load and the seed of a run."""
 
     seconds: float = 240.0
-    """For which disruptions come."""
+    """Seconds during which disruptions occur."""
     seed: int = 0
     """Seed of the disruptions and of the jobs."""
     workers: int = 2
@@ -39,16 +39,16 @@ class ChaosPlan:
     """Jobs that a worker runs at once."""
     apis: int = 2
     clients: int = 6
-    """Each has a job in hand at any time."""
+    """Number of clients, each with one job at a time."""
     patience: float = 120.0
-    """Seconds after the last disruption in which every job is to end."""
+    """Seconds after the last disruption within which every job must end."""
     token_seconds: float | None = None
-    """For an engine without a model: what a token takes. ``None``: the engine that is served, with its models."""
+    """Seconds for a token in an engine without a model; ``None`` runs an engine with the configured models."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chaos:
-    """Everything that was seen."""
+    """Results of a run."""
 
     measured: Measured
     disruptions: list[Disruption]
@@ -57,7 +57,7 @@ class Chaos:
 
     @property
     def is_good(self) -> bool:
-        """Return true if nothing happened that must not."""
+        """Return True if the audit found no error."""
         return not any(self.audit.bad.values())
 
     def count(self, role: Role, how: str) -> int:
@@ -65,12 +65,12 @@ class Chaos:
         return sum((found.planned.role, found.planned.how) == (role, how) for found in self.disruptions)
 
     def recoveries(self, role: Role) -> list[float]:
-        """Return the seconds of every recovery from a disruption of a role."""
+        """Return the recovery seconds of all disruptions of a role."""
         return [found.seconds for found in self.disruptions if found.planned.role == role and found.seconds is not None]
 
 
 def measure(plan: ChaosPlan, listener: Listener) -> Chaos:
-    """Run the plan. Raise ``BenchError`` when the service does not start."""
+    """Run the plan. Raise ``BenchError`` if the service does not start."""
     listener.total(4)
     with tempfile.TemporaryDirectory(prefix="reasoner-chaos-") as folder:
         fleet = Fleet(
@@ -112,7 +112,7 @@ def _run(fleet: Fleet, plan: ChaosPlan, listener: Listener) -> Chaos:
 
 
 def _rows(chaos: Chaos) -> list[Row]:
-    """Return what must be zero, and how long each role's disruptions lasted beside what is promised."""
+    """Return the counts that must be zero, and each role's recovery times beside the target."""
     rows = [
         Row("jobs", what, "of " + str(chaos.audit.jobs), count, TARGET, 0.0, 0.0 if count else 1.0)
         for what, count in zip(BAD.values(), chaos.audit.bad.values(), strict=True)
@@ -128,12 +128,12 @@ def _rows(chaos: Chaos) -> list[Row]:
 
 
 def quantile(values: Sequence[float], share: float) -> float:
-    """The smallest value that at least this share of the values do not exceed."""
+    """Return the smallest value that at least this share of the values do not exceed."""
     return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
 
 
 def table(chaos: Chaos) -> list[list[str]]:
-    """Return the disruptions by role, and the recoveries, as lines of cells; the first one is the heading."""
+    """Return the disruptions and recovery times by role as rows of cells; the first one is the heading."""
     lines = [["role", *HOWS, "recovery p50", "p95", "max"]]
     for role in ROLES:
         seconds = chaos.recoveries(role)
@@ -143,7 +143,7 @@ def table(chaos: Chaos) -> list[list[str]]:
 
 
 def refusals(chaos: Chaos) -> dict[str, int]:
-    """Return how often an answer was no success, by status, whether it said when to come back, and the call's way."""
+    """Return the number of unsuccessful responses by status, presence of ``Retry-After``, and way."""
     told = {True: "with Retry-After", False: "without Retry-After"}
     return {
         f"{status} {told[says_when]} ({way})": count

@@ -140,7 +140,7 @@ def _blocks(step: _Step, mask: Tensor) -> BlockMask:
 
 
 def _seen(step: _Step) -> npt.NDArray[np.bool_]:
-    """Return which keys each query sees, ``[queries, context]``."""
+    """Return the mask of the keys that each query sees, ``[queries, context]``."""
     before = step.context - step.queries
     own = _tree() if step.tree else np.tri(step.queries, dtype=np.bool_)
     return np.concatenate((np.ones((step.queries, before), np.bool_), own), axis=1)

@@ -116,7 +116,7 @@ def compare(
 ) -> list[Row]:
     """Return the rows of a case: its time and those of its peers, its bandwidth and that of a copy, its operations per
     second and those of a large product of such numbers."""
-    torch.compiler.reset()  # it gives up on a function that has met many shapes
+    torch.compiler.reset()  # torch stops compiling a function that has had many shapes
     room = 2 * torch.cuda.get_device_properties(device).L2_cache_size
     sets = [case.build(device) for _ in range(max(2, min(_SETS, -(-room // case.moved) + 1)))]
     check(case.name, sets[0])

@@ -96,14 +96,14 @@ class _Random(Weights):
         self._device = device
 
     def take(self, name: str, *shape: int) -> Tensor:
-        """Scaled so that a product is about as large as its input."""
+        """Return a random tensor, scaled so that a product is about as large as its input."""
         self.count(int(np.prod(shape)))
         if len(shape) == 1:
             return torch.ones(shape, device=self._device)
         return torch.randn(shape, device=self._device, generator=self.dice(name)).mul_(shape[-1] ** -0.5)
 
     def dice(self, name: str) -> torch.Generator:
-        """Return the generator of a tensor."""
+        """Return the random generator of a tensor."""
         return torch.Generator(self._device).manual_seed(crc32(name.encode()))
 
 
@@ -112,7 +112,7 @@ def _whole(weights: Weights, name: str, rows: int, columns: int) -> Matrix:
 
 
 def _int4(weights: Weights, name: str, rows: int, columns: int) -> Matrix:
-    if name == "lm_head":  # which formats leave alone
+    if name == "lm_head":  # modules that formats do not quantize
         return _whole(weights, name, rows, columns)
     assert isinstance(weights, _Random)
     dice = weights.dice(name)

@@ -1,1 +1,1 @@
-"""What quantisation costs in quality, on the bundled model."""
+"""Quality loss of quantization, measured on the bundled model."""

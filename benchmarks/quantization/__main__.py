@@ -1,7 +1,8 @@
-"""``python -m benchmarks.quantization``: the process in which ``reasoner quantize --report`` computes.
+"""``python -m benchmarks.quantization``: the process that computes ``reasoner quantize --report``.
 
-Its argument is a JSON object of ``out``, a folder for the results or null, and, optionally, of the fields of
-``report.Size``. It writes JSON lines: ``{"done", "total", "next"}`` as it goes, at last ``{"result": document}``.
+Its argument is a JSON object with ``out``, a folder for the results or null, and optionally the fields of
+``report.Size``. It writes JSON lines: ``{"done", "total", "next"}`` for progress, and ``{"result": document}`` at the
+end.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ _FOLDER = Path(reasoner.__file__).parent / "bundled" / "policy"
 
 
 def main() -> None:
-    """Measures, and writes results.json, table.md and chart.png."""
+    """Run the measurement, and write results.json, table.md and chart.png."""
     asked = json.loads(sys.argv[1])
     out, size = asked.pop("out"), Size(**asked)
     rows, lengths = measure(_FOLDER, size, _tell)

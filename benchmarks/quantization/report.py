@@ -1,4 +1,4 @@
-"""The bundled model in every format: what its weights take, what it loses, and how fast it is."""
+"""The bundled model in every format: size of the weights, quality loss, and speed."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ VARIANTS: dict[str, tuple[str, int, int | None]] = {
     "nf4": ("nf4", 4, None),
     "fp8": ("fp8", 8, None),
 }
-"""Method, bits, group size by the name of the row."""
+"""Method, bits and group size by row name."""
 _MODEL = "policy"
 _TOKENS = 200
 _WARM_UP = 16
-"""Problems that are solved before the time counts."""
+"""Problems that are solved before timing begins."""
 
 _COLOURS = ("black", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 _SHAPES = "os^vD*P"
@@ -43,13 +43,13 @@ _SHAPES = "os^vD*P"
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """Lengths of the texts that the numbers hold for, in tokens."""
+    """Lengths of the measured texts in tokens."""
 
     mean: float
-    """Tokens of the texts that perplexity and divergence are measured on, the problem included."""
+    """Mean length of the texts for perplexity and divergence, the problem included."""
     longest: int
     solution: int = _TOKENS
-    """A generated solution's at most."""
+    """Maximum length of a generated solution."""
 
 
 Progress = Callable[[int, int, str], None]
@@ -57,37 +57,37 @@ Progress = Callable[[int, int, str], None]
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How much is measured."""
+    """Size of the measurement."""
 
     calibration: int = 128
-    """Texts of training problems."""
+    """Number of training problems for calibration."""
     texts: int = 200
-    """Of held-out problems, for perplexity and divergence."""
+    """Number of held-out texts for perplexity and divergence."""
     problems: int = 300
-    """Held-out problems of each suite, for the accuracy."""
+    """Number of held-out problems of each suite for the accuracy."""
     rounds: int = 5
-    """In which they are solved, the formats in turn. The fastest counts: what else the machine does only takes time."""
+    """Number of timed rounds, in which the formats take turns. The fastest counts, since other load only adds time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One format."""
+    """Results of one format."""
 
     weights: str
     bytes: int
-    """Of all tensors, as stored; 4 for each weight of the original."""
+    """Size of all tensors as stored; 4 bytes for each weight of the original."""
     perplexity: float
-    """Of solutions."""
+    """Perplexity of solutions."""
     divergence: float
-    """Kullback-Leibler divergence from the original, nats a token."""
+    """Kullback-Leibler divergence from the original, in nats per token."""
     accuracy: float
-    """Part of the problems that the likeliest solution solves."""
+    """Share of the problems that greedy decoding solves."""
     tokens_per_second: float
-    """Generated over the wall time of those solutions, all asked for at once."""
+    """Generated tokens per second of wall time, with all problems submitted at once."""
 
 
 def measure(folder: Path, size: Size, progress: Progress) -> tuple[list[Row], Lengths]:
-    """Quantises the model in ``folder`` in every way and measures it."""
+    """Quantize the model in ``folder`` in every format and measure it."""
     names = (ORIGINAL, *VARIANTS)
     total = len(names) + size.rounds
     original = open_model(folder)
@@ -131,7 +131,7 @@ def measure(folder: Path, size: Size, progress: Progress) -> tuple[list[Row], Le
 
 
 def document(rows: Sequence[Row], size: Size, lengths: Lengths) -> dict[str, Any]:
-    """The JSON document."""
+    """Return the JSON document."""
     return {
         "model": _MODEL,
         "settings": asdict(size),
@@ -141,7 +141,7 @@ def document(rows: Sequence[Row], size: Size, lengths: Lengths) -> dict[str, Any
 
 
 def markdown(rows: Sequence[Row]) -> str:
-    """A table."""
+    """Return the Markdown table."""
     lines = [
         "| weights | bytes | perplexity | divergence (nats) | accuracy | tokens/s |",
         "|---|---:|---:|---:|---:|---:|",
@@ -155,7 +155,7 @@ def markdown(rows: Sequence[Row]) -> str:
 
 
 def draw(rows: Sequence[Row], path: Path) -> None:
-    """Writes a PNG: divergence against bytes, and against speed. What no other beats in both is on the line."""
+    """Draw a PNG: divergence against bytes, and against speed. The line connects the Pareto front."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -174,7 +174,7 @@ def draw(rows: Sequence[Row], path: Path) -> None:
             plot.scatter(value, row.divergence, s=70, color=colour, marker=shape, zorder=3, label=row.weights)
         plot.set_xlabel(label)
         plot.set_xlim(left=0)
-        # The original's divergence is 0, which a logarithm has no place for.
+        # The original's divergence is 0, which a logarithmic axis cannot show.
         plot.set_yscale("symlog", linthresh=1e-5)
         plot.set_ylim(-2e-6, 2 * max(row.divergence for row in rows))
         plot.grid(alpha=0.3)
@@ -185,7 +185,7 @@ def draw(rows: Sequence[Row], path: Path) -> None:
 
 
 def pareto(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Those (gain, loss) of which no other has as much gain for less loss, in the order of gain."""
+    """Return the Pareto front of (gain, loss) pairs, in ascending order of gain."""
     best: list[tuple[float, float]] = []
     for point in sorted(points, key=lambda one: (-one[0], one[1])):
         if not best or point[1] < best[-1][1]:
@@ -194,7 +194,7 @@ def pareto(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
 
 
 async def _solve(folder: Path, problems: Sequence[Problem]) -> tuple[float, float]:
-    """Accuracy and generated tokens per second."""
+    """Return the accuracy and the generated tokens per second."""
     engine = LocalEngine({_MODEL: folder})
     try:
         await asyncio.gather(*(_one(engine, index, one) for index, one in enumerate(problems[:_WARM_UP])))

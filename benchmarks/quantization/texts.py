@@ -1,4 +1,4 @@
-"""Texts of the kind that the bundled model was made for: a problem and one of its solutions."""
+"""Texts of the kind that the bundled model was trained on: a problem and one of its solutions."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from reasoner.evaluation.suites.registry import SUITES, get_family
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A problem with a solution, in the chat template's marks."""
+    """A problem with a solution, formatted by the chat template."""
 
     tokens: tuple[int, ...]
     prompt: int
-    """Tokens of the problem."""
+    """Number of tokens of the problem."""
     text: str
 
 
 def texts(tokenizer: Tokenizer, split: Split, count: int) -> list[Text]:
-    """So many, the suites and their levels in turn; the same ones each time. Solutions take random routes."""
+    """Return ``count`` texts, the same ones each time, with suites and levels in turn. Solutions take random routes."""
     made = []
     for index in range(count):
         suite = get_family(SUITES[index % len(SUITES)])

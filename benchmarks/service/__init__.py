@@ -1,1 +1,1 @@
-"""What the service adds to a search, and what it bears: durable jobs beside Celery alone and beside no service."""
+"""Overhead and capacity of the service: durable jobs compared with Celery alone and with a search in-process."""

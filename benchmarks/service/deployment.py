@@ -1,4 +1,4 @@
-"""The systems as processes: a broker and a null engine, and on them our service and Celery alone."""
+"""The compared systems as processes: a broker and a null engine, and on them our service and Celery alone."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ _PAUSE = 0.05
 
 
 class Deployment:
-    """A context manager around a broker and a null engine in a folder of their own; ``start`` adds systems to them."""
+    """Context manager of a broker and a null engine in a temporary folder; ``start`` adds systems to them."""
 
     def __init__(self, seconds: float, *, concurrency: int) -> None:
-        """``seconds``: what the engine takes for a token. ``concurrency``: jobs that a worker runs at once."""
+        """``seconds``: the engine's time for a token. ``concurrency``: jobs that a worker runs at once."""
         self._seconds = seconds
         self._concurrency = concurrency
         self._running = ExitStack()
@@ -72,7 +72,7 @@ class Deployment:
         self.engine = self._running.enter_context(httpx.Client(transport=transport, base_url="http://engine"))
 
     def start(self, system: str, role: str) -> int:
-        """Starts the ``api`` or the ``worker`` of a system; answers its process id, an API's once that answers."""
+        """Start the ``api`` or the ``worker`` of a system. Return its process id; for an API once it answers."""
         settings = self._settings(system)
         process = self._launch(f"{role} ({system})", [_MODULES[system], role], settings.environment())
         if role == "api":
@@ -82,16 +82,16 @@ class Deployment:
         return process.pid
 
     def url(self, system: str) -> str:
-        """Where a system's API is."""
+        """Return the address of a system's API."""
         return f"http://127.0.0.1:{self._ports.setdefault(system, free_port())}"
 
     def asked(self) -> dict[str, int]:
-        """What the engine was asked for so far: branches, their tokens, and scores."""
+        """Return the numbers of branches, tokens and scores requested from the engine so far."""
         counts: dict[str, int] = self.engine.get("/asked").raise_for_status().json()
         return counts
 
     def until(self, condition: Callable[[], Any], what: str) -> None:
-        """Waits. Raises ``BenchError`` when a process dies, or when it takes too long."""
+        """Wait for a condition. Raises ``BenchError`` when a process ends, or after a timeout."""
         pause, deadline = threading.Event(), time.monotonic() + _PATIENCE
         while not condition():
             for name, process in self._processes.items():
@@ -102,7 +102,7 @@ class Deployment:
             pause.wait(_PAUSE)
 
     def complaints(self) -> list[str]:
-        """What the processes of our service logged as an error, and tracebacks that went past the log."""
+        """Return the errors that our service's processes logged, and tracebacks printed outside the log."""
         lines = [line for name in self._processes if OURS in name for line in self._log(name).read_text().splitlines()]
         return [
             line
@@ -150,7 +150,9 @@ def _answers(client: httpx.Client, path: str) -> bool:
 
 
 def proportional_mib(pid: int) -> float | None:
-    """The memory of a process (PSS: what it shares is divided by those who share it); ``None`` where nobody says."""
+    """Return the memory of a process in MiB (PSS: shared pages are divided among processes), or ``None`` if
+    unavailable.
+    """
     try:
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""Many at once: jobs that wait, and clients that follow some of them from the first event to the last."""
+"""Load: many waiting jobs, and clients that follow some of them from the first event to the last."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ from benchmarks.service.deployment import OURS, Deployment, proportional_mib
 from reasoner.jobs.job import TERMINAL_STATUSES
 
 _SENDERS = 16
-"""Clients that submit side by side."""
+"""Number of clients that submit concurrently."""
 _PATIENCE = 300.0
 _TIMEOUT = httpx.Timeout(60.0, read=_PATIENCE)
 
 
 @dataclass(frozen=True, slots=True)
 class Borne:
-    """``errors``: everything that did not go as it should. ``seconds``: from the worker's start to the last job's end.
-    ``api_mib``: the API's memory while all wait."""
+    """Results of a load run. ``errors``: one line for each. ``seconds``: from the worker's start to the last job's end.
+    ``api_mib``: the API's memory while all jobs wait.
+    """
 
     errors: list[str]
     seconds: float
@@ -30,7 +31,7 @@ class Borne:
 
 
 async def submit_all(url: str, spec: dict[str, Any], count: int) -> list[str]:
-    """The ids of new jobs, several submitted at a time. Raises ``httpx.HTTPError`` for one that is refused."""
+    """Submit jobs concurrently and return their ids. Raises ``httpx.HTTPError`` if one is refused."""
     left = iter(range(count))
     async with httpx.AsyncClient(base_url=url, timeout=_TIMEOUT) as client:
 
@@ -42,7 +43,7 @@ async def submit_all(url: str, spec: dict[str, Any], count: int) -> list[str]:
 
 
 async def bear(deployment: Deployment, spec: dict[str, Any], queued: int, streams: int) -> Borne:
-    """Submits the jobs while there is no worker, follows the first ``streams`` of them, then starts one."""
+    """Submit the jobs while there is no worker, follow the first ``streams`` of them, then start a worker."""
     url = deployment.url(OURS)
     ids = await submit_all(url, spec, queued)
     limits = httpx.Limits(max_connections=None)
@@ -63,7 +64,7 @@ async def bear(deployment: Deployment, spec: dict[str, Any], queued: int, stream
 
 
 async def follow(client: httpx.AsyncClient, job_id: str, begun: asyncio.Event) -> str | None:
-    """Reads a job's events to their end; says what was wrong with them, if anything was."""
+    """Read a job's events to its end. Return a description of what was wrong with them, or None."""
     seen: list[int] = []
     kind = ""
     try:
@@ -80,12 +81,12 @@ async def follow(client: httpx.AsyncClient, job_id: str, begun: asyncio.Event) -
     except httpx.HTTPError as error:
         return f"{job_id}: the stream broke after event {seen[-1:]}: {type(error).__name__}"
     finally:
-        begun.set()  # nobody is to wait for a stream that never came
+        begun.set()  # do not wait for a stream that could not be opened
     return wrong(job_id, seen, kind)
 
 
 def wrong(job_id: str, seen: Sequence[int], last: str) -> str | None:
-    """What is wrong with a stream of these sequence numbers whose last event is ``last``."""
+    """Return the error of a stream with these sequence numbers and this last event, or None."""
     if list(seen) != list(range(1, len(seen) + 1)):
         return f"{job_id}: the stream has gaps: {list(seen)}"
     if last.removeprefix("job.") not in TERMINAL_STATUSES:
@@ -94,7 +95,7 @@ def wrong(job_id: str, seen: Sequence[int], last: str) -> str | None:
 
 
 async def _ended(client: httpx.AsyncClient, job_id: str) -> dict[str, Any]:
-    """The job when it has ended, or as it is when that takes too long."""
+    """Return the job when it has ended, or as it is after a timeout."""
     deadline = time.monotonic() + _PATIENCE
     while True:
         response = await client.get(f"/v1/jobs/{job_id}", params={"wait": 30})

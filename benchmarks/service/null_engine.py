@@ -1,7 +1,7 @@
 """``python -m benchmarks.service.null_engine SOCKET SECONDS``: an engine without a model, with our server's protocol.
 
-What it says is a hash of what it is asked, so a search on it is the same whoever runs it. A token takes SECONDS, in
-which it sleeps: a search on it leaves the processor to whatever runs the search.
+Its output is a hash of the request, so a search gives the same result in every system. A token takes SECONDS, in which
+the engine sleeps and leaves the processor to the system that runs the search.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ STEPS = 8
 """Steps of a solution; the last one states the answer."""
 STEP_TOKENS = 16
 _SCORE_TOKENS = 2
-"""A score takes as long as so many tokens."""
+"""Duration of a score in tokens."""
 _END, _SEPARATOR, _WORDS = 0, 1, 10
 _CONTEXT = 4096
 _PRM = {"reasoner_prm": {"format": "token_classification", "separator": "\n\n", "positive_label": 1}}
 
 
 class NullEngine:
-    """``app`` serves it; ``asked`` counts branches, their tokens and scores, and ``GET /asked`` tells them."""
+    """``app`` is its server. ``asked`` counts branches, tokens and scores, and ``GET /asked`` returns it."""
 
     def __init__(self, seconds: float) -> None:
-        """``seconds``: what a token takes."""
+        """``seconds``: time for a token."""
         self.asked = {"branches": 0, "tokens": 0, "scores": 0}
         self._seconds = seconds
         self.app = Starlette(
@@ -78,7 +78,7 @@ class NullEngine:
         return StreamingResponse(self._finished(body), media_type="text/event-stream")
 
     async def _finished(self, body: dict[str, Any]) -> AsyncIterator[str]:
-        """The branches as they end: the shorter the earlier."""
+        """Yield the branches as they end, the shortest first."""
         completions = [_completion(index, body) for index in range(len(body["branches"]))]
         self.asked["tokens"] += sum(len(completion.token_ids) for completion in completions)
         now = 0
@@ -97,7 +97,7 @@ class NullEngine:
 
 
 def _completion(index: int, body: dict[str, Any]) -> Completion:
-    """To the end of a step if that is where it is to stop, else to the end of the solution."""
+    """Generate to the end of the step if that is a stop string, else to the end of the solution."""
     branch = body["branches"][index]
     path = [*body["prompt"], *branch.get("generated", ())]
     said: list[tuple[int, str]] = []
@@ -128,7 +128,7 @@ def _completion(index: int, body: dict[str, Any]) -> Completion:
 
 
 def _scored(index: int, item: dict[str, Any], most: int | None) -> ScoreResult:
-    """Computes the last part alone, unless that is more than it may."""
+    """Compute only the last part; the other parts count as cached. No values if it exceeds ``most``."""
     computed = max(1, len(item["parts"][-1]))
     if most is not None and computed > most:
         return ScoreResult(index, None, computed, 0)
@@ -141,7 +141,7 @@ def _draw(*parts: object) -> bytes:
 
 
 def main() -> None:
-    """Serves until SIGTERM."""
+    """Serve until SIGTERM."""
     engine = NullEngine(float(sys.argv[2]))
     uvicorn.run(engine.app, uds=sys.argv[1], log_level="warning", timeout_graceful_shutdown=1)
 

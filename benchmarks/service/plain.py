@@ -1,7 +1,7 @@
-"""What one would write without this service: a route that sends the whole job to Celery, and a task that runs it.
+"""Baseline without this service: a route that sends the whole job to Celery, and a task that runs it.
 
-The same search on the same engine and broker, but nothing survives: no journal, no lease, no events, no bill.
-``python -m benchmarks.service.plain api|worker``, configured by the environment as our own roles are.
+The search, the engine and the broker are the same, but nothing survives a crash: there is no journal, lease, event or
+bill. ``python -m benchmarks.service.plain api|worker``, configured by the environment as our own roles are.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from workers.config.settings import Settings, load_settings
 
 TASK, QUEUE = "plain.run", "plain"
 CREATED, FINISHED, RESULTS = "plain:created", "plain:finished", "plain:results"
-"""Hashes by job: times in seconds since the epoch, and what the search found."""
+"""Hashes by job: times in seconds since the epoch, and results."""
 
 
 def make_worker(settings: Settings) -> Celery:
-    """The application with its task: the search, and its answer in Redis."""
+    """Create the Celery application with its task, which runs the search and stores the result in Redis."""
     app = make_celery(settings)
     store = redis.Redis.from_url(str(settings.redis_url))
 
@@ -51,7 +51,7 @@ def make_worker(settings: Settings) -> Celery:
 
 
 def make_api(settings: Settings) -> FastAPI:
-    """One route: ``POST /v1/jobs``."""
+    """Create the API with one route, ``POST /v1/jobs``, and a readiness check."""
     app = FastAPI()
     celery = make_celery(settings)
     store = redis.Redis.from_url(str(settings.redis_url))
@@ -71,7 +71,7 @@ def make_api(settings: Settings) -> FastAPI:
 
 
 def main() -> None:
-    """Runs one of the two roles until SIGTERM."""
+    """Run one of the two roles until SIGTERM."""
     settings = load_settings()
     if sys.argv[1] == "api":
         uvicorn.run(make_api(settings), host=settings.host, port=settings.port, log_level="warning", access_log=False)

@@ -1,4 +1,4 @@
-"""What a run of the benchmark says: the JSON document and the Markdown page."""
+"""Report of the service benchmark: the JSON document and the Markdown page."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _METHOD = (
 
 
 def document(plan: ServicePlan, measured: Measured) -> dict[str, Any]:
-    """The contract's document, with the settings and every single run beside it."""
+    """Return the document of results, with the settings and every single run."""
     return {
         "machine": machine(os.cpu_count() or 1, measured),
         "rows": [asdict(row) for row in measured.rows],
@@ -36,7 +36,7 @@ def document(plan: ServicePlan, measured: Measured) -> dict[str, Any]:
 
 
 def markdown(document: dict[str, Any], command: str) -> str:
-    """The page ``table.md``."""
+    """Return the page ``table.md``."""
     about = document["machine"]
     versions = ", ".join(f"{name} {version}" for name, version in sorted(about["versions"].items()))
     lines = [
