@@ -1,10 +1,10 @@
-"""Bounds on rounding, each derived from what is computed: never from a processor, its vectors or its threads.
+"""Bounds on rounding errors, derived from the computation and never from the processor, its vectors or its threads.
 
 Three kinds of comparison need none of these:
 
 - ``pytest.approx`` and ``assert_close`` of float64 with their own tolerance (1e-6): the same formula in another order.
 - ``torch.equal`` and a tolerance of 0: the same operations in the same order, or numbers that float32 holds exactly.
-- Differences that are wanted (int8 for float32, one model for another): their bound is a share of what is compared.
+- Intended differences (int8 for float32, one model for another): their bound is a fraction of the compared value.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ import torch
 from torch import Tensor
 
 EPS = torch.finfo(torch.float32).eps
-"""Between 1 and the next float32: twice the most that one rounding changes, relatively."""
+"""Distance from 1 to the next float32: twice the largest relative error of one rounding."""
 RMS, MOST = 2.0, 4.0
-"""Times a peer's error that a result may be off, in the mean and in its worst number.
+"""Largest allowed ratio of a result's error to a peer's, for the mean error and for the largest.
 
-Both round, in another order of sums: either may be the luckier one. Over 432 models, texts and processors 1.45 and 2.53
-were the largest ratios. A result that was computed in 16 bits somewhere is hundreds of times less exact.
+Both round, in different orders, so either may be closer by chance. Over 432 models, texts and processors the largest
+ratios were 1.45 and 2.53. A result computed in 16 bits somewhere has hundreds of times the error.
 """
 
 
 def assert_as_exact_as(ours: Tensor | Sequence[float], peer: Tensor | Sequence[float], exact: Tensor) -> None:
-    """Hold a float32 result to the errors of another float32 computation, ``peer``, both against float64."""
+    """Assert that a float32 result's errors against float64 are within ``RMS`` and ``MOST`` times ``peer``'s."""
     ours, peer = torch.as_tensor(ours), torch.as_tensor(peer)
     assert exact.dtype == torch.float64
     assert ours.shape == peer.shape == exact.shape
     error, allowed = (ours.double() - exact).abs(), (peer.double() - exact).abs()
-    # A peer may be right to the last bit by luck; nobody can be asked for more than the rounding of the result.
+    # A peer may be exact by chance, so the rounding of the result itself is always allowed.
     last = EPS / 2 * exact.abs()
     for name, times, of in (("root mean square", RMS, _rms), ("largest", MOST, torch.amax)):
         found, most = float(of(error)), times * float(torch.maximum(of(allowed), of(last)))
@@ -43,7 +43,9 @@ def _rms(x: Tensor) -> Tensor:
 
 
 def assert_rounded(ours: Tensor, exact: Tensor, bound: Tensor | float) -> None:
-    """Hold every number to ``bound``: one of those below, or ``EPS`` times a size and a count of roundings."""
+    """Assert that every difference is within ``bound``: one of those below, or ``EPS`` times a size and a number of
+    roundings.
+    """
     assert exact.dtype == torch.float64
     assert ours.shape == exact.shape
     excess = (ours.double() - exact).abs() - bound
@@ -53,39 +55,39 @@ def assert_rounded(ours: Tensor, exact: Tensor, bound: Tensor | float) -> None:
 
 
 def product_bound(x: Tensor, weight: Tensor) -> Tensor:
-    """Return what rounding may change in ``x @ weight.T``, for every element: ``2 EPS |x| |weight|``.
+    """Return the rounding bound of every element of ``x @ weight.T``: ``2 EPS |x| |weight|``.
 
-    The sums on the way to n products of any sign grow like a random walk, so that n roundings of up to EPS / 2 of them
-    have a standard deviation of EPS / 5 times the Euclidean norms, in the order that is worst (one chain). The bound is
-    ten times as much.
+    Partial sums of n products of any sign grow like a random walk, so n roundings of up to EPS / 2 have a standard
+    deviation of EPS / 5 times the Euclidean norms, in the worst order (a single chain). The bound is ten times that.
     """
     norms = x.double().norm(dim=1)[:, None] * weight.double().norm(dim=1)
     return 2 * EPS * norms
 
 
 def log_sum_bound(terms: int) -> float:
-    """Return what rounding may change in the logarithm of a sum of exponentials, absolutely: the sum's relative error.
+    """Return the absolute rounding bound of the logarithm of a sum of exponentials: the sum's relative error.
 
-    Each is right to two units; the sum is of positive numbers, and its roundings add up like their square root.
+    Each exponential is accurate to two units; the terms are positive, so their rounding errors add up like the square
+    root of their number.
     """
     return EPS * (4 + math.sqrt(terms))
 
 
 def unit_bound(dtype: torch.dtype, terms: int = 2048) -> float:
-    """Return what rounding may change in a kernel's result of a type, relatively to the largest.
+    """Return the rounding bound of a kernel's result in ``dtype``, relative to the largest element.
 
-    Of 16 bits two units in the last place: one for the result and one for what was rounded on the way. In float32 a sum
-    of so many ``terms`` changes like their square root, and by as much again.
+    In 16 bits two units in the last place: one for the result and one for intermediate rounding. In float32 a sum of
+    ``terms`` terms errs by their square root, doubled.
     """
     return 2 * (torch.finfo(dtype).eps if dtype != torch.float32 else math.sqrt(terms) * EPS)
 
 
 def attention_bound(q: Tensor, k: Tensor, v: Tensor, *, scale: float, keys: int) -> float:
-    """Return what rounding may change in the attention of a query to so many ``keys``; vectors in the last dimension.
+    """Return the rounding bound of attention over ``keys`` keys; vectors are in the last dimension.
 
-    A weight's relative error is its score's absolute one (``product_bound``, scaled), and as much again for the sum
+    A weight's relative error is its score's absolute error (``product_bound``, scaled), and the same again for the sum
     that it is divided by; an exponential, a soft cap, a rescaling and a merge add a few units. Means of values are sums
-    of that many roundings, which add up like their square root. Log-sum-exps of the scores are within the same where
+    of that many roundings, which add up like their square root. The bound also holds for log-sum-exps of scores if
     values exceed 1.
     """
     score = 2 * scale * float(q.double().norm(dim=-1).max() * k.double().norm(dim=-1).max())

@@ -1,4 +1,4 @@
-"""What all tests need."""
+"""Settings and fixtures of all tests."""
 
 from __future__ import annotations
 
@@ -8,19 +8,21 @@ from pathlib import Path
 
 import pytest
 
-# A run that was started in the background inherits an ignored Ctrl-C, and every process that it starts would ignore it
-# too. Processes inherit what is ignored, but never a handler.
+# A run started in the background inherits an ignored Ctrl-C, which all its child processes would ignore too. Ignored
+# signals are inherited, handlers are not.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# The models of tests are so small that a second thread has nothing to win, and where other work shares the processors,
-# each of thousands of operators waits for it. Before torch is imported, and for every process that a test starts.
+# The tests' models are too small for a second thread to help, and on busy processors every operator would wait for it.
+# Set before torch is imported, and inherited by every process that a test starts.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 _LONGEST = {"test_triton.py"}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark fuzzing as long, and put the longest first: nothing else is left for the other core when one begins last."""
+    """Mark fuzzing as long, and run the longest tests first, so that none begins last on one core while the other
+    idles.
+    """
     items.sort(key=lambda item: item.path.name not in _LONGEST)
     for item in items:
         if Path(__file__).parent / "fuzz" in item.path.parents:

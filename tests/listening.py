@@ -1,4 +1,4 @@
-"""An application behind a real Unix socket, in a thread of this process."""
+"""Serve an application on a real Unix socket, in a thread of this process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from starlette.types import ASGIApp
 
 @contextmanager
 def listening(app: ASGIApp, path: Path) -> Iterator[str]:
-    """The URL of the application, while it runs."""
+    """Yield the URL of the application while it runs."""
     server = _Server(
         uvicorn.Config(app, uds=str(path), log_level="warning", lifespan="off", timeout_graceful_shutdown=1)
     )

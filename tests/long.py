@@ -1,4 +1,4 @@
-"""Which of many like cases the quick suite runs: the others are marked ``long`` (``make test-long``)."""
+"""Choose which of many similar cases the quick suite runs; the others are marked ``long`` (``make test-long``)."""
 
 from __future__ import annotations
 
@@ -10,13 +10,16 @@ import pytest
 
 
 def mostly_long(cases: Iterable[Any], every: int) -> list[Any]:
-    """Return the cases as pytest's parameters, of which one in ``every`` is quick, the first among them."""
+    """Return the cases as pytest parameters, of which the first and then one in ``every`` is quick."""
     return [_parameter(case, is_quick=index % every == 0) for index, case in enumerate(cases)]
 
 
 def mostly_long_grid(*factors: Iterable[Any], every: int) -> list[Any]:
-    """Return every combination of the factors' values. With an ``every`` that has no divisor in common with any
-    factor's length the quick ones hold each pair of values of two neighbouring factors."""
+    """Return every combination of the factors' values.
+
+    If ``every`` has no common divisor with any factor's length, the quick cases cover each pair of values of two
+    neighbouring factors.
+    """
     return mostly_long(product(*factors), every)
 
 

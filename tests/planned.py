@@ -1,4 +1,4 @@
-"""A scripted engine whose branches read what a test wrote down."""
+"""Scripted engine whose branches have texts, scores and probabilities planned by a test."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Path = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A branch: what it says (a step ends with the separator), how the verifier likes it, and its probability."""
+    """A planned branch: its text (a step ends with the separator), its verifier score and its probability."""
 
     text: str
     score: float = 0.5
@@ -27,12 +27,16 @@ NOWHERE = Planned("and so on", 0.01, 0.001)
 
 
 class PlannedEngine(ScriptedEngine):
-    """``plan`` holds branches by their paths; their other children lead nowhere. Those in ``slow`` wait."""
+    """Engine with planned branches.
+
+    ``plan`` holds branches by their paths; any other child has no continuation. Branches in ``slow`` wait for their
+    event.
+    """
 
     def __init__(self, plan: Mapping[Path, Planned], slow: Mapping[Path, asyncio.Event] | None = None) -> None:
         super().__init__()
         self.asked: list[Path] = []
-        """Branches in the order in which they were asked for."""
+        """Paths of the requested branches, in order."""
         self._plan = plan
         known = [(*parent, index) for parent in {(), *plan} for index in range(64)]
         self._paths = {make_branch_key(path): path for path in known}

@@ -1,10 +1,10 @@
-"""Run every section of the tests, also when one fails, and end with what passed, failed and was skipped.
+"""Run every section of the tests, even if one fails, and end with the passed, failed and skipped tests.
 
 ``python -m tests.run`` runs the suite, ``python -m tests.run --long`` the soak and statistical runs. Tests of running
 services, which mostly wait, run beside those that compute. Exit status 1 if a test or a section failed.
 
-``python -m tests.run --failed`` runs once more, alone, what failed in the run before, and names what passes then: such
-a test flickers, which is a fault of its own.
+``python -m tests.run --failed`` runs once more, alone, the tests that failed in the run before, and names those that
+pass now: such a test is flaky, which is a fault of its own.
 """
 
 from __future__ import annotations
@@ -24,13 +24,15 @@ from xml.etree import ElementTree
 
 TESTS = Path(__file__).parent
 FAILED = TESTS.parent / "build" / "failed-tests.txt"
-"""The node ids that failed in the last run, one in a line."""
+"""Node ids of the tests that failed in the last run, one per line."""
 
 
 @dataclass(frozen=True)
 class Section:
-    """One run of pytest: the tests of ``folders`` that have ``marks``. ``niceness``: how far it steps back for sections
-    that run beside it."""
+    """One run of pytest: the tests of ``folders`` selected by ``marks``.
+
+    ``niceness`` lowers its priority in favour of sections that run beside it.
+    """
 
     name: str
     marks: str
@@ -44,7 +46,7 @@ class Section:
         return [sys.executable, "-m", "pytest", "-m", self.marks, *self.options, *places]
 
 
-# A process of pytest imports all that it collects, for some seconds: folders are left out where no test of theirs runs.
+# A pytest process imports all that it collects, for some seconds, so folders without selected tests are left out.
 WITH_SERVICES = ("chaos", "docs", "e2e")
 COMPUTING = Section(
     "computing",
@@ -58,7 +60,10 @@ LONG = Section("long", "long", options=("-n", "2", "--dist", "worksteal"))
 
 @dataclass
 class Outcome:
-    """The result of a section. ``status`` is pytest's exit status; ``skipped`` counts tests by reason."""
+    """Result of a section.
+
+    ``status`` is pytest's exit status; ``skipped`` counts tests by reason.
+    """
 
     section: Section
     status: int
@@ -66,7 +71,7 @@ class Outcome:
     output: str
     passed: int = 0
     failed: list[str] = field(default_factory=list)
-    """Node ids."""
+    """Node ids of the failed tests."""
     skipped: Counter[str] = field(default_factory=Counter)
 
     @property
@@ -75,7 +80,7 @@ class Outcome:
 
 
 def run(section: Section, folder: Path, *, live: bool) -> Outcome:
-    """Run pytest for a section: its output is shown at once if ``live``, else kept for later."""
+    """Run pytest for a section; its output is shown immediately if ``live``, else collected."""
     report = folder / f"{section.name}.xml"
     started = time.monotonic()
     process = subprocess.Popen(
@@ -85,7 +90,7 @@ def run(section: Section, folder: Path, *, live: bool) -> Outcome:
         stderr=None if live else subprocess.STDOUT,
         text=True,
     )
-    os.setpriority(os.PRIO_PROCESS, process.pid, section.niceness)  # what it starts later inherits it
+    os.setpriority(os.PRIO_PROCESS, process.pid, section.niceness)  # inherited by its later children
     try:
         output, _ = process.communicate()
     finally:
@@ -119,14 +124,14 @@ def node_id(case: ElementTree.Element) -> str:
 
 
 def record_failures(outcomes: Sequence[Outcome]) -> None:
-    """Write down what failed for ``--failed``: nothing if a section failed otherwise than by its tests."""
+    """Record the failed tests for ``--failed``; none if a section failed for another reason than its tests."""
     FAILED.parent.mkdir(exist_ok=True)
     by_tests = all(outcome.is_good or outcome.failed for outcome in outcomes)
     FAILED.write_text("".join(f"{name}\n" for outcome in outcomes for name in outcome.failed if by_tests))
 
 
 def run_failed_again() -> int:
-    """Run what failed before, alone, and return 0 if it passes now."""
+    """Run the previously failed tests again, alone; return 0 if they pass now."""
     names = FAILED.read_text().splitlines() if FAILED.exists() else []
     if not names:
         print("the run before recorded no test that failed")
@@ -138,7 +143,7 @@ def run_failed_again() -> int:
 
 
 def summarize(outcomes: Sequence[Outcome], not_run: str) -> str:
-    """Return the closing paragraph, whose last line is the sum."""
+    """Return the closing paragraph, whose last line is the total."""
     lines = []
     for outcome in outcomes:
         verdict = "passed" if outcome.is_good else f"FAILED (exit status {outcome.status})"

@@ -1,8 +1,8 @@
-"""An engine without a model, for tests of everything above the engine.
+"""Engine without a model, for tests of everything above the engine.
 
-Its tokens are a hash of (seed, branch, position), as the real engine's noise is, so a branch reads the same however it
-is cut into requests. It answers out of order, and it watches the promise that a budget makes: the tokens that it was
-ever asked for and the most that it could still be made to produce.
+Its tokens are a hash of (seed, branch, position), like the real engine's noise, so a branch has the same text however
+it is cut into requests. It answers out of order, and tracks the budget: the tokens requested so far and the most that
+it could still be made to generate.
 """
 
 from __future__ import annotations
@@ -30,10 +30,13 @@ CONTEXT = 256
 
 
 class ScriptedEngine:
-    """``order`` seeds the order in which branches come back; after ``die_after`` answers it is unreachable. With
-    ``guesses`` it says that it guessed three tokens for each, and of every other one right. From position ``loops`` on,
-    every other branch and the greedy ones say the same twelve tokens for ever, one of them the separator. Of every
-    prompt the part ``held`` is in its cache."""
+    """Engine without a model.
+
+    ``order`` seeds the order in which branches arrive; after ``die_after`` answers it is unreachable. With ``guesses``
+    it reports three draft tokens for each token, and accepts every other one. From position ``loops`` on, every other
+    branch and the greedy ones repeat the same twelve tokens, one of them the separator. The fraction ``held`` of every
+    prompt is in its cache.
+    """
 
     def __init__(
         self,
@@ -49,11 +52,11 @@ class ScriptedEngine:
     ) -> None:
         self.requests: list[GenerateRequest] = []
         self.generated: list[tuple[tuple[int, ...], int, int]] = []
-        """(prompt, branch key, position) of every token that was produced: none may appear twice in a job."""
+        """(prompt, branch key, position) of every generated token; none may appear twice in a job."""
         self.outstanding = 0
         self.total = 0
         self.most = 0
-        """The largest value that spent plus still-allowed tokens ever had."""
+        """Largest value so far of spent plus still allowed tokens."""
         self._order = random.Random(order)
         self._die_after = die_after
         self._answers = 0
@@ -66,9 +69,9 @@ class ScriptedEngine:
         self._seen: set[tuple[object, ...]] = set()
         self._aborted: set[str] = set()
         self.leases: set[str | None] = set()
-        """Leases that requests named and nobody released."""
+        """Leases named by requests and not yet released."""
         self.salts: set[tuple[str, str | None]] = set()
-        """Models that were asked, with the salts of the requests."""
+        """Requested models, with the cache salts of the requests."""
         self.pruned: list[tuple[str, tuple[int, ...]]] = []
 
     async def models(self) -> list[ModelInfo]:
@@ -146,7 +149,7 @@ class ScriptedEngine:
         return None
 
     def token(self, branch: Branch, position: int, temperature: float) -> int:
-        """Return the token at a place."""
+        """Return the token at a position."""
         return _token(branch, position, temperature)
 
     def _promise(self, tokens: int) -> None:
@@ -214,7 +217,7 @@ class ScriptedEngine:
 
 
 def confidence(branch: Branch, position: int) -> float:
-    """From 0 to 4; the more, the further down the next likeliest tokens are."""
+    """Return a confidence from 0 to 4; the larger, the less likely are the other top tokens."""
     return 4.0 * _unit("confidence", branch.seed, branch.key, position)
 
 

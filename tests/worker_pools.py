@@ -1,4 +1,4 @@
-"""Fixtures that keep worker processes from test to test, since each takes a second for its imports."""
+"""Fixtures that keep worker processes between tests, since each takes a second for its imports."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def warm_workers() -> Iterator[None]:
 
 @pytest.fixture
 def no_workers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Begin without workers, in a process that keeps none."""
+    """Begin without workers, and keep none."""
     monkeypatch.setattr(subprocess_pool, "_num_keepers", 0)
     for pool in subprocess_pool._pools:
         pool.close()

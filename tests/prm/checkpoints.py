@@ -1,6 +1,6 @@
-"""Random-weight process reward models of every public kind, and what transformers makes of them.
+"""Random-weight process reward models of every public format, and their scores by transformers.
 
-``reference`` writes a solution down as the model's own page says, as one text, and forwards all of it at once.
+``reference`` renders a solution as the model card does, as one text, and computes it in one forward pass.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ FORMATS = {
     "rlhflow_llama": "rlhflow",
     "rlhflow_mistral": "rlhflow",
 }
-"""Kinds of checkpoints, and the format of each."""
+"""Format of each checkpoint kind."""
 _CLASSES = {
     "token_classification": "Qwen3ForTokenClassification",
     "qwen_math": "Qwen2ForCausalLM",
@@ -69,7 +69,10 @@ _SPECIAL = ["<unk>", "<|begin|>", "<|im_start|>", "<|im_end|>", "<|start|>", "<|
 
 
 def save_checkpoint(kind: str, folder: Path, *, special: Sequence[str] = ("ки",)) -> Path:
-    """Writes a checkpoint with a tokenizer of its family. ``special``: tokens that a byte-level tokenizer also has."""
+    """Write a checkpoint with a tokenizer of its family.
+
+    ``special``: additional special tokens of a byte-level tokenizer.
+    """
     torch.manual_seed(11)
     folder.mkdir(parents=True, exist_ok=True)
     spaces = kind in ("math_shepherd", "rlhflow_mistral")
@@ -104,7 +107,7 @@ def save_checkpoint(kind: str, folder: Path, *, special: Sequence[str] = ("ки"
     if kind == "token_classification":
         notes["reasoner_prm"] |= {"separator": "\n\n", "positive_label": 1}
     if kind in ("qwen_math", "skywork") or kind not in FORMATS:
-        notes = {}  # their architectures say what they are
+        notes = {}  # their architectures determine the format
     architectures = {"qwen_math": "Qwen2ForProcessRewardModel", "skywork": "Qwen2ForPrmModel"}
     if kind in architectures:
         notes["architectures"] = [architectures[kind]]
@@ -138,7 +141,7 @@ def _byte_level(special: Sequence[str]) -> Tokenizer:
 
 
 def _metaspace() -> Tokenizer:
-    """As of the Llama family: a space before a text that stands alone, unknown characters as bytes."""
+    """Return a Llama-style tokenizer: a space before a text that stands alone, unknown characters as bytes."""
     tokenizer = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
     tokenizer.decoder = decoders.Metaspace()
@@ -154,12 +157,13 @@ def _metaspace() -> Tokenizer:
 
 @torch.no_grad()
 def reference(kind: str, folder: Path, question: str, steps: Sequence[str]) -> list[float]:
-    """The score of every step."""
+    """Return the score of every step."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     chat = [{"role": "user", "content": question}]
     match kind:
         case "token_classification":
-            # TRL's PRMTrainer: each completion by itself, a separator after each, its label at the separator's end.
+            # TRL's PRMTrainer: each completion tokenized separately, a separator after each, its label at the
+            # separator's end.
             model = _loaded(AutoModelForTokenClassification, folder)
             ids = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)
             ends = []
@@ -217,12 +221,14 @@ def reference(kind: str, folder: Path, question: str, steps: Sequence[str]) -> l
 
 
 def _loaded(kind: Any, folder: Path) -> Any:
-    """In torch's default type, which is float64 within ``tests.engine.exact.float64``."""
+    """Load a model in torch's default dtype, which is float64 within ``tests.engine.exact.float64``."""
     return kind.from_pretrained(folder, dtype=torch.get_default_dtype()).eval()
 
 
 def _stored(folder: Path) -> dict[str, Tensor]:
-    """In torch's default type. (Within ``float64`` torch cannot be told that bytes are of float32.)"""
+    """Load a checkpoint's tensors in torch's default dtype, read with NumPy because within ``float64`` torch misreads
+    stored float32.
+    """
     arrays = safetensors.numpy.load_file(folder / "model.safetensors")
     return {name: torch.from_numpy(array).to(torch.get_default_dtype()) for name, array in arrays.items()}
 
@@ -230,10 +236,10 @@ def _stored(folder: Path) -> dict[str, Tensor]:
 @lru_cache
 @torch.no_grad()
 def score_gap(kind: str, folder: Path) -> float:
-    """Return how far a score may be from another float32 computation of it.
+    """Return the largest allowed difference of a score from another float32 computation of it.
 
-    Each may lose as much of a logit as ``MOST`` times what transformers in float32 does along a text, and a probability
-    changes by at most a quarter of a logit, or of the difference of two.
+    Each logit may err by ``MOST`` times the error of transformers in float32 along a text. A probability changes by at
+    most a quarter of a logit's change, or of the change of a difference of two.
     """
     ids = torch.randint(10, 380, (250,), generator=torch.Generator().manual_seed(0)).tolist()
     peer = _logits(kind, folder, ids).double()
@@ -243,7 +249,7 @@ def score_gap(kind: str, folder: Path) -> float:
 
 
 def _logits(kind: str, folder: Path, ids: Sequence[int]) -> Tensor:
-    """Return the logits that decide scores, at every token."""
+    """Return the logits from which scores are computed, at every token."""
     if kind in ("qwen_math", "skywork", "outcome_two"):
         return label_logits(kind, folder, ids)
     if kind == "outcome":
@@ -256,7 +262,7 @@ def _logits(kind: str, folder: Path, ids: Sequence[int]) -> Tensor:
 
 
 def _hidden(folder: Path, ids: Sequence[int]) -> Tensor:
-    """Final hidden states of transformers' Qwen2 with the checkpoint's weights."""
+    """Return the final hidden states of transformers' Qwen2 with the checkpoint's weights."""
     config = transformers.Qwen2Config.from_pretrained(folder)
     model = transformers.Qwen2Model(config).eval()
     weights = _stored(folder)
@@ -268,7 +274,7 @@ def _hidden(folder: Path, ids: Sequence[int]) -> Tensor:
 
 @torch.no_grad()
 def label_logits(kind: str, folder: Path, ids: Sequence[int]) -> Tensor:
-    """Return the output of a reward model's head at every token, ``[tokens, labels]``, in torch's default type."""
+    """Return the output of a reward model's head at every token, ``[tokens, labels]``, in torch's default dtype."""
     weights = _stored(folder)
     hidden = _hidden(folder, ids)
     if kind == "skywork":
@@ -281,7 +287,7 @@ def label_logits(kind: str, folder: Path, ids: Sequence[int]) -> Tensor:
 
 @torch.no_grad()
 def next_logprobs(folder: Path, ids: Sequence[int], tokens: Sequence[int]) -> list[float]:
-    """Of some tokens after a text."""
+    """Return the log-probabilities of ``tokens`` as the next token after a text."""
     model = _loaded(AutoModelForCausalLM, folder)
     logprobs: list[float] = model(torch.tensor([ids])).logits[0, -1].log_softmax(-1)[list(tokens)].tolist()
     return logprobs

@@ -1,4 +1,4 @@
-"""ProcessBench's protocol on solutions whose accuracies are counted by hand, and files that are not in its format."""
+"""ProcessBench's protocol on solutions whose accuracies are counted by hand, and malformed files."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def case(label: int, steps: int = 3) -> ProcessBenchCase:
 
 
 BY_HAND: list[tuple[int, Scores]] = [
-    # With an error: right only where the very first wrong step is the first below 0.5.
+    # With an error: right only if the first score below 0.5 is at the first wrong step.
     (1, (0.9, 0.2, 0.9)),  # found
     (1, (0.4, 0.2, 0.1)),  # too early
     (1, (0.9, 0.8, 0.1)),  # too late
     (0, (0.1, 0.9, 0.9)),  # found
     (2, (0.9, 0.9, 0.9)),  # missed
-    # Without one: right only where nothing is below.
+    # Without an error: right only if no score is below 0.5.
     (-1, (0.9, 0.5, 0.6)),  # right: 0.5 is not below 0.5
     (-1, (0.9, 0.9, 0.4)),  # a false alarm
     (-1, (0.7, 0.7, 0.7)),  # right
@@ -42,7 +42,7 @@ CASES = [case(label) for label, _ in BY_HAND]
 SCORES = [scores for _, scores in BY_HAND]
 
 
-def test_the_measure_is_what_is_counted_by_hand() -> None:
+def test_the_accuracies_and_f1_are_those_counted_by_hand() -> None:
     result = evaluate(CASES, SCORES, 0.5)
     assert (result.cases, result.erroneous) == (8, 5)
     assert result.error_accuracy == pytest.approx(2 / 5)
@@ -58,25 +58,25 @@ def test_without_one_of_the_kinds_there_is_no_f1() -> None:
         fit_threshold(CASES[:5], SCORES[:5])
 
 
-def test_a_blank_step_is_never_the_predicted_one() -> None:
+def test_a_blank_step_is_never_the_predicted_error() -> None:
     assert predict((None, 0.9, 0.1), 0.5) == 2
     assert predict((None, 0.9), 0.95) == 1
 
 
-def test_a_fitted_threshold_is_as_good_as_the_best_of_all_that_make_a_difference() -> None:
+def test_a_fitted_threshold_equals_the_best_of_all_distinct_ones() -> None:
     noise = random.Random(5)
     for _ in range(100):
         cases = [case(noise.choice((-1, 0, 1, 2))) for _ in range(12)] + [case(-1), case(1)]
-        # Few different scores, so that many are equal, and a blank step now and then.
+        # Few distinct scores, so that many are equal, and an occasional blank step.
         scores: list[Scores] = [
             tuple(None if noise.random() < 0.1 else noise.randrange(6) / 6 for _ in range(3)) for _ in cases
         ]
-        # Half-way between two possible scores, each threshold stands for all that predict the same.
+        # A threshold half-way between two possible scores stands for all with the same predictions.
         best = max(evaluate(cases, scores, (place + 0.5) / 6).f1 or 0.0 for place in range(-1, 7))
         assert evaluate(cases, scores, fit_threshold(cases, scores)).f1 == pytest.approx(best)
 
 
-async def test_every_case_is_scored_once_in_its_order_and_blank_steps_are_not_sent() -> None:
+async def test_every_case_is_scored_once_in_order_and_blank_steps_are_not_sent() -> None:
     cases = [ProcessBenchCase(str(i), "g", "?", ("a" * (i + 1), " ", "b"), True, -1) for i in range(9)]
     sent: list[str] = []
 
@@ -91,7 +91,7 @@ async def test_every_case_is_scored_once_in_its_order_and_blank_steps_are_not_se
     assert len(done) == 9
 
 
-async def test_the_error_of_a_score_is_raised_as_it_is() -> None:
+async def test_an_error_while_scoring_is_raised_unchanged() -> None:
     async def score(one: ProcessBenchCase, steps: tuple[str, ...]) -> tuple[float, ...]:
         raise LookupError("nobody is there")
 
@@ -100,7 +100,7 @@ async def test_the_error_of_a_score_is_raised_as_it_is() -> None:
 
 
 @pytest.mark.parametrize("array", [False, True])
-def test_both_forms_of_the_file_are_read(tmp_path: Path, array: bool) -> None:
+def test_both_file_formats_are_read(tmp_path: Path, array: bool) -> None:
     path, records = tmp_path / "cases", [GOOD, GOOD | {"id": "gsm8k-1", "label": -1, "final_answer_correct": True}]
     path.write_text(json.dumps(records, indent=2) if array else "\n\n".join(map(json.dumps, records)) + "\n")
     first, second = read_cases(path)
@@ -121,7 +121,7 @@ def test_both_forms_of_the_file_are_read(tmp_path: Path, array: bool) -> None:
         ({"final_answer_correct": 1}, "line 2: 'final_answer_correct' is 1; it must be true or false"),
     ],
 )
-def test_a_bad_line_is_refused_with_its_number_its_field_and_what_is_right(
+def test_a_malformed_line_is_refused_with_its_number_its_field_and_the_valid_value(
     tmp_path: Path, change: dict[str, Any], message: str
 ) -> None:
     path = tmp_path / "cases.jsonl"
@@ -141,13 +141,13 @@ def test_a_bad_line_is_refused_with_its_number_its_field_and_what_is_right(
         ("[{", "is not a JSON array"),
     ],
 )
-def test_what_is_no_record_is_refused_with_its_place(tmp_path: Path, text: str, message: str) -> None:
+def test_invalid_json_is_refused_with_its_position(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "cases.jsonl"
     path.write_text(text)
     with pytest.raises(BadRecord, match=message):
         read_cases(path)
 
 
-def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(BadRecord, match="nowhere"):
         read_cases(tmp_path / "nowhere")

@@ -1,4 +1,4 @@
-"""Fixtures of the tests of `reasoner`; the workers for comparisons and patterns are shared."""
+"""Fixtures of the tests of ``reasoner``; the workers for comparisons and patterns are shared."""
 
 from __future__ import annotations
 

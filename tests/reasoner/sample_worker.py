@@ -1,4 +1,4 @@
-"""Worker of the tests of `reasoner.subprocess_pool`; each request names the action."""
+"""Worker of the tests of ``reasoner.subprocess_pool``; each request names the action."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every public PRM's format: scores equal those of one full forward by transformers, and only news is computed."""
+"""Every public PRM format: scores equal transformers' on one forward pass, and cached tokens are not recomputed."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ async def opened(engine: LocalEngine) -> tuple[StepScorer, Prompt]:
 
 
 def steps_of(kind: str) -> tuple[str, ...]:
-    """``STEPS`` as the format divides them, and as it numbers them by itself."""
+    """Return ``STEPS`` as the format divides and numbers them."""
     if kind == "skywork":
         return tuple(line for step in STEPS for line in step.split("\n"))
     return tuple(step.removeprefix("Step 2: ") for step in STEPS) if kind == "math_shepherd" else STEPS
@@ -74,7 +74,9 @@ def scores(reading: Reading) -> tuple[float, ...]:
 
 
 @every_kind
-async def test_scores_equal_a_full_forward_by_transformers(kind: str, engine: LocalEngine, folders: Folders) -> None:
+async def test_scores_equal_a_full_forward_pass_by_transformers(
+    kind: str, engine: LocalEngine, folders: Folders
+) -> None:
     scorer, prompt = await opened(engine)
     steps = scorer.steps("\n\n".join(STEPS), complete=True)
     [reading] = await scorer.score(prompt, [StepChain(steps)])
@@ -84,7 +86,7 @@ async def test_scores_equal_a_full_forward_by_transformers(kind: str, engine: Lo
 
 
 @every_kind
-async def test_a_chain_that_grows_gets_the_same_scores_and_every_token_is_computed_once(
+async def test_a_growing_chain_has_the_same_scores_and_every_token_is_computed_once(
     kind: str, engine: LocalEngine, folders: Folders
 ) -> None:
     scorer, prompt = await opened(engine)
@@ -102,7 +104,7 @@ async def test_a_chain_that_grows_gets_the_same_scores_and_every_token_is_comput
 
 
 @every_kind
-async def test_siblings_share_what_they_have_in_common_within_one_batch(
+async def test_siblings_share_their_common_prefix_within_one_batch(
     kind: str, engine: LocalEngine, folders: Folders
 ) -> None:
     scorer, prompt = await opened(engine)
@@ -121,7 +123,7 @@ async def test_siblings_share_what_they_have_in_common_within_one_batch(
 
 
 @every_kind
-async def test_no_score_for_an_empty_or_trailing_step(kind: str, engine: LocalEngine, folders: Folders) -> None:
+async def test_an_empty_or_unfinished_step_gets_no_score(kind: str, engine: LocalEngine, folders: Folders) -> None:
     scorer, prompt = await opened(engine)
     [clean] = await scorer.score(prompt, [StepChain(scorer.steps("one is 1\n\ntwo is 2", complete=True))])
     assert len(scores(clean)) == 2
@@ -135,14 +137,14 @@ async def test_no_score_for_an_empty_or_trailing_step(kind: str, engine: LocalEn
 
 
 @every_kind
-async def test_a_separator_that_a_step_itself_says_makes_no_second_score(kind: str, engine: LocalEngine) -> None:
+async def test_a_separator_within_a_steps_text_adds_no_score(kind: str, engine: LocalEngine) -> None:
     scorer, prompt = await opened(engine)
     [reading] = await scorer.score(prompt, [StepChain(("it says <extra_0> and ки <extra_0>", "then 7"))])
     assert len(scores(reading)) == 2
 
 
 @every_kind
-async def test_a_bound_on_computation_is_kept_and_the_true_number_is_told(kind: str, engine: LocalEngine) -> None:
+async def test_a_bound_on_computation_is_enforced_and_the_exact_number_reported(kind: str, engine: LocalEngine) -> None:
     scorer, prompt = await opened(engine)
     chain = StepChain(("add 3 and 4",))
     [refused] = await scorer.score(prompt, [chain], max_compute=1)
@@ -156,7 +158,7 @@ async def test_a_bound_on_computation_is_kept_and_the_true_number_is_told(kind: 
     ("kind", "missing", "token"),
     [("qwen_math", "<extra_0>", "<extra_0>"), ("rlhflow_llama", "", "ки")],
 )
-async def test_a_separator_that_the_tokenizer_does_not_have_is_refused_by_name(
+async def test_a_separator_unknown_to_the_tokenizer_is_refused_by_name(
     tmp_path: Path, kind: str, missing: str, token: str
 ) -> None:
     folder = save_checkpoint(kind, tmp_path / kind, special=())

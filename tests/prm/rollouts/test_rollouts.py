@@ -1,4 +1,4 @@
-"""Rollouts on an engine whose chances are known exactly: the law of the labels, and runs that are stopped anywhere."""
+"""Rollouts on an engine with known success probabilities: distribution of the labels, and runs stopped anywhere."""
 
 from __future__ import annotations
 
@@ -32,20 +32,23 @@ from prm.training.examples import Example, read_examples
 
 STEPS = 3
 BAD = 0.3
-"""Chance that a step is a bad one."""
+"""Probability that a step is bad."""
 RIGHT = (0.9, 0.4, 0.05, 0.0)
-"""Chance of a right answer, by the number of bad steps."""
+"""Probability of a right answer, by the number of bad steps."""
 TEXTS = {1: "good\n\n", 2: "bad\n\n", 3: "\\boxed{yes}", 4: "\\boxed{no}"}
 PLAN = RolloutPlan("policy", solutions=2, completions=8, max_tokens=64, seed=3, concurrency=5)
 PROBLEMS = [RolloutProblem(f"p{i}", f"question {i}") for i in range(12)]
 
 
 class World:
-    """A model of four tokens: steps, good or bad, then an answer. It dies after ``lives`` answers."""
+    """Engine with four tokens: good and bad steps, then a right or wrong answer.
+
+    It fails after ``lives`` answers.
+    """
 
     def __init__(self, lives: int | None = None, context: int = 100) -> None:
         self.drawn: list[tuple[int, int]] = []
-        """(branch key, position) of every token that was handed out."""
+        """(branch key, position) of every token returned."""
         self.running = 0
         self.leases: set[str | None] = set()
         self._lives = lives
@@ -119,13 +122,13 @@ async def judge(problem: RolloutProblem, text: str) -> bool:
 
 
 def chance(steps: int, bad: int) -> float:
-    """Of a right answer, so many steps being written."""
+    """Return the probability of a right answer after the given steps."""
     left = STEPS - steps
     return sum(comb(left, k) * BAD**k * (1 - BAD) ** (left - k) * RIGHT[bad + k] for k in range(left + 1))
 
 
 def p_value(groups: Iterable[tuple[float, int, float]]) -> float:
-    """Of (successes, tries, chance of each), by Pearson's statistic over all groups that are large enough."""
+    """Return Pearson's p-value of (successes, tries, probability) groups, over all that are large enough."""
     terms = [
         (seen - tries * each) ** 2 / (tries * each * (1 - each))
         for seen, tries, each in groups
@@ -136,15 +139,15 @@ def p_value(groups: Iterable[tuple[float, int, float]]) -> float:
 
 
 def examples(path: Path) -> dict[str, list[dict[str, Any]]]:
-    """Examples by problem, in the order of their solutions."""
+    """Return the examples by problem, in the order of their solutions."""
     found: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for record in sorted((r.fields for r in read_records(path) if "steps" in r.fields), key=lambda f: f["solution"]):
         found[record["id"]].append(dict(record))
     return dict(found)
 
 
-async def test_labels_have_the_law_of_completions(tmp_path: Path) -> None:
-    """Soft labels are binomial shares with the exact chance, hard ones say whether there was any."""
+async def test_labels_have_the_distribution_of_completions(tmp_path: Path) -> None:
+    """Soft labels are binomial fractions with the exact probability; hard labels are 1 if any completion was right."""
     problems = [RolloutProblem(f"p{i}", f"question {i}") for i in range(400)]
     await roll_out(problems, PLAN, World(), judge, tmp_path / "out.jsonl")
     groups: dict[tuple[int, int], list[float]] = defaultdict(list)
@@ -169,7 +172,7 @@ async def test_the_last_step_is_labelled_by_the_solution_itself(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("torn", [False, True])
-async def test_a_run_that_dies_again_and_again_ends_with_the_same_labels_and_pays_nothing_twice(
+async def test_a_repeatedly_crashed_run_ends_with_the_same_labels_and_pays_nothing_twice(
     tmp_path: Path, torn: bool
 ) -> None:
     whole, broken = tmp_path / "whole.jsonl", tmp_path / "broken.jsonl"
@@ -187,19 +190,19 @@ async def test_a_run_that_dies_again_and_again_ends_with_the_same_labels_and_pay
             deaths += 1
         finally:
             drawn += world.drawn
-        if torn:  # as a machine that dies in the middle of a write leaves it
+        if torn:  # as after a crash in the middle of a write
             data = broken.read_bytes()
             broken.write_bytes(data[: len(data) - noise.randrange(1, 40)])
     assert deaths > 20
     assert examples(broken) == examples(whole)
     if not torn:
-        # Every answer that arrived is in the file. Those that arrived beside the failure are handed out and lost.
+        # Every answer that arrived is in the file, except for those that arrived together with the failure.
         wasted = len(drawn) - len(set(drawn))
         assert set(drawn) == set(undisturbed.drawn)
         assert wasted == 0
 
 
-async def test_a_cancelled_run_stops_the_engine_and_goes_on_later(tmp_path: Path) -> None:
+async def test_a_cancelled_run_aborts_its_requests_and_can_be_resumed(tmp_path: Path) -> None:
     path, world = tmp_path / "out.jsonl", World()
     reached = asyncio.Event()
 
@@ -218,7 +221,7 @@ async def test_a_cancelled_run_stops_the_engine_and_goes_on_later(tmp_path: Path
     assert examples(path) == examples(tmp_path / "whole.jsonl")
 
 
-async def test_a_finished_run_asks_for_nothing_and_more_problems_are_added(tmp_path: Path) -> None:
+async def test_a_finished_run_sends_no_request_and_more_problems_can_be_added(tmp_path: Path) -> None:
     path = tmp_path / "out.jsonl"
     first = await roll_out(PROBLEMS[:4], PLAN, World(), judge, path)
     before, again = path.read_bytes(), World()
@@ -230,7 +233,7 @@ async def test_a_finished_run_asks_for_nothing_and_more_problems_are_added(tmp_p
     assert examples(path) == examples(tmp_path / "whole.jsonl")
 
 
-async def test_ending_early_gives_the_hard_labels_up_to_the_first_bad_step_for_fewer_tokens(tmp_path: Path) -> None:
+async def test_early_ending_gives_the_hard_labels_up_to_the_first_bad_step_for_fewer_tokens(tmp_path: Path) -> None:
     full, early = World(), World()
     await roll_out(PROBLEMS, PLAN, full, judge, tmp_path / "full.jsonl")
     plan = RolloutPlan("policy", solutions=2, completions=8, max_tokens=64, seed=3, early=True)
@@ -247,7 +250,7 @@ async def test_ending_early_gives_the_hard_labels_up_to_the_first_bad_step_for_f
         list(read_examples(tmp_path / "early.jsonl", "soft"))
 
 
-async def test_problems_are_read_as_they_are_begun(tmp_path: Path) -> None:
+async def test_problems_are_read_lazily(tmp_path: Path) -> None:
     read = finished = ahead = 0
 
     def problems() -> Iterator[RolloutProblem]:
@@ -273,24 +276,24 @@ async def test_every_lease_is_released_and_every_token_is_counted(tmp_path: Path
     assert tally.cached == 4 * (len(PROBLEMS) * 2 * (STEPS + 1) + len(PROBLEMS) * 2 * STEPS * 8)
 
 
-async def test_a_solution_that_is_cut_by_its_length_is_wrong_and_has_the_steps_that_it_wrote(tmp_path: Path) -> None:
+async def test_a_truncated_solution_is_wrong_and_keeps_its_steps(tmp_path: Path) -> None:
     plan = RolloutPlan("policy", solutions=1, completions=2, max_tokens=2)
     await roll_out(PROBLEMS[:3], plan, World(), judge, tmp_path / "out.jsonl")
     for [one] in examples(tmp_path / "out.jsonl").values():
         assert (len(one["steps"]), one["hard"]) == (2, [0, 0])
 
 
-async def test_a_problem_that_fills_the_context_is_named(tmp_path: Path) -> None:
+async def test_a_problem_that_fills_the_context_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match=r"problem p0: .* 10 tokens fills the context of 10"):
         await roll_out(PROBLEMS[:1], PLAN, World(context=10), judge, tmp_path / "out.jsonl")
 
 
-async def test_a_model_that_does_not_write_is_named(tmp_path: Path) -> None:
+async def test_a_model_that_cannot_generate_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match="'prm' is not served; served are policy"):
         await roll_out(PROBLEMS[:1], RolloutPlan("prm"), World(), judge, tmp_path / "out.jsonl")
 
 
-async def test_other_settings_another_writer_and_a_damaged_file_are_refused(tmp_path: Path) -> None:
+async def test_other_settings_another_model_and_a_damaged_file_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "out.jsonl"
     await roll_out(PROBLEMS[:1], PLAN, World(), judge, path)
     with pytest.raises(BadRecord, match=r"begun with completions 8, and 4 is asked for"):
@@ -306,7 +309,7 @@ async def test_other_settings_another_writer_and_a_damaged_file_are_refused(tmp_
         await roll_out(PROBLEMS[:1], PLAN, World(), judge, path)
 
 
-def test_labelled_steps_from_elsewhere_are_examples_too(tmp_path: Path) -> None:
+def test_labelled_steps_from_other_sources_are_read_as_examples(tmp_path: Path) -> None:
     path = tmp_path / "mine.jsonl"
     path.write_text(json.dumps({"question": "q", "steps": ["a", "b"], "labels": [1, 0.25]}) + "\n")
     assert list(read_examples(path, "soft")) == [Example("q", ("a", "b"), (1.0, 0.25))]

@@ -1,4 +1,4 @@
-"""The judge: its score is transformers' probability of Yes against No, and it computes only what is new."""
+"""The judge: its score is transformers' probability of Yes against No, and only new tokens are computed."""
 
 from __future__ import annotations
 
@@ -49,6 +49,6 @@ async def test_a_verdict_is_the_probability_of_yes_against_no(served: tuple[Loca
     for solution, reading in zip(SOLUTIONS, (short, long), strict=True):
         assert reading.scores == pytest.approx((reference(folder, solution),), abs=score_gap("rlhflow_llama", folder))
     assert short.scores != long.scores
-    # Question and first step are in the cache by then; the second step and the request for a verdict are not.
+    # Question and first step are cached by then; the second step and the request for a verdict are not.
     assert long.cached > short.computed / 2
     assert long.computed < short.computed

@@ -1,4 +1,4 @@
-"""Outcome reward models: the score of a whole solution, as transformers' sequence classifier reads it."""
+"""Outcome reward models: the score of a whole solution equals that of transformers' sequence classifier."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SOLUTIONS = ("add 3 and 4 to get 7.\n\nso the answer is \\boxed{7}", "add 3 and 
 
 @pytest.fixture(params=["outcome", "outcome_two"])
 async def served(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[tuple[LocalEngine, Path]]:
-    """The folder is named after the kind."""
+    """Serve a checkpoint whose folder is named after its kind."""
     torch.set_num_threads(1)
     folder = save_checkpoint(request.param, tmp_path / request.param)
     local = LocalEngine({"orm": folder}, EngineOptions(kv_tokens=4096, max_running=32, step_tokens=512))
@@ -35,13 +35,13 @@ def reference(folder: Path, solution: str) -> float:
     ids = tokenizer.apply_chat_template(
         [*CHAT, {"role": "assistant", "content": solution}], return_dict=False, add_generation_prompt=False
     )
-    # The end of a turn is the padding token too, which the class would take for padding at the end.
+    # The end of a turn is also the padding token, which the class would skip as padding at the end.
     model.config.pad_token_id = None
     logits = model(torch.tensor([ids])).logits[0]
     return float(torch.sigmoid(logits[0]) if len(logits) == 1 else logits.softmax(-1)[1])
 
 
-async def test_scores_equal_those_of_transformers_and_share_what_they_have_in_common(
+async def test_scores_equal_those_of_transformers_and_common_prefixes_are_shared(
     served: tuple[LocalEngine, Path],
 ) -> None:
     engine, folder = served
@@ -55,7 +55,7 @@ async def test_scores_equal_those_of_transformers_and_share_what_they_have_in_co
     assert again.scores == pytest.approx(readings[0].scores, abs=score_gap(folder.name, folder))
 
 
-async def test_a_bound_on_computation_is_kept(served: tuple[LocalEngine, Path]) -> None:
+async def test_a_bound_on_computation_is_enforced(served: tuple[LocalEngine, Path]) -> None:
     engine, _ = served
     [info] = await engine.models()
     scorer = OutcomeScorer(engine, info, CHAT)

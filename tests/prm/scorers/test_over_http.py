@@ -1,4 +1,4 @@
-"""A verifier behind our own server: the format's questions and its scores are the same over HTTP."""
+"""A verifier behind our own server: format queries and scores are the same over HTTP."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CHAT = [{"role": "user", "content": "How many are 3 and 4?"}]
 STEPS = ("add 3 and 4 to get 7.", "so it is 7")
 
 
-async def test_scores_and_tokens_over_http_are_those_of_the_engine_itself(tmp_path: Path) -> None:
+async def test_scores_and_tokens_over_http_equal_those_of_the_engine(tmp_path: Path) -> None:
     torch.set_num_threads(1)
     folder = save_checkpoint("math_shepherd", tmp_path / "prm")
     local = LocalEngine({"prm": folder}, EngineOptions(kv_tokens=2048, max_running=8, step_tokens=256))

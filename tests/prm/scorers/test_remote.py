@@ -1,6 +1,6 @@
-"""A verifier behind somebody else's server: the same scores as by transformers, whatever shape its answers have.
+"""A verifier behind an OpenAI-compatible server: the same scores as by transformers, for any response shape.
 
-The server is a stand-in with the answers of vLLM, computed by transformers.
+The server is a stand-in that answers like vLLM, with numbers computed by transformers.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ CHAT = [{"role": "user", "content": QUESTION}]
 STEPS = ("add 3 and 4 to get 7.", "it says <extra_0> here", "so the answer is \\boxed{7}")
 
 Shape = Callable[[torch.Tensor, Sequence[int], int], torch.Tensor]
-"""What a server makes of the labels' logits ``[tokens, labels]``, the tokens and the tag."""
+"""Response row from the labels' logits ``[tokens, labels]``, the tokens and the separator's id."""
 
 SHAPES: dict[str, Shape] = {
     "every token, logits": lambda logits, tokens, tag: logits,
@@ -37,7 +37,7 @@ SHAPES: dict[str, Shape] = {
 
 
 class Server:
-    """Answers like vLLM that serves ``folder`` as ``m``."""
+    """Stand-in for vLLM serving ``folder`` as ``m``."""
 
     def __init__(self, kind: str, folder: Path, *, shape: Shape | None = None) -> None:
         self.asked: list[tuple[str, Any]] = []
@@ -61,7 +61,8 @@ class Server:
             rows = self._shape(label_logits(self._kind, self._folder, body["input"]), body["input"], tag)
             answer = {"data": [{"index": 0, "data": rows.tolist()}]} | self.reported(len(body["input"]))
             return httpx.Response(200, json=answer)
-        # A trained verifier's likeliest tokens are its verdicts; the third is one of the others that a server lists.
+        # The likeliest tokens of a trained verifier are its verdicts; the third stands for the others that a server
+        # lists.
         tokens = (*self.verdicts, 5)
         logprobs = next_logprobs(self._folder, body["prompt"], tokens)
         listed = {f"token_id:{token}": value for token, value in zip(tokens, logprobs, strict=True)}
@@ -83,7 +84,8 @@ async def test_a_reward_model_behind_pooling_gives_the_scores_of_transformers(tm
     bound = score_gap("qwen_math", tmp_path / "prm")
     expected = reference("qwen_math", tmp_path / "prm", QUESTION, (STEPS[0], STEPS[2]))
     assert whole.scores == pytest.approx(expected, abs=bound)
-    # The reference takes the tag that the second step says for a separator: the last score is the same step's.
+    # The reference takes the separator within the second step's text for a separator: the last score is the same
+    # step's.
     expected = reference("qwen_math", tmp_path / "prm", QUESTION, STEPS)
     assert len(expected) == 4
     assert second.scores == pytest.approx(expected[-1:], abs=bound)
@@ -91,7 +93,7 @@ async def test_a_reward_model_behind_pooling_gives_the_scores_of_transformers(tm
     assert {reading.computed for reading in (whole, second)} == {len(body["input"]) for _, body in server.asked}
 
 
-async def test_a_salt_reaches_pooling(tmp_path: Path) -> None:
+async def test_a_cache_salt_is_sent_to_pooling(tmp_path: Path) -> None:
     server = Server("qwen_math", save_checkpoint("qwen_math", tmp_path / "prm"))
     for salt in ("ann", None):
         await server.client.score(ScoreRequest("r", "m", (ScoreItem(((5, 6),), (0,)),), cache_salt=salt))
@@ -119,7 +121,7 @@ async def test_a_causal_model_behind_completions_gives_the_scores_of_transformer
     assert {(body["max_tokens"], body["return_tokens_as_token_ids"]) for _, body in server.asked} == {(1, True)}
 
 
-async def test_a_verdict_that_is_not_listed_counts_as_the_least_likely_listed_one(tmp_path: Path) -> None:
+async def test_an_unlisted_verdict_counts_as_the_least_likely_listed_one(tmp_path: Path) -> None:
     server = Server("rlhflow_llama", save_checkpoint("rlhflow_llama", tmp_path / "prm"))
     scorer, prompt = await opened(server)
     plus = scorer._format.token_ids[0]
@@ -135,7 +137,7 @@ async def test_a_verdict_that_is_not_listed_counts_as_the_least_likely_listed_on
         await scorer.score(prompt, [StepChain(STEPS[:1])])
 
 
-async def test_an_outcome_model_behind_pooling_may_answer_one_row(tmp_path: Path) -> None:
+async def test_an_outcome_model_behind_pooling_may_answer_a_single_row(tmp_path: Path) -> None:
     folder = save_checkpoint("outcome_two", tmp_path / "orm")
     scores = []
     for shape in (SHAPES["every token, logits"], lambda logits, tokens, tag: logits.softmax(-1)[-1]):
@@ -146,7 +148,7 @@ async def test_an_outcome_model_behind_pooling_may_answer_one_row(tmp_path: Path
     assert scores[0] == pytest.approx(scores[1], abs=score_gap("outcome_two", folder))
 
 
-async def test_a_bound_is_held_before_the_server_is_asked_and_the_cached_are_told_apart(tmp_path: Path) -> None:
+async def test_a_bound_is_checked_before_the_request_and_cached_tokens_are_reported(tmp_path: Path) -> None:
     server = Server("qwen_math", save_checkpoint("qwen_math", tmp_path / "prm"))
     scorer, prompt = await opened(server)
     [refused] = await scorer.score(prompt, [StepChain(STEPS[:1])], max_compute=5)
@@ -172,7 +174,7 @@ async def test_a_bound_is_held_before_the_server_is_asked_and_the_cached_are_tol
         (httpx.Response(200, content=b"<html>"), EngineUnavailable, "not JSON"),
     ],
 )
-async def test_a_server_that_cannot_is_named_with_what_it_said(
+async def test_a_server_without_the_capability_is_named_with_its_error(
     tmp_path: Path, answer: httpx.Response, expected: type[EngineError], message: str
 ) -> None:
     server = Server("qwen_math", save_checkpoint("qwen_math", tmp_path / "prm"))

@@ -1,4 +1,4 @@
-"""Step scoring: what is sent to the engine, and how its logits become scores."""
+"""Step scoring: requests to the engine, and conversion of its logits to scores."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ class Recording(ScriptedEngine):
         ("", True, ()),
     ],
 )
-def test_empty_and_unfinished_steps_are_never_steps(text: str, complete: bool, steps: tuple[str, ...]) -> None:
+def test_empty_and_unfinished_steps_are_not_scored(text: str, complete: bool, steps: tuple[str, ...]) -> None:
     assert StepScorer(ScriptedEngine(), INFO).steps(text, complete=complete) == steps
 
 
-async def test_only_separators_of_new_steps_are_read_and_a_longer_chain_begins_with_the_shorter_one() -> None:
+async def test_only_separators_of_new_steps_are_read_and_a_longer_chain_extends_the_shorter_one() -> None:
     engine = Recording()
     scorer = StepScorer(engine, INFO)
     prompt = await scorer.prompt(QUESTION)
@@ -78,7 +78,7 @@ async def test_a_score_is_the_softmax_probability_of_the_positive_label() -> Non
         ("classify", NOTES | {"positive_label": "good"}, "positive_label the index"),
     ],
 )
-def test_a_model_that_is_no_step_verifier_is_refused_with_what_is_missing(
+def test_a_model_that_is_no_step_verifier_is_refused_with_the_missing_part(
     kind: Any, notes: dict[str, object] | None, message: str
 ) -> None:
     info = ModelInfo("m", kind, 1, 1, 1, extra={} if notes is None else {"reasoner_prm": notes})
@@ -86,7 +86,7 @@ def test_a_model_that_is_no_step_verifier_is_refused_with_what_is_missing(
         StepScorer(ScriptedEngine(), info)
 
 
-async def test_a_label_that_the_model_does_not_have_is_refused() -> None:
+async def test_an_unknown_label_is_refused() -> None:
     info = ModelInfo("m", "classify", 512, 100, 1000, extra={"reasoner_prm": NOTES | {"positive_label": 2}})
     scorer = StepScorer(Recording(), info)
     with pytest.raises(EngineError, match="positive_label is 2, but it has 2 labels"):

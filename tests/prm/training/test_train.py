@@ -1,4 +1,4 @@
-"""Training on tiny models: planted labels are learnt, stopped runs end with the same weights, the engine serves it."""
+"""Training on tiny models: planted labels are learnt, resumed runs end with equal weights, the engine serves it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _one_thread() -> None:
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random model with the bundled tokenizer."""
+    """Write a random model with the bundled tokenizer."""
     folder = tmp_path_factory.mktemp("base") / "tiny"
     torch.manual_seed(0)
     config = Qwen3Config(
@@ -64,7 +64,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def write(path: Path, label: Callable[[str, random.Random], float], count: int = 400) -> Path:
-    """Solutions of four steps, each a sum that is written out right or one too large."""
+    """Write solutions of four steps, each a sum that is right or too large by one."""
     noise = random.Random(4)
     with path.open("w") as file:
         for number in range(count):
@@ -92,7 +92,7 @@ def plan(base: Path, data: Path, out: Path) -> TrainPlan:
     return TrainPlan(str(base), str(data), str(out), epochs=4, batch=16, rate=3e-3, batch_tokens=1024)
 
 
-def test_planted_labels_are_learnt_on_questions_that_were_not_seen(base: Path, tmp_path: Path) -> None:
+def test_planted_labels_are_learnt_on_unseen_questions(base: Path, tmp_path: Path) -> None:
     data = write(tmp_path / "data.jsonl", whether_it_begins_with_two)
     result = trained(plan(base, data, tmp_path / "prm"))
     seen = result.validation
@@ -104,17 +104,17 @@ def test_planted_labels_are_learnt_on_questions_that_were_not_seen(base: Path, t
     assert not (tmp_path / "prm.work").exists()
 
 
-def test_scores_are_the_chances_that_labels_were_drawn_with(base: Path, tmp_path: Path) -> None:
-    """Labels are drawn anew each time, so the best loss is the entropy of the draw and nothing below it."""
+def test_scores_are_the_probabilities_from_which_labels_were_sampled(base: Path, tmp_path: Path) -> None:
+    """Labels are resampled each time, so the minimal loss is the entropy of the labels."""
     data = write(tmp_path / "data.jsonl", in_four_of_five, 1600)
     seen = trained(replace(plan(base, data, tmp_path / "prm"), epochs=2)).validation
     entropy = -(0.8 * math.log(0.8) + 0.2 * math.log(0.2))
-    # Of 640 draws the mean loss and the area under the curve have deviations of 0.02 each.
+    # With 640 samples the mean loss and the area under the curve have standard deviations of 0.02 each.
     assert seen.loss == pytest.approx(entropy, abs=0.06)
     assert seen.auc == pytest.approx(0.8, abs=0.06)
 
 
-def test_a_stopped_run_goes_on_to_the_same_weights_bit_for_bit(base: Path, tmp_path: Path) -> None:
+def test_a_resumed_run_ends_with_bitwise_the_same_weights(base: Path, tmp_path: Path) -> None:
     data = write(tmp_path / "data.jsonl", whether_it_begins_with_two, 120)
     one = replace(plan(base, data, tmp_path / "one"), epochs=2)
     two = replace(one, out=str(tmp_path / "two"))
@@ -166,7 +166,7 @@ async def test_the_engine_serves_the_export_and_scores_as_transformers_does(base
     assert scored.scores[0] > 0.5 > scored.scores[1]
 
 
-def test_the_bundled_policy_is_a_base(tmp_path: Path) -> None:
+def test_the_bundled_policy_is_a_valid_base_model(tmp_path: Path) -> None:
     data = write(tmp_path / "data.jsonl", whether_it_begins_with_two, 120)
     result = trained(replace(plan(POLICY, data, tmp_path / "prm"), epochs=6, rate=2e-3))
     assert result.validation.auc is not None
@@ -174,7 +174,7 @@ def test_the_bundled_policy_is_a_base(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "prm" / "config.json").read_text())["dtype"] == "float16"
 
 
-def test_the_loss_is_the_mean_cross_entropy_at_separators_whatever_the_batches(base: Path, tmp_path: Path) -> None:
+def test_the_loss_is_the_mean_cross_entropy_at_separators_for_any_batching(base: Path, tmp_path: Path) -> None:
     torch.manual_seed(1)
     model = AutoModelForTokenClassification.from_pretrained(base, num_labels=2, dtype=torch.float32)
     model.save_pretrained(tmp_path)
@@ -199,12 +199,12 @@ def test_the_loss_is_the_mean_cross_entropy_at_separators_whatever_the_batches(b
         loss = _backward(model, group, TrainPlan(str(base), "", "", batch_tokens=most))
         assert loss == pytest.approx(expected, abs=2 * gap)
         gradients.append(model.score.weight.grad.clone())
-    # Sums of what probabilities are wrong by times hidden states: both lose about as much as a score, relatively.
+    # Gradients are sums of probability errors times hidden states: both have about a score's relative error.
     for gradient in gradients[:2]:
         assert (gradient - gradients[2]).norm() <= 8 * gap * gradients[2].norm()
 
 
-def test_steps_that_do_not_fit_are_left_out_whole() -> None:
+def test_steps_that_do_not_fit_are_dropped_whole() -> None:
     tokenizer = Tokenizer(POLICY, 826)
     whole = encode(Example("How many?", ("2 + 2 = 4", "4 + 4 = 8"), (1.0, 0.5)), tokenizer, "\n\n", 256)
     short = encode(Example("How many?", ("2 + 2 = 4", "4 + 4 = 8"), (1.0, 0.5)), tokenizer, "\n\n", len(whole.ids) - 1)
@@ -221,7 +221,7 @@ def test_every_epoch_reads_every_example_once_in_another_order() -> None:
     assert epochs[0] != epochs[1]
 
 
-def test_a_question_is_on_one_side_only_whatever_the_order() -> None:
+def test_a_question_is_on_one_side_of_the_split_in_any_order() -> None:
     examples = [EncodedExample(f"q{i % 30}", (1,), (0,), (1.0,)) for i in range(90)]
     learned, held_out = split_examples(examples)
     assert (len(learned), len(held_out)) == (81, 9)
@@ -231,7 +231,7 @@ def test_a_question_is_on_one_side_only_whatever_the_order() -> None:
         split_examples(examples[:1])
 
 
-def test_batches_hold_every_example_once_within_their_bound() -> None:
+def test_batches_hold_every_example_once_within_their_size_limit() -> None:
     examples = [EncodedExample("q", (1,) * length, (length - 1,), (length / 100,)) for length in (5, 50, 7, 21, 3, 6)]
     made = make_batches(examples, 42, "cpu")
     assert all(batch.ids.numel() <= 42 or len(batch.ids) == 1 for batch in made)
@@ -239,7 +239,7 @@ def test_batches_hold_every_example_once_within_their_bound() -> None:
     assert all(batch.mask.flatten()[batch.at].all() for batch in made)
 
 
-def test_the_rate_rises_and_falls_along_a_cosine() -> None:
+def test_the_learning_rate_warms_up_and_follows_a_cosine() -> None:
     factors = [schedule(step, 100) for step in range(100)]
     assert factors[:5] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0])
     assert factors[5] == 1.0
@@ -248,7 +248,7 @@ def test_the_rate_rises_and_falls_along_a_cosine() -> None:
     assert schedule(0, 1) == 1.0
 
 
-def test_the_area_under_the_curve_is_the_share_of_pairs_in_order() -> None:
+def test_the_area_under_the_curve_is_the_fraction_of_ordered_pairs() -> None:
     noise = np.random.default_rng(3)
     scores, good = noise.integers(0, 6, 60) / 5, noise.random(60) < 0.4
     pairs = [(a > b) + 0.5 * (a == b) for a in scores[good] for b in scores[~good]]
@@ -265,7 +265,7 @@ def test_the_area_under_the_curve_is_the_share_of_pairs_in_order() -> None:
         ({"separator": ""}, "the separator '' has no token"),
     ],
 )
-def test_what_cannot_be_trained_is_refused_with_the_reason(
+def test_invalid_training_inputs_are_refused_with_the_reason(
     base: Path, tmp_path: Path, change: dict[str, str], message: str
 ) -> None:
     if "device" in change and torch.cuda.is_available():
@@ -275,7 +275,7 @@ def test_what_cannot_be_trained_is_refused_with_the_reason(
         train(replace(plan(base, data, tmp_path / "prm"), **change), quiet)
 
 
-def test_a_folder_that_is_there_is_not_written_over(base: Path, tmp_path: Path) -> None:
+def test_an_existing_folder_is_not_overwritten(base: Path, tmp_path: Path) -> None:
     data = write(tmp_path / "data.jsonl", whether_it_begins_with_two, 20)
     with pytest.raises(BadRecord, match="is there already"):
         train(plan(base, data, tmp_path), quiet)

@@ -37,7 +37,7 @@ class _Bridge(httpx.BaseTransport):
 
 
 class Blocking:
-    """`Client` with awaitable methods."""
+    """``Client`` with awaitable methods."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -54,7 +54,7 @@ class Blocking:
 
 
 class NonBlocking:
-    """`AsyncClient` whose iterators are awaited as lists."""
+    """``AsyncClient`` whose iterators are awaited as lists."""
 
     def __init__(self, client: AsyncClient) -> None:
         self._client = client

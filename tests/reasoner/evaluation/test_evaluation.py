@@ -48,7 +48,7 @@ async def measured(
 
 
 def made(answers: str, lengths: Sequence[int] | None = None) -> SamplePool:
-    """Return a pool with one sample for each letter of `answers`; `a` is right."""
+    """Return a pool with one sample for each letter of ``answers``; ``a`` is right."""
     root = Node((), None, (1,))
     samples = []
     for place, letter in enumerate(answers):

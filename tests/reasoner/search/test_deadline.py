@@ -1,4 +1,4 @@
-"""`budget.seconds`: a job ends at its deadline, in whichever phase it is, with its best answer so far.
+"""``budget.seconds``: a job ends at its deadline, in whichever phase it is, with its best answer so far.
 
 No test measures a duration: work that would never end is cancelled, or the test hangs until its guard fails.
 """

@@ -21,7 +21,7 @@ from tests.scripted import ScriptedEngine
 
 NAMES = sorted(STRATEGIES)
 REACTS = {"mcts"}
-"""Strategies whose decisions depend on the arrival order, unless the job is `deterministic`."""
+"""Strategies whose decisions depend on the arrival order, unless the job is ``deterministic``."""
 
 
 def spec(strategy: str, seed: int = 0, tokens: int | None = None, **more: object) -> JobSpec:

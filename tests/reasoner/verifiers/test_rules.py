@@ -33,7 +33,7 @@ from tests.scripted import ANSWER, TEXTS, ScriptedEngine
 
 
 async def scores(verifier: dict[str, object], answers: Sequence[str | None]) -> list[float | None]:
-    """Return the score of each answer; `None` if the verifier abstains."""
+    """Return the score of each answer; ``None`` if the verifier abstains."""
     spec = JobSpec.model_validate({"problem": "?", "verifier": verifier})
     engine = ScriptedEngine()
     nodes = [Node((i,), None, (), reason="stop", answer=answer) for i, answer in enumerate(answers)]

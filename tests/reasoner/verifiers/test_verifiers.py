@@ -161,7 +161,7 @@ async def test_a_judge_whose_yes_and_no_share_their_first_token_is_refused() -> 
 
 
 class Narrow(Watching):
-    """Engine whose verifiers have a context of `holds` tokens."""
+    """Engine whose verifiers have a context of ``holds`` tokens."""
 
     def __init__(self, holds: int) -> None:
         super().__init__()
