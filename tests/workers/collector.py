@@ -1,4 +1,4 @@
-"""A collector of traces over OTLP/HTTP, for tests."""
+"""OTLP/HTTP trace collector for tests."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 
 class Collector:
-    """Takes what is sent over OTLP/HTTP."""
+    """Server that records OTLP/HTTP requests."""
 
     def __init__(self) -> None:
         self.received: list[tuple[str, bytes]] = []
@@ -40,7 +40,7 @@ class Collector:
         self._server.server_close()
 
     def spans(self) -> list[tuple[str, Span]]:
-        """What was sent to the path that OTLP has for traces, each with the name of its service."""
+        """The spans received at OTLP's path for traces, each with the name of its service."""
         found = []
         for path, body in self.received:
             assert path == "/v1/traces"

@@ -1,4 +1,4 @@
-"""What the store promises, it promises on every server that is to be found here."""
+"""Runs the tests of the store on every available server."""
 
 from __future__ import annotations
 

@@ -26,6 +26,6 @@ def url(broker: EmbeddedBroker) -> str:
 
 @pytest.fixture
 async def store(url: str) -> AsyncIterator[JobStore]:
-    store = JobStore(url, retry_seconds=5.0)  # as a worker's: a busy machine is no broker that is away
+    store = JobStore(url, retry_seconds=5.0)  # a worker's value, so that a busy machine does not look like an outage
     yield store
     await store.close()

@@ -1,4 +1,4 @@
-"""compose.yaml: its users may do what the roles do and nothing else, and its health checks tell a role that works."""
+"""compose.yaml: permissions of its Redis users, and health checks that detect working roles."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ OPERATOR = "user operator on >of-the-operator ~* &* +@all\n"
 
 @pytest.fixture
 def port(tmp_path: Path) -> Iterator[int]:
-    """Of a server with the users of the file, and one for this test."""
+    """Start a server with the users of the file and one for this test; yield its port."""
     users = COMPOSE["configs"]["users"]["content"] + OPERATOR
     for name, password in PASSWORDS.items():
         users = users.replace(f"${{{name}:?}}", password)
@@ -50,7 +50,7 @@ def port(tmp_path: Path) -> Iterator[int]:
 @pytest.mark.parametrize(
     "command", ["FLUSHALL", "CONFIG GET *", "KEYS *", "SHUTDOWN", "ACL LIST", "MONITOR", "GET other"]
 )
-def test_neither_role_may_do_what_it_does_not_need(port: int, user: str, command: str) -> None:
+def test_no_role_may_run_commands_that_it_does_not_need(port: int, user: str, command: str) -> None:
     with (
         redis.Redis(port=port, username=user, password=f"of-the-{user}") as client,
         pytest.raises(redis.exceptions.NoPermissionError),
@@ -58,12 +58,12 @@ def test_neither_role_may_do_what_it_does_not_need(port: int, user: str, command
         client.execute_command(*command.split())
 
 
-def test_nobody_comes_in_without_a_name(port: int) -> None:
+def test_anonymous_access_is_denied(port: int) -> None:
     with redis.Redis(port=port) as client, pytest.raises(redis.exceptions.AuthenticationError):
         client.ping()
 
 
-def test_the_health_check_needs_no_password_and_its_user_can_do_nothing_else(port: int) -> None:
+def test_the_health_check_needs_no_password_and_its_user_may_do_nothing_else(port: int) -> None:
     with redis.Redis(port=port, username="health", password="any") as client:
         assert client.ping()
         for command in ("GET reasoner:jobs", "INFO", "PUBLISH a b", "KEYS *", "CLIENT LIST", "EVAL return(1) 0"):
@@ -86,7 +86,7 @@ def is_healthy(service: str, **changes: object) -> bool:
 
 
 @pytest.mark.timeout(240)
-def test_the_health_check_of_an_engine_tells_whether_it_serves(tmp_path: Path) -> None:
+def test_the_health_check_of_an_engine_succeeds_only_while_it_serves(tmp_path: Path) -> None:
     number = free_port()
     env = os.environ | {"REASONER_ENGINE_URL": f"http://127.0.0.1:{number}"}
     assert not is_healthy("engine", **{"8100": number})
@@ -100,7 +100,7 @@ def test_the_health_check_of_an_engine_tells_whether_it_serves(tmp_path: Path) -
 
 
 @pytest.mark.timeout(240)
-def test_a_job_runs_from_its_submission_to_its_result_and_nothing_is_denied(port: int, tmp_path: Path) -> None:
+def test_a_job_runs_from_submission_to_result_without_a_denied_command(port: int, tmp_path: Path) -> None:
     engine, listening, alive = tmp_path / "engine.sock", free_port(), tmp_path / "worker.alive"
 
     def settings(user: str) -> Settings:

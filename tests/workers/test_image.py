@@ -1,4 +1,4 @@
-"""The image and its compose files: what a container without root, on a read-only file system, needs is there."""
+"""The image and its compose files, for a container without root on a read-only file system."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ROLES = {name: service for name, service in COMPOSE["services"].items() if servi
 
 
 def stages() -> dict[str, list[tuple[str, str]]]:
-    """The instructions of each stage of the Dockerfile, those of the stage that it begins with before its own."""
+    """Return the instructions of each stage of the Dockerfile, preceded by those of its base stage."""
     lines = [line for line in (ROOT / "Dockerfile").read_text().splitlines() if not line.lstrip().startswith("#")]
     found: dict[str, list[tuple[str, str]]] = {}
     name = ""
@@ -42,23 +42,23 @@ def settings() -> set[str]:
 
 
 def mounts(service: dict[str, Any]) -> dict[str, str]:
-    """Return what is mounted, by path."""
+    """Return the mounted volumes by path."""
     return {target: source for source, target, *_ in (text.split(":") for text in service["volumes"])}
 
 
-def test_the_image_that_a_plain_build_makes_is_the_service_and_its_user_is_not_root() -> None:
+def test_the_default_build_is_the_service_and_its_user_is_not_root() -> None:
     assert list(STAGES)[-1] == "service"
     assert [rest for word, rest in SERVICE if word == "ENTRYPOINT"] == ['["reasoner"]']
     for stage in ("service", "test"):
         assert [rest for word, rest in STAGES[stage] if word == "USER"][-1] == "reasoner"
 
 
-def test_triton_finds_a_compiler_with_its_headers() -> None:
+def test_triton_has_a_compiler_with_its_headers() -> None:
     installed = " ".join(rest for word, rest in SERVICE if word == "RUN" and "apt-get install" in rest)
     assert {"gcc", "libc6-dev"} <= set(installed.split())
 
 
-def test_the_image_for_tests_has_make_and_runs_its_target() -> None:
+def test_the_test_image_has_make_and_runs_its_target() -> None:
     assert any("make" in rest.split() for word, rest in STAGES["test"] if word == "RUN" and "apt-get install" in rest)
     assert [rest for word, rest in STAGES["test"] if word == "CMD"] == ['["make", "test"]']
 
@@ -75,31 +75,31 @@ def test_a_role_runs_read_only_and_its_variables_are_settings(name: str) -> None
 
 
 @pytest.mark.parametrize("name", sorted(COMPOSE["services"]))
-def test_every_service_has_a_health_check_and_waits_for_a_broker_that_is_ready(name: str) -> None:
+def test_every_service_has_a_health_check_and_waits_for_a_ready_broker(name: str) -> None:
     service = COMPOSE["services"][name]
     assert service["healthcheck"]["test"]
     if "REASONER_REDIS_URL" in service.get("environment", {}):
         assert service["depends_on"] == {"redis": {"condition": "service_healthy"}}
 
 
-def test_a_restarted_engine_finds_its_kernels_in_a_volume_that_its_user_owns(tmp_path: Path) -> None:
+def test_a_restarted_engine_finds_its_kernels_in_a_volume_owned_by_its_user(tmp_path: Path) -> None:
     (made,) = (rest.split() for word, rest in SERVICE if word == "RUN" and rest.startswith("useradd"))
     home = made[made.index("--home-dir") + 1]
-    assert "--create-home" in made  # a new volume takes its owner from the folder in the image
+    assert "--create-home" in made  # a new volume gets its owner from the folder in the image
     volume = mounts(COMPOSE["services"]["engine"])[home]
     assert volume in COMPOSE["volumes"]
     assert Path(ENV["TRITON_CACHE_DIR"]).is_relative_to(home)
 
     package = tmp_path / "package"
     package.mkdir()
-    (package / "__pycache__").touch()  # nothing can be written there
+    (package / "__pycache__").touch()  # a file instead of a folder, so that nothing can be written there
     root = {name: value.replace(home, str(tmp_path / "volume")) for name, value in ENV.items()}
     kept = find_cache(root, package)
     assert kept is not None
     assert kept.is_relative_to(tmp_path / "volume")
 
 
-def test_the_file_for_a_gpu_adds_to_the_engine_alone_and_asks_for_a_gpu() -> None:
+def test_the_gpu_file_changes_only_the_engine_and_requests_a_gpu() -> None:
     added = yaml.safe_load((ROOT / "compose.gpu.yaml").read_text())["services"]
     assert list(added) == ["engine"]
     (device,) = added["engine"]["deploy"]["resources"]["reservations"]["devices"]

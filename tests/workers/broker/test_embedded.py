@@ -1,4 +1,4 @@
-"""The broker that comes with the package: private, durable, and gone when its owner is."""
+"""The embedded broker: private, durable, and stopped with its owner."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from workers.config.settings import load_settings
 from workers.processes.children import StartError
 
 
-def test_what_was_written_survives_a_restart_and_only_the_data_stays(tmp_path: Path) -> None:
+def test_data_survives_a_restart_and_no_other_file_remains(tmp_path: Path) -> None:
     with EmbeddedBroker(tmp_path) as broker, redis.Redis.from_url(broker.url) as client:
         client.set("key", "value")
         assert client.config_get("maxmemory-policy")["maxmemory-policy"] == "noeviction"
@@ -29,13 +29,13 @@ def test_what_was_written_survives_a_restart_and_only_the_data_stays(tmp_path: P
         assert client.get("key") == b"value"
 
 
-def test_only_its_owner_can_reach_it(tmp_path: Path) -> None:
+def test_only_its_user_can_connect(tmp_path: Path) -> None:
     with EmbeddedBroker(tmp_path) as broker:
         for path in (broker.socket, broker.socket.parent, tmp_path / "broker"):
             assert stat.S_IMODE(path.stat().st_mode) == 0o700
 
 
-def test_a_live_one_is_shared_and_not_stopped_by_its_guests(tmp_path: Path) -> None:
+def test_a_running_broker_is_shared_and_not_stopped_by_other_users_of_it(tmp_path: Path) -> None:
     with EmbeddedBroker(tmp_path) as owner:
         with EmbeddedBroker(tmp_path) as guest:
             assert guest.process is None
@@ -44,7 +44,7 @@ def test_a_live_one_is_shared_and_not_stopped_by_its_guests(tmp_path: Path) -> N
             assert client.ping()
 
 
-def test_a_socket_that_a_crash_left_behind_is_no_obstacle(tmp_path: Path) -> None:
+def test_a_stale_socket_does_not_prevent_a_start(tmp_path: Path) -> None:
     with EmbeddedBroker(tmp_path) as first:
         assert first.process is not None
         first.process.kill()
@@ -64,7 +64,7 @@ def test_a_long_path_gets_a_short_socket(tmp_path: Path) -> None:
     assert not broker.socket.parent.exists()
 
 
-def test_it_dies_with_a_parent_that_is_killed(tmp_path: Path) -> None:
+def test_the_broker_dies_with_a_killed_parent(tmp_path: Path) -> None:
     program = (
         "import sys, threading; from pathlib import Path; from workers.broker.embedded import EmbeddedBroker\n"
         "broker = EmbeddedBroker(Path(sys.argv[1])); broker.start(); print(broker.process.pid, flush=True)\n"
@@ -79,14 +79,14 @@ def test_it_dies_with_a_parent_that_is_killed(tmp_path: Path) -> None:
     assert not socket_path(tmp_path).exists()
 
 
-def test_one_that_cannot_start_says_why(tmp_path: Path) -> None:
+def test_a_failed_start_reports_the_reason(tmp_path: Path) -> None:
     (tmp_path / "broker").mkdir()
     (tmp_path / "broker" / "appendonlydir").write_text("in the way")
     with pytest.raises(StartError, match="appendonlydir"):
         EmbeddedBroker(tmp_path).start()
 
 
-def test_a_server_on_the_path_comes_before_the_one_in_the_wheel(
+def test_a_server_on_path_takes_precedence_over_the_one_in_the_wheel(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert Path(find_server()).is_file()
@@ -97,7 +97,7 @@ def test_a_server_on_the_path_comes_before_the_one_in_the_wheel(
     assert find_server() == str(program)
 
 
-def test_a_configured_broker_comes_before_all(tmp_path: Path) -> None:
+def test_a_configured_broker_takes_precedence(tmp_path: Path) -> None:
     assert broker_url(load_settings(redis_url="redis://somewhere:1/2", data_dir=tmp_path)) == "redis://somewhere:1/2"
     assert broker_url(load_settings(data_dir=tmp_path)) == f"unix://{tmp_path}/run/broker.sock"
 
@@ -110,5 +110,5 @@ def test_a_configured_broker_comes_before_all(tmp_path: Path) -> None:
         ("unix:///a/b.sock?db=3", "redis+socket:///a/b.sock?virtual_host=3"),
     ],
 )
-def test_celery_gets_the_same_address_in_its_own_words(ours: str, celerys: str) -> None:
+def test_celery_gets_the_same_address_in_its_own_syntax(ours: str, celerys: str) -> None:
     assert celery_url(ours) == celerys

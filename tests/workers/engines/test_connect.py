@@ -1,4 +1,4 @@
-"""Which engines the configuration names, and that a verifier elsewhere is not started here."""
+"""The configured engines, and a verifier on an engine of its own."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from workers.config.types import ConfigError
 from workers.engines.connect import connect, engine_name
 
 
-async def test_without_an_address_of_its_own_the_verifier_is_the_engines() -> None:
+async def test_without_its_own_address_the_verifier_runs_on_the_engines() -> None:
     health = Health()
     engine = connect(load_settings(), health=health)
     assert isinstance(engine, ReplicatedEngine)
@@ -31,7 +31,7 @@ async def test_without_an_address_of_its_own_the_verifier_is_the_engines() -> No
     assert [part.partition("=")[0] for part in command if "=" in part and "bundled" in part] == ["policy", "prm"]
 
 
-async def test_a_verifier_with_an_address_of_its_own_is_asked_there_and_not_loaded_here() -> None:
+async def test_a_verifier_with_its_own_address_is_requested_there_and_not_loaded_here() -> None:
     settings = load_settings(prm_url="http://127.0.0.1:9, http://127.0.0.1:10", prm="Qwen/Qwen2.5-Math-PRM-7B")
     health = Health()
     engine = connect(settings, health=health)
@@ -53,7 +53,7 @@ async def test_engines_are_a_list_and_are_shown_without_their_passwords() -> Non
 
 
 @pytest.mark.parametrize("dies_after", [0, 1, 2, 3, 5, 8, 13, 21, 34, 1000])
-async def test_a_search_whose_engine_dies_at_any_moment_ends_as_if_it_had_not(dies_after: int) -> None:
+async def test_a_search_whose_engine_dies_at_any_call_gives_the_undisturbed_result(dies_after: int) -> None:
     spec = JobSpec.model_validate(
         {
             "problem": "1 + 1?",
@@ -74,12 +74,12 @@ async def test_a_search_whose_engine_dies_at_any_moment_ends_as_if_it_had_not(di
     outcome = await run_job(spec, engine, journal)
     await engine.close()
     assert outcome.result == expected.result
-    assert outcome.usage.generated == expected.usage.generated  # what was lost with the engine is on no bill
+    assert outcome.usage.generated == expected.usage.generated  # tokens lost with the engine are not billed
     assert bool(other._answers) == (dies_after < undisturbed._answers)
     assert other.leases == set()
 
 
-def test_every_format_may_be_named_and_comes_with_the_model() -> None:
+def test_every_prm_format_can_be_named_and_is_reported_with_the_model() -> None:
     assert set(get_args(FormatName)) == set(FORMATS)
     engine = connect(load_settings(prm_format="rlhflow", prm="policy"))
     assert isinstance(engine, RoutedEngine)
@@ -95,6 +95,6 @@ def test_every_format_may_be_named_and_comes_with_the_model() -> None:
         ({"prm_format": "oracle"}, "'token_classification', 'qwen_math'"),
     ],
 )
-def test_what_cannot_be_a_verifier_is_refused_by_the_name_of_its_setting(setting: dict[str, str], message: str) -> None:
+def test_an_invalid_verifier_is_refused_with_the_name_of_its_setting(setting: dict[str, str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         load_settings(**setting)

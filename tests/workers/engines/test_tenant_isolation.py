@@ -1,4 +1,4 @@
-"""What was computed for one owner's jobs speeds up that owner's jobs, and nobody else's."""
+"""Isolation of the engines' prefix caches by owner."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ async def wake(store: JobStore, job_id: str, engine: EngineClient) -> dict[str, 
 
 
 @pytest.mark.parametrize("strategy", sorted(STRATEGIES))
-async def test_whatever_a_job_asks_of_an_engine_carries_its_owners_salt(store: JobStore, strategy: str) -> None:
+async def test_every_engine_request_of_a_job_has_the_salt_of_its_owner(store: JobStore, strategy: str) -> None:
     for verifier in (PRM, JUDGE):
         engine = ScriptedEngine()
         job = await wake(store, await submit(store, "ann", spec(strategy, verifier)), engine)
@@ -59,7 +59,7 @@ async def test_whatever_a_job_asks_of_an_engine_carries_its_owners_salt(store: J
             assert job["usage"]["verifier_computed"] > 0
 
 
-async def test_a_job_that_another_worker_goes_on_with_keeps_its_salt(store: JobStore) -> None:
+async def test_a_job_continued_by_another_worker_keeps_its_salt(store: JobStore) -> None:
     first, second = ScriptedEngine(die_after=6), ScriptedEngine()
     job_id = await submit(store, "ann", spec("beam"))
     assert (await wake(store, job_id, first))["status"] == "queued"
@@ -67,15 +67,15 @@ async def test_a_job_that_another_worker_goes_on_with_keeps_its_salt(store: JobS
     assert [{salt for _, salt in engine.salts} for engine in (first, second)] == [{owner_salt("ann")}] * 2
 
 
-def test_a_salt_is_the_same_in_every_version_and_fits_for_the_longest_owner() -> None:
+def test_the_salt_is_stable_across_versions_and_short_enough_for_any_owner() -> None:
     assert owner_salt("ann") == "49915e0d7d4b402e3017d010bc1c0e83cac6c797d6c16e66340fe3268693a6a1"
     assert len({owner_salt(owner) for owner in ("ann", "bob", "local", "config", "a" * 64)}) == 5
     request = score(ScoreItem(((1,),), (0,)), token_ids=(1,))
     check_score(replace(request, cache_salt=owner_salt("a" * 64)), ModelInfo("m", "generate", 8, 8, 0), 8)
 
 
-async def test_jobs_of_one_owner_share_what_is_cached_and_those_of_two_do_not(store: JobStore) -> None:
-    """The same job four times, on the bundled models: each owner's first one finds nothing of the other's."""
+async def test_cached_prefixes_are_shared_within_an_owner_and_not_between_owners(store: JobStore) -> None:
+    """Run the same job four times on the bundled models: the first job of each owner finds nothing cached."""
     models = {name: BUNDLED / name for name in ("policy", "prm")}
     engine = LocalEngine(models, EngineOptions(kv_tokens=16384, deterministic=True))
     try:
@@ -92,21 +92,21 @@ async def test_jobs_of_one_owner_share_what_is_cached_and_those_of_two_do_not(st
 
 
 class Mixed(ScriptedEngine):
-    """Serves its policy from a server that keeps nothing apart."""
+    """Engine whose policy's server does not isolate caches."""
 
     async def models(self) -> list[ModelInfo]:
         policy, prm = await super().models()
         return [ModelInfo(policy.id, policy.kind, policy.context, 100, 1000, isolates=False), prm]
 
 
-async def test_a_model_whose_server_cannot_keep_owners_apart_is_asked_without_a_salt(store: JobStore) -> None:
+async def test_a_model_whose_server_cannot_isolate_owners_is_requested_without_a_salt(store: JobStore) -> None:
     engine = Mixed()
     job = await wake(store, await submit(store, "ann", spec("beam")), engine)
     assert job["status"] in ENDED
     assert engine.salts == {("policy", None), ("prm", owner_salt("ann"))}
 
 
-async def test_a_plain_server_gets_no_salt_and_refuses_one_that_nobody_took_away() -> None:
+async def test_a_plain_server_gets_no_salt_and_refuses_a_request_with_one() -> None:
     bodies: list[dict[str, Any]] = []
 
     def answer(request: httpx.Request) -> httpx.Response:

@@ -1,4 +1,4 @@
-"""Jobs that wait for an engine go on when one answers, and the engines are asked no more than that takes."""
+"""Waking of jobs that wait for an engine, with as few probes as possible."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Engines:
 
 
 async def waiting(store: JobStore) -> str:
-    """A job that found no engine and is to try again in an hour."""
+    """Store a job that found no engine and is due again in an hour."""
     job, _ = await store.submit(SPEC, owner="local", queue_cap=100)
     await handed_back(store, job["id"])
     return str(job["id"])
@@ -40,7 +40,7 @@ def watch(store: JobStore, engines: Engines) -> EngineWatch:
     return EngineWatch(store, engines.answers, engines.nudge, lambda: engines.now)
 
 
-async def test_jobs_that_wait_are_woken_by_the_first_answer_and_not_before(store: JobStore) -> None:
+async def test_waiting_jobs_are_woken_when_an_engine_first_answers(store: JobStore) -> None:
     engines = Engines()
     jobs = {await waiting(store) for _ in range(3)}
     assert await store.reap(3) == []
@@ -53,7 +53,7 @@ async def test_jobs_that_wait_are_woken_by_the_first_answer_and_not_before(store
     assert {job_id for job_id, _ in await store.reap(3)} == jobs
 
 
-async def test_an_engine_is_asked_only_while_a_job_waits(store: JobStore) -> None:
+async def test_engines_are_probed_only_while_a_job_waits(store: JobStore) -> None:
     engines = Engines()
     watcher = watch(store, engines)
     await store.submit(SPEC, owner="local", queue_cap=100)
@@ -65,7 +65,7 @@ async def test_an_engine_is_asked_only_while_a_job_waits(store: JobStore) -> Non
     assert engines.asked == 1
 
 
-async def test_an_engine_that_answers_and_fails_every_job_is_left_alone_for_a_while(store: JobStore) -> None:
+async def test_an_engine_that_answers_but_fails_every_job_wakes_jobs_at_an_interval(store: JobStore) -> None:
     engines = Engines()
     watcher, job_id = watch(store, engines), await waiting(store)
     assert await watcher.check() == 1
@@ -76,7 +76,7 @@ async def test_an_engine_that_answers_and_fails_every_job_is_left_alone_for_a_wh
         assert await watcher.check() == 1
 
 
-async def test_one_that_goes_away_and_comes_back_wakes_at_once_however_soon(store: JobStore) -> None:
+async def test_an_engine_that_returns_after_an_outage_wakes_jobs_at_once(store: JobStore) -> None:
     engines = Engines()
     watcher, job_id = watch(store, engines), await waiting(store)
     assert await watcher.check() == 1
@@ -87,7 +87,7 @@ async def test_one_that_goes_away_and_comes_back_wakes_at_once_however_soon(stor
     assert await watcher.check() == 1
 
 
-async def test_many_processes_may_watch_and_each_job_is_woken_once(store: JobStore) -> None:
+async def test_with_many_watching_processes_each_job_is_woken_once(store: JobStore) -> None:
     engines = Engines()
     engines.answer = False
     watchers = [watch(store, engines) for _ in range(3)]
@@ -100,7 +100,7 @@ async def test_many_processes_may_watch_and_each_job_is_woken_once(store: JobSto
     assert await store.reap(3) == []
 
 
-async def test_jobs_that_ended_or_went_on_meanwhile_are_not_woken(store: JobStore) -> None:
+async def test_jobs_that_ended_or_continued_meanwhile_are_not_woken(store: JobStore) -> None:
     engines = Engines()
     cancelled, gone_on = await waiting(store), await waiting(store)
     await store.cancel(cancelled)

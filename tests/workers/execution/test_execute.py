@@ -1,4 +1,4 @@
-"""What a worker does with a wake-up, whatever the search does."""
+"""Execution of a wake-up by a worker, for every outcome of the search."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ async def wake(store: JobStore, job_id: str, run: RunJob, draining: asyncio.Even
         )
 
 
-async def test_a_search_that_ends_ends_its_job(store: JobStore) -> None:
+async def test_a_completed_search_completes_its_job(store: JobStore) -> None:
     async def run(spec: JobSpec, engine: EngineClient, journal: Journal, *, cancelled: asyncio.Event) -> JobOutcome:
         assert (spec.problem, await journal.load()) == ("1 + 1?", [])
         await journal.append([entry("a")])
@@ -80,7 +80,7 @@ async def test_a_duplicate_wake_up_runs_nothing(store: JobStore) -> None:
     assert runs == 1
 
 
-async def test_a_search_that_takes_longer_than_its_lease_keeps_it(store: JobStore) -> None:
+async def test_a_search_longer_than_its_lease_keeps_it(store: JobStore) -> None:
     async def run(spec: JobSpec, engine: EngineClient, journal: Journal, *, cancelled: asyncio.Event) -> JobOutcome:
         await asyncio.sleep(2.5 * LEASE)
         assert await store.claim(job_id, lease=LEASE, max_attempts=3, worker="other") is None
@@ -91,7 +91,7 @@ async def test_a_search_that_takes_longer_than_its_lease_keeps_it(store: JobStor
     assert (await store.get(job_id))["attempt"] == 1
 
 
-async def test_a_job_whose_grants_follow_each_other_faster_than_its_heartbeat_keeps_its_lease(store: JobStore) -> None:
+async def test_a_job_with_grants_faster_than_its_heartbeat_keeps_its_lease(store: JobStore) -> None:
     runs, pause = 0, LEASE / 12
 
     async def run(spec: JobSpec, engine: EngineClient, journal: Journal, *, cancelled: asyncio.Event) -> JobOutcome:
@@ -110,7 +110,7 @@ async def test_a_job_whose_grants_follow_each_other_faster_than_its_heartbeat_ke
     assert (job["status"], job["attempt"]) == ("completed", 1)
 
 
-async def test_a_grant_that_takes_long_to_use_keeps_the_lease_too(store: JobStore) -> None:
+async def test_a_slowly_used_grant_keeps_the_lease_too(store: JobStore) -> None:
     runs = 0
 
     async def run(spec: JobSpec, engine: EngineClient, journal: Journal, *, cancelled: asyncio.Event) -> JobOutcome:
@@ -129,9 +129,7 @@ async def test_a_grant_that_takes_long_to_use_keeps_the_lease_too(store: JobStor
 
 
 @pytest.mark.parametrize("why", ["waits", "lost", "cancelled"])
-async def test_what_became_of_a_job_that_asked_for_more_is_logged_as_it_was(
-    store: JobStore, url: str, why: str
-) -> None:
+async def test_the_outcome_of_a_grant_request_is_logged_correctly(store: JobStore, url: str, why: str) -> None:
     async def run(spec: JobSpec, engine: EngineClient, journal: Journal, *, cancelled: asyncio.Event) -> JobOutcome:
         if why == "lost":
             with redis.Redis.from_url(url) as client:
@@ -143,7 +141,9 @@ async def test_what_became_of_a_job_that_asked_for_more_is_logged_as_it_was(
 
     made, _ = await BatchStore(store).submit([SPEC, SPEC], {"tokens": 1000}, {}, owner="local", queue_cap=10)
     job_id = made["jobs"][0]["id"]
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.INFO))  # other tests are quieter
+    structlog.configure(
+        wrapper_class=structlog.make_filtering_bound_logger(logging.INFO)
+    )  # other tests set a higher level
     with capture_logs() as logs:
         await wake(store, job_id, run)
     said = {"waits": "job waits for its share", "lost": "lease lost: another worker has the job"}
@@ -158,7 +158,7 @@ async def test_what_became_of_a_job_that_asked_for_more_is_logged_as_it_was(
         (ValueError("a bug"), "internal_error", "ValueError: a bug"),
     ],
 )
-async def test_a_search_that_fails_fails_its_job_with_the_reason(
+async def test_a_failed_search_fails_its_job_with_the_reason(
     store: JobStore, error: Exception, code: str, message: str
 ) -> None:
     async def run(spec: JobSpec, engine: EngineClient, journal: Journal, *, cancelled: asyncio.Event) -> JobOutcome:
@@ -170,7 +170,7 @@ async def test_a_search_that_fails_fails_its_job_with_the_reason(
     assert (job["status"], job["error"]) == ("failed", {"code": code, "message": message})
 
 
-async def test_a_job_that_this_version_does_not_understand_fails_with_the_reason(store: JobStore) -> None:
+async def test_a_job_of_an_unsupported_version_fails_with_the_reason(store: JobStore) -> None:
     job_id = await submit(store, {**SPEC, "strategy": {"name": "oracle"}})
     await wake(store, job_id, run_job)
     job = await store.get(job_id)
@@ -178,7 +178,7 @@ async def test_a_job_that_this_version_does_not_understand_fails_with_the_reason
     assert "oracle" in job["error"]["message"]
 
 
-async def test_without_an_engine_the_job_waits_and_goes_on_from_its_journal(store: JobStore, url: str) -> None:
+async def test_without_an_engine_the_job_waits_and_continues_from_its_journal(store: JobStore, url: str) -> None:
     async def away(spec: JobSpec, engine: EngineClient, journal: Journal, *, cancelled: asyncio.Event) -> JobOutcome:
         await journal.append([entry("a")])
         raise EngineUnavailable("connection refused")
@@ -191,7 +191,7 @@ async def test_without_an_engine_the_job_waits_and_goes_on_from_its_journal(stor
     await wake(store, job_id, away)
     job = await store.get(job_id)
     assert (job["status"], job["attempt"]) == ("queued", 0)
-    assert await store.reap(3) == []  # not before a few seconds have passed
+    assert await store.reap(3) == []  # not due for a few seconds
     with redis.Redis.from_url(url) as client:
         client.zadd("reasoner:due", {job_id: 1})
     assert await store.reap(3) == [(job_id, "interactive")]
@@ -199,7 +199,7 @@ async def test_without_an_engine_the_job_waits_and_goes_on_from_its_journal(stor
     assert (await store.get(job_id))["status"] == "completed"
 
 
-async def test_a_search_that_only_thinks_hears_of_its_cancellation(store: JobStore) -> None:
+async def test_a_search_without_writes_is_notified_of_its_cancellation(store: JobStore) -> None:
     async def run(spec: JobSpec, engine: EngineClient, journal: Journal, *, cancelled: asyncio.Event) -> JobOutcome:
         await store.cancel(job_id)
         await cancelled.wait()
@@ -210,7 +210,7 @@ async def test_a_search_that_only_thinks_hears_of_its_cancellation(store: JobSto
     assert (await store.get(job_id))["status"] == "cancelled"
 
 
-async def test_a_cancelled_search_leaves_the_best_that_it_had(store: JobStore) -> None:
+async def test_a_cancelled_search_returns_its_best_result_so_far(store: JobStore) -> None:
     found = JobResult(answer="2", text="2", confidence=0.5, finish_reason="cancelled", node="0")
 
     async def run(spec: JobSpec, engine: EngineClient, journal: Journal, *, cancelled: asyncio.Event) -> JobOutcome:
@@ -224,7 +224,7 @@ async def test_a_cancelled_search_leaves_the_best_that_it_had(store: JobStore) -
     assert (job["status"], job["result"]) == ("cancelled", found.model_dump())
 
 
-async def test_a_search_that_writes_hears_of_its_cancellation_and_what_it_wrote_is_billed(store: JobStore) -> None:
+async def test_a_writing_search_is_notified_of_its_cancellation_and_billed_for_its_writes(store: JobStore) -> None:
     async def run(spec: JobSpec, engine: EngineClient, journal: Journal, *, cancelled: asyncio.Event) -> JobOutcome:
         await store.cancel(job_id)
         await journal.append([entry("a")])
@@ -236,7 +236,7 @@ async def test_a_search_that_writes_hears_of_its_cancellation_and_what_it_wrote_
     assert (job["status"], job["usage"]["generated"]) == ("cancelled", 1)
 
 
-async def test_a_process_that_is_asked_to_stop_hands_its_job_back_with_what_was_in_flight_booked(
+async def test_a_worker_shutting_down_releases_its_job_after_committing_work_in_flight(
     store: JobStore,
 ) -> None:
     draining = asyncio.Event()
@@ -279,7 +279,7 @@ async def test_a_worker_that_lost_its_lease_stops_and_writes_nothing(store: JobS
     assert (job["status"], job["attempt"], job["usage"]["generated"]) == ("in_progress", 2, 0)
 
 
-async def test_the_log_says_which_model_a_job_did_not_find_and_nothing_else_of_a_failure(store: JobStore) -> None:
+async def test_the_log_names_a_missing_model_and_no_other_error_text(store: JobStore) -> None:
     async def run(spec: JobSpec, engine: EngineClient, journal: Journal, *, cancelled: asyncio.Event) -> JobOutcome:
         raise errors.pop()
 

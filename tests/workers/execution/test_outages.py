@@ -1,5 +1,4 @@
-"""A broker out of reach, reapers that did not look, clocks that are set back: living workers keep their jobs, and dead
-ones do not."""
+"""Broker outages, sweeps that were missed, and clocks set back: live workers keep their jobs, dead ones do not."""
 
 from __future__ import annotations
 
@@ -24,8 +23,9 @@ LEASE = 3.0
 
 
 def pass_time(url: str, seconds: float, *, looked: bool) -> None:
-    """As if so much time had gone by since the last command: all recorded times are earlier by it. ``looked``: whether
-    reapers looked all the while."""
+    """Make all recorded times earlier, as if so many seconds had passed. ``looked``: True if reapers swept
+    meanwhile.
+    """
     ms = round(seconds * 1000)
     with redis.Redis.from_url(url, decode_responses=True) as client:
         for index in ("reasoner:due", "reasoner:webhooks"):
@@ -43,11 +43,11 @@ async def running(store: JobStore) -> Any:
 
 @pytest.mark.parametrize("first", ["a reaper", "a message that was left"])
 @pytest.mark.parametrize("away", [1.1, 4.0, 3600.0])
-async def test_after_an_outage_a_living_worker_has_a_lease_of_time_to_be_heard_of(
+async def test_after_an_outage_a_live_worker_has_a_full_lease_to_send_a_heartbeat(
     store: JobStore, url: str, first: str, away: float
 ) -> None:
     held = await running(store)
-    pass_time(url, LEASE - 0.01, looked=True)  # its heartbeat was about to come
+    pass_time(url, LEASE - 0.01, looked=True)  # its heartbeat is due
     pass_time(url, away, looked=False)
     if first == "a reaper":
         assert await store.reap(1) == []
@@ -62,7 +62,7 @@ async def test_after_an_outage_a_living_worker_has_a_lease_of_time_to_be_heard_o
     assert (job["status"], job["attempt"]) == ("in_progress", 1)
 
 
-async def test_a_worker_that_died_in_an_outage_loses_its_job_one_lease_after_it(store: JobStore, url: str) -> None:
+async def test_a_worker_that_died_during_an_outage_loses_its_job_one_lease_after_it(store: JobStore, url: str) -> None:
     held = await running(store)
     pass_time(url, 60, looked=False)
     assert await store.reap(3) == []
@@ -71,16 +71,14 @@ async def test_a_worker_that_died_in_an_outage_loses_its_job_one_lease_after_it(
     assert (await claim(store, held.job_id)).attempt == 2
 
 
-async def test_a_worker_that_was_dead_before_an_outage_gets_no_time_after_it(store: JobStore, url: str) -> None:
+async def test_a_worker_dead_before_an_outage_gets_no_extra_time(store: JobStore, url: str) -> None:
     held = await running(store)
     expire(url, held.job_id)
     pass_time(url, 60, looked=False)
     assert await store.reap(3) == [(held.job_id, "interactive")]
 
 
-async def test_reapers_that_look_seldom_do_not_keep_the_job_of_a_dead_worker_for_ever(
-    store: JobStore, url: str
-) -> None:
+async def test_rare_sweeps_do_not_keep_the_job_of_a_dead_worker_forever(store: JobStore, url: str) -> None:
     held = await running(store)
     for _ in range(2):
         pass_time(url, LEASE - 0.5, looked=False)
@@ -89,7 +87,7 @@ async def test_reapers_that_look_seldom_do_not_keep_the_job_of_a_dead_worker_for
     assert await store.reap(3) == [(held.job_id, "interactive")]
 
 
-async def test_two_outages_are_survived_by_a_worker_that_was_heard_of_between_them(store: JobStore, url: str) -> None:
+async def test_a_worker_with_a_heartbeat_between_two_outages_survives_both(store: JobStore, url: str) -> None:
     held = await running(store)
     for _ in range(3):
         pass_time(url, 10, looked=False)
@@ -97,9 +95,9 @@ async def test_two_outages_are_survived_by_a_worker_that_was_heard_of_between_th
         assert await store.heartbeat(held) == "ok"
 
 
-async def test_a_clock_that_is_set_back_delays_nothing(store: JobStore, url: str) -> None:
+async def test_a_clock_set_back_delays_nothing(store: JobStore, url: str) -> None:
     held, waiting = await running(store), await submit(store)
-    assert await store.reap(3) == [(waiting, "interactive")]  # its message is lost: no queue holds it
+    assert await store.reap(3) == [(waiting, "interactive")]  # its message is lost: it is in no queue
     pass_time(url, -7200, looked=False)
     assert await store.reap(3) == []
     assert await store.heartbeat(held) == "ok"
@@ -107,7 +105,7 @@ async def test_a_clock_that_is_set_back_delays_nothing(store: JobStore, url: str
     assert sorted(await store.reap(3)) == sorted([(held.job_id, "interactive"), (waiting, "interactive")])
 
 
-async def test_a_worker_that_loses_its_broker_for_long_hands_the_job_back_when_it_answers_again(
+async def test_a_worker_releases_its_job_when_the_broker_returns_after_a_long_outage(
     store: JobStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     away, asked, script = False, 0, store.script

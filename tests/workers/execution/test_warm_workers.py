@@ -1,4 +1,4 @@
-"""A worker's child for comparisons is started with the worker, not with the first job that compares answers."""
+"""A worker starts its subprocess for answer comparisons at its own start, not with the first job."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ __all__ = ["no_workers"]
 
 
 @pytest.mark.usefixtures("no_workers")
-def test_a_worker_keeps_a_child_for_comparisons_as_long_as_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_keeps_its_comparison_subprocess_while_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     for signal in (worker_init, worker_shutdown):
-        monkeypatch.setattr(signal, "receivers", [])  # those of other tests' workers
+        monkeypatch.setattr(signal, "receivers", [])  # removes receivers of other tests
     make_worker(load_settings(redis_url="redis://localhost:1"))
     assert POOL.idle_workers == []
     worker_init.send(sender=None)

@@ -1,4 +1,4 @@
-"""Child processes: a signal that arrives while one is started is not lost."""
+"""Child processes: a signal that arrives during a start is not lost."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-# The signal comes in the hooks that the interpreter runs around a fork, where it drops what they raise.
+# The signal is sent in the fork hooks, where the interpreter drops exceptions.
 SCRIPT = """
 import os, signal, sys
 from pathlib import Path
@@ -34,7 +34,7 @@ finally:
 
 @pytest.mark.parametrize("number", [2, 15])
 @pytest.mark.parametrize("moment", ["before", "after_in_parent"])
-def test_a_signal_in_the_middle_of_a_fork_takes_effect(number: int, moment: str, tmp_path: Path) -> None:
+def test_a_signal_during_a_fork_takes_effect(number: int, moment: str, tmp_path: Path) -> None:
     command = [sys.executable, "-c", SCRIPT, str(number), moment, str(tmp_path / "log")]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=Path(__file__).parents[3])
     assert (ended.returncode, ended.stderr) == (40, "")

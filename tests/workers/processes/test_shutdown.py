@@ -1,4 +1,4 @@
-"""The first signal ends a command in order, a second Ctrl-C at once, and those behind it change nothing."""
+"""Signals: the first ends a command in order, a second Ctrl-C at once, and later ones change nothing."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ class Running:
         self.process = process
 
     def says(self, *words: str) -> None:
-        """Waits for these lines."""
+        """Wait for these lines."""
         assert self.process.stdout is not None
         assert [self.process.stdout.readline().rstrip() for _ in words] == list(words)
 
@@ -156,21 +156,21 @@ def running(script: str, *arguments: object) -> Iterator[Running]:
 
 
 @pytest.mark.parametrize(("number", "status"), [(INT, -INT), (TERM, 143), (HUP, 129)])
-def test_a_signal_that_comes_while_an_object_ends_is_not_lost(number: int, status: int) -> None:
-    """The interpreter drops an exception that is raised there."""
+def test_a_signal_during_a_finalizer_is_not_lost(number: int, status: int) -> None:
+    """The interpreter drops exceptions raised in finalizers."""
     with running(DROPPED) as command:
         command.says("waiting")
         command.get(number)
         command.ends(status, "cleanup")
 
 
-def test_other_exceptions_that_are_dropped_are_told_as_before() -> None:
+def test_other_dropped_exceptions_are_reported_as_before() -> None:
     with running(RESTORED) as command:
         command.ends(0, "ValueError")
 
 
 @pytest.mark.parametrize(("number", "status"), [(INT, -INT), (TERM, 143), (HUP, 129)])
-def test_the_first_signal_ends_in_order(number: int, status: int) -> None:
+def test_the_first_signal_shuts_down_in_order(number: int, status: int) -> None:
     with running(CLEANUP) as command:
         command.says("waiting")
         command.get(number)
@@ -181,7 +181,7 @@ def test_the_first_signal_ends_in_order(number: int, status: int) -> None:
 
 @pytest.mark.parametrize(("first", "status"), [(INT, 130), (TERM, 143)])
 @pytest.mark.parametrize("script", [CLEANUP, STUCK])
-def test_a_second_ctrl_c_ends_what_is_stuck_and_a_third_does_no_harm(script: str, first: int, status: int) -> None:
+def test_a_second_ctrl_c_ends_a_hanging_process_and_a_third_does_no_harm(script: str, first: int, status: int) -> None:
     with running(script) as command:
         command.says("waiting")
         command.get(first)
@@ -191,7 +191,7 @@ def test_a_second_ctrl_c_ends_what_is_stuck_and_a_third_does_no_harm(script: str
 
 
 @pytest.mark.parametrize(("number", "status"), [(HUP, 129), (TERM, 143)])
-def test_a_terminal_or_a_service_manager_that_sends_two_still_ends_in_order(number: int, status: int) -> None:
+def test_two_signals_of_a_terminal_or_service_manager_still_shut_down_in_order(number: int, status: int) -> None:
     with running(CLEANUP) as command:
         command.says("waiting")
         command.get(number)
@@ -201,7 +201,7 @@ def test_a_terminal_or_a_service_manager_that_sends_two_still_ends_in_order(numb
         command.ends(status, "cleaned")
 
 
-def test_a_first_one_in_the_middle_of_a_cleanup_takes_effect_behind_it() -> None:
+def test_a_first_signal_during_cleanup_takes_effect_after_it() -> None:
     with running(HELD_BACK) as command:
         command.says("waiting")
         command.get(INT)
@@ -209,14 +209,14 @@ def test_a_first_one_in_the_middle_of_a_cleanup_takes_effect_behind_it() -> None
         command.ends(-INT, "whole")
 
 
-def test_a_coroutine_is_cancelled_and_closes_what_it_has_open() -> None:
+def test_a_coroutine_is_cancelled_and_closes_its_context_managers() -> None:
     with running(COROUTINE) as command:
         command.says("waiting")
         command.get(INT)
         command.ends(-INT, "closed")
 
 
-def test_a_child_that_does_not_end_is_killed_by_the_second_one(tmp_path: Path) -> None:
+def test_a_child_that_does_not_end_is_killed_by_the_second_ctrl_c(tmp_path: Path) -> None:
     with running(CHILD, tmp_path / "log") as command:
         assert command.process.stdout is not None
         child = int(command.process.stdout.readline())
@@ -229,7 +229,7 @@ def test_a_child_that_does_not_end_is_killed_by_the_second_one(tmp_path: Path) -
         os.kill(child, 0)
 
 
-def test_behind_the_block_signals_are_as_before() -> None:
+def test_after_the_block_the_previous_handlers_are_restored() -> None:
     with running(ENDED) as command:
         command.says("waiting")
         command.get(TERM)

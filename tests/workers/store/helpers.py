@@ -31,14 +31,14 @@ async def claim(store: JobStore, job_id: str, worker: str = "w1", lease: float =
 
 
 def expire(url: str, job_id: str) -> None:
-    """As if the worker had fallen silent for longer than its lease."""
+    """Expire the lease, as if the worker had been silent for longer."""
     with redis.Redis.from_url(url) as client:
         client.hset(f"reasoner:job:{job_id}", "lease", 1)
         client.zadd("reasoner:due", {job_id: 1})
 
 
 async def claim_again(store: JobStore, url: str, job_id: str) -> Claim:
-    """By the next worker: the one before, if there was one, is dead."""
+    """Claim the job for the next worker; the previous one, if any, counts as dead."""
     expire(url, job_id)
     return await claim(store, job_id)
 

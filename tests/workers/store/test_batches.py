@@ -1,4 +1,4 @@
-"""Batches in the store: the shared budget is handed out by the same rule as ``reasoner.budget.allocator.TokenPool``."""
+"""Batches in the store: the shared budget is distributed by the rule of ``reasoner.budget.allocator.TokenPool``."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def spend(key: str, tokens: int) -> Entry:
     return Entry(key, "lost", {}, Usage(generated=tokens), 0.0)
 
 
-async def test_a_batch_is_its_jobs_with_a_floor_each_and_the_rest_in_the_pool(store: JobStore) -> None:
+async def test_a_batch_grants_each_job_a_floor_and_keeps_the_rest_in_the_pool(store: JobStore) -> None:
     batch_id, jobs = await submit(store, 3, 1200)
     batch = await BatchStore(store).get(batch_id)
     assert (batch["status"], batch["counts"]["queued"], batch["unassigned"]) == ("queued", 3, 900)
@@ -71,7 +71,7 @@ async def test_a_batch_is_its_jobs_with_a_floor_each_and_the_rest_in_the_pool(st
 
 
 @pytest.mark.parametrize("seed", range(8))
-async def test_random_histories_are_dealt_as_the_allocator_deals_them(store: JobStore, url: str, seed: int) -> None:
+async def test_random_histories_get_the_grants_of_the_allocator(store: JobStore, url: str, seed: int) -> None:
     rng = random.Random(seed)
     budget = rng.choice([40, 400, 4000])
     batch_id, jobs = await submit(store, 24, budget)
@@ -127,11 +127,11 @@ async def test_random_histories_are_dealt_as_the_allocator_deals_them(store: Job
     assert sum(spent.values()) + pool.unassigned == budget
 
 
-async def test_a_parked_job_is_left_alone_until_its_grant_wakes_it(store: JobStore, url: str) -> None:
+async def test_a_parked_job_waits_until_its_grant_wakes_it(store: JobStore, url: str) -> None:
     batch_id, (first, second) = await submit(store, 2, 800)
     one, two = await claim(store, first), await claim(store, second)
     await store.commit(one, [spend("a", 100)])
-    assert await BatchStore(store).park(one, TokenRequest(50, 0.5)) is None  # the other one still has its floor
+    assert await BatchStore(store).park(one, TokenRequest(50, 0.5)) is None  # the other job still has its floor
     job = await store.get(first)
     assert (job["status"], job["attempt"]) == ("queued", 0)
     assert await store.claim(first, lease=60, max_attempts=3, worker="w") is None
@@ -156,7 +156,7 @@ async def test_a_grant_renews_the_lease(store: JobStore, url: str) -> None:
     assert await store.claim(job_id, lease=60, max_attempts=100, worker="w") is None
 
 
-async def test_whoever_parks_a_job_of_another_hears_of_it(store: JobStore, url: str) -> None:
+async def test_parking_a_job_of_another_worker_raises(store: JobStore, url: str) -> None:
     _, (job_id, _) = await submit(store, 2, 800)
     held = await claim(store, job_id)
     expire(url, job_id)
@@ -165,7 +165,7 @@ async def test_whoever_parks_a_job_of_another_hears_of_it(store: JobStore, url: 
         await BatchStore(store).park(held, TokenRequest(50, 0.5))
 
 
-async def test_cancelling_a_batch_ends_those_that_wait_at_once_and_tells_those_that_run(store: JobStore) -> None:
+async def test_cancelling_a_batch_ends_waiting_jobs_at_once_and_notifies_running_ones(store: JobStore) -> None:
     batch_id, jobs = await submit(store, 3, 900)
     running, parked = await claim(store, jobs[0]), await claim(store, jobs[1])
     await store.commit(parked, [solution("0", "2")])
@@ -183,15 +183,17 @@ async def test_cancelling_a_batch_ends_those_that_wait_at_once_and_tells_those_t
         await BatchStore(store).cancel("batch_" + "0" * 32)
 
 
-async def test_the_same_idempotency_key_makes_one_batch(store: JobStore) -> None:
+async def test_one_idempotency_key_creates_one_batch(store: JobStore) -> None:
     first, jobs = await submit(store, 2, 10, idempotency=("key", "digest"))
     assert await submit(store, 2, 10, idempotency=("key", "digest")) == (first, jobs)
     with pytest.raises(IdempotencyConflict):
         await submit(store, 2, 10, idempotency=("key", "other"))
-    await store.submit(SPEC, owner="local", queue_cap=10, idempotency=("key", "other"))  # a job's keys are other keys
+    await store.submit(
+        SPEC, owner="local", queue_cap=10, idempotency=("key", "other")
+    )  # keys of jobs and of batches are separate
 
 
-async def test_a_batch_that_does_not_fit_into_the_queue_is_refused_whole(store: JobStore) -> None:
+async def test_a_batch_that_exceeds_the_queue_is_refused_completely(store: JobStore) -> None:
     await submit(store, 3, 10, queue_cap=5)
     with pytest.raises(QueueFull):
         await submit(store, 3, 10, queue_cap=5)
@@ -212,9 +214,7 @@ async def test_a_batch_that_does_not_fit_into_the_queue_is_refused_whole(store: 
         (["cancelled", "cancelled"], "cancelled"),
     ],
 )
-async def test_an_ended_batch_has_the_status_that_its_jobs_have_in_common(
-    store: JobStore, ends: list[str], status: str
-) -> None:
+async def test_an_ended_batch_has_the_common_status_of_its_jobs(store: JobStore, ends: list[str], status: str) -> None:
     batch_id, jobs = await submit(store, 2, 10)
     for job_id, end in zip(jobs, ends, strict=True):
         assert (await BatchStore(store).get(batch_id))["status"] in ("queued", "in_progress")
@@ -235,7 +235,7 @@ async def test_pages_of_batches_are_newest_first(store: JobStore) -> None:
         await batches.list_batches(owner=None, after="batch_" + "0" * 32, limit=2)
 
 
-async def test_a_batch_goes_with_the_last_of_its_jobs(store: JobStore, url: str) -> None:
+async def test_a_batch_is_deleted_with_the_last_of_its_jobs(store: JobStore, url: str) -> None:
     batch_id, jobs = await submit(store, 2, 10)
     with pytest.raises(JobActive):
         await store.delete(jobs[0])
@@ -250,10 +250,10 @@ async def test_a_batch_goes_with_the_last_of_its_jobs(store: JobStore, url: str)
 
 
 @pytest.mark.parametrize(("seed", "die"), [(seed, die) for seed in range(3) for die in (False, True)])
-async def test_workers_run_a_batch_to_its_end_within_its_budget_also_when_they_die(
+async def test_workers_finish_a_batch_within_its_budget_even_if_they_die(
     store: JobStore, url: str, seed: int, die: bool
 ) -> None:
-    """Several workers take whatever is due, as messages would tell them; with ``die``, engines go away all the time."""
+    """Several workers run all due jobs, as wake-ups would make them; with ``die``, engines fail repeatedly."""
     rng, budget = random.Random(seed), 2500
     names = ["weighted_vote", "best_of_n", "self_consistency", "beam", "greedy"]
     specs = []

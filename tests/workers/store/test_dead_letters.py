@@ -1,4 +1,4 @@
-"""Jobs that are given up, and their second chance."""
+"""Dead-lettered jobs and their retries."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from workers.store.reaping import DEAD
 
 
 async def give_up(store: JobStore, url: str, job_id: str, *, wrote: int = 2) -> None:
-    """Lets a job lose its worker for good after ``wrote`` entries."""
+    """Make a job lose its worker for good after ``wrote`` entries."""
     held: Claim | None = await claim(store, job_id)
     await store.commit(held, [entry(f"k{index}") for index in range(wrote)])
     while held is not None:
@@ -36,9 +36,7 @@ async def dead(store: JobStore) -> list[str]:
     return [job["id"] for job in await store.list_jobs(owner=None, after=None, limit=10, status=DEAD)]
 
 
-async def test_a_dead_job_is_listed_with_its_reason_and_one_that_failed_by_itself_is_not(
-    store: JobStore, url: str
-) -> None:
+async def test_a_dead_job_is_listed_with_its_reason_and_an_ordinary_failure_is_not(store: JobStore, url: str) -> None:
     poison, wrong = await submit(store), await submit(store)
     await give_up(store, url, poison)
     await store.finish(await claim(store, wrong), "failed", error=JobError(code="engine_error", message="no"))
@@ -48,7 +46,7 @@ async def test_a_dead_job_is_listed_with_its_reason_and_one_that_failed_by_itsel
     assert (counts["failed"], counts[DEAD]) == (2, 1)
 
 
-async def test_a_retried_job_goes_on_from_its_journal_and_pays_for_nothing_twice(store: JobStore, url: str) -> None:
+async def test_a_retried_job_continues_from_its_journal_and_is_charged_once(store: JobStore, url: str) -> None:
     job_id = await submit(store)
     await give_up(store, url, job_id)
     job = await store.retry(job_id, queue_cap=10)
@@ -74,11 +72,11 @@ BEAM = JobSpec.model_validate(
 
 
 class Killed(BaseException):
-    """Stop like a worker that dies: do nothing more."""
+    """Do nothing more, like a worker that has died."""
 
 
 class Dying:
-    """A journal whose worker dies before one of its writes."""
+    """Journal whose worker dies before one of its writes."""
 
     def __init__(self, journal: Journal, writes: int) -> None:
         self._journal, self._left = journal, writes
@@ -94,7 +92,7 @@ class Dying:
         await self._journal.append(entries)
 
 
-async def test_a_search_that_was_given_up_and_is_retried_ends_as_if_nothing_had_been(store: JobStore, url: str) -> None:
+async def test_a_dead_lettered_search_that_is_retried_gives_the_undisturbed_result(store: JobStore, url: str) -> None:
     engine, runs = ScriptedEngine(), 0
 
     async def wake(job_id: str, *, writes: int = 1000) -> None:
@@ -109,7 +107,7 @@ async def test_a_search_that_was_given_up_and_is_retried_ends_as_if_nothing_had_
 
     job, _ = await store.submit(BEAM.model_dump(), owner="o", queue_cap=10)
     job_id = str(job["id"])
-    for writes in (2, 0, 0, 2, 0, 0, 0):  # it steps forward, and then it no longer does
+    for writes in (2, 0, 0, 2, 0, 0, 0):  # it progresses at first, then stops progressing
         assert await dead(store) == []
         with pytest.raises(Killed):
             await wake(job_id, writes=writes)
@@ -128,12 +126,12 @@ async def test_a_search_that_was_given_up_and_is_retried_ends_as_if_nothing_had_
     job = await store.get(job_id)
     assert (job["status"], job["result"]) == ("completed", outcome.result.model_dump())
     assert (await store.load_entries(job_id))[: len(journaled)] == journaled
-    # What the last attempt generated is what the journal did not hold.
+    # The last attempt generated only what the journal lacked.
     held = sum(item.spend.generated for item in journaled)
     assert len(engine.generated) + held == len(undisturbed.generated) == job["usage"]["generated"]
 
 
-async def test_a_retried_poison_job_is_given_up_again(store: JobStore, url: str) -> None:
+async def test_a_retried_poison_job_is_dead_lettered_again(store: JobStore, url: str) -> None:
     job_id = await submit(store)
     for _ in range(2):
         await give_up(store, url, job_id)
@@ -141,7 +139,7 @@ async def test_a_retried_poison_job_is_given_up_again(store: JobStore, url: str)
         await store.retry(job_id, queue_cap=10)
 
 
-async def test_only_failed_jobs_are_retried_and_only_when_the_queue_has_room(store: JobStore, url: str) -> None:
+async def test_only_failed_jobs_are_retried_and_only_if_the_queue_has_room(store: JobStore, url: str) -> None:
     waiting = await submit(store)
     with pytest.raises(NotRetryable, match="queued"):
         await store.retry(waiting, queue_cap=10)
@@ -158,7 +156,7 @@ async def test_only_failed_jobs_are_retried_and_only_when_the_queue_has_room(sto
         await store.retry("job_" + "0" * 32, queue_cap=10)
 
 
-async def test_followers_of_a_retried_job_get_both_lives_in_one_stream(store: JobStore, url: str) -> None:
+async def test_followers_of_a_retried_job_get_both_runs_in_one_stream(store: JobStore, url: str) -> None:
     job_id = await submit(store)
     await give_up(store, url, job_id)
     first = [event.type async for event in store.follow(job_id)]
@@ -183,7 +181,7 @@ async def test_a_deleted_dead_job_leaves_nothing(store: JobStore, url: str) -> N
 
 
 @pytest.mark.parametrize("left", ["enough", "too little", "cancelled"])
-async def test_a_job_of_a_batch_comes_back_only_with_what_it_had(store: JobStore, url: str, left: str) -> None:
+async def test_a_retried_job_of_a_batch_keeps_only_its_granted_tokens(store: JobStore, url: str, left: str) -> None:
     batches = BatchStore(store)
     batch_id, (poison, other) = await submit_batch(store, 2, 80)
     await give_up(store, url, poison)  # granted 10, spent 6

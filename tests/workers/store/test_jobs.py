@@ -1,4 +1,4 @@
-"""What the store promises, on a real server."""
+"""Jobs in the store, on a real server: claims, leases, the journal, cancellation, wake-ups and lists."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ async def test_a_job_goes_from_submission_to_its_result(store: JobStore) -> None
     assert Usage.model_validate(events[-1].data["usage"]) == Usage(generated=7, seconds=0.5)
 
 
-async def test_the_journal_gives_back_what_was_committed(store: JobStore) -> None:
+async def test_the_journal_returns_the_committed_entries(store: JobStore) -> None:
     held = await claim(store, await submit(store))
     entries = [
         Entry("é\n\x00", "node", {"text": "½ 😀 \u2028", "nested": [1, [], {}, None, 1e-9]}, Usage(), 0.1 + 0.2),
@@ -57,7 +57,7 @@ async def test_large_counts_are_billed_exactly(store: JobStore) -> None:
     assert (usage["prompt"], usage["generated"]) == (2**53, 2)
 
 
-async def test_a_duplicate_message_of_a_running_job_finds_nothing_to_do(store: JobStore) -> None:
+async def test_a_duplicate_message_of_a_running_job_does_nothing(store: JobStore) -> None:
     held = await claim(store, await submit(store))
     assert await store.claim(held.job_id, lease=60, max_attempts=3, worker="w2") is None
     await store.finish(held, "completed", result=RESULT)
@@ -65,7 +65,7 @@ async def test_a_duplicate_message_of_a_running_job_finds_nothing_to_do(store: J
     assert await store.claim("job_" + "0" * 32, lease=60, max_attempts=3, worker="w2") is None
 
 
-async def test_a_worker_that_was_thought_dead_can_write_nothing(store: JobStore, url: str) -> None:
+async def test_a_worker_with_a_lost_lease_can_write_nothing(store: JobStore, url: str) -> None:
     zombie = await claim(store, await submit(store))
     await store.commit(zombie, [entry("a")])
     expire(url, zombie.job_id)
@@ -80,7 +80,7 @@ async def test_a_worker_that_was_thought_dead_can_write_nothing(store: JobStore,
 
 
 @pytest.mark.parametrize("sign", ["heartbeat", "commit"])
-async def test_a_worker_that_was_only_slow_keeps_its_job_with_its_next_sign_of_life(
+async def test_a_slow_worker_keeps_its_job_with_its_next_write_or_heartbeat(
     store: JobStore, url: str, sign: str
 ) -> None:
     held = await claim(store, await submit(store))
@@ -90,7 +90,7 @@ async def test_a_worker_that_was_only_slow_keeps_its_job_with_its_next_sign_of_l
     assert await store.claim(held.job_id, lease=60, max_attempts=3, worker="w2") is None
 
 
-async def test_a_job_that_kills_its_workers_is_given_up(store: JobStore, url: str) -> None:
+async def test_a_job_that_kills_its_workers_is_dead_lettered(store: JobStore, url: str) -> None:
     job_id = await submit(store)
     for attempt in (1, 2, 3):
         assert (await claim(store, job_id)).attempt == attempt
@@ -101,7 +101,7 @@ async def test_a_job_that_kills_its_workers_is_given_up(store: JobStore, url: st
 
 
 @pytest.mark.parametrize("way", ["claimed", "reaped"])
-async def test_a_job_that_steps_forward_between_the_deaths_of_its_workers_is_not_given_up(
+async def test_a_job_with_progress_between_worker_deaths_is_not_dead_lettered(
     store: JobStore, url: str, way: str
 ) -> None:
     job_id = await submit(store)
@@ -114,7 +114,7 @@ async def test_a_job_that_steps_forward_between_the_deaths_of_its_workers_is_not
         if way == "reaped":
             assert await store.reap(3) == [(job_id, "interactive")]
     assert (await store.get(job_id))["attempt"] == 8
-    await store.commit(await claim(store, job_id), [entry("k3")])  # which the journal has: nothing new
+    await store.commit(await claim(store, job_id), [entry("k3")])  # already in the journal, so no progress
     expire(url, job_id)
     assert await store.reap(3) == []
     error = (await store.get(job_id))["error"]
@@ -123,7 +123,7 @@ async def test_a_job_that_steps_forward_between_the_deaths_of_its_workers_is_not
 
 
 @pytest.mark.parametrize("wrote", [True, False])
-async def test_handing_back_changes_nothing_about_the_attempts_before(store: JobStore, url: str, wrote: bool) -> None:
+async def test_releasing_a_job_keeps_the_count_of_earlier_attempts(store: JobStore, url: str, wrote: bool) -> None:
     job_id = await submit(store)
     for _ in range(2):
         await claim_again(store, url, job_id)
@@ -139,7 +139,7 @@ async def test_handing_back_changes_nothing_about_the_attempts_before(store: Job
     assert (await store.get(job_id))["status"] == "failed"
 
 
-async def test_the_reaper_gives_up_too_when_no_worker_is_left_to_do_it(store: JobStore, url: str) -> None:
+async def test_the_reaper_dead_letters_a_job_without_any_worker(store: JobStore, url: str) -> None:
     job_id = await submit(store)
     await claim(store, job_id)
     expire(url, job_id)
@@ -147,7 +147,7 @@ async def test_the_reaper_gives_up_too_when_no_worker_is_left_to_do_it(store: Jo
     assert (await store.get(job_id))["error"]["code"] == "max_attempts"
 
 
-async def test_handing_back_does_not_use_up_an_attempt(store: JobStore) -> None:
+async def test_releasing_a_job_does_not_use_up_an_attempt(store: JobStore) -> None:
     job_id = await submit(store)
     for _ in range(5):
         held = await claim(store, job_id)
@@ -157,7 +157,7 @@ async def test_handing_back_does_not_use_up_an_attempt(store: JobStore) -> None:
     assert await store.reap(3) == [(job_id, "interactive")]
 
 
-async def test_waiting_for_an_engine_is_told_once_and_so_is_its_end(store: JobStore) -> None:
+async def test_waiting_for_an_engine_is_reported_once_and_so_is_its_end(store: JobStore) -> None:
     job_id = await submit(store)
     for _ in range(3):
         held = await claim(store, job_id)
@@ -175,7 +175,7 @@ async def test_a_waiting_job_is_cancelled_at_once(store: JobStore) -> None:
     assert (await store.cancel(job_id))["last_seq"] == 2
 
 
-async def test_a_running_job_hears_of_its_cancellation_and_its_last_spend_is_booked(store: JobStore) -> None:
+async def test_a_running_job_is_notified_of_its_cancellation_and_its_last_spend_is_committed(store: JobStore) -> None:
     held = await claim(store, await submit(store))
     assert (await store.cancel(held.job_id))["status"] == "in_progress"
     assert await store.heartbeat(held) == "cancel"
@@ -186,7 +186,7 @@ async def test_a_running_job_hears_of_its_cancellation_and_its_last_spend_is_boo
 
 
 @pytest.mark.parametrize("how", ["released", "reaped", "claimed"])
-async def test_a_cancelled_job_whose_worker_is_gone_still_ends(store: JobStore, url: str, how: str) -> None:
+async def test_a_cancelled_job_whose_worker_died_still_ends(store: JobStore, url: str, how: str) -> None:
     held = await claim(store, await submit(store))
     await store.cancel(held.job_id)
     if how == "released":
@@ -201,7 +201,9 @@ async def test_a_cancelled_job_whose_worker_is_gone_still_ends(store: JobStore, 
 
 
 @pytest.mark.parametrize("how", ["handed back", "released", "reaped", "claimed"])
-async def test_a_cancelled_job_without_a_worker_has_what_its_journal_holds(store: JobStore, url: str, how: str) -> None:
+async def test_a_cancelled_job_without_a_worker_gets_the_result_of_its_journal(
+    store: JobStore, url: str, how: str
+) -> None:
     held = await claim(store, await submit(store))
     await store.commit(held, [solution("0", "2")])
     if how == "handed back":
@@ -228,7 +230,7 @@ async def test_a_cancelled_job_without_a_worker_has_what_its_journal_holds(store
     assert (await store.load_events(held.job_id))[-1].data["result"] == told
 
 
-async def test_a_job_that_is_cancelled_before_its_search_began_has_no_result(store: JobStore) -> None:
+async def test_a_job_cancelled_before_its_search_began_has_no_result(store: JobStore) -> None:
     assert (await store.cancel(await submit(store)))["result"] is None
 
 
@@ -239,7 +241,7 @@ async def test_a_failure_keeps_its_code_and_message(store: JobStore) -> None:
     assert (await store.load_events(held.job_id))[-1].data["error"]["message"] == 'no "such" model'
 
 
-async def test_the_same_idempotency_key_makes_one_job(store: JobStore) -> None:
+async def test_one_idempotency_key_creates_one_job(store: JobStore) -> None:
     first, created = await store.submit(SPEC, owner="local", queue_cap=10, idempotency=("key", "digest"))
     again, created_again = await store.submit(SPEC, owner="local", queue_cap=10, idempotency=("key", "digest"))
     assert (first["id"], created, created_again) == (again["id"], True, False)
@@ -250,7 +252,7 @@ async def test_the_same_idempotency_key_makes_one_job(store: JobStore) -> None:
     assert (await store.submit(SPEC, owner="local", queue_cap=10, idempotency=("key", "other")))[1]
 
 
-async def test_a_full_queue_refuses(store: JobStore) -> None:
+async def test_a_full_queue_refuses_jobs(store: JobStore) -> None:
     first = await submit(store, queue_cap=2)
     await submit(store, queue_cap=2)
     with pytest.raises(QueueFull):
@@ -259,7 +261,7 @@ async def test_a_full_queue_refuses(store: JobStore) -> None:
     await submit(store, queue_cap=2)
 
 
-async def test_only_ended_jobs_are_deleted_and_nothing_of_them_stays(store: JobStore, url: str) -> None:
+async def test_only_ended_jobs_are_deleted_and_nothing_of_them_remains(store: JobStore, url: str) -> None:
     job_id = await submit(store)
     with pytest.raises(JobActive):
         await store.delete(job_id)
@@ -295,32 +297,32 @@ async def test_pages_are_newest_first_and_complete(store: JobStore) -> None:
         await store.list_jobs(owner=None, after="job_" + "0" * 32, limit=2, status=None)
 
 
-async def test_a_new_job_is_sent_once_and_again_only_when_its_message_must_be_lost(store: JobStore, url: str) -> None:
+async def test_a_new_job_is_sent_once_and_again_only_if_its_message_is_lost(store: JobStore, url: str) -> None:
     job_id = await submit(store)
     with redis.Redis.from_url(url) as client:
         assert await store.reap(3) == [(job_id, "interactive")]
         assert await store.reap(3) == []  # just sent
         client.lpush("interactive", "a message")
         client.zadd("reasoner:due", {job_id: 1})
-        assert await store.reap(3) == []  # it waits in the queue
+        assert await store.reap(3) == []  # waiting in the queue
         client.delete("interactive")
         client.zadd("reasoner:due", {job_id: 1})
-        assert await store.reap(3) == [(job_id, "interactive")]  # no queue holds it, and nobody claimed it
+        assert await store.reap(3) == [(job_id, "interactive")]  # in no queue, and not claimed
 
 
-async def test_a_message_that_a_dead_worker_took_is_sent_again_although_others_wait_in_the_queue(
+async def test_a_message_taken_by_a_dead_worker_is_sent_again_while_others_are_queued(
     store: JobStore, url: str
 ) -> None:
     submitted = {await submit(store) for _ in range(3)}
-    jobs = [job_id for job_id, _ in await store.reap(3)]  # in the order in which they are sent
+    jobs = [job_id for job_id, _ in await store.reap(3)]  # in the order of sending
     assert set(jobs) == submitted
     with redis.Redis.from_url(url) as client:
         for turn in range(2):
             client.delete("interactive")
-            client.lpush("interactive", *["a message"] * 2)  # of the three that were sent the first has been taken
+            client.lpush("interactive", *["a message"] * 2)  # of three messages, the first has been taken
             client.zadd("reasoner:due", dict.fromkeys(jobs, 1))
             assert await store.reap(3) == [(jobs[turn], "interactive")]
-            # Its new message is the last in the queue now, and the next one's is the first.
+            # Its new message is now the last in the queue, and that of the next job the first.
 
 
 async def test_the_job_of_a_silent_worker_is_woken_and_that_of_a_live_one_is_not(store: JobStore, url: str) -> None:
@@ -352,7 +354,7 @@ async def test_followers_get_every_event_from_any_start(store: JobStore) -> None
         assert seen == list(range(after + 1, 24))
 
 
-async def test_a_journal_of_any_length_is_read_whole(store: JobStore) -> None:
+async def test_a_journal_of_any_length_is_read_completely(store: JobStore) -> None:
     held = await claim(store, await submit(store))
     keys = [f"k{index}" for index in range(450)]
     await store.commit(held, [entry(key) for key in keys])
@@ -362,7 +364,7 @@ async def test_a_journal_of_any_length_is_read_whole(store: JobStore) -> None:
     assert [event.seq async for event in store.follow(held.job_id)] == list(range(1, 454))
 
 
-async def test_waiting_ends_with_the_job_or_with_the_time(store: JobStore) -> None:
+async def test_waiting_ends_with_the_job_or_at_the_time_limit(store: JobStore) -> None:
     held = await claim(store, await submit(store))
     assert (await store.wait_for_end(held.job_id, 0.05))["status"] == "in_progress"
     waiting = asyncio.create_task(store.wait_for_end(held.job_id, 30))
@@ -370,7 +372,7 @@ async def test_waiting_ends_with_the_job_or_with_the_time(store: JobStore) -> No
     assert (await waiting)["status"] == "completed"
 
 
-async def test_a_cancellation_is_never_swallowed_whenever_it_comes(store: JobStore) -> None:
+async def test_a_cancellation_at_any_moment_is_never_swallowed(store: JobStore) -> None:
     held = await claim(store, await submit(store))
 
     async def beat_for_ever() -> None:

@@ -1,4 +1,4 @@
-"""Keys in the store, on a real server."""
+"""API keys in the store, on a real server."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from workers.store.jobs import JobStore
 from workers.store.keys import KeySpec, KeyStore, has_stored_keys
 
 
-async def test_a_key_is_found_by_its_secret_alone(store: JobStore) -> None:
+async def test_a_key_is_found_only_with_its_secret(store: JobStore) -> None:
     keys = KeyStore(store)
     made, other = await keys.create(KeySpec(name="a", owner="ann")), await keys.create(KeySpec(name="b"))
     _, public, secret = made.key.split("_")
@@ -23,7 +23,7 @@ async def test_a_key_is_found_by_its_secret_alone(store: JobStore) -> None:
         assert await keys.find(text) is None
 
 
-async def test_revoking_at_once_from_everywhere_gives_one_time(store: JobStore) -> None:
+async def test_concurrent_revocations_return_one_time(store: JobStore) -> None:
     keys = KeyStore(store)
     made = await keys.create(KeySpec(name="a"))
     revoked = await asyncio.gather(*(keys.revoke(made.id) for _ in range(5)))
@@ -31,7 +31,7 @@ async def test_revoking_at_once_from_everywhere_gives_one_time(store: JobStore) 
     assert (await keys.revoke(made.id)).revoked_at == revoked[0].revoked_at is not None
 
 
-def test_whether_there_are_keys_is_told_also_of_revoked_ones_and_of_none_while_the_store_is_away(url: str) -> None:
+def test_revoked_keys_count_as_stored_and_none_are_reported_while_the_store_is_away(url: str) -> None:
     assert not has_stored_keys(url)
 
     async def make() -> None:

@@ -1,4 +1,4 @@
-"""Jobs and batches belong to somebody, and nobody else finds them."""
+"""Ownership of jobs and batches: other owners cannot find them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ async def walk(store: JobStore, owner: str | None, status: str | None = None) ->
     return seen
 
 
-async def test_a_job_is_there_for_its_owner_and_for_whoever_sees_all(store: JobStore) -> None:
+async def test_a_job_is_visible_to_its_owner_and_to_admins(store: JobStore) -> None:
     job_id = await submit(store, owner="ann")
     await store.check_owner(job_id, "ann")
     await store.check_owner(job_id, None)
@@ -32,13 +32,13 @@ async def test_a_job_is_there_for_its_owner_and_for_whoever_sees_all(store: JobS
         await store.check_owner("job_" + "0" * 32, "ann")
 
 
-async def test_whoever_takes_a_job_over_hears_whose_it_is(store: JobStore) -> None:
+async def test_a_claim_contains_the_owner(store: JobStore) -> None:
     _, [of_batch] = await submit_batch(store, 1, 10, owner="bob")
     for owner, job_id in (("ann", await submit(store, owner="ann")), ("bob", of_batch)):
         assert (await claim(store, job_id)).owner == owner
 
 
-async def test_lists_are_the_owners_jobs_in_every_status_whatever_happens_to_them(store: JobStore) -> None:
+async def test_lists_contain_the_jobs_of_the_owner_in_every_status(store: JobStore) -> None:
     draw, owner_of, status_of = random.Random(3), {}, {}
     for _ in range(24):
         owner = draw.choice(OWNERS)
@@ -65,7 +65,7 @@ async def test_lists_are_the_owners_jobs_in_every_status_whatever_happens_to_the
     assert await walk(store, None) == newest_first
 
 
-async def test_a_cursor_of_somebody_else_is_none(store: JobStore) -> None:
+async def test_a_cursor_of_another_owner_is_invalid(store: JobStore) -> None:
     job_id = await submit(store, owner="ann")
     batch_id, _ = await submit_batch(store, 1, 10, owner="ann")
     with pytest.raises(NoSuchJob):
@@ -74,7 +74,7 @@ async def test_a_cursor_of_somebody_else_is_none(store: JobStore) -> None:
         await BatchStore(store).list_batches(owner="bob", after=batch_id, limit=9)
 
 
-async def test_an_idempotency_key_is_its_owners_own(store: JobStore) -> None:
+async def test_idempotency_keys_are_separate_for_each_owner(store: JobStore) -> None:
     ann, new = await store.submit(SPEC, owner="ann", queue_cap=10, idempotency=("key", "digest"))
     bob, also_new = await store.submit(SPEC, owner="bob", queue_cap=10, idempotency=("key", "other"))
     assert (new, also_new) == (True, True)

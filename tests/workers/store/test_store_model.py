@@ -1,4 +1,4 @@
-"""Random histories of jobs against the real scripts, checked with a model of what must be true after each step."""
+"""Random histories of jobs against the real scripts, checked with a model after each step."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ Which = st.integers(0, 99)
 
 @dataclass
 class Known:
-    """What must be true of one job."""
+    """Expected state of one job."""
 
     status: str = "queued"
     attempt: int = 0
     stalled: int = 0
-    """Attempts in a row that wrote nothing new."""
+    """The number of consecutive attempts that wrote nothing new."""
     live: bool = False
-    """Whether its worker has been heard of within the lease."""
+    """True if its worker sent a heartbeat within the lease."""
     graced: bool = False
     """True if its lease was prolonged without a heartbeat of its worker."""
     cancelled: bool = False
@@ -55,7 +55,7 @@ class Known:
 class Jobs(RuleBasedStateMachine):
     url = ""
     seen: ClassVar[Counter[str]] = Counter()
-    """How often the histories reached what the promises are about: a test of nothing would pass too."""
+    """The number of times that each interesting state was reached, to prove that the histories cover them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -72,13 +72,13 @@ class Jobs(RuleBasedStateMachine):
         self.redis.close()
 
     def pick(self, which: int) -> str:
-        """A job, usually one that has not ended."""
+        """Return a job, usually one that has not ended."""
         open_ = [job_id for job_id, known in self.known.items() if not known.ended]
         ids = open_ if open_ and which % 8 else list(self.known)
         return ids[which % len(ids)]
 
     def pick_claim(self, which: int, stale: bool) -> Claim | None:
-        """A worker's claim on a job: the newest, or that of a worker that was thought dead."""
+        """Return a worker's claim on a job: the newest, or that of a worker which counted as dead."""
         claims = self.known[self.pick(which)].claims
         if not claims:
             return None
@@ -166,12 +166,14 @@ class Jobs(RuleBasedStateMachine):
     @precondition(lambda self: any(known.live for known in self.known.values()))
     @rule()
     def outage(self) -> None:
-        """Nobody reaches the broker until all leases have run out."""
+        """Make the broker unreachable until all leases have expired."""
         pass_time(self.url, 100, looked=False)
         self.away = True
 
     def look(self) -> None:
-        """The first look after an outage: who has had no word since the one before has no time left."""
+        """Simulate the first sweep after an outage: workers without a heartbeat since the previous outage lose their
+        lease.
+        """
         if self.away:
             for known in self.known.values():
                 self.seen["living workers after an outage"] += known.live and not known.graced
@@ -181,7 +183,7 @@ class Jobs(RuleBasedStateMachine):
     @rule()
     def reap(self) -> None:
         self.look()
-        # An expired job keeps its due time in the past until the reaper has seen it, and then gets one in the future.
+        # A job with an expired lease stays due in the past until the reaper sees it; then it becomes due in the future.
         past = self.redis.zrangebyscore("reasoner:due", "-inf", self.redis.time()[0] * 1000)
         due = {job_id for job_id in past if not self.known[job_id].live}
         woken = {job_id for job_id, _ in self.runner.run(self.store.reap(MAX_ATTEMPTS))}
@@ -266,14 +268,14 @@ class Jobs(RuleBasedStateMachine):
         for status in ("queued", "in_progress", *TERMINAL_STATUSES):
             listed = set(self.redis.zrange(f"reasoner:jobs:{status}", 0, -1))
             assert listed == {job_id for job_id, known in self.known.items() if known.status == status}
-            if status == "failed":  # here nothing else fails a job
+            if status == "failed":  # no other failures occur in this test
                 assert set(self.redis.zrange("reasoner:jobs:dead", 0, -1)) == listed
         ended = {job_id for job_id, known in self.known.items() if known.ended}
         assert set(self.redis.zrange("reasoner:jobs:ended", 0, -1)) == ended
 
 
 @pytest.mark.timeout(300)
-def test_no_history_breaks_a_promise(url: str) -> None:
+def test_the_invariants_hold_in_random_histories(url: str) -> None:
     Jobs.url = url
     Jobs.seen.clear()
     run_state_machine_as_test(  # type: ignore[no-untyped-call]

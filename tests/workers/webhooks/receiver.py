@@ -1,4 +1,4 @@
-"""A server that receives webhooks in tests."""
+"""Webhook receiver for tests."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SECRET = "whsec_" + base64.b64encode(KEY).decode()
 
 
 class Receiver(ThreadingHTTPServer):
-    """A client's server: notes what it gets and answers what it is told to."""
+    """Server that records its requests and gives the configured responses."""
 
     def __init__(self) -> None:
         self.got: list[tuple[str, dict[str, str], bytes]] = []

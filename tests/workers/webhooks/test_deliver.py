@@ -1,4 +1,4 @@
-"""The end of a job is told: signed, until it is heard, and to nobody inside of the network."""
+"""Delivery of webhooks: signatures, retries, and no requests into the private network."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def settings(url: str, tmp_path: Path) -> Settings:
 
 
 async def ended(store: JobStore, address: str, owner: str = "me") -> str:
-    """A job with a webhook that has ended."""
+    """Store a job with a webhook that has ended."""
     spec = SPEC | {"webhook": address, "metadata": {"course": "½"}}
     job, _ = await store.submit(spec, owner=owner, queue_cap=10)
     held = await claim(store, job["id"])
@@ -62,19 +62,19 @@ async def delivery(store: JobStore, job_id: str) -> tuple[str, int, str | None]:
     return found["state"], found["attempts"], found["error"]
 
 
-def test_the_signature_is_the_one_of_the_standards_own_example() -> None:
+def test_the_signature_equals_the_example_of_the_standard() -> None:
     secret = decode_webhook_secret("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw")
     signed = sign(secret, "msg_p5jXN8AQM9LWM0D4loKWxJek", "1614265330", b'{"test": 2432232314}')
     assert signed == "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE="
 
 
-async def test_the_end_of_a_job_is_told_once_and_signed(
+async def test_the_end_of_a_job_is_delivered_once_and_signed(
     store: JobStore, settings: Settings, receiver: Receiver
 ) -> None:
     job_id = await ended(store, receiver.url)
     assert await store.reap(3) == [(job_id, "webhooks")]
     assert await store.reap(3) == []
-    for _ in range(2):  # the second message finds nothing to do
+    for _ in range(2):  # the second message does nothing
         await deliver(job_id, store=store, settings=settings)
     ((path, headers, body),) = receiver.got
     assert path == "/ended?who=me"
@@ -90,7 +90,7 @@ async def test_the_end_of_a_job_is_told_once_and_signed(
     assert await store.reap(3) == []
 
 
-async def test_an_owner_may_have_a_secret_of_its_own(store: JobStore, settings: Settings, receiver: Receiver) -> None:
+async def test_an_owner_may_have_its_own_secret(store: JobStore, settings: Settings, receiver: Receiver) -> None:
     own = bytes(reversed(KEY))
     secrets = {"her": "whsec_" + base64.b64encode(own).decode()}
     settings = load_settings(**settings.model_dump() | {"webhook_secrets": secrets})
@@ -101,7 +101,7 @@ async def test_an_owner_may_have_a_secret_of_its_own(store: JobStore, settings: 
         assert headers["webhook-signature"] == signed
 
 
-async def test_what_is_not_heard_is_told_again_under_the_same_id_and_in_the_end_given_up(
+async def test_a_failed_delivery_is_retried_under_the_same_id_and_finally_fails(
     store: JobStore, settings: Settings, receiver: Receiver, url: str
 ) -> None:
     job_id = await ended(store, receiver.url)
@@ -109,7 +109,7 @@ async def test_what_is_not_heard_is_told_again_under_the_same_id_and_in_the_end_
     for attempt in range(1, len(PAUSES) + 1):
         await deliver(job_id, store=store, settings=settings)
         assert await delivery(store, job_id) == ("pending", attempt, "the answer was 500")
-        await deliver(job_id, store=store, settings=settings)  # too early: a duplicate message changes nothing
+        await deliver(job_id, store=store, settings=settings)  # before it is due: a duplicate message changes nothing
         assert len(receiver.got) == attempt
         with redis.Redis.from_url(url) as client:
             pause = client.zscore("reasoner:webhooks", job_id) / 1000 - time.time()
@@ -124,11 +124,11 @@ async def test_what_is_not_heard_is_told_again_under_the_same_id_and_in_the_end_
     assert its_time == []
 
 
-async def test_a_delivery_whose_worker_died_is_tried_by_another_and_its_late_word_counts_for_nothing(
+async def test_a_delivery_whose_worker_died_is_retried_and_its_late_outcome_is_ignored(
     store: JobStore, settings: Settings, receiver: Receiver, url: str
 ) -> None:
     job_id = await ended(store, receiver.url)
-    assert (await store.script("webhook_claim", job_id, 30_000, 7))[0] == "claimed"  # and never heard of again
+    assert (await store.script("webhook_claim", job_id, 30_000, 7))[0] == "claimed"  # by a worker that dies
     await deliver(job_id, store=store, settings=settings)
     assert receiver.got == []
     its_time_has_come(url, job_id)
@@ -139,7 +139,7 @@ async def test_a_delivery_whose_worker_died_is_tried_by_another_and_its_late_wor
     assert await delivery(store, job_id) == ("delivered", 2, None)
 
 
-async def test_a_delivery_that_kills_its_workers_is_given_up(
+async def test_a_delivery_that_kills_its_workers_fails(
     store: JobStore, settings: Settings, receiver: Receiver, url: str
 ) -> None:
     job_id = await ended(store, receiver.url)
@@ -152,19 +152,19 @@ async def test_a_delivery_that_kills_its_workers_is_given_up(
     assert await store.reap(3) == []
 
 
-async def test_a_message_that_got_lost_is_sent_again_when_the_queue_is_empty(store: JobStore, url: str) -> None:
+async def test_a_lost_message_is_sent_again_when_the_queue_is_empty(store: JobStore, url: str) -> None:
     job_id = await ended(store, "https://example.com")
     assert await store.reap(3) == [(job_id, "webhooks")]
     with redis.Redis.from_url(url) as client:
         client.lpush("webhooks", "a message")
         its_time_has_come(url, job_id)
-        assert await store.reap(3) == []  # it may be this one
+        assert await store.reap(3) == []  # the queued message may be that of this job
         client.delete("webhooks")
     its_time_has_come(url, job_id)
     assert await store.reap(3) == [(job_id, "webhooks")]
 
 
-async def test_who_is_gone_is_not_asked_again(store: JobStore, settings: Settings, receiver: Receiver) -> None:
+async def test_a_410_response_ends_the_delivery(store: JobStore, settings: Settings, receiver: Receiver) -> None:
     job_id = await ended(store, receiver.url)
     receiver.answers = [410]
     await deliver(job_id, store=store, settings=settings)
@@ -179,7 +179,7 @@ async def test_a_redirect_is_not_followed(store: JobStore, settings: Settings, r
     assert [path for path, _, _ in receiver.got] == ["/ended?who=me"]
 
 
-async def test_a_job_that_is_retried_tells_its_second_end_only(
+async def test_a_retried_job_delivers_only_its_second_end(
     store: JobStore, settings: Settings, receiver: Receiver, url: str
 ) -> None:
     job, _ = await store.submit(SPEC | {"webhook": receiver.url, "metadata": {}}, owner="me", queue_cap=10)
@@ -195,7 +195,7 @@ async def test_a_job_that_is_retried_tells_its_second_end_only(
     assert [json.loads(body)["type"] for _, _, body in receiver.got] == ["job.completed"]
 
 
-async def test_word_of_the_first_end_is_not_taken_for_that_of_the_second(
+async def test_the_outcome_of_the_first_delivery_does_not_settle_the_second(
     store: JobStore, settings: Settings, receiver: Receiver
 ) -> None:
     job, _ = await store.submit(SPEC | {"webhook": receiver.url, "metadata": {}}, owner="me", queue_cap=10)
@@ -209,7 +209,9 @@ async def test_word_of_the_first_end_is_not_taken_for_that_of_the_second(
     assert [json.loads(body)["type"] for _, _, body in receiver.got] == ["job.cancelled"]
 
 
-async def test_a_deleted_job_tells_nothing(store: JobStore, settings: Settings, receiver: Receiver, url: str) -> None:
+async def test_a_deleted_job_delivers_nothing(
+    store: JobStore, settings: Settings, receiver: Receiver, url: str
+) -> None:
     job_id = await ended(store, receiver.url)
     await store.delete(job_id)
     assert await store.reap(3) == []
@@ -220,7 +222,7 @@ async def test_a_deleted_job_tells_nothing(store: JobStore, settings: Settings, 
         assert {client.type(key) for key in client.keys("reasoner:*")} <= {b"string", b"hash"}  # counters
 
 
-async def test_a_dead_worker_is_no_reason_to_tell_a_job_that_goes_on(store: JobStore, url: str) -> None:
+async def test_a_worker_death_delivers_nothing_for_a_job_that_continues(store: JobStore, url: str) -> None:
     job, _ = await store.submit(SPEC | {"webhook": "https://example.com"}, owner="me", queue_cap=10)
     await claim(store, job["id"])
     expire(url, job["id"])
@@ -251,7 +253,7 @@ INSIDE = [
 
 
 @pytest.mark.parametrize("address", INSIDE)
-async def test_no_address_inside_of_the_network_is_called_whether_named_or_looked_up(
+async def test_private_addresses_are_refused_whether_literal_or_resolved(
     monkeypatch: pytest.MonkeyPatch, address: str
 ) -> None:
     host = f"[{address}]" if ":" in address else address
@@ -271,7 +273,7 @@ async def test_no_address_inside_of_the_network_is_called_whether_named_or_looke
 
 
 @pytest.mark.parametrize("host", ["2130706433", "0x7f.1", "127.1", "localhost", "localhost."])
-async def test_a_number_or_a_name_for_this_machine_is_found_out(host: str) -> None:
+async def test_alternative_spellings_of_this_machine_are_refused(host: str) -> None:
     with pytest.raises((ForbiddenAddress, SendFailed)):
         await post(f"https://{host}/", b"", {}, allowed=())
 
@@ -293,19 +295,19 @@ async def test_a_number_or_a_name_for_this_machine_is_found_out(host: str) -> No
         ("https://example.com:x/", "not an address"),
     ],
 )
-def test_an_address_that_cannot_be_called_is_told_why(address: str, message: str) -> None:
+def test_an_invalid_address_is_refused_with_the_reason(address: str, message: str) -> None:
     with pytest.raises(ForbiddenAddress, match=message):
         check_address(address, ["127.0.0.1"])
 
 
-async def test_a_name_is_looked_up_once_and_the_connection_goes_to_what_was_checked(
+async def test_a_name_is_resolved_once_and_the_connection_goes_to_the_checked_address(
     monkeypatch: pytest.MonkeyPatch, receiver: Receiver
 ) -> None:
     asked: list[str] = []
 
     async def looked_up(host: str, port: int, **_: object) -> list[Any]:
         asked.append(host)
-        where = "127.0.0.1" if len(asked) == 1 else "127.0.0.2"  # a name that changes its mind
+        where = "127.0.0.1" if len(asked) == 1 else "127.0.0.2"  # DNS rebinding
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (where, port))]
 
     monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", looked_up)
@@ -316,7 +318,7 @@ async def test_a_name_is_looked_up_once_and_the_connection_goes_to_what_was_chec
 
 @pytest.fixture
 def certificate(tmp_path: Path) -> tuple[Path, Path]:
-    """A certificate of ``hooks.test``, and its key."""
+    """Return a certificate of ``hooks.test``, and its key."""
     certificate, key = tmp_path / "certificate.pem", tmp_path / "key.pem"
     command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=hooks.test"
     more = ["-addext", "subjectAltName=DNS:hooks.test", "-keyout", str(key), "-out", str(certificate)]
@@ -325,7 +327,7 @@ def certificate(tmp_path: Path) -> tuple[Path, Path]:
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificate")
-async def test_the_certificate_must_be_of_the_name_although_an_address_is_called(
+async def test_the_certificate_is_verified_for_the_name_of_a_pinned_address(
     monkeypatch: pytest.MonkeyPatch, certificate: tuple[Path, Path]
 ) -> None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -346,7 +348,7 @@ async def test_the_certificate_must_be_of_the_name_although_an_address_is_called
     assert [headers["host"] for _, headers, _ in server.got] == [f"hooks.test:{server.port}"]
 
 
-async def test_who_never_answers_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_server_that_never_responds_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http, "TIMEOUT_SECONDS", 0.2)
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
@@ -355,14 +357,14 @@ async def test_who_never_answers_is_not_waited_for(monkeypatch: pytest.MonkeyPat
             await post(f"http://127.0.0.1:{silent.getsockname()[1]}/", b"", {}, allowed=["127.0.0.1"])
 
 
-async def test_the_proxies_of_the_environment_are_not_used(monkeypatch: pytest.MonkeyPatch, receiver: Receiver) -> None:
+async def test_proxies_of_the_environment_are_not_used(monkeypatch: pytest.MonkeyPatch, receiver: Receiver) -> None:
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.setenv(name, "http://127.0.0.1:1/")
     await post(receiver.url, b"{}", {}, allowed=["127.0.0.1"])
     assert len(receiver.got) == 1
 
 
-def test_the_settings_reach_every_role_and_a_secret_that_cannot_be_is_told_and_not_shown(
+def test_settings_reach_every_role_and_an_invalid_secret_is_refused_without_showing_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)

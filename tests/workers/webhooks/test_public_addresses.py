@@ -1,4 +1,4 @@
-"""Which addresses are public, against IANA's registries of special-purpose addresses."""
+"""Public addresses, checked against IANA's registries of special-purpose addresses."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import pytest
 
 from workers.webhooks.http import ForbiddenAddress, check_address, check_public
 
-# https://www.iana.org/assignments/iana-ipv4-special-registry and iana-ipv6-special-registry: each block, whether it is
-# globally reachable (None: "N/A"), and what it is for.
+# https://www.iana.org/assignments/iana-ipv4-special-registry and iana-ipv6-special-registry: each block, True if it is
+# globally reachable (None: "N/A"), and its purpose.
 REGISTRIES: list[tuple[str, bool | None, str]] = [
     ("0.0.0.0/8", False, "this network"),
     ("0.0.0.0/32", False, "this host on this network"),
@@ -61,7 +61,7 @@ REGISTRIES: list[tuple[str, bool | None, str]] = [
     ("5f00::/16", False, "segment routing (SRv6) SIDs"),
     ("fc00::/7", False, "unique local"),
     ("fe80::/10", False, "link-local unicast"),
-    # Not in these registries, and no machine in the public internet either.
+    # Not in these registries, and not public either.
     ("224.0.0.0/4", None, "multicast"),
     ("::/96", None, "deprecated (IPv4-compatible)"),
     ("fec0::/10", None, "deprecated (site-local)"),
@@ -101,14 +101,14 @@ def test_no_block_that_is_not_globally_reachable_is_public(block: str, reachable
 
 
 @pytest.mark.parametrize("address", PUBLIC)
-def test_neighbours_of_special_blocks_and_servers_that_exist_are_public(address: str) -> None:
+def test_neighbours_of_special_blocks_and_existing_servers_are_public(address: str) -> None:
     assert is_public(address)
     host = f"[{address}]" if ":" in address else address
     assert check_address(f"https://{host}/hook", ())
 
 
 @pytest.mark.parametrize(("block", "reachable", "name"), [one for one in REGISTRIES if ":" not in one[0]])
-def test_ipv6_that_carries_ipv4_is_as_public_as_that_and_only_behind_nat64(
+def test_ipv6_with_an_embedded_ipv4_address_is_public_only_behind_nat64_if_that_is(
     block: str, reachable: bool | None, name: str
 ) -> None:
     inner = ipaddress.ip_network(block)[-1]
@@ -119,6 +119,6 @@ def test_ipv6_that_carries_ipv4_is_as_public_as_that_and_only_behind_nat64(
 
 
 @pytest.mark.parametrize("form", ["::ffff:{}", "::{}", "2002:{}::1", "2001:0:{}::1", "64:ff9b:1::{}"])
-def test_not_even_a_public_ipv4_address_is_called_through_a_relay(form: str) -> None:
+def test_even_a_public_ipv4_address_is_refused_through_a_relay(form: str) -> None:
     assert is_public("64:ff9b::5db8:d822")
     assert not is_public(form.format("5db8:d822"))
