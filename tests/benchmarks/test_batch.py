@@ -1,4 +1,4 @@
-"""The batch benchmark: both ways run the same problems on the same tokens, and the report says what they did."""
+"""Batch benchmark: both modes run the same problems with the same tokens, and the report counts their results."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from benchmarks.batch.report import document, markdown
 from tests.scripted import ScriptedEngine
 
 
-def test_problems_come_from_both_suites_in_turn() -> None:
+def test_problems_alternate_between_both_suites() -> None:
     problems = mixed(7)
     assert [problem.suite for problem in problems[:4]] == ["countdown", "words", "countdown", "words"]
     assert len({problem.id for problem in problems}) == len(problems) == 7
 
 
-async def test_each_way_keeps_to_its_budget_on_the_same_problems() -> None:
+async def test_each_mode_keeps_its_budget_on_the_same_problems() -> None:
     plan, seen = Plan(problems=6, tokens=(150, 400), seeds=(0, 1)), Counter[str]()
     found = await measure(plan, ScriptedEngine(context=2048), lambda what: seen.update([what]))
     assert len(found) == plan.runs == sum(seen.values()) == 48
@@ -33,7 +33,7 @@ async def test_each_way_keeps_to_its_budget_on_the_same_problems() -> None:
             assert sum(one.spent for one in ways["shared"]) <= 6 * tokens
 
 
-def test_the_report_counts_and_compares_problem_by_problem() -> None:
+def test_the_report_counts_and_compares_by_problem() -> None:
     plan = Plan(problems=4, tokens=(100,), seeds=(0, 1))
     even, shared = [1, 1, 1, 0, 0, 0, 0, 0], [1, 1, 1, 1, 1, 0, 0, 0]  # two seeds of each problem, one after the other
     found = [

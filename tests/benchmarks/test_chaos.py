@@ -1,4 +1,4 @@
-"""The benchmark of disruptions: what it draws, what it calls wrong, and a short run of it."""
+"""Chaos benchmark: planned disruptions, detected faults, and a short run."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def drawn(seed: int, count: int) -> list[Planned]:
     return list(itertools.islice(plan(seed, COUNTS), count))
 
 
-def test_a_seed_says_who_is_struck_how_and_when_and_every_role_is_as_often_as_the_others() -> None:
+def test_a_seed_determines_all_disruptions_and_every_role_is_hit_equally_often() -> None:
     first = drawn(3, 80)
     assert first == drawn(3, 80) != drawn(4, 80)
     assert Counter(planned.role for planned in first) == dict.fromkeys(ROLES, 20)
@@ -67,7 +67,7 @@ FIELDS = {"status": "completed", "usage:generated": "7"}
         ({"status": "cancelled"}, [*GOOD[:3], entry(4, "job.cancelled")], ["failed"]),
     ],
 )
-def test_what_is_wrong_with_a_job_is_seen(fields: dict[str, str], log: list[dict[str, Any]], kinds: list[str]) -> None:
+def test_every_fault_of_a_job_is_detected(fields: dict[str, str], log: list[dict[str, Any]], kinds: list[str]) -> None:
     assert [kind for kind, _ in check(FIELDS | fields, log)] == kinds
 
 
@@ -75,7 +75,7 @@ def found(role: Role, seconds: float | None) -> Disruption:
     return Disruption(Planned(role, 0, "killed", 1.0, 1.0), 2, seconds)
 
 
-def test_the_table_and_the_exit_status_follow_from_what_was_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_table_and_the_exit_status_follow_from_the_faults(monkeypatch: pytest.MonkeyPatch) -> None:
     heard = Heard()
     heard.refusals["chat", 503, True] = 5
     heard.refusals["chat", 500, False] = 1

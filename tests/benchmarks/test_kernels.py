@@ -1,5 +1,4 @@
-"""The benchmark of the kernels, as far as it goes without a GPU: its cases compute what they say, and it says so if one
-does not."""
+"""Kernel benchmark without a GPU: every case computes the expected result, and a wrong result is an error."""
 
 from __future__ import annotations
 
@@ -32,7 +31,7 @@ SMALL: dict[str, Iterator[Case]] = {
 
 
 @pytest.mark.parametrize("suite", SMALL)
-def test_every_case_computes_what_is_expected(suite: str) -> None:
+def test_every_case_computes_the_expected_result(suite: str) -> None:
     torch.manual_seed(0)
     cases = list(SMALL[suite])
     assert len({case.name for case in cases}) == len(cases)
@@ -42,13 +41,15 @@ def test_every_case_computes_what_is_expected(suite: str) -> None:
 
 
 def test_bytes_are_counted_once_read_and_once_written() -> None:
-    """The sum and its norm read two matrices and write two; int4 has 4 bits and a scale and a zero for 128 of them."""
+    """The sum and its norm read two matrices and write two; int4 has 4 bits per weight, and a scale and a zero for 128
+    of them.
+    """
     assert next(norm.cases((10,), 64)).moved == 4 * 2 * 10 * 64
     assert next(linear.cases((1,), ((256, 128),))).moved == 256 * 128 // 2 + 2 * 128 * 3 + 2 * (256 + 128)
 
 
-def test_shared_keys_count_once() -> None:
-    """And those of 8 bits are half as long, with a scale of 4 bytes each."""
+def test_shared_keys_are_counted_once() -> None:
+    """Keys of 8 bits have half the bytes, and a scale of 4 bytes each."""
     moved = {case.name: case.moved for case in attention.cases((1, 2), (96, 160), 48)}
     of_queries = 2 * 2 * 32 * 128 * 2
     assert moved["decode, bfloat16, 2 × 160"] == 2 * 160 * 2 * 8 * 128 * 2 + of_queries
@@ -76,14 +77,16 @@ def test_the_table_has_a_line_for_each_row() -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
-def test_without_a_gpu_it_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_gpu_the_command_reports_an_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr("sys.argv", ["benchmarks.kernels"])
     assert command.main() == 1
     assert "no CUDA device" in capsys.readouterr().err
 
 
 def on_a_small_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whose every call takes a millisecond."""
+    """Mock a small GPU whose every call takes a millisecond."""
     about = SimpleNamespace(name="G", multi_processor_count=2, L2_cache_size=1 << 20)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: about)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
@@ -93,7 +96,7 @@ def on_a_small_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measure, "_seconds", lambda graph, calls: 1e-3)
 
 
-def test_a_case_is_timed_beside_a_copy_and_the_peak_and_one_that_fails_stops_no_other(
+def test_a_case_is_timed_beside_a_copy_and_the_peak_and_a_failing_case_does_not_stop_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     on_a_small_machine(monkeypatch)

@@ -1,4 +1,4 @@
-"""The benchmark of quantised decoding on a tiny model: real processes, real engines."""
+"""Benchmark of quantised decoding on a tiny model, with real processes and engines."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ TINY = Size(hidden=64, layers=1, heads=4, kv_heads=2, head_dim=16, intermediate=
 pytestmark = [pytest.mark.timeout(180), pytest.mark.long]
 
 
-def test_quantised_weights_are_compared_with_float32_at_each_batch(
+def test_quantised_weights_are_compared_with_float32_at_each_batch_size(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Each takes a process, and its weights another.
+    # Two systems only: each takes a process, and its quantised weights another.
     monkeypatch.setattr(cpu, "SYSTEMS", {"float32": ("float32", "auto"), "int8, KV int8": ("int8", "int8")})
     plan = CpuPlan(model="tiny", rounds=1, sizes={"tiny": TINY}, cache=tmp_path)
     totals: list[int] = []

@@ -1,4 +1,4 @@
-"""The whole benchmark on a tiny model: real processes, real engines, nobody left behind."""
+"""The whole engine benchmark on a tiny model, with real processes and engines, none of which stays behind."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_a_system_that_computes_another_model_is_refused() -> None:
         measuring._compare_models({"ours": Says(1, 2), "right": Says(1, 2), "wrong": Says(1, 3)})  # type: ignore[dict-item]
 
 
-def test_peers_that_are_not_installed_are_named_and_without_any_there_is_no_comparison(tmp_path: Path) -> None:
+def test_missing_peers_are_named_and_without_any_there_is_no_comparison(tmp_path: Path) -> None:
     said: list[str] = []
     listener = Listener(total=lambda _: None, step=lambda _: None, say=said.append)
     with pytest.raises(BenchError, match="nothing to compare with"):
@@ -87,7 +87,7 @@ def test_peers_that_are_not_installed_are_named_and_without_any_there_is_no_comp
     assert "reasoner[bench-llama]" in said[0]
 
 
-def test_with_quantised_weights_only_peers_with_such_weights_are_asked(tmp_path: Path) -> None:
+def test_with_quantised_weights_only_peers_with_such_weights_run(tmp_path: Path) -> None:
     said: list[str] = []
     listener = Listener(total=lambda _: None, step=lambda _: None, say=said.append)
     with pytest.raises(BenchError, match="nothing to compare with"):
@@ -95,7 +95,7 @@ def test_with_quantised_weights_only_peers_with_such_weights_are_asked(tmp_path:
     assert [line.split(" ")[0] for line in said] == ["llama-cpp-python-Q4_0"]
 
 
-def test_a_worker_that_fails_or_is_slow_or_dies_is_reported_with_its_reason(tmp_path: Path) -> None:
+def test_a_worker_that_fails_times_out_or_dies_is_reported_with_its_reason(tmp_path: Path) -> None:
     log = tmp_path / "log"
     with Worker("ours", tmp_path, threads=1, log=log) as worker:
         with pytest.raises(BenchError, match="ours did not load the checkpoint within 0 seconds"):
@@ -106,8 +106,8 @@ def test_a_worker_that_fails_or_is_slow_or_dies_is_reported_with_its_reason(tmp_
         worker.call("run", case="W4", seed=1)
 
 
-def test_a_worker_ends_though_a_process_that_it_started_goes_on(tmp_path: Path) -> None:
-    """Whoever inherits its output keeps that open."""
+def test_a_worker_ends_although_its_child_process_continues(tmp_path: Path) -> None:
+    """The child inherits the worker's output and keeps it open."""
     python = tmp_path / "python"
     python.write_text('#!/bin/sh\nsleep 1000 &\necho "{\\"error\\": \\"no module safetensors\\"}"\nwait\n')
     python.chmod(0o700)
@@ -135,10 +135,10 @@ def test_a_worker_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
     pause, deadline = threading.Event(), time.monotonic() + 30
     while _alive(child):
         assert time.monotonic() < deadline, "the worker outlived its parent"
-        pause.wait(0.05)  # nobody tells about the end of another's child: look again
+        pause.wait(0.05)  # there is no notification for another process's child: poll
 
 
-def test_what_is_installed_is_asked_of_the_interpreter_that_will_run_it() -> None:
+def test_installed_peers_are_determined_by_the_interpreter_that_will_run_them() -> None:
     assert set(installed(("torch", "no-such-package"))) == {"torch"}
     with pytest.raises(BenchError, match="not a Python interpreter"):
         installed(("torch",), "/nowhere/python")
@@ -174,13 +174,13 @@ def test_the_command_prints_one_document_and_writes_the_same(tmp_path: Path, mon
         (["--rounds", "0"], "'--rounds'"),
     ],
 )
-def test_wrong_usage_says_what_is_right(arguments: list[str], message: str) -> None:
+def test_wrong_usage_is_answered_with_the_valid_choice(arguments: list[str], message: str) -> None:
     result = CliRunner().invoke(app, ["bench", "engine", *arguments], env={"COLUMNS": "200"})
     assert result.exit_code == 2
     assert message in result.stderr
 
 
-def test_without_the_benchmark_code_the_command_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_benchmark_code_the_command_reports_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "benchmarks.engine", None)
     result = CliRunner().invoke(app, ["bench", "engine"])
     assert result.exit_code == 1

@@ -1,4 +1,4 @@
-"""The report on quantisation, and the command."""
+"""The quantisation report and its command."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ def test_a_report_measures_the_original_and_each_format_on_the_same_texts(
     assert (tmp_path / "chart.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_the_front_has_what_nothing_beats() -> None:
+def test_the_pareto_front_has_the_points_that_no_other_dominates() -> None:
     points = [(1.0, 0.5), (2.0, 0.4), (2.0, 0.3), (3.0, 0.35), (4.0, 0.9), (0.5, 0.0)]
     assert pareto(points) == [(0.5, 0.0), (2.0, 0.3), (3.0, 0.35), (4.0, 0.9)]
 
 
-def test_the_command_writes_a_checkpoint_and_says_in_one_line_why_it_cannot(tmp_path: Path) -> None:
+def test_the_command_writes_a_checkpoint_or_gives_the_reason_in_one_line(tmp_path: Path) -> None:
     source, out = tmp_path / "source", tmp_path / "out"
     source.mkdir()
     save_checkpoint("llama", source)
@@ -61,5 +61,5 @@ def test_the_command_writes_a_checkpoint_and_says_in_one_line_why_it_cannot(tmp_
 
 
 @pytest.mark.parametrize("wrong", [["MODEL"], ["MODEL", "OUT", "--json"], ["MODEL", "OUT", "--report"]])
-def test_arguments_that_do_not_go_together_are_wrong_usage(wrong: list[str]) -> None:
+def test_incompatible_arguments_are_a_usage_error(wrong: list[str]) -> None:
     assert CliRunner().invoke(app, ["quantize", *wrong]).exit_code == 2

@@ -1,4 +1,4 @@
-"""The benchmark of search on next to no work: real processes, a tiny random model, the bundled ones."""
+"""Search benchmark on a minimal workload: real processes, a tiny random model and the bundled ones."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_a_run_has_both_kinds_of_rows_and_reports_them(tmp_path: Path) -> None:
         (timed, "tokens", FULL),
         *((timed, unit, peer) for unit in ("tokens/s", "s") for peer in (RESCORING, PLAIN)),
     }
-    # By hand: a prompt once, then each step with its separator; what is forwarded again is at most a token a beam.
+    # By hand: a prompt once, then each step with its separator; at most one token per beam is computed again.
     exact, generated = 40 + 3 * 4 * 6, 3 * 4 * 5
     assert exact <= rows[timed, "tokens", FULL].ours * generated <= exact + 3 * 4
     shown = sum(4 * (40 + 6 * turn) for turn in (1, 2, 3))
@@ -68,8 +68,8 @@ def test_a_run_has_both_kinds_of_rows_and_reports_them(tmp_path: Path) -> None:
     assert (tmp_path / "chart.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_every_system_reads_the_same_scores(folders: tuple[Path, Path]) -> None:
-    """With and without a cache, in one batch and alone: what scoring means is the same for all."""
+def test_every_system_computes_the_same_scores(folders: tuple[Path, Path]) -> None:
+    """With and without a cache, batched and alone: all systems implement the same scoring."""
     policy, prm = folders
     torch.manual_seed(0)
     root = Beam(tuple(range(300, 340)), ())

@@ -1,4 +1,4 @@
-"""The benchmark of the service, at a small size: real processes, and numbers that are what they say."""
+"""Service benchmark at a small size, with real processes."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ SMALL = ServicePlan(rounds=2, submissions=5, jobs=6, token_seconds=0.003, beams=
 
 @pytest.mark.long
 @pytest.mark.timeout(300)
-def test_a_run_has_the_rows_of_all_cases_and_they_follow_from_the_single_runs() -> None:
+def test_a_run_has_the_rows_of_all_cases_computed_from_the_single_runs() -> None:
     totals: list[int] = []
     steps: list[str] = []
     said: list[str] = []
     measured = measure(SMALL, Listener(total=totals.append, step=steps.append, say=said.append))
     assert totals == [len(steps)]
-    assert said == []  # nothing went wrong under load
+    assert said == []  # no faults under load
     rows = {(row.case, row.metric): row for row in measured.rows}
     assert [(row.case, row.metric, row.peer) for row in measured.rows] == [
         ("submit, one client", "submit latency p50", PLAIN),
@@ -52,7 +52,7 @@ def test_a_run_has_the_rows_of_all_cases_and_they_follow_from_the_single_runs() 
     ours, alone = (statistics.median(searches[way]) for way in (OURS, IN_PROCESS))
     overhead = rows["a search of seconds", "overhead_fraction"]
     assert overhead.ours == pytest.approx((ours - alone) / alone)
-    # Nothing is quicker than its engine: each level of the beam sleeps for a step and a score at least.
+    # Nothing is faster than its engine: each level of the beam sleeps for at least a step and a score.
     assert min(searches[IN_PROCESS]) > STEPS * (8 + 2) * SMALL.token_seconds
     assert rows["12 queued jobs, 6 open streams", "errors"].ours == 0
     told = document(SMALL, measured)
@@ -62,7 +62,7 @@ def test_a_run_has_the_rows_of_all_cases_and_they_follow_from_the_single_runs() 
 
 @pytest.mark.timeout(120)
 def test_under_load_a_broken_stream_a_lost_job_and_a_logged_error_are_counted() -> None:
-    """Otherwise the row without errors would say nothing."""
+    """Shows that a row without errors is meaningful."""
     assert wrong("job", [1, 2, 3], "job.completed") is None
     assert "gaps" in str(wrong("job", [1, 3], "job.completed"))
     assert "gaps" in str(wrong("job", [1, 2, 2], "job.completed"))
@@ -83,7 +83,7 @@ def test_under_load_a_broken_stream_a_lost_job_and_a_logged_error_are_counted() 
         assert (created, finished) == (job["created_at"], job["finished_at"])
 
 
-def test_a_quantile_is_one_of_the_values_and_so_many_are_below_it() -> None:
+def test_a_quantile_is_one_of_the_values_with_the_right_number_below() -> None:
     values = [float(value) for value in range(100, 0, -1)]
     assert [quantile(values, share) for share in (0.0, 0.5, 0.95, 1.0)] == [1.0, 50.0, 95.0, 100.0]
     assert quantile([7.0], 0.95) == 7.0
@@ -93,12 +93,12 @@ def test_a_quantile_is_one_of_the_values_and_so_many_are_below_it() -> None:
 def test_memory_is_the_sum_over_the_mappings() -> None:
     lines = Path("/proc/self/smaps").read_text().splitlines()
     by_hand = sum(int(line.split()[1]) for line in lines if line.startswith("Pss:")) / 1024
-    # Other processes share some pages, and may come and go between the two readings.
+    # Other processes share some pages, and may start and end between the two readings.
     assert proportional_mib(os.getpid()) == pytest.approx(by_hand, rel=0.05)
     assert proportional_mib(2**22 + 1) is None
 
 
-async def test_the_null_engine_says_the_same_to_the_same_question_and_counts_it() -> None:
+async def test_the_null_engine_answers_the_same_request_equally_and_counts_it() -> None:
     engine = NullEngine(0.0)
     body = {
         "model": POLICY,
@@ -126,7 +126,7 @@ def _completions(events: str) -> list[dict[str, Any]]:
     return [json.loads(line)["completion"] for line in lines]
 
 
-def test_an_unknown_case_is_told_the_known_ones() -> None:
+def test_an_unknown_case_is_answered_with_the_known_ones() -> None:
     result = CliRunner().invoke(app, ["bench", "service", "--case", "speed"])
     assert result.exit_code == 2
     assert "submit, throughput, overhead, load" in " ".join(result.output.replace("│", " ").split())

@@ -1,4 +1,4 @@
-"""The benchmark of speculation on next to no work: real processes, the bundled policy, a tiny random model."""
+"""Speculation benchmark on a minimal workload: real processes, the bundled policy, a tiny random model."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ def test_every_drafter_is_compared_with_plain_decoding_and_with_transformers(tmp
     assert rows["batch 1 ngram", speed, "transformers-assisted"].peer_value > 0
     assert rows["batch 1 controller", speed, "always 4"].ours == rows["batch 1 controller", speed, "plain"].ours
     assert rows["250M 0.8 batch 4", speed, "plain"].ratio > 0
-    # Of chains of up to 16 guesses, each right four times in five, at least a fifth.
+    # For chains of up to 16 draft tokens, each correct four times in five: at least a fifth.
     assert 20 < rows["250M 0.8 batch 4", "accepted guesses", "all guesses"].ours <= 100
     for case in ("W3 sibling-ngram", "W3 controller", "policy-250M W3 sibling-ngram", "policy-250M W3 controller"):
         assert rows[case, speed, "plain"].ratio > 0
-        # Guesses take no pages from what is cached: the hit rate is the same.
+        # Draft tokens take no pages from the cache: the hit rate is the same.
         assert rows[case, "cache hit rate", "plain"].ratio == pytest.approx(1)
     for row in measured.rows:
         assert row.ratio == pytest.approx(row.ours / row.peer_value)
@@ -60,7 +60,7 @@ def test_every_drafter_is_compared_with_plain_decoding_and_with_transformers(tmp
     assert (tmp_path / "chart.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_who_answers_otherwise_than_plain_decoding_is_refused() -> None:
+def test_a_system_with_other_answers_than_plain_decoding_is_refused() -> None:
     truth = [[1, 2]] * 100
     speculation._compare("eagle", [[1, 2]] * 97 + [[1, 3]] * 3, truth)
     with pytest.raises(BenchError, match="eagle answers 4 of 100 prompts otherwise"):
@@ -100,7 +100,7 @@ def test_the_command_runs_the_plan_and_prints_one_document(monkeypatch: pytest.M
         (["--head", "somewhere"], "with --speculation only"),
     ],
 )
-def test_wrong_usage_says_what_is_right(arguments: list[str], message: str) -> None:
+def test_wrong_usage_is_answered_with_the_valid_choice(arguments: list[str], message: str) -> None:
     result = CliRunner().invoke(app, ["bench", "engine", *arguments], env={"COLUMNS": "250"})
     assert result.exit_code == 2
     assert message in result.stderr

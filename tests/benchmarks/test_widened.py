@@ -1,4 +1,4 @@
-"""A widened checkpoint computes what the small one does."""
+"""A widened checkpoint computes the same function as the small one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from benchmarks.engine.widened import widened
 from tests.engine.exact import float32_loss
 
 
-def test_transformers_gives_the_logits_of_the_small_model_for_the_large_one(tmp_path: Path) -> None:
+def test_transformers_computes_the_same_logits_for_the_widened_model(tmp_path: Path) -> None:
     source = BUNDLED / "policy"
     size = Size(hidden=320, layers=6, heads=12, kv_heads=6, head_dim=32, intermediate=640, vocab=826, context=512)
     folder = widened("wide", source, size, tmp_path)

@@ -1,4 +1,4 @@
-"""What the workloads ask of an engine, seen by an engine that writes everything down."""
+"""Requests of the workloads, recorded by a stand-in for an engine."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TINY = Size(hidden=32, layers=2, heads=4, kv_heads=2, head_dim=8, intermediate=4
 
 
 class Notebook:
-    """Answers with running numbers, and keeps every call."""
+    """Engine that answers with consecutive numbers and records every call."""
 
     def __init__(self, short: int = 0) -> None:
         self.calls: list[list[Request]] = []
@@ -49,7 +49,7 @@ class Notebook:
         ("W4", 128, [(32, 1, 128)]),
     ],
 )
-def test_a_workload_asks_for_the_tokens_that_it_is_defined_by(
+def test_a_workload_requests_the_tokens_of_its_definition(
     case: str, tokens: int, first: list[tuple[int, int, int]]
 ) -> None:
     system = Notebook()
@@ -82,7 +82,7 @@ def test_a_seed_fixes_the_prompts_and_no_two_seeds_share_one(case: str) -> None:
 
 
 @pytest.mark.parametrize("case", WORKLOADS)
-def test_an_engine_that_stops_early_is_found_out(case: str) -> None:
+def test_an_engine_that_stops_early_is_detected(case: str) -> None:
     with pytest.raises(RuntimeError, match="asked for samples of"):
         run(case, Notebook(short=1), 3)
 
@@ -97,13 +97,13 @@ def test_a_warm_up_has_the_shapes_of_the_case_and_few_tokens(case: str) -> None:
         assert all(one.tokens <= 8 for one in short)
 
 
-def test_checkpoints_are_the_same_wherever_they_are_made(tmp_path: Path) -> None:
+def test_checkpoints_are_the_same_wherever_they_are_created(tmp_path: Path) -> None:
     first, second = (checkpoint("tiny", TINY, tmp_path / name) for name in ("a", "b"))
     for name in ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"):
         assert (first / name).read_bytes() == (second / name).read_bytes()
 
 
-def test_transformers_reads_a_checkpoint_and_its_32000_tokens(tmp_path: Path) -> None:
+def test_transformers_loads_a_checkpoint_and_its_32000_tokens(tmp_path: Path) -> None:
     folder = checkpoint("tiny", TINY, tmp_path)
     model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
     assert model.config.architectures == ["Qwen3ForCausalLM"]
@@ -113,7 +113,7 @@ def test_transformers_reads_a_checkpoint_and_its_32000_tokens(tmp_path: Path) ->
     assert all(tokenizer.decode([index]).isascii() for index in range(300, 31_999, 101))
 
 
-def test_a_checkpoint_is_made_once_and_never_half(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checkpoint_is_created_once_and_never_partially(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(size: Size, folder: Path) -> None:
         (folder / "config.json").write_text("{}")
         raise OSError("disk full")

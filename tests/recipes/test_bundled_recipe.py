@@ -1,4 +1,6 @@
-"""The recipe: its lean model is transformers' Qwen3, its optimizer resumes exactly, its data are what they say."""
+"""Recipe of the bundled models: its small model is transformers' Qwen3, its optimizer resumes exactly, its labels are
+right.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,7 @@ def logits(backbone: model.Backbone, ids: torch.Tensor) -> torch.Tensor:
 
 
 def exactly(backbone: model.Backbone) -> model.Backbone:
-    """The same, in float64."""
+    """Return a float64 copy."""
     return copy.deepcopy(backbone).double()
 
 
@@ -59,7 +61,7 @@ def test_exported_logits_equal_those_of_transformers(tmp_path: Path) -> None:
         assert_as_exact_as(ours, peer_logits(tmp_path, text), exact_logits(tmp_path, text))
 
 
-def test_generation_in_lock_step_equals_generation_without_a_cache() -> None:
+def test_batched_generation_equals_generation_without_a_cache() -> None:
     backbone = small().eval()
     prompts = [[5, 9, 12], [7, 3, 3, 8], [1, 2, 3]]
     found = generate.generate(backbone, prompts, temperature=0.0, stop=(17,), limit=12, random=torch.Generator())
@@ -82,7 +84,7 @@ def test_a_grown_model_starts_as_the_same_function() -> None:
         assert_as_exact_as(large(ids), small()(ids), exactly(small())(ids))
 
 
-def test_optimizer_continues_exactly_from_its_saved_state() -> None:
+def test_the_optimizer_continues_exactly_from_its_saved_state() -> None:
     def run(steps: int, resume_at: int | None) -> torch.Tensor:
         backbone = small()
         optimizer = optim.Optimizer(backbone.named_parameters(), muon_rate=0.01, adam_rate=0.01)
@@ -99,14 +101,14 @@ def test_optimizer_continues_exactly_from_its_saved_state() -> None:
     torch.testing.assert_close(run(4, None), run(4, 2), rtol=0, atol=0)
 
 
-def test_orthogonal_matrices_have_singular_values_near_one() -> None:
+def test_orthogonalized_matrices_have_singular_values_near_one() -> None:
     matrices = torch.randn(3, 24, 16, generator=torch.Generator().manual_seed(0))
     values = torch.linalg.svdvals(optim.orthogonal(matrices))
     assert values.min() > 0.5
     assert values.max() < 1.3
 
 
-def test_policy_examples_ask_for_every_token_of_a_right_solution() -> None:
+def test_policy_examples_have_a_target_for_every_token_of_a_right_solution() -> None:
     tokenizer = tok.load()
     for index in range(40):
         example = data.policy_example(tokenizer, 0, index)
@@ -155,7 +157,7 @@ def test_branches_of_a_trunk_compute_what_separate_sequences_do() -> None:
                 assert_as_exact_as(together[own], backbone(ids)[0], exactly(backbone)(ids)[0])
 
 
-def test_exact_choices_sum_to_one_and_hold_the_choice_that_was_made() -> None:
+def test_exact_target_probabilities_sum_to_one_and_include_the_chosen_token() -> None:
     tokenizer = tok.load()
     for index in range(60):
         example = data.policy_example(tokenizer, 1, index)
@@ -180,7 +182,7 @@ def test_measures_agree_with_their_definitions() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_shipped_models_load_in_transformers_and_agree(kind: str) -> None:
+def test_shipped_models_load_in_transformers_with_the_same_logits(kind: str) -> None:
     folder = SHIPPED / kind
     config = json.loads((folder / "config.json").read_text())
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
@@ -206,7 +208,7 @@ def test_shipped_models_are_small() -> None:
     assert sum(path.stat().st_size for path in files) <= 20_000_000
 
 
-def test_shipped_tokenizer_round_trips_any_text_and_has_whole_numbers() -> None:
+def test_shipped_tokenizer_round_trips_any_text_and_splits_no_number() -> None:
     tokenizer = transformers.AutoTokenizer.from_pretrained(SHIPPED / "policy")
     for text in (*TEXTS, "".join(map(chr, range(1, 0x800)))):
         assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False)) == text
@@ -215,7 +217,7 @@ def test_shipped_tokenizer_round_trips_any_text_and_has_whole_numbers() -> None:
     assert len(tokenizer.encode("\n\n", add_special_tokens=False)) == 1
 
 
-def test_shipped_chat_template_gives_the_prompt_of_the_recipe() -> None:
+def test_shipped_chat_template_gives_the_recipes_prompt() -> None:
     tokenizer = transformers.AutoTokenizer.from_pretrained(SHIPPED / "policy")
     raw = tok.load()
     for name in SUITES:
@@ -225,7 +227,7 @@ def test_shipped_chat_template_gives_the_prompt_of_the_recipe() -> None:
         assert tokenizer.encode(rendered, add_special_tokens=False) == tok.encode_prompt(raw, text)
 
 
-def test_slips_of_the_pen_are_labelled_bad() -> None:
+def test_arithmetic_slips_are_labelled_bad() -> None:
     bad = 0
     for seed in range(200):
         problem = countdown.generate_problem("train", seed, "n4")

@@ -28,7 +28,7 @@ def test_the_first_solution_of_each_kind_is_a_case_with_its_first_wrong_step() -
     assert [case["label"] for case in cases(PROBLEM, [EARLY], "somebody")] == [0]
 
 
-def test_files_are_read_by_the_evaluation_share_no_problem_and_have_exact_labels(tmp_path: Path) -> None:
+def test_files_match_the_evaluations_format_share_no_problem_and_have_exact_labels(tmp_path: Path) -> None:
     torch.set_num_threads(1)
     policy = Path(__file__).parents[2] / "reasoner" / "bundled" / "policy"
     written = write("countdown", 3, policy, tmp_path, seed=1)

@@ -1,4 +1,4 @@
-"""The recipe of drafting heads: what is trained is what drafts, runs resume exactly, and texts are the target's own."""
+"""Recipe of draft heads: the trained module is the drafter, runs resume exactly, and texts are the target's samples."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def written(author: Author) -> list[Text]:
 
 
 def drafted(some: list[Text], folder: Path, patch: pytest.MonkeyPatch) -> list[Asked]:
-    """Greedy chains of four guesses by the drafter in a folder."""
+    """Return greedy chains of four draft tokens by the drafter in a folder."""
     recorders: list[Recorder] = []
 
     def load_recorded(wanted: str, folder: Path, model: Decoder, *, context: int) -> Recorder:
@@ -75,16 +75,16 @@ def drafted(some: list[Text], folder: Path, patch: pytest.MonkeyPatch) -> list[A
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_engine_drafts_what_the_trained_module_says(
+def test_the_engine_drafts_the_trained_modules_argmax(
     target: Target, written: list[Text], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    """Greedy chains of the engine from an exported head, and the module's likeliest tokens over the same text."""
+    """Greedy chains of the engine from an exported head equal the module's likeliest tokens over the same text."""
     monkeypatch.setattr(target, "embedding_scale", 4.0)
     monkeypatch.setattr(tree_draft, "FLOOR", 0.0)
     head = HEADS[kind](target, 4)
     with torch.no_grad():
         for p in head.parameters():
-            p.copy_((p + 0.1 * torch.randn_like(p)).half())  # what is exported is exactly this
+            p.copy_((p + 0.1 * torch.randn_like(p)).half())  # exactly representable in the exported dtype
     head.save(tmp_path, target)
     for one in drafted(written[::4], tmp_path, monkeypatch):
         known = len(one.tokens)
@@ -99,10 +99,10 @@ def test_the_engine_drafts_what_the_trained_module_says(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_level_asks_for_the_targets_law_of_the_token_that_it_guesses(
+def test_a_levels_target_is_the_target_models_distribution_at_the_drafted_position(
     target: Target, written: list[Text], kind: str
 ) -> None:
-    """Laws and places by their definition, one text at a time without padding."""
+    """Distributions and positions are computed by definition, one text at a time without padding."""
     head = HEADS[kind](target, 3)
     some = written[:3]
     batch = collate(some, "cpu")
@@ -113,7 +113,7 @@ def test_a_level_asks_for_the_targets_law_of_the_token_that_it_guesses(
             for text in some:
                 ids = torch.tensor([text.prompt + text.tokens])
                 laws = target.model(ids).logits[0].log_softmax(-1)
-                # The first generated token is known when the first guess is made.
+                # The first generated token is known when the first draft token is proposed.
                 guessed = range(len(text.prompt) + 1 + number, ids.shape[1])
                 expected += [laws[place - 1] for place in guessed]
                 roots.append([place - 2 - number for place in guessed])
@@ -126,7 +126,7 @@ def test_a_level_asks_for_the_targets_law_of_the_token_that_it_guesses(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_run_that_was_stopped_goes_on_exactly(
+def test_a_stopped_run_resumes_exactly(
     target: Target, written: list[Text], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     monkeypatch.setattr(training, "BATCH_TOKENS", 400)
@@ -135,7 +135,8 @@ def test_a_run_that_was_stopped_goes_on_exactly(
         for stop in stops:
             torch.manual_seed(1)
             head = HEADS[kind](target, 2)
-            # The learning rate follows the plan's end, so it is stopped by the clock of the plan and not by its steps.
+            # The learning rate depends on the plan's last step, so the run is stopped by the plan's time limit, not by
+            # fewer steps.
             monkeypatch.setattr(Plan, "progress", lambda _, step, seconds, stop=stop: float(step >= stop))
             assert training.train(head, target, written, Plan(steps=8, warmup=2), folder)["steps"] == stop
         return {name: p.detach().clone() for name, p in head.named_parameters()}
@@ -147,8 +148,8 @@ def test_a_run_that_was_stopped_goes_on_exactly(
         assert not torch.equal(start[name], p)
 
 
-def test_a_draft_model_begins_as_the_one_that_it_grows_from(target: Target, written: list[Text]) -> None:
-    """And not as one of another vocabulary."""
+def test_a_draft_model_starts_as_its_base_model(target: Target, written: list[Text]) -> None:
+    """A base with another vocabulary is refused."""
     small = Target(DRAFT, "cpu")
     ids = collate(written[:3], "cpu").ids
     with torch.no_grad():
@@ -160,7 +161,7 @@ def test_a_draft_model_begins_as_the_one_that_it_grows_from(target: Target, writ
         Small(other, DRAFT, 2)  # type: ignore[arg-type]
 
 
-def test_a_draft_model_is_asked_for_the_targets_law_after_every_token_and_the_engine_drafts_what_it_says(
+def test_a_draft_models_targets_are_the_target_models_distributions_and_the_engine_drafts_its_argmax(
     target: Target, written: list[Text], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small = Small(target, DRAFT, 2)
@@ -171,7 +172,7 @@ def test_a_draft_model_is_asked_for_the_targets_law_after_every_token_and_the_en
         expected = []
         for text in written[:2]:
             laws = target.model(torch.tensor([text.prompt + text.tokens])).logits[0].log_softmax(-1)
-            # The token that is guessed first is the second that was generated.
+            # The first draft token is the second generated one.
             expected.append(laws[len(text.prompt) : -1])
         torch.testing.assert_close(level.target, torch.cat(expected), atol=gap(POLICY), rtol=0)
         assert level.roots.sum() == len(level.target) == len(level.head)
@@ -184,7 +185,7 @@ def test_a_draft_model_is_asked_for_the_targets_law_after_every_token_and_the_en
 
 
 def test_heads_learn(target: Target, written: list[Text], tmp_path: Path) -> None:
-    """Fifteen steps on the same few texts; the loss before is that of a head that knows nothing."""
+    """Fifteen steps on the same few texts lower the loss of an untrained head."""
     head = HEADS["eagle"](target, 2)
     before = report.held_out(head, target, written)
     training.train(head, target, written, Plan(steps=15, warmup=3, adam_rate=0.003), tmp_path)
@@ -195,8 +196,10 @@ def test_heads_learn(target: Target, written: list[Text], tmp_path: Path) -> Non
         assert 0 <= other.reached <= other.overlap <= 1
 
 
-def test_texts_are_the_targets_own_and_kept(author: Author, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each is what a client would get for its prompt, seed and number; complete shards are only read."""
+def test_texts_are_the_targets_samples_and_complete_shards_are_kept(
+    author: Author, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each text equals a client's for its prompt, seed and number; complete shards are only read."""
     monkeypatch.setattr(texts, "SHARD", 9)
     prompts = Prompts(None, 1.0)
     made = author.training(prompts, 500, tmp_path)
