@@ -1,4 +1,4 @@
-"""A service of real processes around one real, slowed-down engine."""
+"""A service of real processes around one real engine that is slowed down."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ JOB = {
 
 
 class Service:
-    """A broker; as many workers and APIs as a test asks for; and what they did, read behind the API's back."""
+    """A broker, with the workers and APIs that a test starts; reads their state directly from Redis."""
 
     def __init__(self, folder: Path, slow: SlowEngine, running: contextlib.ExitStack) -> None:
         self.slow = slow
@@ -55,7 +55,7 @@ class Service:
             self.workers[worker.pid] = worker
 
     def get(self, path: str, **parameters: Any) -> Any:
-        """The answer's JSON, or ``None`` while there is no good answer."""
+        """Return the response's JSON; ``None`` unless it is a success."""
         with contextlib.suppress(httpx.TransportError):
             response = self.client.get(path, params=parameters)
             return response.json() if response.status_code == 200 else None
@@ -67,7 +67,7 @@ class Service:
         return str(response.json()["id"])
 
     def ended(self, job_id: str) -> dict[str, Any]:
-        """The job, once it has ended, after checking what holds for every ended job."""
+        """Wait for the end of the job, check the invariants of ended jobs, and return it."""
 
         def look() -> dict[str, Any] | None:
             job: dict[str, Any] | None = self.get(f"/v1/jobs/{job_id}", wait=30)
@@ -91,13 +91,13 @@ class Service:
         return [entry for entry in self.log(job_id) if entry["type"] == "node"]
 
     def event(self, job_id: str, kind: str) -> dict[str, Any]:
-        """The first event of a kind, waiting for it."""
+        """Wait for the first event of a type and return it."""
         return processes.until(
             lambda: next((entry for entry in self.log(job_id) if entry["type"] == kind), None), f"there is a {kind}"
         )
 
     def search_is_running(self, job_id: str) -> int:
-        """Waits until a search is in its second level; answers the process id of the worker that has it."""
+        """Wait until a search is in its second level; return the process id of its worker."""
         processes.until(lambda: len(self.nodes(job_id)) >= 10, "the search is in its second level")
         return self.holder(job_id)
 
@@ -131,7 +131,7 @@ def service(tmp_path: Path, slow_engine: SlowEngine) -> Iterator[Service]:
 
 @pytest.fixture(scope="session")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory, slow_engine: SlowEngine) -> dict[str, Any]:
-    """The result of the job that the tests disturb, when nobody does."""
+    """Return the undisturbed result of the job that the tests disturb."""
     with contextlib.ExitStack() as running:
         service = Service(tmp_path_factory.mktemp("undisturbed"), slow_engine, running)
         service.start_workers(1)
@@ -143,8 +143,11 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, slow_engine: SlowEngin
 
 
 def same(result: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Equal, but for the last digits of scores that were computed in other batches: of one of the bundled reward model
-    float32 loses 2e-5 at most (``tests.prm.checkpoints.score_gap``), of sums and shares of a few of them more."""
+    """Return True if two results are equal except for the last digits of scores, which depend on the batch.
+
+    Scores of the bundled reward model in float32 differ by 2e-5 at most (``tests.prm.checkpoints.score_gap``), and sums
+    and shares of a few of them by more.
+    """
     floats = "confidence"
     rest = {name: value for name, value in result.items() if name != floats}
     return bool(

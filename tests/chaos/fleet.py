@@ -1,4 +1,4 @@
-"""Clients of a deployment whose processes are killed, and what holds for the jobs that they had."""
+"""Clients of a deployment whose processes are killed, and the invariants of their jobs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _PAUSE = 0.05
 
 
 async def until(condition: Callable[[], bool], what: str) -> None:
-    """Polls, as ``processes.until`` does, and lets the clients of this process go on meanwhile."""
+    """Poll like ``processes.until``, without blocking the clients of this process."""
     never = asyncio.Event()
     async with asyncio.timeout(PATIENCE):
         try:
@@ -39,13 +39,13 @@ async def until(condition: Callable[[], bool], what: str) -> None:
 
 
 class Client:
-    """A client that does not give up: it asks the next API, and the next, until one answers."""
+    """Client that tries one API after another until one answers."""
 
     def __init__(self, fleet: Fleet) -> None:
         self._bases = itertools.cycle([f"http://127.0.0.1:{port}" for port in fleet.ports])
         self._http = httpx.AsyncClient(timeout=60, limits=httpx.Limits(max_connections=None))
         self.refusals: set[int] = set()
-        """Statuses other than success that answers had."""
+        """The unsuccessful statuses of responses."""
 
     async def __aenter__(self) -> Client:
         return self
@@ -54,7 +54,7 @@ class Client:
         await self._http.aclose()
 
     async def call(self, method: str, path: str, **request: Any) -> Any:
-        """The JSON of the first good answer."""
+        """Return the JSON of the first successful response."""
         while True:
             with contextlib.suppress(httpx.TransportError):
                 response = await self._http.request(method, next(self._bases) + path, **request)
@@ -69,7 +69,7 @@ class Client:
         return str(job["id"])
 
     async def follow(self, job_id: str) -> list[dict[str, Any]]:
-        """All events of a job, in the order in which they came, over any number of connections."""
+        """Yield all events of a job in order, over any number of connections."""
         events: list[dict[str, Any]] = []
         while not events or events[-1]["type"].removeprefix("job.") not in TERMINAL_STATUSES:
             with contextlib.suppress(httpx.TransportError):
@@ -90,7 +90,7 @@ class Client:
 
 
 async def alone(url: str, job: dict[str, Any]) -> JobOutcome:
-    """What becomes of a job without a service and without trouble: ``job`` is what the API answered."""
+    """Run a job without a service and undisturbed. ``job``: the API's response."""
     engine = HttpEngine(url)
     try:
         return await run_job(JobSpec.model_validate(job["spec"]), engine, MemoryJournal())
@@ -99,8 +99,10 @@ async def alone(url: str, job: dict[str, Any]) -> JobOutcome:
 
 
 def check(job: dict[str, Any], log: list[dict[str, Any]], events: list[dict[str, Any]]) -> None:
-    """What holds for every job that has ended well: one bill, one stream, one end. ``log`` is what the store has,
-    ``events`` what a client got."""
+    """Check the invariants of a completed job: one usage, one stream, one end.
+
+    ``log``: the events in the store. ``events``: those received by a client.
+    """
     assert job["error"] is None, job["error"]
     entries = [entry for entry in log if "key" in entry]
     assert len({entry["key"] for entry in entries}) == len(entries)

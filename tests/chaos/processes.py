@@ -21,13 +21,13 @@ T = TypeVar("T")
 
 
 def until(condition: Callable[[], T | None], what: str, seconds: float = 60.0) -> T:
-    """Polls until the condition answers something; fails with ``what`` when it never does."""
+    """Poll until the condition returns a true value; fail with ``what`` at the time limit."""
     pause, deadline = threading.Event(), time.monotonic() + seconds
     while time.monotonic() < deadline:
         answer = condition()
         if answer:
             return answer
-        pause.wait(0.02)  # other processes tell nobody what they do: look again
+        pause.wait(0.02)  # other processes send no notification, so poll
     raise AssertionError(f"not within {seconds} s: {what}")
 
 
@@ -52,7 +52,7 @@ def engine(settings: Settings, socket: Path, log: Path) -> contextlib.AbstractCo
 
 
 def alive(pid: int) -> bool:
-    """Whether a process runs: one that only waits for its parent to take note of its end does not."""
+    """Return True if a process runs; a zombie does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):

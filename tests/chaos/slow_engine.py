@@ -1,6 +1,6 @@
-"""A proxy in front of a real engine: it holds every answer back for a moment and notes who asked for what.
+"""A proxy in front of a real engine that delays every response and records the requests.
 
-It makes a small model slow enough for a search to be hit in its middle, the same way on every machine.
+It makes a small model slow enough to interrupt a search midway, in the same way on every machine.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 Asked = tuple[tuple[int, ...], int, int, tuple[int, ...]]
-"""What makes a continuation the same as another: prompt, seed, branch key, tokens that it already had."""
+"""The identity of a continuation: prompt, seed, branch key and tokens generated before."""
 
 
 class SlowEngine:
-    """A context manager: listens on the socket ``path`` and forwards to the engine at the socket ``engine``."""
+    """Context manager that listens on the socket ``path`` and forwards to the engine at the socket ``engine``."""
 
     def __init__(self, path: Path, engine: Path, seconds: float) -> None:
         self.url = f"unix://{path}"
         self.asked: list[Asked] = []
-        """Every branch of every completion request, in the order of arrival."""
+        """All branches of all completion requests, in the order of arrival."""
         self._seconds = seconds
         self.engine = engine
         app = Starlette(routes=[Route("/{path:path}", self._forward, methods=["GET", "POST"])])

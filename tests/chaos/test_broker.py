@@ -1,4 +1,4 @@
-"""Workers outlive their broker, whatever they have in hand when it goes."""
+"""Workers survive the death of their broker in any state."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def fleet(tmp_path: Path) -> Iterator[Fleet]:
 
 
 def ask(fleet: Fleet, method: str, path: str, **request: Any) -> Any:
-    """The answer's JSON, or ``None`` while there is no good answer."""
+    """Return the response's JSON; ``None`` unless it is a success."""
     with contextlib.suppress(httpx.TransportError):
         answer = httpx.request(method, f"http://127.0.0.1:{fleet.ports[0]}{path}", timeout=30, **request)
         return answer.json() if answer.is_success else None
@@ -46,13 +46,13 @@ def ended(fleet: Fleet, job_id: str) -> Any:
 
 
 def started(fleet: Fleet, spec: dict[str, Any]) -> str:
-    """A new job whose search has begun."""
+    """Submit a job and wait until its search has begun."""
     job_id = str(ask(fleet, "POST", "/v1/jobs", json=spec)["id"])
     processes.until(lambda: fleet.seq(job_id) >= 4, "the search has begun")
     return job_id
 
 
-def test_jobs_whose_workers_live_survive_a_broker_that_is_away_for_longer_than_a_lease(tmp_path: Path) -> None:
+def test_running_jobs_survive_a_broker_outage_longer_than_a_lease(tmp_path: Path) -> None:
     settings = {"concurrency": 8, "max_attempts": 1, "lease_seconds": 1.0}
     with Fleet(tmp_path, workers=1, apis=1, token_seconds=0.03, **settings) as fleet:
         processes.until(lambda: ask(fleet, "GET", "/v1/jobs"), "the API answers")
@@ -65,7 +65,7 @@ def test_jobs_whose_workers_live_survive_a_broker_that_is_away_for_longer_than_a
             assert (job["status"], job["error"], job["attempt"]) == ("completed", None, 1)
 
 
-def test_the_file_that_says_that_a_worker_takes_jobs_grows_old_without_a_broker(tmp_path: Path) -> None:
+def test_the_liveness_file_of_a_worker_ages_without_a_broker(tmp_path: Path) -> None:
     alive = tmp_path / "worker.alive"
 
     def age() -> float:
@@ -81,7 +81,7 @@ def test_the_file_that_says_that_a_worker_takes_jobs_grows_old_without_a_broker(
 
 
 @pytest.mark.parametrize("held", ["a search", "the end of a search"])
-def test_a_worker_lives_on_when_the_broker_dies_under_it_and_its_job_has_one_attempt(fleet: Fleet, held: str) -> None:
+def test_a_worker_survives_the_death_of_its_broker_and_its_job_needs_one_attempt(fleet: Fleet, held: str) -> None:
     job_id = started(fleet, SEARCH)
     if held == "the end of a search":
         processes.until(lambda: fleet.redis.hget(f"reasoner:job:{job_id}", "finished"), "the search has ended")

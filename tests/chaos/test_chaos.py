@@ -1,4 +1,4 @@
-"""Fifty jobs while every kind of process is killed at random moments."""
+"""Fifty jobs while processes of every role are killed at random moments."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ ROUNDS: list[tuple[Role, ...]] = [
     ("api", "worker"),
     ("worker", "api", "engine", "broker"),
 ]
-"""Who is killed together."""
+"""The roles killed together in each round."""
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.long]
 
@@ -55,7 +55,7 @@ def spec(number: int) -> dict[str, Any]:
 async def life(
     client: Client, number: int, round_begins: asyncio.Event, delay: float
 ) -> tuple[str, list[dict[str, Any]]]:
-    """A client's: submits when its time comes, and follows its job to the end."""
+    """Run one client: submit a job when its time comes, and follow it to the end."""
     await round_begins.wait()
     await asyncio.sleep(delay)
     job_id = await client.submit(spec(number), key=f"job {number}")
@@ -63,7 +63,7 @@ async def life(
 
 
 async def wreak(fleet: Fleet, rounds: list[asyncio.Event], rng: random.Random) -> None:
-    """Kills at random moments, and each time waits until every job that was running has gone on."""
+    """Kill processes at random moments, each time waiting until every running job has continued."""
     for round_begins, victims in zip(rounds, rng.sample(ROUNDS, len(ROUNDS)), strict=True):
         round_begins.set()
         await until(lambda: bool(fleet.running()), "a job runs")
@@ -80,9 +80,9 @@ async def wreak(fleet: Fleet, rounds: list[asyncio.Event], rng: random.Random) -
         print(f"{' and '.join(victims)}: {len(running)} jobs went on after {time.monotonic() - killed:.1f} s")
 
 
-async def test_whatever_is_killed_every_accepted_job_ends_as_if_nothing_had_been(tmp_path: Path) -> None:
+async def test_every_accepted_job_gets_its_undisturbed_result_whatever_is_killed(tmp_path: Path) -> None:
     rng = random.Random(7)
-    rounds = [asyncio.Event() for _ in ROUNDS]  # each has jobs of its own, however fast those before it were
+    rounds = [asyncio.Event() for _ in ROUNDS]  # each round has its own jobs, however fast the previous ones were
     fleet = Fleet(tmp_path, workers=3, apis=2, token_seconds=0.02, concurrency=3, max_attempts=20)
     with fleet:
         async with Client(fleet) as client:
@@ -93,7 +93,7 @@ async def test_whatever_is_killed_every_accepted_job_ends_as_if_nothing_had_been
             await wreak(fleet, rounds, rng)
             ended = await asyncio.gather(*lives)
             jobs = [await client.call("GET", f"/v1/jobs/{job_id}") for job_id, _ in ended]
-        # Accepted once each, whatever became of the answer to the first attempt; and no job that nobody asked for.
+        # Each job was accepted once, even if the response to the first attempt was lost, and there are no other jobs.
         assert fleet.redis.zcard("reasoner:jobs") == len({job["id"] for job in jobs}) == JOBS
         assert [job["spec"]["problem"] for job in jobs] == [spec(number)["problem"] for number in range(JOBS)]
         for job, (job_id, events) in zip(jobs, ended, strict=True):

@@ -1,5 +1,6 @@
-"""A job that loses its worker again and again is given up; retried, it ends as if nothing had been. Its client is told
-of both ends."""
+"""A job that loses its worker repeatedly is dead-lettered; retried, it gets the undisturbed result. Both ends are
+delivered to its webhook.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ ATTEMPTS = 2
 pytestmark = pytest.mark.timeout(400)
 
 
-async def test_a_poison_job_is_dead_lettered_and_a_retry_pays_for_nothing_but_what_was_in_flight(
+async def test_a_poison_job_is_dead_lettered_and_its_retry_is_charged_only_for_lost_work(
     tmp_path: Path, receiver: Receiver
 ) -> None:
     settings = {"concurrency": 1, "max_attempts": ATTEMPTS, "webhook_secret": SECRET, "webhook_allow": "127.0.0.1"}
@@ -42,7 +43,7 @@ async def test_a_poison_job_is_dead_lettered_and_a_retry_pays_for_nothing_but_wh
             return int(float(fleet.redis.hget(f"reasoner:job:{job_id}", "usage:generated") or 0))
 
         def unwritten() -> int:
-            """Tokens that the engine was asked for and no journal has."""
+            """Return the number of requested tokens that no journal has."""
             return fleet.asked()["tokens"] - journaled()
 
         def attempt() -> int:
@@ -51,8 +52,8 @@ async def test_a_poison_job_is_dead_lettered_and_a_retry_pays_for_nothing_but_wh
         async with Client(fleet) as client:
             job_id = await client.submit(JOB | {"webhook": receiver.url}, key="poison")
             await until(lambda: journaled() > 0 and unwritten() > 0, "it gets on")
-            os.kill(fleet.pids("engine")[0], signal.SIGSTOP)  # from here on nobody gets on
-            for number in range(1, ATTEMPTS + 2):  # the first one has got on: it does not count
+            os.kill(fleet.pids("engine")[0], signal.SIGSTOP)  # from now on no attempt makes progress
+            for number in range(1, ATTEMPTS + 2):  # the first attempt made progress, so it does not count
                 await until(lambda number=number: attempt() == number, "a worker has it")
                 fleet.kill("worker")
                 fleet.restart("worker")
@@ -79,5 +80,5 @@ async def test_a_poison_job_is_dead_lettered_and_a_retry_pays_for_nothing_but_wh
         undisturbed = await alone(f"unix://{socket}", job)
     assert (job["status"], job["result"]) == (undisturbed.status, undisturbed.result.model_dump())
     assert job["usage"]["generated"] == undisturbed.usage.generated
-    # What the journal held is not asked for again.
+    # Journaled results are not requested again.
     assert asked == undisturbed.usage.generated - written > 0

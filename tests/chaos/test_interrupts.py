@@ -1,4 +1,6 @@
-"""Ctrl-C at every command that runs processes: once ends it in order, twice at once, and the status is always 130."""
+"""Ctrl-C for every command that runs processes: the first ends it in order, the second at once, always with
+status 130.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ from tests.chaos.fleet import NULL_ENGINE
 from tests.chaos.processes import alive, until
 from tests.chaos.test_supervisor import children
 
-# Nothing that is stopped in order has a limit here: what ends, ends by the second signal.
+# Ordered shutdowns have no time limit here, so that only a second signal can end a hanging process.
 PATIENT = """
 import signal, sys
 import api.roles.supervisor, workers.broker.embedded
@@ -37,7 +39,7 @@ pytestmark = pytest.mark.timeout(240)
 
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """An engine that takes a second for a token."""
+    """Start an engine that takes a second per token."""
     folder = tmp_path_factory.mktemp("engine")
     with processes.process([*NULL_ENGINE, str(folder / "engine.sock"), "1"], folder / "engine.log"):
         until((folder / "engine.sock").exists, "the engine listens")
@@ -45,7 +47,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 class Command:
-    """``reasoner`` with a folder of its own, in which whatever it leaves behind would lie."""
+    """``reasoner`` with its own home folder, in which leftover files would be found."""
 
     def __init__(self, arguments: list[str], engine: str, home: Path) -> None:
         self.home = home
@@ -93,7 +95,7 @@ class Command:
         self.process.send_signal(signal.SIGINT)
 
     def has_ended(self) -> None:
-        """With the status of Ctrl-C, no word about it, and nothing left."""
+        """Check the exit status of Ctrl-C, the absence of tracebacks, and that nothing remains."""
         assert self.process.wait(60) == 130, self.log.read_text()
         assert "Traceback" not in self.log.read_text()
         until(lambda: not any(alive(pid) for pid in self.children), "its processes are gone")
@@ -103,7 +105,7 @@ class Command:
 
 @contextlib.contextmanager
 def command(engine: str, *arguments: str) -> Iterator[Command]:
-    with tempfile.TemporaryDirectory(prefix="int") as home:  # short, since sockets live there
+    with tempfile.TemporaryDirectory(prefix="int") as home:  # short, since it contains sockets
         running = Command(list(arguments), engine, Path(home))
         try:
             yield running
@@ -113,14 +115,14 @@ def command(engine: str, *arguments: str) -> Iterator[Command]:
 
 
 def signals(pid: int, *kinds: str) -> set[int]:
-    """The signals that a process has pending (``SigPnd``, ``ShdPnd``) or catches (``SigCgt``)."""
+    """Return the signals that a process has pending (``SigPnd``, ``ShdPnd``) or catches (``SigCgt``)."""
     status = Path(f"/proc/{pid}/status").read_text()
     masks = [int(line.split()[1], 16) for line in status.splitlines() if line.startswith(kinds)]
     return {number for mask in masks for number in range(1, 65) if mask >> (number - 1) & 1}
 
 
 def handled(pid: int) -> bool:
-    """Return true once a process has taken note of a Ctrl-C: another one would be the same until then."""
+    """Return True once a process has received a Ctrl-C; until then, another one would be merged with it."""
     return signal.SIGINT not in signals(pid, "SigPnd", "ShdPnd")
 
 
@@ -137,7 +139,7 @@ def handled(pid: int) -> bool:
         ),
     ],
 )
-def test_ctrl_c_twice_ends_everything_at_every_moment_and_a_third_one_changes_nothing(
+def test_a_second_ctrl_c_ends_everything_at_any_moment_and_a_third_changes_nothing(
     engine: str, what: str, moment: str
 ) -> None:
     with command(engine, what) as running:
@@ -155,7 +157,7 @@ def test_ctrl_c_twice_ends_everything_at_every_moment_and_a_third_one_changes_no
 
 
 @pytest.mark.parametrize("role", [b"worker", pytest.param(b"api", marks=pytest.mark.long)])
-def test_a_second_ctrl_c_does_not_wait_for_a_process_that_hangs(engine: str, role: bytes) -> None:
+def test_a_second_ctrl_c_does_not_wait_for_a_hanging_process(engine: str, role: bytes) -> None:
     with command(engine, "serve") as running:
         running.until(running.says("ready at"))
         [frozen] = [
@@ -170,7 +172,7 @@ def test_a_second_ctrl_c_does_not_wait_for_a_process_that_hangs(engine: str, rol
 
 
 @pytest.mark.parametrize("role", ["api", "worker"])
-def test_a_role_alone_ends_with_the_status_of_ctrl_c(engine: str, role: str) -> None:
+def test_a_single_role_exits_with_the_status_of_ctrl_c(engine: str, role: str) -> None:
     with command(engine, role) as running:
         if role == "api":
             running.until(lambda: running.answers("/healthz"))
@@ -180,7 +182,7 @@ def test_a_role_alone_ends_with_the_status_of_ctrl_c(engine: str, role: str) -> 
         running.has_ended()
 
 
-def test_an_evaluation_that_runs_ends_with_the_status_of_ctrl_c(engine: str) -> None:
+def test_a_running_evaluation_exits_with_the_status_of_ctrl_c(engine: str) -> None:
     def asked() -> object:
         with httpx.Client(transport=httpx.HTTPTransport(uds=engine.removeprefix("unix://"))) as client:
             return client.get("http://engine/asked").json()["branches"]

@@ -1,4 +1,4 @@
-"""Workers that are killed in the middle of a batch: all of its jobs end, and its budget holds."""
+"""Workers killed during a batch: all of its jobs end, and its budget is kept."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An accepted job ends, whichever process is killed."""
+"""Accepted jobs end even if the API or the broker is killed."""
 
 from __future__ import annotations
 
@@ -12,20 +12,18 @@ from workers.broker.embedded import EmbeddedBroker
 pytestmark = pytest.mark.timeout(240)
 
 
-def test_a_job_that_was_accepted_survives_the_api_that_accepted_it(
-    service: Service, undisturbed: dict[str, Any]
-) -> None:
+def test_an_accepted_job_survives_the_death_of_its_api(service: Service, undisturbed: dict[str, Any]) -> None:
     api = service.start_api()
     job_id = service.submit()
     api.kill()
     api.wait()
-    service.redis.delete("interactive")  # as if it had been killed before it could send the message
+    service.redis.delete("interactive")  # as if it had been killed before sending the message
     service.start_workers(1)
     service.start_api()
     assert same(service.ended(job_id)["result"], undisturbed)
 
 
-def test_a_search_survives_its_broker(service: Service, undisturbed: dict[str, Any]) -> None:
+def test_a_search_survives_the_death_of_its_broker(service: Service, undisturbed: dict[str, Any]) -> None:
     service.start_workers(2)
     service.start_api()
     job_id = service.submit()

@@ -1,4 +1,4 @@
-"""Workers that are killed, frozen or stopped in the middle of a beam search."""
+"""Workers killed, frozen or stopped during a beam search."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RECOVERY_SECONDS = 10.0
 pytestmark = pytest.mark.timeout(240)
 
 
-def test_a_search_whose_worker_is_killed_goes_on_elsewhere_and_repeats_nothing(
+def test_a_search_whose_worker_is_killed_continues_elsewhere_without_repetition(
     service: Service, undisturbed: dict[str, Any]
 ) -> None:
     service.start_workers(2)
@@ -39,20 +39,18 @@ def test_a_search_whose_worker_is_killed_goes_on_elsewhere_and_repeats_nothing(
     assert service.holder(job_id) in set(service.workers) - {victim}
     assert 0 < float(service.event(job_id, "job.resumed")["at"]) - killed_at < RECOVERY_SECONDS
 
-    # Nothing that the journal held was asked for again; what was lost on the way was, once.
+    # Journaled results were not requested again; the lost ones were, once.
     assert journaled >= 10
     assert len(asked_before & set(service.slow.asked)) == lost
     assert len(service.slow.asked) == len(set(service.slow.asked))
 
-    # The engine made no more tokens than are on the bill, but for those that were lost.
+    # The engine generated only the billed tokens and the lost ones.
     longest = max(node["tokens"] for node in service.get(f"/v1/jobs/{job_id}/tree")["nodes"])
     wasted = service.generated_by_engine() - before - job["usage"]["generated"]
     assert 0 <= wasted <= lost * longest
 
 
-def test_a_worker_that_was_frozen_past_its_lease_can_change_nothing(
-    service: Service, undisturbed: dict[str, Any]
-) -> None:
+def test_a_worker_frozen_past_its_lease_can_change_nothing(service: Service, undisturbed: dict[str, Any]) -> None:
     service.start_workers(2)
     service.start_api()
     job_id = service.submit()
@@ -66,7 +64,7 @@ def test_a_worker_that_was_frozen_past_its_lease_can_change_nothing(
     assert service.workers[zombie].poll() is None
 
 
-def test_a_deploy_hands_a_search_over_without_using_up_an_attempt(
+def test_a_deployment_hands_over_a_search_without_using_up_an_attempt(
     service: Service, undisturbed: dict[str, Any]
 ) -> None:
     service.start_workers(2)
@@ -81,7 +79,7 @@ def test_a_deploy_hands_a_search_over_without_using_up_an_attempt(
     assert service.holder(job_id) != leaving
 
 
-def test_a_running_search_is_cancelled_and_nothing_is_charged_afterwards(service: Service) -> None:
+def test_a_running_search_is_cancelled_and_nothing_is_billed_afterwards(service: Service) -> None:
     service.start_workers(1)
     service.start_api()
     job_id = service.submit()
@@ -90,6 +88,6 @@ def test_a_running_search_is_cancelled_and_nothing_is_charged_afterwards(service
     job = service.ended(job_id)
     assert job["status"] == "cancelled"
     asked = len(service.slow.asked)
-    threading.Event().wait(1)  # nothing is to happen: long enough for another level, if there were one
+    threading.Event().wait(1)  # long enough for another level of the search, which must not happen
     assert len(service.slow.asked) == asked
     assert service.get(f"/v1/jobs/{job_id}") == job

@@ -1,4 +1,4 @@
-"""Who is served first."""
+"""Order of queues."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.chaos.processes import until
 pytestmark = pytest.mark.timeout(120)
 
 
-def test_interactive_jobs_go_before_batch_jobs_that_came_earlier(service: Service) -> None:
+def test_interactive_jobs_run_before_earlier_batch_jobs(service: Service) -> None:
     service.settings = service.settings.model_copy(update={"concurrency": 1})
     service.start_api()
     jobs = []
@@ -23,7 +23,7 @@ def test_interactive_jobs_go_before_batch_jobs_that_came_earlier(service: Servic
     assert sorted(jobs, key=lambda job_id: started[job_id]) == [jobs[2], jobs[3], jobs[0], jobs[1]]
 
 
-def test_a_pool_takes_the_jobs_of_its_own_queue_alone(service: Service) -> None:
+def test_a_pool_runs_only_jobs_of_its_own_queue(service: Service) -> None:
     service.start_api()
     service.settings = service.settings.model_copy(update={"queues": ("batch",)})
     service.start_workers(1)

@@ -1,4 +1,4 @@
-"""Two engines, and a search whose own one stops answering, or dies, in its middle."""
+"""Two engines, one of which falls silent or dies during a search."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def states(service: Service) -> dict[str, str]:
 
 
 def job_at(home: str, urls: tuple[str, ...], service: Service) -> str:
-    """A job that runs at this engine as long as it answers."""
+    """Submit a job that runs on this engine as long as it answers."""
     while choose_by_rendezvous(urls, job_id := service.submit()) != home:
         service.client.post(f"/v1/jobs/{job_id}/cancel")
     return job_id
 
 
 @pytest.mark.parametrize("how", mostly_long([signal.SIGKILL, signal.SIGSTOP], every=2))
-def test_a_search_goes_on_at_another_engine_when_its_own_falls_silent_or_is_killed(
+def test_a_search_continues_on_another_engine_when_its_own_falls_silent_or_is_killed(
     service: Service, undisturbed: dict[str, Any], tmp_path: Path, how: signal.Signals
 ) -> None:
     socket, elsewhere = tmp_path / "engine.sock", service.slow
@@ -58,7 +58,7 @@ def test_a_search_goes_on_at_another_engine_when_its_own_falls_silent_or_is_kill
         assert job["attempt"] == 1
         assert not [entry for entry in service.log(job_id) if "engine_unavailable" in entry["data"]]
 
-        # What had arrived was not asked for again, and what had not was, once.
+        # Results that had arrived were not requested again; the others were, once.
         moved = set(home.asked) & set(elsewhere.asked)
         assert len(moved) <= len(home.asked) - arrived
         assert len(elsewhere.asked) == len(set(elsewhere.asked))

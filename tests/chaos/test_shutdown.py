@@ -1,4 +1,4 @@
-"""An API that gets SIGTERM while calls wait answers all of them, and their jobs go on elsewhere."""
+"""An API that receives SIGTERM answers all waiting calls, and their jobs continue elsewhere."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CALLS: list[tuple[str, dict[str, Any], dict[str, str]]] = [
 pytestmark = pytest.mark.timeout(180)
 
 
-def test_sigterm_answers_every_call_that_waits_and_a_retry_gets_the_same_jobs(tmp_path: Path) -> None:
+def test_sigterm_answers_every_waiting_call_and_a_retry_returns_the_same_jobs(tmp_path: Path) -> None:
     with Fleet(tmp_path, workers=0, apis=1, token_seconds=0.0) as fleet, ThreadPoolExecutor(len(CALLS)) as pool:
 
         def call(number: int) -> httpx.Response:

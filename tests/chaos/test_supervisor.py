@@ -1,4 +1,4 @@
-"""Everything under one supervisor: what dies is started again, and at the end nothing is left."""
+"""The supervisor: dead children are restarted, and nothing remains at its end."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ pytestmark = pytest.mark.timeout(180)
 
 
 def children(pid: int) -> set[int]:
-    """Processes that a process started, and those that these started."""
+    """Return the descendants of a process."""
     found = set()
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -56,13 +56,13 @@ def supervised(settings: Settings) -> Supervisor:
 
 
 @pytest.mark.parametrize("how", mostly_long([signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP], every=2))
-def test_however_the_supervisor_ends_no_process_and_no_file_is_left(tmp_path: Path, how: signal.Signals) -> None:
+def test_no_process_and_no_file_remains_however_the_supervisor_ends(tmp_path: Path, how: signal.Signals) -> None:
     folder = tmp_path / "data"
     with subprocess.Popen([sys.executable, "-c", PROGRAM, folder, ""], stdout=subprocess.PIPE) as supervisor:
         assert supervisor.stdout is not None
         assert supervisor.stdout.readline() == b"ready\n"
         started = children(supervisor.pid)
-        assert len(started) >= 5  # broker, engine, worker, API, janitor
+        assert len(started) >= 5  # broker, engine, worker, API, cleanup process
         supervisor.send_signal(how)
     until(lambda: not any(alive(pid) for pid in started), "all processes are gone", seconds=30)
     until(lambda: not folder.exists(), "all files are gone", seconds=10)
@@ -77,7 +77,7 @@ def stack(tmp_path: Path, slow_engine: SlowEngine) -> Iterator[tuple[Supervisor,
 
 
 def child(mark: bytes) -> int:
-    """The one process under this one whose command line has the mark in it."""
+    """Return the child of this process whose command line contains the mark."""
     commands = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in children(os.getpid())}
     (found,) = [pid for pid, command in commands.items() if mark in command]
     return found
@@ -94,7 +94,9 @@ def child(mark: bytes) -> int:
         every=2,
     ),
 )
-def test_what_dies_is_started_again_and_jobs_go_on(stack: tuple[Supervisor, list[str]], role: str, mark: bytes) -> None:
+def test_a_dead_child_is_restarted_and_jobs_continue(
+    stack: tuple[Supervisor, list[str]], role: str, mark: bytes
+) -> None:
     running, said = stack
     os.kill(child(mark.replace(b"HERE", str(running.settings.data_dir).encode())), signal.SIGKILL)
     until(lambda: any(message.startswith(f"the {role} ended") for message in said), "the death is noticed")
@@ -112,7 +114,7 @@ def test_what_dies_is_started_again_and_jobs_go_on(stack: tuple[Supervisor, list
         assert ended["finished_at"] is not None, ended
 
 
-def test_a_model_that_cannot_be_loaded_is_told_with_the_engines_own_words(tmp_path: Path) -> None:
+def test_a_model_that_fails_to_load_is_reported_with_the_engines_error(tmp_path: Path) -> None:
     folder = tmp_path / "model"
     folder.mkdir()
     (folder / "config.json").write_text("{}")
@@ -125,7 +127,7 @@ def test_a_model_that_cannot_be_loaded_is_told_with_the_engines_own_words(tmp_pa
     assert children(os.getpid()) == before
 
 
-def test_a_folder_that_is_no_model_and_a_port_that_is_taken_are_told_before_anything_starts(tmp_path: Path) -> None:
+def test_an_invalid_model_folder_and_a_taken_port_are_reported_before_anything_starts(tmp_path: Path) -> None:
     with (
         pytest.raises(ConfigError, match=r"config\.json"),
         supervised(load_settings(data_dir=tmp_path, port=free_port(), model="/nowhere")),
@@ -148,7 +150,7 @@ def test_other_machines_are_not_served_without_keys(tmp_path: Path) -> None:
         pass
 
 
-def test_a_search_survives_its_engine(tmp_path: Path) -> None:
+def test_a_search_survives_the_death_of_its_engine(tmp_path: Path) -> None:
     said: list[str] = []
     settings = load_settings(data_dir=tmp_path, port=free_port())
     with (

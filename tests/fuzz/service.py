@@ -1,4 +1,4 @@
-"""The API on a loopback port, and a worker beside it that does every job at once with an engine that has no model."""
+"""The API on a loopback port, with a worker that runs every job at once on an engine without a model."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from workers.execution.execute import execute
 from workers.store.jobs import JobStore
 
 JOB_SECONDS = 1.0
-"""A generated job may be a large one; what it finds is nothing to this test."""
+"""The time limit of a job, since a generated one may be large and its result does not matter."""
 
 
 async def _run(spec: JobSpec, engine: EngineClient, journal: Journal, *, cancelled: asyncio.Event) -> JobOutcome:
@@ -35,7 +35,7 @@ async def _run(spec: JobSpec, engine: EngineClient, journal: Journal, *, cancell
 
 @contextlib.contextmanager
 def served(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """The API's URL while it runs in a thread of its own; jobs run on its event loop."""
+    """Run the API in a thread and yield its URL; jobs run on its event loop."""
     ready = threading.Event()
     app = create_app(settings, ScriptedEngine())
     server = _Server(uvicorn.Config(app, port=0, log_level="error", timeout_graceful_shutdown=1), ready)

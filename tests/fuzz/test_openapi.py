@@ -1,4 +1,4 @@
-"""Whatever a client sends, the API answers as its OpenAPI document says: never a 500, never a hang."""
+"""Generated requests to the API: responses match the OpenAPI document, without any 500 or hang."""
 
 from __future__ import annotations
 
@@ -24,15 +24,17 @@ __all__ = ["broker"]
 KEY = "a-key-of-many-characters"
 AUTHORIZATION = {"Authorization": f"Bearer {KEY}"}
 EXAMPLES = 6
-"""Generated requests of each route, beside those that cover its parameters one by one."""
+"""The number of generated requests per route, besides those that cover its parameters one by one."""
 PATIENCE = 60.0
 
 load_all_checks()
 LEFT_OUT = [positive_data_acceptance]
-"""What a schema allows may still make no sense, such as a problem beside messages: 422 says why."""
+"""Left out because requests allowed by a schema may still be invalid, such as a problem beside messages: 422 gives the
+reason.
+"""
 
 REFUSALS = ["400", "401", "403", "404", "405", "406", "409", "413", "415", "422", "428", "429", "5xx"]
-"""What may answer a request that the schema forbids: also 413, since what has too many parts may be too large."""
+"""The possible statuses for a request that the schema forbids; 413 because one with too many parts may be too large."""
 
 schema = schemathesis.openapi.from_dict(
     create_app(load_settings()).openapi(),
@@ -62,13 +64,13 @@ def service(broker: EmbeddedBroker, tmp_path_factory: pytest.TempPathFactory) ->
     phases=[Phase.explicit, Phase.generate],
     suppress_health_check=list(HealthCheck),
 )
-def test_every_answer_is_one_that_the_document_names(case: schemathesis.Case, service: httpx.Client) -> None:
+def test_every_response_matches_the_openapi_document(case: schemathesis.Case, service: httpx.Client) -> None:
     _aim(case, service)
     case.call_and_validate(str(service.base_url), headers=AUTHORIZATION, timeout=PATIENCE, excluded_checks=LEFT_OUT)
 
 
 def _aim(case: schemathesis.Case, service: httpx.Client) -> None:
-    """Every other request is about something that there is: generated ids name nothing."""
+    """Use existing ids in every other request, since generated ids match nothing."""
     for name, value in (case.path_parameters or {}).items():
         if zlib.crc32(repr((value, case.query, case.headers)).encode()) % 2:
             case.path_parameters[name] = _made(name, service)
