@@ -1,4 +1,4 @@
-"""The step loop: the same tokens whatever else happens, and every way in which a branch ends."""
+"""The step loop: tokens independent of batching, caching and preemption, and all finish reasons."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def tokens_of(completions: list[Completion]) -> list[tuple[int, ...]]:
 
 
 def alone(checkpoints: Checkpoints, branch: Branch, kv_dtype: str = "auto") -> tuple[int, ...]:
-    """The branch's tokens in an engine that never saw anything else."""
+    """Return the branch's tokens in a new engine that runs nothing else."""
     harness = Harness(checkpoints("qwen3"), replace(SMALL, kv_dtype=kv_dtype))
     [completion] = harness.complete(generate(PROMPT, [branch], **LAW))
     return completion.token_ids
@@ -86,7 +86,7 @@ def test_cutting_a_branch_anywhere_changes_no_token(checkpoints: Checkpoints, kv
         assert completion.token_ids == whole[cut:]
 
 
-def test_it_does_not_matter_whether_tokens_are_given_as_prompt_or_as_generated(
+def test_prompt_tokens_and_generated_tokens_give_the_same_continuation(
     checkpoints: Checkpoints, harness: Harness
 ) -> None:
     whole = alone(checkpoints, Branch(seed=9, key=2, max_tokens=20))
@@ -94,11 +94,11 @@ def test_it_does_not_matter_whether_tokens_are_given_as_prompt_or_as_generated(
     assert completion.token_ids == whole[8:]
 
 
-def test_extending_a_cached_branch_forwards_only_its_new_tokens(harness: Harness) -> None:
+def test_extending_a_cached_branch_computes_only_its_new_tokens(harness: Harness) -> None:
     [first] = harness.complete(generate(PROMPT, [Branch(1, 1, 20)], **LAW))
     extended = Branch(1, 1, 5, generated=first.token_ids)
     [second] = harness.complete(generate(PROMPT, [extended], **LAW))
-    # The last sampled token was never forwarded; everything before it was.
+    # The last sampled token was not computed; everything before it was.
     assert second.prompt_tokens - second.cached_tokens == 1
     assert second.prompt_tokens == len(PROMPT) + 20
 
@@ -116,8 +116,8 @@ def test_requests_with_the_same_new_prefix_compute_it_once(harness: Harness) -> 
     assert cached == [0, len(PROMPT)]
 
 
-def test_every_token_of_a_law_is_drawn_as_the_law_says(harness: Harness, checkpoints: Checkpoints) -> None:
-    """The sum of log-probabilities is that of the tokens, by the model's own scores from other steps."""
+def test_the_sum_of_log_probabilities_agrees_with_scores(harness: Harness, checkpoints: Checkpoints) -> None:
+    """The reported sum of log-probabilities equals the one computed from scores of other steps."""
     [completion] = harness.complete(generate(PROMPT, [Branch(3, 3, 12)], ignore_eos=True))
     parts = (PROMPT, *((token,) for token in completion.token_ids))
     [scored] = harness.score(score(ScoreItem(parts, tuple(range(12))), token_ids=range(400)))
@@ -132,13 +132,13 @@ def test_max_tokens_ends_a_branch_with_length(harness: Harness) -> None:
     assert (completion.finish_reason, len(completion.token_ids), completion.stop) == ("length", 1, None)
 
 
-def test_the_context_ends_a_branch(harness: Harness) -> None:
+def test_the_context_limit_ends_a_branch(harness: Harness) -> None:
     prompt = [5] * 250
     [completion] = harness.complete(generate(prompt, [Branch(1, 1, 100)], **LAW))
     assert (completion.finish_reason, len(completion.token_ids)) == ("context", 6)
 
 
-def test_a_pool_smaller_than_the_context_is_the_context(checkpoints: Checkpoints) -> None:
+def test_a_pool_smaller_than_the_context_bounds_the_context(checkpoints: Checkpoints) -> None:
     harness = Harness(checkpoints("qwen3"), EngineOptions(kv_tokens=64, max_running=4, step_tokens=64))
     assert harness.core.model.info.context == 64
     completions = harness.complete(generate(PROMPT, [Branch(1, key, 64) for key in range(4)], **LAW))
@@ -156,7 +156,7 @@ def test_end_of_sequence_and_stop_tokens_end_a_branch(harness: Harness) -> None:
     assert free.text.startswith(stopped.text)
 
 
-def test_an_end_of_sequence_token_is_billed_but_no_text(harness: Harness) -> None:
+def test_an_end_of_sequence_token_counts_as_usage_but_is_not_text(harness: Harness) -> None:
     harness.core.model._eos = frozenset({harness.complete(generate(PROMPT, [Branch(4, 4, 9)], **LAW))[0].token_ids[6]})
     law = LAW | {"ignore_eos": False}
     [completion] = harness.complete(generate(PROMPT, [Branch(4, 4, 60)], **law))
@@ -208,7 +208,7 @@ def test_a_deadline_that_passes_while_a_request_waits_ends_it_without_a_token(
     assert completion.finish_reason == "length"
 
 
-def test_a_prompt_that_can_never_fit_the_pool_is_refused_with_the_limit(checkpoints: Checkpoints) -> None:
+def test_a_prompt_larger_than_the_pool_is_rejected_with_the_limit(checkpoints: Checkpoints) -> None:
     harness = Harness(checkpoints("qwen3"), EngineOptions(kv_tokens=64, max_running=4, step_tokens=64))
     with pytest.raises(InvalidRequest, match="at most 63") as refusal:
         harness.submit(generate([5] * 64, [Branch(1, 1, 1)]))
@@ -230,7 +230,7 @@ def test_a_branch_has_the_same_tokens_whatever_its_priority_lease_and_namespace(
         assert completion.token_ids == alone(checkpoints, request.branches[0])
 
 
-def test_a_failing_step_fails_its_requests_and_the_engine_goes_on(
+def test_a_failing_step_fails_its_requests_and_the_engine_continues(
     harness: Harness, monkeypatch: pytest.MonkeyPatch, checkpoints: Checkpoints
 ) -> None:
     failed = harness.submit(generate(PROMPT, [Branch(1, 1, 10)], **LAW))
@@ -271,7 +271,7 @@ def test_texts_of_a_cut_branch_add_up_to_the_text_of_the_whole(harness: Harness)
         score(ScoreItem(((5, 6, 7),), (0,)), token_ids=(3, 4)),
     ],
 )
-def test_logits_that_are_no_numbers_fail_the_request(
+def test_nan_logits_fail_the_request(
     checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch, asked: GenerateRequest | ScoreRequest
 ) -> None:
     harness = Harness(checkpoints("qwen3"))
@@ -296,7 +296,7 @@ def test_a_score_request_computes_nothing_over_max_compute(harness: Harness, che
     assert (again.computed_tokens, again.cached_tokens) == (1, len(PROMPT) - 1)
 
 
-def test_text_parts_are_tokenised_apart_and_read_at_their_ends(harness: Harness, checkpoints: Checkpoints) -> None:
+def test_text_parts_are_tokenised_apart_and_scored_at_their_ends(harness: Harness, checkpoints: Checkpoints) -> None:
     encode = harness.core.model.tokenizer.encode
     parts = ("step one: ", "add 3", " and 4", " unread tail")
     ids = [encode(part) for part in parts]
@@ -338,14 +338,14 @@ def test_text_parts_are_tokenised_apart_and_read_at_their_ends(harness: Harness,
         (score(ScoreItem(("a",), (0,)), token_ids=(1,), max_compute=-1), "max_compute"),
     ],
 )
-def test_a_request_that_can_never_be_served_names_its_field(harness: Harness, request_: object, field: str) -> None:
+def test_an_impossible_request_is_rejected_with_its_field(harness: Harness, request_: object, field: str) -> None:
     with pytest.raises(InvalidRequest) as refusal:
         harness.submit(request_)  # type: ignore[arg-type]
     assert refusal.value.field == field
     assert not harness.core.has_work
 
 
-def test_a_classifier_refuses_to_generate_and_a_language_model_to_classify(checkpoints: Checkpoints) -> None:
+def test_classifiers_reject_generation_and_language_models_classification(checkpoints: Checkpoints) -> None:
     classifier = Harness(checkpoints("qwen3_classify"), SMALL)
     with pytest.raises(InvalidRequest, match="cannot generate"):
         classifier.submit(generate(PROMPT, [Branch(1, 1, 1)]))

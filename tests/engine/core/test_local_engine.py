@@ -61,23 +61,21 @@ async def test_event_loops_in_several_threads_share_one_engine(engine: LocalEngi
     assert found == expected
 
 
-async def test_several_models_work_side_by_side(engine: LocalEngine) -> None:
+async def test_several_models_run_concurrently(engine: LocalEngine) -> None:
     first, second = await asyncio.gather(collect(engine, request()), collect(engine, request(model="other")))
     assert first[0].token_ids != second[0].token_ids
     stats = engine.stats()
     assert stats["m"].generated_tokens == stats["other"].generated_tokens == 12
 
 
-async def test_answers_arrive_as_branches_finish(engine: LocalEngine) -> None:
+async def test_completions_arrive_as_branches_finish(engine: LocalEngine) -> None:
     branches = [Branch(3, 0, 30), Branch(3, 1, 2), Branch(3, 2, 9)]
     order = [one.index for one in await collect(engine, generate(PROMPT, branches, ignore_eos=True))]
     assert order == [1, 2, 0]
 
 
-async def test_answers_of_one_step_wake_an_event_loop_once(
-    engine: LocalEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    await collect(engine, request())  # of a cached prompt all branches begin in the same step, and so they end
+async def test_events_of_one_step_wake_an_event_loop_once(engine: LocalEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    await collect(engine, request())  # with a cached prompt all branches start, and so end, in the same step
     loop, woken = asyncio.get_running_loop(), 0
     call = loop.call_soon_threadsafe
 
@@ -91,7 +89,7 @@ async def test_answers_of_one_step_wake_an_event_loop_once(
     assert woken == 1
 
 
-async def test_refusals_are_raised_at_the_call(engine: LocalEngine) -> None:
+async def test_validation_errors_are_raised_at_the_call(engine: LocalEngine) -> None:
     with pytest.raises(InvalidRequest, match="not served"):
         engine.generate(request(model="nobody"))
     with pytest.raises(InvalidRequest, match="branches"):
@@ -100,14 +98,14 @@ async def test_refusals_are_raised_at_the_call(engine: LocalEngine) -> None:
         await engine.score(score(*[ScoreItem(("a",), (0,))] * 25, token_ids=(1,)))
 
 
-async def test_a_full_queue_is_busy_and_recovers(engine: LocalEngine) -> None:
+async def test_a_full_queue_rejects_requests_until_it_drains(engine: LocalEngine) -> None:
     with pytest.raises(EngineBusy, match="try later"):
         await asyncio.gather(*(collect(engine, request(key, count=20, max_tokens=100)) for key in range(5)))
     await engine.abort("m-0")
     assert len(await collect(engine, request(count=1))) == 1
 
 
-async def test_abort_ends_a_request_with_what_it_has(engine: LocalEngine) -> None:
+async def test_abort_returns_the_tokens_generated_so_far(engine: LocalEngine) -> None:
     events = engine.generate(request(max_tokens=200), stream=True)
     await anext(events)
     await engine.abort("m-0")
@@ -116,7 +114,7 @@ async def test_abort_ends_a_request_with_what_it_has(engine: LocalEngine) -> Non
     assert reasons in (["cancelled"], ["length"])
 
 
-async def test_a_timeout_ends_a_request_that_would_go_on(engine: LocalEngine) -> None:
+async def test_a_timeout_ends_a_running_request(engine: LocalEngine) -> None:
     [completion] = await collect(
         engine, generate(PROMPT, [Branch(1, 1, 200)], model="m", timeout=1e-6, ignore_eos=True)
     )
@@ -124,7 +122,7 @@ async def test_a_timeout_ends_a_request_that_would_go_on(engine: LocalEngine) ->
     assert completion.token_ids == ()
 
 
-async def test_cancelling_the_task_frees_the_engine(engine: LocalEngine) -> None:
+async def test_cancelling_the_task_cancels_its_request(engine: LocalEngine) -> None:
     task = asyncio.create_task(collect(engine, request(max_tokens=200, count=8)))
     scoring = asyncio.create_task(engine.score(score(ScoreItem((PROMPT * 5,), (0,)), token_ids=(1,))))
     await asyncio.sleep(0)
@@ -135,7 +133,7 @@ async def test_cancelling_the_task_frees_the_engine(engine: LocalEngine) -> None
     assert engine.stats()["m"].running == 0
 
 
-async def test_clearing_the_cache_forgets_what_nobody_uses(engine: LocalEngine) -> None:
+async def test_clearing_the_cache_drops_unused_prefixes(engine: LocalEngine) -> None:
     await collect(engine, request())
     [warm] = await collect(engine, request())
     await engine.clear_cache()
@@ -144,11 +142,11 @@ async def test_clearing_the_cache_forgets_what_nobody_uses(engine: LocalEngine) 
     assert warm.token_ids == cold.token_ids
 
 
-async def test_nothing_to_score_is_answered_at_once(engine: LocalEngine) -> None:
+async def test_an_empty_score_request_returns_immediately(engine: LocalEngine) -> None:
     assert await engine.score(score(token_ids=(1,))) == []
 
 
-async def test_a_closed_engine_ends_its_requests_and_takes_no_more(checkpoints: Checkpoints) -> None:
+async def test_a_closed_engine_ends_its_requests_and_rejects_new_ones(checkpoints: Checkpoints) -> None:
     engine = LocalEngine({"m": checkpoints("qwen3")}, OPTIONS)
     events = engine.generate(request(max_tokens=200), stream=True)
     await anext(events)
@@ -182,7 +180,7 @@ async def test_a_broken_invariant_stops_the_engine_and_fails_all_requests(checkp
     await engine.close()
 
 
-def test_an_engine_without_models_is_refused() -> None:
+def test_an_engine_without_models_is_rejected() -> None:
     with pytest.raises(EngineError, match="at least one model"):
         LocalEngine({})
 
@@ -206,7 +204,7 @@ asyncio.new_event_loop().run_until_complete(begin())
 """
 
 
-def test_a_program_that_ends_without_closing_its_engine_ends_in_order(checkpoints: Checkpoints) -> None:
+def test_a_program_that_does_not_close_its_engine_exits_cleanly(checkpoints: Checkpoints) -> None:
     command = [sys.executable, "-c", _LEFT_AT_WORK, str(checkpoints("qwen3"))]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert (done.stdout, done.stderr, done.returncode) == ("False\n", "", 0)

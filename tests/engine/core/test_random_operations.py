@@ -1,5 +1,6 @@
-"""Thousands of random operations on a pool that is always too small: every invariant holds after each of them, and
-every branch has the tokens that it has without a cache."""
+"""Thousands of random operations on a pool that is always too small.
+
+Every invariant holds after each of them, and every branch has the same tokens as without a cache."""
 
 from __future__ import annotations
 
@@ -19,11 +20,11 @@ LEASES = st.sampled_from([None, "first", "second", "third"])
 PRIORITIES = st.sampled_from([0, 0, 0, -1, 1])
 
 seen: dict[str, int] = {}
-"""What the whole run came across, so that a change which makes the operations tame does not go unnoticed."""
+"""Counts of the events of the whole run, which must all occur, so that the operations stay demanding."""
 
 
 class Traffic(RuleBasedStateMachine):
-    """What clients do to an engine, in any order."""
+    """Operations of an engine's clients, in any order."""
 
     dtype = torch.float32
 
@@ -57,7 +58,7 @@ class Traffic(RuleBasedStateMachine):
     @precondition(lambda self: self.engine.ended)
     @rule(data=st.data(), more=st.integers(1, 12), lease=LEASES, priority=PRIORITIES)
     def fork(self, data: st.DataObject, more: int, lease: str | None, priority: int) -> None:
-        """Grows branches out of one that has ended, each from another place."""
+        """Fork branches from a finished one, each at another token."""
         parent = data.draw(st.sampled_from(self.engine.ended[-8:]))
         cuts = data.draw(st.lists(st.integers(1, len(parent.tokens)), min_size=1, max_size=4))
         ends = data.draw(st.lists(TOKENS, max_size=2))
@@ -129,7 +130,7 @@ class Traffic(RuleBasedStateMachine):
 
 
 class NarrowTraffic(Traffic):
-    """The same with a cache of 8 bits."""
+    """The same operations with an 8-bit cache."""
 
     dtype = torch.int8
 

@@ -1,4 +1,4 @@
-"""A request that makes steps fail ends alone, with its error; all others get what they would have got without it."""
+"""A request that makes steps fail ends alone with its error; all others have the same results as without it."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def fail_in_step(harness: Harness, job: Job, after: int, patch: pytest.MonkeyPat
 
 
 def fail_by_numbers(harness: Harness, job: Job, after: int, patch: pytest.MonkeyPatch) -> str:
-    """Its keys and values are no numbers, in pages that others get afterwards."""
+    """Make its keys and values NaN, in pages that others get afterwards."""
     real = batch.build_batch
 
     def build_batch(work: list[ScheduledSequence], *rest: Any) -> Any:
@@ -90,14 +90,14 @@ def fail_by_numbers(harness: Harness, job: Job, after: int, patch: pytest.Monkey
 
 
 def fail_in_law(harness: Harness, job: Job, after: int, patch: pytest.MonkeyPatch) -> str:
-    """As a number that was let in although it does not fit into 64 bits."""
+    """Fail like a parameter that passed validation although it does not fit into 64 bits."""
     for sequence in generating(job):
         sequence.sampling = replace(sequence.sampling, top_k=1 << 63)
     return "OverflowError"
 
 
 def fail_half_way(harness: Harness, job: Job, after: int, patch: pytest.MonkeyPatch) -> str:
-    """When a token was appended, and not counted yet."""
+    """Fail after a token was appended and before it is counted."""
 
     def add(self: Penalties, token: int) -> None:
         if self is chosen.penalties and written(chosen) > after:
@@ -157,7 +157,7 @@ def check_stream(events: Sequence[Event], completions: Sequence[Completion]) -> 
 
 @pytest.fixture(scope="module")
 def without(checkpoints: Checkpoints) -> dict[bool, list[list[Completion]]]:
-    """Answers of the healthy requests in an engine that never fails, deterministic or not."""
+    """Return the results of the healthy requests in an engine that never fails, by ``deterministic``."""
     found = {}
     for deterministic in (False, True):
         harness = Harness(checkpoints("qwen3"), replace(SMALL, deterministic=deterministic))
@@ -167,7 +167,7 @@ def without(checkpoints: Checkpoints) -> dict[bool, list[list[Completion]]]:
 
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("poison", POISONS)
-def test_a_poisoned_request_fails_alone_and_the_others_never_notice(
+def test_a_poisoned_request_fails_alone_and_changes_no_other_result(
     checkpoints: Checkpoints,
     without: dict[bool, list[list[Completion]]],
     monkeypatch: pytest.MonkeyPatch,
@@ -176,7 +176,7 @@ def test_a_poisoned_request_fails_alone_and_the_others_never_notice(
 ) -> None:
     rng = random.Random(f"{poison.__name__} {seed}")
     deterministic = rng.random() < 0.3
-    memory = rng.choice([4096, 320])  # in little of it sequences are preempted, too
+    memory = rng.choice([4096, 320])  # sequences are preempted in the smaller pool
     harness = Harness(checkpoints("qwen3"), replace(SMALL, deterministic=deterministic, kv_tokens=memory))
     if rng.random() < 0.4:
         truth = {
@@ -236,7 +236,7 @@ def test_every_one_of_several_poisoned_requests_is_found(
     np.testing.assert_allclose(np.array(result.values), np.array(expected.values), atol=near, rtol=0)
 
 
-def test_a_step_that_fails_once_costs_nobody_anything(
+def test_a_step_that_fails_once_changes_no_result(
     checkpoints: Checkpoints, without: dict[bool, list[list[Completion]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     harness = Harness(checkpoints("qwen3"))
@@ -253,7 +253,7 @@ def test_a_step_that_fails_once_costs_nobody_anything(
         check_same(answers(events), plain, gap(checkpoints("qwen3")))
 
 
-def test_an_error_that_meets_everybody_ends_everybody_once(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_in_every_step_fails_each_request_once(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     heard = [harness.submit(request) for request in HEALTHY]
     with monkeypatch.context() as patch:
         patch.setattr("engine.core.engine_core.sample_and_score", lambda *_: 1 / 0)
@@ -264,7 +264,7 @@ def test_an_error_that_meets_everybody_ends_everybody_once(harness: Harness, mon
     assert len(harness.complete(HEALTHY[0])) == len(HEALTHY[0].branches)
 
 
-def test_what_fails_only_beside_others_goes_on_and_ends_at_last(
+def test_requests_that_fail_only_together_are_retried_up_to_a_limit(
     harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = sample_step.sample_and_score
@@ -291,7 +291,7 @@ def test_what_fails_only_beside_others_goes_on_and_ends_at_last(
         assert "too many" in str(error)
 
 
-def test_requests_that_come_or_go_while_a_culprit_is_looked_for_are_served(
+def test_requests_that_arrive_or_are_cancelled_during_bisection_are_served(
     checkpoints: Checkpoints, without: dict[bool, list[list[Completion]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     harness = Harness(checkpoints("qwen3"))
@@ -315,7 +315,7 @@ def test_requests_that_come_or_go_while_a_culprit_is_looked_for_are_served(
     assert harness.core.num_waiting == 0
 
 
-def test_what_was_counted_before_a_failure_is_still_counted(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_counters_are_kept_after_a_failure(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     harness.complete(HEALTHY[1])
     before = harness.core.stats
     harness.submit(poisoned())
@@ -344,7 +344,7 @@ TOO_LARGE: dict[str, object] = {
 
 
 @pytest.mark.parametrize("field", TOO_LARGE)
-async def test_a_number_too_large_for_the_engine_is_refused_before_it_runs(
+async def test_a_number_too_large_for_the_engine_is_rejected_before_it_runs(
     checkpoints: Checkpoints, field: str
 ) -> None:
     local = LocalEngine({"m": checkpoints("qwen3")}, EngineOptions(kv_tokens=1024))
@@ -356,7 +356,7 @@ async def test_a_number_too_large_for_the_engine_is_refused_before_it_runs(
         await local.close()
 
 
-def test_the_largest_numbers_that_are_let_in_fail_no_step(harness: Harness, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_largest_valid_numbers_fail_no_step(harness: Harness, caplog: pytest.LogCaptureFixture) -> None:
     extremes: dict[str, Sequence[object]] = {
         "temperature": (0.0, 5e-324, 1000.0),
         "top_k": (0, 1, (1 << 31) - 1),

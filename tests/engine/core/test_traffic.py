@@ -1,5 +1,4 @@
-"""Random traffic: requests come, stream, are cut, aborted and preempted, whoever guesses, and nothing changes anybody's
-tokens."""
+"""Random traffic with every drafter: requests that stream, are cut, aborted and preempted have unchanged tokens."""
 
 from __future__ import annotations
 
@@ -49,7 +48,7 @@ ACTIONS = st.lists(
 
 
 class Prompted:
-    """A drafter that is told some of the right tokens, and that remembers whom it has not been told to forget."""
+    """A drafter with some true next tokens in its drafts, which records the branches not yet released."""
 
     def __init__(self, drafter: Drafter) -> None:
         self._drafter = drafter
@@ -57,7 +56,7 @@ class Prompted:
         self._random = random.Random(0)
         self.known: set[GenerateSequence] = set()
         self.right: dict[tuple[int, tuple[int, ...]], tuple[int, ...]] = {}
-        """What branches write, by their key and their prompt."""
+        """Tokens that branches generate, by key and prompt."""
 
     def reset(self, cache: KVCache) -> None:
         self.known.clear()
@@ -69,7 +68,7 @@ class Prompted:
         return [self._told(wish, draft) for wish, draft in zip(wishes, drafts, strict=True)]
 
     def _told(self, wish: DraftRequest, draft: Draft) -> Draft:
-        """With the right token in place of some guess of each depth, and in a tree with another guess before all."""
+        """Replace a draft token of each depth by the true one; in a tree, add another draft token before all."""
         if wish.nodes > max(wish.depth, len(draft)) and draft:
             parents = (-1, *(parent + 1 if parent >= 0 else -1 for parent in draft.parents))
             draft = Draft((3, *draft.tokens), parents, (draft.probs[0], *draft.probs))
@@ -101,7 +100,7 @@ class Prompted:
 
 
 class Timed(AdaptiveController):
-    """With a clock of its own: now guesses pay, and now they do not. Every other step may have trees."""
+    """A controller with a simulated clock, on which drafts save time only at times. Every other step may have trees."""
 
     steps = 0
 
@@ -130,9 +129,7 @@ def drafter_of(kind: str, folder: Path, draft: Path, heads: Path, harness: Harne
 
 
 @pytest.mark.parametrize("kind", ["off", "ngram", "draft_model", "medusa", "eagle"])
-def test_random_traffic_on_a_small_pool_gives_everybody_their_own_tokens(
-    checkpoints: Checkpoints, tmp_path: Path, kind: str
-) -> None:
+def test_random_traffic_on_a_small_pool_changes_no_tokens(checkpoints: Checkpoints, tmp_path: Path, kind: str) -> None:
     folder = checkpoints("qwen3")
     quiet, loss = Harness(folder), 2 * float32_loss(folder).logit
 
@@ -147,7 +144,7 @@ def test_random_traffic_on_a_small_pool_gives_everybody_their_own_tokens(
         assert result.values is not None
         return result.values[0][0]
 
-    # 160 slots hold the longest branch and little else, so preemption and eviction are the rule.
+    # 160 slots hold the longest branch and little else, so preemption and eviction are frequent.
     options = EngineOptions(kv_tokens=160, page_size=8, max_running=6, step_tokens=24, lease_seconds=4.0)
     busy = Harness(folder, options)
     drafter, controller = None, Timed(6, 12)

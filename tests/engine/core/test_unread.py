@@ -1,4 +1,4 @@
-"""Of a step only what is read is computed to the end, and that is what it would be beside all the rest."""
+"""The last layer is computed for the rows that are read only, with the same results as for all rows."""
 
 from __future__ import annotations
 
@@ -23,28 +23,28 @@ from tests.engine.models.test_models import random_tokens
 
 OPTIONS = EngineOptions(kv_tokens=8192, max_running=16, step_tokens=160)
 LENGTHS = (240, 2, 17, 40, 129, 200)
-"""Of prompts: too long for a step, on a tape, and too long for one."""
+"""Prompt lengths: longer than a step, short enough for recorded kernels, and too long for these."""
 _Answers = list[list[tuple[tuple[int, ...], float]]]
 
 
 @pytest.mark.parametrize("guesses", [False, True], ids=["plain", "guessing"])
 @pytest.mark.parametrize("kind", ["llama", "qwen3", "gemma2"])
-def test_branches_of_prompts_that_join_others_write_what_they_write_where_all_is_computed(
+def test_generation_is_the_same_as_with_all_rows_computed(
     checkpoints: Checkpoints, kind: str, guesses: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read = spied(monkeypatch)
     found = answers(checkpoints(kind), guesses)
     assert any(0 < rows < tokens for tokens, rows in read)
-    assert any(rows == 0 for _, rows in read)  # a prompt's first part
+    assert any(rows == 0 for _, rows in read)  # the first chunk of a prompt
     monkeypatch.setattr(engine_core, "rows_needed", lambda work: None)
-    bound = 12 * gap(checkpoints(kind))  # for as many tokens
+    bound = 12 * gap(checkpoints(kind))  # 12 tokens per branch
     for ours, plain in zip(found, answers(checkpoints(kind), guesses), strict=True):
         assert [tokens for tokens, _ in ours] == [tokens for tokens, _ in plain]
         assert [logprob for _, logprob in ours] == pytest.approx([logprob for _, logprob in plain], abs=bound)
 
 
 @pytest.mark.parametrize("kind", ["qwen3", "gemma2"])
-def test_scores_are_those_of_a_step_that_is_computed_whole(
+def test_scores_are_the_same_as_with_all_rows_computed(
     checkpoints: Checkpoints, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read = spied(monkeypatch)
@@ -62,7 +62,7 @@ def test_scores_are_those_of_a_step_that_is_computed_whole(
 
 
 def spied(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
-    """How many tokens each step has, and how many of them are read where not all are."""
+    """Record the number of tokens and of rows read, of each step that reads only some rows."""
     read: list[tuple[int, int]] = []
     call = CpuForward.__call__
 

@@ -1,4 +1,4 @@
-"""Steps that are repeated from a tape give the same bits as steps that Python computes kernel by kernel."""
+"""Steps replayed from recorded kernels give the same bits as steps launched kernel by kernel."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ OTHERS = ["gemma2", "qwen3_moe", "phi3"]
 
 @pytest.mark.parametrize("kind", REPEATED)
 @pytest.mark.parametrize("threads", THREADS)
-def test_a_repeated_step_gives_the_same_bits(
+def test_a_replayed_step_gives_the_same_bits(
     checkpoints: Checkpoints, kind: str, threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert_repeated(checkpoints(kind), threads, monkeypatch)
@@ -38,7 +38,7 @@ def test_a_repeated_step_gives_the_same_bits(
 
 @pytest.mark.parametrize(("bits", "size"), [(8, None), (4, 16)])
 @pytest.mark.parametrize("threads", THREADS)
-def test_a_repeated_step_in_fewer_bits_gives_the_same_bits(
+def test_a_replayed_step_of_a_quantized_model_gives_the_same_bits(
     checkpoints: Checkpoints,
     bits: int,
     size: int | None,
@@ -53,7 +53,7 @@ def test_a_repeated_step_in_fewer_bits_gives_the_same_bits(
 
 
 @pytest.mark.parametrize("kind", OTHERS)
-def test_layers_that_do_more_than_launch_kernels_are_never_recorded(checkpoints: Checkpoints, kind: str) -> None:
+def test_layers_that_cannot_be_recorded_never_are(checkpoints: Checkpoints, kind: str) -> None:
     harness = Harness(checkpoints(kind), OPTIONS)
     answers(harness, 0)
     forward = harness.core._forward
@@ -64,7 +64,7 @@ def test_layers_that_do_more_than_launch_kernels_are_never_recorded(checkpoints:
 def test_a_graph_that_outgrows_its_arena_is_recorded_again(
     checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each time the arena grows, what was recorded in the old one is forgotten."""
+    """Each time the arena grows, the recordings in the old one are dropped."""
     harness = Harness(checkpoints("qwen3"), OPTIONS)
     num_records, record = 0, recorder.record
 
@@ -82,7 +82,7 @@ def test_a_graph_that_outgrows_its_arena_is_recorded_again(
 
 
 def assert_repeated(folder: Path, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The checkpoint's steps are recorded, and without that the answers are the same."""
+    """Check that the checkpoint's steps are recorded, and that the results are the same without recording."""
     torch.set_num_threads(threads)
     try:
         repeated = Harness(folder, OPTIONS)
@@ -98,7 +98,7 @@ def assert_repeated(folder: Path, threads: int, monkeypatch: pytest.MonkeyPatch)
 
 
 def answers(harness: Harness, seed: int) -> list[tuple[tuple[int, ...], float]]:
-    """Tokens and log-probability of branches that end one after the other."""
+    """Return tokens and log-probability of branches that end one after the other."""
     branches = [Branch(seed, key, 4 + 2 * key) for key in range(12)]
     events = harness.submit(generate(random_tokens(20, 5), branches, ignore_eos=True))
     harness.run()

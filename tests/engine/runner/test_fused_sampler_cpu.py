@@ -1,4 +1,4 @@
-"""Draws from a tape are those that are made one after the other."""
+"""Samples of the fused sampler's recorded kernels equal those of the general sampler."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ LAWS: list[dict[str, float]] = [
 def test_fused_samples_equal_those_of_the_general_sampler(
     checkpoints: Checkpoints, guesses: tuple[int, int] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Branches with different sampling parameters begin and end at different times, so that each row of the cache has
-    several parameters in turn."""
+    """Branches with different sampling parameters start and end at different times, so that each row of the page table
+    has several parameters in turn."""
     num_calls = 0
     sample = FusedCpuSampler.sample
 

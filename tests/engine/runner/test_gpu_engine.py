@@ -1,5 +1,6 @@
-"""The engine's way of a GPU, computed on the CPU by the kernels' references: the same tokens as the engine of the CPU.
-With a GPU (``pytest -m gpu``) also there."""
+"""The engine's GPU path, emulated on the CPU by the kernels' references: the same tokens as the CPU path.
+
+With a GPU (``pytest -m gpu``) it is also run there."""
 
 from __future__ import annotations
 
@@ -39,7 +40,7 @@ FAMILIES = ["qwen3", "qwen3_window", "gemma2", "phi3", "llama_bias", "qwen3_moe"
 
 
 def drafter(kind: str, checkpoints: Checkpoints, folder: Path) -> str:
-    """A setting that names a drafter with random weights for the target qwen3."""
+    """Return an option that selects a drafter with random weights for the target qwen3."""
     if kind == "ngram":
         return kind
     if kind == "draft_model":
@@ -48,7 +49,7 @@ def drafter(kind: str, checkpoints: Checkpoints, folder: Path) -> str:
 
 
 def requests(size: int = 24) -> list[GenerateRequest]:
-    """Of all kinds of laws."""
+    """Return requests with all kinds of sampling parameters."""
     laws: list[dict[str, object]] = [
         {"temperature": 0.9, "top_p": 0.9},
         {"temperature": 0.0} | CHANGED,
@@ -70,7 +71,7 @@ def answers(folder: Path, options: EngineOptions = SMALL, size: int = 24) -> lis
 
 
 def agree(ours: list[Completion], theirs: list[Completion], folder: Path, kv_dtype: str = "auto") -> None:
-    """But for the roundings of other steps, which a law's temperature may enlarge: all are over 1/2."""
+    """Check equality up to roundings of different steps, at most doubled: all temperatures exceed 1/2."""
     tolerance = gap(folder, kv_dtype)
     assert [one.token_ids for one in ours] == [one.token_ids for one in theirs]
     for one, other in zip(ours, theirs, strict=True):
@@ -83,7 +84,7 @@ def agree(ours: list[Completion], theirs: list[Completion], folder: Path, kv_dty
 @pytest.mark.parametrize(
     ("kind", "kv_dtype"), [*((kind, "auto") for kind in FAMILIES), ("qwen3", "int8"), ("qwen3_window", "fp8")]
 )
-def test_a_gpu_draws_the_tokens_that_the_cpu_draws(
+def test_the_gpu_samples_the_same_tokens_as_the_cpu(
     kind: str, kv_dtype: str, checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = replace(SMALL, kv_dtype=kv_dtype)
@@ -93,7 +94,7 @@ def test_a_gpu_draws_the_tokens_that_the_cpu_draws(
     assert (EmulatedGraph.replayed > 0) == (kind != "qwen3_moe")
 
 
-def test_and_when_sequences_are_preempted(checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_preemption_on_the_gpu_changes_no_token(checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
     options = EngineOptions(kv_tokens=320, max_running=8, step_tokens=64, device="cpu")
     expected = answers(checkpoints("qwen3"), options, 40)
     emulate_gpu(monkeypatch)
@@ -102,7 +103,7 @@ def test_and_when_sequences_are_preempted(checkpoints: Checkpoints, monkeypatch:
 
 @pytest.mark.parametrize("kv_dtype", ["auto", "int8"])
 @pytest.mark.parametrize("kind", ["ngram", "draft_model", "medusa", "eagle"])
-def test_and_when_tokens_are_guessed(
+def test_speculation_on_the_gpu_changes_no_token(
     kind: str, kv_dtype: str, checkpoints: Checkpoints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, options = (
@@ -116,10 +117,10 @@ def test_and_when_tokens_are_guessed(
 
 @pytest.mark.parametrize("shape", [(4, 4), (3, 8)], ids=["chain", "tree"])
 @pytest.mark.parametrize("kind", ["draft_model", "medusa", "eagle"])
-def test_a_drafter_guesses_there_what_it_guesses_on_the_cpu(
+def test_a_drafter_proposes_the_same_tokens_on_gpu_and_cpu(
     kind: str, shape: tuple[int, int], checkpoints: Checkpoints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """But for a few guesses that a rounding tips."""
+    """Rounding differences may change a few drafts."""
     wanted, folder = drafter(kind, checkpoints, tmp_path), checkpoints("qwen3")
 
     def guesses(device: str) -> list[Draft]:
@@ -142,10 +143,10 @@ def test_a_drafter_guesses_there_what_it_guesses_on_the_cpu(
 
 
 @pytest.mark.parametrize("kind", ["draft_model", "medusa", "eagle"])
-def test_a_drafter_computes_in_the_type_of_its_target(
+def test_a_drafter_computes_in_the_dtype_of_its_target(
     kind: str, checkpoints: Checkpoints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Steps of other shapes round otherwise, in bfloat16 by a hundredth of a logit: that tips a draw now and then."""
+    """Steps of other shapes round differently, in bfloat16 by a hundredth of a logit, which changes few samples."""
     emulate_gpu(monkeypatch, replace(EMULATED_GPU, dtype=torch.bfloat16))
     folder, wanted = checkpoints("qwen3"), drafter(kind, checkpoints, tmp_path)
     expected = answers(folder)
@@ -158,7 +159,7 @@ def test_a_drafter_computes_in_the_type_of_its_target(
 
 
 @pytest.mark.parametrize(("kind", "token_ids"), [("qwen3_classify", ()), ("gemma2", (7, 3))])
-def test_values_are_those_of_the_cpu(
+def test_the_gpu_computes_the_same_scores_as_the_cpu(
     kind: str, token_ids: tuple[int, ...], checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = score(*(ScoreItem((text,), (0,)) for text in TEXTS), token_ids=token_ids)
@@ -181,7 +182,7 @@ def test_graphs_are_captured_once_for_each_shape(checkpoints: Checkpoints, monke
 
 
 @pytest.mark.parametrize("shape", [(4, 4), (4, 9)], ids=["chain", "tree"])
-def test_steps_with_guesses_are_captured_too(
+def test_steps_with_drafts_are_captured(
     shape: tuple[int, int], checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     branches = [Branch(seed=1, key=key, max_tokens=40) for key in range(3)]
@@ -204,11 +205,11 @@ def test_steps_with_guesses_are_captured_too(
     assert EmulatedGraph.replayed - before >= 6
 
 
-def test_few_sizes_serve_all_batches() -> None:
+def test_all_batch_sizes_pad_to_few_sizes() -> None:
     assert [pad_num_tokens(size) for size in (1, 2, 3, 5, 8, 9, 16, 17, 250)] == [1, 2, 4, 8, 8, 16, 16, 24, 256]
 
 
-def test_logits_that_are_no_numbers_fail_the_request(checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nan_logits_fail_the_request(checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
     emulate_gpu(monkeypatch)
     harness = Harness(checkpoints("qwen3"))
     monkeypatch.setattr(harness.core.model.decoder, "_norm", torch.full((48,), torch.nan))
@@ -218,7 +219,7 @@ def test_logits_that_are_no_numbers_fail_the_request(checkpoints: Checkpoints, m
     assert "not finite" in str(events[-1])
 
 
-def test_a_gpu_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_gpu_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert select_device("auto", "auto") == select_device("cpu", "float32") == CPU
     for device, dtype, words in (
@@ -231,7 +232,7 @@ def test_a_gpu_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
             select_device(device, dtype)
 
 
-def test_a_gpu_is_taken_where_there_is_one_and_it_can_serve(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_selects_a_gpu_that_supports_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert (select_device("auto", "auto").device.type, select_device("auto", "auto").dtype) == ("cuda", torch.bfloat16)
     assert select_device("cuda", "float32").dtype == torch.float32
@@ -243,7 +244,7 @@ def test_a_gpu_is_taken_where_there_is_one_and_it_can_serve(monkeypatch: pytest.
 @pytest.mark.parametrize(
     ("kind", "options", "why"), [("qwen3", {"deterministic": True}, "deterministic"), ("olmo2", {}, "transformers")]
 )
-def test_models_for_the_cpu_alone_say_so(
+def test_models_that_need_the_cpu_are_rejected_on_a_gpu(
     kind: str, options: dict[str, bool], why: str, checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -255,7 +256,7 @@ def test_models_for_the_cpu_alone_say_so(
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
 @pytest.mark.parametrize("kind", FAMILIES)
-def test_on_a_gpu_in_float32(kind: str, checkpoints: Checkpoints) -> None:
+def test_a_real_gpu_samples_the_same_tokens_in_float32(kind: str, checkpoints: Checkpoints) -> None:
     expected = answers(checkpoints(kind), replace(SMALL, device="cpu"))
     agree(answers(checkpoints(kind), replace(SMALL, device="cuda", dtype="float32")), expected, checkpoints(kind))
 
@@ -263,7 +264,7 @@ def test_on_a_gpu_in_float32(kind: str, checkpoints: Checkpoints) -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
 @pytest.mark.parametrize("kind", ["ngram", "draft_model", "medusa", "eagle"])
-def test_drafters_on_a_gpu_in_float32(kind: str, checkpoints: Checkpoints, tmp_path: Path) -> None:
+def test_drafters_on_a_real_gpu_change_no_token_in_float32(kind: str, checkpoints: Checkpoints, tmp_path: Path) -> None:
     folder, wanted = checkpoints("qwen3"), drafter(kind, checkpoints, tmp_path)
     expected = answers(folder, replace(SMALL, device="cpu"))
     agree(answers(folder, replace(SMALL, device="cuda", dtype="float32", draft=wanted)), expected, folder)

@@ -1,4 +1,4 @@
-"""Reported log-probabilities against transformers' log_softmax, however the tokens came to be computed."""
+"""Reported log-probabilities equal transformers' log_softmax, however the tokens were computed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def folder(checkpoints: Checkpoints) -> Path:
 
 
 def check(folder: Path, before: Sequence[int], found: Sequence[TokenLogprob], count: int) -> None:
-    """The log-probabilities of tokens that follow ``before`` are transformers', and so are the ``count`` likeliest."""
+    """Check the log-probabilities of tokens after ``before``, and the ``count`` likeliest, against transformers."""
     tokens = [one.token_id for one in found]
     law = exact_logits(folder, [*before, *tokens])[len(before) - 1 : -1].log_softmax(dim=-1).numpy()
     loss = float32_loss(folder).logprob
@@ -38,13 +38,13 @@ def check(folder: Path, before: Sequence[int], found: Sequence[TokenLogprob], co
 
 
 def inside(values: Sequence[TokenLogprob | None] | None) -> list[TokenLogprob]:
-    """Those of a prompt after its first token, which has none."""
+    """Return the log-probabilities of a prompt without its first token, which has none."""
     assert values is not None
     assert values[0] is None
     return [value for value in values[1:] if value is not None]
 
 
-def test_log_probabilities_are_the_models_own_whatever_law_is_sampled(folder: Path) -> None:
+def test_log_probabilities_do_not_depend_on_sampling_parameters(folder: Path) -> None:
     law = {"temperature": 0.7, "top_k": 40, "repetition_penalty": 1.2, "logit_bias": ((5, 3.0),), "ignore_eos": True}
     harness = Harness(folder)
     plain = harness.submit(generate(PROMPT, [Branch(7, 7, 20)], ignore_eos=True))
@@ -59,7 +59,7 @@ def test_log_probabilities_are_the_models_own_whatever_law_is_sampled(folder: Pa
     assert [event.logprobs for event in plain if isinstance(event, Completion)] == [None]
 
 
-def test_requests_with_different_numbers_of_alternatives_run_side_by_side(folder: Path) -> None:
+def test_requests_with_different_numbers_of_alternatives_share_a_batch(folder: Path) -> None:
     harness = Harness(folder)
     counts = (0, 20, 1)
     events = [
@@ -72,8 +72,8 @@ def test_requests_with_different_numbers_of_alternatives_run_side_by_side(folder
         check(folder, PROMPT, answer.logprobs or (), count)
 
 
-def test_at_temperature_one_they_sum_to_the_sampled_laws(folder: Path) -> None:
-    """Twenty logarithms of sums over the same logits, made in two ways."""
+def test_at_temperature_one_they_sum_to_the_sampled_log_probability(folder: Path) -> None:
+    """Both sum the logarithms of twenty tokens' softmax, computed in two ways."""
     [answer] = Harness(folder).complete(generate(PROMPT, [Branch(1, 1, 20)], logprobs=0, ignore_eos=True))
     bound = 2 * 20 * log_sum_bound(400)
     assert sum(one.logprob for one in answer.logprobs or ()) == pytest.approx(answer.logprob, abs=bound)
@@ -92,8 +92,8 @@ def test_deltas_carry_the_log_probabilities_of_their_tokens(folder: Path) -> Non
 
 
 @pytest.mark.parametrize("step", [512, 16, 1])
-def test_a_prompt_is_read_in_chunks_of_any_size(folder: Path, step: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also when only a few of a step's positions are in memory at once."""
+def test_prompt_logprobs_do_not_depend_on_chunk_size(folder: Path, step: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if only a few of a step's positions are in memory at once."""
     monkeypatch.setattr("engine.runner.logprobs._BLOCK", 7 * 400)
     harness = Harness(folder, EngineOptions(kv_tokens=4096, max_running=32, step_tokens=step))
     [answer] = harness.complete(generate(PROMPT, [Branch(1, 1, 3)], prompt_logprobs=3, ignore_eos=True))
@@ -104,7 +104,7 @@ def test_a_prompt_is_read_in_chunks_of_any_size(folder: Path, step: int, monkeyp
     assert plain.token_ids == answer.token_ids
 
 
-def test_a_cached_prompt_is_read_by_forwarding_it(folder: Path) -> None:
+def test_prompt_logprobs_of_a_cached_prompt_recompute_it(folder: Path) -> None:
     harness = Harness(folder)
     [first] = harness.complete(generate(PROMPT, [Branch(1, 1, 5)], ignore_eos=True))
     asking = generate(PROMPT, [Branch(1, key, 5) for key in (1, 2)], prompt_logprobs=0, ignore_eos=True)
@@ -117,14 +117,14 @@ def test_a_cached_prompt_is_read_by_forwarding_it(folder: Path) -> None:
     assert third.cached_tokens == len(PROMPT) - 1
 
 
-def test_generated_tokens_are_no_part_of_the_prompt(folder: Path) -> None:
+def test_prompt_logprobs_exclude_generated_tokens(folder: Path) -> None:
     branch = Branch(1, 1, 2, generated=(8, 9, 10))
     [answer] = Harness(folder).complete(generate(PROMPT, [branch], prompt_logprobs=1, ignore_eos=True))
     assert len(answer.prompt_logprobs or ()) == len(PROMPT)
     check(folder, PROMPT[:1], inside(answer.prompt_logprobs), 1)
 
 
-def test_a_preempted_prompt_is_read_on_where_it_was(folder: Path) -> None:
+def test_prompt_logprobs_continue_after_a_preemption(folder: Path) -> None:
     harness = Harness(folder, EngineOptions(kv_tokens=256, max_running=8, step_tokens=6))
     others = [Branch(3, key, 70) for key in range(3)]
     harness.submit(generate(PROMPT[:20], others, ignore_eos=True))
@@ -145,7 +145,7 @@ def test_a_preempted_prompt_is_read_on_where_it_was(folder: Path) -> None:
     check(folder, PROMPT, answer.logprobs or (), 2)
 
 
-def test_a_prompt_can_be_read_without_generating(folder: Path) -> None:
+def test_prompt_logprobs_need_no_generated_tokens(folder: Path) -> None:
     harness = Harness(folder)
     full = [random.Random(1).randrange(3, 360) for _ in range(256)]
     for prompt in (PROMPT, (5,), full):
@@ -160,7 +160,7 @@ def test_a_prompt_can_be_read_without_generating(folder: Path) -> None:
         harness.submit(generate(PROMPT, [Branch(1, 1, 0)]))
 
 
-def test_an_aborted_branch_reports_what_was_read(folder: Path) -> None:
+def test_an_aborted_branch_reports_its_logprobs_so_far(folder: Path) -> None:
     harness = Harness(folder, EngineOptions(kv_tokens=SMALL.kv_tokens, max_running=4, step_tokens=20))
     events = harness.submit(generate(PROMPT, [Branch(1, 1, 3)], prompt_logprobs=0))
     harness.core.step()

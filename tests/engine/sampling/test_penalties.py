@@ -1,4 +1,4 @@
-"""Penalties, bias and minimum length, against transformers' processors and OpenAI's formula in float64."""
+"""Penalties, bias and ``min_tokens``, compared with transformers' processors and OpenAI's formula in float64."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SETTINGS: list[dict[str, object]] = [{name: value} for name, value in ALL.items(
 
 
 def reference(logits: Sequence[float], law: SamplingParams, prompt: Sequence[int], new: Sequence[int]) -> list[float]:
-    """The definition, token by token in Python's float64."""
+    """Return the logits by definition, token by token in Python's float64."""
     bias, counts, changed = dict(law.logit_bias), Counter(new), []
     for token, logit in enumerate(logits):
         value = logit + bias.get(token, 0.0)
@@ -43,8 +43,8 @@ def reference(logits: Sequence[float], law: SamplingParams, prompt: Sequence[int
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
-def test_penalised_logits_are_those_of_the_definition(settings: dict[str, object]) -> None:
-    """Rows with long, short and no histories at once, one of them untouched."""
+def test_penalised_logits_equal_the_definition(settings: dict[str, object]) -> None:
+    """One batch has rows with long, short and no histories, and one without penalties."""
     law, dice = SamplingParams(**settings), random.Random(1)  # type: ignore[arg-type]
     prompt = [dice.randrange(VOCAB) for _ in range(15)]
     histories = [[dice.randrange(VOCAB) for _ in range(length)] for length in (0, 1, 40, 200)]
@@ -58,7 +58,7 @@ def test_penalised_logits_are_those_of_the_definition(settings: dict[str, object
     assert ours[2].tolist() == logits[2].tolist()
 
 
-def test_the_repetition_penalty_is_that_of_transformers() -> None:
+def test_the_repetition_penalty_equals_that_of_transformers() -> None:
     logits = torch.randn(1, VOCAB, generator=torch.Generator().manual_seed(2)) * 3
     prompt, new = [1, 5, 5, 9], [5, 30, 31, 31]
     ours = logits.clone()
@@ -67,7 +67,7 @@ def test_the_repetition_penalty_is_that_of_transformers() -> None:
     torch.testing.assert_close(ours, theirs, atol=0, rtol=EPS)
 
 
-def test_a_branch_that_grows_is_penalised_as_one_that_was_forked_at_its_end() -> None:
+def test_adding_tokens_one_by_one_equals_forking_with_all_of_them() -> None:
     def fresh() -> Penalties:
         return Penalties(SamplingParams(**ALL), [4, 5, 6])  # type: ignore[arg-type]
 
@@ -84,7 +84,7 @@ def test_a_branch_that_grows_is_penalised_as_one_that_was_forked_at_its_end() ->
         assert left.tolist() == right.tolist()
 
 
-def test_forbidden_tokens_are_impossible_in_their_rows_alone() -> None:
+def test_forbidden_tokens_are_impossible_only_in_their_rows() -> None:
     logits = torch.zeros(3, VOCAB)
     forbid(logits.numpy(), [0, 2], [np.array([1, 2]), np.array([59])])
     assert torch.nonzero(logits == -torch.inf).tolist() == [[0, 1], [0, 2], [2, 59]]
@@ -101,7 +101,7 @@ def model(folder: Path) -> torch.nn.Module:
     return loaded
 
 
-def test_greedy_text_with_a_repetition_penalty_is_that_of_transformers(folder: Path, model: torch.nn.Module) -> None:
+def test_greedy_text_with_a_repetition_penalty_equals_transformers(folder: Path, model: torch.nn.Module) -> None:
     expected = model.generate(  # type: ignore[operator]
         torch.tensor([PROMPT]),
         attention_mask=torch.ones(1, len(PROMPT)),
@@ -117,7 +117,7 @@ def test_greedy_text_with_a_repetition_penalty_is_that_of_transformers(folder: P
     assert len(set(expected)) > 20
 
 
-def test_greedy_tokens_with_everything_are_those_of_the_definition(folder: Path, model: torch.nn.Module) -> None:
+def test_greedy_tokens_with_all_processors_equal_the_definition(folder: Path, model: torch.nn.Module) -> None:
     law = SamplingParams(**ALL)  # type: ignore[arg-type]
     tokens: list[int] = []
     with torch.no_grad():
@@ -128,7 +128,7 @@ def test_greedy_tokens_with_everything_are_those_of_the_definition(folder: Path,
     assert list(ours.token_ids) == tokens
 
 
-def test_cut_preempted_and_batched_branches_are_penalised_as_a_whole_one_alone(folder: Path) -> None:
+def test_cut_preempted_and_batched_branches_have_the_same_penalties(folder: Path) -> None:
     law = {**ALL, "temperature": 0.9, "ignore_eos": True}
     branches = [Branch(5, key, 60) for key in range(8)]
     alone = [Harness(folder).complete(generate(PROMPT, [branch], **law))[0].token_ids for branch in branches]
@@ -159,7 +159,7 @@ def test_nothing_stops_a_branch_before_min_tokens(folder: Path) -> None:
     assert continued.token_ids == later.token_ids[9:]
 
 
-def test_the_end_of_the_sequence_is_not_drawn_before_min_tokens(folder: Path) -> None:
+def test_the_end_of_sequence_is_not_sampled_before_min_tokens(folder: Path) -> None:
     harness = Harness(folder)
     eos = harness.complete(generate(PROMPT, [Branch(0, 0, 1)], temperature=0.0))[0].token_ids
     harness.core.model._eos = frozenset(eos)
@@ -197,12 +197,12 @@ def test_a_stop_string_counts_only_after_min_tokens(folder: Path) -> None:
         ("stop", ("x",) * 65),
     ],
 )
-def test_settings_out_of_range_are_refused_by_name(folder: Path, field: str, value: object) -> None:
+def test_parameters_out_of_range_are_rejected_by_name(folder: Path, field: str, value: object) -> None:
     with pytest.raises(InvalidRequest) as refusal:
         Harness(folder).submit(generate(PROMPT, [Branch(1, 1, 1)], **{field: value}))
     assert refusal.value.field == field
 
 
-def test_a_branch_must_be_able_to_draw_something(folder: Path) -> None:
+def test_a_request_that_forbids_every_token_is_rejected(folder: Path) -> None:
     with pytest.raises(InvalidRequest, match="leave no token"):
         Harness(folder).submit(generate(PROMPT, [Branch(1, 1, 1)], stop_token_ids=tuple(range(400)), min_tokens=1))

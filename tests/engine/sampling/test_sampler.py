@@ -1,4 +1,4 @@
-"""Sampled tokens follow the filtered law exactly, and no row's depends on another's."""
+"""Sampled tokens follow the truncated distribution exactly, and no row's depends on another's."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from kernels.cpu.sampling.sampler import launch_sampling
 from tests.closeness import log_sum_bound
 
 LEVEL = 1e-4
-"""Chance that a sound sampler fails one of these tests; the seeds are fixed, so they do not flicker."""
+"""Probability that a correct sampler fails one of these tests; the seeds are fixed, so no test is flaky."""
 
 LAWS = [
     {},
@@ -53,7 +53,7 @@ def laws(
 def closed_form(
     logits: Tensor, *, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0
 ) -> Law:
-    """The law by its definition, one token after the other in plain Python."""
+    """Return the distribution by its definition, token by token in plain Python."""
     weights = [math.exp(x / temperature) for x in logits.tolist()]
     order = sorted(range(len(weights)), key=lambda token: -weights[token])
     kept = order[: top_k or None]
@@ -71,7 +71,7 @@ def closed_form(
 def kept(
     logits: Tensor, *, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0
 ) -> list[int]:
-    """The tokens that the filters of the kernel keep of one row."""
+    """Return the tokens of one row that the kernel's truncation keeps."""
     threshold = math.log(min_p) * temperature if min_p else -math.inf
     float_params = torch.tensor([[temperature], [top_p], [threshold]], dtype=torch.float64)
     int_params = torch.tensor([[top_k], [0], [0], [0]])
@@ -94,7 +94,7 @@ def noise(places: NoiseKeys, vocab: int) -> Law:
 
 
 @pytest.mark.parametrize("law", LAWS, ids=str)
-def test_draws_follow_the_closed_form_law(law: dict[str, float]) -> None:
+def test_samples_follow_the_closed_form_distribution(law: dict[str, float]) -> None:
     rows, logits = 20_000, some_logits()
     expected = closed_form(logits, **law) * rows  # type: ignore[arg-type]
     tokens, _ = sample(logits.expand(rows, VOCAB), laws(rows, **law), where(rows))  # type: ignore[arg-type]
@@ -111,7 +111,7 @@ def test_draws_follow_the_closed_form_law(law: dict[str, float]) -> None:
 
 
 @pytest.mark.parametrize("law", LAWS, ids=str)
-def test_the_filters_keep_what_transformers_keeps(law: dict[str, float]) -> None:
+def test_truncation_keeps_the_same_tokens_as_transformers(law: dict[str, float]) -> None:
     for seed in range(20):
         logits = torch.randn(VOCAB, generator=torch.Generator().manual_seed(seed)) * (1 + seed / 4)
         warpers = LogitsProcessorList([TemperatureLogitsWarper(law.get("temperature", 1.0))])
@@ -132,7 +132,7 @@ def test_tokens_that_tie_with_the_last_one_kept_are_kept_too() -> None:
     assert kept(torch.zeros(50), top_k=1) == list(range(50))
 
 
-def test_branches_with_other_keys_draw_independently() -> None:
+def test_branches_with_different_keys_sample_independently() -> None:
     rows, logits = 20_000, torch.zeros(8)
     first, _ = sample(logits.expand(rows, 8), laws(rows), where(rows, key=0))
     second, _ = sample(logits.expand(rows, 8), laws(rows), where(rows, key=1))
@@ -141,7 +141,7 @@ def test_branches_with_other_keys_draw_independently() -> None:
 
 
 @pytest.mark.parametrize("vocab", [1, 3, 700, 40_000])
-def test_a_row_is_the_same_bits_alone_and_in_any_batch(vocab: int) -> None:
+def test_a_row_has_the_same_bits_alone_and_in_any_batch(vocab: int) -> None:
     rows = 24
     logits = torch.randn(rows, vocab, generator=torch.Generator().manual_seed(0)) * 2
     mixed = SamplingTensors(
@@ -165,7 +165,7 @@ def test_a_row_is_the_same_bits_alone_and_in_any_batch(vocab: int) -> None:
 
 
 @pytest.mark.parametrize("scale", [0.0, 0.1, 1.0, 4.0, 30.0])
-def test_an_unfiltered_draw_is_the_argmax_over_all_tokens(scale: float) -> None:
+def test_a_sample_without_truncation_is_the_argmax_over_all_tokens(scale: float) -> None:
     rows, vocab = 400, 1000
     for temperature in (1e-300, 0.01, 0.8, 3.0, 1e300):
         logits = torch.randn(rows, vocab, generator=torch.Generator().manual_seed(5)) * scale
@@ -179,7 +179,7 @@ def test_an_unfiltered_draw_is_the_argmax_over_all_tokens(scale: float) -> None:
 
 
 @pytest.mark.parametrize("law", LAWS, ids=str)
-def test_a_filtered_draw_is_the_argmax_over_the_tokens_kept(law: dict[str, float]) -> None:
+def test_a_truncated_sample_is_the_argmax_over_the_tokens_kept(law: dict[str, float]) -> None:
     rows = 300
     logits = torch.randn(rows, VOCAB, generator=torch.Generator().manual_seed(6)) * 2
     tokens, _ = sample(logits, laws(rows, **law), where(rows))  # type: ignore[arg-type]
@@ -198,7 +198,7 @@ def test_temperature_zero_is_argmax_with_the_models_own_probability() -> None:
     )
 
 
-def test_log_probabilities_are_those_of_the_filtered_law() -> None:
+def test_log_probabilities_are_those_of_the_truncated_distribution() -> None:
     rows, logits = 500, some_logits()
     for law in ({"temperature": 0.8, "top_k": 20, "top_p": 0.9}, {"temperature": 0.8}, {"min_p": 0.1}):
         tokens, logprobs = sample(logits.expand(rows, VOCAB), laws(rows, **law), where(rows))  # type: ignore[arg-type]
@@ -217,7 +217,7 @@ def test_a_nucleus_of_any_width_is_complete(scale: float) -> None:
     assert widths[-1] > 3000 or scale > 1
 
 
-def test_impossible_tokens_are_never_drawn_nor_counted() -> None:
+def test_impossible_tokens_are_never_sampled_nor_counted() -> None:
     logits = torch.full((2000, 50), -torch.inf)
     logits[:, 7], logits[:, 9] = 0.0, math.log(3)
     for law in ({}, {"top_k": 30}, {"top_p": 0.99}, {"min_p": 0.01}, {"temperature": 0.0}):
@@ -228,7 +228,7 @@ def test_impossible_tokens_are_never_drawn_nor_counted() -> None:
 
 @pytest.mark.parametrize("broken", [math.nan, -math.nan, math.inf])
 @pytest.mark.parametrize("place", [0, 5, 299])
-def test_logits_that_are_no_numbers_are_an_error(place: int, broken: float) -> None:
+def test_nan_and_infinite_logits_are_an_error(place: int, broken: float) -> None:
     logits = torch.zeros(3, 300)
     logits[1, place] = broken
     for law in ({}, {"top_k": 3}, {"top_p": 0.5}, {"temperature": 0.0}):

@@ -1,4 +1,4 @@
-"""The kernel samples what the reference in torch samples, on any number of threads."""
+"""The kernel samples the same tokens as the torch reference, on any number of threads."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def reference(logits: Tensor, laws: SamplingTensors, where: NoiseKeys) -> tuple[
 
 
 def exact(logits: Tensor, laws: SamplingTensors, tokens: Ints) -> Floats:
-    """The tokens' log-probabilities without filters, in float64."""
+    """Return the tokens' log-probabilities without truncation, in float64."""
     temperature = torch.from_numpy(np.where(laws.temperature > 0, laws.temperature, 1))
     scores = (logits.double() / temperature[:, None]).log_softmax(-1)
     return scores.gather(1, torch.from_numpy(tokens)[:, None])[:, 0].numpy()
@@ -80,15 +80,15 @@ def exact(logits: Tensor, laws: SamplingTensors, tokens: Ints) -> Floats:
 @pytest.mark.parametrize("filtered", [False, True])
 @pytest.mark.parametrize("kind", ["any", "flat", "tied", "peaked", "impossible"])
 @pytest.mark.parametrize("vocab", [1, 2, 17, 129, 1000, 32_000])
-def test_tokens_are_those_of_the_reference(vocab: int, kind: str, filtered: bool) -> None:
+def test_tokens_equal_those_of_the_reference(vocab: int, kind: str, filtered: bool) -> None:
     logits, laws = rows_of(vocab, kind), some_laws(vocab, filtered)
     for offset in range(2 if vocab == 32_000 else 12):
         tokens, logprobs = sample(logits, laws, places(offset))
         expected, theirs = reference(logits, laws, places(offset))
         assert tokens.tolist() == expected.tolist()
-        # Where the edge of a wide nucleus lies within float32 rounding of a token the two see one token more or less.
+        # If the edge of a wide nucleus is within float32 rounding of a token, one of the two keeps a token more.
         wrong = np.abs(logprobs - theirs)
-        # That moves the law's mass by a token that is less likely than one of the many kept.
+        # The nucleus then differs in mass by a token that is less likely than any of the many kept.
         assert (wrong > 2 * log_sum_bound(vocab)).sum() <= ROWS // 50
         assert wrong.max() < 2 * log_sum_bound(vocab) + 3e-5
         if not filtered:
@@ -96,8 +96,8 @@ def test_tokens_are_those_of_the_reference(vocab: int, kind: str, filtered: bool
 
 
 @pytest.mark.parametrize("vocab", [17, 1000])
-def test_close_calls_are_decided_as_by_the_reference(vocab: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Here a lead of less than 1 is close, which is more than half of all."""
+def test_near_ties_are_resolved_as_by_the_reference(vocab: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a threshold of 1, more than half of all leads are near ties."""
     logits, laws = rows_of(vocab, "any"), some_laws(vocab, filtered=True)
     tokens, logprobs = sample(logits, laws, places())
     monkeypatch.setattr("kernels.cpu.sampling.sampler._NEAR_TIE", 1.0)
@@ -106,8 +106,8 @@ def test_close_calls_are_decided_as_by_the_reference(vocab: int, monkeypatch: py
     assert theirs.tolist() == logprobs.tolist()
 
 
-def test_close_calls_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those and no others, among the leads that the noise of all tokens gives."""
+def test_exactly_the_near_ties_are_resolved(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exactly the near ties are resolved, compared with the leads under the noise of all tokens."""
     close, rows, vocab = 5e-4, 40_000, 17
     logits = torch.randn(vocab, generator=torch.Generator().manual_seed(8)).expand(rows, vocab)
     where = NoiseKeys(np.full(rows, 3), np.full(rows, 4), np.arange(rows))
@@ -128,7 +128,7 @@ def test_close_calls_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("filtered", [False, True])
-def test_a_row_is_the_same_bits_on_any_number_of_threads_and_alone(filtered: bool) -> None:
+def test_a_row_has_the_same_bits_alone_and_on_any_number_of_threads(filtered: bool) -> None:
     logits, laws, where = rows_of(1000, "any"), some_laws(1000, filtered), places()
     tokens, logprobs = sample(logits, laws, where)
     for threads in (1, 2, 5):
@@ -142,7 +142,7 @@ def test_a_row_is_the_same_bits_on_any_number_of_threads_and_alone(filtered: boo
         assert (again[0], theirs[0]) == (tokens[row], logprobs[row])
 
 
-def test_rows_need_not_stand_together() -> None:
+def test_rows_need_not_be_contiguous() -> None:
     logits, laws = rows_of(1000, "any"), some_laws(1000, filtered=True)
     tokens, logprobs = sample(logits, laws, places())
     wide = torch.cat((logits, logits), dim=1)[:, :1000]
@@ -151,7 +151,7 @@ def test_rows_need_not_stand_together() -> None:
         assert (again.tolist(), theirs.tolist()) == (tokens.tolist(), logprobs.tolist())
 
 
-def test_only_rows_that_are_no_numbers_are_refused() -> None:
+def test_only_rows_with_invalid_logits_are_rejected() -> None:
     logits, laws = rows_of(300, "any"), some_laws(300, filtered=True)
     expected, _ = sample(logits, laws, places())
     logits[3, 299], logits[7, 0], logits[11, 130] = torch.nan, torch.inf, -torch.nan
@@ -160,8 +160,8 @@ def test_only_rows_that_are_no_numbers_are_refused() -> None:
     assert np.flatnonzero(tokens != expected).tolist() == np.flatnonzero(tokens == -1).tolist() == [3, 7, 11, 20]
 
 
-def test_a_sum_of_weights_is_the_same_wherever_they_are_written() -> None:
-    """Right behind the logits, too."""
+def test_a_sum_of_weights_does_not_depend_on_their_memory_location() -> None:
+    """Also directly after the logits."""
     sums = set()
     for gap in (0, 1, 16, 64, 1000):
         memory = np.empty(2000, np.float32)

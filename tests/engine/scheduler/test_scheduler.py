@@ -1,4 +1,4 @@
-"""The scheduler alone, with a model that computes nothing: budgets, order, waiting for a prefix, and no deadlock."""
+"""The scheduler without a model: token budgets, order, waiting for a shared prefix, and progress."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.engine.simulation import PAGE, Simulation
 
 
 def cold(index: int, length: int = 8) -> list[int]:
-    """A prompt that shares nothing with others of another index."""
+    """Return a prompt that shares no prefix with those of other indices."""
     return [100 + index] * length
 
 
@@ -26,7 +26,7 @@ def test_a_long_prompt_is_computed_in_chunks_of_the_budget() -> None:
     assert [simulation.step() for _ in range(3)] == [[(0, 10)], [(0, 10)], [(0, 5)]]
 
 
-def test_sequences_that_run_and_new_ones_share_one_step() -> None:
+def test_running_and_new_sequences_share_one_step() -> None:
     simulation = Simulation(step_tokens=10)
     simulation.add([[1, 2]], 9)
     simulation.step()
@@ -34,7 +34,7 @@ def test_sequences_that_run_and_new_ones_share_one_step() -> None:
     assert simulation.step() == [(0, 1), (1, 9)]
 
 
-def test_a_long_prompt_that_goes_first_does_not_stall_those_that_generate() -> None:
+def test_a_long_prompt_of_higher_priority_does_not_stall_decoding() -> None:
     simulation = Simulation(step_tokens=10)
     simulation.add([[1], [2]], 40)
     simulation.step()
@@ -43,7 +43,7 @@ def test_a_long_prompt_that_goes_first_does_not_stall_those_that_generate() -> N
         assert dict(simulation.step()) == {0: 1, 1: 1, 2: 8}
 
 
-def test_those_that_generate_leave_a_quarter_of_the_step_to_prompts() -> None:
+def test_decoding_leaves_a_quarter_of_the_step_to_prompts() -> None:
     simulation = Simulation(step_tokens=8, rows=16)
     simulation.add([[index] for index in range(10)], 40)
     for _ in range(2):
@@ -53,7 +53,7 @@ def test_those_that_generate_leave_a_quarter_of_the_step_to_prompts() -> None:
     assert dict(simulation.step())[10] == 2
 
 
-def test_a_step_of_one_token_goes_to_those_that_generate_while_others_find_no_memory() -> None:
+def test_a_step_of_one_token_decodes_if_no_prompt_fits_in_memory() -> None:
     simulation = Simulation(pages=4, step_tokens=1)
     simulation.add([[1] * 8, [2] * 8], 14)
     for _ in range(8):
@@ -71,7 +71,7 @@ def test_equal_prompts_are_computed_once() -> None:
     assert simulation.computed == 17 + 3
 
 
-def test_siblings_in_the_hundreds_wait_for_the_first_while_others_start() -> None:
+def test_hundreds_of_siblings_wait_for_the_first_while_other_jobs_start() -> None:
     simulation = Simulation(step_tokens=64, rows=64, pages=200)
     simulation.add([list(range(61))] * 300, 62)
     simulation.add([cold(1, 3)], 5)
@@ -79,7 +79,7 @@ def test_siblings_in_the_hundreds_wait_for_the_first_while_others_start() -> Non
     assert [count for index, count in simulation.step() if index < 300] == [1] * 63
 
 
-def test_who_shares_nothing_is_not_held_up_by_those_who_wait() -> None:
+def test_sequences_without_a_shared_prefix_start_before_those_that_wait_for_one() -> None:
     simulation = Simulation(step_tokens=20)
     simulation.add([list(range(16))], 20)
     simulation.add([list(range(16))], 20)
@@ -88,25 +88,25 @@ def test_who_shares_nothing_is_not_held_up_by_those_who_wait() -> None:
     assert (1, 1) in simulation.step()
 
 
-def test_a_short_common_beginning_is_not_worth_waiting_for() -> None:
+def test_sequences_do_not_wait_for_a_short_common_prefix() -> None:
     simulation = Simulation()
     simulation.add([[1, 2, 3, 10, 11, 12]], 7)
     simulation.add([[1, 2, 3, 20, 21, 22]], 7)
     assert simulation.step() == [(0, 6), (1, 6)]
 
 
-def test_nobody_waits_for_a_prefix_of_another_namespace() -> None:
+def test_sequences_do_not_wait_for_a_prefix_of_another_namespace() -> None:
     simulation = Simulation(step_tokens=64)
     simulation.add([list(range(16))], 20, namespace="a")
     simulation.add([list(range(16))], 20, namespace="b")
     assert simulation.step() == [(0, 16), (1, 16)]
 
 
-# Who starts first.
+# Order of admission.
 
 
 def order_of_start(simulation: Simulation) -> list[int]:
-    """The sequences in the order in which they start, which is also that of their end when one runs at a time."""
+    """Return the sequences in the order of their start, which is that of their end if one runs at a time."""
     simulation.run()
     return simulation.finished
 
@@ -134,7 +134,7 @@ def test_the_longest_cached_prefix_starts_first_and_the_oldest_among_equals() ->
     assert order_of_start(simulation)[1:] == [3, 5, 4, 2, 1]
 
 
-def test_behind_a_long_queue_it_is_first_come_first_served() -> None:
+def test_beyond_the_queue_window_jobs_start_first_come_first_served() -> None:
     simulation = Simulation(rows=1, pages=40)
     simulation.add([cold(0)], 9)
     simulation.run()
@@ -145,11 +145,11 @@ def test_behind_a_long_queue_it_is_first_come_first_served() -> None:
     [late] = indices(simulation.add([cold(0)], 9))
     simulation.cancel(blocker)
     order = order_of_start(simulation)
-    # It was not looked at while the window was full of older ones, and came first as soon as it was.
+    # It was outside the window of ranked jobs until one of them had started, and then was ranked first.
     assert order.index(late) == 1 + 1
 
 
-def test_a_cold_request_is_not_overtaken_for_ever_by_those_that_hit_the_cache() -> None:
+def test_a_request_without_cache_hit_is_bypassed_a_bounded_number_of_times() -> None:
     simulation = Simulation(rows=1, pages=60)
     simulation.add([cold(0, 16)], 17)
     simulation.run()
@@ -162,7 +162,7 @@ def test_a_cold_request_is_not_overtaken_for_ever_by_those_that_hit_the_cache() 
     assert simulation.finished.index(old) == 1 + MAX_BYPASSES
 
 
-def test_a_large_request_is_not_starved_by_small_ones_that_would_fit() -> None:
+def test_a_large_request_is_not_starved_by_small_ones_that_fit() -> None:
     simulation = Simulation(rows=8, pages=12)
     simulation.add([cold(index) for index in range(3)], 12)
     simulation.step()
@@ -175,12 +175,13 @@ def test_a_large_request_is_not_starved_by_small_ones_that_would_fit() -> None:
     assert large in simulation.finished
 
 
-# Who gives way.
+# Preemption.
 
 
 def squeeze(*jobs: tuple[list[int], int, int], pages: int = 9) -> tuple[Simulation, list[int]]:
-    """Runs (prompt, length, priority) jobs side by side in a pool that becomes too small; answers who was sent back
-    first, second, and so on."""
+    """Run (prompt, length, priority) jobs together in a pool that becomes too small.
+
+    Returns the simulation and the indices of the preempted sequences in order."""
     simulation = Simulation(pages=pages, step_tokens=64)
     for prompt, length, priority in jobs:
         simulation.add([prompt], length, priority=priority)
@@ -197,31 +198,31 @@ def squeeze(*jobs: tuple[list[int], int, int], pages: int = 9) -> tuple[Simulati
     return simulation, sent
 
 
-def test_the_youngest_of_equals_gives_way_and_the_oldest_is_never_sent_back() -> None:
+def test_the_youngest_of_equals_is_preempted_and_the_oldest_never() -> None:
     simulation, sent = squeeze(*((cold(index, 4), 24, 0) for index in range(3)))
     assert sent[0] == 2
     assert 0 not in sent
     assert simulation.finished[0] == 0
 
 
-def test_the_lowest_priority_gives_way_first_whatever_it_costs() -> None:
+def test_the_lowest_priority_is_preempted_first_at_any_cost() -> None:
     _, sent = squeeze((cold(0, 7), 24, -1), (cold(1, 4), 24, 0), (cold(2, 4), 24, 0))
     assert sent[0] == 0
     assert 1 not in sent
 
 
-def test_of_equal_priority_the_one_that_loses_least_gives_way() -> None:
+def test_among_equal_priorities_the_cheapest_to_recompute_is_preempted() -> None:
     _, sent = squeeze((cold(0, 3), 30, 0), (cold(1, 2), 30, 0), (cold(2, 7), 30, 0))
     assert sent[0] == 1
 
 
-def test_what_others_hold_too_is_not_lost() -> None:
+def test_shared_pages_do_not_count_as_cost_of_preemption() -> None:
     shared = cold(0, 12)
     _, sent = squeeze((shared, 26, 0), ([*shared, 1], 26, 0), (cold(2, 8), 26, 0), pages=11)
     assert sent[0] == 1
 
 
-def test_who_was_sent_back_does_not_return_before_somebody_has_left() -> None:
+def test_a_preempted_sequence_restarts_only_after_another_has_finished() -> None:
     simulation = Simulation(pages=10, step_tokens=64)
     simulation.add([cold(index, 4) for index in range(4)], 30)
     sent_back: dict[Sequence, int] = {}
@@ -243,7 +244,7 @@ def test_a_sequence_that_fills_the_whole_pool_alone_finishes() -> None:
     assert sorted(simulation.finished) == [0, 1, 2]
 
 
-def test_dropping_a_job_takes_out_those_that_run_and_those_that_wait() -> None:
+def test_removing_a_job_removes_running_and_waiting_sequences() -> None:
     simulation = Simulation(rows=1)
     running, waiting = simulation.add([[1, 2, 3]], 9), simulation.add([[4, 5, 6]], 9)
     simulation.step()
@@ -263,7 +264,7 @@ def test_the_check_finds_tokens_that_were_not_computed() -> None:
         simulation.scheduler.check_invariants()
 
 
-def test_the_check_finds_a_sequence_that_was_lost() -> None:
+def test_the_check_finds_a_lost_sequence() -> None:
     simulation = Simulation(rows=1)
     simulation.add([[1, 2], [3, 4]], 9)
     simulation.step()

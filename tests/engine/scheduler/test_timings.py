@@ -1,4 +1,4 @@
-"""Waiting times and paces of branches, by a clock that the test sets."""
+"""Waiting times and times per token of branches, on a simulated clock."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.engine.conftest import Checkpoints
 from tests.engine.helpers import Harness, generate
 
 
-def test_a_value_is_counted_in_every_bucket_that_holds_it() -> None:
+def test_a_value_is_counted_in_every_bucket_up_to_whose_bound_it_is() -> None:
     histogram = Histogram((1.0, 2.0))
     for value in (0.5, 1.0, 1.5, 9.0):
         histogram.observe(value)
@@ -20,10 +20,10 @@ def test_a_value_is_counted_in_every_bucket_that_holds_it() -> None:
     assert histogram.total == 12.0
 
 
-def test_times_are_those_of_arrival_first_step_first_token_and_end(
+def test_timings_cover_arrival_first_step_first_token_and_finish(
     checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One second passes at every look at the clock but those of the scheduler: a step looks twice, an ending once."""
+    """Each reading of the clock except the scheduler's advances it by a second: two per step, one per finish."""
     harness = Harness(checkpoints("llama"))
     clock = 100.0
 
@@ -36,14 +36,14 @@ def test_times_are_those_of_arrival_first_step_first_token_and_end(
     harness.core._jobs[0].arrived_at = 100.0
     monkeypatch.setattr(
         "engine.core.engine_core.time", SimpleNamespace(monotonic=tick)
-    )  # other threads look at the clock too
+    )  # other threads read the clock too
     for _ in range(4):
         before = clock
         harness.core._advance(tick())
         assert clock > before
     times = harness.core.timings
     assert len(events) == 1
-    # First step at 101, its token at 102; the others at 104, 106 and 108; the end at 109.
+    # First step at 101, its token at 102; the others at 104, 106 and 108; the finish at 109.
     assert (times.queue.total, times.first_token.total) == (1.0, 2.0)
     assert times.per_token.total == pytest.approx(7 / 3)
     assert times.finished == {"length": 1}
