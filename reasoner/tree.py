@@ -1,4 +1,4 @@
-"""The search tree. A node holds the tokens that one branch added to its parent: a part of a solution."""
+"""The search tree. A node holds the tokens that one branch added to its parent."""
 
 from __future__ import annotations
 
@@ -11,16 +11,18 @@ from typing import Literal
 Reason = Literal[
     "step", "said", "answer", "stop", "length", "context", "repetition", "budget", "timeout", "cancelled", "pruned"
 ]
-"""The reason for which a branch ended. ``step``: a step separator, it can be expanded. ``said``: text that the search
-injected, to be continued. ``answer``: the answer is stated. ``stop``: the model ended it. ``length``: the limit of one
-solution, by the job or the strategy. ``context``: the model's context is full. ``repetition``: the text repeats itself.
-``budget``, ``timeout``: a limit of the budget. ``cancelled``: stopped while it was generated. ``pruned``: discarded by
-the search."""
+"""Reason for which a branch ended.
+
+``step``: at a step separator, so it can be expanded. ``said``: after text that the search injected, so it can be
+continued. ``answer``: the answer is stated. ``stop``: the model ended it. ``length``: limit of one solution, set by the
+job or the strategy. ``context``: the model's context is full. ``repetition``: the text ends in a loop. ``budget``,
+``timeout``: a limit of the budget. ``cancelled``: aborted during generation. ``pruned``: discarded by the search.
+"""
 
 
 @dataclass(slots=True, eq=False)
 class Node:
-    """``prefix`` is the handle to the node's KV: all token ids from the prompt through this node."""
+    """A node of the tree. ``prefix``, all token ids from the prompt through this node, is the key of its cached KV."""
 
     path: tuple[int, ...]
     parent: Node | None
@@ -33,20 +35,20 @@ class Node:
     reason: Reason | None = None
     answer: str | None = None
     scores: tuple[float, ...] = ()
-    """The verifier's scores of all steps from the root through this node, in order; empty until scored, and where a
-    verifier judges solutions as a whole."""
+    """The verifier's scores of all steps from the root through this node, in order; empty until scored, and always
+    for verifiers of whole solutions."""
     score: float | None = None
     """The verifier's score of the solution up to here; ``None`` until scored."""
     confidence: tuple[float, ...] = ()
     """Confidence of each token (``reasoner.confidence.token_confidence``), if requested."""
     fresh: bool = False
-    """True if it begins a new conversation: solutions below start after it."""
+    """True if the node begins a new conversation, so that solutions below start after it."""
     closed: bool = False
-    """True if its last token is an end token, which injected text replaces."""
+    """True if the last token is an end-of-sequence token, which injected text replaces."""
     undone: int = 0
     """Number of characters that this node removes from the end of its ancestors' text."""
     is_copy: bool = False
-    """True if it copies an existing branch, because the sampling distribution allows no other."""
+    """True if the node copies an existing branch, since greedy sampling gives the same tokens."""
     children: list[Node] = field(default_factory=list)
     created: int = 0
     """Number of children requested so far, which is the next child's index."""
@@ -96,7 +98,7 @@ class Node:
 
 
 def unseen(siblings: Iterable[Node]) -> float:
-    """Return the probability that a further sample differs from all of these siblings."""
+    """Return the probability that another sample differs from all of these siblings."""
     return max(0.0, 1.0 - sum({node.text: math.exp(node.logprob) for node in siblings}.values()))
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from reasoner.evaluation.plan import CEILING, GREEDY, MAJORITY
 from reasoner.evaluation.statistics import Row
 
-# Okabe and Ito's colours but for yellow, which paper does not show, and black, which greedy decoding has.
+# Okabe and Ito's colours except yellow, which is illegible in print, and black, which is for greedy decoding.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 MARKERS = "osD^vP*X<>"
 GREY = "#777777"
@@ -47,7 +47,7 @@ def draw(rows: Sequence[Row], pooled: Collection[str], title: str, path: Path) -
         ends = []
         for place, name in enumerate(names):
             end = _line(panel, name, lines[name], max(0, place - len(shared)))
-            if name.startswith(GREEDY):  # nothing is near it
+            if name.startswith(GREEDY):  # no other label is near it
                 panel.annotate(name, end[:2], (6, 5), textcoords="offset points", fontsize=7.5)
             else:
                 ends.append(end)

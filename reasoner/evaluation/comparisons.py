@@ -1,5 +1,8 @@
-"""Comparisons of strategies on the same problems: with greedy decoding, with majority voting at equal tokens, with the
-same strategy without a stopping rule, and with a larger model at equal FLOPs."""
+"""Comparisons of strategies on the same problems.
+
+Baselines are greedy decoding, majority voting at equal tokens, the same strategy without a stopping rule, and a larger
+model at equal FLOPs.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ from reasoner.evaluation.statistics import Bootstrap, CostCurve, Estimate, Probl
 class StrategyComparison:
     """Difference of two accuracies with a 95 % interval (paired bootstrap over problems), and the ratio of costs.
 
-    ``what`` names what both sides have in common.
+    ``what`` names the quantity that is equal on both sides.
     """
 
     strategy: str
@@ -37,7 +40,7 @@ class StrategyComparison:
 class TokenSaving:
     """Ratio of majority voting's tokens to the strategy's at the same accuracy, with a 95 % interval.
 
-    ``bound``: majority did not reach this accuracy with its samples, so that the true ratio is larger.
+    ``bound``: majority voting did not reach this accuracy with its samples, so the true ratio is larger.
     """
 
     strategy: str

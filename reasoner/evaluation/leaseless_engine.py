@@ -1,4 +1,4 @@
-"""An engine client for evaluations that needs fewer requests for the same results."""
+"""Engine client for evaluations that gets the same results with fewer requests."""
 
 from __future__ import annotations
 

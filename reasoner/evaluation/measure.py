@@ -30,7 +30,7 @@ RETRY_DELAYS_SECONDS = (1.0, 2.0, 4.0, 8.0, 16.0)
 """Delays between attempts at an item while the engine is unavailable or busy."""
 
 Advance = Callable[[Stage, int, int], None]
-"""(stage, problems done, problems)"""
+"""Progress callback with arguments (stage, problems done, problems)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class EvaluationContext:
     sampling: Sampling
     concurrency: int
     calibration: Calibration | None
-    """Calibration for ``auto``; ``None`` for that of the bundled models."""
+    """Calibration for ``auto``; ``None`` for the bundled one."""
 
     @classmethod
     async def of(

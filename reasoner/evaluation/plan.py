@@ -10,16 +10,16 @@ from typing import Any
 from reasoner.strategies.registry import STRATEGIES, parse_params
 
 MAJORITY = "self_consistency"
-"""Baseline that all other strategies are compared with at equal tokens."""
+"""Baseline strategy for comparisons at equal tokens."""
 GREEDY = "greedy"
 BEST_OF_N = "best_of_n"
 CEILING = "pass@n"
-"""Probability that at least one of n samples is right, which bounds every choice among them."""
+"""Name of the upper bound for every choice among n samples: the probability that at least one of them is right."""
 POOL = "pool"
 POOLED = frozenset({"self_consistency", "best_of_n", "weighted_vote"})
 """Strategies that need only n independent samples and their scores."""
 DEEPCONF = "deepconf"
-"""Also pooled if it ranks finished solutions, by the default number of most likely tokens."""
+"""Strategy that is pooled only if it ranks finished solutions with the default number of top log-probabilities."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class StrategyCase:
     name: str
     params: tuple[tuple[str, Any], ...] = ()
     confidence: float | None = None
-    """The job's ``confidence``, for strategies that stop by it; written like a parameter, ``auto:confidence=0.9``."""
+    """The job's ``confidence``, for strategies with early stopping; written as a parameter: ``auto:confidence=0.9``."""
 
     @property
     def takes_n(self) -> bool:
@@ -38,11 +38,11 @@ class StrategyCase:
         return "n" in STRATEGIES[self.name].params.model_fields and "n" not in dict(self.params)
 
     def counts(self, ns: Sequence[int]) -> Sequence[int]:
-        """Return the values of n at which it runs: ``ns``, or its own."""
+        """Return the values of n at which the strategy runs: ``ns``, or its own n."""
         return ns if self.takes_n else (dict(self.params).get("n", 1),)
 
     def to_spec(self, n: int) -> dict[str, Any]:
-        """Return the job's ``strategy``."""
+        """Return the ``strategy`` field of the job."""
         return {"name": self.name, **dict(self.params), **({"n": n} if self.takes_n else {})}
 
 

@@ -1,11 +1,12 @@
-"""One pool of samples per problem and seed, and the strategies that decide on draws from it.
+"""One pool of samples per problem and seed, and the evaluation of strategies on subsamples of it.
 
-Voting and picking the best are different decisions on the same samples. So the samples are generated and scored once,
-at the largest n, and each strategy runs its own code on many draws of n of them without replacement, with a search that
-takes its branches from the pool. Accuracies of all strategies and all n then differ by the decisions alone.
+Voting and best-of-n are different decisions on the same samples. So the samples are generated and scored once, at the
+largest n, and each strategy's own code runs on many subsamples of size n without replacement, with a search that takes
+its branches from the pool. Accuracies of different strategies and n then differ by the decisions alone.
 
-Each draw is billed like a job of its own. The pool returns branches like an engine that decodes all of them in step: in
-order of length, counted from the request. A strategy that stops early pays for the tokens its other branches had then.
+Each subsample is billed like a separate job. The pool returns branches like an engine that decodes all of them in
+lockstep: by length, counted from the request. A strategy that stops early pays for the tokens that its unfinished
+branches had by then.
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ from reasoner.strategies.registry import STRATEGIES, parse_params
 from reasoner.tree import Node, Reason
 
 NUM_DRAWS = 64
-"""Number of draws for each strategy and n."""
+"""Number of subsamples for each strategy and n."""
 NUM_FULL_DRAWS = 8
-"""Number of draws of the whole pool, which differ only in order."""
+"""Number of permutations of the pool for n equal to its size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,14 +64,16 @@ class SamplePool:
     parameters: tuple[int, int]
     """Number of weights of the policy and of the verifier."""
     verifier_cost: tuple[float, float]
-    """(tokens of the question, fraction of the samples' shared tokens that the verifier's cache saved). A cache shares
-    whole pages and so saves less than all; the fraction reproduces the bill of the whole pool."""
+    """Tokens of the question, and the fraction of the samples' shared tokens that the verifier's cache saved.
+
+    A cache shares whole pages only; the fraction reproduces the bill of the whole pool.
+    """
 
     @classmethod
     def of(cls, search: Search, right: Mapping[Node, bool], parameters: tuple[int, int]) -> SamplePool:
-        """Create from a search whose root has only finished children; ``right`` tells which pass the suite's check."""
+        """Create from a search whose root has only finished children; ``right`` marks the correct ones."""
         names: dict[tuple[int, int], int] = {}
-        nodes = sorted(search.root.children, key=lambda node: node.path)  # not in order of arrival
+        nodes = sorted(search.root.children, key=lambda node: node.path)  # independent of the order of arrival
         samples = tuple(
             Sample(node, right[node], node.reason, node.scores, node.score, _prefixes(node.written, names))
             for node in nodes
@@ -95,11 +98,11 @@ def _prefixes(tokens: Sequence[int], names: dict[tuple[int, int], int]) -> froze
 
 
 class NotInPool(ValueError):
-    """The strategy needs something that a pool of samples does not have, so it has to run live."""
+    """The strategy needs an operation that a pool of samples does not support, so it has to run live."""
 
 
 class PoolSearch(Search):
-    """A search whose branches come from a draw of the pool, billed as if they had been generated."""
+    """A search whose branches come from a subsample of the pool, billed as if they had been generated."""
 
     def __init__(self, pool: SamplePool, drawn: Sequence[Sample]) -> None:
         self.spec = pool.spec
@@ -131,7 +134,7 @@ class PoolSearch(Search):
         return self._of[node]
 
     def take(self) -> Node | None:
-        """Return the next branch of the draw, reset to its initial state; ``None`` if none is left."""
+        """Return the next branch of the subsample, reset to its initial state; ``None`` if none is left."""
         if not self._left:
             return None
         sample = self._left.pop()
@@ -158,7 +161,7 @@ class PoolSearch(Search):
 
 
 class PoolStream(Stream):
-    """Returns the branches of a draw in the order in which they would end if all were decoded in step."""
+    """Returns the branches of a subsample in the order in which they would end if all were decoded in lockstep."""
 
     def __init__(self, search: PoolSearch) -> None:
         self._search = search
@@ -215,8 +218,10 @@ class PoolStream(Stream):
 
 
 def draws(size: int, n: int, rng: random.Random) -> Iterator[list[int]]:
-    """Draws of ``n`` out of ``size`` without putting back: neighbours in random orders of all, so that samples are in
-    about equally many."""
+    """Yield subsamples of ``n`` out of ``size`` indices without replacement.
+
+    They are consecutive slices of random permutations, so that each sample occurs about equally often.
+    """
     count = NUM_DRAWS if n < size else NUM_FULL_DRAWS
     while True:
         order = rng.sample(range(size), size)
@@ -235,7 +240,7 @@ async def decide(
     ceiling: Sequence[int],
     equal: Equivalence,
 ) -> list[Run]:
-    """Every case at each of its n on draws from the pool, the same draws for all cases, and pass@n."""
+    """Run every case at each of its n on the same subsamples of the pool, and compute pass@n."""
     model = pool.spec.model or ""
     runs = [_ceiling(pool, problem, seed, n, model) for n in ceiling]
     for case, ns in cases:
@@ -253,7 +258,7 @@ async def decide(
 
 
 class _Totals:
-    """Sums over draws."""
+    """Sums over subsamples."""
 
     def __init__(self, pool: SamplePool) -> None:
         self._pool = pool

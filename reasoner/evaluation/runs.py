@@ -1,6 +1,6 @@
-"""The measurements of an evaluation in a JSON Lines file, one line per finished item, so that it can be resumed.
+"""Measurements of an evaluation in a JSON Lines file, one line per finished item, so that it can be resumed.
 
-The first line is the header: everything that determines the results. A file with another header belongs to another
+The first line is the header, with everything that determines the results. A file with another header belongs to another
 evaluation and is rejected. If a crash has truncated the last line, it is dropped when the file is opened again.
 """
 
@@ -27,8 +27,8 @@ class EvaluationMismatch(ValueError):
 class Run:
     """Result of one strategy on one problem with one seed.
 
-    For a strategy that decides on a pool, the numbers are means over many draws from it, so that ``correct`` is a
-    fraction. For a live search ``correct`` is 0 or 1.
+    For a pooled strategy the numbers are means over many subsamples of the pool, so ``correct`` is a fraction. For a
+    live search ``correct`` is 0 or 1.
     """
 
     model: str
@@ -40,22 +40,22 @@ class Run:
     reached: float
     """1 if any candidate passes the suite's check: the accuracy of an ideal choice among them."""
     answered: float
-    """1 if there was an answer. No answer is an abstention, which is not correct."""
+    """1 if there was an answer. A run without one is not correct."""
     samples: float
     """Number of finished branches: solutions, or steps in a tree."""
     tokens: float
     verifier_tokens: float
     flops: float
-    """Two per weight and computed token, prompts included, rejected draft tokens not."""
+    """FLOPs: two per weight and computed token, including prompts, without rejected draft tokens."""
     seconds: float
-    """Working time of the job, with others running concurrently; for a draw, its share of the pool's time."""
+    """Working time of the job, with others running concurrently; for a subsample, its share of the pool's time."""
 
 
 @dataclass(frozen=True, slots=True)
 class FinishedItem:
     """A finished item: all runs of one problem at one stage of the plan.
 
-    ``failed`` is the reason for having none: the problem can never be run (it exceeds the model's context, for
+    ``failed`` is the reason if there are none, because the problem cannot be run (it exceeds the model's context, for
     example).
     """
 

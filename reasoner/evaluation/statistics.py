@@ -1,7 +1,7 @@
-"""The statistics of an evaluation: means over problems, with intervals for the population of problems and seeds.
+"""Statistics of an evaluation: means over problems, with intervals for the population of problems and seeds.
 
-Runs of one problem with several seeds are not independent. So a problem with all its seeds is one cluster, and clusters
-are resampled. Seeds of different problems share no noise.
+Runs of one problem with several seeds are not independent, so a problem with all its seeds is one cluster, and the
+bootstrap resamples clusters. Seeds of different problems share no noise.
 """
 
 from __future__ import annotations
@@ -181,7 +181,7 @@ class CostCurve:
         return result
 
     def cost_of(self, value: Values) -> tuple[Values, Values]:
-        """Return the lowest cost at which the curve reaches each value (else the cost of its end), and if it does."""
+        """Return the lowest cost at which the curve reaches each value (or its last cost), and if it reaches it."""
         reached = self.values[0] >= value
         costs = np.where(reached, self.costs[0], self.costs[-1])
         for left in range(len(self.costs) - 1):

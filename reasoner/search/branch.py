@@ -32,8 +32,8 @@ class PartialBranch:
 class Watch:
     """Check of a branch whenever its length is a multiple of ``every`` tokens.
 
-    ``verdict`` returns the reason to end the branch, or ``None``. It must depend only on its argument and on what the
-    strategy knew when it made the watch, so that a replay decides the same.
+    ``verdict`` returns the reason to end the branch, or ``None``. It must depend only on its argument and on the
+    strategy's state when it created the watch, so that a replay makes the same decision.
     """
 
     every: int
@@ -51,7 +51,7 @@ class InFlightBranch:
     max_tokens: int
     """Limit of the branch's length by the model's context and the job's own limit."""
     call: int = 0
-    """Index of the strategy's call that requested the branch, within its stream."""
+    """Index within the stream of the call that requested the branch."""
     watch: Watch | None = None
     token_ids: tuple[int, ...] = ()
     text: str = ""
@@ -62,11 +62,11 @@ class InFlightBranch:
     end: dict[str, Any] | None = None
     """Journal data of the last part, once the branch has ended."""
     equality: Hashable | None = field(init=False)
-    """Key that is equal for branches that must be equal, because each continues one text by the likeliest tokens;
-    ``None`` for sampled branches."""
+    """Key shared by branches that must be equal, since each continues the same text greedily; ``None`` for sampled
+    branches."""
 
     def __post_init__(self) -> None:
-        if is_greedy(self.sampling):  # the other sampling parameters have no effect then
+        if is_greedy(self.sampling):  # greedy sampling ignores the other parameters
             sampling = replace(self.sampling, temperature=0.0, top_k=0, top_p=1.0, min_p=0.0)
             self.equality = (self.op, self.parent.prefix, self.parent.solution, sampling, self.max_tokens, self.watch)
         else:
@@ -136,12 +136,12 @@ class BranchPart:
 
 
 def is_greedy(sampling: SamplingParams | Sampling) -> bool:
-    """Return True if every token is the likeliest one, so that siblings are equal."""
+    """Return True if sampling is deterministic, so that siblings are equal."""
     return sampling.temperature == 0 or sampling.top_k == 1
 
 
 def join_segments(first: Completion, second: Completion) -> Completion:
-    """Return two consecutive segments of a branch as one completion, which ended as the second one did."""
+    """Join two consecutive segments of a branch into one completion with the second one's finish reason."""
     logprobs = None if second.logprobs is None else (*(first.logprobs or ()), *second.logprobs)
     return replace(
         second,
@@ -157,5 +157,5 @@ def join_segments(first: Completion, second: Completion) -> Completion:
 
 
 def token_confidences(completion: Completion) -> tuple[float, ...]:
-    """Return the confidence of each token; empty where the request asked for no likeliest tokens."""
+    """Return the confidence of each token; empty if the request had no top log-probabilities."""
     return tuple(compute_token_confidence(token) for token in completion.logprobs or ())

@@ -176,7 +176,7 @@ class BranchRunner:
     def _expected_verification(self, branches: Sequence[InFlightBranch], tokens: int) -> Amount:
         """Estimate what verifying these branches and those in flight will take, from what it took so far.
 
-        A branch is worth little if nothing is left to score it. For no branches the estimate is nothing.
+        A branch that cannot be scored is worth little. The estimate is zero for no branches.
         """
         usage = self._ledger.usage
         if not branches or not usage.verifier_computed:

@@ -1,6 +1,6 @@
-"""The job's lease on the engine's cache: its prefixes stay warm until the job is over, and no longer.
+"""The job's lease on the engine's cache, which pins the job's prefixes until it is over.
 
-Nothing here can fail a job. If a release does not reach the engine, the lease expires by itself.
+Errors of the lease never fail a job. If a release does not reach the engine, the lease expires.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class CacheLease:
     def prune(self, branches: Sequence[tuple[int, ...]]) -> None:
         """Release pruned branches, each given by all its tokens, without waiting for the engine.
 
-        These are the policy's tokens. What the verifier keeps of the branches stays until the job is over: it is sent
-        as text, and only the engine knows its tokens.
+        These are the policy's tokens. The verifier's cached prefixes of the branches stay until the job is over: they
+        are sent as text, so only the engine has their tokens.
         """
         task = asyncio.create_task(self._release(branches))
         self._pruning.add(task)

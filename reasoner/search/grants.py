@@ -1,7 +1,7 @@
 """Token grants of a job that shares a budget with others.
 
-The journal holds every grant. A replay returns them where they came the first time, so the search decides as it did,
-and requests tokens only when it has used up all that it was ever granted.
+The journal holds every grant. A replay returns them at the same points, so the search makes the same decisions, and
+requests tokens only after all recorded grants are used up.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from reasoner.budget.usage import Usage
 from reasoner.search.replay import ReplayLog
 
 MAX_IDLE_GRANTS = 4
-"""Number of typical requests: a job that holds so many tokens and still cannot continue is not held up by its grant."""
+"""Limit of unused granted tokens, in typical requests, above which a job is not blocked for lack of a grant."""
 
 
 class Grants:
@@ -37,9 +37,9 @@ class Grants:
         self._is_exhausted = False
 
     async def request_more(self) -> bool:
-        """Request tokens for a search that its ledger holds up; return True if it may be worth trying again.
+        """Request tokens for a search that is blocked by its ledger; return True if a retry may be worthwhile.
 
-        Raises ``JobParked`` where the job must not wait for the grant.
+        Raises ``JobParked`` if the job must not wait for the grant.
         """
         key = f"grant:{self._count}"
         if self._replay_log.is_replaying:

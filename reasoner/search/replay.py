@@ -1,7 +1,7 @@
-"""The replay log: writes what a search learns to the journal, and returns it again when the job runs anew.
+"""The replay log: records the results that a search receives in the journal, and replays them when the job restarts.
 
 Entries are written in batches: everything that had arrived when the strategy next looked. A replay returns the same
-batches in the same order, so a strategy that reacts to arrivals decides as it did.
+batches in the same order, so a strategy that reacts to arrivals makes the same decisions.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from reasoner.budget.usage import Usage
 from reasoner.jobs.journal import Entry, JobCancelled, Journal
 
 BILLED_ONLY = "lost"
-"""Type of entries that only add to the bill: a replay adds them where they stand and returns them to no one."""
+"""Type of entries that only add to the bill: a replay counts their cost and does not return them."""
 ARRIVED_AT_SHUTDOWN = "early"
 """Key in the data of entries that were written when an attempt ended, before the strategy asked for them."""
 
 
 class ReplayMismatch(Exception):
-    """The strategy asks for something else than the journal holds: other code or another model wrote it."""
+    """The strategy requests something that differs from the journal, which other code or another model wrote."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class ReplayLog:
     def replay(self, requested: Container[str]) -> list[Entry]:
         """Return the next batch of the journal if it has the requested keys, else nothing.
 
-        Nothing means that the first time, too, the strategy went on to something else at this point.
+        An empty result means that the earlier attempt, too, continued with something else at this point.
         """
         entries: list[Entry] = []
         while self._replay and self._replay[0].key in requested:
@@ -101,7 +101,7 @@ class ReplayLog:
             raise ReplayMismatch(f"the journal goes on with {self._replay[0].key!r}, the strategy with {key!r}")
 
     def _skip_unrequested(self) -> None:
-        """Add entries to the bill that no request waited for, and keep those that arrived at a shutdown."""
+        """Add entries to the bill that no request was waiting for, and keep those that arrived at a shutdown."""
         while self._replay:
             entry = self._replay[0]
             is_billed_only = entry.type == BILLED_ONLY

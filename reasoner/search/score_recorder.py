@@ -1,4 +1,4 @@
-"""Scores of nodes: computed once for each text, and in the journal before the strategy sees them."""
+"""Scores of nodes, computed once for each text and journaled before the strategy sees them."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class ScoreRecorder:
         return bool(entries)
 
     def _repeated_score(self, node: Node) -> PendingEntry | None:
-        """Return the score of a node whose text, after the same tokens, was scored before: nothing is computed."""
+        """Return the existing score of an equal text after the same tokens, if there is one, without computation."""
         num_inherited, steps, score = self._verdicts.get(_verdict_key(node), (-1, (), 0.0))
         if num_inherited != len(inherited_scores(node)):
             return None
@@ -75,8 +75,8 @@ class ScoreRecorder:
 def _independent_nodes(nodes: Sequence[Node]) -> list[Node]:
     """Return the nodes that can be scored at once.
 
-    A node whose ancestor is among them comes after it, and adds to what the ancestor's score covers; so does one that
-    repeats another's text: it gets that one's score.
+    Left out are nodes with an ancestor among them, whose scores extend the ancestor's, and nodes that repeat another's
+    text, which get that node's score.
     """
     remaining = set(nodes)
     first = set({_verdict_key(node): node for node in reversed(nodes)}.values())
@@ -88,5 +88,5 @@ def _score_data(node: Node, steps: Sequence[float], score: float, computed: int,
 
 
 def _verdict_key(node: Node) -> VerdictKey:
-    """Return what a verdict depends on: all tokens up to the node's end, and its own text."""
+    """Return the key of a node's verdict: all tokens up to the node's end, and its own text."""
     return node.prefix, node.text

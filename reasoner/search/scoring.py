@@ -1,7 +1,7 @@
-"""The interface of verifiers to a search, and the budget of those that are models.
+"""The interface between verifiers and a search, and the budget of model verifiers.
 
-A verifier is opened for one job and its ledger (``reasoner.verifiers``). Journal, replay, bill and tree are the
-search's.
+A verifier is opened for one job and its ledger (``reasoner.verifiers``). Journal, replay, bill and tree are handled by
+the search.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ class NodeScore:
     score: float
     """Score of the solution up to and with this node."""
     steps: tuple[float, ...] = ()
-    """Scores of the steps that the node added; empty where a verifier judges solutions as a whole."""
+    """Scores of the steps that the node added; empty for verifiers of whole solutions."""
     spend: Usage = field(default_factory=Usage)
     reserved: Amount = NO_AMOUNT
     """Budget that the scorer reserved for it, not committed yet."""
 
 
 class NodeScorer(Protocol):
-    """A verifier at work on one job."""
+    """A verifier opened for one job."""
 
     def scorable(self, node: Node) -> bool:
-        """Return True if the node can get a (new) score: it has text of its own that does not end within a step."""
+        """Return True if the node can get a (new) score: it has text of its own that ends at a step's end."""
         ...
 
     async def score(self, nodes: Sequence[Node]) -> list[NodeScore]:
-        """Score as many of these scorable nodes, in order, as the budget reaches; none when it reaches none.
+        """Score the first of these scorable nodes, as many as the budget reaches; may return an empty list.
 
-        It reserves what it may spend and hands the reservations over in ``NodeScore``; when it raises, all are
-        released. Nodes that it leaves out are passed again. A verifier that computes no tokens needs no reservation.
+        The reservations are passed on in ``NodeScore``; if an error is raised, all are released. Nodes that are left
+        out are passed again. A verifier that computes no tokens needs no reservation.
         """
         ...
 
@@ -57,15 +57,15 @@ def inherited_scores(node: Node) -> tuple[float, ...]:
 
 
 def ends_at_step(node: Node) -> bool:
-    """Return True if the node's text ends where a step does, not where a limit cut it."""
+    """Return True if the node's text ends at the end of a step and was not cut by a limit."""
     return node.reason in ("step", "answer", "stop")
 
 
 def aggregate_score(steps: Sequence[float], aggregation: str) -> float:
     """Return one number for the scores of steps.
 
-    A solution that was too long for the verifier from the start counts as wrong; one that outgrew the verifier keeps
-    its score.
+    A solution without scores, since it was too long for the verifier from the start, counts as wrong; one that became
+    too long keeps its score.
     """
     return aggregate(steps, aggregation) if steps else 0.0
 
@@ -80,16 +80,16 @@ def check_fits_context(model: ModelInfo, tokens: int) -> None:
 
 
 ReadNodes = Callable[[Sequence[Node], int | None], Awaitable[Sequence[Reading]]]
-"""Reads nodes with a model, computing at most so many tokens for each."""
+"""Function that reads nodes with a model and computes at most the given number of tokens for each."""
 TOO_LONG = "items.parts"
-"""Field that an engine names if an item does not fit into the model's context."""
+"""Field in the engine's error if an item does not fit into the model's context."""
 
 
 class BudgetedReader:
-    """Reads nodes with a model within a ledger: a request limits the tokens to compute, and the engine obeys.
+    """Reads nodes with a model within a ledger: each request limits the tokens that the engine may compute.
 
-    A cost is first estimated for a warm cache. Where the cache is colder the engine refuses and returns the true cost,
-    and the node is read again with that. A node that is too long for the model's context has no scores.
+    The cost is first estimated for a warm cache. If fewer tokens are cached, the engine refuses and returns the true
+    cost, with which the node is read again. A node that is too long for the model's context has no scores.
     """
 
     def __init__(self, ledger: Ledger, model: ModelInfo) -> None:
@@ -99,7 +99,7 @@ class BudgetedReader:
     async def read(self, estimates: Mapping[Node, int], read_nodes: ReadNodes) -> list[tuple[Node, Reading, Amount]]:
         """Return readings of the first nodes, each with its reservation.
 
-        Nothing if the budget reaches none, or the time is up before the model has answered.
+        Empty if the budget reaches none, or the time is up before the model has answered.
         """
         costs = dict(estimates)
         while True:
@@ -116,7 +116,7 @@ class BudgetedReader:
             except BaseException:
                 self._ledger.release(amount * len(batch))
                 raise
-            if readings is None:  # the engine stops computing when the request is dropped
+            if readings is None:  # the engine cancels a request whose connection is closed
                 self._ledger.release(amount * len(batch))
                 return []
             answered = []
@@ -145,7 +145,7 @@ class BudgetedReader:
         return self._rate.verification_usage(reading.computed, reading.cached)
 
     def _affordable(self, costs: Mapping[Node, int]) -> tuple[list[Node], int]:
-        """Return the most nodes, from the first, that the budget reaches, and the limit of tokens for each of them."""
+        """Return the first nodes, as many as the budget reaches, and the token limit for each of them."""
         batch: list[Node] = []
         bound = 0
         most = 0 if self._ledger.is_exhausted else self._ledger.max_affordable(self._rate.verification_amount(1))

@@ -2,8 +2,8 @@
 
 A strategy is a sequential coroutine. For each answer of the engine or the verifier ``Search`` enforces the budget,
 writes the journal before the strategy sees the answer, keeps the bill and the tree, and reacts to cancellation. After a
-crash the same strategy runs again: answers that the journal holds come back at once, in the order and the batches in
-which they first came, so the strategy decides as it did and continues where it was.
+crash the same strategy runs again: results in the journal are returned at once, in their original order and batches,
+so the strategy makes the same decisions and continues from where it was.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from reasoner.tree import Node, find_best_leaf
 
 @dataclass(frozen=True, slots=True)
 class SearchContext:
-    """The job that a search runs for, and everything that it runs on."""
+    """A search's job and its dependencies."""
 
     spec: JobSpec
     engine: EngineClient
@@ -91,13 +91,13 @@ class Search:
 
     @classmethod
     async def begin(cls, context: SearchContext, prompt: tuple[int, ...]) -> Search:
-        """Load what earlier attempts left in the journal. ``prompt`` is the question (``tokenize_problem``)."""
+        """Load the entries of earlier attempts from the journal. ``prompt`` is the question (``tokenize_problem``)."""
         search = cls(context, ReplayLog(context.journal, context.ledger, await context.journal.load()), prompt)
         await search._shared.answers.check()
         return search
 
     async def close(self) -> None:
-        """Abort what is still in flight, where a failure left a stream open."""
+        """Abort branches that are still in flight if a failure left a stream open."""
         for stream in list(self._open_streams):
             await stream.close(is_final=False)
 
@@ -105,7 +105,7 @@ class Search:
 
     @property
     def is_cut_short(self) -> bool:
-        """True if the budget kept the search from something that the strategy asked for."""
+        """True if the budget prevented an operation that the strategy requested."""
         return self._shared.is_cut_short
 
     @property
@@ -122,7 +122,7 @@ class Search:
         return self._shared.max_new_tokens(node)
 
     def rng(self, node: Node, purpose: str = "") -> random.Random:
-        """Return randomness for a decision, which depends on the job's seed, the node and the purpose alone."""
+        """Return a random generator seeded by the job's seed, the node and the purpose alone."""
         return random.Random(f"{self._shared.seed}/{node.id}/{purpose}")
 
     # Branches.
@@ -176,8 +176,8 @@ class Search:
     async def append_text(self, parent: Node, text: str, *, instead: str = "") -> Node:
         """Add a child with a given text, from which the branch can be continued.
 
-        The text takes the place of an end of sequence, and of ``instead`` if the parent's own text ends with that. A
-        child that leaves no room for a token has ended, by ``context``.
+        The text replaces an end-of-sequence token, and ``instead`` if the parent's own text ends with that. A child
+        that leaves no room for a token has ended with the reason ``context``.
         """
         prefix = parent.prefix[:-1] if parent.closed else parent.prefix
         undone = len(instead) if instead and parent.text.endswith(instead) else 0
@@ -235,9 +235,9 @@ class Search:
     # Decisions.
 
     async def record_result(self, key: str, find: Callable[[], Awaitable[str | None]]) -> str | None:
-        """Return the result of ``find`` when this job first came to ``key``.
+        """Return the recorded result for ``key``, or call ``find`` and record its result.
 
-        For results that neither the engine nor the seed determines, so that another run might get others.
+        For results that depend on more than the engine and the seed, such as the clock, and might differ in a replay.
         """
         if self._replay_log.is_replaying:
             entries = self._replay_log.replay((key,))
@@ -253,8 +253,11 @@ class Search:
         return result
 
     async def record_decision(self, key: str, data: dict[str, Any]) -> None:
-        """Write a decision for the client and for replays. A replay by other code or another table that decides
-        otherwise raises ``ReplayMismatch``, since the decision is part of the key."""
+        """Write a decision for the client and for replays.
+
+        The decision is part of the key, so a replay that decides differently, because of other code or another table,
+        raises ``ReplayMismatch``.
+        """
         digest = blake2b(json.dumps(data, sort_keys=True).encode(), digest_size=6).hexdigest()
         await self._replay_log.record(f"decide:{key}:{digest}", "decision", data, Usage())
 
@@ -269,16 +272,16 @@ class Search:
         return sorted((node for node in self.root.walk() if node.answer is not None), key=lambda node: node.path)
 
     async def ensure_candidates(self) -> list[Node]:
-        """Return the candidates of a search by steps that has come to its end.
+        """Return the candidates of a finished step-by-step search.
 
-        If no branch states an answer, the best one is completed first: only the strategy's own limits stopped it.
+        If no branch states an answer, the best one, which only the strategy's own limits stopped, is completed first.
         """
         if not self.candidates():
             await self._finish_best()
         return self.candidates()
 
     async def _finish_from_reserve(self) -> bool:
-        """Complete the best branch out of the budget that was set aside for it; return True if there was some."""
+        """Complete the best branch with the budget that was set aside for it; return True if there was some."""
         if not self.ledger.is_setting_aside:
             return False
         await self._finish_best()
@@ -309,7 +312,7 @@ class Search:
 
 
 async def tokenize_problem(spec: JobSpec, engine: EngineClient, policy: ModelInfo) -> tuple[int, ...]:
-    """Return the prompt that asks the question. Raises ``InvalidRequest`` where it leaves no room for an answer."""
+    """Return the prompt of the job's question. Raises ``InvalidRequest`` if it leaves no room for an answer."""
     prompt = await engine.tokenize(policy.id, spec.to_messages())
     if len(prompt) >= policy.context:
         raise InvalidRequest(

@@ -1,4 +1,4 @@
-"""Branches that must be equal: where every token is the likeliest one, one branch is generated and siblings copy it."""
+"""Deduplication of equal branches: with greedy sampling one branch is generated, and its siblings copy it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from reasoner.search.branch import InFlightBranch
 from reasoner.search.replay import PendingEntry
 
 CUT_REASONS = frozenset({"budget", "timeout", "cancelled"})
-"""Reasons that do not tell where the branch would have gone."""
+"""End reasons after which the rest of the branch is unknown, so that it cannot be copied."""
 
 
 class Copies:
@@ -19,9 +19,9 @@ class Copies:
         self._first: dict[Hashable, InFlightBranch] = {}
 
     def original(self, branch: InFlightBranch, is_pending: Callable[[InFlightBranch], bool]) -> InFlightBranch | None:
-        """Return the branch that ``branch`` copies: one that has ended by itself or is still pending.
+        """Return the branch that ``branch`` copies: one that was not cut short or is still pending.
 
-        ``None`` if the branch is to be generated, for all equal ones that come after it.
+        ``None`` if the branch has to be generated; later equal ones then copy it.
         """
         if branch.equality is None:
             return None
@@ -34,14 +34,14 @@ class Copies:
         return None
 
     def add_ended(self, branch: InFlightBranch) -> None:
-        """Remember a branch that has ended, now or in a replay."""
+        """Register a branch that has ended, now or in a replay."""
         assert branch.end is not None
         if branch.equality is not None and branch.end["reason"] not in CUT_REASONS:
             self._first[branch.equality] = branch
 
 
 def copy_entry(branch: InFlightBranch, original: InFlightBranch) -> PendingEntry:
-    """Return the journal entry of a copy: the original's text and end, for no tokens."""
+    """Return the journal entry of a copy: the original's text and end, without cost."""
     assert original.end is not None
     data = {
         "node": branch.id,

@@ -1,10 +1,9 @@
 """A stream of branches: a strategy adds work at any time and gets every branch as soon as it ends.
 
 A stream writes the journal before the strategy sees anything, so a replay returns the same batches in the same order.
-In a ``deterministic`` job it returns waves: the branches of one call together, in path order, the calls in the order in
-which they were made. A wave does not depend on which branch was quick. What is in flight when a stream is left then
-stays out of the tree and is only billed, and its reservations stay held, so that what is left of a budget is the same
-however far it had come.
+In a ``deterministic`` job it returns waves: the branches of one call together, in path order, the calls in their order,
+independent of the branches' speed. Branches in flight when such a stream is closed are not added to the tree and only
+billed, and their reservations stay held, so that the remaining budget does not depend on how far they had come.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from reasoner.tree import Node, Reason
 
 STEP_SEPARATOR = "\n\n"
 STOPPED_BY_REASON: Mapping[Reason, ExtractionStopped] = {"step": "step", "stop": "end"}
-"""Meaning of a branch's end for the answer that it may be stating; every other end cut it."""
+"""Position for answer extraction by the reason of a branch's end; all other reasons cut the text."""
 
 
 class Stream:
@@ -37,11 +36,11 @@ class Stream:
 
     Iteration yields all new nodes that are ready, at least one, and ends when every requested branch has ended or the
     budget is used up: branches that never started are then missing, and one that was cut has the reason ``budget``.
-    More work may be added after that. Leaving the context ends what still runs.
+    More work may be added after that. Leaving the context aborts running branches.
     """
 
     def __init__(self, context: StreamContext, open_streams: set[Stream]) -> None:
-        """``open_streams`` is the search's set of streams that it has to close; a stream is in it while it is open."""
+        """``open_streams`` is the search's set of open streams, to which this one adds itself until it is closed."""
         self._context = context
         self._open_streams = open_streams
         self._pending: dict[str, InFlightBranch] = {}
@@ -58,8 +57,9 @@ class Stream:
         )
 
     def expand(self, parents: Sequence[Node], n: int | Sequence[int], *, greedy: bool = False) -> int:
-        """Continue each parent by one step, ``n`` times (or ``n[i]`` times parent ``i``), and return how many branches
-        that makes: a parent that fills the context or the job's own limit has none.
+        """Add one step to each parent, ``n`` times (or ``n[i]`` times for parent ``i``); return the number of branches.
+
+        A parent that fills the context or the job's own limit has none.
 
         ``greedy`` takes the likeliest token each time.
         """
@@ -112,10 +112,10 @@ class Stream:
             await self.close(is_final=error is None or isinstance(error, (GeneratorExit, JobCancelled)))
 
     async def close(self, *, is_final: bool) -> None:
-        """Abort what is in flight and write what it got so far.
+        """Abort the branches in flight and write their tokens so far.
 
-        ``is_final``: the strategy needs no more, so branches end as ``cancelled`` and are added to the tree. Otherwise
-        the next attempt continues them, except in a deterministic job: there they would not come in waves, and are only
+        ``is_final``: the strategy is done, so branches end as ``cancelled`` and are added to the tree. Otherwise the
+        next attempt continues them, except in a deterministic job, where they would not arrive in waves and are only
         billed.
         """
         self._open_streams.discard(self)
@@ -200,7 +200,7 @@ class Stream:
     async def _write(self, parts: Sequence[BranchPart]) -> list[Entry]:
         try:
             entries = [await self._part_entry(part) for part in parts]
-        except BaseException:  # extraction takes time and may be interrupted; nothing that was paid for may get lost
+        except BaseException:  # extraction may be interrupted, and paid tokens must not be lost
             self._runner.put_back(parts)
             raise
         return await self._context.replay_log.write(entries)
@@ -290,7 +290,7 @@ class Stream:
 def _billed_only_entry(part: BranchPart, *, keep_reserved: bool) -> PendingEntry:
     """Return an entry that only bills the tokens of a part.
 
-    ``keep_reserved`` holds the rest of its reservation: how much that is depends on how quick the branch was.
+    ``keep_reserved`` keeps the rest of its reservation held, since its size depends on the branch's speed.
     """
     rest = part.reserved - Amount.from_usage(part.spend) if keep_reserved else NO_AMOUNT
     data = {"node": part.branch.id, "tokens": len(part.token_ids), "withheld": list(rest)}

@@ -16,8 +16,10 @@ from reasoner.search.shared_branches import Copies
 from reasoner.tree import Node
 
 STEPS_TO_END = 4
-"""Expected length of a branch to its end, in steps of the longest kind so far. A branch that needs more has mostly come
-some way when the search ends."""
+"""Expected length of the rest of a branch, as a multiple of the longest step so far.
+
+A branch that needs more has usually made progress by the time the search ends.
+"""
 
 
 @dataclass(slots=True, eq=False)
@@ -34,26 +36,26 @@ class StreamContext:
     answers: AnswerFinder
     root: Node
     is_cut_short: bool = False
-    """True if the budget kept the search from something that the strategy asked for."""
+    """True if the budget prevented an operation that the strategy requested."""
     longest: dict[str, int] = field(default_factory=dict)
     """Tokens of the longest branch so far, by operation."""
     copies: Copies = field(default_factory=Copies)
     grants: Grants | None = None
     """Grants of a job that shares a budget."""
     finish_from_reserve: Callable[[], Awaitable[bool]] | None = None
-    """Finishes the best branch out of the budget that was set aside for it; returns True if there was some."""
+    """Function that completes the best branch with the budget set aside for it; it returns True if there was some."""
 
     async def can_retry(self, *, is_step: bool) -> bool:
-        """Return True if it may be worth trying again what the budget did not reach.
+        """Return True if an operation that the budget did not reach may be worth retrying.
 
-        ``is_step``: it was a step of a search or its score, which may not use the budget that is set aside.
+        ``is_step``: it is a step of a search or its score, which may not use the budget that is set aside.
         """
         if self.grants is not None and await self.grants.request_more():
             return True
         return is_step and self.finish_from_reserve is not None and await self.finish_from_reserve()
 
     def set_aside(self) -> None:
-        """Set aside as much of the budget as one branch is expected to take to its end."""
+        """Set aside the budget that one branch is expected to need to reach its end."""
         rate, prompt = self.ledger.rate_of_model(self.policy), len(self.root.prefix)
         most = self.max_new_tokens(self.root)
         likely = min(most, STEPS_TO_END * self.longest.get("expand", most))

@@ -16,7 +16,7 @@ from reasoner.search.model_selection import policy_selector, verifier_selector
 
 CONFIDENCE = 0.8
 WORTH = 3_000
-"""Tokens that one additional right answer is worth."""
+"""Value of one additional right answer, in tokens."""
 
 
 async def calibrate(
@@ -31,9 +31,9 @@ async def calibrate(
 ) -> Calibration:
     """Return the table for the engine's only policy and only verifier; ``progress(done, total)`` counts runs.
 
-    The curve is fitted on the pools, and the strategies run with it. How well it holds is measured on the half of the
-    problems that a curve of the other half has not seen. Raises ``CalibrationError`` for measurements of something else
-    and where nothing can be fitted, and the engine's errors.
+    The curve is fitted on the pools, and the strategies run with it. Its reliability is measured by two-fold
+    cross-validation over problems. Raises ``CalibrationError`` for measurements with other settings or if nothing can
+    be fitted, and the engine's errors.
     """
     served = await engine.models()
     verifies = verifier_selector(PrmVerifier())
@@ -72,7 +72,7 @@ async def calibrate(
             stages,
             engine,
             file,
-            seed=seed if stop is None else seed + 1,  # the pool's seed would reproduce the pool's solutions
+            seed=seed if stop is None else seed + 1,  # the pool's seed would repeat the pool's solutions
             concurrency=concurrency,
             calibration=stop,
             progress=advance,

@@ -1,9 +1,9 @@
 """Fit the calibration of ``auto`` to trials: the curve of probabilities, and the stages for each difficulty.
 
-What ``auto`` would have done with some stages is simulated on the trials, by the same rules: the probe is the head of a
-problem's pool, a vote takes the pool's next samples, another strategy brings the candidates and the bill of its own
-trial, and after each stage the curve says whether to stop. For each bin of difficulty the stages are chosen that are
-worth most: a right answer is worth ``worth`` tokens.
+``auto`` is simulated on the trials with each selectable list of stages, by the same rules: the probe is the head of a
+problem's pool, a vote takes the pool's next samples, another strategy adds the candidates and the bill of its own
+trial, and after each stage the curve decides whether to stop. For each bin of difficulty the most valuable stages are
+selected: a right answer is worth ``worth`` tokens.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ LAST = 0.999999
 FEWEST = 12
 """Minimum number of problems of a bin; a smaller one is merged with the next."""
 PROBE = 2
-"""Samples of the probe: two are the fewest that can agree."""
+"""Number of samples of the probe: the smallest number that can agree."""
 PREFIXES = (1, 2, 3, 4, 6, 8, 12, 16)
 """Sizes of the pool prefixes on which the curve is fitted."""
 RIDGE = 1e-4
@@ -55,7 +55,7 @@ MENU: tuple[Stages, ...] = (
     VOTES,
     *((tree,) for tree in TREES),
 )
-"""Stages that a bin can select from."""
+"""Lists of stages from which each bin selects one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +65,9 @@ class Measured:
     suite: str
     pool: tuple[Candidate, ...]
     head: float
-    """Tokens that the verifier reads of the question, once."""
+    """Number of tokens of the question, which the verifier reads once."""
     each: float
-    """Tokens that it reads of one solution."""
+    """Number of tokens that the verifier reads for each solution."""
     stages: dict[str, Trial]
 
 
@@ -95,10 +95,10 @@ def gather(trials: Iterable[Trial]) -> list[Measured]:
 
 
 def fit_curve(problems: Sequence[Measured]) -> Curve:
-    """Logistic regression on every answer of every part of the pools, whose samples vote independently.
+    """Fit a logistic regression on every answer in every prefix of the pools, whose samples vote independently.
 
-    Each suite has the same weight, each problem of a suite, and each part of its pool. Raises ``CalibrationError``
-    where no solution states an answer.
+    All suites have the same weight, as have all problems of a suite and all prefixes of a pool. Raises
+    ``CalibrationError`` if no solution states an answer.
     """
     rows, right, weight = examples(problems)
     values = _newton(rows, right, weight)
@@ -164,8 +164,10 @@ def reliability(curve: Curve, problems: Sequence[Measured]) -> Reliability:
 
 
 def _newton(rows: Array, right: Array, weight: Array) -> Array:
-    """Newton's method with steps that are halved until the loss falls: a whole one may lead to where all is certain,
-    and the next one from there to nowhere."""
+    """Minimize the logistic loss by Newton's method with step halving.
+
+    A full step may overshoot to where all probabilities saturate, from where the method diverges.
+    """
 
     def loss(values: Array) -> float:
         odds = rows @ values
@@ -187,7 +189,7 @@ def _newton(rows: Array, right: Array, weight: Array) -> Array:
 
 
 def _logistic(odds: Array) -> Array:
-    """``1 / (1 + exp(-odds))`` without an overflow."""
+    """Return ``1 / (1 + exp(-odds))`` without overflow."""
     return 0.5 * (1.0 + np.tanh(0.5 * odds))
 
 
@@ -246,7 +248,7 @@ def _belief(curve: Curve, candidates: Sequence[Candidate]) -> tuple[float, bool]
 
 
 def _bins(problems: Sequence[Measured], curve: Curve) -> list[tuple[float, list[Measured]]]:
-    """The problems by difficulty; a small bin is joined to the next easier one, or at the end to the one before."""
+    """Group the problems by difficulty; a small bin is merged with the next easier one, the last with the previous."""
     chances = [_belief(curve, veiled(one.pool[:PROBE]))[0] for one in problems]
     bins: list[tuple[float, list[Measured]]] = []
     members: list[Measured] = []

@@ -29,18 +29,18 @@ from reasoner.jobs.spec import JobSpec, StrategySpec
 from reasoner.run import run_job
 
 POOL = StrategySpec.model_validate({"name": "best_of_n", "n": 16})
-"""Independent samples, all scored: any probe and any vote of up to so many is a part of them."""
+"""Strategy of the pool: independent scored samples, of which every probe and every vote takes a part."""
 GYM_SEED = 1_000_003
-"""Seed of the problems that reasoning-gym makes for a fit; evaluations begin at 0."""
+"""Seed of the problems that reasoning-gym generates for a fit; evaluations start at 0."""
 PER_STAGE = 50
-"""Draws per problem after which a level is considered exhausted."""
+"""Attempts per problem after which a level counts as exhausted."""
 
 
 class Candidate(StrictModel):
-    """A branch that ended. ``generated`` and ``verified`` are its own tokens, those of its last node."""
+    """A branch that ended. ``generated`` and ``verified`` count the tokens of its last node alone."""
 
     answer: str | None
-    """In canonical form; ``None`` where it states none."""
+    """Answer in canonical form; ``None`` if the branch states none."""
     score: float | None
     right: bool
     generated: int
@@ -48,8 +48,7 @@ class Candidate(StrictModel):
 
 
 class Trial(StrictModel):
-    """One run on one problem. Candidates are in the order of their paths; ``tokens`` is the whole bill, verifier
-    included."""
+    """One run on one problem. Candidates are in path order; ``tokens`` includes the verifier's."""
 
     suite: str
     problem: str
@@ -59,9 +58,9 @@ class Trial(StrictModel):
 
 
 def open_suite_to_fit(where: str, limit: int) -> Suite:
-    """Open a suite like ``open_suite``, with problems that no evaluation of it reports on where there are others.
+    """Open a suite like ``open_suite``, if possible with problems that no evaluation of it reports on.
 
-    A bundled suite has them, and reasoning-gym makes them; a file has only those that it has. Raises ``SuiteError``.
+    Bundled suites and reasoning-gym generate such problems; a file has no others. Raises ``SuiteError``.
     """
     if where in SUITES:
         return replace(open_suite(where, limit=1), problems=problems_to_fit(where, limit))
@@ -69,9 +68,9 @@ def open_suite_to_fit(where: str, limit: int) -> Suite:
 
 
 def problems_to_fit(suite: str, limit: int) -> list[Problem]:
-    """Return held-out problems, equally many of each level, that no evaluation reports on.
+    """Return held-out problems that no evaluation reports on, equally many of each level.
 
-    Fewer than ``limit`` where a level has no more. Raises ``ValueError`` for an unknown suite.
+    Fewer than ``limit`` if a level is exhausted. Raises ``ValueError`` for an unknown suite.
     """
     module = get_family(suite)
     taken = {problem.id for problem in load_problems(suite, limit=DEFAULT_SIZE)}
@@ -108,7 +107,7 @@ class TrialFile:
             try:
                 self._keep(Trial.model_validate_json(line))
             except ValidationError:
-                if number < len(lines):  # only the last line may be half written
+                if number < len(lines):  # only the last line may be truncated
                     raise CalibrationError(f"{path}, line {number}: not a measurement; remove the line") from None
                 path.write_text("\n".join(lines[:-1]) + "\n")
 
@@ -132,8 +131,10 @@ async def measure(
     calibration: Calibration | None,
     progress: Callable[[], None],
 ) -> None:
-    """Runs each stage on each problem, but for what the file has. ``calibration`` is what stages stop by. Raises the
-    first error, and ends all other runs."""
+    """Run each stage on each problem that the file lacks. ``calibration`` is the table by which stages stop.
+
+    Raises the first error, after cancelling all other runs.
+    """
     slots, turn = asyncio.Semaphore(concurrency), asyncio.Lock()
 
     async def in_turn(key: str, find: Callable[[], Awaitable[str | None]]) -> str | None:  # noqa: ARG001
@@ -157,7 +158,7 @@ async def measure(
 
 
 def get_problem_key(problem: Problem) -> str:
-    """Return the name of a problem in trials. A line of a file may change, so its text and answer count too."""
+    """Return the key of a problem in trials. It includes text and answer, since a line of a file may change."""
     if problem.suite in SUITES:
         return problem.id
     return f"{problem.id} {hash_problem(json.dumps([problem.suite, problem.text, problem.answer])):016x}"
@@ -198,7 +199,7 @@ async def _run(
             ended[entry.data["node"]].update(score=entry.data["score"], verified=entry.data["computed"])
     leaves: dict[tuple[int, str | None], dict[str, Any]] = {}
     for path, node in sorted(ended.items(), key=lambda item: _path(item[0])):
-        if path not in parents:  # of one first step an answer counts once, as in ``auto``
+        if path not in parents:  # as in ``auto``, an answer counts once per first step
             leaves.setdefault((_path(path)[0], node["answer"]), node)
     candidates: list[Candidate] = []
     forms: list[str] = []
@@ -206,7 +207,7 @@ async def _run(
         stated, form = node["answer"], None
         if stated is not None:
             form = canonicalize(stated)
-            if suite.answer == "math":  # as a vote sees them: "1/2" and "0.5" are one answer
+            if suite.answer == "math":  # as in a vote, "1/2" and "0.5" are one answer
                 form = await equal.representative(form, forms)
             forms += [form] if form not in forms else []
         right = await suite.check(problem, stated, equal)

@@ -16,10 +16,10 @@ from fractions import Fraction
 from reasoner.evaluation.suites.problem import Problem, Split, hash_problem, split_of
 
 LEVELS: tuple[str, ...] = ("n3", "n4", "n5")
-"""Level ``nK`` has K numbers."""
+"""Names of the levels; ``nK`` has K numbers."""
 
 TEMPERATURE = 1.0
-"""Sampling temperature at which searches do best: a search needs many different first steps."""
+"""Sampling temperature with the best results of searches, which need diverse first steps."""
 
 LIMIT = 199
 SMALLEST, LARGEST = 1, 12
@@ -41,7 +41,7 @@ _BOXED = re.compile(r"\\boxed\{(.*)\}")
 _MASKS: dict[State, int] = {}
 _ODDS: dict[State, dict[int, float]] = {}
 LARGEST_REMEMBERED = 4
-"""Numbers in a state whose odds are kept; larger states hardly ever come again."""
+"""Maximum number of numbers in a state whose odds are memoised; larger states rarely recur."""
 
 
 def generate_problem(split: Split, seed: int | str, level: str) -> Problem:
@@ -222,10 +222,10 @@ def _evaluate(node: ast.expr, used: list[int]) -> Fraction:
 
 
 def label_steps(problem: Problem, steps: Sequence[str]) -> list[bool]:
-    """Return for each step if the attempt is still right after it.
+    """Return for each step True if the attempt is still right after it.
 
-    A step is good when it is legal, its arithmetic and its list of numbers left are right and the target can still be
-    reached; the boxed step is good when the answer checks. After the first bad step all steps are bad.
+    A step is good if it is legal, its arithmetic and its list of numbers left are right, and the target is still
+    reachable; the boxed step is good if the answer passes ``check``. After the first bad step all steps are bad.
     """
     numbers: list[int] = problem.data["numbers"]
     labels: list[bool] = []

@@ -1,9 +1,9 @@
-r"""Suites in files: one JSON object a line, in the shape of GSM8K or of MATH.
+r"""Suites in files: one JSON object per line, in the format of GSM8K or of MATH.
 
 GSM8K (Cobbe et al. 2021, "Training Verifiers to Solve Math Word Problems"): ``question`` and ``answer``, whose last
 line is ``#### NUMBER``. MATH (Hendrycks et al. 2021, "Measuring Mathematical Problem Solving With the MATH Dataset"):
 ``problem``, ``solution`` with the answer in its last ``\boxed{}`` or ``answer`` alone, ``level`` and ``subject`` (or
-``type``). Other fields are left alone. The first line decides which of the two a file has.
+``type``). Other fields are ignored. The first line determines the format.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from reasoner.jobs.spec import MAX_PROBLEM_CHARS
 
 INSTRUCTION = "Reason step by step, and put the final answer in \\boxed{}."
 TEMPERATURE = 0.8
-"""The usual one for sampling solutions of competition problems (Beeching et al. 2024, "Scaling test-time compute")."""
+"""Usual sampling temperature for competition problems (Beeching et al. 2024, "Scaling test-time compute")."""
 
 _MARK = re.compile(r"####\s*([-+]?(?:\d[\d,]*)?\.?\d+)\s*$")
 
 
 def open_file(path: Path, limit: int | None) -> Suite:
-    """The first ``limit`` problems of the file. Raises ``SuiteError`` that names the line and the field."""
+    """Return the first ``limit`` problems of the file. Raises ``SuiteError`` that names the line and the field."""
     problems: list[Problem] = []
     shape = ""
     try:
@@ -52,13 +52,13 @@ def open_file(path: Path, limit: int | None) -> Suite:
 
 
 async def same_number(problem: Problem, answer: str, equal: Equivalence) -> bool:  # noqa: ARG001
-    """Return true if the answer states one number and it is the problem's, however it is written, in any unit."""
+    """Return True if the answer states one number, equal to the problem's answer in any notation and unit."""
     value = parse_number(answer)
     return value is not None and value == parse_number(problem.answer)
 
 
 async def same_mathematics(problem: Problem, answer: str, equal: Equivalence) -> bool:
-    """Whether the answer is the same mathematics as the problem's."""
+    """Return True if the answer is mathematically equal to the problem's answer."""
     return await equal.equal(canonicalize(answer), canonicalize(problem.answer))
 
 

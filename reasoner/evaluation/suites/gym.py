@@ -1,5 +1,8 @@
-"""Tasks of reasoning-gym (Stojanovski et al. 2025, "Reasoning Gym: Reasoning Environments for Reinforcement Learning
-with Verifiable Rewards"), when that package is installed. A task makes its problems and scores answers itself."""
+"""Tasks of the optional package reasoning-gym, which generate their problems and score answers.
+
+Source: Stojanovski et al. 2025, "Reasoning Gym: Reasoning Environments for Reinforcement Learning with Verifiable
+Rewards".
+"""
 
 from __future__ import annotations
 
@@ -14,11 +17,11 @@ from reasoner.jobs.spec import MAX_PROBLEM_CHARS
 
 PREFIX = "reasoning-gym:"
 FULL = 1.0
-"""The score of a right answer. Tasks give less for an answer that is only close, or only has the right form."""
+"""Score of a right answer. Tasks give partial scores to answers that are close or only well-formed."""
 
 
 def open_task(task: str, limit: int, seed: int) -> Suite:
-    """``limit`` problems of this task. Raises ``SuiteError`` without the package or for an unknown task."""
+    """Return ``limit`` problems of a task. Raises ``SuiteError`` for an unknown task or if the package is missing."""
     try:
         from reasoning_gym import create_dataset
         from reasoning_gym.factory import DATASETS
@@ -49,7 +52,7 @@ def open_task(task: str, limit: int, seed: int) -> Suite:
     async def rule(problem: Problem, answer: str, equal: Equivalence) -> bool:  # noqa: ARG001
         try:
             score = dataset.score_answer(answer=answer, entry=entries[problem.id])
-        except Exception:  # some tasks fail at texts that are no answer of theirs
+        except Exception:  # some tasks raise errors for malformed answers
             return False
         return float(score) >= FULL
 

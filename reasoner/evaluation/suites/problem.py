@@ -9,15 +9,15 @@ from typing import Any, Literal
 Split = Literal["train", "heldout"]
 
 HELDOUT_ONE_IN = 10
-"""One of this many canonical problems is held out."""
+"""Reciprocal of the fraction of canonical problems that are held out."""
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
     """One problem with the data that its checker needs.
 
-    ``text`` is what a model reads, ``answer`` a correct answer as it would stand in ``\\boxed{}``, and ``data`` holds
-    what the suite's exact checker needs (plain JSON values).
+    ``text`` is the prompt, ``answer`` a correct answer as written in ``\\boxed{}``, and ``data`` the plain JSON values
+    that the suite's exact checker needs.
     """
 
     id: str

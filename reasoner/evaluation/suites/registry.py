@@ -87,6 +87,6 @@ def check_answer(problem: Problem, answer: str | None) -> bool:
 
 
 def label_steps(problem: Problem, steps: list[str]) -> list[bool]:
-    """Return for each step of an attempt if it is right so far, by the exact rule of the problem's suite."""
+    """Return for each step True if the attempt is right up to it, by the exact rule of the problem's suite."""
     labels: list[bool] = get_family(problem.suite).label_steps(problem, steps)
     return labels

@@ -1,4 +1,4 @@
-"""The suite of an evaluation, whether bundled, from a file, or from reasoning-gym."""
+"""The suite of an evaluation: bundled, from a file, or from reasoning-gym."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from reasoner.answers.equivalence import Equivalence
 from reasoner.evaluation.suites.problem import Problem
 
 Rule = Callable[[Problem, str, Equivalence], Awaitable[bool]]
-"""Check of an answer, the content of the box: True if it is right."""
+"""Check of an answer (the content of the box) that returns True if it is right."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class Suite:
     """Comparison of candidates' answers in votes."""
 
     async def check(self, problem: Problem, answer: str | None, equal: Equivalence) -> bool:
-        """Return True if the answer is right; no answer is not."""
+        """Return True if the answer is right; False for ``None``."""
         return answer is not None and await self.rule(problem, answer, equal)
 
 

@@ -1,7 +1,7 @@
 """Word problems: a count that changes many times; every order of bookkeeping leads to the one right answer.
 
 A problem is a sum of signed terms, some of them products ("buys 3 boxes of 24"). A solution keeps a running total
-and may take the terms in any order and multiply whenever it likes, so a problem has hundreds of valid solutions that
+and may process the terms in any order and multiply at any time, so a problem has hundreds of valid solutions that
 use different arithmetic facts and share only the answer. All quantities of a problem are different numbers.
 """
 
@@ -15,10 +15,11 @@ from dataclasses import dataclass, field
 from reasoner.evaluation.suites.problem import Problem, Split, hash_problem, split_of
 
 LEVELS: tuple[str, ...] = ("s10", "h8", "h10")
-"""Level ``sK`` takes K arithmetic steps with quantities of two digits, ``hK`` K steps with quantities up to 249."""
+"""Names of the levels: ``sK`` has K arithmetic steps with two-digit quantities, ``hK`` K steps with up to 249."""
 
 TEMPERATURE = 0.7
-"""Sampling temperature at which votes do best: there are many routes at any temperature, and fewer slips at this."""
+"""Sampling temperature with the best results of votes: solutions are diverse at any temperature, errors rarer at
+this one."""
 
 LIMIT = 499
 GROUPS = range(2, 10)
@@ -26,7 +27,7 @@ GROUPS = range(2, 10)
 
 @dataclass(frozen=True, slots=True)
 class Ranges:
-    """The numbers that a kind of level uses."""
+    """Ranges of the numbers in one kind of level."""
 
     quantities: range
     sizes: range
@@ -49,11 +50,11 @@ _STEP = re.compile(r"(\d{1,4}) ([+\-*]) (\d{1,4}) = (\d{1,4})")
 _BOXED = re.compile(r"\\boxed\{(.*)\}")
 
 Term = tuple[int, ...]
-"""(sign, quantity) or (sign, groups, size)."""
+"""Signed term: (sign, quantity) or (sign, groups, size)."""
 
 
 def generate_problem(split: Split, seed: int | str, level: str) -> Problem:
-    """A problem of this split and level; the same arguments always give the same problem."""
+    """Generate a problem of this split and level, deterministically from the arguments."""
     rng = random.Random(f"words/{split}/{level}/{seed}")
     count = int(level[1:])
     while True:
@@ -82,7 +83,7 @@ def signed(term: Term) -> int:
 
 
 def _terms(rng: random.Random, steps: int, ranges: Ranges) -> list[Term] | None:
-    """Terms that take this many steps, in the order of the story, or None when the draw breaks a rule."""
+    """Sample terms that take this many steps, in the order of the text; ``None`` if the sample breaks a rule."""
     products = min(rng.choice((0, 1, 1, 2)), steps // 2)
     terms: list[Term] = []
     for place in range(steps + 1 - products):
@@ -125,11 +126,11 @@ def _tell(rng: random.Random, terms: Sequence[Term]) -> str:
 
 @dataclass(slots=True)
 class PartialSolution:
-    """What a partly done solution has left to do."""
+    """State of an unfinished solution: the running total and the terms that are left."""
 
     total: int | None
     unused: list[int]
-    """Signed values that can be taken now."""
+    """Signed values that can be added next."""
     products: list[Term]
     """Products not yet multiplied."""
     used: list[int] = field(default_factory=list)
@@ -140,7 +141,7 @@ class PartialSolution:
         return cls(None, [signed(term) for term in terms if len(term) == 2], [t for t in terms if len(t) == 3])
 
     def options(self) -> list[tuple[int, str, int]]:
-        """Every sensible next step (a, op, b); empty when only the answer is left to state."""
+        """Return every useful next step (a, op, b); empty if only the answer is left to state."""
         found = [(term[1], "*", term[2]) for term in self.products]
         for first in [self.total] if self.total is not None else self.unused:
             for other in self.unused:
@@ -149,7 +150,7 @@ class PartialSolution:
         return found
 
     def take(self, a: int, op: str, b: int, result: int) -> None:
-        """Book an allowed step; ``result`` is taken as written, so a wrong sum stays in the total."""
+        """Apply an allowed step with its ``result`` as written, so that a wrong sum stays in the total."""
         if op == "*":
             term = next(term for term in self.products if {term[1], term[2]} == {a, b})
             self.products.remove(term)
@@ -175,7 +176,7 @@ def arithmetic(a: int, op: str, b: int) -> int:
 
 
 def solution(problem: Problem, rng: random.Random) -> list[str]:
-    """Steps of a solution that takes a random route."""
+    """Return the steps of a solution in random order."""
     ledger = PartialSolution.of(problem)
     steps: list[str] = []
     while options := ledger.options():
@@ -190,7 +191,7 @@ def solution(problem: Problem, rng: random.Random) -> list[str]:
 
 
 def check(problem: Problem, answer: str | None) -> bool:
-    """Whether the answer is the right number."""
+    """Return True if the answer is the right number."""
     if answer is None:
         return False
     text = answer.strip()
@@ -198,10 +199,10 @@ def check(problem: Problem, answer: str | None) -> bool:
 
 
 def label_steps(problem: Problem, steps: Sequence[str]) -> list[bool]:
-    """For each step, whether the attempt is still right after it.
+    """Return for each step True if the attempt is still right after it.
 
-    A step is good when it takes available quantities with the right operation and its arithmetic is right; the boxed
-    step is good when nothing is left to take and it states the total. After the first bad step all steps are bad.
+    A step is good if it uses available quantities with the right operation and its arithmetic is right; the boxed step
+    is good if no term is left and it states the total. After the first bad step all steps are bad.
     """
     ledger = PartialSolution.of(problem)
     labels: list[bool] = []
@@ -221,6 +222,6 @@ def label_steps(problem: Problem, steps: Sequence[str]) -> list[bool]:
 
 
 def boxed(step: str) -> str | None:
-    """The content of a step that is one ``\\boxed{...}``."""
+    """Return the content of a step that is one ``\\boxed{...}``, else ``None``."""
     match = _BOXED.fullmatch(step)
     return match[1] if match else None
