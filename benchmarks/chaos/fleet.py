@@ -67,7 +67,7 @@ class Fleet:
         with contextlib.ExitStack() as starting:
             starting.push(self._running)
             self._running.enter_context(self.broker)
-            # The type stubs lack the effect of decode_responses, and the attributes used here.
+            # The type stubs do not cover decoded, non-None responses.
             self.redis: Any = self._running.enter_context(redis.Redis.from_url(self.broker.url, decode_responses=True))
             for role, count in self._counts.items():
                 self._processes[role] = [self._start(role, number) for number in range(count)]

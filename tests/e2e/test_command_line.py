@@ -1,4 +1,4 @@
-"""The command line as a newcomer uses it: real processes, the bundled models, nothing left behind."""
+"""The command line as a new user runs it: real processes, the bundled models, and nothing left behind."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.long import mostly_long
 REASONER = [sys.executable, "-m", "api.cli.main"]
 QUESTION = "Use the numbers 3, 7, 8 and 12, each exactly once, with + - * / to reach 45."
 PATIENCE = 280.0
-"""For a whole demo, on one core that others use as well."""
+"""Seconds for a whole demo, on one core that is shared with other processes."""
 NOBODY = "http://127.0.0.1:9"
 BUNDLED = Path(__file__).parents[2] / "reasoner" / "bundled"
 
@@ -31,7 +31,9 @@ pytestmark = pytest.mark.timeout(300)
 
 @pytest.fixture
 def home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """An empty folder as temporary folder: what a command leaves behind is in it. Short, since sockets live there."""
+    """An empty temporary folder that shows what a command leaves behind. Its path is short, since sockets are created
+    in it.
+    """
     with tempfile.TemporaryDirectory(prefix="e2e") as folder:
         monkeypatch.setenv("TMPDIR", folder)
         for name in [name for name in os.environ if name.startswith("REASONER_")]:
@@ -66,11 +68,11 @@ def until(condition: Callable[[], bool], what: str) -> None:
     pause, deadline = threading.Event(), time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline, what
-        pause.wait(0.05)  # other processes tell nobody when they end: look again
+        pause.wait(0.05)  # other processes do not signal their end, so poll
 
 
 def processes_in(folder: Path) -> list[str]:
-    """Command lines of live processes that name the folder or work in it."""
+    """Return the command lines of live processes that name the folder or work in it."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and int(entry.name) != os.getpid():
@@ -124,7 +126,7 @@ def test_solve_prints_one_json_document_with_answer_and_bill(home: Path) -> None
     assert_nothing_left(home)
 
 
-def test_eval_prints_the_contracts_document_and_draws_the_chart(home: Path) -> None:
+def test_eval_prints_the_documented_json_and_draws_the_chart(home: Path) -> None:
     out_folder = home / "out"
     chosen = ("--strategy", "greedy,self_consistency,best_of_n,beam", "--n", "1,4", "--out", str(out_folder), "--json")
     status, out, err = run("eval", "words", "--limit", "6", *chosen, home=home)
@@ -150,10 +152,10 @@ def test_eval_prints_the_contracts_document_and_draws_the_chart(home: Path) -> N
 @pytest.mark.parametrize(
     "command", mostly_long([["solve", QUESTION, "--tokens", "200"], ["eval", "words", "--limit", "1"]], every=2)
 )
-def test_a_long_temporary_folder_name_is_possible(
+def test_a_long_temporary_folder_name_is_supported(
     home: Path, command: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = home / ("long" * 30)  # a path of a socket has 107 bytes at most
+    folder = home / ("long" * 30)  # a socket's path has at most 107 bytes
     folder.mkdir()
     before = set(Path("/tmp").glob(f"reasoner-{os.getuid()}-*"))
     monkeypatch.setenv("TMPDIR", str(folder))
@@ -194,7 +196,7 @@ def test_a_long_temporary_folder_name_is_possible(
         every=5,
     ),
 )
-def test_wrong_usage_is_one_clear_message_with_the_right_exit_status(
+def test_wrong_usage_prints_one_clear_message_with_the_right_exit_status(
     home: Path, arguments: tuple[str, ...], status: int, message: str
 ) -> None:
     code, out, err = run(*arguments, home=home)

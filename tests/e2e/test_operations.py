@@ -1,4 +1,4 @@
-"""A request is followed through real processes: by its id in their logs, and in one trace."""
+"""A request can be followed through real processes, by its id in their logs and in one trace."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ def test_a_request_is_linked_to_its_job_in_logs_and_traces(monkeypatch: pytest.M
             def about() -> dict[str, dict[str, Any]]:
                 return {line["event"]: line for line in told() if line.get("request_id") == "a-complaint"}
 
-            # A request is logged when its answer has gone out.
+            # A request is logged after its response was sent.
             until(
                 lambda: {"job submitted", "request", "job claimed", "job ended"} <= set(about()), "all is in the logs"
             )
             lines, events = told(), about()
     assert {line["job"] for line in events.values() if "job" in line} == {job["id"]}
-    assert "answer?" not in str(lines)  # nothing of the problem
+    assert "answer?" not in str(lines)  # no text of the problem
 
     spans = {(service, span.name): span for service, span in collector.spans()}
     of_trace = {place for place, span in spans.items() if span.trace_id.hex() == caller.split("-")[1]}

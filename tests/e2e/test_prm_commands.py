@@ -1,4 +1,4 @@
-"""``reasoner prm``: rollouts, training and evaluation, each a process as a user starts it, and wrong usage of each."""
+"""``reasoner prm``: rollouts, training and evaluation as processes, and wrong usage of each."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def reasoner(*arguments: object) -> Any:
 
 
 @pytest.mark.long
-def test_from_problems_to_a_measured_prm(tmp_path: Path) -> None:
+def test_problems_become_a_trained_and_measured_prm(tmp_path: Path) -> None:
     data, prm, cases = tmp_path / "data.jsonl", tmp_path / "prm", tmp_path / "cases.json"
     told = reasoner("rollouts", "countdown", data, *FEW)
     assert told["solutions"] == 6
@@ -51,12 +51,12 @@ def test_from_problems_to_a_measured_prm(tmp_path: Path) -> None:
     for model in (prm, "prm"):
         measured = reasoner("evaluate", cases, "--prm", model, "--fit", cases)
         assert (measured["cases"], measured["erroneous"], measured["fitted_on"]) == (2, 1, str(cases))
-    # The shipped one finds this error and no other.
+    # The bundled PRM finds this error and no other.
     assert measured["f1"] == 1.0
 
 
 @pytest.mark.long
-def test_the_same_command_continues_after_ctrl_c(tmp_path: Path) -> None:
+def test_an_interrupted_command_continues_when_run_again(tmp_path: Path) -> None:
     problems, data = tmp_path / "problems.jsonl", tmp_path / "data.jsonl"
     questions = [f"Use the numbers 2, 3 and {n}, each exactly once, to reach 24." for n in range(400)]
     problems.write_text("".join(json.dumps({"question": one, "answer": "24"}) + "\n" for one in questions))

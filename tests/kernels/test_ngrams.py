@@ -1,4 +1,4 @@
-"""The n-gram table keeps what it should of the texts that it reads, and estimates probabilities from hit rates."""
+"""The n-gram table's evictions, its memory, and probabilities estimated from hit rates."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kernels.cpu.ngrams.table import MAX_FOLLOWERS, extend_hash
 from kernels.ngrams import NUM_CONTEXTS, NUM_TEXTS, NgramDrafts, NgramTable
 
 SCOPE, SEARCH = 1234567890123456789, 1234567890
-"""Fixed, unlike hashes of names: which entries of a small table evict which depends on them."""
+"""Fixed hashes, unlike those of names, since they determine which entries of a small table evict which."""
 
 
 def row(
@@ -20,7 +20,7 @@ def row(
 
 
 def read(table: NgramTable, text: list[int]) -> None:
-    """Let the table read a text as a branch of its own."""
+    """Let the table learn a text as a branch of its own."""
     slot = table.add_branch()
     table.learn_and_propose(row(slot, text, start=(SCOPE, SEARCH, 0)), 1, 0, 0, 0.0)
     table.release_branch(slot)
@@ -54,7 +54,7 @@ def test_the_oldest_of_the_rarest_followers_is_evicted() -> None:
 
 
 def test_the_least_recently_used_context_is_evicted() -> None:
-    """After texts that fill the table ten times over, the last ones are in the table, and a pair that recurs."""
+    """After texts that fill the table ten times over, it holds the last ones and a pair that recurs."""
     table = NgramTable(1 << 10, 1 << 10)
     texts = [list(range(100 * number, 100 * number + 50)) for number in range(50)]
     for text in texts:
@@ -66,7 +66,7 @@ def test_the_least_recently_used_context_is_evicted() -> None:
     assert propose(table, 9_999).tokens == (9_998,)
 
 
-def test_the_default_table_takes_as_much_memory_as_it_says() -> None:
+def test_the_default_table_takes_the_documented_memory() -> None:
     held = NgramTable().num_bytes
     assert (NUM_CONTEXTS, NUM_TEXTS) == (1 << 18, 1 << 17)
     assert held == pytest.approx(21 * 2**20, rel=0.01)
@@ -106,7 +106,7 @@ def test_tokens_below_the_minimum_probability_are_not_proposed() -> None:
 
 
 def test_different_texts_have_different_hashes() -> None:
-    """A million texts of one to three tokens, and no two of them meet."""
+    """A million texts of one to three tokens without a collision."""
     hashes = {
         extend_hash(extend_hash(extend_hash(SCOPE, a), b), c)
         for a in range(100)

@@ -1,7 +1,7 @@
-"""The Triton kernels. Without a GPU: interpreted and compared with float64, and compiled for one and inspected. With
-one (``pytest -m gpu``): run there by the tests that are interpreted elsewhere.
+"""Run the Triton kernels' tests. Without a GPU they are interpreted and compared with float64, and compiled and
+inspected; with one (``pytest -m gpu``) the interpreted tests run there.
 
-Triton decides for a process whether it interprets, so each of them has a process of its own.
+Triton decides once per process whether it interprets, so each folder runs in a process of its own.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ LONG = [pytest.mark.long, pytest.mark.timeout(900)]
         *(pytest.param(folder, "long", marks=LONG) for folder in ("interpreted", "compiled")),
     ],
 )
-def test_kernels(folder: str, marks: str) -> None:
+def test_kernels_pass_their_tests_without_a_gpu(folder: str, marks: str) -> None:
     check(folder, marks)
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
 @pytest.mark.timeout(900)
-def test_kernels_on_a_gpu() -> None:
+def test_kernels_pass_their_tests_on_a_gpu() -> None:
     check("interpreted", "", REASONER_TEST_DEVICE="cuda")
 
 

@@ -1,4 +1,4 @@
-"""A service with a planned engine, and a real browser. Tests are skipped without Chromium."""
+"""A service with a scripted engine, and a real browser. Tests are skipped without Chromium."""
 
 from __future__ import annotations
 

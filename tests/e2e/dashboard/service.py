@@ -1,4 +1,6 @@
-"""The dashboard's tests' service: the application on a port with a worker, and helpers for a page in the browser."""
+"""The service for the dashboard's tests: the application on a port with a worker, and helpers for a page in the
+browser.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ from workers.execution.execute import execute
 from workers.store.jobs import JobStore
 
 WAIT = 40_000.0
-"""Milliseconds until something on the page counts as missing."""
+"""Milliseconds after which something missing on the page fails the test."""
 INJECTION = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>"
 PLAN = {
     (0,): Planned("3 + 4 = 7\n\n", 0.3),
@@ -33,7 +35,7 @@ PLAN = {
     (1, 0): Planned("so \\boxed{7}", 0.9),
     (2, 0): Planned("so \\boxed{10}", 0.4),
 }
-"""A beam of width 2 keeps 1 and 2, and chooses 1.0."""
+"""Planned branches: a beam of width 2 keeps 1 and 2, and chooses 1.0."""
 JOB = {"problem": "3 + 4?", "strategy": {"name": "beam", "n": 4, "expansions": 2}, "budget": {"tokens": 500}, "seed": 1}
 
 
@@ -119,7 +121,7 @@ class Service:
 
 
 def billed_tokens(events: Sequence[dict[str, Any]]) -> int:
-    """Return the tokens that these events added to the bill."""
+    """Return the tokens that these events add to the bill."""
     return round(
         sum(event["spend"].get("generated", 0) + event["spend"].get("verifier_computed", 0) for event in events)
     )
@@ -135,7 +137,7 @@ def open_page(
     dark: bool = False,
     title: str = "Reasoner",
 ) -> Iterator[Page]:
-    """Open the page; fail if it raised an error, violated its content security policy, or sent foreign requests."""
+    """Open the page; fail if it raised an error, violated its content security policy, or called other hosts."""
     errors: list[str] = []
     context = browser.new_context(
         viewport={"width": width, "height": height},
@@ -162,7 +164,7 @@ def open_page(
 
 
 def drawn_nodes(page: Page, kind: str = "") -> Any:
-    """Return the branches that are drawn now."""
+    """Return the drawn branches."""
     return page.locator(f"#canvas .node{kind}:visible")
 
 

@@ -1,4 +1,4 @@
-"""The appearance of the dashboard: phones, dark mode, durations and the colours of scores."""
+"""Appearance of the dashboard: phones, dark mode, durations and the colours of scores."""
 
 from __future__ import annotations
 
@@ -60,7 +60,9 @@ def test_seconds_are_rounded_before_they_become_minutes(browser: Browser, servic
 def test_score_colours_have_equal_perceptual_steps_and_differ_in_lightness_alone(
     browser: Browser, service: Service, dark: bool
 ) -> None:
-    """In OKLab (Ottosson 2020), and as the two common kinds of colour blindness see it (Machado et al. 2009)."""
+    """Compared in OKLab (Ottosson 2020), also as seen with the two common kinds of colour blindness (Machado et al.
+    2009).
+    """
     with open_page(browser, service.url, dark=dark) as page:
         painted = page.evaluate(
             "[...document.querySelectorAll('#ramp i')].map(e => getComputedStyle(e).backgroundColor)"

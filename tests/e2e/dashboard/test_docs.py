@@ -16,7 +16,7 @@ from tests.e2e.dashboard.service import (
 )
 
 
-def test_the_reference_lists_and_executes_calls_without_foreign_requests(browser: Browser, service: Service) -> None:
+def test_the_reference_executes_calls_without_requests_to_other_hosts(browser: Browser, service: Service) -> None:
     with open_page(browser, f"{service.url}/docs", title="Reasoner: the HTTP interface", dark=True) as page:
         operations = [call for item in service.get("/openapi.json")["paths"].values() for call in item]
         expect_count(page.locator(".opblock"), len(operations))

@@ -75,7 +75,7 @@ def test_a_job_is_submitted_watched_while_its_tree_grows_and_replayed(browser: B
         expect_count(drawn_nodes(page), len(service.get(f"/v1/jobs/{job_id}/tree")["nodes"]))
 
 
-def test_the_keyboard_walks_the_tree_and_the_jobs(browser: Browser, service: Service) -> None:
+def test_the_keyboard_navigates_the_tree_and_the_jobs(browser: Browser, service: Service) -> None:
     ids = [service.submit(problem=f"{number}?") for number in range(2)]
     service.open_gate()
     for job_id in ids:
@@ -102,7 +102,7 @@ def test_the_keyboard_walks_the_tree_and_the_jobs(browser: Browser, service: Ser
         expect(page.locator("#shortcuts")).to_be_visible(timeout=WAIT)
 
 
-def test_cancelling_asks_first_and_ends_the_job(browser: Browser, service: Service) -> None:
+def test_cancelling_a_job_asks_for_confirmation_and_ends_it(browser: Browser, service: Service) -> None:
     job_id = service.submit()
     running = service.work(job_id)
     with open_page(browser, f"{service.url}/#{job_id}") as page:
@@ -121,7 +121,7 @@ def test_cancelling_asks_first_and_ends_the_job(browser: Browser, service: Servi
         assert service.get("/v1/jobs")["data"] == []
 
 
-def test_a_link_to_a_deleted_job_says_so_and_shows_no_other_job(browser: Browser, service: Service) -> None:
+def test_a_link_to_a_deleted_job_reports_that_and_shows_no_other_job(browser: Browser, service: Service) -> None:
     kept, gone = service.submit(), f"job_{'0' * 32}"
     with open_page(browser, f"{service.url}/#{gone}") as page:
         expect(page.locator("#welcome")).to_contain_text(f"There is no job {gone}", timeout=WAIT)

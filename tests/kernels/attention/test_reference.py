@@ -1,4 +1,4 @@
-"""Attention over pieces against dense attention in float64."""
+"""Attention over parts of the keys compared with dense attention in float64."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def test_causal_attention_equals_float64(queries: int) -> None:
         assert_rounded(ours, theirs, bound)
 
 
-def test_merged_pieces_equal_the_whole() -> None:
-    """Also where one piece holds almost all of the weight."""
+def test_merged_parts_equal_attention_over_all_keys() -> None:
+    """One part may hold almost all of the weight."""
     torch.manual_seed(0)
     q, k, v = torch.randn(2, 2, 5, 8), torch.randn(2, 2, 40, 8), torch.randn(2, 2, 40, 8)
     k[0, :, 30:] *= 40

@@ -1,4 +1,4 @@
-"""Attention is cut into tiles that cover every key once, in chunks of equal size."""
+"""The tiles of attention cover every key once, in chunks of similar size."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_every_visible_key_is_in_exactly_one_tile_of_its_query(window: int | Non
         assert (times <= 1).all()
 
 
-def test_a_short_context_is_never_cut_and_a_long_one_is_cut_for_the_whole_gpu() -> None:
+def test_a_short_context_is_not_split_and_a_long_one_is_split_for_the_whole_gpu() -> None:
     assert len(plan([256], [1]).arrays["low"]) == 1
     for context in (4096, 32768, 131072):
         tiles = plan([context], [1]).arrays["low"]
@@ -55,7 +55,7 @@ def test_a_short_context_is_never_cut_and_a_long_one_is_cut_for_the_whole_gpu() 
 
 
 def test_chunks_of_unequal_contexts_are_of_similar_length() -> None:
-    """The longest context does not keep the GPU waiting."""
+    """The longest context must not keep the GPU waiting."""
     tiles = plan([30000, 500, 700, 900], [1] * 4).arrays["low"]
     assert (tiles[:, END] - tiles[:, BEGIN]).max() <= 1.1 * (30000 + 2100) * KV_HEADS / 264
 
@@ -77,7 +77,7 @@ def test_each_partial_result_has_an_index_and_is_merged_once() -> None:
     assert made["merged"][:, 0].tolist() == [0, 3, 4, 5]
 
 
-def test_bits_are_packed_from_the_lowest_on() -> None:
+def test_bits_are_packed_lowest_first() -> None:
     sees = np.zeros((2, 40), np.bool_)
     sees[0, [0, 31, 32]] = sees[1, 39] = True
     assert pack_bits(sees, 2).tolist() == [[1 - 2**31, 1], [0, 128]]

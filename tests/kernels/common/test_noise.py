@@ -1,4 +1,4 @@
-"""The noise is uniform, independent in every coordinate, and a pure function of them."""
+"""The noise is uniform, independent in every coordinate, and a pure function of its coordinates."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kernels.common.noise import SAMPLE, Ints, Words, gumbel_noise, hash_noise, 
 
 MASK = (1 << 64) - 1
 LEVEL = 1e-4
-"""Chance that a sound generator fails one of these tests; their seeds are fixed, so they do not flicker."""
+"""Probability that a sound generator fails one of these tests. Seeds are fixed, so the results do not change."""
 
 
 def words(*values: int) -> Ints:
@@ -19,7 +19,7 @@ def words(*values: int) -> Ints:
 
 
 def streams(seed: int, keys: int, position: int = 0, purpose: int = SAMPLE) -> Words:
-    """One stream for each of the first ``keys`` keys."""
+    """Return one stream for each of the first ``keys`` keys."""
     return noise_streams(np.full(keys, seed), np.arange(keys), np.full(keys, position), purpose)
 
 
@@ -28,7 +28,7 @@ def uniforms(of: Words, vocab: int) -> npt.NDArray[np.float64]:
 
 
 def reference_hash(seed: int, key: int, position: int, purpose: int, token: int) -> int:
-    """The same hash in Python's unbounded integers, written from the SplitMix64 paper."""
+    """Return the hash computed with Python's unbounded integers, as in the SplitMix64 paper."""
 
     def finalise(z: int) -> int:
         z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & MASK
@@ -50,7 +50,7 @@ def test_the_hash_equals_its_definition_in_unbounded_integers() -> None:
 
 
 def test_splitmix64_gives_its_published_first_value() -> None:
-    """The first output of the public-domain reference implementation with seed 1234567."""
+    """Compared with the first output of the public-domain reference implementation for seed 1234567."""
     assert reference_hash_stream(1234567) == 6457827717110365317
 
 
@@ -60,7 +60,7 @@ def reference_hash_stream(seed: int) -> int:
     return int(_mix(np.array([seed], np.uint64) + GAMMA)[0])
 
 
-def test_uniforms_fill_the_unit_interval_evenly() -> None:
+def test_uniforms_are_evenly_distributed_over_the_unit_interval() -> None:
     draws = uniforms(streams(42, 64), 4096)
     assert 0 < float(draws.min()) < float(draws.max()) < 1
     assert stats.kstest(draws.ravel(), "uniform").pvalue > LEVEL
@@ -68,7 +68,7 @@ def test_uniforms_fill_the_unit_interval_evenly() -> None:
     assert stats.chisquare(counts).pvalue > LEVEL
 
 
-def test_the_low_bits_of_the_uniforms_are_even_too() -> None:
+def test_the_low_bits_of_the_uniforms_are_evenly_distributed() -> None:
     draws = uniforms(streams(7, 64), 4096)
     low = ((draws * 2.0**52).astype(np.int64) & 1023).ravel()
     assert stats.chisquare(np.bincount(low, minlength=1024)).pvalue > LEVEL
@@ -76,7 +76,7 @@ def test_the_low_bits_of_the_uniforms_are_even_too() -> None:
 
 @pytest.mark.parametrize("varied", ["seed", "key", "position", "purpose", "token"])
 def test_neighbours_in_every_coordinate_are_independent(varied: str) -> None:
-    """Joint counts of two draws that differ by one in one coordinate, against independence (16 by 16 cells)."""
+    """Joint counts (16 by 16 cells) of two samples that differ by one in one coordinate, tested for independence."""
     rows, vocab = 256, 256
     base = {"seed": np.full(rows, 5), "key": np.arange(rows), "position": np.full(rows, 9)}
     moved = {name: value + (name == varied) for name, value in base.items()}
@@ -105,7 +105,7 @@ def test_a_row_does_not_depend_on_the_others_nor_a_token_on_its_neighbours() -> 
         assert gumbel_noise(alone, tokens).tolist() == together[row, tokens].tolist()
 
 
-def test_gumbel_noise_has_the_gumbel_law() -> None:
+def test_gumbel_noise_has_the_gumbel_distribution() -> None:
     noise = gumbel_noise(streams(3, 32, 1)[:, None], np.arange(4096))
     assert np.isfinite(noise).all()
     assert stats.kstest(noise.ravel(), "gumbel_r").pvalue > LEVEL

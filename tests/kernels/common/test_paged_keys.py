@@ -1,4 +1,4 @@
-"""Caches that attention to pages refuses."""
+"""Invalid caches of paged attention are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kernels use the instructions of numba's target, which need not be those of the processor at hand."""
+"""Kernels use the instructions of numba's target, which can differ from those of this processor."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ print(LANES)
     ids=str,
 )
 def test_products_are_compiled_for_narrower_targets(settings: dict[str, str], max_lanes: int) -> None:
-    """An instruction that the target lacks would kill the process."""
+    """An instruction that the target lacks would end the process."""
     command = [sys.executable, "-c", _PRODUCTS]
     run = subprocess.run(command, capture_output=True, text=True, timeout=110, env=os.environ | settings)
     assert run.returncode == 0, run.stderr

@@ -1,4 +1,4 @@
-"""Compiled kernels are cached in a writable folder, and compiled in memory if there is none."""
+"""Compiled kernels are cached in a writable folder, or kept in memory if there is none."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kernels.cpu.runtime.compile_cache import SOURCES, find_cache
 
 @pytest.fixture
 def sources(tmp_path: Path) -> Path:
-    """The folder of a package."""
+    """Create the folder of a package."""
     folder = tmp_path / "package"
     folder.mkdir()
     (folder / "one.py").write_text("x = 1\n")
@@ -24,18 +24,18 @@ def sources(tmp_path: Path) -> Path:
 
 
 def _lock(folder: Path) -> None:
-    """Make the path a file, so that nothing can be written below it. Permissions would not stop root."""
+    """Replace the path by a file, so that nothing can be written below it. Permissions would not stop root."""
     folder.touch()
 
 
-def test_a_configured_folder_comes_first(sources: Path, tmp_path: Path) -> None:
+def test_a_configured_folder_takes_precedence(sources: Path, tmp_path: Path) -> None:
     chosen = find_cache({"NUMBA_CACHE_DIR": str(tmp_path / "chosen"), "HOME": str(tmp_path)}, sources)
     assert chosen is not None
     assert chosen.parent == tmp_path / "chosen"
     assert chosen.is_dir()
 
 
-def test_compiled_kernels_lie_beside_their_sources_else_in_the_users_cache(sources: Path, tmp_path: Path) -> None:
+def test_compiled_kernels_are_stored_beside_their_sources_or_in_the_users_cache(sources: Path, tmp_path: Path) -> None:
     home = {"HOME": str(tmp_path / "home")}
     beside = find_cache(home, sources)
     assert beside is not None

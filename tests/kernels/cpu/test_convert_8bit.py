@@ -1,4 +1,4 @@
-"""Conversions of 8-bit numbers inside kernels against those of torch."""
+"""Conversions of 8-bit numbers inside kernels compared with torch's."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kernels.cpu.simd.vector import load, store
 
 @kernel
 def _to_float32(address: Any) -> None:
-    """``(codes, out, count, is_int8)``."""
+    """Kernel with the arguments ``(codes, out, count, is_int8)``."""
     a, _, _ = read_arguments(address)
     for i in range(0, a[2], 16):
         store(a[1] + 4 * i, load_int8(a[0] + i) if a[3] else load_float8(a[0] + i))
@@ -22,7 +22,7 @@ def _to_float32(address: Any) -> None:
 
 @kernel
 def _to_8_bits(address: Any) -> None:
-    """``(numbers, out, count, is_int8)``."""
+    """Kernel with the arguments ``(numbers, out, count, is_int8)``."""
     a, _, _ = read_arguments(address)
     for i in range(0, a[2], 16):
         if a[3]:
@@ -44,7 +44,7 @@ def test_every_code_is_converted_to_float32_as_by_torch(dtype: torch.dtype) -> N
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn], ids=str)
 def test_numbers_are_rounded_to_8_bits_as_by_torch(dtype: torch.dtype) -> None:
-    """Numbers of all magnitudes, those with a code, the midpoints between these, and the floats next to midpoints."""
+    """Numbers of all magnitudes, representable ones, midpoints between these, and the floats next to midpoints."""
     generator = torch.Generator().manual_seed(0)
     codes = torch.arange(256).to(torch.uint8).view(dtype).float()
     codes = codes[codes.isfinite() & (codes.abs() <= 448)].sort().values

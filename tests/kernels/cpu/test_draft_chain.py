@@ -1,4 +1,4 @@
-"""Plans of draft chains against their definition, and gathered rows against torch."""
+"""Plans of draft chains compared with their definition, and gathered rows compared with torch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ chain = pytest.importorskip("kernels.cpu.sampling.draft_chain")
 def test_chain_tokens_are_planned_level_by_level(depth: int) -> None:
     random = np.random.default_rng(depth)
     pages = random.permutation(60).reshape(6, 10)
-    starts = [(4, 17, 2), (0, 8, 1), (3, 29, 2)]  # row, tokens, due
+    starts = [(4, 17, 2), (0, 8, 1), (3, 29, 2)]  # row, tokens, num_tokens
     expected = []
     for level in range(depth):
         for row, end, due in starts:

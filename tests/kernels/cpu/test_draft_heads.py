@@ -1,4 +1,4 @@
-"""The operators of draft heads against those of torch."""
+"""The operators of draft heads compared with torch's."""
 
 from __future__ import annotations
 

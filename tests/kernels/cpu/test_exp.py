@@ -1,4 +1,4 @@
-"""The exponential of loops against float64."""
+"""The kernels' exponential function compared with float64."""
 
 from __future__ import annotations
 

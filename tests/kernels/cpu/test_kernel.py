@@ -1,4 +1,4 @@
-"""The library of torch's threads is found among the mapped files of the process."""
+"""The library of torch's thread pool is found among the mapped files of the process."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_a_library_is_found_in_a_folder_whose_name_has_a_space() -> None:
 
 
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs /proc, which Linux alone has")
-def test_every_mapped_file_of_this_process_is_found_whole() -> None:
+def test_every_mapped_file_of_this_process_has_its_whole_path() -> None:
     found = kernel.mapped_files(Path("/proc/self/maps").read_text())
     assert found
     assert all(Path(path).exists() or path.endswith(" (deleted)") for path in found)

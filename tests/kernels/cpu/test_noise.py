@@ -15,7 +15,7 @@ from kernels.cpu.sampling.noise import gumbel_noise, noise_stream, race_bits
 
 @kernel
 def _write_noise(address: Any) -> None:
-    """Arguments ``(keys, bits, noise, rows, vocab)``."""
+    """Kernel with the arguments ``(keys, bits, noise, rows, vocab)``."""
     a, _, _ = read_arguments(address)
     keys, bits = int64_array(a[0], (3, a[3])), float32_array(a[1], (a[3], a[4]))
     noise = int64_array(a[2], (a[3], a[4])).view(np.float64)

@@ -1,4 +1,4 @@
-"""The plan of the kernel equals that of the NumPy reference, and each token reads every key once."""
+"""The plan of the CPU kernel equals that of the NumPy reference, and each token reads every key once."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TILE = 8
 
 
 class Plan(NamedTuple):
-    """The arguments of ``attend``: the keys that tokens read for themselves, and the pieces with their tokens."""
+    """The arguments of ``attend``: the keys that each token reads alone, and the shared pieces with their tokens."""
 
     rows: list[int]
     first: list[int]
@@ -55,7 +55,7 @@ def at(address: int, count: int) -> IntArray:
 
 
 def reference(rows: AttentionMetadata) -> tuple[list[tuple[int, int, int, tuple[int, ...]]], list[int]]:
-    """Pieces in any order, and the first key that each token reads for itself."""
+    """Return the shared pieces in any order, and the first key that each token reads alone."""
     before, size = rows.seq_lens - rows.query_lens, rows.page_size
     begins, shared = find_shared_prefixes(rows, before // size)
     pieces = [
@@ -96,7 +96,7 @@ def test_shared_pieces_are_those_of_the_reference(cost: AttentionCostModel) -> N
 
 
 def test_every_key_is_read_once_however_deep_prefixes_are_nested() -> None:
-    """Each row shares one page more than the row before: more levels than a token may share."""
+    """Each row shares one page more than the row before, which makes more levels than a token may share."""
     count, size = 30, 4
     pages = np.tile(np.arange(count + 1), (count, 1))
     for row in range(count):
@@ -126,7 +126,7 @@ def test_keys_in_a_window_are_not_shared() -> None:
             assert not plan.pieces
 
 
-def test_large_pages_become_several_pages_of_the_kernel() -> None:
+def test_large_pages_are_split_into_pages_of_the_kernel() -> None:
     rows = Step(3, NEVER).metadata
     plan = planned(rows, sharing=False, blocks=3)
     assert plan.pages.tolist() == [

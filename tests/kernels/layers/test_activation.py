@@ -1,4 +1,4 @@
-"""The gated activations against float64 formulas: the kernels, and torch's operators where gradients are recorded."""
+"""Gated activations compared with float64 formulas: the kernels, and torch's operators where gradients are recorded."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def gelu(x: Tensor) -> Tensor:
 def check(function: Activation, formula: Activation, x: Tensor) -> None:
     gate, up = x.double().chunk(2, dim=1)
     exact = formula(gate) * up
-    # An exponential (2 EPS) whose argument, up to 16, was rounded twice, and four operations; of gelu's 1 + tanh what
-    # is left of two numbers near 1.
+    # An exponential (2 EPS) whose argument, up to 16, was rounded twice, and four operations; for gelu's 1 + tanh also
+    # the cancellation of two numbers near 1.
     assert_rounded(
         function(x).detach(), exact.detach(), (24 * EPS * exact.abs() + 4 * EPS * (gate * up).abs()).detach()
     )
@@ -42,12 +42,12 @@ both = pytest.mark.parametrize(("function", "formula"), [(silu_mul, silu), (gelu
 
 @both
 @pytest.mark.parametrize(("rows", "width"), [(1, 1), (7, 10), (3, 131), (40, 1536)])
-def test_it_equals_the_float64_formula(function: Activation, formula: Activation, rows: int, width: int) -> None:
+def test_results_equal_the_float64_formula(function: Activation, formula: Activation, rows: int, width: int) -> None:
     check(function, formula, random(rows, 2 * width))
 
 
 @pytest.mark.parametrize("function", [silu_mul, gelu_tanh_mul])
-def test_far_from_zero_and_not_finite(function: Activation) -> None:
+def test_large_infinite_and_nan_inputs(function: Activation) -> None:
     gate = torch.tensor([[200.0, 1e30, torch.inf, torch.nan, -200.0, -1e30, 0.0, 1.0]])
     up = torch.tensor([[2.0, 2.0, 2.0, 2.0, 2.0, 2.0, 2.0, torch.inf]])
     expected = torch.tensor([[400.0, 2e30, torch.inf, torch.nan, 0.0, 0.0, 0.0, torch.inf]])
@@ -78,7 +78,7 @@ def test_gradients_are_those_of_the_float64_formula(function: Activation, formul
 @pytest.mark.parametrize("function", [silu_mul, gelu_tanh_mul])
 @pytest.mark.parametrize("width", [48, 96, 1030, 1536])
 def test_a_row_does_not_depend_on_the_other_rows(function: Activation, width: int) -> None:
-    """Bit for bit, on as many threads as there are."""
+    """Results are bit-identical with any number of threads."""
     x = random(300, 2 * width)
     whole = function(x)
     for rows in (1, 2, 3, 17, 129, 211, 299):

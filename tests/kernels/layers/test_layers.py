@@ -1,4 +1,4 @@
-"""RMSNorm and RoPE against float64 formulas."""
+"""RMSNorm and RoPE compared with float64 formulas."""
 
 from __future__ import annotations
 
@@ -39,6 +39,6 @@ def test_rotary_rotates_each_pair_by_position_times_frequency() -> None:
             rotation = [[math.cos(angle), -math.sin(angle)], [math.sin(angle), math.cos(angle)]]
             right = torch.tensor(rotation, dtype=torch.float64)
             expected = x[token][:, [pair, pair + dim // 2]].double() @ right.T
-            # Of numbers up to the pair's length: an angle's cosine and sine, two products and a sum.
+            # Numbers up to the pair's length: an angle's cosine and sine, two products and a sum.
             found, size = turned[token][:, [pair, pair + dim // 2]], expected.norm(dim=1, keepdim=True)
             assert_rounded(found, expected, 4 * EPS * size)

@@ -1,4 +1,4 @@
-"""Products with float32 weights against float64."""
+"""Products with float32 weights compared with float64."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_products_equal_float64(out: int, into: int, bias: bool) -> None:
     for rows in (*range(1, 71), 250):
         x, residual = torch.randn(rows, into), torch.randn(rows, out)
         expected = x.double() @ weight.double().T + (0 if offset is None else offset.double())
-        # What is added is rounded with it.
+        # The added residual is rounded too.
         bound = product_bound(x, weight) + EPS * expected.abs()
         assert_rounded(linear(x), expected, bound)
         assert_rounded(linear.add(x, residual), expected + residual, bound + EPS * (expected + residual).abs())

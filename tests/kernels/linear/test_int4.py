@@ -1,4 +1,4 @@
-"""Products of rows that are rounded to 8 bits with 4-bit weights, against sums of the same integers in float64."""
+"""Products of rows rounded to 8 bits with 4-bit weights, compared with sums of the same integers in float64."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.closeness import EPS, assert_rounded
 from tests.kernels.layouts import random_int4, require_int8_dot
 
 SHAPES = [(32, 16, 16), (33, 64, 32), (31, 48, 16), (1, 32, 32), (400, 64, 64), (100, 512, 256), (70, 1536, 128)]
-"""Outputs, inputs, columns of a group."""
+"""Outputs, inputs, and columns of a group."""
 
 
 @pytest.fixture
@@ -29,13 +29,15 @@ def layout(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def weight(codes: Tensor, scales: Tensor, zeros: Tensor) -> Tensor:
-    """In float64."""
+    """Return the dequantized weights in float64."""
     groups = codes.double().view(*scales.shape, -1)
     return ((groups - zeros.double()[..., None]) * scales.double()[..., None]).view(codes.shape)
 
 
 def rounded(x: Tensor, size: int) -> Tensor:
-    """In float64. ``127 / most`` with a tensor, for torch computes a number divided by a tensor with the reciprocal."""
+    """Return the rounded rows in float64. ``127 / most`` has a tensor operand because torch divides a number by a
+    tensor with the reciprocal.
+    """
     groups = x.view(len(x), -1, size)
     most = groups.abs().amax(2, keepdim=True).clamp_min(1e-30)
     levels = torch.full_like(most, 127)
@@ -46,7 +48,7 @@ def rounded(x: Tensor, size: int) -> Tensor:
 @pytest.mark.parametrize("ordered", [False, True])
 @pytest.mark.usefixtures("panels")
 def test_sums_within_groups_are_exact(out: int, into: int, size: int, ordered: bool) -> None:
-    """Scales are powers of 2 and each group of x is rounded to itself, so that float32 holds every sum."""
+    """Scales are powers of 2 and rounding leaves each group of x unchanged, so float32 holds every sum."""
     torch.manual_seed(out)
     codes, scales, zeros = random_int4(out, into, size)
     scales, groups = 2.0 ** torch.randint(-1, 2, scales.shape), scales.shape[1]
@@ -65,7 +67,7 @@ def test_sums_within_groups_are_exact(out: int, into: int, size: int, ordered: b
 @pytest.mark.parametrize(("out", "into", "size"), SHAPES)
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.usefixtures("panels")
-def test_products_are_those_of_groups_rounded_to_127_levels(out: int, into: int, size: int, bias: bool) -> None:
+def test_products_equal_those_of_groups_rounded_to_127_levels(out: int, into: int, size: int, bias: bool) -> None:
     torch.manual_seed(out)
     codes, scales, zeros = random_int4(out, into, size)
     offset = torch.randn(out) if bias else torch.zeros(out)
@@ -75,7 +77,7 @@ def test_products_are_those_of_groups_rounded_to_127_levels(out: int, into: int,
         x[rows // 3, :size] = 0
         near = rounded(x, size)
         expected = near @ right.T + offset
-        # A rounding for each group, and some for its scales, its unit and what is added.
+        # One rounding for each group, and some for its scales, its unit and the residual.
         least = (scales.shape[1] + 8) * EPS / 2 * (near.abs() @ right.abs().T + offset.abs() + residual.abs())
         assert ((linear(x) - expected).abs() <= least).all()
         assert ((linear.add(x, residual) - (expected + residual)).abs() <= least).all()
@@ -93,7 +95,7 @@ def test_the_largest_sums_do_not_overflow() -> None:
 
 @pytest.mark.usefixtures("panels")
 def test_groups_of_many_columns_are_split() -> None:
-    """A group that is a whole row, as where there is one scale for an output."""
+    """A group may be a whole row, for one scale per output."""
     torch.manual_seed(0)
     codes, scales, zeros = random_int4(50, 1536, 1536)
     x, right = torch.randn(5, 1536), weight(codes, scales, zeros)
@@ -114,8 +116,8 @@ def test_rounding_activations_changes_the_product_little(out: int, into: int) ->
         expected = x[:, order].double() @ right.T + offset
         for found, wanted in ((linear(x), expected), (linear.add(x, residual), expected + residual)):
             assert found.dtype == torch.float32
-            # The largest of a group of 32 is 2 to 3 deviations, a step of 127 levels thus 1/50 of one, whose rounding
-            # is 0.3 steps: 0.6 %. The operator rounds whole rows or to bfloat16 (2^-9, 0.2 to 0.4 %).
+            # The largest of a group of 32 is 2 to 3 deviations, so one of the 127 levels is 1/50 of a deviation, and
+            # rounding to it is 0.3 levels: 0.6 %. The operator rounds whole rows or to bfloat16 (2^-9, 0.2 to 0.4 %).
             assert (found - wanted).norm() / wanted.norm() < 1e-2
 
 

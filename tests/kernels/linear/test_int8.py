@@ -1,4 +1,4 @@
-"""Products of rows that are rounded to 8 bits with int8 weights, against sums of the same integers in float64."""
+"""Products of rows rounded to 8 bits with int8 weights, compared with sums of the same integers in float64."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def panels() -> None:
 
 
 def defined(codes: torch.Tensor, scales: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """The product with the sums of integers in float64, where they are exact, and all else one float32 operation each.
+    """Return the product with integer sums in float64, where they are exact, and float32 operations elsewhere.
 
-    ``127 / size`` with a tensor, for torch computes a number divided by a tensor with the reciprocal.
+    ``127 / size`` has a tensor operand because torch divides a number by a tensor with the reciprocal.
     """
     size, levels = x.abs().amax(1, keepdim=True).clamp_min(1e-30), torch.full((len(x), 1), 127.0)
     rounded = (x.double() * (levels / size).double()).round()
@@ -41,7 +41,7 @@ def defined(codes: torch.Tensor, scales: torch.Tensor, x: torch.Tensor) -> torch
 @pytest.mark.parametrize(("out", "into"), SHAPES)
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.usefixtures("layout")
-def test_products_are_those_of_rows_rounded_to_127_levels(out: int, into: int, bias: bool) -> None:
+def test_products_equal_those_of_rows_rounded_to_127_levels(out: int, into: int, bias: bool) -> None:
     torch.manual_seed(out)
     codes, scales = random_int8(out, into)
     weight, offset = codes.double() * scales.double()[:, None], torch.randn(out)
@@ -49,7 +49,7 @@ def test_products_are_those_of_rows_rounded_to_127_levels(out: int, into: int, b
     if not bias:
         offset.zero_()
     for rows in (1, 7, 40):
-        # Rows of 127 levels of very different sizes: each is rounded to itself, if each has a scale of its own.
+        # Rows of 127 levels of very different sizes: rounding leaves each unchanged if each has a scale of its own.
         x = torch.randint(-127, 128, (rows, into)).float()
         x[:, into // 2] = -127
         x *= 2.0 ** torch.arange(-20, 20)[:rows, None]
@@ -61,14 +61,14 @@ def test_products_are_those_of_rows_rounded_to_127_levels(out: int, into: int, b
         assert_rounded(linear.add(x, residual), product + offset + residual, bound)
     x = torch.randn(40, into)
     expected = x.double() @ weight.T + offset
-    # The largest of up to 1537 is 3 to 4 deviations: steps of 1/40, and their rounding 0.3 of one.
+    # The largest of up to 1537 is 3 to 4 deviations: one level is 1/40 of a deviation, and rounding to it 0.3 levels.
     assert (linear(x) - expected).norm() / expected.norm() < 0.015
 
 
 @pytest.mark.parametrize(("out", "into"), SHAPES)
 @pytest.mark.usefixtures("panels")
-def test_sums_are_exact(out: int, into: int) -> None:
-    """To the last bit of the result, with and without what is added to it."""
+def test_integer_sums_are_exact(out: int, into: int) -> None:
+    """Results are bit-identical, with and without a residual."""
     torch.manual_seed(out)
     codes, scales = random_int8(out, into)
     offset = torch.randn(out)
@@ -90,7 +90,7 @@ def test_the_largest_sums_do_not_overflow() -> None:
     linear = Int8Linear(codes, torch.ones(3))
     x = torch.tensor([[127.0], [-127.0]]).expand(2, into)
     assert torch.equal(linear(x), torch.tensor([[-128.0, -127, 127], [128, 127, -127]]) * 127 * into)
-    # Half of it cancels the other half but for one product.
+    # One half cancels the other except for one product.
     x = x.clone()
     x[0, : into // 2 + 1] = -127
     assert linear(x)[0].tolist() == [2 * 127 * 128, 2 * 127 * 127, -2 * 127 * 127]

@@ -1,4 +1,4 @@
-"""Properties of all products with packed weights, for every type and implementation."""
+"""Properties of all products with packed weights, for every weight type and implementation."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kernels.linear.int8 import Int8Linear
 from tests.kernels.layouts import random_int4, random_int8, require_int8_dot
 
 Make = Callable[[int, int, bool], Product]
-"""Takes the numbers of outputs and inputs, and whether there is a bias."""
+"""Function of the numbers of outputs and inputs, and True for a bias."""
 SHAPES = [(96, 48), (48, 96), (400, 48), (33, 7), (31, 17), (1, 1), (500, 1537), (1536, 512), (512, 1536)]
 
 
@@ -68,7 +68,7 @@ def test_parameters_count_weights_and_bias(make: Make, bias: bool) -> None:
 
 @pytest.mark.parametrize(("out", "into"), SHAPES)
 def test_a_row_of_the_result_does_not_depend_on_the_other_rows(make: Make, out: int, into: int) -> None:
-    """Bit for bit, wherever the row is in a batch of any size."""
+    """Results are bit-identical, wherever the row is in a batch of any size."""
     torch.manual_seed(into)
     linear = make(out, into, True)
     x, residual = torch.randn(200, into) * torch.logspace(-2, 2, 200)[:, None], torch.randn(200, out)
@@ -82,7 +82,7 @@ def test_a_row_of_the_result_does_not_depend_on_the_other_rows(make: Make, out: 
 
 @pytest.mark.parametrize(("out", "into"), SHAPES)
 @pytest.mark.usefixtures("threads")
-def test_the_number_of_threads_changes_no_bit(make: Make, out: int, into: int) -> None:
+def test_results_do_not_depend_on_the_number_of_threads(make: Make, out: int, into: int) -> None:
     torch.manual_seed(into)
     linear, x = make(out, into, True), torch.randn(130, into)
     torch.set_num_threads(1)
@@ -93,7 +93,7 @@ def test_the_number_of_threads_changes_no_bit(make: Make, out: int, into: int) -
             assert torch.equal(linear(x[: len(result)]), result)
 
 
-def test_non_finite_numbers_stay_in_their_row(make: Make, request: pytest.FixtureRequest) -> None:
+def test_non_finite_numbers_affect_only_their_row(make: Make, request: pytest.FixtureRequest) -> None:
     if "FBGEMM" in request.node.name:
         pytest.skip("FBGEMM rounds infinity to a number")
     torch.manual_seed(0)

@@ -1,8 +1,8 @@
-"""A guard around the memory of interpreted kernels.
+"""Bounds checks of the memory accesses of interpreted kernels.
 
-A kernel that reads behind the end of a tensor reads something, in the interpreter as on a GPU, and mostly nobody sees.
-With the guard every lane of every load, store and atomic operation that is not masked must lie in a tensor that the
-kernel was given, and no two lanes of one store may hit the same address, which on a GPU would be a race.
+A kernel that reads after the end of a tensor gets some number, in the interpreter as on a GPU, mostly unnoticed. With
+the guard every lane of every load, store and atomic operation that is not masked must lie in a tensor argument of the
+kernel, and no two lanes of one store may have the same address, which on a GPU would be a race.
 """
 
 from __future__ import annotations

@@ -139,7 +139,7 @@ def _correct_reductions() -> None:
 
     def reduced(self: Any, inputs: Any) -> Any:
         if self.combine_fn not in bitwise:
-            # Rows of padding hold anything, also nothing but what is no number: a GPU gives no warning of it.
+            # Rows of padding may be all NaN, for which a GPU gives no warning.
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", "All-NaN slice", RuntimeWarning)
                 return in_float32(plain_reduce)(self, inputs)

@@ -1,4 +1,4 @@
-"""Kernels with planted bugs, to show that the tests would notice them."""
+"""Kernels with planted bugs, to show that the tests detect them."""
 
 from __future__ import annotations
 

@@ -63,14 +63,14 @@ LAUNCHED = {
     "int4": {"_weight_only": 4, "_quantize": 1, "_scaled": 1},  # the head in 8 bits
     "fp8": {"_quantize": 4, "_scaled": 4},
 }
-"""Launches of the four products of a layer; elsewhere one kernel does all."""
+"""Launches of kernels by method; other methods launch ``_weight_only`` for each of the layer's four products."""
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_decoding_step_with_quantized_weights_launches_only_kernels(
     method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Runs on tensors without numbers, so that a wait for the host would fail. Compiles nothing (``test_products``)."""
+    """Runs on tensors without memory, so a wait for the GPU would fail. Compiles nothing (see ``test_products``)."""
     folder = quantised("Qwen2ForCausalLM", method, tmp_path, **SIZES | {"num_attention_heads": 4})
     launched: list[str] = []
     dense: list[torch.Size] = []

@@ -1,4 +1,4 @@
-"""The properties read from a compiled kernel are those that it must have."""
+"""The properties read from compiled kernels are correct."""
 
 from __future__ import annotations
 

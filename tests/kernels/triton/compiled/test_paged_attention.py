@@ -1,4 +1,4 @@
-"""Attention to pages, compiled for Hopper: nothing spilled, products on the matrix units, asynchronous wide loads."""
+"""Paged attention compiled for Hopper: no spills, products on the matrix units, wide asynchronous loads."""
 
 from __future__ import annotations
 

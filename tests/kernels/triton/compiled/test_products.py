@@ -81,8 +81,8 @@ def test_compiled_kernels_meet_their_limits(
 
 
 @pytest.mark.parametrize("layout", [GPTQ, AWQ], ids=["gptq", "awq"])
-def test_one_row_needs_no_matrix_units(layout: int) -> None:
-    """It has wide loads, and the sum of its parts spills nothing either."""
+def test_a_product_of_one_row_uses_no_matrix_units(layout: int) -> None:
+    """It has wide loads, and the kernel that adds its parts spills nothing either."""
     with compiling() as made:
         int4(1, layout)
     vector, total = made

@@ -1,4 +1,4 @@
-"""Tests in a process that interprets kernels. Triton decides that when it is imported, so this must come first."""
+"""Tests in a process that interprets kernels. Triton decides that on its import, so this must be imported first."""
 
 import os
 

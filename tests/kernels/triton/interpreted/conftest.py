@@ -10,6 +10,6 @@ from tests.kernels.triton.device import DEVICE
 if DEVICE == "cpu":
     interpreter.correct()
     guard.install()
-    np.seterr(all="ignore")  # a GPU overflows in silence
+    np.seterr(all="ignore")  # a GPU gives no warning of an overflow
 else:
     collect_ignore = ["test_interpreter.py"]

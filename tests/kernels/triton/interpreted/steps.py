@@ -1,4 +1,4 @@
-"""Random steps over keys in pages, and their attention in float64."""
+"""Random steps over paged keys, and their attention in float64."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Step:
     window: int | None = None
     softcap: float | None = None
     shared: int = 0
-    """Number of pages that all rows begin with, which are read once."""
+    """Number of shared pages that begin all rows and are read once."""
     trees: dict[int, np.ndarray] = field(default_factory=dict)
     """Masks of trees, by row."""
     scale: float = 0.3
@@ -128,7 +128,7 @@ class Step:
 
 
 def random_tree(tokens: int, seed: int) -> np.ndarray:
-    """Return which tokens each token of a random tree sees, ``[tokens, tokens]``."""
+    """Return the mask of a random tree, ``[tokens, tokens]``: the tokens that each token attends to."""
     rng = np.random.default_rng(seed)
     sees = np.eye(tokens, dtype=np.bool_)
     for token in range(1, tokens):

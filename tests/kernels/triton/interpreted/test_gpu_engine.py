@@ -27,7 +27,7 @@ LAWS: list[dict[str, object]] = [
 
 
 @pytest.mark.skipif(DEVICE != "cpu", reason="on a GPU tests/engine/runner/test_gpu_engine.py runs the engine as it is")
-@pytest.mark.long  # the quick one is below: W8A8 goes through the same attention and draw
+@pytest.mark.long  # the shorter test below covers W8A8 with the same attention and sampling
 @pytest.mark.parametrize("kv_dtype", KV_DTYPES)
 def test_kernels_sample_the_tokens_that_the_cpu_samples(
     kv_dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -37,10 +37,10 @@ def test_kernels_sample_the_tokens_that_the_cpu_samples(
     requests = [generate(PROMPT, [Branch(seed=1, key=key, max_tokens=4) for key in range(2)], **law) for law in LAWS]
     plain = Harness(tmp_path, options)
     expected = [plain.complete(request) for request in requests]
-    # Laws of temperatures above 1/2, of as many tokens.
+    # Distributions at temperatures above 1/2, of that many tokens.
     bound = 2 * 4 * gap(tmp_path, kv_dtype)
     emulate_gpu(monkeypatch)
-    # Every kernel's public function now takes the way of a GPU.
+    # Every kernel's public function now dispatches to the GPU kernel.
     monkeypatch.setattr(torch.Tensor, "is_cuda", True)
     harness = Harness(tmp_path, options)
     for request, theirs in zip(requests, expected, strict=True):

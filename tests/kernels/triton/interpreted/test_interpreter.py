@@ -58,7 +58,7 @@ def every_float(dtype: torch.dtype) -> torch.Tensor:
 
 @pytest.mark.parametrize("dtype", NARROW, ids=str)
 def test_casts_round_to_nearest_even_and_float8_saturates(dtype: torch.dtype) -> None:
-    """Return all numbers of the type, the midpoints, the floats next to the midpoints, and numbers out of range."""
+    """Covers all numbers of the type, the midpoints, the floats next to midpoints, and numbers out of range."""
     exact = every_float(dtype).unique()
     middle = (exact[1:].double() + exact[:-1].double()).div(2).float()
     near = [torch.nextafter(middle, torch.full_like(middle, to)) for to in (-torch.inf, torch.inf)]
@@ -76,7 +76,7 @@ def test_casts_round_to_nearest_even_and_float8_saturates(dtype: torch.dtype) ->
 
 
 @pytest.mark.parametrize("dtype", [*NARROW, torch.float16], ids=str)
-def test_products_of_matrices_are_those_of_float32(dtype: torch.dtype) -> None:
+def test_products_of_matrices_are_computed_in_float32(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     a, b = torch.randn(32, 32).to(dtype), torch.randn(32, 32).to(dtype)
     ours = torch.empty(32, 32)
@@ -84,7 +84,7 @@ def test_products_of_matrices_are_those_of_float32(dtype: torch.dtype) -> None:
     assert_rounded(ours, a.double() @ b.double(), product_bound(a, b.T))
 
 
-def test_arithmetic_in_bfloat16_is_that_of_torch() -> None:
+def test_arithmetic_in_bfloat16_equals_torch() -> None:
     torch.manual_seed(0)
     a, b = torch.randn(64).bfloat16(), torch.randn(64).bfloat16()
     ours = torch.empty(5, 64, dtype=torch.bfloat16)
@@ -96,20 +96,20 @@ def test_arithmetic_in_bfloat16_is_that_of_torch() -> None:
     torch.testing.assert_close(ours[4], a.float().sum().bfloat16().expand(64))
 
 
-def test_the_largest_of_nothing_but_nan_is_no_warning() -> None:
+def test_the_maximum_of_only_nan_gives_no_warning() -> None:
     out = torch.zeros(40)
     _arithmetic[(1,)](torch.full((8,), torch.nan), torch.ones(8), out, 8)
     assert out[24:].isnan().all()
 
 
-def test_sorting_sorts() -> None:
+def test_sort_returns_sorted_numbers() -> None:
     torch.manual_seed(0)
     values, ours = torch.randn(64), torch.empty(64)
     _sort[(1,)](values, ours, 64)
     torch.testing.assert_close(ours, values.sort().values, atol=0, rtol=0)
 
 
-def test_the_guard_sees_a_lane_outside_and_two_lanes_at_one_place() -> None:
+def test_the_guard_detects_a_lane_out_of_bounds_and_two_lanes_at_one_address() -> None:
     source, target = torch.zeros(100)[:50], torch.zeros(50)
     _copy[(1,)](source, target, 50, 1, 64)
     with pytest.raises(Exception, match=r"load in program .* 1 of 51 lanes .* byte 200 of one with 200"):

@@ -1,4 +1,4 @@
-"""RMSNorm, gated activations and the write of keys and values against float64, at sizes that no block divides."""
+"""RMSNorm, gated activations and KV writes compared with float64, at sizes that no block divides."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_rms_norm_equals_float64(dtype: torch.dtype, rows: int, n: int) -> None:
 
 
 def test_rms_norm_of_heads_reads_the_heads_of_a_wider_tensor() -> None:
-    """Each head with its own weight, without a copy."""
+    """Each head is normalised with its own weight, without a copy."""
     qkv, weight = random(5, 7, 24).to(DEVICE), random(4, 24, seed=1).to(DEVICE)
     ours = norm.rms_norm(qkv[:, :4], weight, 1e-5)
     close(ours, normalised(qkv[:, :4].cpu(), weight.cpu(), 1e-5), unit_bound(torch.float32))
@@ -70,11 +70,11 @@ def test_gated_activations_equal_float64(name: str, dtype: torch.dtype) -> None:
 
 PAGES, PAGE, KV_HEADS, HEADS = 3, 5, 2, 6
 SLOTS = torch.tensor([0, 14, -1, 7, 9])
-"""The first and the last slot, padding, and two slots of one page."""
+"""Slots to write: the first and the last one, padding, and two of one page."""
 
 
 def tokens(dim: int, turned: int, dtype: torch.dtype) -> list[Tensor]:
-    """Return queries and keys, values, and the angles of ``SLOTS``."""
+    """Return queries and keys, values, and the rotation angles at ``SLOTS``."""
     qkv = random(len(SLOTS), HEADS + 2 * KV_HEADS, dim, dtype=dtype)
     cos, sin = (table[[3, 0, 49, 7, 21]] for table in rotary_tables(frequencies(turned, 100.0), 50))
     return [qkv[:, : HEADS + KV_HEADS], qkv[:, HEADS + KV_HEADS :], cos, sin, SLOTS]
@@ -85,7 +85,7 @@ def tokens(dim: int, turned: int, dtype: torch.dtype) -> list[Tensor]:
 def test_queries_are_rotated_and_keys_and_values_written_to_their_slots(
     dim: int, turned: int, dtype: torch.dtype
 ) -> None:
-    """Padding is not written, and other slots keep their numbers."""
+    """Padding is not written, and other slots are unchanged."""
     args = tokens(dim, turned, dtype)
     cache = random(2, KV_HEADS, PAGES, PAGE, dim, dtype=dtype, seed=2).to(DEVICE)
     expected = cache.cpu().double()
@@ -101,7 +101,7 @@ def test_queries_are_rotated_and_keys_and_values_written_to_their_slots(
 
 @pytest.mark.parametrize("stored", list(LIMITS), ids=str)
 @pytest.mark.parametrize(("dim", "turned"), [(32, 32), (48, 20)])
-def test_a_quantized_cache_holds_the_nearest_numbers(dim: int, turned: int, stored: torch.dtype) -> None:
+def test_a_quantized_cache_holds_the_nearest_representable_numbers(dim: int, turned: int, stored: torch.dtype) -> None:
     """Each number times the scale of its token, head and kind is within half a step of the exact one."""
     args = tokens(dim, turned, torch.float32)
     args[1][3, 1] = 0  # a vector of zeros has a scale too
@@ -117,12 +117,12 @@ def test_a_quantized_cache_holds_the_nearest_numbers(dim: int, turned: int, stor
     step = scales[..., None] * (1 if stored == torch.int8 else 2**-9)
     if stored == torch.float8_e4m3fn:
         step = torch.maximum(step, exact.abs() * 2**-3)
-    assert ((restored - exact).abs() <= step * 0.5001 + 8 * EPS).all()  # of what was turned
+    assert ((restored - exact).abs() <= step * 0.5001 + 8 * EPS).all()  # of the rotated keys
 
 
 @pytest.mark.parametrize("stored", list(LIMITS), ids=str)
 @pytest.mark.parametrize("shape", [(1, 1500), (50, 3, 40)])
-def test_quantized_vectors_are_the_nearest_numbers(shape: tuple[int, ...], stored: torch.dtype) -> None:
+def test_quantized_vectors_are_the_nearest_representable_numbers(shape: tuple[int, ...], stored: torch.dtype) -> None:
     """Vectors of all magnitudes, and one of zeros."""
     x = random(*shape)
     x = (x.flatten(0, -2) * torch.logspace(-6, 6, x.shape[:-1].numel())[:, None]).view(shape)

@@ -1,4 +1,4 @@
-"""Attention to pages equals float64 for all tiles, types and masks, and reads only what it may."""
+"""Paged attention equals float64 for all tiles, types and masks, and reads only valid memory."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def check(step: Step, launch: Callable[..., Any] = module.launch) -> None:
 
 
 @pytest.mark.parametrize("name", STEPS)
-def test_steps_of_every_kind_agree_with_float64(name: str) -> None:
+def test_steps_of_every_kind_equal_float64(name: str) -> None:
     check(STEPS[name]())
     check(STEPS[name](), reference)
 
@@ -69,24 +69,24 @@ def test_windows_hide_earlier_keys(name: str, window: int) -> None:
     ],
     ids=str,
 )
-def test_keys_of_every_type_agree_with_float64(q_type: torch.dtype, kv_type: torch.dtype) -> None:
+def test_keys_of_every_type_equal_float64(q_type: torch.dtype, kv_type: torch.dtype) -> None:
     check(STEPS["a shared prefix"](q_type=q_type, kv_type=kv_type, softcap=2.0))
     check(STEPS["trees"](q_type=q_type, kv_type=kv_type))
 
 
 @pytest.mark.parametrize(("group", "dim", "page"), [(1, 64, 1), (3, 80, 7), (7, 8, 32), (24, 16, 16)])
-def test_odd_sizes(group: int, dim: int, page: int) -> None:
+def test_sizes_that_no_block_divides_equal_float64(group: int, dim: int, page: int) -> None:
     check(Step([40, 9], [1, 3], group=group, dim=dim, page=page, scale=dim**-0.5))
 
 
-def test_queries_too_large_for_float16_meet_quantized_keys() -> None:
+def test_queries_too_large_for_float16_work_with_quantized_keys() -> None:
     step = STEPS["decode of a long context, cut"](q_type=torch.bfloat16, kv_type=torch.int8, scale=1e-6)
     step.q *= 1e6
     check(step)
 
 
 def test_padding_is_skipped() -> None:
-    """The tensors are larger than the step, as those of a captured graph are."""
+    """The tensors are larger than the step, as in a captured graph."""
     step = Step([70, 81, 97, 70, 66], [1] * 5, shared=4)
     work = step.work()
     assert (work.low[:, attention_schedule.COUNT] == 0).any()
@@ -120,7 +120,7 @@ def check_all(launch: Callable[..., Any]) -> None:
 @pytest.mark.skipif(DEVICE != "cpu", reason="some of them read what is not theirs")
 @pytest.mark.long
 @pytest.mark.parametrize("name", BUGS)
-def test_planted_bugs_are_found(name: str, tmp_path: Path) -> None:
+def test_planted_bugs_are_detected(name: str, tmp_path: Path) -> None:
     broken = planted("paged_attention", *BUGS[name], "paged_attention", tmp_path)
     with pytest.raises((AssertionError, InterpreterError)):
         check_all(broken.launch)

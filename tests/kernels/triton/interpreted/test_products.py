@@ -1,7 +1,7 @@
-"""Products with quantized weights against float64, at one row, five and sixteen, at the edges of groups and of tiles.
+"""Products with quantized weights compared with float64, for 1, 5 and 16 rows, at the edges of groups and of tiles.
 
-The weights are packed here, number by number, as the formats are described; the expected products come from the numbers
-that were packed.
+The weights are packed here, number by number, as the formats are described; the expected products are computed from the
+numbers before packing.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ class Checkpoint(NamedTuple):
 
     weight: weight_only_int4.Int4
     wide: Tensor
-    """``[out, in]``."""
+    """The weight in float64, ``[out, in]``."""
 
 
 def checkpoint(layout: str, into: int, out: int, group: int) -> Checkpoint:
-    """``layout``: gptq, gptq with act-order, or awq. Codes and zeros include their extremes."""
+    """Create a checkpoint in ``layout``: gptq, gptq with act-order, or awq. Codes and zeros include their extremes."""
     rng, groups = generator(into + out), into // group
     numbers = torch.randint(0, 16, (into, out), generator=rng)
     zeros = torch.randint(1, 16, (groups, out), generator=rng)
@@ -72,7 +72,7 @@ def activations(rows: int, into: int, dtype: torch.dtype = torch.float32) -> Ten
 
 
 def close(ours: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
-    """Up to the rounding of the result relative to the largest number, since sums cancel."""
+    """Check the result up to rounding relative to the largest number, since sums cancel."""
     assert ours.dtype == dtype
     size = float(expected.abs().max())
     assert_rounded(ours.cpu(), expected, size * unit_bound(dtype))
@@ -93,7 +93,7 @@ LAYOUTS = ["gptq", "gptq order", "awq"]
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize(("rows", "into", "out", "group"), [(1, 192, 72, 64), (5, 192, 136, 32), (16, 96, 64, 96)])
 def test_int4_products_equal_float64(layout: str, rows: int, into: int, out: int, group: int) -> None:
-    """Outputs that are not multiples of a tile, groups of one step and of all inputs, and split-K."""
+    """Covers outputs that are not multiples of a tile, groups of one step and of all inputs, and split-K."""
     weight, wide = checkpoint(layout, into, out, group)
     assert torch.equal(weight_only_int4.dequantize(weight).double(), wide)
     x, bias = activations(rows, into), torch.randn(out, generator=generator(1))
@@ -128,7 +128,7 @@ def test_int8_weights_equal_float64(rows: int, groups: int, dtype: torch.dtype) 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("stored", [torch.int8, torch.float8_e4m3fn], ids=str)
 def test_int8_weights_with_zeros_and_order_equal_float64(stored: torch.dtype, dtype: torch.dtype) -> None:
-    """Zeros far from the weights, whose differences 16 bits cannot hold."""
+    """Zeros are far from the weights, with differences that 16 bits cannot hold."""
     rows, into, out, groups = 5, 192, 70, 3
     weight = torch.randint(-128, 128, (out, into), generator=generator(0)).to(stored)
     scales, zeros = torch.rand(2, groups, out, generator=generator(1)) + 0.1
@@ -168,7 +168,7 @@ def test_nf4_products_equal_float64(rows: int, group: int, dtype: torch.dtype) -
 
 
 def test_nf4_codes_are_quantiles_of_the_normal_distribution() -> None:
-    """The construction of the paper: eight quantiles upwards from 0, nine downwards, trimmed alike, then scaled."""
+    """The paper's construction: eight quantiles upwards from 0, nine downwards, trimmed alike, then scaled."""
     offset = 0.5 * ((1 - 1 / (2 * 15)) + (1 - 1 / (2 * 16)))
     normal = torch.distributions.Normal(0.0, 1.0)
     up = normal.icdf(torch.linspace(offset, 0.5, 9, dtype=torch.float64)[:-1])
@@ -287,10 +287,10 @@ def test_shapes_that_disagree_are_refused_with_their_numbers() -> None:
         ("gptq", "part * steps, tl.min", "part * steps + part, tl.min"),
     ],
 )
-def test_planted_bugs_are_caught(layout: str, right: str, wrong: str, rows: int, tmp_path: Path) -> None:
-    """A zero that is off by one, nibbles, groups, scales and activations in a wrong order, a lost step.
+def test_planted_bugs_are_detected(layout: str, right: str, wrong: str, rows: int, tmp_path: Path) -> None:
+    """Plants a zero that is off by one; nibbles, groups, scales or activations in a wrong order; a lost step.
 
-    Each is in the kernel of one row, in that of many rows, or in both.
+    Each bug is in the kernel of one row, in that of many rows, or in both.
     """
     weight, wide = checkpoint(layout, 256, 72, 64)
     dtype = torch.bfloat16 if "128" in right or "129" in wrong else torch.float32
@@ -298,7 +298,7 @@ def test_planted_bugs_are_caught(layout: str, right: str, wrong: str, rows: int,
     ours = int4_product(x, weight, None, planted("weight_only", right, wrong, "weight_only", tmp_path))
     only = {"zero + 128": 5, "words >> 16": 5, "4 * nibble": 1, "ORDER + k": 5, "ORDER + word * 8 + nibble": 1}
     expected = x.double() @ wide.T
-    # A bug changes a share of the result, not its last bits.
+    # A bug changes a large part of the result, not its last bits.
     wrong_result = not torch.allclose(ours.double(), expected, atol=0.02 * float(expected.abs().max()))
     assert wrong_result == (only.get(right, rows) == rows)
 
@@ -314,7 +314,7 @@ def test_planted_bugs_are_caught(layout: str, right: str, wrong: str, rows: int,
         (True, "(tl.program_id(0) * N // 128)", "tl.program_id(0) * 0"),
     ],
 )
-def test_planted_scales_of_other_rows_are_caught(blocks: bool, right: str, wrong: str, tmp_path: Path) -> None:
+def test_planted_scales_of_other_rows_are_detected(blocks: bool, right: str, wrong: str, tmp_path: Path) -> None:
     case = eight(torch.float8_e4m3fn, blocks, 5, 384, 200)
     ours = eight_product(case, torch.float32, None, planted("scaled", right, wrong, "scaled", tmp_path))
     assert not torch.allclose(ours.double(), case.expected, rtol=0.02)

@@ -1,4 +1,4 @@
-"""The kernel samples the tokens that the CPU samples, with any parameters, and applies penalties to the bit."""
+"""The GPU kernel samples the same tokens as the CPU with any parameters, and applies penalties bit-identically."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from tests.kernels.triton.device import DEVICE
 from tests.kernels.triton.planted import planted
 
 VOCAB = 2100
-"""More than a block, and not a multiple of it."""
+"""Vocabulary of more than one block that is not a multiple of a block."""
 
 
 def laws() -> tuple[SamplingTensors, NoiseKeys]:
-    """Return all kinds of temperatures and filters, in a random order."""
+    """Return sampling parameters with all kinds of temperatures and filters, in a random order, and noise keys."""
     rng = np.random.default_rng(7)
     every = [*itertools.product((0.0, 1.0, 0.6, 1e-6, 4.0), (0, 1, 40, VOCAB - 1, 9999), (1.0, 0.9, 0.2), (0.0, 0.1))]
     temperature, top_k, top_p, min_p = np.array([every[index] for index in rng.permutation(len(every))[:16]]).T
@@ -43,9 +43,9 @@ def laws() -> tuple[SamplingTensors, NoiseKeys]:
 
 
 def logits() -> Tensor:
-    """Return logits, half of whose rows have many equal ones, and some impossible tokens.
+    """Return logits in which half of the rows have many equal ones, and some tokens are impossible.
 
-    Rows are further apart than they are long, and the numbers between them would win.
+    The row stride is larger than the rows, and the numbers in between are larger than all logits.
     """
     x = torch.randn(16, VOCAB + 3, generator=torch.Generator().manual_seed(3)) * 3
     x[:, VOCAB:] = 99
@@ -63,7 +63,7 @@ def drawn(x: Tensor, law: SamplingTensors, where: NoiseKeys, module: ModuleType 
     return tokens.cpu(), logprobs.cpu()
 
 
-def test_the_kernel_and_its_reference_sample_what_the_cpu_samples() -> None:
+def test_the_kernel_and_its_reference_sample_the_same_tokens_as_the_cpu() -> None:
     (law, where), x = laws(), logits()
     columns = SamplingTensors(*(y.numpy() for y in law))
     expected, chances = on_cpu.sample(x, columns, NoiseKeys(*(y.numpy() for y in where)))
@@ -72,7 +72,7 @@ def test_the_kernel_and_its_reference_sample_what_the_cpu_samples() -> None:
         torch.testing.assert_close(logprobs, torch.from_numpy(chances), atol=2 * log_sum_bound(VOCAB), rtol=2 * EPS)
 
 
-def test_logits_that_are_not_finite_give_no_token() -> None:
+def test_non_finite_logits_give_no_token() -> None:
     law, where = laws()
     x = torch.randn(4, 300, generator=torch.Generator().manual_seed(0))
     x[0, 7], x[1, 299], x[2, :] = torch.nan, torch.inf, -torch.inf
@@ -84,14 +84,14 @@ def test_logits_that_are_not_finite_give_no_token() -> None:
 
 
 def test_every_noise_key_changes_the_sample() -> None:
-    """No noise key is ignored."""
+    """Changing any noise key changes the samples."""
     row = [torch.ones(4, dtype=torch.float64), torch.ones(4, dtype=torch.float64), torch.zeros(4, dtype=torch.float64)]
     law = SamplingTensors(*row, torch.zeros(4, dtype=torch.int64))
     where = NoiseKeys(torch.tensor([0, 1, 0, 0]), torch.tensor([0, 0, 1, 0]), torch.tensor([0, 0, 0, 1]))
     assert len(set(drawn(torch.zeros(4, VOCAB), law, where)[0].tolist())) == 4
 
 
-def test_penalties_change_the_logits_as_the_engine_does_to_the_bit() -> None:
+def test_penalties_equal_the_engines_bit_for_bit() -> None:
     rng = np.random.default_rng(1)
     x = torch.randn(3, 400, generator=torch.Generator().manual_seed(1)) * 5
     settings = [(1.3, 0.7, 0.1), (1.0, -0.3, 0.0), (0.8, 0.0, 1.9)]
@@ -158,7 +158,7 @@ def same_noise(module: ModuleType) -> bool:
     )
 
 
-def test_the_noise_is_that_of_the_cpu() -> None:
+def test_the_noise_equals_the_cpus() -> None:
     assert same_noise(noise_kernels)
 
 
@@ -173,7 +173,7 @@ def test_the_noise_is_that_of_the_cpu() -> None:
         ("0xFFFFFFFFFFFFFFFF", "0"),
     ],
 )
-def test_bugs_planted_in_the_noise_are_caught(right: str, wrong: str, tmp_path: Path) -> None:
+def test_bugs_planted_in_the_noise_are_detected(right: str, wrong: str, tmp_path: Path) -> None:
     assert not same_noise(planted("noise", right, wrong, "noise", tmp_path))
 
 
@@ -195,7 +195,7 @@ def draws_ties(module: ModuleType) -> bool:
     return ours.equal(tokens) and torch.allclose(chances, logprobs, atol=2 * log_sum_bound(600), rtol=2 * EPS)
 
 
-def test_all_tokens_that_tie_with_the_last_one_are_kept() -> None:
+def test_all_tokens_that_tie_with_the_last_kept_one_are_kept() -> None:
     assert draws_ties(sampling)
 
 
@@ -212,6 +212,6 @@ def test_all_tokens_that_tie_with_the_last_one_are_kept() -> None:
         ("tl.load(POSITION + row)", "tl.load(POSITION)"),
     ],
 )
-def test_bugs_planted_in_sampling_are_caught(right: str, wrong: str, tmp_path: Path) -> None:
-    """Thresholds that miss a tie or include one more, and a row with the noise of another."""
+def test_bugs_planted_in_sampling_are_detected(right: str, wrong: str, tmp_path: Path) -> None:
+    """Plants thresholds that miss a tie or include one more, and a row with the noise of another."""
     assert not draws_ties(planted("sampling", right, wrong, "sampling", tmp_path))

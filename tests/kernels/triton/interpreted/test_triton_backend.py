@@ -1,4 +1,4 @@
-"""The engine's attention backend for GPUs, interpreted: whole steps against dense attention."""
+"""The engine's GPU attention backend, interpreted: whole steps compared with dense attention."""
 
 from __future__ import annotations
 
