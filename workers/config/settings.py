@@ -295,7 +295,7 @@ class Settings(BaseSettings):
 
     @property
     def verifier(self) -> str | None:
-        """The process reward model, as ``prm`` names one; ``None`` for a service without.
+        """The process reward model, in the form of ``prm``; ``None`` for a service without one.
 
         The bundled one serves the bundled policies only, on whose solutions it was trained.
         """

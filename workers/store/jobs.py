@@ -43,7 +43,7 @@ class JobActive(Exception):
 
 
 class NotRetryable(Exception):
-    """The job has not failed, or its share of a batch's budget is gone; the message says which."""
+    """The job has not failed, or its share of a batch's budget is used up; the message gives the reason."""
 
 
 class JobStore(EventLog, Claims, Reaping):
@@ -61,8 +61,8 @@ class JobStore(EventLog, Claims, Reaping):
     ) -> tuple[JobDocument, bool]:
         """Store a job. Return it, and True if it is new.
 
-        ``idempotency``: the client's key and the digest of its body. ``form``: what the route needs later of the
-        request beside the spec. ``quota``: the limits of all of the owner's jobs together; a limit on tokens requires
+        ``idempotency``: the client's key and the digest of its body. ``form``: data of the request that the route needs
+        later, besides the spec. ``quota``: the limits of all of the owner's jobs together; a limit on tokens requires
         that the spec has a budget of tokens. Raises ``QueueFull``, ``IdempotencyConflict``, ``QuotaExceeded``.
         """
         key, digest = idempotency_record("job", owner, idempotency)
@@ -79,7 +79,7 @@ class JobStore(EventLog, Claims, Reaping):
         return await self.get(details[0]), bool(outcome == "created")
 
     async def check_owner(self, job_id: str, owner: str | None) -> None:
-        """Raises ``NoSuchJob`` for a job of another owner; ``None`` may see everybody's.
+        """Raise ``NoSuchJob`` for a job of another owner; ``None`` may see the jobs of all owners.
 
         The other methods trust the id of a job: check each id that comes from a client here first. An owner never
         changes, so the check stays valid.
@@ -88,7 +88,7 @@ class JobStore(EventLog, Claims, Reaping):
             raise NoSuchJob(job_id)
 
     async def get(self, job_id: str) -> JobDocument:
-        """Raises ``NoSuchJob``."""
+        """Return the job. Raises ``NoSuchJob``."""
         fields = await self.command("HGETALL", job_key(job_id))
         if not fields:
             raise NoSuchJob(job_id)
@@ -100,7 +100,7 @@ class JobStore(EventLog, Claims, Reaping):
         return form
 
     async def get_owner(self, job_id: str) -> str:
-        """Raises ``NoSuchJob``."""
+        """Return the owner of a job. Raises ``NoSuchJob``."""
         owner = await self.command("HGET", job_key(job_id), "owner")
         if owner is None:
             raise NoSuchJob(job_id)
@@ -140,7 +140,7 @@ class JobStore(EventLog, Claims, Reaping):
         return "null" if result is None else result.model_dump_json()
 
     async def delete(self, job_id: str) -> None:
-        """Raises ``NoSuchJob``, ``JobActive``."""
+        """Delete a job that has ended. Raises ``NoSuchJob``, ``JobActive``."""
         outcome = await self.script("delete", job_id)
         if outcome == "gone":
             raise NoSuchJob(job_id)

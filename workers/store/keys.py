@@ -110,7 +110,7 @@ class KeyStore:
         return Key(**_document(fields))
 
     async def get(self, key_id: str) -> Key:
-        """Raises ``NoSuchKey``."""
+        """Return the key. Raises ``NoSuchKey``."""
         fields = await self._store.command("HGETALL", f"reasoner:key:{key_id}")
         if not fields:
             raise NoSuchKey(key_id)
