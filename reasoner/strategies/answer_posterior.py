@@ -18,9 +18,9 @@ DEFAULT_CONFIDENCE = 0.95
 async def estimate_posterior(search: Search, equivalence: Equivalence) -> Choice:
     """Return the likeliest answer among all candidates, with the probability that it is right.
 
-    The score of a rule is the probability. With a calibration table that holds for the job's models, the probability is
-    computed from scores and votes. Otherwise it is the posterior that the leader stays the leader, each candidate
-    voting with its score if it has one. That is cautious: a single candidate is never certain, however high its score.
+    A rule's score is the probability. With a calibration table for the job's models, the probability is computed from
+    scores and votes. Otherwise it is the posterior probability that the leading answer keeps the majority, with each
+    vote weighted by the score if there is one. This is conservative: a single candidate is never certain.
     """
     groups = await group_equivalent(search.candidates(), search.spec.answer, equivalence)
     if not groups:

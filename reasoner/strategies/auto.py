@@ -1,10 +1,10 @@
-"""Auto: estimate how hard the question is, run what helps for such questions, and stop when the answer is certain.
+"""Auto: estimate the difficulty of the question, run the strategies that suit it, and stop when the answer is certain.
 
-A few samples are the probe. The probability that their best answer is right is the estimate of difficulty, by which a
-table fitted by ``reasoner calibrate`` chooses the stages: strategies with their amounts, run one after another on the
-same tree. The probe and every stage before count as candidates. Sources: Snell et al. 2024, "Scaling LLM Test-Time
-Compute Optimally", section 3 (the strategy and its amount by estimated difficulty); Weitzman 1979, "Optimal Search for
-the Best Alternative" (each next amount is bought only while what is in hand is not good enough).
+The probe is a few samples. The probability that their best answer is right estimates the difficulty, by which a table
+fitted by ``reasoner calibrate`` selects the stages: strategies and their sample counts, run in turn on the same tree.
+The samples of the probe and of all earlier stages are candidates. Sources: Snell et al. 2024, "Scaling LLM Test-Time
+Compute Optimally", section 3 (strategy and compute by estimated difficulty); Weitzman 1979, "Optimal Search for the
+Best Alternative" (each next stage runs only while the best answer so far is not good enough).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def create_strategy(stages: Mapping[str, Strategy[Any]]) -> Strategy[Auto]:
     """Return the strategy ``auto``, whose table may name any of ``stages``."""
 
     async def run(search: Search, params: Auto, equivalence: Equivalence) -> Choice:
-        """Probe, choose strategies and amounts by the question's difficulty, and stop when the answer is certain."""
+        """Sample a probe, select strategies by the estimated difficulty, and stop when the answer is certain."""
         table = search.calibration
         probe = min(params.n, NUM_PROBES if table is None else table.probe)
         await sample_stepwise(search, probe)
@@ -76,8 +76,10 @@ async def score_and_estimate(search: Search, equivalence: Equivalence) -> Choice
 
 
 def plan_doubling(search: Search, done: int, n: int) -> list[StrategySpec]:
-    """Return the stages used without a table: votes, weighted by the verifier if there is one, that double the samples
-    up to ``n``. Of unknown models nothing is assumed but that agreement is evidence."""
+    """Return the stages used without a table: votes that double the number of samples up to ``n``.
+
+    Votes are weighted by the verifier's scores if there is one. Nothing else is assumed about unknown models.
+    """
     name, stages = "weighted_vote" if search.has_verifier else "self_consistency", []
     while done < n:
         more = min(done, n - done)

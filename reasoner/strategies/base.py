@@ -1,4 +1,4 @@
-"""The type of strategies, and the choices that several of them share."""
+"""The type of strategies, and selection rules that several of them share."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ Samples = Annotated[int, Field(ge=1, le=MAX_N, description="Solutions to sample.
 Steps = Annotated[int, Field(ge=1, le=256, description="Steps after which the search ends.")]
 
 MIN_NEW_PROBABILITY = 0.2
-"""Least probability of being new that another sample of a step must have: repeats cost tokens and add nothing."""
+"""Minimum probability that another sample of a step is new; duplicates cost tokens without a benefit."""
 
 
 class Params(StrictModel):
-    """Parameters of a strategy: they become its REST schema and its command-line options."""
+    """Parameters of a strategy, from which its REST schema and command-line options are generated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,23 +40,23 @@ P = TypeVar("P", bound=Params)
 
 @dataclass(frozen=True, slots=True)
 class Strategy(Generic[P]):
-    """``run`` must depend on nothing but its arguments and the search's results, so that a replay decides the same."""
+    """A search strategy. ``run`` must depend only on its arguments and the search's results, as replays require."""
 
     name: str
     params: type[P]
     run: Callable[[Search, P, Equivalence], Awaitable[Choice]]
     needs_verifier: bool
     needs_steps: bool = False
-    """True if it needs scores of unfinished solutions, which not every verifier gives."""
+    """True if the strategy needs scores of unfinished solutions, which some verifiers do not give."""
     welcomes_verifier: bool = False
-    """True if it uses a verifier where there is one and can do without."""
+    """True if the strategy uses a verifier if there is one, and works without."""
     stops_when_sure: bool = False
-    """True if ``JobSpec.confidence`` can stop it."""
+    """True if ``JobSpec.confidence`` can stop the strategy early."""
     votes: bool = False
-    """True if its candidates vote; otherwise the best score wins."""
+    """True if the strategy's candidates vote; otherwise the best score wins."""
 
     def parse(self, params: Mapping[str, Any]) -> P:
-        """Return the parameters, checked and with their defaults. Raises ``ValueError`` that names what is wrong."""
+        """Return the validated parameters with defaults. Raises ``ValueError`` that names the fault."""
         try:
             return self.params.model_validate(params)
         except ValidationError as error:
@@ -68,7 +68,7 @@ class Strategy(Generic[P]):
 
 
 def choose_best_scored(nodes: Sequence[Node]) -> Choice:
-    """Return the candidate with the highest score; one without a score ranks below all that have one."""
+    """Return the candidate with the highest score; candidates without a score rank last."""
     if not nodes:
         return Choice(None)
     best = max(nodes, key=lambda node: -1.0 if node.score is None else node.score)
@@ -78,7 +78,7 @@ def choose_best_scored(nodes: Sequence[Node]) -> Choice:
 async def choose_by_majority(
     search: Search, nodes: Sequence[Node], weights: dict[Node, float], equal: Equivalence
 ) -> Choice:
-    """Return the heaviest class of equivalent answers: its heaviest member as the leaf, its share as the confidence."""
+    """Return the heaviest class of equivalent answers: its heaviest member is the leaf, its share the confidence."""
     return elect(count_votes(await group_equivalent(nodes, search.spec.answer, equal), weights), weights)
 
 

@@ -1,4 +1,4 @@
-"""The strategies by name. Each is decision logic on a ``Search``, with a pydantic model of its parameters."""
+"""Registry of strategies by name. Each is decision logic on a ``Search`` with a pydantic model of its parameters."""
 
 from __future__ import annotations
 
@@ -42,8 +42,7 @@ STRATEGIES: dict[str, Strategy[Any]] = {**_STAGES, "auto": auto.create_strategy(
 
 
 def parse_params(name: str, params: Mapping[str, Any]) -> Params:
-    """Return a strategy's parameters, checked and with their defaults. Raises ``ValueError`` that says what would be
-    right."""
+    """Return a strategy's validated parameters with defaults. Raises ``ValueError`` with a correction."""
     if name not in STRATEGIES:
         raise ValueError(f"unknown strategy {name!r}; known are {', '.join(STRATEGIES)}")
     parsed: Params = STRATEGIES[name].parse(params)

@@ -1,1 +1,1 @@
-"""Strategies that sample whole solutions, in parallel or in chains, and choose among them."""
+"""Strategies that sample whole solutions, in parallel or in chains, and select one of them."""

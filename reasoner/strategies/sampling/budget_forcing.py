@@ -1,9 +1,9 @@
 """Budget forcing: control how long a model thinks. Thinking that takes too long is ended and the answer requested;
 thinking that ends too soon is continued with a word such as "Wait".
 
-Source: Muennighoff et al. 2025, "s1: Simple test-time scaling", section 3.1. A model without a token for the end of its
-thinking ends it with its text. Without a cap, thinking may take everything but the tokens kept for the answer: in the
-context and in the budget, so that a budget that binds still ends with an answer.
+Source: Muennighoff et al. 2025, "s1: Simple test-time scaling", section 3.1. A model without an end-of-thinking token
+ends its thinking with its text. Without a cap, thinking may use all of the context and the budget except the tokens
+kept for the answer, so that an exhausted budget still gives an answer.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from reasoner.tree import Node, Reason
 
 DEFAULT_MARKER = "</think>"
 WATCH_INTERVAL = 16
-"""Interval in tokens at which a requested answer is looked for."""
+"""Interval in tokens at which the text is checked for a requested answer."""
 
 
 class BudgetForcing(Params):
@@ -53,7 +53,7 @@ class BudgetForcing(Params):
 
 
 class Phase(Enum):
-    """What the branch in flight of a chain writes."""
+    """Phase of a chain: the kind of text that its branch in flight generates."""
 
     THINKING = auto()
     ANSWER = auto()
@@ -63,9 +63,9 @@ class Phase(Enum):
 class Chain:
     phase: Phase = Phase.THINKING
     extensions: int = 0
-    """Number of times that an end of thinking was taken back."""
+    """Number of times that the end of thinking was replaced by a continuation."""
     last: Node | None = None
-    """Last node that was generated."""
+    """Last generated node."""
 
 
 async def run(search: Search, params: BudgetForcing, equivalence: Equivalence) -> Choice:
@@ -87,7 +87,7 @@ async def run(search: Search, params: BudgetForcing, equivalence: Equivalence) -
 
 
 class _Forcing:
-    """The chains of one search. A chain is known by the index of its first node, and has one branch in flight."""
+    """The chains of one search, by the index of their first node. Each has one branch in flight."""
 
     def __init__(self, search: Search, params: BudgetForcing, stream: Stream, marker: str | None, cap: int) -> None:
         self.chains: dict[int, Chain] = defaultdict(Chain)
@@ -96,7 +96,7 @@ class _Forcing:
         self._stream = stream
         self._marker = marker
         self._cap = cap
-        # Where the request opens a box, nothing short of its end is an answer.
+        # If the request opens a box, the answer is complete only when the box is closed.
         form = AnswerSpec(extract="boxed") if "\\boxed{" in params.final else search.spec.answer
         self._finder = AnswerFinder(form, search.ledger.seconds_until_cut)
 
@@ -108,7 +108,7 @@ class _Forcing:
             await self._request_answer(self._search.root)
 
     async def advance(self, node: Node) -> None:
-        """Continue the chain of a node that has arrived: think on, or write the answer, or end."""
+        """Continue the chain of a node that has arrived: extend its thinking, request the answer, or end it."""
         chain = self.chains[node.path[0]]
         chain.last = node
         if chain.phase is Phase.ANSWER:
@@ -137,7 +137,7 @@ class _Forcing:
 
 
 async def _max_thinking_tokens(search: Search, params: BudgetForcing, marker: str | None) -> int:
-    """Return the tokens that a chain may think, so that the appended texts and its answer still fit."""
+    """Return the maximum number of thinking tokens of a chain that leaves room for appended texts and the answer."""
     appended = len(await search.tokenize((marker or "") + params.final))
     appended += params.extensions * len(await search.tokenize(params.wait))
     limits = [search.max_new_tokens(search.root) - appended]

@@ -1,11 +1,11 @@
-"""Deep think with confidence: votes are weighted by the model's own confidence, and doubtful solutions have none.
+"""Deep think with confidence: votes are weighted by token confidence, and solutions of low confidence have none.
 
 Source: Fu et al. 2025, "Deep Think with Confidence", sections 3.2 (offline) and 3.3 (online). Offline, all solutions
-are sampled, and the ``keep`` per cent with the highest confidence vote. Online, a warm-up sets the threshold that so
-many of its solutions pass; a later solution ends where one of its windows falls below, and the vote is over when the
-leading answer has the share ``consensus`` of the weight. Two things differ: solutions of the warm-up below the
-threshold have no vote either, and after the warm-up only as many run at once as may complete the consensus, so that few
-are cancelled.
+are sampled, and the ``keep`` per cent with the highest confidence vote. Online, a warm-up sets the threshold that this
+percentage of its solutions passes; a later solution is pruned when one of its windows falls below, and the vote ends
+when the leading answer has the share ``consensus`` of the weight. Two things differ from the paper: warm-up solutions
+below the threshold have no vote either, and after the warm-up only as many run at once as may complete the consensus,
+so that few are cancelled.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ MIN_WATCH_INTERVAL, MAX_WATCH_INTERVAL = 8, 256
 
 
 TOLERANCE = 1e-9
-"""Rounding error that a share may have."""
+"""Tolerance for rounding errors of a share."""
 
 
 class DeepConf(Params):
@@ -89,7 +89,7 @@ async def run(search: Search, params: DeepConf, equivalence: Equivalence) -> Cho
 
 
 def prune_reason(confidence: Sequence[float], window: int, threshold: float) -> Reason | None:
-    """Return ``pruned`` for a solution of which a window that ends in its newest tokens is below the threshold."""
+    """Return ``pruned`` if a window of confidence that ends in the newest tokens is below the threshold."""
     newest = confidence[-(window - 1 + _watch_interval(window)) :]
     return "pruned" if len(newest) >= window and min(group_confidences(newest, window)) < threshold else None
 
@@ -97,7 +97,7 @@ def prune_reason(confidence: Sequence[float], window: int, threshold: float) -> 
 def count_missing_votes(votes: Sequence[Sequence[float]], consensus: float) -> int:
     """Return the number of votes that the leading answer still needs if each has the largest weight so far.
 
-    ``votes`` has the weights of each answer.
+    ``votes`` holds the weights of the votes for each answer.
     """
     if not votes:
         return 1
@@ -114,12 +114,12 @@ def _watch_interval(window: int) -> int:
 
 
 def _can_vote(node: Node) -> bool:
-    """Return True if the solution could vote; a pruned one stays below the threshold."""
+    """Return True if the solution has an answer and token confidences; a pruned one is below the threshold."""
     return node.answer is not None and len(node.confidence) > 0
 
 
 def _filter_confidence(node: Node, params: DeepConf) -> float:
-    """Return the confidence that is compared with the threshold."""
+    """Return the solution's confidence for comparison with the threshold."""
     measure = lowest_confidence if params.mode == "online" else MEASURES[params.measure]
     return measure(node.confidence, params.window)
 

@@ -12,7 +12,7 @@ class Greedy(Params):
 
 
 async def run(search: Search, params: Greedy, equivalence: Equivalence) -> Choice:  # noqa: ARG001
-    """Generate one solution, taking the likeliest token each time."""
+    """Generate one solution by greedy decoding."""
     async for _ in search.complete([search.root], 1, greedy=True):
         pass
     candidates = search.candidates()

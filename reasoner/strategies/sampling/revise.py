@@ -1,9 +1,9 @@
-"""Sequential revision: every attempt sees earlier ones and may correct them; several chains of attempts side by side.
+"""Sequential revision: every attempt has earlier ones in its context and may correct them; several chains in parallel.
 
 Source: Snell et al. 2024, "Scaling LLM Test-Time Compute Optimally", section 6: up to four earlier attempts in the
 context, and the answer chosen among all attempts by a vote or by a verifier. Their model was trained to revise. Here
-the attempts are turns of a conversation, each followed by the request to check it, which a chat model understands to
-the degree that it was trained on such conversations.
+the attempts are turns of a conversation, each followed by a request to check it, which depends on the chat model's
+training.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ async def run(search: Search, params: Revise, equivalence: Equivalence) -> Choic
 async def _start_attempt(search: Search, params: Revise, attempts: list[Node]) -> Node:
     """Start the conversation of the next attempt and return its node.
 
-    It shows as many of the last attempts as leave room for one as long as the longest of them. If they leave none, or
-    are empty, the chain starts anew.
+    It contains as many of the last attempts as leave room for another one of the longest attempt's length. If there is
+    no room, or the attempts are empty, the chain starts over.
     """
     longest = max(attempt.tokens for attempt in attempts)
     shown = [attempt for attempt in attempts[-params.memory :] if attempt.text.strip()]

@@ -1,12 +1,12 @@
-"""Self-consistency: sample several solutions and take the answer that most of them reach.
+"""Self-consistency: sample several solutions and return the most frequent answer.
 
-Source: Wang et al. 2022, "Self-Consistency Improves Chain of Thought Reasoning in Language Models", section 2. When to
-stop early: Aggarwal et al. 2023 and Li et al. 2024 (``reasoner.confidence.stopping_rules``).
+Source: Wang et al. 2022, "Self-Consistency Improves Chain of Thought Reasoning in Language Models", section 2. Early
+stopping: Aggarwal et al. 2023 and Li et al. 2024 (``reasoner.confidence.stopping_rules``).
 
-With a rule that stops early, samples start when the rule is certain to need them: four at once for ``beta`` at 0.95,
-more as they disagree. So no token is wasted, and the vote counts exactly the samples that sampling one at a time would
-have counted. The cost is latency: a hard problem takes the time of several samples after each other. ``ahead`` starts
-more than is certain; what is not needed is cancelled.
+With a stopping rule, a sample starts when the rule is certain to need it: four at once for ``beta`` at 0.95, more as
+they disagree. So no token is wasted, and the vote counts exactly the samples of sequential sampling. The cost is
+latency: a hard problem takes several rounds of samples. ``ahead`` starts more than are certainly needed, and unneeded
+ones are cancelled.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class SelfConsistency(Params):
             "a window agree."
         ),
     ] = "none"
-    # A job's ``confidence`` asks for ``beta`` with that threshold.
+    # A job's ``confidence`` implies ``beta`` with that threshold.
     threshold: Annotated[
         float, Field(gt=0.5, le=1, description="How sure for 'beta'; 1 waits until nothing can change the winner.")
     ] = 0.95
@@ -60,8 +60,8 @@ async def run(search: Search, params: SelfConsistency, equivalence: Equivalence)
 
 
 async def _needed(search: Search, params: SelfConsistency, arrived: list[Node], equivalence: Equivalence) -> int:
-    """Return the number of samples in all that the vote is certain to need."""
-    # As a stage of another strategy it does not stop early: that strategy decides when to stop.
+    """Return the total number of samples that the vote is certain to need."""
+    # No early stopping as a stage of another strategy, which has a stopping rule of its own.
     confidence = search.spec.confidence if search.spec.strategy.name == STRATEGY.name else None
     if params.stop == "none" and confidence is None:
         return params.n

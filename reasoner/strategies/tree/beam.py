@@ -1,10 +1,10 @@
 """Beam search over steps, guided by a process reward model.
 
 Source: Snell et al. 2024, "Scaling LLM Test-Time Compute Optimally", section 5.2: N samples of a step, keep the best
-N / M by the verifier, expand each M times. A level is a barrier by definition: beams are compared with one another.
+N / M by the verifier, expand each M times. Each level is a barrier, since beams are compared with one another.
 
-Different from there, a beam gets its M samples only if the first of them leaves doubt (``needs_no_siblings``), and no
-more of them once a new one is unlikely (``num_useful_samples``).
+Unlike the paper, a beam gets its M samples only if the first one is uncertain (``needs_no_siblings``), and no further
+ones if a new step is unlikely (``num_useful_samples``).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from reasoner.strategies.base import MIN_NEW_PROBABILITY, Choice, Params, Sample
 from reasoner.tree import Node, unseen
 
 CERTAIN_LOGPROB = math.log(0.9)
-"""Log-probability from which a sampled step is taken for the only one: more samples would be its twins."""
+"""Log-probability above which a sampled step gets no siblings, since they would be duplicates."""
 
 
 class Beam(Params):
@@ -42,7 +42,7 @@ async def run(search: Search, params: Beam, equivalence: Equivalence) -> Choice:
 async def beam_search(
     search: Search, params: Beam, value: Callable[[list[Node]], Awaitable[dict[Node, float]]]
 ) -> Choice:
-    """Keep the steps of the highest value at each level; those without a value are pruned."""
+    """Keep the steps with the highest value at each level; steps without a value are pruned."""
     expansions = min(params.expansions, params.n)
     width = params.n // expansions
     beams, share = [search.root], params.n
@@ -60,7 +60,7 @@ async def beam_search(
         kept = sorted(values, key=lambda node: (-values[node], node.path))[:width]
         await search.prune([node for node in level if node.open and node not in kept])
         beams = [node for node in kept if node.open]
-        width -= len(kept) - len(beams)  # a finished beam keeps its place: its share is not given to the others
+        width -= len(kept) - len(beams)  # a finished beam keeps its slot
         if not beams:
             break
         share = expansions * width // len(beams)
@@ -68,7 +68,7 @@ async def beam_search(
 
 
 async def expand_and_score(search: Search, beams: list[Node], each: int | list[int]) -> list[Node]:
-    """Return new next steps of the beams, scored."""
+    """Sample next steps of the beams, and return them with their scores."""
     level: list[Node] = []
     async for arrived in search.expand(beams, each):
         await search.score(arrived)
@@ -77,20 +77,22 @@ async def expand_and_score(search: Search, beams: list[Node], each: int | list[i
 
 
 def num_useful_samples(samples: Sequence[Node], most: int) -> int:
-    """Return the number of further samples of a next step that are worth their tokens: 0 if a new one is unlikely."""
+    """Return the number of further samples of a next step, at most ``most``; 0 if a new step is unlikely."""
     return most if unseen(samples) >= MIN_NEW_PROBABILITY else 0
 
 
 def needs_no_siblings(node: Node) -> bool:
-    """Return True if a beam needs no further samples of its next step: the first one was near-certain, or scored at
-    least as high as the beam itself."""
+    """Return True if a beam needs no further samples of its next step.
+
+    The first one was near-certain, or scored at least as high as the beam itself.
+    """
     beam = node.parent
     scored_higher = beam is not None and beam.score is not None and node.score is not None and node.score >= beam.score
     return scored_higher or node.logprob > CERTAIN_LOGPROB
 
 
 def drop_duplicates(nodes: list[Node]) -> list[Node]:
-    """Return one node of each text under the same parent, so that copies of one step do not fill the beam."""
+    """Keep one node for each text under the same parent, so that duplicates do not fill the beam."""
     first: dict[tuple[tuple[int, ...], str], Node] = {}
     for node in sorted(nodes, key=lambda node: node.path):
         first.setdefault((() if node.parent is None else node.parent.path, node.text), node)

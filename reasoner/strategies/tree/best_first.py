@@ -1,9 +1,9 @@
-"""Best first: sample one step at a time where it promises most, until an answer is certain enough.
+"""Best-first search: sample one step at a time at the most promising node, until an answer is certain enough.
 
 A box is a node that can be continued; opening it costs a sampled step and its score. The search always opens the box
-whose index is highest and ends when an answer in hand passes the job's confidence. Source: Weitzman 1979, "Optimal
-Search for the Best Alternative" (Pandora's boxes and their reservation prices), where boxes may be opened again and a
-price is replaced by the odds below, since an answer is right or wrong.
+with the highest index and ends when an answer reaches the job's confidence. Source: Weitzman 1979, "Optimal Search for
+the Best Alternative" (Pandora's boxes and their reservation prices). Here boxes may be opened again, and the odds below
+replace the price, since an answer is right or wrong.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from reasoner.strategies.base import MIN_NEW_PROBABILITY, Choice, Params, Strate
 from reasoner.tree import Node, unseen
 
 STEP_SUCCESS = 0.25
-"""Prior probability that a step from a state that can still be won keeps it so."""
+"""Prior probability that a step from a solvable state leads to a solvable state."""
 SOLVABLE = 0.9
 """Prior probability that the policy can solve the question at all."""
 MAX_SCORE = 0.999
-"""Upper limit of a verifier's score, so that a state that was tried often in vain falls back."""
+"""Upper limit of a verifier's score, so that the index of a state falls with unsuccessful samples."""
 
 
 class BestFirst(Params):
@@ -40,7 +40,7 @@ class BestFirst(Params):
 
 
 async def run(search: Search, params: BestFirst, equivalence: Equivalence) -> Choice:
-    """Sample single steps where the scores promise most, and stop when the answer is certain enough."""
+    """Sample single steps at the most promising nodes, and stop when the answer is certain enough."""
     existing = [node for node in search.root.walk() if node.open and node.parent is not None]  # of earlier stages
     await search.score(existing)
     boxes = {
@@ -76,7 +76,7 @@ async def run(search: Search, params: BestFirst, equivalence: Equivalence) -> Ch
 def choose_boxes(boxes: Mapping[Node, float], width: int) -> Counter[Node]:
     """Return the boxes to open next, the best first, with the number of samples of each.
 
-    A box that was never opened gives one sample, then one, two, four, …: the first is often all that is needed.
+    A box gives one sample when it is first opened, since that often suffices, and then one, two, four, ….
     """
     now, picks = dict(boxes), Counter[Node]()
     while now and picks.total() < width:
@@ -90,26 +90,28 @@ def choose_boxes(boxes: Mapping[Node, float], width: int) -> Counter[Node]:
 
 
 def compute_index(box: Node, pending: int = 0) -> float:
-    """Return the index of a box: the probability that it can still be won, given its samples, and that the next sample
-    is new, divided by the prior probability of a state so deep. A child is worth more than its parent if it is likelier
-    to be good than another sample there.
+    """Return the index of a box.
 
-    A box is opened again while another sample is likely enough to be new: by the probabilities of its samples, or by
-    the share of them that came once (Good 1953, "The Population Frequencies of Species and the Estimation of Population
-    Parameters"), whichever is less.
+    It is the probability that the state is solvable, given its samples, and that the next sample is new, divided by
+    the prior probability of a state of this depth. A child has a higher index than its parent if it is more likely to
+    be good than another sample of the parent.
+
+    A box may be opened again while another sample is likely enough to be new. That probability is the lesser of two
+    estimates: from the probabilities of the samples, and from the share of those that occurred once (Good 1953, "The
+    Population Frequencies of Species and the Estimation of Population Parameters").
     """
     texts = Counter(child.text for child in box.children)
     once = sum(count == 1 for count in texts.values()) / len(box.children) if box.children else 1.0
     left = unseen(box.children)
     new = min(once, left) if left >= MIN_NEW_PROBABILITY else 0.0
     prior = SOLVABLE if box.parent is None else min(box.score or 0.0, MAX_SCORE)
-    scores = sorted([child.score or 0.0 for child in box.children])  # the product must not depend on who came first
+    scores = sorted([child.score or 0.0 for child in box.children])  # independent of the order of arrival
     failed = math.prod(1.0 - STEP_SUCCESS * (1.0 - score) for score in [*scores, *[0.0] * pending])
     return new * prior * failed / (prior * failed + 1.0 - prior) / STEP_SUCCESS ** len(box.path)
 
 
 def can_open(node: Node, max_steps: int) -> bool:
-    """Return True if the node has a score, can be continued, and repeats no earlier sample of its parent."""
+    """Return True if the node has a score, can be continued, and is no duplicate of an earlier sibling."""
     return (
         node.parent is not None
         and node.open

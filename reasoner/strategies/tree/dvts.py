@@ -4,7 +4,7 @@ Source: Beeching, Tunstall and Rush 2024, "Scaling test-time compute with open m
 independent subtrees; in each, of M next steps the best-scored one is continued. Nothing is compared across
 subtrees, so each continues as soon as its own steps have arrived.
 
-As in ``beam``, further samples of a step are taken only if the first leaves doubt and a new one is likely enough.
+As in ``beam``, further samples of a step are taken only if the first is uncertain and a new one is likely enough.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Dvts(Params):
 
 @dataclass(slots=True)
 class Subtree:
-    """``tip`` is the node that is extended, ``rivals`` are the next steps that have arrived, of ``requested``."""
+    """One subtree. ``tip`` is the node that is extended, ``rivals`` are the arrived next steps out of ``requested``."""
 
     tip: Node
     width: int
@@ -69,7 +69,7 @@ async def run(search: Search, params: Dvts, equivalence: Equivalence) -> Choice:
 
 
 def choose_best(rivals: list[Node]) -> Node:
-    """Return the best-scored rival; of equals the first in the order of paths."""
+    """Return the rival with the highest score; of equals the first in path order."""
     return max(sorted(rivals, key=lambda node: node.path), key=lambda node: -1.0 if node.score is None else node.score)
 
 

@@ -1,10 +1,10 @@
-"""Lookahead search: a beam whose steps are valued by where they lead.
+"""Lookahead search: beam search in which the value of a step is the score at the end of a rollout from it.
 
-Source: Snell et al. 2024, "Scaling LLM Test-Time Compute Optimally", section 5.2: each rival is continued greedily for
-k steps, and the verifier's score at the end of that roll-out is its value. ``beam`` is the case k = 0.
+Source: Snell et al. 2024, "Scaling LLM Test-Time Compute Optimally", section 5.2: each sampled step is continued
+greedily for k steps, and the verifier's score at the end of that rollout is its value. ``beam`` is the case k = 0.
 
-Roll-outs do not wait for each other. One that reaches the end of a solution is a candidate like any other; the others
-are pruned. A step without a complete roll-out, because the budget ended, counts with the score that it reached.
+Rollouts are independent of each other. One that reaches the end of a solution is a candidate; the others are pruned. If
+the budget ends during a step's rollout, its value is the last score reached.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Lookahead(Beam):
 
 
 async def run(search: Search, params: Lookahead, equivalence: Equivalence) -> Choice:  # noqa: ARG001
-    """A beam search in which a step's value is the verifier's score of where it leads greedily in k steps."""
+    """Beam search in which a step's value is the verifier's score after k more greedy steps."""
 
     async def look_ahead(rivals: list[Node]) -> dict[Node, float]:
         values = {node: node.score for node in rivals if node.score is not None}

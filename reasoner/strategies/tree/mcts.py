@@ -1,18 +1,18 @@
 """Monte-Carlo tree search: PUCT over steps, with the verifier's scores as values.
 
 Sources: Silver et al. 2017, "Mastering the game of Go without human knowledge", methods (PUCT, virtual loss); Couëtoux
-et al. 2011, "Continuous Upper Confidence Trees" (the more often a node is visited, the more children are sampled).
+et al. 2011, "Continuous Upper Confidence Trees" (progressive widening: the number of children grows with the visits).
 
-At each node the search chooses among the steps that it has seen there and sampling another one. The prior of a step is
-the policy's own probability of it, and that of another sample is the probability that is left: where the policy is
-nearly certain, nothing is sampled again. The value of another sample is the mean value of the steps seen there, times
-the probability that it is a new one. Equal steps are one child. Below the root a node's first sample is waited for,
-since only it tells what probability is left there. Values are normalised to the range from the lowest to the highest
-score so far (Schrittwieser et al. 2020, "Mastering Atari, Go, chess and shogi by planning with a learned model",
-appendix B), so that small differences count where all scores are close.
+At each node the search chooses between the existing children and sampling another step. The prior of a child is the
+policy's probability of its step, and that of another sample is the remaining probability, so a nearly certain step is
+not sampled again. The value of another sample is the mean value of the children times the probability that the sample
+is new. Equal steps are one child. Below the root, further samples of a node wait for the first one, from which the
+remaining probability is computed. Values are min-max normalised over all scores so far (Schrittwieser et al. 2020,
+"Mastering Atari, Go, chess and shogi by planning with a learned model", appendix B), so that small differences count
+if all scores are close.
 
-Several simulations run at once. Each counts as a visit without value until it ends, so that they part ways. The order
-in which they end decides how the tree grows; a replay takes it from the journal.
+Several simulations run concurrently. Each counts as a visit without value until it ends (virtual loss), so that they
+diverge. The tree depends on the order in which they end; a replay takes it from the journal.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Mcts(Params):
 
 @dataclass(slots=True)
 class ValueNormalizer:
-    """Maps values to 0 to 1 by the lowest and the highest value so far."""
+    """Min-max normalisation of values to [0, 1] by the range so far."""
 
     low: float = 1.0
     high: float = 0.0
@@ -59,24 +59,24 @@ class ValueNormalizer:
 
 @dataclass(slots=True, eq=False)
 class TreeNode:
-    """A node with its statistics."""
+    """A node of the search tree with its visit statistics."""
 
     node: Node
     parent: TreeNode | None = None
     prior: float = 1.0
-    """The policy's probability of the node's step."""
+    """Probability of the node's step under the policy."""
     visits: int = 0
-    """Simulations through the node, with those in flight."""
+    """Number of simulations through the node, including those in flight."""
     total: float = 0.0
-    """Sum of the values of the simulations that have ended."""
+    """Sum of the values of finished simulations."""
     samples: int = 0
-    """Steps that were sampled here."""
+    """Number of steps sampled at this node."""
     in_flight: int = 0
-    """Those of ``samples`` that have not arrived."""
+    """Number of ``samples`` that have not arrived yet."""
     children: dict[str, TreeNode] = field(default_factory=dict)
-    """Children by their text."""
+    """Children by text."""
     is_exhausted: bool = False
-    """True if nothing is left to find here."""
+    """True if the subtree cannot be extended any further."""
 
     def ancestors(self) -> Iterator[TreeNode]:
         """Yield this node and those above it, up to the root."""
@@ -96,7 +96,7 @@ class TreeNode:
     def descend(self, exploration: float, values: ValueNormalizer) -> TreeNode | None:
         """Return the node at which to sample the next step, here or below.
 
-        ``None`` if nothing is left, or nothing before a sample in flight has arrived.
+        ``None`` if nothing can be sampled, at all or before a sample in flight has arrived.
         """
         waiting: set[TreeNode] = set()
         while not self.is_exhausted:
@@ -114,7 +114,7 @@ class TreeNode:
             if not options:
                 self.is_exhausted = not self.in_flight and not waiting
                 break
-            best = max(options, key=lambda option: option[0])[1]  # of equals the one that was seen first
+            best = max(options, key=lambda option: option[0])[1]  # ties go to the oldest
             selected = self if best is self else best.descend(exploration, values)
             if selected is not None:
                 return selected
@@ -133,12 +133,12 @@ class TreeSearch:
         self._root = TreeNode(search.root)
         self._nodes = {search.root.path: self._root}
         self._rollouts: dict[tuple[int, ...], TreeNode] = {}
-        """Nodes that wait for the value of a roll-out, by the roll-out's path."""
+        """Nodes that wait for the value of a rollout, by the rollout's path."""
         self._simulations_left = params.n * params.draws
         self._running = 0
 
     def start_simulations(self) -> None:
-        """Sample steps until enough simulations are in flight, or nothing is left to sample now."""
+        """Sample steps until enough simulations are in flight or nothing can be sampled now."""
         while self._running < self._params.in_flight and self._simulations_left > 0:
             node = self._root.descend(self._params.exploration, self._values)
             if node is None:
@@ -185,7 +185,7 @@ class TreeSearch:
 
 
 async def run(search: Search, params: Mcts, equivalence: Equivalence) -> Choice:  # noqa: ARG001
-    """Sample n * draws steps where value and prior promise most; the best-scored finished solution wins."""
+    """Sample n * draws steps at the nodes with the highest PUCT score; the best-scored finished solution wins."""
     async with search.stream() as stream:
         tree = TreeSearch(search, params, stream)
         tree.start_simulations()

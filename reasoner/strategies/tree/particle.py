@@ -1,13 +1,13 @@
 """Particle filtering: n solutions are extended step by step and resampled by their weights after each step.
 
 Source: Puri et al. 2025, "A Probabilistic Inference Approach to Inference-Time Scaling of LLMs using Particle-Based
-Monte Carlo Methods", algorithm 1; the resampling is systematic (Kitagawa 1996), which adds the least noise. A
-particle's weight is the odds of its score. Resampling is a barrier by definition.
+Monte Carlo Methods", algorithm 1, with systematic resampling (Kitagawa 1996), which has the least variance. A
+particle's weight is the odds of its score. Resampling is a barrier.
 
-Different from there, a finished particle keeps its slot and is neither copied nor lost, so the filter ends with n
-solutions and not with n copies of the first; the slot of one that ended without an answer goes to the others. The
-particles vote for their answers, as a filter's estimate is a mean over its particles; a vote is weighted by its last
-score, since nothing was resampled after it.
+Unlike the paper, a finished particle keeps its slot and is neither copied nor dropped, so the filter ends with n
+solutions and not with n copies of the first; the slot of a particle that ended without an answer goes to the others.
+The answer is a vote of the particles, as a filter's estimate is a mean over its particles; votes are weighted by the
+last score, after which no resampling took place.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from reasoner.strategies.base import Choice, Params, Samples, Steps, Strategy
 from reasoner.strategies.tree.resampling import resampling_search
 
 MIN_PROBABILITY = 1e-4
-"""Distance that scores are kept from 0 and 1: the odds of a certain step would take every slot."""
+"""Minimum distance of scores from 0 and 1, since the odds of a certain step would take every slot."""
 
 
 class Particle(Params):
@@ -31,7 +31,7 @@ class Particle(Params):
 
 
 async def run(search: Search, params: Particle, equivalence: Equivalence) -> Choice:
-    """Extend n particles, resampled after each step by the odds of the verifier's scores; finished ones vote."""
+    """Extend n particles, which are resampled after each step by the odds of their scores; finished ones vote."""
 
     def allocate(step: int, scores: Sequence[float], slots: int) -> list[int]:
         return resample_systematically(
@@ -48,12 +48,12 @@ def to_odds(score: float) -> float:
 
 
 def resample_systematically(weights: Sequence[float], slots: int, rng: random.Random) -> list[int]:
-    """Return how often each is sampled in ``slots`` samples: its expected number, rounded by one common offset."""
+    """Return the number of copies of each particle: its expected number in ``slots``, rounded by one common offset."""
     counts, reached, drawn = [], 0.0, 0
     offset, total = rng.random(), sum(weights)
     for weight in weights:
         reached += slots * weight / total
-        upto = max(drawn, min(slots, math.ceil(reached - offset)))  # draws at offset, offset + 1, … below ``reached``
+        upto = max(drawn, min(slots, math.ceil(reached - offset)))  # samples at offset, offset + 1, … below ``reached``
         counts.append(upto - drawn)
         drawn = upto
     return counts

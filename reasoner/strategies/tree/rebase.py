@@ -1,8 +1,8 @@
-"""REBASE: a level's width goes to its nodes in proportion to exp(score / temperature).
+"""REBASE: the width of a level is allocated to its nodes in proportion to exp(score / temperature).
 
 Source: Wu et al. 2024, "Inference Scaling Laws: An Empirical Analysis of Compute-Optimal Inference for LLM
-Problem-Solving", section 3.2. A level is a barrier by definition: its nodes share one width. A finished
-solution keeps its slot; the finished ones vote with their scores (section 2.1, weighted majority).
+Problem-Solving", section 3.2. Each level is a barrier, since its nodes share one width. A finished solution keeps its
+slot; finished solutions vote with their scores (section 2.1, weighted majority).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ async def run(search: Search, params: Rebase, equivalence: Equivalence) -> Choic
 def allocate_proportionally(scores: Sequence[float], width: int, temperature: float) -> list[int]:
     """Split ``width`` in proportion to exp(score / temperature) into whole numbers, by largest remainders.
 
-    Of equal remainders the first is served first.
+    Ties of remainders go to the first.
     """
     if not scores:
         return []
