@@ -103,7 +103,7 @@ def test_the_table_and_the_exit_status_follow_from_the_faults(monkeypatch: pytes
 
 @pytest.mark.long
 @pytest.mark.timeout(600)
-def test_a_short_run_loses_nothing() -> None:
+def test_a_short_run_loses_no_job() -> None:
     said: list[str] = []
     steps: list[str] = []
     totals: list[int] = []

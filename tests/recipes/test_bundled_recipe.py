@@ -142,7 +142,7 @@ def test_a_batch_keeps_positions_and_masks() -> None:
         assert [i for i, bit in enumerate(row.tolist()) if bit] == [i for i in range(200) if mask >> i & 1]
 
 
-def test_branches_of_a_trunk_compute_what_separate_sequences_do() -> None:
+def test_branches_with_a_shared_prefix_have_the_outputs_of_separate_sequences() -> None:
     tokenizer = tok.load()
     backbone = model.Backbone(model.Shape(64, 2, 4, 2, 96, vocabulary=tokenizer.get_vocab_size()))
     model.initialise(backbone, {}, seed=0)

@@ -184,7 +184,7 @@ def test_a_draft_models_targets_are_the_target_models_distributions_and_the_engi
             assert list(one.draft.tokens) == said.tolist()
 
 
-def test_heads_learn(target: Target, written: list[Text], tmp_path: Path) -> None:
+def test_training_lowers_the_loss_of_a_head(target: Target, written: list[Text], tmp_path: Path) -> None:
     """Fifteen steps on the same few texts lower the loss of an untrained head."""
     head = HEADS["eagle"](target, 2)
     before = report.held_out(head, target, written)

@@ -136,7 +136,7 @@ async def test_plainly_different_answers_are_decided_without_algebra() -> None:
         assert len(await group_equivalent(nodes, MATH, equal)) == 64
 
 
-async def test_a_job_whose_comparison_timed_out_makes_no_further_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_after_too_many_timeouts_a_job_makes_no_further_comparisons(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(equivalence_module, "MAX_LATE", 2)
     asked: list[object] = []
 

@@ -126,7 +126,7 @@ def test_the_gain_of_another_solution_shrinks_with_agreement_and_is_zero_once_a_
     assert expected_gain([("7", 0.0)], trust=1.0) > 0.0
 
 
-def test_grants_shrink_slowly_for_a_problem_without_agreement() -> None:
+def test_the_gain_falls_with_every_low_scored_solution_without_agreement() -> None:
     gains = [gain([(str(number), 0.02) for number in range(count)]) for count in range(30)]
     assert gains == sorted(gains, reverse=True)
     assert gains[29] < 0.2 * gains[0]

@@ -57,7 +57,7 @@ def test_windows_are_requested_in_order_until_one_agrees(answers: ReceivedAnswer
     assert num_needed_by_window(answers, 10, 4) == needed
 
 
-def test_a_window_larger_than_n_is_unanimous_only_after_all_samples() -> None:
+def test_a_window_of_at_least_n_samples_ends_only_after_all_of_them() -> None:
     assert num_needed_by_window({}, 4, 4) == 4
     assert num_needed_by_window({}, 3, 4) == 3
 

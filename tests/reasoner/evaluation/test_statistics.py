@@ -105,7 +105,7 @@ def test_pass_at_n_is_the_fraction_of_subsets_with_a_right_sample() -> None:
         assert pass_at_n(n, samples, right) == pytest.approx(expected)
 
 
-def test_a_curve_is_exact_at_its_points_interpolates_in_log_n_and_is_flat_outside() -> None:
+def test_a_curve_is_exact_at_its_points_interpolates_in_log_cost_and_is_flat_outside() -> None:
     bootstrap = Bootstrap(2, 10)
     points = [(np.full(2, 10.0), np.array([0.0, 0.4])), (np.full(2, 40.0), np.array([0.4, 0.8]))]
     curve = CostCurve(points, bootstrap)

@@ -265,7 +265,7 @@ def raw(number, *args):
 
 
 async def test_system_calls_from_machine_code_are_filtered_too() -> None:
-    """Covers calls that no library of Python makes, by number, on x86-64 and in its x32 table."""
+    """Calls that no Python library makes are refused by number, on x86-64 and in its x32 table."""
     if os.uname().machine != "x86_64":
         pytest.skip("the numbers are those of x86-64")
     names = {"ptrace": 101, "mount": 165, "bpf": 321, "io_uring_setup": 425, "clone3": 435, "userfaultfd": 323}
