@@ -1,4 +1,4 @@
-"""Limits of owners: how often they may call, how many requests may be open at once, and how large a job may be."""
+"""Limits of owners: request rate, concurrent requests, and size of jobs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The models that the engines serve, cached briefly so that a slow or absent engine never slows the API."""
+"""Models that the engines serve, cached briefly so that a slow or absent engine never slows the API."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The principal of a request: what its API key stands for, and the scopes that routes require."""
+"""The principal of a request, which its API key identifies, and the scopes that routes require."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def require_scopes(
 
 
 AnyPrincipal = Annotated[Principal, Depends(require_scopes)]
-"""For routes that any key may call."""
+"""Dependency of routes that any key may call."""
 Reader = Annotated[Principal, Security(require_scopes, scopes=["jobs:read"])]
 Writer = Annotated[Principal, Security(require_scopes, scopes=["jobs:write"])]
 MetricsReader = Annotated[Principal, Security(require_scopes, scopes=["metrics:read"])]

@@ -78,7 +78,7 @@ BROKER_UNAVAILABLE = Problem(
 
 
 def refusal_problem(refusal: JobRefused) -> Problem:
-    """Return the problem that tells a client why its job is refused."""
+    """Return the problem document for a refused job."""
     detail = f"body: {refusal.message}" if refusal.field is None else str(refusal)
     return Problem(422, refusal.code, detail, errors=[(refusal.field or "body", refusal.message)])
 

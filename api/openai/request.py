@@ -1,4 +1,4 @@
-"""The request fields that both OpenAI routes share, and the job they are turned into."""
+"""The request fields that both OpenAI routes share, and their conversion to a job."""
 
 from __future__ import annotations
 

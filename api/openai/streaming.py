@@ -1,4 +1,4 @@
-"""Connections to clients that wait for a job: event streams with keep-alives, and what happens on a disconnect."""
+"""Connections to clients that wait for a job: event streams with keep-alives, and the handling of disconnects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which of the compiled kernels the processor can run, and for which tensors."""
+"""Availability of the compiled kernels: the processor's features, and the tensors that kernels accept."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ import triton.language as tl
 
 @triton.jit
 def finalise(state):
-    """SplitMix64's bijective mixer, on unsigned 64-bit words."""
+    """Mix unsigned 64-bit words by SplitMix64's bijective finaliser."""
     state = (state ^ (state >> 30)) * 0xBF58476D1CE4E5B9
     state = (state ^ (state >> 27)) * 0x94D049BB133111EB
     return state ^ (state >> 31)

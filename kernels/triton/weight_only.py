@@ -112,7 +112,7 @@ def _int4_vector(
     X, W, SCALES, ZEROS, ORDER, OUT, out, into, group, w_stride, steps,
     LAYOUT: tl.constexpr, HAS_ORDER: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
 ):  # fmt: skip
-    """The product of one row, without the matrix units, which would multiply mostly zeros."""
+    """Compute the product of one row without the matrix units, which would multiply mostly zeros."""
     part = tl.program_id(1)
     n = tl.program_id(0) * N + tl.arange(0, N)
     is_output = n < out

@@ -64,12 +64,14 @@ class _Scratch(NamedTuple):
 
 
 def _padded(longest: int) -> int:
-    """Room for the scores of ``longest`` keys: whole blocks, and one for keys before the first in its block."""
+    """Return the number of scores for ``longest`` keys: whole blocks, and one more for keys before the first in its
+    block.
+    """
     return (longest + 47) // BLOCK * BLOCK
 
 
 def _group_size(heads_per_kv: int, padded: int) -> int:
-    """Tokens of a group if each query head has room for ``padded`` scores."""
+    """Return the number of tokens of a group if each query head has room for ``padded`` scores."""
     return max(1, min(_MAX_TOKENS, _MAX_SCORES // (heads_per_kv * padded)))
 
 

@@ -254,7 +254,7 @@ def has_text(table: Any, text: int) -> bool:
 
 @function
 def add_text(table: Any, text: int) -> bool:
-    """Remember that a text was read; return True if it was read before."""
+    """Record that a text was read; return True if it was read before."""
     first = _first_way(table.texts, text)
     chosen = first + table.clock[0] % WAYS
     for slot in range(first, first + WAYS):

@@ -46,7 +46,9 @@ def _candidates(environ: Mapping[str, str], sources: Path) -> Iterator[Path]:
 
 
 def _is_writable(folder: Path) -> bool:
-    """Try to write. Permissions do not tell: root has them all, even on a read-only file system."""
+    """Return True if a file can be written. It is tried because root has all permissions, even on a read-only file
+    system.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()

@@ -61,7 +61,7 @@ class KernelGraphCache(Generic[_T]):
         return key in self._graphs
 
     def discard(self, key: Hashable) -> None:
-        """Forget the graph of a key, if there is one."""
+        """Discard the graph of a key, if there is one."""
         self._graphs.pop(key, None)
 
     def __call__(self, key: Hashable, work: Callable[[], _T], num_parts: int | None = None) -> _T:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 _HUGE_PAGE = 2 << 20
-"""Bytes."""
+"""Size of a huge page in bytes."""
 
 
 def allocate_resident(size: int) -> Tensor:

@@ -94,7 +94,7 @@ def divide(_context: Any, _x: Any, _y: Any) -> Any:
 
 @intrinsic
 def fma(_context: Any, _x: Any, _y: Any, _z: Any) -> Any:
-    """``x * y + z``, rounded once."""
+    """Return ``x * y + z``, rounded once."""
     return vector(vector, vector, vector), lambda _c, builder, _s, args: fused_multiply_add(builder, *args)
 
 
@@ -156,7 +156,9 @@ def exp(_context: Any, _x: Any) -> Any:
 
 
 def _exp(builder: Any, x: Any) -> Any:
-    """Cody and Waite's method: ``x = n ln 2 + r``, a polynomial in ``r``, and ``2 ** n`` by its bits."""
+    """Compute ``e ** x`` by Cody and Waite's method: ``x = n ln 2 + r``, a polynomial in ``r``, and ``2 ** n`` by its
+    bits.
+    """
     lowest, highest = constant(-87.33), constant(88)
     x = builder.select(builder.fcmp_ordered(">", x, highest), highest, x)
     # Added to a number, it leaves the nearest integer plus 127 in the lowest bits.
