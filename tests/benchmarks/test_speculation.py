@@ -96,8 +96,8 @@ def test_the_command_runs_the_plan_and_prints_one_document(monkeypatch: pytest.M
             ["--speculation", "--case", "W1"],
             "batch-64, policy-large, 250M, W3, policy-250M",
         ),
-        (["--speculation", "--peer", "transformers"], "no meaning with it"),
-        (["--head", "somewhere"], "with --speculation only"),
+        (["--speculation", "--peer", "transformers"], "have no effect with it"),
+        (["--head", "somewhere"], "it needs --speculation"),
     ],
 )
 def test_wrong_usage_is_answered_with_the_valid_choice(arguments: list[str], message: str) -> None:

@@ -79,8 +79,8 @@ def stack(tmp_path: Path, slow_engine: SlowEngine) -> Iterator[tuple[Supervisor,
 def child(mark: bytes) -> int:
     """Return the child of this process whose command line contains the mark."""
     commands = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in children(os.getpid())}
-    (found,) = [pid for pid, command in commands.items() if mark in command]
-    return found
+    # A process that the child has just forked has the same command line until it runs another program.
+    return min(pid for pid, command in commands.items() if mark in command)
 
 
 @pytest.mark.parametrize(

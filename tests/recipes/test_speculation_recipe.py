@@ -156,7 +156,7 @@ def test_a_draft_model_starts_as_its_base_model(target: Target, written: list[Te
         grown = Small(target, DRAFT, 3)(ids)
         bound = 2 * float32_loss(DRAFT).logit
         torch.testing.assert_close(grown, small.model(ids).logits, atol=bound, rtol=0)
-    other = SimpleNamespace(config=SimpleNamespace(vocab=100))
+    other = SimpleNamespace(config=SimpleNamespace(vocab_size=100))
     with pytest.raises(SystemExit, match="vocabulary is 826, but the target's is 100"):
         Small(other, DRAFT, 2)  # type: ignore[arg-type]
 
