@@ -29,8 +29,8 @@ _HOST = re.compile(r"(?:\[([^]]+)\]|([^:]+))(?::\d+)?")
 class AuthenticationMiddleware:
     """Puts the ``Principal`` into the state of the request, or answers 401.
 
-    While there are no keys at all, neither configured nor stored, everybody who reaches the loopback interface of this
-    machine may do everything. The first key ends that for good.
+    While there are no keys at all, neither configured nor stored, every caller on the loopback interface of this
+    machine has all scopes. The first key ends that for good.
     """
 
     def __init__(self, app: ASGIApp, settings: Settings) -> None:

@@ -25,7 +25,7 @@ _JOB_FIELDS = ("strategy", "verifier", "answer", "confidence", "deterministic", 
 
 
 class Reasoning(StrictModel):
-    """OpenAI's ``reasoning``: how hard to search, and how much the narration says."""
+    """OpenAI's ``reasoning``: the effort of the search, and the detail of the narration."""
 
     effort: str | None = Field(None, description="A budget and a strategy by name: minimal, low, medium, high, …")
     max_tokens: Tokens | None = Field(None, description="Bounds the job's tokens.")

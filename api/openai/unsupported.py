@@ -11,7 +11,7 @@ from pydantic_core import InitErrorDetails, PydanticCustomError, ValidationError
 
 @dataclass(frozen=True, slots=True)
 class Unsupported:
-    """``neutral`` are the values, beside null, that have no effect; ``instead`` says what to use."""
+    """``neutral`` are the values, beside null, that have no effect; ``instead`` names the alternative."""
 
     neutral: tuple[Any, ...]
     instead: str

@@ -102,7 +102,7 @@ def _block(
             visible &= key_position[None, :] > position[:, None] - window
         scores = tl.where(visible, scores, float("-inf"))
     new_top = tl.maximum(top, tl.max(scores, axis=1))
-    # A query that has seen no key yet has no largest score, and minus infinity minus itself is NaN.
+    # A query that has attended to no key yet has no largest score, and minus infinity minus itself is NaN.
     base = tl.where(new_top == float("-inf"), 0.0, new_top) if MASKED else new_top
     weights = tl.exp2(scores - base[:, None])
     kept = tl.exp2(top - base)
@@ -206,7 +206,7 @@ def _attend(
             value_scales, pages, positions, factor, softcap, window, PAGE, DIM, WIDE, KEYS, QUANTIZED, CAPPED,
             WINDOWED, TREES, True,
         )  # fmt: skip
-    total = tl.where(total == 0.0, 1.0, total)  # a query that saw no key here: its largest score says so
+    total = tl.where(total == 0.0, 1.0, total)  # marks a query without keys in this part
     mixed = mixed / total[:, None]
     if partial < 0:
         target = out + (token.to(tl.int64) * HEADS + query_head)[:, None] * DIM + dim[None, :]

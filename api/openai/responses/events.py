@@ -23,7 +23,8 @@ from workers.store.serialization import JobDocument
 Json = dict[str, Any]
 
 _TERMINAL = {"completed": "response.completed", "incomplete": "response.incomplete"}
-"""Last event by status. Any other status ends as ``response.failed``: clients know no event for cancelled ones."""
+"""Last event by status. Any other status ends as ``response.failed``, since clients have no event for cancelled ones.
+"""
 
 
 class ResponseEvents:

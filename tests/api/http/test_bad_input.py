@@ -1,4 +1,4 @@
-"""Every invalid request gets a problem document that says what would be valid, and the service keeps running."""
+"""Every invalid request gets a problem document that states valid values, and the service keeps running."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shutdown of a server while calls wait: each gets a response that says how to continue, and no job is lost."""
+"""Shutdown of a server while calls wait: each response states how to continue, and no job is lost."""
 
 from __future__ import annotations
 

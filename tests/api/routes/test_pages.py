@@ -1,4 +1,4 @@
-"""The static files of the dashboard: access, caching, and no foreign content."""
+"""Static files of the dashboard: access, caching, and no content from other hosts."""
 
 from __future__ import annotations
 

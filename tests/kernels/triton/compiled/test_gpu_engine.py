@@ -70,7 +70,9 @@ LAUNCHED = {
 def test_a_decoding_step_with_quantized_weights_launches_only_kernels(
     method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Runs on tensors without memory, so a wait for the GPU would fail. Compiles nothing (see ``test_products``)."""
+    """The step runs on tensors without memory, so a wait for the GPU would fail. Compiles nothing (see
+    ``test_products``).
+    """
     folder = quantised("Qwen2ForCausalLM", method, tmp_path, **SIZES | {"num_attention_heads": 4})
     launched: list[str] = []
     dense: list[torch.Size] = []
