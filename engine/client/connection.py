@@ -33,7 +33,7 @@ class Connection:
     """
 
     def __init__(self, url: str, *, should_wait: bool = True) -> None:
-        """Does not connect yet. Raises ``InvalidRequest`` for a URL of another kind.
+        """Create a client without connecting. Raises ``InvalidRequest`` for any other URL.
 
         ``should_wait``: retry for a second or two while the server cannot be reached, and not only once.
         """

@@ -36,7 +36,7 @@ class HttpEngine:
     def __init__(
         self, url: str, *, tokenizer: Path | None = None, dialect: str | None = None, should_wait: bool = True
     ) -> None:
-        """Does not connect yet. Raises ``InvalidRequest`` for a URL of another kind.
+        """Create a client without connecting. Raises ``InvalidRequest`` for any other URL.
 
         ``tokenizer``: the folder of the server's model, if the server takes no token ids or cannot tokenise.
         ``dialect``: ``reasoner``, ``vllm``, ``sglang`` or ``openai``, instead of detecting it.

@@ -210,7 +210,7 @@ class OpenAICompatibleEngine:
         return [self._info(entry) for entry in listed]
 
     async def clear_cache(self) -> None:
-        """Raises ``EngineError``."""
+        """Raise ``EngineError``, since these servers cannot clear their cache."""
         raise self._cannot("empty its cache on request")
 
     def _info(self, entry: Json) -> ModelInfo:

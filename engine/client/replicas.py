@@ -156,7 +156,7 @@ class ReplicatedEngine:
         return await self._call_any(repr(text), model, call)
 
     async def models(self) -> list[ModelInfo]:
-        """Return the models of the replicas that answer; one that several serve as the first of them describes it."""
+        """Return the models of the replicas that answer, each as the first of them describes it."""
         health, all_away = self._health, not self._get_served_models()
         interval = REPORT_PROBE_INTERVAL_SECONDS if self._reports_health else None
         due = [
@@ -213,7 +213,7 @@ class ReplicatedEngine:
     def _candidates(self, model: str, tried: Collection[str]) -> list[str]:
         """Return the replicas that may serve a model and were not tried.
 
-        If none of those that answer serves it, all of them are candidates: the error of one of them is more precise.
+        If none of those that answer serves it, all of them are candidates, since their error is more precise.
         If none answers, the silent ones are, which may only be slow.
         """
         up = self._get_served_models()

@@ -30,7 +30,7 @@ class StartError(Exception):
 def spawn(
     command: Sequence[str], *, log: Path, env: Mapping[str, str] | None = None, death_signal: signal.Signals
 ) -> subprocess.Popen[bytes]:
-    """Start a command in a session of its own, so that Ctrl-C does not reach it. Its output is appended to ``log``.
+    """Start a command in a new session, so that Ctrl-C does not reach it. Its output is appended to ``log``.
 
     When the calling thread ends for any reason, ``kill -9`` included, the kernel sends ``death_signal`` to the child
     (on Linux only), so call it from a thread that lives as long as the child may.

@@ -14,7 +14,9 @@ from workers.store.request_origin import Origin
 from workers.store.serialization import to_json
 
 LeaseState = Literal["ok", "cancel", "lost"]
-"""``cancel``: the job was cancelled and is to end. ``lost``: another worker has it, or it has ended."""
+"""``cancel``: the job was cancelled, so the worker must end it. ``lost``: another worker has the job, or it has
+ended.
+"""
 
 
 @dataclass(frozen=True, slots=True)

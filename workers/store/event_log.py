@@ -1,4 +1,4 @@
-"""A job's Redis stream: its events for clients, and the journal, which is those of them that carry a key."""
+"""A job's Redis stream: its events for clients. Events with a key form the journal."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _RECONNECT_SECONDS = 0.5
 
 
 class ShuttingDown(Exception):
-    """This process is about to end, so it no longer waits for the job; the job goes on."""
+    """The process is shutting down and stops waiting for the job, which continues."""
 
 
 class EventLog(RedisClient):

@@ -27,7 +27,7 @@ _PAGE_SIZE = 100
 
 
 class QueueFull(Exception):
-    """The queue holds as many waiting jobs as it may."""
+    """The queue holds the maximum number of waiting jobs."""
 
 
 class IdempotencyConflict(Exception):
@@ -178,7 +178,7 @@ class JobStore(EventLog, Claims, Reaping):
     async def iterate_ended(self, owner: str | None, since: float, until: float) -> AsyncIterator[str]:
         """Yield the ids of the jobs that ended in this time, in the order of their ends; of all owners with None.
 
-        Each comes once, whatever ends or is deleted meanwhile.
+        Each is returned once, even if jobs end or are deleted meanwhile.
         """
         lowest, last = round(since * 1000), math.floor(until * 1000)
         # Ids that ended in the millisecond ``lowest``: many may, when a batch is cancelled.
@@ -196,7 +196,7 @@ class JobStore(EventLog, Claims, Reaping):
                 return
 
     async def wait_for_end(self, job_id: str, seconds: float) -> JobDocument:
-        """Return the job when it has ended, or as it is when the time is over. Raises ``NoSuchJob``."""
+        """Return the job when it has ended, or its state at the time limit. Raises ``NoSuchJob``."""
         job = await self.get(job_id)
         if job["status"] in TERMINAL_STATUSES or seconds <= 0:
             return job

@@ -9,7 +9,7 @@ from reasoner.jobs.job import TERMINAL_STATUSES
 from workers.store.redis_client import RedisClient
 
 DEAD: Final = "dead"
-"""A filter of job lists beside the statuses: failed jobs that kept losing their worker without progress."""
+"""Filter of job lists besides the statuses: failed jobs that repeatedly lost their worker without progress."""
 RESEND_SECONDS = 5.0
 """The interval after which the wake-up of a job that nobody has claimed is sent again."""
 _MAX_REAPED = 1000

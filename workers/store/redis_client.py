@@ -28,7 +28,7 @@ class RedisClient:
     """One event loop's connections to the store."""
 
     def __init__(self, url: str, *, retry_seconds: float = 0.0) -> None:
-        """Does not connect yet.
+        """Create the connection pools without connecting.
 
         ``retry_seconds``: how long a call keeps trying while the broker is away. An API uses 0, since it answers 503
         and recovers by itself; a worker uses more, since its work would be lost.

@@ -387,9 +387,8 @@ async def test_a_bad_completion_request_is_refused_in_openais_shape(
     http: httpx.AsyncClient, change: dict[str, object], status: int, param: str | None
 ) -> None:
     for stream in ({}, {"stream": True}, {"stream_choices": True}):
-        body = json.dumps(
-            {"model": "m", "prompt": "add"} | change | stream
-        )  # httpx refuses to encode some of these values
+        # httpx refuses to encode some of these values.
+        body = json.dumps({"model": "m", "prompt": "add"} | change | stream)
         response = await http.post("/v1/completions", content=body, headers={"Content-Type": "application/json"})
         error = response.json()["error"]
         assert response.status_code == status, error

@@ -47,9 +47,8 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.ms = 1_700_000_000_000
-        monkeypatch.setattr(
-            time, "time", lambda: (self.ms + 0.5) / 1000
-        )  # half a millisecond more, so that rounding does not give the millisecond before
+        # Half a millisecond more, so that rounding does not give the millisecond before.
+        monkeypatch.setattr(time, "time", lambda: (self.ms + 0.5) / 1000)
 
 
 @settings(max_examples=150, deadline=None, derandomize=True, database=None)

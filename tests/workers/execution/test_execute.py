@@ -141,9 +141,8 @@ async def test_the_outcome_of_a_grant_request_is_logged_correctly(store: JobStor
 
     made, _ = await BatchStore(store).submit([SPEC, SPEC], {"tokens": 1000}, {}, owner="local", queue_cap=10)
     job_id = made["jobs"][0]["id"]
-    structlog.configure(
-        wrapper_class=structlog.make_filtering_bound_logger(logging.INFO)
-    )  # other tests set a higher level
+    # Other tests set a higher level.
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.INFO))
     with capture_logs() as logs:
         await wake(store, job_id, run)
     said = {"waits": "job waits for its share", "lost": "lease lost: another worker has the job"}

@@ -188,9 +188,8 @@ async def test_one_idempotency_key_creates_one_batch(store: JobStore) -> None:
     assert await submit(store, 2, 10, idempotency=("key", "digest")) == (first, jobs)
     with pytest.raises(IdempotencyConflict):
         await submit(store, 2, 10, idempotency=("key", "other"))
-    await store.submit(
-        SPEC, owner="local", queue_cap=10, idempotency=("key", "other")
-    )  # keys of jobs and of batches are separate
+    # Keys of jobs and of batches are separate.
+    await store.submit(SPEC, owner="local", queue_cap=10, idempotency=("key", "other"))
 
 
 async def test_a_batch_that_exceeds_the_queue_is_refused_completely(store: JobStore) -> None:
