@@ -1,1 +1,1 @@
-"""The engine's speed beside its peers': same checkpoint, same prompts, same machine, runs interleaved."""
+"""Engine speed compared with other engines: same checkpoints, prompts and machine, with interleaved runs."""

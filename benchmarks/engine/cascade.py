@@ -1,9 +1,9 @@
-"""When does it pay that branches attend to a common prefix once? One command: ``python -m benchmarks.engine.cascade``.
+"""Crossover from which reading a shared prefix once pays: ``python -m benchmarks.engine.cascade``.
 
 One decode step of one layer (8 heads, 4 key-value heads of 64, as in the 50M checkpoint), for prefixes and numbers of
-branches around the crossover, each branch with 64 tokens of its own: microseconds with every branch reading everything
-for itself, with the prefix read once, and what the cost model chooses. The layers' memory is larger than the
-processor's cache, as in a step.
+branches around the crossover, each branch with 64 tokens of its own: microseconds if every branch reads all keys alone,
+if the prefix is read once, and as the cost model chooses. The layers' memory is larger than the processor's cache, as
+in a step.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from engine.attention.plan import AttentionCostModel, AttentionMetadata
 
 HEADS, KV_HEADS, DIM, PAGE, POOL, LAYERS = 8, 4, 64, 16, 4096, 16
 OWN = 4
-"""Pages of each branch."""
+"""Own pages of each branch."""
 ALWAYS, NEVER, MODEL = (
     AttentionCostModel(1, piece_cost_bytes=0, query_cost_bytes=0),
     AttentionCostModel(0),
@@ -32,7 +32,7 @@ ALWAYS, NEVER, MODEL = (
 
 
 def main() -> None:
-    """Prints the table."""
+    """Print the table."""
     layers = [LayerAttentionConfig(HEADS, KV_HEADS, DIM, DIM**-0.5)] * LAYERS
     attend = NumbaAttention(layers, torch.randn(LAYERS, 2, KV_HEADS, POOL, PAGE, DIM))
     table = Table("prefix", "branches", "apart, µs", "shared, µs", "chosen", "best")
@@ -48,7 +48,7 @@ def main() -> None:
 
 
 def _seconds(attend: NumbaAttention, prefix: int, branches: int, cost: AttentionCostModel) -> float:
-    """Median time of one layer."""
+    """Return the median time of one layer in seconds."""
     common = prefix // PAGE
     own = common + np.arange(branches)[:, None] * OWN + np.arange(OWN)
     pages = np.concatenate((np.broadcast_to(np.arange(common), (branches, common)), own), axis=1)

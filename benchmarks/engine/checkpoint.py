@@ -1,4 +1,4 @@
-"""The benchmark's checkpoints: random Qwen3 weights and a tokenizer, made here, the same on every machine."""
+"""The benchmark's checkpoints: random Qwen3 weights and a tokenizer, the same on every machine."""
 
 from __future__ import annotations
 
@@ -40,23 +40,26 @@ SIZES = {
 
 
 def cache_folder() -> Path:
-    """Where checkpoints are kept between runs: ``$XDG_CACHE_HOME/reasoner/bench``, by default in ``~/.cache``."""
+    """Return the folder that keeps checkpoints between runs: ``$XDG_CACHE_HOME/reasoner/bench``, by default in
+    ``~/.cache``.
+    """
     root = os.environ.get("XDG_CACHE_HOME")
     return (Path(root) if root else Path.home() / ".cache") / "reasoner" / "bench"
 
 
 def checkpoint(name: str, size: Size, cache: Path) -> Path:
-    """The folder of a checkpoint under ``cache``, made there when it is not there yet: config.json, float32
-    model.safetensors (normal, standard deviation 0.02, seed 0; norms about one) and tokenizer.json."""
+    """Return the folder of a checkpoint under ``cache``, creating it if it is missing: config.json, float32
+    model.safetensors (normal, standard deviation 0.02, seed 0; norms about one) and tokenizer.json.
+    """
     return kept(name, cache, lambda folder: _make(size, folder))
 
 
 def kept(name: str, cache: Path, make: Callable[[Path], None]) -> Path:
-    """The folder of that name under ``cache``, with what ``make`` writes there when it is not there yet."""
+    """Return the folder of that name under ``cache``; ``make`` writes it if it is missing."""
     folder = cache / f"{name}-v{_VERSION}"
     if not folder.exists():
         cache.mkdir(parents=True, exist_ok=True)
-        # Made aside and renamed: what is there under its name is complete, whatever was interrupted.
+        # Written elsewhere and renamed, so that an interrupted run leaves no incomplete folder of this name.
         making = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=cache))
         try:
             make(making)
@@ -108,7 +111,7 @@ def _config(size: Size) -> dict[str, Any]:
 
 
 def shapes(size: Size) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Every tensor's name and shape."""
+    """Return the name and shape of every tensor."""
     query, key = size.heads * size.head_dim, size.kv_heads * size.head_dim
     yield "model.embed_tokens.weight", (size.vocab, size.hidden)
     for index in range(size.layers):
@@ -129,7 +132,7 @@ def shapes(size: Size) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 
 def _tokenizer(vocab: int) -> dict[str, Any]:
-    """A byte-level BPE: the 256 bytes, then two, three and four letters, each merged from two shorter entries.
+    """Create a byte-level BPE: the 256 bytes, then two, three and four letters, each merged from two shorter entries.
 
     The last entry is the end of sequence.
     """
@@ -155,8 +158,9 @@ def _tokenizer(vocab: int) -> dict[str, Any]:
 
 
 def _byte_characters() -> list[str]:
-    """GPT-2's printable stand-ins for the 256 bytes, in the order of the bytes: printable ones stand for themselves,
-    the others take the characters from 256 on."""
+    """Return GPT-2's printable characters for the 256 bytes, in the order of the bytes: printable ones map to
+    themselves, the others to the characters from 256 on.
+    """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = iter(range(256, 512))
     return [chr(byte if byte in printable else next(others)) for byte in range(256)]

@@ -27,8 +27,9 @@ _OUTER = {
 
 
 def gguf_file(folder: Path, weights: str = "F32") -> Path:
-    """``model.gguf``, or ``model-Q8_0.gguf``, beside the checkpoint's files, written on first use: all matrices in that
-    kind of numbers but, as llama.cpp's own quantiser does, embeddings and output projection never below 8 bits."""
+    """Return ``model.gguf``, or ``model-Q8_0.gguf``, beside the checkpoint's files, written on first use. All matrices
+    have that type, but embeddings and output projection have at least 8 bits, as with llama.cpp's own quantizer.
+    """
     path = folder / ("model.gguf" if weights == "F32" else f"model-{weights}.gguf")
     if not path.exists():
         partial = path.with_suffix(".partial")

@@ -1,7 +1,7 @@
-"""What keys and values of 8 bits are worth in time. One command: ``python -m benchmarks.engine.kv_types``.
+"""Step time with 8-bit keys and values: ``python -m benchmarks.engine.kv_types``.
 
-A step of the 50M checkpoint that gives each of 16 sequences a token, behind so many tokens that no other sequence
-shares, on one thread: milliseconds, the types in turns.
+Milliseconds of a step of the 50M checkpoint that generates a token for each of 16 sequences without common prefixes, by
+context length, on one thread. Types take turns.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SEQUENCES, STEPS, LENGTHS = 16, 40, (100, 500, 2000)
 
 
 def main() -> None:
-    """Prints the table."""
+    """Print the table."""
     torch.set_num_threads(1)
     table = Table("tokens before", *(f"{name}, ms" for name in KV_DTYPES))
     for length in LENGTHS:
@@ -36,7 +36,7 @@ def main() -> None:
 
 
 def _filled(kv_dtype: str, length: int) -> EngineCore:
-    """An engine whose prompts are read."""
+    """Return an engine whose prompts are prefilled."""
     options = EngineOptions(kv_tokens=SEQUENCES * (length + 3 * STEPS), kv_dtype=kv_dtype)
     engine = EngineCore("50M", checkpoint("50M", SIZES["50M"], cache_folder()), options)
     rng = random.Random(0)
@@ -49,7 +49,7 @@ def _filled(kv_dtype: str, length: int) -> EngineCore:
         )
         engine.submit(job)
     drawn = 0
-    while drawn < SEQUENCES:  # some begin while others' prompts are read
+    while drawn < SEQUENCES:  # some sequences decode while other prompts are prefilled
         before = engine.stats.generated_tokens
         engine.step()
         drawn = engine.stats.generated_tokens - before

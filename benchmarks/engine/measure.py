@@ -1,4 +1,4 @@
-"""The benchmark's plan and its runs: for each checkpoint and case, the systems take turns."""
+"""Plan and runs of the engine benchmark: for each checkpoint and case, the systems take turns."""
 
 from __future__ import annotations
 
@@ -21,19 +21,21 @@ _MADE_OF = ("torch", "numpy")
 FLOAT = "float32"
 WEIGHTS = (FLOAT, "int8")
 CASES = (*WORKLOADS, "cache-hit", "step")
-"""The four workloads; a cached prefix against no prefix; a decode step against its matrix products."""
+"""The four workloads; ``cache-hit``: a cached prefix against no prefix; ``step``: a decode step against its matrix
+products.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """An engine to compare with, and what has to be installed for it."""
+    """An engine to compare with, and the packages that it needs."""
 
     packages: tuple[str, ...]
     advice: str
     weights: str = FLOAT
-    """What our engine has when it is compared with this one."""
+    """Weights of our engine in the comparison with this peer."""
     system: str = ""
-    """The system that runs it where it is not of the peer's name, and its options."""
+    """Name of the system that runs it if it differs from the peer's."""
     options: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -56,26 +58,25 @@ PEERS = {
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to measure."""
+    """Settings of a run."""
 
     models: tuple[str, ...] = tuple(SIZES)
     cases: tuple[str, ...] = CASES
     peers: tuple[str, ...] = tuple(PEERS)
     weights: str = FLOAT
-    """Of our engine; peers are those that are compared with such weights, the cases with others than float32 the four
-    workloads."""
+    """Weights of our engine. They select the peers; with other weights than float32 only the four workloads run."""
     rounds: int = 3
     threads: int = 1
     peer_python: str | None = None
-    """An interpreter that has the peers which this one lacks."""
+    """Interpreter with the peers that this one lacks."""
     sizes: Mapping[str, Size] = field(default_factory=lambda: SIZES)
     cache: Path = field(default_factory=cache_folder)
-    """Where the checkpoints are kept."""
+    """Folder of the checkpoints."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One comparison. ``ratio`` > 1 means that we are ahead."""
+    """One comparison. ``ratio`` > 1 means that our engine is better."""
 
     case: str
     metric: str
@@ -88,7 +89,7 @@ class Row:
 
 @dataclass(slots=True)
 class Measured:
-    """Everything that was seen. ``runs``: case, then system, then the value of each round."""
+    """All results. ``runs``: case, then system, then the value of each round."""
 
     rows: list[Row] = field(default_factory=list)
     runs: dict[str, dict[str, list[float]]] = field(default_factory=dict)
@@ -101,18 +102,18 @@ _Tell = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Listener:
-    """Where progress goes."""
+    """Callbacks for progress."""
 
     total: Callable[[int], None]
-    """Hears once how many steps there will be."""
+    """Callback for the number of steps, called once."""
     step: _Tell
-    """Hears what comes next."""
+    """Callback for the name of the next step."""
     say: _Tell
-    """Takes a line that stays."""
+    """Callback for a line that stays visible."""
 
 
 def measure(plan: Plan, listener: Listener) -> Measured:
-    """Runs the plan. Raises ``BenchError`` when a system fails or does not compute the same model as the others."""
+    """Run the plan. Raises ``BenchError`` if a system fails or does not compute the same model as the others."""
     pythons, versions = _interpreters(plan, listener)
     measured = Measured(versions=versions)
     listener.total(_steps_ahead(plan, len(pythons)))
@@ -147,7 +148,7 @@ def measure(plan: Plan, listener: Listener) -> Measured:
 
 @dataclass(frozen=True, slots=True)
 class _Bench:
-    """The cases on one checkpoint; results go to ``measured``."""
+    """The benchmark's cases on one checkpoint; results are added to ``measured``."""
 
     model: str
     workers: Mapping[str, Worker]
@@ -189,8 +190,9 @@ class _Bench:
         self.listener.say(f"{name:9} {hit:.1f} ms behind 2,000 cached tokens, {floor:.1f} ms alone: {hit / floor:.2f}×")
 
     def step(self, case: str) -> None:
-        """A decode step beside its floor. One that works for one row waits for the memory, since it reads every weight
-        once; one for many rows waits for the processor."""
+        """Compare a decode step with its lower bound. A step of one row is bound by memory, since it reads every weight
+        once; one of many rows is bound by arithmetic.
+        """
         name = self._name(f"{case} step")
         steps: list[float] = []
         floors: list[float] = []
@@ -221,7 +223,7 @@ class _Bench:
 
 
 def _steps_ahead(plan: Plan, systems: int) -> int:
-    """How often ``measure`` says what comes next."""
+    """Return the number of progress steps of ``measure``."""
     cases = _cases(plan)
     timed = sum(case in WORKLOADS for case in cases) * systems * (plan.rounds + 1)
     ours = plan.rounds * (("cache-hit" in cases) + 2 * ("step" in cases))
@@ -229,7 +231,7 @@ def _steps_ahead(plan: Plan, systems: int) -> int:
 
 
 def _interpreters(plan: Plan, listener: Listener) -> tuple[dict[str, str], dict[str, str]]:
-    """The systems to run with the interpreter of each, and the versions of what they are made of."""
+    """Return the interpreter of each system to run, and the versions of the packages."""
     packages = tuple(dict.fromkeys(name for peer in PEERS.values() for name in peer.packages))
     here = installed((*packages, *_MADE_OF))
     there = installed(packages, plan.peer_python) if plan.peer_python else {}
@@ -267,7 +269,9 @@ def _worker(name: str, folder: Path, plan: Plan, python: str, log: Path) -> Work
 
 
 def _tell_agreement(workers: Mapping[str, Worker], listener: Listener) -> None:
-    """Everybody rounds weights in a way of its own, so sequences part sooner or later; unrelated ones do at once."""
+    """Report the length of the common prefix of greedy tokens. Formats round weights differently, so sequences of equal
+    models diverge later, those of different models at once.
+    """
     said = {system: worker.call("greedy") for system, worker in workers.items()}
     for system, tokens in said.items():
         same = [first == second for first, second in zip(tokens, said[OURS], strict=True)]
@@ -286,5 +290,5 @@ def _compare_models(workers: Mapping[str, Worker]) -> None:
 
 
 def _seed(name: str, index: int) -> int:
-    """Prompts of their own for every case and round, the same for all systems."""
+    """Return a seed for every case and round, the same for all systems."""
     return zlib.crc32(f"{name} {index}".encode())

@@ -17,8 +17,10 @@ Node = Any
 
 
 def openvino_model(folder: Path, weights: str = "float32") -> Path:
-    """The folder ``openvino``, or ``openvino-int8``, beside the checkpoint's files with openvino_model.xml and .bin,
-    written on first use. In int8 each row of a matrix, embeddings too, has a scale, as OpenVINO's own exporter does."""
+    """Return the folder ``openvino``, or ``openvino-int8``, beside the checkpoint's files with openvino_model.xml and
+    .bin, written on first use. In int8 each row of a matrix, also of the embeddings, has a scale, as from OpenVINO's
+    own exporter.
+    """
     import openvino
     from safetensors.numpy import load_file
 
@@ -37,7 +39,7 @@ def openvino_model(folder: Path, weights: str = "float32") -> Path:
 @dataclass(frozen=True, slots=True)
 class _Inputs:
     batch: Node
-    """``[1]`` sequences in the batch."""
+    """``[1]``: number of sequences in the batch."""
     beams: Node
     cos: Node
     sin: Node
@@ -108,7 +110,7 @@ class _Builder:
         return ops.add(hidden, self._linear(inner, prefix + "mlp.down_proj.weight"))
 
     def _kept(self, name: str, new: Node, inputs: _Inputs) -> Node:
-        """Keys or values of all tokens so far: what the state variable holds, and the new ones behind it."""
+        """Return the keys or values of all tokens: those of the state variable, followed by the new ones."""
         ops, count, size = self._ops, self._config["num_key_value_heads"], self._config["head_dim"]
         empty = ops.concat([inputs.batch, self._ints(count, 0, size)], 0)
         start = ops.broadcast(self._floats(0.0), empty)
@@ -118,7 +120,7 @@ class _Builder:
         return both
 
     def _repeated(self, tensor: Node, inputs: _Inputs) -> Node:
-        """Each key-value head once for every query head that reads it."""
+        """Repeat each key-value head for every query head that reads it."""
         ops, config = self._ops, self._config
         heads, count, size = config["num_attention_heads"], config["num_key_value_heads"], config["head_dim"]
         shape = ops.concat([inputs.batch, self._ints(count, heads // count, 1, size)], 0)
@@ -146,7 +148,7 @@ class _Builder:
         return ops.add(ops.multiply(tensor, inputs.cos), turned)
 
     def _mask(self, attention_mask: Node, ids: Node) -> Node:
-        """0 where a token may look, a large negative number where it may not: later tokens, and padding."""
+        """Return the mask: 0 for visible tokens, and a large negative number for later tokens and padding."""
         ops = self._ops
         total, new = (
             ops.gather(ops.shape_of(tensor), self._ints(1), self._ints(0)) for tensor in (attention_mask, ids)

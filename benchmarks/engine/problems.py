@@ -1,5 +1,6 @@
-"""What systems that guess are asked to do: real problems, several at a time, and a tree search. Standard library only:
-peers import it too."""
+"""Workloads of systems with speculative decoding: real problems, several at a time, and a tree search. Standard library
+only, since peers import it too.
+"""
 
 from __future__ import annotations
 
@@ -8,64 +9,66 @@ from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
 PLAIN, GUESSING, ALWAYS = "plain", "controller", "always 4"
-"""Ways to run a system that guesses: not at all, as many guesses as pay, and without a controller."""
+"""Ways to run such a system: without draft tokens, with as many as the controller chooses, and with always four."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One text to continue."""
+    """A prompt to continue."""
 
     ids: tuple[int, ...]
     temperature: float
     tokens: int
-    """Most new tokens."""
+    """Maximum number of new tokens."""
     ends: bool
-    """Whether the end of sequence ends it."""
+    """True if the end-of-sequence token ends the text."""
 
 
 @dataclass(slots=True)
 class Solved:
-    """What a system did with prompts."""
+    """Results of one call."""
 
     seconds: float
     texts: list[list[int]]
-    """New tokens by prompt, those of all branches."""
+    """New tokens by prompt; those of all branches are concatenated."""
     drafted: int = 0
     accepted: int = 0
-    """Guesses that were computed, and those of them that were right."""
+    """Number of accepted draft tokens, of the ``drafted`` ones."""
     prompt: int = 0
     cached: int = 0
-    """Prompt tokens, and those of them that were cached."""
+    """Number of cached prompt tokens, of the ``prompt`` ones."""
 
     @property
     def tokens(self) -> int:
-        """New tokens in all."""
+        """Number of new tokens."""
         return sum(map(len, self.texts))
 
 
 class Solver(Protocol):
-    """A system with a checkpoint loaded. Every call starts with a cold cache. Those that can run in several ways take
-    one of the above as ``way``."""
+    """A system with a checkpoint loaded. Every call starts with a cold cache. Systems that can run in several ways take
+    one of the above as ``way``.
+    """
 
     def tokenize(self, problem: str) -> list[int]:
-        """A problem as the model reads it."""
+        """Return the prompt of a problem."""
         ...
 
     def solve(self, prompts: Sequence[Prompt], batch: int, seed: int) -> Solved:
-        """Continues the prompts, ``batch`` at a time: when one ends, the next begins."""
+        """Continue the prompts, ``batch`` at a time: when one ends, the next begins."""
         ...
 
     def search(self, prompts: Sequence[Prompt], seed: int) -> Solved:
-        """W3 on each prompt after the other: rounds of 8 beams, which end with a step (an empty line) or after
-        ``Prompt.tokens``. After each round 4 survive and are doubled; the next round sends each survivor's path."""
+        """Run W3 on one prompt after the other: rounds of 8 beams, which end with a step (an empty line) or after
+        ``Prompt.tokens``. After each round 4 survive and are doubled; the next round sends each survivor's path.
+        """
         ...
 
     def imitate(self, texts: list[list[int]], right: float) -> None:
-        """From now on the drafter guesses what is known of each prompt's text, so often right."""
+        """Let the simulated drafter propose tokens of these texts, each correct with probability ``right``."""
         ...
 
 
 def call(system: Solver, name: str, prompts: Sequence[dict[str, Any]], **arguments: Any) -> dict[str, Any]:
-    """``solve`` or ``search`` from and to plain JSON values."""
+    """Call ``solve`` or ``search`` with plain JSON values, and return such values."""
     asked = [Prompt(**{**prompt, "ids": tuple(prompt["ids"])}) for prompt in prompts]
     return asdict(getattr(system, name)(asked, **arguments))

@@ -1,4 +1,4 @@
-"""Worker processes as seen by their parent, and what an interpreter has installed."""
+"""Worker processes of the compared systems, and the packages of an interpreter."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ import benchmarks
 from workers.processes.children import read_tail, stop
 
 _START_SECONDS = 600.0
-"""Loading a checkpoint, converting it for a peer on first use included."""
+"""Maximum seconds for loading a checkpoint, including its conversion for a peer on first use."""
 _CALL_SECONDS = 1800.0
 _ROOT = Path(benchmarks.__file__).parents[1]
-# The peers' interpreter may have other versions of what is installed here, so this folder comes last on its path.
+# This folder comes last on the path, because the peers' interpreter may have other versions of packages that it has.
 _LAUNCH = f"import sys; sys.path.append({str(_ROOT)!r}); from benchmarks.engine.worker import main; main()"
 _VERSIONS = (
     "import importlib.metadata as m, json, sys\n"
@@ -34,7 +34,7 @@ _VERSIONS = (
 
 
 class BenchError(Exception):
-    """A system failed, or is not there; the message says which and how."""
+    """A system failed or is missing; the message names it."""
 
 
 class Worker:
@@ -51,8 +51,9 @@ class Worker:
         options: Mapping[str, Any] | None = None,
         name: str | None = None,
     ) -> None:
-        """Starts the process; ``ready`` waits until it has loaded. ``log`` takes what its libraries print. ``options``
-        are the system's own, ``name`` is what errors call it."""
+        """Start the process; ``ready`` waits until it has loaded. ``log`` gets what its libraries print. ``options``
+        are the system's own, ``name`` is its name in errors.
+        """
         self.system = name or system
         self._log = log
         with log.open("wb") as errors:
@@ -70,7 +71,7 @@ class Worker:
 
     @property
     def pid(self) -> int:
-        """The process's number."""
+        """Process id."""
         return self._process.pid
 
     def __enter__(self) -> Self:
@@ -82,21 +83,21 @@ class Worker:
         self.close()
 
     def close(self) -> None:
-        """Ends the process, and those that it started: they may hold its output open, which is read to its end."""
+        """End the process and those that it started, which may keep its output open."""
         stop(self._process, grace=2.0)
         with suppress(ProcessLookupError):  # there is none left
             os.killpg(self._process.pid, signal.SIGKILL)
         self._reader.join()
         assert self._process.stdin is not None
-        with suppress(BrokenPipeError):  # a call that the dead process did not take
+        with suppress(BrokenPipeError):  # a call that the ended process did not read
             self._process.stdin.close()
 
     def ready(self, timeout: float = _START_SECONDS) -> None:
-        """Waits until the checkpoint is loaded. Raises ``BenchError``."""
+        """Wait until the checkpoint is loaded. Raises ``BenchError``."""
         self._answer("load the checkpoint", timeout)
 
     def call(self, name: str, timeout: float = _CALL_SECONDS, **arguments: Any) -> Any:
-        """Calls a function of the worker and waits for its result. Raises ``BenchError``."""
+        """Call a function of the worker and wait for its result. Raises ``BenchError``."""
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(json.dumps({"call": name, "arguments": arguments}).encode() + b"\n")
@@ -130,7 +131,7 @@ class Worker:
 
 
 def installed(packages: tuple[str, ...], python: str = sys.executable) -> dict[str, str]:
-    """The versions of those packages that an interpreter has. Raises ``BenchError`` when it cannot be asked."""
+    """Return the versions of those packages that an interpreter has. Raises ``BenchError`` if it cannot be run."""
     try:
         found = subprocess.run(
             [python, "-c", _VERSIONS, *packages], capture_output=True, text=True, timeout=60, check=True

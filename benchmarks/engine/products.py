@@ -1,4 +1,4 @@
-"""The floor under a decode step: its products with the weights, run alone, and what this machine can do at most."""
+"""Lower bounds of a decode step: its matrix products run alone, and this machine's memory bandwidth and arithmetic."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from kernels.linear.fp32 import Linear
 
 
 def products(folder: Path, rows: int) -> dict[str, float]:
-    """Seconds that a step of ``rows`` tokens takes for its products with the weights alone, through the operator that
-    the decoder uses and with weights of its shapes: every layer has its own, so that they come from memory as they do
-    in a step. Median. Also their FLOPs and bytes."""
+    """Return the median seconds of a step of ``rows`` tokens for its products with the weights alone, their FLOPs and
+    their bytes. They use the decoder's operator, and every layer has its own weights, so that they come from memory as
+    in a step.
+    """
     config = json.loads((folder / "config.json").read_text())
     hidden, intermediate, size = config["hidden_size"], config["intermediate_size"], config["head_dim"]
     query, key = config["num_attention_heads"] * size, config["num_key_value_heads"] * size
@@ -32,8 +33,7 @@ def products(folder: Path, rows: int) -> dict[str, float]:
 
 
 def ceilings() -> dict[str, float]:
-    """What the memory and the processor give at best: bytes read each second, and float32 operations each second in a
-    product of 2048³."""
+    """Return the machine's best rates: bytes read per second, and float32 operations per second (product of 2048³)."""
     data, square = torch.randn(1 << 27), torch.randn(2048, 2048)
     with torch.inference_mode():
         return {

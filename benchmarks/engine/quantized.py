@@ -1,4 +1,4 @@
-"""Quantised copies of the benchmark's checkpoints."""
+"""Quantized copies of the benchmark's checkpoints."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "int4": {"method": "rtn", "bits": 4, "group_size": 64},
 }
 _VERSION = 2
-"""Of what the process writes; copies of an older one are made anew."""
+"""Version of the process's output; copies of an older one are written again."""
 _SECONDS = 600.0
 
 
 def quantized(folder: Path, variant: str) -> Path:
-    """The checkpoint beside ``folder`` in fewer bits, made by ``reasoner quantize``'s process when it is not there yet.
+    """Return the quantized checkpoint beside ``folder``, written by ``reasoner quantize``'s process if it is missing.
 
     Raises ``BenchError``.
     """

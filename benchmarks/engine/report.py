@@ -1,4 +1,4 @@
-"""What a run of the benchmark says: the JSON document, the Markdown table and the picture."""
+"""Report of the engine benchmark: the JSON document, the Markdown tables and the chart."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _METHOD = (
 
 
 def document(plan: Plan, measured: Measured) -> dict[str, Any]:
-    """The contract's document, with the settings and every single run beside it."""
+    """Return the document of results, with the settings and every single run."""
     return {
         "machine": machine(plan.threads, measured),
         "rows": [asdict(row) for row in measured.rows],
@@ -47,7 +47,7 @@ def document(plan: Plan, measured: Measured) -> dict[str, Any]:
 
 
 def machine(threads: int, measured: Measured) -> dict[str, Any]:
-    """Where it ran: processor, versions, and its ceilings if they were measured."""
+    """Return the machine's processor, versions, and its ceilings if they were measured."""
     about: dict[str, Any] = {
         "processor": _processor(),
         "cores": os.cpu_count(),
@@ -63,12 +63,12 @@ def machine(threads: int, measured: Measured) -> dict[str, Any]:
 
 
 def markdown(document: dict[str, Any], command: str) -> str:
-    """The tables of ``table.md``."""
+    """Return the tables of ``table.md``."""
     return tables(document, command, f"{_METHOD} Our weights: {document['settings']['weights']}.")
 
 
 def tables(document: dict[str, Any], command: str, method: str) -> str:
-    """A page with the command, the machine, the method and the rows: speeds in one table, the others in another."""
+    """Return a page with the command, the machine, the method, a table of speeds and one of the other rows."""
     about = document["machine"]
     versions = ", ".join(f"{name} {version}" for name, version in sorted(about["versions"].items()))
     rows = [Row(**row) for row in document["rows"]]
@@ -108,7 +108,7 @@ def tables(document: dict[str, Any], command: str, method: str) -> str:
 
 
 def speed_table(rows: Sequence[Row]) -> list[list[str]]:
-    """A heading and a line for each workload: ours, then each peer's speed with the ratio."""
+    """Return a heading and a line for each workload: ours, then each peer's speed with the ratio."""
     speeds = [row for row in rows if row.unit == "tokens/s"]
     peers = list(dict.fromkeys(row.peer for row in speeds))
     table = [["case", OURS, *peers]]
@@ -123,7 +123,7 @@ def speed_table(rows: Sequence[Row]) -> list[list[str]]:
 
 
 def draw(document: dict[str, Any], path: Path) -> None:
-    """Writes a PNG: a group of bars for each workload, a panel for each model; whiskers span the single runs."""
+    """Draw a PNG: a group of bars for each workload, a panel for each model; whiskers span the single runs."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -1,5 +1,6 @@
-"""Speculative decoding beside plain decoding: every drafter on real problems, simulated ones on a large model, and a
-tree search. Runs take turns, and whoever guesses must give the tokens of plain decoding."""
+"""Speculative decoding compared with plain decoding: every drafter on real problems, simulated drafters on a large
+model, and a tree search. Runs take turns, and speculative ones must give the tokens of plain decoding.
+"""
 
 from __future__ import annotations
 
@@ -26,64 +27,67 @@ from reasoner.evaluation.suites import registry
 
 BATCHES = (1, 4, 16, 64)
 CASES = (*(f"batch-{batch}" for batch in BATCHES), "policy-large", "250M", "W3", "policy-250M")
-"""Problems, so many at a time, and the same for the larger bundled model; simulated drafters on a large model; a tree
-search with the policy, and with the policy at the cost of a large model."""
+"""``batch-N``: problems, N at a time, with the bundled policy; ``policy-large``: the same for the larger bundled model;
+``250M``: simulated drafters on a large model; ``W3`` and ``policy-250M``: a tree search with the policy, and with the
+policy at the cost of a large model.
+"""
 LARGE_BATCHES = (1, 4)
 WIDE = Size(hidden=1024, layers=20, heads=32, kv_heads=16, head_dim=32, intermediate=3072, vocab=826, context=512)
-"""Of the policy with 250 million parameters."""
+"""Size of the widened policy, 250 million parameters."""
 ASSISTED, LOOKUP = "transformers-assisted", "transformers-lookup"
 BUNDLED = Path(reasoner.__file__).parent / "bundled"
 _LARGE = {"draft_model": {"draft": "auto"}, "ngram": {"draft": "ngram"}}
-"""How the larger bundled model is run."""
+"""Options for the larger bundled model, by drafter."""
 _PAIRS = 3
-"""Runs in a round where they take about a second."""
+"""Number of pairs of runs in a round, where a run takes about a second."""
 _MORE = 2
-"""More runs of simulated guesses that are not timed."""
+"""Number of additional warm-up runs of simulated drafters."""
 _SOLUTION, _STEP = 256, 32
-"""Most tokens of a solution, and of a step of the tree search."""
+"""Maximum tokens of a solution, and of a step of the tree search."""
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """How much is done in one run."""
+    """Amount of work in one run."""
 
     problems: Mapping[int, int] = field(default_factory=lambda: {1: 96, 4: 256, 16: 512, 64: 768})
-    """By batch."""
+    """Number of problems by batch size."""
     tokens: Mapping[int, int] = field(default_factory=lambda: {1: 256, 4: 192, 16: 128, 64: 96})
-    """Of each sequence of the large model, by batch. A controller learns from steps, however long they take: there are
-    as many as tokens where nothing is guessed."""
+    """Number of tokens of each sequence of the large model, by batch size. A controller learns from steps, of which
+    there are as many as tokens without draft tokens.
+    """
     searches: int = 16
     wide_searches: int = 6
-    """Of the widened policy."""
+    """Number of searches with the widened policy."""
     warm_up: int = 12
-    """Turns of searches that are not timed."""
+    """Number of untimed turns of searches."""
 
 
 @dataclass(frozen=True, slots=True)
 class SpeculationPlan:
-    """What to measure."""
+    """Settings of a run."""
 
     cases: tuple[str, ...] = CASES
     heads: tuple[str, ...] = ()
-    """Folders of drafting heads for the bundled policy, beside the drafter that it ships with."""
+    """Folders of draft heads for the bundled policy, beside its bundled drafter."""
     rounds: int = 3
     threads: int = 1
     large: Size = SIZES["250M"]
     wide: Size = WIDE
     right: tuple[float, ...] = (0.6, 0.8, 0.9)
-    """How often simulated guesses are right."""
+    """Acceptance rates of simulated drafters."""
     work: Work = field(default_factory=Work)
     cache: Path = field(default_factory=cache_folder)
-    """Where large checkpoints are kept."""
+    """Folder of the large checkpoints."""
 
     @property
     def batches(self) -> tuple[int, ...]:
-        """Numbers of problems at a time."""
+        """Batch sizes of problems."""
         return tuple(batch for batch in BATCHES if f"batch-{batch}" in self.cases)
 
 
 def measure(plan: SpeculationPlan, listener: Listener) -> Measured:
-    """Runs the plan. Raises ``BenchError`` when a system fails or answers otherwise than plain decoding."""
+    """Run the plan. Raises ``BenchError`` if a system fails or its tokens differ from plain decoding."""
     policy = BUNDLED / "policy"
     drafters, shipped = _drafters(plan)
     systems: dict[str, tuple[str, dict[str, Any]]] = {
@@ -107,7 +111,7 @@ def measure(plan: SpeculationPlan, listener: Listener) -> Measured:
             for batch in LARGE_BATCHES:
                 bench.problems(workers, "policy-large ", batch, ("draft_model", "ngram"), "draft_model")
     if "250M" in plan.cases:
-        # Enough for the largest batch, and little beside the weights.
+        # Enough for the largest batch, and small beside the weights.
         only = {"simulated": ("guessing", {"draft": "off", "kv_tokens": 16384})}
         with bench.running(checkpoint("250M", plan.large, plan.cache), only) as workers:
             for batch in plan.work.tokens:
@@ -120,12 +124,12 @@ def measure(plan: SpeculationPlan, listener: Listener) -> Measured:
 
 
 _Runs = dict[str, list[Solved]]
-"""Of one system, by the way that it ran."""
+"""Runs of one system by way."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Bench:
-    """The cases; results go to ``measured``."""
+    """The benchmark's cases; results are added to ``measured``."""
 
     plan: SpeculationPlan
     listener: Listener
@@ -133,7 +137,7 @@ class _Bench:
 
     @contextmanager
     def running(self, folder: Path, systems: Mapping[str, tuple[str, dict[str, Any]]]) -> Iterator[dict[str, Worker]]:
-        """A worker for each system, with the checkpoint loaded."""
+        """Yield a worker for each system, with the checkpoint loaded."""
         with ExitStack() as stack:
             logs = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="reasoner-bench-")))
             workers = {
@@ -159,7 +163,7 @@ class _Bench:
     def problems(
         self, workers: Mapping[str, Worker], model: str, batch: int, drafters: Sequence[str], shipped: str
     ) -> None:
-        """Each drafter on problems, ``batch`` at a time. ``model``: how its cases' names begin."""
+        """Run each drafter on problems, ``batch`` at a time. ``model``: prefix of the cases' names."""
         runs: dict[str, _Runs] = {name: {PLAIN: [], GUESSING: []} for name in drafters}
         if not model:
             runs[shipped][ALWAYS] = []
@@ -184,9 +188,10 @@ class _Bench:
             self._add_pairs(case, ways[GUESSING], ALWAYS, ways[ALWAYS])
 
     def search(self, workers: Mapping[str, Worker], model: str, searches: int, shipped: str) -> None:
-        """W3 on Countdown problems, one after the other, with n-grams and with the ``shipped`` drafter. Each turn has
-        problems of its own: what drafters remember are searches for other ones. ``model``: how its cases' names
-        begin."""
+        """Run W3 on Countdown problems, one after the other, with n-grams and with the ``shipped`` drafter. Each turn
+        has its own problems, so drafters cannot have learned them in earlier turns. ``model``: prefix of the cases'
+        names.
+        """
         runs: dict[str, _Runs] = {name: {PLAIN: [], GUESSING: []} for name in ("ngram", shipped)}
         for turn in range(-self.plan.work.warm_up, _PAIRS * self.plan.rounds):
             seed = _seed("W3", 0, turn)
@@ -207,7 +212,7 @@ class _Bench:
             self.measured.rows.append(Row(case, "cache hit rate", "%", hits, PLAIN, plain, hits / plain))
 
     def simulated(self, worker: Worker, batch: int) -> None:
-        """Guesses that are right so often, on the large model."""
+        """Run simulated drafters of given acceptance rates on the large model."""
         runs: dict[float, _Runs] = {right: {PLAIN: [], GUESSING: []} for right in self.plan.right}
         for turn in range(-1, self.plan.rounds):
             seed = _seed("250M", batch, turn)
@@ -228,8 +233,9 @@ class _Bench:
     def _take_turns(
         self, case: str, name: str, turn: int, ways: _Runs, run: Callable[[str], Solved], *, turned: bool = False
     ) -> None:
-        """Runs a system in each of its ways, one next to the other, from the last to the first if ``turned``. They must
-        write the same."""
+        """Run a system in each of its ways, one after another, in reverse order if ``turned``. All must give the same
+        tokens.
+        """
         found: dict[str, Solved] = {}
         for way in reversed(ways) if turned else ways:
             self._say_next(case, turn, f"{name}, {way}")
@@ -239,8 +245,9 @@ class _Bench:
             _keep(ways[way], turn, solved)
 
     def _prompts(self, worker: Worker, names: Sequence[str], count: int, tokens: int, turn: int) -> list[Prompt]:
-        """Held-out problems, the suites in turn, each at its temperature. As long as there are any, those of a turn are
-        other ones than those of the turns before."""
+        """Return held-out problems, the suites in turn, each at its temperature. Turns have different problems until
+        all have been used.
+        """
         work = self.plan.work
         most = max(*work.problems.values(), 2 * (work.warm_up + _PAIRS * self.plan.rounds) * work.searches)
         drawn = [_held_out(name, most // 2) for name in names]
@@ -257,7 +264,7 @@ class _Bench:
         ]
 
     def _add(self, case: str, ways: _Runs) -> None:
-        """Speed beside plain decoding, guesses that were right, and what a step brings."""
+        """Add rows for the speed against plain decoding, the acceptance rate, and the tokens per step."""
         ours = ways[GUESSING]
         ratio = self._add_pairs(case, ours, PLAIN, ways[PLAIN])
         right = 100 * _median(ours, lambda one: one.accepted / max(1, one.drafted))
@@ -269,8 +276,9 @@ class _Bench:
         )
 
     def _add_pairs(self, case: str, ours: Sequence[Solved], peer: str, theirs: Sequence[Solved]) -> float:
-        """Runs next to each other: the ratio is the median of all pairs', and the peer's speed what it makes of our
-        median. Answers the ratio."""
+        """Add a row for runs in pairs and return its ratio, the median over all pairs. The peer's speed is our median
+        divided by it.
+        """
         ratio = statistics.median(_speed(one) / _speed(other) for one, other in zip(ours, theirs, strict=True))
         self._add_speed(case, ours, peer, theirs, _median(ours, _speed) / ratio)
         return ratio
@@ -278,7 +286,7 @@ class _Bench:
     def _add_speed(
         self, case: str, ours: Sequence[Solved], peer: str, theirs: Sequence[Solved], other: float | None = None
     ) -> None:
-        """Our median beside a peer's, or beside another speed of the peer's."""
+        """Add a row for our median speed and a peer's median, or the speed ``other``."""
         runs = {"ours": [_speed(one) for one in ours], peer: [_speed(one) for one in theirs]}
         self.measured.runs.setdefault(case, {}).update(runs)
         speed, other = _median(ours, _speed), other or _median(theirs, _speed)
@@ -290,7 +298,7 @@ class _Bench:
 
 
 def _drafters(plan: SpeculationPlan) -> tuple[dict[str, str], str]:
-    """Drafters of the bundled policy by kind, and which of them it uses unless told otherwise."""
+    """Return the drafters of the bundled policy by kind, and the kind that it uses by default."""
     drafters = {"draft_model": f"draft_model={BUNDLED / 'draft'}", "ngram": "ngram"}
     shipped = BUNDLED / "policy" / "drafter"
     heads = [Path(folder) for folder in plan.heads]
@@ -311,7 +319,7 @@ def _kind(folder: Path) -> str:
 
 @cache
 def _held_out(suite: str, count: int) -> list[registry.Problem]:
-    """SampledTokens once: word problems take their time."""
+    """Return held-out problems; cached, since word problems are slow to create."""
     return registry.load_problems(suite, limit=count)
 
 
@@ -321,7 +329,7 @@ def _call(worker: Worker, name: str, prompts: Sequence[Prompt], way: str | None 
 
 
 def _imitated(worker: Worker, right: float, prompts: Sequence[Prompt], way: str, **arguments: Any) -> Solved:
-    """What a plain run wrote is what the runs after it guess."""
+    """Run the prompts; a plain run's tokens become the texts of the simulated drafter."""
     solved = _call(worker, "solve", prompts, way, **arguments)
     if way == PLAIN:
         worker.call("imitate", texts=solved.texts, right=right)
@@ -329,14 +337,16 @@ def _imitated(worker: Worker, right: float, prompts: Sequence[Prompt], way: str,
 
 
 def _compare(name: str, texts: Sequence[Sequence[int]], truth: Sequence[Sequence[int]]) -> None:
-    """Steps of another shape round otherwise, by a millionth of a logit; that tips a draw now and then, not often."""
+    """Raise ``BenchError`` if too many texts differ. A few may: steps of another shape round logits differently by
+    about a millionth, which rarely changes a sampled token.
+    """
     other = sum(ours != plain for ours, plain in zip(texts, truth, strict=True))
     if other > 1 + len(truth) // 50:
         raise BenchError(f"{name} answers {other} of {len(truth)} prompts otherwise than plain decoding")
 
 
 def _keep(runs: list[Solved], turn: int, solved: Solved) -> None:
-    """The first turn is not timed."""
+    """Keep the run unless its turn is for warm-up."""
     if turn >= 0:
         runs.append(solved)
 
@@ -350,7 +360,7 @@ def _median(each: Sequence[Solved], value: Callable[[Solved], float]) -> float:
 
 
 def _steps_ahead(plan: SpeculationPlan, drafters: int, searching: int) -> int:
-    """How often ``measure`` says what comes next."""
+    """Return the number of progress steps of ``measure``."""
     turns = _PAIRS * plan.rounds + 1
     assisted = 2 if 1 in plan.batches else 0
     steps = drafters + assisted if plan.batches or "W3" in plan.cases else 0
@@ -366,5 +376,5 @@ def _steps_ahead(plan: SpeculationPlan, drafters: int, searching: int) -> int:
 
 
 def _seed(case: str, batch: int, turn: int) -> int:
-    """Noise of its own for every case and turn, the same for all systems."""
+    """Return a seed for every case and turn, the same for all systems."""
     return zlib.crc32(f"speculation {case} {batch} {turn}".encode())

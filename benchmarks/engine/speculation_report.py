@@ -1,4 +1,4 @@
-"""What a run of the benchmark of speculation says: the JSON document, the Markdown table and the picture."""
+"""Report of the speculation benchmark: the JSON document, the Markdown tables and the chart."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ _METHOD = (
     "controller: four guesses for each branch at every step."
 )
 _PANELS = {"batch": "bundled policy", "policy-large": "bundled policy-large", "250M": "250M, simulated"}
-"""By the first word of a case."""
+"""Title of a panel by the first word of a case."""
 
 
 def document(plan: SpeculationPlan, measured: Measured) -> dict[str, Any]:
-    """The contract's document, with the settings and every single run beside it."""
+    """Return the document of results, with the settings and every single run."""
     return {
         "machine": machine(plan.threads, measured),
         "rows": [asdict(row) for row in measured.rows],
@@ -42,12 +42,12 @@ def document(plan: SpeculationPlan, measured: Measured) -> dict[str, Any]:
 
 
 def markdown(document: dict[str, Any], command: str) -> str:
-    """The tables of ``table.md``."""
+    """Return the tables of ``table.md``."""
     return tables(document, command, _METHOD)
 
 
 def draw(document: dict[str, Any], path: Path) -> None:
-    """Writes a PNG: how many times as fast as plain decoding, by batch; a panel for each model."""
+    """Draw a PNG: speedup over plain decoding by batch size; a panel for each model."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -1,8 +1,9 @@
 """A small checkpoint at the cost of a large one: the same function in a larger network.
 
-What a tree search does to guesses shows on texts that repeat themselves as real ones do, and random weights write none.
-So every matrix gets more rows and columns, and the network more layers: the new units are random and computed, but
-nothing that they say reaches the residual stream (growth that preserves the function: Chen et al. 2015, "Net2Net").
+The effect of a tree search on drafters shows only on texts that repeat themselves as real ones do, and random weights
+generate none. So every matrix gets more rows and columns, and the network more layers. The new units are random and
+computed, but their outputs never reach the residual stream (growth that preserves the function: Chen et al. 2015,
+"Net2Net").
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ from benchmarks.engine.checkpoint import Size, kept, shapes
 
 
 def widened(name: str, source: Path, size: Size, cache: Path) -> Path:
-    """The folder of the checkpoint ``source``, a Qwen3 decoder with tied embeddings, grown to ``size`` and kept under
-    ``cache``. ``size`` has the source's vocabulary, context, head size and query heads per key head, and nothing of it
-    is smaller than there."""
+    """Return the folder of the checkpoint ``source``, a Qwen3 decoder with tied embeddings, grown to ``size`` and kept
+    under ``cache``. ``size`` has the source's vocabulary, context, head size and query heads per key head, and no
+    smaller dimension.
+    """
     return kept(name, cache, lambda folder: _make(source, size, folder))
 
 
@@ -29,7 +31,7 @@ def _make(source: Path, size: Size, folder: Path) -> None:
     for file in source.glob("*.json"):
         shutil.copy(file, folder)
     config = json.loads((source / "config.json").read_text())
-    # Of more numbers, the new ones zero, the mean square is smaller.
+    # With more numbers, the new ones zero, the mean square is smaller.
     smaller = config["hidden_size"] / size.hidden
     config |= {
         "hidden_size": size.hidden,

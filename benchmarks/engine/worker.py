@@ -1,7 +1,7 @@
-"""The process of one system. It loads the checkpoint, then answers calls until its standard input ends.
+"""The process of one system: loads the checkpoint, then answers calls until its standard input ends.
 
 A call is a JSON line ``{"call": NAME, "arguments": {…}}``, its answer ``{"result": …}`` or ``{"error": …}``; a first
-answer says that the system is loaded. Between calls the process is blocked.
+answer signals that the system is loaded. Between calls the process is blocked.
 """
 
 from __future__ import annotations
@@ -35,12 +35,14 @@ MODULES = {
     "search": "benchmarks.search.ours",
     "search-transformers": "benchmarks.search.plain",
 }
-"""Systems, and the modules that drive them."""
+"""Modules that drive the systems, by name."""
 _PRODUCTS_SECONDS = 120.0
 
 
 def main() -> None:
-    """Arguments: the system, the checkpoint's folder, the number of threads, the system's options as JSON."""
+    """Run the worker. Arguments: the system, the checkpoint's folder, the number of threads, the system's options as
+    JSON.
+    """
     name, folder, threads, options = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), json.loads(sys.argv[4])
     answers = _private_output()
     lines: queue.SimpleQueue[str] = queue.SimpleQueue()
@@ -64,7 +66,7 @@ def _call(system: Any, folder: Path, name: str, arguments: dict[str, Any]) -> An
     if name in ("products", "ceilings"):
         from benchmarks.engine import products
 
-        # In a process of its own: arithmetic on a second thread of this one would slow the engine's down for good.
+        # In a process of its own, because arithmetic on a second thread would slow the engine's permanently.
         with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
             work = partial(products.products, folder) if name == "products" else products.ceilings
             return pool.submit(work, **arguments).result(timeout=_PRODUCTS_SECONDS)
@@ -86,13 +88,13 @@ def _call(system: Any, folder: Path, name: str, arguments: dict[str, Any]) -> An
 def _answer(work: Callable[[], Any]) -> dict[str, Any]:
     try:
         return {"result": work()}
-    except Exception as error:  # whatever an engine raises is the parent's to report
+    except Exception as error:  # the parent reports any error of an engine
         traceback.print_exc()
         return {"error": f"{type(error).__name__}: {error}"}
 
 
 def _private_output() -> TextIO:
-    """Standard output for answers alone: what libraries print goes to standard error."""
+    """Reserve standard output for answers; output of libraries goes to standard error."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     return answers
@@ -101,4 +103,4 @@ def _private_output() -> TextIO:
 def _listen(lines: queue.SimpleQueue[str]) -> None:
     for line in sys.stdin:
         lines.put(line)
-    os._exit(0)  # the parent is done or dead: end at once, in the middle of whatever a library does
+    os._exit(0)  # the parent has ended: end at once, whatever a library is doing

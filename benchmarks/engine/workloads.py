@@ -1,5 +1,4 @@
-"""What every system is asked to do, and the calls that time it. Standard library only: peers run in their own
-environments."""
+"""Workloads of every system, and their timing. Standard library only: peers run in their own environments."""
 
 from __future__ import annotations
 
@@ -12,7 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 VOCAB = range(300, 31_000)
-"""Token ids that prompts are drawn from: neither single bytes nor the end of sequence."""
+"""Token ids of prompts: neither single bytes nor the end of sequence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +32,10 @@ class System(Protocol):
     """An engine with the checkpoint loaded."""
 
     def session(self, *, seed: int, greedy: bool = False) -> AbstractContextManager[Generate]:
-        """Entering gives a cold cache; within, what was computed may be reused. Outside the engine is idle.
+        """Open a session with a cold cache, in which computed prefixes may be reused. Outside the engine is idle.
 
-        Tokens are drawn at temperature 1 without filters, or greedily. The requests of one call run together; their
-        prompts have one length and they ask for equally many samples.
+        Tokens are sampled at temperature 1 without filters, or greedily. The requests of one call run together; their
+        prompts have one length and they have equally many samples.
         """
         ...
 
@@ -76,11 +75,11 @@ WORKLOADS: dict[str, Callable[[Generate, random.Random, int], int]] = {
     "W3": tree_search,
     "W4": single_stream,
 }
-"""Each answers the number of tokens that were generated."""
+"""Workloads by name; each returns the number of generated tokens."""
 
 
 def run(case: str, system: System, seed: int) -> dict[str, float]:
-    """One timed run of a workload from a cold cache. Every seed has prompts of its own."""
+    """Time one run of a workload from a cold cache. Every seed has its own prompts."""
     with system.session(seed=seed) as generate:
         noise = random.Random(seed)
         start = time.perf_counter()
@@ -89,21 +88,22 @@ def run(case: str, system: System, seed: int) -> dict[str, float]:
 
 
 def warm_up(case: str, system: System) -> dict[str, float]:
-    """A short run of the same shapes, so that nobody is timed while it allocates or compiles."""
+    """Run the same shapes briefly, so that no timed run allocates or compiles."""
     with system.session(seed=1) as generate:
         WORKLOADS[case](generate, random.Random(0), 8)
     return {}
 
 
 def greedy(system: System) -> list[int]:
-    """The likeliest continuation of one prompt: systems that compute the same model agree on it."""
+    """Return the greedy continuation of one prompt, on which systems that compute the same model agree."""
     with system.session(seed=1, greedy=True) as generate:
         return generate([Request(_prompt(random.Random(0), 32), 1, 8)])[0][0]
 
 
 def cache_hit(system: System, seed: int) -> dict[str, float]:
-    """Seconds to the first token of a 2,000-token prefix with 10 new tokens, the prefix being cached, and of 10 tokens
-    alone. Medians of 10."""
+    """Return the median seconds (of 10) to the first token of a cached 2,000-token prefix with 10 new tokens, and of 10
+    tokens alone.
+    """
     noise = random.Random(seed)
     prefix = _prompt(noise, 2000)
     hit, alone = [], []
@@ -116,18 +116,18 @@ def cache_hit(system: System, seed: int) -> dict[str, float]:
 
 
 def decode_step(case: str, system: System, seed: int) -> dict[str, float]:
-    """Mean seconds of a decode step of W1 (16 branches behind 512 tokens) or W4 (one sequence)."""
+    """Return the mean seconds of a decode step of W1 (16 branches after 512 tokens) or W4 (one sequence)."""
     prompt, samples = (512, 16) if case == "W1" else (32, 1)
     return _decode_step(system, seed, prompt, samples)
 
 
 def decode(system: System, batch: int, seed: int) -> dict[str, float]:
-    """Mean seconds of a decode step of so many branches behind 32 tokens: little else than products with weights."""
+    """Return the mean seconds of a decode step of branches after 32 tokens, mostly matrix products."""
     return _decode_step(system, seed, 32, batch)
 
 
 def _decode_step(system: System, seed: int, prompt: int, samples: int) -> dict[str, float]:
-    """What 127 more tokens of each sample cost, the prompt being cached."""
+    """Return the mean seconds of 127 decode steps after a cached prompt, and the number of rows."""
     ids = _prompt(random.Random(seed), prompt)
     with system.session(seed=seed) as generate:
         _ask(generate, [Request(ids, samples, 1)])
@@ -140,7 +140,7 @@ def _ask(generate: Generate, requests: list[Request]) -> int:
 
 
 def _checked(requests: Sequence[Request], outputs: Outputs) -> list[tuple[tuple[int, ...], list[int]]]:
-    """Every sample as (prompt, new tokens), once there are as many and as long ones as were asked for."""
+    """Return every sample as (prompt, new tokens), after checking their number and lengths."""
     asked = [[request.tokens] * request.samples for request in requests]
     given = [[len(sample) for sample in samples] for samples in outputs]
     if asked != given:

@@ -206,7 +206,7 @@ def _attend(
             value_scales, pages, positions, factor, softcap, window, PAGE, DIM, WIDE, KEYS, QUANTIZED, CAPPED,
             WINDOWED, TREES, True,
         )  # fmt: skip
-    total = tl.where(total == 0.0, 1.0, total)  # marks a query without keys in this part
+    total = tl.where(total == 0.0, 1.0, total)  # no 0 / 0 for a query without keys here, which its largest score marks
     mixed = mixed / total[:, None]
     if partial < 0:
         target = out + (token.to(tl.int64) * HEADS + query_head)[:, None] * DIM + dim[None, :]

@@ -1,4 +1,4 @@
-"""This repository's engine with a drafter, in-process, with the options that a user gets."""
+"""This repository's engine with a drafter, in-process, with a user's default options."""
 
 from __future__ import annotations
 
@@ -35,14 +35,16 @@ _BEAMS, _SURVIVORS, _ROUNDS = 8, 4, 8
 
 
 class _Guessing:
-    """Plain and guessing runs on one engine: two processes of the same code differ by more than what is asked for."""
+    """Plain and speculative runs on one engine, since two processes of the same code differ by more than the measured
+    effect.
+    """
 
     def __init__(self, folder: Path, draft: str, always: int, kv_tokens: int | None) -> None:
         self._loop = asyncio.Runner()
         self._engine = LocalEngine({"model": folder}, EngineOptions(draft=draft, kv_tokens=kv_tokens))
         shipped = self._core._speculator
         self._ways: dict[str, Speculator | None] = {PLAIN: None, GUESSING: shipped}
-        """Who guesses in a run."""
+        """Speculator of each way."""
         if always and shipped is not None:
             self._ways[ALWAYS] = self._speculator(shipped.drafter, FixedController(always, always))
         self._simulated: dict[float, Speculator] = {}
@@ -65,7 +67,7 @@ class _Guessing:
 
             return list(await asyncio.gather(*(one(*each) for each in enumerate(prompts))))
 
-        # The same problems come again in other turns, and whoever remembers texts would know them.
+        # The same problems come again in other turns, and an n-gram drafter would have learned their texts.
         with self._measured(way, remembers=False) as measured:
             return measured(self._loop.run(work()))
 
@@ -74,7 +76,7 @@ class _Guessing:
             return measured([self._loop.run(self._tree(prompt, seed, place)) for place, prompt in enumerate(prompts)])
 
     async def _tree(self, prompt: Prompt, seed: int, place: int) -> list[int]:
-        """All that was generated, one part after the other."""
+        """Run one tree search and return all generated tokens."""
         noise = random.Random(f"{seed} {place}")
         sampling = SamplingParams(temperature=prompt.temperature, stop=("\n\n",))
         lease = f"search {self._runs} {place}"
@@ -121,13 +123,14 @@ class _Guessing:
 
     def _speculator(self, drafter: Drafter, controller: Controller) -> Speculator:
         speculator = Speculator(drafter, controller, context=self._core.model.info.context, trees=True)
-        # On the thread that does all arithmetic, like everything that is asked of the engine.
+        # On the engine's thread, like every call of the engine.
         self._engine._post(partial(speculator.reset, self._core.cache))
         return speculator
 
     def _let_guess(self, speculator: Speculator | None, *, remembers: bool) -> None:
-        """Nobody else does, and in plain runs nobody: nothing of guessing runs then. Caches are cold, but steps stay
-        recorded. ``remembers``: whether n-grams know what was written in other runs."""
+        """Set the speculator of the next runs, or None for plain decoding, and empty the caches; recorded steps stay.
+        ``remembers``: False to also reset the n-grams of earlier runs.
+        """
         self._core._speculator = speculator
         self._core.clear_cache()
         if speculator is not None and isinstance(speculator.drafter, NgramDrafter) and not remembers:
@@ -136,7 +139,7 @@ class _Guessing:
     @contextmanager
     def _measured(self, way: str, *, remembers: bool) -> Iterator[Callable[[list[list[int]]], Solved]]:
         self._engine._post(partial(self._let_guess, self._ways[way], remembers=remembers))
-        self._loop.run(self._engine.clear_cache())  # what it waits for comes after that
+        self._loop.run(self._engine.clear_cache())  # the awaited call runs after the posted one
         before, start = self._core.stats, time.perf_counter()
 
         def measured(texts: list[list[int]]) -> Solved:
@@ -148,7 +151,7 @@ class _Guessing:
 
 
 class _Knowing:
-    """A drafter that was told the texts, and guesses each token right with a chance that is given. It costs nothing."""
+    """Simulated drafter without cost, which proposes each token of given texts correctly with a given probability."""
 
     kind = "simulated"
     hidden_state_needs = HiddenStateNeeds.NONE
@@ -156,7 +159,7 @@ class _Knowing:
 
     def __init__(self, right: float, vocab: int) -> None:
         self.texts: list[list[int]] = []
-        """By the branch's key."""
+        """Texts by branch key."""
         self._right, self._vocab = right, vocab
         self._noise = random.Random(0)
 
@@ -183,6 +186,8 @@ class _Knowing:
 
 
 def load(folder: Path, threads: int, *, draft: str, always: int = 0, kv_tokens: int | None = None) -> _Guessing:
-    """The engine with the checkpoint loaded and guesses by ``draft``: as many as pay, none, or ``always`` so many."""
+    """Return the engine with the checkpoint loaded and a drafter by ``draft``, with a controller, and with ``always``
+    draft tokens per step if not 0.
+    """
     torch.set_num_threads(threads)
     return _Guessing(folder, draft, always, kv_tokens)

@@ -1,7 +1,7 @@
 """llama.cpp through llama-cpp-python's low-level interface: float32 KV, one shared pool of KV cells.
 
-The high-level ``Llama`` serves one sequence at a time. This does what llama.cpp's own parallel examples do: a shared
-prompt is computed once and its cells are lent to every sequence that starts with it.
+The high-level ``Llama`` serves one sequence at a time. This does as llama.cpp's own parallel examples: a shared prompt
+is computed once, and every sequence that starts with it shares its cells.
 """
 
 from __future__ import annotations
@@ -68,7 +68,9 @@ class _LlamaCpp:
         return outputs
 
     def _prefill(self, requests: Sequence[Request], sampler: Any) -> tuple[list[list[int]], list[list[int]]]:
-        """A sequence for each sample and its first token. Each prompt is computed once, behind what is held of it."""
+        """Prefill: return a sequence for each sample and its first token. Each prompt is computed once, after its
+        cached prefix.
+        """
         earlier = dict(self._held)
         free = iter([row for row in range(_SEQUENCES) if row not in earlier])
         rows = [[next(free) for _ in range(request.samples)] for request in requests]
@@ -98,7 +100,7 @@ class _LlamaCpp:
         return rows, firsts
 
     def _decode(self, new: Sequence[tuple[int, int, int]], wanted: Sequence[int] | range | dict[int, int]) -> None:
-        """Computes (token, position, sequence) triples; logits are kept of the places in ``wanted``."""
+        """Compute (token, position, sequence) triples; keep the logits at the indices in ``wanted``."""
         batch = self._batch
         batch.n_tokens = len(new)
         for index, (token, position, row) in enumerate(new):
@@ -117,10 +119,10 @@ def _model_params() -> Any:
 
 
 def _common(first: Sequence[int], second: Sequence[int]) -> int:
-    """Length of the common prefix."""
+    """Return the length of the common prefix."""
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False)))
 
 
 def load(folder: Path, threads: int, weights: str = "F32") -> _LlamaCpp:
-    """The engine with the checkpoint loaded. ``weights``: GGUF's name of their kind."""
+    """Return the engine with the checkpoint loaded. ``weights``: GGUF's name of their type."""
     return _LlamaCpp(folder, threads, weights)

@@ -29,7 +29,7 @@ class _OpenVino:
 
     @contextmanager
     def session(self, *, seed: int, greedy: bool = False) -> Iterator[Generate]:
-        # There is no call that empties the cache. It is cold all the same: no two runs share a prompt.
+        # No call empties the cache, but it is cold all the same, since no two runs share a prompt.
         yield lambda requests: self._all(requests, greedy, seed)
 
     def _all(self, requests: Sequence[Request], greedy: bool, seed: int) -> Outputs:
@@ -52,5 +52,5 @@ def _config(request: Request, greedy: bool, seed: int) -> Any:
 
 
 def load(folder: Path, threads: int, weights: str = "float32") -> _OpenVino:
-    """The engine with the checkpoint loaded, its weights in float32 or in int8."""
+    """Return the engine with the checkpoint loaded, its weights in float32 or in int8."""
     return _OpenVino(folder, threads, weights)

@@ -1,4 +1,4 @@
-"""This repository's engine, in-process, with the options that a user gets."""
+"""This repository's engine, in-process, with a user's default options."""
 
 from __future__ import annotations
 
@@ -43,6 +43,6 @@ class _Ours:
 
 
 def load(folder: Path, threads: int, *, kv_dtype: str = "auto") -> _Ours:
-    """The engine with the checkpoint loaded."""
+    """Return the engine with the checkpoint loaded."""
     torch.set_num_threads(threads)
     return _Ours(folder, kv_dtype)

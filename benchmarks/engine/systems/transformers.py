@@ -23,7 +23,7 @@ class _Generate:
         yield lambda requests: self._batch(requests, greedy)
 
     def _batch(self, requests: Sequence[Request], greedy: bool) -> Outputs:
-        """The batch runs until its longest sequence is there; what a shorter one has beyond its length is cut off."""
+        """Generate for a batch until its longest sequence is complete; shorter ones are cut to their length."""
         samples, prompt = requests[0].samples, len(requests[0].prompt)
         config = GenerationConfig(
             **sampling(greedy),
@@ -38,13 +38,13 @@ class _Generate:
 
 
 def sampling(greedy: bool) -> dict[str, Any]:
-    """Greedy, or temperature 1 without filters; the end of sequence never ends anything."""
+    """Return the sampling options: greedy, or temperature 1 without filters; the end of sequence is ignored."""
     law = {"do_sample": False} if greedy else {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
     return law | {"eos_token_id": None}
 
 
 def load_model(folder: Path, threads: int) -> Any:
-    """The checkpoint in float32 with torch's fused attention."""
+    """Return the checkpoint in float32 with torch's fused attention."""
     torch.set_num_threads(threads)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa").eval()
     model.generation_config.eos_token_id = None
@@ -52,5 +52,5 @@ def load_model(folder: Path, threads: int) -> Any:
 
 
 def load(folder: Path, threads: int) -> _Generate:
-    """The engine with the checkpoint loaded."""
+    """Return the engine with the checkpoint loaded."""
     return _Generate(load_model(folder, threads))

@@ -1,4 +1,4 @@
-"""transformers' assisted generation, by a smaller model or by prompt lookup: one sequence at a time is all it does."""
+"""transformers' assisted generation, by a smaller model or by prompt lookup, which supports one sequence at a time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, 
 from benchmarks.engine.problems import Prompt, Solved
 
 _LOOKUP = 10
-"""Tokens that prompt lookup guesses at once: what its documentation uses."""
+"""Draft tokens of prompt lookup, as in its documentation."""
 
 
 class _Assisted:
@@ -58,6 +58,6 @@ def _load(folder: Path) -> Any:
 
 
 def load(folder: Path, threads: int, *, assistant: str | None) -> _Assisted:
-    """The checkpoint with an assistant's, or with prompt lookup."""
+    """Return the checkpoint with an assistant model, or with prompt lookup."""
     torch.set_num_threads(threads)
     return _Assisted(folder, None if assistant is None else Path(assistant))

@@ -1,4 +1,6 @@
-"""transformers' continuous batching: what ``generate_batch`` wraps, so that requests may differ in length."""
+"""transformers' continuous batching, through the manager below ``generate_batch``, so that requests may differ in
+length.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from benchmarks.engine.systems.transformers import load_model, sampling
 from benchmarks.engine.workloads import Generate, Outputs, Request
 
 _PAGES = 64
-"""Pages of 256 tokens: more than the largest workload needs."""
+"""Number of pages of 256 tokens: more than the largest workload needs."""
 _PATIENCE = 600.0
 
 
@@ -45,5 +47,5 @@ def _all(manager: Any, requests: Sequence[Request]) -> Outputs:
 
 
 def load(folder: Path, threads: int) -> _ContinuousBatching:
-    """The engine with the checkpoint loaded."""
+    """Return the engine with the checkpoint loaded."""
     return _ContinuousBatching(load_model(folder, threads))
