@@ -1,1 +1,1 @@
-"""Count the stated answers that are found and read, by the style in which they are written."""
+"""Accuracy of answer extraction and comparison, by the style in which answers are written."""

@@ -1,4 +1,4 @@
-"""``python -m benchmarks.answers``: right, wrong and no answers by style, and pairs of answers by class."""
+"""``python -m benchmarks.answers``: correct, wrong and missing answers by style, and pairs of answers by class."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from reasoner.evaluation.suites.suite import SuiteError
 
 
 def main() -> None:
-    """Measure everything and print tables, or with --json one document."""
+    """Run all measurements and print tables, or with --json one document."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.answers", description=__doc__)
     parser.add_argument("--problems", type=Path, help="JSONL in GSM8K's form; generated numbers without it")
     parser.add_argument("--limit", type=int, help="use no more than this many of its answers")

@@ -1,4 +1,4 @@
-"""The measurements: which styles are read rightly, and which pairs are judged rightly, both ways round."""
+"""The measurements: styles that are read correctly, and pairs that are judged correctly in both orders."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ HARD = (
     "\n",
     "The answer is $18 and ",
 )
-"""Texts of ``LONGEST`` characters are made of these."""
+"""Units that are repeated to texts of ``LONGEST`` characters, which are slow to search."""
 
 
 @dataclass(slots=True)
@@ -108,7 +108,7 @@ def measure_choices() -> Count:
 
 
 async def measure_pairs() -> dict[str, dict[str, Count]]:
-    """Return the counts of pairs that must be equal and that must differ, by class, each asked from both sides."""
+    """Return the counts of pairs that must be equal and that must differ, by class, each compared in both orders."""
     counts: dict[str, dict[str, Count]] = {"equal": {}, "different": {}}
     async with Equivalence() as equal:
         for verdict, classes in (("equal", EQUAL), ("different", DIFFERENT)):
@@ -126,13 +126,13 @@ async def measure_pairs() -> dict[str, dict[str, Count]]:
 
 
 def is_near(pair: str) -> bool:
-    """Return what the rule ``numeric`` says of "answer | number"."""
+    """Return True if the rule ``numeric`` accepts the pair "answer | number"."""
     answer, number = pair.split(" | ")
     return is_within_tolerance(answer, NumericVerifier(kind="numeric", expected=float(number)))
 
 
 def measure_hard() -> dict[str, float]:
-    """Return the seconds of processor time of extraction from texts that are hard to search, by what they repeat."""
+    """Return the processor seconds of extraction from texts that are slow to search, by their repeated unit."""
     found = {}
     for unit in HARD:
         text = unit * (LONGEST // len(unit))

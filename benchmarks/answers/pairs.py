@@ -1,4 +1,4 @@
-r"""Pairs of answers that are equal, and that are not, by class, as "one | other"."""
+r"""Pairs of equal and of different answers by class, as "one | other"."""
 
 from __future__ import annotations
 
@@ -142,4 +142,4 @@ NUMERIC: dict[str, tuple[str, ...]] = {
         "18x | 18",
     ),
 }
-"""Answers and numbers, as the rule ``numeric`` must judge them."""
+"""Pairs of an answer and a number, as the rule ``numeric`` must judge them."""

@@ -4,7 +4,7 @@ r"""Styles in which models state a number, by class. ``{n}`` is the number as it
 from __future__ import annotations
 
 WORK = "First we add the parts, 3 + 4 = 7, and then we go on with the rest.\n\n"
-"""Stands before every answer: numbers that are not the answer."""
+"""Text before every answer, with numbers that are not the answer."""
 
 STYLES: dict[str, tuple[str, ...]] = {
     "prices": (

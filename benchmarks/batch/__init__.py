@@ -1,1 +1,1 @@
-"""A batch with one shared budget beside the same budget split evenly, on the bundled model and both suites."""
+"""A batch with one shared budget compared with an even split of it, on the bundled model and both suites."""

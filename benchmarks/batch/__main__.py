@@ -1,4 +1,6 @@
-"""``python -m benchmarks.batch``: a shared budget beside an even split; writes ``results.json`` and ``table.md``."""
+"""``python -m benchmarks.batch``: a shared budget compared with an even split; writes ``results.json`` and
+``table.md``.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ from workers.engines.connect import connect
 
 
 def main() -> None:
-    """Runs the plan on the configured engine, or on one of its own with the bundled models."""
+    """Run the plan on the configured engine, or on a private one with the bundled models."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.batch", description=__doc__)
     parser.add_argument("--out", type=Path, help="folder for the results")
     parser.add_argument("--problems", type=int, default=300, help="of both suites together (300)")

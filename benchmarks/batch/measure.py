@@ -1,7 +1,7 @@
-"""Runs the same problems twice with the same tokens: every problem an even share of its own, or all of them one budget.
+"""Run the same problems twice with the same tokens: each problem with an even share of its own, or all with one budget.
 
-A problem has the same seed in both, so it draws the same solutions, only more or fewer of them. Before each run the
-engine's cache is emptied: what the verifier reads is on the bill.
+A problem has the same seed in both, so it samples the same solutions, only more or fewer of them. The engine's cache is
+emptied before each run, because tokens computed by the verifier are billed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ STRATEGY = {"name": "weighted_vote", "n": 64}
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """``tokens``: budgets, per problem on average."""
+    """Settings of the benchmark. ``tokens``: budgets, per problem on average."""
 
     problems: int
     tokens: tuple[int, ...]
@@ -37,13 +37,13 @@ class Plan:
 
     @property
     def runs(self) -> int:
-        """Searches in all."""
+        """Number of searches."""
         return self.problems * len(self.tokens) * len(self.seeds) * 2
 
 
 @dataclass(frozen=True, slots=True)
 class Solved:
-    """One problem in one run."""
+    """Result of one problem in one run."""
 
     way: Way
     tokens: int
@@ -55,13 +55,13 @@ class Solved:
 
 
 def mixed(count: int) -> list[Problem]:
-    """Held-out problems, the suites in turn."""
+    """Return held-out problems, the suites in turn."""
     each = [load_problems(name, limit=-(-count // len(SUITES))) for name in SUITES]
     return [problem for group in zip(*each, strict=True) for problem in group][:count]
 
 
 async def measure(plan: Plan, engine: EngineClient, done: Callable[[str], None]) -> list[Solved]:
-    """All runs of the plan; ``done(what)`` is called after each search. Raises the engine's errors."""
+    """Run the plan; ``done(what)`` is called after each search. Raises the engine's errors."""
     problems = mixed(plan.problems)
     found: list[Solved] = []
     for tokens in plan.tokens:
@@ -102,14 +102,14 @@ async def _run(
 
 
 class _Polite:
-    """Gives its slot to another search while it waits for its turn."""
+    """Grant source that gives its slot to another search while it waits for tokens."""
 
     def __init__(self, grant_source: GrantSource, slots: asyncio.Semaphore) -> None:
         self._grant_source = grant_source
         self._slots = slots
 
     async def request_tokens(self, granted: int, ask: TokenRequest) -> int:
-        """See ``GrantSource``."""
+        """Implement ``GrantSource``."""
         self._slots.release()
         try:
             return await self._grant_source.request_tokens(granted, ask)

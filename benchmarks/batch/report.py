@@ -1,4 +1,4 @@
-"""What the runs say: accuracy both ways for each budget, and the difference on the same problems."""
+"""Report of the batch benchmark: accuracy both ways for each budget, and the difference on the same problems."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Values = npt.NDArray[np.float64]
 
 
 def document(plan: Plan, found: Sequence[Solved], command: str) -> dict[str, Any]:
-    """Intervals are over problems: a problem's seeds are drawn together."""
+    """Return the document of results. Intervals are over problems, which keep their seeds together."""
     rows = []
     for tokens in plan.tokens:
         values = {way: _by_problem(found, way, tokens) for way in WAYS}
@@ -48,7 +48,7 @@ def document(plan: Plan, found: Sequence[Solved], command: str) -> dict[str, Any
 
 
 def markdown(told: dict[str, Any]) -> str:
-    """The table of a document, and the command that makes it."""
+    """Return the table of a document, and the command that makes it."""
     suites = list(told["rows"][0]["suites"])
     lines = [
         f"{told['problems']} held-out problems of both suites, {len(told['seeds'])} seeds, "
@@ -73,7 +73,7 @@ def _chosen(found: Sequence[Solved], way: Way, tokens: int) -> list[Solved]:
 
 
 def _by_problem(found: Sequence[Solved], way: Way, tokens: int) -> Values:
-    """The share of seeds that solved each problem, the problems in one order for all."""
+    """Return the share of seeds that solved each problem, in one order of problems for all runs."""
     solved: dict[str, list[bool]] = {}
     for one in _chosen(found, way, tokens):
         solved.setdefault(one.problem, []).append(one.correct)

@@ -1,1 +1,1 @@
-"""Search with a verifier: what scoring costs, beside scoring whole solutions and beside plain transformers."""
+"""Search with a verifier: the cost of scoring, compared with scoring whole solutions and with plain transformers."""

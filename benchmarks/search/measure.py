@@ -1,4 +1,4 @@
-"""The benchmark's plan and its runs: verifier tokens for each generated one, and W3 with scoring, systems in turn."""
+"""Plan and runs of the search benchmark: verifier tokens per generated token, and W3 with scoring, systems in turn."""
 
 from __future__ import annotations
 
@@ -19,33 +19,33 @@ from benchmarks.search.workload import W3, WIDE, Seen, Shape
 from reasoner.evaluation.suites import registry
 
 CASES = ("tokens", "W3")
-"""Verifier tokens of beam searches 16 wide and 8 steps deep; the wall clock of a search with scoring."""
+"""``tokens``: verifier tokens of beam searches with 16 beams and 8 steps; ``W3``: time of a search with scoring."""
 PLAIN, RESCORING = "transformers", "ours, scoring whole solutions"
 FULL = "whole solutions"
-"""What a verifier without a cache would compute: all that it is shown."""
+"""Peer that stands for a verifier without a cache, which computes all its input tokens."""
 BUNDLED = Path(reasoner.__file__).parent / "bundled"
 _TOKENS_METRIC = "verifier tokens computed for a generated one"
 
 
 @dataclass(frozen=True, slots=True)
 class SearchPlan:
-    """What to measure."""
+    """Settings of a run."""
 
     cases: tuple[str, ...] = CASES
     model: str = "50M"
     rounds: int = 5
     problems: int = 40
-    """Of each bundled suite, for the tokens of the strategy ``beam``."""
+    """Number of problems of each bundled suite for the strategy ``beam``."""
     threads: int = 1
     sizes: Mapping[str, Size] = field(default_factory=lambda: SIZES)
     timed: Shape = W3
     wide: Shape = WIDE
     cache: Path = field(default_factory=cache_folder)
-    """Where the checkpoints are kept."""
+    """Folder of the checkpoints."""
 
 
 def measure(plan: SearchPlan, listener: Listener) -> Measured:
-    """Runs the plan. Raises ``BenchError`` when a system fails or scores otherwise than the others."""
+    """Run the plan. Raises ``BenchError`` if a system fails or its scores differ from the others'."""
     measured = Measured(versions=installed(("torch", "numpy", "transformers")))
     listener.total(_steps_ahead(plan))
     policy = checkpoint(plan.model, plan.sizes[plan.model], plan.cache)
@@ -71,7 +71,7 @@ def measure(plan: SearchPlan, listener: Listener) -> Measured:
 
 @dataclass(frozen=True, slots=True)
 class _Bench:
-    """The cases; results go to ``measured``."""
+    """The benchmark's cases; results are added to ``measured``."""
 
     plan: SearchPlan
     listener: Listener
@@ -80,7 +80,7 @@ class _Bench:
     logs: Path
 
     def worker(self, name: str, system: str, policy: Path, prm: Path, **options: bool) -> Worker:
-        """A system in a process of its own, with both checkpoints loaded."""
+        """Return a system in a process of its own, with both checkpoints loaded."""
         self.listener.step(f"{name} loads")
         log = self.logs / f"{len(list(self.logs.iterdir()))}.log"
         worker = self.running.enter_context(
@@ -90,13 +90,13 @@ class _Bench:
         return worker
 
     def wide(self, worker: Worker) -> None:
-        """Random weights: every beam differs from all others, so nothing is saved but what beams share."""
+        """Measure with random weights: all beams differ, so only tokens that beams share are saved."""
         shape = self.plan.wide
         self.listener.step(f"{shape.beams} beams")
         self._tokens(f"{shape.beams} × {shape.rounds}, {self.plan.model}", [_search(worker, shape, _seed("wide", 0))])
 
     def jobs(self, worker: Worker) -> None:
-        """The service's own strategy on real problems."""
+        """Measure the service's own strategy on real problems."""
         for name in registry.SUITES:
             self.listener.step(f"beam on {name}")
             problems = [problem.text for problem in registry.load_problems(name, limit=self.plan.problems)]
@@ -105,7 +105,7 @@ class _Bench:
             self._tokens(f"16 × 8, {name}", [Seen(**told)])
 
     def timed(self, workers: Mapping[str, Worker]) -> None:
-        """All systems in turn on the same questions."""
+        """Time all systems in turn on the same questions."""
         shape, case = self.plan.timed, f"W3 scored, {self.plan.model}"
         short = Shape(**asdict(shape) | {"rounds": 2, "tokens": min(8, shape.tokens)})
         for name, worker in workers.items():
@@ -153,12 +153,12 @@ def _search(worker: Worker, shape: Shape, seed: int) -> Seen:
 
 
 def _steps_ahead(plan: SearchPlan) -> int:
-    """How often ``measure`` says what comes next."""
+    """Return the number of progress steps of ``measure``."""
     tokens = 2 + len(registry.SUITES) if "tokens" in plan.cases else 0
     timed = 2 + 3 * (1 + plan.rounds) if "W3" in plan.cases else 0
     return 1 + tokens + timed
 
 
 def _seed(case: str, turn: int) -> int:
-    """Questions of their own for every case and turn, the same for all systems."""
+    """Return a seed for every case and turn, the same for all systems."""
     return zlib.crc32(f"search {case} {turn}".encode())

@@ -1,4 +1,4 @@
-"""The search on this repository's engine, in-process, both models in one engine, with the options that a user gets."""
+"""The search on this repository's engine, in-process, with both models in one engine and a user's default options."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class _Ours:
         self._requests = 0
 
     def scored_search(self, shape: dict[str, int], seed: int) -> dict[str, Any]:
-        """One search from a cold cache."""
+        """Run one search from a cold cache."""
         self._loop.run(self._engine.clear_cache())
         start = time.perf_counter()
         seen = self._loop.run(self._search(Shape(**shape), seed))
@@ -41,7 +41,9 @@ class _Ours:
         return asdict(seen)
 
     def beam_jobs(self, problems: Sequence[str], temperature: float, seed: int) -> dict[str, Any]:
-        """The strategy ``beam``, 16 wide and 8 steps deep, on one problem after the other: what all of them took."""
+        """Run the strategy ``beam`` with 16 beams and 8 steps on one problem after the other, and return the sums of
+        all.
+        """
         strategy = StrategySpec.model_validate({"name": "beam", "n": 16, "expansions": 4, "max_steps": 8})
         total = Seen()
         for place, problem in enumerate(problems):
@@ -81,14 +83,14 @@ class _Ours:
         return [beam.grown(steps[index]) for index in sorted(steps)]
 
     async def _score(self, beams: Sequence[Beam], shape: Shape, seen: Seen) -> list[float]:
-        """The chance of the label ``good`` at each beam's last separator."""
+        """Return the probability of the label ``good`` at each beam's last separator."""
         items = []
         for beam in beams:
             parts: list[str | tuple[int, ...]] = [beam.path[: shape.prompt]]
             for step in beam.steps:
                 parts += [step, (SEPARATOR_ID,)]
             items.append(ScoreItem(tuple(parts), (len(parts) - 1,)))
-        # In a cache of its own nothing is there yet but what the beams of this very request share.
+        # With its own salt the cache holds only the tokens of this request's beams.
         salt = self._name() if self._rescoring else None
         if salt is None:
             results = await self._engine.score(ScoreRequest(self._name(), "prm", tuple(items)))
@@ -111,6 +113,8 @@ class _Ours:
 
 
 def load(folder: Path, threads: int, *, prm: str, rescoring: bool = False) -> _Ours:
-    """The engine with both checkpoints loaded. ``rescoring``: the verifier computes every solution from its start."""
+    """Return the engine with both checkpoints loaded. ``rescoring``: the verifier computes every solution from its
+    start.
+    """
     torch.set_num_threads(threads)
     return _Ours(folder, Path(prm), rescoring=rescoring)

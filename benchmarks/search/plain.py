@@ -1,5 +1,6 @@
-"""The same search as one writes it on transformers: a batched ``generate`` for a round, then a full forward of the
-verifier over the whole solutions."""
+"""The same search written on plain transformers: a batched ``generate`` for each round, then a full forward pass of the
+verifier over the whole solutions.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ class _Plain:
         self._prm = prm
 
     def scored_search(self, shape: dict[str, int], seed: int) -> dict[str, Any]:
-        """One search."""
+        """Run one search."""
         set_seed(seed)
         start = time.perf_counter()
         seen = self._search(Shape(**shape), seed)
@@ -53,7 +54,7 @@ class _Plain:
 
     @torch.inference_mode()
     def _score(self, beams: Sequence[Beam], shape: Shape, seen: Seen) -> list[float]:
-        """The chance of the label ``good`` at each beam's last separator."""
+        """Return the probability of the label ``good`` at each beam's last separator."""
         rows = [
             [*beam.path[: shape.prompt], *(token for step in beam.steps for token in (*step, SEPARATOR_ID))]
             for beam in beams
@@ -66,7 +67,7 @@ class _Plain:
 
 
 def load(folder: Path, threads: int, *, prm: str) -> _Plain:
-    """Both checkpoints in float32 with torch's fused attention."""
+    """Return both checkpoints in float32 with torch's fused attention."""
     policy = load_model(folder, threads)
     verifier = AutoModelForTokenClassification.from_pretrained(prm, dtype=torch.float32, attn_implementation="sdpa")
     return _Plain(policy, verifier.eval())

@@ -1,4 +1,4 @@
-"""What a run of the benchmark says: the JSON document, the Markdown table and the picture."""
+"""Report of the search benchmark: the JSON document, the Markdown tables and the chart."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _COLOURS = ("#D55E00", "#999999", "#E69F00")
 
 
 def document(plan: SearchPlan, measured: Measured) -> dict[str, Any]:
-    """The contract's document, with the settings and every single run beside it."""
+    """Return the document of results, with the settings and every single run."""
     return {
         "machine": machine(plan.threads, measured),
         "rows": [asdict(row) for row in measured.rows],
@@ -42,12 +42,12 @@ def document(plan: SearchPlan, measured: Measured) -> dict[str, Any]:
 
 
 def markdown(document: dict[str, Any], command: str) -> str:
-    """The tables of ``table.md``."""
+    """Return the tables of ``table.md``."""
     return tables(document, command, _METHOD)
 
 
 def draw(document: dict[str, Any], path: Path) -> None:
-    """Writes a PNG: verifier tokens for each generated one, and the speed of a search with scoring."""
+    """Draw a PNG: verifier tokens per generated token, and the speed of a search with scoring."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -1,4 +1,4 @@
-"""A verifier with random weights: the benchmark's checkpoint with two labels in the place of its vocabulary."""
+"""A verifier with random weights: the benchmark's checkpoint with a head of two labels instead of its vocabulary."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ LABELS = 2
 
 
 def verifier(policy: Path) -> Path:
-    """The token-classification checkpoint beside ``policy``, made there when it is not there yet."""
+    """Return the token-classification checkpoint beside ``policy``, writing it if it is missing."""
     folder = policy.with_name(f"{policy.name}-verifier")
     if not folder.exists():
-        # Made aside and renamed: what is there under its name is complete, whatever was interrupted.
+        # Written elsewhere and renamed, so that an interrupted run leaves no incomplete folder of this name.
         making = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=policy.parent))
         try:
             _make(policy, making)
