@@ -1,4 +1,4 @@
-"""How drafters are trained for a target model, from its own texts to weights; README.md has the commands."""
+"""Training of drafters for a target model on texts that it generates; README.md has the commands."""
 
 from __future__ import annotations
 

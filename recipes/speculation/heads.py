@@ -1,8 +1,7 @@
-"""The heads as they are trained: ``engine.speculation.drafters.medusa`` and ``engine.speculation.drafters.eagle``, over
-whole texts.
+"""Draft heads for training: ``medusa`` and ``eagle`` of ``engine.speculation.drafters``, computed over whole texts.
 
-Level ``k`` of a head guesses, at every position ``t`` of a text at once, the token at ``t + 2 + k`` from the hidden
-state at ``t`` and the tokens up to ``t + 1 + k``: what a drafter knows there if its earlier guesses were right.
+Level ``k`` of a head predicts, at every position ``t`` of a text at once, the token at ``t + 2 + k`` from the hidden
+state at ``t`` and the tokens up to ``t + 1 + k``: a drafter's input there if its earlier draft tokens are accepted.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from recipes.speculation.target import Target
 
 
 class Medusa(nn.Module):
-    """Independent heads on a shared hidden layer; of the tokens only the first level's is read."""
+    """Medusa: independent heads on a shared hidden layer, which reads the token of the first level only."""
 
     def __init__(self, target: Target, levels: int) -> None:
         super().__init__()
@@ -34,8 +33,9 @@ class Medusa(nn.Module):
         self._levels, self._embedding_scale = levels, target.embedding_scale
 
     def forward(self, features: Tensor, embedded: Tensor) -> Iterator[Tensor]:
-        """States for the target's head, level by level: ``[texts, positions, hidden]``, where ``features`` and
-        ``embedded`` are ``[texts, tokens, hidden]`` and there is one position less at each level."""
+        """Yield the inputs of the target's output projection for each level: ``[texts, positions, hidden]``.
+
+        ``features`` and ``embedded``: ``[texts, tokens, hidden]``. Each level has one position less."""
         tokens = features.shape[1]
         normal = _normal(features[:, :-1])
         both = torch.cat((normal, embedded[:, 1:]), dim=-1)
@@ -46,7 +46,7 @@ class Medusa(nn.Module):
             yield normal[:, some] + F.linear(inner[:, some], weight, bias)
 
     def save(self, folder: Path, target: Target) -> None:
-        """The checkpoint for ``engine.speculation.drafters.medusa``."""
+        """Write the checkpoint for ``engine.speculation.drafters.medusa``."""
         sizes = {"heads": self._levels, "intermediate_size": len(self.gate)}
         tensors = {
             "trunk.gate_proj.weight": _scaled(self.gate, self._embedding_scale),
@@ -58,15 +58,17 @@ class Medusa(nn.Module):
 
 
 class Eagle(nn.Module):
-    """One decoder layer, unrolled over its own predictions as when it drafts ("training-time test", Li et al. 2025,
-    "EAGLE-3", https://arxiv.org/abs/2503.01840): entries of true hidden states up to ``t``, then of predicted ones."""
+    """EAGLE: one decoder layer, unrolled over its own predictions as in drafting.
+
+    Its keys and values are those of true hidden states up to ``t``, then of predicted ones ("training-time test", Li et
+    al. 2025, "EAGLE-3", https://arxiv.org/abs/2503.01840)."""
 
     def __init__(self, target: Target, levels: int) -> None:
         super().__init__()
         config = target.config
         hidden, inner = config.hidden_size, config.intermediate
         queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
-        # At first the layer repeats the state that it is given.
+        # The layer is initialised to the identity of the hidden state.
         repeat = torch.cat((torch.eye(hidden), torch.zeros(hidden, hidden)), 1)
         self.fc = nn.Parameter(repeat + 0.3 * _random(hidden, 2 * hidden))
         self.q, self.k = nn.Parameter(_random(queries, hidden)), nn.Parameter(_random(keys, hidden))
@@ -78,7 +80,7 @@ class Eagle(nn.Module):
         self._theta = config.ropes[0].theta
 
     def forward(self, features: Tensor, embedded: Tensor) -> Iterator[Tensor]:
-        """See ``Medusa``."""
+        """Yield the inputs of the target's output projection for each level, as ``Medusa.forward``."""
         config, tokens = self._config, features.shape[1]
         groups = config.heads // config.kv_heads
         before = torch.ones(tokens - 1, tokens - 1, dtype=torch.bool, device=features.device).tril()
@@ -100,7 +102,7 @@ class Eagle(nn.Module):
             yield state
 
     def save(self, folder: Path, target: Target) -> None:
-        """The checkpoint for ``engine.speculation.drafters.eagle``."""
+        """Write the checkpoint for ``engine.speculation.drafters.eagle``."""
         config = {
             "kind": "eagle",
             **_sizes(target),
@@ -120,7 +122,7 @@ class Eagle(nn.Module):
         _save(folder, config, tensors | {"fc.weight": _scaled(self.fc, self._embedding_scale)})
 
     def _turned(self, x: Tensor, first: int) -> Tensor:
-        """``x`` ``[texts, heads, positions, head_dim]`` rotated by positions from ``first`` on."""
+        """Apply RoPE to ``x`` ``[texts, heads, positions, head_dim]`` at the positions from ``first`` on."""
         dim = x.shape[-1]
         frequencies = self._theta ** (-torch.arange(0, dim, 2, device=x.device) / dim)
         angles = torch.arange(first, first + x.shape[2], device=x.device)[:, None] * frequencies
@@ -134,8 +136,10 @@ EPS = 1e-6
 
 
 def _attend(q: Tensor, entries: list[tuple[Tensor, Tensor]], before: Tensor) -> Tensor:
-    """Each query ``t`` attends to the first level's entries up to ``t`` (``before`` ``[positions, tokens]``), and to
-    its own of each later level."""
+    """Compute the attention of each query ``t`` over keys and values of all levels.
+
+    It attends to those of the first level up to ``t`` (mask ``before`` ``[positions, tokens]``), and to its own of each
+    later level."""
     (keys, values), own = entries[0], entries[1:]
     count = q.shape[2]
     scores = (q @ keys.transpose(2, 3)).masked_fill(~before, -torch.inf)
@@ -157,7 +161,7 @@ def _random(rows: int, columns: int) -> Tensor:
 
 
 def _scaled(weight: Tensor, embedding_scale: float) -> Tensor:
-    """The weights of a hidden state and a scaled embedding as those of a hidden state and an embedding."""
+    """Return weights for (hidden state, scaled embedding) converted for (hidden state, embedding)."""
     states, embeddings = weight.chunk(2, dim=1)
     return torch.cat((states, embeddings * embedding_scale), dim=1)
 

@@ -1,4 +1,4 @@
-"""How many tokens a step of this engine yields with a head.
+"""Measure the tokens per step of this engine with a drafter.
 
 python -m recipes.speculation.measure --target reasoner/bundled/policy --head reasoner/bundled/policy/drafter
 """
@@ -23,34 +23,33 @@ from recipes.speculation.target import Target
 from recipes.speculation.texts import SEED, Author, Prompts, Text
 
 GRID = ((1, 1), (2, 2), (3, 3), (4, 4), (5, 5), (6, 6), (8, 8), (3, 8), (5, 16), (5, 32))
-"""Guesses after each other and in all."""
+"""Maximum depth and maximum number of draft tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Counter(FixedController):
-    """Counts the guesses that were right."""
+    """A controller that counts accepted draft tokens."""
 
     accepted: list[int] = field(default_factory=list)
 
     def update(
         self, outcomes: Sequence[DraftOutcome], _tokens: int, _drafting: float, _step: float, _first: bool, /
     ) -> int:
-        """See ``Controller``."""
         self.accepted.extend(len(outcome.accepted) for outcome in outcomes)
         return 0
 
 
 def kind_of(folder: Path) -> str:
-    """The kind of the drafter in a folder; what does not say is a model."""
+    """Return the kind of the drafter in a folder; one without a kind is a draft model."""
     return str(json.loads((folder / "config.json").read_text()).get("kind", "draft_model"))
 
 
 def tokens_per_step(
     target: Path, head: Path, texts: Sequence[Text], shape: tuple[int, int], *, greedy: bool, limit: int = 256
 ) -> float:
-    """Tokens for each step of a branch that writes after the texts' prompts, at their temperatures or greedily.
+    """Return the tokens per step of branches that continue the texts' prompts, at their temperatures or greedily.
 
-    ``shape``: guesses after each other, and in all. ``limit``: most tokens of a branch.
+    ``shape``: maximum depth and number of draft tokens. ``limit``: maximum number of tokens of a branch.
     """
     core = EngineCore("target", target, EngineOptions(max_running=32))
     counter = _Counter(*shape)
@@ -73,7 +72,7 @@ def tokens_per_step(
 
 
 def main() -> None:
-    """See the module."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target", type=Path, required=True)
     parser.add_argument("--head", type=Path, required=True)

@@ -1,4 +1,4 @@
-"""What a head is asked to say: the target's own law of each token, from what a drafter knows there."""
+"""Training objective: the target's next-token distributions, predicted from a drafter's inputs."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from recipes.speculation.texts import Text
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Texts that are padded on the right. ``start`` and ``end``: ``[texts, 1]`` the first generated token of each, and
-    the one after its last."""
+    """Texts padded on the right.
+
+    ``start`` and ``end`` ``[texts, 1]``: position of each text's first generated token, and the one after its last."""
 
     ids: Tensor
     start: Tensor
@@ -25,9 +26,9 @@ class Batch:
 
 
 class Level:
-    """What a head says at one level, and what the target says there: the logarithms of two laws, ``[places, vocab]``.
+    """Log-probabilities of a head at one level and of the target at the same positions, ``[predictions, vocab]`` each.
 
-    ``roots``: ``[texts, positions]`` where the head started from.
+    ``roots``: mask ``[texts, positions]`` of the positions from which the head predicts.
     """
 
     def __init__(self, head: Tensor, target: Tensor, roots: Tensor) -> None:
@@ -35,16 +36,17 @@ class Level:
 
     @property
     def loss(self) -> Tensor:
-        """The mean Kullback-Leibler divergence of the head's law from the target's, in nats."""
+        """Return the mean Kullback-Leibler divergence of the head's distribution from the target's, in nats."""
         return (self.target.exp() * (self.target - self.head)).sum(-1).mean()
 
 
 def levels(head: Medusa | Eagle | Small, target: Target, batch: Batch) -> Iterator[Level]:
-    """The levels of a head on a batch, wherever what is guessed was generated and the token before it too. A draft
-    model has one, since all its guesses are made alike."""
+    """Yield the levels of a head on a batch, at all positions whose token and the one before it were generated.
+
+    A draft model has one level, since it predicts all draft tokens in the same way."""
     features = target.features(batch.ids)
     place = torch.arange(batch.ids.shape[1], device=batch.ids.device)
-    # The token at a position was drawn from the law of the position before.
+    # The token at a position was sampled from the distribution at the position before.
     wanted = (place >= batch.start) & (place < batch.end - 1)
     with torch.no_grad():
         laws = target.read(features[wanted]).log_softmax(-1)
@@ -62,7 +64,7 @@ def levels(head: Medusa | Eagle | Small, target: Target, batch: Batch) -> Iterat
 
 
 def collate(texts: Sequence[Text], device: str) -> Batch:
-    """The texts as one batch."""
+    """Return the texts as one batch."""
     rows = [text.prompt + text.tokens for text in texts]
     ids = torch.zeros(len(rows), max(map(len, rows)), dtype=torch.long)
     for place, row in enumerate(rows):

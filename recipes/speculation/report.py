@@ -1,4 +1,4 @@
-"""How good heads are on held-out texts, and their card."""
+"""Evaluation of drafters on held-out texts, and their model card."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from recipes.speculation.target import Target
 from recipes.speculation.texts import Text
 
 ROWS = 16
-"""Held-out texts that are read at once."""
+"""Number of held-out texts per batch."""
 
 
 @dataclass(frozen=True, slots=True)
 class LevelReport:
-    """One level of a head, on average over all places of the texts."""
+    """Metrics of one level of a head, averaged over all predictions in the texts."""
 
     loss: float
-    """Kullback-Leibler divergence from the target's law, in nats."""
+    """Kullback-Leibler divergence from the target's distribution, in nats."""
     same: float
-    """Where the likeliest tokens agree."""
+    """Fraction of predictions whose likeliest token is the target's."""
     overlap: float
-    """What the laws have in common, the sum of the smaller probabilities."""
+    """Overlap of the two distributions: the sum of the smaller probabilities."""
     reached: float
-    """The expected product of the overlaps up to this level: about how often a chain is right so far."""
+    """Expected product of the overlaps up to this level: approximate probability that a chain is accepted so far."""
 
 
 @torch.inference_mode()
 def held_out(head: Medusa | Eagle | Small, target: Target, texts: Sequence[Text]) -> list[LevelReport]:
-    """Reads held-out texts; a report for each level."""
+    """Evaluate a head on held-out texts; return a report for each level."""
     sums: list[Tensor] = []
     for batch in _batches(texts, target.device):
         reached = torch.ones(batch.ids.shape, dtype=torch.float64)
@@ -56,7 +56,7 @@ def held_out(head: Medusa | Eagle | Small, target: Target, texts: Sequence[Text]
 def write_card(
     folder: Path, head: Medusa | Eagle | Small, target: Target, texts: Sequence[Text], cost: dict[str, float | int]
 ) -> None:
-    """Writes ``README.md`` beside the weights."""
+    """Write ``README.md`` beside the weights."""
     (folder / "README.md").write_text("\n".join(_card(folder, head, target, texts, cost)) + "\n")
 
 
@@ -92,7 +92,7 @@ def _card(
 
 
 def _engine_table(folder: Path, target: Target, texts: Sequence[Text]) -> Iterator[str]:
-    """Tokens for each step of a branch, on this engine."""
+    """Yield the rows of a table of this engine's tokens per step."""
     yield "Tokens per step of a branch on the engine, the first from the prompt included (plain decoding: 1):\n"
     yield "| guesses | greedy | sampled |\n|---|---:|---:|"
     for shape in GRID:

@@ -1,4 +1,4 @@
-"""A draft model as it is trained: a small model that learns the target's law from the target's own texts."""
+"""Draft model for training: a small model distilled from the target on the target's own texts."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ KIND = "draft_model"
 
 
 class Small(nn.Module):
-    """A small decoder that knows nothing of the target's states. It begins as one that is there, with layers added that
-    change nothing yet (``model.grow``)."""
+    """A small decoder that does not read the target's hidden states.
+
+    Initialised from an existing model, with added layers that are the identity at first (``model.grow``)."""
 
     def __init__(self, target: Target, start: Path, layers: int) -> None:
         super().__init__()
@@ -30,12 +31,12 @@ class Small(nn.Module):
         model.grow(small, self.backbone)
 
     def forward(self, ids: Tensor) -> Tensor:
-        """The logits ``[texts, tokens, vocab]`` after each of the tokens ``[texts, tokens]``, padded on the right."""
+        """Return the logits ``[texts, tokens, vocab]`` after each of ``ids`` ``[texts, tokens]`` (right-padded)."""
         logits: Tensor = self.backbone(ids) @ self.backbone.embedding.T
         return logits
 
     def save(self, folder: Path, _: Target) -> None:
-        """The checkpoint for ``engine.speculation.drafters.draft_model``."""
+        """Write the checkpoint for ``engine.speculation.drafters.draft_model``."""
         folder.mkdir(parents=True, exist_ok=True)
         model.export(self.backbone, folder)
         path = folder / "config.json"

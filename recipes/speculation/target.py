@@ -1,4 +1,4 @@
-"""The model that heads are trained for, by transformers, on any device: its hidden states, embedding and head."""
+"""The target of the training, computed by transformers on any device: hidden states, embedding and logits."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Target:
     """A frozen causal language model of the Llama family (``engine.models.families``)."""
 
     def __init__(self, folder: Path, device: str) -> None:
-        """float32 on the CPU, the checkpoint's own type elsewhere."""
+        """Load the model in float32 on the CPU, in the checkpoint's own data type elsewhere."""
         from transformers import AutoModelForCausalLM
 
         raw = read_raw_config(folder)
@@ -34,26 +34,27 @@ class Target:
         self.model.to(device).eval().requires_grad_(False)
         self._body = self.model.get_decoder()
         self._read_last = torch.empty(0)
-        """What the last norm was last given."""
+        """Latest input of the last norm."""
         self._body.norm.register_forward_pre_hook(lambda _, inputs: setattr(self, "_read_last", inputs[0]))
         table = self.model.get_input_embeddings().weight
         self.embedding_scale = 1 / float(table.float().square().mean().sqrt())
-        """With it the table's entries have a mean square of 1."""
+        """Factor that scales the embedding table's entries to a mean square of 1."""
 
     @torch.no_grad()
     def features(self, ids: Tensor) -> Tensor:
-        """Final hidden states before the last norm, as the engine's drafters see them: float32 ``[texts, tokens,
-        hidden]`` of texts that are padded on the right, ``[texts, tokens]``."""
+        """Return the final hidden states before the last norm, which the engine passes to drafters.
+
+        float32 ``[texts, tokens, hidden]``; ``ids`` ``[texts, tokens]`` are padded on the right."""
         self._body(input_ids=ids, use_cache=False)
         return self._read_last.float()
 
     def embed(self, ids: Tensor) -> Tensor:
-        """Rows of the embedding table, scaled."""
+        """Return rows of the embedding table, scaled."""
         rows: Tensor = self.model.get_input_embeddings().weight[ids].float() * self.embedding_scale
         return rows
 
     def read(self, features: Tensor) -> Tensor:
-        """float32 logits of any hidden states."""
+        """Return the float32 logits of hidden states."""
         normal = self._body.norm(features.to(self.model.dtype))
         logits: Tensor = self.model.lm_head(normal).float()
         cap = self.config.logit_softcap

@@ -1,13 +1,13 @@
-"""Train drafting heads for a target on texts that it generates itself, and export them with a card.
+"""Train a drafter for a target on texts that it generates itself, and export it with a model card.
 
     P=reasoner/bundled/policy; python -m recipes.speculation.train --target $P --kind eagle --out $P/drafter
 
-The same command trains for a big model on a GPU:
+The same command trains for a large model on a GPU:
 
     python -m recipes.speculation.train --target MODEL --kind eagle --out HEADS --prompts prompts.txt --device cuda
 
-A file of prompts has one on each line. A run that was stopped goes on where it was: the texts and the state of the
-training are kept in ``--work``.
+A file of prompts has one per line. An interrupted run resumes: the texts and the state of the training are kept in
+``--work``.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ from recipes.speculation.texts import SEED, Author, Prompts, Text
 KINDS = (KIND, *sorted(HEADS))
 BATCH_TOKENS = 1536
 POOL = 32
-"""Batches whose texts are drawn together and sorted by length."""
+"""Number of batches whose texts are sampled together and sorted by length."""
 HELD_OUT = 120
-"""Texts that heads are judged by."""
+"""Number of texts for evaluation."""
 LATER = 0.85
-"""What a level's loss counts, beside that of the level before: later guesses matter if the earlier ones were right."""
+"""Weight of a level's loss relative to the level before, as its tokens count only if the earlier ones are accepted."""
 
 
 def batches(texts: Sequence[Text], device: str, first: int) -> Iterator[Batch]:
-    """Batches of texts of similar length in random order, from number ``first`` on, without end."""
+    """Yield batches of texts of similar length in random order, from number ``first`` on, without end."""
     number, epoch = 0, 0
     while True:
         rng = random.Random(f"{SEED}/{epoch}")
@@ -59,7 +59,7 @@ def batches(texts: Sequence[Text], device: str, first: int) -> Iterator[Batch]:
 def train(
     head: Medusa | Eagle | Small, target: Target, texts: Sequence[Text], plan: Plan, folder: Path
 ) -> dict[str, float | int]:
-    """Trains until the plan ends; returns what it took."""
+    """Train until the plan ends; return the costs of the training."""
     folder.mkdir(parents=True, exist_ok=True)
     named = (
         (f"layers.{name}" if p.ndim == 2 and "embedding" not in name else name, p)
@@ -94,7 +94,7 @@ def train(
 
 
 def _grouped(texts: Sequence[Text], order: Sequence[int], rng: random.Random) -> Iterator[list[int]]:
-    """All texts in the order, in groups of at most about ``BATCH_TOKENS`` tokens."""
+    """Yield the indices of all texts once, in groups of at most about ``BATCH_TOKENS`` tokens."""
     average = sum(len(text.prompt) + len(text.tokens) for text in texts) / len(texts)
     pool = max(1, int(POOL * BATCH_TOKENS / average))
     for start in range(0, len(order), pool):
@@ -108,7 +108,7 @@ def _grouped(texts: Sequence[Text], order: Sequence[int], rng: random.Random) ->
 
 
 def main() -> None:
-    """See the module."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target", type=Path, required=True, help="folder of the model that drafts are for")
     parser.add_argument("--kind", choices=KINDS, required=True)
@@ -138,7 +138,7 @@ def main() -> None:
     small = options.kind == KIND
     head = Small(target, options.start, options.layers) if small else HEADS[options.kind](target, options.levels)
     head.to(options.device)
-    # What a model that is there knows is to last.
+    # A lower rate keeps more of the initial model.
     rate = 0.01 if small else 0.02
     plan = Plan(steps=options.steps, minutes=options.minutes, decay_from=0.4, muon_rate=rate, adam_rate=0.003)
     cost = train(head, target, texts, plan, work / options.kind)
