@@ -1,10 +1,10 @@
--- Takes a token out of a bucket that fills at `rate` a second until it holds `burst`. The bucket is one number: the time
--- (ms) at which it is full again (GCRA). Answers whether there was a token, how many are left, and the milliseconds until
--- there is one again, and until the bucket is full.
+-- Take a token from a bucket that fills at `rate` tokens per second up to `burst`. The bucket is stored as the time
+-- (ms) at which it is full again (GCRA). Return 1 if there was a token (else 0), the number left, the milliseconds
+-- until the next token, and those until the bucket is full.
 local bucket, rate, burst = 'reasoner:bucket:' .. ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 local now, step = now_ms(), 1000 / rate
 local room = burst * step
--- At most empty: however the clock was set, or the limits were changed.
+-- Clamped to an empty bucket, since the clock may have been set back or the limits changed.
 local missing = math.min(room, math.max(0, number(redis.call('GET', bucket)) - now))
 local admitted = missing + step <= room
 if admitted then

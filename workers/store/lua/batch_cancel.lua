@@ -1,5 +1,5 @@
--- Cancels all jobs of a batch that have not ended: waiting ones at once, running ones through their owners. After the
--- batch come pairs of a job and what its journal allows for a result.
+-- Cancel all jobs of a batch that have not ended: waiting ones at once, running ones through their workers. The
+-- arguments after the batch are pairs of a job and the result (JSON) of its journal.
 local batch = ARGV[1]
 local best = {}
 for i = 2, #ARGV, 2 do

@@ -1,5 +1,5 @@
--- Records a batch and its jobs, or answers the batch that the same idempotency key made before. Every job gets its floor
--- of the shared budget at once; the rest is the pool.
+-- Store a batch and its jobs, or return the batch created before with the same idempotency key. Every job is granted
+-- its floor of the shared budget at once; the rest is the pool.
 local batch, budget, metadata, floor, width, owner, origin, cap, idempotency, digest, quota = unpack(ARGV, 1, 11)
 local now, key = now_ms(), batch_key(batch)
 local first = 12

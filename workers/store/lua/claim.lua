@@ -1,4 +1,4 @@
--- Gives a job to one worker. The token it answers fences off every earlier owner.
+-- Claim a job for a worker. The returned token fences off all earlier workers.
 local id, lease, max_attempts, worker = unpack(ARGV)
 local job = job_key(id)
 local now = now_ms()
@@ -13,7 +13,7 @@ elseif status == 'in_progress' and number(expires) > now then
 elseif status ~= 'queued' and status ~= 'in_progress' then
   return { 'ended' }
 elseif share == 'waiting' then
-  return { 'waiting' } -- for its batch: the grant that it asked for wakes it
+  return { 'waiting' } -- until a grant from its batch wakes it
 elseif cancel then
   finish_cancelled(id)
   return { 'ended' }
@@ -33,7 +33,7 @@ end
 redis.call('HSET', job, 'worker', worker)
 set_status(id, 'in_progress')
 renew(id, lease)
--- A job that waits for its engine is claimed again and again; its stream says so once.
+-- A job that waits for its engine is claimed repeatedly; its stream reports that once.
 if not waiting then
   append(id, first and 'job.started' or 'job.resumed', '{"attempt":' .. attempt .. '}')
 end

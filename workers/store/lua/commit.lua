@@ -1,5 +1,5 @@
--- Appends entries to the journal and their spend to the bill. An entry whose key the journal holds is not written again,
--- so a commit whose answer got lost can be repeated. Whoever writes is alive: a commit renews the lease as a heartbeat does.
+-- Append entries to the journal and their spend to the usage. Entries whose key is in the journal are not written
+-- again, so a commit whose response was lost can be repeated. A commit renews the lease like a heartbeat.
 local id, token, lease = ARGV[1], ARGV[2], ARGV[3]
 local job = job_key(id)
 local status, current, cancel, waiting, attempt, batch = unpack(

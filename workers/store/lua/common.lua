@@ -1,35 +1,35 @@
--- Prepended to every script. The keys, the clock, and the two changes that several scripts make: an entry in a job's
--- stream and a change of its status. A script runs alone, so whatever it does is one step to everybody else.
+-- Prepended to every script: the keys, the clock, and functions shared by several scripts, such as appending to a job's
+-- stream and changing its status. A script is atomic for all other clients.
 --
---   reasoner:job:ID          hash: spec, owner, origin, status, times, attempt, token (fencing), lease (its end), term (how long it
---                            is), grace (1: it was prolonged without a word of the worker), seq, cancel,
---                            stalled (attempts in a row that wrote nothing new to the journal),
---                            best (what its journal allowed for a result when it was cancelled),
---                            usage:*, form (what a route keeps of the request beside the spec)
+--   reasoner:job:ID          hash: spec, owner, origin, status, times, attempt, token (fencing), lease (its end),
+--                            term (its length), grace (1: prolonged without a heartbeat of the worker), seq, cancel,
+--                            stalled (consecutive attempts that wrote nothing new to the journal),
+--                            best (the result of its journal at the cancellation),
+--                            usage:*, form (data of the request that the route needs besides the spec)
 --   reasoner:job:ID:log      stream: the journal and the events, entry ids are SEQ-0
---   reasoner:job:ID:keys     set: keys of the journal's entries, until the job ends for good: a failed one may be retried
+--   reasoner:job:ID:keys     set: keys of the journal's entries, until the job ends for good (a failed one may be retried)
 --   reasoner:jobs, :STATUS   sorted sets of ids by order of submission: all jobs, and those of one status
 --   reasoner:jobs:dead       likewise: failed jobs that lost their worker too often
 --   reasoner:jobs:ended      sorted set of ids of ended jobs by the time (ms) of their end
 --   reasoner:jobs:of:OWNER, :of:OWNER:*   the same of one owner
---   reasoner:due             sorted set of unfinished ids by the time (ms) at which the reaper must look at them
---   reasoner:webhooks        likewise for ids of ended jobs whose end is still to be told; their hashes have webhook (its
+--   reasoner:due             sorted set of unfinished ids by the time (ms) at which the reaper must check them
+--   reasoner:webhooks        likewise for ids of ended jobs whose webhook is pending; their hashes have webhook (its
 --                            address) and webhook:state, :attempt, :token, :at (not before), :seq (of the end), :error
---   reasoner:waiting         set of ids: jobs that were handed back because no engine answered, until one does
---   reasoner:sent            hash: how many messages each queue was sent so far
+--   reasoner:waiting         set of ids: jobs that were released because no engine answered, until one does
+--   reasoner:sent            hash: the number of messages sent to each queue so far
 --   reasoner:idempotency:*   hash: job and digest of the body, for a day
---   reasoner:quota:OWNER:DAY   tokens that the owner's jobs of that day (since the epoch) spent, and that unfinished ones
---                            have booked: a job's or a batch's hash has its quota, and how much it has booked there
+--   reasoner:quota:OWNER:DAY   tokens spent by the owner's jobs of that day (since the epoch), plus those reserved by
+--                            unfinished ones: the hash of a job or a batch has its quota, and the amount reserved there
 --   reasoner:key:ID          hash: name, owner, scopes, digest, created, expires, revoked
 --   reasoner:keys            sorted set of ids of keys by order of creation
---   reasoner:bucket:KEY      when (ms) the bucket of a key's requests is full again
---   reasoner:batch:ID        hash: owner, budget, metadata, times, pool (tokens that no job holds), floors and active (jobs
---                            that spend their first grant, or a later one), count:STATUS, usage:*, cancel
---   reasoner:batch:ID:jobs   list of its jobs' ids; each job's hash names the batch, what it was granted, and its share:
+--   reasoner:bucket:KEY      the time (ms) at which the bucket of a key's requests is full again
+--   reasoner:batch:ID        hash: owner, budget, metadata, times, pool (tokens not granted), floors and active (numbers of
+--                            jobs that spend their first grant, or a later one), count:STATUS, usage:*, cancel
+--   reasoner:batch:ID:jobs   list of its jobs' ids; each job's hash has the batch, the granted tokens, and its share:
 --                            floor, waiting, active, closed
---   reasoner:batch:ID:waiting  sorted set of jobs that ask for more by the gain that a token promises there
+--   reasoner:batch:ID:waiting  sorted set of jobs that request more tokens, by the expected gain per token
 --   reasoner:batches, :of:OWNER   sorted sets of ids by order of submission: all batches, and those of one owner
---   reasoner:looked          when (ms) somebody last looked for leases that ran out
+--   reasoner:looked          the time (ms) of the last check for expired leases
 --   reasoner:stats           hash: counters for /metrics
 
 local JOBS, DUE, WEBHOOKS, SENT, STATS = 'reasoner:jobs', 'reasoner:due', 'reasoner:webhooks', 'reasoner:sent', 'reasoner:stats'
@@ -84,7 +84,7 @@ local function set_status(id, status)
   end
 end
 
--- Puts a job into one of the lists beside those of its status, or takes it out.
+-- Add a job to one of the lists besides those by status, or remove it.
 local function list(id, kind, score)
   for _, index in ipairs({ JOBS, owned(redis.call('HGET', job_key(id), 'owner')) }) do
     if score then
@@ -99,29 +99,29 @@ local function look_at(id, time)
   redis.call('ZADD', DUE, ms(time), id)
 end
 
--- Counts an attempt that begins.
+-- Count the start of an attempt.
 local function begin_attempt(id)
   redis.call('HINCRBY', job_key(id), 'stalled', 1)
   return redis.call('HINCRBY', job_key(id), 'attempt', 1)
 end
 
--- The attempt did not end by itself: it does not count.
+-- Uncount an attempt that was released or parked.
 local function take_attempt_back(id)
   redis.call('HINCRBY', job_key(id), 'attempt', -1)
-  if number(redis.call('HGET', job_key(id), 'stalled')) > 0 then -- else it has written something new
+  if number(redis.call('HGET', job_key(id), 'stalled')) > 0 then -- otherwise it has written something new
     redis.call('HINCRBY', job_key(id), 'stalled', -1)
   end
 end
 
--- Its worker has just been heard of.
+-- Renew the lease after a sign of life of the worker.
 local function renew(id, lease)
   local ends = now_ms() + lease
   redis.call('HSET', job_key(id), 'lease', ms(ends), 'term', lease, 'grace', 0)
   look_at(id, ends)
 end
 
--- The clock was set back, or another server with a slower one took over: what was to happen at a time happens as much
--- earlier, or dead workers would keep their jobs for as long.
+-- Move all times of future actions back by as much as the clock was set back (or as a new server's clock is slow);
+-- otherwise jobs of dead workers would be kept for as long.
 local function set_back(by)
   for _, index in ipairs({ DUE, WEBHOOKS }) do
     for _, id in ipairs(redis.call('ZRANGE', index, 0, -1)) do
@@ -136,17 +136,17 @@ local function set_back(by)
   end
 end
 
--- Called before leases are found to have run out. A worker is dead when nothing was heard of it although it could have
--- been. When nobody has looked for long, this server or every reaper was away, and perhaps the workers could not reach it
--- either: a lease that held then is prolonged by one, until its worker has had the time for a word. That is done once:
--- without a word the next look finds it run out, however seldom somebody looks.
+-- Detect an outage. Called before leases are checked for expiry. After a long time without a check, this server or all
+-- reapers were away, and workers may have been unable to send heartbeats: leases that were valid at the last check are
+-- prolonged once by their length, so that live workers can renew them. If a worker does not, the next check finds its
+-- lease expired, however rare checks are.
 local function look_for_outage(now)
   local last = number(redis.call('GET', LOOKED))
   redis.call('SET', LOOKED, ms(now))
   local gap = now - last
   if gap < 0 then
     set_back(-gap)
-  elseif last > 0 and gap > 750 then -- reapers look twice a second
+  elseif last > 0 and gap > 750 then -- reapers check twice a second
     for _, id in ipairs(redis.call('ZRANGE', JOBS .. ':in_progress', 0, -1)) do
       local lease, term, grace = unpack(redis.call('HMGET', job_key(id), 'lease', 'term', 'grace'))
       local ends = ms(now + number(term))
@@ -158,14 +158,14 @@ local function look_for_outage(now)
   end
 end
 
--- The end of a job is to be told, not before a time.
+-- Schedule the delivery of a job's end, at `time` at the earliest.
 local function tell_at(id, time)
   redis.call('HSET', job_key(id), 'webhook:at', ms(time))
   redis.call('HDEL', job_key(id), 'webhook:sent')
   redis.call('ZADD', WEBHOOKS, ms(time), id)
 end
 
--- Hands the pool of a batch out: the rule of reasoner.budget.allocator.Pool. Grants wake their jobs.
+-- Distribute the pool of a batch by the rule of reasoner.budget.allocator.TokenPool. Grants wake their jobs.
 local function deal(batch)
   local key = batch_key(batch)
   while true do
@@ -183,7 +183,7 @@ local function deal(batch)
     local tokens, share = 0, 'closed'
     if gain > 0 then
       if pool == 0 and active > 0 then
-        return -- what the active ones leave may still reach it
+        return -- tokens left over by active jobs may still be granted to it
       end
       tokens = math.min(number(redis.call('HGET', job_key(id), 'asked')), pool)
     end
@@ -199,7 +199,7 @@ local function deal(batch)
   end
 end
 
--- A job gives its place up: it asks for more, or has ended.
+-- Remove a job from its share's counters, since it requests more tokens or has ended.
 local function leave_share(batch, id, share)
   local place = ({ floor = 'floors', active = 'active' })[share]
   if place then
@@ -208,8 +208,8 @@ local function leave_share(batch, id, share)
   redis.call('ZREM', batch_key(batch) .. ':waiting', id)
 end
 
--- Whether an owner may have so many jobs more, with a budget of tokens, by a quota (JSON; empty: none). Books the tokens
--- on the holder, the hash of a job or a batch, until its end; or answers what is in the way.
+-- Check an owner's quota (JSON; empty for none) for `count` further jobs with a token budget. Reserve the tokens on the
+-- holder, the hash of a job or a batch, until its end, or return the reason of the refusal.
 local function book(holder, owner, quota, count, budget, now)
   if quota == '' then
     return nil
@@ -234,7 +234,7 @@ local function book(holder, owner, quota, count, budget, now)
   end
 end
 
--- What was booked becomes what was spent. Right for every end of a job that is retried, too.
+-- Replace the reserved tokens by the spent ones. Also correct for each end of a retried job.
 local function settle(holder, spent)
   local quota, booked = unpack(redis.call('HMGET', holder, 'quota', 'booked'))
   if quota then
@@ -256,7 +256,7 @@ local function usage_json(id)
   return '{' .. table.concat(parts, ',') .. '}'
 end
 
--- Adds the time since a job's submission to one of the histograms of /metrics.
+-- Add the time since a job's submission to one of the histograms of /metrics.
 local function count_time(id, name, now)
   local took = now / 1000 - number(redis.call('HGET', job_key(id), 'created'))
   redis.call('HINCRBY', STATS, name .. ':count', 1)
@@ -268,7 +268,8 @@ local function count_time(id, name, now)
   end
 end
 
--- The one place where a job ends. result and error are JSON; the terminal event carries all that a client waits for.
+-- End a job; all ends go through here. `result` and `failure` are JSON; the terminal event contains all that clients
+-- wait for.
 local function finish(id, status, result, failure)
   local now = now_ms()
   set_status(id, status)
@@ -283,7 +284,7 @@ local function finish(id, status, result, failure)
   if redis.call('HEXISTS', job_key(id), 'webhook') == 1 then
     redis.call('HSET', job_key(id), 'webhook:state', 'pending', 'webhook:attempt', 0, 'webhook:seq', seq,
       'webhook:error', '')
-    redis.call('HINCRBY', job_key(id), 'webhook:token', 1) -- whoever still tells an earlier end is heard no more
+    redis.call('HINCRBY', job_key(id), 'webhook:token', 1) -- invalidates deliveries of an earlier end
     tell_at(id, now)
   end
   local batch, granted, share, generated, verified = unpack(
@@ -315,12 +316,12 @@ local function give_up(id, stalled)
   finish(id, 'failed', 'null', cjson.encode({ code = 'max_attempts', message = message }))
 end
 
--- Ends a job that was cancelled and has no owner to tell what it found: with what its journal held when it was cancelled.
+-- End a cancelled job without a worker, with the result that its journal had at the cancellation.
 local function finish_cancelled(id)
   finish(id, 'cancelled', redis.call('HGET', job_key(id), 'best') or 'null', 'null')
 end
 
--- Removes every trace of a job that has ended.
+-- Delete all keys of a job that has ended.
 local function forget(id)
   local status, owner, batch = unpack(redis.call('HMGET', job_key(id), 'status', 'owner', 'batch'))
   for _, index in ipairs({ JOBS, owned(owner) }) do
@@ -332,7 +333,7 @@ local function forget(id)
   redis.call('DEL', job_key(id), job_key(id) .. ':log', job_key(id) .. ':keys')
   if batch then
     redis.call('LREM', batch_key(batch) .. ':jobs', 1, id)
-    if redis.call('EXISTS', batch_key(batch) .. ':jobs') == 0 then -- the last of its jobs: the batch goes with it
+    if redis.call('EXISTS', batch_key(batch) .. ':jobs') == 0 then -- that was the last job, so delete the batch
       redis.call('DEL', batch_key(batch))
       redis.call('ZREM', 'reasoner:batches', batch)
       redis.call('ZREM', 'reasoner:batches:of:' .. owner, batch)
@@ -356,7 +357,7 @@ local function record(id, spec, priority, owner, origin, now)
   look_at(id, now)
 end
 
--- Cancels a job. best is the result (JSON) that its journal allows by now.
+-- Cancel a job. `best`: the result (JSON) of its journal so far.
 local function cancel(id, best)
   local status = redis.call('HGET', job_key(id), 'status')
   if not status then

@@ -1,4 +1,4 @@
--- Forgets a job that has ended.
+-- Delete a job that has ended.
 local id = ARGV[1]
 local status = redis.call('HGET', job_key(id), 'status')
 if not status then

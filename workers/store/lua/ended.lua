@@ -1,4 +1,5 @@
--- Ids of jobs of one owner ('' for all) that ended between two times (ms), each with its time, the oldest first.
+-- Return the ids of the jobs of one owner ('' for all) that ended between two times (ms), each with its time, oldest
+-- first.
 local owner, lowest, highest, limit = unpack(ARGV)
 local index = (owner == '' and JOBS or owned(owner)) .. ':ended'
 return redis.call('ZRANGEBYSCORE', index, lowest, highest, 'WITHSCORES', 'LIMIT', 0, limit)

@@ -1,4 +1,4 @@
--- Forgets jobs whose end is longer ago than they are to be kept; answers how many.
+-- Delete jobs that ended longer ago than the retention time; return their number.
 local keep, limit = unpack(ARGV)
 local old = redis.call('ZRANGEBYSCORE', JOBS .. ':ended', '-inf', ms(now_ms() - keep), 'LIMIT', 0, limit)
 for _, id in ipairs(old) do

@@ -1,4 +1,4 @@
--- Ends a job, once, by its owner.
+-- End a job once, by its worker.
 local id, token, status, result, failure = unpack(ARGV)
 local now_status, current = unpack(redis.call('HMGET', job_key(id), 'status', 'token'))
 if now_status ~= 'in_progress' or current ~= token then

@@ -1,5 +1,5 @@
--- Revokes a key. It stays in the list, so that its holder can be told, and since a service that had a key never goes
--- back to asking for none.
+-- Revoke a key. It stays in the list, so that its holder gets the reason, and so that a service that once had a key
+-- always requires one.
 local key = 'reasoner:key:' .. ARGV[1]
 if redis.call('EXISTS', key) == 0 then
   return 'gone'

@@ -1,4 +1,4 @@
--- Jobs of one owner ('' for all), newest first, that were submitted before the job `after`.
+-- Return the jobs of one owner ('' for all), newest first, that were submitted before the job `after`.
 local owner, after, limit, status = unpack(ARGV)
 local all = owner == '' and JOBS or owned(owner)
 local highest = '+inf'

@@ -1,5 +1,6 @@
--- A job of a batch has used its grant up and asks for more. Answers that it has to wait: it has no owner then, and its
--- attempt did not count. Or what it has been granted by now, and its share: it goes on at once, with a new lease.
+-- Request more tokens for a job of a batch that has used up its grant. Either the job has to wait: it is released, and
+-- its attempt is not counted. Or return the tokens granted so far and its share: it continues at once, with a renewed
+-- lease.
 local id, token, lease, tokens, gain = unpack(ARGV)
 local job = job_key(id)
 local status, current, cancel, batch, share = unpack(

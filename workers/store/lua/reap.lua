@@ -1,13 +1,12 @@
--- Looks at every job whose time has come and answers those that need a wake-up: recorded but never sent, sent but lost,
--- or left by a worker whose lease ran out; and those whose end is to be told. Moving their time forward makes it safe in
--- any number of processes.
+-- Return the due jobs that need a wake-up: never sent, sent but lost, or left by a worker whose lease expired; and
+-- those whose webhook is due. Their due times are moved forward, so any number of processes may run this.
 local limit, resend, max_attempts = unpack(ARGV)
 local now = now_ms()
 local wake = {}
 look_for_outage(now)
 
--- A queue keeps its order: when as many messages have left it as were sent up to a job's own, that one has left it too.
--- If the job still waits then, whoever took its message is dead.
+-- Queues are ordered: once as many messages have left a queue as were sent up to that of a job, its message has left,
+-- too. If the job still waits then, the worker that took the message is dead.
 local gone = {}
 for _, queue in ipairs({ 'interactive', 'batch', 'webhooks' }) do
   gone[queue] = number(redis.call('HGET', SENT, queue)) - redis.call('LLEN', queue)

@@ -1,4 +1,4 @@
--- Hands a job back: it waits again, after a delay, and its attempt does not count.
+-- Release a job: it is queued again, after a delay, and its attempt is not counted.
 local id, token, delay, reason, detail = unpack(ARGV)
 local job = job_key(id)
 local status, current, cancel, waiting = unpack(redis.call('HMGET', job, 'status', 'token', 'cancel', 'waiting'))

@@ -1,4 +1,4 @@
--- Queues a failed job again. Its journal stays, so what it paid for is not paid for again; its attempts count anew.
+-- Queue a failed job again. Its journal stays, so replayed results are not charged again; attempts are counted anew.
 local id, cap, quota = unpack(ARGV)
 local job = job_key(id)
 local status, owner, spec, batch, granted, generated, verified = unpack(
@@ -12,7 +12,7 @@ elseif redis.call('ZCARD', JOBS .. ':queued') >= tonumber(cap) then
   return { 'full' }
 end
 if batch then
-  -- It needs back what its end left to the others.
+  -- Take back the tokens that its end returned to the pool.
   local pool, cancelled = unpack(redis.call('HMGET', batch_key(batch), 'pool', 'cancel'))
   local back = number(granted) - spent
   if cancelled or number(pool) < back then
@@ -24,7 +24,7 @@ if batch then
   redis.call('HDEL', batch_key(batch), 'finished')
   redis.call('HSET', job, 'share', 'active')
 else
-  -- What it spent was settled with its end. What it may spend beyond that is booked like a new job's.
+  -- The spent tokens were committed at its end. The remaining budget is reserved as for a new job.
   local budget = cjson.decode(spec).budget or {}
   local rest = number(budget.tokens) - spent
   local refusal = book(job, owner, quota, 1, { tokens = rest }, now_ms())
@@ -38,7 +38,7 @@ redis.call('HSET', job, 'attempt', 0, 'stalled', 0)
 redis.call('HDEL', job, 'finished', 'result', 'error', 'cancel', 'best', 'waiting', 'sent')
 list(id, ':dead')
 list(id, ':ended')
-redis.call('ZREM', WEBHOOKS, id) -- that end was none
+redis.call('ZREM', WEBHOOKS, id) -- cancels the delivery of that end
 redis.call('HDEL', job, 'webhook:state')
 set_status(id, 'queued')
 append(id, 'job.queued', '{"reason":"retry"}')

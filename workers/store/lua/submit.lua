@@ -1,4 +1,4 @@
--- Records a job and puts it in the outbox, or answers the job that the same idempotency key made before.
+-- Store a job and make it due, or return the job created before with the same idempotency key.
 local id, spec, priority, owner, origin, cap, idempotency, digest, form, quota = unpack(ARGV)
 local now = now_ms()
 

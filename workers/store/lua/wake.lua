@@ -1,5 +1,5 @@
--- An engine answers: jobs that wait for one are due now. Answers how many they are; a job that has gone on by itself, or
--- has ended, is not among them.
+-- Make the jobs that wait for an engine due now, since one answers. Return their number, without those that continued
+-- or ended meanwhile.
 local now, woken = now_ms(), 0
 for _, id in ipairs(redis.call('SMEMBERS', WAITING)) do
   local status, waiting = unpack(redis.call('HMGET', job_key(id), 'status', 'waiting'))

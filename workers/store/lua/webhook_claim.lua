@@ -1,4 +1,4 @@
--- Gives one attempt at telling a job's end to one worker. A duplicate message comes too early for its attempt.
+-- Claim an attempt at delivering a job's end for one worker. A duplicate message comes before the attempt is due.
 local id, lease, max_attempts = unpack(ARGV)
 local job = job_key(id)
 local now = now_ms()
@@ -8,7 +8,7 @@ elseif number(redis.call('HGET', job, 'webhook:at')) > now then
   return { 'early' }
 end
 if number(redis.call('HGET', job, 'webhook:attempt')) >= tonumber(max_attempts) then
-  -- The last one has not come back: whatever it does to its workers, it does it no more.
+  -- The worker of the last attempt was lost. Attempts that kill their workers are not repeated.
   redis.call('HSET', job, 'webhook:state', 'failed', 'webhook:error', 'lost its worker')
   redis.call('ZREM', WEBHOOKS, id)
   return { 'settled' }

@@ -1,4 +1,4 @@
--- What became of an attempt: 'delivered', 'failed' for good, or 'pending' until another one after a pause.
+-- Record the outcome of an attempt: 'delivered', 'failed' for good, or 'pending' until the next one after a pause.
 local id, token, state, failure, pause = unpack(ARGV)
 local job = job_key(id)
 if redis.call('HGET', job, 'webhook:token') ~= token or not redis.call('ZSCORE', WEBHOOKS, id) then
