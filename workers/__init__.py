@@ -1,1 +1,1 @@
-"""Celery workers, the job store and the journal in Redis."""
+"""Celery workers and what they share with the API: configuration, the job store in Redis, broker, engines and logs."""

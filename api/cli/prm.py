@@ -80,12 +80,12 @@ def rollouts(
     with _report_bad_records("PROBLEMS"):
         labelled = LabelledProblems.open(problems, limit, seed)
     with _engine(settings, console) as engine, _report_bad_records("OUT"):
-        tally = shutdown.run(_roll_out(labelled, plan, engine, out, console))
-    document = asdict(tally) | {"out": str(out)}
+        stats = shutdown.run(_roll_out(labelled, plan, engine, out, console))
+    document = asdict(stats) | {"out": str(out)}
     if as_json:
         print_json(document)
     else:
-        _print_tally(tally, out)
+        _print_stats(stats, out)
 
 
 @prm.command("train")
@@ -197,9 +197,9 @@ async def _roll_out(
         with count_progress(console, shows_remaining=True) as progress:
             task = progress.add_task("solutions", total=problems.count * plan.solutions)
 
-            def show(tally: RolloutStats) -> None:
-                text = f"solutions ({tally.good} of {tally.steps} steps good, {tally.generated} tokens)"
-                progress.update(task, completed=tally.solutions, description=text)
+            def show(stats: RolloutStats) -> None:
+                text = f"solutions ({stats.good} of {stats.steps} steps good, {stats.generated} tokens)"
+                progress.update(task, completed=stats.solutions, description=text)
 
             async with problems:
                 return await roll_out(problems.problems(), plan, engine, problems.judge, out, show)
@@ -261,10 +261,10 @@ def _report_bad_records(argument: str) -> Iterator[None]:
         raise typer.BadParameter(str(error), param_hint=argument) from None
 
 
-def _print_tally(tally: RolloutStats, out: Path) -> None:
+def _print_stats(stats: RolloutStats, out: Path) -> None:
     view = Table("file", "solutions", "steps", "of them good", "tokens generated", "prompt tokens cached")
-    cached = f"{tally.cached / tally.prompt:.0%}" if tally.prompt else ""
-    view.add_row(str(out), str(tally.solutions), str(tally.steps), str(tally.good), str(tally.generated), cached)
+    cached = f"{stats.cached / stats.prompt:.0%}" if stats.prompt else ""
+    view.add_row(str(out), str(stats.solutions), str(stats.steps), str(stats.good), str(stats.generated), cached)
     Console().print(view)
 
 

@@ -34,7 +34,9 @@ STOP_SECONDS = 10.0
 STEADY_SECONDS = 60.0
 LONGEST_PAUSE = 10.0
 _POLL_SECONDS = 0.2
-_JANITOR = 'cat >/dev/null; n=0; until rm -rf -- "$@" 2>/dev/null || [ $n -ge 50 ]; do n=$((n+1)); sleep 0.1; done'
+_CLEANUP_SCRIPT = (
+    'cat >/dev/null; n=0; until rm -rf -- "$@" 2>/dev/null || [ $n -ge 50 ]; do n=$((n+1)); sleep 0.1; done'
+)
 
 
 class Role:
@@ -110,7 +112,7 @@ class Supervisor:
         self._ephemeral = ephemeral
         self._broker: EmbeddedBroker | None = None
         self._roles: list[Role] = []
-        self._janitor: subprocess.Popen[bytes] | None = None
+        self._cleanup_process: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()
         self._stopping = False
         self._stopped = threading.Event()
@@ -137,7 +139,9 @@ class Supervisor:
         socket_folder = socket_path(settings.data_dir).parent
         engine_socket = socket_folder / f"engine-{os.getpid()}.sock"
         with uninterrupted():
-            self._janitor = _hire_janitor([settings.data_dir, socket_folder] if self._ephemeral else [engine_socket])
+            self._cleanup_process = _spawn_cleanup_process(
+                [settings.data_dir, socket_folder] if self._ephemeral else [engine_socket]
+            )
         check_models(settings)
         check_port(settings.host, settings.port)
         local_engine = not settings.engine_url
@@ -235,11 +239,11 @@ class Supervisor:
         self._stopped.set()
         while self._watcher.is_alive() and not is_forced():
             self._watcher.join(_POLL_SECONDS)
-        if self._janitor is not None:
-            assert self._janitor.stdin is not None
-            self._janitor.stdin.close()
-            wait_for_exit(self._janitor, timeout=STOP_SECONDS)  # it may outlive this process
-            self._janitor = None
+        if self._cleanup_process is not None:
+            assert self._cleanup_process.stdin is not None
+            self._cleanup_process.stdin.close()
+            wait_for_exit(self._cleanup_process, timeout=STOP_SECONDS)  # it may outlive this process
+            self._cleanup_process = None
 
     def _await_watcher(self) -> None:
         """Wait until the watcher has finished a start in progress; afterwards it starts nothing."""
@@ -318,9 +322,9 @@ def check_port(host: str, port: int) -> None:
             raise ConfigError(f"cannot listen on {host} port {port} ({error.strerror}): choose another port") from None
 
 
-def _hire_janitor(paths: Sequence[Path]) -> subprocess.Popen[bytes]:
+def _spawn_cleanup_process(paths: Sequence[Path]) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        ["/bin/sh", "-c", _JANITOR, "janitor", *map(str, paths)],
+        ["/bin/sh", "-c", _CLEANUP_SCRIPT, "cleanup", *map(str, paths)],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

@@ -346,9 +346,9 @@ class _Answer:
             raise error_from_json(500, chunk)
         usage = chunk.get("usage") or {}
         self.cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or self.cached
-        guesses = usage.get("completion_tokens_details") or {}
-        self.accepted = guesses.get("accepted_prediction_tokens") or self.accepted
-        self.rejected = guesses.get("rejected_prediction_tokens") or self.rejected
+        details = usage.get("completion_tokens_details") or {}
+        self.accepted = details.get("accepted_prediction_tokens") or self.accepted
+        self.rejected = details.get("rejected_prediction_tokens") or self.rejected
         if not chunk.get("choices"):
             return ""
         choice = chunk["choices"][0]

@@ -110,7 +110,7 @@ class EngineCore:
     @property
     def stats(self) -> CoreStats:
         """Current statistics. May be read from another thread, and are approximate then."""
-        scheduler, tally = self._scheduler, self.speculation_stats
+        scheduler, speculation = self._scheduler, self.speculation_stats
         return CoreStats(
             running=len(scheduler.running),
             waiting=self.num_waiting,
@@ -121,8 +121,8 @@ class EngineCore:
             prompt_tokens=scheduler.prompt_tokens,
             cached_tokens=scheduler.cached_tokens,
             generated_tokens=self._generated,
-            drafted_tokens=0 if tally is None else tally.drafted,
-            accepted_tokens=0 if tally is None else tally.accepted,
+            drafted_tokens=0 if speculation is None else speculation.drafted,
+            accepted_tokens=0 if speculation is None else speculation.accepted,
             scored_tokens=self._scored,
             preemptions=scheduler.num_preemptions,
         )

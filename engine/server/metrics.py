@@ -24,12 +24,12 @@ _COUNTERS = {
     "scored_tokens": "Tokens forwarded for score requests.",
     "preemptions": "Sequences that lost their pages and started again.",
 }
-_GUESSES = {
+_SPECULATION_COUNTERS = {
     "drafted": ("drafted_tokens", "Draft tokens verified."),
     "accepted": ("accepted_tokens", "Draft tokens accepted, each of which saved a step."),
     "seconds": ("drafting_seconds", "Seconds spent on drafting."),
 }
-_CHOICES = {
+_SPECULATION_HISTOGRAMS = {
     "draft_sizes": ("draft_size", "Draft tokens verified per branch and step; 0 without a draft."),
     "accepted_lengths": ("accepted_length", "Draft tokens accepted per branch and step with a draft."),
 }
@@ -63,24 +63,24 @@ class EngineCollector(Collector):
             for model, numbers in stats.items():
                 counter.add_metric([model], getattr(numbers, name))
             yield counter
-        yield from self._guessed()
-        yield from self._happened()
+        yield from self._collect_speculation()
+        yield from self._collect_timings()
 
-    def _guessed(self) -> Iterator[Metric]:
-        tallies, labels = self._engine.speculation_stats(), ["model", "drafter"]
-        for name, (unit, text) in _GUESSES.items():
+    def _collect_speculation(self) -> Iterator[Metric]:
+        all_stats, labels = self._engine.speculation_stats(), ["model", "drafter"]
+        for name, (unit, text) in _SPECULATION_COUNTERS.items():
             counter = CounterMetricFamily(f"reasoner_engine_{unit}", text, labels=labels)
-            for model, tally in tallies.items():
-                counter.add_metric([model, tally.drafter], getattr(tally, name))
+            for model, stats in all_stats.items():
+                counter.add_metric([model, stats.drafter], getattr(stats, name))
             yield counter
-        for name, (unit, text) in _CHOICES.items():
+        for name, (unit, text) in _SPECULATION_HISTOGRAMS.items():
             histogram = HistogramMetricFamily(f"reasoner_engine_{unit}", text, labels=labels)
-            for model, tally in tallies.items():
-                counted = getattr(tally, name)
-                histogram.add_metric([model, tally.drafter], counted.cumulative(), counted.total)
+            for model, stats in all_stats.items():
+                counted = getattr(stats, name)
+                histogram.add_metric([model, stats.drafter], counted.cumulative(), counted.total)
             yield histogram
 
-    def _happened(self) -> Iterator[Metric]:
+    def _collect_timings(self) -> Iterator[Metric]:
         timings = self._engine.timings()
         for name, (unit, text) in _HISTOGRAMS.items():
             histogram = HistogramMetricFamily(f"reasoner_engine_{unit}", text, labels=["model"])

@@ -1,1 +1,1 @@
-"""Training of token-classification process reward models."""
+"""Training of token-classification process reward models: examples, batches, the loop and its checkpoints."""

@@ -1,1 +1,1 @@
-"""Structured logs and OpenTelemetry traces."""
+"""Structured logs (``logs``) and OpenTelemetry traces (``tracing``) of all roles."""

@@ -1,1 +1,1 @@
-"""Delivery of signed webhooks to public addresses."""
+"""Delivery of signed webhooks (``deliver``) to public addresses alone (``http``)."""

@@ -123,9 +123,9 @@ class StepCostTrial:
         # The cost for a share of the branches is extrapolated to all, and so are its errors.
         costs.learn(self.size, self.usual, max(0.1, 1 + (ratio - 1) / self.share), reliable=self.share == 1)
         if NO_DRAFT in (self.usual, self.size):
-            with_guesses, plain = (after, before) if self.usual == NO_DRAFT else (before, after)
-            if draft_tokens := statistics.mean(each.draft_tokens for each in with_guesses):
-                steps = [_robust_mean([each.step_seconds for each in some]) for some in (with_guesses, plain)]
+            drafting, plain = (after, before) if self.usual == NO_DRAFT else (before, after)
+            if draft_tokens := statistics.mean(each.draft_tokens for each in drafting):
+                steps = [_robust_mean([each.step_seconds for each in some]) for some in (drafting, plain)]
                 costs.learn_token_cost((steps[0] / steps[1] - 1) / draft_tokens)
 
 

@@ -55,8 +55,8 @@ class _Row(Sequence):
         """Set the branch's own tokens. Accepted draft tokens stay computed."""
         num_own, new = self.num_own, tokens[self.num_own :]
         right = num_own
-        for guessed, token in zip(self.tokens[num_own:], new, strict=False):
-            if guessed != token:
+        for draft_token, token in zip(self.tokens[num_own:], new, strict=False):
+            if draft_token != token:
                 break
             right += 1
         # The last token is always computed again: the first draft token comes from it.
@@ -95,12 +95,12 @@ class _DraftInProgress:
     def add(self, tokens: list[int], probs: list[float]) -> bool:
         """Append the best token to the chain; return True if the chain continues."""
         # A probability is 0 for tokens that the branch cannot sample, and NaN if logits are not finite.
-        guesses = [(token, prob) for token, prob in zip(tokens, probs, strict=True) if prob > 0]
-        guesses = guesses[: self.ready.width]
-        if not guesses:
+        candidates = [(token, prob) for token, prob in zip(tokens, probs, strict=True) if prob > 0]
+        candidates = candidates[: self.ready.width]
+        if not candidates:
             return False
-        self.beside += [(self.prob * prob, len(self.tokens), token, prob) for token, prob in guesses[1:]]
-        token, prob = guesses[0]
+        self.beside += [(self.prob * prob, len(self.tokens), token, prob) for token, prob in candidates[1:]]
+        token, prob = candidates[0]
         self.tokens.append(token)
         self.probs.append(prob)
         self.prob *= prob

@@ -120,15 +120,17 @@ class MedusaDrafter:
         """Return logits ``[requests * depth, vocab]``, request by request."""
         count, sampled = len(requests), [request.sequence.tokens[-1] for request in requests]
         if self._table is None or count > _MAX_RECORDED_BRANCHES:
-            return self._guess(
+            return self._compute_logits(
                 self._device_config.convert(torch.from_numpy(states)), self._model.embed(torch.tensor(sampled)), depth
             )
         inputs = self._inputs[:, :count]
         filled = inputs.numpy()
         filled[0], filled[1] = states, self._table[sampled]
-        return self._graphs((count, depth, torch.get_num_threads()), lambda: self._guess(inputs[0], inputs[1], depth))
+        return self._graphs(
+            (count, depth, torch.get_num_threads()), lambda: self._compute_logits(inputs[0], inputs[1], depth)
+        )
 
-    def _guess(self, states: Tensor, sampled: Tensor, depth: int) -> Tensor:
+    def _compute_logits(self, states: Tensor, sampled: Tensor, depth: int) -> Tensor:
         """Return the logits of the ``depth`` tokens after those ``sampled`` from ``states`` ``[count, hidden]``."""
         hidden = states.shape[1]
         if can_use_kernels(states):

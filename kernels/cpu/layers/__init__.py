@@ -1,1 +1,1 @@
-"""Norms and gated activations on the CPU."""
+"""Norms and gated activations on the CPU: ``norm`` and ``activation``, each in one pass over a row."""

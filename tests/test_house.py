@@ -1,0 +1,103 @@
+"""The rules of the house that hold everywhere: acyclic layers, small folders, described packages, the field's words."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("kernels", "engine", "prm", "reasoner", "workers", "api")
+
+MAX_MODULES = 16
+
+DIALECT = re.compile(
+    r"guess|dealt|doorbell|outbox|(?<![a-z])laws?(?![a-z])|(?<![a-z])story|(?<![a-z])tally|(?<![a-z])grower"
+    r"|(?<![a-z])janitor|(?<![a-z])foreign(?!_)|overtaken"
+)
+"""Words that this code base once used where the field has another one: draft, resampled, wake-up, event queue,
+distribution, narration, stats, branch runner, cleanup, OpenAI-compatible, bypassed."""
+
+
+def python_files(*folders: str) -> Iterator[Path]:
+    for folder in folders:
+        yield from sorted(path for path in (ROOT / folder).rglob("*.py") if "__pycache__" not in path.parts)
+
+
+@cache
+def parse(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+def describe(path: Path, line: int, text: str) -> str:
+    return f"{path.relative_to(ROOT)}:{line}: {text}"
+
+
+def test_no_folder_has_more_modules_than_a_reader_can_survey() -> None:
+    folders = {path.parent for path in python_files(*PACKAGES)}
+    counts = {str(folder.relative_to(ROOT)): len([*folder.glob("*.py")]) - 1 for folder in folders}
+    assert {folder: count for folder, count in counts.items() if count > MAX_MODULES} == {}
+
+
+def test_every_package_says_what_it_is_for() -> None:
+    silent = []
+    for path in python_files(*PACKAGES):
+        if path.name == "__init__.py" and len(ast.get_docstring(parse(path)) or "") < 60:
+            silent.append(str(path.relative_to(ROOT)))
+    assert silent == []
+
+
+def test_no_identifier_uses_the_old_dialect() -> None:
+    strange = set()
+    for path in python_files(*PACKAGES):
+        for node in ast.walk(parse(path)):
+            for name in names_of(node):
+                if DIALECT.search(name.lower()):
+                    strange.add(describe(path, node.lineno, name))
+    assert sorted(strange) == []
+
+
+def names_of(node: ast.AST) -> Iterator[str]:
+    """Yield the identifiers that a node defines."""
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        yield node.name
+    elif isinstance(node, ast.arg):
+        yield node.arg
+    elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+        yield node.id
+
+
+PLANTED = {
+    "inside a function": ("engine/cache/pages.py", "\n\ndef plant():\n    import engine.cache.radix_tree\n"),
+    "for the type checker": (
+        "reasoner/budget/ledger.py",
+        "\n\nfrom typing import TYPE_CHECKING\n\nif TYPE_CHECKING:\n    import reasoner.search.search\n",
+    ),
+    "between packages": ("kernels/common/noise.py", "\n\nimport engine.device\n"),
+}
+
+
+@pytest.mark.parametrize("where", PLANTED)
+def test_a_planted_import_against_the_layers_breaks_the_contracts(where: str, tmp_path: Path) -> None:
+    for package in PACKAGES:
+        for path in python_files(package):
+            target = tmp_path / path.relative_to(ROOT)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(path, target)
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    name, lines = PLANTED[where]
+    with (tmp_path / name).open("a") as file:
+        file.write(lines)
+    program = "from importlinter.cli import lint_imports_command; lint_imports_command()"
+    run = subprocess.run(
+        [sys.executable, "-c", program, "--no-cache"], cwd=tmp_path, capture_output=True, text=True, timeout=100
+    )
+    assert run.returncode == 1, run.stdout + run.stderr
+    assert "BROKEN" in run.stdout
