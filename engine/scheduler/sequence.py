@@ -16,7 +16,7 @@ from engine.sampling.penalties import Ints, Penalties
 from engine.text.detokenizer import StopStrings, TextReader
 
 Event = Completion | Delta | ScoreResult | EngineError
-"""What a job's sink receives: results as they come, or one error that ends the job."""
+"""An event of a job for its sink: a result, or an error that ends the job."""
 
 
 @dataclass(eq=False, slots=True)

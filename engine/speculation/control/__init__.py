@@ -1,4 +1,4 @@
-"""Control of the draft length: how much is drafted for each branch, from acceptance and measured step costs.
+"""Control of the draft length of each branch, from acceptance rates and measured step costs.
 
 ``controller`` has the protocol and a fixed controller, ``adaptive`` the one that engines use.
 """

@@ -1,4 +1,4 @@
-"""Estimates of how likely draft tokens are accepted, learned from verified drafts."""
+"""Estimates of acceptance probabilities, learned from verified drafts."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class AcceptanceByDepth:
         self._weights: list[float] = []
 
     def copy(self) -> AcceptanceByDepth:
-        """Return a copy that forgets soon."""
+        """Return a copy whose observations have little weight."""
         other = AcceptanceByDepth()
         other._shares, other._weights = list(self._shares), [min(each, _BRANCHES / 4) for each in self._weights]
         return other

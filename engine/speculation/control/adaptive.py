@@ -1,4 +1,4 @@
-"""Adaptive draft length: as many draft tokens as bring the most tokens per second."""
+"""Adaptive draft length: the number of draft tokens that maximises tokens per second."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DEPTHS = (1, 2, 3, 4, 6, 8, 12, 16)
 _TREE = 3
 """Draft tokens of a tree per level of depth."""
 _FEW_BRANCHES, _TRIAL_SHARE, _NEARLY_AS_FAST = 8, 0.125, 0.85
-"""Number of branches beyond which a trial begins with a share of them; all follow if the share is nearly as fast as
+"""Number of branches above which a trial begins with a share of them; all follow if the share is nearly as fast as
 plain steps."""
 _FIRST_TRIAL_TOKENS, _FIRST_TRIAL_DEPTH = 16, 8
 """Maximum number of draft tokens of a first trial: of all branches, and of each."""
@@ -33,7 +33,7 @@ _MIN_TRIAL_DISTANCE, _MAX_PATIENCE = 2, 16
 """Steps between two trials, in trials' lengths, and the maximum factor by which they grow if the choice stays."""
 _MAX_LOSS_FEW, _MAX_LOSS_MANY = 0.04, 0.01
 """Maximum loss of a trial as a share of the steps until the next one: for few branches, and for many, which seldom have
-arithmetic to spare."""
+compute to spare."""
 _MIN_PROB, _MAX_PROB_IN_TRIALS, _MAX_PROB = 0.02, 0.3, 0.8
 """Acceptance probabilities: below the first, draft tokens are never verified; the others bound the threshold in trials
 and otherwise."""
@@ -95,7 +95,7 @@ class _BatchBucket:
 class AdaptiveController:
     """Chooses the draft size with the most tokens per second, or no drafts where plain decoding is faster.
 
-    What pays depends on the number of branches, so each bucket has its own choice (``_BatchBucket``). A new bucket
+    The best size depends on the number of branches, so each bucket has its own choice (``_BatchBucket``). A new bucket
     begins with the choice of the nearest one with more branches, else without drafts. The number of accepted tokens is
     estimated by depth (``AcceptanceByDepth``). The cost of a step is measured by trials (``StepCostTrial``) relative to
     other steps of the same time, and interpolated between measured sizes, so most steps need no measurement and a
@@ -137,7 +137,7 @@ class AdaptiveController:
         self._has_prompts = 4 * num_other_tokens > branches
         size, num_drafting = bucket.choice, branches
         if self._has_prompts:
-            # Beside many tokens of prompts a draft may cost more than it does without.
+            # In a step with many prompt tokens a draft may cost more than in one without.
             size = size if num_other_tokens <= branches * size.depth else NO_DRAFT
         else:
             trial = bucket.trial
@@ -254,7 +254,7 @@ class AdaptiveController:
         index = self._depths.index(depth)
         adjacent = sizes[index + 1 : index + 2] + sizes[max(0, index - 1) : index]
         neighbours = (NO_DRAFT, *sorted(adjacent, key=bucket.speed, reverse=True))
-        # Trees pay only where there is arithmetic to spare.
+        # Trees pay only if there is compute to spare.
         if tree or (branches <= _FEW_BRANCHES and self._nodes > self._depths[-1]):
             neighbours += (self._shaped(depth, tree=not tree),)
         return neighbours[bucket.trial_index % len(neighbours)]

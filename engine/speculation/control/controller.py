@@ -25,7 +25,7 @@ class DraftOutcome(NamedTuple):
 
 
 class Controller(Protocol):
-    """Chooses how much is drafted for each branch.
+    """Chooses the draft size of each branch.
 
     Not thread-safe. A step with decoding branches calls ``choose_sizes``, then ``trim`` if drafts were proposed, and
     ``update`` when it is done, whether or not anything was drafted; steps that fail or are skipped do not.

@@ -66,7 +66,7 @@ class _Row(Sequence):
 
 
 class _Ready(NamedTuple):
-    """A branch that is in step once the scheduled work is done."""
+    """A branch that is in step after the scheduled work."""
 
     row: _Row
     request: DraftRequest
@@ -108,7 +108,7 @@ class _DraftInProgress:
 
     @property
     def draft(self) -> Draft:
-        """The chain with as many runners-up as fit."""
+        """Return the chain with as many runners-up as fit."""
         if not self.beside:
             return Draft.chain(self.tokens, self.probs)
         best = sorted(self.beside, key=lambda one: -one[0])[: self.ready.request.nodes - len(self.tokens)]
@@ -224,7 +224,7 @@ class DraftModel:
             if depth < 1:
                 self._close(row)
                 continue
-            # Chains that are computed together have the depth of the max_depth.
+            # Chains that are computed together all have the largest requested depth.
             room = min(num_own + max_depth - 1, limit)
             enough = table is not None and room <= len(table.pages) * size
             if not enough and not self._make_room(row, room, requested, pending_pages):

@@ -1,8 +1,9 @@
-"""Drafter: EAGLE, one decoder layer after the target's last one that predicts the next hidden state from its own
-predictions (Li et al. 2024, https://arxiv.org/abs/2401.15077; trees: https://arxiv.org/abs/2406.16858, "EAGLE-2").
+"""EAGLE drafter: one decoder layer that predicts the target's next hidden state from its own predictions.
+
+Li et al. 2024, https://arxiv.org/abs/2401.15077; trees: https://arxiv.org/abs/2406.16858, "EAGLE-2".
 
 From the hidden state at a position and the token that follows it, the layer predicts the next hidden state, and the
-target's own head computes its logits. It needs of the target: final hidden states, the embedding table and the head,
+target's own head computes its logits. From the target it needs final hidden states, the embedding table and the head,
 and one more layer of keys and values, with the target's ``kv_heads`` and ``head_dim``, in its pages: slot ``i`` holds
 the entry of the hidden state at ``i`` and the token at ``i + 1``. So entries are shared, forked, copied and evicted
 with their prefix, without code here.
@@ -61,7 +62,7 @@ _NUMBERS = (
 )
 
 _Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""From queries, keys and values ``[tokens, heads, head_dim]`` to ``[tokens, heads * head_dim]``."""
+"""Attention function from queries, keys and values ``[tokens, heads, head_dim]`` to ``[tokens, heads * head_dim]``."""
 
 
 def load_eagle(folder: Path, model: Model) -> EagleDrafter:
@@ -282,7 +283,7 @@ class _Entries:
         about: LayerAttentionConfig,
         device_config: DeviceConfig,
     ) -> None:
-        """The first level are the spans: chains of missing entries."""
+        """Start with the spans, which are chains of missing entries, as the first level."""
         self._about, self._spans, self._count = about, spans, len(spans)
         rows, firsts, counts = np.array([(span.table.row, span.first, span.length) for span in spans]).T
         self._ends = firsts + counts
@@ -364,7 +365,7 @@ class _Entries:
     def _mask(self) -> Tensor:
         """Return the mask ``[1, branches, heads_per_kv * wide, entries]``, in the layout of ``attend``."""
         mask = np.zeros((self._count * self._wide, self._end), np.bool_)
-        mask[:, 0] = True  # a padded query must see something
+        mask[:, 0] = True  # a padded query must attend to an entry, otherwise its softmax is NaN
         mask[self._places] = self._sees
         heads = self._about.heads // self._about.kv_heads
         each = torch.from_numpy(mask).view(self._count, 1, self._wide, self._end)

@@ -90,7 +90,7 @@ def supports_fused_chains(model: Model, cache: KVCache) -> TypeGuard[Decoder]:
 
 
 class _Chain:
-    """FusedChains of one shape, and the memory that its tape reads and writes."""
+    """Chains of one shape, and the buffers that their kernel graph reads and writes."""
 
     def __init__(
         self, model: Decoder, cache: KVCache, limit: int, due: int, branches: int, width: int, depth: int

@@ -1,17 +1,18 @@
-"""Drafter: Medusa, heads that predict the next tokens all at once from one hidden state (Cai et al. 2024,
-https://arxiv.org/abs/2401.10774).
+"""Medusa drafter: heads that predict the next tokens all at once from one hidden state.
+
+Cai et al. 2024, https://arxiv.org/abs/2401.10774.
 
 Head ``k`` (from 0) reads the final hidden state ``h`` of the last computed token and the embedding ``e`` of the token
 sampled from it, and predicts the token ``k + 1`` positions after that one. In the paper the heads read ``h`` alone; the
-sampled token, which ``h`` cannot know, costs one more column block of the same product. With ``n = h / rms(h)`` and a
-gated hidden layer ``a = silu(G [n; e]) * U [n; e]`` that all heads share, the head's own state is ``n + V_k a + b_k``,
-and the target's own head computes its logits. So all drafts cost two products and the logits, and the shared layer can
-be much wider than the paper's one for each head.
+sampled token, which is not determined by ``h``, costs one more column block of the same product. With ``n = h /
+rms(h)`` and a gated hidden layer ``a = silu(G [n; e]) * U [n; e]`` that all heads share, the head's own state is ``n +
+V_k a + b_k``, and the target's own head computes its logits. So all drafts cost two products and the logits, and the
+shared layer can be much wider than the paper's one for each head.
 
 The heads are independent of each other: a tree is every combination of their candidates, and the likeliest combinations
 are verified.
 
-It needs of the target: final hidden states, the embedding table and the head, which must normalise its input, as the
+From the target it needs final hidden states, the embedding table and the head, which must normalise its input, as the
 Llama family's does.
 """
 

@@ -1,4 +1,4 @@
-"""Drafter: prompt lookup, the tokens that followed the same tokens before in any text of the model in this namespace.
+"""N-gram drafter (prompt lookup): tokens that followed the same tokens before, in any text of the namespace.
 
 ``kernels.ngrams`` stores the texts and rates continuations. A namespace is a scope there, as for cached prefixes:
 nothing is learned across namespaces. The texts of a search (the requests with one lease in one namespace, or the
@@ -39,7 +39,7 @@ class _Branch:
     tokens: list[int]
     """The sequence's list of tokens, which grows."""
     num_read: int
-    """Number of tokens that are read, or never will be."""
+    """Number of tokens that are read or skipped for good."""
     begin: tuple[int, ...]
     """Words for the table before the first token."""
     slot: int = -1

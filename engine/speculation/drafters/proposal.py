@@ -1,19 +1,19 @@
-"""Draft tokens from a drafter's logits: what the branch would sample from the drafter's distribution.
+"""Sampling of draft tokens from a drafter's logits, with the branch's own noise.
 
-A draft token is sampled with the very noise that the branch's own sample will have (``engine.speculation`` says why):
-it is the argmax of the logits over the temperature plus Gumbel noise, and the runners-up of that argmax are the best
-other candidates for a tree (top-k with shared noise). Only the likeliest tokens are considered: others are hardly ever
-sampled, and accepted even less often.
+A draft token is sampled with the noise that the branch's own sample will have, for the reason in
+``engine.speculation``: it is the argmax of the logits over the temperature plus Gumbel noise, and the runners-up of
+that argmax are the best other candidates for a tree (top-k with shared noise). Only the likeliest tokens are
+considered: others are hardly ever sampled, and accepted even less often.
 
-``kernels.cpu.sampling.topk_drafts`` does this for logits on the host; of logits on a device the largest are taken
+``kernels.cpu.sampling.topk_drafts`` does this for logits on the host; for logits on a device, the largest are selected
 there.
 
-A drafter knows less than the target, so its distribution is flatter, and the target's sample depends less on the noise
-than its own would: the noise is weighted (``NOISE``). Of the tokens that the bundled ``policy-large`` samples at
-temperatures from 0.5 to 1.3, the draft model then predicts 0.4 to 2.3 of a hundred more, and the policy, which is
-hardly flatter, at most 0.6 fewer. The acceptance probability of a draft token is its share of ``exp(logit + NOISE *
-temperature * noise)``: as if the drafter's ignorance were noise of temperature 1. With the draft model that holds to
-some hundredths."""
+A drafter is less accurate than the target, so its distribution is flatter, and the target's sample depends less on the
+noise than the drafter's would: so the noise is weighted (``NOISE``). Of the tokens that the bundled ``policy-large``
+samples at temperatures from 0.5 to 1.3, the draft model then predicts 0.4 to 2.3 % more, and the policy, which is
+hardly flatter, at most 0.6 % fewer. The acceptance probability of a draft token is its share of ``exp(logit + NOISE *
+temperature * noise)``, as if the drafter's error were noise of temperature 1; measured with the draft model, it is
+right to within a few hundredths."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from engine.scheduler.sequence import GenerateSequence
 from kernels.common.noise import SAMPLE, gumbel_noise, noise_streams
 
 NOISE = 0.75
-"""Weight of the noise; with 1 a drafter that equals the target is always right."""
+"""Weight of the noise; with 1 all draft tokens of a drafter that equals the target are accepted."""
 _CANDIDATES = 64
 """Maximum number of candidates of a distribution."""
 _REACH = 12.0
@@ -121,7 +121,7 @@ def write_best(
 
 
 def best_with_numpy(logits: Tensor, rows: _Rows, width: int) -> tuple[Ints, Floats]:
-    """``DraftSampler.best`` of logits on a device."""
+    """Return ``DraftSampler.best`` for logits on a device."""
     top = logits.topk(min(_CANDIDATES, logits.shape[1]))
     tokens, values = top.indices.cpu().numpy(), top.values.cpu().numpy()
     temperature, _, _ = rows.float_params[..., None]
@@ -140,7 +140,7 @@ def best_with_numpy(logits: Tensor, rows: _Rows, width: int) -> tuple[Ints, Floa
 
 
 def _kept(gaps: Floats, rows: _Rows) -> npt.NDArray[np.bool_]:
-    """Return which candidates the filters keep; top-p is that of the candidates, nearly that of the distribution.
+    """Return the mask of candidates kept by truncation; top-p is applied to the candidates, a close approximation.
 
     ``gaps``: ``[rows, candidates]``, the logits minus the first, descending.
     """

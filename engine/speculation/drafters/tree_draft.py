@@ -30,7 +30,7 @@ class Level(NamedTuple):
     """Nodes to expand. Each array has a row for each."""
 
     branches: Ints
-    """Ascending."""
+    """Branch of each node, ascending."""
     parents: Ints
     """Rows of the level before, or branches for the first level."""
     tokens: Ints
