@@ -10,10 +10,10 @@ there.
 
 A drafter is less accurate than the target, so its distribution is flatter, and the target's sample depends less on the
 noise than the drafter's would: so the noise is weighted (``NOISE``). Of the tokens that the bundled ``policy-large``
-samples at temperatures from 0.5 to 1.3, the draft model then predicts 0.4 to 2.3 % more, and the policy, which is
-hardly flatter, at most 0.6 % fewer. The acceptance probability of a draft token is its share of ``exp(logit + NOISE *
-temperature * noise)``, as if the drafter's error were noise of temperature 1; measured with the draft model, it is
-right to within a few hundredths."""
+samples at temperatures from 0.5 to 1.3, the draft model then predicts 0.4 to 2.3 percentage points more, and the
+policy, which is hardly flatter, at most 0.6 fewer. The acceptance probability of a draft token is its share of
+``exp(logit + NOISE * temperature * noise)``, as if the drafter's error were noise of temperature 1; measured with the
+draft model, it is right to within a few hundredths."""
 
 from __future__ import annotations
 
