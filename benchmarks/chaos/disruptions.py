@@ -114,7 +114,7 @@ def _down(fleet: Fleet, planned: Planned) -> Iterator[None]:
 
 
 def _jobs_of(fleet: Fleet, planned: Planned) -> list[str]:
-    """Return the running jobs that need this process: a worker's own, or all for an engine or a broker."""
+    """Return the running jobs that need this process: those of a worker, or all for any other role."""
     running: list[str] = fleet.redis.zrange("reasoner:jobs:in_progress", 0, -1)
     if planned.role != "worker":
         return running
