@@ -52,7 +52,7 @@ class EngineCore:
     """One model with its cache, scheduler and drafter."""
 
     def __init__(self, name: str, folder: Path, options: EngineOptions) -> None:
-        """Load the checkpoint in ``folder``; raise ``EngineError`` that says what is wrong with it."""
+        """Load the checkpoint in ``folder``; raise ``EngineError`` with the reason if it is invalid."""
         self._options = options
         keep_freed_memory()
         self._device_config = select_model_device(folder, options)

@@ -27,7 +27,7 @@ class LoadedModel:
     """Weights, tokenizer and limits of one model. Its methods may be called from any thread."""
 
     def __init__(self, name: str, folder: Path, model: Model, *, max_tokens: int, max_sequences: int) -> None:
-        """Load the tokenizer in ``folder``; raise ``EngineError`` that says what is wrong with it.
+        """Load the tokenizer in ``folder``; raise ``EngineError`` with the reason if it is invalid.
 
         ``max_tokens`` bounds the context, ``max_sequences`` the branches or items of one request.
         """

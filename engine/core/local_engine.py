@@ -45,7 +45,7 @@ class LocalEngine:
     """``EngineClient`` over models in this process. Safe to use from several threads and event loops at once."""
 
     def __init__(self, models: Mapping[str, str | Path], options: EngineOptions | None = None) -> None:
-        """Load the checkpoints (name to folder). Raises ``EngineError`` that says what is wrong with one."""
+        """Load the checkpoints (name to folder). Raises ``EngineError`` with the reason if one is invalid."""
         if not models:
             raise EngineError("name at least one model to serve")
         options = options or EngineOptions()

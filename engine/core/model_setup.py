@@ -1,4 +1,4 @@
-"""Set up one model as its options say: device, capacity of the key-value pool, and drafter."""
+"""Set up one model from its options: device, capacity of the key-value pool, and drafter."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ def honest(_: random.Random, usual: float) -> tuple[float, float]:
 
 
 def mute(_: random.Random, usual: float) -> tuple[float, float]:
-    """Return an estimate that says nothing about the draft tokens."""
+    """Return an estimate without information about the draft tokens."""
     return 0.5, usual
 
 
