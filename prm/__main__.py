@@ -1,8 +1,8 @@
 """``python -m prm``: the process of ``reasoner prm train``.
 
-Its argument is a JSON object of ``TrainPlan``'s fields. It writes JSON lines: ``{"done", "total", "next"}`` as it goes,
-then ``{"result"}``, or ``{"error", "usage"}`` with exit status 1 when it cannot (``usage`` is true if
-the request itself was wrong). SIGTERM ends it after the current step, with a checkpoint.
+Its argument is a JSON object of ``TrainPlan``'s fields. It writes JSON lines: ``{"done", "total", "next"}`` as
+progress, then ``{"result"}``, or ``{"error", "usage"}`` with exit status 1 on failure (``usage`` is true if the request
+was invalid). SIGTERM ends it after the current step, with a checkpoint.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""ProcessBench's protocol: does a process reward model find the first wrong step of a solution?
+"""ProcessBench's protocol: evaluates if a process reward model finds the first wrong step of a solution.
 
-The model predicts the first step whose score lies below a threshold, or that all are right. The measure is the harmonic
-mean (F1) of two accuracies: on solutions with an error (the predicted step must be the very first wrong one) and on
-those without (no step may be predicted).
+The prediction is the first step with a score below a threshold, or no step. The metric is the harmonic mean (F1) of two
+accuracies: on solutions with an error (the first wrong step must be predicted) and on those without (no step may be
+predicted).
 
-Source: Zheng et al. 2024, "ProcessBench", https://arxiv.org/abs/2412.06559. There the threshold of a PRM is the
-best one on another split (GSM8K's, for all subsets).
+Source: Zheng et al. 2024, "ProcessBench", https://arxiv.org/abs/2412.06559. There the threshold of a PRM is fitted on
+another split (GSM8K's, for all subsets).
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from prm.records import read_records
 NO_ERROR = -1
 
 Scores = tuple[float | None, ...]
-"""A score for each step; blank steps have none, and are never predicted."""
+"""Scores of a solution's steps; ``None`` for blank steps, which are never predicted."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessBenchCase:
-    """One solution. ``label``: index of its first wrong step, -1 if there is none."""
+    """One solution. ``label`` is the index of its first wrong step, -1 if there is none."""
 
     id: str
     generator: str
@@ -36,12 +36,12 @@ class ProcessBenchCase:
 
 
 Score = Callable[[ProcessBenchCase, tuple[str, ...]], Awaitable[Sequence[float]]]
-"""Scores of a case's steps, those that are not blank."""
+"""Function that returns the scores of a case's non-blank steps."""
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Accuracies are ``None`` where there is no such solution; then there is no F1 either."""
+    """Result of an evaluation. An accuracy is ``None`` if there is no such solution, and then F1 is ``None``, too."""
 
     cases: int
     erroneous: int
@@ -52,7 +52,7 @@ class Result:
 
 
 def read_cases(path: Path) -> list[ProcessBenchCase]:
-    """The cases of a file in ProcessBench's format: JSONL, or a JSON array as it is published. Raises ``BadRecord``."""
+    """Read a file in ProcessBench's format: JSONL, or a JSON array as published. Raises ``BadRecord``."""
     cases = []
     for record in read_records(path):
         steps = record.texts("steps")
@@ -78,7 +78,7 @@ async def score_cases(
     concurrency: int = 16,
     on_progress: Callable[[], None] = lambda: None,
 ) -> list[Scores]:
-    """Scores of every case's steps, in the order of the cases. Raises what ``score`` raises."""
+    """Return the scores of every case's steps, in the order of the cases. Raises the errors of ``score``."""
     places = list(enumerate(cases))
     found: dict[int, Scores] = {}
     waiting = iter(places)
@@ -99,12 +99,12 @@ async def score_cases(
 
 
 def predict(scores: Scores, threshold: float) -> int:
-    """Index of the first step whose score lies below the threshold, or -1."""
+    """Return the index of the first step with a score below the threshold, or -1."""
     return next((index for index, score in enumerate(scores) if score is not None and score < threshold), NO_ERROR)
 
 
 def evaluate(cases: Sequence[ProcessBenchCase], scores: Sequence[Scores], threshold: float) -> Result:
-    """The protocol at one threshold."""
+    """Evaluate the protocol at one threshold."""
     right: dict[bool, list[bool]] = {True: [], False: []}
     for case, given in zip(cases, scores, strict=True):
         right[case.label != NO_ERROR].append(predict(given, threshold) == case.label)
@@ -113,11 +113,10 @@ def evaluate(cases: Sequence[ProcessBenchCase], scores: Sequence[Scores], thresh
 
 
 def fit_threshold(cases: Sequence[ProcessBenchCase], scores: Sequence[Scores]) -> float:
-    """A threshold with the largest F1 on these cases; the middle of the interval in which it is so (of several the
-    lowest). Raises ``ValueError`` where F1 is not defined.
+    """Return the threshold with the largest F1 on these cases: the middle of the lowest interval that attains it.
 
-    Predictions change only where a score is passed that is below all scores before it, and a case is predicted right
-    within one interval of thresholds: all of them are tried by sweeping once over the ends of the intervals.
+    Raises ``ValueError`` if F1 is undefined. A case is predicted correctly within one interval of thresholds, so one
+    sweep over the ends of all intervals covers every threshold.
     """
     erroneous = sum(case.label != NO_ERROR for case in cases)
     if not 0 < erroneous < len(cases):
@@ -140,14 +139,14 @@ def fit_threshold(cases: Sequence[ProcessBenchCase], scores: Sequence[Scores]) -
 
 
 def harmonic_mean(first: float | None, second: float | None) -> float | None:
-    """F1 of two accuracies: zero where one of them is."""
+    """Return the harmonic mean (F1) of two accuracies: 0 if one of them is 0, ``None`` if one is."""
     if first is None or second is None:
         return None
     return 2 * first * second / (first + second) if first and second else 0.0
 
 
 def _right_between(case: ProcessBenchCase, scores: Scores) -> tuple[float, float]:
-    """Thresholds above the first number, up to and including the second, predict the case's label."""
+    """Return (low, high) so that thresholds in the half-open interval (low, high] predict the case's label."""
     before = scores if case.label == NO_ERROR else scores[: case.label]
     high = min((score for score in before if score is not None), default=1.0)
     if case.label == NO_ERROR:

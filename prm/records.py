@@ -1,4 +1,4 @@
-"""Files of JSON records. One that is not what it should be is refused with its place, its field and what is right."""
+"""Files of JSON records. Errors name the line, the field and the valid values."""
 
 from __future__ import annotations
 
@@ -10,32 +10,32 @@ from typing import Any
 
 
 class BadRecord(ValueError):
-    """A file cannot be read or a record of it is wrong; the message names the place and what would be right."""
+    """A file cannot be read or has an invalid record; the message names the line and a correction."""
 
 
 @dataclass(frozen=True, slots=True)
 class JsonRecord:
-    """One JSON object and where it stands."""
+    """One JSON object and its position in the file."""
 
     place: str
     fields: Mapping[str, Any]
 
     def text(self, name: str) -> str:
-        """A text that is not blank. Raises ``BadRecord``, as all of these."""
+        """Return a text that is not blank. Raises ``BadRecord``, as do all of these methods."""
         value = self._get(name)
         if not isinstance(value, str) or not value.strip():
             raise self.wrong(name, "a text that is not blank")
         return value
 
     def texts(self, name: str) -> tuple[str, ...]:
-        """A list of at least one text; texts may be blank."""
+        """Return a list of at least one text; texts may be blank."""
         value = self._get(name)
         if not isinstance(value, list) or not value or not all(isinstance(item, str) for item in value):
             raise self.wrong(name, "a list of at least one text")
         return tuple(value)
 
     def shares(self, name: str, count: int) -> tuple[float, ...]:
-        """A list of ``count`` numbers from 0 to 1."""
+        """Return a list of ``count`` numbers from 0 to 1."""
         value = self._get(name)
         fits = isinstance(value, list) and len(value) == count
         if not fits or not all(isinstance(item, int | float) and 0 <= item <= 1 for item in value):
@@ -43,21 +43,21 @@ class JsonRecord:
         return tuple(map(float, value))
 
     def flag(self, name: str) -> bool:
-        """True or false."""
+        """Return a boolean."""
         value = self._get(name)
         if not isinstance(value, bool):
             raise self.wrong(name, "true or false")
         return value
 
     def integer(self, name: str, least: int, most: int) -> int:
-        """A whole number within bounds, both included."""
+        """Return an integer within inclusive bounds."""
         value = self._get(name)
         if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
             raise self.wrong(name, f"a whole number from {least} to {most}")
         return value
 
     def wrong(self, name: str, right: str) -> BadRecord:
-        """The error that says what a field must be."""
+        """Return the error for an invalid field; ``right`` describes valid values."""
         told = json.dumps(self.fields[name], ensure_ascii=False)
         return BadRecord(
             f"{self.place}: {name!r} is {told if len(told) <= 80 else told[:77] + '...'}; it must be {right}"
@@ -70,7 +70,7 @@ class JsonRecord:
 
 
 def read_records(path: Path) -> Iterator[JsonRecord]:
-    """The records of a JSONL file, one line at a time, or of a file that is one JSON array. Raises ``BadRecord``."""
+    """Yield the records of a JSONL file line by line, or of a file with one JSON array. Raises ``BadRecord``."""
     try:
         with path.open(encoding="utf-8") as lines:
             if lines.read(1) == "[":

@@ -1,1 +1,1 @@
-"""The formats of public process reward models: how each reads a question and its steps, and where its score is."""
+"""Formats of public process reward models: the encoding of a question and its steps, and the position of the score."""

@@ -1,8 +1,8 @@
-"""What a process reward model's format is: how a solution is written down for it, and what its logits mean.
+"""Interface of a process reward model's format: the encoding of a solution, and the meaning of the logits.
 
-A sequence begins with the question and grows by one increment a step; a step's score is read at its increment's last
-token. Increments depend on nothing that comes later, so a longer chain begins with exactly the tokens of the shorter
-one, and the engine's prefix cache leaves the new step alone to compute.
+A sequence begins with the question and grows by one increment per step; a step's score is read at its increment's last
+token. Increments do not depend on later steps, so a longer chain begins with exactly the tokens of the shorter one, and
+with the engine's prefix cache only the new step is computed.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from engine.protocol.types import EngineClient, EngineError, ModelInfo
 
 Conversation = Sequence[dict[str, str]]
 Pieces = tuple[str | tuple[int, ...], ...]
-"""Texts, which the engine tokenises one by one, and token ids."""
+"""Sequence of token ids and of texts, which the engine tokenises one by one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A question as a verifier reads it."""
+    """A question encoded for a verifier."""
 
     tokens: tuple[int, ...]
-    """What every sequence begins with; empty where the question is a part of the first step."""
+    """Common prefix of all sequences; empty if the question is part of the first step."""
     size: int
-    """About how many tokens the question has."""
+    """Approximate number of tokens of the question."""
     question: str
 
 
 class Format(ABC):
-    """Format of a public model. ``notes`` is the ``reasoner_prm`` of its config.json, without ``format``."""
+    """Format of a public model. ``notes`` is the ``reasoner_prm`` object of its config.json, without ``format``."""
 
     name: ClassVar[str]
     kind: ClassVar[str]
@@ -42,7 +42,7 @@ class Format(ABC):
     end: str
     """Token after each step."""
     token_ids: tuple[int, ...] = ()
-    """Tokens whose logits are read; empty for a model with a head of its own."""
+    """Tokens whose logits are read; empty for a model with a classification head."""
 
     def __init__(self, engine: EngineClient, info: ModelInfo, notes: Mapping[str, object]) -> None:
         if notes:
@@ -60,7 +60,7 @@ class Format(ABC):
         return Prompt(tokens, len(tokens), as_text(conversation))
 
     async def increment(self, prompt: Prompt, index: int, step: str) -> Pieces:  # noqa: ARG002
-        """Return what the step of that index (from 0) adds. The score is read at the last token."""
+        """Return the increment of the step with this index (from 0). The score is read at its last token."""
         return step, (self.end_token,)
 
     @abstractmethod
@@ -68,13 +68,13 @@ class Format(ABC):
         """Return the probability that the step is right, from the logits at its last token."""
 
     async def tokens_of(self, text: str) -> tuple[int, ...]:
-        """Return the tokens of a text, without the tokenizer's special first ones."""
+        """Return the tokens of a text, without special tokens."""
         return await self.engine.tokenize(self.info.id, text, special=False)
 
     async def token(self, text: str, what: str) -> int:
-        """Return the one token of a text. Raises ``EngineError`` if the tokenizer has none for it."""
+        """Return the token of a text that is one token. Raises ``EngineError`` if it is not."""
         tokens = await self.tokens_of(text)
-        # What no vocabulary has shows what the tokenizer makes of the unknown.
+        # A character outside of every vocabulary gives the unknown token.
         if len(tokens) != 1 or tokens == await self.tokens_of("\U0010fffd"):
             raise self.refuse(
                 f"{what} {text!r} is not a token of the tokenizer of model {self.info.id!r}"
@@ -83,7 +83,7 @@ class Format(ABC):
         return tokens[0]
 
     def refuse(self, why: str) -> EngineError:
-        """Return the error for a checkpoint that this format does not fit."""
+        """Return the error for a checkpoint that does not have this format."""
         return EngineError(f"model {self.info.id!r} cannot score steps as {self.name!r}: {why}")
 
 
@@ -95,7 +95,7 @@ def as_text(conversation: Conversation) -> str:
 
 
 def softmax(logits: Sequence[float], index: int) -> float:
-    """Return the probability of one of several logits."""
+    """Return the softmax probability of the logit at ``index``."""
     top = max(logits)
     weights = [math.exp(value - top) for value in logits]
     return weights[index] / sum(weights)

@@ -1,8 +1,8 @@
-"""Math-Shepherd (math-shepherd-mistral-7b-prm): a causal model says ``+`` or ``-`` at the tag that ends each step.
+"""Math-Shepherd (math-shepherd-mistral-7b-prm): a causal model predicts ``+`` or ``-`` at the tag after each step.
 
 Source: https://huggingface.co/peiyi9979/math-shepherd-mistral-7b-prm and Wang et al. 2023, "Math-Shepherd: Verify and
 Reinforce LLMs Step-by-step without Human Annotations". The text is the question and lines ``Step 1: … ки``; the score
-is read at the tag itself, after which the model was trained to say ``+`` or ``-``.
+is read at the tag itself, after which the model was trained to predict ``+`` or ``-``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _NUMBERED = re.compile(r"Step \d+:")
 
 
 class MathShepherd(Format):
-    """A step is tokenised behind the tag of the step before, since Llama tokenizers put a space before a lone text."""
+    """Tokenises a step after the tag of the previous one, since Llama tokenizers put a space before a separate text."""
 
     name = "math_shepherd"
     kind = "generate"

@@ -1,4 +1,4 @@
-"""The formats of process reward models, by name, and which one a checkpoint has."""
+"""Registry of formats of process reward models, and detection of a checkpoint's format."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FORMATS: Mapping[str, type[Format]] = {
 FormatName = Literal["token_classification", "qwen_math", "skywork", "math_shepherd", "rlhflow"]
 """Names of the formats, for settings."""
 FORMAT_NOTE = "reasoner_prm_format"
-"""The key of ``ModelInfo.extra`` under which a service names a model's format, beside what its config.json says."""
+"""Key of ``ModelInfo.extra`` for the format that the service's settings give, beside the fields of config.json."""
 _ARCHITECTURES = {"Qwen2ForProcessRewardModel": QwenMath.name, "Qwen2ForPrmModel": Skywork.name}
 """Architectures that identify a format."""
 
@@ -27,7 +27,7 @@ _ARCHITECTURES = {"Qwen2ForProcessRewardModel": QwenMath.name, "Qwen2ForPrmModel
 def find_format(info: ModelInfo) -> str | None:
     """Return the name of a served model's format, from the service's settings, its config.json or its architecture.
 
-    ``None`` for a model that is not known to have one.
+    ``None`` for a model without a known format.
     """
     configured = info.extra.get(FORMAT_NOTE)
     if configured is not None:
@@ -41,7 +41,7 @@ def find_format(info: ModelInfo) -> str | None:
 
 
 def open_format(engine: EngineClient, info: ModelInfo) -> Format:
-    """Return the format of a served model. Raises ``EngineError`` that says what fits."""
+    """Return the format of a served model. Raises ``EngineError`` that lists the formats."""
     name = find_format(info)
     if name is None:
         raise EngineError(

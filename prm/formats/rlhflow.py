@@ -1,9 +1,9 @@
 """RLHFlow's PRMs (Mistral and Llama-3.1): a chat in which the assistant answers ``+`` or ``-`` to each step.
 
 Source: https://huggingface.co/RLHFlow/Llama3.1-8B-PRM-Deepseek-Data and Xiong et al. 2024, "An Implementation of
-Generative PRM" (https://github.com/RLHFlow/RLHF-Reward-Modeling). Each step is a user's turn, the first with the
-question before it, and every turn is answered with ``+``: the score of a step is read before that
-answer, and the chat of a longer chain begins with the chat of the shorter one.
+Generative PRM" (https://github.com/RLHFlow/RLHF-Reward-Modeling). Each step is a user turn, the first with the question
+before it, and every turn is answered with ``+``: the score of a step is read before that answer, so the chat of a
+longer chain begins with the chat of the shorter one.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class RLHFlow(Format):
     async def increment(self, prompt: Prompt, index: int, step: str) -> Pieces:
         if index == 0:
             return (await self._chat(f"{prompt.question} {step}"),)
-        # The answer to the turn before, and this turn: what they add to any chat.
+        # The answer to the previous turn, and this turn, as they are appended to any chat.
         tokens = await self._chat("?", "+", step)
         if tokens[: len(self._before)] != self._before:
             raise self.refuse("its chat template writes a turn differently when another one follows")

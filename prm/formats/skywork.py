@@ -1,7 +1,7 @@
-"""Skywork-o1-Open-PRM (1.5B, 7B): plain text, a line is a step, a value head's sigmoid at each line's end.
+"""Skywork-o1-Open-PRM (1.5B, 7B): plain text with one step per line, scored by a value head's sigmoid at line ends.
 
-Source: https://github.com/SkyworkAI/skywork-o1-prm-inference. Its code scores an empty line like any other; here empty
-lines are no steps, and the model does not read them.
+Source: https://github.com/SkyworkAI/skywork-o1-prm-inference. Its code also scores empty lines; here they are no steps
+and are left out.
 """
 
 from __future__ import annotations

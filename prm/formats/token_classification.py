@@ -1,7 +1,7 @@
-"""Token-classification PRMs as TRL trains them (``PRMTrainer``): a label at the separator that ends each step.
+"""Token-classification PRMs as trained by TRL's ``PRMTrainer``: a label at the separator that ends each step.
 
-The checkpoint's ``reasoner_prm`` says the ``separator`` and the index of the ``positive_label``. The question goes
-through the chat template; prompt, steps and separators are tokenised one by one, as in training.
+The checkpoint's ``reasoner_prm`` holds the ``separator`` and the index of the ``positive_label``. The question is
+rendered with the chat template; prompt, steps and separators are tokenised one by one, as in training.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Step labels by Monte-Carlo rollouts, in a file that a stopped run continues."""
+"""Step labels by Monte-Carlo rollouts, in a file from which an interrupted run resumes."""

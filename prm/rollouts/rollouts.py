@@ -1,13 +1,13 @@
-"""Step labels by Monte-Carlo rollouts: how often is the answer right when a solution goes on from here?
+"""Step labels by Monte-Carlo rollouts: the fraction of right answers among completions from the end of a step.
 
-A policy writes solutions of problems whose answers are known. From the end of each step it completes the solution
-several times. The soft label of the step is the share of right completions, the hard label whether there was any; the
-last step's is whether the solution itself is right.
+A policy generates solutions of problems with known answers. From the end of each step it completes the solution several
+times. The soft label of the step is the fraction of right completions, the hard label is 1 if any was right; the last
+step's label is the correctness of the solution itself.
 
 Source: Wang et al. 2023, "Math-Shepherd", https://arxiv.org/abs/2312.08935, section 3.3.
 
-Every answer of the engine is a line of the output before it is used, so a run that was stopped goes on where it was and
-pays nothing twice. The noise of a branch depends on the seed and its place alone: a resumed run gives the same labels.
+Every result of the engine is written to the output before it is used, so an interrupted run resumes without generating
+anything twice. The noise of a branch depends on the seed and its index alone, so a resumed run gives the same labels.
 """
 
 from __future__ import annotations
@@ -36,54 +36,58 @@ from prm.rollouts.file import LabelledSolution, RolloutFile, SampledStep, Soluti
 
 @dataclass(frozen=True, slots=True)
 class RolloutProblem:
-    """A question whose answer somebody can check."""
+    """A question with an answer that can be checked."""
 
     id: str
     question: str
 
     @property
     def key(self) -> str:
-        """A short name that changes with the question."""
+        """Short hash of id and question."""
         return blake2b(f"{self.id}\0{self.question}".encode(), digest_size=8).hexdigest()
 
 
 Judge = Callable[[RolloutProblem, str], Awaitable[bool]]
-"""Whether a solution's text ends in the right answer."""
+"""Function that returns True if a solution's text states the right answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class RolloutPlan:
-    """What is sampled. Another ``concurrency`` gives the same labels; everything else is a setting of the file."""
+    """Settings of the rollouts. All but ``concurrency``, which does not affect the labels, are written to the file."""
 
     model: str
     solutions: int = 8
-    """For each problem."""
+    """Number of solutions for each problem."""
     completions: int = 8
-    """For each step but the last."""
+    """Number of completions for each step except the last."""
     temperature: float = 1.0
     max_tokens: int = 1024
-    """Longest solution, completions included."""
+    """Maximum length of a solution in tokens, including completions."""
     separator: str = "\n\n"
     early: bool = False
-    """Hard labels alone, for less: a step's completions end with the first right one, and behind a step that has none
-    no step is asked for: the solution has gone wrong."""
+    """True for hard labels only, at less cost.
+
+    A step's completions stop at the first right one, and after a step without a right completion all later steps but
+    the last count as wrong without completions.
+    """
     seed: int = 0
     concurrency: int = 16
-    """Solutions at a time."""
+    """Maximum number of concurrent solutions."""
 
 
 @dataclass(slots=True)
 class RolloutStats:
-    """How far a run is. Tokens are those of this run; the rest counts what the file holds."""
+    """Progress of a run. Token counts are those of this run; the other counts include the file's earlier runs."""
 
     solutions: int = 0
     steps: int = 0
     good: int = 0
-    """Steps with a good hard label."""
+    """Number of steps with a good hard label."""
     generated: int = 0
     prompt: int = 0
-    """Prompt tokens that were sent, and those of them that were cached."""
+    """Number of prompt tokens of all requests."""
     cached: int = 0
+    """Number of these prompt tokens that were cached."""
 
 
 async def roll_out(
@@ -94,10 +98,10 @@ async def roll_out(
     path: Path,
     on_progress: Callable[[RolloutStats], None] = lambda _: None,
 ) -> RolloutStats:
-    """Labels solutions of all problems into the file; see ``prm.rollouts.file`` for its lines.
+    """Label solutions of all problems and append them to the file, in the format of ``prm.rollouts.file``.
 
-    ``problems`` is read as work is begun, never ahead. Raises the engine's errors and ``BadRecord``; after these, and
-    after a cancellation, the same call goes on where it was.
+    ``problems`` is read lazily, as work starts. Raises the engine's errors and ``BadRecord``; after these, and after a
+    cancellation, the same call resumes.
     """
     context = await _context(engine, plan.model)
     settings = {name: value for name, value in asdict(plan).items() if name != "concurrency"}
@@ -147,7 +151,7 @@ class _Run:
         self._on_progress = on_progress
 
     async def work(self, places: Iterator[tuple[RolloutProblem, SolutionKey]]) -> None:
-        """Labels solutions until none is left; several of these share the iterator."""
+        """Label solutions until none is left; concurrent workers share the iterator."""
         for problem, place in places:
             if place not in self._file.done:
                 try:
@@ -161,7 +165,7 @@ class _Run:
     async def _label(self, problem: RolloutProblem, place: SolutionKey) -> None:
         conversation = [{"role": "user", "content": problem.question}]
         prompt = await self._engine.tokenize(self._plan.model, conversation)
-        lease = f"rollouts-{uuid.uuid4().hex}"  # what the steps' prefixes have in the cache stays there
+        lease = f"rollouts-{uuid.uuid4().hex}"  # keeps the prefixes of the steps in the cache
         pieces = await self._solve(prompt, place, lease)
         ends = [index for index, piece in enumerate(pieces) if piece.text.strip()]
         shares: list[float] = []
@@ -180,7 +184,7 @@ class _Run:
         self._file.finish(place, LabelledSolution(problem.id, problem.question, steps, hard, soft))
 
     async def _solve(self, prompt: tuple[int, ...], place: SolutionKey, lease: str) -> list[SampledStep]:
-        """A solution step by step, so that each step's end is known in token ids."""
+        """Generate a solution step by step, so that the token ids at each step's end are known."""
         pieces = self._file.pieces(place)
         while not (pieces and pieces[-1].ended):
             written = _ids(pieces)
@@ -203,7 +207,7 @@ class _Run:
         so_far: list[SampledStep],
         lease: str,
     ) -> float:
-        """The share of right completions behind a step."""
+        """Return the fraction of right completions from the end of a step."""
         verdicts = self._file.verdicts(place, step)
         missing = [index for index in range(self._plan.completions) if index not in verdicts]
         if missing and not (self._plan.early and any(verdicts.values())):
@@ -221,7 +225,7 @@ class _Run:
         return sum(verdicts.values()) / len(verdicts)
 
     def _room(self, prompt: tuple[int, ...], written: tuple[int, ...]) -> int:
-        """Tokens that a solution may still get."""
+        """Return the number of tokens that a solution may still get. Raises ``InvalidRequest`` if there is none."""
         room = min(self._plan.max_tokens, self._context - len(prompt)) - len(written)
         if room <= 0:
             raise InvalidRequest(f"its prompt of {len(prompt)} tokens fills the context of {self._context}", "prompt")

@@ -15,5 +15,5 @@ AGGREGATIONS: Mapping[str, Callable[[Sequence[float]], float]] = {
 
 
 def aggregate(scores: Sequence[float], how: str) -> float:
-    """Return one number for at least one step score."""
+    """Return one score for one or more step scores."""
     return AGGREGATIONS[how](scores)

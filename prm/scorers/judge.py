@@ -1,8 +1,8 @@
-"""A language model as a verifier: its probability that a solution is right so far.
+"""A language model as a verifier: the probability that a solution is right so far.
 
-The judge reads ``TEMPLATE`` as one user message, and its answer is never sampled: the score is the probability of "Yes"
-against "No" as its next token, one forward pass. Question and solution come before the request for a verdict, so that
-all but the solution's new tokens and that request are in the engine's cache when a longer solution is judged.
+The prompt is ``TEMPLATE`` as one user message, and nothing is sampled: the score is the probability of "Yes" against
+"No" as the next token, computed in one forward pass. Question and solution come before the request for a verdict, so
+that for a longer solution only its new tokens and that request are computed, and all others are cached.
 
 Source: Kadavath et al. 2022, "Language Models (Mostly) Know What They Know", section 3 (P(True)); as a verifier with
 "Yes" and "No": Zhang et al. 2024, "Generative Verifiers: Reward Modeling as Next-Token Prediction", section 3.1.
@@ -34,7 +34,7 @@ class Judge:
         """Use ``open``. ``verdicts`` are the tokens of "Yes" and "No"."""
         self.info = info
         self.head = 0
-        """Number of tokens that are read beside the solution."""
+        """Number of tokens beside the solution."""
         self._engine = engine
         self._question = question
         self._verdicts = verdicts

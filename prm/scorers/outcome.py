@@ -1,8 +1,8 @@
 """Outcome reward models: sequence classifiers that give a finished solution one score.
 
-The conversation goes through the model's chat template with the solution as the assistant's message, and the head is
-read at its last token. A head of one label is a reward, whose sigmoid is the score; of two labels the second means that
-the solution is right.
+The conversation is rendered with the model's chat template, with the solution as the assistant's message, and the head
+is read at its last token. A head with one label gives a reward, whose sigmoid is the score; of two labels, the second
+is that of right solutions.
 
 Source: Cobbe et al. 2021, "Training Verifiers to Solve Math Word Problems", section 4.2 (verifiers of solutions); read
 as transformers' ``ForSequenceClassification`` and TRL's ``RewardTrainer`` do.
@@ -36,7 +36,7 @@ class OutcomeScorer:
         self._lease = lease
 
     async def head(self) -> int:
-        """Return about how many tokens are read beside the solution."""
+        """Return the approximate number of tokens beside the solution."""
         return len(await self._tokens(""))
 
     async def score(self, solutions: Sequence[str], *, max_compute: int | None = None) -> list[Reading]:

@@ -14,12 +14,12 @@ from prm.formats.base import Conversation, Pieces, Prompt
 from prm.formats.registry import open_format
 
 _MAX_CACHED_INCREMENTS = 16384
-"""Number of cached increments: a tree search scores the same steps many times."""
+"""Maximum number of cached increments, since a tree search scores the same steps many times."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepChain:
-    """Steps of one solution; the first ``scored`` of them have scores already."""
+    """Steps of one solution, of which the first ``scored`` already have scores."""
 
     steps: tuple[str, ...]
     scored: int = 0
@@ -30,7 +30,7 @@ class Reading:
     """A verifier's result.
 
     ``scores`` is the probability of being right for each requested step; ``None`` if the bound on computation was too
-    small, and ``computed`` is then the number of tokens that it takes.
+    small, and ``computed`` is then the number of tokens required.
     """
 
     scores: tuple[float, ...] | None
@@ -52,7 +52,7 @@ class StepScorer:
         self._increments: dict[tuple[str, int, str], Pieces] = {}
 
     async def prompt(self, conversation: Conversation) -> Prompt:
-        """Return the question as the verifier reads it.
+        """Return the question encoded for the verifier.
 
         Raises ``EngineError`` if the verifier's tokenizer lacks a token that its format needs.
         """
@@ -64,8 +64,8 @@ class StepScorer:
     def steps(self, text: str, *, complete: bool) -> tuple[str, ...]:
         """Return the steps of a text.
 
-        Empty ones never count, and the last one only if it is ``complete`` or a separator follows it: a score for half
-        a step, or for nothing, would decide pruning by accident.
+        Empty ones are left out, and the last one unless it is ``complete`` or a separator follows it, since the score
+        of a partial or empty step is meaningless for pruning.
         """
         pieces = text.split(self.separator)
         if not complete:

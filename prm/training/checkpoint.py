@@ -1,4 +1,4 @@
-"""The state of a training run in one file: weights, AdamW's moments, and what the run is."""
+"""State of a training run in one file: weights, AdamW's moments, and the run's settings."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def save_checkpoint(
     step: int,
     seconds: float,
 ) -> None:
-    """Writes a new file, then puts it in the place of the old one."""
+    """Write the state to a temporary file, then rename it over the old one."""
     tensors = {f"model.{name}": weight.detach() for name, weight in model.named_parameters()}
     for index, moments in optimizer.state_dict()["state"].items():
         tensors |= {f"optimizer.{index}.{name}": torch.as_tensor(value) for name, value in moments.items()}
@@ -38,8 +38,10 @@ def save_checkpoint(
 def load_checkpoint(
     path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, settings: Mapping[str, Any]
 ) -> tuple[int, float]:
-    """Loads a state where there is one; answers the step and the seconds so far. Raises ``BadRecord`` for the state of
-    another run."""
+    """Load the state if there is one; return the step and the seconds so far.
+
+    Raises ``BadRecord`` for the state of a run with other settings.
+    """
     if not path.exists():
         return 0, 0.0
     with safe_open(path, framework="pt") as file:

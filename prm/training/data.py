@@ -1,4 +1,4 @@
-"""Examples as token ids, and the order in which training reads them."""
+"""Encoding of examples as token ids, and their order in training."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from prm.records import BadRecord
 from prm.training.examples import Example
 
 VALIDATION_ONE_IN = 10
-"""One question in this many is kept for validation, at least one."""
+"""Reciprocal of the fraction of questions that are held out for validation, at least one."""
 
 
 @dataclass(frozen=True, slots=True)
 class EncodedExample:
-    """Token ids, and the places of separators with the label at each."""
+    """Token ids, and the indices of separators with the label at each."""
 
     question: str
     ids: tuple[int, ...]
@@ -30,19 +30,19 @@ class EncodedExample:
 
 @dataclass(frozen=True, slots=True)
 class TrainingBatch:
-    """``ids`` and ``mask``: (rows, length), padded on the right; ``at``: index of each label in the flattened ids;
-    ``labels``: (labels,)."""
+    """One padded batch. ``ids`` and ``mask``: (rows, length), padded on the right; ``at``: index of each label in the
+    flattened ids; ``labels``: (labels,)."""
 
     ids: Tensor
     mask: Tensor
     at: Tensor
     labels: Tensor
     questions: tuple[str, ...]
-    """The question of each label."""
+    """Question of each label."""
 
 
 def encode(example: Example, tokenizer: Tokenizer, separator: str, longest: int) -> EncodedExample:
-    """The example as ``prm.scorers.steps`` sends it; steps that do not fit into ``longest`` tokens are left out."""
+    """Encode an example as ``prm.scorers.steps`` does; steps that do not fit into ``longest`` tokens are left out."""
     ids = list(tokenizer.encode_chat([{"role": "user", "content": example.question}]))
     ending = tokenizer.encode(separator)
     if not ending:
@@ -59,8 +59,10 @@ def encode(example: Example, tokenizer: Tokenizer, separator: str, longest: int)
 
 
 def split_examples(examples: Iterable[EncodedExample]) -> tuple[list[EncodedExample], list[EncodedExample]]:
-    """Examples to learn from and to validate on; all examples of a question are on one side, whatever the file's
-    order. Raises ``BadRecord`` where there are not two questions."""
+    """Split the examples into training and validation examples by question, independent of their order.
+
+    Raises ``BadRecord`` for fewer than two questions.
+    """
     by_question: dict[str, list[EncodedExample]] = {}
     for example in examples:
         by_question.setdefault(example.question, []).append(example)
@@ -75,7 +77,7 @@ def split_examples(examples: Iterable[EncodedExample]) -> tuple[list[EncodedExam
 
 
 def select_examples(step: int, count: int, batch: int, seed: int) -> list[int]:
-    """Indices of the examples of a step: every epoch reads all of them once, in an order of its own."""
+    """Return the indices of the examples of a step. Every epoch is a new permutation of all examples."""
     each = steps_per_epoch(count, batch)
     epoch, place = divmod(step, each)
     order = Random(f"{seed}/{epoch}").sample(range(count), count)
@@ -83,12 +85,12 @@ def select_examples(step: int, count: int, batch: int, seed: int) -> list[int]:
 
 
 def steps_per_epoch(count: int, batch: int) -> int:
-    """Steps in which all examples are read once; the last may be smaller."""
+    """Return the number of steps of an epoch; the last batch may be smaller."""
     return -(-count // batch)
 
 
 def make_batches(examples: Sequence[EncodedExample], most: int, device: str) -> list[TrainingBatch]:
-    """The examples by length, in groups of at most ``most`` padded tokens (or one example)."""
+    """Group the examples by length into batches of at most ``most`` padded tokens (or one example)."""
     groups: list[list[EncodedExample]] = [[]]
     for example in sorted(examples, key=lambda example: len(example.ids)):
         if groups[-1] and (len(groups[-1]) + 1) * len(example.ids) > most:

@@ -1,4 +1,4 @@
-"""Solutions with a label for each step: what a process reward model learns from."""
+"""Training examples of process reward models: solutions with a label for each step."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from prm.records import BadRecord, JsonRecord, read_records
 Labels = Literal["hard", "soft"]
 
 PAID = ("settings", "piece", "completion")
-"""What lines of a rollout file begin with that are no examples: the account of what was asked of the engine."""
+"""Keys of the lines of a rollout file that are not examples but recorded engine results."""
 
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """``labels``: the worth of each step, from 0 (cannot become right) to 1."""
+    """One labelled solution. ``labels`` holds the value of each step, from 0 (cannot lead to a right answer) to 1."""
 
     question: str
     steps: tuple[str, ...]
@@ -25,13 +25,13 @@ class Example:
 
 
 def read_examples(path: Path, labels: Labels) -> Iterator[Example]:
-    """The examples of a file that ``prm.rollouts.rollouts`` wrote, or of any JSONL with ``question``, ``steps`` (texts)
-    and the labels under ``hard``, ``soft`` or ``labels`` (numbers from 0 to 1). Raises ``BadRecord``."""
+    """Yield the examples of a rollout file, or of any JSONL file with the fields ``question``, ``steps`` (texts) and
+    ``hard``, ``soft`` or ``labels`` (numbers from 0 to 1). Raises ``BadRecord``."""
     for record in read_records(path):
         if any(name in record.fields for name in PAID):
             continue
         if "solution" in record.fields and not record.fields["steps"]:
-            continue  # the policy said nothing
+            continue  # the policy generated no text
         steps = record.texts("steps")
         if not all(step.strip() for step in steps):
             raise record.wrong("steps", "a list of texts of which none is blank")

@@ -1,11 +1,10 @@
 """Train a process reward model: a token-classification head on any causal base, cross-entropy at step separators only.
 
-The model reads what ``prm.scorers.steps`` will send: the question through the chat template, then step, separator,
-step, separator, …, each tokenised by itself. The target at a separator is the label of the step before it, hard or
-soft.
+Inputs are encoded as by ``prm.scorers.steps``: the question in the chat template, then step, separator, step,
+separator, …, each tokenised separately. The target at a separator is the label of the step before it, hard or soft.
 
-A run is decided by its settings and its data: batches and noise depend on the seed and the number of the step, so one
-that was stopped goes on from its last checkpoint and ends with the same weights, bit for bit on the CPU.
+A run is determined by its settings and its data: batches and noise depend on the seed and the step number, so an
+interrupted run resumes from its last checkpoint and ends with the same weights, bit for bit on the CPU.
 """
 
 from __future__ import annotations
@@ -41,11 +40,11 @@ from prm.training.validation import Validation, validate
 
 SAVE_SECONDS = 120.0
 CLIP = 1.0
-"""Largest norm of a gradient."""
+"""Maximum gradient norm (clipping)."""
 WARMUP = 0.05
-"""Share of the steps in which the learning rate rises; then it falls along a cosine, to zero."""
+"""Fraction of the steps with linear learning-rate warm-up, followed by cosine decay to zero."""
 POSITIVE = 1
-"""The label whose probability is the score."""
+"""Index of the label whose probability is the score."""
 _TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -56,23 +55,23 @@ _TOKENIZER_FILES = (
 
 @dataclass(frozen=True, slots=True)
 class TrainPlan:
-    """What is trained on what, and how long."""
+    """Settings of a training run."""
 
     base: str
-    """Folder of the model to start from: a causal language model, or a PRM to go on with."""
+    """Folder of the initial model: a causal language model, or a PRM for further training."""
     data: str
-    """See ``prm.training.examples``."""
+    """File of examples (``prm.training.examples``)."""
     out: str
-    """Folder of the PRM, which must not be there yet; beside it lies the checkpoint while training runs."""
+    """Folder of the trained PRM, which must not exist yet; the checkpoint is beside it during training."""
     labels: Labels = "soft"
     separator: str = "\n\n"
     epochs: int = 1
     batch: int = 32
-    """Solutions in a step of the optimiser."""
+    """Number of solutions in an optimizer step."""
     batch_tokens: int = 8192
-    """Padded tokens that are forwarded at a time, at most (or one solution): what memory allows."""
+    """Maximum number of padded tokens in a forward pass (or one solution), which bounds memory."""
     max_tokens: int = 4096
-    """Longer solutions lose their last steps; the model's context is a bound as well."""
+    """Maximum length of a solution in tokens, also limited by the context; longer ones lose their last steps."""
     rate: float = 1e-5
     weight_decay: float = 0.01
     seed: int = 0
@@ -81,27 +80,27 @@ class TrainPlan:
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """What came out."""
+    """Result of a finished training run."""
 
     out: str
     steps: int
     examples: int
     held_out: int
-    """Examples to validate on."""
+    """Number of validation examples."""
     shortened: int
-    """Examples that lost steps."""
+    """Number of examples that lost steps."""
     seconds: float
     validation: Validation
 
 
 Tell = Callable[[int, int, str], None]
-"""Hears how many steps of how many are done, and how it is going."""
+"""Progress callback with arguments (steps done, steps in all, status text)."""
 
 
 def train(plan: TrainPlan, tell: Tell, stopped: Callable[[], bool] = lambda: False) -> Trained | None:
-    """Trains, validates and exports. ``None`` when it was stopped: the same call goes on from the checkpoint.
+    """Train, validate and export. Return ``None`` if stopped; the same call then resumes from the checkpoint.
 
-    Raises ``BadRecord`` for data and settings, ``EngineError`` for a tokenizer that cannot be used.
+    Raises ``BadRecord`` for invalid data or settings, ``EngineError`` for an unusable tokenizer.
     """
     out, work = Path(plan.out), Path(f"{plan.out}.work")
     if out.exists():
@@ -150,7 +149,7 @@ def train(plan: TrainPlan, tell: Tell, stopped: Callable[[], bool] = lambda: Fal
 
 
 def schedule(step: int, total: int) -> float:
-    """The learning rate's factor at a step: a linear rise, then half a cosine."""
+    """Return the learning-rate factor at a step: linear warm-up, then cosine decay."""
     warmup = max(1, round(WARMUP * total))
     if step < warmup:
         return (step + 1) / warmup
@@ -182,7 +181,7 @@ def _load(plan: TrainPlan) -> Any:
 def _read(
     plan: TrainPlan, tokenizer: Tokenizer, longest: int
 ) -> tuple[list[EncodedExample], list[EncodedExample], int]:
-    """Examples to learn from and to validate on, and how many were shortened."""
+    """Return training examples, validation examples, and the number of shortened ones."""
     encoded, shortened = [], 0
     for example in read_examples(Path(plan.data), plan.labels):
         one = encode(example, tokenizer, plan.separator, longest)
@@ -194,14 +193,14 @@ def _read(
 
 
 def _settings(plan: TrainPlan) -> dict[str, Any]:
-    """What decides the weights: another value is another run."""
+    """Return the settings that determine the weights and thus identify the run."""
     with open(plan.data, "rb") as file:
         digest = hashlib.file_digest(file, "blake2b").hexdigest()[:16]
     return {name: value for name, value in asdict(plan).items() if name != "out"} | {"data": digest}
 
 
 def _backward(model: Any, group: Sequence[EncodedExample], plan: TrainPlan) -> float:
-    """Adds the gradient of the mean loss over all separators of the group; returns that loss."""
+    """Add the gradient of the mean loss over all separators of the group; return that loss."""
     count = sum(len(example.labels) for example in group)
     loss = 0.0
     for batch in make_batches(group, plan.batch_tokens, plan.device):
@@ -212,7 +211,7 @@ def _backward(model: Any, group: Sequence[EncodedExample], plan: TrainPlan) -> f
 
 
 def _logits(model: Any, batch: TrainingBatch) -> Tensor:
-    """(labels, 2): the head's logits at the separators."""
+    """Return the head's logits at the separators, of shape (labels, 2)."""
     device = batch.ids.device.type
     with torch.autocast(device, torch.bfloat16, enabled=device != "cpu"):
         logits: Tensor = model(input_ids=batch.ids, attention_mask=batch.mask).logits
@@ -240,7 +239,7 @@ def _validate(model: Any, examples: Sequence[EncodedExample], plan: TrainPlan) -
 
 
 def _export(model: Any, plan: TrainPlan, out: Path, work: Path) -> None:
-    """What the engine serves and transformers loads, in the precision of the base; made aside and renamed."""
+    """Export a folder for the engine and transformers in the base's precision, atomically by a rename."""
     base = Path(plan.base)
     notes = json.loads((base / "config.json").read_text())
     dtype = getattr(torch, str(notes.get("dtype") or notes.get("torch_dtype") or "float32"))

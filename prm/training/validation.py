@@ -9,16 +9,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 GOOD = 0.5
-"""Labels from here on count as good."""
+"""Minimum label that counts as good."""
 
 
 @dataclass(frozen=True, slots=True)
 class Validation:
-    """Over the steps of questions that training did not see.
+    """Validation metrics over the steps of held-out questions.
 
-    ``auc`` is the chance that a good step scores above a bad one (a tie is half). ``within`` compares steps of the same
-    question only, and is the mean over questions: an AUC over all rewards knowing which questions are hard, too, and
-    that picks no solution. Both are ``None`` where there is nothing to compare.
+    ``auc`` is the probability that a good step scores above a bad one (a tie counts half). ``within`` is the mean over
+    questions of the AUC within a question: the global AUC also rewards estimates of a question's difficulty, which do
+    not help to choose a solution. Both are ``None`` if there is nothing to compare.
     """
 
     steps: int
@@ -30,7 +30,7 @@ class Validation:
 
 
 def validate(loss: float, scores: Sequence[float], labels: Sequence[float], questions: Sequence[str]) -> Validation:
-    """Scores, labels and questions of all steps; ``loss`` is their mean."""
+    """Compute the metrics from scores, labels and questions of all steps; ``loss`` is the mean loss."""
     scored, good = np.array(scores), np.array(labels) >= GOOD
     of = np.array(questions)
     each = [auc(scored[of == question], good[of == question]) for question in dict.fromkeys(questions)]
@@ -45,7 +45,7 @@ def validate(loss: float, scores: Sequence[float], labels: Sequence[float], ques
 
 
 def auc(scores: NDArray[np.float64], good: NDArray[np.bool_]) -> float | None:
-    """The share of (good, bad) pairs in which the good one scores higher (Mann and Whitney 1947)."""
+    """Return the fraction of (good, bad) pairs in which the good one scores higher (Mann and Whitney 1947)."""
     wins, losses = int(good.sum()), int((~good).sum())
     if not wins or not losses:
         return None

@@ -1,5 +1,5 @@
-"""Admission of jobs: a specification as a client sent it goes in, a checked and resolved one comes out.
+"""Admission of jobs: turns a client's specification into a validated and resolved one.
 
-``resolve.py`` does all of it; ``validation.py`` holds the checks, ``defaults.py`` and ``effort.py`` what an operator
-configures, ``calibration.py`` and ``model_checks.py`` the checks of files at a service's start.
+``resolve.py`` is the entry point; ``validation.py`` holds the checks, ``defaults.py`` and ``effort.py`` the operator's
+settings, ``calibration.py`` and ``model_checks.py`` the checks of files when a service starts.
 """

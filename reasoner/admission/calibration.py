@@ -1,4 +1,4 @@
-"""Load a calibration for use: a table whose stages name strategies that exist, with parameters that they take."""
+"""Loading of a calibration table, with a check of the strategies and parameters of its stages."""
 
 from __future__ import annotations
 

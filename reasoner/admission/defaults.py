@@ -1,4 +1,4 @@
-"""Defaults by model: what an operator knows to be good for a model, for jobs that say nothing else."""
+"""Defaults by model: an operator's settings for fields that a job leaves open."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from reasoner.strategies.registry import parse_params
 
 
 class ModelDefaults(StrictModel):
-    """Of one model. What a job says itself goes before it, one setting of ``sampling`` at a time."""
+    """Defaults of one model. A job's own settings take precedence, those of ``sampling`` field by field."""
 
     sampling: Sampling = Field(default_factory=Sampling)
     budget: Budget = Field(default_factory=Budget)
@@ -34,9 +34,9 @@ class ModelDefaults(StrictModel):
 
 
 def apply_defaults(spec: JobSpec, defaults: ModelDefaults, efforts: Mapping[str, Effort]) -> JobSpec:
-    """The job with what it left open. An effort that the job names brings its own strategy, if it has one.
+    """Return the job with defaults for the fields that it leaves open. A named effort's strategy takes precedence.
 
-    Whether the default strategy goes with the rest of the job is left to ``check_job``.
+    The compatibility of the default strategy with the rest of the job is checked by ``check_job``.
     """
     said = spec.sampling.model_dump(exclude_unset=True)
     changes: dict[str, Any] = {"sampling": defaults.sampling.model_dump(exclude_unset=True) | said}

@@ -1,4 +1,4 @@
-"""Effort: budgets with names. An operator says what ``low`` or ``high`` may spend; a client only says the name."""
+"""Effort: named budgets. An operator sets the limits of ``low`` or ``high``, and a client gives only the name."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LIMITS = ("tokens", "seconds", "flops", "cost")
 
 
 class Effort(StrictModel):
-    """What a name stands for: limits, and the strategy of jobs that choose none."""
+    """Limits of a named effort, and the strategy of jobs that choose none."""
 
     tokens: int | None = None
     seconds: float | None = None
@@ -40,7 +40,7 @@ class Effort(StrictModel):
 
     @property
     def budget(self) -> Budget:
-        """The limits. Raises ``ValidationError`` for one that cannot be."""
+        """Limits as a budget. Raises ``ValidationError`` for an invalid one."""
         return Budget(**{name: getattr(self, name) for name in LIMITS})
 
 
@@ -57,11 +57,11 @@ DEFAULT_EFFORTS: dict[str, Effort] = {
 
 
 def apply_effort(spec: JobSpec, efforts: Mapping[str, Effort]) -> JobSpec:
-    """The job with its effort's limits, and its strategy if the job chose none. Without an effort, the job as it is.
+    """Return the job with its effort's limits, and the effort's strategy if the job chose none.
 
-    A job without a verifier votes with as many samples where the effort's strategy needs one.
-
-    Raises ``InvalidRequest`` for a name that nobody knows and for limits that contradict the effort's.
+    A job without an effort is returned unchanged. If the effort's strategy needs a verifier and the job has none, it is
+    replaced by a vote with the same number of samples. Raises ``InvalidRequest`` for an unknown name and for limits
+    that contradict the effort's.
     """
     name, given = spec.budget.effort, spec.budget
     if name is None:
@@ -85,7 +85,7 @@ def apply_effort(spec: JobSpec, efforts: Mapping[str, Effort]) -> JobSpec:
 
 
 def _without_verifier(strategy: StrategySpec) -> StrategySpec:
-    """Return the strategy, or a vote of as many samples in place of one that needs a verifier."""
+    """Return the strategy, or a vote with the same number of samples if it needs a verifier."""
     if not STRATEGIES[strategy.name].needs_verifier:
         return strategy
     samples = {"n": strategy.params["n"]} if "n" in strategy.params else {}

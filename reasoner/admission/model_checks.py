@@ -1,4 +1,4 @@
-"""Checks of model folders before anything serves them. They read the config and the tokenizer, and no weights."""
+"""Checks of model folders before they are served, from the config and the tokenizer, without weights."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from prm.scorers.steps import StepScorer
 
 
 def check_policy(folder: Path) -> None:
-    """Raise ``EngineError`` for a model that could not be asked a question."""
+    """Raise ``EngineError`` for a model that cannot generate solutions."""
     if chat_template(folder) is None:
         raise EngineError(
             f"{folder} has no chat template, and questions are asked as chat messages: give it a chat_template.jinja "
@@ -24,7 +24,7 @@ def check_policy(folder: Path) -> None:
 
 
 def check_prm(folder: Path, name: str, format_name: str | None) -> None:
-    """Raise ``EngineError`` for a model that could not score steps. ``format_name`` is what the service says of it."""
+    """Raise ``EngineError`` for a model that cannot score steps. ``format_name`` is the format in the settings."""
     tokenizer = _FolderTokenizer(folder)
     text = tokenizer.text
     extra = text.notes | ({} if format_name is None else {FORMAT_NOTE: format_name})
@@ -34,14 +34,14 @@ def check_prm(folder: Path, name: str, format_name: str | None) -> None:
             f"model {name!r} scores finished solutions, not steps: serve it by an engine of its own, whose address is "
             "another one of REASONER_ENGINE_URL, and let jobs name it in a verifier of kind 'outcome'"
         )
-    scorer = StepScorer(cast(EngineClient, tokenizer), info)  # which tokenises and asks nothing else
+    scorer = StepScorer(cast(EngineClient, tokenizer), info)  # uses the tokenizer methods alone
     asyncio.run(scorer.prompt([{"role": "user", "content": "?"}]))
 
 
 class _FolderTokenizer:
-    """The part of an ``EngineClient`` that tokenises, from a model folder.
+    """The tokenizer methods of an ``EngineClient``, on a model folder.
 
-    A chat template is not rendered: it is a program for transformers, and the engine sees whether it runs.
+    Chat templates are not rendered, since that needs transformers; the engine checks them.
     """
 
     def __init__(self, folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""Resolve a job once, when it is accepted: fill in what the client left open, and refuse what cannot work."""
+"""Resolve a job once, when it is accepted: fill in the fields that the client left open, and refuse invalid jobs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from reasoner.strategies.registry import STRATEGIES, parse_params
 
 
 class ServiceDefaults(Protocol):
-    """The part of a service's configuration that decides what jobs leave open."""
+    """The part of a service's configuration that supplies defaults for jobs."""
 
     @property
     def model_name(self) -> str: ...
@@ -39,12 +39,12 @@ class ServiceDefaults(Protocol):
 
 class ModelCatalog(Protocol):
     async def models(self) -> list[ModelInfo]:
-        """Return the served models. Raises ``EngineError`` when no engine answers in time."""
+        """Return the served models. Raises ``EngineError`` if no engine answers in time."""
         ...
 
 
 async def resolve_job(spec: JobSpec, service: ServiceDefaults, catalog: ModelCatalog) -> JobSpec:
-    """Return the job with models, budget, parameters and seed filled in. Raises ``JobRefused`` for what cannot work."""
+    """Return the job with models, budget, parameters and seed filled in. Raises ``JobRefused`` if it cannot run."""
     spec = _apply_model_defaults(use_available_verifier(spec, service), service)
     if spec.budget == Budget():
         budget = Budget(tokens=service.budget_tokens, seconds=service.budget_seconds)
@@ -61,9 +61,9 @@ async def resolve_batch_job(spec: JobSpec, service: ServiceDefaults, catalog: Mo
 
 
 def use_available_verifier(spec: JobSpec, service: ServiceDefaults) -> JobSpec:
-    """Check the job, and return it without a verifier if it leaves that to a service that has none.
+    """Check the job, and return it without a verifier if it leaves the choice open and the service has none.
 
-    Raises ``JobRefused`` for a job that cannot run, or not without a verifier.
+    Raises ``JobRefused`` for a job that cannot run, or that needs a verifier.
     """
     check_job(spec)
     if service.prm_name is not None or not isinstance(spec.verifier, PrmVerifier) or spec.verifier.model is not None:
@@ -83,7 +83,7 @@ def use_available_verifier(spec: JobSpec, service: ServiceDefaults) -> JobSpec:
 
 
 async def _complete(spec: JobSpec, service: ServiceDefaults, catalog: ModelCatalog) -> JobSpec:
-    """Apply the effort, check models and budget, and name everything that is still open."""
+    """Apply the effort, check models and budget, and fill in all fields that are still open."""
     try:
         spec = apply_effort(spec, service.effort)
     except InvalidRequest as error:
@@ -103,7 +103,7 @@ async def _complete(spec: JobSpec, service: ServiceDefaults, catalog: ModelCatal
         case JudgeVerifier(model=None):
             changes["verifier"] = spec.verifier.model_copy(update={"model": model})
     if spec.seed is None:
-        changes["seed"] = secrets.randbelow(2**53)  # JavaScript's numbers hold it exactly
+        changes["seed"] = secrets.randbelow(2**53)  # exact as a JavaScript number
     return spec.model_copy(update=changes)
 
 
@@ -127,7 +127,7 @@ def _named_models(spec: JobSpec) -> list[ModelSelector]:
 
 
 async def _served_models(spec: JobSpec, catalog: ModelCatalog) -> list[ModelInfo] | None:
-    """Return the served models, or ``None`` if nothing depends on them or no engine answers: a job may wait for one."""
+    """Return the served models; ``None`` if the job does not depend on them or no engine answers, since it may wait."""
     if not _named_models(spec) and spec.budget.flops is None:
         return None
     try:

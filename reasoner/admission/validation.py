@@ -1,4 +1,4 @@
-"""Checks that a job's parts go together, made once where a job enters; ``JobSpec`` itself checks shapes only."""
+"""Checks that the fields of a job are compatible, made once at admission; ``JobSpec`` checks single fields only."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class JobRefused(Exception):
     """A job that cannot run as it was submitted."""
 
     def __init__(self, code: str, field: str | None, message: str) -> None:
-        """``code`` is the stable name of the error; ``field`` is ``None`` where the fault is in no single field."""
+        """``code`` is the stable name of the error; ``field`` is ``None`` if the fault is not in a single field."""
         super().__init__(message if field is None or message.startswith(field) else f"{field}: {message}")
         self.code = code
         self.field = field
@@ -19,9 +19,9 @@ class JobRefused(Exception):
 
 
 def check_job(spec: JobSpec) -> None:
-    """Check that the strategy exists, takes its parameters, and goes with the job's verifier and confidence.
+    """Check that the strategy exists, accepts its parameters, and is compatible with the verifier and confidence.
 
-    Raises ``JobRefused`` that says what would be right.
+    Raises ``JobRefused`` with a correction.
     """
     name, verifier = spec.strategy.name, spec.verifier
     try:

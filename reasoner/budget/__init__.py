@@ -1,5 +1,5 @@
-"""What a job may spend and what it has spent: limits (``spec``), the bill (``usage``), prices, the ledger that holds a
-search to its limits, and the grants of jobs that share a budget (``allocator``, ``grant_source``).
+"""Budgets: limits of a job (``spec``), its bill (``usage``), prices, the ledger that enforces the limits, and grants of
+jobs that share a budget (``allocator``, ``grant_source``).
 
 Modules import what they need from the submodules; nothing is exported here.
 """

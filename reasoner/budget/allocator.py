@@ -16,14 +16,16 @@ from dataclasses import dataclass
 INITIAL_SHARE = 0.25
 """Initial grant of each job, as a fraction of an equal share of the budget."""
 MAX_ACTIVE_JOBS = 16
-"""Maximum number of jobs that spend a further slice at the same time. More keep the engine busier, fewer compare more
-requests before tokens are spent."""
+"""Maximum number of jobs that spend a further slice at the same time.
+
+More of them use the engine better; with fewer, more requests are compared before tokens are spent.
+"""
 
 MAX_TRUST = 0.8
 """Upper bound of the probability that a single model verdict is right."""
 
 RULE_KINDS = frozenset({"exact", "numeric", "math", "regex", "json_schema", "python"})
-"""Kinds of verifiers whose verdicts are conclusive, so that no bound applies."""
+"""Kinds of verifiers with conclusive verdicts, to which ``MAX_TRUST`` does not apply."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +61,7 @@ def expected_gain(samples: Sequence[tuple[str | None, float | None]], trust: flo
     It is the probability that the leading answer is wrong times the probability that a new solution is then right.
     Solutions that agree count as independent evidence, each weighted by its score up to ``trust``, or 1/2 without a
     score. The probability for a new solution is the posterior mean of the scores outside of the leading class under a
-    uniform prior: it starts at 1/2 and falls with each unconvincing solution, so that hopeless problems do not use up
+    uniform prior: it starts at 1/2 and falls with each solution of low score, so that unsolvable problems do not use up
     the budget. With one leader this is the expected improvement of Bayesian optimisation (Jones et al. 1998).
     """
     odds: dict[str, float] = {}
@@ -81,14 +83,14 @@ def expected_gain(samples: Sequence[tuple[str | None, float | None]], trust: flo
 
 
 def initial_grant(budget: int, num_jobs: int) -> int:
-    """Return the tokens that each job is granted at the start, at least one."""
+    """Return the initial grant of each job in tokens, at least 1."""
     return max(1, int(INITIAL_SHARE * budget) // num_jobs)
 
 
 class TokenPool:
     """The allocation in one process. The store implements the same rule for batches (``workers/store/lua``).
 
-    ``request`` and ``end`` return the grants that are decided now: tokens by job, 0 for a job that gets no more.
+    ``request`` and ``end`` return the grants that they trigger: tokens by job, 0 for a job that gets no more.
     """
 
     def __init__(self, budget: int, jobs: Sequence[str], max_active: int = MAX_ACTIVE_JOBS) -> None:

@@ -1,14 +1,14 @@
 """The ledger of one job: amounts that are spent, reserved for requests in flight, and left.
 
-A budget holds to the token, the FLOP and the cent because no request is sent without a reservation of the most that it
-can take, and reservations never exceed what is left. A branch reserves the computation of its whole prompt and all
-tokens that it may generate; when it ends, its real usage is committed and the rest, such as prompt tokens that the
-cache held, is available again. Under a limit on FLOPs speculation is disabled, since the number of rejected draft
-tokens has no useful bound.
+A budget is exact to the token, the FLOP and the cent because every request first reserves the most that it can take,
+and reservations never exceed what is left. A branch reserves the computation of its whole prompt and all tokens that it
+may generate; when it ends, its real usage is committed and the rest, such as prompt tokens found in the cache, is
+released. Under a limit on FLOPs speculation is disabled, since the number of rejected draft tokens has no useful bound.
 
-A search that expands step by step sets a part of every limit aside until it has an answer: what one branch needs to
-reach its end, at most half. So a search ends with an answer even if its budget is small for its width. Before any
-branch has ended, the need is estimated from the steps so far: whatever is set aside needlessly is missing elsewhere.
+A search that expands step by step sets a part of every limit aside until it has an answer: the amount that one branch
+needs to reach its end, at most half. So a search ends with an answer even if its budget is small for its width. Before
+any branch has ended, the need is estimated from the steps so far, since an overestimate withholds budget from the
+search.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ GRACE_SECONDS = 0.25
 
 
 class Ledger:
-    """All limits of one budget, and what is left of each.
+    """The limits of one budget, and the amount left of each.
 
     Tokens are ``Usage.total``: generated plus computed by the verifier. Seconds are working time over all attempts.
     """
@@ -180,7 +180,7 @@ class Ledger:
         return min(self._left(self._spent + self._reserved)) <= 0 or self.seconds_left() == 0.0
 
     def _left(self, used: Amount) -> list[int]:
-        """Return what each limit leaves, ``sys.maxsize`` where there is none."""
+        """Return the amount left of each limit; ``sys.maxsize`` if there is none."""
         return [
             sys.maxsize if limit is None else limit - amount for limit, amount in zip(self._limits, used, strict=True)
         ]

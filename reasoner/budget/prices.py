@@ -43,7 +43,7 @@ class Amount:
 
     @classmethod
     def from_usage(cls, usage: Usage) -> Amount:
-        """Return what a usage counts against a budget."""
+        """Return the amount that a usage counts against a budget."""
         return cls(usage.total, int(usage.flops), round(usage.cost * MONEY_UNITS))
 
     def __iter__(self) -> Iterator[int]:
@@ -80,7 +80,7 @@ class TokenRate:
         return cls(flops=_FLOPS_PER_WEIGHT * model.parameters, **per_token)
 
     def max_branch_amount(self, prompt: int, tokens: int) -> Amount:
-        """Return the most that a branch can take: nothing of its prompt is cached, or cached tokens cost more."""
+        """Return the largest amount that a branch can take, with its prompt cached or not, whichever costs more."""
         highest_price = max(self.prompt, self.cached)
         return Amount(tokens, self.flops * (prompt + tokens), highest_price * prompt + self.generated * tokens)
 
@@ -116,7 +116,7 @@ class TokenRate:
 def check_budget(budget: Budget, model: str, info: ModelInfo | None, prices: Mapping[str, Prices]) -> None:
     """Raise ``InvalidRequest`` for a limit that cannot be enforced or does not pay for a single token.
 
-    ``info`` is ``None`` while it is unknown what is served as ``model``.
+    ``info`` is ``None`` if the model served as ``model`` is unknown.
     """
     if budget.flops is not None and info is not None:
         if info.parameters == 0:
@@ -124,7 +124,7 @@ def check_budget(budget: Budget, model: str, info: ModelInfo | None, prices: Map
                 f"budget.flops: the engine does not report the size of model {model!r}: give tokens, seconds or cost",
                 "budget.flops",
             )
-        least = _FLOPS_PER_WEIGHT * info.parameters * 2  # a prompt has a token, and so has an answer
+        least = _FLOPS_PER_WEIGHT * info.parameters * 2  # at least one prompt token and one generated token
         if budget.flops < least:
             raise InvalidRequest(
                 f"budget.flops: {budget.flops:g} is less than model {model!r} needs to read one token and write one: "

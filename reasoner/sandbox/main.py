@@ -36,7 +36,7 @@ def main() -> None:
         try:
             lock_down()
         except LockdownUnavailable as error:
-            if task["role"] == "tester":  # both fail alike, and only the tester can report it
+            if task["role"] == "tester":  # the solver fails in the same way, but only the tester can report it
                 os.write(task["results"], json.dumps({"refused": str(error)}).encode() + b"\n")
             os._exit(1)
     pipe = Pipe(task["reads"], task["writes"])

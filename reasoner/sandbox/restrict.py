@@ -3,7 +3,7 @@
 On Linux (x86-64 and ARM64, with or without root) a seccomp filter allows the system calls for computing, sleeping, and
 reading and writing open pipes. Every other call fails with EPERM: files and sockets cannot be opened, processes and
 threads cannot be started, signals cannot be sent, handled or blocked, limits cannot be raised, and other processes
-cannot be inspected. Modules of the standard library have to be imported before.
+cannot be inspected. Standard library modules have to be imported before the lockdown.
 
 Source of the filter format: Linux, Documentation/userspace-api/seccomp_filter.rst.
 """
@@ -113,9 +113,9 @@ def limit_resources(seconds: float, memory_bytes: int) -> None:
 
 
 def lock_down() -> None:
-    """Allow this process nothing but computation from here on.
+    """Restrict this process to computation from here on.
 
-    Raises ``LockdownUnavailable``, also when the filter is installed and does not hold.
+    Raises ``LockdownUnavailable`` if the filter cannot be installed or proves ineffective.
     """
     machine = platform.machine()
     if sys.platform != "linux" or machine not in _ALLOWED:
@@ -137,7 +137,7 @@ def lock_down() -> None:
 
 
 def _program(machine: str) -> bytes:
-    """Return the ``struct sock_filter[]``: calls of another architecture kill, allowed ones pass, all others fail."""
+    """Return the ``struct sock_filter[]``: calls of another architecture kill the process, unlisted calls fail."""
     numbers = sorted(_ALLOWED[machine].values())
     steps = [(_LOAD, 0, 0, 4), (_JUMP_IF_EQUAL, 1, 0, _AUDIT_ARCH[machine]), (_RETURN, 0, 0, _KILL_PROCESS)]
     steps.append((_LOAD, 0, 0, 0))

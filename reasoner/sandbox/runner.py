@@ -18,7 +18,7 @@ MAX_LINE = 1 << 16
 """Maximum size of one result in bytes."""
 _MAIN = Path(__file__).with_name("main.py")
 START_SECONDS = 60.0
-"""Maximum time for both interpreters to start on a busy machine, before the time of the tests begins."""
+"""Maximum time in seconds for both interpreters to start, before the time limit of the tests begins."""
 
 
 class SandboxRefused(Exception):
@@ -35,7 +35,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Results of the tests in order: ``reasons`` holds why each failed, ``None`` for those that passed."""
+    """Results of the tests in order: ``reasons`` holds the reason of each failure, ``None`` for passed tests."""
 
     reasons: tuple[str | None, ...]
 
@@ -45,11 +45,11 @@ class Verdict:
 
 
 async def run_tests(code: str, tests: Sequence[str], limits: Limits, *, locked: bool = True) -> Verdict:
-    """Tests an answer's code. A test that never came to its end has failed.
+    """Run the tests against an answer's code. A test that did not finish has failed.
 
-    ``locked=False`` leaves out the lock: time, memory and file sizes are still limited and the environment is empty,
-    but the code then reads what this user may read, uses the network, and could find the tester's pipe to cheat.
-    Raises ``SandboxRefused`` when locking is asked for and cannot be had.
+    ``locked=False`` omits the lockdown: time, memory and file sizes are still limited and the environment is empty, but
+    the code can read the user's files, use the network, and fake results through the tester's pipe. Raises
+    ``SandboxRefused`` if ``locked`` is true and the lockdown is unavailable.
     """
     to_solver, to_tester, results = os.pipe(), os.pipe(), os.pipe()
     shared: dict[str, Any] = {"seconds": limits.seconds, "memory_bytes": limits.memory_bytes, "locked": locked}
@@ -82,7 +82,7 @@ async def run_tests(code: str, tests: Sequence[str], limits: Limits, *, locked: 
                 os.close(fd)
             for process in processes:
                 with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)  # each process leads its own group
+                    os.killpg(process.pid, signal.SIGKILL)  # each process is the leader of its own group
             for process in processes:
                 await process.wait()
             if transport is not None:
@@ -108,7 +108,7 @@ async def _start(fds: tuple[int, ...], folder: str) -> asyncio.subprocess.Proces
 
 async def _tell(process: asyncio.subprocess.Process, task: dict[str, Any]) -> None:
     assert process.stdin is not None
-    with contextlib.suppress(ConnectionError):  # the process died: its results will be missing
+    with contextlib.suppress(ConnectionError):  # the process died, so its results will be missing
         process.stdin.write(json.dumps(task).encode())
         process.stdin.close()
         await process.stdin.wait_closed()
@@ -122,7 +122,7 @@ async def _reader(fd: int) -> tuple[asyncio.StreamReader, asyncio.BaseTransport]
 
 
 async def _line(reader: asyncio.StreamReader) -> dict[str, Any] | None:
-    """Return the tester's next line; ``None`` at the end and for invalid lines, which its tests could write."""
+    """Return the tester's next line; ``None`` at the end and for an invalid line, which a test may have written."""
     try:
         document = json.loads(await reader.readline())
     except ValueError:

@@ -1,4 +1,4 @@
-"""The solver process: runs the answer's code once, then serves the tester's requests for what the code defined."""
+"""The solver process: runs the answer's code once, then serves the tester's requests for the names it defined."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MAX_ITEMS = 100_000
 
 
 def solve(code: str, pipe: Pipe) -> None:
-    """Serve requests until the tester has ended. The first message tells if the code ran."""
+    """Serve requests until the tester has ended. The first message reports if the code ran without an error."""
     module = types.ModuleType("solution")
     objects: list[Any] = []
 

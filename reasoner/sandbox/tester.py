@@ -1,4 +1,4 @@
-"""The tester process: runs the client's tests. Names that they take from the answer are proxies of the solver's."""
+"""The tester process: runs the client's tests, with proxies of the solver's objects for names from the answer."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test(tests: list[str], pipe: Pipe, results: int) -> None:
     _tell(results, {"begun": True})
     try:
         broken = _error(pipe.receive())
-    except Exception:  # the solver ended, or a hostile answer sent something else
+    except Exception:  # the solver ended, or a malicious answer sent something else
         broken = AnswerFailed("the answer's process ended")
     for source in tests:
         reason = str(broken) if broken else _run(source, pipe)
@@ -35,7 +35,7 @@ def _tell(results: int, document: dict[str, Any]) -> None:
 
 
 def foreign_names(source: str) -> list[str]:
-    """Return the global names that a test uses, except those that it binds itself and built-in ones."""
+    """Return the global names that a test uses, except built-in ones and those that it binds itself."""
     module = symtable.symtable(source, "<test>", "exec")
     bound = {symbol.get_name() for symbol in module.get_symbols() if symbol.is_assigned() or symbol.is_imported()}
     used: set[str] = set()
@@ -56,12 +56,12 @@ def _run(source: str, pipe: Pipe) -> str | None:
             try:
                 names[name] = _ask(pipe, {"do": "global", "name": name})
             except KeyError:
-                continue  # the test raises a NameError where it uses the name
+                continue  # the test raises NameError when it uses the name
         exec(compile(source, "<test>", "exec", dont_inherit=True, optimize=0), names)
         for name, value in list(names.items()):
             if name.startswith("test") and inspect.isfunction(value):
                 value()
-    except BaseException as error:  # a test that exits has not passed
+    except BaseException as error:  # SystemExit, too, is a failure
         return f"{type(error).__name__}: {error}"[:500]
     return None
 
@@ -133,7 +133,7 @@ def _ask(pipe: Pipe, request: dict[str, Any]) -> Any:
 
 
 def _error(reply: Any) -> Exception | None:
-    """Return the nearest built-in ``Exception`` that a reply names; any other would end the test loop."""
+    """Return the reply's most specific built-in ``Exception``; other exceptions would end the test loop."""
     if "error" not in reply:
         return None
     text = str(reply.get("text", ""))
@@ -142,6 +142,6 @@ def _error(reply: Any) -> Exception | None:
         if isinstance(kind, type) and issubclass(kind, Exception) and kind is not Exception:
             try:
                 return kind(text)
-            except TypeError:  # such as UnicodeDecodeError, which needs further arguments
+            except TypeError:  # such as UnicodeDecodeError, which requires more arguments
                 continue
     return AnswerFailed(f"{reply['error'][0]}: {text}")

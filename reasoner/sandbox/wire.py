@@ -1,6 +1,6 @@
-"""Wire format between solver and tester: JSON lines with values of built-in types, and numbers for objects.
+"""Wire format between solver and tester: JSON lines with values of built-in types, and numbers as object handles.
 
-Decoding creates exact built-in types and nothing else. ``adopt`` maps the number of a solver's object to a value.
+Decoding creates exact built-in types only. ``adopt`` maps the handle of a solver's object to a value.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Pipe:
 
 
 def encode(value: Any, refer: Callable[[Any], int]) -> Any:
-    """Encode plain data by value, and anything else by the number that ``refer`` returns for it."""
+    """Encode plain data by value, and any other object by the handle that ``refer`` returns for it."""
     if isinstance(value, _PLAIN):
         return {"v": value if isinstance(value, bool) or value is None else _exact(value)}
     if isinstance(value, int):
@@ -82,5 +82,5 @@ def decode(document: Any, adopt: Callable[[int], Any]) -> Any:
 
 
 def _exact(value: Any) -> Any:
-    """Return the value without its subclass, such as the string of an enumeration's member."""
+    """Convert an instance of a subclass to the exact built-in type, such as a ``StrEnum`` member to ``str``."""
     return float(value) if isinstance(value, float) else str.__str__(value)
