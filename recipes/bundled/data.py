@@ -56,12 +56,12 @@ BRANCHES = 8
 """Attempts at one problem that the PRM reads together."""
 
 SLIPS = (1, 1, 1, 1, 2, 2, 2, 3, 4, 9, 10, 10, 10, 11, 20, 100)
-"""By how much a wrong result is off, as often as it is listed."""
+"""Errors of wrong results; a value's probability is proportional to its number of occurrences."""
 
 
 @dataclass(slots=True)
 class Example:
-    """Token ids and what is asked at which position; absent heads are empty."""
+    """Token ids and the targets by position; absent heads are empty."""
 
     ids: list[int]
     targets: list[tuple[int, int]] = field(default_factory=list)
@@ -78,14 +78,14 @@ class Example:
 
 
 def draw(rng: random.Random, seed: int | str, mix: Mix) -> Problem:
-    """A training problem of a level drawn from a mix."""
+    """Sample a training problem of a level from a mix."""
     name, level, _ = rng.choices(mix, [share for _, _, share in mix])[0]
     problem: Problem = get_family(name).generate_problem("train", seed, level)
     return problem
 
 
 def policy_example(tokenizer: Tokenizer, seed: int, index: int) -> Example:
-    """A problem and a random valid solution; every token of the solution is a target.
+    """Return a problem and a random valid solution; every token of the solution is a target.
 
     Where a step is chosen (its first number, its operation, its second number), the target is the exact distribution
     over all valid choices and not the one that was drawn: the same optimum with far less noise.
@@ -111,7 +111,7 @@ def policy_example(tokenizer: Tokenizer, seed: int, index: int) -> Example:
 
 
 def valid_choices(problem: Problem, steps: list[str]) -> Iterator[list[tuple[int, str, int]]]:
-    """Every valid (a, op, b) before each step of a right solution but the boxed one."""
+    """Yield every valid (a, op, b) before each step of a right solution except the boxed one."""
     numbers: list[int] | None = problem.data.get("numbers")
     ledger = words.PartialSolution.of(problem) if numbers is None else None
     for step in steps[:-1]:
@@ -125,7 +125,7 @@ def valid_choices(problem: Problem, steps: list[str]) -> Iterator[list[tuple[int
 
 
 def prm_example(tokenizer: Tokenizer, seed: int, index: int) -> Example:
-    """Synthetic attempts at one problem, which share their first good steps, with exact labels."""
+    """Return synthetic attempts at one problem, which share their first good steps, with exact labels."""
     rng = random.Random(f"prm/{seed}/{index}")
     problem = draw(rng, f"prm/{seed}/{index}", PRM_MIX)
     solution: list[str] = get_family(problem.suite).solution(problem, rng)
@@ -195,7 +195,7 @@ def packed(
 
 
 def worth(problem: Problem, numbers: list[int] | None, good: bool) -> float:
-    """The soft label of a step: 0 for a bad one, 1 for a good one after which nothing is left to choose.
+    """Return the soft label of a step: 0 for a bad one, 1 for a good one after which there is no choice left.
 
     In between, on Countdown, it is the cube root of the chance that random legal moves from here reach the target.
     Math-Shepherd (Wang et al. 2023, section 3.2) estimates such a share with rollouts; here it is exact. A beam needs
@@ -209,7 +209,7 @@ def worth(problem: Problem, numbers: list[int] | None, good: bool) -> float:
 
 
 def countdown_attempt(problem: Problem, rng: random.Random, shared: list[str]) -> list[str]:
-    """Moves that stray from the good ones, now and then with a false claim at the end or a slip of the pen."""
+    """Return moves that deviate from good ones, sometimes with a false final claim or an arithmetic error."""
     steps = countdown.walk(problem, rng, stray=rng.choice((0.2, 0.6)), given=shared)
     target = problem.data["target"]
     if not steps[-2].endswith(f" {target}") and rng.random() < 0.4:
@@ -228,7 +228,7 @@ def countdown_attempt(problem: Problem, rng: random.Random, shared: list[str]) -
 
 
 def words_attempt(problem: Problem, rng: random.Random, shared: list[str]) -> list[str]:
-    """Book-keeping with a mistake at a random step in half of the attempts, carried on as if nothing had happened."""
+    """Return running totals; half of the attempts have an error at a random step, with which they continue."""
     ledger = words.PartialSolution.of(problem)
     count = int(problem.level[1:])
     slip = min(len(shared) + rng.choice((0, 0, 0, 1, 1, 2, 3, 8)), count) if rng.random() < 0.65 else -1
@@ -277,10 +277,10 @@ class Batch:
     target_at: Tensor
     targets: Tensor
     share_of: Tensor
-    """Which target each share belongs to."""
+    """Index of the target to which each share belongs."""
     share_token: Tensor
     shares: Tensor
-    """The shares of each target sum to one."""
+    """Probabilities, which sum to one for each target."""
     label_at: Tensor
     labels: Tensor
     mask_at: Tensor
@@ -336,7 +336,7 @@ def collate(examples: list[Example], multiple: int = 8) -> Batch:
 
 
 def bucketed(examples: list[Example], tokens: int, rng: random.Random) -> Iterator[Batch]:
-    """The examples as batches of about ``tokens`` padded tokens and similar length, in random order."""
+    """Yield batches of about ``tokens`` padded tokens and similar length, in random order."""
     examples = sorted(examples, key=lambda example: len(example.ids))
     groups: list[list[Example]] = [[]]
     for example in examples:

@@ -28,7 +28,7 @@ def generate(
     limit: int = 96,
     random: torch.Generator,
 ) -> list[list[int]]:
-    """Tokens after each prompt, up to and including the first stop token; temperature 0 is greedy."""
+    """Return the tokens after each prompt, up to and including the first stop token; temperature 0 is greedy."""
     results: list[list[int]] = [[] for _ in prompts]
     by_length: dict[int, list[int]] = defaultdict(list)
     for index, prompt in enumerate(prompts):
@@ -108,7 +108,7 @@ def score(
     sequences: Sequence[Sequence[int]],
     separators: Sequence[Sequence[int]],
 ) -> list[list[float]]:
-    """The probability of "good" at the given positions of each sequence."""
+    """Return the probability of "good" at the given positions of each sequence."""
     order = sorted(range(len(sequences)), key=lambda index: len(sequences[index]))
     results: list[list[float]] = [[] for _ in sequences]
     for start in range(0, len(order), ROWS):

@@ -62,7 +62,7 @@ class Models:
 def attempts(
     models: Models, problems: Sequence[Problem], each: int, temperature: float, seed: int
 ) -> list[list[Attempt]]:
-    """Scored samples of every problem."""
+    """Return scored samples of every problem."""
     prompts = [tok.encode_prompt(TOKENIZER, problem.text) for problem in problems]
     generator = torch.Generator().manual_seed(seed)
     repeated = [prompt for prompt in prompts for _ in range(each)]
@@ -135,7 +135,7 @@ def beam(
 
 
 def auc(pairs: Sequence[tuple[float, bool]]) -> tuple[float, int]:
-    """Wins of good over bad scores (a tie is half a win), and how many comparisons there were."""
+    """Return the number of wins of good over bad scores (a tie is half a win) and of comparisons."""
     good = np.array([s for s, label in pairs if label])
     bad = np.array([s for s, label in pairs if not label])
     if not len(good) or not len(bad):
@@ -145,7 +145,7 @@ def auc(pairs: Sequence[tuple[float, bool]]) -> tuple[float, int]:
 
 
 def within(problems: Sequence[Problem], samples: Sequence[Sequence[Attempt]]) -> dict[str, float]:
-    """Within-problem AUC of the last score for the answer, and of each step among attempts still good before it."""
+    """Return the within-problem AUC of the last score, and of each step among attempts still good before it."""
     totals: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
     for problem, group in zip(problems, samples, strict=True):
         by: dict[str, list[tuple[float, bool]]] = defaultdict(list)
@@ -165,7 +165,7 @@ def within(problems: Sequence[Problem], samples: Sequence[Sequence[Attempt]]) ->
 
 
 def vote(group: Sequence[Attempt], weight: Callable[[Attempt], float]) -> bool:
-    """Whether the answer with the largest total weight is right; the first seen wins a tie."""
+    """Return True if the answer with the largest total weight is right; the first wins a tie."""
     totals: dict[str, float] = {}
     right: dict[str, bool] = {}
     for attempt in group:
@@ -176,7 +176,7 @@ def vote(group: Sequence[Attempt], weight: Callable[[Attempt], float]) -> bool:
 
 
 def passes(rights: Sequence[bool], n: int) -> float:
-    """The unbiased estimate of pass@n from all samples (Chen et al. 2021)."""
+    """Return the unbiased estimate of pass@n from all samples (Chen et al. 2021)."""
     total, good = len(rights), sum(rights)
     if total - good < n:
         return 1.0

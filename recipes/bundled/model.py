@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The size of a model."""
+    """Dimensions of a model."""
 
     width: int
     layers: int
@@ -104,7 +104,7 @@ class Backbone(nn.Module):
         self.register_buffer("sin", sin, persistent=False)
 
     def forward(self, ids: Tensor, positions: Tensor | None = None, segments: Tensor | None = None) -> Tensor:
-        """``segments`` and ``positions`` make branches of a trunk: a token sees segment 0 and its own, before it."""
+        """With ``segments`` and ``positions``, branches share a trunk: a token attends to segment 0 and its own."""
         x = F.embedding(ids, self.embedding)
         length = ids.shape[1]
         allowed = None
@@ -120,7 +120,7 @@ class Backbone(nn.Module):
 
 
 def rotary(length: int, shape: Shape) -> tuple[Tensor, Tensor]:
-    """Cosines and sines (length, head) of the rotary embedding, in the half-split layout of Hugging Face."""
+    """Return cosines and sines (length, head) of the rotary embedding, in Hugging Face's half-split layout."""
     steps = torch.arange(0, shape.head_width, 2, dtype=torch.float64) / shape.head_width
     angles = torch.arange(length, dtype=torch.float64)[:, None] / shape.theta**steps
     angles = torch.cat((angles, angles), -1)
@@ -253,7 +253,7 @@ def export(model: Backbone, folder: Path, *, score: tuple[Tensor, Tensor] | None
 
 
 def load(folder: Path) -> tuple[Backbone, tuple[Tensor, Tensor] | None]:
-    """A shipped folder as a float32 backbone and, for a PRM, its score head."""
+    """Load a shipped folder as a float32 backbone and, for a PRM, its score head."""
     config = json.loads((folder / "config.json").read_text())
     shape = Shape(
         width=config["hidden_size"],

@@ -31,7 +31,7 @@ PLANS = {
 
 
 def numbers(tokenizer: Tokenizer) -> dict[int, int]:
-    """Token id of each whole number -> the number."""
+    """Return the number of each token id that is a whole number."""
     return {tok.token_id(tokenizer, str(number)): number for number in tok.NUMBERS}
 
 
@@ -45,7 +45,7 @@ def fresh(kind: str, tokenizer: Tokenizer) -> model.Backbone:
 
 
 def export(kind: str, backbone: model.Backbone) -> Path:
-    """The shipped folder of a policy, without its model card."""
+    """Write the shipped folder of a policy, without its model card."""
     folder = SHIPPED / kind
     folder.mkdir(parents=True, exist_ok=True)
     for name in ("tokenizer.json", "tokenizer_config.json"):
@@ -74,7 +74,7 @@ def main() -> None:
     backbone = fresh(options.kind, tokenizer)
     folder = WORK / options.kind
 
-    seed = SEED + (options.kind == "policy-large")  # what it grew from has read the others
+    seed = SEED + (options.kind == "policy-large")  # the small policy was trained on the other seed's examples
 
     def examples(first: int, count: int, _: float) -> list[Example]:
         return [policy_example(tokenizer, seed, index) for index in range(first, first + count)]

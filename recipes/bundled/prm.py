@@ -59,7 +59,7 @@ class Scorer(nn.Module):
         return parts
 
     def named_parameters(self, *args: object, **kwargs: object):  # type: ignore[no-untyped-def]
-        """The backbone's names without a prefix, so that its matrices are found by the optimizer."""
+        """Yield the backbone's parameters without a name prefix, so that the optimizer finds its matrices."""
         for name, p in super().named_parameters(*args, **kwargs):  # type: ignore[arg-type]
             yield name.removeprefix("backbone."), p
 

@@ -27,7 +27,7 @@ RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 
 
 def plain(kind: str, count: int, *, each: int = 4, seed: int = 7) -> dict[str, dict[str, float]]:
-    """Greedy and single-sample accuracy of a policy on each suite."""
+    """Return greedy and single-sample accuracy of a policy on each suite."""
     policy, _ = model.load(SHIPPED / kind)
     tokenizer = tok.load()
     found: dict[str, dict[str, float]] = {}
@@ -49,7 +49,7 @@ def plain(kind: str, count: int, *, each: int = 4, seed: int = 7) -> dict[str, d
 
 @torch.inference_mode()
 def agreement(count: int = 200) -> dict[str, float]:
-    """How well the draft foresees the policy on solutions of training-like problems, a token at a time."""
+    """Return the draft model's token agreement with the policy on solutions of training-like problems."""
     policy, _ = model.load(SHIPPED / "policy")
     draft, _ = model.load(SHIPPED / "draft")
     tokenizer = tok.load()
@@ -67,7 +67,7 @@ def agreement(count: int = 200) -> dict[str, float]:
 
 
 def cost(*runs: str) -> str:
-    """What the training runs took, in words."""
+    """Return a text with the cost of the training runs."""
     parts: list[str] = []
     for run in runs:
         path = WORK / run / "cost.json"
@@ -81,7 +81,7 @@ def cost(*runs: str) -> str:
 
 
 def results(suite: str) -> str:
-    """What ``reasoner eval`` found on a suite, as it wrote it."""
+    """Return the results of ``reasoner eval`` on a suite as Markdown."""
     return (RESULTS / suite / "table.md").read_text()
 
 
@@ -104,7 +104,7 @@ machine, and they make mistakes by design: a perfect policy would leave nothing 
 
 
 def card(kind: str, report: dict[str, Any]) -> str:
-    """The model card of one model."""
+    """Return the model card of one model."""
     config = json.loads((SHIPPED / kind / "config.json").read_text())
     count = report["parameters"][kind]
     lines = [

@@ -32,7 +32,7 @@ FOLDER = WORK / "samples"
 
 
 def steps_of(tokenizer: Tokenizer, tokens: list[int]) -> list[str]:
-    """The steps of a generation (token ids, with or without the end token)."""
+    """Return the steps of generated token ids, with or without the end token."""
     text: str = tokenizer.decode([token for token in tokens if token != tok.END], skip_special_tokens=False)
     return [step for step in text.split(tok.SEPARATOR) if step]
 
@@ -42,7 +42,7 @@ def sampled_problem(index: int) -> Problem:
 
 
 class SampledAttempts:
-    """Examples drawn from the attempts on disk; shards that arrive while training are taken up."""
+    """Examples sampled from the attempts on disk, including shards that arrive during training."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
@@ -61,7 +61,7 @@ class SampledAttempts:
                     self.problems.append((record["index"], record["attempts"]))
 
     def example(self, rng: random.Random) -> Example:
-        """The attempts at one problem, in random order."""
+        """Return the attempts at one problem in random order."""
         index, attempts = rng.choice(self.problems)
         chosen = rng.sample(attempts, min(len(attempts), BRANCHES))
         return packed(self.tokenizer, sampled_problem(index), [], chosen, rng)

@@ -35,7 +35,7 @@ FOLDER = WORK / "tokenizer"
 
 
 def build() -> Tokenizer:
-    """The tokenizer, the same on every run."""
+    """Build the tokenizer, deterministically."""
     split = Split(Regex(PIECES), behavior="isolated")
     counts: Counter[str] = Counter()
     for name in SUITES:
@@ -60,7 +60,7 @@ def build() -> Tokenizer:
 
 
 def save(folder: Path) -> None:
-    """Write what ``AutoTokenizer`` reads."""
+    """Write the files for ``AutoTokenizer``."""
     folder.mkdir(parents=True, exist_ok=True)
     build().save(str(folder / "tokenizer.json"))
     config = {
@@ -76,7 +76,7 @@ def save(folder: Path) -> None:
 
 
 def load() -> Tokenizer:
-    """The tokenizer that was made here, or else the shipped one."""
+    """Load the tokenizer built here, or else the shipped one."""
     made = FOLDER / "tokenizer.json"
     return Tokenizer.from_file(str(made if made.exists() else SHIPPED / "policy" / "tokenizer.json"))
 
@@ -92,7 +92,7 @@ def token_id(tokenizer: Tokenizer, text: str) -> int:
 
 
 def encode_prompt(tokenizer: Tokenizer, text: str) -> list[int]:
-    """The chat template applied to one user message, as token ids."""
+    """Return the token ids of one user message in the chat template."""
     return [USER, *tokenizer.encode(text, add_special_tokens=False).ids, ASSISTANT]
 
 

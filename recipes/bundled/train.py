@@ -26,7 +26,7 @@ from recipes.bundled.data import Batch, Example, bucketed
 from recipes.bundled.optim import Optimizer
 
 POOL = 24
-"""Batches that are drawn together, sorted by length and shuffled."""
+"""Number of batches that are sampled together, sorted by length and shuffled."""
 BATCH_TOKENS = 2048
 BATCHES_PER_STEP = 2
 
@@ -113,7 +113,7 @@ def train(
 
 
 def save(path: Path, model: nn.Module, optimizer: Optimizer, counters: tuple[int, int, float, int]) -> None:
-    """Write the state to a new file, then put it in the place of the old one."""
+    """Write the state to a temporary file, then rename it over the old one."""
     tensors = {f"model.{name}": p.detach() for name, p in model.named_parameters()} | optimizer.state()
     new = path.with_suffix(".new")
     save_file({name: t.contiguous() for name, t in tensors.items()}, new, {"counters": json.dumps(counters)})

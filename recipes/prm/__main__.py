@@ -3,7 +3,7 @@
     python -m recipes.prm                                            the bundled policy on Countdown, minutes on a CPU
     python -m recipes.prm --policy MODEL --problems train.jsonl --cases math.json --fit gsm8k.json --device cuda
 
-A command that was stopped goes on where it was.
+An interrupted command resumes from where it stopped.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from recipes.prm import SHIPPED, WORK
 
 
 def main() -> None:
-    """See the module."""
+    """Run rollouts, training and evaluation."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--policy", type=Path, default=SHIPPED / "policy", help="writes solutions, and is the base")
     parser.add_argument("--problems", default="countdown", help="a suite, or JSONL with question and answer")

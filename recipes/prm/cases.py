@@ -26,14 +26,14 @@ from reasoner.evaluation.suites.registry import SUITES, check_answer, get_family
 from recipes.prm import SHIPPED, WORK
 
 SAMPLES = 16
-"""Solutions of a problem among which its cases are looked for."""
+"""Number of sampled solutions of a problem, from which its cases are taken."""
 AT_A_TIME = 16
-"""Problems in flight."""
+"""Number of concurrent problems."""
 SEPARATOR = "\n\n"
 
 
 def write(suite: str, count: int, policy: Path, out: Path, seed: int) -> dict[Path, int]:
-    """Writes both files, of ``count`` problems each; answers how many cases each has."""
+    """Write both files from ``count`` problems each; return the number of cases by file."""
     found = asyncio.run(_find(load_problems(suite, limit=2 * count), policy, seed))
     out.mkdir(parents=True, exist_ok=True)
     written = {}
@@ -45,7 +45,7 @@ def write(suite: str, count: int, policy: Path, out: Path, seed: int) -> dict[Pa
 
 
 def cases(problem: Problem, texts: Sequence[str], generator: str) -> Iterator[dict[str, Any]]:
-    """The first solution with an error among the texts and the first without, as ProcessBench has them."""
+    """Yield the first solution with an error and the first without, in ProcessBench's format."""
     kinds: set[bool] = set()
     for number, text in enumerate(texts):
         steps = [step.strip() for step in text.split(SEPARATOR) if step.strip()]
@@ -65,7 +65,7 @@ def cases(problem: Problem, texts: Sequence[str], generator: str) -> Iterator[di
 
 
 async def _find(problems: Sequence[Problem], policy: Path, seed: int) -> list[list[dict[str, Any]]]:
-    """The cases of each problem."""
+    """Return the cases of each problem."""
     engine = LocalEngine({"policy": policy})
     places = asyncio.Semaphore(AT_A_TIME)
     try:
@@ -84,7 +84,7 @@ async def _find(problems: Sequence[Problem], policy: Path, seed: int) -> list[li
 
 
 async def _solve(engine: LocalEngine, problem: Problem, seed: int, number: int) -> list[str]:
-    """Texts of the solutions that came to their end, by sample."""
+    """Return the texts of finished solutions in sample order."""
     prompt = await engine.tokenize("policy", [{"role": "user", "content": problem.text}])
     [info] = await engine.models()
     branches = tuple(Branch(seed, number * SAMPLES + each, info.context - len(prompt)) for each in range(SAMPLES))
@@ -97,7 +97,7 @@ async def _solve(engine: LocalEngine, problem: Problem, seed: int, number: int) 
 
 
 def main() -> None:
-    """See the module."""
+    """Write both case files."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--suite", choices=SUITES, default="countdown")
     parser.add_argument("--problems", type=int, default=300, help="in each of the two files")
