@@ -81,7 +81,7 @@ async def test_an_engine_that_no_longer_answers_is_not_up(
         assert answer.status_code == 503
         assert "has not answered" in answer.json()["errors"][0]["message"]
         assert await engine_up(client) == 0
-        hangs.cancel_abandoned_job()
+        hangs.release()
         while (await client.get("/readyz")).status_code != 200:
             pass
         assert await engine_up(client) == 1
@@ -109,7 +109,7 @@ class Hanging:
         tokenize = Route("/tokenize", engine._tokenize, methods=["POST"])
         self.app = Starlette(routes=[Route("/v1/models", self._models), tokenize])
 
-    def cancel_abandoned_job(self) -> None:
+    def release(self) -> None:
         assert self._loop is not None
         self._loop.call_soon_threadsafe(self.may_answer.set)
 
