@@ -79,8 +79,10 @@ def stack(tmp_path: Path, slow_engine: SlowEngine) -> Iterator[tuple[Supervisor,
 def child(mark: bytes) -> int:
     """Return the child of this process whose command line contains the mark."""
     commands = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in children(os.getpid())}
+    matches = {pid for pid, command in commands.items() if mark in command}
     # A process that the child has just forked has the same command line until it runs another program.
-    return min(pid for pid, command in commands.items() if mark in command)
+    (match,) = [pid for pid in matches if not any(pid in children(other) for other in matches)]
+    return match
 
 
 @pytest.mark.parametrize(
