@@ -76,13 +76,26 @@ def stack(tmp_path: Path, slow_engine: SlowEngine) -> Iterator[tuple[Supervisor,
         yield running, said
 
 
-def child(mark: bytes) -> int:
-    """Return the child of this process whose command line contains the mark."""
-    commands = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in children(os.getpid())}
-    matches = {pid for pid, command in commands.items() if mark in command}
-    # A process that the child has just forked has the same command line until it runs another program.
+def role_process(data_dir: Path, mark: bytes) -> int:
+    """Return the process of the service in `data_dir` whose command line contains the mark."""
+
+    def has_role(pid: int) -> bool:
+        command = read_process_file(pid, "cmdline")
+        # Services of other tests may be children of this process as well: theirs name other folders.
+        return mark in command and str(data_dir).encode() in command + read_process_file(pid, "environ")
+
+    matches = {pid for pid in children(os.getpid()) if has_role(pid)}
+    # A process that the role has just forked has the same command line until it runs another program.
     (match,) = [pid for pid in matches if not any(pid in children(other) for other in matches)]
     return match
+
+
+def read_process_file(pid: int, name: str) -> bytes:
+    """Return the content of a file of /proc, empty where the process has ended."""
+    try:
+        return Path(f"/proc/{pid}/{name}").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return b""
 
 
 @pytest.mark.parametrize(
@@ -91,7 +104,7 @@ def child(mark: bytes) -> int:
         [
             ("worker", b"api.roles.serve\0worker"),
             ("api", b"api.roles.serve\0api"),
-            ("broker", b"unixsocket:HERE/run/broker.sock"),
+            ("broker", b"unixsocket:"),
         ],
         every=2,
     ),
@@ -100,7 +113,8 @@ def test_a_dead_child_is_restarted_and_jobs_continue(
     stack: tuple[Supervisor, list[str]], role: str, mark: bytes
 ) -> None:
     running, said = stack
-    os.kill(child(mark.replace(b"HERE", str(running.settings.data_dir).encode())), signal.SIGKILL)
+    data_dir = running.settings.data_dir
+    os.kill(role_process(data_dir, mark), signal.SIGKILL)
     until(lambda: any(message.startswith(f"the {role} ended") for message in said), "the death is noticed")
     with httpx.Client(base_url=running.url, timeout=70) as client:
 
@@ -159,7 +173,7 @@ def test_a_search_survives_the_death_of_its_engine(tmp_path: Path) -> None:
         Supervisor(settings, log_dir=tmp_path / "logs", on_progress=said.append) as stack,
         httpx.Client(base_url=stack.url, timeout=70) as client,
     ):
-        engine = child(b"--uds\0" + str(tmp_path).encode())
+        engine = role_process(tmp_path, b"--uds\0")
         spec = {"problem": "Use the numbers 3, 5, 7 to make 26.", "strategy": {"name": "beam", "n": 128}, "seed": 1}
         url = client.post("/v1/jobs", json=spec | {"budget": {"tokens": 1_000_000}}).headers["location"]
         until(lambda: client.get(f"{url}/tree").json()["nodes"], "the search has begun")

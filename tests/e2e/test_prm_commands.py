@@ -69,7 +69,7 @@ def test_an_interrupted_command_continues_when_run_again(tmp_path: Path) -> None
         running.send_signal(signal.SIGINT)
         _, errors = running.communicate(timeout=60)
     assert running.returncode == 130
-    assert "the same command goes on" in errors
+    assert "the same command continues" in errors
     assert "KeyboardInterrupt" not in errors
     told = reasoner("rollouts", problems, data, "--limit", 2, *few)
     assert told["solutions"] == 4

@@ -238,7 +238,7 @@ def plant_no_tree_mask(patch: pytest.MonkeyPatch) -> None:
 
 
 def plant_unmoved_keys(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(KVCache, "move", lambda cache, moves: None)
+    patch.setattr(KVCache, "move_tokens", lambda cache, moves: None)
 
 
 @pytest.mark.parametrize(
