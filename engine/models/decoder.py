@@ -74,7 +74,7 @@ class Decoder:
         self._head: list[Product] = [Linear(self._embedding)] if tied else builder.head()
         weights.finish()
         self._parameters = weights.parameters
-        tables = {rope: rope.tables(context) for rope in set(config.ropes)}
+        tables = {rope: rope.tables(context) for rope in dict.fromkeys(config.ropes)}
         self._ropes = [(cos.to(device_config.device), sin.to(device_config.device)) for cos, sin in tables.values()]
         self._rope_of = [list(tables).index(rope) for rope in config.ropes]
 

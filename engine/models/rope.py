@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 from torch import Tensor
 
 from engine.protocol.types import EngineError
-from kernels.common.rotary import (
-    frequencies,
-    llama3_frequencies,
-    longrope_frequencies,
-    longrope_magnitude,
-    rotary_tables,
-    yarn_frequencies,
-    yarn_magnitude,
-)
+from kernels.common.rotary import frequencies, rotary_tables
 
 _FIELDS = {
     "default": set[str](),
@@ -29,7 +22,7 @@ _FIELDS = {
 _COMMON = {"rope_type", "type", "rope_theta", "partial_rotary_factor", "original_max_position_embeddings"}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False, slots=True)
 class Rope:
     """One rotary embedding.
 
@@ -46,51 +39,32 @@ class Rope:
     kind: str
     dim: int
     """Number of a head's dimensions that are rotated."""
-    theta: float
-    original: int
-    """Maximum number of tokens before the context was extended."""
-    numbers: tuple[tuple[str, Any], ...]
-    """The variant's own fields."""
+    parameters: dict[str, Any]
+    """``rope_theta``, ``original_max_position_embeddings`` (before the context was extended), the variant's fields."""
 
     def context(self, positions: int) -> int:
         """Return the maximum number of tokens of a sequence, given the config's ``max_position_embeddings``."""
         if self.kind == "yarn":
-            return max(positions, int(self.original * self._number("factor", positions / self.original)))
+            original = self.parameters["original_max_position_embeddings"]
+            return max(positions, int(original * float(self.parameters["factor"])))
         return positions
 
     def tables(self, positions: int) -> tuple[Tensor, Tensor]:
         """Return the ``rotary_tables`` for sequences of at most ``positions`` tokens."""
-        magnitude = 1.0
-        values = frequencies(self.dim, self.theta)
-        if self.kind == "linear":
-            values = values / self._number("factor")
-        elif self.kind == "llama3":
-            low, high = self._number("low_freq_factor"), self._number("high_freq_factor")
-            values = llama3_frequencies(values, self._number("factor"), low, high, self.original)
-        elif self.kind == "yarn":
-            factor = self._number("factor")
-            fast, slow = self._number("beta_fast", 32.0), self._number("beta_slow", 1.0)
-            whole = bool(dict(self.numbers).get("truncate", True))
-            values = yarn_frequencies(self.dim, self.theta, factor, fast, slow, self.original, whole=whole)
-            magnitude = self._number("attention_factor", self._yarn_magnitude(factor))
-        elif self.kind == "longrope":
-            numbers = dict(self.numbers)
-            divisors = numbers["long_factor" if positions > self.original else "short_factor"]
-            values = longrope_frequencies(self.dim, self.theta, divisors)
-            magnitude = self._number("attention_factor", longrope_magnitude(self._number("factor"), self.original))
+        if self.kind in ("default", "dynamic"):
+            return rotary_tables(frequencies(self.dim, self.parameters["rope_theta"]), positions)
+        # Imported here, since it takes a second that most models do not need.
+        from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+        config = SimpleNamespace(
+            rope_parameters=self.parameters, head_dim=self.dim, standardize_rope_params=lambda: None
+        )
+        config.hidden_size, config.num_attention_heads = self.dim, 1
+        try:
+            values, magnitude = ROPE_INIT_FUNCTIONS[self.kind](config, None, positions)
+        except (KeyError, TypeError) as error:
+            raise EngineError(f"rope scaling {self.kind!r} has missing or invalid fields: {error!r}") from None
         return rotary_tables(values, positions, magnitude)
-
-    def _yarn_magnitude(self, factor: float) -> float:
-        weight, weight_all = self._number("mscale", 0.0), self._number("mscale_all_dim", 0.0)
-        if weight and weight_all:
-            return yarn_magnitude(factor, weight) / yarn_magnitude(factor, weight_all)
-        return yarn_magnitude(factor)
-
-    def _number(self, name: str, default: float | None = None) -> float:
-        value = dict(self.numbers).get(name)
-        if value is None and default is None:
-            raise EngineError(f"rope scaling {self.kind!r} lacks {name!r}")
-        return float(default if value is None else value)  # type: ignore[arg-type]
 
 
 def read_rope(fields: dict[str, Any], head_dim: int, *, theta: float, partial: bool) -> Rope:
@@ -130,21 +104,14 @@ def _rope(fields: dict[str, Any], settings: dict[str, Any], head_dim: int, *, th
     share = float(settings.get("partial_rotary_factor") or fields.get("partial_rotary_factor") or 1.0)
     if share != 1.0 and not partial:
         raise EngineError("partial_rotary_factor is not supported for this architecture")
-    positions = int(fields["max_position_embeddings"])
-    original = int(
-        fields.get("original_max_position_embeddings") or settings.get("original_max_position_embeddings") or positions
-    )
-    numbers = {name: settings[name] for name in sorted(_FIELDS[kind] & settings.keys())}
-    if kind in ("yarn", "longrope") and numbers.get("factor") is None:
-        numbers["factor"] = positions / original
+    name, positions = "original_max_position_embeddings", int(fields["max_position_embeddings"])
+    original = int(fields.get(name) or settings.get(name) or positions)
+    parameters = {field: settings[field] for field in _FIELDS[kind] & settings.keys()}
+    parameters |= {"rope_theta": float(settings.get("rope_theta") or fields.get("rope_theta") or theta), name: original}
+    if kind in ("yarn", "longrope") and parameters.get("factor") is None:
+        parameters["factor"] = positions / original
     dim = int(head_dim * share)
     for name in ("short_factor", "long_factor"):
-        if kind == "longrope" and len(numbers.get(name) or ()) != dim // 2:
+        if kind == "longrope" and len(parameters.get(name) or ()) != dim // 2:
             raise EngineError(f"rope scaling 'longrope' needs {dim // 2} numbers as {name!r}")
-    return Rope(
-        kind=kind,
-        dim=dim,
-        theta=float(settings.get("rope_theta") or fields.get("rope_theta") or theta),
-        original=original,
-        numbers=tuple((name, tuple(value) if isinstance(value, list) else value) for name, value in numbers.items()),
-    )
+    return Rope(kind, dim, parameters)
