@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import threading
 import time
 from collections.abc import Iterator
@@ -61,7 +60,7 @@ class Case:
 def build_cases() -> list[Case]:
     """Return the jobs of the demo: one problem by several strategies, and problems of both suites."""
     countdown, words = load_problems("countdown", limit=9), load_problems("words", limit=9)
-    question = make_problem(*QUESTION, rng=random.Random(SEED))
+    question = make_problem(*QUESTION)
     return [
         Case(question, {"name": "greedy"}, {"tokens": 500}),
         Case(question, {"name": "weighted_vote", "n": 64}, {"tokens": 8000}),

@@ -16,6 +16,7 @@ from reasoner.answers.canonical import canonicalize
 from reasoner.answers.equivalence import Equivalence
 from reasoner.answers.extraction.extract import extract_answer
 from reasoner.evaluation.suites import registry
+from reasoner.evaluation.suites.problem import Problem
 
 SUITE_PROBLEMS = 200
 
@@ -25,8 +26,8 @@ class LabelledProblems:
     """``count`` problems, read lazily. Use as an async context manager to judge solutions."""
 
     count: int
-    _read: Callable[[], Iterator[tuple[RolloutProblem, str | registry.Problem]]]
-    _answers: dict[str, str | registry.Problem] = field(default_factory=dict)
+    _read: Callable[[], Iterator[tuple[RolloutProblem, str | Problem]]]
+    _answers: dict[str, str | Problem] = field(default_factory=dict)
     _equivalence: Equivalence = field(default_factory=Equivalence)
     _judge_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
@@ -64,7 +65,7 @@ class LabelledProblems:
         Answers are compared by the exact rule of the suite, or as mathematics.
         """
         stated, answer = extract_answer(text), self._answers[problem.key]
-        if isinstance(answer, registry.Problem):
+        if isinstance(answer, Problem):
             return registry.check_answer(answer, stated)
         if stated is None:
             return False
@@ -72,11 +73,11 @@ class LabelledProblems:
             return await self._equivalence.equal(canonicalize(answer), canonicalize(stated))
 
 
-def _read_suite(name: str, count: int, seed: int) -> Iterator[tuple[RolloutProblem, registry.Problem]]:
+def _read_suite(name: str, count: int, seed: int) -> Iterator[tuple[RolloutProblem, Problem]]:
     """Yield training problems, never held-out ones, with the levels in turn."""
     family = registry.get_family(name)
     for index in range(count):
-        problem: registry.Problem = family.generate_problem(
+        problem: Problem = family.generate_problem(
             "train", f"rollouts/{seed}/{index}", family.LEVELS[index % len(family.LEVELS)]
         )
         yield RolloutProblem(problem.id, problem.text), problem

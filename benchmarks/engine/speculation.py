@@ -24,6 +24,7 @@ from benchmarks.engine.process import BenchError, Worker, installed
 from benchmarks.engine.widened import widened
 from benchmarks.engine.workloads import VOCAB
 from reasoner.evaluation.suites import registry
+from reasoner.evaluation.suites.problem import Problem
 
 BATCHES = (1, 4, 16, 64)
 CASES = (*(f"batch-{batch}" for batch in BATCHES), "policy-large", "250M", "W3", "policy-250M")
@@ -318,7 +319,7 @@ def _kind(folder: Path) -> str:
 
 
 @cache
-def _held_out(suite: str, count: int) -> list[registry.Problem]:
+def _held_out(suite: str, count: int) -> list[Problem]:
     """Return held-out problems; cached, since word problems are slow to create."""
     return registry.load_problems(suite, limit=count)
 

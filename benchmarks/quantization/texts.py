@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from engine.text.tokenizer import Tokenizer
 from reasoner.evaluation.suites.problem import Split
 from reasoner.evaluation.suites.registry import SUITES, get_family
+from recipes.suites.solutions import sample_solution
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +27,7 @@ def texts(tokenizer: Tokenizer, split: Split, count: int) -> list[Text]:
     for index in range(count):
         suite = get_family(SUITES[index % len(SUITES)])
         problem = suite.generate_problem(split, f"text/{index}", suite.LEVELS[index // len(SUITES) % len(suite.LEVELS)])
-        steps = suite.solution(problem, random.Random(f"text/{index}"))
+        steps = sample_solution(problem, random.Random(f"text/{index}"))
         prompt = tokenizer.encode_chat([{"role": "user", "content": problem.text}])
         end = () if tokenizer.eos is None else (tokenizer.eos,)
         tokens = prompt + tokenizer.encode("\n\n".join(steps)) + end

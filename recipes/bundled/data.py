@@ -13,18 +13,21 @@ import random
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from reasoner.evaluation.suites import countdown, words
+from reasoner.evaluation.suites.countdown import canonical as canonical_countdown
+from reasoner.evaluation.suites.countdown import good_moves, reachable
 from reasoner.evaluation.suites.problem import Problem, split_of
-from reasoner.evaluation.suites.registry import get_family, label_steps
+from reasoner.evaluation.suites.registry import get_family
+from reasoner.evaluation.suites.words import canonical as canonical_words
 from recipes.bundled import WORK
 from recipes.bundled import tokenizer as tok
+from recipes.suites import countdown, words
+from recipes.suites.solutions import label_steps, sample_solution
 
 Mix = tuple[tuple[str, str, float], ...]
 
@@ -92,7 +95,7 @@ def policy_example(tokenizer: Tokenizer, seed: int, index: int) -> Example:
     """
     rng = random.Random(f"policy/{seed}/{index}")
     problem = draw(rng, f"policy/{seed}/{index}", POLICY_MIX)
-    steps: list[str] = get_family(problem.suite).solution(problem, rng)
+    steps = sample_solution(problem, rng)
     prompt = tok.encode_prompt(tokenizer, problem.text)
     body = [*tokenizer.encode(tok.SEPARATOR.join(steps), add_special_tokens=False).ids, tok.END]
     ids = prompt + body
@@ -120,7 +123,7 @@ def valid_choices(problem: Problem, steps: list[str]) -> Iterator[list[tuple[int
             yield ledger.options()
             ledger.take(int(a), op, int(b), int(result))
         elif numbers is not None:
-            yield [move[:3] for move in countdown.good_moves(numbers, problem.data["target"])]
+            yield [move[:3] for move in good_moves(numbers, problem.data["target"])]
             numbers = countdown.apply(numbers, step)
 
 
@@ -128,7 +131,7 @@ def prm_example(tokenizer: Tokenizer, seed: int, index: int) -> Example:
     """Return synthetic attempts at one problem, which share their first good steps, with exact labels."""
     rng = random.Random(f"prm/{seed}/{index}")
     problem = draw(rng, f"prm/{seed}/{index}", PRM_MIX)
-    solution: list[str] = get_family(problem.suite).solution(problem, rng)
+    solution = sample_solution(problem, rng)
     shared = solution[: min(rng.choice((0, 0, 0, 1, 1, 2, 3, 4)), len(solution) - 2)]
     attempt = countdown_attempt if problem.suite == "countdown" else words_attempt
     attempts = [attempt(problem, rng, shared) for _ in range(BRANCHES)]
@@ -156,7 +159,7 @@ def packed(
 
     def note(numbers: list[int] | None) -> None:
         if numbers is not None and len(numbers) > 1:
-            example.masks.append((len(example.ids) - 1, countdown.reachable(tuple(sorted(numbers)))))
+            example.masks.append((len(example.ids) - 1, reachable(tuple(sorted(numbers)))))
 
     def write(step: str, label: float) -> None:
         pieces = step.split(" ")
@@ -204,8 +207,7 @@ def worth(problem: Problem, numbers: list[int] | None, good: bool) -> float:
     """
     if not good or numbers is None or len(numbers) == 1:
         return float(good)
-    chance: float = countdown.odds(numbers, problem.data["target"]) ** (1 / 3)
-    return chance
+    return float(countdown.odds(numbers, problem.data["target"]) ** (1 / 3))
 
 
 def countdown_attempt(problem: Problem, rng: random.Random, shared: list[str]) -> list[str]:
@@ -359,14 +361,13 @@ def main() -> None:
         for index in range(3000):
             rng = random.Random(f"audit/{index}")
             problem = draw(rng, f"audit/{index}", POLICY_MIX)
-            suite: Any = get_family(problem.suite)
             if problem.suite == "countdown":
-                key = countdown.canonical(problem.data["numbers"], problem.data["target"])
+                key = canonical_countdown(problem.data["numbers"], problem.data["target"])
             else:
-                key = words.canonical([tuple(term) for term in problem.data["terms"]])
+                key = canonical_words([tuple(term) for term in problem.data["terms"]])
             if split_of(key) != "train":
                 raise AssertionError(f"held-out problem among the training data: {problem.id}")
-            steps: list[str] = suite.solution(problem, rng)
+            steps = sample_solution(problem, rng)
             if not all(label_steps(problem, steps)):
                 raise AssertionError(f"a solution is labelled bad: {problem.id}")
             attempt = (countdown_attempt if problem.suite == "countdown" else words_attempt)(problem, rng, [])

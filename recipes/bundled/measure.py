@@ -23,11 +23,13 @@ import torch
 from torch import Tensor
 
 from reasoner.evaluation.suites.problem import Problem
-from reasoner.evaluation.suites.registry import check_answer, get_family, label_steps, load_problems
+from reasoner.evaluation.suites.registry import check_answer, get_family, load_problems
 from recipes.bundled import SHIPPED, WORK, model
 from recipes.bundled import tokenizer as tok
 from recipes.bundled.generate import generate, score
 from recipes.bundled.sample import steps_of
+from recipes.suites.solutions import label_steps
+from recipes.suites.steps import boxed
 
 TOKENIZER = tok.load()
 SEP = tok.token_id(TOKENIZER, tok.SEPARATOR)
@@ -79,9 +81,8 @@ def judge(models: Models, pairs: Sequence[tuple[Problem, Attempt]]) -> None:
     for problem, attempt in pairs:
         body = [token for token in attempt.tokens if token != tok.END]
         attempt.steps = steps_of(TOKENIZER, body)
-        boxed = get_family(problem.suite).boxed(attempt.steps[-1]) if attempt.steps else None
-        attempt.answer = boxed
-        attempt.right = check_answer(problem, boxed)
+        attempt.answer = boxed(attempt.steps[-1]) if attempt.steps else None
+        attempt.right = check_answer(problem, attempt.answer)
         if problem.text not in texts:
             texts[problem.text] = tok.encode_prompt(TOKENIZER, problem.text)
         distinct[problem.text, tuple(body)].append(attempt)

@@ -6,13 +6,8 @@ python -m recipes.bundled.policy --kind policy --export    only export the state
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
-import shutil
-from pathlib import Path
 
-import torch
 import torch.nn.functional as F
 from tokenizers import Tokenizer
 from torch import Tensor
@@ -20,7 +15,7 @@ from torch import Tensor
 from recipes.bundled import SHIPPED, WORK, model
 from recipes.bundled import tokenizer as tok
 from recipes.bundled.data import Batch, Example, policy_example
-from recipes.bundled.train import Plan, resume, train
+from recipes.bundled.train import Plan, export, parse_options, resume, train
 
 SEED = 1
 PLANS = {
@@ -44,32 +39,8 @@ def fresh(kind: str, tokenizer: Tokenizer) -> model.Backbone:
     return backbone
 
 
-def export(kind: str, backbone: model.Backbone) -> Path:
-    """Write the shipped folder of a policy, without its model card."""
-    folder = SHIPPED / kind
-    folder.mkdir(parents=True, exist_ok=True)
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(tok.FOLDER / name, folder / name)
-    model.export(backbone, folder)
-    return folder
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kind", choices=list(PLANS), default="policy")
-    parser.add_argument("--steps", type=int, help="optimizer steps")
-    parser.add_argument("--minutes", type=float, default=float("inf"), help="training time at most")
-    parser.add_argument("--export", action="store_true", help="export the last state without training")
-    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
-    options = parser.parse_args()
-    torch.set_num_threads(options.threads)
-    plan = PLANS[options.kind]
-    plan = Plan(
-        steps=options.steps or plan.steps,
-        minutes=options.minutes,
-        muon_rate=plan.muon_rate,
-        adam_rate=plan.adam_rate,
-    )
+    options, plan = parse_options(__doc__, "--kind", PLANS)
     tokenizer = tok.load()
     backbone = fresh(options.kind, tokenizer)
     folder = WORK / options.kind

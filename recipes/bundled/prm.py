@@ -9,29 +9,22 @@ the true result at each " = " (both families).
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
 import random
-import shutil
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from recipes.bundled import SHIPPED, WORK, model
+from recipes.bundled import WORK, model
 from recipes.bundled import tokenizer as tok
 from recipes.bundled.data import Batch, Example, prm_example
 from recipes.bundled.policy import numbers
 from recipes.bundled.sample import SampledAttempts
-from recipes.bundled.train import Plan, resume, train
+from recipes.bundled.train import Plan, export, parse_options, resume, train
 
 SEED = 2
-PLANS = {
-    "attempts": Plan(steps=3800, decay_from=1.0),
-    "samples": Plan(steps=4000, decay_from=0.2),
-}
+PLANS = {"attempts": Plan(steps=3800, decay_from=1.0), "samples": Plan(steps=4000, decay_from=0.2)}
 
 
 class Scorer(nn.Module):
@@ -64,26 +57,8 @@ class Scorer(nn.Module):
             yield name.removeprefix("backbone."), p
 
 
-def export(scorer: Scorer) -> Path:
-    folder = SHIPPED / "prm"
-    folder.mkdir(parents=True, exist_ok=True)
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(tok.FOLDER / name, folder / name)
-    model.export(scorer.backbone, folder, score=(scorer.score, scorer.score_bias))
-    return folder
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--phase", choices=list(PLANS), default="attempts")
-    parser.add_argument("--steps", type=int, help="optimizer steps")
-    parser.add_argument("--minutes", type=float, default=float("inf"), help="training time at most")
-    parser.add_argument("--export", action="store_true", help="export the last state without training")
-    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
-    options = parser.parse_args()
-    torch.set_num_threads(options.threads)
-    plan = PLANS[options.phase]
-    plan = Plan(steps=options.steps or plan.steps, minutes=options.minutes, decay_from=plan.decay_from)
+    options, plan = parse_options(__doc__, "--phase", PLANS)
     tokenizer = tok.load()
     scorer = Scorer(model.shape_of("prm", tokenizer.get_vocab_size()))
     model.initialise(scorer.backbone, numbers(tokenizer), SEED)
@@ -109,7 +84,7 @@ def main() -> None:
     else:
         cost = train(folder, scorer, plan, examples, scorer.losses, seed=SEED, average=150)
         (folder / "cost.json").write_text(json.dumps(cost) + "\n")
-    print(f"exported to {export(scorer)}")
+    print(f"exported to {export('prm', scorer.backbone, score=(scorer.score, scorer.score_bias))}")
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from recipes.bundled import tokenizer as tok
 from recipes.bundled.data import policy_example
 from recipes.bundled.generate import generate
 from recipes.bundled.sample import steps_of
+from recipes.suites.steps import boxed
 
 PRM_RUNS = ("prm-attempts", "prm-samples")
 KINDS = ("policy", "policy-large", "draft", "prm")
@@ -42,7 +43,7 @@ def plain(kind: str, count: int, *, each: int = 4, seed: int = 7) -> dict[str, d
             right = 0
             for i, tokens in enumerate(outputs):
                 steps = steps_of(tokenizer, tokens)
-                right += bool(steps) and suite.check(problems[i // repeat], suite.boxed(steps[-1]))
+                right += bool(steps) and suite.check(problems[i // repeat], boxed(steps[-1]))
             found[name][label] = right / len(outputs)
     return found
 
@@ -96,7 +97,7 @@ ABOUT = {
 
 DATA = """Trained from scratch on problems that `recipes/bundled` generates while training, of two families in plain
 English: Countdown (3 to 5 numbers) and multi-step word problems (4 to 10 steps). One canonical problem in ten, chosen
-by hash, is held out (`reasoner.suites.load`) and never occurs in training. No other data; no personal data; Apache-2.0
+by hash, is held out (`reasoner.evaluation`) and never occurs in training. No other data; no personal data; Apache-2.0
 like the code.
 
 The models know nothing but these two families. They exist so that search can be run, tested and measured on any
@@ -125,12 +126,7 @@ def card(kind: str, report: dict[str, Any]) -> str:
             'a step is the softmax probability of label 1 at its `"\\n\\n"`.\n'
         )
     lines += ["## Cost", "", cost(*(PRM_RUNS if kind == "prm" else (kind,))), ""]
-    lines += [
-        "## Held-out results",
-        "",
-        "Held-out problems; `python -m recipes.bundled.report` writes this card.",
-        "",
-    ]
+    lines += ["## Held-out results", "", "Held-out problems; `python -m recipes.bundled.report` writes this card.", ""]
     if kind in ("policy", "prm"):
         for name in SUITES:
             lines += [f"Suite {name}, 300 problems (`reasoner eval {name} --limit 300`):", "", results(name)]

@@ -25,6 +25,7 @@ from recipes.bundled import SHIPPED, WORK, model
 from recipes.bundled import tokenizer as tok
 from recipes.bundled.data import BRANCHES, PRM_MIX, Example, draw, packed
 from recipes.bundled.generate import generate
+from recipes.suites.steps import boxed
 
 SEED = 3
 SHARD = 1000
@@ -100,7 +101,7 @@ def main() -> None:
         for row, (index, problem) in enumerate(zip(indices, problems, strict=True)):
             found = [steps_of(tokenizer, tokens) for tokens in outputs[row]]
             suite = get_family(problem.suite)
-            right += sum(suite.check(problem, suite.boxed(steps[-1])) for steps in found if steps)
+            right += sum(suite.check(problem, boxed(steps[-1])) for steps in found if steps)
             total += len(found)
             attempts = [list(steps) for steps in dict.fromkeys(map(tuple, found)) if steps]
             lines.append(json.dumps({"index": index, "attempts": attempts}))

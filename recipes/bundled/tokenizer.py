@@ -20,6 +20,7 @@ from tokenizers.pre_tokenizers import ByteLevel, Split
 
 from reasoner.evaluation.suites.registry import SUITES, get_family
 from recipes.bundled import SHIPPED, WORK
+from recipes.suites.solutions import sample_solution
 
 PIECES = r"\n\n|\\boxed\{|\d+|[.,:]? ?[A-Za-z]+(?: (?=\d))?| [+\-*/=] |, (?=\d)|."
 NUMBERS = range(500)
@@ -43,7 +44,7 @@ def build() -> Tokenizer:
         for level in suite.LEVELS:
             for seed in range(1500):
                 problem = suite.generate_problem("train", f"tokenizer/{seed}", level)
-                text = SEPARATOR.join([problem.text, *suite.solution(problem, random.Random(seed))])
+                text = SEPARATOR.join([problem.text, *sample_solution(problem, random.Random(seed))])
                 counts.update(piece for piece, _ in split.pre_tokenize_str(text))
     to_bytes = ByteLevel(add_prefix_space=False, use_regex=False)
     words = [piece for piece in sorted(counts) if not piece.isdigit()]

@@ -7,12 +7,14 @@ line per report.
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import random
+import shutil
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -22,6 +24,9 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from recipes.bundled import SHIPPED
+from recipes.bundled import model as models
+from recipes.bundled import tokenizer as tok
 from recipes.bundled.data import Batch, Example, bucketed
 from recipes.bundled.optim import Optimizer
 
@@ -49,6 +54,20 @@ class Plan:
     def scale(self, step: int, progress: float) -> float:
         falling = 1.0 if self.decay_from >= 1 else min(1.0, (1 - progress) / (1 - self.decay_from))
         return min(1.0, (step + 1) / self.warmup) * max(falling, 0.0)
+
+
+def parse_options(description: str | None, option: str, plans: Mapping[str, Plan]) -> tuple[argparse.Namespace, Plan]:
+    """Parse the command line, set the number of threads, and return the options and the plan that ``option`` names."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(option, choices=list(plans), default=next(iter(plans)))
+    parser.add_argument("--steps", type=int, help="optimizer steps")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="training time at most")
+    parser.add_argument("--export", action="store_true", help="export the last state without training")
+    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    plan = plans[getattr(options, option.removeprefix("--"))]
+    return options, replace(plan, steps=options.steps or plan.steps, minutes=options.minutes)
 
 
 def train(
@@ -110,6 +129,16 @@ def train(
     save(folder / "state.safetensors", model, optimizer, (step, drawn, seconds, tokens))
     model.eval()
     return {"steps": step, "seconds": round(seconds), "tokens": tokens}
+
+
+def export(name: str, backbone: models.Backbone, score: tuple[Tensor, Tensor] | None = None) -> Path:
+    """Write the shipped folder of a model, without its model card."""
+    folder = SHIPPED / name
+    folder.mkdir(parents=True, exist_ok=True)
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(tok.FOLDER / file, folder / file)
+    models.export(backbone, folder, score=score)
+    return folder
 
 
 def save(path: Path, model: nn.Module, optimizer: Optimizer, counters: tuple[int, int, float, int]) -> None:

@@ -22,8 +22,10 @@ from rich.progress import Progress
 from engine.core.local_engine import LocalEngine
 from engine.protocol.types import Branch, Completion, GenerateRequest, SamplingParams
 from reasoner.evaluation.suites.problem import Problem
-from reasoner.evaluation.suites.registry import SUITES, check_answer, get_family, label_steps, load_problems
+from reasoner.evaluation.suites.registry import SUITES, check_answer, get_family, load_problems
 from recipes.prm import SHIPPED, WORK
+from recipes.suites.solutions import label_steps
+from recipes.suites.steps import boxed
 
 SAMPLES = 16
 """Number of sampled solutions of a problem, from which its cases are taken."""
@@ -59,7 +61,7 @@ def cases(problem: Problem, texts: Sequence[str], generator: str) -> Iterator[di
                 "generator": generator,
                 "problem": problem.text,
                 "steps": steps,
-                "final_answer_correct": check_answer(problem, get_family(problem.suite).boxed(steps[-1])),
+                "final_answer_correct": check_answer(problem, boxed(steps[-1])),
                 "label": -1 if all(labels) else labels.index(False),
             }
 

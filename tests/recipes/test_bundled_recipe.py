@@ -14,9 +14,11 @@ import pytest
 import torch
 
 from reasoner.evaluation.suites import countdown
-from reasoner.evaluation.suites.registry import SUITES, check_answer, get_family, label_steps
+from reasoner.evaluation.suites.registry import SUITES, check_answer, get_family
 from recipes.bundled import data, generate, measure, model, optim
 from recipes.bundled import tokenizer as tok
+from recipes.suites.solutions import label_steps
+from recipes.suites.steps import boxed
 from tests.closeness import MOST, assert_as_exact_as
 from tests.engine.exact import exact_logits, peer_logits
 
@@ -234,6 +236,6 @@ def test_arithmetic_slips_are_labelled_bad() -> None:
         steps = data.countdown_attempt(problem, random.Random(seed), [])
         labels = label_steps(problem, steps)
         bad += not labels[-1]
-        assert labels[-1] == (labels[-1] and check_answer(problem, countdown.boxed(steps[-1])))
+        assert labels[-1] == (labels[-1] and check_answer(problem, boxed(steps[-1])))
         assert sorted(labels, reverse=True) == labels
     assert bad > 50

@@ -9,8 +9,9 @@ import torch
 
 from prm.evaluate import read_cases
 from reasoner.evaluation.suites.problem import Problem
-from reasoner.evaluation.suites.registry import label_steps, load_problems
+from reasoner.evaluation.suites.registry import load_problems
 from recipes.prm.cases import cases, write
+from recipes.suites.solutions import label_steps
 
 PROBLEM = Problem("p", "countdown", "n3", "?", "(4 * 3) * 2", {"numbers": [2, 3, 4], "target": 24})
 RIGHT = "4 * 3 = 12, left 2 12\n\n12 * 2 = 24, left 24\n\n\\boxed{(4 * 3) * 2}"

@@ -43,18 +43,9 @@ def stage(name: str, n: int, **params: int) -> StrategySpec:
 
 
 VOTES: Stages = tuple(stage("self_consistency", n) for n in (1, 1, 1, 1, 2, 2, 4, 4))
-TREES: tuple[StrategySpec, ...] = (
-    stage("best_first", 8),
-    stage("beam", 16, expansions=4),
-)
+TREES: tuple[StrategySpec, ...] = (stage("best_first", 8), stage("beam", 16, expansions=4))
 """Tree searches, each measured on every problem of the fit."""
-MENU: tuple[Stages, ...] = (
-    (),
-    VOTES[:2],
-    VOTES[:5],
-    VOTES,
-    *((tree,) for tree in TREES),
-)
+MENU: tuple[Stages, ...] = ((), VOTES[:2], VOTES[:5], VOTES, *((tree,) for tree in TREES))
 """Lists of stages from which each bin selects one."""
 
 

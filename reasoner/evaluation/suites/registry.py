@@ -9,26 +9,12 @@ from reasoner.answers.equivalence import Equivalence
 from reasoner.evaluation.suites import countdown, words
 from reasoner.evaluation.suites.files import open_file
 from reasoner.evaluation.suites.gym import PREFIX, open_task
-from reasoner.evaluation.suites.problem import Problem, Split
+from reasoner.evaluation.suites.problem import Problem
 from reasoner.evaluation.suites.suite import Suite, SuiteError
 
-__all__ = [
-    "SUITES",
-    "Problem",
-    "Split",
-    "Suite",
-    "SuiteError",
-    "check_answer",
-    "get_family",
-    "label_steps",
-    "load_problems",
-    "open_suite",
-]
-
-SUITES: tuple[str, ...] = ("countdown", "words")
-DEFAULT_SIZE = 600
-
 _FAMILIES: dict[str, ModuleType] = {"countdown": countdown, "words": words}
+SUITES = tuple(_FAMILIES)
+DEFAULT_SIZE = 600
 
 
 def open_suite(where: str, *, limit: int, seed: int = 0) -> Suite:
@@ -84,9 +70,3 @@ def load_problems(name: str, *, limit: int | None = None, seed: int = 0) -> list
 def check_answer(problem: Problem, answer: str | None) -> bool:
     """Return True if ``answer``, the content of the box, passes the exact check of the problem's suite."""
     return bool(get_family(problem.suite).check(problem, answer))
-
-
-def label_steps(problem: Problem, steps: list[str]) -> list[bool]:
-    """Return for each step True if the attempt is right up to it, by the exact rule of the problem's suite."""
-    labels: list[bool] = get_family(problem.suite).label_steps(problem, steps)
-    return labels

@@ -150,9 +150,7 @@ async def test_after_too_many_timeouts_a_job_makes_no_further_comparisons(monkey
     assert len(asked) == 2
 
 
-async def test_a_replay_uses_the_recorded_verdicts_not_the_workers(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_replay_uses_the_recorded_verdicts_not_the_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(TEXTS, ANSWER, "\\boxed{x+%d}")
     spec = JobSpec.model_validate({"problem": "?", "strategy": {"name": "self_consistency", "n": 8}, "seed": 1})
     journal = MemoryJournal()
@@ -170,9 +168,7 @@ async def test_a_replay_uses_the_recorded_verdicts_not_the_workers(
     assert (await run_job(spec, ScriptedEngine(order=2), MemoryJournal(lie[:-1]))).result.votes == first.result.votes
 
 
-async def test_a_comparison_that_hangs_is_killed_and_the_next_one_works(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_comparison_that_hangs_is_killed_and_the_next_one_works(monkeypatch: pytest.MonkeyPatch) -> None:
     async with Equivalence() as equal:
         assert await equal.equal("x+1", "1+x")
         (child,) = equivalence_module.POOL.idle_workers

@@ -1,4 +1,4 @@
-"""Suites: strict checkers, exact step labels, and disjoint splits."""
+"""Suites: strict checkers and disjoint splits."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import pytest
 
 from reasoner.evaluation.suites import countdown, words
 from reasoner.evaluation.suites.problem import Problem, split_of
-from reasoner.evaluation.suites.registry import SUITES, check_answer, get_family, label_steps, load_problems
+from reasoner.evaluation.suites.registry import SUITES, check_answer, get_family, load_problems
 
 
 def four(numbers: list[int], target: int) -> Problem:
-    return countdown.make_problem(numbers, target, rng=random.Random(0))
+    return countdown.make_problem(numbers, target)
 
 
 def brute_force(values: tuple[int, ...]) -> set[int]:
@@ -79,24 +79,6 @@ def test_wording_and_order_do_not_change_the_split_of_a_countdown_problem() -> N
     assert countdown.canonical([3, 7, 8, 12], 45) == countdown.canonical([12, 3, 8, 7], 45)
 
 
-@pytest.mark.parametrize("name", SUITES)
-def test_every_step_of_a_generated_solution_is_labelled_good(name: str) -> None:
-    suite = get_family(name)
-    for level in suite.LEVELS:
-        for seed in range(60):
-            problem = suite.generate_problem("train", seed, level)
-            steps = suite.solution(problem, random.Random(seed))
-            assert all(label_steps(problem, steps)), (problem, steps)
-            assert len(steps) == int(level[1:]) + (1 if name == "words" else 0)
-
-
-def test_word_problems_have_many_solution_paths() -> None:
-    problem = words.generate_problem("heldout", 0, "s6")
-    routes = {tuple(words.solution(problem, random.Random(seed))) for seed in range(200)}
-    assert len(routes) > 100
-    assert len({route[-1] for route in routes}) == 1
-
-
 def test_countdown_answers_are_checked_by_the_rules_of_the_game() -> None:
     problem = four([3, 7, 8, 12], 47)
     assert check_answer(problem, "(7 * 8) + 3 - 12")
@@ -118,33 +100,7 @@ def test_countdown_allows_exact_fractions_in_an_answer() -> None:
     assert check_answer(Problem("", "countdown", "n3", "", "", {"numbers": [3, 2, 8], "target": 12}), "3 / 2 * 8")
 
 
-def test_a_countdown_step_is_bad_once_the_target_is_unreachable() -> None:
-    problem = four([3, 7, 8, 12], 47)
-    good = ["8 * 7 = 56, left 3 12 56", "12 - 3 = 9, left 56 9", "56 - 9 = 47, left 47", "\\boxed{(8 * 7) - (12 - 3)}"]
-    assert label_steps(problem, good) == [True] * 4
-    assert label_steps(problem, [*good[:3], "\\boxed{8 * 7 - 9}"]) == [True, True, True, False]
-    assert label_steps(problem, ["8 * 7 = 54, left 3 12 54", *good[1:]]) == [False] * 4
-    assert label_steps(problem, ["8 * 7 = 56, left 3 12", *good[1:]]) == [False] * 4
-    assert label_steps(problem, ["8 * 6 = 48, left 3 12 48", *good[1:]]) == [False] * 4
-    assert label_steps(problem, ["7 - 8 = 1, left 3 12 1"]) == [False]
-    assert label_steps(problem, [good[0], "56 / 3 = 18, left 12 18"]) == [True, False]
-    assert label_steps(problem, [good[0], "\\boxed{(8 * 7) - (12 - 3)}"]) == [True, False]
-    assert label_steps(problem, ["", "hello", "\\boxed{"]) == [False] * 3
-    assert label_steps(problem, []) == []
-
-
 WORDS = Problem("", "words", "s3", "", "55", {"terms": [[1, 40], [-1, 15], [1, 3, 10]]})
-
-
-def test_word_steps_use_each_quantity_once_with_its_sign() -> None:
-    assert label_steps(WORDS, ["40 - 15 = 25", "3 * 10 = 30", "25 + 30 = 55", "\\boxed{55}"]) == [True] * 4
-    assert label_steps(WORDS, ["10 * 3 = 30", "30 + 40 = 70", "70 - 15 = 55", "\\boxed{55}"]) == [True] * 4
-    assert label_steps(WORDS, ["40 - 15 = 26", "3 * 10 = 30"]) == [False, False]
-    assert label_steps(WORDS, ["40 + 15 = 55", "\\boxed{55}"]) == [False, False]
-    assert label_steps(WORDS, ["40 - 15 = 25", "25 - 15 = 10"]) == [True, False]
-    assert label_steps(WORDS, ["40 + 30 = 70"]) == [False]
-    assert label_steps(WORDS, ["40 - 15 = 25", "\\boxed{55}"]) == [True, False]
-    assert label_steps(WORDS, ["40 - 15 = 25", "3 * 10 = 30", "25 + 30 = 55", "\\boxed{56}"])[-1] is False
 
 
 def test_word_answers_are_integers() -> None:
@@ -152,22 +108,3 @@ def test_word_answers_are_integers() -> None:
     assert check_answer(WORDS, " 055 ")
     for wrong in (None, "", "5 5", "55.0", "-55", "\u00b2", "\u0665\u0665", "9" * 5000):
         assert not check_answer(WORDS, wrong)
-
-
-def test_the_success_probability_of_random_moves_sums_over_all_paths() -> None:
-    def play(numbers: list[int], chance: float) -> dict[int, float]:
-        if len(numbers) == 1:
-            return {numbers[0]: chance}
-        ends: dict[int, float] = {}
-        options = list(countdown.moves(numbers))
-        for a, _, b, result in options:
-            for value, part in play(countdown.after(numbers, a, b, result), chance / len(options)).items():
-                ends[value] = ends.get(value, 0.0) + part
-        return ends
-
-    ends = play([2, 3, 7, 10], 1.0)
-    assert sum(ends.values()) == pytest.approx(1.0)
-    for value, chance in ends.items():
-        assert countdown.odds([10, 2, 7, 3], value) == pytest.approx(chance)
-        assert countdown.can_reach([2, 3, 7, 10], value)
-    assert countdown.odds([2, 3, 7, 10], 199) == ends.get(199, 0.0)

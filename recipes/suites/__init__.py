@@ -1,0 +1,1 @@
+"""Solutions and exact step labels of the bundled suites' problems; ``solutions`` is the entry point."""
