@@ -15,7 +15,8 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from api.cli.console import count_progress, print_json, result_console
-from api.cli.jobs import EXTRA, AsJson, Key, Strategy, Url, connect, name_strategy, strategy_options
+from api.cli.job_options import EXTRA, Strategy, build_strategy, name_strategy
+from api.cli.options import PageSize, ServiceOptions, expand_options
 from api.cli.render import plain
 from reasoner.client import Client
 from reasoner.jobs.batch import Batch, BatchJob
@@ -32,32 +33,28 @@ _out = result_console()
 
 
 @batch.command(context_settings=EXTRA)
+@expand_options
 def submit(
     context: typer.Context,
     file: Annotated[Path, typer.Argument(help='JSON Lines: one job a line, at least {"problem": …}.')],
     tokens: Annotated[int, typer.Option(min=1, help="Token budget of all jobs together.")],
+    service: ServiceOptions,
     strategy: Strategy = None,
     wait: Annotated[
-        bool,
-        typer.Option("--wait", help="Wait for its end. Exit status 1 if a job failed or was cancelled."),
+        bool, typer.Option("--wait", help="Wait for its end. Exit status 1 if a job failed or was cancelled.")
     ] = False,
-    url: Url = None,
-    key: Key = None,
-    as_json: AsJson = False,
 ) -> None:
     """Submit the jobs of a file. --strategy and its parameters, such as --n 64, are for jobs that name none."""
     jobs = _read_jobs(file)
-    options = strategy_options(context.args)
-    if strategy is not None or options:
-        default = ({} if strategy is None else {"name": strategy}) | options
+    if default := build_strategy(strategy, context.args):
         jobs = [{"strategy": default} | job for job in jobs]
-    with connect(url, key) as client:
+    with service.connect() as client:
         jobs = [name_strategy(job, client) for job in jobs]
         submitted = client.submit_batch({"jobs": jobs, "budget": {"tokens": tokens}})
         if wait:
             _progress.print(f"{submitted.id}: {len(jobs)} jobs", markup=False, highlight=False)
             submitted = _follow(client, submitted)
-        _print(submitted, as_json)
+        _print(submitted, service.as_json)
         failed = [job for job in submitted.jobs or () if job.status in ("failed", "cancelled")]
         if wait and failed:
             _explain_failures(client, failed, len(jobs))
@@ -65,17 +62,16 @@ def submit(
 
 
 @batch.command("list")
+@expand_options
 def list_batches(
-    limit: Annotated[int, typer.Option(min=1, max=100)] = 20,
+    service: ServiceOptions,
+    limit: PageSize = 20,
     after: Annotated[str | None, typer.Option(help="Id of the last batch of the previous page.")] = None,
-    url: Url = None,
-    key: Key = None,
-    as_json: AsJson = False,
 ) -> None:
     """List batches, newest first."""
-    with connect(url, key) as client:
+    with service.connect() as client:
         page = client.list_batches(limit=limit, after=after)
-    if as_json:
+    if service.as_json:
         print_json(page)
         return
     table = Table(Column("batch", no_wrap=True), "status", "jobs", "tokens", "of", box=None)
@@ -86,24 +82,27 @@ def list_batches(
 
 
 @batch.command()
-def show(batch_id: str, url: Url = None, key: Key = None, as_json: AsJson = False) -> None:
+@expand_options
+def show(batch_id: str, service: ServiceOptions) -> None:
     """Show a batch and its jobs."""
-    with connect(url, key) as client:
-        _print(client.batch(batch_id), as_json)
+    with service.connect() as client:
+        _print(client.batch(batch_id), service.as_json)
 
 
 @batch.command()
-def watch(batch_id: str, url: Url = None, key: Key = None, as_json: AsJson = False) -> None:
+@expand_options
+def watch(batch_id: str, service: ServiceOptions) -> None:
     """Follow a batch until all of its jobs have ended."""
-    with connect(url, key) as client:
-        _print(_follow(client, client.batch(batch_id)), as_json)
+    with service.connect() as client:
+        _print(_follow(client, client.batch(batch_id)), service.as_json)
 
 
 @batch.command()
-def cancel(batch_id: str, url: Url = None, key: Key = None, as_json: AsJson = False) -> None:
+@expand_options
+def cancel(batch_id: str, service: ServiceOptions) -> None:
     """Cancel all jobs of a batch; the tokens they have used stay on their bills."""
-    with connect(url, key) as client:
-        _print(_follow(client, client.cancel_batch(batch_id)), as_json)
+    with service.connect() as client:
+        _print(_follow(client, client.cancel_batch(batch_id)), service.as_json)
 
 
 def _read_jobs(file: Path) -> list[dict[str, Any]]:

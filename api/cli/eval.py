@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from api.cli.console import count_progress, print_json, result_console
+from api.cli.options import AsJson, Model, load_with
 from api.roles.private_service import run_private_engine
 from engine.protocol.types import EngineError
 from reasoner.evaluation import report
@@ -27,7 +28,7 @@ from reasoner.evaluation.runs import RUNS_FILE, EvaluationMismatch, RunFile, col
 from reasoner.evaluation.suites.registry import open_suite
 from reasoner.evaluation.suites.suite import Suite, SuiteError
 from reasoner.jobs.spec import Sampling
-from workers.config.settings import Settings, load_settings
+from workers.config.settings import Settings
 from workers.config.types import served_name
 from workers.engines.connect import connect
 from workers.processes import shutdown
@@ -50,7 +51,7 @@ def evaluate_suite(
     ] = None,
     limit: Annotated[int, typer.Option(min=1, max=5000, help="Problems, at most.")] = 300,
     seeds: Annotated[int, typer.Option(min=1, max=100, help="Runs of every problem, each with another seed.")] = 1,
-    model: Annotated[str | None, typer.Option(help="A bundled model, a model folder, or NAME=FOLDER.")] = None,
+    model: Model = None,
     against: Annotated[
         list[str] | None, typer.Option(help="A larger model, run greedily and compared at equal FLOPs. Repeatable.")
     ] = None,
@@ -65,7 +66,7 @@ def evaluate_suite(
         Path | None,
         typer.Option(help=f"Folder for results.json, table.md, chart.png, and {RUNS_FILE}: a run can be resumed."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Measure strategies on a suite: accuracy, tokens (verifier included), FLOPs, 95 % intervals, the ceiling pass@N.
 
@@ -73,7 +74,7 @@ def evaluate_suite(
     from it; the others run live. With --out, the same command continues a run that Ctrl-C ended.
     """
     console = Console(stderr=True)
-    settings = load_settings() if model is None else load_settings(model=model)
+    settings = load_with(model=model)
     plan = _build_plan(settings, strategy, n, live_n, seeds, against or [])
     try:
         opened = open_suite(suite, limit=limit)

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from api.cli.console import print_json, result_console
 from api.cli.durations import parse_duration
-from api.cli.jobs import AsJson, Key, Url, connect
+from api.cli.options import PageSize, ServiceOptions, expand_options
 from reasoner.client import ServiceError
 from workers.broker.embedded import EmbeddedBroker, broker_url
 from workers.config.settings import load_settings
@@ -26,8 +26,7 @@ from workers.store.redis_client import BROKER_DOWN
 T = TypeVar("T")
 
 Direct = Annotated[
-    bool,
-    typer.Option("--direct", help="On the configured broker instead of through the service; needs no key."),
+    bool, typer.Option("--direct", help="On the configured broker instead of through the service; needs no key.")
 ]
 
 keys = typer.Typer(no_args_is_help=True)
@@ -35,8 +34,10 @@ _out = result_console()
 
 
 @keys.command()
+@expand_options
 def create(
     name: Annotated[str, typer.Argument(help="For people: where the key is used, such as 'notebook'.")],
+    service: ServiceOptions,
     owner: Annotated[
         str | None,
         typer.Option(help="Owner of its jobs; keys of one owner see the same jobs. Default: an owner of its own."),
@@ -47,9 +48,6 @@ def create(
     ] = None,
     expires: Annotated[str | None, typer.Option(help="How long the key is valid, such as 90d, 12h or 30m.")] = None,
     direct: Direct = False,
-    url: Url = None,
-    key: Key = None,
-    as_json: AsJson = False,
 ) -> None:
     """Make a key and print it, this one time. The first key of a service is made with --direct."""
     fields = {"name": name, "owner": owner, "scopes": scope or None, "expires_in": _parse_expiry(expires)}
@@ -57,19 +55,18 @@ def create(
     if direct:
         made = _on_broker(lambda store: store.create(_parse_spec(spec)))
     else:
-        with connect(url, key) as client:
+        with service.connect() as client:
             made = NewKey.model_validate(client.create_key(spec))
-    _print(made, as_json)
+    _print(made, service.as_json)
 
 
 @keys.command("list")
+@expand_options
 def list_keys(
-    limit: Annotated[int, typer.Option(min=1, max=100)] = 20,
+    service: ServiceOptions,
+    limit: PageSize = 20,
     after: Annotated[str | None, typer.Option(help="Id of the last key of the previous page.")] = None,
     direct: Direct = False,
-    url: Url = None,
-    key: Key = None,
-    as_json: AsJson = False,
 ) -> None:
     """List keys, newest first, without their secrets."""
     if direct:
@@ -78,9 +75,9 @@ def list_keys(
         first, last = (shown[0]["id"], shown[-1]["id"]) if shown else (None, None)
         page: dict[str, Any] = {"data": shown, "first_id": first, "last_id": last, "has_more": len(stored) > limit}
     else:
-        with connect(url, key) as client:
+        with service.connect() as client:
             page = client.list_keys(limit=limit, after=after)
-    if as_json:
+    if service.as_json:
         print_json(page)
         return
     table = Table(Column("key", no_wrap=True), "name", "owner", "scopes", "state", box=None)
@@ -90,19 +87,18 @@ def list_keys(
 
 
 @keys.command()
+@expand_options
 def revoke(
     key_id: Annotated[str, typer.Argument(help="Id of the key, as in 'reasoner keys list'.")],
+    service: ServiceOptions,
     direct: Direct = False,
-    url: Url = None,
-    key: Key = None,
-    as_json: AsJson = False,
 ) -> None:
     """Revoke a key: its next request is refused. The jobs of its owner continue."""
     if direct:
-        _print(_on_broker(lambda store: store.revoke(key_id)), as_json)
+        _print(_on_broker(lambda store: store.revoke(key_id)), service.as_json)
         return
-    with connect(url, key) as client:
-        _print(StoredKey.model_validate(client.revoke_key(key_id)), as_json)
+    with service.connect() as client:
+        _print(StoredKey.model_validate(client.revoke_key(key_id)), service.as_json)
 
 
 def _on_broker(action: Callable[[KeyStore], Awaitable[T]]) -> T:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from typing import Annotated, Any
 
@@ -10,20 +11,17 @@ import typer
 
 from api.cli import batch, bench, calibrate, demo, eval, jobs, keys, quantize
 from api.cli import prm as cli_prm
+from api.cli.job_options import EXTRA
+from api.cli.options import Model, expand_options, load_with
 from reasoner.client import ServiceError
 from workers.config.model_folders import check_models
-from workers.config.settings import Settings, load_settings
+from workers.config.settings import Settings
 from workers.config.types import ConfigError
 from workers.processes.children import StartError
 from workers.processes.shutdown import interruptible
 
-app = typer.Typer(
-    name="reasoner",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    add_completion=False,
-)
-app.command("solve", context_settings=jobs.EXTRA)(jobs.solve)
+app = typer.Typer(name="reasoner", no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False)
+app.command("solve", context_settings=EXTRA)(jobs.solve)
 app.command("eval")(eval.evaluate_suite)
 app.command("calibrate")(calibrate.calibrate_suite)
 app.command("quantize")(quantize.quantize)
@@ -36,14 +34,43 @@ app.add_typer(keys.keys, name="keys", help="Make, list and revoke the API keys o
 app.add_typer(cli_prm.prm, name="prm")
 app.add_typer(bench.bench, name="bench")
 
-Model = Annotated[str | None, typer.Option(help="A bundled model, a model folder, or NAME=FOLDER.")]
+
+def _option(setting: str, *flags: str) -> Any:
+    """Return an option of the same meaning as a setting."""
+    name = setting.removeprefix("engine_").replace("_", "-")
+    return typer.Option(*(flags or (f"--{name}",)), help=Settings.model_fields[setting].description)
+
+
 Prm = Annotated[str | None, typer.Option(help="The verifier: a bundled model, a model folder, or NAME=FOLDER.")]
 Host = Annotated[str | None, typer.Option(help="Address to listen on; one beyond loopback needs API keys.")]
 Port = Annotated[int | None, typer.Option(help="Port to listen on.")]
 
 
-def _option(setting: str) -> Any:
-    return typer.Option(help=Settings.model_fields[setting].description)
+@dataclass(frozen=True, slots=True)
+class CommonEngineOptions:
+    """Settings of an engine that ``reasoner serve`` has too."""
+
+    engine_threads: Annotated[int | None, _option("engine_threads")] = None
+    engine_device: Annotated[str | None, _option("engine_device")] = None
+    engine_kv_dtype: Annotated[str | None, _option("engine_kv_dtype")] = None
+    draft: Annotated[str | None, _option("draft")] = None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions(CommonEngineOptions):
+    """Settings of an engine that are options of ``reasoner engine``."""
+
+    draft_length: Annotated[int | None, _option("draft_length")] = None
+    engine_dtype: Annotated[str | None, _option("engine_dtype")] = None
+    engine_kv_tokens: Annotated[int | None, _option("engine_kv_tokens")] = None
+    engine_max_running: Annotated[int | None, _option("engine_max_running")] = None
+    engine_max_waiting: Annotated[int | None, _option("engine_max_waiting")] = None
+    engine_step_tokens: Annotated[int | None, _option("engine_step_tokens")] = None
+    engine_lease_share: Annotated[float | None, _option("engine_lease_share")] = None
+    engine_lease_seconds: Annotated[float | None, _option("engine_lease_seconds")] = None
+    engine_deterministic: Annotated[
+        bool | None, _option("engine_deterministic", "--deterministic/--no-deterministic")
+    ] = None
 
 
 def _print_version(is_requested: bool) -> None:
@@ -87,34 +114,20 @@ def main() -> None:
 
 
 @app.command()
+@expand_options
 def serve(
-    model: Model = None,
-    prm: Prm = None,
-    host: Host = None,
-    port: Port = None,
-    threads: Annotated[int | None, _option("engine_threads")] = None,
-    device: Annotated[str | None, _option("engine_device")] = None,
-    kv_dtype: Annotated[str | None, _option("engine_kv_dtype")] = None,
-    draft: Annotated[str | None, _option("draft")] = None,
+    engine: CommonEngineOptions, model: Model = None, prm: Prm = None, host: Host = None, port: Port = None
 ) -> None:
     """Run the API, a worker and an engine on this machine, with an embedded broker unless one is configured."""
     from api.roles.serve import serve as run
 
-    engine_options = {"threads": threads, "device": device, "kv_dtype": kv_dtype, "draft": draft}
-    settings = _settings(
-        model=model,
-        prm=prm,
-        host=host,
-        port=port,
-        engine_threads=threads,
-        engine_device=device,
-        engine_kv_dtype=kv_dtype,
-        draft=draft,
-    )
-    given = [f"--{name.replace('_', '-')}" for name, value in engine_options.items() if value is not None]
+    options = asdict(engine)
+    settings = load_with(model=model, prm=prm, host=host, port=port, **options)
+    given = [name for name, value in options.items() if value is not None]
     if given and settings.engine_url:
+        flags = ", ".join("--" + name.removeprefix("engine_").replace("_", "-") for name in given)
         raise ConfigError(
-            f"{', '.join(given)}: the engines are configured elsewhere (engine_url {', '.join(settings.engine_url)}): "
+            f"{flags}: the engines are configured elsewhere (engine_url {', '.join(settings.engine_url)}): "
             "give the option to 'reasoner engine', or leave engine_url out"
         )
     run(settings)
@@ -125,7 +138,7 @@ def api(host: Host = None, port: Port = None) -> None:
     """Run the HTTP API alone."""
     from api.roles.serve import run_api
 
-    settings = _settings(host=host, port=port)
+    settings = load_with(host=host, port=port)
     check_models(settings)
     run_api(settings)
 
@@ -142,58 +155,21 @@ def worker(
     """
     from api.roles.serve import run_worker
 
-    settings = _settings(queues=queues, concurrency=slots)
+    settings = load_with(queues=queues, concurrency=slots)
     check_models(settings)
     run_worker(settings)
 
 
 @app.command()
-def engine(
-    model: Model = None,
-    prm: Prm = None,
-    kv_tokens: Annotated[int | None, _option("engine_kv_tokens")] = None,
-    max_running: Annotated[int | None, _option("engine_max_running")] = None,
-    max_waiting: Annotated[int | None, _option("engine_max_waiting")] = None,
-    step_tokens: Annotated[int | None, _option("engine_step_tokens")] = None,
-    threads: Annotated[int | None, _option("engine_threads")] = None,
-    lease_share: Annotated[float | None, _option("engine_lease_share")] = None,
-    lease_seconds: Annotated[float | None, _option("engine_lease_seconds")] = None,
-    device: Annotated[str | None, _option("engine_device")] = None,
-    dtype: Annotated[str | None, _option("engine_dtype")] = None,
-    kv_dtype: Annotated[str | None, _option("engine_kv_dtype")] = None,
-    draft: Annotated[str | None, _option("draft")] = None,
-    draft_length: Annotated[int | None, _option("draft_length")] = None,
-    deterministic: Annotated[bool | None, _option("engine_deterministic")] = None,
-) -> None:
+@expand_options
+def engine(options: EngineOptions, model: Model = None, prm: Prm = None) -> None:
     """Run an inference engine alone, with the policy and the verifier. It listens on REASONER_ENGINE_URL.
 
     The default is http://127.0.0.1:8100; http://HOST:PORT and unix:///PATH are possible. Ctrl-C ends it.
     """
     from api.roles.serve import run_engine
 
-    run_engine(
-        _settings(
-            model=model,
-            prm=prm,
-            engine_kv_tokens=kv_tokens,
-            engine_max_running=max_running,
-            engine_max_waiting=max_waiting,
-            engine_step_tokens=step_tokens,
-            engine_threads=threads,
-            engine_lease_share=lease_share,
-            engine_lease_seconds=lease_seconds,
-            engine_device=device,
-            engine_dtype=dtype,
-            engine_kv_dtype=kv_dtype,
-            draft=draft,
-            draft_length=draft_length,
-            engine_deterministic=deterministic,
-        )
-    )
-
-
-def _settings(**overrides: object) -> Settings:
-    return load_settings(**{name: value for name, value in overrides.items() if value is not None})
+    run_engine(load_with(model=model, prm=prm, **asdict(options)))
 
 
 if __name__ == "__main__":

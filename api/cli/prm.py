@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
@@ -14,6 +14,7 @@ from rich.table import Table
 
 from api.cli.console import count_progress, exit_on_error, print_json
 from api.cli.known_answers import LabelledProblems
+from api.cli.options import AsJson, load_with
 from api.roles.compute_process import compute
 from api.roles.private_service import run_private_engine
 from engine.protocol.types import EngineClient, EngineError, InvalidRequest
@@ -22,7 +23,7 @@ from prm.formats.registry import FORMATS
 from prm.records import BadRecord
 from prm.rollouts.rollouts import RolloutPlan, RolloutStats, roll_out
 from prm.scorers.steps import StepChain, StepScorer
-from workers.config.settings import Settings, load_settings
+from workers.config.settings import Settings
 from workers.config.types import require_model_folder
 from workers.engines.connect import connect
 from workers.processes import shutdown
@@ -32,11 +33,6 @@ prm = typer.Typer(help="Make a process reward model, and measure one.", no_args_
 _DEVICE = "cpu or cuda."
 _SAVE_SECONDS = 60.0
 """Seconds for a training process to write its checkpoint after Ctrl-C."""
-
-
-@prm.callback()
-def group() -> None:
-    """Make a process reward model, and measure one."""
 
 
 @prm.command("rollouts")
@@ -59,14 +55,14 @@ def rollouts(
     seed: Annotated[int, typer.Option(min=0, help="Seed of the problems and the sampling noise.")] = 0,
     concurrency: Annotated[int, typer.Option(min=1, max=256, help="Solutions generated at the same time.")] = 16,
     device: Annotated[Literal["cpu", "cuda"] | None, typer.Option(help=_DEVICE)] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Label each step of sampled solutions by how often completions from it reach the right answer.
 
     Every answer of the engine becomes a line of OUT at once: the same command continues an interrupted run.
     """
     console = Console(stderr=True)
-    settings = _settings(model=model, engine_device=device)
+    settings = load_with(model=model, engine_device=device)
     plan = RolloutPlan(
         model=settings.model_name,
         solutions=solutions,
@@ -106,7 +102,7 @@ def train(
     rate: Annotated[float, typer.Option(min=1e-9, max=1, help="Highest learning rate.")] = 1e-5,
     seed: Annotated[int, typer.Option(min=0)] = 0,
     device: Annotated[Literal["cpu", "cuda"], typer.Option(help=_DEVICE)] = "cpu",
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Train a PRM on labelled steps. The same command continues an interrupted run from its checkpoint in OUT.work."""
     request = {
@@ -146,8 +142,7 @@ def evaluate_file(
         str | None, typer.Option("--prm", help="The PRM: a bundled model, a folder, or NAME=FOLDER.")
     ] = None,
     form: Annotated[
-        str | None,
-        typer.Option("--format", help="Format of a public PRM, if its config.json does not show it."),
+        str | None, typer.Option("--format", help="Format of a public PRM, if its config.json does not show it.")
     ] = None,
     threshold: Annotated[
         float | None, typer.Option(min=0, max=1, help="Steps that score below it count as wrong; default 0.5.")
@@ -158,7 +153,7 @@ def evaluate_file(
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first cases of FILE.")] = None,
     concurrency: Annotated[int, typer.Option(min=1, max=256, help="Cases scored at the same time.")] = 16,
     device: Annotated[Literal["cpu", "cuda"] | None, typer.Option(help=_DEVICE)] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Measure how well a PRM finds the first wrong step: accuracy with and without an error, and F1 (ProcessBench)."""
     console = Console(stderr=True)
@@ -172,7 +167,7 @@ def evaluate_file(
     if fit is not None:
         with _report_bad_records("--fit"):
             fitted = read_cases(fit)
-    settings = _settings(prm=model, prm_format=form, engine_device=device)
+    settings = load_with(prm=model, prm_format=form, engine_device=device)
     name = settings.require_prm("reasoner prm evaluate")
     with _engine(settings, console) as engine:
         scores = shutdown.run(_score([*fitted, *cases], engine, name, concurrency, console))
@@ -236,10 +231,6 @@ async def _find_scorer(engine: EngineClient, name: str) -> StepScorer:
         if info.id == name:
             return StepScorer(engine, info)
     raise EngineError(f"the engine does not serve {name!r}")
-
-
-def _settings(**overrides: Any) -> Settings:
-    return load_settings(**{name: value for name, value in overrides.items() if value is not None})
 
 
 @contextmanager

@@ -19,8 +19,7 @@ def quantize(
     method: Annotated[str, typer.Option(help="rtn (round to nearest), gptq, awq, fp8 or nf4.")] = "rtn",
     bits: Annotated[int | None, typer.Option(help="8 or 4; default: rtn and fp8 8, gptq, awq and nf4 4.")] = None,
     group_size: Annotated[
-        int | None,
-        typer.Option(help="Columns that share a scale; -1: whole rows. Default: 128; rtn in 8 bits: W8A8."),
+        int | None, typer.Option(help="Columns that share a scale; -1: whole rows. Default: 128; rtn in 8 bits: W8A8.")
     ] = None,
     calibration: Annotated[
         Path | None, typer.Option(help='For gptq and awq: a text, or .jsonl with a "text" on each line.')

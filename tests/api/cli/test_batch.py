@@ -12,6 +12,7 @@ from typer.testing import CliRunner, Result
 
 from api.cli import batch as cli_batch
 from api.cli.main import app
+from api.cli.options import Connection
 from reasoner.client import Client
 
 BATCH: dict[str, Any] = {
@@ -38,10 +39,10 @@ class Service:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.answers: list[dict[str, Any]] = [BATCH]
         self.asked: list[tuple[str, Any]] = []
-        monkeypatch.setattr(cli_batch, "connect", self._client)
+        monkeypatch.setattr(Connection, "connect", lambda _: self._client())
         monkeypatch.setattr(cli_batch, "POLL_SECONDS", 0.0)
 
-    def _client(self, url: str | None, key: str | None) -> Client:
+    def _client(self) -> Client:
         return Client("http://service", transport=httpx.MockTransport(self._answer))
 
     def _answer(self, request: httpx.Request) -> httpx.Response:

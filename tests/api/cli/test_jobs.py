@@ -15,8 +15,10 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from api.cli import jobs as cli_jobs
+from api.cli import options as cli_options
 from api.cli.console import result_console
 from api.cli.main import app
+from api.cli.options import Connection
 from api.cli.render import print_tree, watch_tree
 from reasoner.client import Client, ServiceError
 from reasoner.jobs.event import Event
@@ -45,7 +47,7 @@ def sent(
         def submit(self, spec: dict[str, Any]) -> None:
             raise Sent(spec)
 
-    monkeypatch.setattr(cli_jobs, "connect", lambda url, key: FakeClient())
+    monkeypatch.setattr(Connection, "connect", lambda _: FakeClient())
     result = CliRunner().invoke(app, ["jobs", "submit", problem, *options], input=stdin)
     assert isinstance(result.exception, Sent), result.output
     body: dict[str, Any] = result.exception.args[0]
@@ -174,7 +176,7 @@ def test_deleting_prints_one_json_document(monkeypatch: pytest.MonkeyPatch) -> N
         def delete(self, job_id: str) -> None:
             gone.append(job_id)
 
-    monkeypatch.setattr(cli_jobs, "connect", lambda url, key: FakeClient())
+    monkeypatch.setattr(Connection, "connect", lambda _: FakeClient())
     result = CliRunner().invoke(app, ["jobs", "delete", "job_1", "job_2", "--json"])
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout) == {"deleted": gone} == {"deleted": ["job_1", "job_2"]}
@@ -194,7 +196,7 @@ def test_a_list_in_a_pipe_is_not_truncated(monkeypatch: pytest.MonkeyPatch) -> N
         def list(self, **_: object) -> dict[str, Any]:
             return {"data": [job.model_dump()]}
 
-    monkeypatch.setattr(cli_jobs, "connect", lambda url, key: FakeClient())
+    monkeypatch.setattr(Connection, "connect", lambda _: FakeClient())
     monkeypatch.setattr("sys.stdout", io.StringIO())
     monkeypatch.setattr(cli_jobs, "_out", result_console())
     line = CliRunner().invoke(app, ["jobs", "list"]).stdout.splitlines()[1]
@@ -244,7 +246,8 @@ def test_solve_names_a_model_to_a_running_service_and_starts_a_private_one_with_
         def submit(self, spec: dict[str, Any]) -> None:
             raise Sent(spec | {"url": self.url})
 
-    monkeypatch.setattr(cli_jobs, "Client", FakeClient)
+    for module in (cli_jobs, cli_options):
+        monkeypatch.setattr(module, "Client", FakeClient)
     monkeypatch.setattr(cli_jobs, "run_private_service", private)
     monkeypatch.setattr(cli_jobs, "_is_running", lambda _: not alone)
     result = CliRunner().invoke(app, ["solve", "?", "--model", "mine=policy-large" if alone else "mine"])
@@ -279,7 +282,7 @@ def test_the_list_of_jobs_shortens_questions_except_as_json(monkeypatch: pytest.
     said = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Why?"}]
     specs = [JobSpec(problem=long), JobSpec(messages=said)]  # type: ignore[arg-type]
     jobs = [Job(id=f"job_{n}", status="queued", created_at=0.0, spec=spec) for n, spec in enumerate(specs)]
-    monkeypatch.setattr(cli_jobs, "connect", lambda *_: Listing(*jobs))
+    monkeypatch.setattr(Connection, "connect", lambda _: Listing(*jobs))
     shown = CliRunner().invoke(app, ["jobs", "list"]).stdout
     assert "How many [red]eggs[/red] and more" in shown
     assert "…" in shown
@@ -290,7 +293,7 @@ def test_the_list_of_jobs_shortens_questions_except_as_json(monkeypatch: pytest.
 
 def test_an_export_begins_days_ago_at_a_date_or_at_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
     listing = Listing()
-    monkeypatch.setattr(cli_jobs, "connect", lambda *_: listing)
+    monkeypatch.setattr(Connection, "connect", lambda _: listing)
     monkeypatch.setattr("api.cli.durations.time", SimpleNamespace(time=lambda: 1_000_000.0))
     day = datetime(2026, 1, 31).timestamp()
     cases = {

@@ -15,6 +15,7 @@ from typer.testing import CliRunner, Result
 from api.app.app import create_app
 from api.cli import keys
 from api.cli.main import app
+from api.cli.options import Connection
 from reasoner.client import Client, ServiceError
 from tests.scripted import ScriptedEngine
 from workers.config.settings import load_settings
@@ -29,14 +30,14 @@ def reasoner(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
     service = create_app(load_settings(), ScriptedEngine())
     with TestClient(service, base_url="http://127.0.0.1") as http:
 
-        def connect(url: str | None, key: str | None) -> Client:
-            client = Client("http://127.0.0.1", key)
-            http.headers["Authorization"] = f"Bearer {key}"
+        def connect(options: Connection) -> Client:
+            client = Client("http://127.0.0.1", options.key)
+            http.headers["Authorization"] = f"Bearer {options.key}"
             client._http = http
             monkeypatch.setattr(http, "close", lambda: None)
             return client
 
-        monkeypatch.setattr(keys, "connect", connect)
+        monkeypatch.setattr(Connection, "connect", connect)
         yield lambda *words: CliRunner().invoke(app, ["keys", *words])
 
 
