@@ -1,14 +1,15 @@
-"""Narration of a search: the events of a job as lines for people, and what an OpenAI answer needs of its end.
+"""Narration of a search: a line of text for an event of a job, and what an OpenAI answer needs of its end.
 
 The text depends on the events alone, so that every process that reads them produces the same.
 """
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from reasoner.admission.effort import LIMITS
 from reasoner.answers.canonical import canonicalize
 from reasoner.answers.extraction.extract import strip_thinking
 from reasoner.budget.usage import Usage
@@ -17,8 +18,6 @@ from reasoner.jobs.job import TERMINAL_STATUSES, JobError, JobResult
 
 MAX_ANSWER_CHARS = 80
 """Characters of an answer that are shown in a line."""
-FIRST_WIDTH = 8
-"""Number of branches at which progress is first reported; it doubles each time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +39,11 @@ class JobEnd:
 
 @dataclass(slots=True)
 class _AnswerClass:
-    """Equivalent answers: one of them as shown, how many branches gave it, and the best score."""
+    """Equivalent answers: one of them as shown, the number of branches, and the best score."""
 
     shown: str
     count: int = 0
-    score: float | None = None
+    score: float = 0.0
 
 
 class Narration:
@@ -57,99 +56,70 @@ class Narration:
         """Set once the job has ended."""
         self._spec = spec
         self._is_concise = concise
-        self._num_tokens: dict[str, int] = {}
+        self._num_tokens: Counter[str] = Counter()
         """Tokens by node."""
         self._fresh_nodes: set[str] = set()
-        self._class_keys: dict[str, str] = {}
-        """Canonical answers by node."""
         self._classes: dict[str, _AnswerClass] = {}
-        self._leader: str | None = None
-        self._num_branches = 0
-        self._max_depth = 1
-        self._next_width = FIRST_WIDTH
+        """Answers by their canonical form."""
+        self._class_of: dict[str, _AnswerClass] = {}
+        """Answers by node."""
+        self._leader: _AnswerClass | None = None
 
     def add(self, event: Event) -> str:
-        """Return the text about the next event: whole lines, most often none."""
+        """Return the text about the next event: whole lines, most often one or none."""
         self.end = None  # a failed job may be retried
-        lines = self._describe(event)
-        self.text += lines
-        return lines
+        text = "".join(f"{line}\n" for line in self._describe(event))
+        self.text += text
+        return text
 
-    def _describe(self, event: Event) -> str:
+    def _describe(self, event: Event) -> Iterator[str]:
         data: dict[str, Any] = event.data
         match event.type:
             case "job.started":
-                return self._describe_start()
+                strategy = self._spec["strategy"]
+                yield f"Searching by {strategy['name']}" + (f" of {strategy['n']}." if "n" in strategy else ".")
             case "job.queued" if "reason" in data:  # without its detail, which may name internal addresses
-                return f"Waiting: {data['reason'].replace('_', ' ')}.\n"
+                yield f"Waiting: {data['reason'].replace('_', ' ')}."
             case "job.resumed":
-                return "Resumed.\n"
+                yield "Resumed."
             case "node":
-                return self._add_node(data)
-            case "score":
-                return self._add_score(data)
+                yield from self._describe_node(data)
+            case "score" if data["node"] in self._class_of:
+                answers = self._class_of[data["node"]]
+                answers.score = max(answers.score, data["score"])
+                yield from self._describe_new_leader()
             case "prune" if not self._is_concise:
-                return f"{_count(len(data['nodes']), 'branch', 'branches')} pruned.\n"
+                yield f"Pruned: {', '.join(data['nodes'])}."
             case "decision" if not self._is_concise and "stages" in data:
-                return _describe_stages(data)
+                yield f"After a probe: {', then '.join(str(stage['name']) for stage in data['stages']) or 'stop'}."
         status = event.type.removeprefix("job.")
         if event.type.startswith("job.") and status in TERMINAL_STATUSES:
             self.end = self._read_end(status, event)
-            return _describe_end(self.end)
-        return ""
+            yield _describe_end(self.end)
 
-    def _describe_start(self) -> str:
-        strategy, budget = self._spec["strategy"], self._spec["budget"]
-        width = f" of {strategy['n']}" if "n" in strategy else ""
-        limits = [f"{budget[name]:g} {name}" for name in LIMITS if budget[name] is not None]
-        budget_text = f"at most {' and '.join(limits)}" if limits else "as long as it takes"
-        return f"Searching by {strategy['name']}{width}, for {budget_text}.\n"
-
-    def _add_node(self, data: dict[str, Any]) -> str:
+    def _describe_node(self, data: dict[str, Any]) -> Iterator[str]:
         node: str = data["node"]
-        self._num_tokens[node] = self._num_tokens.get(node, 0) + data["tokens"]
+        self._num_tokens[node] += data["tokens"]
         if data.get("fresh"):
             self._fresh_nodes.add(node)
         if not data["final"]:
-            return ""
-        text = "" if self._is_concise else self._describe_progress(node)
-        if data["answer"] is None:
-            return text
-        answer: str = data["answer"]
-        self._class_keys[node] = key = canonicalize(answer, self._spec["answer"]["compare"])
-        self._classes.setdefault(key, _AnswerClass(_shorten(answer))).count += 1
+            return
+        answer: str | None = data["answer"]
         if not self._is_concise:
-            text += f"Branch {node} answers {self._classes[key].shown}.\n"
-        return text + self._describe_new_leader()
+            yield f"Branch {node}: {data['reason'] if answer is None else _shorten(answer)}."
+        if answer is not None:
+            key = canonicalize(answer, self._spec["answer"]["compare"])
+            self._class_of[node] = answers = self._classes.setdefault(key, _AnswerClass(_shorten(answer)))
+            answers.count += 1
+            yield from self._describe_new_leader()
 
-    def _describe_progress(self, node: str) -> str:
-        """Return a line when the search gets a step deeper, or twice as wide."""
-        self._num_branches += 1
-        depth = node.count(".") + 1
-        if depth <= self._max_depth and self._num_branches < self._next_width:
-            return ""
-        self._max_depth = max(self._max_depth, depth)
-        while self._next_width <= self._num_branches:
-            self._next_width *= 2
-        branches = _count(self._num_branches, "branch", "branches")
-        return f"{branches}, {self._max_depth} deep, {sum(self._num_tokens.values())} tokens so far.\n"
-
-    def _add_score(self, data: dict[str, Any]) -> str:
-        key = self._class_keys.get(data["node"])
-        if key is None:
-            return ""
-        answers = self._classes[key]
-        answers.score = data["score"] if answers.score is None else max(answers.score, data["score"])
-        return self._describe_new_leader()
-
-    def _describe_new_leader(self) -> str:
-        """Return a line when another answer leads: by best score, then by number of branches, then by arrival."""
-        key, leader = max(self._classes.items(), key=lambda item: (item[1].score or 0.0, item[1].count))
-        if key == self._leader:
-            return ""
-        self._leader = key
-        score = "" if leader.score is None else f", scored {leader.score:.2g}"
-        return f"In the lead: {leader.shown}{score}, given by {leader.count} of {len(self._class_keys)}.\n"
+    def _describe_new_leader(self) -> Iterator[str]:
+        """Yield a line when another answer leads: by best score, then by number of branches, then by arrival."""
+        leader = max(self._classes.values(), key=lambda answers: (answers.score, answers.count))
+        if leader is not self._leader:
+            self._leader = leader
+            score = f", score {leader.score:.2g}" if leader.score else ""
+            yield f"Leading: {leader.shown}{score}, {leader.count} of {len(self._class_of)}."
 
     def _read_end(self, status: str, event: Event) -> JobEnd:
         data: Any = event.data
@@ -164,30 +134,21 @@ class Narration:
         """Return the tokens of the chosen solution, from its leaf up to the node that began it."""
         node, length = result.node if result and result.node else "", 0
         while node and node not in self._fresh_nodes:
-            length += self._num_tokens.get(node, 0)
+            length += self._num_tokens[node]
             node = node.rpartition(".")[0]
         return length
 
 
 def _describe_end(end: JobEnd) -> str:
-    spent = f"{end.usage.total} tokens, {end.usage.verifier_computed} of them the verifier's"
+    tokens = f"{end.usage.total} tokens"
     if end.error is not None:
-        return f"Failed: {end.error.message}.\n"
+        return f"Failed: {end.error.message}."
     if end.result is None or end.status == "cancelled":
-        return f"Cancelled, after {spent}.\n"
+        return f"Cancelled: {tokens}."
     if end.result.answer is None:
-        return f"No branch stated an answer; {spent}.\n"
-    confidence = "" if end.result.confidence is None else f", with confidence {end.result.confidence:.2g}"
-    return f"Chosen: {_shorten(end.result.answer)}{confidence}; {spent}.\n"
-
-
-def _describe_stages(data: dict[str, Any]) -> str:
-    stages = ", then ".join(str(stage["name"]) for stage in data["stages"])
-    return f"Plan after a probe: {stages}.\n" if stages else "The probe was enough.\n"
-
-
-def _count(number: int, singular: str, plural: str) -> str:
-    return f"{number} {singular if number == 1 else plural}"
+        return f"No answer: {tokens}."
+    confidence = "" if end.result.confidence is None else f", confidence {end.result.confidence:.2g}"
+    return f"Chosen: {_shorten(end.result.answer)}{confidence}, {tokens}."
 
 
 def _shorten(answer: str) -> str:
