@@ -47,10 +47,7 @@ def create_app(settings: Settings, engine: EngineClient | None = None) -> FastAP
         health = Health()
         client = engine or connect(settings, health=health, reports_health=True)
         reaper = Reaper(
-            store,
-            make_celery(settings),
-            max_attempts=settings.max_attempts,
-            retention=settings.retention_seconds,
+            store, make_celery(settings), max_attempts=settings.max_attempts, retention=settings.retention_seconds
         )
         catalog = ModelCatalog(client, health)
         app.state.service = ServiceState(LiveSettings(settings), store, catalog, reaper, Readiness(client, catalog))

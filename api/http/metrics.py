@@ -19,16 +19,7 @@ HTTP_STREAMS = Gauge("reasoner_open_streams", "Event streams that are open now."
 BUCKETS = ("0.5", "1", "2", "5", "10", "30", "60", "120", "300", "600", "1800")
 """Upper bounds in seconds, as in ``workers/store/lua/common.lua``, which counts them."""
 
-TOKEN_KINDS = (
-    "prompt",
-    "cached",
-    "generated",
-    "drafted",
-    "accepted",
-    "verifier_computed",
-    "verifier_cached",
-    "pruned",
-)
+TOKEN_KINDS = ("prompt", "cached", "generated", "drafted", "accepted", "verifier_computed", "verifier_cached", "pruned")
 
 
 def render_metrics(counts: dict[str, int], counters: dict[str, float], engines: Sequence[ReplicaHealth]) -> bytes:

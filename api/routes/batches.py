@@ -80,12 +80,7 @@ async def submit(
 
 
 @router.get("", name="page", response_model=BatchPage, summary="List batches, newest first, without their jobs")
-async def list_page(
-    state: State,
-    principal: Reader,
-    after: After = None,
-    limit: Limit = 20,
-) -> Response:
+async def list_page(state: State, principal: Reader, after: After = None, limit: Limit = 20) -> Response:
     try:
         batches = await BatchStore(state.store).list_batches(
             owner=principal.visible_owner, after=after, limit=limit + 1

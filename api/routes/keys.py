@@ -47,12 +47,7 @@ async def create(spec: Annotated[KeySpec, Body(openapi_examples={"key": EXAMPLE}
 
 
 @router.get("", name="page", summary="List keys, newest first")
-async def list_page(
-    state: State,
-    _: Admin,
-    after: After = None,
-    limit: Limit = 20,
-) -> KeyPage:
+async def list_page(state: State, _: Admin, after: After = None, limit: Limit = 20) -> KeyPage:
     try:
         keys = await KeyStore(state.store).list_keys(after=after, limit=limit + 1)
     except NoSuchKey:
