@@ -22,11 +22,7 @@ class Grants:
     """Raises a ledger's limit by the tokens that the job is granted."""
 
     def __init__(
-        self,
-        grant_source: GrantSource,
-        ledger: Ledger,
-        replay_log: ReplayLog,
-        next_request: Callable[[], TokenRequest],
+        self, grant_source: GrantSource, ledger: Ledger, replay_log: ReplayLog, next_request: Callable[[], TokenRequest]
     ) -> None:
         self._grant_source = grant_source
         self._ledger = ledger

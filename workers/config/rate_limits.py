@@ -54,13 +54,11 @@ class Limits(BaseModel):
         None, description="The capacity of the token bucket; by default the requests of one second."
     )
     streams: Count = Field(
-        500,
-        description="The maximum number of open requests of one key in one API process, streams included.",
+        500, description="The maximum number of open requests of one key in one API process, streams included."
     )
     jobs: Count | None = Field(None, description="The maximum number of the owner's unfinished jobs.")
     tokens_a_day: Count | None = Field(
-        None,
-        description="The maximum number of tokens of the owner's jobs per day (UTC); a job reserves its budget.",
+        None, description="The maximum number of tokens of the owner's jobs per day (UTC); a job reserves its budget."
     )
     tokens: Count | None = Field(
         None, description="The maximum token budget of a job, and of a batch for each of its jobs."

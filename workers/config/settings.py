@@ -133,8 +133,7 @@ class Settings(BaseSettings):
         default_factory=lambda: DEFAULT_EFFORTS, description="The efforts by name, in addition to the built-in ones."
     )
     unlocked_tests: bool = Field(
-        False,
-        description="Run Python tests of clients even without a sandbox, with all rights of the worker.",
+        False, description="Run Python tests of clients even without a sandbox, with all rights of the worker."
     )
     concurrency: Annotated[int, Field(ge=1, le=1024)] = Field(
         32, description="The maximum number of jobs that one worker runs at once."
@@ -150,8 +149,7 @@ class Settings(BaseSettings):
         None, description="The file that a worker touches each second while it can take jobs, for health checks."
     )
     max_attempts: Annotated[int, Field(ge=1, le=100)] = Field(
-        3,
-        description="The maximum number of successive attempts of a job that lose their worker without progress.",
+        3, description="The maximum number of successive attempts of a job that lose their worker without progress."
     )
     lease_seconds: Annotated[float, Field(ge=0.5, le=60)] = Field(
         3.0, description="The number of seconds without a heartbeat after which a worker counts as dead."
@@ -173,12 +171,10 @@ class Settings(BaseSettings):
         30 * 86_400.0, description="The number of seconds for which a job and its journal are kept after its end."
     )
     limits: LimitsTable = Field(
-        default_factory=LimitsTable,
-        description="The limits of all owners, and in [limits.OWNER] those of one owner.",
+        default_factory=LimitsTable, description="The limits of all owners, and in [limits.OWNER] those of one owner."
     )
     webhook_secret: SecretStr | None = Field(
-        None,
-        description="The secret of webhooks: 'whsec_' and 24 to 64 bytes in base64; without it, they are refused.",
+        None, description="The secret of webhooks: 'whsec_' and 24 to 64 bytes in base64; without it, they are refused."
     )
     webhook_secrets: dict[str, SecretStr] = Field(
         default_factory=dict, description="The secrets that sign webhooks instead, by owner."

@@ -24,8 +24,7 @@ _NAT64 = ipaddress.ip_network("64:ff9b::/96")
 """NAT64: a network without IPv4 reaches IPv4 through it, with the address in the last 32 bits."""
 _NOT_PUBLIC = tuple(
     map(
-        ipaddress.ip_network,
-        ("192.0.0.0/24", "192.88.99.0/24", "2001::/23", "2001:db8::/32", "2002::/16", "3fff::/20"),
+        ipaddress.ip_network, ("192.0.0.0/24", "192.88.99.0/24", "2001::/23", "2001:db8::/32", "2002::/16", "3fff::/20")
     )
 )
 """Protocol assignments (Teredo among them), relays (6to4) and documentation: Python's versions disagree about them."""
