@@ -12,7 +12,6 @@ from pathlib import Path
 
 import reasoner
 from engine.core.local_engine import LocalEngine
-from reasoner.answers.equivalence import Equivalence
 from reasoner.jobs.journal import MemoryJournal
 from reasoner.jobs.spec import JobSpec
 from reasoner.run import run_job
@@ -44,7 +43,7 @@ class FirstChecked(Params):
     n: Samples = 32
 
 
-async def run(search: Search, params: FirstChecked, equivalence: Equivalence) -> Choice:  # noqa: ARG001
+async def run(search: Search, params: FirstChecked) -> Choice:
     """Sample n solutions and end at the first one whose answer passes the check."""
     async with search.stream() as stream:
         stream.complete([search.root], params.n)

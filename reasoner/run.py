@@ -74,8 +74,8 @@ async def run_job(
         unlocked_tests=unlocked_tests,
     )
     try:
-        async with opened as (search, equivalence):
-            choice = await strategy.run(search, params, equivalence.settled_by(search.record_result))
+        async with opened as search:
+            choice = await strategy.run(search, params)
             await search.record_selection(choice.node)
     except JobCancelled as end:
         end.result = choose_best_so_far(spec, await journal.load())
@@ -93,7 +93,7 @@ async def open_search(
     prices: Mapping[str, Prices] | None = None,
     calibration: Calibration | None = None,
     unlocked_tests: bool = False,
-) -> AsyncIterator[tuple[Search, Equivalence]]:
+) -> AsyncIterator[Search]:
     """Open the search that ``run_job`` passes to the strategy, with a verifier if the strategy uses one."""
     strategy = STRATEGIES[spec.strategy.name]
     async with CacheLease(engine, journal.job_id) as lease, Equivalence():  # which keeps child processes for reuse
@@ -117,7 +117,7 @@ async def open_search(
         )
         search = await Search.begin(context, prompt)
         try:
-            yield search, search.equivalence
+            yield search
         finally:
             await search.close()
 

@@ -180,7 +180,7 @@ async def _pool(setting: EvaluationContext, stage: Stage, problem: Problem, jour
     scored = any(STRATEGIES[case.name].needs_verifier for case in plan.pooled)
     confidence = STRATEGIES[DEEPCONF].params().top if any(case.name == DEEPCONF for case in plan.pooled) else None
     sampler = StrategyCase("", BEST_OF_N if scored else MAJORITY)
-    async with open_search(_spec(setting, stage, problem, sampler), setting.engine, journal) as (search, _):
+    async with open_search(_spec(setting, stage, problem, sampler), setting.engine, journal) as search:
         async with search.stream() as stream:
             stream.complete([search.root], stage.n, confidence=confidence)
             async for _ in stream:

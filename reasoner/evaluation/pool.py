@@ -104,9 +104,10 @@ class NotInPool(ValueError):
 class PoolSearch(Search):
     """A search whose branches come from a subsample of the pool, billed as if they had been generated."""
 
-    def __init__(self, pool: SamplePool, drawn: Sequence[Sample]) -> None:
+    def __init__(self, pool: SamplePool, drawn: Sequence[Sample], equivalence: Equivalence) -> None:
         self.spec = pool.spec
         self.ledger = Ledger(pool.spec.budget)
+        self.equivalence = equivalence
         self.root = Node(path=(), parent=None, prefix=pool.root.prefix)
         self.tokens = 0
         self.begun: list[Sample] = []
@@ -250,8 +251,8 @@ async def decide(
             rng = random.Random(f"{seed}/{problem}/{n}")
             totals = _Totals(pool)
             for drawn in draws(len(pool.samples), n, rng):
-                search = PoolSearch(pool, [pool.samples[index] for index in drawn])
-                choice = await strategy.run(search, params, equal)
+                search = PoolSearch(pool, [pool.samples[index] for index in drawn], equal)
+                choice = await strategy.run(search, params)
                 totals.add(search, choice.node)
             runs.append(totals.run(model, case.label, n, seed, problem))
     return runs

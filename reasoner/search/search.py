@@ -67,7 +67,7 @@ class Search:
         self.ledger = context.ledger
         self.root = Node(path=(), parent=None, prefix=prompt)
         self.calibration = context.calibration
-        self.equivalence = context.equivalence
+        self.equivalence = context.equivalence.settled_by(self.record_result)
         self._context = context
         self._replay_log = replay_log
         self._open_streams: set[Stream] = set()

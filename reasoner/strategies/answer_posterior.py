@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from reasoner.answers.equivalence import Equivalence
 from reasoner.answers.votes import Vote, group_equivalent
 from reasoner.confidence.posterior import Evidence, leader_probability
 from reasoner.search.search import Search
@@ -15,14 +14,14 @@ DEFAULT_CONFIDENCE = 0.95
 """Confidence at which a search stops if neither the job nor a calibration table sets one."""
 
 
-async def estimate_posterior(search: Search, equivalence: Equivalence) -> Choice:
+async def estimate_posterior(search: Search) -> Choice:
     """Return the likeliest answer among all candidates, with the probability that it is right.
 
     A rule's score is the probability. With a calibration table for the job's models, the probability is computed from
     scores and votes. Otherwise it is the posterior probability that the leading answer keeps the majority, with each
     vote weighted by the score if there is one. This is conservative: a single candidate is never certain.
     """
-    groups = await group_equivalent(search.candidates(), search.spec.answer, equivalence)
+    groups = await group_equivalent(search.candidates(), search.spec.answer, search.equivalence)
     if not groups:
         return Choice(None)
     chosen = [max(group, key=lambda node: -1.0 if node.score is None else node.score) for group in groups]

@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from reasoner.answers.equivalence import Equivalence
 from reasoner.answers.votes import group_equivalent
 from reasoner.jobs.spec import StrategySpec
 from reasoner.search.search import Search
@@ -30,12 +29,12 @@ class Auto(Params):
 def create_strategy(stages: Mapping[str, Strategy[Any]]) -> Strategy[Auto]:
     """Return the strategy ``auto``, whose table may name any of ``stages``."""
 
-    async def run(search: Search, params: Auto, equivalence: Equivalence) -> Choice:
+    async def run(search: Search, params: Auto) -> Choice:
         """Sample a probe, select strategies by the estimated difficulty, and stop when the answer is certain."""
         table = search.calibration
         probe = min(params.n, NUM_PROBES if table is None else table.probe)
         await sample_stepwise(search, probe)
-        choice = await score_and_estimate(search, equivalence)
+        choice = await score_and_estimate(search)
         plan = (
             plan_doubling(search, probe, params.n) if table is None else table.select_stages(choice.confidence or 0.0)
         )
@@ -52,8 +51,8 @@ def create_strategy(stages: Mapping[str, Strategy[Any]]) -> Strategy[Auto]:
                 break
             strategy = stages[stage.name]
             amount = stage.params | ({"n": min(params.n, stage.params["n"])} if "n" in stage.params else {})
-            await strategy.run(search, strategy.parse(amount), equivalence)
-            choice = await score_and_estimate(search, equivalence)
+            await strategy.run(search, strategy.parse(amount))
+            choice = await score_and_estimate(search)
         return choice
 
     return Strategy("auto", Auto, run, needs_verifier=False, welcomes_verifier=True, stops_when_sure=True, votes=True)
@@ -67,12 +66,12 @@ async def sample_stepwise(search: Search, count: int) -> None:
             stream.expand([node for node in nodes if node.open], 1)
 
 
-async def score_and_estimate(search: Search, equivalence: Equivalence) -> Choice:
+async def score_and_estimate(search: Search) -> Choice:
     """Score one candidate of each answer without a score, and return the posterior."""
     if search.has_verifier:
-        groups = await group_equivalent(search.candidates(), search.spec.answer, equivalence)
+        groups = await group_equivalent(search.candidates(), search.spec.answer, search.equivalence)
         await search.score([group[0] for group in groups if all(node.score is None for node in group)])
-    return await estimate_posterior(search, equivalence)
+    return await estimate_posterior(search)
 
 
 def plan_doubling(search: Search, done: int, n: int) -> list[StrategySpec]:

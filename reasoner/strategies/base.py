@@ -8,7 +8,6 @@ from typing import Annotated, Any, Generic, TypeVar
 
 from pydantic import Field, ValidationError
 
-from reasoner.answers.equivalence import Equivalence
 from reasoner.answers.votes import Vote, count_votes, group_equivalent
 from reasoner.base_model import StrictModel
 from reasoner.jobs.spec import MAX_N
@@ -44,7 +43,7 @@ class Strategy(Generic[P]):
 
     name: str
     params: type[P]
-    run: Callable[[Search, P, Equivalence], Awaitable[Choice]]
+    run: Callable[[Search, P], Awaitable[Choice]]
     needs_verifier: bool
     needs_steps: bool = False
     """True if the strategy needs scores of unfinished solutions, which some verifiers do not give."""
@@ -75,11 +74,9 @@ def choose_best_scored(nodes: Sequence[Node]) -> Choice:
     return Choice(best, best.score)
 
 
-async def choose_by_majority(
-    search: Search, nodes: Sequence[Node], weights: dict[Node, float], equal: Equivalence
-) -> Choice:
+async def choose_by_majority(search: Search, nodes: Sequence[Node], weights: dict[Node, float]) -> Choice:
     """Return the heaviest class of equivalent answers: its heaviest member is the leaf, its share the confidence."""
-    return elect(count_votes(await group_equivalent(nodes, search.spec.answer, equal), weights), weights)
+    return elect(count_votes(await group_equivalent(nodes, search.spec.answer, search.equivalence), weights), weights)
 
 
 def elect(counted: Sequence[tuple[Vote, list[Node]]], weights: dict[Node, float]) -> Choice:

@@ -6,7 +6,6 @@ aggregated step scores (Lightman et al. 2023, "Let's Verify Step by Step", secti
 
 from __future__ import annotations
 
-from reasoner.answers.equivalence import Equivalence
 from reasoner.search.search import Search
 from reasoner.strategies.base import Choice, Params, Samples, Strategy, choose_best_scored
 
@@ -15,7 +14,7 @@ class BestOfN(Params):
     n: Samples = 16
 
 
-async def run(search: Search, params: BestOfN, equivalence: Equivalence) -> Choice:  # noqa: ARG001
+async def run(search: Search, params: BestOfN) -> Choice:
     """Sample n solutions, score each as it arrives; the highest score wins and is the confidence.
 
     If the verifier is a rule, the first right solution ends the search and the others are cancelled.

@@ -15,7 +15,6 @@ from typing import Annotated
 
 from pydantic import Field
 
-from reasoner.answers.equivalence import Equivalence
 from reasoner.answers.extraction.finder import AnswerFinder
 from reasoner.answers.spec import AnswerSpec
 from reasoner.budget.spec import MAX_BUDGET_TOKENS
@@ -68,7 +67,7 @@ class Chain:
     """Last generated node."""
 
 
-async def run(search: Search, params: BudgetForcing, equivalence: Equivalence) -> Choice:
+async def run(search: Search, params: BudgetForcing) -> Choice:
     """End thinking at its cap and request the answer, or take its end back some times; several chains vote."""
     marker = params.marker
     if marker is None and len(await search.tokenize(DEFAULT_MARKER)) == 1:
@@ -82,7 +81,7 @@ async def run(search: Search, params: BudgetForcing, equivalence: Equivalence) -
                 await forcing.advance(node)
     last = [forcing.chains[index].last for index in sorted(forcing.chains)]
     answers = [node for node in last if node is not None and node.answer is not None]
-    choice = await choose_by_majority(search, answers, dict.fromkeys(answers, 1.0), equivalence)
+    choice = await choose_by_majority(search, answers, dict.fromkeys(answers, 1.0))
     return choice if params.n > 1 else Choice(choice.node)
 
 

@@ -17,7 +17,6 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from reasoner.answers.equivalence import Equivalence
 from reasoner.answers.votes import group_equivalent
 from reasoner.confidence.token_confidence import (
     MEASURES,
@@ -60,7 +59,7 @@ class DeepConf(Params):
     )
 
 
-async def run(search: Search, params: DeepConf, equivalence: Equivalence) -> Choice:
+async def run(search: Search, params: DeepConf) -> Choice:
     """Sample up to n solutions; those with high token confidence vote, weighted by it."""
     first = params.n if params.mode == "offline" else min(params.warmup, params.n)
     async with search.stream() as stream:
@@ -73,7 +72,7 @@ async def run(search: Search, params: DeepConf, equivalence: Equivalence) -> Cho
         )
         started = first
         while True:
-            shares = await _weights_by_answer(search, _voters(sampled, params, threshold), equivalence)
+            shares = await _weights_by_answer(search, _voters(sampled, params, threshold))
             more = min(count_missing_votes(shares, params.consensus), params.n - len(sampled))
             if more <= 0:
                 break
@@ -85,7 +84,7 @@ async def run(search: Search, params: DeepConf, equivalence: Equivalence) -> Cho
             except StopAsyncIteration:  # the budget is used up
                 break
     weights = _voters(sampled, params, threshold)
-    return await choose_by_majority(search, list(weights), weights, equivalence)
+    return await choose_by_majority(search, list(weights), weights)
 
 
 def prune_reason(confidence: Sequence[float], window: int, threshold: float) -> Reason | None:
@@ -131,8 +130,8 @@ def _voters(sampled: Sequence[Node], params: DeepConf, threshold: float) -> dict
     return {node: weight(node.confidence, params.window) for node in sorted(passed, key=lambda node: node.path)}
 
 
-async def _weights_by_answer(search: Search, weights: dict[Node, float], equivalence: Equivalence) -> list[list[float]]:
-    same = await group_equivalent(list(weights), search.spec.answer, equivalence)
+async def _weights_by_answer(search: Search, weights: dict[Node, float]) -> list[list[float]]:
+    same = await group_equivalent(list(weights), search.spec.answer, search.equivalence)
     return [[weights[node] for node in group] for group in same]
 
 

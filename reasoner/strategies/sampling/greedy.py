@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from reasoner.answers.equivalence import Equivalence
 from reasoner.search.search import Search
 from reasoner.strategies.base import Choice, Params, Strategy
 
@@ -11,7 +10,7 @@ class Greedy(Params):
     """No parameters."""
 
 
-async def run(search: Search, params: Greedy, equivalence: Equivalence) -> Choice:  # noqa: ARG001
+async def run(search: Search, params: Greedy) -> Choice:  # noqa: ARG001
     """Generate one solution by greedy decoding."""
     async for _ in search.complete([search.root], 1, greedy=True):
         pass

@@ -15,7 +15,6 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from engine.protocol.types import InvalidRequest
-from reasoner.answers.equivalence import Equivalence
 from reasoner.search.search import Search
 from reasoner.strategies.base import Choice, Params, Samples, Strategy, choose_best_scored, choose_by_majority
 from reasoner.tree import Node
@@ -38,7 +37,7 @@ class Revise(Params):
     request: Annotated[str, Field(min_length=1, max_length=2000, description="What is said to an attempt.")] = REQUEST
 
 
-async def run(search: Search, params: Revise, equivalence: Equivalence) -> Choice:
+async def run(search: Search, params: Revise) -> Choice:
     """Sample n attempts in chains, each seeing the last ones of its chain; a vote or the verifier chooses."""
     if params.by == "verifier" and not search.has_verifier:
         raise InvalidRequest("no verifier is served: let the majority choose", "strategy.by")
@@ -57,7 +56,7 @@ async def run(search: Search, params: Revise, equivalence: Equivalence) -> Choic
     candidates = search.candidates()
     if params.by == "verifier":
         return choose_best_scored(candidates)
-    return await choose_by_majority(search, candidates, dict.fromkeys(candidates, 1.0), equivalence)
+    return await choose_by_majority(search, candidates, dict.fromkeys(candidates, 1.0))
 
 
 async def _start_attempt(search: Search, params: Revise, attempts: list[Node]) -> Node:

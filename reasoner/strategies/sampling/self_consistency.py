@@ -15,7 +15,6 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from reasoner.answers.equivalence import Equivalence
 from reasoner.answers.votes import group_equivalent
 from reasoner.confidence.stopping_rules import num_needed_by_beta, num_needed_by_window
 from reasoner.search.search import Search
@@ -42,11 +41,11 @@ class SelfConsistency(Params):
     ] = 0
 
 
-async def run(search: Search, params: SelfConsistency, equivalence: Equivalence) -> Choice:
+async def run(search: Search, params: SelfConsistency) -> Choice:
     """Sample up to n solutions; the most frequent answer wins, and its share of the votes is the confidence."""
     started, arrived = 0, list[Node]()
     async with search.stream() as stream:
-        while (needed := await _needed(search, params, arrived, equivalence)) > len(arrived):
+        while (needed := await _needed(search, params, arrived)) > len(arrived):
             more = min(params.n, needed + params.ahead) - started
             if more > 0:
                 stream.complete([search.root], more)
@@ -56,17 +55,17 @@ async def run(search: Search, params: SelfConsistency, equivalence: Equivalence)
             except StopAsyncIteration:
                 break
     candidates = search.candidates()
-    return await choose_by_majority(search, candidates, dict.fromkeys(candidates, 1.0), equivalence)
+    return await choose_by_majority(search, candidates, dict.fromkeys(candidates, 1.0))
 
 
-async def _needed(search: Search, params: SelfConsistency, arrived: list[Node], equivalence: Equivalence) -> int:
+async def _needed(search: Search, params: SelfConsistency, arrived: list[Node]) -> int:
     """Return the total number of samples that the vote is certain to need."""
     # No early stopping as a stage of another strategy, which has a stopping rule of its own.
     confidence = search.spec.confidence if search.spec.strategy.name == STRATEGY.name else None
     if params.stop == "none" and confidence is None:
         return params.n
     ordered = sorted(arrived, key=lambda node: node.path)
-    groups = await group_equivalent(ordered, search.spec.answer, equivalence)
+    groups = await group_equivalent(ordered, search.spec.answer, search.equivalence)
     classes = {node: index for index, group in enumerate(groups) for node in group}
     answers = {node.path[-1]: classes.get(node) for node in ordered}
     if params.stop == "window" and confidence is None:

@@ -6,7 +6,6 @@ process reward models: Snell et al. 2024, "Scaling LLM Test-Time Compute Optimal
 
 from __future__ import annotations
 
-from reasoner.answers.equivalence import Equivalence
 from reasoner.search.search import Search
 from reasoner.strategies.base import Choice, Params, Samples, Strategy, choose_by_majority
 
@@ -15,12 +14,12 @@ class WeightedVote(Params):
     n: Samples = 16
 
 
-async def run(search: Search, params: WeightedVote, equivalence: Equivalence) -> Choice:
+async def run(search: Search, params: WeightedVote) -> Choice:
     """Sample n solutions, score each as it arrives; the answer with the largest sum of scores wins."""
     async for arrived in search.complete([search.root], params.n):
         await search.score([node for node in arrived if node.answer is not None])
     candidates = search.candidates()
-    return await choose_by_majority(search, candidates, {node: node.score or 0.0 for node in candidates}, equivalence)
+    return await choose_by_majority(search, candidates, {node: node.score or 0.0 for node in candidates})
 
 
 STRATEGY = Strategy("weighted_vote", WeightedVote, run, needs_verifier=True, votes=True)

@@ -15,7 +15,6 @@ from typing import Annotated
 
 from pydantic import Field
 
-from reasoner.answers.equivalence import Equivalence
 from reasoner.search.search import Search
 from reasoner.strategies.base import MIN_NEW_PROBABILITY, Choice, Params, Samples, Steps, Strategy, choose_best_scored
 from reasoner.tree import Node, unseen
@@ -30,7 +29,7 @@ class Beam(Params):
     max_steps: Steps = 40
 
 
-async def run(search: Search, params: Beam, equivalence: Equivalence) -> Choice:  # noqa: ARG001
+async def run(search: Search, params: Beam) -> Choice:
     """Extend n beams step by step and keep the n/expansions best-scored ones; the best finished one wins."""
 
     async def scores(rivals: list[Node]) -> dict[Node, float]:

@@ -15,7 +15,6 @@ from typing import Annotated
 
 from pydantic import Field
 
-from reasoner.answers.equivalence import Equivalence
 from reasoner.jobs.spec import MAX_N
 from reasoner.search.search import Search
 from reasoner.search.stream import STEP_SEPARATOR
@@ -39,7 +38,7 @@ class BestFirst(Params):
     width: Annotated[int, Field(ge=1, le=64, description="Steps that are sampled at once.")] = 4
 
 
-async def run(search: Search, params: BestFirst, equivalence: Equivalence) -> Choice:
+async def run(search: Search, params: BestFirst) -> Choice:
     """Sample single steps at the most promising nodes, and stop when the answer is certain enough."""
     existing = [node for node in search.root.walk() if node.open and node.parent is not None]  # of earlier stages
     await search.score(existing)
@@ -49,7 +48,7 @@ async def run(search: Search, params: BestFirst, equivalence: Equivalence) -> Ch
     }
     sampled, length = 0, 1
     candidates = search.candidates()
-    choice = await estimate_posterior(search, equivalence)
+    choice = await estimate_posterior(search)
     while (left := params.n * length - sampled) > 0 and not meets_confidence(search, choice):
         picks = choose_boxes(boxes, min(params.width, left))
         arrived: list[Node] = []
@@ -58,7 +57,7 @@ async def run(search: Search, params: BestFirst, equivalence: Equivalence) -> Ch
             arrived += nodes
         num_known, candidates = len(candidates), search.candidates()
         if len(candidates) > num_known:
-            choice = await estimate_posterior(search, equivalence)
+            choice = await estimate_posterior(search)
         if not arrived:
             break
         sampled += len(arrived)
@@ -69,7 +68,7 @@ async def run(search: Search, params: BestFirst, equivalence: Equivalence) -> Ch
             box: compute_index(box) for box in [*picks, *(node for node in arrived if can_open(node, params.max_steps))]
         }
     if not candidates and await search.ensure_candidates():
-        choice = await estimate_posterior(search, equivalence)
+        choice = await estimate_posterior(search)
     return choice
 
 

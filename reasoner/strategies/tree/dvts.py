@@ -14,7 +14,6 @@ from typing import Annotated
 
 from pydantic import Field
 
-from reasoner.answers.equivalence import Equivalence
 from reasoner.search.search import Search
 from reasoner.strategies.base import Choice, Params, Samples, Steps, Strategy, choose_best_scored
 from reasoner.strategies.tree.beam import needs_no_siblings, num_useful_samples
@@ -37,7 +36,7 @@ class Subtree:
     rivals: list[Node] = field(default_factory=list)
 
 
-async def run(search: Search, params: Dvts, equivalence: Equivalence) -> Choice:  # noqa: ARG001
+async def run(search: Search, params: Dvts) -> Choice:
     """Extend n/expansions independent subtrees, each by its best-scored step; the best finished solution wins."""
     width = min(params.expansions, params.n)
     starts = range(0, params.n, width)

@@ -13,7 +13,6 @@ from typing import Annotated
 
 from pydantic import Field
 
-from reasoner.answers.equivalence import Equivalence
 from reasoner.search.search import Search
 from reasoner.strategies.base import Choice, Strategy
 from reasoner.strategies.tree.beam import Beam, beam_search
@@ -24,7 +23,7 @@ class Lookahead(Beam):
     lookahead: Annotated[int, Field(ge=1, le=64, description="Steps that a roll-out looks ahead (k).")] = 1
 
 
-async def run(search: Search, params: Lookahead, equivalence: Equivalence) -> Choice:  # noqa: ARG001
+async def run(search: Search, params: Lookahead) -> Choice:
     """Beam search in which a step's value is the verifier's score after k more greedy steps."""
 
     async def look_ahead(rivals: list[Node]) -> dict[Node, float]:

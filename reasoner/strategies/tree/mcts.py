@@ -24,7 +24,6 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from reasoner.answers.equivalence import Equivalence
 from reasoner.search.search import Search
 from reasoner.search.stream import Stream
 from reasoner.strategies.base import MIN_NEW_PROBABILITY, Choice, Params, Samples, Steps, Strategy, choose_best_scored
@@ -184,7 +183,7 @@ class TreeSearch:
         return child
 
 
-async def run(search: Search, params: Mcts, equivalence: Equivalence) -> Choice:  # noqa: ARG001
+async def run(search: Search, params: Mcts) -> Choice:
     """Sample n * draws steps at the nodes with the highest PUCT score; the best-scored finished solution wins."""
     async with search.stream() as stream:
         tree = TreeSearch(search, params, stream)

@@ -16,7 +16,6 @@ import math
 import random
 from collections.abc import Sequence
 
-from reasoner.answers.equivalence import Equivalence
 from reasoner.search.search import Search
 from reasoner.strategies.base import Choice, Params, Samples, Steps, Strategy
 from reasoner.strategies.tree.resampling import resampling_search
@@ -30,7 +29,7 @@ class Particle(Params):
     max_steps: Steps = 40
 
 
-async def run(search: Search, params: Particle, equivalence: Equivalence) -> Choice:
+async def run(search: Search, params: Particle) -> Choice:
     """Extend n particles, which are resampled after each step by the odds of their scores; finished ones vote."""
 
     def allocate(step: int, scores: Sequence[float], slots: int) -> list[int]:
@@ -38,7 +37,7 @@ async def run(search: Search, params: Particle, equivalence: Equivalence) -> Cho
             [to_odds(score) for score in scores], slots, search.rng(search.root, f"step {step}")
         )
 
-    return await resampling_search(search, params.n, params.max_steps, allocate, equivalence)
+    return await resampling_search(search, params.n, params.max_steps, allocate)
 
 
 def to_odds(score: float) -> float:

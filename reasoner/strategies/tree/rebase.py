@@ -13,7 +13,6 @@ from typing import Annotated
 
 from pydantic import Field
 
-from reasoner.answers.equivalence import Equivalence
 from reasoner.search.search import Search
 from reasoner.strategies.base import Choice, Params, Samples, Steps, Strategy
 from reasoner.strategies.tree.resampling import resampling_search
@@ -25,13 +24,13 @@ class Rebase(Params):
     max_steps: Steps = 40
 
 
-async def run(search: Search, params: Rebase, equivalence: Equivalence) -> Choice:
+async def run(search: Search, params: Rebase) -> Choice:
     """Extend n branches step by step, allocated at each level by the verifier's scores; finished ones vote."""
 
     def allocate(_: int, scores: Sequence[float], slots: int) -> list[int]:
         return allocate_proportionally(scores, slots, params.temperature)
 
-    return await resampling_search(search, params.n, params.max_steps, allocate, equivalence)
+    return await resampling_search(search, params.n, params.max_steps, allocate)
 
 
 def allocate_proportionally(scores: Sequence[float], width: int, temperature: float) -> list[int]:

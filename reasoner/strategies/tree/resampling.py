@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from reasoner.answers.equivalence import Equivalence
 from reasoner.search.search import Search
 from reasoner.strategies.base import Choice, choose_by_majority
 from reasoner.tree import Node
@@ -15,7 +14,6 @@ async def resampling_search(
     n: int,
     max_steps: int,
     allocate: Callable[[int, Sequence[float], int], Sequence[int]],
-    equivalence: Equivalence,
 ) -> Choice:
     """Extend n branches step by step; finished ones keep their slots and vote with their scores.
 
@@ -36,4 +34,4 @@ async def resampling_search(
         if not parents:
             break
     candidates = await search.ensure_candidates()
-    return await choose_by_majority(search, candidates, {node: node.score or 0.0 for node in candidates}, equivalence)
+    return await choose_by_majority(search, candidates, {node: node.score or 0.0 for node in candidates})

@@ -117,12 +117,12 @@ async def test_strategies_choose_the_same_from_a_pool_resample_as_alone() -> Non
     setting = await EvaluationContext.of(SUITE, plan("best_of_n", 8), engine, "prm", Sampling(), 1)
     for name in ("self_consistency", "best_of_n", "weighted_vote"):
         spec = measure._spec(setting, Stage("", "policy", 0, None, 8), problem, StrategyCase(name, name))
-        async with open_search(spec, engine, MemoryJournal()) as (search, equal):
+        async with open_search(spec, engine, MemoryJournal()) as search:
             strategy = STRATEGIES[name]
-            alone = await strategy.run(search, strategy.params(), equal)
+            alone = await strategy.run(search, strategy.params())
             text = None if alone.node is None else alone.node.text
-            drawn = PoolSearch(*_whole(search))
-            pooled = await strategy.run(drawn, strategy.params(), equal)
+            drawn = PoolSearch(*_whole(search), search.equivalence)
+            pooled = await strategy.run(drawn, strategy.params())
         assert (None if pooled.node is None else pooled.node.text) == text
 
 
@@ -135,7 +135,7 @@ async def test_a_strategy_that_stops_early_pays_for_its_other_branches_until_the
     class First(Params):
         n: int = 4
 
-    async def first(search: Search, params: First, equal: Equivalence) -> Choice:
+    async def first(search: Search, params: First) -> Choice:
         async with search.stream() as stream:
             stream.complete([search.root], params.n)
             async for nodes in stream:
@@ -143,8 +143,8 @@ async def test_a_strategy_that_stops_early_pays_for_its_other_branches_until_the
         return Choice(None)
 
     drawn = made("babb", lengths=(9, 3, 5, 3))
-    search = PoolSearch(drawn, drawn.samples)
-    choice = await Strategy("first", First, first, needs_verifier=False).run(search, First(), Equivalence())
+    search = PoolSearch(drawn, drawn.samples, Equivalence())
+    choice = await Strategy("first", First, first, needs_verifier=False).run(search, First())
     assert choice.node is not None
     assert choice.node.answer == "a"
     assert search.tokens == 4 * 3
@@ -152,7 +152,7 @@ async def test_a_strategy_that_stops_early_pays_for_its_other_branches_until_the
 
 async def test_a_pool_has_neither_steps_nor_greedy_solutions() -> None:
     drawn = made("ab")
-    search = PoolSearch(drawn, drawn.samples)
+    search = PoolSearch(drawn, drawn.samples, Equivalence())
     with pytest.raises(NotInPool):
         await anext(search.expand([search.root], 1))
     with pytest.raises(NotInPool):

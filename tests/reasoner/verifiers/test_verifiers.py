@@ -219,7 +219,7 @@ async def test_a_node_and_its_parent_in_one_call_are_scored_as_in_two(verifier: 
 
     for together in (True, False):
         engine, job = ScriptedEngine(), spec("beam", verifier, seed=8)
-        async with open_search(job, engine, MemoryJournal()) as (search, _):
+        async with open_search(job, engine, MemoryJournal()) as search:
             await grow(search, together=together)
     assert found[0] == found[1]
     assert len(found[0][-1]) == len(found[0]) > 1
