@@ -3,28 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from pathlib import Path
 
 from engine.client.connection import Connection
 from engine.client.native import NativeEngine
 from engine.client.openai_compatible import DIALECTS, OpenAICompatibleEngine
-from engine.protocol.types import (
-    Completion,
-    Delta,
-    GenerateRequest,
-    InvalidRequest,
-    ModelInfo,
-    ScoreRequest,
-    ScoreResult,
-)
+from engine.protocol.forwarding import ForwardingEngine
+from engine.protocol.types import EngineClient, Events, GenerateRequest, InvalidRequest, ModelInfo
 
 NATIVE = "reasoner"
 """``owned_by`` of the models of our server, and the name of its dialect."""
 
 
-class HttpEngine:
+class HttpEngine(ForwardingEngine):
     """An engine server at ``http://host:port`` or ``unix:///path/to/socket``.
 
     The first request detects the kind of server: ours, vLLM, SGLang, or another with OpenAI's completions API. A call
@@ -45,57 +37,29 @@ class HttpEngine:
         if dialect is not None and dialect not in (NATIVE, *DIALECTS):
             raise InvalidRequest(f"dialect {dialect!r} must be one of {', '.join((NATIVE, *DIALECTS))}", "dialect")
         self._connection = Connection(url, should_wait=should_wait)
+        super().__init__(NativeEngine(self._connection))  # until another dialect is detected
         self._tokenizer = tokenizer
         self._dialect = dialect
-        self._engine: NativeEngine | OpenAICompatibleEngine | None = None
+        self._is_ready = False
         self._lock = asyncio.Lock()
 
-    async def generate(
-        self, request: GenerateRequest, *, stream: bool = False
-    ) -> AsyncGenerator[Completion | Delta, None]:
+    async def generate(self, request: GenerateRequest, *, stream: bool = False) -> Events:
         engine = await self._get_engine()
         async with aclosing(engine.generate(request, stream=stream)) as events:
             async for event in events:
                 yield event
 
-    async def score(self, request: ScoreRequest) -> list[ScoreResult]:
-        return await (await self._get_engine()).score(request)
-
-    async def abort(self, request_id: str) -> None:
-        await (await self._get_engine()).abort(request_id)
-
-    async def release(self, lease: str, tokens: Sequence[int] | None = None) -> None:
-        await (await self._get_engine()).release(lease, tokens)
-
-    async def tokenize(
-        self,
-        model: str,
-        text: str | Sequence[dict[str, str]],
-        *,
-        special: bool = True,
-        generation_prompt: bool = True,
-    ) -> tuple[int, ...]:
-        server = await self._get_engine()
-        return await server.tokenize(model, text, special=special, generation_prompt=generation_prompt)
-
     async def models(self) -> list[ModelInfo]:
         return await (await self._get_engine(should_wait=False)).models()  # no wait: health probes call it
 
-    async def clear_cache(self) -> None:
-        await (await self._get_engine()).clear_cache()
-
-    async def close(self) -> None:
-        await self._connection.close()
-
-    async def _get_engine(self, *, should_wait: bool = True) -> NativeEngine | OpenAICompatibleEngine:
+    async def _get_engine(self, *, should_wait: bool = True) -> EngineClient:
         async with self._lock:
-            if self._engine is None:
+            if not self._is_ready:
                 dialect = self._dialect or await self._detect_dialect(should_wait)
-                if dialect == NATIVE:
-                    self._engine = NativeEngine(self._connection)
-                else:
+                if dialect != NATIVE:
                     self._engine = OpenAICompatibleEngine(self._connection, DIALECTS[dialect], self._tokenizer)
-            return self._engine
+                self._is_ready = True
+        return self._engine
 
     async def _detect_dialect(self, should_wait: bool) -> str:
         answer = await self._connection.call("GET", "/v1/models", None, should_wait=should_wait)

@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import asdict
 
 from engine.client.connection import Connection
 from engine.protocol.types import (
-    Completion,
-    Delta,
     EngineUnavailable,
+    Events,
     GenerateRequest,
     ModelInfo,
+    Prompt,
     SamplingParams,
     ScoreRequest,
     ScoreResult,
+    Tokens,
 )
-from engine.protocol.wire import (
-    Json,
-    completion_from_json,
-    delta_from_json,
-    error_from_json,
-    model_from_json,
-    score_from_json,
-)
+from engine.protocol.wire import Json, error_from_json, read_completion, read_delta, read_models, read_score_results
 
 _DEFAULTS = asdict(SamplingParams())
 
@@ -35,17 +29,15 @@ class NativeEngine:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
-    async def generate(
-        self, request: GenerateRequest, *, stream: bool = False
-    ) -> AsyncGenerator[Completion | Delta, None]:
+    async def generate(self, request: GenerateRequest, *, stream: bool = False) -> Events:
         num_missing = len(request.branches)
         async with aclosing(self._connection.events("/v1/completions", _generate_body(request, stream))) as events:
             async for event in events:
                 if "delta" in event:
-                    yield delta_from_json(event["delta"])
+                    yield read_delta(event["delta"])
                 elif "completion" in event:
                     num_missing -= 1
-                    yield completion_from_json(event["completion"])
+                    yield read_completion(event["completion"])
                 else:
                     raise error_from_json(500, event)
         if num_missing:
@@ -63,7 +55,7 @@ class NativeEngine:
             **_scheduling_fields(request),
         }
         answer = await self._connection.call("POST", "/v1/score", body)
-        return [score_from_json(result) for result in answer["results"]]
+        return read_score_results(answer["results"])
 
     async def abort(self, request_id: str) -> None:
         await self._connection.call("POST", "/v1/abort", {"request_id": request_id})
@@ -72,25 +64,18 @@ class NativeEngine:
         await self._connection.call("POST", "/v1/leases/release", {"lease": lease, "tokens": tokens})
 
     async def tokenize(
-        self,
-        model: str,
-        text: str | Sequence[dict[str, str]],
-        *,
-        special: bool = True,
-        generation_prompt: bool = True,
-    ) -> tuple[int, ...]:
-        content: Json = {"prompt": text, "add_special_tokens": special}
-        if not isinstance(text, str):
-            content = {"messages": list(text), "add_generation_prompt": generation_prompt}
-        answer = await self._connection.call("POST", "/tokenize", {"model": model, **content})
-        return tuple(answer["tokens"])
+        self, model: str, text: Prompt, *, special: bool = True, generation_prompt: bool = True
+    ) -> Tokens:
+        return await self._connection.tokenize(model, text, special=special, generation_prompt=generation_prompt)
 
     async def models(self) -> list[ModelInfo]:
-        answer = await self._connection.call("GET", "/v1/models", None, should_wait=False)
-        return [model_from_json(model) for model in answer["data"]]
+        return read_models((await self._connection.call("GET", "/v1/models", None, should_wait=False))["data"])
 
     async def clear_cache(self) -> None:
         await self._connection.call("POST", "/v1/cache/clear", {})
+
+    async def close(self) -> None:
+        await self._connection.close()
 
 
 def _generate_body(request: GenerateRequest, stream: bool) -> Json:

@@ -12,39 +12,40 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import math
-import time
-from asyncio import FIRST_COMPLETED
-from collections.abc import AsyncGenerator, Awaitable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, Self, TypeVar
 
 from engine.client.connection import Connection
 from engine.client.local_tokenizer import LocalTokenizer
 from engine.client.openai_scoring import OpenAIScorer
-from engine.protocol.streams import Events, merge_streams
+from engine.protocol.streams import merge_streams
 from engine.protocol.types import (
     Branch,
     Completion,
     Delta,
     EngineError,
     EngineUnavailable,
+    Events,
     FinishReason,
     GenerateRequest,
     InvalidRequest,
     ModelInfo,
+    Prompt,
     SamplingParams,
     ScoreItem,
     ScoreRequest,
     ScoreResult,
+    Tokens,
 )
 from engine.protocol.wire import Json, error_from_json
 
-_T = TypeVar("_T")
 _DEFAULTS = asdict(SamplingParams())
 _OPENAI = frozenset({"temperature", "top_p", "stop", "presence_penalty", "frequency_penalty", "logit_bias"})
 _MORE = frozenset({"top_k", "min_p", "repetition_penalty", "min_tokens", "stop_token_ids", "ignore_eos"})
+_VLLM_FIELDS: Json = {"include_stop_str_in_output": True, "return_token_ids": True, "logprobs": 0}
+_SGLANG_FIELDS: Json = {"no_stop_trim": True, "logprobs": 0}
 
 
 @dataclass(frozen=True)
@@ -71,24 +72,8 @@ class Dialect:
 DIALECTS = {
     dialect.name: dialect
     for dialect in (
-        Dialect(
-            "vllm",
-            _OPENAI | _MORE,
-            {"include_stop_str_in_output": True, "return_token_ids": True, "logprobs": 0},
-            tokenizes=True,
-            chats=True,
-            likeliest=20,
-            salts=True,
-        ),
-        Dialect(
-            "sglang",
-            _OPENAI | _MORE,
-            {"no_stop_trim": True, "logprobs": 0},
-            tokenizes=True,
-            chats=False,
-            likeliest=20,
-            salts=True,
-        ),
+        Dialect("vllm", _OPENAI | _MORE, _VLLM_FIELDS, tokenizes=True, chats=True, likeliest=20, salts=True),
+        Dialect("sglang", _OPENAI | _MORE, _SGLANG_FIELDS, tokenizes=True, chats=False, likeliest=20, salts=True),
         Dialect("openai", _OPENAI, {}, tokenizes=False, chats=False, likeliest=5, salts=False),
     )
 }
@@ -107,32 +92,27 @@ class OpenAICompatibleEngine:
         self._speaks_text = self._text is not None and dialect.name == "openai"
         extensions = {"return_tokens_as_token_ids": True} if dialect.name == "vllm" else {}
         self._scores = OpenAIScorer(connection, extensions, dialect.likeliest)
-        self._running: dict[str, set[asyncio.Event]] = {}
+        self._running: list[_TimeLimit] = []
 
-    async def generate(
-        self, request: GenerateRequest, *, stream: bool = False
-    ) -> AsyncGenerator[Completion | Delta, None]:
+    async def generate(self, request: GenerateRequest, *, stream: bool = False) -> Events:
         self._check(request)
-        aborted = asyncio.Event()
-        self._running.setdefault(request.request_id, set()).add(aborted)
-        deadline = None if request.timeout is None else time.monotonic() + request.timeout
-        branches = [self._continue(request, branch, aborted, deadline) for branch in request.branches]
+        limit = _TimeLimit(request)
+        self._running.append(limit)
         try:
+            branches = [self._continue(request, branch, limit) for branch in request.branches]
             async with aclosing(merge_streams(branches, 1)) as events:
                 async for event in events:
                     if stream or isinstance(event, Completion):
                         yield event
         finally:
-            self._running[request.request_id].discard(aborted)
-            if not self._running[request.request_id]:
-                del self._running[request.request_id]
+            self._running.remove(limit)
 
     async def score(self, request: ScoreRequest) -> list[ScoreResult]:
         """Score items (``engine.client.openai_scoring``). Servers compute whole items and may report how much was
         cached; ``max_compute`` limits the whole item.
         """
         salt = self._salt(request)
-        return list(await asyncio.gather(*(self._score(request, salt, *one) for one in enumerate(request.items))))
+        return list(await asyncio.gather(*(self._score(request, salt, *item) for item in enumerate(request.items))))
 
     async def _score(self, request: ScoreRequest, salt: Json, index: int, item: ScoreItem) -> ScoreResult:
         tokens: list[int] = []
@@ -169,20 +149,16 @@ class OpenAICompatibleEngine:
 
     async def abort(self, request_id: str) -> None:
         """Cancel the branches that this client has in flight; they end with the tokens received so far."""
-        for aborted in self._running.get(request_id, ()):
-            aborted.set()
+        for limit in self._running:
+            if limit.request_id == request_id:
+                limit.abort()
 
     async def release(self, lease: str, tokens: Sequence[int] | None = None) -> None:
         """Do nothing, since these servers have no leases."""
 
     async def tokenize(
-        self,
-        model: str,
-        text: str | Sequence[dict[str, str]],
-        *,
-        special: bool = True,
-        generation_prompt: bool = True,
-    ) -> tuple[int, ...]:
+        self, model: str, text: Prompt, *, special: bool = True, generation_prompt: bool = True
+    ) -> Tokens:
         """Tokenize with the local tokenizer if there is one, otherwise on the server."""
         if self._text is not None:
             if isinstance(text, str):
@@ -192,11 +168,7 @@ class OpenAICompatibleEngine:
             raise self._cannot("tokenise; name the folder of its model's tokenizer")
         if not isinstance(text, str) and not self._dialect.chats:
             raise self._cannot("tokenise chat messages; name the folder of its model's tokenizer")
-        content: Json = {"messages": list(text), "add_generation_prompt": generation_prompt}
-        if isinstance(text, str):
-            content = {"prompt": text, "add_special_tokens": special}
-        answer = await self._connection.call("POST", "/tokenize", {"model": model, **content})
-        return tuple(answer["tokens"])
+        return await self._connection.tokenize(model, text, special=special, generation_prompt=generation_prompt)
 
     async def models(self) -> list[ModelInfo]:
         """List the served models. Sizes that the server does not report are 0.
@@ -213,27 +185,26 @@ class OpenAICompatibleEngine:
         """Raise ``EngineError``, since these servers cannot clear their cache."""
         raise self._cannot("empty its cache on request")
 
+    async def close(self) -> None:
+        await self._connection.close()
+
     def _info(self, entry: Json) -> ModelInfo:
         context = entry.get("max_model_len") or (self._text and self._text.context)
         if not context:
             raise self._cannot(
                 f"tell the context of model {entry['id']!r}; name the folder of its tokenizer and config"
             )
-        server: dict[str, object] = {"server": self._dialect.name}
-        isolates = self._dialect.salts
-        if self._text is None:
-            return ModelInfo(entry["id"], "generate", int(context), 0, 0, server, isolates=isolates)
-        text = self._text
-        return ModelInfo(
-            entry["id"],
-            text.kind,
-            int(context),
-            text.vocab_size,
-            0,
-            server | text.notes,
-            text.architecture,
-            text.bos,
-            isolates=isolates,
+        extra: dict[str, object] = {"server": self._dialect.name}
+        info = ModelInfo(entry["id"], "generate", int(context), 0, 0, extra, isolates=self._dialect.salts)
+        if (text := self._text) is None:
+            return info
+        return replace(
+            info,
+            kind=text.kind,
+            vocab_size=text.vocab_size,
+            extra=extra | text.notes,
+            architecture=text.architecture,
+            bos=text.bos,
         )
 
     def _check(self, request: GenerateRequest) -> None:
@@ -276,28 +247,20 @@ class OpenAICompatibleEngine:
             **self._salt(request),
         }
 
-    async def _continue(
-        self, request: GenerateRequest, branch: Branch, aborted: asyncio.Event, deadline: float | None
-    ) -> Events:
+    async def _continue(self, request: GenerateRequest, branch: Branch, limit: _TimeLimit) -> Events:
         """Generate one branch, with index 0."""
         answer = _Answer()
-        reason: FinishReason | None = None
-        body = self._body(request, branch)
-        async with aclosing(self._connection.events("/v1/completions", body)) as chunks, _Stop(aborted) as stop:
-            while reason is None:
-                left = None if deadline is None else max(0.0, deadline - time.monotonic())
-                chunk = await stop.unless(anext(chunks, None), left)
-                if chunk == "cancelled" or chunk == "timeout":
-                    reason = chunk
-                elif chunk is None:
-                    break
-                elif text := answer.take(chunk):
-                    # Token ids are sent once, at the end: servers split texts and tokens at different places.
-                    yield Delta(0, text, ())
-        reason = reason or answer.reason
-        if reason is None:
+        async with aclosing(self._connection.events("/v1/completions", self._body(request, branch))) as chunks:
+            try:
+                while (chunk := await limit.next_chunk(chunks)) is not None:
+                    if text := answer.take(chunk):
+                        # Token ids are sent once, at the end: servers split texts and tokens at different places.
+                        yield Delta(0, text, ())
+            except TimeoutError:
+                answer.reason = "cancelled" if limit.is_aborted else "timeout"
+        if answer.reason is None:
             raise EngineUnavailable(f"the engine at {self._connection.url} ended its answer in the middle of a branch")
-        yield await self._completion(request, branch, answer, reason)
+        yield await self._completion(request, branch, answer, answer.reason)
 
     async def _completion(
         self, request: GenerateRequest, branch: Branch, answer: _Answer, reason: FinishReason
@@ -307,7 +270,7 @@ class OpenAICompatibleEngine:
             ids = await self.tokenize(request.model, answer.text, special=False)
         stop = answer.stop
         if stop is None and reason == "stop":
-            stop = next((one for one in request.sampling.stop if answer.text.endswith(one)), None)
+            stop = next((string for string in request.sampling.stop if answer.text.endswith(string)), None)
         logprob = answer.logprob
         if logprob is None:
             # No log-probability is known, so all tokens get the same.
@@ -367,34 +330,30 @@ class _Answer:
         return text
 
 
-class _Stop:
-    """Context manager whose waits end early if the request is aborted."""
+class _TimeLimit:
+    """The end of a request at its timeout, or as soon as it is aborted."""
 
-    def __init__(self, aborted: asyncio.Event) -> None:
-        self._aborted = aborted
+    def __init__(self, request: GenerateRequest) -> None:
+        self.request_id = request.request_id
+        self.is_aborted = False
+        self._deadline = None if request.timeout is None else asyncio.get_running_loop().time() + request.timeout
+        self._waits: set[asyncio.Timeout] = set()
 
-    async def __aenter__(self) -> Self:
-        self._waiting = asyncio.ensure_future(self._aborted.wait())
-        return self
+    def abort(self) -> None:
+        self.is_aborted = True
+        self._deadline = asyncio.get_running_loop().time()
+        for wait in self._waits:
+            if not wait.expired():
+                wait.reschedule(self._deadline)
 
-    async def __aexit__(self, *_: object) -> None:
-        await _cancelled(self._waiting)
-
-    async def unless(self, work: Awaitable[_T], seconds: float | None) -> _T | Literal["cancelled", "timeout"]:
-        """Return the result of ``work``, or the reason why it was cancelled."""
-        working = asyncio.ensure_future(work)
-        try:
-            done, _ = await asyncio.wait({working, self._waiting}, timeout=seconds, return_when=FIRST_COMPLETED)
-            if self._waiting in done:
-                return "cancelled"
-            return working.result() if done else "timeout"
-        finally:
-            await _cancelled(working)
-
-
-async def _cancelled(task: asyncio.Future[Any]) -> None:
-    task.cancel()
-    await asyncio.wait({task})
+    async def next_chunk(self, chunks: AsyncGenerator[Json, None]) -> Json | None:
+        """Return the next chunk, ``None`` at the end. Raises ``TimeoutError`` at the end of the request's time."""
+        async with asyncio.timeout_at(self._deadline) as wait:
+            self._waits.add(wait)
+            try:
+                return await anext(chunks, None)
+            finally:
+                self._waits.discard(wait)
 
 
 def branch_seed(branch: Branch) -> int:

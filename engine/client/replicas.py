@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from functools import lru_cache
@@ -21,15 +21,17 @@ from engine.client.failover import OutputMismatch, StreamedPrefix, choose_by_ren
 from engine.client.health import PROBE_OVERDUE_SECONDS, REPORT_PROBE_INTERVAL_SECONDS, Health
 from engine.protocol.types import (
     Completion,
-    Delta,
     EngineBusy,
     EngineClient,
     EngineError,
     EngineUnavailable,
+    Events,
     GenerateRequest,
     ModelInfo,
+    Prompt,
     ScoreRequest,
     ScoreResult,
+    Tokens,
 )
 
 PROBE_TIMEOUT_SECONDS = 5.0
@@ -76,9 +78,7 @@ class ReplicatedEngine:
         self._probes: dict[str, asyncio.Task[None]] = {}
         self._watcher: asyncio.Task[None] | None = None
 
-    async def generate(
-        self, request: GenerateRequest, *, stream: bool = False
-    ) -> AsyncGenerator[Completion | Delta, None]:
+    async def generate(self, request: GenerateRequest, *, stream: bool = False) -> Events:
         loop, tried = asyncio.get_running_loop(), list[str]()
         started = loop.time()
         missing = {index: StreamedPrefix() for index in range(len(request.branches))}
@@ -143,14 +143,9 @@ class ReplicatedEngine:
         )
 
     async def tokenize(
-        self,
-        model: str,
-        text: str | Sequence[dict[str, str]],
-        *,
-        special: bool = True,
-        generation_prompt: bool = True,
-    ) -> tuple[int, ...]:
-        def call(name: str) -> Awaitable[tuple[int, ...]]:
+        self, model: str, text: Prompt, *, special: bool = True, generation_prompt: bool = True
+    ) -> Tokens:
+        def call(name: str) -> Awaitable[Tokens]:
             return self._engines[name].tokenize(model, text, special=special, generation_prompt=generation_prompt)
 
         return await self._call_any(repr(text), model, call)
@@ -262,12 +257,8 @@ class ReplicatedEngine:
                 if not await self._has_next(model, tried):
                     raise
 
-    async def _events(
-        self, name: str, request: GenerateRequest, stream: bool
-    ) -> AsyncGenerator[Completion | Delta, None]:
-        events = self._engines[name].generate(request, stream=stream)
-        assert isinstance(events, AsyncGenerator)
-        async with aclosing(events):
+    async def _events(self, name: str, request: GenerateRequest, stream: bool) -> Events:
+        async with aclosing(self._engines[name].generate(request, stream=stream)) as events:
             while (event := await self._await_or_fail_over(name, anext(events, None))) is not None:
                 yield event
 

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from engine.protocol.types import (
-    Completion,
-    Delta,
     EngineClient,
     EngineError,
+    Events,
     GenerateRequest,
     ModelInfo,
+    Prompt,
     ScoreRequest,
     ScoreResult,
+    Tokens,
 )
 
 
@@ -33,7 +34,7 @@ class RoutedEngine:
         self._overrides = dict(overrides)
         self._extras = dict(extras or {})
 
-    def generate(self, request: GenerateRequest, *, stream: bool = False) -> AsyncIterator[Completion | Delta]:
+    def generate(self, request: GenerateRequest, *, stream: bool = False) -> Events:
         return self._engine_for(request.model).generate(request, stream=stream)
 
     async def score(self, request: ScoreRequest) -> list[ScoreResult]:
@@ -46,13 +47,8 @@ class RoutedEngine:
         await asyncio.gather(*(engine.release(lease, tokens) for engine in self._all))
 
     async def tokenize(
-        self,
-        model: str,
-        text: str | Sequence[dict[str, str]],
-        *,
-        special: bool = True,
-        generation_prompt: bool = True,
-    ) -> tuple[int, ...]:
+        self, model: str, text: Prompt, *, special: bool = True, generation_prompt: bool = True
+    ) -> Tokens:
         return await self._engine_for(model).tokenize(model, text, special=special, generation_prompt=generation_prompt)
 
     async def models(self) -> list[ModelInfo]:

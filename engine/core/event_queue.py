@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from typing import Any
 
 from engine.scheduler.sequence import Event
 
@@ -17,12 +18,10 @@ class EventQueue:
     Batched because a wake-up of an event loop costs as much as a branch's share of a step."""
 
     def __init__(self) -> None:
-        self._held: dict[asyncio.AbstractEventLoop, list[tuple[asyncio.Queue[Event], Event]]] = {}
+        self._held: dict[asyncio.AbstractEventLoop, list[tuple[asyncio.Queue[Any], Event]]] = {}
 
-    def sink(self, events: asyncio.Queue[Event]) -> Callable[[Event], None]:
-        """Return a function that queues events for ``events``, a queue of the running event loop.
-
-        The function must be called by the sending thread only."""
+    def sink(self, events: asyncio.Queue[Any]) -> Callable[[Event], None]:
+        """Return a function of the sending thread that queues events for ``events``, of the running event loop."""
         loop = asyncio.get_running_loop()
 
         def hold(event: Event) -> None:
@@ -32,17 +31,14 @@ class EventQueue:
 
     def send(self) -> None:
         """Send all queued events, in the order of each queue."""
-        if not self._held:
-            return
         held, self._held = self._held, {}
-        for loop, some in held.items():
+        for loop, batch in held.items():
             try:
-                loop.call_soon_threadsafe(_put, some)
-            except RuntimeError:
-                # The loop was closed, so nothing waits for its events any more.
+                loop.call_soon_threadsafe(_put, batch)
+            except RuntimeError:  # nothing waits for the events of a closed loop
                 _log.debug("answers found their event loop closed")
 
 
-def _put(some: list[tuple[asyncio.Queue[Event], Event]]) -> None:
-    for events, event in some:
+def _put(batch: list[tuple[asyncio.Queue[Any], Event]]) -> None:
+    for events, event in batch:
         events.put_nowait(event)

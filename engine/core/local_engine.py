@@ -9,8 +9,10 @@ import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import aclosing
 from functools import partial
 from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
 
@@ -24,13 +26,16 @@ from engine.protocol.types import (
     EngineBusy,
     EngineError,
     EngineUnavailable,
+    Events,
     GenerateRequest,
     InvalidRequest,
     ModelInfo,
+    Prompt,
     ScoreRequest,
     ScoreResult,
+    Tokens,
 )
-from engine.scheduler.sequence import Event, Job
+from engine.scheduler.sequence import Job
 from engine.scheduler.timings import Timings
 from engine.speculation.stats import SpeculationStats
 from engine.text.tokenizer import LONG_TEXT, Tokenizer
@@ -39,6 +44,7 @@ from engine.threads.contention import ThreadGovernor, waiting_clock
 _log = logging.getLogger(__name__)
 
 _Command = Callable[[], None]
+_Event = TypeVar("_Event", Completion | Delta, ScoreResult)
 
 
 class LocalEngine:
@@ -48,8 +54,7 @@ class LocalEngine:
         """Load the checkpoints (name to folder). Raises ``EngineError`` with the reason if one is invalid."""
         if not models:
             raise EngineError("name at least one model to serve")
-        options = options or EngineOptions()
-        self._max_waiting = options.max_waiting
+        self._options = options or EngineOptions()
         self._wake = threading.Condition()
         self._inbox: list[_Command] = []
         self._arriving = dict.fromkeys(models, 0)
@@ -58,47 +63,35 @@ class LocalEngine:
         self._closed = False
         self.failure: str | None = None
         """Reason for which the engine stopped by itself."""
-        self._debug = options.debug
         loaded: Future[dict[str, EngineCore]] = Future()
-        load = partial(_load, models, options)
-        self._thread = threading.Thread(target=self._run, args=(load, loaded), name="engine", daemon=True)
+        self._thread = threading.Thread(target=self._run, args=(models, loaded), name="engine", daemon=True)
         self._thread.start()
         self._cores = loaded.result()
         # At exit the interpreter stops the thread anywhere, which aborts the process if a kernel is running.
         atexit.register(self._stop)
 
-    def generate(self, request: GenerateRequest, *, stream: bool = False) -> AsyncGenerator[Completion | Delta, None]:
+    def generate(self, request: GenerateRequest, *, stream: bool = False) -> Events:
         """Check and queue the request before returning, so that errors are raised at the call."""
         core = self._core(request.model)
-        events: asyncio.Queue[Event] = asyncio.Queue()
+        events: asyncio.Queue[Completion | Delta | EngineError] = asyncio.Queue()
         job = self._job(request, events)
         job.stream = stream
         if request.timeout is not None:
             job.deadline = time.monotonic() + request.timeout
         core.model.add_branches(request, job)
         self._submit(core, job)
-        return self._completions(core, job, events, len(request.branches))
+        return self._results(core, job, events, len(request.branches))
 
     async def score(self, request: ScoreRequest) -> list[ScoreResult]:
         core = self._core(request.model)
-        events: asyncio.Queue[Event] = asyncio.Queue()
+        events: asyncio.Queue[ScoreResult | EngineError] = asyncio.Queue()
         job = self._job(request, events)
         core.model.add_items(request, job)
-        results: list[ScoreResult] = []
-        wanted = len(request.items)
-        if wanted:
-            self._submit(core, job)
-        try:
-            while len(results) < wanted:
-                event = await events.get()
-                if isinstance(event, EngineError):
-                    raise event
-                if isinstance(event, ScoreResult):
-                    results.append(event)
-        finally:
-            if len(results) < wanted:
-                self._post(partial(core.cancel, lambda other: other is job))
-        return sorted(results, key=lambda result: result.index)
+        if not job.sequences:
+            return []
+        self._submit(core, job)
+        async with aclosing(self._results(core, job, events, len(request.items))) as results:
+            return sorted([result async for result in results], key=lambda result: result.index)
 
     async def abort(self, request_id: str) -> None:
         for core in self._cores.values():
@@ -109,13 +102,8 @@ class LocalEngine:
             self._post(partial(core.release, lease, tokens))
 
     async def tokenize(
-        self,
-        model: str,
-        text: str | Sequence[dict[str, str]],
-        *,
-        special: bool = True,
-        generation_prompt: bool = True,
-    ) -> tuple[int, ...]:
+        self, model: str, text: Prompt, *, special: bool = True, generation_prompt: bool = True
+    ) -> Tokens:
         tokenizer = self._core(model).model.tokenizer
         if not isinstance(text, str):
             return tokenizer.encode_chat(text, generation_prompt=generation_prompt)
@@ -178,21 +166,20 @@ class LocalEngine:
             name: core.speculation_stats for name, core in self._cores.items() if core.speculation_stats is not None
         }
 
-    async def _completions(
-        self, core: EngineCore, job: Job, events: asyncio.Queue[Event], left: int
-    ) -> AsyncGenerator[Completion | Delta, None]:
+    async def _results(
+        self, core: EngineCore, job: Job, events: asyncio.Queue[_Event | EngineError], num_results: int
+    ) -> AsyncGenerator[_Event, None]:
+        """Yield the job's events until all its results have come. Cancel the job if the iterator is closed before."""
         try:
-            while left:
+            while num_results:
                 event = await events.get()
                 if isinstance(event, EngineError):
-                    left = 0
+                    num_results = 0
                     raise event
-                if isinstance(event, Completion):
-                    left -= 1
-                if isinstance(event, Completion | Delta):
-                    yield event
+                num_results -= not isinstance(event, Delta)
+                yield event
         finally:
-            if left:
+            if num_results:
                 self._post(partial(core.cancel, lambda other: other is job))
 
     def _core(self, model: str) -> EngineCore:
@@ -208,7 +195,7 @@ class LocalEngine:
         if self._closed:
             raise EngineUnavailable("the engine is closed")
 
-    def _job(self, request: GenerateRequest | ScoreRequest, events: asyncio.Queue[Event]) -> Job:
+    def _job(self, request: GenerateRequest | ScoreRequest, events: asyncio.Queue[Any]) -> Job:
         return Job(
             request.request_id,
             self._outbox.sink(events),
@@ -222,8 +209,8 @@ class LocalEngine:
         name, new = core.model.info.id, len(job.sequences)
         with self._wake:
             waiting = self._arriving[name] + core.num_waiting
-            if waiting + new > self._max_waiting:
-                raise EngineBusy(f"{waiting} sequences wait and {new} more would pass {self._max_waiting}; try later")
+            if waiting + new > (limit := self._options.max_waiting):
+                raise EngineBusy(f"{waiting} sequences wait and {new} more would pass {limit}; try later")
             self._check_open()
             self._arriving[name] += new
             self._inbox.append(partial(self._start, core, job, new))
@@ -245,12 +232,12 @@ class LocalEngine:
                 self._inbox.append(command)
                 self._wake.notify()
 
-    def _run(self, load: Callable[[], dict[str, EngineCore]], loaded: Future[dict[str, EngineCore]]) -> None:
+    def _run(self, models: Mapping[str, str | Path], loaded: Future[dict[str, EngineCore]]) -> None:
         # All computation, loading included, is on this one thread: OpenMP keeps a thread pool for each calling thread,
         # and once the pools have more threads than there are processors, their threads sleep between two operators,
         # which halves the speed.
         try:
-            loaded.set_result(load())
+            loaded.set_result({name: EngineCore(name, Path(folder), self._options) for name, folder in models.items()})
         except Exception as error:
             loaded.set_exception(error)
             return
@@ -289,15 +276,11 @@ class LocalEngine:
                     self._outbox.send()
                     if governor is not None:
                         governor.step()
-                if self._debug and not core.has_work:
+                if self._options.debug and not core.has_work:
                     core.check_invariants()
         for core in cores:
             core.fail(EngineUnavailable("the engine was closed"))
         self._outbox.send()
-
-
-def _load(models: Mapping[str, str | Path], options: EngineOptions) -> dict[str, EngineCore]:
-    return {name: EngineCore(name, Path(folder), options) for name, folder in models.items()}
 
 
 def _governor(cores: Sequence[EngineCore]) -> ThreadGovernor | None:

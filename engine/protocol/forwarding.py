@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 
-from engine.protocol.types import Completion, Delta, EngineClient, GenerateRequest, ModelInfo, ScoreRequest, ScoreResult
+from engine.protocol.types import (
+    EngineClient,
+    Events,
+    GenerateRequest,
+    ModelInfo,
+    Prompt,
+    ScoreRequest,
+    ScoreResult,
+    Tokens,
+)
 
 
 class ForwardingEngine:
@@ -13,33 +22,33 @@ class ForwardingEngine:
     def __init__(self, engine: EngineClient) -> None:
         self._engine = engine
 
-    def generate(self, request: GenerateRequest, *, stream: bool = False) -> AsyncIterator[Completion | Delta]:
+    def generate(self, request: GenerateRequest, *, stream: bool = False) -> Events:
         return self._engine.generate(request, stream=stream)
 
     async def score(self, request: ScoreRequest) -> list[ScoreResult]:
-        return await self._engine.score(request)
+        return await (await self._get_engine()).score(request)
 
     async def abort(self, request_id: str) -> None:
-        await self._engine.abort(request_id)
+        await (await self._get_engine()).abort(request_id)
 
     async def release(self, lease: str, tokens: Sequence[int] | None = None) -> None:
-        await self._engine.release(lease, tokens)
+        await (await self._get_engine()).release(lease, tokens)
 
     async def tokenize(
-        self,
-        model: str,
-        text: str | Sequence[dict[str, str]],
-        *,
-        special: bool = True,
-        generation_prompt: bool = True,
-    ) -> tuple[int, ...]:
-        return await self._engine.tokenize(model, text, special=special, generation_prompt=generation_prompt)
+        self, model: str, text: Prompt, *, special: bool = True, generation_prompt: bool = True
+    ) -> Tokens:
+        engine = await self._get_engine()
+        return await engine.tokenize(model, text, special=special, generation_prompt=generation_prompt)
 
     async def models(self) -> list[ModelInfo]:
-        return await self._engine.models()
+        return await (await self._get_engine()).models()
 
     async def clear_cache(self) -> None:
-        await self._engine.clear_cache()
+        await (await self._get_engine()).clear_cache()
 
     async def close(self) -> None:
         await self._engine.close()
+
+    async def _get_engine(self) -> EngineClient:
+        """Return the wrapped engine, which a subclass may choose at the first call."""
+        return self._engine

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import replace
 
-from engine.protocol.types import Completion, Delta
-
-Events = AsyncGenerator[Completion | Delta, None]
+from engine.protocol.types import Completion, Delta, Events
 
 _QUEUE_SIZE = 64
 

@@ -1,10 +1,14 @@
-"""Types of the engine's interface: requests, results and errors. Free of torch, since workers import this module."""
+"""Types of the engine's interface: requests, results and errors."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
+
+Tokens = tuple[int, ...]
+Prompt = str | Sequence[dict[str, str]]
+"""A text, or chat messages to render with the model's template."""
 
 FinishReason = Literal["stop", "length", "context", "timeout", "cancelled"]
 """``stop``: end of sequence, a stop token or a stop string. ``length``: ``max_tokens``. ``context``: the model's
@@ -59,7 +63,7 @@ class SamplingParams:
     """True to keep in the text the stop string that ended it and the rest of its last token, which a search sends
     again. Does not affect the tokens.
     """
-    stop_token_ids: tuple[int, ...] = ()
+    stop_token_ids: Tokens = ()
     ignore_eos: bool = False
     logprobs: int | None = None
     """The number of most likely tokens whose log-probabilities are reported besides that of each new token."""
@@ -80,7 +84,7 @@ class Branch:
     key: int
     max_tokens: int
     """The maximum number of new tokens, besides ``generated``. 0 only computes the prompt, for ``prompt_logprobs``."""
-    generated: tuple[int, ...] = ()
+    generated: Tokens = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +93,7 @@ class GenerateRequest:
 
     request_id: str
     model: str
-    prompt: tuple[int, ...]
+    prompt: Tokens
     branches: tuple[Branch, ...]
     sampling: SamplingParams = field(default_factory=SamplingParams)
     timeout: float | None = None
@@ -126,7 +130,7 @@ class Delta:
 
     index: int
     text: str
-    token_ids: tuple[int, ...]
+    token_ids: Tokens
     logprobs: tuple[TokenLogprob, ...] | None = None
     """One entry for each of ``token_ids``, if ``SamplingParams.logprobs`` is set."""
 
@@ -139,7 +143,7 @@ class Completion:
     """
 
     index: int
-    token_ids: tuple[int, ...]
+    token_ids: Tokens
     text: str
     finish_reason: FinishReason
     stop: str | int | None
@@ -163,14 +167,18 @@ class Completion:
     """The number of accepted draft tokens among ``token_ids``."""
 
 
+Events = AsyncGenerator[Completion | Delta, None]
+"""The results of a generate request as they arrive."""
+
+
 @dataclass(frozen=True, slots=True)
 class ScoreItem:
     """One sequence to score. ``parts`` are tokenized one by one and concatenated, so that a shared prefix of parts is a
     shared prefix of token ids. The model is read at the last token of each part in ``read`` (indices).
     """
 
-    parts: tuple[str | tuple[int, ...], ...]
-    read: tuple[int, ...]
+    parts: tuple[str | Tokens, ...]
+    read: Tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +193,7 @@ class ScoreRequest:
     request_id: str
     model: str
     items: tuple[ScoreItem, ...]
-    token_ids: tuple[int, ...] = ()
+    token_ids: Tokens = ()
     max_compute: int | None = None
     priority: int = 0
     """This and the following fields are those of ``GenerateRequest``."""
@@ -230,7 +238,7 @@ class ModelInfo:
 class EngineClient(Protocol):
     """Interface of an engine, in-process (``LocalEngine``) or over HTTP (``HttpEngine``)."""
 
-    def generate(self, request: GenerateRequest, *, stream: bool = False) -> AsyncIterator[Completion | Delta]:
+    def generate(self, request: GenerateRequest, *, stream: bool = False) -> Events:
         """Yield each branch's ``Completion`` when it finishes, in order of arrival; with ``stream`` also ``Delta``
         events.
 
@@ -259,14 +267,9 @@ class EngineClient(Protocol):
         ...
 
     async def tokenize(
-        self,
-        model: str,
-        text: str | Sequence[dict[str, str]],
-        *,
-        special: bool = True,
-        generation_prompt: bool = True,
-    ) -> tuple[int, ...]:
-        """Return the token ids of a text, or of chat messages rendered with the model's template.
+        self, model: str, text: Prompt, *, special: bool = True, generation_prompt: bool = True
+    ) -> Tokens:
+        """Return the token ids of a text or of chat messages.
 
         ``special``: add the tokenizer's special tokens to a text (Llama and Gemma: BOS); otherwise the text is a part
         of a longer one. ``generation_prompt``: add the template's generation prompt after the messages.

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Any
+
+from pydantic import TypeAdapter
 
 from engine.protocol.types import (
     Completion,
@@ -14,54 +15,15 @@ from engine.protocol.types import (
     InvalidRequest,
     ModelInfo,
     ScoreResult,
-    TokenLogprob,
 )
 
 Json = dict[str, Any]
 
-
-def completion_to_json(completion: Completion) -> Json:
-    """Return the fields of a ``Completion``."""
-    return asdict(completion)
-
-
-def completion_from_json(value: Json) -> Completion:
-    """The inverse of ``completion_to_json``."""
-    prompt = value.get("prompt_logprobs")
-    return Completion(
-        **{
-            **value,
-            "token_ids": tuple(value["token_ids"]),
-            "logprobs": _logprobs_from_json(value.get("logprobs")),
-            "prompt_logprobs": None if prompt is None else (None, *(_logprobs_from_json(prompt[1:]) or ())),
-        }
-    )
-
-
-def delta_from_json(value: Json) -> Delta:
-    """Return the ``Delta`` with these fields."""
-    logprobs = _logprobs_from_json(value.get("logprobs"))
-    return Delta(**{**value, "token_ids": tuple(value["token_ids"]), "logprobs": logprobs})
-
-
-def _logprobs_from_json(values: list[Json] | None) -> tuple[TokenLogprob, ...] | None:
-    if values is None:
-        return None
-    return tuple(
-        TokenLogprob(**{**value, "top": tuple((token, logprob) for token, logprob in value["top"])}) for value in values
-    )
-
-
-def score_from_json(value: Json) -> ScoreResult:
-    """Return the ``ScoreResult`` with these fields."""
-    rows = value["values"]
-    return ScoreResult(**{**value, "values": None if rows is None else tuple(tuple(row) for row in rows)})
-
-
-def model_from_json(value: Json) -> ModelInfo:
-    """Return the model of an entry of ``/v1/models``."""
-    fields = ("id", "kind", "context", "vocab_size", "parameters", "architecture", "bos", "extra", "fingerprint")
-    return ModelInfo(**{name: value[name] for name in fields})
+read_completion = TypeAdapter(Completion).validate_python
+read_delta = TypeAdapter(Delta).validate_python
+read_score_results = TypeAdapter(list[ScoreResult]).validate_python
+read_models = TypeAdapter(list[ModelInfo]).validate_python
+"""Return the result with the fields of a JSON value; unknown fields are ignored. Raise ``ValueError``."""
 
 
 def error_to_json(error: EngineError) -> tuple[int, Json]:

@@ -11,9 +11,8 @@ from dataclasses import asdict, dataclass
 
 from anyio import CancelScope
 
-from engine.protocol.streams import Events
-from engine.protocol.types import Completion, EngineError, GenerateRequest, TokenLogprob
-from engine.protocol.wire import Json, completion_to_json, error_to_json
+from engine.protocol.types import Completion, EngineError, Events, GenerateRequest, TokenLogprob
+from engine.protocol.wire import Json, error_to_json
 from engine.server.openai_logprobs import logprobs_object, prompt_logprobs
 from engine.server.schema import CompletionBody
 from engine.text.tokenizer import Tokenizer
@@ -78,10 +77,7 @@ def stream_response(call: CompletionCall, events: Events) -> AsyncGenerator[str,
 async def _choice_events(events: Events) -> AsyncGenerator[str, None]:
     async with aclosing(events):
         async for event in events:
-            if isinstance(event, Completion):
-                yield _event({"completion": completion_to_json(event)})
-            else:
-                yield _event({"delta": asdict(event)})
+            yield _event({"completion" if isinstance(event, Completion) else "delta": asdict(event)})
     yield _DONE
 
 
@@ -197,10 +193,7 @@ def _usage(call: CompletionCall, completions: Sequence[Completion]) -> Json:
         "completion_tokens": generated,
         "total_tokens": prompt + generated,
         "prompt_tokens_details": {"cached_tokens": sum(cached.values())},
-        "completion_tokens_details": {
-            "accepted_prediction_tokens": accepted,
-            "rejected_prediction_tokens": rejected,
-        },
+        "completion_tokens_details": {"accepted_prediction_tokens": accepted, "rejected_prediction_tokens": rejected},
     }
 
 

@@ -12,8 +12,8 @@ from fastapi.responses import JSONResponse, StreamingResponse
 from prometheus_client import CollectorRegistry, generate_latest
 
 from engine.core.local_engine import LocalEngine
-from engine.protocol.streams import Events, merge_streams
-from engine.protocol.types import EngineError
+from engine.protocol.streams import merge_streams
+from engine.protocol.types import EngineError, Events
 from engine.server.metrics import EngineCollector
 from engine.server.openai import CompletionCall, build_response, stream_response
 from engine.server.schema import AbortBody, CompletionBody, ReleaseBody, ScoreBody, TokenizeBody

@@ -19,12 +19,10 @@ from contextlib import aclosing
 from dataclasses import asdict, dataclass
 from hashlib import blake2b
 from pathlib import Path
-from typing import cast
 
 from engine.protocol.types import (
     Branch,
     Completion,
-    Delta,
     EngineClient,
     EngineUnavailable,
     GenerateRequest,
@@ -243,7 +241,7 @@ class _Run:
             lease=lease,
         )
         left = len(branches)
-        events = cast(AsyncGenerator[Completion | Delta, None], self._engine.generate(request))
+        events = self._engine.generate(request)
         async with aclosing(events):
             async for event in events:
                 if isinstance(event, Completion):

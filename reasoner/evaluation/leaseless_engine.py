@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from engine.protocol.forwarding import ForwardingEngine
-from engine.protocol.types import Completion, Delta, EngineClient, GenerateRequest, ModelInfo, ScoreRequest, ScoreResult
+from engine.protocol.types import EngineClient, Events, GenerateRequest, ModelInfo, ScoreRequest, ScoreResult
 
 
 class LeaselessEngine(ForwardingEngine):
@@ -20,7 +20,7 @@ class LeaselessEngine(ForwardingEngine):
         super().__init__(engine)
         self._models: list[ModelInfo] | None = None
 
-    def generate(self, request: GenerateRequest, *, stream: bool = False) -> AsyncIterator[Completion | Delta]:
+    def generate(self, request: GenerateRequest, *, stream: bool = False) -> Events:
         return super().generate(replace(request, lease=None), stream=stream)
 
     async def score(self, request: ScoreRequest) -> list[ScoreResult]:

@@ -7,13 +7,12 @@ https://arxiv.org/abs/2409.20002).
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from hashlib import sha256
 from typing import TypeVar
 
 from engine.protocol.forwarding import ForwardingEngine
-from engine.protocol.types import Completion, Delta, EngineClient, GenerateRequest, ModelInfo, ScoreRequest, ScoreResult
+from engine.protocol.types import EngineClient, Events, GenerateRequest, ModelInfo, ScoreRequest, ScoreResult
 
 _Request = TypeVar("_Request", GenerateRequest, ScoreRequest)
 
@@ -39,7 +38,7 @@ class TenantEngine(ForwardingEngine):
         self._salt = owner_salt(owner)
         self._unsalted_models: frozenset[str] = frozenset()
 
-    def generate(self, request: GenerateRequest, *, stream: bool = False) -> AsyncIterator[Completion | Delta]:
+    def generate(self, request: GenerateRequest, *, stream: bool = False) -> Events:
         return super().generate(self._salted(request), stream=stream)
 
     async def score(self, request: ScoreRequest) -> list[ScoreResult]:

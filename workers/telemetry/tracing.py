@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Literal
 
 from engine.protocol.forwarding import ForwardingEngine
-from engine.protocol.types import Completion, Delta, EngineClient, GenerateRequest, ScoreRequest, ScoreResult
+from engine.protocol.types import Completion, EngineClient, Events, GenerateRequest, ScoreRequest, ScoreResult
 from workers.config.settings import Settings
 from workers.config.types import ConfigError
 
@@ -131,9 +131,7 @@ class _TracedEngine(ForwardingEngine):
         super().__init__(engine)
         self._tracer = tracer
 
-    async def generate(
-        self, request: GenerateRequest, *, stream: bool = False
-    ) -> AsyncGenerator[Completion | Delta, None]:
+    async def generate(self, request: GenerateRequest, *, stream: bool = False) -> Events:
         """Trace the call. The span is never the current one, since the caller runs between two events."""
         about: dict[str, Attribute] = {
             _OPERATION: "text_completion",
