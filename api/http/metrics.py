@@ -19,7 +19,16 @@ HTTP_STREAMS = Gauge("reasoner_open_streams", "Event streams that are open now."
 BUCKETS = ("0.5", "1", "2", "5", "10", "30", "60", "120", "300", "600", "1800")
 """Upper bounds in seconds, as in ``workers/store/lua/common.lua``, which counts them."""
 
-TOKEN_KINDS = ("prompt", "cached", "generated", "drafted", "accepted", "verifier_computed", "verifier_cached", "pruned")
+_LABELLED_COUNTERS: tuple[tuple[str, str, str, str, tuple[str, ...]], ...] = (
+    ("reasoner_jobs_finished", "Jobs that ended, deleted ones included.", "status", "finished",
+     ("completed", "incomplete", "failed", "cancelled")),
+    ("reasoner_tokens", "Tokens billed to all jobs.", "kind", "usage",
+     ("prompt", "cached", "generated", "drafted", "accepted", "verifier_computed", "verifier_cached", "pruned")),
+    ("reasoner_webhooks", "Attempts to deliver a webhook.", "outcome", "webhooks", ("delivered", "pending", "failed")),
+    ("reasoner_results", "Searches with a result, by why they ended.", "reason", "reason",
+     ("answer", "budget", "no_answer", "cancelled")),
+)  # fmt: skip
+"""Name, text, label, prefix of the store's counters, and values of the label."""
 
 
 def render_metrics(counts: dict[str, int], counters: dict[str, float], engines: Sequence[ReplicaHealth]) -> bytes:
@@ -42,32 +51,16 @@ def _job_metrics(counts: dict[str, int], counters: dict[str, float]) -> Iterator
         "reasoner_dead_jobs", "Failed jobs in the store that lost their worker too often.", value=counts[DEAD]
     )
 
-    finished = CounterMetricFamily(
-        "reasoner_jobs_finished", "Jobs that ended, deleted ones included.", labels=["status"]
-    )
-    for status in ("completed", "incomplete", "failed", "cancelled"):
-        finished.add_metric([status], counter(f"finished:{status}"))
-    yield finished
-
-    tokens = CounterMetricFamily("reasoner_tokens", "Tokens billed to all jobs.", labels=["kind"])
-    for kind in TOKEN_KINDS:
-        tokens.add_metric([kind], counter(f"usage:{kind}"))
-    yield tokens
+    for metric, text, label, prefix, values in _LABELLED_COUNTERS:
+        family = CounterMetricFamily(metric, text, labels=[label])
+        for value in values:
+            family.add_metric([value], counter(f"{prefix}:{value}"))
+        yield family
 
     yield CounterMetricFamily("reasoner_work_seconds", "Working time of all jobs.", value=counter("usage:seconds"))
     yield CounterMetricFamily(
         "reasoner_lease_reclaims", "Jobs taken over from a worker whose lease expired.", value=counter("lease_reclaims")
     )
-
-    webhooks = CounterMetricFamily("reasoner_webhooks", "Attempts to deliver a webhook.", labels=["outcome"])
-    for outcome in ("delivered", "pending", "failed"):
-        webhooks.add_metric([outcome], counter(f"webhooks:{outcome}"))
-    yield webhooks
-
-    reasons = CounterMetricFamily("reasoner_results", "Searches with a result, by why they ended.", labels=["reason"])
-    for reason in ("answer", "budget", "no_answer", "cancelled"):
-        reasons.add_metric([reason], counter(f"reason:{reason}"))
-    yield reasons
 
     for name, text in (("job", "From submission to end."), ("queue_wait", "From submission to the first worker.")):
         histogram = HistogramMetricFamily(f"reasoner_{name}_seconds", text)

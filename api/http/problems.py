@@ -77,6 +77,19 @@ BROKER_UNAVAILABLE = Problem(
 )
 
 
+_STORE_PROBLEMS: dict[type[Exception], tuple[int, str, str]] = {
+    NoSuchJob: (404, "no-such-job", "there is no job {0!r}: GET /v1/jobs lists the ids of all jobs"),
+    NoSuchBatch: (404, "no-such-batch", "there is no batch {0!r}: GET /v1/batches lists the ids of all batches"),
+    NoSuchKey: (404, "no-such-key", "there is no key {0!r}: GET /v1/keys lists the ids of all keys"),
+    JobActive: (409, "job-active", "the job has not ended and cannot be deleted: cancel it first"),
+    NotRetryable: (409, "not-retryable", "{0}: submit a new job"),
+    IdempotencyConflict: (422, "idempotency-conflict", "{0}: use a new Idempotency-Key for a new job"),
+    QuotaExceeded: (429, "quota-exceeded", "{0}: try again later"),
+    QueueFull: (503, "queue-full", "{0}, which is the limit: try again later"),
+}
+"""Status, code and detail of the problem by the store's error, whose text replaces ``{0}``."""
+
+
 def refusal_problem(refusal: JobRefused) -> Problem:
     """Return the problem document for a refused job."""
     detail = f"body: {refusal.message}" if refusal.field is None else str(refusal)
@@ -107,18 +120,7 @@ def install_error_handlers(app: FastAPI) -> None:
     app.add_exception_handler(HTTPException, _on_http_exception)
     app.add_exception_handler(RequestValidationError, _on_validation_error)
     app.add_exception_handler(JobRefused, _on_job_refused)
-    for kind in (
-        NoSuchJob,
-        NoSuchBatch,
-        NoSuchKey,
-        JobActive,
-        NotRetryable,
-        QueueFull,
-        IdempotencyConflict,
-        QuotaExceeded,
-        ShuttingDown,
-        *BROKER_DOWN,
-    ):
+    for kind in (*_STORE_PROBLEMS, ShuttingDown, *BROKER_DOWN):
         app.add_exception_handler(kind, _on_store_error)
 
 
@@ -154,33 +156,14 @@ def _framework_problem(request: Request, error: HTTPException) -> Problem:
 
 
 async def _on_store_error(request: Request, error: Exception) -> Response:
-    match error:
-        case NoSuchJob():
-            problem = Problem(404, "no-such-job", f"there is no job {str(error)!r}; GET /v1/jobs lists those there are")
-        case NoSuchBatch():
-            problem = Problem(
-                404, "no-such-batch", f"there is no batch {str(error)!r}; GET /v1/batches lists those there are"
-            )
-        case NoSuchKey():
-            problem = Problem(404, "no-such-key", f"there is no key {str(error)!r}; GET /v1/keys lists those there are")
-        case JobActive():
-            problem = Problem(409, "job-active", "a job that has not ended cannot be deleted: cancel it first")
-        case NotRetryable():
-            problem = Problem(409, "not-retryable", f"{error}: submit a new job")
-        case QueueFull():
-            problem = Problem(
-                503, "queue-full", f"{error}, which is the limit: try again later", headers={"Retry-After": "10"}
-            )
-        case QuotaExceeded():
-            headers = {"Retry-After": str(error.retry_after)}
-            problem = Problem(429, "quota-exceeded", f"{error}: try again later", headers=headers)
-        case ShuttingDown():
-            problem = SHUTTING_DOWN
-        case IdempotencyConflict():
-            problem = Problem(422, "idempotency-conflict", f"{error}: use a new Idempotency-Key for a new job")
-        case _:
-            problem = BROKER_UNAVAILABLE
-    return _respond(request, problem)
+    if isinstance(error, ShuttingDown):
+        return _respond(request, SHUTTING_DOWN)
+    if isinstance(error, BROKER_DOWN):
+        return _respond(request, BROKER_UNAVAILABLE)
+    status, code, detail = _STORE_PROBLEMS[type(error)]
+    retry_after = 10 if isinstance(error, QueueFull) else getattr(error, "retry_after", None)
+    headers = None if retry_after is None else {"Retry-After": str(retry_after)}
+    return _respond(request, Problem(status, code, detail.format(str(error)), headers=headers))
 
 
 async def _on_job_refused(request: Request, error: Exception) -> Response:

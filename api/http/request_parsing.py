@@ -75,13 +75,9 @@ def _check_depth_and_numbers(document: Any) -> None:
 
 
 def _members(value: Any) -> Iterable[Any]:
-    match value:
-        case dict():
-            return value.values()
-        case list():
-            return value
-        case _:
-            return ()
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list) else ()
 
 
 def _refuse_json(reason: str) -> NoReturn:
