@@ -48,17 +48,17 @@ class Drawing:
         kind = ' class="small"' if small else ""
         self.parts.append(f'<text{kind} x="{x}" y="{y}" text-anchor="{anchor}">{escape(text)}</text>')
 
-    def right(self, start: str, end: str, label: str = "", *, dy: int = 0, kind: str = "") -> None:
-        """Draw an arrow from the right side of a box to the left side of another; ``dy`` shifts it from the middle."""
-        x, y, width, height = self.boxes[start]
-        end_x = self.boxes[end][0]
-        self.line(x + width, y + height // 2 + dy, end_x, y + height // 2 + dy, label, kind=kind)
+    def caption(self, y: int, *lines: str) -> None:
+        """Write centred lines below each other."""
+        for index, line in enumerate(lines):
+            self.text(line, self.width // 2, y + 18 * index, small=True)
 
-    def left(self, start: str, end: str, label: str = "", *, dy: int = 0, kind: str = "") -> None:
-        """Draw an arrow from the left side of a box to the right side of another."""
-        x, y, _, height = self.boxes[start]
+    def across(self, start: str, end: str, label: str = "", *, dy: int = 0) -> None:
+        """Draw a level arrow from a box to another beside it; ``dy`` shifts it from the middle of the first."""
+        x, y, width, height = self.boxes[start]
         end_x, _, end_width, _ = self.boxes[end]
-        self.line(x, y + height // 2 + dy, end_x + end_width, y + height // 2 + dy, label, kind=kind)
+        x1, x2 = (x + width, end_x) if end_x > x else (x, end_x + end_width)
+        self.line(x1, y + height // 2 + dy, x2, y + height // 2 + dy, label)
 
     def down(self, start: str, end: str, label: str = "") -> None:
         """Draw an arrow from the bottom of a box to the top of another."""
@@ -95,21 +95,22 @@ def job() -> Drawing:
     drawing.box("worker", 700, 60, 140, "claim, heartbeat,", "finish")
     drawing.box("search", 700, 190, 140, "strategy, budget,", "tree, replay")
     drawing.box("engine", 450, 190, 160, "policy: generate", "PRM: score steps", kind="fast")
-    drawing.right("client", "api", "POST", dy=-12)
-    drawing.left("api", "client", "202, events", dy=14)
-    drawing.right("api", "Redis", "enqueue", dy=-12)
-    drawing.left("Redis", "api", "events", dy=14)
-    drawing.right("Redis", "worker", "wake, claim", dy=-12)
-    drawing.left("worker", "Redis", "result, bill", dy=14)
+    drawing.across("client", "api", "POST", dy=-12)
+    drawing.across("api", "client", "202, events", dy=14)
+    drawing.across("api", "Redis", "enqueue", dy=-12)
+    drawing.across("Redis", "api", "events", dy=14)
+    drawing.across("Redis", "worker", "wake, claim", dy=-12)
+    drawing.across("worker", "Redis", "result, bill", dy=14)
     drawing.down("worker", "search", "run_job")
-    drawing.left("search", "engine", "requests", dy=-12)
-    drawing.right("engine", "search", "results", dy=14)
-    drawing.line(700, 192, 612, 122, "", kind="")
+    drawing.across("search", "engine", "requests", dy=-12)
+    drawing.across("engine", "search", "results", dy=14)
+    drawing.line(700, 192, 612, 122)
     drawing.text("journal entry first", 634, 176, small=True)
-    drawing.text(
-        "Each result of the engine is appended to the journal before the strategy sees it;", 430, 285, small=True
+    drawing.caption(
+        285,
+        "Each result of the engine is appended to the journal before the strategy sees it;",
+        "the same entries are the client's events and the account behind the bill.",
     )
-    drawing.text("the same entries are the client's events and the account behind the bill.", 430, 303, small=True)
     return drawing
 
 
@@ -126,23 +127,16 @@ def token() -> Drawing:
     drawing.box("drafter", 540, 170, 130, "draft tokens of", "the next step", kind="fast")
     drawing.box("events", 720, 170, 120, "text, token ids,", "log-probabilities")
     for start, end in (("request", "scheduler"), ("scheduler", "runner"), ("runner", "sampler"), ("sampler", "commit")):
-        drawing.right(start, end)
+        drawing.across(start, end)
     drawing.down("scheduler", "radix tree", "match")
     drawing.down("runner", "paged KV", "read, write")
     drawing.down("commit", "events", "emit")
     drawing.line(735, 102, 640, 170, "")
     drawing.line(540, 180, 300, 102, "", kind="late")
-    drawing.text(
-        "One step loop per model: schedule, forward, sample, commit. Draft tokens are scheduled beside",
-        430,
+    drawing.caption(
         262,
-        small=True,
-    )
-    drawing.text(
+        "One step loop per model: schedule, forward, sample, commit. Draft tokens are scheduled beside",
         "the token that is due (dashed), and kept if they are the tokens that the sampler draws there.",
-        430,
-        280,
-        small=True,
     )
     return drawing
 
@@ -150,7 +144,7 @@ def token() -> Drawing:
 def durability() -> Drawing:
     """Draw how another worker replays the journal of a dead one."""
     drawing = Drawing(860, 240)
-    drawing.box("worker A", 20, 30, 200, "claims the job, searches", kind="box")
+    drawing.box("worker A", 20, 30, 200, "claims the job, searches")
     drawing.box("kill -9", 250, 30, 90, "", kind="dead")
     drawing.box("lease runs out", 370, 30, 130, "3 s without heartbeat")
     drawing.box("worker B", 530, 30, 310, "claims; replays entries 1 … 41; asks for 42, …")
@@ -165,14 +159,12 @@ def durability() -> Drawing:
     drawing.down("worker A", "journal in Redis", "append")
     drawing.line(600, 130, 600, 75, "read 1 … 41")
     drawing.line(760, 75, 760, 130, "append")
-    drawing.right("worker A", "kill -9")
-    drawing.right("kill -9", "lease runs out")
-    drawing.right("lease runs out", "worker B")
-    drawing.text(
-        "A late write of worker A is refused: it no longer holds the lease. Entries 1 … 41 are not paid for twice.",
-        430,
+    drawing.across("worker A", "kill -9")
+    drawing.across("kill -9", "lease runs out")
+    drawing.across("lease runs out", "worker B")
+    drawing.caption(
         215,
-        small=True,
+        "A late write of worker A is refused: it no longer holds the lease. Entries 1 … 41 are not paid for twice.",
     )
     return drawing
 
