@@ -6,10 +6,10 @@ import { SubmitForm } from "./form.js";
 import { JobList } from "./jobs.js";
 import { Replay } from "./replay.js";
 import { Refusal, call, follow, key } from "./service.js";
-import { drawStep } from "./step.js";
-import { BurnDown, drawAnswer, drawQuestion, drawVotes } from "./summary.js";
+import { drawStep, summaryOf } from "./step.js";
+import { BurnDown, drawAnswer, drawVotes } from "./summary.js";
 import { Timeline } from "./timeline.js";
-import { STATUS, TERMINAL, line, parameters, score } from "./words.js";
+import { STATUS, TERMINAL, line, parameters, question, score } from "./words.js";
 
 const POLL = 2_000;
 const HEALTH = 10_000;
@@ -118,7 +118,7 @@ async function open(id, selected = null) {
   byId("search").hidden = false;
   byId("welcome").hidden = true;
   byId("cancel").disabled = false;
-  drawQuestion(byId("question"), job);
+  write(byId("question"), question(job.spec));
   write(byId("missing"), "");
   list.draw(jobs, id);
   byId("list").querySelector("[aria-current=true]")?.scrollIntoView({ block: "nearest" });
@@ -256,11 +256,7 @@ function peek(node) {
   const box = byId("peek");
   box.hidden = !node;
   if (!node) return;
-  fill(
-    box,
-    el("span", { class: node.score === null ? "chip none" : "chip", style: { "--s": node.score ?? 0 } }, score(node.score)),
-    el("span", { class: "words" }, line(node.text, 80) || "(nothing)"),
-  );
+  fill(box, summaryOf(node, 80));
 }
 
 // User actions.

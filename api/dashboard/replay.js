@@ -124,10 +124,4 @@ export function steps(node) {
   return fitting.map((text, index) => ({ text, score: node.scores[index] ?? null }));
 }
 
-function cut(text, separator) {
-  const pieces = [];
-  for (const part of text.split(separator)) {
-    if (part.trim()) pieces.push(part);
-  }
-  return pieces;
-}
+const cut = (text, separator) => text.split(separator).filter((part) => part.trim());

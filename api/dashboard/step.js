@@ -66,6 +66,14 @@ function text(ancestors, selected, onPick) {
   return el("section", { class: "solution" }, el("h3", {}, "Solution up to here"), el("ol", {}, rows));
 }
 
+/** Returns the score and the beginning of the text of a step. */
+export function summaryOf(node, most) {
+  return [
+    el("span", { class: node.score === null ? "chip none" : "chip", style: { "--s": node.score ?? 0 } }, score(node.score)),
+    el("span", { class: "words" }, line(node.text, most) || "(nothing)"),
+  ];
+}
+
 function continuations(node, moment, onPick) {
   const below = [...moment.nodes.values()].filter((other) => other.parent === node.id);
   if (!below.length) return null;
@@ -73,11 +81,7 @@ function continuations(node, moment, onPick) {
   const rows = below.slice(0, MOST_SHOWN).map((child) =>
     el(
       "li", { class: `${child.state === "pruned" ? "pruned" : ""} ${moment.onBestPath(child.id) ? "best" : ""}` },
-      el(
-        "button", { type: "button", click: () => onPick(child.id) },
-        el("span", { class: child.score === null ? "chip none" : "chip", style: { "--s": child.score ?? 0 } }, score(child.score)),
-        el("span", { class: "words" }, line(child.text, 90) || "(nothing)"),
-      ),
+      el("button", { type: "button", click: () => onPick(child.id) }, summaryOf(child, 90)),
     ),
   );
   const rest = below.length - rows.length;

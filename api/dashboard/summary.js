@@ -1,7 +1,7 @@
-// The question, the answer, the votes, and the remaining budget.
+// The the answer, the votes, and the remaining budget.
 
 import { el, fill, put, svg, write } from "./dom.js";
-import { STATUS, TERMINAL, flops, line, money, question, score, seconds, short, whole } from "./words.js";
+import { STATUS, TERMINAL, flops, line, money, score, seconds, short, whole } from "./words.js";
 
 const RESOURCES = [
   { name: "tokens", unit: "tokens", told: short },
@@ -66,15 +66,8 @@ export function drawVotes(box, job, moment, onPick) {
 }
 
 function tally(candidates) {
-  const votes = new Map();
-  for (const node of candidates) {
-    const answer = node.answer.trim();
-    const vote = votes.get(answer) ?? { answer, count: 0, weight: 0 };
-    vote.count += 1;
-    vote.weight += 1;
-    votes.set(answer, vote);
-  }
-  return [...votes.values()];
+  const groups = Map.groupBy(candidates, (node) => node.answer.trim());
+  return [...groups].map(([answer, { length }]) => ({ answer, count: length, weight: length }));
 }
 
 /** Draws what is left of each limit over the job's events, or what was spent if there is no limit. */
@@ -141,9 +134,4 @@ function chart({ name, unit }) {
   const drawn = svg("svg", { viewBox: "0 0 1 1", preserveAspectRatio: "none", "aria-hidden": "true" }, flipped);
   const figure = el("figure", { "data-resource": name }, el("figcaption", {}, el("h3", {}, unit), value, note), drawn);
   return { figure, value, note, area, curve, now };
-}
-
-/** Draws the question: its first lines, and the rest on request. */
-export function drawQuestion(box, job) {
-  write(box, question(job.spec));
 }
