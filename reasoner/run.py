@@ -24,7 +24,8 @@ from reasoner.jobs.spec import JobSpec
 from reasoner.jobs.verifier_specs import PrmVerifier
 from reasoner.search.cache_lease import CacheLease
 from reasoner.search.model_selection import policy_selector, verifier_selector
-from reasoner.search.search import Search, SearchContext, tokenize_problem
+from reasoner.search.search import Search, tokenize_problem
+from reasoner.search.stream_context import SearchContext
 from reasoner.strategies.base import Choice
 from reasoner.strategies.registry import STRATEGIES
 from reasoner.tree import find_most_promising

@@ -44,13 +44,8 @@ class Call(Generic[T]):
 
     def arguments(self) -> dict[str, Any]:
         """Return the keyword arguments of ``httpx.Client.request``."""
-        return {
-            "method": self.method,
-            "url": self.path,
-            "params": self.params,
-            "json": self.json,
-            "headers": self.headers,
-        }
+        body = {"params": self.params, "json": self.json, "headers": self.headers}
+        return {"method": self.method, "url": self.path, **body}
 
 
 def connection_options(url: str, key: str | None) -> dict[str, Any]:

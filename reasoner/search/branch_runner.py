@@ -13,24 +13,22 @@ from __future__ import annotations
 import asyncio
 import uuid
 from bisect import bisect
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from engine.protocol.types import (
     Branch,
     Completion,
-    EngineClient,
     EngineError,
     EngineUnavailable,
     GenerateRequest,
-    ModelInfo,
     SamplingParams,
 )
-from reasoner.budget.ledger import Ledger
 from reasoner.budget.prices import NO_AMOUNT, Amount
 from reasoner.budget.usage import Usage
 from reasoner.jobs.journal import JobCancelled
 from reasoner.search.branch import BranchPart, InFlightBranch, join_segments, token_confidences
+from reasoner.search.stream_context import StreamContext
 from reasoner.tree import Node, Reason, make_branch_key
 
 ABORT_TIMEOUT_SECONDS = 10.0
@@ -42,26 +40,16 @@ MIN_REQUEST_SECONDS = 0.001
 class BranchRunner:
     """Runs the branches of one stream on the engine."""
 
-    def __init__(
-        self,
-        engine: EngineClient,
-        model: ModelInfo,
-        ledger: Ledger,
-        seed: int,
-        longest: Mapping[str, int],
-        lease: str,
-        cancelled: asyncio.Event,
-    ) -> None:
-        """``longest`` is the length of the longest branch so far by operation, from which reservations are sized."""
-        self._engine = engine
-        self._model = model
-        self._ledger = ledger
-        self._seed = seed
-        self._longest = longest
-        self._lease = lease
-        self._cancelled = cancelled
-        self._rate = ledger.rate_of_model(model)
-        self._counts_prompts = ledger.budget.flops is not None or ledger.budget.cost is not None
+    def __init__(self, context: StreamContext) -> None:
+        self._seed = context.seed
+        self._lease = context.search.lease.name
+        self._engine = context.search.engine
+        self._model = context.search.policy
+        self._ledger = context.search.ledger
+        self._cancelled = context.search.cancelled
+        self._rate = self._ledger.rate_of_model(self._model)
+        self._counts_prompts = self._ledger.budget.flops is not None or self._ledger.budget.cost is not None
+        self._longest = context.longest
         self._requests: dict[str, asyncio.Task[None]] = {}
         self._reserved: dict[InFlightBranch, Amount] = {}
         """Reservations of the branches in flight."""

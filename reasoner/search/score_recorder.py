@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-from reasoner.budget.usage import Usage
 from reasoner.search.replay import PendingEntry, ReplayLog
-from reasoner.search.scoring import NodeScorer, inherited_scores
+from reasoner.search.scoring import NodeScore, NodeScorer, inherited_scores
 from reasoner.search.stream_context import StreamContext
 from reasoner.tree import Node
 
@@ -38,24 +36,10 @@ class ScoreRecorder:
         by_key = {f"score:{node.id}": node for node in nodes}
         if self._replay_log.is_replaying:
             entries = self._replay_log.replay(by_key)
-        elif repeats := [repeat for node in nodes if (repeat := self._repeated_score(node)) is not None]:
-            entries = await self._replay_log.write(repeats)
         else:
-            scored = await self._scorer.score(_independent_nodes(nodes))
-            entries = await self._replay_log.write(
-                [
-                    PendingEntry(
-                        f"score:{item.node.id}",
-                        "score",
-                        _score_data(
-                            item.node, item.steps, item.score, item.spend.verifier_computed, item.spend.verifier_cached
-                        ),
-                        item.spend,
-                        item.reserved,
-                    )
-                    for item in scored
-                ]
-            )
+            repeats = [repeat for node in nodes if (repeat := self._repeated_score(node)) is not None]
+            scored = repeats or await self._scorer.score(_independent_nodes(nodes))
+            entries = await self._replay_log.write([_score_entry(score) for score in scored])
         for entry in entries:
             node, steps = by_key[entry.key], tuple(entry.data["scores"])
             inherited = inherited_scores(node)
@@ -64,12 +48,10 @@ class ScoreRecorder:
             node.score = entry.data["score"]
         return bool(entries)
 
-    def _repeated_score(self, node: Node) -> PendingEntry | None:
+    def _repeated_score(self, node: Node) -> NodeScore | None:
         """Return the existing score of an equal text after the same tokens, if there is one, without computation."""
         num_inherited, steps, score = self._verdicts.get(_verdict_key(node), (-1, (), 0.0))
-        if num_inherited != len(inherited_scores(node)):
-            return None
-        return PendingEntry(f"score:{node.id}", "score", _score_data(node, steps, score, 0, 0), Usage())
+        return NodeScore(node, score, steps) if num_inherited == len(inherited_scores(node)) else None
 
 
 def _independent_nodes(nodes: Sequence[Node]) -> list[Node]:
@@ -83,8 +65,15 @@ def _independent_nodes(nodes: Sequence[Node]) -> list[Node]:
     return [node for node in nodes if node in first and remaining.isdisjoint(node.lineage()[:-1])]
 
 
-def _score_data(node: Node, steps: Sequence[float], score: float, computed: int, cached: int) -> dict[str, Any]:
-    return {"node": node.id, "scores": list(steps), "score": score, "computed": computed, "cached": cached}
+def _score_entry(scored: NodeScore) -> PendingEntry:
+    data = {
+        "node": scored.node.id,
+        "scores": list(scored.steps),
+        "score": scored.score,
+        "computed": scored.spend.verifier_computed,
+        "cached": scored.spend.verifier_cached,
+    }
+    return PendingEntry(f"score:{scored.node.id}", "score", data, scored.spend, scored.reserved)
 
 
 def _verdict_key(node: Node) -> VerdictKey:

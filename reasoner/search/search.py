@@ -8,52 +8,24 @@ so the strategy makes the same decisions and continues from where it was.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
 
 from engine.protocol.types import EngineClient, InvalidRequest, ModelInfo
 from reasoner.answers.canonical import canonicalize
-from reasoner.answers.equivalence import Equivalence
 from reasoner.answers.extraction.finder import AnswerFinder
 from reasoner.budget.allocator import MAX_TRUST, RULE_KINDS, JobProgress, TokenRequest
-from reasoner.budget.ledger import Ledger
 from reasoner.budget.usage import Usage
-from reasoner.confidence.calibration import Calibration
-from reasoner.jobs.journal import Journal
 from reasoner.jobs.spec import JobSpec
-from reasoner.search.cache_lease import CacheLease
 from reasoner.search.grants import Grants
 from reasoner.search.replay import PendingEntry, ReplayLog
 from reasoner.search.score_recorder import ScoreRecorder
-from reasoner.search.scoring import NodeScorer
 from reasoner.search.stream import Stream
-from reasoner.search.stream_context import StreamContext
+from reasoner.search.stream_context import SearchContext, StreamContext
 from reasoner.tree import Node, find_best_leaf
-
-
-@dataclass(frozen=True, slots=True)
-class SearchContext:
-    """A search's job and its dependencies."""
-
-    spec: JobSpec
-    engine: EngineClient
-    policy: ModelInfo
-    """The model that writes the solutions."""
-    lease: CacheLease
-    journal: Journal
-    ledger: Ledger
-    equivalence: Equivalence
-    """Compares answers within the job's time."""
-    cancelled: asyncio.Event
-    scorer: NodeScorer | None = None
-    """The job's verifier, if the strategy uses one."""
-    calibration: Calibration | None = None
-    """Calibration table that holds for the job's models, if there is one."""
 
 
 class Search:
@@ -71,18 +43,8 @@ class Search:
         self._context = context
         self._replay_log = replay_log
         self._open_streams: set[Stream] = set()
-        self._shared = StreamContext(
-            spec,
-            spec.seed,
-            context.engine,
-            context.policy,
-            context.lease.name,
-            context.ledger,
-            replay_log,
-            context.cancelled,
-            AnswerFinder(spec.answer, context.ledger.seconds_until_cut),
-            self.root,
-        )
+        answers = AnswerFinder(spec.answer, context.ledger.seconds_until_cut)
+        self._shared = StreamContext(context, spec.seed, replay_log, answers, self.root)
         self._shared.finish_from_reserve = self._finish_from_reserve
         self._shared.set_aside()
         if context.journal.grant_source is not None:

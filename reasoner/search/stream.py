@@ -46,15 +46,7 @@ class Stream:
         self._pending: dict[str, InFlightBranch] = {}
         """Branches that have not ended, by the key of their next part."""
         self._calls = 0
-        self._runner = BranchRunner(
-            context.engine,
-            context.policy,
-            context.ledger,
-            context.seed,
-            context.longest,
-            context.lease,
-            context.cancelled,
-        )
+        self._runner = BranchRunner(context)
 
     def expand(self, parents: Sequence[Node], n: int | Sequence[int], *, greedy: bool = False) -> int:
         """Add one step to each parent, ``n`` times (or ``n[i]`` times for parent ``i``); return the number of branches.
@@ -124,7 +116,7 @@ class Stream:
             self._apply([*log.replay(self._pending), *log.unseen_after_cancel])
         parts = await self._runner.stop(final=is_final)
         entries: list[PendingEntry] = []
-        if self._context.spec.deterministic:
+        if self._context.search.spec.deterministic:
             entries = [_billed_only_entry(part, keep_reserved=is_final) for part in parts]
             parts = []
         if is_final and not log.is_replaying:
@@ -147,7 +139,7 @@ class Stream:
         confidence: int | None = None,
         watch: Watch | None = None,
     ) -> int:
-        requested = self._context.spec.sampling
+        requested = self._context.search.spec.sampling
         sampling = SamplingParams(
             temperature=0.0 if greedy else requested.temperature,
             top_k=requested.top_k,
@@ -194,7 +186,7 @@ class Stream:
         if ended:
             return await self._context.replay_log.write([copy_entry(*pair) for pair in ended.items()])
         self._runner.start([branch for branch, first in originals.items() if first is None])
-        parts = await self._runner.arrivals(wave=self._context.spec.deterministic)
+        parts = await self._runner.arrivals(wave=self._context.search.spec.deterministic)
         return await self._write(parts) if parts else []
 
     async def _write(self, parts: Sequence[BranchPart]) -> list[Entry]:
@@ -266,7 +258,7 @@ class Stream:
         context.copies.add_ended(branch)
         context.is_cut_short |= reason in ("budget", "timeout")
         context.longest[branch.op] = max(context.longest.get(branch.op, 1), len(branch.token_ids))
-        if branch.op == "expand" and context.ledger.is_setting_aside:
+        if branch.op == "expand" and context.search.ledger.is_setting_aside:
             context.set_aside()
         node = Node(
             path=branch.path,
@@ -274,7 +266,7 @@ class Stream:
             prefix=branch.parent.prefix + branch.token_ids,
             text=branch.text,
             tokens=len(branch.token_ids),
-            logprob=0.0 if is_greedy(context.spec.sampling) else branch.logprob,
+            logprob=0.0 if is_greedy(context.search.spec.sampling) else branch.logprob,
             reason=reason,
             answer=data["answer"],
             confidence=branch.confidence,
@@ -283,7 +275,7 @@ class Stream:
         )
         branch.parent.children.append(node)
         if node.answer is not None:
-            context.ledger.release_set_aside()
+            context.search.ledger.release_set_aside()
         return node
 
 

@@ -1,4 +1,4 @@
-"""State that all streams of one search share."""
+"""The dependencies of a search, and the state that its streams share."""
 
 from __future__ import annotations
 
@@ -7,11 +7,16 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from engine.protocol.types import EngineClient, ModelInfo
+from reasoner.answers.equivalence import Equivalence
 from reasoner.answers.extraction.finder import AnswerFinder
 from reasoner.budget.ledger import Ledger
+from reasoner.confidence.calibration import Calibration
+from reasoner.jobs.journal import Journal
 from reasoner.jobs.spec import JobSpec
+from reasoner.search.cache_lease import CacheLease
 from reasoner.search.grants import Grants
 from reasoner.search.replay import ReplayLog
+from reasoner.search.scoring import NodeScorer
 from reasoner.search.shared_branches import Copies
 from reasoner.tree import Node
 
@@ -22,17 +27,33 @@ A branch that needs more has usually made progress by the time the search ends.
 """
 
 
-@dataclass(slots=True, eq=False)
-class StreamContext:
+@dataclass(frozen=True, slots=True)
+class SearchContext:
+    """A search's job and its dependencies."""
+
     spec: JobSpec
-    seed: int
     engine: EngineClient
     policy: ModelInfo
-    lease: str
-    """Name of the job's lease on the engine's cache."""
+    """The model that writes the solutions."""
+    lease: CacheLease
+    journal: Journal
     ledger: Ledger
-    replay_log: ReplayLog
+    equivalence: Equivalence
+    """Compares answers within the job's time."""
     cancelled: asyncio.Event
+    scorer: NodeScorer | None = None
+    """The job's verifier, if the strategy uses one."""
+    calibration: Calibration | None = None
+    """Calibration table that holds for the job's models, if there is one."""
+
+
+@dataclass(slots=True, eq=False)
+class StreamContext:
+    """State that all streams of one search share."""
+
+    search: SearchContext
+    seed: int
+    replay_log: ReplayLog
     answers: AnswerFinder
     root: Node
     is_cut_short: bool = False
@@ -56,13 +77,14 @@ class StreamContext:
 
     def set_aside(self) -> None:
         """Set aside the budget that one branch is expected to need to reach its end."""
-        rate, prompt = self.ledger.rate_of_model(self.policy), len(self.root.prefix)
+        ledger, prompt = self.search.ledger, len(self.root.prefix)
+        rate = ledger.rate_of_model(self.search.policy)
         most = self.max_new_tokens(self.root)
         likely = min(most, STEPS_TO_END * self.longest.get("expand", most))
-        self.ledger.set_aside(*(rate.max_branch_amount(prompt + tokens, tokens) for tokens in (most, likely)))
+        ledger.set_aside(*(rate.max_branch_amount(prompt + tokens, tokens) for tokens in (most, likely)))
 
     def max_new_tokens(self, node: Node) -> int:
         """Return the tokens that a continuation of the node may have, by the context and the job's own limit."""
-        context_left = self.policy.context - len(node.prefix)
-        limit = self.spec.sampling.max_tokens
+        context_left = self.search.policy.context - len(node.prefix)
+        limit = self.search.spec.sampling.max_tokens
         return context_left if limit is None else min(context_left, limit - node.depth_tokens)

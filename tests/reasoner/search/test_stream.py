@@ -19,7 +19,8 @@ from reasoner.jobs.journal import Entry, JobCancelled, MemoryJournal
 from reasoner.jobs.spec import JobSpec
 from reasoner.run import run_job
 from reasoner.search.cache_lease import CacheLease
-from reasoner.search.search import Search, SearchContext, tokenize_problem
+from reasoner.search.search import Search, tokenize_problem
+from reasoner.search.stream_context import SearchContext
 from reasoner.strategies.registry import STRATEGIES
 from reasoner.tree import Node
 from tests.scripted import ScriptedEngine
