@@ -45,8 +45,8 @@ def draw(rows: Sequence[Row], pooled: Collection[str], title: str, path: Path) -
     )
     for panel, (heading, names) in zip(axes[0], panels, strict=True):
         ends = []
-        for place, name in enumerate(names):
-            end = _line(panel, name, lines[name], max(0, place - len(shared)))
+        for index, name in enumerate(names):
+            end = _line(panel, name, lines[name], max(0, index - len(shared)))
             if name.startswith(GREEDY):  # no other label is near it
                 panel.annotate(name, end[:2], (6, 5), textcoords="offset points", fontsize=7.5)
             else:
@@ -70,13 +70,10 @@ def draw(rows: Sequence[Row], pooled: Collection[str], title: str, path: Path) -
     pyplot.close(figure)
 
 
-def _line(panel: Any, name: str, line: Sequence[Row], place: int) -> tuple[float, float, str, str]:
+def _line(panel: Any, name: str, line: Sequence[Row], index: int) -> tuple[float, float, str, str]:
     """Draw one line; return its end point, label and colour."""
-    colour, style, marker = (
-        COLOURS[place % len(COLOURS)],
-        ("-", "--", ":")[place // len(COLOURS) % 3],
-        MARKERS[place % 10],
-    )
+    colour, marker = COLOURS[index % len(COLOURS)], MARKERS[index % 10]
+    style = ("-", "--", ":")[index // len(COLOURS) % 3]
     if name == CEILING:
         colour, style, marker = GREY, "dotted", ""
     elif name == MAJORITY:
@@ -90,41 +87,22 @@ def _line(panel: Any, name: str, line: Sequence[Row], place: int) -> tuple[float
         panel.plot(tokens, values, linestyle=style, color=colour, lw=1.4)
     else:
         errors = [[row.accuracy - row.low for row in line], [row.high - row.accuracy for row in line]]
-        panel.errorbar(
-            tokens,
-            values,
-            yerr=errors,
-            color=colour,
-            linestyle=style,
-            marker=marker,
-            ms=5,
-            lw=1.4,
-            elinewidth=0.8,
-            capsize=2,
-        )
+        looks: dict[str, Any] = {"color": colour, "linestyle": style, "marker": marker}
+        panel.errorbar(tokens, values, yerr=errors, **looks, ms=5, lw=1.4, elinewidth=0.8, capsize=2)
     label = {CEILING: "pass@N, the ceiling", MAJORITY: "self_consistency (majority)"}.get(name, name)
     return tokens[-1], values[-1], label, colour
 
 
 def _name(panel: Any, ends: Sequence[tuple[float, float, str, str]], right: float) -> None:
     """Write the labels beside the ends of their lines, spread vertically where they would overlap."""
-    places = [y for _, y, _, _ in ends]
-    order = sorted(range(len(ends)), key=lambda index: places[index])
-    least = 0.01
-    for index in order:
-        places[index] = least = max(places[index], least)
-        least += GAP
-    most = 1.0
-    for index in reversed(order):
-        places[index] = most = min(places[index], most)
-        most -= GAP
-    for (x, y, label, colour), place in zip(ends, places, strict=True):
-        panel.annotate(
-            label,
-            (x, y),
-            (right * 1.02, place),
-            color=colour,
-            fontsize=7.5,
-            va="center",
-            arrowprops={"arrowstyle": "-", "color": colour, "lw": 0.4, "alpha": 0.6, "shrinkA": 0, "shrinkB": 3},
-        )
+    ends = sorted(ends, key=lambda end: end[1])
+    heights: list[float] = []
+    for _, y, _, _ in ends:
+        heights.append(max(y, heights[-1] + GAP if heights else 0.01))
+    limit = 1.0
+    for index in reversed(range(len(heights))):
+        heights[index] = min(heights[index], limit)
+        limit = heights[index] - GAP
+    for (x, y, label, colour), height in zip(ends, heights, strict=True):
+        arrow = {"arrowstyle": "-", "color": colour, "lw": 0.4, "alpha": 0.6, "shrinkA": 0, "shrinkB": 3}
+        panel.annotate(label, (x, y), (right * 1.02, height), color=colour, fontsize=7.5, va="center", arrowprops=arrow)

@@ -66,17 +66,12 @@ class EvaluationContext:
         for name in (plan.model, *plan.against, *([verifier] if needed and verifier is not None else [])):
             if name not in models:
                 raise InvalidRequest(f"model {name!r} is not served; served are {', '.join(models)}", "model")
-        wanted = needed or any(strategy.welcomes_verifier for strategy in strategies)
-        return cls(
-            suite,
-            plan,
-            engine,
-            models,
-            verifier if wanted and verifier in models else None,
-            sampling,
-            concurrency,
-            calibration,
-        )
+        is_used = verifier in models and (needed or any(strategy.welcomes_verifier for strategy in strategies))
+        return cls(suite, plan, engine, models, verifier if is_used else None, sampling, concurrency, calibration)
+
+    @property
+    def verifier_parameters(self) -> int:
+        return 0 if self.verifier is None else self.models[self.verifier].parameters
 
     async def check(self, problem: Problem, answer: str | None) -> bool:
         return await self.suite.check(problem, answer, Equivalence())
@@ -100,20 +95,20 @@ async def evaluate(setting: EvaluationContext, file: RunFile, advance: Advance) 
             advance(stage, len(problems) - len(todo), len(problems))
             if todo:
                 await setting.engine.clear_cache()
-                await _stage(setting, stage, todo, file, advance)
+                await _measure_stage(setting, stage, todo, file, advance)
 
 
-async def _stage(
+async def _measure_stage(
     setting: EvaluationContext, stage: Stage, todo: list[Problem], file: RunFile, advance: Advance
 ) -> None:
-    left = iter(todo)
+    remaining = iter(todo)
     total = len(setting.suite.problems)
     count = total - len(todo)
 
     async def work() -> None:
         nonlocal count
-        for problem in left:
-            file.add(await _piece(setting, stage, problem))
+        for problem in remaining:
+            file.add(await _measure_problem(setting, stage, problem))
             count += 1
             advance(stage, count, total)
 
@@ -125,7 +120,7 @@ async def _stage(
         raise errors.exceptions[0] from None
 
 
-async def _piece(setting: EvaluationContext, stage: Stage, problem: Problem) -> FinishedItem:
+async def _measure_problem(setting: EvaluationContext, stage: Stage, problem: Problem) -> FinishedItem:
     journal = MemoryJournal()
     for pause in (*RETRY_DELAYS_SECONDS, None):
         try:
@@ -152,10 +147,8 @@ async def _live(setting: EvaluationContext, stage: Stage, problem: Problem, jour
         for entry in journal.entries
         if entry.type == "node" and entry.data["final"] and entry.data["reason"] != "step"
     ]
-    usage, policy = outcome.usage, setting.models[stage.model]
-    verifier = 0 if setting.verifier is None else setting.models[setting.verifier].parameters
-    computed = usage.prompt - usage.cached + usage.generated
-    answer = outcome.result.answer
+    usage, answer = outcome.usage, outcome.result.answer
+    policy_flops = 2.0 * setting.models[stage.model].parameters * (usage.prompt - usage.cached + usage.generated)
     return [
         Run(
             model=stage.model,
@@ -169,7 +162,7 @@ async def _live(setting: EvaluationContext, stage: Stage, problem: Problem, jour
             samples=float(len(answers)),
             tokens=float(usage.generated),
             verifier_tokens=float(usage.verifier_computed),
-            flops=2.0 * policy.parameters * computed + 2.0 * verifier * usage.verifier_computed,
+            flops=policy_flops + 2.0 * setting.verifier_parameters * usage.verifier_computed,
             seconds=usage.seconds,
         )
     ]
@@ -188,16 +181,12 @@ async def _pool(setting: EvaluationContext, stage: Stage, problem: Problem, jour
         if scored:
             await search.score(search.candidates())
         right = {node: await setting.check(problem, node.answer) for node in search.root.children}
-        parameters = (setting.models[stage.model].parameters, _parameters(setting))
+        parameters = (setting.models[stage.model].parameters, setting.verifier_parameters)
         pool = SamplePool.of(search, right, parameters)
     cases = [(case, plan.grid() if case.label == MAJORITY else plan.ns) for case in plan.pooled]
     if not any(case.label == MAJORITY for case in plan.pooled):
         cases.append((StrategyCase(MAJORITY, MAJORITY), plan.grid()))
     return await decide(pool, problem.id, stage.seed, cases, plan.grid(), Equivalence())
-
-
-def _parameters(setting: EvaluationContext) -> int:
-    return 0 if setting.verifier is None else setting.models[setting.verifier].parameters
 
 
 def _spec(setting: EvaluationContext, stage: Stage, problem: Problem, case: StrategyCase) -> JobSpec:

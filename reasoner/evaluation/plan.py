@@ -76,18 +76,15 @@ class EvaluationPlan:
 
     def stages(self) -> list[Stage]:
         """Return the stages in order of execution. Greedy decoding is deterministic, so one seed suffices."""
-        stages: list[Stage] = []
-        for case in (case for case in self.live if case.name == GREEDY):
-            stages.append(Stage(case.label, self.model, 0, case, 1))
+        stages = [Stage(case.label, self.model, 0, case, 1) for case in self.live if case.name == GREEDY]
         stages += [Stage(f"{GREEDY} {model}", model, 0, StrategyCase(GREEDY, GREEDY), 1) for model in self.against]
         for seed in range(self.seeds):
             if self.pooled:
                 stages.append(Stage(POOL, self.model, seed, None, self.ns[-1]))
             for case in (case for case in self.live if case.name != GREEDY):
                 for n in case.counts(self.live_ns):
-                    stages.append(
-                        Stage(f"{case.label} n={n}" if case.takes_n else case.label, self.model, seed, case, n)
-                    )
+                    name = f"{case.label} n={n}" if case.takes_n else case.label
+                    stages.append(Stage(name, self.model, seed, case, n))
         return stages
 
     def document(self) -> dict[str, Any]:
@@ -150,21 +147,18 @@ def _case(item: str) -> StrategyCase:
 
 def split_pooled_and_live(cases: Sequence[StrategyCase]) -> tuple[tuple[StrategyCase, ...], tuple[StrategyCase, ...]]:
     """Return the cases that decide on a pool of samples, and those that run live."""
-    pooled = tuple(case for case in cases if case.takes_n and _decides_on_samples(case))
+
+    def decides_on_samples(case: StrategyCase) -> bool:
+        params = dict(case.params)
+        return case.name in POOLED or (case.name == DEEPCONF and "top" not in params and params.get("mode") != "online")
+
+    pooled = tuple(case for case in cases if case.takes_n and decides_on_samples(case))
     return pooled, tuple(case for case in cases if case not in pooled)
-
-
-def _decides_on_samples(case: StrategyCase) -> bool:
-    params = dict(case.params)
-    return case.name in POOLED or (case.name == DEEPCONF and "top" not in params and params.get("mode") != "online")
 
 
 def parse_counts(text: str) -> tuple[int, ...]:
     """Parse numbers from 1 to 256, separated by commas; sorted. Raises ``ValueError``."""
-    try:
-        counts: Sequence[int] = sorted({int(item) for item in text.split(",")})
-    except ValueError:
-        counts = ()
-    if not counts or counts[0] < 1 or counts[-1] > 256:
+    counts = sorted({int(item) if item.strip().isdecimal() else 0 for item in text.split(",")})
+    if counts[0] < 1 or counts[-1] > 256:
         raise ValueError(f"{text!r}: give numbers from 1 to 256, separated by commas")
     return tuple(counts)

@@ -15,8 +15,7 @@ import heapq
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from reasoner.answers.equivalence import Equivalence
 from reasoner.budget.ledger import Ledger
@@ -25,7 +24,6 @@ from reasoner.evaluation.plan import CEILING, StrategyCase
 from reasoner.evaluation.runs import Run
 from reasoner.evaluation.statistics import pass_at_n
 from reasoner.jobs.spec import JobSpec
-from reasoner.search.branch import Watch
 from reasoner.search.search import Search
 from reasoner.search.stream import Stream
 from reasoner.strategies.registry import STRATEGIES, parse_params
@@ -35,6 +33,8 @@ NUM_DRAWS = 64
 """Number of subsamples for each strategy and n."""
 NUM_FULL_DRAWS = 8
 """Number of permutations of the pool for n equal to its size."""
+_MEANS = ("correct", "reached", "answered", "samples", "tokens", "verifier_tokens")
+"""Fields of ``Run`` that are means over subsamples."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +72,10 @@ class SamplePool:
     @classmethod
     def of(cls, search: Search, right: Mapping[Node, bool], parameters: tuple[int, int]) -> SamplePool:
         """Create from a search whose root has only finished children; ``right`` marks the correct ones."""
-        names: dict[tuple[int, int], int] = {}
+        ids: dict[tuple[int, int], int] = {}
         nodes = sorted(search.root.children, key=lambda node: node.path)  # independent of the order of arrival
         samples = tuple(
-            Sample(node, right[node], node.reason, node.scores, node.score, _prefixes(node.written, names))
+            Sample(node, right[node], node.reason, node.scores, node.score, _prefix_ids(node.written, ids))
             for node in nodes
         )
         scored = [sample.prefixes for sample in samples if sample.score is not None]
@@ -89,10 +89,10 @@ class SamplePool:
         return cls(search.spec, search.root, samples, usage, parameters, cost)
 
 
-def _prefixes(tokens: Sequence[int], names: dict[tuple[int, int], int]) -> frozenset[int]:
+def _prefix_ids(tokens: Sequence[int], ids: dict[tuple[int, int], int]) -> frozenset[int]:
     prefixes, prefix = [], 0
     for token in tokens:
-        prefix = names.setdefault((prefix, token), len(names) + 1)
+        prefix = ids.setdefault((prefix, token), len(ids) + 1)
         prefixes.append(prefix)
     return frozenset(prefixes)
 
@@ -104,7 +104,7 @@ class NotInPool(ValueError):
 class PoolSearch(Search):
     """A search whose branches come from a subsample of the pool, billed as if they had been generated."""
 
-    def __init__(self, pool: SamplePool, drawn: Sequence[Sample], equivalence: Equivalence) -> None:
+    def __init__(self, pool: SamplePool, subsample: Sequence[Sample], equivalence: Equivalence) -> None:
         self.spec = pool.spec
         self.ledger = Ledger(pool.spec.budget)
         self.equivalence = equivalence
@@ -112,16 +112,16 @@ class PoolSearch(Search):
         self.tokens = 0
         self.begun: list[Sample] = []
         """Samples that the strategy has requested."""
-        self._left = list(reversed(drawn))
-        self._of = {sample.node: sample for sample in drawn}
-        self._known: set[int] = set()
+        self._left = list(reversed(subsample))
+        self._of = {sample.node: sample for sample in subsample}
+        self._scored_prefixes: set[int] = set()
         self._question, self._spared = pool.verifier_cost
         self._scored_tokens = 0
 
     @property
     def verifier_tokens(self) -> float:
         """Tokens that the verifier would have computed for the scored branches."""
-        shared = self._scored_tokens - len(self._known)
+        shared = self._scored_tokens - len(self._scored_prefixes)
         return self._question + self._scored_tokens - self._spared * shared if self._scored_tokens else 0.0
 
     @property
@@ -131,8 +131,16 @@ class PoolSearch(Search):
     def rng(self, node: Node, purpose: str = "") -> random.Random:
         return random.Random(f"{self.spec.seed}/{node.id}/{purpose}")
 
-    def sample(self, node: Node) -> Sample:
-        return self._of[node]
+    def measure(self, chosen: Node | None) -> tuple[float, ...]:
+        """Return the values of ``_MEANS`` after the strategy has chosen."""
+        return (
+            chosen is not None and self._of[chosen].right,
+            any(self._of[node].right for node in self.root.children),
+            chosen is not None,
+            len(self.begun),
+            self.tokens,
+            self.verifier_tokens,
+        )
 
     def take(self) -> Node | None:
         """Return the next branch of the subsample, reset to its initial state; ``None`` if none is left."""
@@ -153,7 +161,7 @@ class PoolSearch(Search):
             sample = self._of[node]
             if sample.score is not None and node.score is None:
                 node.scores, node.score = sample.scores, sample.score
-                self._known |= sample.prefixes
+                self._scored_prefixes |= sample.prefixes
                 self._scored_tokens += len(sample.prefixes)
 
     async def prune(self, nodes: Sequence[Node]) -> None:
@@ -171,27 +179,19 @@ class PoolStream(Stream):
         self._now = 0
 
     def complete(
-        self,
-        parents: Sequence[Node],
-        n: int | Sequence[int],
-        *,
-        greedy: bool = False,
-        until: str | None = None,
-        limit: int | None = None,
-        confidence: int | None = None,
-        watch: Watch | None = None,
+        self, parents: Sequence[Node], n: int | Sequence[int], *, confidence: int | None = None, **options: Any
     ) -> int:
-        counts = [n] * len(parents) if isinstance(n, int) else n
-        if greedy or until or limit or watch or any(parent is not self._search.root for parent in parents):
+        if any(options.values()) or any(parent is not self._search.root for parent in parents):
             raise NotInPool("a pool holds samples of whole solutions, without monitoring")
-        for begun in range(sum(counts)):
+        count = n * len(parents) if isinstance(n, int) else sum(n)
+        for begun in range(count):
             node = self._search.take()
             if node is None:
                 return begun
             if confidence is not None and node.tokens and not node.confidence:
                 raise NotInPool("the samples of this pool have no token confidences")
             heapq.heappush(self._running, (self._now + node.tokens, len(self._search.begun), node))
-        return sum(counts)
+        return count
 
     def expand(self, parents: Sequence[Node], n: int | Sequence[int], *, greedy: bool = False) -> int:  # noqa: ARG002
         raise NotInPool("a pool holds whole solutions, not steps")
@@ -210,9 +210,7 @@ class PoolStream(Stream):
         self._search.tokens += node.tokens
         return [node]
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_error: object) -> None:
         for ends, _, node in self._running:
             self._search.tokens += node.tokens - (ends - self._now)
         self._running.clear()
@@ -242,48 +240,25 @@ async def decide(
     equal: Equivalence,
 ) -> list[Run]:
     """Run every case at each of its n on the same subsamples of the pool, and compute pass@n."""
-    model = pool.spec.model or ""
-    runs = [_ceiling(pool, problem, seed, n, model) for n in ceiling]
+    runs = [_ceiling(pool, problem, seed, n) for n in ceiling]
     for case, ns in cases:
         strategy = STRATEGIES[case.name]
         for n in ns:
             params = parse_params(case.name, {key: value for key, value in case.to_spec(n).items() if key != "name"})
-            rng = random.Random(f"{seed}/{problem}/{n}")
-            totals = _Totals(pool)
-            for drawn in draws(len(pool.samples), n, rng):
-                search = PoolSearch(pool, [pool.samples[index] for index in drawn], equal)
+            measured = []
+            for indices in draws(len(pool.samples), n, random.Random(f"{seed}/{problem}/{n}")):
+                search = PoolSearch(pool, [pool.samples[index] for index in indices], equal)
                 choice = await strategy.run(search, params)
-                totals.add(search, choice.node)
-            runs.append(totals.run(model, case.label, n, seed, problem))
+                measured.append(search.measure(choice.node))
+            columns = zip(_MEANS, zip(*measured, strict=True), strict=True)
+            means = {name: sum(values) / len(values) for name, values in columns}
+            cost = _cost(pool, means["tokens"], means["verifier_tokens"])
+            runs.append(Run(pool.spec.model or "", case.label, n, seed, problem, **means, **cost))
     return runs
 
 
-class _Totals:
-    """Sums over subsamples."""
-
-    def __init__(self, pool: SamplePool) -> None:
-        self._pool = pool
-        self._draws = 0
-        self._sums = dict.fromkeys(("correct", "reached", "answered", "samples", "tokens", "verifier_tokens"), 0.0)
-
-    def add(self, search: PoolSearch, chosen: Node | None) -> None:
-        self._draws += 1
-        sums = self._sums
-        sums["correct"] += chosen is not None and search.sample(chosen).right
-        sums["reached"] += any(search.sample(node).right for node in search.root.children)
-        sums["answered"] += chosen is not None
-        sums["samples"] += len(search.begun)
-        sums["tokens"] += search.tokens
-        sums["verifier_tokens"] += search.verifier_tokens
-
-    def run(self, model: str, strategy: str, n: int, seed: int, problem: str) -> Run:
-        means = {name: total / self._draws for name, total in self._sums.items()}
-        cost = _cost(self._pool, means["tokens"], means["verifier_tokens"])
-        return Run(model, strategy, n, seed, problem, **means, **cost)
-
-
-def _ceiling(pool: SamplePool, problem: str, seed: int, n: int, model: str) -> Run:
-    size = len(pool.samples)
+def _ceiling(pool: SamplePool, problem: str, seed: int, n: int) -> Run:
+    model, size = pool.spec.model or "", len(pool.samples)
     reached = pass_at_n(n, size, sum(sample.right for sample in pool.samples))
     answered = pass_at_n(n, size, sum(sample.node.answer is not None for sample in pool.samples))
     tokens = n * sum(sample.node.tokens for sample in pool.samples) / size

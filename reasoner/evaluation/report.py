@@ -12,17 +12,8 @@ from reasoner.evaluation.comparisons import Results, StrategyComparison, TokenSa
 from reasoner.evaluation.statistics import Row
 
 ROW_HEADINGS = (
-    "strategy",
-    "N",
-    "accuracy",
-    "95 % interval",
-    "reached",
-    "samples",
-    "tokens",
-    "verifier",
-    "MFLOPs",
-    "seconds",
-)
+    "strategy", "N", "accuracy", "95 % interval", "reached", "samples", "tokens", "verifier", "MFLOPs", "seconds",
+)  # fmt: skip
 COMPARISON_HEADINGS = ("strategy", "N", "over", "difference", "95 % interval", "cost")
 SAVING_HEADINGS = ("strategy", "N", "times its tokens", "95 % interval")
 
@@ -31,13 +22,13 @@ def write(folder: Path, results: Results, document: dict[str, Any], command: str
     """Write the three files. ``document`` is the output of ``--json``."""
     (folder / "results.json").write_text(json.dumps(document, indent=2) + "\n")
     rows, settings = results.rows(), document["settings"]
-    told = ", ".join(f"{name} {value}" for name, value in settings.items() if value not in (None, "", []))
+    conditions = ", ".join(f"{name} {value}" for name, value in settings.items() if value not in (None, "", []))
     title = (
         f"{document['suite']}: {document['problems']} problems, {settings['seeds']} seed{'s' * (settings['seeds'] > 1)}"
     )
     parts = [
         f"    {command}",
-        f"{title}; {told}. Tokens, FLOPs and seconds are means of one problem; tokens include the verifier's. "
+        f"{title}; {conditions}. Tokens, FLOPs and seconds are means of one problem; tokens include the verifier's. "
         "Accuracy is over problems and seeds, its interval is Wilson's for the trials that the spread between problems "
         "is worth. *Reached* is the accuracy if the suite's rule chose among the candidates.",
         _markdown(ROW_HEADINGS, row_cells(rows)),
@@ -53,55 +44,45 @@ def write(folder: Path, results: Results, document: dict[str, Any], command: str
     draw(rows, {case.label for case in results.plan.pooled}, title, folder / "chart.png")
 
 
-def row_cells(rows: Iterable[Row]) -> list[tuple[str, ...]]:
-    main = None
-    cells: list[tuple[str, ...]] = []
-    for row in rows:
-        main = main or row.model
-        name = row.strategy if row.model == main else f"{row.strategy} of {row.model}"
-        cells.append(
-            (
-                name,
-                str(row.n),
-                f"{row.accuracy:.3f}",
-                f"{row.low:.3f} – {row.high:.3f}",
-                f"{row.reached:.3f}",
-                f"{row.samples:.1f}",
-                f"{row.tokens + row.verifier_tokens:.0f}",
-                f"{row.verifier_tokens:.0f}",
-                f"{row.flops / 1e6:.4g}",
-                f"{row.seconds:.2f}",
-            )
-        )
-    return cells
-
-
-def comparison_cells(comparisons: Iterable[StrategyComparison]) -> list[tuple[str, ...]]:
+def row_cells(rows: Sequence[Row]) -> list[list[str]]:
     return [
-        (
+        [
+            row.strategy if row.model == rows[0].model else f"{row.strategy} of {row.model}",
+            str(row.n),
+            f"{row.accuracy:.3f}",
+            f"{row.low:.3f} – {row.high:.3f}",
+            f"{row.reached:.3f}",
+            f"{row.samples:.1f}",
+            f"{row.tokens + row.verifier_tokens:.0f}",
+            f"{row.verifier_tokens:.0f}",
+            f"{row.flops / 1e6:.4g}",
+            f"{row.seconds:.2f}",
+        ]
+        for row in rows
+    ]
+
+
+def comparison_cells(comparisons: Iterable[StrategyComparison]) -> list[list[str]]:
+    return [
+        [
             item.strategy,
             str(item.n or "–"),
             ", ".join(filter(None, (item.over, item.what, item.note))),
             f"{item.difference:+.3f}",
             f"{item.low:+.3f} – {item.high:+.3f}",
             f"{item.cost:.2f}",
-        )
+        ]
         for item in comparisons
     ]
 
 
-def saving_cells(savings: Iterable[TokenSaving]) -> list[tuple[str, ...]]:
+def saving_cells(savings: Iterable[TokenSaving]) -> list[list[str]]:
     return [
-        (
-            item.strategy,
-            str(item.n),
-            f"{'> ' if item.bound else ''}{item.times:.2f}",
-            f"{item.low:.2f} – {item.high:.2f}",
-        )
+        [item.strategy, str(item.n), f"{'> ' * item.bound}{item.times:.2f}", f"{item.low:.2f} – {item.high:.2f}"]
         for item in savings
     ]
 
 
 def _markdown(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    rule = "|" + "|".join("---:" if place else "---" for place in range(len(headings))) + "|"
-    return "\n".join(["| " + " | ".join(headings) + " |", rule, *("| " + " | ".join(row) + " |" for row in rows)])
+    lines = ["| " + " | ".join(row) + " |" for row in (headings, *rows)]
+    return "\n".join([lines[0], "|---|" + "---:|" * (len(headings) - 1), *lines[1:]])

@@ -10,10 +10,11 @@ import fcntl
 import json
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
+
+from pydantic import TypeAdapter, ValidationError
 
 RUNS_FILE = "runs.jsonl"
 FORMAT = 1
@@ -25,11 +26,7 @@ class EvaluationMismatch(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Result of one strategy on one problem with one seed.
-
-    For a pooled strategy the numbers are means over many subsamples of the pool, so ``correct`` is a fraction. For a
-    live search ``correct`` is 0 or 1.
-    """
+    """Result of one strategy on one problem with one seed; for a pooled strategy, means over subsamples of the pool."""
 
     model: str
     strategy: str
@@ -50,20 +47,24 @@ class Run:
     seconds: float
     """Working time of the job, with others running concurrently; for a subsample, its share of the pool's time."""
 
+    @property
+    def total_tokens(self) -> float:
+        return self.tokens + self.verifier_tokens
+
 
 @dataclass(frozen=True, slots=True)
 class FinishedItem:
-    """A finished item: all runs of one problem at one stage of the plan.
-
-    ``failed`` is the reason if there are none, because the problem cannot be run (it exceeds the model's context, for
-    example).
-    """
+    """All runs of one problem at one stage of the plan, or in ``failed`` the reason why it cannot be run."""
 
     stage: str
     seed: int
     problem: str
     runs: tuple[Run, ...] = ()
     failed: str | None = None
+
+
+_ITEM = TypeAdapter(FinishedItem)
+_HEADER = TypeAdapter(dict[str, Any])
 
 
 @dataclass(slots=True)
@@ -81,16 +82,11 @@ class RunFile:
             try:
                 self._open(self.folder / RUNS_FILE)
             except BaseException:
-                self.close()
+                self.__exit__()
                 raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def close(self) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._file is not None:
             self._file.close()
 
@@ -98,7 +94,7 @@ class RunFile:
         """Add an item; its line is written when this returns."""
         self.items.append(item)
         if self._file is not None:
-            self._file.write(_line(asdict(item)))
+            self._file.write(_ITEM.dump_json(item) + b"\n")
 
     def done(self) -> set[tuple[str, int, str]]:
         """Return (stage, seed, problem) of every item."""
@@ -116,24 +112,20 @@ class RunFile:
         if len(complete) < len(content):  # a crash truncated the last line
             self._file.truncate(len(complete))
             self._file.seek(0, os.SEEK_END)
-        header = {"format": FORMAT, **self.header}
+        header = json.dumps({"format": FORMAT, **self.header}, separators=(",", ":"))
         if not complete:
-            self._file.write(_line(header))
+            self._file.write(header.encode() + b"\n")
             return
-        lines = complete.splitlines()
-        self._check_header(path, _parse(path, 1, lines[0]), json.loads(_line(header)))
-        self.items = [_parse_item(path, number, line) for number, line in enumerate(lines[1:], 2)]
-
-    @staticmethod
-    def _check_header(path: Path, found: dict[str, Any], expected: dict[str, Any]) -> None:
-        names = [name for name in {**found, **expected} if found.get(name) != expected.get(name)]
-        if names:
-            differences = "; ".join(
-                f"{name} is {_shorten(found.get(name))} there and {_shorten(expected.get(name))} here" for name in names
-            )
-            raise EvaluationMismatch(
-                f"{path} is of another evaluation: {differences}. Use another folder, or delete that file"
-            )
+        for number, line in enumerate(complete.splitlines(), 1):
+            try:
+                if number == 1:
+                    _check_header(path, _HEADER.validate_json(line), json.loads(header))
+                else:
+                    self.items.append(_ITEM.validate_json(line))
+            except ValidationError as error:
+                raise EvaluationMismatch(
+                    f"{path}, line {number}: not a run ({error}); delete the file to start anew"
+                ) from None
 
 
 def collect_runs(items: Iterable[FinishedItem]) -> list[Run]:
@@ -141,26 +133,16 @@ def collect_runs(items: Iterable[FinishedItem]) -> list[Run]:
     return [run for item in items for run in item.runs]
 
 
-def _line(value: Mapping[str, Any]) -> bytes:
-    return json.dumps(value, separators=(",", ":")).encode() + b"\n"
-
-
-def _parse(path: Path, number: int, line: bytes) -> dict[str, Any]:
-    try:
-        value = json.loads(line)
-    except ValueError as error:
-        raise EvaluationMismatch(f"{path}, line {number}: not JSON ({error}); delete the file to start anew") from None
-    if not isinstance(value, dict):
-        raise EvaluationMismatch(f"{path}, line {number}: not a JSON object; delete the file to start anew")
-    return value
-
-
-def _parse_item(path: Path, number: int, line: bytes) -> FinishedItem:
-    value = _parse(path, number, line)
-    try:
-        return FinishedItem(**{**value, "runs": tuple(Run(**run) for run in value["runs"])})
-    except (KeyError, TypeError) as error:
-        raise EvaluationMismatch(f"{path}, line {number}: not a run ({error}); delete the file to start anew") from None
+def _check_header(path: Path, stored: dict[str, Any], expected: dict[str, Any]) -> None:
+    differences = "; ".join(
+        f"{name} is {_shorten(stored.get(name))} there and {_shorten(expected.get(name))} here"
+        for name in stored | expected
+        if stored.get(name) != expected.get(name)
+    )
+    if differences:
+        raise EvaluationMismatch(
+            f"{path} is of another evaluation: {differences}. Use another folder, or delete that file"
+        )
 
 
 def _shorten(value: Any) -> str:

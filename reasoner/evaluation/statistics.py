@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,42 +51,31 @@ class ProblemScores:
         by_problem: dict[str, list[Run]] = {problem: [] for problem in problems}
         for run in runs:
             by_problem[run.problem].append(run)
-        missing = sum(1 for of_problem in by_problem.values() if not of_problem)
-        if missing:
+        if missing := sum(not group for group in by_problem.values()):
             raise ValueError(f"{runs[0].strategy if runs else 'a strategy'} has no run of {missing} problems")
         self._groups = list(by_problem.values())
         self.runs = runs
-        self.seeds = len({run.seed for run in runs})
 
     def column(self, name: str) -> Values:
-        """Return the mean over seeds of a field of ``Run`` for each problem."""
+        """Return the mean over seeds of an attribute of ``Run`` for each problem."""
         return np.array([sum(getattr(run, name) for run in group) / len(group) for group in self._groups])
-
-    @property
-    def total_tokens(self) -> Values:
-        """Generated and verifier tokens of each problem."""
-        return self.column("tokens") + self.column("verifier_tokens")
 
     def row(self) -> Row:
         first = self.runs[0]
         correct = self.column("correct")
         low, high = clustered_wilson_interval(correct, len(self.runs))
-        means = {
-            name: float(self.column(name).mean())
-            for name in ("tokens", "verifier_tokens", "seconds", "flops", "samples", "answered", "reached")
-        }
-        accuracy = float(correct.mean())
-        problems = len(self._groups)
+        names = ("tokens", "verifier_tokens", "seconds", "flops", "samples", "answered", "reached")
+        means = {name: float(self.column(name).mean()) for name in names}
         return Row(
             first.strategy,
             first.n,
-            accuracy,
+            float(correct.mean()),
             low,
             high,
             **means,
             model=first.model,
-            problems=problems,
-            seeds=self.seeds,
+            problems=len(self._groups),
+            seeds=len({run.seed for run in self.runs}),
         )
 
 
@@ -138,8 +128,7 @@ class Bootstrap:
 
     def means(self, values: Values) -> Values:
         """Return the mean over the problems, followed by the mean of each resample."""
-        result: Values = self._weights @ values
-        return result
+        return np.asarray(self._weights @ values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,25 +159,21 @@ class CostCurve:
 
     def interpolate(self, cost: Values) -> Values:
         """Return the values at these costs for each resample, clamped to the ends of the curve."""
-        log_cost: Values = np.log(cost)
+        log_cost = np.log(cost)
         result: Values = self.values[0]
-        for left in range(len(self.costs) - 1):
-            low, high = self.costs[left], self.costs[left + 1]
+        for left, (low, high) in enumerate(pairwise(self.costs)):
             share = np.clip((log_cost - low) / np.maximum(high - low, 1e-12), 0.0, 1.0)
-            inside = log_cost >= low
             between = self.values[left] + share * (self.values[left + 1] - self.values[left])
-            result = np.where(inside, between, result)
+            result = np.where(log_cost >= low, between, result)
         return result
 
     def cost_of(self, value: Values) -> tuple[Values, Values]:
         """Return the lowest cost at which the curve reaches each value (or its last cost), and if it reaches it."""
         reached = self.values[0] >= value
         costs = np.where(reached, self.costs[0], self.costs[-1])
-        for left in range(len(self.costs) - 1):
-            low, high = self.values[left], self.values[left + 1]
+        for left, (low, high) in enumerate(pairwise(self.values)):
             here = ~reached & (high >= value)
             share = (value - low) / np.where(high > low, high - low, 1.0)
             costs = np.where(here, self.costs[left] + share * (self.costs[left + 1] - self.costs[left]), costs)
             reached |= here
-        result: Values = np.exp(costs)
-        return result, reached
+        return np.asarray(np.exp(costs)), reached

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from engine.protocol.types import EngineClient
-from reasoner.confidence.calibration import Bin, Calibration, Curve, ModelFingerprint, Reliability
+from reasoner.confidence.calibration import Bin, Calibration, ModelFingerprint, Reliability
 from reasoner.evaluation.calibrate.fitting import PROBE, TREES, Measured, fit_curve, fit_stages, gather, reliability
 from reasoner.evaluation.calibrate.trials import POOL, TrialFile, get_problem_key, measure
 from reasoner.evaluation.suites.suite import Suite
@@ -40,50 +41,40 @@ async def calibrate(
     assert verifies is not None
     policy = ModelFingerprint.of_model(policy_selector(JobSpec(problem="any")).find(served))
     verifier = ModelFingerprint.of_model(verifies.find(served))
-    problems = [problem for suite in suites for problem in suite.problems]
+    problems = {get_problem_key(problem) for suite in suites for problem in suite.problems}
     setting = {"policy": policy.model_dump(), "verifier": verifier.model_dump(), "seed": seed, "confidence": CONFIDENCE}
     file = TrialFile(measurements, setting)
-    total, done = len(problems) * (1 + len(TREES)), 0
+    num_problems = sum(len(suite.problems) for suite in suites)
+    num_done = itertools.count(1)
 
-    def advance() -> None:
-        nonlocal done
-        done += 1
-        progress(done, total)
-
-    def table(curve: Curve, bins: list[Bin], held: Reliability) -> Calibration:
-        return Calibration(
-            version=1,
-            command=command,
-            suites=[suite.name for suite in suites],
-            problems=len(problems),
-            policy=policy,
-            verifier=verifier,
-            confidence=CONFIDENCE,
-            probe=PROBE,
-            curve=curve,
-            bins=bins,
-            reliability=held,
-        )
-
-    async def run(stages: Sequence[StrategySpec], stop: Calibration | None) -> list[Measured]:
+    async def run(stages: Sequence[StrategySpec], seed: int, table: Calibration | None = None) -> list[Measured]:
         await engine.clear_cache()
         await measure(
             suites,
             stages,
             engine,
             file,
-            seed=seed if stop is None else seed + 1,  # the pool's seed would repeat the pool's solutions
+            seed=seed,
             concurrency=concurrency,
-            calibration=stop,
-            progress=advance,
+            calibration=table,
+            progress=lambda: progress(next(num_done), num_problems * (1 + len(TREES))),
         )
-        wanted = {get_problem_key(problem) for problem in problems}
-        return gather(trial for trial in file.trials.values() if trial.problem in wanted)
+        return gather(trial for trial in file.trials.values() if trial.problem in problems)
 
-    curve = fit_curve(await run([POOL], None))
-    nothing = Reliability(answers=0, ece=0.0, brier=0.0, bins=[])
-    stop = table(curve, [Bin(below=1.0, stages=[], problems=0, accuracy=0.0, tokens=0.0)], nothing)
-    measured = await run(TREES, stop)
-    held = reliability(fit_curve(measured[::2]), measured[1::2])
-    bins = fit_stages(measured, curve, confidence=CONFIDENCE, worth=WORTH)
-    return table(curve, bins, held)
+    table = Calibration(
+        version=1,
+        command=command,
+        suites=[suite.name for suite in suites],
+        problems=num_problems,
+        policy=policy,
+        verifier=verifier,
+        confidence=CONFIDENCE,
+        probe=PROBE,
+        curve=fit_curve(await run([POOL], seed)),
+        bins=[Bin(below=1.0, stages=[], problems=0, accuracy=0.0, tokens=0.0)],
+        reliability=Reliability(answers=0, ece=0.0, brier=0.0, bins=[]),
+    )
+    measured = await run(TREES, seed + 1, table)  # the pool's seed would repeat the pool's solutions
+    bins = fit_stages(measured, table.curve, confidence=CONFIDENCE, worth=WORTH)
+    held_out = reliability(fit_curve(measured[::2]), measured[1::2])
+    return Calibration(**dict(table) | {"bins": bins, "reliability": held_out})

@@ -38,12 +38,12 @@ PREFIXES = (1, 2, 3, 4, 6, 8, 12, 16)
 RIDGE = 1e-4
 
 
-def stage(name: str, n: int, **params: int) -> StrategySpec:
+def _stage(name: str, n: int, **params: int) -> StrategySpec:
     return StrategySpec.model_validate({"name": name, "n": n, **params})
 
 
-VOTES: Stages = tuple(stage("self_consistency", n) for n in (1, 1, 1, 1, 2, 2, 4, 4))
-TREES: tuple[StrategySpec, ...] = (stage("best_first", 8), stage("beam", 16, expansions=4))
+VOTES: Stages = tuple(_stage("self_consistency", n) for n in (1, 1, 1, 1, 2, 2, 4, 4))
+TREES: tuple[StrategySpec, ...] = (_stage("best_first", 8), _stage("beam", 16, expansions=4))
 """Tree searches, each measured on every problem of the fit."""
 MENU: tuple[Stages, ...] = ((), VOTES[:2], VOTES[:5], VOTES, *((tree,) for tree in TREES))
 """Lists of stages from which each bin selects one."""
@@ -76,12 +76,11 @@ def gather(trials: Iterable[Trial]) -> list[Measured]:
     for trial in trials:
         by_problem[trial.problem][trial.stage] = trial
     measured = []
-    for found in by_problem.values():
-        pool = found.get(get_stage_name(POOL))
-        if pool is None:
-            continue
-        costs = [one.verified for one in pool.candidates if one.score is not None] or [0]
-        measured.append(Measured(pool.suite, tuple(pool.candidates), max(costs) - median(costs), median(costs), found))
+    for stages in by_problem.values():
+        if (pool := stages.get(get_stage_name(POOL))) is not None:
+            costs = [candidate.verified for candidate in pool.candidates if candidate.score is not None] or [0]
+            head = max(costs) - median(costs)
+            measured.append(Measured(pool.suite, tuple(pool.candidates), head, median(costs), stages))
     return measured
 
 
@@ -92,21 +91,19 @@ def fit_curve(problems: Sequence[Measured]) -> Curve:
     ``CalibrationError`` if no solution states an answer.
     """
     rows, right, weight = examples(problems)
-    values = _newton(rows, right, weight)
-    return Curve.model_validate(dict(zip(FEATURES, map(float, values), strict=True)))
+    return Curve.model_validate(dict(zip(FEATURES, map(float, _newton(rows, right, weight)), strict=True)))
 
 
 def examples(problems: Sequence[Measured]) -> tuple[Array, Array, Array]:
     """Return features, correctness (0 or 1), and weights that sum to 1."""
     rows, right, weight = [], [], []
-    of_suite = Counter(problem.suite for problem in problems)
-    for problem in problems:
-        sets = [believed(veiled(problem.pool[:size])) for size in PREFIXES if size <= len(problem.pool)]
-        for answers in sets:
-            for place, (_, good) in enumerate(answers):
-                rows.append(compute_features([evidence for evidence, _ in answers], place))
-                right.append(float(good))
-                weight.append(1.0 / (len(of_suite) * of_suite[problem.suite] * len(sets) * len(answers)))
+    for problem, problem_weight in zip(problems, _weights(problems, problems), strict=True):
+        votes = [collect_evidence(hide_repeated_scores(problem.pool[:n])) for n in PREFIXES if n <= len(problem.pool)]
+        for answers in votes:
+            for index, (_, is_right) in enumerate(answers):
+                rows.append(compute_features([evidence for evidence, _ in answers], index))
+                right.append(float(is_right))
+                weight.append(problem_weight / (len(votes) * len(answers)))
     if not rows:
         raise CalibrationError(
             f"of {len(problems)} problems no solution states an answer, so that nothing can be fitted: raise --limit, "
@@ -115,41 +112,40 @@ def examples(problems: Sequence[Measured]) -> tuple[Array, Array, Array]:
     return np.array(rows), np.array(right), np.array(weight) / np.sum(weight)
 
 
-def believed(candidates: Sequence[Candidate]) -> list[tuple[Evidence, bool]]:
+def collect_evidence(candidates: Sequence[Candidate]) -> list[tuple[Evidence, bool]]:
     """Return the distinct answers of the candidates, each with its evidence and its correctness."""
     groups: dict[str, list[Candidate]] = defaultdict(list)
     for candidate in candidates:
         if candidate.answer is not None:
             groups[candidate.answer].append(candidate)
-    return [
-        (Evidence(len(group), max((one.score for one in group if one.score is not None), default=None)), group[0].right)
-        for group in groups.values()
-    ]
+    answers = []
+    for group in groups.values():
+        scores = [candidate.score for candidate in group if candidate.score is not None]
+        answers.append((Evidence(len(group), max(scores, default=None)), group[0].right))
+    return answers
 
 
-def veiled(pool: Sequence[Candidate], known: Iterable[str | None] = ()) -> list[Candidate]:
-    """Return samples as ``auto`` sees them: only the first of each answer not in ``known`` has a score."""
-    seen = set(known)
-    shown = []
-    for one in pool:
-        shown.append(one.model_copy(update={"score": None}) if one.answer in seen else one)
-        seen.add(one.answer)
-    return shown
+def hide_repeated_scores(pool: Sequence[Candidate], scored: Iterable[str | None] = ()) -> list[Candidate]:
+    """Return samples as ``auto`` sees them: only the first of each answer not in ``scored`` has a score."""
+    seen = set(scored)
+    samples = []
+    for sample in pool:
+        samples.append(sample.model_copy(update={"score": None}) if sample.answer in seen else sample)
+        seen.add(sample.answer)
+    return samples
 
 
 def reliability(curve: Curve, problems: Sequence[Measured]) -> Reliability:
     """Measure the reliability of the curve on these problems."""
     rows, right, weight = examples(problems)
-    odds = rows @ np.array([getattr(curve, name) for name in FEATURES])
-    predicted = _logistic(odds)
-    bins, error = [], 0.0
+    predicted = _logistic(rows @ np.array([getattr(curve, name) for name in FEATURES]))
+    bins = []
     for low in range(10):
         inside = (predicted >= low / 10) & ((predicted < (low + 1) / 10) | (low == 9))
         if (mass := float(weight[inside].sum())) > 0:
-            mean = float(np.average(predicted[inside], weights=weight[inside]))
-            share = float(np.average(right[inside], weights=weight[inside]))
+            mean, share = (float(np.average(values[inside], weights=weight[inside])) for values in (predicted, right))
             bins.append((mean, share, mass))
-            error += mass * abs(mean - share)
+    error = sum(mass * abs(mean - share) for mean, share, mass in bins)
     brier = float(np.average((predicted - right) ** 2, weights=weight))
     return Reliability(answers=len(right), ece=min(error, 1.0), brier=brier, bins=bins)
 
@@ -189,8 +185,8 @@ def fit_stages(problems: Sequence[Measured], curve: Curve, *, confidence: float,
     bins = []
     for below, members in _bins(problems, curve):
         weights = _weights(members, problems)
-        ways = [(stages, [simulate(one, stages, curve, confidence) for one in members]) for stages in MENU]
-        stages, paths = max(ways, key=lambda way: _value(way[1], weights, worth))
+        choices = [(stages, [simulate(member, stages, curve, confidence) for member in members]) for stages in MENU]
+        stages, paths = max(choices, key=lambda choice: _value(choice[1], weights, worth))
         bins.append(
             Bin(
                 below=below,
@@ -205,56 +201,54 @@ def fit_stages(problems: Sequence[Measured], curve: Curve, *, confidence: float,
 
 def simulate(problem: Measured, stages: Stages, curve: Curve, confidence: float) -> Path:
     """Simulate ``auto`` with these stages."""
-    drawn = min(PROBE, len(problem.pool))
-    have = veiled(problem.pool[:drawn])
-    tokens = problem.head + _cost(problem, have)
-    for step in stages:
-        if _belief(curve, have)[0] >= confidence:
+    num_samples = min(PROBE, len(problem.pool))
+    candidates = hide_repeated_scores(problem.pool[:num_samples])
+    tokens = problem.head + _cost(problem, candidates)
+    for stage in stages:
+        if _predict_best(curve, candidates)[0] >= confidence:
             break
-        if step.name == "self_consistency":
-            more = veiled(problem.pool[drawn : drawn + step.params["n"]], [one.answer for one in have])
-            drawn += len(more)
+        if stage.name == "self_consistency":
+            samples = problem.pool[num_samples : num_samples + stage.params["n"]]
+            more = hide_repeated_scores(samples, [candidate.answer for candidate in candidates])
+            num_samples += len(more)
             tokens += _cost(problem, more)
         else:
-            trial = problem.stages[get_stage_name(step)]
+            trial = problem.stages[get_stage_name(stage)]
             more = trial.candidates
             tokens += trial.tokens - problem.head
-        have += more
-    return Path(_belief(curve, have)[1], tokens)
+        candidates += more
+    return Path(_predict_best(curve, candidates)[1], tokens)
 
 
 def _cost(problem: Measured, samples: Sequence[Candidate]) -> float:
-    return sum(one.generated + problem.each * (one.score is not None) for one in samples)
+    return sum(sample.generated + problem.each * (sample.score is not None) for sample in samples)
 
 
-def _belief(curve: Curve, candidates: Sequence[Candidate]) -> tuple[float, bool]:
+def _predict_best(curve: Curve, candidates: Sequence[Candidate]) -> tuple[float, bool]:
     """Return the probability of the most probable answer, and its correctness."""
-    answers = believed(candidates)
-    evidence = [one for one, _ in answers]
-    return max(
-        ((curve.predict(evidence, place), good) for place, (_, good) in enumerate(answers)),
-        key=lambda pair: pair[0],
-        default=(0.0, False),
-    )
+    answers = collect_evidence(candidates)
+    evidence = [item for item, _ in answers]
+    predictions = ((curve.predict(evidence, index), is_right) for index, (_, is_right) in enumerate(answers))
+    return max(predictions, key=lambda prediction: prediction[0], default=(0.0, False))
 
 
 def _bins(problems: Sequence[Measured], curve: Curve) -> list[tuple[float, list[Measured]]]:
     """Group the problems by difficulty; a small bin is merged with the next easier one, the last with the previous."""
-    chances = [_belief(curve, veiled(one.pool[:PROBE]))[0] for one in problems]
+    chances = [_predict_best(curve, hide_repeated_scores(problem.pool[:PROBE]))[0] for problem in problems]
     bins: list[tuple[float, list[Measured]]] = []
     members: list[Measured] = []
     for low, below in pairwise((0.0, *EDGES)):
-        members += [one for one, chance in zip(problems, chances, strict=True) if low <= min(chance, LAST) < below]
+        members += [item for item, chance in zip(problems, chances, strict=True) if low <= min(chance, LAST) < below]
         if len(members) >= FEWEST or (not bins and below == 1.0):
             bins.append((below, members))
             members = []
-    before = bins.pop()
-    return [*bins, (1.0, before[1] + members)]
+    return [*bins[:-1], (1.0, bins[-1][1] + members)]
 
 
 def _weights(members: Sequence[Measured], problems: Sequence[Measured]) -> list[float]:
-    suites = [one.suite for one in problems]
-    return [1.0 / (len(set(suites)) * suites.count(one.suite)) for one in members]
+    """Return weights of the members by which all suites of ``problems`` count equally."""
+    sizes = Counter(problem.suite for problem in problems)
+    return [1.0 / (len(sizes) * sizes[member.suite]) for member in members]
 
 
 def _value(paths: Sequence[Path], weights: Sequence[float], worth: float) -> float:

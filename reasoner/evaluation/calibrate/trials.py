@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from reasoner.evaluation.suites.suite import Suite
 from reasoner.jobs.journal import MemoryJournal
 from reasoner.jobs.spec import JobSpec, StrategySpec
 from reasoner.run import run_job
+from reasoner.subprocess_pool import keep_workers_alive
 
 POOL = StrategySpec.model_validate({"name": "best_of_n", "n": 16})
 """Strategy of the pool: independent scored samples, of which every probe and every vote takes a part."""
@@ -74,18 +75,18 @@ def problems_to_fit(suite: str, limit: int) -> list[Problem]:
     """
     module = get_family(suite)
     taken = {problem.id for problem in load_problems(suite, limit=DEFAULT_SIZE)}
-    found: list[Problem] = []
+    problems: list[Problem] = []
+    per_level = -(-limit // len(module.LEVELS))
     for level in module.LEVELS:
-        wanted = -(-limit // len(module.LEVELS))
-        for draw in range(PER_STAGE * wanted):
-            if wanted == 0:
+        chosen: dict[str, Problem] = {}
+        for attempt in range(PER_STAGE * per_level):
+            if len(chosen) == per_level:
                 break
-            problem: Problem = module.generate_problem("heldout", f"calibration/{draw}", level)
+            problem: Problem = module.generate_problem("heldout", f"calibration/{attempt}", level)
             if problem.id not in taken:
-                taken.add(problem.id)
-                found.append(problem)
-                wanted -= 1
-    return found
+                chosen[problem.id] = problem
+        problems += chosen.values()
+    return problems
 
 
 class TrialFile:
@@ -135,24 +136,20 @@ async def measure(
 
     Raises the first error, after cancelling all other runs.
     """
-    slots, turn = asyncio.Semaphore(concurrency), asyncio.Lock()
+    slots = asyncio.Semaphore(concurrency)
 
-    async def in_turn(key: str, find: Callable[[], Awaitable[str | None]]) -> str | None:  # noqa: ARG001
-        async with turn:
-            return await find()
-
-    async def one(suite: Suite, problem: Problem, stage: StrategySpec, equivalence: Equivalence) -> None:
+    async def run_once(suite: Suite, problem: Problem, stage: StrategySpec) -> None:
         if (get_problem_key(problem), get_stage_name(stage)) not in file.trials:
             async with slots:
-                equal = equivalence.settled_by(in_turn)
-                file.add(await _run(suite, problem, stage, engine, seed, calibration, equal))
+                file.add(await _run(suite, problem, stage, engine, seed, calibration))
         progress()
 
     try:
-        async with Equivalence() as equivalence, asyncio.TaskGroup() as group:
-            for stage, suite in itertools.product(stages, suites):
-                for problem in suite.problems:
-                    group.create_task(one(suite, problem, stage, equivalence))
+        with keep_workers_alive():
+            async with asyncio.TaskGroup() as group:
+                for stage, suite in itertools.product(stages, suites):
+                    for problem in suite.problems:
+                        group.create_task(run_once(suite, problem, stage))
     except ExceptionGroup as errors:
         raise errors.exceptions[0] from None
 
@@ -176,9 +173,8 @@ async def _run(
     engine: EngineClient,
     seed: int,
     calibration: Calibration | None,
-    equal: Equivalence,
 ) -> Trial:
-    journal = MemoryJournal()
+    journal, equal = MemoryJournal(), Equivalence()
     spec = JobSpec(
         problem=problem.text,
         strategy=stage,
@@ -202,14 +198,12 @@ async def _run(
         if path not in parents:  # as in ``auto``, an answer counts once per first step
             leaves.setdefault((_path(path)[0], node["answer"]), node)
     candidates: list[Candidate] = []
-    forms: list[str] = []
     for node in leaves.values():
-        stated, form = node["answer"], None
-        if stated is not None:
-            form = canonicalize(stated)
-            if suite.answer == "math":  # as in a vote, "1/2" and "0.5" are one answer
-                form = await equal.representative(form, forms)
-            forms += [form] if form not in forms else []
+        stated = node["answer"]
+        form = None if stated is None else canonicalize(stated)
+        if form is not None and suite.answer == "math":  # as in a vote, "1/2" and "0.5" are one answer
+            forms = dict.fromkeys(candidate.answer for candidate in candidates if candidate.answer is not None)
+            form = await equal.representative(form, list(forms))
         right = await suite.check(problem, stated, equal)
         candidates.append(Candidate(**node | {"answer": form, "right": right}))
     return Trial(

@@ -31,7 +31,7 @@ _MARK = re.compile(r"####\s*([-+]?(?:\d[\d,]*)?\.?\d+)\s*$")
 def open_file(path: Path, limit: int | None) -> Suite:
     """Return the first ``limit`` problems of the file. Raises ``SuiteError`` that names the line and the field."""
     problems: list[Problem] = []
-    shape = ""
+    format_name = ""
     try:
         with path.open("rb") as lines:
             for number, line in enumerate(lines, 1):
@@ -39,15 +39,16 @@ def open_file(path: Path, limit: int | None) -> Suite:
                     break
                 if not line.strip():
                     continue
-                place = f"{path}, line {number}"
-                record = _record(place, line)
-                shape = shape or _shape(place, record)
-                problems.append((_gsm8k if shape == "gsm8k" else _math)(place, f"{path.stem}-{number}", record))
+                where = f"{path}, line {number}"
+                record = _parse_record(where, line)
+                format_name = format_name or _detect_format(where, record)
+                parse = _parse_gsm8k if format_name == "gsm8k" else _parse_math
+                problems.append(parse(where, f"{path.stem}-{number}", record))
     except OSError as error:
         raise SuiteError(f"{path}: {error.strerror}") from None
     if not problems:
         raise SuiteError(f"{path} holds no problem: it needs one JSON object a line")
-    rule: Rule = same_number if shape == "gsm8k" else same_mathematics
+    rule: Rule = same_number if format_name == "gsm8k" else same_mathematics
     return Suite(path.stem, problems, rule, TEMPERATURE, "math")
 
 
@@ -62,68 +63,72 @@ async def same_mathematics(problem: Problem, answer: str, equal: Equivalence) ->
     return await equal.equal(canonicalize(answer), canonicalize(problem.answer))
 
 
-def _record(place: str, line: bytes) -> dict[str, Any]:
+def _parse_record(where: str, line: bytes) -> dict[str, Any]:
     try:
         record = json.loads(line)
     except UnicodeDecodeError:
-        raise SuiteError(f"{place}: not UTF-8") from None
+        raise SuiteError(f"{where}: not UTF-8") from None
     except ValueError as error:
-        raise SuiteError(f"{place}: not JSON ({error}); each line is one JSON object") from None
+        raise SuiteError(f"{where}: not JSON ({error}); each line is one JSON object") from None
     if not isinstance(record, dict):
-        raise SuiteError(f"{place}: {type(record).__name__} instead of a JSON object with the problem's fields")
+        raise SuiteError(f"{where}: {type(record).__name__} instead of a JSON object with the problem's fields")
     return record
 
 
-def _shape(place: str, record: dict[str, Any]) -> str:
+def _detect_format(where: str, record: dict[str, Any]) -> str:
     if "question" in record:
         return "gsm8k"
     if "problem" in record:
         return "math"
     raise SuiteError(
-        f"{place}: neither 'question' (GSM8K's shape: question, answer) nor 'problem' (MATH's: problem, solution or "
+        f"{where}: neither 'question' (GSM8K's shape: question, answer) nor 'problem' (MATH's: problem, solution or "
         f"answer, level, subject); its fields are {', '.join(map(repr, record)) or 'none'}"
     )
 
 
-def _gsm8k(place: str, name: str, record: dict[str, Any]) -> Problem:
-    solution = _text(place, record, "answer", "the worked solution, which ends with '#### NUMBER'")
+def _parse_gsm8k(where: str, name: str, record: dict[str, Any]) -> Problem:
+    solution = _read_text(where, record, "answer", "the worked solution, which ends with '#### NUMBER'")
     mark = _MARK.search(solution)
     if mark is None:
         raise SuiteError(
-            f"{place}, field 'answer': it must end with '#### NUMBER', as in '#### 72'; it ends with {solution[-30:]!r}"
+            f"{where}, field 'answer': it must end with '#### NUMBER', as in '#### 72'; it ends with {solution[-30:]!r}"
         )
-    return _problem(place, name, "gsm8k", "", record, "question", mark[1].replace(",", ""))
+    return _make_problem(where, name, "gsm8k", "", record, "question", mark[1].replace(",", ""))
 
 
-def _math(place: str, name: str, record: dict[str, Any]) -> Problem:
+def _parse_math(where: str, name: str, record: dict[str, Any]) -> Problem:
     if "answer" in record:
-        answer: str | None = _text(place, record, "answer", "the final answer, as it would stand in the box")
+        answer: str | None = _read_text(where, record, "answer", "the final answer, as it would stand in the box")
     else:
-        answer = extract_answer(_text(place, record, "solution", "the worked solution with the answer in \\boxed{}"))
+        answer = extract_answer(
+            _read_text(where, record, "solution", "the worked solution with the answer in \\boxed{}")
+        )
         if answer is None:
-            raise SuiteError(f"{place}, field 'solution': no \\boxed{{}} with an answer; write one, or give 'answer'")
+            raise SuiteError(f"{where}, field 'solution': no \\boxed{{}} with an answer; write one, or give 'answer'")
     assert answer is not None
     level = record.get("level", "")
     if not isinstance(level, str | int) or isinstance(level, bool):
-        raise SuiteError(f"{place}, field 'level': {level!r} must be a text or a whole number, as in 'Level 5' or 5")
-    return _problem(place, name, "math", str(level), record, "problem", answer)
+        raise SuiteError(f"{where}, field 'level': {level!r} must be a text or a whole number, as in 'Level 5' or 5")
+    return _make_problem(where, name, "math", str(level), record, "problem", answer)
 
 
-def _problem(place: str, name: str, suite: str, level: str, record: dict[str, Any], asked: str, answer: str) -> Problem:
-    question = _text(place, record, asked, "the problem's text")
+def _make_problem(
+    where: str, name: str, suite: str, level: str, record: dict[str, Any], field: str, answer: str
+) -> Problem:
+    question = _read_text(where, record, field, "the problem's text")
     text = f"{question.strip()}\n\n{INSTRUCTION}"
     if len(text) > MAX_PROBLEM_CHARS:
         raise SuiteError(
-            f"{place}, field {asked!r}: {len(question)} characters; a problem has at most {MAX_PROBLEM_CHARS}"
+            f"{where}, field {field!r}: {len(question)} characters; a problem has at most {MAX_PROBLEM_CHARS}"
         )
     subject = record.get("subject", record.get("type", ""))
     return Problem(name, suite, level, text, answer, {"subject": subject} if isinstance(subject, str) else {})
 
 
-def _text(place: str, record: dict[str, Any], field: str, meaning: str) -> str:
+def _read_text(where: str, record: dict[str, Any], field: str, meaning: str) -> str:
     if field not in record:
-        raise SuiteError(f"{place}: field {field!r} is missing: {meaning}")
+        raise SuiteError(f"{where}: field {field!r} is missing: {meaning}")
     value = record[field]
     if not isinstance(value, str) or not value.strip():
-        raise SuiteError(f"{place}, field {field!r}: {value!r} must be a text that is not empty: {meaning}")
+        raise SuiteError(f"{where}, field {field!r}: {value!r} must be a text that is not empty: {meaning}")
     return value

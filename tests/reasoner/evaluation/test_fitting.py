@@ -21,13 +21,13 @@ from reasoner.evaluation.calibrate.fitting import (
     Measured,
     _logistic,
     _newton,
-    believed,
+    collect_evidence,
     examples,
     fit_curve,
     fit_stages,
+    hide_repeated_scores,
     reliability,
     simulate,
-    veiled,
 )
 from reasoner.evaluation.calibrate.trials import (
     POOL,
@@ -78,8 +78,8 @@ def test_a_simulated_search_stops_at_its_confidence_and_counts_the_question_once
 
 def test_one_candidate_per_answer_has_its_score() -> None:
     pool = [candidate("1", score=0.1), candidate("1", score=0.9), candidate(None), candidate("2", score=0.3)]
-    assert believed(veiled(pool)) == [(Evidence(2, 0.1), False), (Evidence(1, 0.3), False)]
-    assert believed(veiled(pool, known=["2"]))[1] == (Evidence(1, None), False)
+    assert collect_evidence(hide_repeated_scores(pool)) == [(Evidence(2, 0.1), False), (Evidence(1, 0.3), False)]
+    assert collect_evidence(hide_repeated_scores(pool, scored=["2"]))[1] == (Evidence(1, None), False)
 
 
 def planted(count: int, seed: int) -> list[Measured]:
