@@ -1,9 +1,11 @@
-"""Paged attention in plain torch operators, one row after the other: the reference, where no kernel can be compiled."""
+"""Paged attention in plain torch operators, one row after the other, for heads that no kernel is compiled for."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,17 +20,27 @@ _CHUNK = 256
 
 
 class TorchAttention:
-    """A ``FusedAttentionBackend`` for the CPU that supports heads of any size."""
+    """A ``FusedAttentionBackend`` for the CPU that supports heads of any size.
 
-    def __init__(self, layers: Sequence[LayerAttentionConfig], kv: Tensor, scales: Tensor | None = None) -> None:
+    The shape of a matrix product decides in which order it adds. If ``deterministic``, each token attends by products
+    of its own, whose shapes depend on its position alone: its result is, bit for bit, a function of its sequence.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[LayerAttentionConfig],
+        kv: Tensor,
+        scales: Tensor | None = None,
+        *,
+        deterministic: bool = False,
+    ) -> None:
         """``kv``: ``[layers, 2, kv_heads, pages, page_size, head_dim]``, keys before values. With 8-bit ``kv``,
-        ``scales``: ``[layers, 2, kv_heads, pages, page_size]`` float32."""
-        self._layers = layers
-        self._kv = list(kv)
+        ``scales``: ``[layers, 2, kv_heads, pages, page_size]`` float32. ``deterministic`` steps have no trees."""
+        self._layers, self._kv, self._deterministic = layers, list(kv), deterministic
         self._scales: list[Tensor | None] = [None] * len(kv) if scales is None else list(scales)
 
     def prepare(self, metadata: AttentionMetadata) -> None:
-        self._metadata = metadata
+        self._metadata = _split_into_tokens(metadata) if self._deterministic else metadata
         self._kv_slots = torch.from_numpy(metadata.kv_slots)
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -87,3 +99,13 @@ class TorchAttention:
         if window is not None:
             visible &= positions > query_positions - window
         return torch.zeros(visible.shape).masked_fill_(~visible, -torch.inf)[:, first_key:]
+
+
+def _split_into_tokens(metadata: AttentionMetadata) -> AttentionMetadata:
+    """Return the metadata of the same step with a row for each token."""
+    return replace(
+        metadata,
+        page_table=np.repeat(metadata.page_table, metadata.query_lens, axis=0),
+        query_lens=np.ones_like(metadata.token_indices),
+        seq_lens=metadata.token_indices + 1,
+    )

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from engine.attention.cpu_deterministic import DeterministicAttention
+from engine.attention.cpu_numba import NumbaAttention
 from engine.attention.cpu_torch import TorchAttention
 from engine.attention.layer import FusedAttentionBackend, LayerAttentionConfig, has_compiled_kernel
 from engine.attention.plan import AttentionMetadata
@@ -31,7 +31,5 @@ def create_cpu_attention(
     bit, a function of its sequence alone.
     """
     if has_compiled_kernel(layers[0], kv):
-        from engine.attention.cpu_numba import NumbaAttention  # numba is not installed everywhere
-
         return NumbaAttention(layers, kv, scales, sharing=not deterministic)
-    return (DeterministicAttention if deterministic else TorchAttention)(layers, kv, scales)
+    return TorchAttention(layers, kv, scales, deterministic=deterministic)

@@ -4,10 +4,3 @@ The packages beside this one (``kernels.linear``, ``kernels.attention``, …) ch
 plain torch by the device and type of their tensors; import those, except for what only a CPU has, such as recorded
 kernel graphs.
 """
-
-try:
-    import numba as _numba  # noqa: F401
-except ImportError as error:
-    raise ImportError(
-        f"The CPU kernels need numba, which cannot be imported: {error}. Install it with `pip install numba`."
-    ) from error

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from kernels.cpu.availability import can_use_kernels
+from kernels.cpu.layers import activation as on_cpu
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:
@@ -19,8 +20,6 @@ def silu_mul(gate_up: Tensor) -> Tensor:
 
         return on_gpu.silu_mul(gate_up)
     if can_use_kernels(gate_up):
-        from kernels.cpu.layers import activation as on_cpu
-
         return on_cpu.silu_mul(gate_up)
     gate, up = gate_up.chunk(2, dim=-1)
     return F.silu(gate) * up
@@ -33,8 +32,6 @@ def gelu_tanh_mul(gate_up: Tensor) -> Tensor:
 
         return on_gpu.gelu_tanh_mul(gate_up)
     if can_use_kernels(gate_up):
-        from kernels.cpu.layers import activation as on_cpu
-
         return on_cpu.gelu_tanh_mul(gate_up)
     gate, up = gate_up.chunk(2, dim=-1)
     return F.gelu(gate, approximate="tanh") * up

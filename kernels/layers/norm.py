@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from kernels.cpu.availability import can_use_kernels
+from kernels.cpu.layers import norm as on_cpu
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -17,8 +18,6 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
         return on_gpu.rms_norm(x, weight, eps)
     if can_use_kernels(x, weight):
-        from kernels.cpu.layers import norm as on_cpu
-
         return on_cpu.rms_norm(x, weight, eps)
     return (x * (x.square().mean(dim=-1, keepdim=True) + eps).rsqrt() * weight).to(x.dtype)
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from kernels.cpu import availability
+from kernels.cpu.linear.int4 import PackedInt4
+from kernels.linear.fp32 import Multiply, WeightProduct
 
 _TORCH_GROUP_SIZES = (32, 64, 128, 256)
 """Columns of a group that torch's operator supports."""
@@ -18,7 +18,7 @@ _TORCH_OUTPUTS = 16
 """Outputs of torch's operator are a multiple of this."""
 
 
-class Int4Linear:
+class Int4Linear(WeightProduct):
     """``x @ ((codes - zeros) * scales).T + bias``, an eighth of ``Linear``'s bytes.
 
     On a processor with VNNI each group of each row of ``x`` is rounded to ``max|group| / 127 * {-127 … 127}``, and the
@@ -37,17 +37,8 @@ class Int4Linear:
             raise ValueError(
                 f"4-bit products of {columns} columns in {groups} groups are not supported on this machine"
             )
-        self.parameters = codes.numel() + (0 if bias is None else bias.numel())
-        """Number of weights."""
-        self.is_kernel = availability.HAS_INT8_DOT
-        self._product = _layout(codes, scales, zeros, order)
-        self._bias = None if bias is None else bias.contiguous()
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return self._product(x, self._bias, None)
-
-    def add(self, x: Tensor, residual: Tensor) -> Tensor:
-        return self._product(x, self._bias, residual)
+        multiply = _pack(codes, scales, zeros, order)
+        super().__init__(multiply, codes.numel(), bias, is_kernel=availability.HAS_INT8_DOT)
 
 
 def is_supported(columns: int, groups: int) -> bool:
@@ -62,14 +53,9 @@ def _count_parts(size: int) -> int:
     return next((n for n in range(1, size // _STEP + 1) if size % (n * _STEP) == 0 and size // n <= _MAX_GROUP_SIZE), 0)
 
 
-def _layout(
-    codes: Tensor, scales: Tensor, zeros: Tensor, order: Tensor | None
-) -> Callable[[Tensor, Tensor | None, Tensor | None], Tensor]:
-    """Return the function ``(x, bias, residual) -> x @ weight.T + bias + residual``."""
+def _pack(codes: Tensor, scales: Tensor, zeros: Tensor, order: Tensor | None) -> Multiply:
     if not availability.HAS_INT8_DOT:
         return _Torch(codes, scales, zeros, order).product
-    from kernels.cpu.linear.int4 import PackedInt4
-
     parts = _count_parts(codes.shape[1] // scales.shape[1])
     split_scales, split_zeros = (grouped.repeat_interleave(parts, 1) for grouped in (scales, zeros))
     return PackedInt4(codes, split_scales, split_zeros, order).product

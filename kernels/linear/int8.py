@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from kernels.cpu import availability
+from kernels.cpu.linear.int8 import PackedInt8
+from kernels.linear.fp32 import WeightProduct
 
 _LEVELS = 127
 _TINY = 1e-30
@@ -17,7 +18,7 @@ _MAX_COLUMNS = 1 << 16
 """With more columns a sum of products of bytes may not fit 32 bits."""
 
 
-class Int8Linear:
+class Int8Linear(WeightProduct):
     """``x @ (codes * scales).T + bias`` with each row of ``x`` rounded to ``max|row| / 127 * {-127 … 127}``.
 
     Sums are exact integers, so each row of the result is, bit for bit, independent of the other rows. A quarter of
@@ -32,17 +33,8 @@ class Int8Linear:
                 f"int8 products of {codes.shape[1]} columns are not supported on this machine; at most "
                 f"{_MAX_COLUMNS} are, if it has VNNI or FBGEMM"
             )
-        self.parameters = codes.numel() + (0 if bias is None else bias.numel())
-        """Number of weights."""
-        self.is_kernel = availability.HAS_INT8_DOT
-        self._product = _layout(codes, scales)
-        self._bias = None if bias is None else bias.contiguous()
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return self._product(x, self._bias, None)
-
-    def add(self, x: Tensor, residual: Tensor) -> Tensor:
-        return self._product(x, self._bias, residual)
+        packed = (PackedInt8 if availability.HAS_INT8_DOT else _Fbgemm)(codes, scales)
+        super().__init__(packed.product, codes.numel(), bias, is_kernel=availability.HAS_INT8_DOT)
 
 
 def is_supported(columns: int) -> bool:
@@ -50,15 +42,6 @@ def is_supported(columns: int) -> bool:
     return columns <= _MAX_COLUMNS and (
         availability.HAS_INT8_DOT or "fbgemm" in torch.backends.quantized.supported_engines
     )
-
-
-def _layout(codes: Tensor, scales: Tensor) -> Callable[[Tensor, Tensor | None, Tensor | None], Tensor]:
-    """Return the function ``(x, bias, residual) -> x @ weight.T + bias + residual``."""
-    if availability.HAS_INT8_DOT:
-        from kernels.cpu.linear.int8 import PackedInt8
-
-        return PackedInt8(codes, scales).product
-    return _Fbgemm(codes, scales).product
 
 
 class _Fbgemm:

@@ -19,7 +19,10 @@ def _rotary_write(
     LIMIT: tl.constexpr, ROTATED: tl.constexpr, DIM: tl.constexpr, HALF: tl.constexpr, REST: tl.constexpr,
     HEADS: tl.constexpr,
 ):  # fmt: skip
-    """Process one token and some of its heads: queries first, then keys, then values."""
+    """Process one token and some of its heads: queries first, then keys, then values.
+
+    One piece, because all of it works on the two halves of the same vectors in registers.
+    """
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)[:, None]
     num_rotated_heads = heads + kv_heads

@@ -41,35 +41,11 @@ def _half(x):
 
 @triton.jit
 def _block(
-    q,
-    top,
-    total,
-    mixed,
-    position,
-    mask_row,
-    start,
-    end,
-    tree,
-    tree_start,
-    keys,
-    values,
-    key_scales,
-    value_scales,
-    pages,
-    positions,
-    scale,
-    softcap,
-    window,
-    PAGE: tl.constexpr,
-    DIM: tl.constexpr,
-    WIDE: tl.constexpr,
-    KEYS: tl.constexpr,
-    QUANTIZED: tl.constexpr,
-    CAPPED: tl.constexpr,
-    WINDOWED: tl.constexpr,
-    TREES: tl.constexpr,
-    MASKED: tl.constexpr,
-):
+    q, top, total, mixed, position, mask_row, start, end, tree, tree_start, keys, values, key_scales, value_scales,
+    pages, positions, scale, softcap, window,
+    PAGE: tl.constexpr, DIM: tl.constexpr, WIDE: tl.constexpr, KEYS: tl.constexpr, QUANTIZED: tl.constexpr,
+    CAPPED: tl.constexpr, WINDOWED: tl.constexpr, TREES: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
     """One step of the online softmax: ``KEYS`` keys from ``start`` on."""
     key = start + tl.arange(0, KEYS)
     read = tl.minimum(key, end - 1) if MASKED else key
@@ -121,42 +97,13 @@ def _block(
 # Values that differ between steps must not be specialised for: a step would wait for a compilation.
 @triton.jit(do_not_specialize=["window", "pages_stride", "sees_stride"])
 def _attend(
-    q,
-    keys,
-    values,
-    key_scales,
-    value_scales,
-    tiles,
-    tokens,
-    positions,
-    pages,
-    sees,
-    out,
-    partial_out,
-    partial_total,
-    scale,
-    softcap,
-    window,
-    q_token_stride,
-    q_head_stride,
-    key_head_stride,
-    value_head_stride,
-    scale_head_stride,
-    pages_stride,
-    sees_stride,
-    HEADS: tl.constexpr,
-    GROUP: tl.constexpr,
-    PAGE: tl.constexpr,
-    DIM: tl.constexpr,
-    WIDE: tl.constexpr,
-    ROWS: tl.constexpr,
-    KEYS: tl.constexpr,
-    QUANTIZED: tl.constexpr,
-    CAPPED: tl.constexpr,
-    WINDOWED: tl.constexpr,
-    TREES: tl.constexpr,
-    LOW: tl.constexpr,
-):
+    q, keys, values, key_scales, value_scales, tiles, tokens, positions, pages, sees, out, partial_out, partial_total,
+    scale, softcap, window, q_token_stride, q_head_stride, key_head_stride, value_head_stride, scale_head_stride,
+    pages_stride, sees_stride,
+    HEADS: tl.constexpr, GROUP: tl.constexpr, PAGE: tl.constexpr, DIM: tl.constexpr, WIDE: tl.constexpr,
+    ROWS: tl.constexpr, KEYS: tl.constexpr, QUANTIZED: tl.constexpr, CAPPED: tl.constexpr, WINDOWED: tl.constexpr,
+    TREES: tl.constexpr, LOW: tl.constexpr,
+):  # fmt: skip
     tile = tiles + tl.program_id(0) * _FIELDS
     head = tl.program_id(1)
     count = tl.load(tile + 2)
@@ -219,16 +166,9 @@ def _attend(
 
 @triton.jit
 def _merge(
-    out,
-    partial_out,
-    partial_total,
-    merged,
-    partials,
-    HEADS: tl.constexpr,
-    DIM: tl.constexpr,
-    WIDE: tl.constexpr,
-    PARTS: tl.constexpr,
-):
+    out, partial_out, partial_total, merged, partials,
+    HEADS: tl.constexpr, DIM: tl.constexpr, WIDE: tl.constexpr, PARTS: tl.constexpr,
+):  # fmt: skip
     """Merge the partial results of one token and head, each weighted by its share of the sum of exponentials."""
     about = merged + tl.program_id(0) * 3
     head = tl.program_id(1)

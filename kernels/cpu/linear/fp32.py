@@ -16,10 +16,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from kernels.cpu.availability import LANES
-from kernels.cpu.linear.gemm_tile import VECTORS, WIDE, declare, sum_tile, write_tile
+from kernels.cpu.linear.gemm_tile import VECTORS, WIDE, sum_tile, write_tile
 from kernels.cpu.linear.packed_weights import PackedWeights, product_body
 from kernels.cpu.runtime.kernel import float32_array, function, kernel, read_arguments
 from kernels.cpu.runtime.memory import allocate_resident
+from kernels.cpu.simd.llvm_ir import FLOAT, call_intrinsic, pointer_at, store_vector
 
 _STEP = 4
 """Columns that lie together in a block of x, ``[in / _STEP][rows][_STEP]``."""
@@ -39,13 +40,7 @@ class PackedFloat32(PackedWeights):
         weights = allocate_resident(padded.numel()).view(panels, columns, WIDE)
         weights.copy_(padded.reshape(panels, WIDE, columns).transpose(1, 2))
         super().__init__(
-            _product,
-            "float32",
-            weight.shape,
-            weights,
-            columns // _STEP,
-            row=4 * columns,
-            min_parallel=_MIN_PARALLEL,
+            _product, "float32", weight.shape, weights, columns // _STEP, row=4 * columns, min_parallel=_MIN_PARALLEL
         )
 
 
@@ -64,16 +59,14 @@ def _pack(to: int, x: int, rows: int, into: int, stride: int, _own: int, _ahead:
                 rest[row, i] = source[row * stride + into - num_rest + i] if i < num_rest else np.float32(0)
 
 
-_VECTOR = ir.VectorType(ir.FloatType(), LANES)
-
-
 @intrinsic
 def _copy(_context: Any, _to: Any, _source: Any) -> Any:
     """Copy ``_STEP`` floats."""
 
     def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        to, source = (builder.inttoptr(a, ir.VectorType(ir.FloatType(), _STEP).as_pointer()) for a in arguments)
-        builder.store(builder.load(source, align=4), to, align=4)
+        to, source = arguments
+        floats = builder.load(pointer_at(builder, source, 0, ir.VectorType(FLOAT, _STEP)), align=4)
+        store_vector(builder, floats, to)
         return context.get_dummy_value()
 
     return types.void(types.int64, types.int64), generate
@@ -81,18 +74,13 @@ def _copy(_context: Any, _to: Any, _source: Any) -> Any:
 
 def _tile(builder: Any, rows: int, target: Any, x: Any, weights: Any, steps: Any, prefetching: Any) -> None:
     """Generate the product of a block of ``rows`` rows and a panel."""
-    fma = declare(builder, f"llvm.fmuladd.v{LANES}f32", ir.FunctionType(_VECTOR, [_VECTOR] * 3))
-    zeros = [_VECTOR(None)] * (rows * VECTORS)
-    sums = sum_tile(
-        builder,
-        zeros,
-        x,
-        weights,
-        steps,
-        prefetching,
-        lambda value, column, total: builder.call(fma, [value, column, total]),
-    )
-    write_tile(builder, sums, target)
+    vector = ir.VectorType(FLOAT, LANES)
+
+    def multiply(value: Any, column: Any, total: Any) -> Any:
+        return call_intrinsic(builder, f"llvm.fmuladd.v{LANES}f32", vector, value, column, total)
+
+    zeros = [vector(None)] * (rows * VECTORS)
+    write_tile(builder, sum_tile(builder, zeros, x, weights, steps, prefetching, multiply), target)
 
 
 _body = product_body(_pack, _tile)

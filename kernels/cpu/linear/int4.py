@@ -19,22 +19,22 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from kernels.cpu.availability import LANES
-from kernels.cpu.linear.gemm_tile import (
-    CACHE_LINE,
-    VECTORS,
-    WIDE,
-    broadcast,
-    declare,
-    dot,
-    fence,
-    pointer_at,
-    sum_tile,
-    write_tile,
-)
+from kernels.cpu.linear.gemm_tile import CACHE_LINE, VECTORS, WIDE, dot, fence, sum_tile, write_tile
 from kernels.cpu.linear.packed_weights import PackedWeights, product_body
 from kernels.cpu.linear.rounding import LEVELS, PREFETCH_PER_STEP, STEP, codes_writer, largest
 from kernels.cpu.runtime.kernel import float32_array, function, int64_array, kernel, read_arguments
 from kernels.cpu.runtime.memory import allocate_resident
+from kernels.cpu.simd.llvm_ir import (
+    FLOAT,
+    I32,
+    I64,
+    call_intrinsic,
+    constant,
+    fused_multiply_add,
+    generate_loop,
+    pointer_at,
+    splat_value,
+)
 
 _MIN_PARALLEL = 1 << 20
 """With fewer products one thread is done before a second one has started."""
@@ -103,80 +103,69 @@ def _pack(to: int, x: int, rows: int, into: int, stride: int, own: int, ahead: i
             row_values[1, row] = np.int32(-total).view(np.float32)
 
 
-_I16, _I64 = ir.IntType(16), ir.IntType(64)
-_SUMS, _VECTOR, _SHORTS = (ir.VectorType(kind, LANES) for kind in (ir.IntType(32), ir.FloatType(), _I16))
+_I16 = ir.IntType(16)
+_SUMS, _VECTOR, _SHORTS = (ir.VectorType(kind, LANES) for kind in (I32, FLOAT, _I16))
 
 
 def _tile(builder: Any, rows: int, target: Any, x: Any, panel: Any, own: Any, prefetching: Any) -> None:
-    """Generate the product of a block of ``rows`` rows and a panel."""
-    fma = declare(builder, f"llvm.fma.v{LANES}f32", ir.FunctionType(_VECTOR, [_VECTOR] * 3))
-    low = ir.Constant(_SUMS, [0x0F0F0F0F] * LANES)
-    four = ir.Constant(_SUMS, [4] * LANES)
+    """Generate the product of a block of ``rows`` rows and a panel, group by group."""
     ahead, prefetch_stride = prefetching
-    groups, steps = (builder.load(pointer_at(builder, own, offset, _I64)) for offset in (0, 8))
-    before, body, after = builder.block, builder.append_basic_block(), builder.append_basic_block()
-    builder.branch(body)
-    builder.position_at_end(body)
-    left, from_x, from_panel = (builder.phi(_I64) for _ in range(3))
-    totals = [builder.phi(_VECTOR) for _ in range(rows * VECTORS)]
+    groups, steps = (builder.load(pointer_at(builder, own, offset, I64)) for offset in (0, 8))
+    x_bytes = builder.add(I64(8 * rows), builder.mul(steps, I64(STEP * rows)))
+    panel_bytes = builder.add(I64(6 * WIDE), builder.mul(steps, I64(STEP // 2 * WIDE)))
+
+    def add_group(_index: Any, values: Any) -> Any:
+        from_x, from_panel, *totals = values
+        read = builder.sub(from_panel, panel)
+        prefetched = builder.sdiv(builder.mul(read, prefetch_stride), I64(CACHE_LINE))
+        group_prefetching = builder.add(ahead, prefetched), prefetch_stride
+        totals = _add_group(builder, totals, from_x, from_panel, steps, group_prefetching)
+        return [builder.add(from_x, x_bytes), builder.add(from_panel, panel_bytes), *totals]
+
+    zeros = [_VECTOR(None)] * (rows * VECTORS)
+    write_tile(builder, generate_loop(builder, groups, [x, panel, *zeros], add_group)[2:], target)
+
+
+def _add_group(builder: Any, totals: Any, from_x: Any, from_panel: Any, steps: Any, prefetching: Any) -> Any:
+    """Generate the sums of ``totals`` ``[rows, VECTORS]`` and the products of one group."""
+    rows, low, four = len(totals) // VECTORS, constant(0x0F0F0F0F, _SUMS), constant(4, _SUMS)
 
     def load_for_outputs(offset: int, kind: Any) -> Any:
         size = 4 if kind is _VECTOR else 2
-        return [
-            builder.load(pointer_at(builder, from_panel, offset + size * v * LANES, kind), align=4)
-            for v in range(VECTORS)
-        ]
+        pointers = (pointer_at(builder, from_panel, offset + size * v * LANES, kind) for v in range(VECTORS))
+        return [builder.load(pointer, align=4) for pointer in pointers]
 
-    def load_for_row(offset: int, kind: Any) -> Any:
-        return builder.load(pointer_at(builder, from_x, offset, kind), align=2)
+    def splat_for_row(offset: int, kind: Any) -> Any:
+        return splat_value(builder, builder.load(pointer_at(builder, from_x, offset, kind.element), align=2), kind)
 
     zeros = [builder.zext(short, _SUMS) for short in load_for_outputs(4 * WIDE, _SHORTS)]
-    initial = []
-    for row in range(rows):
-        total = broadcast(builder, load_for_row(4 * (rows + row), _SUMS.element))
-        initial += [_multiply_low_halves(builder, zero, total) for zero in zeros]
-    read = builder.sub(from_panel, panel)
-    prefetched = builder.sdiv(builder.mul(read, prefetch_stride), _I64(CACHE_LINE))
+    row_sums = [splat_for_row(4 * (rows + row), _SUMS) for row in range(rows)]
     sums = sum_tile(
         builder,
-        initial,
-        builder.add(from_x, _I64(8 * rows)),
-        builder.add(from_panel, _I64(6 * WIDE)),
+        [_multiply_low_halves(builder, zero, row_sum) for row_sum in row_sums for zero in zeros],
+        builder.add(from_x, I64(8 * rows)),
+        builder.add(from_panel, I64(6 * WIDE)),
         steps,
-        (builder.add(ahead, prefetched), prefetch_stride),
+        prefetching,
         lambda value, column, total: dot(builder, total, column, value),
         lambda loaded: [builder.and_(loaded, low), builder.and_(builder.lshr(loaded, four), low)],
         min_prefetch_rows=1,
     )
     results, scales = [], load_for_outputs(0, _VECTOR)
     for row in range(rows):
-        unit = broadcast(builder, load_for_row(4 * row, _VECTOR.element))
+        unit = splat_for_row(4 * row, _VECTOR)
         for v, scale in enumerate(scales):
             index = row * VECTORS + v
             scaled = fence(builder, builder.fmul(builder.sitofp(sums[index], _VECTOR), scale))
-            results.append(builder.call(fma, [scaled, unit, totals[index]]))
-    rest, end = builder.sub(left, _I64(1)), builder.block
-    x_bytes = builder.add(_I64(8 * rows), builder.mul(steps, _I64(STEP * rows)))
-    panel_bytes = builder.add(_I64(6 * WIDE), builder.mul(steps, _I64(STEP // 2 * WIDE)))
-    for phi, first, following in (
-        (left, groups, rest),
-        (from_x, x, builder.add(from_x, x_bytes)),
-        (from_panel, panel, builder.add(from_panel, panel_bytes)),
-        *((total, _VECTOR(None), result) for total, result in zip(totals, results, strict=True)),
-    ):
-        phi.add_incoming(first, before)
-        phi.add_incoming(following, end)
-    builder.cbranch(builder.icmp_signed(">", rest, _I64(0)), body, after)
-    builder.position_at_end(after)
-    write_tile(builder, results, target)
+            results.append(fused_multiply_add(builder, scaled, unit, totals[index]))
+    return results
 
 
 def _multiply_low_halves(builder: Any, zero: Any, total: Any) -> Any:
     """Multiply the lower halves of two vectors of words; the upper halves of ``zero`` are 0."""
-    halves = ir.VectorType(_I16, 2 * LANES)
     name = "llvm.x86.avx512.pmaddw.d.512" if LANES == 16 else "llvm.x86.avx2.pmadd.wd"
-    multiply = declare(builder, name, ir.FunctionType(_SUMS, [halves] * 2))
-    return builder.call(multiply, [builder.bitcast(zero, halves), builder.bitcast(total, halves)])
+    zero_halves, total_halves = (builder.bitcast(words, ir.VectorType(_I16, 2 * LANES)) for words in (zero, total))
+    return call_intrinsic(builder, name, _SUMS, zero_halves, total_halves)
 
 
 _body = product_body(_pack, _tile, _TALL)

@@ -17,11 +17,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from kernels.cpu.availability import LANES
-from kernels.cpu.linear.gemm_tile import VECTORS, WIDE, broadcast, dot, fence, pointer_at, sum_tile, write_tile
+from kernels.cpu.linear.gemm_tile import VECTORS, WIDE, dot, fence, sum_tile, write_tile
 from kernels.cpu.linear.packed_weights import PackedWeights, product_body
 from kernels.cpu.linear.rounding import LEVELS, PREFETCH_PER_STEP, STEP, codes_writer, largest
 from kernels.cpu.runtime.kernel import float32_array, function, kernel, read_arguments
 from kernels.cpu.runtime.memory import allocate_resident
+from kernels.cpu.simd.llvm_ir import FLOAT, I32, I64, pointer_at, splat_value
 
 _MIN_PARALLEL = 1 << 20
 """With fewer products one thread is done before a second one has started."""
@@ -43,13 +44,7 @@ class PackedInt8(PackedWeights):
         inside = words.view(torch.int8).view(panels, -1, WIDE, 4)[:, 2:]
         inside.copy_(padded.view(panels, WIDE, columns // 4, 4).transpose(1, 2))
         super().__init__(
-            _product,
-            "int8",
-            codes.shape,
-            words,
-            columns // STEP,
-            row=4 + columns,
-            min_parallel=_MIN_PARALLEL,
+            _product, "int8", codes.shape, words, columns // STEP, row=4 + columns, min_parallel=_MIN_PARALLEL
         )
 
 
@@ -65,7 +60,7 @@ def _pack(to: int, x: int, rows: int, into: int, stride: int, _own: int, ahead: 
         _write_codes(codes + STEP * row, STEP * rows, x + 4 * row * stride, into, factor, prefetched)
 
 
-_SUMS, _VECTOR = ir.VectorType(ir.IntType(32), LANES), ir.VectorType(ir.FloatType(), LANES)
+_SUMS, _VECTOR = ir.VectorType(I32, LANES), ir.VectorType(FLOAT, LANES)
 
 
 def _tile(builder: Any, rows: int, target: Any, x: Any, panel: Any, steps: Any, prefetching: Any) -> None:
@@ -80,15 +75,15 @@ def _tile(builder: Any, rows: int, target: Any, x: Any, panel: Any, steps: Any, 
     sums = sum_tile(
         builder,
         vectors(0, _SUMS) * rows,
-        builder.add(x, ir.IntType(64)(4 * rows)),
-        builder.add(panel, ir.IntType(64)(4 * 2 * WIDE)),
+        builder.add(x, I64(4 * rows)),
+        builder.add(panel, I64(4 * 2 * WIDE)),
         steps,
         prefetching,
         lambda value, column, total: dot(builder, total, value, column),
     )
     scaled, output_scales = [], vectors(1, _VECTOR)
     for row in range(rows):
-        row_scale = broadcast(builder, builder.load(pointer_at(builder, x, 4 * row, _VECTOR.element), align=4))
+        row_scale = splat_value(builder, builder.load(pointer_at(builder, x, 4 * row, FLOAT), align=4), _VECTOR)
         for v, output_scale in enumerate(output_scales):
             value = builder.sitofp(sums[row * VECTORS + v], _VECTOR)
             for factor in (output_scale, row_scale):

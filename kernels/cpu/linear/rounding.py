@@ -8,7 +8,19 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from kernels.cpu.linear.gemm_tile import declare, pointer_at, prefetch
+from kernels.cpu.simd.llvm_ir import (
+    FLOAT,
+    I32,
+    I64,
+    call_intrinsic,
+    constant,
+    fused_multiply_add,
+    generate_loop,
+    pointer_at,
+    prefetch_line,
+    splat_value,
+    store_vector,
+)
 
 LEVELS = 127
 """The largest code."""
@@ -19,8 +31,7 @@ PREFETCH_PER_STEP = 32
 _TINY = 1e-30
 """The largest magnitude is at least this."""
 
-_I8, _I32, _I64, _F32 = ir.IntType(8), ir.IntType(32), ir.IntType(64), ir.FloatType()
-_CODES, _BITS, _NUMBERS = (ir.VectorType(kind, STEP) for kind in (_I8, _I32, _F32))
+_CODES, _BITS, _NUMBERS = (ir.VectorType(kind, STEP) for kind in (ir.IntType(8), I32, FLOAT))
 
 
 @intrinsic
@@ -28,17 +39,14 @@ def largest(_context: Any, _x: Any, _count: Any) -> Any:
     """Return the largest magnitude of ``count`` floats, at least ``_TINY``; NaN if one is NaN."""
 
     def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        # The bits of magnitudes order as the magnitudes do, and those of NaN are the largest.
-        larger = declare(builder, f"llvm.umax.v{STEP}i32", ir.FunctionType(_BITS, [_BITS] * 2))
-        of_all = declare(builder, f"llvm.vector.reduce.umax.v{STEP}i32", ir.FunctionType(_I32, [_BITS]))
-        magnitude = ir.Constant(_BITS, [0x7FFFFFFF] * STEP)
-        tiny = builder.bitcast(ir.Constant(_NUMBERS, [_TINY] * STEP), _BITS)
-
         def step(_index: Any, numbers: Any, total: Any) -> Any:
-            return builder.call(larger, [total, builder.and_(builder.bitcast(numbers, _BITS), magnitude)])
+            # The bits of magnitudes order as the magnitudes do, and those of NaN are the largest.
+            bits = builder.and_(builder.bitcast(numbers, _BITS), constant(0x7FFFFFFF, _BITS))
+            return call_intrinsic(builder, f"llvm.umax.v{STEP}i32", _BITS, total, bits)
 
         x, count = arguments
-        return builder.bitcast(builder.call(of_all, [_reduce(builder, x, count, tiny, step)]), _F32)
+        total = _reduce(builder, x, count, builder.bitcast(constant(_TINY, _NUMBERS), _BITS), step)
+        return builder.bitcast(call_intrinsic(builder, f"llvm.vector.reduce.umax.v{STEP}i32", I32, total), FLOAT)
 
     return types.float32(types.int64, types.int64), generate
 
@@ -55,23 +63,18 @@ def codes_writer(added: int) -> Any:
     def write_codes(_context: Any, _to: Any, _stride: Any, _x: Any, _count: Any, _factor: Any, _ahead: Any) -> Any:
         def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
             to, stride, x, count, factor, ahead = arguments
-            fma = declare(builder, f"llvm.fma.v{STEP}f32", ir.FunctionType(_NUMBERS, [_NUMBERS] * 3))
-            of_all = declare(builder, f"llvm.vector.reduce.add.v{STEP}i32", ir.FunctionType(_I32, [_BITS]))
-            factors = _splat(builder, factor)
+            factors = splat_value(builder, factor, _NUMBERS)
             # The last bit of a float of this size is worth 1: the sum is rounded to an integer, in its lowest bits.
-            magic = ir.Constant(_NUMBERS, [3 * 2.0**22 + added] * STEP)
+            magic = constant(3 * 2.0**22 + added, _NUMBERS)
 
             def step(index: Any, numbers: Any, total: Any) -> Any:
-                prefetch(
-                    builder,
-                    pointer_at(builder, builder.add(ahead, builder.mul(index, _I64(PREFETCH_PER_STEP))), 0, _I8),
-                )
-                bits = builder.bitcast(builder.call(fma, [numbers, factors, magic]), _BITS)
-                source = builder.add(to, builder.mul(index, stride))
-                builder.store(builder.trunc(bits, _CODES), pointer_at(builder, source, 0, _CODES), align=4)
+                prefetch_line(builder, builder.add(ahead, builder.mul(index, I64(PREFETCH_PER_STEP))), level=2)
+                bits = builder.bitcast(fused_multiply_add(builder, numbers, factors, magic), _BITS)
+                store_vector(builder, builder.trunc(bits, _CODES), builder.add(to, builder.mul(index, stride)))
                 return builder.add(total, builder.sub(bits, builder.bitcast(magic, _BITS)))
 
-            return builder.call(of_all, [_reduce(builder, x, count, _BITS(None), step)])
+            total = _reduce(builder, x, count, _BITS(None), step)
+            return call_intrinsic(builder, f"llvm.vector.reduce.add.v{STEP}i32", I32, total)
 
         return types.int32(*[types.int64] * 4, types.float32, types.int64), generate
 
@@ -80,30 +83,15 @@ def codes_writer(added: int) -> Any:
 
 def _reduce(builder: Any, x: Any, count: Any, initial: Any, step: Any) -> Any:
     """Reduce ``count`` floats with ``step(index, numbers, total)``, ``STEP`` at a time, padded with zeros."""
-    mask = ir.VectorType(ir.IntType(1), STEP)
-    pointer = _NUMBERS.as_pointer()
-    load = declare(
-        builder, f"llvm.masked.load.v{STEP}f32.p0", ir.FunctionType(_NUMBERS, [pointer, _I32, mask, _NUMBERS])
-    )
-    before, body, after = builder.block, builder.append_basic_block(), builder.append_basic_block()
-    builder.branch(body)
-    builder.position_at_end(body)
-    index, total = builder.phi(_I64), builder.phi(initial.type)
-    done = builder.mul(index, _I64(STEP))
-    left = _splat(builder, builder.trunc(builder.sub(count, done), _I32))
-    mask_bits = builder.icmp_signed("<", ir.Constant(_BITS, list(range(STEP))), left)
-    source = builder.inttoptr(builder.add(x, builder.mul(done, _I64(4))), pointer)
-    new_total = step(index, builder.call(load, [source, _I32(4), mask_bits, _NUMBERS(None)]), total)
-    following = builder.add(index, _I64(1))
-    for phi, first, then in ((index, _I64(0), following), (total, initial, new_total)):
-        phi.add_incoming(first, before)
-        phi.add_incoming(then, body)
-    builder.cbranch(builder.icmp_signed("<", builder.mul(following, _I64(STEP)), count), body, after)
-    builder.position_at_end(after)
-    return new_total
 
+    def load_and_step(index: Any, values: Any) -> Any:
+        done = builder.mul(index, I64(STEP))
+        left = splat_value(builder, builder.trunc(builder.sub(count, done), I32), _BITS)
+        mask = builder.icmp_signed("<", ir.Constant(_BITS, list(range(STEP))), left)
+        source = pointer_at(builder, builder.add(x, builder.mul(done, I64(4))), 0, _NUMBERS)
+        name = f"llvm.masked.load.v{STEP}f32.p0"
+        numbers = call_intrinsic(builder, name, _NUMBERS, source, I32(4), mask, _NUMBERS(None))
+        return [step(index, numbers, values[0])]
 
-def _splat(builder: Any, value: Any) -> Any:
-    """Put a value into all ``STEP`` lanes."""
-    undefined = ir.Constant(ir.VectorType(value.type, STEP), ir.Undefined)
-    return builder.shuffle_vector(builder.insert_element(undefined, value, _I32(0)), undefined, _BITS(None))
+    num_steps = builder.sdiv(builder.add(count, I64(STEP - 1)), I64(STEP))
+    return generate_loop(builder, num_steps, [initial], load_and_step)[0]

@@ -11,12 +11,10 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from kernels.cpu.simd.llvm_ir import LANES
+from kernels.cpu.simd.llvm_ir import LANES, VECTOR, WORDS, call_intrinsic, constant
 from kernels.cpu.simd.vector import vector
 
 _BYTES = ir.VectorType(ir.IntType(8), LANES)
-_WORDS = ir.VectorType(ir.IntType(32), LANES)
-_FLOATS = ir.VectorType(ir.FloatType(), LANES)
 _SMALLEST_NORMAL = 2.0**-6
 """The smallest normal float8."""
 _DENORMALS_PER_ONE = 2.0**9
@@ -32,7 +30,7 @@ def load_int8(_context: Any, _address: Any) -> Any:
     """Return the int8 numbers at an address."""
 
     def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-        return builder.sitofp(builder.sext(_load(builder, args[0]), _WORDS), _FLOATS)
+        return builder.sitofp(builder.sext(_load(builder, args[0]), WORDS), VECTOR)
 
     return vector(types.int64), generate
 
@@ -42,15 +40,15 @@ def load_float8(_context: Any, _address: Any) -> Any:
     """Return the float8 numbers at an address; NaN becomes 480."""
 
     def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-        code = builder.sext(_load(builder, args[0]), _WORDS)
+        code = builder.sext(_load(builder, args[0]), WORDS)
         bits = builder.shl(builder.and_(code, _word(0x7F)), _word(_CUT))
-        normal = builder.bitcast(builder.add(bits, _word(_BIAS << 23)), _FLOATS)
+        normal = builder.bitcast(builder.add(bits, _word(_BIAS << 23)), VECTOR)
         # A denormal number has the exponent of the smallest normal one, without the leading 1.
-        small = builder.bitcast(builder.add(bits, _word((_BIAS + 1) << 23)), _FLOATS)
-        small = builder.fsub(small, _float(_SMALLEST_NORMAL))
+        small = builder.bitcast(builder.add(bits, _word((_BIAS + 1) << 23)), VECTOR)
+        small = builder.fsub(small, constant(_SMALLEST_NORMAL))
         size = builder.select(builder.icmp_unsigned("<", bits, _word(1 << 23)), small, normal)
         sign = builder.and_(code, _word(1 << 31))
-        return builder.bitcast(builder.or_(builder.bitcast(size, _WORDS), sign), _FLOATS)
+        return builder.bitcast(builder.or_(builder.bitcast(size, WORDS), sign), VECTOR)
 
     return vector(types.int64), generate
 
@@ -60,7 +58,7 @@ def store_int8(_context: Any, _address: Any, _value: Any) -> Any:
     """Write numbers of at most 127 in magnitude as int8."""
 
     def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-        _store(builder, builder.fptosi(_rounded(builder, args[1]), _WORDS), args[0])
+        _store(builder, builder.fptosi(_rounded(builder, args[1]), WORDS), args[0])
 
     return types.void(types.int64, vector), generate
 
@@ -70,15 +68,15 @@ def store_float8(_context: Any, _address: Any, _value: Any) -> Any:
     """Write numbers of at most 448 in magnitude as float8."""
 
     def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-        bits = builder.bitcast(args[1], _WORDS)
+        bits = builder.bitcast(args[1], WORDS)
         whole = builder.and_(bits, _word(0x7FFFFFFF))
         odd = builder.and_(builder.lshr(whole, _word(_CUT)), _word(1))
         rounded = builder.add(builder.add(whole, odd), _word((1 << (_CUT - 1)) - 1))
         normal = builder.sub(builder.lshr(rounded, _word(_CUT)), _word(_BIAS << 3))
-        size = builder.bitcast(whole, _FLOATS)
+        size = builder.bitcast(whole, VECTOR)
         # The codes of denormal numbers count up to that of the smallest normal one.
-        small = builder.fptosi(_rounded(builder, builder.fmul(size, _float(_DENORMALS_PER_ONE))), _WORDS)
-        code = builder.select(builder.fcmp_ordered("<", size, _float(_SMALLEST_NORMAL)), small, normal)
+        small = builder.fptosi(_rounded(builder, builder.fmul(size, constant(_DENORMALS_PER_ONE))), WORDS)
+        code = builder.select(builder.fcmp_ordered("<", size, constant(_SMALLEST_NORMAL)), small, normal)
         sign = builder.and_(builder.lshr(bits, _word(24)), _word(0x80))
         _store(builder, builder.or_(code, sign), args[0])
 
@@ -90,7 +88,7 @@ def magnitude(_context: Any, _x: Any) -> Any:
     """Return ``|x|``."""
 
     def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-        return builder.bitcast(builder.and_(builder.bitcast(args[0], _WORDS), _word(0x7FFFFFFF)), _FLOATS)
+        return builder.bitcast(builder.and_(builder.bitcast(args[0], WORDS), _word(0x7FFFFFFF)), VECTOR)
 
     return vector(vector), generate
 
@@ -104,13 +102,8 @@ def _store(builder: Any, code: Any, address: Any) -> None:
 
 
 def _rounded(builder: Any, x: Any) -> Any:
-    name, kind = "llvm.nearbyint.v16f32", ir.FunctionType(_FLOATS, [_FLOATS])
-    return builder.call(builder.module.globals.get(name) or ir.Function(builder.module, kind, name), [x])
+    return call_intrinsic(builder, "llvm.nearbyint.v16f32", VECTOR, x)
 
 
 def _word(value: int) -> Any:
-    return ir.Constant(_WORDS, [value] * LANES)
-
-
-def _float(value: float) -> Any:
-    return ir.Constant(_FLOATS, [value] * LANES)
+    return constant(value, WORDS)

@@ -13,14 +13,17 @@ from numba.extending import intrinsic
 
 from kernels.cpu.simd.llvm_ir import (
     BYTES,
+    I64,
     LANES,
-    VECTOR,
     WORDS,
+    constant,
     fused_multiply_add,
-    int64,
+    generate_cases,
+    generate_loop,
     load_splat,
     load_vector,
     prefetch_line,
+    store_vector,
 )
 from kernels.cpu.simd.vector import vector
 
@@ -52,16 +55,16 @@ def dotter(lines: int) -> Any:
             num_prefetched = lines * group // LANES
 
             def step(chunk: Any, first: int) -> Any:
-                offset = builder.mul(chunk, int64(BYTES))
+                offset = builder.mul(chunk, I64(BYTES))
                 part = load_vector(builder, builder.add(query, offset))
-                step_index = builder.add(builder.mul(chunks, int64(first // group)), chunk)
-                line = builder.add(ahead, builder.mul(step_index, int64(BYTES * num_prefetched)))
+                step_index = builder.add(builder.mul(chunks, I64(first // group)), chunk)
+                line = builder.add(ahead, builder.mul(step_index, I64(BYTES * num_prefetched)))
                 for index in range(num_prefetched):
-                    prefetch_line(builder, builder.add(line, int64(BYTES * index)))
-                starts = [builder.add(keys, builder.mul(stride, int64(key))) for key in range(first, first + group)]
+                    prefetch_line(builder, builder.add(line, I64(BYTES * index)))
+                starts = [builder.add(keys, builder.mul(stride, I64(key))) for key in range(first, first + group)]
                 return [(part, load_vector(builder, builder.add(start, offset))) for start in starts]
 
-            sums = []
+            sums: list[Any] = []
             for first in range(0, LANES, group):
                 sums += _accumulate(builder, group, chunks, lambda chunk, first=first: step(chunk, first))
             while len(sums) > 1:
@@ -104,10 +107,10 @@ def block_mixer(rows: int, width: int) -> Any:
             out, weights, weights_stride, blocks, offset, stride, count, ahead = args
 
             def locate(index: Any) -> Any:
-                prefetch_line(builder, builder.add(ahead, builder.mul(index, int64(BYTES))))
-                block = builder.add(blocks, builder.mul(builder.lshr(index, int64(4)), int64(8)))
-                start = builder.load(builder.inttoptr(block, ir.IntType(64).as_pointer()))
-                within = builder.mul(builder.and_(index, int64(LANES - 1)), stride)
+                prefetch_line(builder, builder.add(ahead, builder.mul(index, I64(BYTES))))
+                block = builder.add(blocks, builder.mul(builder.lshr(index, I64(4)), I64(8)))
+                start = builder.load(builder.inttoptr(block, I64.as_pointer()))
+                within = builder.mul(builder.and_(index, I64(LANES - 1)), stride)
                 return builder.add(start, builder.add(offset, within))
 
             _mix(builder, (rows, width), out, (weights, weights_stride), (locate, stride), count)
@@ -140,7 +143,7 @@ def mixer(rows: int, width: int) -> Any:
             def locate(index: Any) -> Any:
                 offset = builder.mul(index, stride)
                 for part in range(width):
-                    prefetch_line(builder, builder.add(builder.add(ahead, offset), int64(BYTES * part)))
+                    prefetch_line(builder, builder.add(builder.add(ahead, offset), I64(BYTES * part)))
                 return builder.add(values, offset)
 
             _mix(builder, (rows, width), out, (weights, weights_stride), (locate, stride), count)
@@ -152,19 +155,19 @@ def mixer(rows: int, width: int) -> Any:
 
 def _mix(builder: Any, size: Any, out: Any, weighted: Any, values: Any, count: Any) -> None:
     (rows, width), (weights, weights_stride), (locate, stride) = size, weighted, values
-    starts = [builder.add(out, builder.mul(stride, int64(row))) for row in range(rows)]
-    addresses = [builder.add(start, int64(BYTES * part)) for start in starts for part in range(width)]
-    factors = [builder.add(weights, builder.mul(weights_stride, int64(row))) for row in range(rows)]
+    starts = [builder.add(out, builder.mul(stride, I64(row))) for row in range(rows)]
+    addresses = [builder.add(start, I64(BYTES * part)) for start in starts for part in range(width)]
+    factors = [builder.add(weights, builder.mul(weights_stride, I64(row))) for row in range(rows)]
 
     def step(index: Any) -> Any:
         start = locate(index)
-        parts = [load_vector(builder, builder.add(start, int64(BYTES * part))) for part in range(width)]
-        offset = builder.mul(index, int64(4))
+        parts = [load_vector(builder, builder.add(start, I64(BYTES * part))) for part in range(width)]
+        offset = builder.mul(index, I64(4))
         return [(load_splat(builder, builder.add(factor, offset)), part) for factor in factors for part in parts]
 
     initial = [load_vector(builder, address) for address in addresses]
     for address, mixed in zip(addresses, _accumulate(builder, len(addresses), count, step, initial), strict=True):
-        builder.store(mixed, builder.inttoptr(address, VECTOR.as_pointer()), align=4)
+        store_vector(builder, mixed, address)
 
 
 @intrinsic
@@ -180,15 +183,7 @@ def score(
 
     def generate(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
         rows, *rest = args
-        done = builder.append_basic_block()
-        choice = builder.switch(rows, done)
-        for num_rows in range(1, TALL + 1):
-            case = builder.append_basic_block()
-            choice.add_case(int64(num_rows), case)
-            builder.position_at_end(case)
-            _score(builder, num_rows, *rest)
-            builder.branch(done)
-        builder.position_at_end(done)
+        generate_cases(builder, rows, TALL, lambda num_rows: _score(builder, num_rows, *rest))
         return context.get_dummy_value()
 
     return types.void(*[types.int64] * 7), generate
@@ -196,17 +191,17 @@ def score(
 
 def _score(builder: Any, rows: int, queries: Any, keys: Any, dim: Any, out: Any, out_stride: Any, ahead: Any) -> None:
     def step(index: Any) -> Any:
-        prefetch_line(builder, builder.add(ahead, builder.mul(index, int64(BYTES))))
-        query = builder.add(queries, builder.mul(index, int64(4 * rows)))
-        key = builder.add(keys, builder.mul(index, int64(2 * BYTES)))
-        pair = [load_vector(builder, builder.add(key, int64(BYTES * half))) for half in range(2)]
-        values = [load_splat(builder, builder.add(query, int64(4 * row))) for row in range(rows)]
+        prefetch_line(builder, builder.add(ahead, builder.mul(index, I64(BYTES))))
+        query = builder.add(queries, builder.mul(index, I64(4 * rows)))
+        key = builder.add(keys, builder.mul(index, I64(2 * BYTES)))
+        pair = [load_vector(builder, builder.add(key, I64(BYTES * half))) for half in range(2)]
+        values = [load_splat(builder, builder.add(query, I64(4 * row))) for row in range(rows)]
         return [(value, half) for value in values for half in pair]
 
     for index, result in enumerate(_accumulate(builder, 2 * rows, dim, step)):
         row, half = divmod(index, 2)
-        target = builder.add(builder.add(out, builder.mul(out_stride, int64(row))), int64(BYTES * half))
-        builder.store(result, builder.inttoptr(target, VECTOR.as_pointer()), align=4)
+        target = builder.add(builder.add(out, builder.mul(out_stride, I64(row))), I64(BYTES * half))
+        store_vector(builder, result, target)
 
 
 @intrinsic
@@ -215,7 +210,7 @@ def transpose(_context: Any, _rows: Any, _stride: Any, _out: Any, _out_stride: A
 
     def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
         rows, stride, out, out_stride = args
-        vectors = [load_vector(builder, builder.add(rows, builder.mul(stride, int64(row)))) for row in range(LANES)]
+        vectors = [load_vector(builder, builder.add(rows, builder.mul(stride, I64(row)))) for row in range(LANES)]
         for distance, shuffles in ((1, _SINGLES), (2, _PAIRS), (4, _QUARTERS), (8, _QUARTERS)):
             for row in range(LANES):
                 if not row & distance:
@@ -223,37 +218,19 @@ def transpose(_context: Any, _rows: Any, _stride: Any, _out: Any, _out_stride: A
                     vectors[row], vectors[row + distance] = (builder.shuffle_vector(*pair, half) for half in shuffles)
         for index, result in enumerate(vectors):
             column = index & ~3 | (index & 1) << 1 | (index & 2) >> 1
-            target = builder.add(out, builder.mul(out_stride, int64(column)))
-            builder.store(result, builder.inttoptr(target, VECTOR.as_pointer()), align=4)
+            target = builder.add(out, builder.mul(out_stride, I64(column)))
+            store_vector(builder, result, target)
 
     return types.void(*[types.int64] * 4), generate
 
 
 def _accumulate(builder: Any, width: int, count: Any, step: Any, initial: Any = None) -> Any:
-    """Return ``width`` sums of ``count`` products; ``step(index)`` returns the factors of each."""
-    before = builder.block
-    loop, done = builder.append_basic_block("loop"), builder.append_basic_block("done")
-    initial = initial or [ir.Constant(VECTOR, [0.0] * LANES)] * width
-    builder.cbranch(builder.icmp_signed(">", count, int64(0)), loop, done)
-    builder.position_at_end(loop)
-    index = builder.phi(ir.IntType(64))
-    sums = [builder.phi(VECTOR) for _ in range(width)]
-    after = [fused_multiply_add(builder, x, y, held) for (x, y), held in zip(step(index), sums, strict=True)]
-    following = builder.add(index, int64(1))
-    builder.cbranch(builder.icmp_signed("<", following, count), loop, done)
-    end = builder.block
-    index.add_incoming(int64(0), before)
-    index.add_incoming(following, end)
-    builder.position_at_end(done)
-    results = []
-    for start, total, new_total in zip(initial, sums, after, strict=True):
-        total.add_incoming(start, before)
-        total.add_incoming(new_total, end)
-        result = builder.phi(VECTOR)
-        result.add_incoming(start, before)
-        result.add_incoming(new_total, end)
-        results.append(result)
-    return results
+    """Return ``width`` sums of ``count`` products, one or more; ``step(index)`` returns the factors of each."""
+
+    def add_products(index: Any, sums: Any) -> Any:
+        return [fused_multiply_add(builder, x, y, total) for (x, y), total in zip(step(index), sums, strict=True)]
+
+    return generate_loop(builder, count, initial or [constant(0.0)] * width, add_products)
 
 
 def _add_neighbours(builder: Any, x: Any, y: Any) -> Any:

@@ -23,6 +23,7 @@ from kernels.cpu.simd.llvm_ir import (
     prefetch_line,
     reduce_lanes,
     splat_value,
+    store_vector,
 )
 
 
@@ -49,11 +50,7 @@ def load(_context: Any, _address: Any) -> Any:
 @intrinsic
 def store(_context: Any, _address: Any, _value: Any) -> Any:
     """Write a vector to an address."""
-
-    def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-        builder.store(args[1], builder.inttoptr(args[0], VECTOR.as_pointer()), align=4)
-
-    return types.void(types.int64, vector), generate
+    return types.void(types.int64, vector), lambda _c, builder, _s, args: store_vector(builder, args[1], args[0])
 
 
 @intrinsic
@@ -68,34 +65,17 @@ def splat(_context: Any, _value: Any) -> Any:
     return vector(types.float32), lambda _c, builder, _s, args: splat_value(builder, args[0])
 
 
-@intrinsic
-def add(_context: Any, _x: Any, _y: Any) -> Any:
-    """Return ``x + y``."""
-    return vector(vector, vector), lambda _c, builder, _s, args: builder.fadd(*args)
+def _elementwise(operation: str) -> Any:
+    """Make a function of two vectors from a method of LLVM's builder."""
+
+    @intrinsic
+    def apply(_context: Any, _x: Any, _y: Any) -> Any:
+        return vector(vector, vector), lambda _c, builder, _s, args: getattr(builder, operation)(*args)
+
+    return apply
 
 
-@intrinsic
-def subtract(_context: Any, _x: Any, _y: Any) -> Any:
-    """Return ``x - y``."""
-    return vector(vector, vector), lambda _c, builder, _s, args: builder.fsub(*args)
-
-
-@intrinsic
-def multiply(_context: Any, _x: Any, _y: Any) -> Any:
-    """Return ``x * y``."""
-    return vector(vector, vector), lambda _c, builder, _s, args: builder.fmul(*args)
-
-
-@intrinsic
-def divide(_context: Any, _x: Any, _y: Any) -> Any:
-    """Return ``x / y``."""
-    return vector(vector, vector), lambda _c, builder, _s, args: builder.fdiv(*args)
-
-
-@intrinsic
-def fma(_context: Any, _x: Any, _y: Any, _z: Any) -> Any:
-    """Return ``x * y + z``, rounded once."""
-    return vector(vector, vector, vector), lambda _c, builder, _s, args: fused_multiply_add(builder, *args)
+add, subtract, multiply, divide = (_elementwise(operation) for operation in ("fadd", "fsub", "fmul", "fdiv"))
 
 
 @intrinsic
@@ -171,6 +151,6 @@ def _exp(builder: Any, x: Any) -> Any:
     result = constant(0.008312501)
     for coefficient in (0.04189033, 0.16667116, 0.49999231, 1, 1):
         result = fused_multiply_add(builder, result, r, constant(coefficient))
-    bits = builder.shl(builder.bitcast(shifted, WORDS), ir.Constant(WORDS, [23] * LANES))
+    bits = builder.shl(builder.bitcast(shifted, WORDS), constant(23, WORDS))
     result = builder.fmul(result, builder.bitcast(bits, VECTOR))
     return builder.select(builder.fcmp_ordered("<", x, lowest), constant(0), result)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from engine.attention.cpu_deterministic import DeterministicAttention
 from engine.attention.cpu_numba import NumbaAttention
 from engine.attention.cpu_torch import TorchAttention
 from engine.attention.cuda_triton import TritonAttention
@@ -25,7 +26,11 @@ ALWAYS, NEVER = AttentionCostModel(1, piece_cost_bytes=0, query_cost_bytes=0), A
 USUAL = AttentionCostModel(2 * KV_HEADS * DIM * 4, piece_cost_bytes=4000, query_cost_bytes=100)
 
 
-Backend = type[TorchAttention] | type[DeterministicAttention] | type[NumbaAttention] | type[TritonAttention]
+Backend = Callable[
+    [list[LayerAttentionConfig], Tensor, Tensor | None], TorchAttention | NumbaAttention | TritonAttention
+]
+deterministic_torch_attention = partial(TorchAttention, deterministic=True)
+unshared_numba_attention = partial(NumbaAttention, sharing=False)
 EIGHT_BIT = [torch.int8, torch.float8_e4m3fn]
 kv_types = pytest.mark.parametrize("dtype", [torch.float32, *EIGHT_BIT], ids=["float32", "int8", "fp8"])
 """Data types of the cache."""
@@ -194,7 +199,7 @@ def test_deterministic_attention_equals_dense_attention_in_float64(
     config = LayerAttentionConfig(KV_HEADS * PER_KV, KV_HEADS, DIM, 0.4, window, softcap)
     for seed in range(12):
         step = Step(seed, USUAL, dtype=dtype)
-        ours = step.attend(config, DeterministicAttention)
+        ours = step.attend(config, deterministic_torch_attention)
         step.check(ours, config)
 
 
@@ -244,7 +249,7 @@ def test_compiled_attention_equals_float64_when_later_keys_have_much_higher_scor
 
 
 @pytest.mark.parametrize("dtype", EIGHT_BIT, ids=["int8", "fp8"])
-@pytest.mark.parametrize("other", [NumbaAttention, DeterministicAttention, TritonAttention])
+@pytest.mark.parametrize("other", [NumbaAttention, deterministic_torch_attention, TritonAttention])
 def test_every_backend_writes_identical_keys_and_values(other: Backend, dtype: torch.dtype) -> None:
     """One vector is zero, one is tiny, and one is near the smallest float32."""
     config = LayerAttentionConfig(KV_HEADS * PER_KV, KV_HEADS, DIM, 0.4)
@@ -259,7 +264,7 @@ def test_every_backend_writes_identical_keys_and_values(other: Backend, dtype: t
 
 
 @pytest.mark.parametrize("dtype", EIGHT_BIT, ids=["int8", "fp8"])
-@pytest.mark.parametrize("backend", [NumbaAttention, TorchAttention, DeterministicAttention])
+@pytest.mark.parametrize("backend", [NumbaAttention, TorchAttention, deterministic_torch_attention])
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
 def test_nan_and_infinity_stay_in_an_8_bit_cache(backend: Backend, dtype: torch.dtype, value: float) -> None:
     step = Step(3, USUAL, dtype=dtype)
@@ -281,15 +286,18 @@ def test_compiled_attention_gives_the_same_bits_on_every_number_of_threads(threa
     assert all(torch.equal(*pair) for pair in zip(alone, several, strict=True))
 
 
+@pytest.mark.parametrize("backend", [unshared_numba_attention, deterministic_torch_attention])
 @pytest.mark.parametrize("window", [None, 9])
 @kv_types
-def test_without_prefix_sharing_results_are_identical_in_any_batch(window: int | None, dtype: torch.dtype) -> None:
+def test_without_prefix_sharing_results_are_identical_in_any_batch(
+    backend: Backend, window: int | None, dtype: torch.dtype
+) -> None:
     """Rows one at a time, and their new tokens one at a time, are compared with all at once."""
     config = LayerAttentionConfig(KV_HEADS * PER_KV, KV_HEADS, DIM, 0.4, window)
     several = 0
     for seed in range(6):
         step = Step(seed, ALWAYS, page=16, dtype=dtype)
-        attend = NumbaAttention([config], step.kv, step.scales, sharing=False)
+        attend = backend([config], step.kv, step.scales)
         attend.prepare(step.metadata)
         together = attend(0, step.q, step.k, step.v)
         for row, start in enumerate(step.metadata.query_starts.tolist()):

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 import reasoner
-from engine.attention.cpu_deterministic import DeterministicAttention
 from engine.attention.cpu_torch import TorchAttention
 from engine.cache.paged_kv import kv_bytes_per_token
 from engine.device import KV_DTYPES, DeviceConfig, select_kv_dtype
@@ -112,8 +111,7 @@ def test_without_compiled_kernels_the_tokens_are_the_same(
     for module in ("engine.attention.select", "engine.runner.batch", "engine.runner.forward_cpu"):
         monkeypatch.setattr(f"{module}.has_compiled_kernel", lambda *_: False)
     plain = Harness(checkpoints("mistral"), options)
-    kind = DeterministicAttention if deterministic else TorchAttention
     assert isinstance(plain.core._forward, CpuForward)
-    assert isinstance(plain.core._forward._attend, kind)
+    assert isinstance(plain.core._forward._attend, TorchAttention)
     ours = plain.complete(asked)
     assert [one.token_ids for one in ours] == [one.token_ids for one in expected]
