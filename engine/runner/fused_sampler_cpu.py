@@ -11,7 +11,7 @@ from torch import Tensor
 
 from engine.cache.paged_kv import PageTable
 from engine.models.decoder import Decoder
-from engine.sampling.sampler import Floats, Ints, checked
+from engine.sampling.sampler import Floats, Ints, require_finite_logits
 from engine.scheduler.sequence import GenerateSequence
 from kernels.cpu.runtime.kernel_graph import KernelGraphCache
 
@@ -87,7 +87,8 @@ class FusedCpuSampler:
                 int_params[: 4 * num_tokens].reshape(4, num_tokens),
             )
             all_results = results[: 3 * num_tokens].reshape(3, num_tokens)
-            tokens, logprobs = checked(*resolve_near_ties(logits, *params, tokens, all_results))
+            tokens, logprobs = resolve_near_ties(logits, *params, tokens, all_results)
+            require_finite_logits(tokens.min() >= 0)
         return logits, tokens, logprobs
 
     def _write_params(self, table: PageTable, sequence: GenerateSequence) -> None:

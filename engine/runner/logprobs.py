@@ -5,34 +5,31 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 from torch import Tensor
 
 from engine.models.interface import Model
-from engine.protocol.types import EngineError, TokenLogprob
-from engine.sampling.sampler import NOT_FINITE
-from engine.sampling.truncation import largest, relative_weights
+from engine.protocol.types import TokenLogprob
+from engine.sampling.sampler import Floats32, Ints, require_finite_logits
 from engine.scheduler.sequence import GenerateSequence
 
-_BLOCK = 1 << 22
+_MAX_LOGITS = 1 << 22
 """Maximum number of logits in memory at once while a prompt is read."""
+_MAX_BLOCK_TOKENS = 64
+"""Maximum number of tokens of a block whose maximum is taken in the search for a row's largest logits."""
 
 
-def log_probabilities(
-    logits: npt.NDArray[np.float32], tokens: npt.NDArray[np.int64], counts: Sequence[int]
-) -> list[TokenLogprob]:
+def log_probabilities(logits: Floats32, tokens: Ints, counts: Sequence[int]) -> list[TokenLogprob]:
     """Return, for each row of ``logits`` ``[rows, vocab]``, those of its token and of its ``counts`` likeliest tokens.
 
     Raises ``EngineError`` if a row's largest logit is not finite.
     """
     top = logits.max(axis=-1)
-    if not np.isfinite(top).all():
-        raise EngineError(NOT_FINITE)
-    weights = relative_weights(logits, top, np.ones(len(logits)))
+    require_finite_logits(np.isfinite(top).all())
+    weights = logits - top[:, None]
+    np.exp(weights, out=weights)
     normaliser = top + np.log(weights.sum(axis=-1).astype(np.float64))
     chosen = logits[np.arange(len(logits)), tokens] - normaliser
-    max_count = max(counts)
-    best, values = largest(logits, max_count) if max_count else (np.empty((len(logits), 0), np.int64),) * 2
+    best, values = largest(logits, max(counts))
     ranked = zip(best.tolist(), (values - normaliser[:, None]).tolist(), strict=True)
     return [
         TokenLogprob(token, logprob, tuple(zip(ids[:count], theirs[:count], strict=True)))
@@ -40,20 +37,38 @@ def log_probabilities(
     ]
 
 
+def largest(logits: Floats32, count: int) -> tuple[Ints, Floats32]:
+    """Return the ``count`` tokens with the largest logits of each row and these logits, descending.
+
+    Both ``[rows, count]``; of equal logits the smaller token ids are taken.
+    """
+    rows, vocab = logits.shape
+    tokens = np.empty((rows, count), np.int64)
+    if count:
+        # The count-th largest of the maxima of disjoint blocks is at most the count-th largest logit, and not much
+        # less: only logits of at least this bound are candidates.
+        depth = max(1, min(_MAX_BLOCK_TOKENS, vocab // (2 * count)))
+        blocks = vocab // depth
+        maxima = logits[:, : depth * blocks].reshape(rows, depth, blocks).max(axis=1)
+        bounds = np.partition(maxima, blocks - count, axis=-1)[:, blocks - count]
+        for row, bound, best in zip(logits, bounds, tokens, strict=True):
+            candidates = np.flatnonzero(row >= bound)
+            best[:] = candidates[np.argsort(-row[candidates], kind="stable")[:count]]
+    return tokens, np.take_along_axis(logits, tokens, axis=-1)
+
+
 def read_prompt(sequence: GenerateSequence, count: int, hidden: Tensor, model: Model) -> None:
     """Append the log-probabilities of a prompt's tokens that this step's ``count`` tokens of the sequence predict.
 
     ``hidden``: ``[count, width]``. After a preemption the step may repeat positions that were read before.
     """
-    logprobs = sequence.prompt_logprobs
+    logprobs, offset = sequence.prompt_logprobs, sequence.num_computed
     if logprobs is None:
         return
-    rows = max(1, _BLOCK // model.config.vocab_size)
-    end = min(sequence.num_computed + count, sequence.prompt_len - 1)
+    rows = max(1, _MAX_LOGITS // model.config.vocab_size)
+    end = min(offset + count, sequence.prompt_len - 1)
     for start in range(len(logprobs) - 1, end, rows):
         stop = min(start + rows, end)
-        logits = (
-            model.compute_logits(hidden[start - sequence.num_computed : stop - sequence.num_computed]).cpu().numpy()
-        )
+        logits = model.compute_logits(hidden[start - offset : stop - offset]).cpu().numpy()
         tokens = np.array(sequence.tokens[start + 1 : stop + 1], np.int64)
         logprobs.extend(log_probabilities(logits, tokens, [sequence.sampling.prompt_logprobs or 0] * len(tokens)))

@@ -14,12 +14,12 @@ from torch import Tensor
 
 from engine.device import to_device
 from engine.models.interface import Model
-from engine.protocol.types import EngineError, TokenLogprob
+from engine.protocol.types import TokenLogprob
 from engine.runner.batch import ScheduledSequence
 from engine.runner.fused_sampler_cpu import FusedCpuSampler
 from engine.runner.logprobs import log_probabilities, read_prompt
 from engine.sampling.logits_processors import LogitsRow, apply_logits_processors
-from engine.sampling.sampler import NOT_FINITE, Array, Floats, Ints, sample
+from engine.sampling.sampler import Array, Floats, Ints, require_finite_logits, sample
 from engine.scheduler.draft import Draft
 from engine.scheduler.sequence import GenerateSequence, ScoreSequence
 from kernels.common.sampling_tensors import NoiseKeys, SamplingTensors
@@ -121,8 +121,7 @@ def sample_and_score(
     for token_ids, requests in scores.items():
         logits = model.compute_logits(_select_rows(hidden, [row for _, _, row in requests]), token_ids)
         for (sequence, position, _), values in zip(requests, logits.tolist(), strict=True):
-            if not all(map(math.isfinite, values)):
-                raise EngineError(NOT_FINITE)
+            require_finite_logits(all(map(math.isfinite, values)))
             sequence.values[position] = tuple(values)
     if not samples:
         return []

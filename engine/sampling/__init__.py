@@ -1,1 +1,1 @@
-"""Sampling of tokens from logits: logits processors, truncation, and the samplers of the CPU and of a GPU."""
+"""Sampling of tokens from logits: logits processors, and the samplers of the CPU and of a GPU."""

@@ -11,12 +11,14 @@ import torch
 from torch import Tensor
 
 from engine.device import to_device
-from engine.protocol.types import EngineError
+from engine.protocol.types import SamplingParams
 from engine.sampling.logits_processors import LogitsRow, forbidden_by_row, penalties_by_row
 from engine.sampling.penalties import Ints, Penalties
-from engine.sampling.sampler import Array, Floats
+from engine.sampling.sampler import Array, Floats, require_finite_logits
 from kernels.common.sampling_tensors import NoiseKeys, SamplingTensors
 from kernels.sampling import sampling
+
+_NO_PENALTIES = Penalties(SamplingParams(), ())
 
 
 def sample_on_gpu(
@@ -37,45 +39,33 @@ def sample_on_gpu(
     tokens, logprobs = sampling.sample(
         logits, SamplingTensors(temperature, top_p, min_p, top_k), NoiseKeys(seed, key, position)
     )
-    drawn = torch.stack((tokens, logprobs.view(torch.int64))).cpu().numpy()
-    if (drawn[0] < 0).any():
-        raise EngineError("the model's logits are not finite")
-    return drawn[0], drawn[1].view(np.float64)
+    samples = torch.stack((tokens, logprobs.view(torch.int64))).cpu().numpy()
+    require_finite_logits(samples[0].min() >= 0)
+    return samples[0], samples[1].view(np.float64)
 
 
 def apply_logits_processors_on_gpu(logits: Tensor, rows: Sequence[LogitsRow]) -> None:
     """Apply bias, penalties and ``min_tokens`` to ``logits`` ``[rows, vocab]`` on a GPU, in place."""
     penalties, forbidden = penalties_by_row(rows), forbidden_by_row(rows)
     if penalties or forbidden:
-        sampling.apply_penalties(logits, changes(len(logits), penalties, forbidden, logits.device))
+        sampling.apply_penalties(logits, _penalty_tensors(len(logits), penalties, forbidden, logits.device))
 
 
-def changes(
-    rows: int, penalties: Mapping[int, Penalties], forbidden: Mapping[int, Ints], device: torch.device
+def _penalty_tensors(
+    num_rows: int, penalties: Mapping[int, Penalties], forbidden: Mapping[int, Ints], device: torch.device
 ) -> sampling.PenaltyTensors:
-    """Return the tensors of ``sampling.apply_penalties``: penalties and forbidden tokens of each of ``rows`` rows."""
-    sizes = np.zeros(rows, np.int64)
-    settings = np.tile(np.array([1, 0, 0], np.float32), (rows, 1))
+    starts = np.zeros(num_rows + 1, np.int64)
+    settings = np.tile(np.array([1, 0, 0], np.float32), (num_rows, 1))
     tokens, bias, seen, counts = [], [], [], []
     for row in sorted(penalties.keys() | forbidden.keys()):
-        one, never = penalties.get(row), forbidden.get(row, np.empty(0, np.int64))
-        known = np.empty(0, np.int64)
-        if one is not None:
-            known, settings[row] = one.tokens, (one.repetition, one.frequency, one.presence)
-            bias.append(np.where(np.isin(known, never), np.float32(-np.inf), one.bias))
-            seen.append(one.seen)
-            counts.append(one.counts)
-        new = np.setdiff1d(never, known)
-        tokens += [known, new]
-        bias.append(np.full(len(new), -np.inf, np.float32))
-        seen.append(np.zeros(len(new), np.bool_))
-        counts.append(np.zeros(len(new), np.float32))
-        sizes[row] = len(known) + len(new)
-    return sampling.PenaltyTensors(
-        starts=to_device(torch.from_numpy(np.concatenate(([0], sizes.cumsum()))), device),
-        tokens=to_device(torch.from_numpy(np.concatenate(tokens)), device),
-        bias=to_device(torch.from_numpy(np.concatenate(bias)), device),
-        seen=to_device(torch.from_numpy(np.concatenate(seen)), device),
-        counts=to_device(torch.from_numpy(np.concatenate(counts)), device),
-        settings=to_device(torch.from_numpy(settings), device),
-    )
+        penalty, never = penalties.get(row, _NO_PENALTIES), forbidden.get(row, np.empty(0, np.int64))
+        added = np.setdiff1d(never, penalty.tokens)
+        tokens += [penalty.tokens, added]
+        bias += [np.where(np.isin(penalty.tokens, never), np.float32(-np.inf), penalty.bias)]
+        bias += [np.full(len(added), -np.inf, np.float32)]
+        seen += [penalty.seen, np.zeros(len(added), np.bool_)]
+        counts += [penalty.counts, np.zeros(len(added), np.float32)]
+        settings[row] = penalty.repetition, penalty.frequency, penalty.presence
+        starts[row + 1] = penalty.size + len(added)
+    arrays = (starts.cumsum(), *map(np.concatenate, (tokens, bias, seen, counts)), settings)
+    return sampling.PenaltyTensors(*(to_device(torch.from_numpy(array), device) for array in arrays))

@@ -15,6 +15,7 @@ commutes with the penalties."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 
 import numpy as np
 import numpy.typing as npt
@@ -33,22 +34,21 @@ class Penalties:
     """
 
     def __init__(self, sampling: SamplingParams, prompt: Sequence[int]) -> None:
-        """Create the penalties of a branch that has generated nothing yet."""
         self.repetition = sampling.repetition_penalty
         self.frequency = sampling.frequency_penalty
         self.presence = sampling.presence_penalty
         bias = dict(sampling.logit_bias)
         seen = np.unique(np.array(prompt if self.repetition != 1 else (), np.int64))
-        known = np.union1d(seen, np.array(list(bias), np.int64))
-        self._known = known
+        tokens = np.union1d(seen, np.array(list(bias), np.int64))
+        self._initial_tokens = tokens
         """Tokens of the prompt and of the bias, sorted; shared by the branches of a request."""
-        self._places: dict[int, int] = {}
-        """Indices of generated tokens in the arrays below; other tokens are looked up in ``_known``."""
-        self.size = len(known)
-        self._tokens = known
-        self._bias = np.array([bias.get(token, 0.0) for token in known.tolist()], np.float32)
-        self._seen = np.isin(known, seen)
-        self._counts = np.zeros(len(known), np.float32)
+        self._indices: dict[int, int] = {}
+        """Indices of generated tokens in the arrays below; other tokens are looked up in ``_initial_tokens``."""
+        self.size = len(tokens)
+        self._tokens = tokens
+        self._bias = np.array([bias.get(token, 0.0) for token in tokens.tolist()], np.float32)
+        self._seen = np.isin(tokens, seen)
+        self._counts = np.zeros(len(tokens), np.float32)
 
     @classmethod
     def is_needed(cls, sampling: SamplingParams) -> bool:
@@ -62,27 +62,25 @@ class Penalties:
 
     def fork(self, generated: Sequence[int]) -> Penalties:
         """Return a copy for another branch, which has generated these tokens."""
-        twin = object.__new__(Penalties)
-        twin.repetition, twin.frequency, twin.presence = self.repetition, self.frequency, self.presence
-        twin._known, twin._places, twin.size = self._known, dict(self._places), self.size
-        twin._tokens, twin._bias = self._tokens.copy(), self._bias.copy()
-        twin._seen, twin._counts = self._seen.copy(), self._counts.copy()
+        fork = copy(self)
+        fork._indices, fork._tokens, fork._bias = dict(self._indices), self._tokens.copy(), self._bias.copy()
+        fork._seen, fork._counts = self._seen.copy(), self._counts.copy()
         for token in generated:
-            twin.add(token)
-        return twin
+            fork.add(token)
+        return fork
 
     def add(self, token: int) -> None:
         """Count a generated token."""
-        place = self._places.get(token)
-        if place is None:
-            place = int(self._known.searchsorted(token))
-            if place == len(self._known) or self._known[place] != token:
-                place = self.size
+        index = self._indices.get(token)
+        if index is None:
+            index = int(self._initial_tokens.searchsorted(token))
+            if index == len(self._initial_tokens) or self._initial_tokens[index] != token:
+                index = self.size
                 self._grow()
-                self._tokens[place] = token
-            self._places[token] = place
-            self._seen[place] = True
-        self._counts[place] += 1
+                self._tokens[index] = token
+            self._indices[token] = index
+            self._seen[index] = True
+        self._counts[index] += 1
 
     def _grow(self) -> None:
         if self.size == len(self._tokens):
@@ -117,14 +115,14 @@ class Penalties:
 def penalise(logits: Floats, rows: Sequence[int], penalties: Sequence[Penalties]) -> None:
     """Apply bias and penalties to rows of ``logits`` ``[rows, vocab]`` in place, one ``Penalties`` per row in
     ``rows``."""
-    sizes = [one.size for one in penalties]
-    tokens = np.concatenate([one.tokens for one in penalties])
-    seen = np.concatenate([one.seen for one in penalties])
-    counts = np.concatenate([one.counts for one in penalties])
-    settings = np.array([(one.repetition, one.frequency, one.presence) for one in penalties], np.float32)
+    sizes = [own.size for own in penalties]
+    tokens = np.concatenate([own.tokens for own in penalties])
+    seen = np.concatenate([own.seen for own in penalties])
+    counts = np.concatenate([own.counts for own in penalties])
+    settings = np.array([(own.repetition, own.frequency, own.presence) for own in penalties], np.float32)
     row = np.repeat(np.array(rows), sizes)
     repetition, frequency, presence = np.repeat(settings, sizes, axis=0).T
-    values = logits[row, tokens] + np.concatenate([one.bias for one in penalties])
+    values = logits[row, tokens] + np.concatenate([own.bias for own in penalties])
     repeated = np.where(values > 0, values / repetition, values * repetition)
     values = np.where(seen, repeated, values)
     values -= frequency * counts + presence * (counts > 0)
@@ -133,5 +131,5 @@ def penalise(logits: Floats, rows: Sequence[int], penalties: Sequence[Penalties]
 
 def forbid(logits: Floats, rows: Sequence[int], tokens: Sequence[Ints]) -> None:
     """Set the logits of tokens to minus infinity in place; one array of tokens per row in ``rows``."""
-    row = np.repeat(np.array(rows), [len(one) for one in tokens])
+    row = np.repeat(np.array(rows), [len(own) for own in tokens])
     logits[row, np.concatenate(tokens)] = -np.inf

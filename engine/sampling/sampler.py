@@ -24,8 +24,7 @@ from kernels.cpu.sampling import sampler
 Array = npt.NDArray[Any]
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
-
-NOT_FINITE = "the model's logits are not finite"
+Floats32 = npt.NDArray[np.float32]
 
 
 def sample(logits: Tensor, params: SamplingTensors[Array], noise_keys: NoiseKeys[Array]) -> tuple[Ints, Floats]:
@@ -36,11 +35,12 @@ def sample(logits: Tensor, params: SamplingTensors[Array], noise_keys: NoiseKeys
     one outcome. They do not depend, bit for bit, on the other rows. Raises ``EngineError`` if a row's largest logit is
     not finite or any is NaN.
     """
-    return checked(*sampler.sample(logits, params, noise_keys))
-
-
-def checked(tokens: Ints, logprobs: Floats) -> tuple[Ints, Floats]:
-    """Return the result of ``kernels.cpu.sampling.sampler``. Raises ``EngineError`` if a token is invalid."""
-    if tokens.min() < 0:
-        raise EngineError(NOT_FINITE)
+    tokens, logprobs = sampler.sample(logits, params, noise_keys)
+    require_finite_logits(tokens.min() >= 0)
     return tokens, logprobs
+
+
+def require_finite_logits(is_finite: bool | np.bool_) -> None:
+    """Raise ``EngineError`` unless ``is_finite``. The samplers of ``kernels`` return token -1 if logits are not."""
+    if not is_finite:
+        raise EngineError("the model's logits are not finite")

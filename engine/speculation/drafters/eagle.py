@@ -40,7 +40,7 @@ from engine.device import DeviceConfig, to_device
 from engine.models.interface import Model
 from engine.protocol.types import EngineError
 from engine.runner.batch import lay_out
-from engine.sampling.truncation import Ints
+from engine.sampling.sampler import Ints
 from engine.scheduler.draft import EMPTY_DRAFT, Draft
 from engine.scheduler.sequence import GenerateSequence
 from engine.speculation.drafter import DraftRequest, HiddenStateNeeds, StepResult

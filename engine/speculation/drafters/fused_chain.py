@@ -18,7 +18,7 @@ from engine.attention.layer import has_compiled_kernel
 from engine.cache.paged_kv import KVCache
 from engine.models.decoder import Decoder
 from engine.models.interface import Model
-from engine.sampling.truncation import Floats, Ints
+from engine.sampling.sampler import Floats, Ints
 from engine.speculation.drafters.proposal import DraftSampler, write_best
 from kernels.cpu.runtime.kernel_graph import KernelGraphCache
 from kernels.cpu.runtime.recorder import end_layer, end_part

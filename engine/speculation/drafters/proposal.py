@@ -27,7 +27,7 @@ from torch import Tensor
 from engine.protocol.types import SamplingParams
 from engine.sampling.gpu import apply_logits_processors_on_gpu
 from engine.sampling.logits_processors import apply_logits_processors
-from engine.sampling.truncation import Floats, Ints
+from engine.sampling.sampler import Floats, Ints
 from engine.scheduler.sequence import GenerateSequence
 from kernels.common.noise import SAMPLE, gumbel_noise, noise_streams
 

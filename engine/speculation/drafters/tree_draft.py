@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from torch import Tensor
 
-from engine.sampling.truncation import Ints
+from engine.sampling.sampler import Ints
 from engine.scheduler.draft import Draft
 from engine.speculation.drafter import DraftRequest
 from engine.speculation.drafters.proposal import DraftSampler

@@ -14,8 +14,8 @@ from transformers import LogitsProcessorList, MinPLogitsWarper, TemperatureLogit
 from transformers.generation import TopPLogitsWarper
 
 from engine.protocol.types import EngineError
+from engine.runner.logprobs import largest
 from engine.sampling.sampler import sample
-from engine.sampling.truncation import largest
 from kernels.common.noise import SAMPLE, gumbel_noise, noise_streams
 from kernels.common.sampling_tensors import NoiseKeys, SamplingTensors
 from kernels.cpu.sampling.sampler import launch_sampling

@@ -13,7 +13,7 @@ import torch
 from engine.models.load import load_model
 from engine.protocol.options import EngineOptions
 from engine.protocol.types import GenerateRequest
-from engine.sampling.truncation import Floats, Ints
+from engine.sampling.sampler import Floats, Ints
 from engine.scheduler.sequence import GenerateSequence
 from engine.speculation.control.controller import FixedController
 from engine.speculation.drafters import draft_model, fused_chain

@@ -12,8 +12,7 @@ from scipy import stats
 from torch import Tensor
 
 from engine.protocol.types import Branch
-from engine.sampling.sampler import sample
-from engine.sampling.truncation import Floats, Ints
+from engine.sampling.sampler import Floats, Ints, sample
 from engine.scheduler.sequence import GenerateSequence, Job
 from engine.speculation.drafters.proposal import NOISE, DraftSampler, _Rows, best_with_numpy
 from kernels.common.noise import SAMPLE, gumbel_noise, noise_streams
