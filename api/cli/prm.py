@@ -211,7 +211,7 @@ async def _score(
             task = progress.add_task("cases", total=len(cases))
 
             async def score(case: ProcessBenchCase, steps: tuple[str, ...]) -> tuple[float, ...]:
-                prompt = await scorer.prompt([{"role": "user", "content": case.problem}])
+                prompt = await scorer.encode_question([{"role": "user", "content": case.problem}])
                 try:
                     [scored] = await scorer.score(prompt, [StepChain(steps)])
                 except InvalidRequest as error:

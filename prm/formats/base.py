@@ -8,7 +8,6 @@ with the engine's prefix cache only the new step is computed.
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -31,7 +30,7 @@ class Prompt:
     question: str
 
 
-class Format(ABC):
+class Format:
     """Format of a public model. ``notes`` is the ``reasoner_prm`` object of its config.json, without ``format``."""
 
     name: ClassVar[str]
@@ -39,10 +38,14 @@ class Format(ABC):
     """Kind of the served model: ``generate`` or ``classify``."""
     separator: str = "\n\n"
     """Separator between the steps of a text."""
-    end: str
+    end: str | None = None
     """Token after each step."""
+    verdicts: tuple[str, ...] = ()
+    """Texts of one token each whose logits are read; empty for a model with a classification head."""
+    positive_index: int
+    """Index of the logit of right steps."""
     token_ids: tuple[int, ...] = ()
-    """Tokens whose logits are read; empty for a model with a classification head."""
+    """Tokens of ``verdicts``."""
 
     def __init__(self, engine: EngineClient, info: ModelInfo, notes: Mapping[str, object]) -> None:
         if notes:
@@ -52,30 +55,32 @@ class Format(ABC):
 
     async def prepare(self) -> None:
         """Look up the tokens that the format needs. Raises ``EngineError`` that names a missing one."""
-        self.end_token = await self.token(self.end, "the separator")
+        if self.end is not None:
+            self.end_token = await self.find_token(self.end, "the separator")
+        self.token_ids = tuple([await self.find_token(verdict, "the verdict") for verdict in self.verdicts])
 
-    async def prompt(self, conversation: Conversation) -> Prompt:
-        """Return the question, rendered with the model's chat template."""
+    async def encode_question(self, conversation: Conversation) -> Prompt:
+        """Return the question, by default rendered with the model's chat template."""
         tokens = await self.engine.tokenize(self.info.id, conversation)
         return Prompt(tokens, len(tokens), as_text(conversation))
 
-    async def increment(self, prompt: Prompt, index: int, step: str) -> Pieces:  # noqa: ARG002
+    async def encode_step(self, prompt: Prompt, index: int, step: str) -> Pieces:  # noqa: ARG002
         """Return the increment of the step with this index (from 0). The score is read at its last token."""
         return step, (self.end_token,)
 
-    @abstractmethod
     def probability(self, logits: Sequence[float]) -> float:
         """Return the probability that the step is right, from the logits at its last token."""
+        return softmax(logits, self.positive_index)
 
-    async def tokens_of(self, text: str) -> tuple[int, ...]:
+    async def tokenize(self, text: str) -> tuple[int, ...]:
         """Return the tokens of a text, without special tokens."""
         return await self.engine.tokenize(self.info.id, text, special=False)
 
-    async def token(self, text: str, what: str) -> int:
+    async def find_token(self, text: str, what: str) -> int:
         """Return the token of a text that is one token. Raises ``EngineError`` if it is not."""
-        tokens = await self.tokens_of(text)
+        tokens = await self.tokenize(text)
         # A character outside of every vocabulary gives the unknown token.
-        if len(tokens) != 1 or tokens == await self.tokens_of("\U0010fffd"):
+        if len(tokens) != 1 or tokens == await self.tokenize("\U0010fffd"):
             raise self.refuse(
                 f"{what} {text!r} is not a token of the tokenizer of model {self.info.id!r}"
                 + (f", which cuts it into {len(tokens)}" if len(tokens) > 1 else "")

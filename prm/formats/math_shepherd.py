@@ -8,9 +8,8 @@ is read at the tag itself, after which the model was trained to predict ``+`` or
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 
-from prm.formats.base import Conversation, Format, Pieces, Prompt, as_text, softmax
+from prm.formats.base import Conversation, Format, Pieces, Prompt, as_text
 
 _NUMBERED = re.compile(r"Step \d+:")
 
@@ -21,23 +20,18 @@ class MathShepherd(Format):
     name = "math_shepherd"
     kind = "generate"
     end = "ки"
+    verdicts = ("+", "-")
+    positive_index = 0
 
-    async def prepare(self) -> None:
-        await super().prepare()
-        self.token_ids = (await self.token("+", "the verdict"), await self.token("-", "the verdict"))
-
-    async def prompt(self, conversation: Conversation) -> Prompt:
+    async def encode_question(self, conversation: Conversation) -> Prompt:
         question = as_text(conversation).strip()
         tokens = await self.engine.tokenize(self.info.id, question)
         return Prompt(tokens, len(tokens), question)
 
-    async def increment(self, prompt: Prompt, index: int, step: str) -> Pieces:  # noqa: ARG002
+    async def encode_step(self, prompt: Prompt, index: int, step: str) -> Pieces:  # noqa: ARG002
         line = step if _NUMBERED.match(step) else f"Step {index + 1}: {step}"
         before = " " if index == 0 else "\n"
-        tokens = await self.tokens_of(f"{self.end}{before}{line} {self.end}")
+        tokens = await self.tokenize(f"{self.end}{before}{line} {self.end}")
         if tokens[0] != self.end_token or tokens[-1] != self.end_token:
             raise self.refuse(f"its tokenizer merges the separator {self.end!r} with the text around it")
         return (tokens[1:],)
-
-    def probability(self, logits: Sequence[float]) -> float:
-        return softmax(logits, 0)

@@ -6,9 +6,7 @@ Models in Mathematical Reasoning". One chat: system prompt, question, and all st
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from prm.formats.base import Conversation, Format, Prompt, softmax
+from prm.formats.base import Conversation, Format, Prompt
 
 SYSTEM = "Please reason step by step, and put your final answer within \\boxed{}."
 
@@ -17,11 +15,9 @@ class QwenMath(Format):
     name = "qwen_math"
     kind = "classify"
     end = "<extra_0>"
+    positive_index = 1
 
-    async def prompt(self, conversation: Conversation) -> Prompt:
+    async def encode_question(self, conversation: Conversation) -> Prompt:
         if conversation[0]["role"] != "system":
             conversation = [{"role": "system", "content": SYSTEM}, *conversation]
-        return await super().prompt(conversation)
-
-    def probability(self, logits: Sequence[float]) -> float:
-        return softmax(logits, 1)
+        return await super().encode_question(conversation)

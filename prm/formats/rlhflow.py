@@ -8,24 +8,24 @@ longer chain begins with the chat of the shorter one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from prm.formats.base import Conversation, Format, Pieces, Prompt, as_text, softmax
+from prm.formats.base import Conversation, Format, Pieces, Prompt, as_text
 
 
 class RLHFlow(Format):
     name = "rlhflow"
     kind = "generate"
+    verdicts = ("+", "-")
+    positive_index = 0
 
     async def prepare(self) -> None:
-        self.token_ids = (await self.token("+", "the verdict"), await self.token("-", "the verdict"))
+        await super().prepare()
         self._before = await self._chat("?")
 
-    async def prompt(self, conversation: Conversation) -> Prompt:
+    async def encode_question(self, conversation: Conversation) -> Prompt:
         question = as_text(conversation)
         return Prompt((), len(await self._chat(question)), question)
 
-    async def increment(self, prompt: Prompt, index: int, step: str) -> Pieces:
+    async def encode_step(self, prompt: Prompt, index: int, step: str) -> Pieces:
         if index == 0:
             return (await self._chat(f"{prompt.question} {step}"),)
         # The answer to the previous turn, and this turn, as they are appended to any chat.
@@ -34,11 +34,8 @@ class RLHFlow(Format):
             raise self.refuse("its chat template writes a turn differently when another one follows")
         return (tokens[len(self._before) :],)
 
-    def probability(self, logits: Sequence[float]) -> float:
-        return softmax(logits, 0)
-
     async def _chat(self, *turns: str) -> tuple[int, ...]:
         """Return the tokens of a chat, user first, up to the assistant's next turn."""
         roles = ("user", "assistant")
-        messages = [{"role": roles[at % 2], "content": turn} for at, turn in enumerate(turns)]
+        messages = [{"role": roles[index % 2], "content": turn} for index, turn in enumerate(turns)]
         return await self.engine.tokenize(self.info.id, messages)

@@ -22,9 +22,9 @@ class Skywork(Format):
             raise self.refuse("a text begins with bos_token, which its tokenizer does not have")
         self._first = self.info.bos
 
-    async def prompt(self, conversation: Conversation) -> Prompt:
+    async def encode_question(self, conversation: Conversation) -> Prompt:
         question = as_text(conversation)
-        tokens = (self._first, *await self.tokens_of(question + "\n"))
+        tokens = (self._first, *await self.tokenize(question + "\n"))
         return Prompt(tokens, len(tokens), question)
 
     def probability(self, logits: Sequence[float]) -> float:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from engine.protocol.types import EngineClient, ModelInfo
-from prm.formats.base import Format, softmax
+from prm.formats.base import Format
 
 
 class TokenClassification(Format):
@@ -17,19 +17,19 @@ class TokenClassification(Format):
     kind = "classify"
 
     def __init__(self, engine: EngineClient, info: ModelInfo, notes: Mapping[str, object]) -> None:
-        left = dict(notes)
+        others = dict(notes)
         self.info = info
         try:
-            separator, label = left.pop("separator"), left.pop("positive_label")
+            separator, label = others.pop("separator"), others.pop("positive_label")
         except KeyError as missing:
             raise self.refuse(f"its config.json needs {missing} in 'reasoner_prm'") from None
         if not isinstance(separator, str) or not separator or not isinstance(label, int) or label < 0:
             raise self.refuse("in 'reasoner_prm' the separator must be a text and positive_label the index of a label")
-        super().__init__(engine, info, left)
+        super().__init__(engine, info, others)
         self.separator = self.end = separator
-        self._label = label
+        self.positive_index = label
 
     def probability(self, logits: Sequence[float]) -> float:
-        if self._label >= len(logits):
-            raise self.refuse(f"positive_label is {self._label}, but it has {len(logits)} labels")
-        return softmax(logits, self._label)
+        if self.positive_index >= len(logits):
+            raise self.refuse(f"positive_label is {self.positive_index}, but it has {len(logits)} labels")
+        return super().probability(logits)

@@ -10,12 +10,12 @@ Source: Kadavath et al. 2022, "Language Models (Mostly) Know What They Know", se
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Sequence
+from typing import Self
 
-from engine.protocol.types import EngineClient, EngineError, ModelInfo, ScoreItem, ScoreRequest
+from engine.protocol.types import EngineClient, EngineError, ModelInfo
 from prm.formats.base import Conversation, as_text, softmax
-from prm.scorers.steps import Reading
+from prm.scorers.solutions import SolutionScorer
 
 TEMPLATE = (
     "Check whether a solution is right so far.\n\n"
@@ -25,60 +25,24 @@ TEMPLATE = (
 )
 
 
-class Judge:
+class Judge(SolutionScorer):
     """One question's judge on a served language model."""
-
-    def __init__(
-        self, engine: EngineClient, info: ModelInfo, question: str, verdicts: tuple[int, int], lease: str | None
-    ) -> None:
-        """Use ``open``. ``verdicts`` are the tokens of "Yes" and "No"."""
-        self.info = info
-        self.head = 0
-        """Number of tokens beside the solution."""
-        self._engine = engine
-        self._question = question
-        self._verdicts = verdicts
-        self._lease = lease
 
     @classmethod
     async def open(
         cls, engine: EngineClient, info: ModelInfo, conversation: Conversation, lease: str | None = None
-    ) -> Judge:
-        """Return a judge. Raises ``EngineError`` if "Yes" and "No" have the same first token.
-
-        ``conversation`` is the question as chat messages, ``lease`` as in ``ScoreRequest``.
-        """
+    ) -> Self:
+        """Return a judge. Raises ``EngineError`` if "Yes" and "No" have the same first token."""
         yes, no = [(await engine.tokenize(info.id, word, special=False))[:1] for word in ("Yes", "No")]
         if not yes or not no or yes == no:
             raise EngineError(f"model {info.id!r} cannot judge: its tokenizer does not tell 'Yes' from 'No'")
-        judge = cls(engine, info, as_text(conversation), (yes[0], no[0]), lease)
-        judge.head = len(await judge._prompt(""))
+        judge = cls(engine, info, conversation, lease)
+        judge.token_ids = yes + no
         return judge
 
-    async def judge(self, solutions: Sequence[str], *, max_compute: int | None = None) -> list[Reading]:
-        """Return one score for each solution, in order. ``max_compute`` bounds the tokens computed for one of them."""
-        items = []
-        for solution in solutions:
-            items.append(ScoreItem((await self._prompt(solution),), (0,)))
-        results = await self._engine.score(
-            ScoreRequest(
-                uuid.uuid4().hex,
-                self.info.id,
-                tuple(items),
-                token_ids=self._verdicts,
-                max_compute=max_compute,
-                lease=self._lease,
-            )
-        )
-        return [
-            Reading(
-                None if result.values is None else tuple(softmax(row, 0) for row in result.values),
-                result.computed_tokens,
-                result.cached_tokens,
-            )
-            for result in results
-        ]
+    async def encode(self, solution: str) -> tuple[int, ...]:
+        text = TEMPLATE.format(question=as_text(self.conversation), solution=solution)
+        return await self.engine.tokenize(self.info.id, [{"role": "user", "content": text}])
 
-    async def _prompt(self, solution: str) -> tuple[int, ...]:
-        text = TEMPLATE.format(question=self._question, solution=solution.strip())
-        return await self._engine.tokenize(self.info.id, [{"role": "user", "content": text}])
+    def probability(self, logits: Sequence[float]) -> float:
+        return softmax(logits, 0)

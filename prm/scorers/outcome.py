@@ -10,12 +10,11 @@ as transformers' ``ForSequenceClassification`` and TRL's ``RewardTrainer`` do.
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Sequence
 
-from engine.protocol.types import EngineClient, EngineError, ModelInfo, ScoreItem, ScoreRequest
-from prm.formats.base import Conversation, sigmoid, softmax
-from prm.scorers.steps import Reading
+from engine.protocol.types import EngineError, ModelInfo
+from prm.formats.base import sigmoid, softmax
+from prm.scorers.solutions import SolutionScorer
 
 
 def is_outcome_model(info: ModelInfo) -> bool:
@@ -23,42 +22,14 @@ def is_outcome_model(info: ModelInfo) -> bool:
     return info.architecture.endswith("ForSequenceClassification")
 
 
-class OutcomeScorer:
+class OutcomeScorer(SolutionScorer):
     """Scores solutions of one conversation on a served outcome reward model."""
 
-    def __init__(
-        self, engine: EngineClient, info: ModelInfo, conversation: Conversation, lease: str | None = None
-    ) -> None:
-        """``lease`` as in ``ScoreRequest``."""
-        self.info = info
-        self._engine = engine
-        self._conversation = list(conversation)
-        self._lease = lease
+    async def encode(self, solution: str) -> tuple[int, ...]:
+        messages = [*self.conversation, {"role": "assistant", "content": solution}]
+        return await self.engine.tokenize(self.info.id, messages, generation_prompt=False)
 
-    async def head(self) -> int:
-        """Return the approximate number of tokens beside the solution."""
-        return len(await self._tokens(""))
-
-    async def score(self, solutions: Sequence[str], *, max_compute: int | None = None) -> list[Reading]:
-        """Return one score for each solution, in order. ``max_compute`` bounds the tokens computed for one of them."""
-        items = [ScoreItem((await self._tokens(solution),), (0,)) for solution in solutions]
-        results = await self._engine.score(
-            ScoreRequest(uuid.uuid4().hex, self.info.id, tuple(items), max_compute=max_compute, lease=self._lease)
-        )
-        return [
-            Reading(
-                None if result.values is None else tuple(self._probability(row) for row in result.values),
-                result.computed_tokens,
-                result.cached_tokens,
-            )
-            for result in results
-        ]
-
-    async def _tokens(self, solution: str) -> tuple[int, ...]:
-        messages = [*self._conversation, {"role": "assistant", "content": solution.strip()}]
-        return await self._engine.tokenize(self.info.id, messages, generation_prompt=False)
-
-    def _probability(self, logits: Sequence[float]) -> float:
+    def probability(self, logits: Sequence[float]) -> float:
         if len(logits) > 2:
             raise EngineError(
                 f"model {self.info.id!r} has {len(logits)} labels; an outcome reward model has one (a reward) or two "

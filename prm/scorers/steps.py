@@ -6,7 +6,7 @@ Only the new steps of a chain are computed, on the cached prefix, and all chains
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from engine.protocol.types import EngineClient, ModelInfo, ScoreItem, ScoreRequest
@@ -38,6 +38,20 @@ class Reading:
     cached: int
 
 
+async def read_scores(
+    engine: EngineClient, request: ScoreRequest, probability: Callable[[Sequence[float]], float]
+) -> list[Reading]:
+    """Score a request's items. ``probability``: the score from the logits at a position."""
+    return [
+        Reading(
+            None if result.values is None else tuple(map(probability, result.values)),
+            result.computed_tokens,
+            result.cached_tokens,
+        )
+        for result in await engine.score(request)
+    ]
+
+
 class StepScorer:
     """Scores steps on a served process reward model. Keep one for each model and lease: it caches tokenised steps."""
 
@@ -51,7 +65,7 @@ class StepScorer:
         self._prepared = False
         self._increments: dict[tuple[str, int, str], Pieces] = {}
 
-    async def prompt(self, conversation: Conversation) -> Prompt:
+    async def encode_question(self, conversation: Conversation) -> Prompt:
         """Return the question encoded for the verifier.
 
         Raises ``EngineError`` if the verifier's tokenizer lacks a token that its format needs.
@@ -59,7 +73,7 @@ class StepScorer:
         if not self._prepared:
             await self._format.prepare()
             self._prepared = True
-        return await self._format.prompt(conversation)
+        return await self._format.encode_question(conversation)
 
     def steps(self, text: str, *, complete: bool) -> tuple[str, ...]:
         """Return the steps of a text.
@@ -80,24 +94,10 @@ class StepScorer:
         ``max_compute`` bounds the tokens computed for one chain.
         """
         items = [await self._item(prompt, chain) for chain in chains]
-        results = await self._engine.score(
-            ScoreRequest(
-                uuid.uuid4().hex,
-                self.info.id,
-                tuple(items),
-                token_ids=self._format.token_ids,
-                max_compute=max_compute,
-                lease=self._lease,
-            )
+        request = ScoreRequest(
+            uuid.uuid4().hex, self.info.id, tuple(items), self._format.token_ids, max_compute, lease=self._lease
         )
-        return [
-            Reading(
-                None if result.values is None else tuple(self._format.probability(row) for row in result.values),
-                result.computed_tokens,
-                result.cached_tokens,
-            )
-            for result in results
-        ]
+        return await read_scores(self._engine, request, self._format.probability)
 
     async def _item(self, prompt: Prompt, chain: StepChain) -> ScoreItem:
         parts: list[str | tuple[int, ...]] = [prompt.tokens] if prompt.tokens else []
@@ -112,7 +112,7 @@ class StepScorer:
         key = (prompt.question if index == 0 else "", index, step)
         pieces = self._increments.get(key)
         if pieces is None:
-            pieces = self._increments[key] = await self._format.increment(prompt, index, step)
+            pieces = self._increments[key] = await self._format.encode_step(prompt, index, step)
             if len(self._increments) > _MAX_CACHED_INCREMENTS:
                 del self._increments[next(iter(self._increments))]
         return pieces

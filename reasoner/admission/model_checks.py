@@ -35,7 +35,7 @@ def check_prm(folder: Path, name: str, format_name: str | None) -> None:
             "another one of REASONER_ENGINE_URL, and let jobs name it in a verifier of kind 'outcome'"
         )
     scorer = StepScorer(cast(EngineClient, tokenizer), info)  # uses the tokenizer methods alone
-    asyncio.run(scorer.prompt([{"role": "user", "content": "?"}]))
+    asyncio.run(scorer.encode_question([{"role": "user", "content": "?"}]))
 
 
 class _FolderTokenizer:

@@ -18,15 +18,17 @@ async def open_judge(context: VerifierContext) -> NodeScorer:
     assert isinstance(asked, JudgeVerifier)
     model = context.policy if asked.model is None else context.verifier_model()
     judge = await Judge.open(context.engine, model, context.spec.to_messages(), context.lease)
-    check_fits_context(model, judge.head)
-    return JudgeNodeScorer(judge, BudgetedReader(context.ledger, model), asked.aggregation)
+    head = await judge.head()
+    check_fits_context(model, head)
+    return JudgeNodeScorer(judge, head, BudgetedReader(context.ledger, model), asked.aggregation)
 
 
 class JudgeNodeScorer:
     """A ``NodeScorer`` for nodes whose text ends where a step does."""
 
-    def __init__(self, judge: Judge, reader: BudgetedReader, aggregation: str) -> None:
+    def __init__(self, judge: Judge, head: int, reader: BudgetedReader, aggregation: str) -> None:
         self._judge = judge
+        self._head = head
         self._reader = reader
         self._aggregation = aggregation
 
@@ -34,8 +36,8 @@ class JudgeNodeScorer:
         return ends_at_step(node) and bool(node.text.strip())
 
     async def score(self, nodes: Sequence[Node]) -> list[NodeScore]:
-        estimates = {node: estimate_new_tokens(node, self._judge.head) for node in nodes}
+        estimates = {node: estimate_new_tokens(node, self._head) for node in nodes}
         return await self._reader.score_steps(estimates, self._ask, self._aggregation)
 
     async def _ask(self, nodes: Sequence[Node], bound: int | None) -> Sequence[Reading]:
-        return await self._judge.judge([node.solution for node in nodes], max_compute=bound)
+        return await self._judge.score([node.solution for node in nodes], max_compute=bound)

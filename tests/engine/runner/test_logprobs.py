@@ -94,7 +94,7 @@ def test_deltas_carry_the_log_probabilities_of_their_tokens(folder: Path) -> Non
 @pytest.mark.parametrize("step", [512, 16, 1])
 def test_prompt_logprobs_do_not_depend_on_chunk_size(folder: Path, step: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also if only a few of a step's positions are in memory at once."""
-    monkeypatch.setattr("engine.runner.logprobs._BLOCK", 7 * 400)
+    monkeypatch.setattr("engine.runner.logprobs._MAX_LOGITS", 7 * 400)
     harness = Harness(folder, EngineOptions(kv_tokens=4096, max_running=32, step_tokens=step))
     [answer] = harness.complete(generate(PROMPT, [Branch(1, 1, 3)], prompt_logprobs=3, ignore_eos=True))
     found = inside(answer.prompt_logprobs)

@@ -58,7 +58,7 @@ def every_kind(test: Callable[..., object]) -> object:
 async def opened(engine: LocalEngine) -> tuple[StepScorer, Prompt]:
     [info] = await engine.models()
     scorer = StepScorer(engine, info)
-    return scorer, await scorer.prompt(CHAT)
+    return scorer, await scorer.encode_question(CHAT)
 
 
 def steps_of(kind: str) -> tuple[str, ...]:
@@ -173,5 +173,5 @@ async def test_a_separator_unknown_to_the_tokenizer_is_refused_by_name(
         info = replace(info, extra={**info.extra, FORMAT_NOTE: "math_shepherd"})
     scorer = StepScorer(local, info)
     with pytest.raises(EngineError, match=rf"separator '{token}' is not a token of the tokenizer of model 'my-prm'"):
-        await scorer.prompt(CHAT)
+        await scorer.encode_question(CHAT)
     await local.close()

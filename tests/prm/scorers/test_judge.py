@@ -45,7 +45,7 @@ async def test_a_verdict_is_the_probability_of_yes_against_no(served: tuple[Loca
     engine, folder = served
     [info] = await engine.models()
     judge = await Judge.open(engine, info, CHAT)
-    short, long = [(await judge.judge([solution]))[0] for solution in SOLUTIONS]
+    short, long = [(await judge.score([solution]))[0] for solution in SOLUTIONS]
     for solution, reading in zip(SOLUTIONS, (short, long), strict=True):
         assert reading.scores == pytest.approx((reference(folder, solution),), abs=score_gap("rlhflow_llama", folder))
     assert short.scores != long.scores

@@ -38,7 +38,7 @@ async def test_scores_and_tokens_over_http_equal_those_of_the_engine(tmp_path: P
         for engine in (local, http):
             [info] = await engine.models()
             scorer = StepScorer(engine, info)
-            readings += await scorer.score(await scorer.prompt(CHAT), [StepChain(STEPS)])
+            readings += await scorer.score(await scorer.encode_question(CHAT), [StepChain(STEPS)])
         assert readings[0].scores == pytest.approx(readings[1].scores, abs=score_gap("math_shepherd", folder))
         assert (readings[0].cached, readings[1].computed + readings[1].cached) == (0, readings[0].computed)
         await http.close()

@@ -73,7 +73,7 @@ class Server:
 async def opened(server: Server) -> tuple[StepScorer, Prompt]:
     [info] = await server.client.models()
     scorer = StepScorer(server.client, info)
-    return scorer, await scorer.prompt(CHAT)
+    return scorer, await scorer.encode_question(CHAT)
 
 
 @pytest.mark.parametrize("shape", SHAPES)

@@ -48,7 +48,7 @@ def test_empty_and_unfinished_steps_are_not_scored(text: str, complete: bool, st
 async def test_only_separators_of_new_steps_are_read_and_a_longer_chain_extends_the_shorter_one() -> None:
     engine = Recording()
     scorer = StepScorer(engine, INFO)
-    prompt = await scorer.prompt(QUESTION)
+    prompt = await scorer.encode_question(QUESTION)
     await scorer.score(prompt, [StepChain(("a",)), StepChain(("a", "b"), scored=1)], max_compute=9)
     (request,) = engine.asked
     short, long = request.items
@@ -60,7 +60,7 @@ async def test_only_separators_of_new_steps_are_read_and_a_longer_chain_extends_
 
 async def test_a_score_is_the_softmax_probability_of_the_positive_label() -> None:
     scorer = StepScorer(Recording(logits=(1000.0, 1001.0)), INFO)
-    (result,) = await scorer.score(await scorer.prompt(QUESTION), [StepChain(("a",))])
+    (result,) = await scorer.score(await scorer.encode_question(QUESTION), [StepChain(("a",))])
     assert result.scores == pytest.approx((1 / (1 + math.exp(-1.0)),))
 
 
@@ -90,7 +90,7 @@ async def test_an_unknown_label_is_refused() -> None:
     info = ModelInfo("m", "classify", 512, 100, 1000, extra={"reasoner_prm": NOTES | {"positive_label": 2}})
     scorer = StepScorer(Recording(), info)
     with pytest.raises(EngineError, match="positive_label is 2, but it has 2 labels"):
-        await scorer.score(await scorer.prompt(QUESTION), [StepChain(("a",))])
+        await scorer.score(await scorer.encode_question(QUESTION), [StepChain(("a",))])
 
 
 def test_aggregations_match_their_definitions() -> None:

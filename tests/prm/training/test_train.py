@@ -153,7 +153,7 @@ async def test_the_engine_serves_the_export_and_scores_as_transformers_does(base
     try:
         [info] = await engine.models()
         scorer = StepScorer(engine, info)
-        prompt = await scorer.prompt([{"role": "user", "content": question}])
+        prompt = await scorer.encode_question([{"role": "user", "content": question}])
         [scored] = await scorer.score(prompt, [StepChain(steps)])
     finally:
         await engine.close()
