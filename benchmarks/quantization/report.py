@@ -11,11 +11,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.quantization.quality import compare, open_model
 from benchmarks.quantization.texts import texts
 from engine.core.local_engine import LocalEngine
 from engine.protocol.types import Branch, Completion, GenerateRequest, SamplingParams
 from engine.quantization.options import create_options
-from engine.quantization.quality import compare, open_model
 from engine.quantization.quantize import quantize
 from engine.text.tokenizer import Tokenizer
 from reasoner.answers.extraction.extract import extract_answer

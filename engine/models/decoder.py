@@ -31,8 +31,10 @@ _ACTIVATIONS = {"silu": silu_mul, "gelu_pytorch_tanh": gelu_tanh_mul}
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """The weights of one layer."""
+    """One layer: its weights and its computation."""
 
+    config: DecoderConfig
+    index: int
     input_norm: Tensor
     qkv: Product
     """``[(heads + 2 kv_heads) * head_dim, hidden]``."""
@@ -43,6 +45,25 @@ class Layer:
     mlp_norm: Tensor
     mlp: GatedMlp | Experts
     mlp_output_norm: Tensor | None
+
+    def forward_attention(self, hidden: Tensor, angles: Sequence[Tensor], attend: FusedAttentionBackend) -> Tensor:
+        """Return the attention output ``[tokens, heads * head_dim]``. ``angles``: cosines and sines of positions."""
+        config = self.config
+        normed = rms_norm(hidden, self.input_norm, config.norm_eps)
+        qkv = self.qkv(normed).view(len(hidden), -1, config.head_dim)
+        return attend.forward_qkv(self.index, qkv, self.qk_norm, config.norm_eps, *angles)
+
+    def forward_mlp(self, hidden: Tensor, attn_out: Tensor) -> Tensor:
+        """Return the hidden states after the layer, from those before it. No token depends on another."""
+        eps = self.config.norm_eps
+        if self.output_norm is None:
+            hidden = self.output.add(attn_out, hidden)
+        else:
+            hidden = hidden + rms_norm(self.output(attn_out), self.output_norm, eps)
+        normed = rms_norm(hidden, self.mlp_norm, eps)
+        if self.mlp_output_norm is None:
+            return self.mlp.add(normed, hidden)
+        return hidden + rms_norm(self.mlp(normed), self.mlp_output_norm, eps)
 
 
 class Decoder:
@@ -135,17 +156,16 @@ class Decoder:
         Returns the last layer's input ``[tokens, hidden]`` and attention output ``[tokens, heads * head_dim]``.
         """
         last = len(self._layers) - 1
-        for index, layer in enumerate(self._layers):
-            rope = 2 * self._rope_of[index]
-            attn_out = forward_attention(self.config, layer, index, hidden, (angles[rope], angles[rope + 1]), attend)
-            if index < last:
-                hidden = forward_mlp(self.config, layer, hidden, attn_out)
+        for layer, rope in zip(self._layers, self._rope_of, strict=True):
+            attn_out = layer.forward_attention(hidden, angles[2 * rope : 2 * rope + 2], attend)
+            if layer.index < last:
+                hidden = layer.forward_mlp(hidden, attn_out)
                 end_layer()
         return hidden, attn_out
 
     def forward_last_mlp(self, hidden: Tensor, attn_out: Tensor) -> Tensor:
         """Return the final hidden states ``[rows, hidden]`` from some rows of ``forward_until_last_attention``."""
-        return forward_mlp(self.config, self._layers[-1], hidden, attn_out)
+        return self._layers[-1].forward_mlp(hidden, attn_out)
 
     def embed(self, tokens: Tensor) -> Tensor:
         return self._embedding[tokens]
@@ -169,44 +189,6 @@ class Decoder:
 def scaled_embedding(config: DecoderConfig, embedded: Tensor) -> Tensor:
     """Return the first layer's input for rows of the embedding table."""
     return embedded if config.embedding_scale == 1 else embedded * config.embedding_scale
-
-
-def layer_forward(
-    config: DecoderConfig,
-    layer: Layer,
-    index: int,
-    hidden: Tensor,
-    angles: tuple[Tensor, Tensor],
-    attend: FusedAttentionBackend,
-) -> Tensor:
-    """Return the hidden states ``[tokens, hidden]`` after a layer. ``angles``: cosines and sines of the positions."""
-    return forward_mlp(config, layer, hidden, forward_attention(config, layer, index, hidden, angles, attend))
-
-
-def forward_attention(
-    config: DecoderConfig,
-    layer: Layer,
-    index: int,
-    hidden: Tensor,
-    angles: tuple[Tensor, Tensor],
-    attend: FusedAttentionBackend,
-) -> Tensor:
-    """Return a layer's attention output ``[tokens, heads * head_dim]``."""
-    normed = rms_norm(hidden, layer.input_norm, config.norm_eps)
-    qkv = layer.qkv(normed).view(len(hidden), -1, config.head_dim)
-    return attend.forward_qkv(index, qkv, layer.qk_norm, config.norm_eps, *angles)
-
-
-def forward_mlp(config: DecoderConfig, layer: Layer, hidden: Tensor, attn_out: Tensor) -> Tensor:
-    """Run the rest of a layer after attention, in which no token depends on another."""
-    if layer.output_norm is None:
-        hidden = layer.output.add(attn_out, hidden)
-    else:
-        hidden = hidden + rms_norm(layer.output(attn_out), layer.output_norm, config.norm_eps)
-    normed = rms_norm(hidden, layer.mlp_norm, config.norm_eps)
-    if layer.mlp_output_norm is None:
-        return layer.mlp.add(normed, hidden)
-    return hidden + rms_norm(layer.mlp(normed), layer.mlp_output_norm, config.norm_eps)
 
 
 class LayerBuilder:
@@ -233,6 +215,8 @@ class LayerBuilder:
             mlp_norm = "pre_feedforward_layernorm"
         parts = {"q_proj": query, "k_proj": key, "v_proj": key}
         return Layer(
+            config=config,
+            index=index,
             input_norm=self.norm(f"{prefix}input_layernorm"),
             qkv=self._fused(attention, "qkv_proj", parts, bias=config.qkv_bias),
             qk_norm=self._qk_norm(attention) if config.qk_norm else None,

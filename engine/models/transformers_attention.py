@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from engine.attention.layer import AttentionBackend, LayerAttentionConfig
+from engine.models.dense_attention import attend_densely
 from engine.protocol.types import EngineError
 
 NAME = "reasoner"
@@ -120,32 +121,20 @@ class DenseAttention:
     """An ``AttentionBackend`` without pages, for the two texts of the self-test."""
 
     def __init__(self, layers: Sequence[LayerAttentionConfig]) -> None:
-        self.rows: list[tuple[int, int]] = []
-        """First and end position of each text in the step."""
+        self.num_tokens: list[int] = []
+        """Number of tokens of each text in the step."""
         self._layers = layers
         self._cache: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        sizes = [end - first for first, end in self.rows]
-        parts = zip(self.rows, *(torch.split(x, sizes) for x in (q, k, v)), strict=True)
+        parts = zip(*(torch.split(x, self.num_tokens) for x in (q, k, v)), strict=True)
         outputs = []
-        for row, ((first, _), queries, new_keys, new_values) in enumerate(parts):
+        for row, (queries, new_keys, new_values) in enumerate(parts):
             keys, values = self._cache.get((layer, row), (k[:0], v[:0]))
             keys, values = torch.cat((keys, new_keys)), torch.cat((values, new_values))
             self._cache[layer, row] = keys, values
-            outputs.append(_dense(self._layers[layer], queries, keys, values, first))
+            outputs.append(attend_densely(self._layers[layer], queries, keys, values))
         return torch.cat(outputs)
-
-
-def _dense(about: LayerAttentionConfig, q: Tensor, k: Tensor, v: Tensor, first: int) -> Tensor:
-    """Return the attention of queries from position ``first`` on to all keys, without a fused kernel."""
-    k, v = (x.repeat_interleave(about.heads // about.kv_heads, dim=1) for x in (k, v))
-    scores = torch.einsum("qhd,khd->hqk", q, k) * about.scale
-    if about.softcap is not None:
-        scores = torch.tanh(scores / about.softcap) * about.softcap
-    distance = torch.arange(first, first + len(q))[:, None] - torch.arange(len(k))
-    hidden = (distance < 0) | (distance >= (about.window or len(k)))
-    return torch.einsum("hqk,khd->qhd", scores.masked_fill(hidden, -torch.inf).softmax(-1), v).flatten(1)
 
 
 def _attention(

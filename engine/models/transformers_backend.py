@@ -69,7 +69,9 @@ class TransformersModel:
         self._fixed_output: Any = None
         self._separate_head()
         vocab, context = int(text.vocab_size), int(text.max_position_embeddings)
-        texts = [torch.randint(vocab, (cuts[-1],), generator=_generator()) for cuts in _SELF_TEST_CUTS]
+        texts = [
+            torch.randint(vocab, (cuts[-1],), generator=torch.Generator().manual_seed(0)) for cuts in _SELF_TEST_CUTS
+        ]
         expected = [self._compute_own_logits(tokens) for tokens in texts]
         self._model.set_attn_implementation(NAME)
         self.config = ModelConfig(
@@ -124,16 +126,15 @@ class TransformersModel:
         self._body.forward = forward
 
     def _hidden(self, batch: Batch) -> Tensor:
-        inputs = {"input_ids": batch.tokens[None], "position_ids": batch.positions[None], "use_cache": False}
-        result = self._body(**inputs)
+        result = self._body(input_ids=batch.tokens[None], position_ids=batch.positions[None], use_cache=False)
         self._result = type(result)
         hidden: Tensor = result.last_hidden_state[0]
         return hidden
 
     def _compute_own_logits(self, tokens: Tensor) -> Tensor:
         """Return the logits of the unchanged model."""
-        inputs = {"input_ids": tokens[None], "position_ids": torch.arange(len(tokens))[None], "use_cache": False}
-        logits: Tensor = self._model(**inputs).logits[0]
+        positions = torch.arange(len(tokens))[None]
+        logits: Tensor = self._model(input_ids=tokens[None], position_ids=positions, use_cache=False).logits[0]
         return logits
 
     def _trace(self, tokens: Tensor, context: int) -> tuple[LayerAttentionConfig, ...]:
@@ -155,13 +156,13 @@ class TransformersModel:
         attend = DenseAttention(self.config.attention)
         logits: list[list[Tensor]] = [[] for _ in texts]
         for step in zip(*(pairwise(cuts) for cuts in _SELF_TEST_CUTS), strict=True):
-            attend.rows = list(step)
+            attend.num_tokens = [end - first for first, end in step]
             batch = Batch(
                 torch.cat([text[first:end] for text, (first, end) in zip(texts, step, strict=True)]),
                 torch.cat([torch.arange(first, end) for first, end in step]),
             )
             rows = self.compute_logits(self.forward(batch, attend))
-            for parts, part in zip(logits, torch.split(rows, [end - first for first, end in step]), strict=True):
+            for parts, part in zip(logits, torch.split(rows, attend.num_tokens), strict=True):
                 parts.append(part)
         for parts, reference in zip(logits, expected, strict=True):
             ours = torch.cat(parts)
@@ -229,7 +230,3 @@ def _load(raw: RawConfig) -> Any:
         if report[kind]:
             raise EngineError(f"{kind.removesuffix('_keys')} tensors: {', '.join(sorted(map(str, report[kind]))[:4])}")
     return model.eval()
-
-
-def _generator() -> torch.Generator:
-    return torch.Generator().manual_seed(0)

@@ -12,13 +12,13 @@ from torch import Tensor
 from engine.attention.layer import LayerAttentionConfig
 from engine.attention.projections import normalize_and_rotate
 from engine.models.decoder import LayerBuilder
+from engine.models.dense_attention import attend_densely
 from engine.models.families import DecoderConfig
 from engine.protocol.types import EngineError
 from engine.text.tokenizer import Tokenizer
 from engine.weights.formats.registry import MatrixReader
 from engine.weights.matrix import dense
 from engine.weights.safetensors import Weights
-from kernels.attention.reference import attention
 from kernels.linear.fp32 import Linear
 
 _MAX_TOKENS = 512
@@ -107,14 +107,7 @@ class DenseAttention:
         self._layers = layers
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        config, tokens = self._layers[layer], len(q)
-        distances = torch.arange(tokens)[:, None] - torch.arange(tokens)
-        is_hidden = distances < 0 if config.window is None else (distances < 0) | (distances >= config.window)
-        mask = torch.zeros(tokens, tokens).masked_fill_(is_hidden, -torch.inf)
-        k, v = (x.repeat_interleave(config.heads // config.kv_heads, dim=1) for x in (k, v))
-        q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
-        out = attention(q, k, v, scale=config.scale, mask=mask, softcap=config.softcap)
-        return out[0].transpose(0, 1).flatten(1)
+        return attend_densely(self._layers[layer], q, k, v)
 
     def forward_qkv(self, layer: int, qkv: Tensor, norm: Tensor | None, eps: float, cos: Tensor, sin: Tensor) -> Tensor:
         return self(layer, *normalize_and_rotate(self._layers[layer], qkv, norm, eps, cos, sin))

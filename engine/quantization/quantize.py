@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from engine.models.config import RawConfig, read_raw_config
-from engine.models.decoder import Layer, layer_forward, scaled_embedding
+from engine.models.decoder import Layer, scaled_embedding
 from engine.models.families import DecoderConfig, decoder_config, is_defined
 from engine.protocol.types import EngineError
 from engine.quantization.awq import awq_layer
@@ -110,7 +110,7 @@ class _Quantization:
         """Quantise and write a layer. Takes its hidden states on the calibration texts and returns the next layer's."""
         builder = ObservedBuilder(self._config, self._weights, create_reader(None))
         layer, prefix = builder.layer(index), f"model.layers.{index}."
-        self._forward(index, layer, hidden)  # observe the products' inputs
+        self._forward(layer, hidden)  # observe the products' inputs
         if self._options.method == "awq":
             tensors = awq_layer(self._config, prefix, builder.products, self._copied, self._options)
         else:
@@ -120,7 +120,7 @@ class _Quantization:
         matrices = {name for product in builder.products for name in product.matrices if not is_router(name)}
         names = [name for name in self._copied.names() if name.startswith(prefix)]
         self._writer.write(tensors | self._take_copied(names, matrices, tensors))
-        return self._forward(index, layer, hidden)
+        return self._forward(layer, hidden)
 
     def _quantize_product(self, product: Observed) -> dict[str, Tensor]:
         """Quantise the matrices of a product. With GPTQ it computes with them from then on."""
@@ -150,15 +150,16 @@ class _Quantization:
                 copied[name] = self._copied.take_raw(name, None)
         return copied
 
-    def _forward(self, index: int, layer: Layer, hidden: list[Tensor]) -> list[Tensor]:
-        if not hidden:
+    def _forward(self, layer: Layer, hidden: list[Tensor]) -> list[Tensor]:
+        if not hidden:  # no calibration, no tables
             return []
-        cos, sin = self._tables[self._config.ropes[index]]
+        tables = self._tables[self._config.ropes[layer.index]]
         attend = DenseAttention(self._config.attention)
-        return [
-            layer_forward(self._config, layer, index, states, (cos[: len(states)], sin[: len(states)]), attend)
-            for states in hidden
-        ]
+        outputs = []
+        for states in hidden:
+            attn_out = layer.forward_attention(states, [table[: len(states)] for table in tables], attend)
+            outputs.append(layer.forward_mlp(states, attn_out))
+        return outputs
 
 
 def _round_to_nearest(name: str, weight: Tensor, options: Options) -> dict[str, Tensor]:

@@ -3,42 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
 
-
-class Graph(Protocol):
-    """A captured computation."""
-
-    output: Tensor
-    """Tensor that every replay writes."""
-
-    def replay(self) -> None:
-        """Compute ``output`` from the current contents of the inputs."""
-        ...
+Replay = Callable[[], Tensor]
+"""Function that computes a captured result from the current contents of its inputs, always in the same tensor."""
 
 
-class CudaGraph:
-    """A ``Graph`` of kernels on a GPU.
+def capture_graph(compute: Callable[[], Tensor]) -> Replay:
+    """Capture ``compute`` without running it. It must have run before, so that its kernels are compiled.
 
-    Its allocations come from a memory pool that all graphs share: the output of one is valid until another is replayed.
+    Allocations come from a memory pool that all graphs share: one's result is valid until another is replayed.
     """
+    graph = torch.cuda.CUDAGraph()
+    # Only this thread's calls are captured; other threads may use the device meanwhile.
+    with torch.cuda.graph(graph, pool=_memory_pool(), capture_error_mode="thread_local"):
+        output = compute()
 
-    _pool: Any = None
+    def replay() -> Tensor:
+        graph.replay()
+        return output
 
-    def __init__(self, compute: Callable[[], Tensor]) -> None:
-        """Capture ``compute`` without running it. It must have run before, so that its kernels are compiled."""
-        if CudaGraph._pool is None:
-            CudaGraph._pool = torch.cuda.graph_pool_handle()
-        self._graph = torch.cuda.CUDAGraph()
-        # Only this thread's calls are captured; other threads may use the device meanwhile.
-        with torch.cuda.graph(self._graph, pool=CudaGraph._pool, capture_error_mode="thread_local"):
-            self.output = compute()
+    return replay
 
-    def replay(self) -> None:
-        self._graph.replay()
+
+@cache
+def _memory_pool() -> Any:
+    return torch.cuda.graph_pool_handle()
 
 
 def pad_num_tokens(num_tokens: int) -> int:

@@ -17,7 +17,7 @@ from engine.attention.plan import AttentionMetadata
 from engine.device import to_device
 from engine.models.families import DecoderConfig
 from engine.models.interface import Batch, Model
-from engine.runner.cuda_graphs import CudaGraph, Graph, pad_num_tokens
+from engine.runner.cuda_graphs import Replay, capture_graph, pad_num_tokens
 from engine.runner.fused_sampler_cpu import FusedCpuSampler
 from kernels.common import warmup
 from kernels.common.attention_schedule import TileBuffers
@@ -41,7 +41,7 @@ class GpuForward:
         model: Model,
         attend: TritonAttention,
         device: torch.device,
-        capture: Callable[[Callable[[], Tensor]], Graph] = CudaGraph,
+        capture: Callable[[Callable[[], Tensor]], Replay] = capture_graph,
     ) -> None:
         self._model = model
         self._attend = attend
@@ -50,7 +50,7 @@ class GpuForward:
         self._can_capture = isinstance(model.config, DecoderConfig) and model.config.experts is None
         self._inputs_gpu: dict[int, Tensor] = {}
         """Tokens and positions ``[2, size]`` that the graphs of each padded size read."""
-        self._graphs: dict[tuple[int, tuple[TileBuffers, ...]], Graph | None] = {}
+        self._graphs: dict[tuple[int, tuple[TileBuffers, ...]], Replay | None] = {}
         """Graphs by padded size and attention buffers, least recently used first; ``None``: the shape occurred once."""
 
     def __call__(self, batch: Batch, rows: AttentionMetadata, read: Sequence[int] | None = None) -> Tensor:
@@ -76,8 +76,7 @@ class GpuForward:
             del self._graphs[next(iter(self._graphs))]
         if graph is None:
             return self._model.forward(Batch(*inputs), self._attend)
-        graph.replay()
-        return graph.output
+        return graph()
 
     def _copy_inputs(self, batch: Batch, size: int) -> Tensor:
         """Copy a step's tokens and positions to where the graphs of this padded size read them."""

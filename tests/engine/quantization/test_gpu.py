@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.quantization.quality import compute_text_logits, open_model
 from engine.device import DeviceConfig
 from engine.models import decoder
 from engine.models.decoder import Decoder
@@ -17,7 +18,6 @@ from engine.models.feed_forward import GatedMlp
 from engine.models.load import load_model
 from engine.protocol.options import EngineOptions
 from engine.protocol.types import Branch, ScoreItem
-from engine.quantization.quality import compute_text_logits, open_model
 from engine.weights.gpu_matmul import ConcatenatedProducts, QuantizedLinear, create_gpu_product
 from engine.weights.matrix import Float8Matrix, GroupedMatrix, Int8Matrix, Matrix, Nf4Matrix, dense
 from kernels.linear.fp32 import Linear, Product

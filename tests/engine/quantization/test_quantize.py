@@ -14,11 +14,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from scipy.stats import ttest_rel
 
+from benchmarks.quantization.quality import compare, compute_text_logits, open_model
 from benchmarks.quantization.texts import Text
 from engine.models import decoder
 from engine.protocol.types import EngineError
 from engine.quantization.options import create_options
-from engine.quantization.quality import compare, compute_text_logits, open_model
 from engine.quantization.quantize import quantize
 from engine.text.tokenizer import Tokenizer
 from engine.weights.matrix import dense

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AwqConfig, BitsAndBytesConfig, GPTQConfig
 
+from benchmarks.quantization.quality import compute_text_logits, open_model
 from engine.models import decoder
 from engine.quantization.options import create_options
-from engine.quantization.quality import compute_text_logits, open_model
 from engine.quantization.quantize import quantize
 from tests.engine.conftest import Checkpoints, save_random_model
 from tests.engine.exact import float32_share
