@@ -15,6 +15,8 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from prm.records import read_records
 
 NO_ERROR = -1
@@ -79,23 +81,22 @@ async def score_cases(
     on_progress: Callable[[], None] = lambda: None,
 ) -> list[Scores]:
     """Return the scores of every case's steps, in the order of the cases. Raises the errors of ``score``."""
-    places = list(enumerate(cases))
-    found: dict[int, Scores] = {}
-    waiting = iter(places)
+    results: dict[int, Scores] = {}
+    waiting = enumerate(cases)
 
     async def work() -> None:
-        for place, case in waiting:
-            given = iter(await score(case, tuple(step for step in case.steps if step.strip())))
-            found[place] = tuple(next(given) if step.strip() else None for step in case.steps)
+        for index, case in waiting:
+            values = iter(await score(case, tuple(step for step in case.steps if step.strip())))
+            results[index] = tuple(next(values) if step.strip() else None for step in case.steps)
             on_progress()
 
     try:
         async with asyncio.TaskGroup() as group:
-            for _ in range(min(concurrency, len(places))):
+            for _ in range(concurrency):
                 group.create_task(work())
     except ExceptionGroup as failures:
         raise failures.exceptions[0] from None
-    return [found[place] for place, _ in places]
+    return [results[index] for index in sorted(results)]
 
 
 def predict(scores: Scores, threshold: float) -> int:
@@ -106,8 +107,8 @@ def predict(scores: Scores, threshold: float) -> int:
 def evaluate(cases: Sequence[ProcessBenchCase], scores: Sequence[Scores], threshold: float) -> Result:
     """Evaluate the protocol at one threshold."""
     right: dict[bool, list[bool]] = {True: [], False: []}
-    for case, given in zip(cases, scores, strict=True):
-        right[case.label != NO_ERROR].append(predict(given, threshold) == case.label)
+    for case, own in zip(cases, scores, strict=True):
+        right[case.label != NO_ERROR].append(predict(own, threshold) == case.label)
     error, correct = (_share(right[erroneous]) for erroneous in (True, False))
     return Result(len(cases), len(right[True]), threshold, error, correct, harmonic_mean(error, correct))
 
@@ -115,27 +116,19 @@ def evaluate(cases: Sequence[ProcessBenchCase], scores: Sequence[Scores], thresh
 def fit_threshold(cases: Sequence[ProcessBenchCase], scores: Sequence[Scores]) -> float:
     """Return the threshold with the largest F1 on these cases: the middle of the lowest interval that attains it.
 
-    Raises ``ValueError`` if F1 is undefined. A case is predicted correctly within one interval of thresholds, so one
-    sweep over the ends of all intervals covers every threshold.
+    Raises ``ValueError`` if F1 is undefined. A case is predicted correctly within one interval of thresholds, so the
+    middles between the ends of all intervals cover every threshold.
     """
-    erroneous = sum(case.label != NO_ERROR for case in cases)
-    if not 0 < erroneous < len(cases):
+    is_erroneous = np.array([case.label != NO_ERROR for case in cases], np.bool_)
+    if is_erroneous.all() or not is_erroneous.any():
         raise ValueError("a threshold is fitted on solutions of both kinds, with an error and without")
-    changes: dict[float, list[int]] = {0.0: [0, 0]}
-    for case, given in zip(cases, scores, strict=True):
-        low, high = _right_between(case, given)
-        if low < high:
-            kind = int(case.label != NO_ERROR)
-            changes.setdefault(low, [0, 0])[kind] += 1
-            changes.setdefault(high, [0, 0])[kind] -= 1
-    ends = sorted(changes)
-    now, best, place = [0, 0], -1.0, (0.0, 1.0)
-    for low, high in zip(ends, [*ends[1:], 1.0], strict=True):
-        now = [before + change for before, change in zip(now, changes[low], strict=True)]
-        reached = harmonic_mean(now[1] / erroneous, now[0] / (len(cases) - erroneous)) or 0.0
-        if reached > best:
-            best, place = reached, (low, high)
-    return (place[0] + place[1]) / 2
+    low, high = np.array([_correct_interval(case, own) for case, own in zip(cases, scores, strict=True)]).T
+    ends = np.unique(np.concatenate(([0.0, 1.0], low[low < high], high[low < high])))
+    middles = (ends[:-1] + ends[1:]) / 2
+    is_correct = (low < middles[:, None]) & (middles[:, None] <= high)
+    error, correct = is_correct[:, is_erroneous].mean(axis=1), is_correct[:, ~is_erroneous].mean(axis=1)
+    f1 = error * correct / (error + correct).clip(min=1e-300)
+    return float(middles[f1.argmax()])
 
 
 def harmonic_mean(first: float | None, second: float | None) -> float | None:
@@ -145,7 +138,7 @@ def harmonic_mean(first: float | None, second: float | None) -> float | None:
     return 2 * first * second / (first + second) if first and second else 0.0
 
 
-def _right_between(case: ProcessBenchCase, scores: Scores) -> tuple[float, float]:
+def _correct_interval(case: ProcessBenchCase, scores: Scores) -> tuple[float, float]:
     """Return (low, high) so that thresholds in the half-open interval (low, high] predict the case's label."""
     before = scores if case.label == NO_ERROR else scores[: case.label]
     high = min((score for score in before if score is not None), default=1.0)

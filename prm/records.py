@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import UnionType
 from typing import Any
 
 
@@ -17,91 +18,80 @@ class BadRecord(ValueError):
 class JsonRecord:
     """One JSON object and its position in the file."""
 
-    place: str
+    location: str
     fields: Mapping[str, Any]
 
     def text(self, name: str) -> str:
         """Return a text that is not blank. Raises ``BadRecord``, as do all of these methods."""
-        value = self._get(name)
-        if not isinstance(value, str) or not value.strip():
-            raise self.wrong(name, "a text that is not blank")
+        value: str = self._get(name, "a text that is not blank", lambda v: isinstance(v, str) and bool(v.strip()))
         return value
 
     def texts(self, name: str) -> tuple[str, ...]:
         """Return a list of at least one text; texts may be blank."""
-        value = self._get(name)
-        if not isinstance(value, list) or not value or not all(isinstance(item, str) for item in value):
-            raise self.wrong(name, "a list of at least one text")
-        return tuple(value)
+        return tuple(self._get(name, "a list of at least one text", lambda v: bool(v) and _is_list_of(v, str)))
 
     def shares(self, name: str, count: int) -> tuple[float, ...]:
         """Return a list of ``count`` numbers from 0 to 1."""
-        value = self._get(name)
-        fits = isinstance(value, list) and len(value) == count
-        if not fits or not all(isinstance(item, int | float) and 0 <= item <= 1 for item in value):
-            raise self.wrong(name, f"a list of {count} numbers from 0 to 1, one for each step")
-        return tuple(map(float, value))
+        right = f"a list of {count} numbers from 0 to 1, one for each step"
+        values = self._get(name, right, lambda v: _is_list_of(v, int | float) and len(v) == count)
+        if not all(0 <= value <= 1 for value in values):
+            raise self.wrong(name, right)
+        return tuple(map(float, values))
 
     def flag(self, name: str) -> bool:
         """Return a boolean."""
-        value = self._get(name)
-        if not isinstance(value, bool):
-            raise self.wrong(name, "true or false")
+        value: bool = self._get(name, "true or false", lambda v: isinstance(v, bool))
         return value
 
     def integer(self, name: str, least: int, most: int) -> int:
         """Return an integer within inclusive bounds."""
-        value = self._get(name)
-        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
-            raise self.wrong(name, f"a whole number from {least} to {most}")
+        right = f"a whole number from {least} to {most}"
+        value: int = self._get(name, right, lambda v: type(v) is int and least <= v <= most)
         return value
 
     def wrong(self, name: str, right: str) -> BadRecord:
         """Return the error for an invalid field; ``right`` describes valid values."""
-        told = json.dumps(self.fields[name], ensure_ascii=False)
-        return BadRecord(
-            f"{self.place}: {name!r} is {told if len(told) <= 80 else told[:77] + '...'}; it must be {right}"
-        )
+        value = json.dumps(self.fields[name], ensure_ascii=False)
+        value = value if len(value) <= 80 else value[:77] + "..."
+        return BadRecord(f"{self.location}: {name!r} is {value}; it must be {right}")
 
-    def _get(self, name: str) -> Any:
+    def _get(self, name: str, right: str, is_valid: Callable[[Any], bool]) -> Any:
         if name not in self.fields:
-            raise BadRecord(f"{self.place}: {name!r} is missing; there are {', '.join(self.fields) or 'no fields'}")
+            raise BadRecord(f"{self.location}: {name!r} is missing; there are {', '.join(self.fields) or 'no fields'}")
+        if not is_valid(self.fields[name]):
+            raise self.wrong(name, right)
         return self.fields[name]
+
+
+def _is_list_of(value: Any, kind: type | UnionType) -> bool:
+    return isinstance(value, list) and all(isinstance(item, kind) for item in value)
 
 
 def read_records(path: Path) -> Iterator[JsonRecord]:
     """Yield the records of a JSONL file line by line, or of a file with one JSON array. Raises ``BadRecord``."""
     try:
         with path.open(encoding="utf-8") as lines:
-            if lines.read(1) == "[":
-                lines.seek(0)
-                yield from _of_array(path, lines.read())
-                return
+            is_array = lines.read(1) == "["
             lines.seek(0)
+            if is_array:
+                for number, item in enumerate(_parse(str(path), lines.read(), "a JSON array"), 1):
+                    yield _check(f"{path}, item {number}", item)
+                return
             for number, line in enumerate(lines, 1):
                 if line.strip():
-                    yield _record(f"{path}, line {number}", line)
+                    yield _check(f"{path}, line {number}", _parse(f"{path}, line {number}", line, "JSON"))
     except (OSError, UnicodeDecodeError) as error:
         raise BadRecord(f"{path} cannot be read: {error}") from None
 
 
-def _of_array(path: Path, text: str) -> Iterator[JsonRecord]:
+def _parse(location: str, text: str, kind: str) -> Any:
     try:
-        items = json.loads(text)
-    except ValueError as error:
-        raise BadRecord(f"{path} is not a JSON array: {error}") from None
-    for number, item in enumerate(items, 1):
-        yield _checked(f"{path}, item {number}", item)
-
-
-def _record(place: str, line: str) -> JsonRecord:
-    try:
-        return _checked(place, json.loads(line))
+        return json.loads(text)
     except json.JSONDecodeError as error:
-        raise BadRecord(f"{place}: not JSON: {error}") from None
+        raise BadRecord(f"{location}: not {kind}: {error}") from None
 
 
-def _checked(place: str, value: Any) -> JsonRecord:
+def _check(location: str, value: Any) -> JsonRecord:
     if not isinstance(value, dict):
-        raise BadRecord(f"{place}: a JSON object is expected, this is {type(value).__name__}")
-    return JsonRecord(place, value)
+        raise BadRecord(f"{location}: a JSON object is expected, this is {type(value).__name__}")
+    return JsonRecord(location, value)

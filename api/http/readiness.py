@@ -51,7 +51,7 @@ class Readiness:
         try:
             async with asyncio.timeout(TIMEOUT_SECONDS):
                 if setting == "REASONER_PRM":
-                    await StepScorer(self._engine, served[name]).prompt(_QUESTION)
+                    await StepScorer(self._engine, served[name]).encode_question(_QUESTION)
                 else:
                     await self._engine.tokenize(name, _QUESTION)
         except TimeoutError:

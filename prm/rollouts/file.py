@@ -78,45 +78,45 @@ class RolloutFile:
     ) -> None:
         os.close(self._file)
 
-    def pieces(self, place: SolutionKey) -> list[SampledStep]:
+    def pieces(self, key: SolutionKey) -> list[SampledStep]:
         """Return the steps of an unfinished solution so far."""
-        known = self._pieces.get(place, {})
-        return [known[index] for index in sorted(known)]
+        pieces = self._pieces.get(key, {})
+        return [pieces[index] for index in sorted(pieces)]
 
-    def verdicts(self, place: SolutionKey, step: int) -> dict[int, bool]:
+    def verdicts(self, key: SolutionKey, step: int) -> dict[int, bool]:
         """Return the correctness of the recorded completions of a step of an unfinished solution, by index."""
-        known = self._verdicts.get(place, {})
-        return {index: right for (at, index), right in known.items() if at == step}
+        verdicts = self._verdicts.get(key, {})
+        return {index: right for (other, index), right in verdicts.items() if other == step}
 
-    def add_piece(self, place: SolutionKey, piece: SampledStep) -> None:
+    def add_piece(self, key: SolutionKey, piece: SampledStep) -> None:
         """Append the next step of a solution."""
-        known = self._pieces.setdefault(place, {})
-        self._write({"piece": [*place, len(known)], "text": piece.text, "ids": piece.ids, "ended": piece.ended})
-        known[len(known)] = piece
+        pieces = self._pieces.setdefault(key, {})
+        self._write({"piece": [*key, len(pieces)], "text": piece.text, "ids": piece.ids, "ended": piece.ended})
+        pieces[len(pieces)] = piece
 
-    def add_verdict(self, place: SolutionKey, step: int, index: int, *, right: bool, tokens: int) -> None:
+    def add_verdict(self, key: SolutionKey, step: int, index: int, *, right: bool, tokens: int) -> None:
         """Append a completion."""
-        self._write({"completion": [*place, step, index], "right": right, "tokens": tokens})
-        self._verdicts.setdefault(place, {})[step, index] = right
+        self._write({"completion": [*key, step, index], "right": right, "tokens": tokens})
+        self._verdicts.setdefault(key, {})[step, index] = right
 
-    def finish(self, place: SolutionKey, solution: LabelledSolution) -> None:
+    def finish(self, key: SolutionKey, solution: LabelledSolution) -> None:
         """Append the example of a finished solution."""
-        line = {"solution": list(place), "id": solution.id, "question": solution.question, "steps": solution.steps}
+        line = {"solution": list(key), "id": solution.id, "question": solution.question, "steps": solution.steps}
         line |= {"hard": solution.hard} | ({} if solution.soft is None else {"soft": solution.soft})
         self._write(line)
-        self._finished(place, solution.hard)
+        self._mark_done(key, solution.hard)
 
     def _write(self, line: Mapping[str, Any]) -> None:
         data = (json.dumps(line, ensure_ascii=False) + "\n").encode()
         while data:
             data = data[os.write(self._file, data) :]
 
-    def _finished(self, place: SolutionKey, hard: tuple[int, ...]) -> None:
-        self.done.add(place)
+    def _mark_done(self, key: SolutionKey, hard: tuple[int, ...]) -> None:
+        self.done.add(key)
         self.steps += len(hard)
         self.good += sum(hard)
-        self._pieces.pop(place, None)
-        self._verdicts.pop(place, None)
+        self._pieces.pop(key, None)
+        self._verdicts.pop(key, None)
 
     def _lock(self, path: Path) -> None:
         try:
@@ -137,32 +137,32 @@ class RolloutFile:
         os.ftruncate(self._file, end)
 
     def _load(self, path: Path, settings: Mapping[str, Any]) -> None:
-        begun = False
+        has_settings = False
         for record in read_records(path):
             fields = record.fields
             if "settings" in fields:
                 _compare(path, fields["settings"], settings)
-                begun = True
-            elif not begun:
-                raise BadRecord(f"{record.place}: the file does not begin with 'settings': it is no file of rollouts")
+                has_settings = True
+            elif not has_settings:
+                raise BadRecord(f"{record.location}: it does not begin with 'settings': it is no file of rollouts")
             elif "piece" in fields:
-                key, solution, index = fields["piece"]
+                problem, solution, index = fields["piece"]
                 piece = SampledStep(fields["text"], tuple(fields["ids"]), fields["ended"])
-                self._pieces.setdefault((key, solution), {})[index] = piece
+                self._pieces.setdefault((problem, solution), {})[index] = piece
             elif "completion" in fields:
-                key, solution, step, index = fields["completion"]
-                self._verdicts.setdefault((key, solution), {})[step, index] = fields["right"]
+                problem, solution, step, index = fields["completion"]
+                self._verdicts.setdefault((problem, solution), {})[step, index] = fields["right"]
             else:
-                key, solution = fields["solution"]
-                self._finished((key, solution), tuple(fields["hard"]))
-        if not begun:
+                problem, solution = fields["solution"]
+                self._mark_done((problem, solution), tuple(fields["hard"]))
+        if not has_settings:
             self._write({"settings": settings})
 
 
-def _compare(path: Path, begun: Mapping[str, Any], asked: Mapping[str, Any]) -> None:
-    for name in sorted({*begun, *asked}):
-        if begun.get(name) != asked.get(name):
+def _compare(path: Path, written: Mapping[str, Any], requested: Mapping[str, Any]) -> None:
+    for name in sorted({*written, *requested}):
+        if written.get(name) != requested.get(name):
             raise BadRecord(
-                f"{path} was begun with {name} {begun.get(name)!r}, and {asked.get(name)!r} is asked for: "
+                f"{path} was begun with {name} {written.get(name)!r}, and {requested.get(name)!r} is requested: "
                 "use the same, or another file"
             )

@@ -105,14 +105,14 @@ async def roll_out(
     settings = {name: value for name, value in asdict(plan).items() if name != "concurrency"}
     with RolloutFile(path, settings) as file:
         run = _Run(plan, context, engine, judge, file, on_progress)
-        work = _places(problems, plan.solutions)
+        work = _list_work(problems, plan.solutions)
         try:
             async with asyncio.TaskGroup() as group:
                 for _ in range(plan.concurrency):
                     group.create_task(run.work(work))
         except ExceptionGroup as failures:
             raise failures.exceptions[0] from None
-    return run.tally
+    return run.stats
 
 
 async def _context(engine: EngineClient, model: str) -> int:
@@ -122,7 +122,7 @@ async def _context(engine: EngineClient, model: str) -> int:
     return served[model].context
 
 
-def _places(problems: Iterable[RolloutProblem], solutions: int) -> Iterator[tuple[RolloutProblem, SolutionKey]]:
+def _list_work(problems: Iterable[RolloutProblem], solutions: int) -> Iterator[tuple[RolloutProblem, SolutionKey]]:
     seen: set[str] = set()
     for problem in problems:
         if problem.key not in seen:
@@ -140,7 +140,7 @@ class _Run:
         file: RolloutFile,
         on_progress: Callable[[RolloutStats], None],
     ) -> None:
-        self.tally = RolloutStats()
+        self.stats = RolloutStats()
         self._plan = plan
         self._context = context
         self._engine = engine
@@ -148,23 +148,23 @@ class _Run:
         self._file = file
         self._on_progress = on_progress
 
-    async def work(self, places: Iterator[tuple[RolloutProblem, SolutionKey]]) -> None:
+    async def work(self, work: Iterator[tuple[RolloutProblem, SolutionKey]]) -> None:
         """Label solutions until none is left; concurrent workers share the iterator."""
-        for problem, place in places:
-            if place not in self._file.done:
+        for problem, key in work:
+            if key not in self._file.done:
                 try:
-                    await self._label(problem, place)
+                    await self._label(problem, key)
                 except InvalidRequest as error:
                     raise InvalidRequest(f"problem {problem.id}: {error}", error.field) from None
-            self.tally.solutions += 1
-            self.tally.steps, self.tally.good = self._file.steps, self._file.good
-            self._on_progress(self.tally)
+            self.stats.solutions += 1
+            self.stats.steps, self.stats.good = self._file.steps, self._file.good
+            self._on_progress(self.stats)
 
-    async def _label(self, problem: RolloutProblem, place: SolutionKey) -> None:
+    async def _label(self, problem: RolloutProblem, key: SolutionKey) -> None:
         conversation = [{"role": "user", "content": problem.question}]
         prompt = await self._engine.tokenize(self._plan.model, conversation)
         lease = f"rollouts-{uuid.uuid4().hex}"  # keeps the prefixes of the steps in the cache
-        pieces = await self._solve(prompt, place, lease)
+        pieces = await self._solve(prompt, key, lease)
         ends = [index for index, piece in enumerate(pieces) if piece.text.strip()]
         shares: list[float] = []
         for step, end in enumerate(ends):
@@ -174,62 +174,62 @@ class _Run:
             elif self._plan.early and shares and shares[-1] == 0:
                 shares.append(0.0)
             else:
-                shares.append(await self._complete(problem, place, step, prompt, so_far, lease))
+                shares.append(await self._complete(problem, key, step, prompt, so_far, lease))
         await self._engine.release(lease)
         steps = tuple(pieces[end].text.removesuffix(self._plan.separator).strip() for end in ends)
         hard = tuple(int(share > 0) for share in shares)
         soft = None if self._plan.early else tuple(shares)
-        self._file.finish(place, LabelledSolution(problem.id, problem.question, steps, hard, soft))
+        self._file.finish(key, LabelledSolution(problem.id, problem.question, steps, hard, soft))
 
-    async def _solve(self, prompt: tuple[int, ...], place: SolutionKey, lease: str) -> list[SampledStep]:
+    async def _solve(self, prompt: tuple[int, ...], key: SolutionKey, lease: str) -> list[SampledStep]:
         """Generate a solution step by step, so that the token ids at each step's end are known."""
-        pieces = self._file.pieces(place)
+        pieces = self._file.pieces(key)
         while not (pieces and pieces[-1].ended):
-            written = _ids(pieces)
-            room = self._room(prompt, written)
-            branch = Branch(self._plan.seed, _noise_key(*place), room)
+            generated = _ids(pieces)
+            num_left = self._num_tokens_left(prompt, generated)
+            branch = Branch(self._plan.seed, _noise_key(*key), num_left)
             stop = (self._plan.separator,)
-            async with aclosing(self._ask(prompt + written, (branch,), lease, stop=stop)) as completions:
+            async with aclosing(self._generate(prompt + generated, (branch,), lease, stop=stop)) as completions:
                 async for completion in completions:
-                    ended = completion.stop != self._plan.separator or len(completion.token_ids) == room
-                    self._file.add_piece(place, SampledStep(completion.text, completion.token_ids, ended))
-            pieces = self._file.pieces(place)
+                    ended = completion.stop != self._plan.separator or len(completion.token_ids) == num_left
+                    self._file.add_piece(key, SampledStep(completion.text, completion.token_ids, ended))
+            pieces = self._file.pieces(key)
         return pieces
 
     async def _complete(
         self,
         problem: RolloutProblem,
-        place: SolutionKey,
+        key: SolutionKey,
         step: int,
         prompt: tuple[int, ...],
         so_far: list[SampledStep],
         lease: str,
     ) -> float:
         """Return the fraction of right completions from the end of a step."""
-        verdicts = self._file.verdicts(place, step)
+        verdicts = self._file.verdicts(key, step)
         missing = [index for index in range(self._plan.completions) if index not in verdicts]
         if missing and not (self._plan.early and any(verdicts.values())):
-            written = _ids(so_far)
-            room = self._room(prompt, written)
-            branches = tuple(Branch(self._plan.seed, _noise_key(*place, step, index), room) for index in missing)
-            async with aclosing(self._ask(prompt + written, branches, lease, stop=())) as completions:
+            generated = _ids(so_far)
+            num_left = self._num_tokens_left(prompt, generated)
+            branches = tuple(Branch(self._plan.seed, _noise_key(*key, step, index), num_left) for index in missing)
+            async with aclosing(self._generate(prompt + generated, branches, lease, stop=())) as completions:
                 async for completion in completions:
                     index = missing[completion.index]
                     right = await self._judge(problem, _text(so_far) + completion.text)
-                    self._file.add_verdict(place, step, index, right=right, tokens=len(completion.token_ids))
+                    self._file.add_verdict(key, step, index, right=right, tokens=len(completion.token_ids))
                     if right and self._plan.early:
                         break
-            verdicts = self._file.verdicts(place, step)
+            verdicts = self._file.verdicts(key, step)
         return sum(verdicts.values()) / len(verdicts)
 
-    def _room(self, prompt: tuple[int, ...], written: tuple[int, ...]) -> int:
+    def _num_tokens_left(self, prompt: tuple[int, ...], generated: tuple[int, ...]) -> int:
         """Return the number of tokens that a solution may still get. Raises ``InvalidRequest`` if there is none."""
-        room = min(self._plan.max_tokens, self._context - len(prompt)) - len(written)
-        if room <= 0:
+        num_left = min(self._plan.max_tokens, self._context - len(prompt)) - len(generated)
+        if num_left <= 0:
             raise InvalidRequest(f"its prompt of {len(prompt)} tokens fills the context of {self._context}", "prompt")
-        return room
+        return num_left
 
-    async def _ask(
+    async def _generate(
         self, prompt: tuple[int, ...], branches: tuple[Branch, ...], lease: str, *, stop: tuple[str, ...]
     ) -> AsyncGenerator[Completion, None]:
         request = GenerateRequest(
@@ -248,9 +248,9 @@ class _Run:
                     if event.finish_reason in ("cancelled", "timeout"):
                         raise EngineUnavailable(f"the engine ended a branch with {event.finish_reason!r}")
                     left -= 1
-                    self.tally.generated += len(event.token_ids)
-                    self.tally.prompt += event.prompt_tokens
-                    self.tally.cached += event.cached_tokens
+                    self.stats.generated += len(event.token_ids)
+                    self.stats.prompt += event.prompt_tokens
+                    self.stats.cached += event.cached_tokens
                     yield event
         if left:
             raise EngineUnavailable("the engine's answer ended before all of its branches had")
@@ -264,5 +264,5 @@ def _ids(pieces: list[SampledStep]) -> tuple[int, ...]:
     return tuple(token for piece in pieces for token in piece.ids)
 
 
-def _noise_key(*place: object) -> int:
-    return int.from_bytes(blake2b(repr(place).encode(), digest_size=8).digest(), "big") >> 1
+def _noise_key(*branch: object) -> int:
+    return int.from_bytes(blake2b(repr(branch).encode(), digest_size=8).digest(), "big") >> 1

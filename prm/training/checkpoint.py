@@ -46,11 +46,11 @@ def load_checkpoint(
         return 0, 0.0
     with safe_open(path, framework="pt") as file:
         notes = file.metadata()
-        begun = json.loads(notes["settings"])
+        written = json.loads(notes["settings"])
         for name, value in settings.items():
-            if begun.get(name) != value:
+            if written.get(name) != value:
                 raise BadRecord(
-                    f"{path} is of a run with {name} {begun.get(name)!r}, and {value!r} is asked for: use the same, "
+                    f"{path} is of a run with {name} {written.get(name)!r}, and {value!r} is requested: use the same, "
                     "or remove the file to begin anew"
                 )
         with torch.no_grad():

@@ -11,7 +11,7 @@ from prm.records import BadRecord, JsonRecord, read_records
 
 Labels = Literal["hard", "soft"]
 
-PAID = ("settings", "piece", "completion")
+_ENGINE_RESULTS = ("settings", "piece", "completion")
 """Keys of the lines of a rollout file that are not examples but recorded engine results."""
 
 
@@ -28,7 +28,7 @@ def read_examples(path: Path, labels: Labels) -> Iterator[Example]:
     """Yield the examples of a rollout file, or of any JSONL file with the fields ``question``, ``steps`` (texts) and
     ``hard``, ``soft`` or ``labels`` (numbers from 0 to 1). Raises ``BadRecord``."""
     for record in read_records(path):
-        if any(name in record.fields for name in PAID):
+        if any(name in record.fields for name in _ENGINE_RESULTS):
             continue
         if "solution" in record.fields and not record.fields["steps"]:
             continue  # the policy generated no text
@@ -42,5 +42,5 @@ def _field(record: JsonRecord, labels: Labels) -> str:
     if "labels" in record.fields:
         return "labels"
     if labels == "soft" and "hard" in record.fields and "soft" not in record.fields:
-        raise BadRecord(f"{record.place}: there are only hard labels (the rollouts ended early); train on hard ones")
+        raise BadRecord(f"{record.location}: there are only hard labels (the rollouts ended early); train on hard ones")
     return labels

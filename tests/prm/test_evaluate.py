@@ -138,7 +138,7 @@ def test_a_malformed_line_is_refused_with_its_number_its_field_and_the_valid_val
         (json.dumps(GOOD) + '\n{"id"', "line 2: not JSON"),
         ("3\n", "line 1: a JSON object is expected, this is int"),
         ("[3]", "item 1: a JSON object is expected, this is int"),
-        ("[{", "is not a JSON array"),
+        ("[{", "not a JSON array"),
     ],
 )
 def test_invalid_json_is_refused_with_its_position(tmp_path: Path, text: str, message: str) -> None:

@@ -296,7 +296,7 @@ async def test_a_model_that_cannot_generate_is_refused_by_name(tmp_path: Path) -
 async def test_other_settings_another_model_and_a_damaged_file_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "out.jsonl"
     await roll_out(PROBLEMS[:1], PLAN, World(), judge, path)
-    with pytest.raises(BadRecord, match=r"begun with completions 8, and 4 is asked for"):
+    with pytest.raises(BadRecord, match=r"begun with completions 8, and 4 is requested"):
         await roll_out(PROBLEMS[:1], RolloutPlan("policy", 2, 4, max_tokens=64, seed=3), World(), judge, path)
     running = asyncio.create_task(roll_out(PROBLEMS, PLAN, World(), judge, path))
     await asyncio.sleep(0)

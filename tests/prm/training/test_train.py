@@ -137,7 +137,7 @@ def test_a_checkpoint_of_another_run_is_refused(base: Path, tmp_path: Path) -> N
     data = write(tmp_path / "data.jsonl", whether_it_begins_with_two, 60)
     begun = plan(base, data, tmp_path / "prm")
     assert train(begun, quiet, lambda: True) is None
-    with pytest.raises(BadRecord, match=r"a run with rate 0.003, and 0.1 is asked for"):
+    with pytest.raises(BadRecord, match=r"a run with rate 0.003, and 0.1 is requested"):
         train(replace(begun, rate=0.1), quiet)
     write(tmp_path / "data.jsonl", whether_it_begins_with_two, 61)
     with pytest.raises(BadRecord, match="a run with data"):
