@@ -71,23 +71,16 @@ class QuantizedLinear:
         return self(x).add_(residual)
 
 
-class ConcatenatedProducts:
+class ConcatenatedProducts(QuantizedLinear):
     """Several products of the same input, with their results side by side."""
 
-    is_kernel = False
-
     def __init__(self, products: Sequence[Product]) -> None:
-        self.parameters = sum(product.parameters for product in products)
-        """Number of weights."""
         self.products = products
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """Return ``[rows, out]`` for ``x`` ``[rows, in]``."""
-        return torch.cat([product(x) for product in self.products], dim=1)
-
-    def add(self, x: Tensor, residual: Tensor) -> Tensor:
-        """Return ``residual + self(x)``."""
-        return self(x).add_(residual)
+        super().__init__(
+            lambda x, _: torch.cat([product(x) for product in products], dim=1),
+            sum(product.parameters for product in products),
+            bias=None,
+        )
 
 
 def _has_kernel(matrix: QuantizedMatrix, device_config: DeviceConfig) -> bool:
@@ -95,15 +88,10 @@ def _has_kernel(matrix: QuantizedMatrix, device_config: DeviceConfig) -> bool:
     if isinstance(matrix, Int8Matrix):
         return columns % _DEPTH_8BIT == 0
     if isinstance(matrix, GroupedMatrix):
-        groups = matrix.scales.shape[1]
-        has_equal_groups = matrix.group_of is None or len(set(matrix.group_of.bincount(minlength=groups).tolist())) == 1
-        return has_equal_groups and columns // groups % _DEPTH == 0
+        return matrix.has_equal_groups and columns // matrix.scales.shape[1] % _DEPTH == 0
     if isinstance(matrix, Float8Matrix):
-        blocks = matrix.scales.shape[1]
-        if (
-            device_config.device.type == "cuda"
-            and torch.cuda.get_device_capability(device_config.device) < _FLOAT8_CAPABILITY
-        ):
+        blocks, device = matrix.scales.shape[1], device_config.device
+        if device.type == "cuda" and torch.cuda.get_device_capability(device) < _FLOAT8_CAPABILITY:
             return False
         if not matrix.rounds_activations:
             return columns % (blocks * _DEPTH) == 0 and columns // blocks == min(columns, matrix.block[1])

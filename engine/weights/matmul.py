@@ -28,14 +28,13 @@ def create_product(parts: Sequence[Matrix], bias: Tensor | None = None, device_c
     if device_config.uses_gpu_kernels:
         return create_gpu_product(parts, bias, device_config)
     first = parts[0]
-    if isinstance(first, Int8Matrix) and int8.is_supported(first.codes.shape[1]):
-        int8_parts = [part for part in parts if isinstance(part, Int8Matrix)]
-        if len(int8_parts) == len(parts):
-            codes, scales = stack([part.codes for part in int8_parts]), stack([part.scales for part in int8_parts])
-            return Int8Linear(codes, scales, bias)
-    if isinstance(first, GroupedMatrix) and _supports_int4(first):
+    int8_parts = [part for part in parts if isinstance(part, Int8Matrix)]
+    if len(int8_parts) == len(parts) and int8.is_supported(int8_parts[0].codes.shape[1]):
+        codes, scales = stack([part.codes for part in int8_parts]), stack([part.scales for part in int8_parts])
+        return Int8Linear(codes, scales, bias)
+    if isinstance(first, GroupedMatrix) and first.bits == 4 and first.has_equal_groups:
         grouped = [part for part in parts if isinstance(part, GroupedMatrix) and have_same_groups(part, first)]
-        if len(grouped) == len(parts):
+        if len(grouped) == len(parts) and int4.is_supported(first.codes.shape[1], first.scales.shape[1]):
             codes, order = stack([part.codes for part in grouped]), None
             if first.group_of is not None:
                 order = first.group_of.argsort(stable=True)
@@ -43,10 +42,3 @@ def create_product(parts: Sequence[Matrix], bias: Tensor | None = None, device_c
             scales, zeros = stack([part.scales for part in grouped]), stack([part.zeros for part in grouped])
             return Int4Linear(codes, scales, zeros, bias, order)
     return Linear(stack([dense(part) for part in parts]), bias)
-
-
-def _supports_int4(matrix: GroupedMatrix) -> bool:
-    columns, groups = matrix.codes.shape[1], matrix.scales.shape[1]
-    size = columns // groups
-    has_equal_groups = matrix.group_of is None or bool((matrix.group_of.bincount(minlength=groups) == size).all())
-    return matrix.bits == 4 and has_equal_groups and int4.is_supported(columns, groups)

@@ -39,6 +39,11 @@ class GroupedMatrix:
     group_of: Tensor | None = None
     """int64 ``[in]``, the group of each column; ``None``: groups of consecutive columns, equally many in each."""
 
+    @property
+    def has_equal_groups(self) -> bool:
+        """True if all groups have equally many columns."""
+        return self.group_of is None or len(set(self.group_of.bincount(minlength=self.scales.shape[1]).tolist())) == 1
+
     def dense(self) -> Tensor:
         """Return the weights, float32 ``[out, in]``."""
         if self.group_of is not None:

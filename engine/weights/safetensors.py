@@ -42,9 +42,8 @@ class Weights:
 
     def take(self, name: str, *shape: int) -> Tensor:
         """Take a tensor in float32. Raises ``EngineError`` if it is missing or has another shape, or is no float."""
+        self.expect(name, *shape)
         path, tensor = self._take(name)
-        if tuple(tensor.shape) != shape:
-            raise EngineError(f"{path}: {name!r} has shape {tuple(tensor.shape)}, its config.json says {shape}")
         if tensor.dtype not in _FLOAT_DTYPES:
             raise EngineError(f"{path}: {name!r} is {tensor.dtype}; supported are float32, float16, bfloat16")
         self.count(tensor.numel())

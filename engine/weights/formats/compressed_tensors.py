@@ -21,8 +21,9 @@ import torch
 from torch import Tensor
 
 from engine.protocol.types import EngineError
+from engine.weights.formats import fp8
 from engine.weights.formats.checks import count_groups, require, require_finite
-from engine.weights.matrix import Float8Matrix, GroupedMatrix, Int8Matrix, Matrix
+from engine.weights.matrix import GroupedMatrix, Int8Matrix, Matrix
 from engine.weights.packing import num_words, pack, unpack
 from engine.weights.safetensors import Weights
 
@@ -79,12 +80,13 @@ def _create_scheme_reader(scheme: dict[str, Any], config: dict[str, Any]) -> _Ma
     if layout == "float-quantized":
         block = None
         if require(scheme_weights, "strategy", "channel", "tensor", "block") == "block":
-            block = _read_block_size(scheme_weights)
+            block = fp8.require_block_size(scheme_weights, "block_structure")
         return partial(_read_float8, block=block, rounds_activations=activations is not None)
     bits = require(scheme_weights, "num_bits", 4, 8)
     strategy = require(scheme_weights, "strategy", "group", "channel")
     symmetric = require({"symmetric": True} | scheme_weights, "symmetric", True, False)
-    return _PackedReader(bits, int(scheme_weights["group_size"]) if strategy == "group" else -1, symmetric).read
+    size = int(scheme_weights["group_size"]) if strategy == "group" else -1
+    return partial(_read_packed, bits=bits, size=size, symmetric=symmetric)
 
 
 def build_config(bits: int, size: int | None, skipped: list[str], *, w8a8_module: str | None = None) -> dict[str, Any]:
@@ -136,31 +138,29 @@ def pack_matrix(name: str, matrix: Int8Matrix | GroupedMatrix) -> dict[str, Tens
     }
 
 
-class _PackedReader:
-    def __init__(self, bits: int, size: int, symmetric: bool) -> None:
-        self._bits, self._size, self._symmetric = bits, size, symmetric
-
-    def read(self, weights: Weights, name: str, rows: int, columns: int) -> Matrix:
-        if not weights.has(f"{name}.weight_packed"):
-            return weights.take(f"{name}.weight", rows, columns)
-        bits, groups = self._bits, count_groups(name, columns, self._size)
-        words = weights.take_raw(f"{name}.weight_packed", torch.int32, rows, num_words(columns, bits))
-        scales = weights.take_raw(f"{name}.weight_scale", None, rows, groups)
-        shape = weights.take_raw(f"{name}.weight_shape", None, 2).tolist()
-        if shape != [rows, columns]:
-            raise EngineError(f"{name!r} is corrupt: weight_shape is {shape}, config.json says {[rows, columns]}")
-        if self._symmetric:
-            zeros = torch.full((rows, groups), float(1 << (bits - 1)))
-        else:
-            packed = weights.take_raw(f"{name}.weight_zero_point", torch.int32, num_words(rows, bits), groups)
-            zeros = unpack(packed.T.contiguous(), bits, rows).T.float().contiguous()
-        group_of = None
-        if weights.has(f"{name}.weight_g_idx"):
-            group_of = weights.take_raw(f"{name}.weight_g_idx", None, columns).long()
-            if int(group_of.min()) < 0 or int(group_of.max()) >= groups:
-                raise EngineError(f"{name!r} is corrupt: weight_g_idx goes beyond its {groups} groups")
-        weights.count(rows * columns)
-        return GroupedMatrix(unpack(words, bits, columns), require_finite(name, scales), zeros, bits, group_of)
+def _read_packed(
+    weights: Weights, name: str, rows: int, columns: int, *, bits: int, size: int, symmetric: bool
+) -> Matrix:
+    if not weights.has(f"{name}.weight_packed"):
+        return weights.take(f"{name}.weight", rows, columns)
+    groups = count_groups(name, columns, size)
+    words = weights.take_raw(f"{name}.weight_packed", torch.int32, rows, num_words(columns, bits))
+    scales = weights.take_raw(f"{name}.weight_scale", None, rows, groups)
+    shape = weights.take_raw(f"{name}.weight_shape", None, 2).tolist()
+    if shape != [rows, columns]:
+        raise EngineError(f"{name!r} is corrupt: weight_shape is {shape}, config.json says {[rows, columns]}")
+    if symmetric:
+        zeros = torch.full((rows, groups), float(1 << (bits - 1)))
+    else:
+        packed = weights.take_raw(f"{name}.weight_zero_point", torch.int32, num_words(rows, bits), groups)
+        zeros = unpack(packed.T.contiguous(), bits, rows).T.float().contiguous()
+    group_of = None
+    if weights.has(f"{name}.weight_g_idx"):
+        group_of = weights.take_raw(f"{name}.weight_g_idx", None, columns).long()
+        if int(group_of.min()) < 0 or int(group_of.max()) >= groups:
+            raise EngineError(f"{name!r} is corrupt: weight_g_idx goes beyond its {groups} groups")
+    weights.count(rows * columns)
+    return GroupedMatrix(unpack(words, bits, columns), require_finite(name, scales), zeros, bits, group_of)
 
 
 def _read_int8(weights: Weights, name: str, rows: int, columns: int, *, rounds_activations: bool) -> Matrix:
@@ -176,25 +176,11 @@ def _read_int8(weights: Weights, name: str, rows: int, columns: int, *, rounds_a
 
 
 def _read_float8(
-    weights: Weights, name: str, rows: int, columns: int, *, block: tuple[int, int] | None, rounds_activations: bool
+    weights: Weights, name: str, rows: int, columns: int, *, block: list[int] | None, rounds_activations: bool
 ) -> Matrix:
-    if not weights.has(f"{name}.weight_scale"):
+    scale = f"{name}.weight_scale"
+    if not weights.has(scale):
         return weights.take(f"{name}.weight", rows, columns)
-    codes = weights.take_raw(f"{name}.weight", torch.float8_e4m3fn, rows, columns)
-    if block is None:
-        scales = require_finite(name, weights.take_raw(f"{name}.weight_scale", None))
-        if scales.numel() not in (1, rows):
-            raise EngineError(f"{name!r} is corrupt: {scales.numel()} scales for {rows} rows")
-        scales, block = scales.view(-1, 1), (rows // scales.numel(), columns)
-    else:
-        grid = -(-rows // block[0]), -(-columns // block[1])
-        scales = require_finite(name, weights.take_raw(f"{name}.weight_scale", None, *grid))
-    weights.count(rows * columns)
-    return Float8Matrix(codes, scales, block, rounds_activations)
-
-
-def _read_block_size(scheme_weights: dict[str, Any]) -> tuple[int, int]:
-    block = scheme_weights.get("block_structure")
-    if not isinstance(block, list) or len(block) != 2 or min(block) < 1:
-        raise EngineError(f"quantization_config: block_structure is {block}; it must be two positive numbers")
-    return block[0], block[1]
+    return fp8.read_float8(
+        weights, name, rows, columns, scale=scale, block=block, rounds_activations=rounds_activations
+    )

@@ -7,7 +7,7 @@ which a block's numbers are multiplied. Without ``weight_block_size`` there is o
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -27,9 +27,8 @@ def create_reader(config: dict[str, Any]) -> Callable[[Weights, str, int, int], 
     """Return the reader for a ``quantization_config``. On a CPU activations stay float32."""
     require({"activation_scheme": "dynamic"} | config, "activation_scheme", "dynamic")
     require({"fmt": "e4m3"} | config, "fmt", "e4m3")
-    block = config.get("weight_block_size")
-    if block is not None and (len(block) != 2 or min(block) < 1):
-        raise EngineError(f"quantization_config: weight_block_size is {block}; it must be two positive numbers")
+    has_blocks = config.get("weight_block_size") is not None
+    block = require_block_size(config, "weight_block_size") if has_blocks else None
 
     def read(weights: Weights, name: str, rows: int, columns: int) -> Matrix:
         scale = f"{name}.weight_scale_inv"
@@ -37,20 +36,41 @@ def create_reader(config: dict[str, Any]) -> Callable[[Weights, str, int, int], 
             scale = f"{name}.weight_scale"
         if not weights.has(scale):
             return weights.take(f"{name}.weight", rows, columns)
-        codes = weights.take_raw(f"{name}.weight", torch.float8_e4m3fn, rows, columns)
-        if block is None:
-            scales, size = require_finite(name, weights.take_raw(scale, None)), (rows, columns)
-            if scales.numel() != 1:
-                raise EngineError(f"{name!r} is corrupt: {scales.numel()} scales, weight_block_size is not given")
-            scales = scales.view(1, 1)
-        else:
-            size = block[0], block[1]
-            grid = -(-rows // size[0]), -(-columns // size[1])
-            scales = require_finite(name, weights.take_raw(scale, None, *grid))
-        weights.count(rows * columns)
-        return Float8Matrix(codes, scales, size, rounds_activations=True)
+        return read_float8(weights, name, rows, columns, scale=scale, block=block, rounds_activations=True)
 
     return read
+
+
+def read_float8(
+    weights: Weights,
+    name: str,
+    rows: int,
+    columns: int,
+    *,
+    scale: str,
+    block: Sequence[int] | None,
+    rounds_activations: bool,
+) -> Float8Matrix:
+    """Take ``NAME.weight`` and its scales: one for each ``block``, or without blocks one for the matrix or each row."""
+    codes = weights.take_raw(f"{name}.weight", torch.float8_e4m3fn, rows, columns)
+    if block is None:
+        scales = require_finite(name, weights.take_raw(scale, None))
+        if scales.numel() not in (1, rows):
+            raise EngineError(f"{name!r} is corrupt: {scales.numel()} scales for {rows} rows")
+        scales, block = scales.view(-1, 1), (rows // scales.numel(), columns)
+    else:
+        grid = -(-rows // block[0]), -(-columns // block[1])
+        scales = require_finite(name, weights.take_raw(scale, None, *grid))
+    weights.count(rows * columns)
+    return Float8Matrix(codes, scales, (block[0], block[1]), rounds_activations)
+
+
+def require_block_size(config: dict[str, Any], field: str) -> list[int]:
+    """Return the rows and columns of a block. Raises ``EngineError`` unless both are positive."""
+    block = config.get(field)
+    if not isinstance(block, list) or len(block) != 2 or min(block) < 1:
+        raise EngineError(f"quantization_config: {field} is {block}; it must be two positive numbers")
+    return block
 
 
 def build_config(skipped: list[str]) -> dict[str, Any]:
