@@ -25,7 +25,6 @@ from prm.training.train import TrainPlan, train
 
 
 def main() -> int:
-    """Train, and return the exit status."""
     stopped = threading.Event()
     torch.set_num_threads(choose_threads().number)
     signal.signal(signal.SIGTERM, lambda *_: stopped.set())

@@ -105,7 +105,6 @@ def predict(scores: Scores, threshold: float) -> int:
 
 
 def evaluate(cases: Sequence[ProcessBenchCase], scores: Sequence[Scores], threshold: float) -> Result:
-    """Evaluate the protocol at one threshold."""
     right: dict[bool, list[bool]] = {True: [], False: []}
     for case, own in zip(cases, scores, strict=True):
         right[case.label != NO_ERROR].append(predict(own, threshold) == case.label)

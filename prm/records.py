@@ -39,7 +39,6 @@ class JsonRecord:
         return tuple(map(float, values))
 
     def flag(self, name: str) -> bool:
-        """Return a boolean."""
         value: bool = self._get(name, "true or false", lambda v: isinstance(v, bool))
         return value
 

@@ -95,7 +95,6 @@ class Leases:
                 self._prune(lease, namespace, tokens)
 
     def clear(self) -> None:
-        """Release all leases."""
         for name in list(self._leases):
             self.release(name)
 

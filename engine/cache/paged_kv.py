@@ -141,7 +141,6 @@ class KVCache:
 
     @property
     def num_tables(self) -> int:
-        """Number of open page tables."""
         return len(self._tables)
 
     def match_prefix(

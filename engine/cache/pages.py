@@ -24,7 +24,6 @@ class PagePool:
 
     @property
     def num_free(self) -> int:
-        """Number of free pages."""
         return len(self._free)
 
     def allocate(self) -> int | None:

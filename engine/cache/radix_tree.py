@@ -41,7 +41,6 @@ class Node:
     last_used: int = 0
     """Time on the tree's clock when a sequence last released the page; 0: evict it first."""
     namespace: str | None = None
-    """Namespace of a root."""
 
 
 @dataclass(eq=False, slots=True)
@@ -52,9 +51,7 @@ class Lease:
     touched: float
     """Time of the last use in seconds, on the clock of ``Leases``."""
     nodes: set[Node] = field(default_factory=set)
-    """The pinned pages."""
     namespaces: set[str | None] = field(default_factory=set)
-    """Namespaces of the pages."""
 
 
 @dataclass(eq=False, slots=True)
@@ -66,7 +63,6 @@ class Match:
     """The page whose first ``num_partial_tokens`` tokens match."""
     num_partial_tokens: int = 0
     num_tokens: int = 0
-    """Length of the prefix."""
     version: int = -1
     """Version of the tree that was searched."""
 

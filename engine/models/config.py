@@ -28,30 +28,24 @@ class ModelConfig:
     num_labels: int
     """Outputs per token of a classifier or a reward model; 0 for a language model."""
     eos: tuple[int, ...]
-    """Tokens that end a sequence."""
     extra: dict[str, object]
     """Fields named ``reasoner_…``, which the engine passes on to clients."""
     attention: tuple[LayerAttentionConfig, ...]
-    """Attention parameters of each layer."""
 
     @property
     def num_layers(self) -> int:
-        """Number of attention layers."""
         return len(self.attention)
 
     @property
     def heads(self) -> int:
-        """Query heads of every layer."""
         return self.attention[0].heads
 
     @property
     def kv_heads(self) -> int:
-        """Key-value heads of every layer."""
         return self.attention[0].kv_heads
 
     @property
     def head_dim(self) -> int:
-        """Size of every head."""
         return self.attention[0].head_dim
 
 
@@ -78,7 +72,6 @@ class RawConfig:
 
     @property
     def extra(self) -> dict[str, object]:
-        """Fields named ``reasoner_…``."""
         return {name: value for name, value in self.fields.items() if name.startswith("reasoner_")}
 
 

@@ -82,40 +82,23 @@ class Decoder:
         ``context``: maximum number of tokens of one sequence. ``read``: reads a matrix in the checkpoint's format.
         """
         self.config = config
-        self._device_config = device_config
+        self.device_config = device_config
         builder = LayerBuilder(config, weights, read, device_config)
-        self._embedding = device_config.convert(
-            weights.take("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
-        )
+        shape = config.vocab_size, config.hidden_size
+        self.embedding = device_config.convert(weights.take("model.embed_tokens.weight", *shape))
+        """The embedding table ``[vocab, hidden]``, unscaled."""
         self._layers = [builder.layer(index) for index in range(config.num_layers)]
         self._norm = builder.norm("model.norm")
         tied = config.tied and not config.num_labels
         if tied or config.head.may_have_lm_head:
             weights.drop("lm_head.weight")
-        self._head: list[Product] = [Linear(self._embedding)] if tied else builder.head()
+        self._head: list[Product] = [Linear(self.embedding)] if tied else builder.head()
         weights.finish()
-        self._parameters = weights.parameters
+        self.parameters = weights.parameters
         tables = {rope: rope.tables(context) for rope in dict.fromkeys(config.ropes)}
-        self._ropes = [(cos.to(device_config.device), sin.to(device_config.device)) for cos, sin in tables.values()]
-        self._rope_of = [list(tables).index(rope) for rope in config.ropes]
-
-    @property
-    def device_config(self) -> DeviceConfig:
-        return self._device_config
-
-    @property
-    def embedding(self) -> Tensor:
-        """The embedding table ``[vocab, hidden]``, unscaled."""
-        return self._embedding
-
-    @property
-    def rope_tables(self) -> list[Tensor]:
+        self.rope_tables = [table.to(device_config.device) for pair in tables.values() for table in pair]
         """Cosines and sines of all positions for each rotary embedding, ``[positions, dim]`` each."""
-        return [table for tables in self._ropes for table in tables]
-
-    @property
-    def parameters(self) -> int:
-        return self._parameters
+        self._rope_of = [list(tables).index(rope) for rope in config.ropes]
 
     @property
     def is_recordable(self) -> bool:
@@ -139,7 +122,7 @@ class Decoder:
     def embed_inputs(self, batch: Batch) -> tuple[Tensor, list[Tensor]]:
         """Return the layers' inputs: hidden states ``[tokens, hidden]``, and for each rotary embedding the cosines and
         sines of the tokens' positions, ``[tokens, dim]`` each."""
-        hidden = scaled_embedding(self.config, self._embedding[batch.tokens])
+        hidden = scaled_embedding(self.config, self.embedding[batch.tokens])
         return hidden, [table[batch.positions] for table in self.rope_tables]
 
     def forward_layers(self, hidden: Tensor, angles: Sequence[Tensor], attend: FusedAttentionBackend) -> Tensor:
@@ -168,7 +151,7 @@ class Decoder:
         return self._layers[-1].forward_mlp(hidden, attn_out)
 
     def embed(self, tokens: Tensor) -> Tensor:
-        return self._embedding[tokens]
+        return self.embedding[tokens]
 
     def compute_logits(self, hidden: Tensor, token_ids: Sequence[int] = ()) -> Tensor:
         logits = self._head[0](rms_norm(hidden, self._norm, self.config.norm_eps))
@@ -204,7 +187,6 @@ class LayerBuilder:
         self._activation = _ACTIVATIONS[config.activation]
 
     def layer(self, index: int) -> Layer:
-        """Return the weights of one layer."""
         config, prefix = self._config, f"model.layers.{index}."
         query, key = config.heads * config.head_dim, config.kv_heads * config.head_dim
         attention, output_norm, mlp_output_norm = f"{prefix}self_attn.", None, None
@@ -237,13 +219,11 @@ class LayerBuilder:
         ]
 
     def norm(self, name: str, size: int | None = None) -> Tensor:
-        """Return the weights of a norm, offset included."""
         weight = self._weights.take(f"{name}.weight", self._config.hidden_size if size is None else size)
         weight = weight + self._config.norm_offset if self._config.norm_offset else weight
         return weight.to(self._device_config.device)  # float32 on every device: it costs next to nothing
 
     def linear(self, name: str, rows: int, columns: int, *, bias: bool) -> Product:
-        """Return the product with one matrix."""
         return self.product({name: rows}, columns, bias=bias)
 
     def _fused(self, prefix: str, name: str, parts: dict[str, int], *, bias: bool) -> Product:

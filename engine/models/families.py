@@ -45,8 +45,6 @@ class Head:
 
 @dataclass(frozen=True, slots=True)
 class DecoderConfig(ModelConfig):
-    """Parameters of a Llama-family decoder."""
-
     intermediate: int
     norm_eps: float
     norm_offset: float
@@ -68,7 +66,6 @@ class DecoderConfig(ModelConfig):
     fused: bool
     """Query, key and value are one tensor in the checkpoint, gate and up another."""
     ropes: tuple[Rope, ...]
-    """Rotary embedding of each layer."""
     experts: ExpertsConfig | None
 
 
@@ -205,7 +202,6 @@ def _read_config(raw: RawConfig) -> DecoderConfig:
 
 
 def _read_attention(prefix: str, family: _Family, fields: dict[str, Any]) -> tuple[LayerAttentionConfig, ...]:
-    """Return the attention parameters of each layer."""
     num_layers, heads = int(fields["num_hidden_layers"]), int(fields["num_attention_heads"])
     kv_heads = int(fields.get("num_key_value_heads") or heads)
     head_dim = int(fields.get("head_dim") or int(fields["hidden_size"]) // heads)
@@ -226,7 +222,6 @@ def _read_attention(prefix: str, family: _Family, fields: dict[str, Any]) -> tup
 def _read_ropes(
     prefix: str, family: _Family, fields: dict[str, Any], attention: tuple[LayerAttentionConfig, ...]
 ) -> tuple[Rope, ...]:
-    """Return the rotary embedding of each layer."""
     head_dim = attention[0].head_dim
     if prefix == "Gemma3":
         by_type = read_ropes_by_layer_type(fields, head_dim)

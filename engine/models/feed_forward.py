@@ -17,21 +17,13 @@ class GatedMlp:
 
     def __init__(self, gate_up: Product, down: Product, activation: Activation) -> None:
         """``gate_up``: ``[2 * intermediate, hidden]``, ``down``: ``[hidden, intermediate]``."""
-        self._gate_up = gate_up
-        self._down = down
-        self._activation = activation
-
-    @property
-    def products(self) -> tuple[Product, Product]:
-        """Both products, gate-up first."""
-        return self._gate_up, self._down
+        self.products = gate_up, down
+        self._gate_up, self._down, self._activation = gate_up, down, activation
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Return ``[tokens, hidden]`` of ``x`` of the same shape."""
         return self._down(self._activation(self._gate_up(x)))
 
     def add(self, x: Tensor, residual: Tensor) -> Tensor:
-        """Return ``residual + self(x)``."""
         return self._down.add(self._activation(self._gate_up(x)), residual)
 
 
@@ -49,7 +41,6 @@ class Experts:
         self._is_normalized = is_normalized
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Return ``[tokens, hidden]`` of ``x`` of the same shape."""
         weights, chosen = torch.softmax(self._router(x), dim=-1).topk(self._per_token, dim=-1)
         if self._is_normalized:
             weights = weights / weights.sum(dim=-1, keepdim=True)
@@ -63,5 +54,4 @@ class Experts:
         return (weights[:, None] @ outputs.view(len(x), self._per_token, -1)).squeeze(1)
 
     def add(self, x: Tensor, residual: Tensor) -> Tensor:
-        """Return ``residual + self(x)``."""
         return residual + self(x)

@@ -146,12 +146,10 @@ def _attention(
 
 
 def _mask(*, mask_function: MaskFunction, **_: Any) -> Tensor | None:
-    """Mask function for transformers."""
     return _CURRENT.get().mask(mask_function)
 
 
 def register() -> None:
-    """Register ``NAME`` as an attention implementation of transformers."""
     from transformers import AttentionInterface, AttentionMaskInterface
 
     AttentionInterface.register(NAME, _attention)

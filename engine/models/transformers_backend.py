@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from engine.attention.layer import AttentionBackend, LayerAttentionConfig
-from engine.device import CPU, DeviceConfig
+from engine.device import CPU
 from engine.models.config import ModelConfig, RawConfig
 from engine.models.interface import Batch
 from engine.models.transformers_attention import (
@@ -45,13 +45,14 @@ _REFUSED_FIELDS = {
 }
 """Config fields for features that paged attention does not support."""
 _PLAIN_LAYERS = {"full_attention", "sliding_attention", "attention"}
-"""Layer types that are supported."""
 _ALIBI = ("bloom", "mpt")
 """Model types that have ALiBi without a field for it."""
 
 
 class TransformersModel:
     """A ``Model`` whose layers are those of transformers, in float32 on the CPU."""
+
+    device_config = CPU
 
     def __init__(self, raw: RawConfig) -> None:
         """Load the checkpoint and test it. Raises ``EngineError`` with the reason if it cannot be served."""
@@ -66,6 +67,7 @@ class TransformersModel:
         text = _load_config(raw)
         self._model = _load(raw)
         self._body = self._model.get_decoder()
+        self.parameters = int(self._model.num_parameters())
         self._fixed_output: Any = None
         self._separate_head()
         vocab, context = int(text.vocab_size), int(text.max_position_embeddings)
@@ -85,14 +87,6 @@ class TransformersModel:
             attention=self._trace(texts[0], context),
         )
         self._self_test(texts, expected)
-
-    @property
-    def device_config(self) -> DeviceConfig:
-        return CPU
-
-    @property
-    def parameters(self) -> int:
-        return int(self._model.num_parameters())
 
     def forward(self, batch: Batch, attend: AttentionBackend) -> Tensor:
         with handle_attention(PagedAttentionHandler(attend)):
@@ -132,13 +126,11 @@ class TransformersModel:
         return hidden
 
     def _compute_own_logits(self, tokens: Tensor) -> Tensor:
-        """Return the logits of the unchanged model."""
         positions = torch.arange(len(tokens))[None]
         logits: Tensor = self._model(input_ids=tokens[None], position_ids=positions, use_cache=False).logits[0]
         return logits
 
     def _trace(self, tokens: Tensor, context: int) -> tuple[LayerAttentionConfig, ...]:
-        """Return the attention parameters of each layer."""
         tracer = AttentionTracer(context)
         with handle_attention(tracer):
             self._hidden(Batch(tokens, torch.arange(len(tokens))))

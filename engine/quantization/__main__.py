@@ -23,7 +23,6 @@ from engine.threads.processors import choose_threads
 
 
 def main() -> int:
-    """Run the request in ``sys.argv`` and return the exit status."""
     request = json.loads(sys.argv[1])
     torch.set_num_threads(choose_threads().number)
     calibration = None if request["calibration"] is None else Path(request["calibration"])

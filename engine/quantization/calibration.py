@@ -62,7 +62,6 @@ class Observed:
 
     @property
     def parameters(self) -> int:
-        """Number of weights."""
         return self._linear.parameters
 
     def replace(self, matrices: dict[str, Tensor]) -> None:
@@ -71,7 +70,6 @@ class Observed:
         self._linear = self._fuse()
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Return ``[rows, out]`` for ``x`` ``[rows, in]``."""
         if self.is_observing:
             self.gram.addmm_(x.T, x)
             self.input_sums += x.abs().sum(0)
@@ -79,7 +77,6 @@ class Observed:
         return self._linear(x)
 
     def add(self, x: Tensor, residual: Tensor) -> Tensor:
-        """Return ``residual + self(x)``."""
         return self(x) + residual
 
     def _fuse(self) -> Linear:

@@ -43,7 +43,6 @@ class CheckpointWriter:
             shutil.rmtree(self._temporary, ignore_errors=True)
 
     def write(self, tensors: dict[str, Tensor]) -> None:
-        """Write the next part."""
         self._num_written += 1
         name = f"model-{self._num_written:05d}-of-{self._num_parts:05d}.safetensors"
         save_file(

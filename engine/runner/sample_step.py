@@ -39,8 +39,6 @@ class SampledTokens(NamedTuple):
 
 
 class _SampleRequest(NamedTuple):
-    """A branch to sample for."""
-
     sequence: GenerateSequence
     draft: Draft
     row: int
@@ -52,12 +50,9 @@ class _SampleRequest(NamedTuple):
 
 
 class _ScoreRequest(NamedTuple):
-    """A position to score."""
-
     sequence: ScoreSequence
     position: int
     row: int
-    """Row of its hidden state."""
 
 
 @dataclass(slots=True)

@@ -16,7 +16,6 @@ class LogitsRow(NamedTuple):
     penalties: Penalties | None
     """Bias and penalties of the branch, with the tokens it has generated so far."""
     forbidden: Ints | None
-    """Tokens whose logits become minus infinity."""
     draft_prefix: Sequence[int]
     """Draft tokens between the branch and this row; the penalties count them as generated."""
 

@@ -70,7 +70,6 @@ class Penalties:
         return fork
 
     def add(self, token: int) -> None:
-        """Count a generated token."""
         index = self._indices.get(token)
         if index is None:
             index = int(self._initial_tokens.searchsorted(token))
@@ -98,7 +97,6 @@ class Penalties:
 
     @property
     def bias(self) -> Floats:
-        """Bias of each token."""
         return self._bias[: self.size]
 
     @property

@@ -59,15 +59,12 @@ class QuantizedLinear:
 
     def __init__(self, multiply: Multiply, parameters: int, bias: Tensor | None) -> None:
         self.parameters = parameters
-        """Number of weights."""
         self._multiply, self._bias = multiply, bias
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Return ``[rows, out]`` for ``x`` ``[rows, in]``."""
         return self._multiply(x, self._bias)
 
     def add(self, x: Tensor, residual: Tensor) -> Tensor:
-        """Return ``residual + self(x)``."""
         return self(x).add_(residual)
 
 

@@ -21,7 +21,6 @@ class Int8Matrix:
     """float32 ``[out]``."""
 
     def dense(self) -> Tensor:
-        """Return the weights, float32 ``[out, in]``."""
         return self.codes * self.scales[:, None]
 
 
@@ -45,7 +44,6 @@ class GroupedMatrix:
         return self.group_of is None or len(set(self.group_of.bincount(minlength=self.scales.shape[1]).tolist())) == 1
 
     def dense(self) -> Tensor:
-        """Return the weights, float32 ``[out, in]``."""
         if self.group_of is not None:
             return (self.codes - self.zeros[:, self.group_of]) * self.scales[:, self.group_of]
         groups = self.codes.view(len(self.codes), self.scales.shape[1], -1)
@@ -66,7 +64,6 @@ class Float8Matrix:
     """Round activations to float8, too, with one scale for each block's part of a row."""
 
     def dense(self) -> Tensor:
-        """Return the weights, float32 ``[out, in]``."""
         return self.codes.float() * self.row_scales().repeat_interleave(self.block[1], 1)[:, : self.codes.shape[1]]
 
     def row_scales(self) -> Tensor:
@@ -81,7 +78,6 @@ class Nf4Matrix:
     weight: Nf4
 
     def dense(self) -> Tensor:
-        """Return the weights, float32 ``[out, in]``."""
         return dequantize(self.weight)
 
 

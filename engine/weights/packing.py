@@ -28,5 +28,4 @@ def unpack(words: Tensor, bits: int, count: int) -> Tensor:
 
 
 def num_words(count: int, bits: int) -> int:
-    """Return the number of words that ``count`` numbers take."""
     return -(-count * bits // _WORD)

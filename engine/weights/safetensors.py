@@ -68,7 +68,6 @@ class Weights:
         return tensor
 
     def count(self, num_weights: int) -> None:
-        """Add a number of weights to ``parameters``."""
         self.parameters += num_weights
 
     def drop(self, name: str) -> None:

@@ -37,7 +37,6 @@ class Format:
     kind: ClassVar[str]
     """Kind of the served model: ``generate`` or ``classify``."""
     separator: str = "\n\n"
-    """Separator between the steps of a text."""
     end: str | None = None
     """Token after each step."""
     verdicts: tuple[str, ...] = ()

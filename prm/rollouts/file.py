@@ -89,18 +89,15 @@ class RolloutFile:
         return {index: right for (other, index), right in verdicts.items() if other == step}
 
     def add_piece(self, key: SolutionKey, piece: SampledStep) -> None:
-        """Append the next step of a solution."""
         pieces = self._pieces.setdefault(key, {})
         self._write({"piece": [*key, len(pieces)], "text": piece.text, "ids": piece.ids, "ended": piece.ended})
         pieces[len(pieces)] = piece
 
     def add_verdict(self, key: SolutionKey, step: int, index: int, *, right: bool, tokens: int) -> None:
-        """Append a completion."""
         self._write({"completion": [*key, step, index], "right": right, "tokens": tokens})
         self._verdicts.setdefault(key, {})[step, index] = right
 
     def finish(self, key: SolutionKey, solution: LabelledSolution) -> None:
-        """Append the example of a finished solution."""
         line = {"solution": list(key), "id": solution.id, "question": solution.question, "steps": solution.steps}
         line |= {"hard": solution.hard} | ({} if solution.soft is None else {"soft": solution.soft})
         self._write(line)

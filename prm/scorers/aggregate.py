@@ -15,5 +15,4 @@ AGGREGATIONS: Mapping[str, Callable[[Sequence[float]], float]] = {
 
 
 def aggregate(scores: Sequence[float], how: str) -> float:
-    """Return one score for one or more step scores."""
     return AGGREGATIONS[how](scores)

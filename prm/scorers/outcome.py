@@ -18,13 +18,10 @@ from prm.scorers.solutions import SolutionScorer
 
 
 def is_outcome_model(info: ModelInfo) -> bool:
-    """Return True if a served model is an outcome reward model."""
     return info.architecture.endswith("ForSequenceClassification")
 
 
 class OutcomeScorer(SolutionScorer):
-    """Scores solutions of one conversation on a served outcome reward model."""
-
     async def encode(self, solution: str) -> tuple[int, ...]:
         messages = [*self.conversation, {"role": "assistant", "content": solution}]
         return await self.engine.tokenize(self.info.id, messages, generation_prompt=False)

@@ -38,7 +38,6 @@ class TrainingBatch:
     at: Tensor
     labels: Tensor
     questions: tuple[str, ...]
-    """Question of each label."""
 
 
 def encode(example: Example, tokenizer: Tokenizer, separator: str, longest: int) -> EncodedExample:

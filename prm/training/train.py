@@ -55,8 +55,6 @@ _TOKENIZER_FILES = (
 
 @dataclass(frozen=True, slots=True)
 class TrainPlan:
-    """Settings of a training run."""
-
     base: str
     """Folder of the initial model: a causal language model, or a PRM for further training."""
     data: str
@@ -80,8 +78,6 @@ class TrainPlan:
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """Result of a finished training run."""
-
     out: str
     steps: int
     examples: int

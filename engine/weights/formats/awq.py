@@ -25,7 +25,6 @@ _ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
 
 def create_reader(config: dict[str, Any]) -> Callable[[Weights, str, int, int], Matrix]:
-    """Return the reader for a ``quantization_config``."""
     require(config, "bits", _BITS)
     require({"version": "gemm"} | config, "version", "gemm", "GEMM")
     require({"zero_point": True} | config, "zero_point", True)
@@ -52,7 +51,6 @@ def create_reader(config: dict[str, Any]) -> Callable[[Weights, str, int, int], 
 
 
 def build_config(size: int, skipped: list[str]) -> dict[str, Any]:
-    """Return the ``quantization_config`` for tensors of ``pack_matrix``."""
     return {
         "quant_method": "awq",
         "bits": _BITS,

@@ -29,14 +29,12 @@ _BLOCK_MULTIPLE = 16
 
 
 def create_reader(config: dict[str, Any]) -> Callable[[Weights, str, int, int], Matrix]:
-    """Return the reader for a ``quantization_config``."""
     require(config, "load_in_4bit", True)
     require(config, "bnb_4bit_quant_type", "nf4")
     return _read
 
 
 def build_config(skipped: list[str]) -> dict[str, Any]:
-    """Return the ``quantization_config`` for tensors of ``pack_matrix``."""
     return {
         "quant_method": "bitsandbytes",
         "load_in_4bit": True,

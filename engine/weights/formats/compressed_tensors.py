@@ -31,7 +31,6 @@ _MatrixReader = Callable[[Weights, str, int, int], Matrix]
 
 
 def create_reader(config: dict[str, Any]) -> _MatrixReader:
-    """Return the reader for a ``quantization_config``."""
     layout = require(config, "format", "int-quantized", "pack-quantized", "float-quantized", "mixed-precision")
     schemes = list((config.get("config_groups") or {}).values())
     if not schemes:

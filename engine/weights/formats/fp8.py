@@ -74,7 +74,6 @@ def require_block_size(config: dict[str, Any], field: str) -> list[int]:
 
 
 def build_config(skipped: list[str]) -> dict[str, Any]:
-    """Return the ``quantization_config`` for tensors of ``pack_matrix``."""
     return {
         "quant_method": "fp8",
         "activation_scheme": "dynamic",

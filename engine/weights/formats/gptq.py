@@ -21,7 +21,6 @@ from engine.weights.safetensors import Weights
 
 
 def create_reader(config: dict[str, Any]) -> Callable[[Weights, str, int, int], Matrix]:
-    """Return the reader for a ``quantization_config``."""
     bits = require(config, "bits", 4, 8)
     version = require({"checkpoint_format": "gptq"} | config, "checkpoint_format", "gptq", "gptq_v2")
     size, zero_offset = int(config.get("group_size", -1)), 1 if version == "gptq" else 0
@@ -51,7 +50,6 @@ def create_reader(config: dict[str, Any]) -> Callable[[Weights, str, int, int], 
 
 
 def build_config(bits: int, size: int, *, act_order: bool) -> dict[str, Any]:
-    """Return the ``quantization_config`` for tensors of ``pack_matrix``."""
     return {
         "quant_method": "gptq",
         "checkpoint_format": "gptq",
@@ -65,7 +63,6 @@ def build_config(bits: int, size: int, *, act_order: bool) -> dict[str, Any]:
 
 
 def pack_matrix(name: str, matrix: GroupedMatrix) -> dict[str, Tensor]:
-    """Return the tensors of a matrix."""
     columns, groups = matrix.codes.shape[1], matrix.scales.shape[1]
     group_of = torch.arange(columns) // (columns // groups) if matrix.group_of is None else matrix.group_of
     return {
