@@ -77,7 +77,7 @@ class Eagle(nn.Module):
         self.down = nn.Parameter(_random(hidden, inner) * 0.5)
         self.hidden_norm = nn.Parameter(torch.ones(hidden))
         self._levels, self._config, self._embedding_scale = levels, config, target.embedding_scale
-        self._theta = config.ropes[0].theta
+        self._theta = config.ropes[0].parameters["rope_theta"]
 
     def forward(self, features: Tensor, embedded: Tensor) -> Iterator[Tensor]:
         """Yield the inputs of the target's output projection for each level, as ``Medusa.forward``."""
