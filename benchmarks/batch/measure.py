@@ -11,10 +11,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from benchmarks.batch.shared_budget import SharedBudget
 from engine.protocol.types import EngineClient
 from reasoner.answers.spec import AnswerSpec
 from reasoner.budget.allocator import MAX_ACTIVE_JOBS, TokenRequest
-from reasoner.budget.grant_source import GrantSource, SharedBudget
+from reasoner.budget.grant_source import GrantSource
 from reasoner.budget.spec import Budget
 from reasoner.evaluation.suites.problem import Problem
 from reasoner.evaluation.suites.registry import SUITES, check_answer, get_family, load_problems

@@ -4,7 +4,8 @@ Each job first gets the same initial grant. A job that has used up its grants re
 gain in its probability of a correct answer. The request with the largest gain per token is granted, repeatedly, until
 the pool is empty. For diminishing gains this greedy rule solves the knapsack of all slices (Fox 1966, "Discrete
 Optimization Via Marginal Analysis"; for language models Damani et al. 2024, "Learning How Hard to Think", section 3).
-A request depends on the job's own samples alone, so that the allocation is a priority queue.
+A request depends on the job's own samples alone, so that the allocation is a priority queue
+(``workers/store/lua/common.lua``).
 """
 
 from __future__ import annotations
@@ -85,53 +86,3 @@ def expected_gain(samples: Sequence[tuple[str | None, float | None]], trust: flo
 def initial_grant(budget: int, num_jobs: int) -> int:
     """Return the initial grant of each job in tokens, at least 1."""
     return max(1, int(INITIAL_SHARE * budget) // num_jobs)
-
-
-class TokenPool:
-    """The allocation in one process. The store implements the same rule for batches (``workers/store/lua``).
-
-    ``request`` and ``end`` return the grants that they trigger: tokens by job, 0 for a job that gets no more.
-    """
-
-    def __init__(self, budget: int, jobs: Sequence[str], max_active: int = MAX_ACTIVE_JOBS) -> None:
-        """Raises ``ValueError`` for less than one token per job."""
-        if budget < len(jobs):
-            raise ValueError(f"{budget} tokens are too few for {len(jobs)} jobs: give at least one token per job")
-        self.granted = dict.fromkeys(jobs, initial_grant(budget, len(jobs)))
-        self.unassigned = budget - sum(self.granted.values())
-        self._max_active = max_active
-        self._in_initial_grant = set(jobs)
-        self._active: set[str] = set()
-        self._waiting: dict[str, TokenRequest] = {}
-
-    def request(self, job: str, request: TokenRequest) -> dict[str, int]:
-        """Queue the request of a job that has used up its grants."""
-        self._remove(job)
-        self._waiting[job] = request
-        return self._distribute()
-
-    def end(self, job: str, spent: int) -> dict[str, int]:
-        """Return the unspent tokens of an ended job to the pool."""
-        self._remove(job)
-        self.unassigned += self.granted[job] - spent
-        return self._distribute()
-
-    def _remove(self, job: str) -> None:
-        self._in_initial_grant.discard(job)
-        self._active.discard(job)
-        self._waiting.pop(job, None)
-
-    def _distribute(self) -> dict[str, int]:
-        grants: dict[str, int] = {}
-        while self._waiting and not self._in_initial_grant and len(self._active) < self._max_active:
-            job, request = max(self._waiting.items(), key=lambda item: (item[1].rate, item[0]))
-            if request.gain > 0 and self.unassigned == 0 and self._active:
-                break  # active jobs may return tokens that reach this request
-            tokens = min(request.tokens, self.unassigned) if request.gain > 0 else 0
-            if tokens > 0:
-                self._active.add(job)
-                self.unassigned -= tokens
-                self.granted[job] += tokens
-            del self._waiting[job]
-            grants[job] = tokens
-        return grants

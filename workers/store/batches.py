@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from typing import Any, get_args
 
 from reasoner.budget.allocator import MAX_ACTIVE_JOBS, TokenRequest, initial_grant
+from reasoner.budget.grant_source import StoredGrants
 from reasoner.jobs.batch import BatchStatus, get_final_status
 from reasoner.jobs.job import Status
 from reasoner.jobs.journal import JobCancelled, LeaseLost
 from workers.config.rate_limits import Quota
-from workers.store.claims import Claim, Share
-from workers.store.jobs import IdempotencyConflict, JobStore, QueueFull, idempotency_record, new_id
+from workers.store.claims import Claim
+from workers.store.jobs import JobStore, QueueFull, check_submitted, idempotency_record, new_id
 from workers.store.request_origin import ORIGIN
 from workers.store.serialization import job_key, to_json, usage_of
 
@@ -45,25 +46,13 @@ class BatchStore:
         key, digest = idempotency_record("batch", owner, idempotency)
         jobs = [part for spec in specs for part in (new_id("job"), to_json(spec), spec["priority"])]
         share = initial_grant(budget["tokens"], len(specs))
-        about = (
-            new_id("batch"),
-            to_json(budget),
-            to_json(metadata),
-            share,
-            MAX_ACTIVE_JOBS,
-            owner,
-            ORIGIN.get().to_json(),
-        )
-        allowed = quota or Quota()
-        arguments = (*about, queue_cap, key, digest, allowed.to_json())
-        outcome, *known = await self._store.script("batch_submit", *arguments, *jobs)
+        about = (new_id("batch"), to_json(budget), to_json(metadata), share, MAX_ACTIVE_JOBS)
+        quota = quota or Quota()
+        arguments = (*about, owner, ORIGIN.get().to_json(), queue_cap, key, digest, quota.to_json())
+        outcome, *details = await self._store.script("batch_submit", *arguments, *jobs)
         if outcome == "full":
             raise QueueFull(f"with these {len(specs)}, more than {queue_cap} jobs would wait")
-        if outcome in ("jobs", "tokens"):
-            raise allowed.exceeded(outcome, *map(int, known))
-        if outcome == "conflict":
-            raise IdempotencyConflict(f"this key was used for {known[0]} with another body")
-        return await self.get(known[0]), bool(outcome == "created")
+        return await self.get(check_submitted(outcome, details, quota)), bool(outcome == "created")
 
     async def check_owner(self, batch_id: str, owner: str | None) -> None:
         """Raise ``NoSuchBatch`` for a batch of another owner, as ``JobStore.check_owner`` does."""
@@ -91,15 +80,11 @@ class BatchStore:
         ``owner=None`` returns those of all owners. Raises ``NoSuchBatch`` if there is no batch ``after``.
         """
         index = "reasoner:batches" if owner is None else f"reasoner:batches:of:{owner}"
-        highest: str | int = "+inf"
-        if after is not None:
-            score = await self._store.command("ZSCORE", index, after)
-            if score is None:
-                raise NoSuchBatch(after)
-            highest = f"({score:.0f}"
-        ids = await self._store.command("ZREVRANGEBYSCORE", index, highest, "-inf", "LIMIT", 0, limit)
-        found = [await self._store.command("HGETALL", _batch(batch_id)) for batch_id in ids]
-        return [_document(fields) for fields in found if fields]
+        ids = await self._store.list_ids(index, after, limit)
+        if ids is None:
+            raise NoSuchBatch(after)
+        stored = [await self._store.command("HGETALL", _batch(batch_id)) for batch_id in ids]
+        return [_document(fields) for fields in stored if fields]
 
     async def cancel(self, batch_id: str) -> BatchDocument:
         """Cancel every job that has not ended. Raises ``NoSuchBatch``."""
@@ -110,7 +95,7 @@ class BatchStore:
             raise NoSuchBatch(batch_id)
         return await self.get(batch_id)
 
-    async def park(self, claim: Claim, request: TokenRequest) -> Share | None:
+    async def park(self, claim: Claim, request: TokenRequest) -> StoredGrants | None:
         """Request more of the batch's budget. Return the share with which the job continues at once; ``None`` if the
         job was released and waits for a share.
 
@@ -121,7 +106,7 @@ class BatchStore:
         )
         match outcome:
             case "granted":
-                return Share(int(share[0]), share[1] == "closed")
+                return StoredGrants(int(share[0]), share[1] == "closed")
             case "lost":
                 raise LeaseLost(claim.job_id)
             case "cancelled":
@@ -137,11 +122,11 @@ def _batch(batch_id: str) -> str:
 
 
 def _job(job_id: str, status: str, result: str | None, granted: str, spent: list[str | None]) -> dict[str, Any]:
-    found = json.loads(result or "null")
+    end = json.loads(result or "null")
     return {
         "id": job_id,
         "status": status,
-        "answer": None if found is None else found["answer"],
+        "answer": None if end is None else end["answer"],
         "tokens": sum(int(float(part or 0)) for part in spent),
         "granted": int(granted),
     }

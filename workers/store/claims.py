@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from reasoner.budget.grant_source import StoredGrants
 from reasoner.jobs.job import JobError, JobResult
 from reasoner.jobs.journal import Entry
 from workers.store.redis_client import RedisClient
@@ -17,16 +18,6 @@ LeaseState = Literal["ok", "cancel", "lost"]
 """``cancel``: the job was cancelled, so the worker must end it. ``lost``: another worker has the job, or it has
 ended.
 """
-
-
-@dataclass(frozen=True, slots=True)
-class Share:
-    """The part of its batch's budget that a job may spend."""
-
-    granted: int
-    """Tokens over the job's whole life."""
-    closed: bool
-    """True if the batch will grant no more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +32,8 @@ class Claim:
     lease: float
     """The time in seconds after the claim, or after the worker's last write, at which the worker counts as lost."""
     origin: Origin = field(default_factory=Origin)
-    share: Share | None = None
-    """``None`` for a job that belongs to no batch."""
+    share: StoredGrants | None = None
+    """Its part of its batch's budget; ``None`` for a job that belongs to no batch."""
 
     @property
     def lease_ms(self) -> int:
@@ -59,7 +50,7 @@ class Claims(RedisClient):
         if outcome != "claimed":
             return None
         token, attempt, owner, spec, origin, granted, share_state = claim
-        share = None if granted is None else Share(int(granted), share_state == "closed")
+        share = None if granted is None else StoredGrants(int(granted), share_state == "closed")
         return Claim(job_id, token, attempt, owner, json.loads(spec), lease, Origin.from_json(origin or "{}"), share)
 
     async def heartbeat(self, claim: Claim) -> LeaseState:

@@ -72,11 +72,7 @@ class JobStore(EventLog, Claims, Reaping):
         outcome, *details = await self.script("submit", new_id("job"), *arguments)
         if outcome == "full":
             raise QueueFull(f"{queue_cap} jobs are waiting")
-        if outcome in ("jobs", "tokens"):
-            raise quota.exceeded(outcome, *map(int, details))
-        if outcome == "conflict":
-            raise IdempotencyConflict(f"this key was used for {details[0]} with another body")
-        return await self.get(details[0]), bool(outcome == "created")
+        return await self.get(check_submitted(outcome, details, quota)), bool(outcome == "created")
 
     async def check_owner(self, job_id: str, owner: str | None) -> None:
         """Raise ``NoSuchJob`` for a job of another owner; ``None`` may see the jobs of all owners.
@@ -209,6 +205,15 @@ class JobStore(EventLog, Claims, Reaping):
 
 def new_id(kind: str) -> str:
     return f"{kind}_{secrets.token_hex(16)}"
+
+
+def check_submitted(outcome: str, details: list[str], quota: Quota) -> str:
+    """Return the id of what a script has stored. Raises ``QuotaExceeded``, ``IdempotencyConflict``."""
+    if outcome in ("jobs", "tokens"):
+        raise quota.exceeded(outcome, *map(int, details))
+    if outcome == "conflict":
+        raise IdempotencyConflict(f"this key was used for {details[0]} with another body")
+    return details[0]
 
 
 def idempotency_record(kind: str, owner: str, idempotency: tuple[str, str] | None) -> tuple[str, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from reasoner.budget.grant_source import GrantSource, StoredGrants
+from reasoner.budget.grant_source import GrantSource
 from reasoner.jobs.journal import Entry, JobCancelled, LeaseLost
 from workers.store.claims import Claim
 from workers.store.jobs import JobStore
@@ -17,8 +17,7 @@ class RedisJournal:
         self._store = store
         self._claim = claim
         self.job_id = claim.job_id
-        share = claim.share
-        self.grant_source: GrantSource | None = None if share is None else StoredGrants(share.granted, share.closed)
+        self.grant_source: GrantSource | None = claim.share
 
     async def load(self) -> list[Entry]:
         return await self._store.load_entries(self._claim.job_id)

@@ -101,11 +101,11 @@ class KeyStore:
 
     async def find(self, text: str) -> Key | None:
         """Return the key sent by a client, even if it has expired or was revoked; ``None`` if it is not valid."""
-        found = _KEY.fullmatch(text)
-        if found is None:
+        match = _KEY.fullmatch(text)
+        if match is None:
             return None
-        fields = await self._store.command("HGETALL", f"reasoner:key:key_{found[1]}")
-        if not hmac.compare_digest(_digest(found[2]), fields.get("digest", "")):
+        fields = await self._store.command("HGETALL", f"reasoner:key:key_{match[1]}")
+        if not hmac.compare_digest(_digest(match[2]), fields.get("digest", "")):
             return None
         return Key(**_document(fields))
 
@@ -117,16 +117,10 @@ class KeyStore:
         return Key(**_document(fields))
 
     async def list_keys(self, *, after: str | None, limit: int) -> list[Key]:
-        """Return keys from newest to oldest, beginning behind the key ``after``. Raises ``NoSuchKey`` if there is no
-        such key.
-        """
-        highest = "+inf"
-        if after is not None:
-            score = await self._store.command("ZSCORE", "reasoner:keys", after)
-            if score is None:
-                raise NoSuchKey(after)
-            highest = f"({score:.0f}"
-        ids = await self._store.command("ZREVRANGEBYSCORE", "reasoner:keys", highest, "-inf", "LIMIT", 0, limit)
+        """Return keys from newest to oldest, beginning behind ``after``. Raises ``NoSuchKey`` without that key."""
+        ids = await self._store.list_ids("reasoner:keys", after, limit)
+        if ids is None:
+            raise NoSuchKey(after)
         return [await self.get(key_id) for key_id in ids]
 
     async def revoke(self, key_id: str) -> Key:

@@ -56,6 +56,17 @@ class RedisClient:
         """Run one of the scripts in ``workers/store/lua``."""
         return await _run_to_end(self._scripts[script](args=arguments))
 
+    async def list_ids(self, index: str, after: str | None, limit: int) -> list[str] | None:
+        """Return ids of a sorted set from the highest, beginning behind ``after``; ``None`` if that is not in it."""
+        highest: str = "+inf"
+        if after is not None:
+            score = await self.command("ZSCORE", index, after)
+            if score is None:
+                return None
+            highest = f"({score:.0f}"
+        ids: list[str] = await self.command("ZREVRANGEBYSCORE", index, highest, "-inf", "LIMIT", 0, limit)
+        return ids
+
     def start_blocking(self, *command: str | int) -> asyncio.Future[Any]:
         """Start a blocking command. Do not cancel it, for the reason given at ``_run_to_end``: it ends by itself."""
         running = asyncio.ensure_future(self._blocking.execute_command(*command))  # type: ignore[no-untyped-call]

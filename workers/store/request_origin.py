@@ -22,8 +22,8 @@ class Origin:
     @classmethod
     def from_json(cls, text: str) -> Origin:
         """The inverse of ``to_json``; fields of later versions are ignored."""
-        told = json.loads(text)
-        return cls(told.get("request_id", ""), told.get("traceparent", ""))
+        stored = json.loads(text)
+        return cls(stored.get("request_id", ""), stored.get("traceparent", ""))
 
 
 ORIGIN: ContextVar[Origin] = ContextVar("origin", default=Origin())  # noqa: B039 (it is frozen)

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.batch.shared_budget import TokenPool
 from reasoner.budget.allocator import (
     INITIAL_SHARE,
     MAX_TRUST,
     JobProgress,
-    TokenPool,
     TokenRequest,
     expected_gain,
     initial_grant,

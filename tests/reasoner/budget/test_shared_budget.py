@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.batch.shared_budget import SharedBudget
 from engine.protocol.types import EngineUnavailable
 from reasoner.budget.allocator import TokenRequest
-from reasoner.budget.grant_source import JobParked, SharedBudget, StoredGrants
+from reasoner.budget.grant_source import JobParked, StoredGrants
 from reasoner.budget.ledger import Ledger
 from reasoner.budget.spec import Budget
 from reasoner.jobs.journal import MemoryJournal

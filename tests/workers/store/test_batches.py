@@ -1,4 +1,4 @@
-"""Batches in the store: the shared budget is distributed by the rule of ``reasoner.budget.allocator.TokenPool``."""
+"""Batches in the store: the shared budget is distributed by the rule of ``benchmarks.batch.shared_budget``."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import redis
 
+from benchmarks.batch.shared_budget import TokenPool
 from engine.protocol.types import EngineClient
-from reasoner.budget.allocator import MAX_ACTIVE_JOBS, TokenPool, TokenRequest
+from reasoner.budget.allocator import MAX_ACTIVE_JOBS, TokenRequest
 from reasoner.budget.usage import Usage
 from reasoner.jobs.job import JobResult
 from reasoner.jobs.journal import Entry, JobCancelled, Journal, LeaseLost

@@ -5,16 +5,14 @@ local now, key = now_ms(), batch_key(batch)
 local first = 12
 local count = (#ARGV - first + 1) / 3
 
-if idempotency ~= '' then
-  local known, body = unpack(redis.call('HMGET', idempotency, 'job', 'digest'))
-  if known and redis.call('EXISTS', batch_key(known)) == 1 then
-    return { body == digest and 'replayed' or 'conflict', known }
-  end
+local repeated = idempotency ~= '' and find_repeat(idempotency, digest, batch_key)
+if repeated then
+  return repeated
 end
 if redis.call('ZCARD', JOBS .. ':queued') + count > tonumber(cap) then
   return { 'full' }
 end
-local refusal = book(key, owner, quota, count, cjson.decode(budget), now)
+local refusal = reserve_quota(key, owner, quota, count, cjson.decode(budget), now)
 if refusal then
   return refusal
 end

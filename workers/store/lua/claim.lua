@@ -2,7 +2,7 @@
 local id, lease, max_attempts, worker = unpack(ARGV)
 local job = job_key(id)
 local now = now_ms()
-look_for_outage(now)
+detect_outage(now)
 local status, expires, stalled, cancel, waiting, share = unpack(
   redis.call('HMGET', job, 'status', 'lease', 'stalled', 'cancel', 'waiting', 'share'))
 
@@ -18,7 +18,7 @@ elseif cancel then
   finish_cancelled(id)
   return { 'ended' }
 elseif number(stalled) >= tonumber(max_attempts) then
-  give_up(id, number(stalled))
+  fail_poison_job(id, number(stalled))
   return { 'ended' }
 end
 if status == 'in_progress' then

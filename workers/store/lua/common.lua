@@ -85,7 +85,7 @@ local function set_status(id, status)
 end
 
 -- Add a job to one of the lists besides those by status, or remove it.
-local function list(id, kind, score)
+local function set_in_list(id, kind, score)
   for _, index in ipairs({ JOBS, owned(redis.call('HGET', job_key(id), 'owner')) }) do
     if score then
       redis.call('ZADD', index .. kind, score, id)
@@ -95,7 +95,7 @@ local function list(id, kind, score)
   end
 end
 
-local function look_at(id, time)
+local function schedule_check(id, time)
   redis.call('ZADD', DUE, ms(time), id)
 end
 
@@ -106,7 +106,7 @@ local function begin_attempt(id)
 end
 
 -- Uncount an attempt that was released or parked.
-local function take_attempt_back(id)
+local function uncount_attempt(id)
   redis.call('HINCRBY', job_key(id), 'attempt', -1)
   if number(redis.call('HGET', job_key(id), 'stalled')) > 0 then -- otherwise it has written something new
     redis.call('HINCRBY', job_key(id), 'stalled', -1)
@@ -117,7 +117,7 @@ end
 local function renew(id, lease)
   local ends = now_ms() + lease
   redis.call('HSET', job_key(id), 'lease', ms(ends), 'term', lease, 'grace', 0)
-  look_at(id, ends)
+  schedule_check(id, ends)
 end
 
 -- Move all times of future actions back by as much as the clock was set back (or as a new server's clock is slow);
@@ -140,7 +140,7 @@ end
 -- reapers were away, and workers may have been unable to send heartbeats: leases that were valid at the last check are
 -- prolonged once by their length, so that live workers can renew them. If a worker does not, the next check finds its
 -- lease expired, however rare checks are.
-local function look_for_outage(now)
+local function detect_outage(now)
   local last = number(redis.call('GET', LOOKED))
   redis.call('SET', LOOKED, ms(now))
   local gap = now - last
@@ -152,21 +152,21 @@ local function look_for_outage(now)
       local ends = ms(now + number(term))
       if 3 * gap > number(term) and number(lease) > last and grace ~= '1' then
         redis.call('HSET', job_key(id), 'lease', ends, 'grace', 1)
-        look_at(id, ends)
+        schedule_check(id, ends)
       end
     end
   end
 end
 
 -- Schedule the delivery of a job's end, at `time` at the earliest.
-local function tell_at(id, time)
+local function schedule_webhook(id, time)
   redis.call('HSET', job_key(id), 'webhook:at', ms(time))
   redis.call('HDEL', job_key(id), 'webhook:sent')
   redis.call('ZADD', WEBHOOKS, ms(time), id)
 end
 
--- Distribute the pool of a batch by the rule of reasoner.budget.allocator.TokenPool. Grants wake their jobs.
-local function deal(batch)
+-- Distribute the pool of a batch by the rule of reasoner.budget.allocator. Grants wake their jobs.
+local function distribute_pool(batch)
   local key = batch_key(batch)
   while true do
     local pool, floors, active, width, cancel = unpack(
@@ -195,22 +195,30 @@ local function deal(batch)
     end
     redis.call('ZREM', key .. ':waiting', id)
     redis.call('HSET', job_key(id), 'share', share)
-    look_at(id, now_ms())
+    schedule_check(id, now_ms())
   end
 end
 
 -- Remove a job from its share's counters, since it requests more tokens or has ended.
 local function leave_share(batch, id, share)
-  local place = ({ floor = 'floors', active = 'active' })[share]
-  if place then
-    redis.call('HINCRBY', batch_key(batch), place, -1)
+  local counter = ({ floor = 'floors', active = 'active' })[share]
+  if counter then
+    redis.call('HINCRBY', batch_key(batch), counter, -1)
   end
   redis.call('ZREM', batch_key(batch) .. ':waiting', id)
 end
 
+-- Return the response to a repeated submission with this idempotency key, or nothing if it is the first one.
+local function find_repeat(idempotency, digest, key_of)
+  local earlier, body = unpack(redis.call('HMGET', idempotency, 'job', 'digest'))
+  if earlier and redis.call('EXISTS', key_of(earlier)) == 1 then
+    return { body == digest and 'replayed' or 'conflict', earlier }
+  end
+end
+
 -- Check an owner's quota (JSON; empty for none) for `count` further jobs with a token budget. Reserve the tokens on the
 -- holder, the hash of a job or a batch, until its end, or return the reason of the refusal.
-local function book(holder, owner, quota, count, budget, now)
+local function reserve_quota(holder, owner, quota, count, budget, now)
   if quota == '' then
     return nil
   end
@@ -235,7 +243,7 @@ local function book(holder, owner, quota, count, budget, now)
 end
 
 -- Replace the reserved tokens by the spent ones. Also correct for each end of a retried job.
-local function settle(holder, spent)
+local function charge_quota(holder, spent)
   local quota, booked = unpack(redis.call('HMGET', holder, 'quota', 'booked'))
   if quota then
     redis.call('INCRBY', quota, ms(spent - number(booked)))
@@ -275,7 +283,7 @@ local function finish(id, status, result, failure)
   set_status(id, status)
   redis.call('HSET', job_key(id), 'finished', seconds(now), 'result', result, 'error', failure, 'lease', 0)
   redis.call('ZREM', DUE, id)
-  list(id, ':ended', ms(now))
+  set_in_list(id, ':ended', ms(now))
   if status ~= 'failed' then
     redis.call('DEL', job_key(id) .. ':keys')
   end
@@ -285,12 +293,12 @@ local function finish(id, status, result, failure)
     redis.call('HSET', job_key(id), 'webhook:state', 'pending', 'webhook:attempt', 0, 'webhook:seq', seq,
       'webhook:error', '')
     redis.call('HINCRBY', job_key(id), 'webhook:token', 1) -- invalidates deliveries of an earlier end
-    tell_at(id, now)
+    schedule_webhook(id, now)
   end
   local batch, granted, share, generated, verified = unpack(
     redis.call('HMGET', job_key(id), 'batch', 'granted', 'share', 'usage:generated', 'usage:verifier_computed'))
   local spent = number(generated) + number(verified)
-  settle(job_key(id), spent)
+  charge_quota(job_key(id), spent)
   if batch then
     leave_share(batch, id, share)
     redis.call('HSET', job_key(id), 'share', 'ended')
@@ -299,9 +307,9 @@ local function finish(id, status, result, failure)
       redis.call('HSET', batch_key(batch), 'finished', seconds(now))
       generated, verified = unpack(
         redis.call('HMGET', batch_key(batch), 'usage:generated', 'usage:verifier_computed'))
-      settle(batch_key(batch), number(generated) + number(verified))
+      charge_quota(batch_key(batch), number(generated) + number(verified))
     end
-    deal(batch)
+    distribute_pool(batch)
   end
   redis.call('HINCRBY', STATS, 'finished:' .. status, 1)
   if result ~= 'null' then
@@ -310,9 +318,9 @@ local function finish(id, status, result, failure)
   count_time(id, 'job', now)
 end
 
-local function give_up(id, stalled)
+local function fail_poison_job(id, stalled)
   local message = 'the job lost its worker ' .. stalled .. ' times in a row without a step forward and is given up'
-  list(id, ':dead', redis.call('HGET', job_key(id), 'n'))
+  set_in_list(id, ':dead', redis.call('HGET', job_key(id), 'n'))
   finish(id, 'failed', 'null', cjson.encode({ code = 'max_attempts', message = message }))
 end
 
@@ -322,7 +330,7 @@ local function finish_cancelled(id)
 end
 
 -- Delete all keys of a job that has ended.
-local function forget(id)
+local function delete_job(id)
   local status, owner, batch = unpack(redis.call('HMGET', job_key(id), 'status', 'owner', 'batch'))
   for _, index in ipairs({ JOBS, owned(owner) }) do
     for _, kind in ipairs({ '', ':' .. status, ':dead', ':ended' }) do
@@ -354,7 +362,7 @@ local function record(id, spec, priority, owner, origin, now)
     redis.call('HSET', job_key(id), 'webhook', webhook)
   end
   append(id, 'job.queued', '{}')
-  look_at(id, now)
+  schedule_check(id, now)
 end
 
 -- Cancel a job. `best`: the result (JSON) of its journal so far.

@@ -6,5 +6,5 @@ if not status then
 elseif status == 'queued' or status == 'in_progress' then
   return 'active'
 end
-forget(id)
+delete_job(id)
 return 'ok'

@@ -2,6 +2,6 @@
 local keep, limit = unpack(ARGV)
 local old = redis.call('ZRANGEBYSCORE', JOBS .. ':ended', '-inf', ms(now_ms() - keep), 'LIMIT', 0, limit)
 for _, id in ipairs(old) do
-  forget(id)
+  delete_job(id)
 end
 return #old

@@ -14,13 +14,13 @@ end
 leave_share(batch, id, share)
 redis.call('HSET', job, 'share', 'waiting', 'asked', tokens)
 redis.call('ZADD', batch_key(batch) .. ':waiting', gain, id)
-deal(batch)
+distribute_pool(batch)
 local granted, now_share = unpack(redis.call('HMGET', job, 'granted', 'share'))
 if now_share ~= 'waiting' then
   renew(id, lease)
   return { 'granted', granted, now_share }
 end
-take_attempt_back(id)
+uncount_attempt(id)
 redis.call('HSET', job, 'lease', 0)
 redis.call('HDEL', job, 'sent')
 redis.call('ZREM', DUE, id)

@@ -3,7 +3,7 @@
 local limit, resend, max_attempts = unpack(ARGV)
 local now = now_ms()
 local wake = {}
-look_for_outage(now)
+detect_outage(now)
 
 -- Queues are ordered: once as many messages have left a queue as were sent up to that of a job, its message has left,
 -- too. If the job still waits then, the worker that took the message is dead.
@@ -28,9 +28,9 @@ for _, id in ipairs(redis.call('ZRANGEBYSCORE', DUE, '-inf', ms(now), 'LIMIT', 0
   if status == 'in_progress' and cancel then
     finish_cancelled(id)
   elseif status == 'in_progress' and number(stalled) >= tonumber(max_attempts) then
-    give_up(id, number(stalled))
+    fail_poison_job(id, number(stalled))
   else
-    look_at(id, now + resend)
+    schedule_check(id, now + resend)
     if status == 'in_progress' or unsent_or_lost(priority, sent) then
       redis.call('HSET', job, 'sent', send(id, priority))
     end

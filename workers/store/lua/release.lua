@@ -9,11 +9,11 @@ if cancel then
   finish_cancelled(id)
   return 'ok'
 end
-take_attempt_back(id)
+uncount_attempt(id)
 redis.call('HSET', job, 'lease', 0)
 redis.call('HDEL', job, 'sent')
 set_status(id, 'queued')
-look_at(id, now_ms() + delay)
+schedule_check(id, now_ms() + delay)
 if reason == 'engine_unavailable' then
   redis.call('SADD', WAITING, id)
   if waiting then

@@ -27,7 +27,7 @@ else
   -- The spent tokens were committed at its end. The remaining budget is reserved as for a new job.
   local budget = cjson.decode(spec).budget or {}
   local rest = number(budget.tokens) - spent
-  local refusal = book(job, owner, quota, 1, { tokens = rest }, now_ms())
+  local refusal = reserve_quota(job, owner, quota, 1, { tokens = rest }, now_ms())
   if refusal then
     return refusal
   elseif quota ~= '' and cjson.decode(quota).tokens_a_day then
@@ -36,11 +36,11 @@ else
 end
 redis.call('HSET', job, 'attempt', 0, 'stalled', 0)
 redis.call('HDEL', job, 'finished', 'result', 'error', 'cancel', 'best', 'waiting', 'sent')
-list(id, ':dead')
-list(id, ':ended')
+set_in_list(id, ':dead')
+set_in_list(id, ':ended')
 redis.call('ZREM', WEBHOOKS, id) -- cancels the delivery of that end
 redis.call('HDEL', job, 'webhook:state')
 set_status(id, 'queued')
 append(id, 'job.queued', '{"reason":"retry"}')
-look_at(id, now_ms())
+schedule_check(id, now_ms())
 return { 'ok' }

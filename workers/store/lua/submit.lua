@@ -2,16 +2,14 @@
 local id, spec, priority, owner, origin, cap, idempotency, digest, form, quota = unpack(ARGV)
 local now = now_ms()
 
-if idempotency ~= '' then
-  local known, body = unpack(redis.call('HMGET', idempotency, 'job', 'digest'))
-  if known and redis.call('EXISTS', job_key(known)) == 1 then
-    return { body == digest and 'replayed' or 'conflict', known }
-  end
+local repeated = idempotency ~= '' and find_repeat(idempotency, digest, job_key)
+if repeated then
+  return repeated
 end
 if redis.call('ZCARD', JOBS .. ':queued') >= tonumber(cap) then
   return { 'full' }
 end
-local refusal = book(job_key(id), owner, quota, 1, cjson.decode(spec).budget, now)
+local refusal = reserve_quota(job_key(id), owner, quota, 1, cjson.decode(spec).budget, now)
 if refusal then
   return refusal
 end

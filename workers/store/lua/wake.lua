@@ -4,7 +4,7 @@ local now, woken = now_ms(), 0
 for _, id in ipairs(redis.call('SMEMBERS', WAITING)) do
   local status, waiting = unpack(redis.call('HMGET', job_key(id), 'status', 'waiting'))
   if status == 'queued' and waiting then
-    look_at(id, now)
+    schedule_check(id, now)
     woken = woken + 1
   end
 end

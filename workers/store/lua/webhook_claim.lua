@@ -15,6 +15,6 @@ if number(redis.call('HGET', job, 'webhook:attempt')) >= tonumber(max_attempts) 
 end
 local attempt = redis.call('HINCRBY', job, 'webhook:attempt', 1)
 local token = redis.call('HINCRBY', job, 'webhook:token', 1)
-tell_at(id, now + lease)
+schedule_webhook(id, now + lease)
 local seq, address, owner = unpack(redis.call('HMGET', job, 'webhook:seq', 'webhook', 'owner'))
 return { 'claimed', token, attempt, seq, address, owner }

@@ -7,7 +7,7 @@ end
 redis.call('HSET', job, 'webhook:state', state, 'webhook:error', failure)
 redis.call('HINCRBY', STATS, 'webhooks:' .. state, 1)
 if state == 'pending' then
-  tell_at(id, now_ms() + pause)
+  schedule_webhook(id, now_ms() + pause)
 else
   redis.call('ZREM', WEBHOOKS, id)
 end
