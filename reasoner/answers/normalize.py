@@ -45,7 +45,7 @@ _SIZED = re.compile(r"\\(?:left|right|[bB]igg?[lr]?)(?![A-Za-z])\s*\.?")
 _BOXES = r"boxed|fbox|underline|emph|mathbf|mathrm|mathit|mathsf|mathtt|boldsymbol|bm|pmb|operatorname\*?"
 _WORDS = r"text(?:bf|it|rm|normal|sf|tt)?|[mh]box"
 _COLOUR = re.compile(r"\\(?:textcolor|color)\s*\{[A-Za-z]{1,20}\}")
-_WRAPPED = re.compile(rf"\\(?:({_WORDS})|{_BOXES})\s*\{{([^{{}}]*)\}}")
+_WRAPPED = re.compile(rf"\\(?:({_WORDS})|{_BOXES})\s*\{{((?:[^{{}}\\]|\\[^{{}}])*)\}}")
 _NUMERATOR = r"(\{[^{}]*\}|\d|[A-Za-z]|\\[A-Za-z]+(?![A-Za-z{])|(?=\{))"
 _FRACTION = re.compile(rf"\\[dtc]?frac(?![A-Za-z])\s*{_NUMERATOR}\s*{_NUMERATOR}")
 _OTHER_FRACTION = re.compile(r"\\[dtc]frac(?![A-Za-z])")
@@ -57,7 +57,7 @@ _PLAIN_ROOT = re.compile(r"(?<![\\A-Za-z])sqrt\s*(?:\(([^()]*)\)|(\d+))")
 _PLAIN_NAME = re.compile(r"(?<![\\A-Za-z])(pi|infinity|infty|inf)(?![A-Za-z])")
 _SIGN = re.compile(r"\\([$%&#])")
 _HEDGE = re.compile(
-    r"^(?:\\?(?:approx|sim|simeq|cong)(?![A-Za-z])|[~=:\u2248]|(?:approximately|about|roughly|around|exactly)(?![A-Za-z]))\s*",
+    r"^(?:(?:\\?(?:approx|sim|simeq|cong)(?![A-Za-z])|[~=:\u2248]|(?:approximately|about|roughly|around|exactly)(?![A-Za-z]))\s*)++",
     re.IGNORECASE,
 )
 _SENTENCE_INSIDE = re.compile(r"[.!?]\s+[A-Za-z]|\n\s*[A-Za-z]{2}|[.,:]\s*$")
@@ -117,10 +117,9 @@ def normalize(text: str) -> str:
     text = _SQUARE_ROOT.sub(r"\\sqrt{\1}", text)
     text = _PLAIN_ROOT.sub(lambda match: "\\sqrt{" + (match.group(1) or match.group(2) or "") + "}", text)
     text = _PLAIN_NAME.sub(lambda match: "\\pi " if match.group(1) == "pi" else "\\infty ", text)
-    text = _SIGN.sub(r"\1", _DEGREE.sub("°", text)).replace("**", "^")
-    text = _SPACES.sub(" ", text).strip()
-    text = _unwrap(text)
-    return _HEDGE.sub("", text).strip()
+    text = strip_signs(_SIGN.sub(r"\1", _DEGREE.sub("°", text))).replace("**", "^")
+    text = _unwrap(_SPACES.sub(" ", text))
+    return _unwrap(_HEDGE.sub("", text))
 
 
 def _content(match: re.Match[str]) -> str:

@@ -54,7 +54,7 @@ _STEP = (
 )
 _CALCULATES = re.compile(rf"{_STEP}*+\d(?:\d|{_STEP})*+")
 _CHINESE = re.compile(r"\s?[\u4e00-\u9fff]{1,8}")
-_PARTS = re.compile(r"(?<=[A-Za-z.])\s?(?:,\s?)?(?:and\s)?(?=\d)")
+_PARTS = re.compile(r"(?<=[A-Za-z.])\s?(?:,\s?)?(?:and\s)?(?=\d|\\frac)")
 WORD = re.compile(r"[A-Za-z]+(?:['.-][A-Za-z]+)*")
 _CHANGES = frozenset(
     ("and", "or", "plus", "minus", "out", "over", "half", "halves", "third", "thirds", "quarter", "quarters", "tenths",
@@ -183,14 +183,12 @@ def _tail(tail: str, value: Fraction, unit: Unit) -> tuple[Fraction, Unit, bool]
         behind = _MONEY_BEHIND.match(tail)
         if behind is not None and not unit.above:
             unit, tail = Unit(parse_measure(behind.group(1)) or ""), tail[behind.end() :]
-    if not tail:
-        return value, unit, percent is not None
-    if not _counts(tail):
-        return None
-    told = read_unit(tail)
-    if unit.above:
-        told = Unit(unit.above, 1, told.below, told.below_power)
-    return value, NO_UNIT if percent is not None else told, percent is not None
+    if tail:
+        if not _counts(tail):
+            return None
+        following = read_unit(tail)
+        unit = Unit(unit.above, 1, following.below, following.below_power) if unit.above else following
+    return value, NO_UNIT if percent is not None else unit, percent is not None
 
 
 def _counts(tail: str) -> bool:

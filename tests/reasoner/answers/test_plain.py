@@ -5,7 +5,7 @@ from __future__ import annotations
 from fractions import Fraction
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from reasoner.answers.canonical import canonicalize
@@ -166,6 +166,11 @@ def test_equality_is_symmetric_and_the_same_for_canonical_forms(a: str, b: str) 
 
 
 @given(ANSWERS)
+@example("dollars$1\\$\\text{dollars}")
+@example("\\text{0\\} dollarsx=abc")
+@example("½ m and ½ cm")
+@example("$\\frac{1}{2}%")
+@example("==abc dollars")
 def test_canonicalization_of_a_plain_answer_is_idempotent(answer: str) -> None:
     once = canonicalize(answer)
     if parse_plain(answer) is not None:
