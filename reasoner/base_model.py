@@ -18,7 +18,7 @@ class StrictModel(BaseModel):
         """Reject booleans as numbers: a budget of ``true`` tokens would be 1."""
         validated = validate(value)
         if isinstance(value, bool) and isinstance(validated, int | float) and not isinstance(validated, bool):
-            raise ValueError("give a number: true and false are none")
+            raise ValueError("must be a number, not true or false")
         return validated
 
 

@@ -99,7 +99,8 @@ class AuthenticationMiddleware:
                 raise _unauthorized(f"{refusal}: use another, or have one made with 'reasoner keys create'")
             return Principal(stored.id, stored.owner, frozenset(stored.scopes))
         if self._configured_digests or not self._is_loopback or await keys.has_any():
-            raise _unauthorized("send one of this service's keys as 'Authorization: Bearer KEY'")
+            reason = "this API key is unknown" if token else "there is no API key"
+            raise _unauthorized(f"{reason}: send one of this service's keys as 'Authorization: Bearer KEY'")
         _check_host(scope)
         return LOCAL_PRINCIPAL
 

@@ -201,7 +201,7 @@ def _message(error: Mapping[str, Any], body: type[BaseModel] | None) -> str:
         return "send a JSON object, with Content-Type: application/json"
     if error["type"] == "extra_forbidden" and body is not None:
         names = ", ".join(_model_at(location[:-1], body).model_fields)
-        return f"there is no such field; known here are {names}"
+        return f"unknown field; known fields: {names}"
     if error["type"] == "model_attributes_type" and body is not None:
         first = next(iter(_model_at(location, body).model_fields))
         return f'give a JSON object such as {{"{first}": …}}'

@@ -91,7 +91,7 @@ def _check_webhook(spec: JobSpec, settings: Settings) -> None:
         return
     try:
         if settings.webhook_secret is None:
-            raise ForbiddenAddress("this service has no secret to sign webhooks with: its operator has to set one")
+            raise ForbiddenAddress("this service cannot sign webhooks: its operator must set REASONER_WEBHOOK_SECRET")
         check_address(spec.webhook, settings.webhook_allow)
     except ForbiddenAddress as error:
         raise Problem(422, "impossible-webhook", f"webhook: {error}", errors=[("webhook", str(error))]) from None

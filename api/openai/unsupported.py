@@ -78,7 +78,7 @@ def remove_neutral_fields(body: Any, unsupported: Mapping[str, Unsupported]) -> 
         return body
     errors = [
         InitErrorDetails(
-            type=PydanticCustomError("unsupported", "this is not supported: {instead}", {"instead": field.instead}),
+            type=PydanticCustomError("unsupported", "not supported: {instead}", {"instead": field.instead}),
             loc=(name,),
             input=body[name],
         )

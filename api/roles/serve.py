@@ -74,7 +74,7 @@ def run_worker(settings: Settings) -> None:
 def run_engine(settings: Settings) -> None:
     """Replace this process, which has no torch, by the engine server."""
     if len(settings.engine_addresses) > 1:
-        raise ConfigError("REASONER_ENGINE_URL: these are several engines; give the address of this one alone")
+        raise ConfigError("REASONER_ENGINE_URL names several engines: give the address of this one alone")
     check_models(settings)
     address = urlsplit(settings.engine_addresses[0])
     if address.scheme == "unix":

@@ -35,7 +35,7 @@ async def _handle_validation_error(_: Request, error: Exception) -> Response:
             continue
         fields.extend(location[:1])
         is_unknown = detail["type"] == "extra_forbidden"
-        message = "there is no such field" if is_unknown else detail["msg"].removeprefix("Value error, ")
+        message = "unknown field" if is_unknown else detail["msg"].removeprefix("Value error, ")
         messages.append(f"{'.'.join(location) or 'body'}: {message}")
     field = fields[0] if fields else None
     return JSONResponse(

@@ -31,7 +31,7 @@ def check_job(spec: JobSpec) -> None:
     strategy = STRATEGIES[name]
     if verifier is None and strategy.needs_verifier:
         raise _invalid(
-            f"strategy {name!r} needs a verifier, and the job says that it has none: use {FALLBACK_STRATEGY}"
+            f"strategy {name!r} needs a verifier, but 'verifier' is null: name one, or use {FALLBACK_STRATEGY}"
         )
     if verifier is not None and strategy.needs_steps and not verifier.scores_steps:
         suitable = ", ".join(kind for kind, model in VERIFIER_KINDS.items() if model.scores_steps)
@@ -41,7 +41,7 @@ def check_job(spec: JobSpec) -> None:
         )
     if spec.confidence is not None and not strategy.stops_when_sure:
         able = ", ".join(name for name, strategy in STRATEGIES.items() if strategy.stops_when_sure)
-        raise _invalid(f"'confidence' means nothing to strategy {name!r}; it stops {able}")
+        raise _invalid(f"strategy {name!r} cannot stop by 'confidence': leave it out, or use one of {able}")
 
 
 def _invalid(message: str) -> JobRefused:

@@ -96,7 +96,7 @@ class JobSpec(StrictModel):
     @model_validator(mode="after")
     def _check_one_question(self) -> Self:
         if (self.problem is None) == (self.messages is None):
-            raise ValueError("give either 'problem' or 'messages'")
+            raise ValueError("give either 'problem' or 'messages', not both")
         return self
 
     @model_validator(mode="after")

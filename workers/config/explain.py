@@ -32,7 +32,7 @@ def explain(error: Any, name: str, settings: type[BaseModel]) -> str:
         table: Any = _TABLES[name] if len(error["loc"]) > 1 else settings
         for part in error["loc"][2:-1]:  # without the names of the table and of its entry
             table = table.model_fields[part].annotation
-        return f"no such setting: {error['loc'][-1]!r}; known are {', '.join(sorted(table.model_fields))}"
+        return f"unknown setting {error['loc'][-1]!r}; known settings: {', '.join(sorted(table.model_fields))}"
     message: str = error["msg"]
     value = "" if name in _SECRETS else f" (got {error['input']!r})"
     return message.removeprefix("Value error, ") + value

@@ -37,8 +37,8 @@ class Quota:
     def exceeded(self, what: str, used: int, retry_after: int) -> QuotaExceeded:
         """Return the exception for the refusal of a script."""
         if what == "jobs":
-            return QuotaExceeded(f"{used} jobs have not ended, and {self.jobs} may be at once", _RETRY_AFTER_SECONDS)
-        message = f"{used} of {self.tokens_a_day} tokens of this day (UTC) are spent, or booked by jobs that go on"
+            return QuotaExceeded(f"{used} jobs are unfinished, and the limit is {self.jobs}", _RETRY_AFTER_SECONDS)
+        message = f"{used} of {self.tokens_a_day} tokens of this day (UTC) are spent, or reserved by unfinished jobs"
         return QuotaExceeded(message, retry_after)
 
 

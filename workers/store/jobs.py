@@ -160,9 +160,7 @@ class JobStore(EventLog, Claims, Reaping):
             case "jobs" | "tokens":
                 raise quota.exceeded(outcome, *map(int, details))
             case "shared":
-                raise NotRetryable(
-                    "its batch was cancelled, or what it had of the shared budget has gone to other jobs"
-                )
+                raise NotRetryable("its batch was cancelled, or its share of the budget has gone to other jobs")
             case status:
                 raise NotRetryable(f"only a failed job can be retried, and this one is {status}")
 

@@ -81,7 +81,7 @@ def build_message(attempt: Attempt, job: JobDocument, settings: Settings) -> tup
     """Return the body and headers of a delivery. Raises ``ForbiddenAddress`` if no secret is configured."""
     secret = settings.webhook_secrets.get(attempt.owner) or settings.webhook_secret
     if secret is None:
-        raise ForbiddenAddress("this service has no secret to sign webhooks with")
+        raise ForbiddenAddress("this service cannot sign webhooks: set REASONER_WEBHOOK_SECRET")
     fields = ("id", "status", "created_at", "started_at", "finished_at", "batch", "usage", "result", "error")
     payload = {
         "type": f"job.{job['status']}",

@@ -55,7 +55,7 @@ def check_address(address: str, allowed: Collection[str]) -> httpx.URL:
     if not host:
         raise ForbiddenAddress("the address names no host: use https://HOST/PATH")
     if _literal(host) is None and not (len(host) <= 253 and all(map(_LABEL.fullmatch, host.split(".")))):
-        raise ForbiddenAddress(f"{url.host!r} is no name of a host")
+        raise ForbiddenAddress(f"{url.host!r} is not a host name")
     if not 1 <= (url.port or 443) <= 65535:
         raise ForbiddenAddress(f"there is no port {url.port}: ports go up to 65535")
     if url.userinfo:

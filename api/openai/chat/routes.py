@@ -100,7 +100,12 @@ def _failure_problem(end: JobEnd | None) -> Problem:
     """Return the problem of a job without a result. OpenAI's clients must not repeat a paid search on their own."""
     headers = {"x-should-retry": "false"}
     if end is None or end.error is None:
-        return Problem(409, "cancelled", "the job was cancelled or deleted while it ran", headers=headers)
+        return Problem(
+            409,
+            "cancelled",
+            "the job was cancelled or deleted while it ran",
+            headers=headers,
+        )
     return Problem(
         _STATUS.get(end.error.code, 500), end.error.code.replace("_", "-"), end.error.message, headers=headers
     )

@@ -40,7 +40,7 @@ class Revise(Params):
 async def run(search: Search, params: Revise) -> Choice:
     """Sample n attempts in chains, each seeing the last ones of its chain; a vote or the verifier chooses."""
     if params.by == "verifier" and not search.has_verifier:
-        raise InvalidRequest("no verifier is served: let the majority choose", "strategy.by")
+        raise InvalidRequest("there is no verifier to choose: give 'by' as 'majority'", "strategy.by")
     attempts: dict[int, list[Node]] = defaultdict(list)
     width = min(params.chains or math.isqrt(params.n), params.n)
     async with search.stream() as stream:

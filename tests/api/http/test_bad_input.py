@@ -36,7 +36,7 @@ def check_problem(response: httpx.Response, status: int) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("body", "field", "hint"),
     [
-        ({}, "body", "give either 'problem' or 'messages'"),
+        ({}, "body", "give either 'problem' or 'messages', not both"),
         ({"problem": "", "seed": 1}, "problem", "at least 1 character"),
         ({"problem": " \n"}, "problem", "write the question"),
         ({"problem": 5}, "problem", "string"),
@@ -49,14 +49,14 @@ def check_problem(response: httpx.Response, status: int) -> dict[str, Any]:
         ({"problem": "?", "strategy": {"name": "best_of_n", "n": MAX_N + 1}}, "strategy", str(MAX_N)),
         ({"problem": "?", "strategy": {"name": "best_of_n", "n": 0}}, "strategy", "greater than or equal to 1"),
         ({"problem": "?", "strategy": {}}, "strategy.name", "required"),
-        ({"problem": "?", "tokens": 5}, "tokens", "known here are problem, messages, model"),
-        ({"problem": "?", "budget": {"token": 5}}, "budget.token", "known here are tokens, seconds"),
+        ({"problem": "?", "tokens": 5}, "tokens", "known fields: problem, messages, model"),
+        ({"problem": "?", "budget": {"token": 5}}, "budget.token", "known fields: tokens, seconds"),
         ({"problem": "?", "budget": {"tokens": 0}}, "budget.tokens", "greater than or equal to 1"),
         ({"problem": "?", "budget": {"seconds": 0}}, "budget.seconds", "greater than 0"),
         ({"problem": "?", "budget": {"seconds": "soon"}}, "budget.seconds", "number"),
-        ({"problem": "?", "budget": {"tokens": True}}, "budget.tokens", "true and false are none"),
-        ({"problem": "?", "seed": False}, "seed", "true and false are none"),
-        ({"problem": "?", "strategy": {"name": "beam", "n": True}}, "strategy", "true and false are none"),
+        ({"problem": "?", "budget": {"tokens": True}}, "budget.tokens", "not true or false"),
+        ({"problem": "?", "seed": False}, "seed", "not true or false"),
+        ({"problem": "?", "strategy": {"name": "beam", "n": True}}, "strategy", "not true or false"),
         ({"problem": "?", "sampling": {"temperature": -1}}, "sampling.temperature", "greater than or equal to 0"),
         ({"problem": "?", "seed": -1}, "seed", "greater than or equal to 0"),
         ({"problem": "?", "seed": 2**63}, "seed", "less than"),
@@ -77,7 +77,7 @@ def check_problem(response: httpx.Response, status: int) -> dict[str, Any]:
         (
             {"problem": "?", "verifier": {"kind": "judge", "prompt": "?"}},
             "verifier.prompt",
-            "known here are kind",
+            "known fields: kind",
         ),
         ({"problem": "?", "verifier": {"kind": "math"}}, "verifier.expected", "required"),
         ({"problem": "?", "verifier": {"kind": "regex", "pattern": "("}}, "verifier.pattern", "not a regular"),
@@ -87,7 +87,7 @@ def check_problem(response: httpx.Response, status: int) -> dict[str, Any]:
             "verifier.json_schema",
             "not a JSON schema",
         ),
-        ({"problem": "?", "verifier": {"kind": "exact", "expect": "4"}}, "verifier.expect", "known here are kind, exp"),
+        ({"problem": "?", "verifier": {"kind": "exact", "expect": "4"}}, "verifier.expect", "known fields: kind, exp"),
         ({"problem": "?", "answer": "maths"}, "answer.compare", "'math', 'text', 'choice' or 'code'"),
         ({"problem": "?", "answer": {"extract": {"regex": "("}}}, "answer.extract.regex", "not a regular expression"),
         ({"problem": "?", "answer": {"extract": "box"}}, "answer.extract", "'boxed'"),
@@ -208,7 +208,7 @@ async def test_an_invalid_query_parameter_is_named(client: httpx.AsyncClient, pa
 async def test_an_unknown_query_parameter_is_refused_with_the_known_ones(client: httpx.AsyncClient) -> None:
     job_id = await submitted(client)
     problem = check_problem(await client.get(f"/v1/jobs/{job_id}?waits=5&wait=1"), 422)
-    assert problem["errors"] == [{"field": "waits", "message": "there is no such parameter; known here are wait"}]
+    assert problem["errors"] == [{"field": "waits", "message": "unknown parameter; known parameters: wait"}]
     assert "this call has none" in check_problem(await client.post(f"/v1/jobs/{job_id}/cancel?now=1"), 422)["detail"]
 
 

@@ -144,7 +144,7 @@ async def test_an_owner_over_its_number_of_jobs_is_refused_until_one_ends(settin
             response = await client.post("/v1/jobs", json={"problem": "?"}, headers=headers)
             assert response.status_code == 202
         refused = await client.post("/v1/jobs", json={"problem": "?"}, headers=ann)
-        assert "2 jobs have not ended, and 2 may" in check_problem(refused, 429)["detail"]
+        assert "2 jobs are unfinished, and the limit is 2" in check_problem(refused, 429)["detail"]
         assert int(refused.headers["retry-after"]) > 0
         assert (await client.post("/v1/jobs", json={"problem": "?"}, headers=bob)).status_code == 202
         await client.post(f"{response.headers['location']}/cancel", headers=ann)

@@ -111,5 +111,5 @@ async def test_an_invalid_file_is_reported_and_the_previous_settings_stay(
     configure(file, TABLES.replace("tokens", "tokenz"))
     ready = await client.get("/readyz")
     assert ready.status_code == 200
-    assert "reasoner.toml: effort.low.tokenz: no such setting: 'tokenz'" in ready.json()["configuration"]
+    assert "reasoner.toml: effort.low.tokenz: unknown setting 'tokenz'" in ready.json()["configuration"]
     assert (await spec(client, budget={"effort": "low"}))["budget"]["tokens"] == 77

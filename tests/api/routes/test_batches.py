@@ -101,13 +101,13 @@ async def test_batches_are_listed_newest_first(client: httpx.AsyncClient, settin
         ({"jobs": JOBS, "budget": {}}, "budget.tokens", "required"),
         ({"jobs": JOBS, "budget": {"tokens": 0}}, "budget.tokens", "greater than or equal to 1"),
         ({"jobs": JOBS, "budget": {"tokens": 2}}, "budget", "too few for 3 jobs"),
-        ({"jobs": JOBS, "budget": {"tokens": 10, "flops": 1e9}}, "budget.flops", "known here are tokens"),
-        ({"jobs": JOBS, "budget": {"tokens": 10}, "name": "x"}, "name", "known here are jobs, budget, metadata"),
+        ({"jobs": JOBS, "budget": {"tokens": 10, "flops": 1e9}}, "budget.flops", "known fields: tokens"),
+        ({"jobs": JOBS, "budget": {"tokens": 10}, "name": "x"}, "name", "known fields: jobs, budget, metadata"),
         ({"jobs": [{"problem": "?"}, {}], "budget": {"tokens": 10}}, "jobs.1", "either 'problem' or 'messages'"),
         (
             {"jobs": [{"problem": "?", "budgets": 1}], "budget": {"tokens": 10}},
             "jobs.0.budgets",
-            "known here are problem, messages",
+            "known fields: problem, messages",
         ),
         (
             {"jobs": [{"problem": "?"}, {"problem": "?", "strategy": {"name": "x"}}], "budget": {"tokens": 10}},

@@ -18,7 +18,7 @@ SECRET = "whsec_" + "A" * 43 + "="
 @pytest.mark.parametrize(
     ("configured", "webhook", "message"),
     [
-        ({}, "https://example.com/hook", "no secret"),
+        ({}, "https://example.com/hook", "cannot sign webhooks"),
         ({"webhook_secret": SECRET}, "http://example.com/hook", "only https://"),
         ({"webhook_secret": SECRET}, "https://127.0.0.1/hook", "not a public address"),
         ({"webhook_secret": SECRET}, "https://example.com/" + "x" * 2048, "2048"),

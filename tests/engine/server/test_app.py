@@ -415,7 +415,7 @@ async def test_an_overlong_text_is_refused_before_tokenization(
 
 async def test_validation_messages_are_plain_sentences(http: httpx.AsyncClient) -> None:
     for change, message in (
-        ({"temprature": 1}, "temprature: there is no such field"),
+        ({"temprature": 1}, "temprature: unknown field"),
         ({"min_tokens": 17}, "body: min_tokens is 17, more than max_tokens, 16"),
         ({"max_tokens": 10**9}, "max_tokens is 1000000000; the context has 256 tokens"),
     ):

@@ -45,5 +45,5 @@ def test_a_step_guided_strategy_refuses_a_verifier_of_whole_solutions(verifier: 
 
 
 def test_a_confidence_is_refused_by_a_strategy_without_early_stopping() -> None:
-    with pytest.raises(JobRefused, match=r"means nothing to strategy 'greedy'; it stops .*auto"):
+    with pytest.raises(JobRefused, match=r"strategy 'greedy' cannot stop by 'confidence'.* use one of .*auto"):
         check_job(job(strategy={"name": "greedy"}, confidence=0.9))

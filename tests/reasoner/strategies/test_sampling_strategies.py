@@ -229,7 +229,7 @@ async def test_choosing_by_a_verifier_without_one_is_refused_with_the_valid_choi
         async def models(self) -> list[ModelInfo]:
             return (await super().models())[:1]
 
-    with pytest.raises(InvalidRequest, match="let the majority choose"):
+    with pytest.raises(InvalidRequest, match="there is no verifier to choose"):
         await solve({"name": "revise", "by": "verifier"}, 1, Alone())
     outcome, _ = await solve({"name": "revise", "n": 4}, 1, Alone())
     assert outcome.usage.generated > 0

@@ -195,7 +195,7 @@ async def test_a_batch_reserves_its_budget_and_commits_what_its_jobs_spent(store
         made, _ = await batches.submit([SPEC] * count, {"tokens": tokens}, {}, owner="ann", queue_cap=9, quota=quota)
         return [job["id"] for job in made["jobs"]]
 
-    with pytest.raises(QuotaExceeded, match="0 jobs have not ended, and 3"):
+    with pytest.raises(QuotaExceeded, match="0 jobs are unfinished, and the limit is 3"):
         await submit(4, 50)
     with pytest.raises(QuotaExceeded, match="0 of 100"):
         await submit(3, 101)
@@ -256,7 +256,7 @@ def test_limits_are_read_from_the_file_and_passed_on_to_the_roles(
     ("text", "hint"),
     [
         ("[limits]\ntoken = 5", "no limit 'token'; known are requests_per_second"),
-        ("[limits.ann]\ntoken = 5", "no such setting: 'token'; known are burst"),
+        ("[limits.ann]\ntoken = 5", "unknown setting 'token'; known settings: burst"),
         ("[limits]\nn = 0", "greater than or equal to 1"),
         ("[limits.ann]\nseconds = -1", "limits.ann.seconds"),
         ("limits = 5", "limits"),

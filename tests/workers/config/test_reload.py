@@ -63,7 +63,7 @@ def test_a_change_of_the_file_and_its_removal_apply_within_a_second(file: Path, 
     ("text", "hint"),
     [
         ("[prices", "reasoner.toml: "),
-        ("[prices.policy]\nprmpt = 1", "prices.policy.prmpt: no such setting"),
+        ("[prices.policy]\nprmpt = 1", "prices.policy.prmpt: unknown setting 'prmpt'"),
         ("budget_tokens = 0", "budget_tokens: Input should be greater than or equal to 1"),
         ("[models.policy]\nstrategy = 'clever'", "models.policy"),
     ],
