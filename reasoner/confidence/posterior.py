@@ -11,8 +11,6 @@ from dataclasses import dataclass
 
 MAX_LOG_ODDS = 6.0
 """Log-odds are clipped to this, which is to probabilities between 0.0025 and 0.9975."""
-TINY = 1e-300
-"""Replacement of a zero denominator in the continued fraction."""
 
 
 def leader_probability(weights: Sequence[float]) -> float:
@@ -28,37 +26,15 @@ def leader_probability(weights: Sequence[float]) -> float:
     if not weights:
         return 0.0
     first, second = sorted((*weights, 0.0), reverse=True)[:2]
-    return 1.0 - beta_cdf(0.5, first + 1.0, second + 1.0)
-
-
-def beta_cdf(x: float, a: float, b: float) -> float:
-    """Return P(X <= x) for X distributed as Beta(a, b), with 0 <= x <= 1 and a and b positive.
-
-    This is the regularised incomplete beta function by its continued fraction, accurate to about 1e-14.
-    Source: NIST Digital Library of Mathematical Functions, 8.17.4 and 8.17.22, evaluated by Lentz's method.
-    """
-    if not (0.0 <= x <= 1.0 and a > 0.0 and b > 0.0):
-        raise ValueError(f"Beta({a}, {b}) at {x}: x must lie in [0, 1], and a and b must be positive")
-    if x in (0.0, 1.0):
-        return x
-    if x > (a + 1.0) / (a + b + 2.0):  # the fraction converges quickly on the other side
-        return 1.0 - beta_cdf(1.0 - x, b, a)
-    scale = math.exp(math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x))
-    value, c, d = 1.0, 1.0, 0.0
-    for step in range(1000):
-        m = step // 2
-        if step == 0:
-            term = 1.0
-        elif step % 2 == 0:
-            term = m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m))
-        else:
-            term = -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1))
-        d = 1.0 / (1.0 + term * d or TINY)
-        c = 1.0 + term / c or TINY
-        value *= c * d
-        if abs(c * d - 1.0) < 1e-15:
-            break
-    return scale * (value - 1.0) / a
+    a, b = first + 1.0, second + 1.0
+    # P(p <= 1/2) by the series in NIST's Digital Library of Mathematical Functions, 8.17.8: with a >= b its terms fall.
+    term = series = 1.0
+    num_terms = 0
+    while term > 1e-17 * series:
+        term *= (a + b + num_terms) / (2.0 * (a + 1.0 + num_terms))
+        series += term
+        num_terms += 1
+    return 1.0 - series * math.exp(math.lgamma(a + b) - math.lgamma(a + 1.0) - math.lgamma(b) - (a + b) * math.log(2.0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,11 +70,9 @@ def log_odds(probability: float | None) -> float:
     """Return log(p / (1 - p)), clipped to ``MAX_LOG_ODDS`` on both sides; the lowest for ``None``."""
     if not probability:
         return -MAX_LOG_ODDS
-    return (
-        MAX_LOG_ODDS
-        if probability >= 1.0
-        else max(-MAX_LOG_ODDS, min(MAX_LOG_ODDS, math.log(probability / (1.0 - probability))))
-    )
+    if probability >= 1.0:
+        return MAX_LOG_ODDS
+    return max(-MAX_LOG_ODDS, min(MAX_LOG_ODDS, math.log(probability / (1.0 - probability))))
 
 
 def logistic(value: float) -> float:

@@ -7,10 +7,11 @@ group is a window of consecutive tokens, and its confidence is the mean of their
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Literal
+
+import numpy as np
 
 from engine.protocol.types import TokenLogprob
 
@@ -76,8 +77,4 @@ def confidence_threshold(values: Sequence[float], percent: float) -> float:
 
     This is the percentile 100 - ``percent`` with linear interpolation.
     """
-    ordered = sorted(values)
-    position = (len(ordered) - 1) * (100.0 - percent) / 100.0
-    below = math.floor(position)
-    above = min(below + 1, len(ordered) - 1)
-    return min(ordered[below] + (position - below) * (ordered[above] - ordered[below]), ordered[-1])
+    return min(float(np.percentile(values, 100.0 - percent)), max(values))

@@ -20,70 +20,18 @@ import struct
 import sys
 
 _ALLOWED = {
-    "x86_64": {
-        "read": 0,
-        "write": 1,
-        "close": 3,
-        "fstat": 5,
-        "lseek": 8,
-        "mmap": 9,
-        "mprotect": 10,
-        "munmap": 11,
-        "brk": 12,
-        "rt_sigreturn": 15,
-        "writev": 20,
-        "sched_yield": 24,
-        "mremap": 25,
-        "madvise": 28,
-        "nanosleep": 35,
-        "getpid": 39,
-        "exit": 60,
-        "gettimeofday": 96,
-        "gettid": 186,
-        "time": 201,
-        "futex": 202,
-        "restart_syscall": 219,
-        "clock_gettime": 228,
-        "clock_getres": 229,
-        "clock_nanosleep": 230,
-        "exit_group": 231,
-        "getrandom": 318,
-        "membarrier": 324,
-        "rseq": 334,
-    },
-    "aarch64": {
-        "close": 57,
-        "lseek": 62,
-        "read": 63,
-        "write": 64,
-        "writev": 66,
-        "fstat": 80,
-        "exit": 93,
-        "exit_group": 94,
-        "futex": 98,
-        "nanosleep": 101,
-        "clock_gettime": 113,
-        "clock_getres": 114,
-        "clock_nanosleep": 115,
-        "sched_yield": 124,
-        "restart_syscall": 128,
-        "rt_sigreturn": 139,
-        "gettimeofday": 169,
-        "getpid": 172,
-        "gettid": 178,
-        "brk": 214,
-        "munmap": 215,
-        "mremap": 216,
-        "mmap": 222,
-        "mprotect": 226,
-        "madvise": 233,
-        "getrandom": 278,
-        "membarrier": 283,
-        "rseq": 293,
-    },
-}
-_AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
-_SOCKET = {"x86_64": 41, "aarch64": 198}
+    "read": (0, 63), "write": (1, 64), "close": (3, 57), "fstat": (5, 80), "lseek": (8, 62), "mmap": (9, 222),
+    "mprotect": (10, 226), "munmap": (11, 215), "brk": (12, 214), "rt_sigreturn": (15, 139), "writev": (20, 66),
+    "sched_yield": (24, 124), "mremap": (25, 216), "madvise": (28, 233), "nanosleep": (35, 101), "getpid": (39, 172),
+    "exit": (60, 93), "gettimeofday": (96, 169), "gettid": (186, 178), "time": (201, None), "futex": (202, 98),
+    "restart_syscall": (219, 128), "clock_gettime": (228, 113), "clock_getres": (229, 114),
+    "clock_nanosleep": (230, 115), "exit_group": (231, 94), "getrandom": (318, 278), "membarrier": (324, 283),
+    "rseq": (334, 293),
+}  # fmt: skip
+"""Numbers of the allowed system calls on x86-64 and ARM64; ``None`` where there is no such call."""
+_MACHINES = ("x86_64", "aarch64")
+_AUDIT_ARCH = (0xC000003E, 0xC00000B7)
+_SOCKET = (41, 198)
 _PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP, _FILTER = 38, 22, 2
 _KILL_PROCESS, _ALLOW, _FAIL_WITH_EPERM = 0x80000000, 0x7FFF0000, 0x00050001
 _LOAD, _JUMP_IF_EQUAL, _RETURN = 0x20, 0x15, 0x06
@@ -118,10 +66,11 @@ def lock_down() -> None:
     Raises ``LockdownUnavailable`` if the filter cannot be installed or proves ineffective.
     """
     machine = platform.machine()
-    if sys.platform != "linux" or machine not in _ALLOWED:
+    if sys.platform != "linux" or machine not in _MACHINES:
         raise LockdownUnavailable(f"there is no system call filter for {sys.platform} on {machine}")
+    column = _MACHINES.index(machine)
     libc = ctypes.CDLL(None, use_errno=True)
-    program = _program(machine)
+    program = _program(column)
     code = ctypes.create_string_buffer(program, len(program))
     header = struct.pack("HxxxxxxP", len(program) // 8, ctypes.addressof(code))
     zero, word = ctypes.c_ulong(0), ctypes.c_ulong
@@ -132,14 +81,14 @@ def lock_down() -> None:
     with contextlib.suppress(PermissionError):
         os.open("/", os.O_RDONLY)
         raise LockdownUnavailable("the filter is there and files can still be opened")
-    if libc.syscall(_SOCKET[machine], 1, 1, 0) >= 0:
+    if libc.syscall(_SOCKET[column], 1, 1, 0) >= 0:
         raise LockdownUnavailable("the filter is there and sockets can still be made")
 
 
-def _program(machine: str) -> bytes:
+def _program(column: int) -> bytes:
     """Return the ``struct sock_filter[]``: calls of another architecture kill the process, unlisted calls fail."""
-    numbers = sorted(_ALLOWED[machine].values())
-    steps = [(_LOAD, 0, 0, 4), (_JUMP_IF_EQUAL, 1, 0, _AUDIT_ARCH[machine]), (_RETURN, 0, 0, _KILL_PROCESS)]
+    numbers = sorted(number for call in _ALLOWED.values() if (number := call[column]) is not None)
+    steps = [(_LOAD, 0, 0, 4), (_JUMP_IF_EQUAL, 1, 0, _AUDIT_ARCH[column]), (_RETURN, 0, 0, _KILL_PROCESS)]
     steps.append((_LOAD, 0, 0, 0))
     for index, number in enumerate(numbers):
         steps.append((_JUMP_IF_EQUAL, len(numbers) - index, 0, number))

@@ -347,7 +347,7 @@ async def test_without_a_working_filter_nothing_runs(monkeypatch: pytest.MonkeyP
     source = Path(lock_module.__file__).with_name("main.py")
     text = source.read_text().replace("Path(__file__).parents[2]", f"{str(source.parents[2])!r}")
     script.write_text(
-        text.replace("_NEEDED_LATER = ", "import reasoner.sandbox.restrict as l\nl._ALLOWED.clear()\n_NEEDED_LATER = ")
+        text.replace("_NEEDED_LATER = ", "import reasoner.sandbox.restrict as l\nl._MACHINES = ()\n_NEEDED_LATER = ")
     )
     monkeypatch.setattr("reasoner.sandbox.runner._MAIN", script)
     marker = tmp_path / "ran"
