@@ -34,6 +34,8 @@ from kernels.cpu.runtime.kernel import as_float, float32_array, function, int64_
 
 _ROW_WORDS, _NEW_BRANCH_WORDS = 4, 3
 """Words of a row before its tokens, and the words of a new branch that come before these too."""
+_START, _PREFETCH, _LEARN, _MATCH = 0, 1, 2, 3
+"""Passes over all rows before the one that proposes."""
 
 # The state of a branch: a word for each of these, …
 _SCOPE = 0
@@ -66,8 +68,6 @@ class _Row(NamedTuple):
     branch: Any
     """The branch's state, ``[BRANCH_WORDS]``."""
     is_new: bool
-    start: int
-    """Index of the row's words."""
     first: int
     """Index of its first token."""
     num_tokens: int
@@ -105,18 +105,12 @@ def _read_row(table: Any, words: Any, start: int) -> Any:
         slot, num_prefix = ~slot, words[start + _ROW_WORDS + 2]
         first += _NEW_BRANCH_WORDS
     branch = table.branches[slot * BRANCH_WORDS : (slot + 1) * BRANCH_WORDS]
-    return _Row(branch, is_new, start, first, count, num_prefix, depth, nodes)
+    return _Row(branch, is_new, first, count, num_prefix, depth, nodes)
 
 
 @function
 def _num_contexts(branch: Any) -> int:
     return min(branch[_LENGTH], MAX_CONTEXT)
-
-
-@function
-def _start_branch(branch: Any, scope: int, search: int) -> None:
-    branch[_SCOPE], branch[_SEARCH], branch[_TEXT] = scope, search, scope
-    branch[_LENGTH], branch[_KIND] = 0, -1
 
 
 @function
@@ -254,54 +248,28 @@ def _propose(
 
 
 @function
-def _start_branches(table: Any, words: Any, rows: int) -> None:
-    """Start the new branches; compare the next tokens of the others with what was known; prefetch their slots."""
+def _run_pass(table: Any, words: Any, rows: int, phase: int) -> None:
+    """Run one of the passes before the last over all rows: start new branches and compare the next tokens of the others
+    with what was known; prefetch the records that each branch's first token is added to; learn; match."""
     start = 0
     for _ in range(rows):
         row = _read_row(table, words, start)
-        branch = row.branch
-        if row.is_new:
-            _start_branch(branch, words[start + _ROW_WORDS], words[start + _ROW_WORDS + 1])
-        elif row.num_tokens > 0:
+        branch, contexts = row.branch, row.branch[_CONTEXTS:_FOLLOWERS]
+        start = row.first + row.num_tokens
+        if phase == _MATCH:
+            branch[_RECORD], branch[_RECORD_LENGTH] = find_longest(table, contexts, _num_contexts(branch))
+        elif phase == _START and row.is_new:
+            scope, search = words[row.first - _NEW_BRANCH_WORDS], words[row.first - _NEW_BRANCH_WORDS + 1]
+            branch[_SCOPE], branch[_SEARCH], branch[_TEXT] = scope, search, scope
+            branch[_LENGTH], branch[_KIND] = 0, -1
+        elif row.num_tokens > 0 and phase == _START:
             _update_rates(table.rates, branch, words[row.first])
-            prefetch_slots(table, branch[_CONTEXTS:_FOLLOWERS], _num_contexts(branch))
-        start = row.first + row.num_tokens
-
-
-@function
-def _prefetch_branches(table: Any, words: Any, rows: int) -> None:
-    """Prefetch the records that the first token of each branch is added to."""
-    start = 0
-    for _ in range(rows):
-        row = _read_row(table, words, start)
-        if row.num_tokens > 0:
-            prefetch_records(table, row.branch[_CONTEXTS:_FOLLOWERS], _num_contexts(row.branch))
-            prefetch_text(table, extend_hash(row.branch[_TEXT], words[row.first]))
-        start = row.first + row.num_tokens
-
-
-@function
-def _learn_branches(table: Any, words: Any, rows: int) -> None:
-    """Add the new tokens of all branches to the table."""
-    start = 0
-    for _ in range(rows):
-        row = _read_row(table, words, start)
-        if row.num_tokens > 0:
-            _learn(table, row.branch, words, row.first, row.num_tokens, row.num_prefix)
-        start = row.first + row.num_tokens
-
-
-@function
-def _match_branches(table: Any, words: Any, rows: int) -> None:
-    """Look up the longest context of each branch."""
-    start = 0
-    for _ in range(rows):
-        row = _read_row(table, words, start)
-        branch = row.branch
-        branch[_RECORD], branch[_RECORD_LENGTH] = find_longest(
-            table, branch[_CONTEXTS:_FOLLOWERS], _num_contexts(branch)
-        )
-        start = row.first + row.num_tokens
+            prefetch_slots(table, contexts, _num_contexts(branch))
+        elif row.num_tokens > 0 and phase == _PREFETCH:
+            prefetch_records(table, contexts, _num_contexts(branch))
+            prefetch_text(table, extend_hash(branch[_TEXT], words[row.first]))
+        elif row.num_tokens > 0:
+            _learn(table, branch, words, row.first, row.num_tokens, row.num_prefix)
 
 
 @function
@@ -360,8 +328,6 @@ def learn_and_propose(address: Any) -> None:
     )
     ints, floats = int64_array(pointers[12], (num_ints,)), int64_array(pointers[13], (num_floats,)).view(np.float64)
     words, rows = int64_array(a[1], (a[2],)), a[3]
-    _start_branches(table, words, rows)
-    _prefetch_branches(table, words, rows)
-    _learn_branches(table, words, rows)
-    _match_branches(table, words, rows)
+    for phase in range(_MATCH + 1):
+        _run_pass(table, words, rows, phase)
     _propose_for_branches(table, words, rows, a[4], a[5], as_float(a[6]), ints, floats)

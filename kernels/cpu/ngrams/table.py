@@ -88,6 +88,16 @@ def _first_way(keys: Any, key: int) -> int:
 
 
 @function
+def _find_way(keys: Any, key: int) -> int:
+    """Return the slot of a key, -1 if there is none."""
+    first = _first_way(keys, key)
+    for slot in range(first, first + WAYS):
+        if keys[slot] == key:
+            return slot
+    return -1
+
+
+@function
 def _bit_length(count: int, limit: int) -> int:
     """Return the number of bits of a count, at most ``limit``."""
     bits = 0
@@ -123,11 +133,8 @@ def find_longest(table: Any, contexts: Any, count: int) -> Any:
     """
     record, length = -1, 0
     while length < count:
-        first = _first_way(table.keys, contexts[length])
-        slot = first
-        while slot < first + WAYS and table.keys[slot] != contexts[length]:
-            slot += 1
-        if slot == first + WAYS:
+        slot = _find_way(table.keys, contexts[length])
+        if slot < 0:
             break
         record, length = slot * RECORD_WORDS, length + 1
     if record >= 0:
@@ -148,10 +155,9 @@ def prefetch_slots(table: Any, contexts: Any, count: int) -> None:
 def prefetch_records(table: Any, contexts: Any, count: int) -> None:
     """Prefetch the records of ``count`` contexts, whose slots were prefetched before."""
     for index in range(count):
-        first = _first_way(table.keys, contexts[index])
-        for slot in range(first, first + WAYS):
-            if table.keys[slot] == contexts[index]:
-                _prefetch_item(table.records, slot * RECORD_WORDS)
+        slot = _find_way(table.keys, contexts[index])
+        if slot >= 0:
+            _prefetch_item(table.records, slot * RECORD_WORDS)
 
 
 @function
@@ -245,11 +251,7 @@ def hit_rate(rates: Any, kind: int) -> float:
 @function
 def has_text(table: Any, text: int) -> bool:
     """Return True if a text was read."""
-    first = _first_way(table.texts, text)
-    slot = first
-    while slot < first + WAYS and table.texts[slot] != text:
-        slot += 1
-    return slot < first + WAYS
+    return _find_way(table.texts, text) >= 0
 
 
 @function
