@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
-PLAIN, GUESSING, ALWAYS = "plain", "controller", "always 4"
+PLAIN, SPECULATIVE, ALWAYS = "plain", "controller", "always 4"
 """Ways to run such a system: without draft tokens, with as many as the controller chooses, and with always four."""
 
 

@@ -19,7 +19,7 @@ from typing import Any
 import reasoner
 from benchmarks.engine.checkpoint import SIZES, Size, cache_folder, checkpoint
 from benchmarks.engine.measure import Listener, Measured, Row
-from benchmarks.engine.problems import ALWAYS, GUESSING, PLAIN, Prompt, Solved
+from benchmarks.engine.problems import ALWAYS, PLAIN, SPECULATIVE, Prompt, Solved
 from benchmarks.engine.process import BenchError, Worker, installed
 from benchmarks.engine.widened import widened
 from benchmarks.engine.workloads import VOCAB
@@ -92,7 +92,7 @@ def measure(plan: SpeculationPlan, listener: Listener) -> Measured:
     policy = BUNDLED / "policy"
     drafters, shipped = _drafters(plan)
     systems: dict[str, tuple[str, dict[str, Any]]] = {
-        name: ("guessing", {"draft": draft} | ({"always": 4} if name == shipped else {}))
+        name: ("speculative", {"draft": draft} | ({"always": 4} if name == shipped else {}))
         for name, draft in drafters.items()
     }
     if 1 in plan.batches:
@@ -107,18 +107,18 @@ def measure(plan: SpeculationPlan, listener: Listener) -> Measured:
             if "W3" in plan.cases:
                 bench.search(workers, "", plan.work.searches, shipped)
     if "policy-large" in plan.cases:
-        systems = {name: ("guessing", dict(options)) for name, options in _LARGE.items()}
+        systems = {name: ("speculative", dict(options)) for name, options in _LARGE.items()}
         with bench.running(BUNDLED / "policy-large", systems) as workers:
             for batch in LARGE_BATCHES:
                 bench.problems(workers, "policy-large ", batch, ("draft_model", "ngram"), "draft_model")
     if "250M" in plan.cases:
         # Enough for the largest batch, and small beside the weights.
-        only = {"simulated": ("guessing", {"draft": "off", "kv_tokens": 16384})}
+        only = {"simulated": ("speculative", {"draft": "off", "kv_tokens": 16384})}
         with bench.running(checkpoint("250M", plan.large, plan.cache), only) as workers:
             for batch in plan.work.tokens:
                 bench.simulated(workers["simulated"], batch)
     if "policy-250M" in plan.cases:
-        systems = {name: ("guessing", {"draft": drafters[name], "kv_tokens": 16384}) for name in ("ngram", shipped)}
+        systems = {name: ("speculative", {"draft": drafters[name], "kv_tokens": 16384}) for name in ("ngram", shipped)}
         with bench.running(widened("policy-250M", policy, plan.wide, plan.cache), systems) as workers:
             bench.search(workers, "policy-250M ", plan.work.wide_searches, shipped)
     return bench.measured
@@ -165,7 +165,7 @@ class _Bench:
         self, workers: Mapping[str, Worker], model: str, batch: int, drafters: Sequence[str], shipped: str
     ) -> None:
         """Run each drafter on problems, ``batch`` at a time. ``model``: prefix of the cases' names."""
-        runs: dict[str, _Runs] = {name: {PLAIN: [], GUESSING: []} for name in drafters}
+        runs: dict[str, _Runs] = {name: {PLAIN: [], SPECULATIVE: []} for name in drafters}
         if not model:
             runs[shipped][ALWAYS] = []
         peers: dict[str, list[Solved]] = {name: [] for name in (ASSISTED, LOOKUP) if batch == 1 and name in workers}
@@ -182,18 +182,18 @@ class _Bench:
             case = f"{model}batch {batch} {name}"
             self._add(case, ways)
             if peers:
-                self._add_speed(case, ways[GUESSING], ASSISTED, peers[LOOKUP if name == "ngram" else ASSISTED])
+                self._add_speed(case, ways[SPECULATIVE], ASSISTED, peers[LOOKUP if name == "ngram" else ASSISTED])
         case, ways = f"{model}batch {batch} controller", runs[shipped]
         self._add(case, ways)
         if ALWAYS in ways:
-            self._add_pairs(case, ways[GUESSING], ALWAYS, ways[ALWAYS])
+            self._add_pairs(case, ways[SPECULATIVE], ALWAYS, ways[ALWAYS])
 
     def search(self, workers: Mapping[str, Worker], model: str, searches: int, shipped: str) -> None:
         """Run W3 on Countdown problems, one after the other, with n-grams and with the ``shipped`` drafter. Each turn
         has its own problems, so drafters cannot have learned them in earlier turns. ``model``: prefix of the cases'
         names.
         """
-        runs: dict[str, _Runs] = {name: {PLAIN: [], GUESSING: []} for name in ("ngram", shipped)}
+        runs: dict[str, _Runs] = {name: {PLAIN: [], SPECULATIVE: []} for name in ("ngram", shipped)}
         for turn in range(-self.plan.work.warm_up, _PAIRS * self.plan.rounds):
             seed = _seed("W3", 0, turn)
             prompts = self._prompts(workers["ngram"], ("countdown",), searches, _STEP, turn)
@@ -201,20 +201,20 @@ class _Bench:
                 run = partial(_call, workers[name], "search", prompts, seed=seed)
                 if turn < -1:
                     self._say_next(f"{model}W3", turn, name)
-                    run(GUESSING)
+                    run(SPECULATIVE)
                 else:
                     self._take_turns(f"{model}W3", name, turn, ways, run, turned=turn % 2 == 1)
         for name, called in (("ngram", "sibling-ngram"), (shipped, "controller")):
             case = f"{model}W3 {called}"
             self._add(case, runs[name])
             hits, plain = (
-                100 * _median(runs[name][way], lambda one: one.cached / one.prompt) for way in (GUESSING, PLAIN)
+                100 * _median(runs[name][way], lambda one: one.cached / one.prompt) for way in (SPECULATIVE, PLAIN)
             )
             self.measured.rows.append(Row(case, "cache hit rate", "%", hits, PLAIN, plain, hits / plain))
 
     def simulated(self, worker: Worker, batch: int) -> None:
         """Run simulated drafters of given acceptance rates on the large model."""
-        runs: dict[float, _Runs] = {right: {PLAIN: [], GUESSING: []} for right in self.plan.right}
+        runs: dict[float, _Runs] = {right: {PLAIN: [], SPECULATIVE: []} for right in self.plan.right}
         for turn in range(-1, self.plan.rounds):
             seed = _seed("250M", batch, turn)
             noise = Random(seed)
@@ -227,7 +227,7 @@ class _Bench:
                 self._take_turns(f"250M batch {batch}", f"{right:.0%} right", turn, ways, run)
                 for _ in range(_MORE if turn < 0 else 0):
                     self._say_next(f"250M batch {batch}", turn, f"{right:.0%} right")
-                    run(GUESSING)
+                    run(SPECULATIVE)
         for right, ways in runs.items():
             self._add(f"250M {right} batch {batch}", ways)
 
@@ -266,14 +266,16 @@ class _Bench:
 
     def _add(self, case: str, ways: _Runs) -> None:
         """Add rows for the speed against plain decoding, the acceptance rate, and the tokens per step."""
-        ours = ways[GUESSING]
+        ours = ways[SPECULATIVE]
         ratio = self._add_pairs(case, ours, PLAIN, ways[PLAIN])
         right = 100 * _median(ours, lambda one: one.accepted / max(1, one.drafted))
-        self.measured.rows.append(Row(case, "accepted guesses", "%", right, "all guesses", 100.0, right / 100))
+        self.measured.rows.append(
+            Row(case, "accepted draft tokens", "%", right, "all draft tokens", 100.0, right / 100)
+        )
         tokens = _median(ours, lambda one: one.tokens / (one.tokens - one.accepted))
         self.measured.rows.append(Row(case, "tokens per branch and step", "tokens", tokens, PLAIN, 1.0, tokens))
         self.listener.say(
-            f"{case:24} {ratio:.2f}× {PLAIN}; {right:.0f} % of guesses right, {tokens:.2f} tokens per branch and step"
+            f"{case:24} {ratio:.2f}× {PLAIN}; {right:.0f} % accepted, {tokens:.2f} tokens per branch and step"
         )
 
     def _add_pairs(self, case: str, ours: Sequence[Solved], peer: str, theirs: Sequence[Solved]) -> float:

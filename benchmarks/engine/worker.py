@@ -30,7 +30,7 @@ MODULES = {
     "transformers-cb": f"{_SYSTEMS}.transformers_cb",
     "openvino-genai": f"{_SYSTEMS}.openvino_genai",
     "llama-cpp-python": f"{_SYSTEMS}.llama_cpp",
-    "guessing": f"{_SYSTEMS}.guessing",
+    "speculative": f"{_SYSTEMS}.speculative",
     "transformers-assisted": f"{_SYSTEMS}.transformers_assisted",
     "search": "benchmarks.search.ours",
     "search-transformers": "benchmarks.search.plain",

@@ -46,7 +46,7 @@ def test_every_drafter_is_compared_with_plain_decoding_and_with_transformers(tmp
     assert rows["batch 1 controller", speed, "always 4"].ours == rows["batch 1 controller", speed, "plain"].ours
     assert rows["250M 0.8 batch 4", speed, "plain"].ratio > 0
     # For chains of up to 16 draft tokens, each correct four times in five: at least a fifth.
-    assert 20 < rows["250M 0.8 batch 4", "accepted guesses", "all guesses"].ours <= 100
+    assert 20 < rows["250M 0.8 batch 4", "accepted draft tokens", "all draft tokens"].ours <= 100
     for case in ("W3 sibling-ngram", "W3 controller", "policy-250M W3 sibling-ngram", "policy-250M W3 controller"):
         assert rows[case, speed, "plain"].ratio > 0
         # Draft tokens take no pages from the cache: the hit rate is the same.

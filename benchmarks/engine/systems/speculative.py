@@ -16,7 +16,7 @@ from engine.threads import short_waits  # noqa: F401 - it has to come before tor
 import torch
 from torch import Tensor
 
-from benchmarks.engine.problems import ALWAYS, GUESSING, PLAIN, Prompt, Solved
+from benchmarks.engine.problems import ALWAYS, PLAIN, SPECULATIVE, Prompt, Solved
 from engine.cache.paged_kv import KVCache
 from engine.core.engine_core import EngineCore
 from engine.core.local_engine import LocalEngine
@@ -34,7 +34,7 @@ from engine.speculation.speculator import Speculator
 _BEAMS, _SURVIVORS, _ROUNDS = 8, 4, 8
 
 
-class _Guessing:
+class _SpeculativeEngine:
     """Plain and speculative runs on one engine, since two processes of the same code differ by more than the measured
     effect.
     """
@@ -43,7 +43,7 @@ class _Guessing:
         self._loop = asyncio.Runner()
         self._engine = LocalEngine({"model": folder}, EngineOptions(draft=draft, kv_tokens=kv_tokens))
         shipped = self._core._speculator
-        self._ways: dict[str, Speculator | None] = {PLAIN: None, GUESSING: shipped}
+        self._ways: dict[str, Speculator | None] = {PLAIN: None, SPECULATIVE: shipped}
         """Speculator of each way."""
         if always and shipped is not None:
             self._ways[ALWAYS] = self._speculator(shipped.drafter, FixedController(always, always))
@@ -54,7 +54,7 @@ class _Guessing:
         messages = [{"role": "user", "content": problem}]
         return list(self._loop.run(self._engine.tokenize("model", messages)))
 
-    def solve(self, prompts: Sequence[Prompt], batch: int, seed: int, way: str = GUESSING) -> Solved:
+    def solve(self, prompts: Sequence[Prompt], batch: int, seed: int, way: str = SPECULATIVE) -> Solved:
         async def work() -> list[list[int]]:
             places = asyncio.Semaphore(batch)
 
@@ -71,7 +71,7 @@ class _Guessing:
         with self._measured(way, remembers=False) as measured:
             return measured(self._loop.run(work()))
 
-    def search(self, prompts: Sequence[Prompt], seed: int, way: str = GUESSING) -> Solved:
+    def search(self, prompts: Sequence[Prompt], seed: int, way: str = SPECULATIVE) -> Solved:
         with self._measured(way, remembers=True) as measured:
             return measured([self._loop.run(self._tree(prompt, seed, place)) for place, prompt in enumerate(prompts)])
 
@@ -111,10 +111,10 @@ class _Guessing:
 
     def imitate(self, texts: list[list[int]], right: float) -> None:
         if right not in self._simulated:
-            drafter = _Knowing(right, self._core.model.info.vocab_size)
+            drafter = _SimulatedDrafter(right, self._core.model.info.vocab_size)
             self._simulated[right] = self._speculator(drafter, AdaptiveController(8, MAX_NODES))
-        self._ways[GUESSING] = speculator = self._simulated[right]
-        assert isinstance(speculator.drafter, _Knowing)
+        self._ways[SPECULATIVE] = speculator = self._simulated[right]
+        assert isinstance(speculator.drafter, _SimulatedDrafter)
         speculator.drafter.texts = texts
 
     @property
@@ -127,7 +127,7 @@ class _Guessing:
         self._engine._post(partial(speculator.reset, self._core.cache))
         return speculator
 
-    def _let_guess(self, speculator: Speculator | None, *, remembers: bool) -> None:
+    def _set_speculator(self, speculator: Speculator | None, *, remembers: bool) -> None:
         """Set the speculator of the next runs, or None for plain decoding, and empty the caches; recorded steps stay.
         ``remembers``: False to also reset the n-grams of earlier runs.
         """
@@ -138,7 +138,7 @@ class _Guessing:
 
     @contextmanager
     def _measured(self, way: str, *, remembers: bool) -> Iterator[Callable[[list[list[int]]], Solved]]:
-        self._engine._post(partial(self._let_guess, self._ways[way], remembers=remembers))
+        self._engine._post(partial(self._set_speculator, self._ways[way], remembers=remembers))
         self._loop.run(self._engine.clear_cache())  # the awaited call runs after the posted one
         before, start = self._core.stats, time.perf_counter()
 
@@ -150,7 +150,7 @@ class _Guessing:
         yield measured
 
 
-class _Knowing:
+class _SimulatedDrafter:
     """Simulated drafter without cost, which proposes each token of given texts correctly with a given probability."""
 
     kind = "simulated"
@@ -167,13 +167,13 @@ class _Knowing:
         pass
 
     def propose(self, wishes: Sequence[DraftRequest]) -> list[Draft]:
-        return [self._guess(wish.sequence, wish.depth) for wish in wishes]
+        return [self._draft(wish.sequence, wish.depth) for wish in wishes]
 
-    def _guess(self, sequence: GenerateSequence, depth: int) -> Draft:
+    def _draft(self, sequence: GenerateSequence, depth: int) -> Draft:
         done = len(sequence.generated)
-        coming = self.texts[sequence.branch.key][done : done + depth]
-        guesses = [one if self._noise.random() < self._right else (one + 1) % self._vocab for one in coming]
-        return Draft.chain(guesses, [self._right] * len(guesses))
+        correct = self.texts[sequence.branch.key][done : done + depth]
+        tokens = [token if self._noise.random() < self._right else (token + 1) % self._vocab for token in correct]
+        return Draft.chain(tokens, [self._right] * len(tokens))
 
     def observe_step(self, steps: Sequence[StepResult], hidden: Tensor) -> None:
         pass
@@ -185,9 +185,11 @@ class _Knowing:
         pass
 
 
-def load(folder: Path, threads: int, *, draft: str, always: int = 0, kv_tokens: int | None = None) -> _Guessing:
+def load(
+    folder: Path, threads: int, *, draft: str, always: int = 0, kv_tokens: int | None = None
+) -> _SpeculativeEngine:
     """Return the engine with the checkpoint loaded and a drafter by ``draft``, with a controller, and with ``always``
     draft tokens per step if not 0.
     """
     torch.set_num_threads(threads)
-    return _Guessing(folder, draft, always, kv_tokens)
+    return _SpeculativeEngine(folder, draft, always, kv_tokens)
