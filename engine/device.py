@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import get_args
 
 import torch
 from torch import Tensor
 
+from engine.protocol.options import Device, DType, KVDType
 from engine.protocol.types import EngineError
 
-DEVICES = ("auto", "cpu", "cuda")
-DTYPES = ("auto", "float32", "bfloat16")
 _KV_DTYPES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
-KV_DTYPES = ("auto", *_KV_DTYPES)
+KV_DTYPES: tuple[str, ...] = get_args(KVDType)
 _FP8_CAPABILITY = 8, 9
 """The first compute capability with float8."""
 
@@ -35,12 +35,12 @@ CPU = DeviceConfig(torch.device("cpu"), torch.float32, uses_gpu_kernels=False)
 
 
 def select_device(device: str, dtype: str, *, cpu_only_reason: str | None = None) -> DeviceConfig:
-    """Return the configuration for one of ``DEVICES`` and one of ``DTYPES``.
+    """Return the configuration for a ``Device`` and a ``DType`` (``engine.protocol.options``).
 
     ``cpu_only_reason``: why this model runs on the CPU alone, which ``auto`` then selects. Raises ``EngineError`` if
     the device does not exist or does not compute in that dtype.
     """
-    for value, choices, option in ((device, DEVICES, "device"), (dtype, DTYPES, "dtype")):
+    for value, choices, option in ((device, get_args(Device), "device"), (dtype, get_args(DType), "dtype")):
         if value not in choices:
             raise EngineError(f"{option} {value!r} is not supported; choose one of {', '.join(choices)}")
     if device == "cuda" and not torch.cuda.is_available():

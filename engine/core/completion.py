@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeVar
 
 from engine.protocol.types import Completion, Delta, FinishReason, ScoreResult
 from engine.scheduler.sequence import GenerateSequence, ScoreSequence
 from engine.text.detokenizer import earliest_stop_start, num_chars_to_hold
-
-_T = TypeVar("_T")
 
 Finish = tuple[FinishReason, str | int | None]
 """Finish reason, and the stop string or stop token that ended the branch, if one did."""
@@ -52,13 +49,18 @@ def take_delta(sequence: GenerateSequence) -> Delta | None:
     """Return the next text to stream of a running branch: whole characters that cannot become a stop string."""
     sequence.reader.advance()
     text = sequence.reader.text
-    return _delta(sequence, text[: len(text) - num_chars_to_hold(text, sequence.sampling.stop)])
+    text = text[: len(text) - num_chars_to_hold(text, sequence.sampling.stop)]
+    if len(text) <= sequence.num_chars_sent:
+        return None
+    delta = _remaining(sequence, text)
+    sequence.num_chars_sent = len(text)
+    sequence.num_tokens_sent = len(sequence.generated) - len(sequence.branch.generated)
+    return delta
 
 
 def build_completion(sequence: GenerateSequence, finish: Finish) -> tuple[Delta | None, Completion]:
     """Return the last delta of a finished branch, if it streams, and its completion."""
     finish_reason, stop = finish
-    tokens = sequence.new_tokens
     ended = finish_reason == "stop" and stop in sequence.eos
     text = sequence.reader.final(len(sequence.generated) - ended)
     if isinstance(stop, str) and not sequence.sampling.include_stop_str_in_output:
@@ -66,15 +68,15 @@ def build_completion(sequence: GenerateSequence, finish: Finish) -> tuple[Delta 
         text = text[: text.index(stop, earliest_stop_start(stop, sequence.num_chars_searched))]
     completion = Completion(
         index=sequence.index,
-        token_ids=tuple(tokens),
+        token_ids=tuple(sequence.new_tokens),
         text=text[sequence.text_start :],
         finish_reason=finish_reason,
         stop=stop,
         logprob=sequence.logprob,
         prompt_tokens=sequence.num_prefix_tokens,
         cached_tokens=sequence.num_cached or 0,
-        logprobs=_tuple(sequence.logprobs),
-        prompt_logprobs=_tuple(sequence.prompt_logprobs),
+        logprobs=None if sequence.logprobs is None else tuple(sequence.logprobs),
+        prompt_logprobs=None if sequence.prompt_logprobs is None else tuple(sequence.prompt_logprobs),
         drafted_tokens=sequence.num_drafted,
         accepted_tokens=sequence.num_accepted,
     )
@@ -93,24 +95,9 @@ def build_score_result(sequence: ScoreSequence, *, is_over_budget: bool) -> Scor
     )
 
 
-def _delta(sequence: GenerateSequence, text: str) -> Delta | None:
-    if len(text) <= sequence.num_chars_sent:
-        return None
-    delta = _remaining(sequence, text)
-    sequence.num_chars_sent, sequence.num_tokens_sent = (
-        len(text),
-        len(sequence.generated) - len(sequence.branch.generated),
-    )
-    return delta
-
-
 def _remaining(sequence: GenerateSequence, text: str) -> Delta:
     """Return the text and the tokens that were not streamed yet."""
     sent = sequence.num_tokens_sent
     logprobs = None if sequence.logprobs is None else tuple(sequence.logprobs[sent:])
     start = len(sequence.branch.generated) + sent
     return Delta(sequence.index, text[sequence.num_chars_sent :], tuple(sequence.generated[start:]), logprobs)
-
-
-def _tuple(values: list[_T] | None) -> tuple[_T, ...] | None:
-    return None if values is None else tuple(values)

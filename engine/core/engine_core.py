@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections import Counter, abc
+from collections import abc
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from engine.core.completion import (
 )
 from engine.core.loaded_model import LoadedModel
 from engine.core.model_setup import KVCapacity, keep_freed_memory, load_speculator, select_model_device
-from engine.core.recovery import MAX_UNEXPLAINED, FailureBisection, RequestFailed
+from engine.core.recovery import Recovery, RequestFailed
 from engine.core.stats import CoreStats
 from engine.device import select_kv_dtype
 from engine.models.load import load_model
@@ -74,13 +74,9 @@ class EngineCore:
         """Lower bound of all jobs' deadlines."""
         self._scheduled: list[tuple[Sequence, int]] = []
         """Work of the current step, for the analysis of a failure."""
-        self._suspects: FailureBisection | None = None
-        """Search for the job that made a step fail; while it runs, the scheduler has one group of jobs alone."""
-        self._unexplained: Counter[Job] = Counter()
-        """Failed steps of each job of which no single job was the cause."""
+        self._recovery = Recovery(name)
         self.timings = Timings()
-        self._generated = 0
-        self._scored = 0
+        self._generated, self._scored = 0, 0
         self._speculator = load_speculator(folder, model, options, context=self.model.info.context)
         try:
             self._start_empty()
@@ -90,7 +86,7 @@ class EngineCore:
 
     @property
     def can_change_threads(self) -> bool:
-        """True if the model runs on the CPU and its results may round differently with the number of threads."""
+        """True on the CPU if results may round differently with the number of threads."""
         return not self._device_config.uses_gpu_kernels and not self._options.deterministic
 
     @property
@@ -101,11 +97,10 @@ class EngineCore:
     @property
     def num_waiting(self) -> int:
         """Number of waiting sequences. May be read from another thread."""
-        suspects = self._suspects
-        if suspects is None:
-            return self._scheduler.num_waiting
-        held = sum(len(job.sequences) for job in tuple(self._jobs) if job not in suspects.group)
-        return self._scheduler.num_waiting + held
+        bisection, num_held = self._recovery.bisection, 0
+        if bisection is not None:
+            num_held = sum(len(job.sequences) for job in tuple(self._jobs) if job not in bisection.group)
+        return self._scheduler.num_waiting + num_held
 
     @property
     def stats(self) -> CoreStats:
@@ -121,8 +116,8 @@ class EngineCore:
             prompt_tokens=scheduler.prompt_tokens,
             cached_tokens=scheduler.cached_tokens,
             generated_tokens=self._generated,
-            drafted_tokens=0 if speculation is None else speculation.drafted,
-            accepted_tokens=0 if speculation is None else speculation.accepted,
+            drafted_tokens=speculation.drafted if speculation else 0,
+            accepted_tokens=speculation.accepted if speculation else 0,
             scored_tokens=self._scored,
             preemptions=scheduler.num_preemptions,
         )
@@ -147,19 +142,16 @@ class EngineCore:
         self._deadline = min(self._deadline, job.deadline)
         if job.lease is not None:
             self.cache.leases.touch(job.lease)
-        if self._suspects is None:
+        if self._recovery.bisection is None:
             self._scheduler.add(job)
 
     def cancel(self, chosen: Callable[[Job], bool], reason: FinishReason = "cancelled") -> None:
         """End jobs immediately: branches with the tokens that they have, score requests with an error."""
         for job in [job for job in self._jobs if chosen(job)]:
             self._scheduler.remove_job(job)
-            self._remove_job(job)
-            if any(isinstance(sequence, ScoreSequence) for sequence in job.sequences):
+            sequences = self._take_sequences(job)
+            if any(isinstance(sequence, ScoreSequence) for sequence in sequences):
                 job.sink(EngineError(f"score request {job.request_id!r} was {reason}"))
-            sequences, job.sequences = job.sequences, []
-            for sequence in sequences:
-                self._release_draft_state(sequence)
             try:
                 for sequence in sequences:
                     if isinstance(sequence, GenerateSequence):
@@ -173,7 +165,7 @@ class EngineCore:
         for job in self._jobs:
             job.sink(error)
         self._jobs.clear()
-        self._suspects = None
+        self._recovery.bisection = None
 
     def release(self, lease: str, tokens: abc.Sequence[int] | None = None) -> None:
         """End a lease, or release one branch of it; see ``EngineClient.release``."""
@@ -181,9 +173,8 @@ class EngineCore:
             self.cache.leases.prune(lease, tokens)
             return
         self.cache.leases.release(lease)
-        for job in self._jobs:
-            if job.lease == lease:
-                job.lease = None
+        for job in (job for job in self._jobs if job.lease == lease):
+            job.lease = None
 
     def clear_cache(self) -> None:
         """Drop every cached prefix that no running sequence uses."""
@@ -198,11 +189,7 @@ class EngineCore:
             raise RuntimeError("sequences wait or pages are held although there are no jobs")
 
     def step(self) -> None:
-        """Run one forward pass.
-
-        An exception empties the cache, whose state is unknown then, and the step's jobs are tried again in groups
-        (``FailureBisection``). A job that fails alone ends with the error; all others continue.
-        """
+        """Run one forward pass. An exception empties the cache, whose state is unknown (``engine.core.recovery``)."""
         now = time.monotonic()
         self._scheduled = []
         try:
@@ -213,9 +200,16 @@ class EngineCore:
             with torch.inference_mode():
                 self._advance(now)
         except Exception as error:
-            self._recover(error)
+            culprit, reason = self._recovery.record_failure(error, self._scheduled, self._jobs)
+            self._restart()
+            if culprit is not None:
+                self._fail(culprit, reason)
+            self._run_next_group()
         else:
-            self._finish_trial()
+            if self._recovery.bisection is not None and self._recovery.bisection.has_passed:
+                for job in self._recovery.bisection.group:
+                    self._scheduler.remove_job(job)
+                self._run_next_group()
 
     def _advance(self, started_at: float) -> None:
         schedule = self._scheduler.schedule()
@@ -225,10 +219,8 @@ class EngineCore:
         if not schedule.scheduled:
             return
         speculator = self._speculator
-        if speculator is not None and speculator.should_skip_step(len(schedule.scheduled)):
-            speculator = None
-        if speculator is None:
-            scheduled = [ScheduledSequence(*entry) for entry in schedule.scheduled]
+        if speculator is None or speculator.should_skip_step(len(schedule.scheduled)):
+            speculator, scheduled = None, [ScheduledSequence(*entry) for entry in schedule.scheduled]
         else:
             scheduled = speculator.add_drafts(schedule.scheduled, self._options.step_tokens)
         batch, rows, scheduled = build_batch(scheduled, self.cache, self.model.config.attention[0])
@@ -236,8 +228,8 @@ class EngineCore:
         only_needed_rows = speculator is None or speculator.drafter.hidden_state_needs is HiddenStateNeeds.NONE
         read = rows_needed(scheduled) if only_needed_rows else None
         hidden = self._forward(batch, rows, read)
-        fused_sampler = self._forward.fused_sampler
-        sampled = sample_and_score(scheduled, read, hidden, self.model.decoder, fused_sampler, self._sampler)
+        decoder, fused_sampler = self.model.decoder, self._forward.fused_sampler
+        sampled = sample_and_score(scheduled, read, hidden, decoder, fused_sampler, self._sampler)
         self._commit(scheduled, started_at)
         outcomes = self._append_sampled_tokens(sampled)
         if speculator is not None:
@@ -261,10 +253,7 @@ class EngineCore:
                     raise RequestFailed(sequence.job) from error
 
     def _advance_computed(self, sequence: Sequence, num_tokens: int) -> bool:
-        """Count ``num_tokens`` more tokens as computed; return whether the sequence's prefix is complete now.
-
-        Full pages, and the last page of the prefix, become shareable.
-        """
+        """Count more tokens as computed and share full pages; return True if they complete the sequence's prefix."""
         page_size = self.cache.page_size
         before, sequence.num_computed = sequence.num_computed, sequence.num_computed + num_tokens
         completes_prefix = before < sequence.num_prefix_tokens <= sequence.num_computed
@@ -351,68 +340,32 @@ class EngineCore:
         self._release_draft_state(sequence)
         sequence.job.sequences.remove(sequence)
         if not sequence.job.sequences:
-            self._remove_job(sequence.job)
-
-    def _remove_job(self, job: Job) -> None:
-        self._jobs.remove(job)
-        self._unexplained.pop(job, None)
+            self._jobs.remove(sequence.job)
 
     def _release_draft_state(self, sequence: Sequence) -> None:
         if self._speculator is not None and isinstance(sequence, GenerateSequence):
             self._speculator.release(sequence)
 
-    def _recover(self, error: Exception) -> None:
-        """Empty the cache after a failed step; fail the job that caused it, if known, and restart the others."""
-        culprit: Job | None = None
-        if isinstance(error, RequestFailed) and isinstance(error.__cause__, Exception):
-            culprit, error = error.job, error.__cause__
-        suspects, work = self._suspects, self._scheduled
-        if suspects is None:
-            _log.error("a step of model %s failed", self.model.info.id, exc_info=error)
-            if culprit is None:
-                self._suspects = FailureBisection(work, self._jobs, repr(error))
-        else:
-            _log.warning("a step of model %s failed again, with fewer requests: %r", self.model.info.id, error)
-            culprit = suspects.record_failure(work, culprit)
-        self._restart()
-        if culprit is not None:
-            self._fail(culprit, repr(error))
-        self._next_trial()
-
-    def _finish_trial(self) -> None:
-        """Continue with the next group of suspects once the current one has passed."""
-        if self._suspects is not None and self._suspects.has_passed:
-            for job in self._suspects.group:
-                self._scheduler.remove_job(job)
-            self._next_trial()
-
-    def _next_trial(self) -> None:
-        """Schedule the next group of suspects, or all jobs if there is none left."""
-        suspects = self._suspects
-        if suspects is None or not suspects.start_next_group():
-            self._suspects = None
-            if suspects is not None and not suspects.found_culprit:
-                self._excuse(suspects)
-        for job in self._jobs if self._suspects is None else self._suspects.group:
+    def _run_next_group(self) -> None:
+        """Schedule the next jobs to try after a failed step; all jobs once its cause is known or given up."""
+        for job, reason in self._recovery.start_next_group():
+            self._fail(job, reason)
+        for job in self._jobs if self._recovery.bisection is None else self._recovery.bisection.group:
             self._scheduler.add(job)
-
-    def _excuse(self, suspects: FailureBisection) -> None:
-        """Continue the jobs of a failure that no single job caused, up to ``MAX_UNEXPLAINED`` times each."""
-        alive = [job for job in suspects.jobs if job.sequences]
-        _log.warning("none of %d requests failed alone: they continue", len(alive))
-        for job in alive:
-            self._unexplained[job] += 1
-            if self._unexplained[job] > MAX_UNEXPLAINED:
-                self._fail(job, suspects.reason)
 
     def _fail(self, job: Job, reason: str) -> None:
         """End a job that is not running with an error."""
         _log.error("request %s of model %s fails: %s", job.request_id, self.model.info.id, reason)
-        self._remove_job(job)
+        self._take_sequences(job)
+        job.sink(EngineError(f"the engine failed while processing this request: {reason}"))
+
+    def _take_sequences(self, job: Job) -> list[Sequence]:
+        """Remove a job that is not scheduled; return its unfinished sequences."""
+        self._jobs.remove(job)
         sequences, job.sequences = job.sequences, []
         for sequence in sequences:
             self._release_draft_state(sequence)
-        job.sink(EngineError(f"the engine failed while processing this request: {reason}"))
+        return sequences
 
     def _restart(self) -> None:
         """Empty the cache and unschedule every job."""

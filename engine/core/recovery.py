@@ -1,4 +1,4 @@
-"""Bisection of a failed step: find the request that makes it fail.
+"""Recovery from a failed step: find the request that makes it fail, and continue the others.
 
 The jobs of a failed step are tried again apart from all others, in halves of halves, until one fails alone. A job
 starts again from its tokens, as after a preemption, so a job that passes loses only time. Of ``n`` jobs with one
@@ -6,9 +6,12 @@ culprit about ``2 log2 n`` groups are tried, which compute each context about tw
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 
 from engine.scheduler.sequence import Job, Sequence
+
+_log = logging.getLogger(__name__)
 
 MAX_UNEXPLAINED = 8
 """Maximum number of failed steps that a job survives although no job failed alone, such as for lack of memory."""
@@ -85,3 +88,46 @@ class FailureBisection:
         """Add two halves as groups, or one group for a single job, so that no job fails without having failed alone."""
         middle = len(jobs) // 2
         self._groups += [jobs[middle:], jobs[:middle]]
+
+
+class Recovery:
+    """The jobs to try after failed steps of a model."""
+
+    def __init__(self, model: str) -> None:
+        self.bisection: FailureBisection | None = None
+        """Search for the job that made a step fail; while it runs, the scheduler has one group of jobs alone."""
+        self._model = model
+
+    def record_failure(self, error: Exception, work: StepWork, jobs: Iterable[Job]) -> tuple[Job | None, str]:
+        """Record a failed step; return the job that caused it, if it is known, and the reason.
+
+        ``work`` and ``jobs``: as for ``FailureBisection``.
+        """
+        culprit: Job | None = None
+        if isinstance(error, RequestFailed) and isinstance(error.__cause__, Exception):
+            culprit, error = error.job, error.__cause__
+        if self.bisection is not None:
+            _log.warning("a step of model %s failed again, with fewer requests: %r", self._model, error)
+            culprit = self.bisection.record_failure(work, culprit)
+        else:
+            _log.error("a step of model %s failed", self._model, exc_info=error)
+            if culprit is None:
+                self.bisection = FailureBisection(work, jobs, repr(error))
+        return culprit, repr(error)
+
+    def start_next_group(self) -> list[tuple[Job, str]]:
+        """Start the next group of the bisection, or end it. Return the jobs to fail, with the reason.
+
+        If no job failed alone, each continues up to ``MAX_UNEXPLAINED`` times.
+        """
+        bisection = self.bisection
+        if bisection is None or bisection.start_next_group():
+            return []
+        self.bisection = None
+        if bisection.found_culprit:
+            return []
+        alive = [job for job in bisection.jobs if job.sequences]
+        _log.warning("none of %d requests failed alone: they continue", len(alive))
+        for job in alive:
+            job.num_unexplained_failures += 1
+        return [(job, bisection.reason) for job in alive if job.num_unexplained_failures > MAX_UNEXPLAINED]

@@ -25,3 +25,8 @@ class CoreStats:
     """Draft tokens that were accepted, each of which saved a step."""
     scored_tokens: int
     preemptions: int
+
+    @property
+    def hit_rate(self) -> float:
+        """Cached share of prompt tokens."""
+        return self.cached_tokens / max(self.prompt_tokens, 1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 Device = Literal["auto", "cpu", "cuda"]
 DType = Literal["auto", "float32", "bfloat16"]
@@ -50,19 +50,19 @@ class EngineOptions:
     )
     """Without it, results depend on the batch and on the cache by rounding only (about 1e-6 of a logit)."""
     device: str = _option(
-        "auto", str, "The device that computes models; auto is a GPU if there is one", choices=("auto", "cpu", "cuda")
+        "auto", str, "The device that computes models; auto is a GPU if there is one", choices=get_args(Device)
     )
     dtype: str = _option(
         "auto",
         str,
         "The dtype of weights, keys and values; auto is bfloat16 on a GPU, and float32 on a CPU, which has no other",
-        choices=("auto", "float32", "bfloat16"),
+        choices=get_args(DType),
     )
     kv_dtype: str = _option(
         "auto",
         str,
         "The dtype of the KV cache; int8 and fp8 keep two to four times as many tokens; auto is the dtype",
-        choices=("auto", "int8", "fp8"),
+        choices=get_args(KVDType),
     )
     """8 bits (``fp8`` is e4m3) have a scale for each token and head.
 

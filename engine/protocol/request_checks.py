@@ -12,8 +12,8 @@ _WORD = range(-(1 << 63), 1 << 64)
 """Valid seeds and keys: 64-bit words, signed or not."""
 MAX_TOP_K = (1 << 31) - 1
 """The kernels hold it in a signed 32-bit word. A value above the size of the vocabulary has no effect."""
-MAX_TEMPERATURE = 1000.0
-MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY = 0.001, 1000.0
+MAX_TEMPERATURE = 1000
+MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY = 0.001, 1000
 """Outside of these bounds logits would overflow float32."""
 MAX_LOGIT_BIASES = 1024
 MAX_SECONDS = 1e9
@@ -22,6 +22,15 @@ MAX_PRIORITY = (1 << 31) - 1
 MAX_LOGPROBS = 20
 MAX_STOPS = 64
 MAX_STOP_LENGTH = 256
+
+_SAMPLING_LIMITS = {
+    "temperature": (0, MAX_TEMPERATURE),
+    "top_k": (0, MAX_TOP_K),
+    "min_p": (0, 1),
+    "repetition_penalty": (MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY),
+    "presence_penalty": (-2, 2),
+    "frequency_penalty": (-2, 2),
+}
 
 
 def check_generate(request: GenerateRequest, model: ModelInfo, max_branches: int) -> None:
@@ -33,18 +42,10 @@ def check_generate(request: GenerateRequest, model: ModelInfo, max_branches: int
     check_tokens(request.prompt, model, "prompt")
     if not 1 <= len(request.branches) <= max_branches:
         raise InvalidRequest(f"{len(request.branches)} branches; there may be 1 to {max_branches}", "branches")
+    min_tokens = 1 if request.sampling.prompt_logprobs is None else 0
     for branch in request.branches:
         check_tokens(branch.generated, model, "branches.generated")
-        min_tokens = 1 if request.sampling.prompt_logprobs is None else 0
-        if branch.max_tokens < min_tokens:
-            exception = "" if min_tokens == 0 else " (0 is for prompt_logprobs)"
-            raise InvalidRequest(
-                f"max_tokens is {branch.max_tokens}; it must be at least {min_tokens}{exception}", "max_tokens"
-            )
-        if branch.max_tokens > model.context:
-            raise InvalidRequest(
-                f"max_tokens is {branch.max_tokens}; the context has {model.context} tokens", "max_tokens"
-            )
+        _check_range("max_tokens", branch.max_tokens, min_tokens, model.context)
         if branch.seed not in _WORD or branch.key not in _WORD:
             raise InvalidRequest("seed and key must fit into 64 bits", "seed" if branch.seed not in _WORD else "key")
         length = len(request.prompt) + len(branch.generated)
@@ -70,12 +71,8 @@ def check_score(request: ScoreRequest, model: ModelInfo, max_items: int) -> None
             f"model {model.id!r} is a language model; token_ids must name the logits to read", "token_ids"
         )
     check_tokens(request.token_ids, model, "token_ids")
-    if len(request.items) > max_items:
-        raise InvalidRequest(f"{len(request.items)} items; there may be at most {max_items}", "items")
-    if request.max_compute is not None and not 0 <= request.max_compute <= MAX_COMPUTE:
-        raise InvalidRequest(
-            f"max_compute is {request.max_compute}; it must be between 0 and {MAX_COMPUTE}", "max_compute"
-        )
+    _check_count("items", len(request.items), max_items)
+    _check_range("max_compute", request.max_compute, 0, MAX_COMPUTE)
     _check_service(request)
     for item in request.items:
         if not item.read:
@@ -92,58 +89,37 @@ def check_tokens(tokens: Sequence[int], model: ModelInfo, field: str) -> None:
         raise InvalidRequest(f"{field} has a token id outside 0 to {model.vocab_size - 1}", field)
 
 
+def _check_range(field: str, value: float | None, low: float, high: float) -> None:
+    if value is not None and not low <= value <= high:
+        raise InvalidRequest(f"{field} is {value}; it must be between {low} and {high}", field)
+
+
+def _check_count(field: str, count: int, max_count: int) -> None:
+    if count > max_count:
+        raise InvalidRequest(f"{field} has {count} entries; there may be at most {max_count}", field)
+
+
 def _check_service(request: GenerateRequest | ScoreRequest) -> None:
-    if not -MAX_PRIORITY <= request.priority <= MAX_PRIORITY:
-        raise InvalidRequest(
-            f"priority is {request.priority}; it must be between -{MAX_PRIORITY} and {MAX_PRIORITY}", "priority"
-        )
+    _check_range("priority", request.priority, -MAX_PRIORITY, MAX_PRIORITY)
     for field, name in (("lease", request.lease), ("cache_salt", request.cache_salt)):
         if name is not None and not 1 <= len(name) <= _MAX_NAME_LENGTH:
             raise InvalidRequest(f"{field} has {len(name)} characters; it must have 1 to {_MAX_NAME_LENGTH}", field)
 
 
 def _check_sampling(sampling: SamplingParams, model: ModelInfo) -> None:
-    if not 0 <= sampling.temperature <= MAX_TEMPERATURE:
-        raise InvalidRequest(
-            f"temperature is {sampling.temperature}; it must be between 0 and {MAX_TEMPERATURE:g}", "temperature"
-        )
-    if not 0 <= sampling.top_k <= MAX_TOP_K:
-        raise InvalidRequest(f"top_k is {sampling.top_k}; it must be between 0 (off) and {MAX_TOP_K}", "top_k")
+    for name, limits in _SAMPLING_LIMITS.items():
+        _check_range(name, getattr(sampling, name), *limits)
     if not 0 < sampling.top_p <= 1:
         raise InvalidRequest(f"top_p is {sampling.top_p}; it must be above 0 and at most 1", "top_p")
-    if not 0 <= sampling.min_p <= 1:
-        raise InvalidRequest(f"min_p is {sampling.min_p}; it must be between 0 and 1", "min_p")
-    _check_penalties(sampling, model)
-    for name, count in (("logprobs", sampling.logprobs), ("prompt_logprobs", sampling.prompt_logprobs)):
-        if count is not None and not 0 <= count <= min(MAX_LOGPROBS, model.vocab_size):
-            raise InvalidRequest(f"{name} is {count}; it must be between 0 and {MAX_LOGPROBS}", name)
-    if len(sampling.stop) > MAX_STOPS:
-        raise InvalidRequest(f"{len(sampling.stop)} stop strings; there may be at most {MAX_STOPS}", "stop")
-    if not all(1 <= len(stop) <= MAX_STOP_LENGTH for stop in sampling.stop):
-        raise InvalidRequest(f"a stop string must have 1 to {MAX_STOP_LENGTH} characters", "stop")
-    if len(sampling.stop_token_ids) > model.vocab_size:
-        raise InvalidRequest(f"there are only {model.vocab_size} different tokens", "stop_token_ids")
-    check_tokens(sampling.stop_token_ids, model, "stop_token_ids")
-
-
-def _check_penalties(sampling: SamplingParams, model: ModelInfo) -> None:
-    if not MIN_REPETITION_PENALTY <= sampling.repetition_penalty <= MAX_REPETITION_PENALTY:
-        raise InvalidRequest(
-            f"repetition_penalty is {sampling.repetition_penalty}; it must be between {MIN_REPETITION_PENALTY:g} and "
-            f"{MAX_REPETITION_PENALTY:g}",
-            "repetition_penalty",
-        )
-    for name in ("presence_penalty", "frequency_penalty"):
-        if not -2 <= getattr(sampling, name) <= 2:
-            raise InvalidRequest(f"{name} is {getattr(sampling, name)}; it must be between -2 and 2", name)
-    if len(sampling.logit_bias) > MAX_LOGIT_BIASES:
-        raise InvalidRequest(
-            f"{len(sampling.logit_bias)} biases; there may be at most {MAX_LOGIT_BIASES}", "logit_bias"
-        )
+    _check_range("min_tokens", sampling.min_tokens, 0, model.context)
+    for name in ("logprobs", "prompt_logprobs"):
+        _check_range(name, getattr(sampling, name), 0, min(MAX_LOGPROBS, model.vocab_size))
+    _check_count("logit_bias", len(sampling.logit_bias), MAX_LOGIT_BIASES)
     check_tokens([token for token, _ in sampling.logit_bias], model, "logit_bias")
     if not all(-100 <= bias <= 100 for _, bias in sampling.logit_bias):
         raise InvalidRequest("a bias must be between -100 and 100", "logit_bias")
-    if not 0 <= sampling.min_tokens <= model.context:
-        raise InvalidRequest(
-            f"min_tokens is {sampling.min_tokens}; it must be between 0 and the context's {model.context}", "min_tokens"
-        )
+    _check_count("stop", len(sampling.stop), MAX_STOPS)
+    if not all(1 <= len(stop) <= MAX_STOP_LENGTH for stop in sampling.stop):
+        raise InvalidRequest(f"a stop string must have 1 to {MAX_STOP_LENGTH} characters", "stop")
+    _check_count("stop_token_ids", len(sampling.stop_token_ids), model.vocab_size)
+    check_tokens(sampling.stop_token_ids, model, "stop_token_ids")

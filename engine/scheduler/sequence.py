@@ -46,6 +46,8 @@ class Job:
     admissions_at_arrival: int = 0
     """Number of sequences that the scheduler had admitted when the job arrived."""
     arrived_at: float = field(default_factory=time.monotonic)
+    num_unexplained_failures: int = 0
+    """Number of failed steps of which no single job was the cause."""
 
 
 @dataclass(eq=False, slots=True, kw_only=True)

@@ -50,16 +50,14 @@ class Timings:
         """Number of requests by kind: ``generate`` or ``score``."""
 
     def record_start(self, sequence: Sequence, now: float) -> None:
-        """Record that a sequence runs; only its first time counts."""
-        if sequence.started_at is None:
-            sequence.started_at = now
-            self.queue.observe(now - sequence.job.arrived_at)
+        """Record that a sequence runs for the first time."""
+        sequence.started_at = now
+        self.queue.observe(now - sequence.job.arrived_at)
 
     def record_token(self, sequence: GenerateSequence, now: float) -> None:
-        """Record that a branch has a new token; only its first one counts."""
-        if sequence.first_token_at is None:
-            sequence.first_token_at = now
-            self.first_token.observe(now - sequence.job.arrived_at)
+        """Record that a branch has its first new token."""
+        sequence.first_token_at = now
+        self.first_token.observe(now - sequence.job.arrived_at)
 
     def record_finish(self, sequence: GenerateSequence, reason: FinishReason, now: float) -> None:
         """Record a finished branch."""

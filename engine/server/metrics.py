@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from engine.core.local_engine import LocalEngine
 
+_Table = Mapping[str, tuple[str, str]]
+"""Name and help of a metric by the attribute that it reports."""
+_Sources = Sequence[tuple[list[str], object]]
+"""Values of the labels, and the object with these attributes."""
+
 _GAUGES = {
-    "running": "Sequences that run.",
-    "waiting": "Sequences that wait for memory or a place.",
-    "kv_tokens": "Slots of the key-value pool in use, cached prefixes included.",
-    "kv_capacity": "Slots of the key-value pool.",
-    "pinned_tokens": "Slots of the key-value pool that leases pin.",
-    "leases": "Leases that pin anything.",
+    "running": ("running", "Sequences that run."),
+    "waiting": ("waiting", "Sequences that wait for memory or a place."),
+    "kv_tokens": ("kv_tokens", "Slots of the key-value pool in use, cached prefixes included."),
+    "kv_capacity": ("kv_capacity", "Slots of the key-value pool."),
+    "pinned_tokens": ("pinned_tokens", "Slots of the key-value pool that leases pin."),
+    "leases": ("leases", "Leases that pin anything."),
+    "hit_rate": ("hit_rate", "Cached share of prompt tokens."),
 }
 _COUNTERS = {
-    "prompt_tokens": "Tokens of admitted sequences.",
-    "cached_tokens": "Those of them that the prefix cache had.",
-    "generated_tokens": "Tokens sampled.",
-    "scored_tokens": "Tokens forwarded for score requests.",
-    "preemptions": "Sequences that lost their pages and started again.",
+    "prompt_tokens": ("prompt_tokens", "Tokens of admitted sequences."),
+    "cached_tokens": ("cached_tokens", "Those of them that the prefix cache had."),
+    "generated_tokens": ("generated_tokens", "Tokens sampled."),
+    "scored_tokens": ("scored_tokens", "Tokens forwarded for score requests."),
+    "preemptions": ("preemptions", "Sequences that lost their pages and started again."),
 }
 _SPECULATION_COUNTERS = {
     "drafted": ("drafted_tokens", "Draft tokens verified."),
@@ -48,46 +54,14 @@ class EngineCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Yield one metric family per value, labelled by model."""
-        stats = self._engine.stats()
-        for name, text in _GAUGES.items():
-            gauge = GaugeMetricFamily(f"reasoner_engine_{name}", text, labels=["model"])
-            for model, numbers in stats.items():
-                gauge.add_metric([model], getattr(numbers, name))
-            yield gauge
-        hits = GaugeMetricFamily("reasoner_engine_hit_rate", "Cached share of prompt tokens.", labels=["model"])
-        for model, numbers in stats.items():
-            hits.add_metric([model], numbers.cached_tokens / max(numbers.prompt_tokens, 1))
-        yield hits
-        for name, text in _COUNTERS.items():
-            counter = CounterMetricFamily(f"reasoner_engine_{name}", text, labels=["model"])
-            for model, numbers in stats.items():
-                counter.add_metric([model], getattr(numbers, name))
-            yield counter
-        yield from self._collect_speculation()
-        yield from self._collect_timings()
-
-    def _collect_speculation(self) -> Iterator[Metric]:
-        all_stats, labels = self._engine.speculation_stats(), ["model", "drafter"]
-        for name, (unit, text) in _SPECULATION_COUNTERS.items():
-            counter = CounterMetricFamily(f"reasoner_engine_{unit}", text, labels=labels)
-            for model, stats in all_stats.items():
-                counter.add_metric([model, stats.drafter], getattr(stats, name))
-            yield counter
-        for name, (unit, text) in _SPECULATION_HISTOGRAMS.items():
-            histogram = HistogramMetricFamily(f"reasoner_engine_{unit}", text, labels=labels)
-            for model, stats in all_stats.items():
-                counted = getattr(stats, name)
-                histogram.add_metric([model, stats.drafter], counted.cumulative(), counted.total)
-            yield histogram
-
-    def _collect_timings(self) -> Iterator[Metric]:
+        stats = [([model], numbers) for model, numbers in self._engine.stats().items()]
+        yield from _families(GaugeMetricFamily, _GAUGES, stats)
+        yield from _families(CounterMetricFamily, _COUNTERS, stats)
+        drafting = [([model, numbers.drafter], numbers) for model, numbers in self._engine.speculation_stats().items()]
+        yield from _families(CounterMetricFamily, _SPECULATION_COUNTERS, drafting, "drafter")
+        yield from _families(HistogramMetricFamily, _SPECULATION_HISTOGRAMS, drafting, "drafter")
         timings = self._engine.timings()
-        for name, (unit, text) in _HISTOGRAMS.items():
-            histogram = HistogramMetricFamily(f"reasoner_engine_{unit}", text, labels=["model"])
-            for model, times in timings.items():
-                counted = getattr(times, name)
-                histogram.add_metric([model], counted.cumulative(), counted.total)
-            yield histogram
+        yield from _families(HistogramMetricFamily, _HISTOGRAMS, [([model], times) for model, times in timings.items()])
         finished = CounterMetricFamily("reasoner_engine_finished", "Branches that ended.", labels=["model", "reason"])
         requests = CounterMetricFamily("reasoner_engine_requests", "Requests taken.", labels=["model", "kind"])
         for model, times in timings.items():
@@ -97,3 +71,20 @@ class EngineCollector(Collector):
                 requests.add_metric([model, kind], count)
         yield finished
         yield requests
+
+
+def _families(
+    family_type: type[GaugeMetricFamily | CounterMetricFamily | HistogramMetricFamily],
+    table: _Table,
+    sources: _Sources,
+    *labels: str,
+) -> Iterator[Metric]:
+    for attribute, (name, text) in table.items():
+        family = family_type(f"reasoner_engine_{name}", text, labels=["model", *labels])
+        for label_values, source in sources:
+            value = getattr(source, attribute)
+            if isinstance(family, HistogramMetricFamily):
+                family.add_metric(label_values, value.cumulative(), value.total)
+            else:
+                family.add_metric(label_values, value)
+        yield family

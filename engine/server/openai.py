@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import asdict, dataclass
 
@@ -13,7 +13,6 @@ from anyio import CancelScope
 
 from engine.protocol.types import Completion, EngineError, Events, GenerateRequest, TokenLogprob
 from engine.protocol.wire import Json, error_to_json
-from engine.server.openai_logprobs import logprobs_object, prompt_logprobs
 from engine.server.schema import CompletionBody
 from engine.text.tokenizer import Tokenizer
 
@@ -61,7 +60,7 @@ async def build_response(call: CompletionCall, events: Events) -> Json:
         choice["text"] = call.echo(completion.index) + choice["text"]
         choice["logprobs"] = _logprobs(call, completion, prompt)
         if call.body.prompt_logprobs is not None and prompt is not None:
-            choice["prompt_logprobs"] = prompt_logprobs(call.name, prompt)
+            choice["prompt_logprobs"] = _prompt_logprobs(call.name, prompt)
         if call.body.return_token_ids:
             choice["prompt_token_ids"] = call.prompt(completion.index)[0].prompt
         choices.append(choice)
@@ -99,7 +98,7 @@ async def _openai_events(call: CompletionCall, events: Events) -> AsyncGenerator
                 choice: Json = {"index": event.index, "text": text, "finish_reason": None, "logprobs": None}
                 if event.logprobs is not None:
                     start = offsets[event.index]
-                    choice["logprobs"] = logprobs_object(call.name, event.token_ids, event.logprobs, start)
+                    choice["logprobs"] = _logprobs_object(call.name, event.token_ids, event.logprobs, start)
                     offsets[event.index] += sum(len(name) for name in choice["logprobs"]["tokens"])
                 if body.return_token_ids:
                     choice["token_ids"] = event.token_ids
@@ -164,7 +163,45 @@ def _logprobs(
     found: Sequence[TokenLogprob | None] = completion.logprobs
     if call.body.echo and prompt is not None:
         tokens, found = call.prompt(completion.index)[0].prompt + tokens, (*prompt, *found)
-    return logprobs_object(call.name, tokens, found)
+    return _logprobs_object(call.name, tokens, found)
+
+
+def _logprobs_object(
+    name: Callable[[int], str], tokens: Sequence[int], logprobs: Sequence[TokenLogprob | None], start: int = 0
+) -> Json:
+    """Return OpenAI's ``logprobs`` of a choice. ``start``: the number of characters before the first of the tokens.
+
+    ``top_logprobs`` includes the token itself besides the most likely ones. The first token of a prompt has ``null``
+    for both.
+    """
+    names = [name(token) for token in tokens]
+    offsets = []
+    for text in names:
+        offsets.append(start)
+        start += len(text)
+    return {
+        "tokens": names,
+        "token_logprobs": [None if token is None else token.logprob for token in logprobs],
+        "top_logprobs": [None if token is None else _top_logprobs(name, token) for token in logprobs],
+        "text_offset": offsets,
+    }
+
+
+def _prompt_logprobs(name: Callable[[int], str], logprobs: Sequence[TokenLogprob | None]) -> list[Json | None]:
+    """Return vLLM's ``prompt_logprobs``: for each token but the first, itself and the most likely ones by id."""
+    return [
+        None
+        if position is None
+        else {
+            str(token): {"logprob": logprob, "decoded_token": name(token)}
+            for token, logprob in ((position.token_id, position.logprob), *position.top)
+        }
+        for position in logprobs
+    ]
+
+
+def _top_logprobs(name: Callable[[int], str], own: TokenLogprob) -> dict[str, float]:
+    return {name(token): logprob for token, logprob in (*own.top, (own.token_id, own.logprob))}
 
 
 def _envelope(call: CompletionCall, choices: list[Json]) -> Json:

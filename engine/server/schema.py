@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
+from dataclasses import fields
 from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
@@ -20,7 +21,7 @@ from engine.protocol.request_checks import (
     MAX_TOP_K,
     MIN_REPETITION_PENALTY,
 )
-from engine.protocol.types import Branch, GenerateRequest, SamplingParams, ScoreItem, ScoreRequest
+from engine.protocol.types import Branch, GenerateRequest, SamplingParams, ScoreItem, ScoreRequest, Tokens
 
 MAX_BRANCHES = 256
 """The maximum number of branches of one prompt, as ``n`` or as ``branches``."""
@@ -171,40 +172,31 @@ class CompletionBody(_Body):
         prompt_logprobs = self.prompt_logprobs
         if self.echo and (self.logprobs is not None or self.max_tokens == 0):
             prompt_logprobs = max(prompt_logprobs or 0, self.logprobs or 0)
+        stop_stays = self.include_stop_str_in_output
+        values = {field.name: getattr(self, field.name) for field in fields(SamplingParams)}
         return SamplingParams(
-            temperature=self.temperature,
-            top_k=max(self.top_k, 0),
-            top_p=self.top_p,
-            min_p=self.min_p,
-            repetition_penalty=self.repetition_penalty,
-            presence_penalty=self.presence_penalty,
-            frequency_penalty=self.frequency_penalty,
-            logit_bias=tuple((int(token), bias) for token, bias in self.logit_bias.items()),
-            min_tokens=self.min_tokens,
-            stop=(self.stop,) if isinstance(self.stop, str) else tuple(self.stop),
-            include_stop_str_in_output=(
-                self.stream_choices if self.include_stop_str_in_output is None else self.include_stop_str_in_output
-            ),
-            stop_token_ids=tuple(self.stop_token_ids),
-            ignore_eos=self.ignore_eos,
-            logprobs=self.logprobs,
-            prompt_logprobs=prompt_logprobs,
+            **values
+            | {
+                "top_k": max(self.top_k, 0),
+                "logit_bias": tuple((int(token), bias) for token, bias in self.logit_bias.items()),
+                "stop": (self.stop,) if isinstance(self.stop, str) else tuple(self.stop),
+                "include_stop_str_in_output": self.stream_choices if stop_stays is None else stop_stays,
+                "stop_token_ids": tuple(self.stop_token_ids),
+                "prompt_logprobs": prompt_logprobs,
+            }
         )
 
-    def to_requests(self, prompts: Sequence[tuple[int, ...]]) -> list[GenerateRequest]:
+    def to_requests(self, prompts: Sequence[Tokens]) -> list[GenerateRequest]:
         """Return one request per tokenized prompt, all with one id. Without a seed, each call samples differently."""
         seed = secrets.randbits(63) if self.seed is None else self.seed
         request_id = self.request_id or f"cmpl-{secrets.token_hex(12)}"
-        return [self._to_request(request_id, seed, place, prompt) for place, prompt in enumerate(prompts)]
+        return [self._to_request(request_id, seed, index, prompt) for index, prompt in enumerate(prompts)]
 
-    def _to_request(self, request_id: str, seed: int, place: int, prompt: tuple[int, ...]) -> GenerateRequest:
-        keys = range(place * self.width, (place + 1) * self.width)
-        branches = [Branch(seed=seed, key=key, max_tokens=self.max_tokens) for key in keys]
+    def _to_request(self, request_id: str, seed: int, index: int, prompt: Tokens) -> GenerateRequest:
+        keys = range(index * self.width, (index + 1) * self.width)
+        branches = [Branch(seed, key, self.max_tokens) for key in keys]
         if self.branches is not None:
-            branches = [
-                Branch(seed=body.seed, key=body.key, max_tokens=body.max_tokens, generated=tuple(body.generated))
-                for body in self.branches
-            ]
+            branches = [Branch(body.seed, body.key, body.max_tokens, tuple(body.generated)) for body in self.branches]
         return GenerateRequest(
             request_id,
             self.model,
@@ -225,6 +217,10 @@ class ItemBody(_Body):
     parts: list[_Text | list[int]]
     read: Annotated[list[int], Field(min_length=1)]
 
+    def to_item(self) -> ScoreItem:
+        parts = tuple(part if isinstance(part, str) else tuple(part) for part in self.parts)
+        return ScoreItem(parts, tuple(self.read))
+
 
 class ScoreBody(_Body):
     """``POST /v1/score``."""
@@ -240,18 +236,11 @@ class ScoreBody(_Body):
 
     def to_request(self) -> ScoreRequest:
         """Return the request for the engine."""
-        items = [
-            ScoreItem(
-                parts=tuple(part if isinstance(part, str) else tuple(part) for part in item.parts),
-                read=tuple(item.read),
-            )
-            for item in self.items
-        ]
         request_id = self.request_id or f"score-{secrets.token_hex(12)}"
         return ScoreRequest(
             request_id,
             self.model,
-            tuple(items),
+            tuple(item.to_item() for item in self.items),
             tuple(self.token_ids),
             self.max_compute,
             priority=self.priority,

@@ -246,7 +246,7 @@ def test_a_step_that_fails_once_changes_no_result(
         with monkeypatch.context() as patch:
             patch.setattr("engine.core.engine_core.sample_and_score", lambda *_: 1 / 0)
             harness.core.step()
-        while harness.core._suspects is not None:
+        while harness.core._recovery.bisection is not None:
             harness.core.step()
     harness.run()
     for events, plain in zip(heard, without[False], strict=True):
@@ -282,9 +282,9 @@ def test_requests_that_fail_only_together_are_retried_up_to_a_limit(
     lasting = [harness.submit(generate(SHARED, [Branch(1, 1, 60)], ignore_eos=True)) for _ in range(2)]
     failures = 0
     while harness.core.has_work:
-        before = harness.core._suspects
+        before = harness.core._recovery.bisection
         harness.core.step()
-        failures += before is None and harness.core._suspects is not None
+        failures += before is None and harness.core._recovery.bisection is not None
     assert failures == MAX_UNEXPLAINED + 1
     for events in lasting:
         [error] = events
@@ -299,7 +299,7 @@ def test_requests_that_arrive_or_are_cancelled_during_bisection_are_served(
     bad = harness.submit(poisoned())
     fail_in_law(harness, harness.core._jobs[-1], 0, monkeypatch)
     harness.core.step()
-    assert harness.core._suspects is not None
+    assert harness.core._recovery.bisection is not None
     waiting = sum(len(request.branches) for request in HEALTHY[2:4]) + 2
     assert harness.core.num_waiting >= waiting
     late = harness.submit(HEALTHY[4])

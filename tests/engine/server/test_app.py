@@ -1,21 +1,10 @@
-"""The engine server: results equal to in-process ones, OpenAI's response shapes, and survival of bad input."""
+"""The engine server: results equal to in-process ones, streams, health and metrics."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import gc
 import json
-import math
-import random
-import signal
-import subprocess
-import sys
 import threading
-from collections.abc import AsyncIterator, Iterator
-from dataclasses import asdict
-from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -23,64 +12,17 @@ from starlette.types import Message
 
 from engine.client.http import HttpEngine
 from engine.core.local_engine import LocalEngine
-from engine.protocol.options import EngineOptions
 from engine.protocol.types import (
     Branch,
     Completion,
     Delta,
-    EngineBusy,
-    EngineClient,
     EngineError,
-    EngineUnavailable,
-    GenerateRequest,
-    InvalidRequest,
     ScoreItem,
 )
-from engine.server.app import create_app, main
-from engine.server.body_limit import MAX_BODY_BYTES
+from engine.server.app import create_app
 from tests.engine.conftest import TEMPLATE, Checkpoints
 from tests.engine.helpers import generate, score
-from tests.engine.serving import served
-
-PROMPT = tuple(random.Random(0).choices(range(3, 360), k=37))
-OPTIONS = EngineOptions(kv_tokens=4096, max_running=16, max_waiting=64, step_tokens=512, debug=True)
-
-
-@pytest.fixture(scope="module")
-def engine(checkpoints: Checkpoints) -> Iterator[LocalEngine]:
-    local = LocalEngine({"m": checkpoints("qwen3"), "prm": checkpoints("qwen3_classify")}, OPTIONS)
-    yield local
-    asyncio.run(local.close())
-
-
-@pytest.fixture(scope="module")
-def address(engine: LocalEngine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with served(engine, tmp_path_factory.mktemp("socket") / "engine.sock") as url:
-        yield url
-
-
-@pytest.fixture
-async def client(address: str) -> AsyncIterator[HttpEngine]:
-    http = HttpEngine(address)
-    yield http
-    await http.close()
-
-
-@pytest.fixture
-async def http(address: str) -> AsyncIterator[httpx.AsyncClient]:
-    transport = httpx.AsyncHTTPTransport(uds=address.removeprefix("unix://"))
-    async with httpx.AsyncClient(base_url="http://engine", transport=transport, timeout=60) as raw:
-        yield raw
-
-
-async def collect(engine: EngineClient, request: GenerateRequest) -> list[Completion]:
-    events = [event async for event in engine.generate(request)]
-    return sorted((event for event in events if isinstance(event, Completion)), key=lambda one: one.index)
-
-
-def sampled(count: int = 4, max_tokens: int = 20) -> GenerateRequest:
-    branches = [Branch(seed=3, key=key, max_tokens=max_tokens) for key in range(count)]
-    return generate(PROMPT, branches, temperature=0.9, top_p=0.97, ignore_eos=True)
+from tests.engine.server.calls import OPTIONS, PROMPT, collect, openai_body, sampled
 
 
 async def test_tokens_over_http_equal_those_in_process(client: HttpEngine, engine: LocalEngine) -> None:
@@ -329,147 +271,6 @@ async def test_text_before_an_excluded_stop_string_is_complete(http: httpx.Async
     assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == expected
 
 
-def openai_body() -> dict[str, object]:
-    return {"model": "m", "prompt": "add 3", "max_tokens": 40, "seed": 8, "ignore_eos": True}
-
-
-BAD_COMPLETIONS: list[tuple[dict[str, object], int, str | None]] = [
-    ({"model": "nobody"}, 404, "model"),
-    ({"model": "prm"}, 404, "model"),
-    ({"unheard_of": 1}, 400, "unheard_of"),
-    ({"best_of": 3}, 400, "best_of"),
-    ({"prompt": []}, 400, "prompt"),
-    ({"prompt": ["add", ""]}, 400, "prompt"),
-    ({"prompt": [[5], []]}, 400, "prompt"),
-    ({"prompt": [[5], [4000]]}, 400, "prompt"),
-    ({"prompt": ["add"] * 100, "n": 11}, 400, None),
-    ({"logprobs": 21}, 400, "logprobs"),
-    ({"prompt_logprobs": -1}, 400, "prompt_logprobs"),
-    ({"presence_penalty": 2.5}, 400, "presence_penalty"),
-    ({"frequency_penalty": -3}, 400, "frequency_penalty"),
-    ({"repetition_penalty": 0}, 400, "repetition_penalty"),
-    ({"logit_bias": {"400": 1}}, 400, "logit_bias"),
-    ({"logit_bias": {"add": 1}}, 400, "logit_bias"),
-    ({"logit_bias": {"5": 101}}, 400, "logit_bias"),
-    ({"min_tokens": 17}, 400, None),
-    ({"min_tokens": -1}, 400, "min_tokens"),
-    ({"stop": "x" * 300}, 400, "stop"),
-    ({"n": 257}, 400, "n"),
-    ({"n": 0}, 400, "n"),
-    ({"n": "3"}, 400, "n"),
-    ({"max_tokens": 0}, 400, "max_tokens"),
-    ({"max_tokens": 10**9}, 400, "max_tokens"),
-    ({"branches": [{"seed": 1, "key": 1, "max_tokens": 10**30}]}, 400, "branches"),
-    ({"prompt": "a\ud800"}, 400, "prompt"),
-    ({"prompt": ["a", "\udfff"]}, 400, "prompt"),
-    ({"stop": "\ud800"}, 400, "stop"),
-    ({"temperature": math.inf}, 400, "temperature"),
-    ({"prompt": ""}, 400, "prompt"),
-    ({"prompt": [4000]}, 400, "prompt"),
-    ({"prompt": [5] * 300}, 400, "prompt"),
-    ({"prompt": None}, 400, "prompt"),
-    ({"temperature": -1}, 400, "temperature"),
-    ({"top_p": 0}, 400, "top_p"),
-    ({"min_p": 2}, 400, "min_p"),
-    ({"top_k": -2}, 400, "top_k"),
-    ({"stop": [""]}, 400, "stop"),
-    ({"stop_token_ids": [4000]}, 400, "stop_token_ids"),
-    ({"timeout": 0}, 400, "timeout"),
-    ({"seed": 1 << 64}, 400, "seed"),
-    ({"branches": []}, 400, "branches"),
-    ({"branches": [{"seed": 1, "key": 1, "max_tokens": 1}], "n": 2}, 400, None),
-    ({"branches": [{"seed": 1, "key": 1, "max_tokens": 1, "generated": [4000]}]}, 400, "branches.generated"),
-]
-
-
-@pytest.mark.parametrize(("change", "status", "param"), BAD_COMPLETIONS)
-async def test_a_bad_completion_request_is_refused_in_openais_shape(
-    http: httpx.AsyncClient, change: dict[str, object], status: int, param: str | None
-) -> None:
-    for stream in ({}, {"stream": True}, {"stream_choices": True}):
-        # httpx refuses to encode some of these values.
-        body = json.dumps({"model": "m", "prompt": "add"} | change | stream)
-        response = await http.post("/v1/completions", content=body, headers={"Content-Type": "application/json"})
-        error = response.json()["error"]
-        assert response.status_code == status, error
-        assert set(error) == {"message", "type", "param", "code"}
-        assert error["message"]
-        if param is not None:
-            assert error["param"].startswith(param)
-
-
-async def test_an_overlong_text_is_refused_before_tokenization(
-    http: httpx.AsyncClient, engine: LocalEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("m", "prm"):
-        monkeypatch.setattr(engine.tokenizer(name), "_encode", None)  # calling it would raise
-    text = "add " * 1_000_000
-    for path, body in (
-        ("/v1/completions", {"model": "m", "prompt": text}),
-        ("/v1/score", {"model": "prm", "items": [{"parts": [text], "read": [0]}]}),
-    ):
-        response = await http.post(path, json=body)
-        assert response.status_code == 400
-        assert "4000000 characters" in response.json()["error"]["message"]
-
-
-async def test_validation_messages_are_plain_sentences(http: httpx.AsyncClient) -> None:
-    for change, message in (
-        ({"temprature": 1}, "temprature: unknown field"),
-        ({"min_tokens": 17}, "body: min_tokens is 17, more than max_tokens, 16"),
-        ({"max_tokens": 10**9}, "max_tokens is 1000000000; the context has 256 tokens"),
-    ):
-        response = await http.post("/v1/completions", json={"model": "m", "prompt": "add"} | change)
-        assert response.json()["error"]["message"] == message
-
-
-@pytest.mark.parametrize("path", ["/v1/completions", "/v1/score", "/v1/abort", "/tokenize"])
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"null", b'{"model": 3}', b"\xff\xfe"])
-async def test_a_malformed_body_is_refused(http: httpx.AsyncClient, path: str, content: bytes) -> None:
-    response = await http.post(path, content=content, headers={"Content-Type": "application/json"})
-    assert response.status_code == 400
-    assert response.json()["error"]["message"]
-
-
-@pytest.mark.parametrize(
-    ("path", "body"),
-    [
-        ("/v1/score", {"model": "m", "items": [{"parts": ["a"], "read": [0]}]}),
-        ("/v1/score", {"model": "m", "items": [{"parts": ["a"], "read": [1]}], "token_ids": [1]}),
-        ("/v1/score", {"model": "m", "items": [{"parts": [], "read": [0]}], "token_ids": [1]}),
-        ("/v1/score", {"model": "m", "items": [{"parts": ["a"], "read": []}], "token_ids": [1]}),
-        ("/v1/score", {"model": "prm", "items": [{"parts": ["a"], "read": [0]}], "token_ids": [1]}),
-        ("/v1/score", {"model": "m", "items": [{"parts": ["\ud800"], "read": [0]}], "token_ids": [1]}),
-        ("/tokenize", {"model": "m"}),
-        ("/tokenize", {"model": "m", "prompt": "\ud800"}),
-        ("/tokenize", {"model": "m", "prompt": "a", "messages": [{"role": "user", "content": "a"}]}),
-    ],
-)
-async def test_a_bad_score_or_tokenize_request_is_refused(
-    http: httpx.AsyncClient, path: str, body: dict[str, object]
-) -> None:
-    response = await http.post(path, content=json.dumps(body), headers={"Content-Type": "application/json"})
-    assert response.status_code == 400, response.text
-
-
-async def test_an_oversized_body_is_refused_with_and_without_a_content_length(http: httpx.AsyncClient) -> None:
-    async def endless() -> AsyncIterator[bytes]:
-        for _ in range(MAX_BODY_BYTES // (1 << 20) + 1):
-            yield b" " * (1 << 20)
-
-    announced = await http.post("/v1/completions", content=b" " * (MAX_BODY_BYTES + 1))
-    assert announced.status_code == 413
-    with contextlib.suppress(httpx.WriteError):  # the server may disconnect before everything is sent
-        chunked = await http.post("/v1/completions", content=endless(), headers={"Content-Type": "application/json"})
-        assert chunked.status_code == 413
-        assert "error" in chunked.json()
-
-
-async def test_unknown_routes_and_methods_return_errors(http: httpx.AsyncClient) -> None:
-    assert (await http.get("/nowhere")).json()["error"]["code"] == "http_error"
-    assert (await http.get("/v1/completions")).status_code == 405
-
-
 async def test_health_and_metrics_report_completed_work(http: httpx.AsyncClient, client: HttpEngine) -> None:
     await collect(client, sampled())
     assert (await http.get("/healthz")).json() == {"status": "ok"}
@@ -505,145 +306,3 @@ async def test_metrics_count_waits_token_times_and_finish_reasons_once_per_branc
     assert after[infinite] == after[f"{prefix}time_to_first_token_seconds_count{model}"] == max(waits)
     first = after[f"{prefix}time_to_first_token_seconds_sum{model}"]
     assert first >= after[f"{prefix}queue_seconds_sum{model}"] * 0.5 > 0
-
-
-async def test_refusals_become_the_exceptions_of_the_interface(client: HttpEngine) -> None:
-    with pytest.raises(InvalidRequest) as refusal:
-        await collect(client, generate(PROMPT, [Branch(1, 1, 1)], temperature=-1.0))
-    assert refusal.value.field == "temperature"
-    with pytest.raises(InvalidRequest, match="not served"):
-        await client.tokenize("nobody", "text")
-    with pytest.raises(EngineBusy):
-        await asyncio.gather(*(collect(client, sampled(16, 100)) for _ in range(12)))
-
-
-def test_a_wrong_model_argument_prints_one_line_and_exits_with_status_2(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    for argument, message in (
-        ("nothing", "NAME=PATH"),
-        (f"m={tmp_path}", "config.json"),
-        ("m=/nowhere", "not a folder"),
-    ):
-        assert main(["--model", argument]) == 2
-        captured = capsys.readouterr()
-        assert captured.err.count("\n") == 1
-        assert message in captured.err
-        assert captured.out == ""
-
-
-def test_every_engine_option_is_a_command_line_option(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[EngineOptions] = []
-
-    def refuse(models: object, options: EngineOptions) -> LocalEngine:
-        asked.append(options)
-        raise EngineError("enough")
-
-    monkeypatch.setattr("engine.server.app.LocalEngine", refuse)
-    switches = {"draft": "ngram", "draft_length": 5, "deterministic": True, "debug": True}
-    wanted = EngineOptions(640, 8, 3, 50, 128, lease_share=0.25, lease_seconds=9.0, **switches)  # type: ignore[arg-type]
-    options = [
-        f"--{name}" if value is True else f"--{name.replace('_', '-')}={value}"
-        for name, value in asdict(wanted).items()
-    ]
-    assert main(["--model", "m=/nowhere", *options]) == main(["--model", "m=/nowhere"]) == 2
-    assert asked == [wanted, EngineOptions(draft="auto")]
-
-
-@pytest.mark.parametrize(
-    "option",
-    [["--lease-share", "2"], ["--lease-seconds", "0"], ["--kv-tokens", "0"], ["--threads", "-1"], ["--port", "x"], []],
-)
-def test_invalid_options_are_usage_errors(option: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as leaving:
-        main(option and ["--model", "m=/nowhere", *option])
-    assert leaving.value.code == 2
-    assert "error:" in capsys.readouterr().err
-
-
-def test_objects_made_during_loading_are_excluded_from_garbage_collection(
-    checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    left: list[int] = []
-
-    def serve(server: Any) -> None:
-        left.append(sum(1 for one in gc.get_objects() if isinstance(one, type(sys))))
-        asyncio.run(server._engine.close())
-
-    monkeypatch.setattr("engine.server.app._Server.run", serve)
-    try:
-        assert main(["--model", f"m={checkpoints('llama')}"]) == 0
-    finally:
-        gc.unfreeze()
-    assert left == [0]  # of hundreds of modules
-
-
-def test_the_server_process_prints_when_it_is_ready_and_leaves_nothing_behind(
-    checkpoints: Checkpoints, tmp_path: Path
-) -> None:
-    socket = tmp_path / "engine.sock"
-    command = [sys.executable, "-m", "engine.server.app", "--model", f"m={checkpoints('llama')}", "--uds", str(socket)]
-    with subprocess.Popen([*command, "--threads", "1"], stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        try:
-            assert process.stdout.readline().endswith("--threads 1: 1 thread\n")
-            assert process.stdout.readline() == f"engine ready on {socket}\n"
-            answer = asyncio.run(one_answer(f"unix://{socket}"))
-            assert len(answer.token_ids) == 20
-            process.send_signal(signal.SIGTERM)
-            assert process.wait(30) == 0
-        finally:
-            process.kill()
-    assert not socket.exists()
-
-
-def test_a_server_whose_engine_stopped_exits_so_that_it_can_be_restarted(
-    checkpoints: Checkpoints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def break_down(_: object) -> None:
-        raise RuntimeError("no such library")
-
-    monkeypatch.setattr("engine.core.local_engine._governor", break_down)
-    socket = tmp_path / "engine.sock"
-    try:
-        assert main(["--model", f"m={checkpoints('llama')}", "--uds", str(socket)]) == 1
-    finally:
-        gc.unfreeze()
-    assert "it stopped: RuntimeError('no such library')" in capsys.readouterr().err
-    assert not socket.exists()
-
-
-def test_signals_end_requests_in_flight_with_an_error_and_no_traceback(
-    checkpoints: Checkpoints, tmp_path: Path
-) -> None:
-    socket = tmp_path / "engine.sock"
-    command = [sys.executable, "-m", "engine.server.app", "--model", f"m={checkpoints('llama')}", "--uds", str(socket)]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    with subprocess.Popen([*command, "--threads", "1"], text=True, **pipes) as process:
-        assert process.stdout is not None
-        try:
-            assert process.stdout.readline().endswith("--threads 1: 1 thread\n")
-            assert process.stdout.readline() == f"engine ready on {socket}\n"
-            with pytest.raises(EngineUnavailable):
-                asyncio.run(interrupted(f"unix://{socket}", process))
-            assert process.wait(30) == 130
-            assert process.stdout.read() == ""
-        finally:
-            process.kill()
-
-
-async def interrupted(address: str, process: subprocess.Popen[str]) -> None:
-    """Send a signal at every token, like repeated Ctrl-C."""
-    client = HttpEngine(address)
-    try:
-        async for _ in client.generate(sampled(64, 200), stream=True):
-            process.send_signal(signal.SIGINT)
-    finally:
-        await client.close()
-
-
-async def one_answer(address: str) -> Completion:
-    client = HttpEngine(address)
-    [completion] = await collect(client, sampled(1))
-    await client.close()
-    return completion

@@ -17,7 +17,6 @@ from engine.protocol.types import Branch, Completion, TokenLogprob
 from tests.engine.conftest import Checkpoints
 from tests.engine.exact import gap
 from tests.engine.helpers import generate
-from tests.engine.serving import served
 
 PROMPT = [random.Random(0).randrange(3, 360) for _ in range(20)]
 OPTIONS = EngineOptions(kv_tokens=4096, max_running=16, max_waiting=256, step_tokens=512)
@@ -35,12 +34,6 @@ def engine(checkpoints: Checkpoints) -> Iterator[LocalEngine]:
 def bound(checkpoints: Checkpoints) -> float:
     """Return the tolerance between log-probabilities computed in different steps."""
     return gap(checkpoints("qwen3"))
-
-
-@pytest.fixture(scope="module")
-def address(engine: LocalEngine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with served(engine, tmp_path_factory.mktemp("socket") / "engine.sock") as url:
-        yield url
 
 
 @pytest.fixture
