@@ -14,9 +14,7 @@ _CLASSIFIERS = ("TokenClassification", "SequenceClassification", "ForProcessRewa
 
 
 class LocalTokenizer:
-    """Tokenizer read from ``tokenizer.json``, ``tokenizer_config.json`` or ``chat_template.jinja``, and
-    ``config.json``.
-    """
+    """Tokenizer of a model folder, read from its JSON files and its chat template."""
 
     def __init__(self, folder: Path) -> None:
         """Raises ``EngineError`` if a required file is missing or invalid."""
@@ -33,9 +31,8 @@ class LocalTokenizer:
         self.context: int | None = config.get("max_position_embeddings")
         self.vocab_size: int = config.get("vocab_size") or self._fast.get_vocab_size()
         self.architecture = str(next(iter(config.get("architectures") or []), ""))
-        self.kind: Literal["generate", "classify"] = (
-            "classify" if self.architecture.endswith(_CLASSIFIERS) else "generate"
-        )
+        is_classifier = self.architecture.endswith(_CLASSIFIERS)
+        self.kind: Literal["generate", "classify"] = "classify" if is_classifier else "generate"
         self.notes: dict[str, object] = {name: value for name, value in config.items() if name.startswith("reasoner_")}
         first = self._settings.get("bos_token")
         if first is None and "added_tokens_decoder" not in self._settings:  # the form used by older checkpoints
@@ -88,7 +85,7 @@ def chat_template(folder: Path) -> str | None:
         return file.read_text(encoding="utf-8")
     template = _read(folder / "tokenizer_config.json").get("chat_template")
     if isinstance(template, list):
-        template = next((one.get("template") for one in template if one.get("name") == "default"), None)
+        template = next((entry.get("template") for entry in template if entry.get("name") == "default"), None)
     return template if isinstance(template, str) else None
 
 

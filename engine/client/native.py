@@ -41,9 +41,7 @@ class NativeEngine:
                 else:
                     raise error_from_json(500, event)
         if num_missing:
-            raise EngineUnavailable(
-                f"the engine at {self._connection.url} ended its answer with {num_missing} branches missing"
-            )
+            raise EngineUnavailable(f"the engine at {self._connection.url} left {num_missing} branches unfinished")
 
     async def score(self, request: ScoreRequest) -> list[ScoreResult]:
         body = {

@@ -83,9 +83,7 @@ class OpenAICompatibleEngine:
     """``EngineClient`` for a vLLM, SGLang or other OpenAI-compatible server."""
 
     def __init__(self, connection: Connection, dialect: Dialect, tokenizer: Path | None) -> None:
-        """``tokenizer``: the model's folder; a server of the plain dialect is then sent prompts as text. Raises
-        ``EngineError`` if the folder has no tokenizer.
-        """
+        """``tokenizer``: the model's folder; a server of the plain dialect is then sent prompts as text."""
         self._connection = connection
         self._dialect = dialect
         self._text = None if tokenizer is None else LocalTokenizer(tokenizer)
@@ -108,9 +106,7 @@ class OpenAICompatibleEngine:
             self._running.remove(limit)
 
     async def score(self, request: ScoreRequest) -> list[ScoreResult]:
-        """Score items (``engine.client.openai_scoring``). Servers compute whole items and may report how much was
-        cached; ``max_compute`` limits the whole item.
-        """
+        """Score items (``engine.client.openai_scoring``); ``max_compute`` limits the whole item, cached or not."""
         salt = self._salt(request)
         return list(await asyncio.gather(*(self._score(request, salt, *item) for item in enumerate(request.items))))
 
@@ -171,18 +167,13 @@ class OpenAICompatibleEngine:
         return await self._connection.tokenize(model, text, special=special, generation_prompt=generation_prompt)
 
     async def models(self) -> list[ModelInfo]:
-        """List the served models. Sizes that the server does not report are 0.
-
-        A server that lists no model (``transformers serve`` on a folder) is assumed to serve the tokenizer's folder.
-        """
-        answer = await self._connection.call("GET", "/v1/models", None, should_wait=False)
-        listed: list[Json] = answer["data"]
-        if not listed and self._text is not None:
+        """List the served models. Sizes that the server does not report are 0."""
+        listed: list[Json] = (await self._connection.call("GET", "/v1/models", None, should_wait=False))["data"]
+        if not listed and self._text is not None:  # ``transformers serve`` on a folder
             listed = [{"id": str(self._text.folder)}]
         return [self._info(entry) for entry in listed]
 
     async def clear_cache(self) -> None:
-        """Raise ``EngineError``, since these servers cannot clear their cache."""
         raise self._cannot("empty its cache on request")
 
     async def close(self) -> None:
@@ -191,9 +182,7 @@ class OpenAICompatibleEngine:
     def _info(self, entry: Json) -> ModelInfo:
         context = entry.get("max_model_len") or (self._text and self._text.context)
         if not context:
-            raise self._cannot(
-                f"tell the context of model {entry['id']!r}; name the folder of its tokenizer and config"
-            )
+            raise self._cannot(f"tell the context of {entry['id']!r}; name the folder of its tokenizer and config")
         extra: dict[str, object] = {"server": self._dialect.name}
         info = ModelInfo(entry["id"], "generate", int(context), 0, 0, extra, isolates=self._dialect.salts)
         if (text := self._text) is None:

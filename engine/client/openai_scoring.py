@@ -27,9 +27,7 @@ class OpenAIScorer:
     """Scorer on one server."""
 
     def __init__(self, connection: Connection, extensions: Json, likeliest: int) -> None:
-        """``extensions``: fields sent with each completion. ``likeliest``: the maximum number of reported
-        log-probabilities.
-        """
+        """``extensions``: fields sent with each completion. ``likeliest``: the number of reported log-probabilities."""
         self._connection = connection
         self._extensions = extensions
         self._likeliest = likeliest
@@ -38,8 +36,7 @@ class OpenAIScorer:
     async def rows(
         self, index: int, model: str, tokens: Sequence[int], reads: Sequence[int], salt: Json
     ) -> ScoreResult:
-        """Return a reward model's label logits at the positions ``reads`` of one sequence, which is computed as a
-        whole.
+        """Return a reward model's label logits at the positions ``reads`` of one sequence.
 
         ``salt``: fields that isolate the cached prefixes of the request.
         """
@@ -55,20 +52,11 @@ class OpenAIScorer:
     async def logits(
         self, index: int, model: str, prompts: Sequence[str | Sequence[int]], wanted: Sequence[str], salt: Json
     ) -> ScoreResult:
-        """Return the log-probabilities of tokens, given by the server's names, after each of the prompts. ``salt``: as
-        in ``rows``.
-        """
+        """Return the log-probabilities of tokens, given by the server's names, after each of the prompts."""
         values, computed, cached = [], 0, 0
         for prompt in prompts:
-            body = {
-                "model": model,
-                "prompt": prompt,
-                "max_tokens": 1,
-                "temperature": 0.0,
-                **self._extensions,
-                "logprobs": self._likeliest,
-                **salt,
-            }
+            body = {"model": model, "prompt": prompt, "max_tokens": 1, "temperature": 0.0}
+            body |= self._extensions | {"logprobs": self._likeliest} | salt
             async with self._slots:
                 answer = await self._connection.call("POST", "/v1/completions", body)
             values.append(_logprobs(answer, wanted))
@@ -81,19 +69,19 @@ def _rows(answer: Json, tokens: Sequence[int], reads: Sequence[int]) -> list[Row
     """Select the rows at ``reads`` from all rows of the response."""
     try:
         data = answer["data"][0]["data"]
-        found = [tuple(map(float, row)) for row in (data if isinstance(data[0], list) else [data])]
+        rows = [tuple(map(float, row)) for row in (data if isinstance(data[0], list) else [data])]
     except (KeyError, IndexError, TypeError, ValueError) as error:
         raise EngineError(f"the answer of /pooling is not understood: {error!r}") from error
-    if len(found) == len(tokens):
-        return [found[position] for position in reads]
+    if len(rows) == len(tokens):
+        return [rows[position] for position in reads]
     tags = {tokens[position] for position in reads}
     marked = [position for position, token in enumerate(tokens) if token in tags]
-    if len(tags) == 1 and len(found) == len(marked):
-        return [found[marked.index(position)] for position in reads]
-    if len(found) == 1 and list(reads) == [len(tokens) - 1]:
-        return found
+    if len(tags) == 1 and len(rows) == len(marked):
+        return [rows[marked.index(position)] for position in reads]
+    if len(rows) == 1 and list(reads) == [len(tokens) - 1]:
+        return rows
     raise EngineError(
-        f"/pooling answered {len(found)} rows for {len(tokens)} tokens, {len(marked)} of them like those to be read: "
+        f"/pooling answered {len(rows)} rows for {len(tokens)} tokens, {len(marked)} of them like those to be read: "
         "serve the model with pooling type ALL, or STEP with its own step tag"
     )
 

@@ -59,7 +59,7 @@ class ReplicatedEngine:
     def __init__(
         self, engines: Mapping[str, EngineClient], health: Health | None = None, *, reports_health: bool = False
     ) -> None:
-        """``engines``: by name. Names decide the routing, so they must be the same in every process, as addresses are.
+        """``engines``: by name, which decides the routing and so must be the same in every process, as addresses are.
         ``health``: may be shared by clients in several threads. ``reports_health``: probe again in ``models``, for a
         client whose answer is reported to others as the present state."""
         self._engines = dict(engines)
@@ -138,9 +138,8 @@ class ReplicatedEngine:
         if tokens is None:
             self._leases.pop(lease, None)
         reachable = [name for name in seen if self._health.get_models(name) is not None]  # on others leases expire
-        await asyncio.gather(
-            *(self._await_or_fail_over(name, self._engines[name].release(lease, tokens)) for name in reachable)
-        )
+        calls = (self._await_or_fail_over(name, self._engines[name].release(lease, tokens)) for name in reachable)
+        await asyncio.gather(*calls)
 
     async def tokenize(
         self, model: str, text: Prompt, *, special: bool = True, generation_prompt: bool = True
@@ -168,16 +167,13 @@ class ReplicatedEngine:
         for name, models in up.items():
             for info in models:
                 if by_id.setdefault(info.id, info) != info:
-                    _warn_once(
-                        f"the engine at {name} serves another {info.id!r} than the first replica: it is left out"
-                    )
+                    _warn_once(f"the engine at {name} serves another {info.id!r} than the first: it is left out")
         self._expected_models = by_id
         return list(by_id.values())
 
     async def clear_cache(self) -> None:
-        await asyncio.gather(
-            *(self._await_or_fail_over(name, engine.clear_cache()) for name, engine in self._engines.items())
-        )
+        calls = (self._await_or_fail_over(name, engine.clear_cache()) for name, engine in self._engines.items())
+        await asyncio.gather(*calls)
 
     async def close(self) -> None:
         tasks = [*self._probes.values(), *([] if self._watcher is None else [self._watcher])]
@@ -195,12 +191,10 @@ class ReplicatedEngine:
         if not names:
             await self._probe_and_wait(self._engines)
             names = self._candidates(model, tried)
+        if not names and self._get_served_models():
+            raise EngineUnavailable(f"no engine that answers serves {model!r}")
         if not names:
-            raise (
-                self._no_replica_error()
-                if not self._get_served_models()
-                else EngineUnavailable(f"no engine that answers serves {model!r}")
-            )
+            raise self._no_replica_error()
         name = choose_by_rendezvous(names, key)
         tried.append(name)
         return name

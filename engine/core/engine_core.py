@@ -91,16 +91,14 @@ class EngineCore:
 
     @property
     def has_work(self) -> bool:
-        """True if there are unfinished jobs."""
         return bool(self._jobs)
 
     @property
     def num_waiting(self) -> int:
         """Number of waiting sequences. May be read from another thread."""
-        bisection, num_held = self._recovery.bisection, 0
-        if bisection is not None:
-            num_held = sum(len(job.sequences) for job in tuple(self._jobs) if job not in bisection.group)
-        return self._scheduler.num_waiting + num_held
+        bisection = self._recovery.bisection
+        held = [] if bisection is None else [job for job in tuple(self._jobs) if job not in bisection.group]
+        return self._scheduler.num_waiting + sum(len(job.sequences) for job in held)
 
     @property
     def stats(self) -> CoreStats:
@@ -124,7 +122,6 @@ class EngineCore:
 
     @property
     def speculation_stats(self) -> SpeculationStats | None:
-        """Statistics of speculative decoding, if it is enabled."""
         return None if self._speculator is None else self._speculator.stats
 
     def start_speculation(self, drafter: Drafter, controller: Controller) -> None:

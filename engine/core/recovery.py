@@ -57,9 +57,8 @@ class FailureBisection:
     @property
     def has_passed(self) -> bool:
         """True if every sequence of the group is past the failure or finished."""
-        return all(
-            sequence.num_computed >= self._goals.get(sequence, 0) for job in self.group for sequence in job.sequences
-        )
+        unfinished = (sequence for job in self.group for sequence in job.sequences)
+        return all(sequence.num_computed >= self._goals.get(sequence, 0) for sequence in unfinished)
 
     def record_failure(self, work: StepWork, blamed: Job | None) -> Job | None:
         """Record that the group failed in a step with this ``work``; return the job that caused it, if it is known now.

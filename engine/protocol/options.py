@@ -10,11 +10,13 @@ DType = Literal["auto", "float32", "bfloat16"]
 KVDType = Literal["auto", "int8", "fp8"]
 
 
-def _option(default: Any, kind: type, help_text: str, **limits: Any) -> Any:
+def _option(default: Any, help_text: str, **limits: Any) -> Any:
     """Return a dataclass field with its help text and its bounds in Pydantic's terms (``ge``, ``gt``, ``le``) or
     ``choices``.
     """
-    return field(default=default, metadata={"kind": kind, "help": help_text, **limits})
+    return field(
+        default=default, metadata={"kind": int if default is None else type(default), "help": help_text, **limits}
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,44 +25,40 @@ class EngineOptions:
 
     kv_tokens: int | None = _option(
         None,
-        int,
         "The number of tokens whose keys and values each model keeps, in running sequences and cached prefixes. "
         "Without it, what 1 GiB holds, at most 131072",
         ge=1,
     )
-    page_size: int = _option(16, int, "The number of tokens in a page of the KV cache", ge=1)
-    max_running: int = _option(256, int, "The maximum number of sequences of a model that run at once", ge=1)
+    page_size: int = _option(16, "The number of tokens in a page of the KV cache", ge=1)
+    max_running: int = _option(256, "The maximum number of sequences of a model that run at once", ge=1)
     max_waiting: int = _option(
-        4096, int, "The maximum number of waiting sequences, and of sequences in one request; more are refused", ge=1
+        4096, "The maximum number of waiting sequences, and of sequences in one request; more are refused", ge=1
     )
-    step_tokens: int = _option(2048, int, "The maximum number of tokens computed in one step", ge=1)
-    lease_share: float = _option(0.5, float, "The share of the KV cache that leases may pin", ge=0, le=1)
-    lease_seconds: float = _option(600.0, float, "The number of seconds after which an unused lease ends", gt=0)
+    step_tokens: int = _option(2048, "The maximum number of tokens computed in one step", ge=1)
+    lease_share: float = _option(0.5, "The share of the KV cache that leases may pin", ge=0, le=1)
+    lease_seconds: float = _option(600.0, "The number of seconds after which an unused lease ends", gt=0)
     draft: str = _option(
         "off",
-        str,
         "The drafter of speculative decoding, which changes no result: auto (what ships in the model's folder "
         "'drafter', else ngram), off, ngram, draft_model=FOLDER, medusa=FOLDER or eagle=FOLDER",
     )
     draft_length: int = _option(
-        8, int, "The maximum number of draft tokens in a row for one sequence in a step, up to 16", ge=1
+        8, "The maximum number of draft tokens in a row for one sequence in a step, up to 16", ge=1
     )
     deterministic: bool = _option(
-        False, bool, "Make the bits of each result independent of what else runs or is cached; slower"
+        False, "Make the bits of each result independent of what else runs or is cached; slower"
     )
     """Without it, results depend on the batch and on the cache by rounding only (about 1e-6 of a logit)."""
     device: str = _option(
-        "auto", str, "The device that computes models; auto is a GPU if there is one", choices=get_args(Device)
+        "auto", "The device that computes models; auto is a GPU if there is one", choices=get_args(Device)
     )
     dtype: str = _option(
         "auto",
-        str,
         "The dtype of weights, keys and values; auto is bfloat16 on a GPU, and float32 on a CPU, which has no other",
         choices=get_args(DType),
     )
     kv_dtype: str = _option(
         "auto",
-        str,
         "The dtype of the KV cache; int8 and fp8 keep two to four times as many tokens; auto is the dtype",
         choices=get_args(KVDType),
     )
@@ -72,5 +70,5 @@ class EngineOptions:
     0.6 % of their spread with int8, and by 3 % with fp8.
     """
     debug: bool = _option(
-        False, bool, "Check all invariants of the cache and the scheduler when idle, and stop if one is broken"
+        False, "Check all invariants of the cache and the scheduler when idle, and stop if one is broken"
     )

@@ -45,7 +45,12 @@ def check_generate(request: GenerateRequest, model: ModelInfo, max_branches: int
     min_tokens = 1 if request.sampling.prompt_logprobs is None else 0
     for branch in request.branches:
         check_tokens(branch.generated, model, "branches.generated")
-        _check_range("max_tokens", branch.max_tokens, min_tokens, model.context)
+        if branch.max_tokens < min_tokens:
+            hint = " (0 is for prompt_logprobs)" if min_tokens else ""
+            raise InvalidRequest(
+                f"max_tokens is {branch.max_tokens}; it must be at least {min_tokens}{hint}", "max_tokens"
+            )
+        _check_range("max_tokens", branch.max_tokens, 0, model.context)
         if branch.seed not in _WORD or branch.key not in _WORD:
             raise InvalidRequest("seed and key must fit into 64 bits", "seed" if branch.seed not in _WORD else "key")
         length = len(request.prompt) + len(branch.generated)

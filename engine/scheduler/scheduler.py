@@ -59,7 +59,6 @@ class _Admission:
     """Limits that shrink while one step admits sequences."""
 
     num_tokens: int
-    """Tokens left of the step."""
     num_candidates: int = QUEUE_WINDOW
     """Sequences that may still be examined without starting."""
     reserved_pages: int = 0
@@ -76,7 +75,6 @@ class Scheduler:
         self.running: dict[Sequence, None] = {}
         """Running sequences in the order of their start."""
         self.num_waiting = 0
-        """Number of waiting sequences."""
         self.num_preemptions = 0
         self.prompt_tokens = 0
         """Tokens of all sequences at their first admission."""
@@ -153,24 +151,24 @@ class Scheduler:
     def _continue_running(self, schedule: Schedule) -> tuple[int, bool]:
         """Schedule the running sequences; return the tokens left of the step, and whether a sequence was preempted."""
         decoding, prompts = self._split_running()
-        num_preempted = 0
+        has_preempted = False
         for sequence in decoding:
             table = sequence.table
             if table is not None and len(sequence.tokens) > len(table.pages) * self.cache.page_size:
-                num_preempted += self._make_room(sequence, len(sequence.tokens))
+                has_preempted |= self._make_room(sequence, len(sequence.tokens))
         scheduled = [(sequence, 1) for sequence in decoding]
         num_tokens = self._step_tokens - len(scheduled)
         for sequence in prompts:
             count = min(len(sequence.tokens) - sequence.num_computed, num_tokens)
             if count > 0:
-                num_preempted += self._make_room(sequence, sequence.num_computed + count)
+                has_preempted |= self._make_room(sequence, sequence.num_computed + count)
                 if sequence.table is not None:
                     scheduled.append((sequence, count))
                     num_tokens -= count
-        if num_preempted:
+        if has_preempted:
             scheduled = [(sequence, count) for sequence, count in scheduled if sequence.table is not None]
         schedule.scheduled = scheduled
-        return num_tokens, num_preempted > 0
+        return num_tokens, has_preempted
 
     def _split_running(self) -> tuple[list[Sequence], list[Sequence]]:
         """Return the sequences that decode in this step, and all running prompts by rank.
@@ -187,16 +185,13 @@ class Scheduler:
             decoding = sorted(decoding, key=_rank)[:max_decoding]
         return decoding, sorted(prompts, key=_rank)
 
-    def _make_room(self, sequence: Sequence, num_tokens: int) -> int:
-        """Reserve pages for ``num_tokens`` tokens, preempting sequences as needed; return how many were preempted.
-
-        ``sequence`` may be one of them, and has no page table then.
-        """
-        num_preempted = 0
+    def _make_room(self, sequence: Sequence, num_tokens: int) -> bool:
+        """Reserve pages for ``num_tokens`` tokens; return True if sequences were preempted, perhaps this one, too."""
+        has_preempted = False
         while sequence.table is not None and not self.cache.reserve(sequence.table, num_tokens):
             self._preempt()
-            num_preempted += 1
-        return num_preempted
+            has_preempted = True
+        return has_preempted
 
     def _preempt(self) -> None:
         """Preempt one sequence: lowest priority first, then the cheapest to recompute, then the youngest."""
@@ -232,8 +227,7 @@ class Scheduler:
     def _admit_job(self, job: Job, admission: _Admission, schedule: Schedule) -> bool:
         """Start sequences of one job; return False if nothing more can start in this step."""
         postponed: list[Sequence] = []
-        num_started = 0
-        can_continue = True
+        num_started, can_continue = 0, True
         for sequence in job.waiting:
             if admission.num_tokens <= 0 or len(self.running) >= self._max_running or admission.num_candidates == 0:
                 can_continue = False

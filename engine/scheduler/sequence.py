@@ -36,7 +36,6 @@ class Job:
     lease: str | None = None
     """Lease that pins the pages of the job's sequences when they finish."""
     allow_draft: bool = True
-    """True if speculative decoding may be used."""
     sequences: list[Sequence] = field(default_factory=list)
     """Sequences that are not finished."""
     waiting: list[Sequence] = field(default_factory=list)
@@ -112,9 +111,7 @@ class GenerateSequence(Sequence):
     num_chars_sent: int
     """Number of characters streamed, those of ``branch.generated`` included."""
     num_tokens_sent: int = 0
-    """Number of new tokens streamed."""
     first_token_at: float | None = None
-    """Time of the first new token."""
     logprob: float = 0.0
     """Sum of the log-probabilities of the new tokens."""
     num_drafted: int = 0
@@ -122,20 +119,17 @@ class GenerateSequence(Sequence):
     num_accepted: int = 0
     """Number of draft tokens that became tokens of the answer."""
     penalties: Penalties | None = None
-    """Bias and penalties, if the request has any."""
     forbidden: Ints | None = None
-    """Tokens that must not be sampled before ``min_tokens``, if the request sets it."""
+    """Tokens that must not be sampled before ``min_tokens``."""
     logprobs: list[TokenLogprob] | None = None
-    """Log-probabilities of the new tokens, if requested."""
+    """Log-probabilities of the new tokens; ``None``, like the next list, if they were not requested."""
     prompt_logprobs: list[TokenLogprob | None] | None = None
-    """Log-probabilities of the prompt's tokens so far, if requested."""
     prompt_len: int = 0
 
     def __post_init__(self) -> None:
         self.stop_tokens = self.eos.union(self.sampling.stop_token_ids)
-        self.terminal_tokens = (
-            self.stop_tokens if self.stop_strings is None else self.stop_tokens | self.stop_strings.tokens
-        )
+        own_tokens = frozenset[int]() if self.stop_strings is None else self.stop_strings.tokens
+        self.terminal_tokens = self.stop_tokens | own_tokens
 
     @property
     def max_cached(self) -> int:
@@ -159,7 +153,6 @@ class GenerateSequence(Sequence):
 
     @property
     def new_tokens(self) -> list[int]:
-        """Tokens that this request has generated so far."""
         return self.generated[len(self.branch.generated) :]
 
 
@@ -174,7 +167,6 @@ class ScoreSequence(Sequence):
     max_compute: float
     """Maximum number of tokens to compute; infinite if the request sets none."""
     values: dict[int, tuple[float, ...]] = field(default_factory=dict)
-    """Logits by position."""
 
     @property
     def max_cached(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
@@ -12,6 +13,7 @@ from engine.protocol.options import EngineOptions
 from engine.protocol.types import EngineError
 
 _DEFAULT_DRAFT = "auto"
+_LIMITS = {"ge": (operator.ge, "at least"), "gt": (operator.gt, "more than"), "le": (operator.le, "at most")}
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -65,12 +67,9 @@ def _number_parser(kind: type, limits: Mapping[str, Any]) -> Callable[[str], Any
         value = kind(text)
         if not math.isfinite(value):
             raise argparse.ArgumentTypeError(f"{value} must be finite")
-        if "ge" in limits and value < limits["ge"]:
-            raise argparse.ArgumentTypeError(f"{value} must be at least {limits['ge']}")
-        if "gt" in limits and value <= limits["gt"]:
-            raise argparse.ArgumentTypeError(f"{value} must be more than {limits['gt']}")
-        if "le" in limits and value > limits["le"]:
-            raise argparse.ArgumentTypeError(f"{value} must be at most {limits['le']}")
+        for limit, (is_within, phrase) in _LIMITS.items():
+            if limit in limits and not is_within(value, limits[limit]):
+                raise argparse.ArgumentTypeError(f"{value} must be {phrase} {limits[limit]}")
         return value
 
     parse.__name__ = kind.__name__  # shown by argparse for text that is no number

@@ -118,15 +118,11 @@ class CompletionBody(_Body):
     branches: Annotated[list[BranchBody], Field(min_length=1, max_length=MAX_BRANCHES)] | None = None
     """Replaces ``n``, ``max_tokens`` and ``seed``."""
     timeout: Annotated[float, Field(gt=0, le=MAX_SECONDS)] | None = None
-    """The time limit in seconds."""
+    """This and the following four fields are those of ``GenerateRequest``."""
     priority: _Priority = 0
-    """The higher, the earlier."""
     lease: _Id | None = None
-    """The name under which the request's KV stays cached until ``/v1/leases/release``."""
     cache_salt: _Id | None = None
-    """The same as in vLLM: cached prefixes are shared only among requests with the same salt."""
     draft: bool = True
-    """True to allow speculative decoding, which changes no token."""
     stream_choices: bool = False
     """True to send one event per finished choice, and with ``stream`` also its text as it is generated."""
 
@@ -153,7 +149,6 @@ class CompletionBody(_Body):
 
     @property
     def prompts(self) -> Sequence[str | list[int]]:
-        """The prompts as a list."""
         if isinstance(self.prompt, str):
             return [self.prompt]
         lone = [token for token in self.prompt if isinstance(token, int)]
@@ -168,7 +163,6 @@ class CompletionBody(_Body):
 
     @property
     def sampling(self) -> SamplingParams:
-        """The sampling parameters."""
         prompt_logprobs = self.prompt_logprobs
         if self.echo and (self.logprobs is not None or self.max_tokens == 0):
             prompt_logprobs = max(prompt_logprobs or 0, self.logprobs or 0)
@@ -235,7 +229,6 @@ class ScoreBody(_Body):
     cache_salt: _Id | None = None
 
     def to_request(self) -> ScoreRequest:
-        """Return the request for the engine."""
         request_id = self.request_id or f"score-{secrets.token_hex(12)}"
         return ScoreRequest(
             request_id,

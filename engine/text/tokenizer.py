@@ -7,7 +7,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from engine.protocol.types import EngineError, InvalidRequest
+from engine.protocol.types import EngineError, InvalidRequest, Tokens
 
 _PARTS = 16384
 """The number of cached tokenized parts of score requests: a tree search sends the same steps many times."""
@@ -55,34 +55,27 @@ class Tokenizer:
         if len(text) > most:
             raise InvalidRequest(f"{field} has {len(text)} characters; {context} tokens hold at most {most}", field)
 
-    def encode(self, text: str) -> tuple[int, ...]:
-        """Return the token ids of a text, without special tokens."""
-        return self._encode(text, special=False)
-
-    def _encode(self, text: str, *, special: bool) -> tuple[int, ...]:
+    def encode(self, text: str, *, special: bool = False) -> Tokens:
+        """Return the token ids of a text; with ``special``, the tokenizer's special tokens are added."""
         if len(text) <= LONG_TEXT:
             return tuple(self._fast.encode(text, add_special_tokens=special).ids)
         # Only the batch call releases the GIL.
         return tuple(self._fast.encode_batch_fast([text], add_special_tokens=special)[0].ids)
 
-    def encode_prompt(self, text: str) -> tuple[int, ...]:
-        """Return the token ids of a whole prompt, with the special tokens that the tokenizer adds (Llama and Gemma:
-        BOS).
+    def encode_prompt(self, text: str) -> Tokens:
+        """Return the token ids of a whole prompt with special tokens (Llama and Gemma: BOS).
 
         If the text begins with that token already, as with a chat template, it is not added again.
         """
-        ids = self._encode(text, special=True)
+        ids = self.encode(text, special=True)
         return ids[1:] if ids[:2] == (self.bos, self.bos) else ids
 
-    def encode_part(self, text: str) -> tuple[int, ...]:
+    def encode_part(self, text: str) -> Tokens:
         """Return the same as ``encode``, cached for the latest short texts."""
         return self._remembered(text) if len(text) <= LONG_TEXT else self.encode(text)
 
-    def encode_chat(self, messages: Sequence[dict[str, str]], *, generation_prompt: bool = True) -> tuple[int, ...]:
-        """Return the token ids of chat messages rendered with the checkpoint's template.
-
-        No special tokens are added, since the template contains them all.
-        """
+    def encode_chat(self, messages: Sequence[dict[str, str]], *, generation_prompt: bool = True) -> Tokens:
+        """Return the token ids of chat messages rendered with the template, which contains all special tokens."""
         if not self._wrapper.chat_template:
             raise InvalidRequest("the model has no chat template; give a plain text instead of messages", "messages")
         try:
