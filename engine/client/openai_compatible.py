@@ -262,7 +262,7 @@ class OpenAICompatibleEngine:
             stop = next((string for string in request.sampling.stop if answer.text.endswith(string)), None)
         logprob = answer.logprob
         if logprob is None:
-            # No log-probability is known, so all tokens get the same.
+            # Without a reported log-probability, all tokens get the same.
             vocab = 0 if self._text is None else self._text.vocab_size
             logprob = -len(ids) * math.log(max(vocab, 2))
         return Completion(

@@ -60,8 +60,8 @@ class OpenAIScorer:
             async with self._slots:
                 answer = await self._connection.call("POST", "/v1/completions", body)
             values.append(_logprobs(answer, wanted))
-            new, known = _bill(answer)
-            computed, cached = computed + new, cached + known
+            num_computed, num_cached = _bill(answer)
+            computed, cached = computed + num_computed, cached + num_cached
         return ScoreResult(index, tuple(values), computed, cached)
 
 

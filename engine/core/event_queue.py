@@ -36,7 +36,7 @@ class EventQueue:
             try:
                 loop.call_soon_threadsafe(_put, batch)
             except RuntimeError:  # nothing waits for the events of a closed loop
-                _log.debug("answers found their event loop closed")
+                _log.debug("the event loop of some answers is closed")
 
 
 def _put(batch: list[tuple[asyncio.Queue[Any], Event]]) -> None:

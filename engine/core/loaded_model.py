@@ -61,7 +61,9 @@ class LoadedModel:
         if sampling.min_tokens:
             forbidden = np.array(sorted(eos | set(sampling.stop_token_ids)), np.int64)
             if len(forbidden) == self.info.vocab_size:
-                raise InvalidRequest("they leave no token to draw before min_tokens", "stop_token_ids")
+                raise InvalidRequest(
+                    "stop tokens are the whole vocabulary: none can be sampled before min_tokens", "stop_token_ids"
+                )
         for index, branch in enumerate(request.branches):
             tokens, written = [*request.prompt, *branch.generated], list(branch.generated)
             start = len(decode_complete_text(self.tokenizer, written))

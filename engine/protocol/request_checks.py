@@ -50,7 +50,10 @@ def check_generate(request: GenerateRequest, model: ModelInfo, max_branches: int
             raise InvalidRequest(
                 f"max_tokens is {branch.max_tokens}; it must be at least {min_tokens}{hint}", "max_tokens"
             )
-        _check_range("max_tokens", branch.max_tokens, 0, model.context)
+        if branch.max_tokens > model.context:
+            raise InvalidRequest(
+                f"max_tokens is {branch.max_tokens}; the context has {model.context} tokens", "max_tokens"
+            )
         if branch.seed not in _WORD or branch.key not in _WORD:
             raise InvalidRequest("seed and key must fit into 64 bits", "seed" if branch.seed not in _WORD else "key")
         length = len(request.prompt) + len(branch.generated)

@@ -160,10 +160,10 @@ def _logprobs(
     if completion.logprobs is None:
         return None
     tokens = completion.token_ids
-    found: Sequence[TokenLogprob | None] = completion.logprobs
+    logprobs: Sequence[TokenLogprob | None] = completion.logprobs
     if call.body.echo and prompt is not None:
-        tokens, found = call.prompt(completion.index)[0].prompt + tokens, (*prompt, *found)
-    return _logprobs_object(call.name, tokens, found)
+        tokens, logprobs = call.prompt(completion.index)[0].prompt + tokens, (*prompt, *logprobs)
+    return _logprobs_object(call.name, tokens, logprobs)
 
 
 def _logprobs_object(

@@ -85,11 +85,11 @@ class TextReader:
         end = len(self._tokens)
         window = self._tokenizer.decode(self._tokens[self._window :])
         for cut in range(end - 1, max(self._read, end - _BYTES - 1), -1):
-            known = self._tokenizer.decode(self._tokens[self._window : cut])
-            behind = self._tokenizer.decode(self._tokens[cut:])
+            before = self._tokenizer.decode(self._tokens[self._window : cut])
+            after = self._tokenizer.decode(self._tokens[cut:])
             # Tokens without text do not complete the preceding character.
-            if behind and known + behind == window:
-                left = self._lead + known
+            if after and before + after == window:
+                left = self._lead + before
                 self._lead, self._shown = left[self._shown :], max(0, self._shown - len(left))
                 self._window = self._read = cut
                 return
@@ -114,12 +114,11 @@ class StopStrings:
         True for tokens that are part of a character. True for all tokens if a stop string ends in a space, since some
         decoders add spaces between tokens, or in the replacement character, which counts once something follows it.
         """
-        known = self._may_end.get(token)
-        if known is None:
+        may_end = self._may_end.get(token)
+        if may_end is None:
             piece = self._tokenizer.decode([token])
-            known = self._unseen or any(mark in self._last + _HALF for mark in piece)
-            self._may_end[token] = known
-        return known
+            may_end = self._may_end[token] = self._unseen or any(mark in self._last + _HALF for mark in piece)
+        return may_end
 
     def find(self, text: str, start: int) -> str | None:
         """Return the stop string that ends first among those ending after ``start``, or ``None``."""

@@ -91,7 +91,7 @@ async def test_an_overlong_text_is_refused_before_tokenization(
     http: httpx.AsyncClient, engine: LocalEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("m", "prm"):
-        monkeypatch.setattr(engine.tokenizer(name), "_encode", None)  # calling it would raise
+        monkeypatch.setattr(engine.tokenizer(name), "encode", None)  # calling it would raise
     text = "add " * 1_000_000
     for path, body in (
         ("/v1/completions", {"model": "m", "prompt": text}),
