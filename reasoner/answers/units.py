@@ -104,8 +104,8 @@ _MEASURES = _measures()
 
 def parse_measure(word: str) -> str | None:
     """Return the canonical name of a unit word; case matters for single letters only."""
-    known = _MEASURES.get(word) or (_MEASURES.get(word.lower().rstrip(".")) if len(word) > 1 else None)
-    return known[0] if known else None
+    measure = _MEASURES.get(word) or (_MEASURES.get(word.lower().rstrip(".")) if len(word) > 1 else None)
+    return measure[0] if measure else None
 
 
 @lru_cache(maxsize=4096)

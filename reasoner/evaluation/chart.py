@@ -22,7 +22,7 @@ GAP = 0.032
 """Minimum distance between two labels as a fraction of the panel's height."""
 
 
-def draw(rows: Sequence[Row], pooled: Collection[str], title: str, path: Path) -> None:
+def draw_results(rows: Sequence[Row], pooled: Collection[str], title: str, path: Path) -> None:
     """Write a PNG. Tokens include the verifier's, bars are 95 % intervals, ``pooled`` strategies are on the left."""
     import matplotlib
 

@@ -216,7 +216,7 @@ class PoolStream(Stream):
         self._running.clear()
 
 
-def draws(size: int, n: int, rng: random.Random) -> Iterator[list[int]]:
+def sample_subsets(size: int, n: int, rng: random.Random) -> Iterator[list[int]]:
     """Yield subsamples of ``n`` out of ``size`` indices without replacement.
 
     They are consecutive slices of random permutations, so that each sample occurs about equally often.
@@ -246,7 +246,7 @@ async def decide(
         for n in ns:
             params = parse_params(case.name, {key: value for key, value in case.to_spec(n).items() if key != "name"})
             measured = []
-            for indices in draws(len(pool.samples), n, random.Random(f"{seed}/{problem}/{n}")):
+            for indices in sample_subsets(len(pool.samples), n, random.Random(f"{seed}/{problem}/{n}")):
                 search = PoolSearch(pool, [pool.samples[index] for index in indices], equal)
                 choice = await strategy.run(search, params)
                 measured.append(search.measure(choice.node))

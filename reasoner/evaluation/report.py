@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from reasoner.evaluation.chart import draw
+from reasoner.evaluation.chart import draw_results
 from reasoner.evaluation.comparisons import Results, StrategyComparison, TokenSaving
 from reasoner.evaluation.statistics import Row
 
@@ -41,7 +41,7 @@ def write(folder: Path, results: Results, document: dict[str, Any], command: str
     ]
     parts += [f"Left out: {item['problem']} ({item['error']})" for item in document["left_out"]]
     (folder / "table.md").write_text("\n\n".join(parts) + "\n")
-    draw(rows, {case.label for case in results.plan.pooled}, title, folder / "chart.png")
+    draw_results(rows, {case.label for case in results.plan.pooled}, title, folder / "chart.png")
 
 
 def row_cells(rows: Sequence[Row]) -> list[list[str]]:

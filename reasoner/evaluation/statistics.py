@@ -80,7 +80,7 @@ class ProblemScores:
 
 
 def pass_at_n(n: int, samples: int, right: int) -> float:
-    """Return the probability that at least one of ``n`` samples drawn without replacement is right.
+    """Return the probability that at least one of ``n`` samples taken without replacement is right.
 
     Source: Chen et al. 2021, "Evaluating Large Language Models Trained on Code", equation 1.
     """

@@ -131,8 +131,8 @@ async def _line(reader: asyncio.StreamReader) -> dict[str, Any] | None:
 
 
 def _verdict(lines: Sequence[dict[str, Any] | None], count: int) -> Verdict:
-    told = [line for line in lines if line is not None]
-    if told and "refused" in told[0]:
-        raise SandboxRefused(str(told[0]["refused"]))
-    reasons = [None if line.get("passed") is True else str(line.get("reason")) for line in told[1 : count + 1]]
+    results = [line for line in lines if line is not None]
+    if results and "refused" in results[0]:
+        raise SandboxRefused(str(results[0]["refused"]))
+    reasons = [None if line.get("passed") is True else str(line.get("reason")) for line in results[1 : count + 1]]
     return Verdict((*reasons, *["it did not end in time, or its process died"] * (count - len(reasons))))

@@ -41,8 +41,8 @@ class VerifierContext:
 def estimate_new_tokens(node: Node, head: int) -> int:
     """Estimate the tokens that a verifier with a warm cache computes for a node; ``head`` are those of the question."""
     tokens = ESTIMATE_SLACK_TOKENS
-    for known in reversed(node.lineage()):
-        if known.scores:
+    for ancestor in reversed(node.lineage()):
+        if ancestor.scores:
             return tokens
-        tokens += known.tokens + 1
+        tokens += ancestor.tokens + 1
     return tokens + head

@@ -14,13 +14,13 @@ from reasoner.verifiers.context import VerifierContext, estimate_new_tokens
 
 async def open_judge(context: VerifierContext) -> NodeScorer:
     """Raises ``InvalidRequest`` if the model is not served, ``EngineError`` if it cannot say Yes or No."""
-    asked = context.spec.verifier
-    assert isinstance(asked, JudgeVerifier)
-    model = context.policy if asked.model is None else context.verifier_model()
+    verifier = context.spec.verifier
+    assert isinstance(verifier, JudgeVerifier)
+    model = context.policy if verifier.model is None else context.verifier_model()
     judge = await Judge.open(context.engine, model, context.spec.to_messages(), context.lease)
     head = await judge.head()
     check_fits_context(model, head)
-    return JudgeNodeScorer(judge, head, BudgetedReader(context.ledger, model), asked.aggregation)
+    return JudgeNodeScorer(judge, head, BudgetedReader(context.ledger, model), verifier.aggregation)
 
 
 class JudgeNodeScorer:

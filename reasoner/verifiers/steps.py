@@ -21,13 +21,13 @@ from reasoner.verifiers.context import VerifierContext, estimate_new_tokens
 
 async def open_prm(context: VerifierContext) -> NodeScorer:
     """Open a process reward model. Raises ``InvalidRequest`` if it is not served, ``EngineError`` if it is none."""
-    asked = context.spec.verifier
-    assert isinstance(asked, PrmVerifier)
+    verifier = context.spec.verifier
+    assert isinstance(verifier, PrmVerifier)
     model = context.verifier_model()
     scorer = StepScorer(context.engine, model, context.lease)
     prompt = await scorer.encode_question(context.spec.to_messages())
     check_fits_context(model, prompt.size)
-    return PrmNodeScorer(scorer, prompt, BudgetedReader(context.ledger, model), asked.aggregation)
+    return PrmNodeScorer(scorer, prompt, BudgetedReader(context.ledger, model), verifier.aggregation)
 
 
 class PrmNodeScorer:

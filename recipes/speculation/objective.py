@@ -49,9 +49,9 @@ def levels(head: Medusa | Eagle | Small, target: Target, batch: Batch) -> Iterat
     # The token at a position was sampled from the distribution at the position before.
     wanted = (place >= batch.start) & (place < batch.end - 1)
     with torch.no_grad():
-        laws = target.read(features[wanted]).log_softmax(-1)
+        distributions = target.read(features[wanted]).log_softmax(-1)
     if isinstance(head, Small):
-        yield Level(head(batch.ids)[wanted].log_softmax(-1), laws, wanted)
+        yield Level(head(batch.ids)[wanted].log_softmax(-1), distributions, wanted)
         return
     row = (wanted.flatten().cumsum(0) - 1).view_as(wanted)
     for level, state in enumerate(head(features, target.embed(batch.ids))):
@@ -59,8 +59,8 @@ def levels(head: Medusa | Eagle | Small, target: Target, batch: Batch) -> Iterat
         roots = (place[:count] >= batch.start - 1) & (place[:count] + 2 + level < batch.end)
         if not roots.any():
             return
-        law = row[:, 1 + level : 1 + level + count][roots]
-        yield Level(target.read(state[:, :count][roots]).log_softmax(-1), laws[law], roots)
+        distribution = row[:, 1 + level : 1 + level + count][roots]
+        yield Level(target.read(state[:, :count][roots]).log_softmax(-1), distributions[distribution], roots)
 
 
 def collate(texts: Sequence[Text], device: str) -> Batch:

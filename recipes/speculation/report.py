@@ -67,7 +67,7 @@ def _card(
     size = (folder / "model.safetensors").stat().st_size
     yield "---\nlicense: apache-2.0\nlibrary_name: reasoner\n---\n"
     yield f"# Drafter ({kind}) for {target.folder.name}\n"
-    yield f"Guesses tokens of `{target.folder.name}`, which verifies every guess: it changes the speed, never the text."
+    yield f"Drafts tokens for `{target.folder.name}`, which verifies every draft: it changes the speed, never the text."
     yield (
         f"{ABOUT[kind]} {sum(p.numel() for p in head.parameters()) / 1e6:.2f}M parameters "
         f"(fp16, {size / 1e3:.0f} kB).\n"
@@ -78,14 +78,14 @@ def _card(
         f"itself, two of three sampled and one greedy: {cost['steps']} steps, {cost['tokens'] / 1e6:.1f}M generated "
         f"tokens read, {cost['seconds'] / 60:.0f} minutes ({target.device}).\n"
     )
-    yield f"## Held-out results\n\n{len(texts)} held-out texts, sampled; every place of a text is a start.\n"
+    yield f"## Held-out results\n\n{len(texts)} held-out texts, sampled; every position of a text is a start.\n"
     reports = held_out(head, target, texts)
-    yield "| guess | KL, nats | same likeliest token | overlap of the laws | chain right so far |"
+    yield "| draft token | KL, nats | same likeliest token | overlap of the distributions | chain accepted so far |"
     yield "|---:|---:|---:|---:|---:|"
     for number, one in enumerate(reports, 1):
         yield f"| {number} | {one.loss:.3f} | {one.same:.3f} | {one.overlap:.3f} | {one.reached:.3f} |"
     if len(reports) > 1:
-        yield f"\nExpected accepted guesses of a chain of {len(reports)}: {sum(one.reached for one in reports):.2f}."
+        yield f"\nExpected accepted tokens of a chain of {len(reports)}: {sum(one.reached for one in reports):.2f}."
     yield ""
     if target.device == "cpu":
         yield from _engine_table(folder, target, texts)
@@ -94,7 +94,7 @@ def _card(
 def _engine_table(folder: Path, target: Target, texts: Sequence[Text]) -> Iterator[str]:
     """Yield the rows of a table of this engine's tokens per step."""
     yield "Tokens per step of a branch on the engine, the first from the prompt included (plain decoding: 1):\n"
-    yield "| guesses | greedy | sampled |\n|---|---:|---:|"
+    yield "| draft | greedy | sampled |\n|---|---:|---:|"
     for shape in GRID:
         found = [tokens_per_step(target.folder, folder, texts, shape, greedy=greedy) for greedy in (True, False)]
         name = f"chain of {shape[0]}" if shape[0] == shape[1] else f"tree of {shape[1]}, {shape[0]} deep"
@@ -102,7 +102,7 @@ def _engine_table(folder: Path, target: Target, texts: Sequence[Text]) -> Iterat
 
 
 ABOUT = {
-    "medusa": "Heads that guess the next tokens all at once from one hidden state (Cai et al. 2024). Embedding and "
+    "medusa": "Heads that predict the next tokens all at once from one hidden state (Cai et al. 2024). Embedding and "
     "head are the target's.",
     "draft_model": "A smaller model of the same vocabulary, grown from a bundled one: it reads the text alone.",
     "eagle": "A decoder layer that predicts the next hidden states one by one (EAGLE, Li et al. 2024). Embedding and "

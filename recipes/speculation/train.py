@@ -117,7 +117,7 @@ def main() -> None:
     parser.add_argument("--temperature", type=float, default=1.0, help="of texts from a file of prompts")
     parser.add_argument("--tokens", type=int, default=1_000_000, help="tokens of the texts to learn from")
     parser.add_argument("--max-tokens", type=int, default=1024, help="tokens of one text")
-    parser.add_argument("--levels", type=int, default=5, help="heads of medusa; guesses that eagle is trained for")
+    parser.add_argument("--levels", type=int, default=5, help="heads of medusa; draft tokens that eagle is trained for")
     parser.add_argument("--layers", type=int, default=2, help="of a draft model")
     parser.add_argument("--start", type=Path, default=SHIPPED / "draft", help="the model that a draft model grows from")
     parser.add_argument("--steps", type=int, default=4000, help="optimizer steps")

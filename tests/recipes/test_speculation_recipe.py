@@ -112,11 +112,11 @@ def test_a_levels_target_is_the_target_models_distribution_at_the_drafted_positi
             expected, roots = [], []
             for text in some:
                 ids = torch.tensor([text.prompt + text.tokens])
-                laws = target.model(ids).logits[0].log_softmax(-1)
+                distributions = target.model(ids).logits[0].log_softmax(-1)
                 # The first generated token is known when the first draft token is proposed.
-                guessed = range(len(text.prompt) + 1 + number, ids.shape[1])
-                expected += [laws[place - 1] for place in guessed]
-                roots.append([place - 2 - number for place in guessed])
+                predicted = range(len(text.prompt) + 1 + number, ids.shape[1])
+                expected += [distributions[place - 1] for place in predicted]
+                roots.append([place - 2 - number for place in predicted])
             torch.testing.assert_close(level.target, torch.stack(expected), atol=gap(POLICY), rtol=0)
             assert [row.nonzero().flatten().tolist() for row in level.roots] == roots
             share = level.target.exp() * (level.target - level.head)
@@ -171,9 +171,9 @@ def test_a_draft_models_targets_are_the_target_models_distributions_and_the_engi
         [level] = levels(small, target, collate(written[:2], "cpu"))
         expected = []
         for text in written[:2]:
-            laws = target.model(torch.tensor([text.prompt + text.tokens])).logits[0].log_softmax(-1)
+            distributions = target.model(torch.tensor([text.prompt + text.tokens])).logits[0].log_softmax(-1)
             # The first draft token is the second generated one.
-            expected.append(laws[len(text.prompt) : -1])
+            expected.append(distributions[len(text.prompt) : -1])
         torch.testing.assert_close(level.target, torch.cat(expected), atol=gap(POLICY), rtol=0)
         assert level.roots.sum() == len(level.target) == len(level.head)
         small.save(tmp_path, target)

@@ -82,8 +82,8 @@ def _mathematics(text: str, stopped: ExtractionStopped) -> str | None:
     """Return the answer before the first further question that the model generates, or else that of the whole text."""
     text = text if text.isascii() else text.translate(WIDE)
     text = _HTML.sub("", text) if "</" in text or "<br" in text else text
-    asked = _NEXT_QUESTION.search(text)
-    before = _stated_mathematics(text[: asked.start()], "step") if asked is not None else None
+    question = _NEXT_QUESTION.search(text)
+    before = _stated_mathematics(text[: question.start()], "step") if question is not None else None
     return before or _stated_mathematics(text, stopped)
 
 

@@ -48,7 +48,7 @@ def _conclusion(last: str) -> str | None:
     concludes = _CONCLUDES.match(last)
     if concludes is None:
         return None
-    told = strip_markup(last[concludes.end() :])
-    if _GIVEN.search(told):
+    conclusion = strip_markup(last[concludes.end() :])
+    if _GIVEN.search(conclusion):
         return None
-    return told if isinstance(plain.parse_plain(told), Number) else find_only_number(told)
+    return conclusion if isinstance(plain.parse_plain(conclusion), Number) else find_only_number(conclusion)

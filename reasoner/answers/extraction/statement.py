@@ -88,9 +88,9 @@ def find_only_number(content: str) -> str | None:
     if len(numbers) != 1 or _NO_ANSWER.search(content):
         return None
     tail = _ASIDE.split(content[numbers[0].start() :].strip(" *_$\\()[]"), maxsplit=1)[0]
-    for told in (tail, numbers[0].group()):
-        if isinstance(plain.parse_plain(told), Number):
-            return told
+    for candidate in (tail, numbers[0].group()):
+        if isinstance(plain.parse_plain(candidate), Number):
+            return candidate
     return None
 
 

@@ -11,6 +11,7 @@ import ast
 import random
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
+from functools import cache
 
 from reasoner.evaluation.suites.problem import Problem, Split, hash_problem, split_of
 
@@ -37,8 +38,6 @@ State = tuple[int, ...]
 
 Move = tuple[int, str, int, int]
 """Move (a, op, b, result)."""
-
-_MASKS: dict[State, int] = {}
 
 
 def generate_problem(split: Split, seed: int | str, level: str) -> Problem:
@@ -98,17 +97,15 @@ def after(numbers: Sequence[int], a: int, b: int, result: int) -> list[int]:
     return left
 
 
+@cache
 def reachable(state: State) -> int:
     """Return a bit mask in which bit v is set if v can be made from all numbers of the sorted state."""
     if len(state) == 1:
         return 1 << state[0]
-    known = _MASKS.get(state)
-    if known is None:
-        known = 0
-        for a, _, b, result in moves(state):
-            known |= reachable(tuple(sorted(after(state, a, b, result))))
-        _MASKS[state] = known
-    return known
+    mask = 0
+    for a, _, b, result in moves(state):
+        mask |= reachable(tuple(sorted(after(state, a, b, result))))
+    return mask
 
 
 def can_reach(numbers: Sequence[int], target: int) -> bool:

@@ -56,12 +56,12 @@ def load_problems(name: str, *, limit: int | None = None, seed: int = 0) -> list
         raise ValueError(f"limit must not be negative, got {limit}")
     problems: list[Problem] = []
     seen: set[str] = set()
-    draw = 0
+    attempt = 0
     while len(problems) < count:
         level = suite.LEVELS[len(problems) % len(suite.LEVELS)]
-        problem: Problem = suite.generate_problem("heldout", f"{seed}/{draw}", level)
-        draw += 1
-        if problem.id not in seen or draw > 20 * count:
+        problem: Problem = suite.generate_problem("heldout", f"{seed}/{attempt}", level)
+        attempt += 1
+        if problem.id not in seen or attempt > 20 * count:
             seen.add(problem.id)
             problems.append(problem)
     return problems

@@ -31,4 +31,4 @@ class Suite:
 
 
 class SuiteError(ValueError):
-    """The suite cannot be opened; the message names the place and a correction."""
+    """The suite cannot be opened; the message names the file, the line and a correction."""

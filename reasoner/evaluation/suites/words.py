@@ -79,9 +79,9 @@ def _terms(rng: random.Random, steps: int, ranges: Ranges) -> list[Term] | None:
     """Sample terms that take this many steps, in the order of the text; ``None`` if the sample breaks a rule."""
     products = min(rng.choice((0, 1, 1, 2)), steps // 2)
     terms: list[Term] = []
-    for place in range(steps + 1 - products):
-        sign = 1 if place == 0 or rng.random() < 0.55 else -1
-        if 0 < place <= products:
+    for index in range(steps + 1 - products):
+        sign = 1 if index == 0 or rng.random() < 0.55 else -1
+        if 0 < index <= products:
             term: Term = (sign, rng.choice(GROUPS), rng.choice(ranges.sizes))
         else:
             term = (sign, rng.choice(ranges.quantities))

@@ -17,7 +17,7 @@ from reasoner.budget.usage import Usage
 from reasoner.evaluation import measure, pool
 from reasoner.evaluation.measure import EvaluationContext, evaluate, is_incomplete
 from reasoner.evaluation.plan import EvaluationPlan, Stage, StrategyCase, parse_cases, split_pooled_and_live
-from reasoner.evaluation.pool import NotInPool, PoolSearch, SamplePool, decide, draws
+from reasoner.evaluation.pool import NotInPool, PoolSearch, SamplePool, decide, sample_subsets
 from reasoner.evaluation.runs import RUNS_FILE, EvaluationMismatch, FinishedItem, Run, RunFile, collect_runs
 from reasoner.evaluation.suites.registry import load_problems, open_suite
 from reasoner.evaluation.suites.suite import Suite
@@ -88,11 +88,11 @@ async def test_the_resampled_accuracy_of_majority_is_the_mean_over_all_ordered_s
 def test_resamples_have_no_repetition_and_use_all_samples_equally() -> None:
     import random
 
-    taken = list(draws(8, 2, random.Random(0)))
+    taken = list(sample_subsets(8, 2, random.Random(0)))
     assert len(taken) == pool.NUM_DRAWS
     assert all(len(set(draw)) == 2 for draw in taken)
     assert {sum(index in draw for draw in taken) for index in range(8)} == {16}
-    assert len(list(draws(8, 8, random.Random(0)))) == pool.NUM_FULL_DRAWS
+    assert len(list(sample_subsets(8, 8, random.Random(0)))) == pool.NUM_FULL_DRAWS
 
 
 async def test_a_resample_of_the_whole_pool_has_the_bill_of_the_live_job() -> None:
