@@ -193,12 +193,12 @@ def _require_benchmarks() -> Iterator[None]:
         raise typer.Exit(1) from None
 
 
-def _parse_names(text: str, known: Iterable[str], option: str) -> tuple[str, ...]:
+def _parse_names(text: str, choices: Iterable[str], option: str) -> tuple[str, ...]:
     """Return the names in a list separated by commas, all of them for an empty one."""
-    names = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip())) or tuple(known)
-    unknown = [name for name in names if name not in known]
+    names = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip())) or tuple(choices)
+    unknown = [name for name in names if name not in choices]
     if unknown:
-        raise typer.BadParameter(f"there is no {', '.join(unknown)}; known are {', '.join(known)}", param_hint=option)
+        raise typer.BadParameter(f"there is no {', '.join(unknown)}; known are {', '.join(choices)}", param_hint=option)
     return names
 
 

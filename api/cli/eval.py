@@ -6,6 +6,7 @@ import contextlib
 import shlex
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from api.cli.console import count_progress, print_json, result_console
-from api.cli.options import AsJson, Model, load_with
+from api.cli.options import AsJson, Model, expand_options, load_with
 from api.roles.private_service import run_private_engine
 from engine.protocol.types import EngineError
 from reasoner.evaluation import report
@@ -37,24 +38,51 @@ NUM_PROGRESS_LINES = 20
 """Lines of progress for each stage if stderr is no terminal."""
 
 
+@dataclass(frozen=True, slots=True)
+class PlanOptions:
+    """The strategies and models to measure, and the numbers of samples and runs."""
+
+    strategy: Annotated[
+        str, typer.Option(help="all, or a list separated by commas of NAME or NAME:KEY=VALUE:KEY=VALUE.")
+    ] = "all"
+    n: Annotated[str, typer.Option("--n", help="Numbers of samples, separated by commas.")] = "1,4,16,64"
+    live_n: Annotated[
+        str | None,
+        typer.Option("--live-n", help="Numbers of samples of strategies that cannot share a pool; default: --n."),
+    ] = None
+    seeds: Annotated[int, typer.Option(min=1, max=100, help="Runs of every problem, each with another seed.")] = 1
+    against: Annotated[
+        list[str] | None, typer.Option(help="A larger model, run greedily and compared at equal FLOPs. Repeatable.")
+    ] = None
+
+    def build(self, settings: Settings) -> EvaluationPlan:
+        """Return the plan. Raises ``typer.BadParameter``."""
+        counts = _parse_counts("--n", self.n)
+        live_counts = counts if self.live_n is None else _parse_counts("--live-n", self.live_n)
+        try:
+            cases = parse_cases(self.strategy, has_verifier=settings.prm_name is not None)
+            pooled, live = split_pooled_and_live(cases)
+        except ValueError as error:
+            raise typer.BadParameter(str(error), param_hint="--strategy") from None
+        names = tuple(served_name(value) for value in self.against or ())
+        return EvaluationPlan(settings.model_name, pooled, live, counts, live_counts, self.seeds, names)
+
+
+def _parse_counts(option: str, text: str) -> tuple[int, ...]:
+    try:
+        return parse_counts(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint=option) from None
+
+
+@expand_options
 def evaluate_suite(
     suite: Annotated[
         str, typer.Argument(help="countdown, words, a .jsonl file (GSM8K's or MATH's shape) or reasoning-gym:TASK.")
     ],
-    strategy: Annotated[
-        str, typer.Option(help="all, or a list separated by commas of NAME or NAME:KEY=VALUE:KEY=VALUE.")
-    ] = "all",
-    n: Annotated[str, typer.Option("--n", help="Numbers of samples, separated by commas.")] = "1,4,16,64",
-    live_n: Annotated[
-        str | None,
-        typer.Option("--live-n", help="Numbers of samples of strategies that cannot share a pool; default: --n."),
-    ] = None,
+    options: PlanOptions,
     limit: Annotated[int, typer.Option(min=1, max=5000, help="Problems, at most.")] = 300,
-    seeds: Annotated[int, typer.Option(min=1, max=100, help="Runs of every problem, each with another seed.")] = 1,
     model: Model = None,
-    against: Annotated[
-        list[str] | None, typer.Option(help="A larger model, run greedily and compared at equal FLOPs. Repeatable.")
-    ] = None,
     temperature: Annotated[
         float | None, typer.Option(min=0, max=10, help="Sampling temperature; default: the suite's own.")
     ] = None,
@@ -75,7 +103,7 @@ def evaluate_suite(
     """
     console = Console(stderr=True)
     settings = load_with(model=model)
-    plan = _build_plan(settings, strategy, n, live_n, seeds, against or [])
+    plan = options.build(settings)
     try:
         opened = open_suite(suite, limit=limit)
     except SuiteError as error:
@@ -87,7 +115,7 @@ def evaluate_suite(
             if is_incomplete(opened, plan, file):
                 with (
                     _explain_interruption(console, out),
-                    run_private_engine(settings, console, against or []) as urls,
+                    run_private_engine(settings, console, options.against or ()) as urls,
                     _show_progress(console, opened, plan) as advance,
                 ):
                     shutdown.run(_run(settings, urls, opened, plan, sampling, concurrency, file, advance))
@@ -143,26 +171,6 @@ def _explain_interruption(console: Console, out: Path | None) -> Iterator[None]:
     except EngineError as error:
         console.print(f"reasoner: {error}. {remains}", markup=False, soft_wrap=True)
         raise typer.Exit(1) from None
-
-
-def _build_plan(
-    settings: Settings, strategy: str, n: str, live_n: str | None, seeds: int, against: list[str]
-) -> EvaluationPlan:
-    for hint, text in (("--n", n), ("--live-n", n if live_n is None else live_n)):
-        try:
-            parse_counts(text)
-        except ValueError as error:
-            raise typer.BadParameter(str(error), param_hint=hint) from None
-    try:
-        cases = parse_cases(strategy, has_verifier=settings.prm_name is not None)
-        pooled, live = split_pooled_and_live(cases)
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint="--strategy") from None
-    names = tuple(served_name(value) for value in against)
-    counts = parse_counts(n)
-    return EvaluationPlan(
-        settings.model_name, pooled, live, counts, counts if live_n is None else parse_counts(live_n), seeds, names
-    )
 
 
 def _identify_suite(suite: Suite) -> dict[str, Any]:

@@ -147,9 +147,7 @@ def evaluate_file(
     threshold: Annotated[
         float | None, typer.Option(min=0, max=1, help="Steps that score below it count as wrong; default 0.5.")
     ] = None,
-    fit: Annotated[
-        Path | None, typer.Option(help="File of cases on which the best threshold is found instead.")
-    ] = None,
+    fit: Annotated[Path | None, typer.Option(help="File of cases to fit the best threshold on instead.")] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first cases of FILE.")] = None,
     concurrency: Annotated[int, typer.Option(min=1, max=256, help="Cases scored at the same time.")] = 16,
     device: Annotated[Literal["cpu", "cuda"] | None, typer.Option(help=_DEVICE)] = None,

@@ -80,10 +80,8 @@ def watch_tree(client: Client, job: Job, console: Console) -> None:
     progress, tree = Progress(), TreeBuilder()
 
     def render() -> Group:
-        drawn = _draw_tree(
-            tree.build(job.id).model_dump(), max(1, console.height - MARGIN_LINES), progress.status == "in_progress"
-        )
-        return Group(drawn, Text(progress.line()))
+        max_nodes, is_running = max(1, console.height - MARGIN_LINES), progress.status == "in_progress"
+        return Group(_draw_tree(tree.build(job.id).model_dump(), max_nodes, is_running), Text(progress.line()))
 
     with Live(console=console, get_renderable=render, refresh_per_second=8, transient=True):
         for event in client.events(job.id):
@@ -133,11 +131,11 @@ def _draw_tree(tree: dict[str, Any], max_nodes: int, is_running: bool) -> Tree:
             kept = extended
     parents = {node["parent"] for node in nodes.values()}
     root = Tree("search tree")
-    drawn: dict[str, Tree] = {"": root}
+    branches: dict[str, Tree] = {"": root}
     for name in sorted(kept, key=lambda name: [int(part) for part in name.split(".")]):
         node = nodes[name]
         is_open = node["state"] == "live" or (node["state"] in ("step", "said") and name not in parents)
-        drawn[name] = drawn.get(node["parent"], root).add(_label(node, name in chosen, is_running and is_open))
+        branches[name] = branches.get(node["parent"], root).add(_label(node, name in chosen, is_running and is_open))
     if len(nodes) > len(kept):
         root.add(Text(f"… {len(nodes) - len(kept)} more nodes", style="dim"))
     return root

@@ -93,10 +93,10 @@ async def check_query_parameters(request: Request) -> None:
     if not num_values:
         return
     operation = request.app.openapi()["paths"][request.scope["route"].path][request.method.lower()]
-    known = [parameter["name"] for parameter in operation.get("parameters", ()) if parameter["in"] == "query"]
-    known_text = f"known parameters: {', '.join(known)}" if known else "this call has none"
-    errors = [(name, f"unknown parameter; {known_text}") for name in num_values if name not in known]
-    errors += [(name, "give it once") for name, count in num_values.items() if name in known and count > 1]
+    names = [parameter["name"] for parameter in operation.get("parameters", ()) if parameter["in"] == "query"]
+    hint = f"known parameters: {', '.join(names)}" if names else "this call has none"
+    errors = [(name, f"unknown parameter; {hint}") for name in num_values if name not in names]
+    errors += [(name, "give it once") for name, count in num_values.items() if name in names and count > 1]
     if errors:
         detail = "; ".join(f"{name}: {message}" for name, message in errors)
         raise Problem(422, "invalid-request", detail, errors=errors)

@@ -22,13 +22,13 @@ from workers.processes.children import read_tail, stop
 _STOP_SECONDS = 5.0
 
 
-def compute(module: str, asked: dict[str, Any], console: Console, *, grace: float = _STOP_SECONDS) -> Any:
+def compute(module: str, request: dict[str, Any], console: Console, *, grace: float = _STOP_SECONDS) -> Any:
     """Run ``python -m module`` with a progress bar and return its result. Exit the command if it fails.
 
     ``grace``: the time in seconds that the process has to end in order after Ctrl-C.
     """
     try:
-        return _watched(module, asked, console, grace)
+        return _run(module, request, console, grace)
     except _FailedError as error:
         console.print(f"reasoner: {error}", markup=False, highlight=False, soft_wrap=True)
         raise typer.Exit(error.status) from None
@@ -42,13 +42,13 @@ class _FailedError(Exception):
         self.status = status
 
 
-def _watched(module: str, asked: dict[str, Any], console: Console, grace: float) -> Any:
+def _run(module: str, request: dict[str, Any], console: Console, grace: float) -> Any:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with tempfile.TemporaryDirectory(prefix="reasoner-") as folder, Progress(*columns, console=console) as progress:
         task, result, log = progress.add_task("starting", total=None), None, Path(folder) / "log"
         with log.open("wb") as errors:
             process = subprocess.Popen(
-                [sys.executable, "-m", module, json.dumps(asked)],
+                [sys.executable, "-m", module, json.dumps(request)],
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 start_new_session=True,

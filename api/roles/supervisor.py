@@ -156,8 +156,8 @@ class Supervisor:
             self._broker.start()
             redis_url = self._broker.url
         check_bind(settings)
-        known = {"redis_url": redis_url, "engine_url": settings.engine_url or (f"unix://{engine_socket}",)}
-        env = os.environ | settings.model_copy(update=known).environment()
+        addresses = {"redis_url": redis_url, "engine_url": settings.engine_url or (f"unix://{engine_socket}",)}
+        env = os.environ | settings.model_copy(update=addresses).environment()
         if local_engine:
             names = [settings.model_name, *([] if settings.prm_name is None else [settings.prm_name])]
             self._say(f"starting the engine with {' and '.join(names)}")
@@ -191,8 +191,9 @@ class Supervisor:
                     answer = client.get(f"{self.url}/readyz")
                     if answer.status_code == httpx.codes.OK:
                         return
-                    known, missing = missing, _missing(answer.json()["errors"])
-                    if missing != known:
+                    errors = _missing(answer.json()["errors"])
+                    if errors != missing:
+                        missing = errors
                         self._say(missing)
                 time.sleep(_POLL_SECONDS)
 
