@@ -27,7 +27,9 @@ class Connection:
 
     url: Annotated[
         str | None,
-        typer.Option(envvar="REASONER_URL", help="Address of a service; default: the configured port of this machine."),
+        typer.Option(
+            envvar="REASONER_URL", help="Address of a running service; default: the configured port on this machine."
+        ),
     ] = None
     key: Annotated[str | None, typer.Option(envvar="REASONER_API_KEY", help="API key, if the service needs one.")] = (
         None
