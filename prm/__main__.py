@@ -29,7 +29,7 @@ def main() -> int:
     torch.set_num_threads(choose_threads().number)
     signal.signal(signal.SIGTERM, lambda *_: stopped.set())
     try:
-        trained = train(TrainPlan(**json.loads(sys.argv[1])), _tell, stopped.is_set)
+        trained = train(TrainPlan(**json.loads(sys.argv[1])), _report_progress, stopped.is_set)
     except (BadRecord, EngineError) as error:
         print(json.dumps({"error": str(error), "usage": isinstance(error, BadRecord)}), flush=True)
         return 1
@@ -38,8 +38,8 @@ def main() -> int:
     return 0
 
 
-def _tell(done: int, total: int, following: str) -> None:
-    print(json.dumps({"done": done, "total": total, "next": following}), flush=True)
+def _report_progress(done: int, total: int, next_part: str) -> None:
+    print(json.dumps({"done": done, "total": total, "next": next_part}), flush=True)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from engine.fingerprint import fingerprint
 from engine.models.interface import Model
 from engine.protocol.request_checks import check_generate, check_score, check_tokens
 from engine.protocol.types import GenerateRequest, InvalidRequest, ModelInfo, ScoreItem, ScoreRequest
-from engine.sampling.penalties import Penalties
+from engine.sampling.logits_processors import Penalties
 from engine.scheduler.sequence import GenerateSequence, Job, ScoreSequence
 from engine.text.detokenizer import StopStrings, TextReader, decode_complete_text
 from engine.text.tokenizer import Tokenizer

@@ -40,7 +40,7 @@ class EngineBusy(EngineUnavailable):
 class SamplingParams:
     """Sampling parameters of a request.
 
-    The logits are modified by ``logit_bias``, the penalties and ``min_tokens`` (``engine.sampling.penalties``), divided
+    The logits are modified by ``logit_bias``, the penalties and ``min_tokens`` (``logits_processors``), divided
     by ``temperature`` (0 means greedy: argmax) and filtered by ``top_k`` (0 is off), ``top_p`` (1 is off) and ``min_p``
     (0 is off), in this order. ``stop`` strings end a branch as soon as the generated text contains one.
     """

@@ -1,4 +1,4 @@
-"""Sampling on a GPU, the counterpart of ``penalties`` and ``sampler``.
+"""Sampling on a GPU, the counterpart of ``logits_processors`` and ``sampler``.
 
 The host synchronizes once per step, to copy tokens and log-probabilities together."""
 
@@ -12,8 +12,7 @@ from torch import Tensor
 
 from engine.device import to_device
 from engine.protocol.types import SamplingParams
-from engine.sampling.logits_processors import LogitsRow, forbidden_by_row, penalties_by_row
-from engine.sampling.penalties import Ints, Penalties
+from engine.sampling.logits_processors import Ints, LogitsRow, Penalties, forbidden_by_row, penalties_by_row
 from engine.sampling.sampler import Array, Floats, require_finite_logits
 from kernels.common.sampling_tensors import NoiseKeys, SamplingTensors
 from kernels.sampling import sampling

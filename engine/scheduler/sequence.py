@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 from engine.cache.paged_kv import PageTable
 from engine.cache.radix_tree import Match
 from engine.protocol.types import Branch, Completion, Delta, EngineError, SamplingParams, ScoreResult, TokenLogprob
-from engine.sampling.logits_processors import LogitsRow
-from engine.sampling.penalties import Ints, Penalties
+from engine.sampling.logits_processors import Ints, LogitsRow, Penalties
 from engine.text.detokenizer import StopStrings, TextReader
 
 Event = Completion | Delta | ScoreResult | EngineError

@@ -17,7 +17,7 @@ from kernels.common.sampling_tensors import NoiseKeys, SamplingTensors
 
 
 class PenaltyTensors(NamedTuple):
-    """Biases and penalties of some tokens of each row (``engine.sampling.penalties``).
+    """Biases and penalties of some tokens of each row (``engine.sampling.logits_processors``).
 
     The tokens of all rows lie one row after the other, ``[n]`` in all; a row has a token at most once.
     """

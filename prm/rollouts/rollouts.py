@@ -16,7 +16,7 @@ import asyncio
 import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator
 from contextlib import aclosing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from hashlib import blake2b
 from pathlib import Path
 
@@ -130,39 +130,31 @@ def _list_work(problems: Iterable[RolloutProblem], solutions: int) -> Iterator[t
             yield from ((problem, (problem.key, index)) for index in range(solutions))
 
 
+@dataclass(slots=True)
 class _Run:
-    def __init__(
-        self,
-        plan: RolloutPlan,
-        context: int,
-        engine: EngineClient,
-        judge: Judge,
-        file: RolloutFile,
-        on_progress: Callable[[RolloutStats], None],
-    ) -> None:
-        self.stats = RolloutStats()
-        self._plan = plan
-        self._context = context
-        self._engine = engine
-        self._judge = judge
-        self._file = file
-        self._on_progress = on_progress
+    plan: RolloutPlan
+    context: int
+    engine: EngineClient
+    judge: Judge
+    file: RolloutFile
+    on_progress: Callable[[RolloutStats], None]
+    stats: RolloutStats = field(default_factory=RolloutStats)
 
     async def work(self, work: Iterator[tuple[RolloutProblem, SolutionKey]]) -> None:
         """Label solutions until none is left; concurrent workers share the iterator."""
         for problem, key in work:
-            if key not in self._file.done:
+            if key not in self.file.done:
                 try:
                     await self._label(problem, key)
                 except InvalidRequest as error:
                     raise InvalidRequest(f"problem {problem.id}: {error}", error.field) from None
             self.stats.solutions += 1
-            self.stats.steps, self.stats.good = self._file.steps, self._file.good
-            self._on_progress(self.stats)
+            self.stats.steps, self.stats.good = self.file.steps, self.file.good
+            self.on_progress(self.stats)
 
     async def _label(self, problem: RolloutProblem, key: SolutionKey) -> None:
         conversation = [{"role": "user", "content": problem.question}]
-        prompt = await self._engine.tokenize(self._plan.model, conversation)
+        prompt = await self.engine.tokenize(self.plan.model, conversation)
         lease = f"rollouts-{uuid.uuid4().hex}"  # keeps the prefixes of the steps in the cache
         pieces = await self._solve(prompt, key, lease)
         ends = [index for index, piece in enumerate(pieces) if piece.text.strip()]
@@ -170,30 +162,30 @@ class _Run:
         for step, end in enumerate(ends):
             so_far = pieces[: end + 1]
             if step == len(ends) - 1:
-                shares.append(float(await self._judge(problem, _text(pieces))))
-            elif self._plan.early and shares and shares[-1] == 0:
+                shares.append(float(await self.judge(problem, _text(pieces))))
+            elif self.plan.early and shares and shares[-1] == 0:
                 shares.append(0.0)
             else:
                 shares.append(await self._complete(problem, key, step, prompt, so_far, lease))
-        await self._engine.release(lease)
-        steps = tuple(pieces[end].text.removesuffix(self._plan.separator).strip() for end in ends)
+        await self.engine.release(lease)
+        steps = tuple(pieces[end].text.removesuffix(self.plan.separator).strip() for end in ends)
         hard = tuple(int(share > 0) for share in shares)
-        soft = None if self._plan.early else tuple(shares)
-        self._file.finish(key, LabelledSolution(problem.id, problem.question, steps, hard, soft))
+        soft = None if self.plan.early else tuple(shares)
+        self.file.finish(key, LabelledSolution(problem.id, problem.question, steps, hard, soft))
 
     async def _solve(self, prompt: tuple[int, ...], key: SolutionKey, lease: str) -> list[SampledStep]:
         """Generate a solution step by step, so that the token ids at each step's end are known."""
-        pieces = self._file.pieces(key)
+        pieces = self.file.pieces(key)
         while not (pieces and pieces[-1].ended):
             generated = _ids(pieces)
             num_left = self._num_tokens_left(prompt, generated)
-            branch = Branch(self._plan.seed, _noise_key(*key), num_left)
-            stop = (self._plan.separator,)
+            branch = Branch(self.plan.seed, _noise_key(*key), num_left)
+            stop = (self.plan.separator,)
             async with aclosing(self._generate(prompt + generated, (branch,), lease, stop=stop)) as completions:
                 async for completion in completions:
-                    ended = completion.stop != self._plan.separator or len(completion.token_ids) == num_left
-                    self._file.add_piece(key, SampledStep(completion.text, completion.token_ids, ended))
-            pieces = self._file.pieces(key)
+                    ended = completion.stop != self.plan.separator or len(completion.token_ids) == num_left
+                    self.file.add_piece(key, SampledStep(completion.text, completion.token_ids, ended))
+            pieces = self.file.pieces(key)
         return pieces
 
     async def _complete(
@@ -206,27 +198,27 @@ class _Run:
         lease: str,
     ) -> float:
         """Return the fraction of right completions from the end of a step."""
-        verdicts = self._file.verdicts(key, step)
-        missing = [index for index in range(self._plan.completions) if index not in verdicts]
-        if missing and not (self._plan.early and any(verdicts.values())):
+        verdicts = self.file.verdicts(key, step)
+        missing = [index for index in range(self.plan.completions) if index not in verdicts]
+        if missing and not (self.plan.early and any(verdicts.values())):
             generated = _ids(so_far)
             num_left = self._num_tokens_left(prompt, generated)
-            branches = tuple(Branch(self._plan.seed, _noise_key(*key, step, index), num_left) for index in missing)
+            branches = tuple(Branch(self.plan.seed, _noise_key(*key, step, index), num_left) for index in missing)
             async with aclosing(self._generate(prompt + generated, branches, lease, stop=())) as completions:
                 async for completion in completions:
                     index = missing[completion.index]
-                    right = await self._judge(problem, _text(so_far) + completion.text)
-                    self._file.add_verdict(key, step, index, right=right, tokens=len(completion.token_ids))
-                    if right and self._plan.early:
+                    right = await self.judge(problem, _text(so_far) + completion.text)
+                    self.file.add_verdict(key, step, index, right=right, tokens=len(completion.token_ids))
+                    if right and self.plan.early:
                         break
-            verdicts = self._file.verdicts(key, step)
+            verdicts = self.file.verdicts(key, step)
         return sum(verdicts.values()) / len(verdicts)
 
     def _num_tokens_left(self, prompt: tuple[int, ...], generated: tuple[int, ...]) -> int:
         """Return the number of tokens that a solution may still get. Raises ``InvalidRequest`` if there is none."""
-        num_left = min(self._plan.max_tokens, self._context - len(prompt)) - len(generated)
+        num_left = min(self.plan.max_tokens, self.context - len(prompt)) - len(generated)
         if num_left <= 0:
-            raise InvalidRequest(f"its prompt of {len(prompt)} tokens fills the context of {self._context}", "prompt")
+            raise InvalidRequest(f"its prompt of {len(prompt)} tokens fills the context of {self.context}", "prompt")
         return num_left
 
     async def _generate(
@@ -234,14 +226,14 @@ class _Run:
     ) -> AsyncGenerator[Completion, None]:
         request = GenerateRequest(
             request_id=uuid.uuid4().hex,
-            model=self._plan.model,
+            model=self.plan.model,
             prompt=prompt,
             branches=branches,
-            sampling=SamplingParams(temperature=self._plan.temperature, stop=stop),
+            sampling=SamplingParams(temperature=self.plan.temperature, stop=stop),
             lease=lease,
         )
         left = len(branches)
-        events = self._engine.generate(request)
+        events = self.engine.generate(request)
         async with aclosing(events):
             async for event in events:
                 if isinstance(event, Completion):

@@ -5,8 +5,9 @@ Only the new steps of a chain are computed, on the cached prefix, and all chains
 
 from __future__ import annotations
 
+import math
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from engine.protocol.types import EngineClient, ModelInfo, ScoreItem, ScoreRequest
@@ -15,6 +16,15 @@ from prm.formats.registry import open_format
 
 _MAX_CACHED_INCREMENTS = 16384
 """Maximum number of cached increments, since a tree search scores the same steps many times."""
+
+AGGREGATIONS: Mapping[str, Callable[[Sequence[float]], float]] = {
+    "last": lambda scores: scores[-1],
+    "min": min,
+    "max": max,
+    "prod": math.prod,
+    "mean": lambda scores: sum(scores) / len(scores),
+}
+"""Functions from step scores to the score of a solution."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,3 +126,7 @@ class StepScorer:
             if len(self._increments) > _MAX_CACHED_INCREMENTS:
                 del self._increments[next(iter(self._increments))]
         return pieces
+
+
+def aggregate(scores: Sequence[float], how: str) -> float:
+    return AGGREGATIONS[how](scores)

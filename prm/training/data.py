@@ -1,21 +1,37 @@
-"""Encoding of examples as token ids, and their order in training."""
+"""Training examples of process reward models: solutions with a label for each step, their encoding and their order."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from pathlib import Path
 from random import Random
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from engine.text.tokenizer import Tokenizer
-from prm.records import BadRecord
-from prm.training.examples import Example
+from prm.records import BadRecord, JsonRecord, read_records
 
 VALIDATION_ONE_IN = 10
 """Reciprocal of the fraction of questions that are held out for validation, at least one."""
+
+
+Labels = Literal["hard", "soft"]
+
+_ENGINE_RESULTS = ("settings", "piece", "completion")
+"""Keys of the lines of a rollout file that are not examples but recorded engine results."""
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """One labelled solution. ``labels`` holds the value of each step, from 0 (cannot lead to a right answer) to 1."""
+
+    question: str
+    steps: tuple[str, ...]
+    labels: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +40,7 @@ class EncodedExample:
 
     question: str
     ids: tuple[int, ...]
-    places: tuple[int, ...]
+    label_indices: tuple[int, ...]
     labels: tuple[float, ...]
 
 
@@ -40,21 +56,43 @@ class TrainingBatch:
     questions: tuple[str, ...]
 
 
+def read_examples(path: Path, labels: Labels) -> Iterator[Example]:
+    """Yield the examples of a rollout file, or of any JSONL file with the fields ``question``, ``steps`` (texts) and
+    ``hard``, ``soft`` or ``labels`` (numbers from 0 to 1). Raises ``BadRecord``."""
+    for record in read_records(path):
+        if any(name in record.fields for name in _ENGINE_RESULTS):
+            continue
+        if "solution" in record.fields and not record.fields["steps"]:
+            continue  # the policy generated no text
+        steps = record.texts("steps")
+        if not all(step.strip() for step in steps):
+            raise record.wrong("steps", "a list of texts of which none is blank")
+        yield Example(record.text("question"), steps, record.shares(_field(record, labels), len(steps)))
+
+
+def _field(record: JsonRecord, labels: Labels) -> str:
+    if "labels" in record.fields:
+        return "labels"
+    if labels == "soft" and "hard" in record.fields and "soft" not in record.fields:
+        raise BadRecord(f"{record.location}: there are only hard labels (the rollouts ended early); train on hard ones")
+    return labels
+
+
 def encode(example: Example, tokenizer: Tokenizer, separator: str, longest: int) -> EncodedExample:
     """Encode an example as ``prm.scorers.steps`` does; steps that do not fit into ``longest`` tokens are left out."""
     ids = list(tokenizer.encode_chat([{"role": "user", "content": example.question}]))
     ending = tokenizer.encode(separator)
     if not ending:
         raise BadRecord(f"the separator {separator!r} has no token in this tokenizer: choose another")
-    places, labels = [], []
+    label_indices, labels = [], []
     for step, label in zip(example.steps, example.labels, strict=True):
         added = (*tokenizer.encode(step.strip()), *ending)
         if len(ids) + len(added) > longest:
             break
         ids += added
-        places.append(len(ids) - 1)
+        label_indices.append(len(ids) - 1)
         labels.append(label)
-    return EncodedExample(example.question, tuple(ids), tuple(places), tuple(labels))
+    return EncodedExample(example.question, tuple(ids), tuple(label_indices), tuple(labels))
 
 
 def split_examples(examples: Iterable[EncodedExample]) -> tuple[list[EncodedExample], list[EncodedExample]]:
@@ -77,10 +115,9 @@ def split_examples(examples: Iterable[EncodedExample]) -> tuple[list[EncodedExam
 
 def select_examples(step: int, count: int, batch: int, seed: int) -> list[int]:
     """Return the indices of the examples of a step. Every epoch is a new permutation of all examples."""
-    each = steps_per_epoch(count, batch)
-    epoch, place = divmod(step, each)
+    epoch, index = divmod(step, steps_per_epoch(count, batch))
     order = Random(f"{seed}/{epoch}").sample(range(count), count)
-    return order[place * batch : (place + 1) * batch]
+    return order[index * batch : (index + 1) * batch]
 
 
 def steps_per_epoch(count: int, batch: int) -> int:
@@ -105,7 +142,7 @@ def _collate(examples: Sequence[EncodedExample], device: str) -> TrainingBatch:
     for row, example in enumerate(examples):
         ids[row, : len(example.ids)] = torch.tensor(example.ids)
         mask[row, : len(example.ids)] = 1
-    at = [row * length + place for row, example in enumerate(examples) for place in example.places]
+    at = [row * length + index for row, example in enumerate(examples) for index in example.label_indices]
     labels = [label for example in examples for label in example.labels]
     questions = tuple(example.question for example in examples for _ in example.labels)
     return TrainingBatch(

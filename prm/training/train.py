@@ -28,14 +28,15 @@ from prm.records import BadRecord
 from prm.training.checkpoint import load_checkpoint, save_checkpoint
 from prm.training.data import (
     EncodedExample,
+    Labels,
     TrainingBatch,
     encode,
     make_batches,
+    read_examples,
     select_examples,
     split_examples,
     steps_per_epoch,
 )
-from prm.training.examples import Labels, read_examples
 from prm.training.validation import Validation, validate
 
 SAVE_SECONDS = 120.0
@@ -58,7 +59,7 @@ class TrainPlan:
     base: str
     """Folder of the initial model: a causal language model, or a PRM for further training."""
     data: str
-    """File of examples (``prm.training.examples``)."""
+    """File of examples (``prm.training.data``)."""
     out: str
     """Folder of the trained PRM, which must not exist yet; the checkpoint is beside it during training."""
     labels: Labels = "soft"
@@ -89,11 +90,11 @@ class Trained:
     validation: Validation
 
 
-Tell = Callable[[int, int, str], None]
+Progress = Callable[[int, int, str], None]
 """Progress callback with arguments (steps done, steps in all, status text)."""
 
 
-def train(plan: TrainPlan, tell: Tell, stopped: Callable[[], bool] = lambda: False) -> Trained | None:
+def train(plan: TrainPlan, progress: Progress, stopped: Callable[[], bool] = lambda: False) -> Trained | None:
     """Train, validate and export. Return ``None`` if stopped; the same call then resumes from the checkpoint.
 
     Raises ``BadRecord`` for invalid data or settings, ``EngineError`` for an unusable tokenizer.
@@ -111,7 +112,7 @@ def train(plan: TrainPlan, tell: Tell, stopped: Callable[[], bool] = lambda: Fal
     others = [weight for weight in model.parameters() if weight.ndim < 2]
     groups = [{"params": decayed, "weight_decay": plan.weight_decay}, {"params": others, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=plan.rate)
-    state = work / "state.safetensors"
+    state = work / "state.pt"
     step, seconds = load_checkpoint(state, model, optimizer, settings)
     total = plan.epochs * steps_per_epoch(len(learned), plan.batch)
     saved, running = time.monotonic(), 0.0
@@ -130,14 +131,14 @@ def train(plan: TrainPlan, tell: Tell, stopped: Callable[[], bool] = lambda: Fal
         now = time.monotonic()
         seconds += now - started
         running = loss if running == 0 else 0.95 * running + 0.05 * loss
-        tell(step, total, f"loss {running:.4f}")
+        progress(step, total, f"loss {running:.4f}")
         ending = stopped()
         if ending or now - saved > SAVE_SECONDS:
             save_checkpoint(state, model, optimizer, settings, step, seconds)
             saved = now
         if ending:
             return None
-    tell(total, total, "validating")
+    progress(total, total, "validating")
     validation = _validate(model, held_out, plan)
     _export(model, plan, out, work)
     shutil.rmtree(work, ignore_errors=True)
@@ -156,7 +157,7 @@ def _load(plan: TrainPlan) -> Any:
     from transformers import AutoModelForTokenClassification
 
     if plan.device == "cuda" and not torch.cuda.is_available():
-        raise BadRecord("device 'cuda' is asked for, and torch finds none here; 'cpu' is there")
+        raise BadRecord("device 'cuda' is requested, but torch finds none here; use 'cpu'")
     try:
         model = AutoModelForTokenClassification.from_pretrained(
             plan.base,
@@ -180,10 +181,10 @@ def _read(
     """Return training examples, validation examples, and the number of shortened ones."""
     encoded, shortened = [], 0
     for example in read_examples(Path(plan.data), plan.labels):
-        one = encode(example, tokenizer, plan.separator, longest)
-        shortened += len(one.places) < len(example.steps)
-        if one.places:
-            encoded.append(one)
+        kept = encode(example, tokenizer, plan.separator, longest)
+        shortened += len(kept.label_indices) < len(example.steps)
+        if kept.label_indices:
+            encoded.append(kept)
     learned, held_out = split_examples(encoded)
     return learned, held_out, shortened
 

@@ -1,4 +1,4 @@
-"""How well scores tell good steps from bad ones."""
+"""Metrics of the separation of good steps from bad ones by their scores."""
 
 from __future__ import annotations
 
@@ -32,15 +32,17 @@ class Validation:
 def validate(loss: float, scores: Sequence[float], labels: Sequence[float], questions: Sequence[str]) -> Validation:
     """Compute the metrics from scores, labels and questions of all steps; ``loss`` is the mean loss."""
     scored, good = np.array(scores), np.array(labels) >= GOOD
-    of = np.array(questions)
-    each = [auc(scored[of == question], good[of == question]) for question in dict.fromkeys(questions)]
-    known = [value for value in each if value is not None]
+    question_of = np.array(questions)
+    each = [
+        auc(scored[question_of == question], good[question_of == question]) for question in dict.fromkeys(questions)
+    ]
+    defined = [value for value in each if value is not None]
     return Validation(
         steps=len(scored),
         good=int(good.sum()),
         loss=loss,
         auc=auc(scored, good),
-        within=float(np.mean(known)) if known else None,
+        within=float(np.mean(defined)) if defined else None,
     )
 
 

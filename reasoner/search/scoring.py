@@ -12,8 +12,7 @@ from functools import partial
 from typing import Protocol
 
 from engine.protocol.types import InvalidRequest, ModelInfo
-from prm.scorers.aggregate import aggregate
-from prm.scorers.steps import Reading
+from prm.scorers.steps import Reading, aggregate
 from reasoner.budget.ledger import Ledger
 from reasoner.budget.prices import NO_AMOUNT, Amount
 from reasoner.budget.usage import Usage

@@ -26,7 +26,7 @@ from engine.protocol.types import (
 )
 from engine.runner import batch, sample_step
 from engine.runner.batch import ScheduledSequence
-from engine.sampling.penalties import Penalties
+from engine.sampling.logits_processors import Penalties
 from engine.scheduler.sequence import Event, GenerateSequence, Job
 from engine.speculation.control.controller import FixedController
 from tests.engine.conftest import Checkpoints

@@ -15,7 +15,7 @@ import torch
 from engine.device import CPU, select_device
 from engine.protocol.options import EngineOptions
 from engine.protocol.types import Branch, Completion, EngineError, GenerateRequest, ScoreItem
-from engine.runner.cuda_graphs import pad_num_tokens
+from engine.runner.forward_gpu import pad_num_tokens
 from engine.scheduler.draft import Draft
 from engine.speculation.control.controller import FixedController
 from tests.engine.conftest import Checkpoints

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, RepetitionPenaltyLogitsProcessor
 
 from engine.protocol.options import EngineOptions
 from engine.protocol.types import Branch, InvalidRequest, SamplingParams
-from engine.sampling.penalties import Penalties, forbid, penalise
+from engine.sampling.logits_processors import Penalties, forbid, penalise
 from tests.closeness import EPS
 from tests.engine.conftest import Checkpoints
 from tests.engine.helpers import Harness, generate
@@ -50,7 +50,7 @@ def test_penalised_logits_equal_the_definition(settings: dict[str, object]) -> N
     histories = [[dice.randrange(VOCAB) for _ in range(length)] for length in (0, 1, 40, 200)]
     logits = torch.randn(5, VOCAB, generator=torch.Generator().manual_seed(1)) * 3
     ours, base = logits.clone(), Penalties(law, prompt)
-    penalise(ours.numpy(), [0, 1, 3, 4], [base.fork(history) for history in histories])
+    penalise(ours.numpy(), {row: base.fork(history) for row, history in zip((0, 1, 3, 4), histories, strict=True)})
     expected = [reference(logits[row].tolist(), law, prompt, new) for row, new in zip((0, 1, 3, 4), histories)]  # noqa: B905
     # Four operations in float32 on numbers of these sizes: counts times penalties are up to 8.
     bound = 4 * EPS * (np.abs(expected) + logits[[0, 1, 3, 4]].abs().numpy() + 8)
@@ -62,7 +62,7 @@ def test_the_repetition_penalty_equals_that_of_transformers() -> None:
     logits = torch.randn(1, VOCAB, generator=torch.Generator().manual_seed(2)) * 3
     prompt, new = [1, 5, 5, 9], [5, 30, 31, 31]
     ours = logits.clone()
-    penalise(ours.numpy(), [0], [Penalties(SamplingParams(repetition_penalty=1.7), prompt).fork(new)])
+    penalise(ours.numpy(), {0: Penalties(SamplingParams(repetition_penalty=1.7), prompt).fork(new)})
     theirs = RepetitionPenaltyLogitsProcessor(1.7)(torch.tensor([prompt + new]), logits)
     torch.testing.assert_close(ours, theirs, atol=0, rtol=EPS)
 
@@ -79,14 +79,14 @@ def test_adding_tokens_one_by_one_equals_forking_with_all_of_them() -> None:
         growing.add(token)
     for grown, whole in ((growing, fresh().fork(new)), (sibling, fresh().fork([7])), (base, fresh())):
         left, right = torch.ones(1, VOCAB), torch.ones(1, VOCAB)
-        penalise(left.numpy(), [0], [grown])
-        penalise(right.numpy(), [0], [whole])
+        penalise(left.numpy(), {0: grown})
+        penalise(right.numpy(), {0: whole})
         assert left.tolist() == right.tolist()
 
 
 def test_forbidden_tokens_are_impossible_only_in_their_rows() -> None:
     logits = torch.zeros(3, VOCAB)
-    forbid(logits.numpy(), [0, 2], [np.array([1, 2]), np.array([59])])
+    forbid(logits.numpy(), {0: np.array([1, 2]), 2: np.array([59])})
     assert torch.nonzero(logits == -torch.inf).tolist() == [[0, 1], [0, 2], [2, 59]]
 
 

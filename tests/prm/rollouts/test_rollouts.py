@@ -28,7 +28,7 @@ from engine.protocol.types import (
 )
 from prm.records import BadRecord, read_records
 from prm.rollouts.rollouts import RolloutPlan, RolloutProblem, RolloutStats, roll_out
-from prm.training.examples import Example, read_examples
+from prm.training.data import Example, read_examples
 
 STEPS = 3
 BAD = 0.3

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from engine.protocol.types import EngineError, ModelInfo, ScoreRequest, ScoreResult
-from prm.scorers.aggregate import AGGREGATIONS, aggregate
-from prm.scorers.steps import StepChain, StepScorer
+from prm.scorers.steps import AGGREGATIONS, StepChain, StepScorer, aggregate
 from tests.scripted import SEPARATOR, ScriptedEngine
 
 NOTES = {"format": "token_classification", "separator": "\n\n", "positive_label": 1}

@@ -20,8 +20,7 @@ from engine.core.local_engine import LocalEngine
 from engine.text.tokenizer import Tokenizer
 from prm.records import BadRecord
 from prm.scorers.steps import StepChain, StepScorer
-from prm.training.data import EncodedExample, encode, make_batches, select_examples, split_examples
-from prm.training.examples import Example
+from prm.training.data import EncodedExample, Example, encode, make_batches, select_examples, split_examples
 from prm.training.train import Trained, TrainPlan, _backward, schedule, train
 from prm.training.validation import auc
 from tests.prm.checkpoints import score_gap
@@ -125,7 +124,7 @@ def test_a_resumed_run_ends_with_bitwise_the_same_weights(base: Path, tmp_path: 
         assert (
             train(two, lambda done, *_: steps.append(done), lambda end=before + stops_after: len(steps) >= end) is None
         )  # type: ignore[misc]
-        assert (tmp_path / "two.work" / "state.safetensors").exists()
+        assert (tmp_path / "two.work" / "state.pt").exists()
     assert steps == list(range(1, 10))
     trained(two)
     first, second = (load_file(tmp_path / name / "model.safetensors") for name in ("one", "two"))
@@ -161,7 +160,7 @@ async def test_the_engine_serves_the_export_and_scores_as_transformers_does(base
     encoded = encode(Example(question, steps, (0.0,) * 3), Tokenizer(out, 826), "\n\n", 256)
     assert encoded.ids[: len(prompt.tokens)] == prompt.tokens
     with torch.inference_mode():
-        logits = model(input_ids=torch.tensor([encoded.ids])).logits[0, list(encoded.places)]
+        logits = model(input_ids=torch.tensor([encoded.ids])).logits[0, list(encoded.label_indices)]
     assert scored.scores == pytest.approx(logits.softmax(1)[:, 1].tolist(), abs=score_gap("token_classification", out))
     assert scored.scores[0] > 0.5 > scored.scores[1]
 
@@ -190,7 +189,7 @@ def test_the_loss_is_the_mean_cross_entropy_at_separators_for_any_batching(base:
             logs = model(input_ids=torch.tensor([one.ids])).logits[0].double().log_softmax(1)
             terms += [
                 -(label * logs[place, 1] + (1 - label) * logs[place, 0])
-                for place, label in zip(one.places, one.labels, strict=True)
+                for place, label in zip(one.label_indices, one.labels, strict=True)
             ]
     expected = float(torch.stack(terms).mean())
     gradients = []
@@ -209,8 +208,8 @@ def test_steps_that_do_not_fit_are_dropped_whole() -> None:
     whole = encode(Example("How many?", ("2 + 2 = 4", "4 + 4 = 8"), (1.0, 0.5)), tokenizer, "\n\n", 256)
     short = encode(Example("How many?", ("2 + 2 = 4", "4 + 4 = 8"), (1.0, 0.5)), tokenizer, "\n\n", len(whole.ids) - 1)
     assert (whole.labels, short.labels) == ((1.0, 0.5), (1.0,))
-    assert short.ids == whole.ids[: whole.places[0] + 1]
-    assert tokenizer.decode_all([whole.ids[place] for place in whole.places]) == "\n\n\n\n"
+    assert short.ids == whole.ids[: whole.label_indices[0] + 1]
+    assert tokenizer.decode_all([whole.ids[place] for place in whole.label_indices]) == "\n\n\n\n"
 
 
 def test_every_epoch_reads_every_example_once_in_another_order() -> None:

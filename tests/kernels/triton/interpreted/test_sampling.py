@@ -16,7 +16,7 @@ from torch import Tensor
 
 from engine.protocol.types import SamplingParams
 from engine.sampling import sampler as on_cpu
-from engine.sampling.penalties import Penalties, penalise
+from engine.sampling.logits_processors import Penalties, penalise
 from kernels.common import noise
 from kernels.common.noise import SAMPLE
 from kernels.common.sampling_tensors import NoiseKeys, SamplingTensors
@@ -108,7 +108,7 @@ def test_penalties_equal_the_engines_bit_for_bit() -> None:
             one.add(token)
         penalties.append(one)
     expected = x.clone().numpy()
-    penalise(expected, range(3), penalties)
+    penalise(expected, dict(enumerate(penalties)))
 
     def joined(name: str) -> Tensor:
         return torch.from_numpy(np.concatenate([getattr(one, name) for one in penalties]))
