@@ -107,7 +107,11 @@ QWEN3_MOE = shape(2048, 48, 32, 4, head_dim=128, max_position_embeddings=40960, 
 def test_llama_3_1_config_is_read() -> None:
     config = read("LlamaForCausalLM", LLAMA_3_1)
     assert (config.max_context, config.eos, config.tied) == (131072, (128001, 128008, 128009), False)
-    assert (config.ropes[0].kind, config.ropes[0].original, config.ropes[0].theta) == ("llama3", 8192, 500000.0)
+    assert (
+        config.ropes[0].kind,
+        config.ropes[0].parameters["original_max_position_embeddings"],
+        config.ropes[0].parameters["rope_theta"],
+    ) == ("llama3", 8192, 500000.0)
     assert {layer.window for layer in config.attention} == {None}
 
 
@@ -130,7 +134,11 @@ def test_mistral_config_is_read(more: dict[str, Any], window: int | None) -> Non
 
 def test_phi_4_mini_config_is_read() -> None:
     config = read("Phi3ForCausalLM", PHI_4_MINI)
-    assert (config.head_dim, config.ropes[0].dim, config.ropes[0].original) == (128, 96, 4096)
+    assert (config.head_dim, config.ropes[0].dim, config.ropes[0].parameters["original_max_position_embeddings"]) == (
+        128,
+        96,
+        4096,
+    )
     assert (config.fused, config.tied, config.max_context) == (True, True, 131072)
 
 
@@ -140,7 +148,7 @@ def test_gemma_2_and_3_configs_are_read() -> None:
     assert (config.attention[0].softcap, config.logit_softcap, config.attention[0].scale) == (50.0, 30.0, 1 / 16)
     config = read("Gemma3ForCausalLM", GEMMA_3)
     assert [layer.window for layer in config.attention[:7]] == [512] * 5 + [None, 512]
-    assert [rope.theta for rope in config.ropes[:7]] == [1e4] * 5 + [1e6, 1e4]
+    assert [rope.parameters["rope_theta"] for rope in config.ropes[:7]] == [1e4] * 5 + [1e6, 1e4]
     assert (config.attention[0].softcap, config.logit_softcap, config.tied) == (None, None, True)
 
 
