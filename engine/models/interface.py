@@ -26,19 +26,14 @@ class Batch:
 class Model(Protocol):
     """Weights and a forward pass over the paged KV cache."""
 
+    device_config: DeviceConfig
+    """Device and dtype of weights, hidden states and logits."""
+    parameters: int
+    """Number of weights; tied ones count once."""
+
     @property
     def config(self) -> ModelConfig:
         """Sizes and limits of the model."""
-        ...
-
-    @property
-    def device_config(self) -> DeviceConfig:
-        """Device and dtype of weights, hidden states and logits."""
-        ...
-
-    @property
-    def parameters(self) -> int:
-        """Number of weights; tied ones count once."""
         ...
 
     def forward(self, batch: Batch, attend: FusedAttentionBackend) -> Tensor:

@@ -1,7 +1,7 @@
 """Redirect the attention calls of transformers' models: to the engine's attention, or to a tracer.
 
-transformers looks up attention and mask functions by name. Ours pass each call on to the ``AttentionHandler`` of the
-current forward pass.
+transformers looks up attention and mask functions by name. Ours pass each call on to the handler of the current
+forward pass.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,23 +26,12 @@ _REFUSED_ARGUMENTS = {"s_aux": "attention sinks", "position_bias": "position bia
 MaskFunction = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
-class AttentionHandler(Protocol):
-    """Receives a model's attention calls."""
-
-    def attention(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, options: dict[str, Any]) -> Tensor:
-        """Attend; shapes as in ``AttentionBackend``."""
-        ...
-
-    def mask(self, visible: MaskFunction) -> Tensor | None:
-        """Return the mask that is passed to the layers."""
-        ...
-
-
-_CURRENT: ContextVar[AttentionHandler] = ContextVar("attention_handler")
+_CURRENT: ContextVar[PagedAttentionHandler | AttentionTracer] = ContextVar("attention_handler")
+"""Receiver of the attention calls and of the mask functions of the current forward pass."""
 
 
 @contextmanager
-def handle_attention(handler: AttentionHandler) -> Iterator[None]:
+def handle_attention(handler: PagedAttentionHandler | AttentionTracer) -> Iterator[None]:
     """Send all attention calls made in the block to ``handler``."""
     token = _CURRENT.set(handler)
     try:

@@ -92,13 +92,11 @@ class _Quantization:
             head = "lm_head" if self._quantizes_head else None
             return compressed_tensors.build_config(options.bits, options.group_size, skipped, w8a8_module=head)
         size = -1 if options.group_size is None else options.group_size
-        builders: dict[str, Callable[[], dict[str, Any]]] = {
-            "gptq": lambda: gptq.build_config(options.bits, size, act_order=True),
-            "awq": lambda: awq.build_config(size, skipped),
-            "fp8": lambda: fp8.build_config(skipped),
-            "nf4": lambda: bitsandbytes.build_config(skipped),
-        }
-        return builders[options.method]()
+        if options.method == "gptq":
+            return gptq.build_config(options.bits, size, act_order=True)
+        if options.method == "awq":
+            return awq.build_config(size, skipped)
+        return (fp8 if options.method == "fp8" else bitsandbytes).build_config(skipped)
 
     def _embed(self, sequences: list[Tensor]) -> list[Tensor]:
         table = Weights(self._raw.folder).take(

@@ -46,12 +46,7 @@ WARMUP = 0.05
 """Fraction of the steps with linear learning-rate warm-up, followed by cosine decay to zero."""
 POSITIVE = 1
 """Index of the label whose probability is the score."""
-_TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "chat_template.jinja",
-)
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
 
 
 @dataclass(frozen=True, slots=True)
