@@ -91,7 +91,7 @@ class CpuForward:
         )
 
     def _compute_last_part(
-        self, model: Decoder, hidden: Tensor, mixed: Tensor, batch: Batch, read: Sequence[int]
+        self, model: Decoder, hidden: Tensor, attn_out: Tensor, batch: Batch, read: Sequence[int]
     ) -> Tensor:
         """Compute the hidden states to ``read`` after the first part; see ``Decoder.forward_last_mlp``."""
         from kernels.cpu.sampling.draft_chain import gather_rows
@@ -99,14 +99,14 @@ class CpuForward:
         count = len(read)
         if not 0 < count <= _MAX_RECORDED_TOKENS:
             indices = torch.tensor(read, dtype=torch.int64)
-            return model.forward_last_mlp(hidden[indices], mixed[indices]) if count else hidden[:0]
+            return model.forward_last_mlp(hidden[indices], attn_out[indices]) if count else hidden[:0]
         indices = self._selection[:count]
         indices.numpy()[:] = read
         # The positions of all tokens are not needed any more; the fused sampler reads those of the selected ones.
         self._inputs_numpy[1, :count] = batch.positions.numpy()[read]
         selected = [
             gather_rows(table, indices, out=buffer[:count])
-            for table, buffer in zip((hidden, mixed), self._selected, strict=True)
+            for table, buffer in zip((hidden, attn_out), self._selected, strict=True)
         ]
         return self._expose(
             self._last_parts((count, torch.get_num_threads()), lambda: model.forward_last_mlp(*selected))
