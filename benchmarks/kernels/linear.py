@@ -17,7 +17,7 @@ from benchmarks.kernels.measure import Case, Run, Runs
 from kernels.linear import nf4, weight_only_int4
 from kernels.linear.fp8 import BLOCK, fp8_linear
 from kernels.linear.nf4 import Nf4, nf4_linear
-from kernels.linear.weight_only_int4 import Int4, Layout, int4_linear
+from kernels.linear.weight_only_int4 import Int4, int4_linear
 from kernels.linear.weight_only_int8 import int8_linear, int8_weight_linear
 from kernels.quantize import quantize_vectors
 
@@ -52,16 +52,12 @@ def _runs(device: torch.device, make: _Make, into: int, out: int, rows: int) -> 
     return Runs(ours, {"bfloat16": lambda: F.linear(x, narrow)}, lambda: F.linear(x.float(), wide), tolerance)
 
 
-def _int4(layout: Layout) -> _Make:
-    def make(x: Tensor, into: int, out: int) -> tuple[Run, Tensor, float]:
-        shape = (into // 8, out) if layout is Layout.GPTQ else (into, out // 8)
-        packed = torch.randint(-(1 << 31), 1 << 31, shape, device=x.device, dtype=torch.int32)
-        scales = torch.rand(into // _GROUP, out, device=x.device, dtype=torch.float16)
-        zeros = torch.randint(1, 16, scales.shape, device=x.device, dtype=torch.uint8)
-        weight = Int4(packed, scales, zeros, layout, None)
-        return lambda: int4_linear(x, weight), weight_only_int4.dequantize(weight), 0.02
-
-    return make
+def _int4(x: Tensor, into: int, out: int) -> tuple[Run, Tensor, float]:
+    packed = torch.randint(-(1 << 31), 1 << 31, (into // 8, out), device=x.device, dtype=torch.int32)
+    scales = torch.rand(into // _GROUP, out, device=x.device, dtype=torch.float16)
+    zeros = torch.randint(1, 16, scales.shape, device=x.device, dtype=torch.uint8)
+    weight = Int4(packed, scales, zeros, None)
+    return lambda: int4_linear(x, weight), weight_only_int4.dequantize(weight), 0.02
 
 
 def _nf4(x: Tensor, into: int, out: int) -> tuple[Run, Tensor, float]:
@@ -97,8 +93,7 @@ def _fp8_blocks(x: Tensor, into: int, out: int) -> tuple[Run, Tensor, float]:
 
 
 _FORMATS: tuple[tuple[str, float, torch.dtype, _Make], ...] = (
-    ("int4 GPTQ", 4 + 24 / _GROUP, torch.bfloat16, _int4(Layout.GPTQ)),
-    ("int4 AWQ", 4 + 24 / _GROUP, torch.bfloat16, _int4(Layout.AWQ)),
+    ("int4", 4 + 24 / _GROUP, torch.bfloat16, _int4),
     ("NF4", 4 + 32 / 64, torch.bfloat16, _nf4),
     ("int8 weights", 8, torch.bfloat16, _int8_weight),
     ("int8", 8, torch.int8, _int8),

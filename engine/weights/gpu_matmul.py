@@ -23,7 +23,7 @@ from engine.weights.packing import pack
 from kernels.linear.fp8 import BLOCK, fp8_linear
 from kernels.linear.fp32 import Linear, Product
 from kernels.linear.nf4 import Nf4, nf4_linear
-from kernels.linear.weight_only_int4 import Int4, Layout, int4_linear
+from kernels.linear.weight_only_int4 import Int4, int4_linear
 from kernels.linear.weight_only_int8 import int8_linear, int8_weight_linear
 
 T = TypeVar("T")
@@ -141,7 +141,7 @@ def _multiply_int8(parts: Sequence[Int8Matrix], device: torch.device) -> Multipl
 
 def _multiply_int4(parts: Sequence[GroupedMatrix], device: torch.device) -> Multiply:
     codes, scales, zeros, order = _stack_groups(parts, device)
-    weight = Int4(pack(codes, 4).T.contiguous(), scales, zeros.to(torch.uint8), Layout.GPTQ, order)
+    weight = Int4(pack(codes, 4).T.contiguous(), scales, zeros.to(torch.uint8), order)
     return lambda x, bias: int4_linear(x, weight, bias)
 
 

@@ -16,26 +16,17 @@ from torch import Tensor
 
 from kernels.triton.split import count_parts, sum_parts
 
-GPTQ, AWQ, BYTES, NF4 = 0, 1, 2, 3
-"""Layouts. ``GPTQ``: int32 ``[in / 8, out]``, the nibbles of a word are consecutive inputs. ``AWQ``: int32 ``[in, out /
-8]``, the nibbles are outputs, evens before odds. ``BYTES``: int8 or float8 ``[out, in]``. ``NF4``: uint8 ``[out, in /
-2]``, high nibble first."""
+INT4, BYTES, NF4 = 0, 1, 2
+"""Layouts. ``INT4``: int32 ``[in / 8, out]``, the nibbles of a word are consecutive inputs. ``BYTES``: int8 or float8
+``[out, in]``. ``NF4``: uint8 ``[out, in / 2]``, high nibble first."""
 
 
 @triton.jit
-def unpack_gptq(words):
+def unpack_nibbles(words):
     """Return the nibbles of words ``[rows, columns]``, lowest first: ``[rows, 8 * columns]``."""
     x = tl.interleave(words, words >> 16)
     x = tl.interleave(x, x >> 8)
     return tl.interleave(x, x >> 4) & 15
-
-
-@triton.jit
-def unpack_awq(words):
-    """Return the nibbles in AWQ's order, 0 4 1 5 2 6 3 7."""
-    x = tl.interleave(words, words >> 8)
-    x = tl.interleave(x, x >> 4)
-    return tl.interleave(x, x >> 16) & 15
 
 
 @triton.jit
@@ -75,27 +66,23 @@ def _weight_only(
         if LAYOUT == 0:
             word = step * (K // 8) + tl.arange(0, K // 8)
             words = tl.load(W + word[None, :] * w_stride + n[:, None], mask=is_output[:, None], other=0)
-            q = unpack_gptq(words)
+            q = unpack_nibbles(words)
         elif LAYOUT == 1:
-            word = tl.program_id(0) * (N // 8) + tl.arange(0, N // 8)
-            words = tl.load(W + k[:, None] * w_stride + word[None, :], mask=(word < w_stride)[None, :], other=0)
-            q = tl.trans(unpack_awq(words))
-        elif LAYOUT == 2:
             q = tl.load(W + n.to(tl.int64)[:, None] * w_stride + k[None, :], mask=is_output[:, None], other=0.0)
         else:
             pair = step * (K // 2) + tl.arange(0, K // 2)
             pairs = tl.load(W + n.to(tl.int64)[:, None] * w_stride + pair[None, :], mask=is_output[:, None], other=0)
             q = tl.interleave(pairs >> 4, pairs & 15)
-        if LAYOUT < 2:
+        if LAYOUT == 0:
             zero = tl.load(ZEROS + (step * K // group) * out + n, mask=is_output, other=0).to(tl.int32)
             weight = _centred(q, zero[:, None], dtype)
-        elif LAYOUT == 2:
+        elif LAYOUT == 1:
             weight = q.to(dtype)
         else:
             codes = tl.load(CODES + tl.arange(0, 16)).to(dtype)
             weight = tl.reshape(tl.gather(codes, tl.reshape(q, [N * K]).to(tl.int32), 0), [N, K])
         products = tl.dot(weight, x, input_precision="ieee")
-        if LAYOUT == 2 and HAS_ZEROS:  # 16 bits do not hold every difference of a byte and a zero
+        if LAYOUT == 1 and HAS_ZEROS:  # 16 bits do not hold every difference of a byte and a zero
             zero = tl.load(ZEROS + (step * K // group) * out + n, mask=is_output, other=0.0).to(tl.float32)
             products -= zero[:, None] * tl.sum(x.to(tl.float32), axis=0)[None, :]
         total += products * scale[:, None]
@@ -110,30 +97,23 @@ def _weight_only(
 @triton.jit
 def _int4_vector(
     X, W, SCALES, ZEROS, ORDER, OUT, out, into, group, w_stride, steps,
-    LAYOUT: tl.constexpr, HAS_ORDER: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
+    HAS_ORDER: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
 ):  # fmt: skip
     """Compute the product of one row without the matrix units, which would multiply mostly zeros."""
     part = tl.program_id(1)
     n = tl.program_id(0) * N + tl.arange(0, N)
     is_output = n < out
-    total = tl.zeros([K // 8 if LAYOUT == 0 else K, N], tl.float32)
+    total = tl.zeros([K // 8, N], tl.float32)
     for step in tl.range(part * steps, tl.minimum((part + 1) * steps, into // K), num_stages=4):
         scale = tl.load(SCALES + (step * K // group) * out + n, mask=is_output, other=0.0).to(tl.float32)
         zero = tl.load(ZEROS + (step * K // group) * out + n, mask=is_output, other=0).to(tl.int32)
-        if LAYOUT == 0:
-            word = step * (K // 8) + tl.arange(0, K // 8)
-            words = tl.load(W + word[:, None] * w_stride + n[None, :], mask=is_output[None, :], other=0)
-            sums = tl.zeros([K // 8, N], tl.float32)
-            for nibble in tl.static_range(8):
-                column = tl.load(ORDER + word * 8 + nibble) if HAS_ORDER else word * 8 + nibble
-                x = tl.load(X + column).to(tl.float32)
-                sums += _centred((words >> (4 * nibble)) & 15, zero[None, :], tl.float32) * x[:, None]
-        else:
-            k = step * K + tl.arange(0, K)
-            word = tl.program_id(0) * (N // 8) + tl.arange(0, N // 8)
-            words = tl.load(W + k[:, None] * w_stride + word[None, :], mask=(word < w_stride)[None, :], other=0)
-            x = tl.load(X + k).to(tl.float32)
-            sums = _centred(unpack_awq(words), zero[None, :], tl.float32) * x[:, None]
+        word = step * (K // 8) + tl.arange(0, K // 8)
+        words = tl.load(W + word[:, None] * w_stride + n[None, :], mask=is_output[None, :], other=0)
+        sums = tl.zeros([K // 8, N], tl.float32)
+        for nibble in tl.static_range(8):
+            column = tl.load(ORDER + word * 8 + nibble) if HAS_ORDER else word * 8 + nibble
+            x = tl.load(X + column).to(tl.float32)
+            sums += _centred((words >> (4 * nibble)) & 15, zero[None, :], tl.float32) * x[:, None]
         total += sums * scale[None, :]
     tl.store(OUT + part.to(tl.int64) * out + n, tl.sum(total, axis=0), mask=is_output)
 
@@ -158,15 +138,15 @@ def weight_only(
         return result
     zeroed, codes = zeros is not None, scales if codes is None else codes
     zeros = scales if zeros is None else zeros.contiguous()
-    if rows == 1 and layout in (GPTQ, AWQ):
-        wide, deep = 128, math.gcd(group, 128 if layout == GPTQ else 32)
+    if rows == 1 and layout == INT4:
+        wide, deep = 128, math.gcd(group, 128)
         columns, steps = triton.cdiv(out, wide), into // deep
         parts = count_parts(x, columns, steps, 8)
         partial = torch.empty(parts, 1, out, dtype=torch.float32, device=x.device)
         _int4_vector[(columns, parts)](
             x, weight, scales, zeros, weight if order is None else order, partial, out, into, group,
             weight.stride(0), triton.cdiv(steps, parts),
-            LAYOUT=layout, HAS_ORDER=order is not None, N=wide, K=deep, num_warps=4,
+            HAS_ORDER=order is not None, N=wide, K=deep, num_warps=4,
         )  # fmt: skip
         sum_parts(partial, bias, result)
         return result

@@ -20,7 +20,7 @@ from kernels.layers.activation import gelu_tanh_mul, silu_mul
 from kernels.layers.norm import add_rms_norm, rms_norm
 from kernels.linear.fp8 import fp8_linear
 from kernels.linear.nf4 import Nf4, nf4_linear
-from kernels.linear.weight_only_int4 import Int4, Layout, int4_linear
+from kernels.linear.weight_only_int4 import Int4, int4_linear
 from kernels.linear.weight_only_int8 import int8_linear, int8_weight_linear
 from kernels.quantize import quantize_vectors
 from kernels.sampling.sampling import PenaltyTensors, apply_penalties, sample
@@ -58,9 +58,9 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 Make = Callable[..., Tensor]
 
 
-def int4(make: Make, layout: Layout) -> Tensor:
-    packed = make((IN // 8, OUT) if layout is Layout.GPTQ else (IN, OUT // 8), I32)
-    return int4_linear(make((ROWS, IN)), Int4(packed, make((2, OUT)), make((2, OUT), U8), layout, None), make((OUT,)))
+def int4(make: Make) -> Tensor:
+    weight = Int4(make((IN // 8, OUT), I32), make((2, OUT)), make((2, OUT), U8), None)
+    return int4_linear(make((ROWS, IN)), weight, make((OUT,)))
 
 
 def write(make: Make, stored: torch.dtype | None) -> Tensor:
@@ -93,8 +93,7 @@ CASES: dict[str, tuple[Callable[[Make], Tensor | tuple[Tensor, ...]], list[str]]
     "quantize_vectors": (lambda make: quantize_vectors(make((ROWS, 2, 8)), torch.int8), ["_quantize"]),
     "sample": (drawn, ["_sample"]),
     "apply_penalties": (changed, ["_apply_penalties"]),
-    "int4_linear gptq": (lambda make: int4(make, Layout.GPTQ), ["_weight_only"]),
-    "int4_linear awq": (lambda make: int4(make, Layout.AWQ), ["_weight_only"]),
+    "int4_linear": (int4, ["_weight_only"]),
     "int8_weight_linear": (
         lambda make: int8_weight_linear(make((ROWS, IN)), make((OUT, IN), torch.int8), make((1, OUT))),
         ["_weight_only"],

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from kernels.triton.quantize import quantize_vectors
 from kernels.triton.scaled import scaled
-from kernels.triton.weight_only import AWQ, BYTES, GPTQ, NF4, weight_only
+from kernels.triton.weight_only import BYTES, INT4, NF4, weight_only
 from tests.kernels.triton.hopper import SHARED_MEMORY, compiling
 
 IN, OUT, GROUPS = 4096, 14336, 32
@@ -25,10 +25,9 @@ def empty(*shape: int, dtype: torch.dtype = BF16) -> Tensor:
     return torch.empty(*shape, dtype=dtype, device="meta")
 
 
-def int4(rows: int, layout: int) -> None:
-    packed = empty(IN // 8, OUT, dtype=I32) if layout == GPTQ else empty(IN, OUT // 8, dtype=I32)
+def int4(rows: int) -> None:
     scales, zeros = empty(GROUPS, OUT, dtype=F16), empty(GROUPS, OUT, dtype=U8)
-    weight_only(empty(rows, IN), packed, scales, None, layout, zeros=zeros)
+    weight_only(empty(rows, IN), empty(IN // 8, OUT, dtype=I32), scales, None, INT4, zeros=zeros)
 
 
 def byte(rows: int, *, stored: torch.dtype = torch.int8, groups: int = 1, zeroed: bool = False) -> None:
@@ -49,9 +48,8 @@ def eight(rows: int, stored: torch.dtype, *, blocks: bool = False) -> None:
 
 
 CASES: list[tuple[str, Callable[[], object], str, int, float]] = [
-    ("gptq, 16 rows", lambda: int4(16, GPTQ), "HGMMA", 112, 0.25),
-    ("gptq, 256 rows", lambda: int4(256, GPTQ), "HGMMA", 224, 0.12),
-    ("awq, 16 rows", lambda: int4(16, AWQ), "HGMMA", 112, 0.25),
+    ("int4, 16 rows", lambda: int4(16), "HGMMA", 112, 0.25),
+    ("int4, 256 rows", lambda: int4(256), "HGMMA", 224, 0.12),
     ("int8 weights, 16 rows", lambda: byte(16), "HGMMA", 112, 0.25),
     ("int8 weights and zeros, 16 rows", lambda: byte(16, groups=GROUPS, zeroed=True), "HGMMA", 128, 0.25),
     ("float8 weights, 16 rows", lambda: byte(16, stored=FP8), "HGMMA", 112, 0.25),
@@ -80,11 +78,10 @@ def test_compiled_kernels_meet_their_limits(
     assert kernel.count("LDGSTS", ".128") > 0, kernel
 
 
-@pytest.mark.parametrize("layout", [GPTQ, AWQ], ids=["gptq", "awq"])
-def test_a_product_of_one_row_uses_no_matrix_units(layout: int) -> None:
+def test_a_product_of_one_row_uses_no_matrix_units() -> None:
     """It has wide loads, and the kernel that adds its parts spills nothing either."""
     with compiling() as made:
-        int4(1, layout)
+        int4(1)
     vector, total = made
     for kernel in made:
         assert kernel.spills == kernel.stack == 0, kernel

@@ -22,8 +22,6 @@ from tests.kernels.triton.device import DEVICE
 from tests.kernels.triton.planted import planted
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
-AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
-"""Index among eight neighbours of each nibble of a word, from the lowest on."""
 
 
 def generator(seed: int) -> torch.Generator:
@@ -37,7 +35,7 @@ def words(numbers: list[list[int]]) -> Tensor:
 
 
 class Checkpoint(NamedTuple):
-    """A 4-bit weight as a layout stores it, and in float64."""
+    """A 4-bit weight as it is stored, and in float64."""
 
     weight: weight_only_int4.Int4
     wide: Tensor
@@ -45,26 +43,20 @@ class Checkpoint(NamedTuple):
 
 
 def checkpoint(layout: str, into: int, out: int, group: int) -> Checkpoint:
-    """Create a checkpoint in ``layout``: gptq, gptq with act-order, or awq. Codes and zeros include their extremes."""
+    """Create a checkpoint, "in order" or in "act-order". Codes and zeros include their extremes."""
     rng, groups = generator(into + out), into // group
     numbers = torch.randint(0, 16, (into, out), generator=rng)
     zeros = torch.randint(1, 16, (groups, out), generator=rng)
-    zeros[:, 0], zeros[:, 1] = 16 if layout != "awq" else 0, 1
+    zeros[:, 0], zeros[:, 1] = 16, 1
     scales = (torch.rand(groups, out, generator=rng) + 0.1).to(torch.float16) / 8
-    of = torch.arange(into) // group
-    if layout == "gptq order":
-        of = of[torch.randperm(into, generator=rng)]
-    wide = ((numbers - zeros[of]) * scales[of].double()).T
-    n, z = numbers.tolist(), zeros.tolist()
-    if layout == "awq":
-        packed = words([[n[k][c + j] for j in AWQ_ORDER] for k in range(into) for c in range(0, out, 8)])
-        stored = words([[z[g][c + j] for j in AWQ_ORDER] for g in range(groups) for c in range(0, out, 8)])
-        return Checkpoint(weight_only_int4.from_awq(packed.view(into, -1), stored.view(groups, -1), scales), wide)
-    packed = words([[n[k + j][c] for j in range(8)] for k in range(0, into, 8) for c in range(out)])
-    stored = words([[z[g][c + j] - 1 for j in range(8)] for g in range(groups) for c in range(0, out, 8)])
-    groups_of = of.to(torch.int32) if layout == "gptq order" else None
-    weight = weight_only_int4.from_gptq(packed.view(-1, out), stored.view(groups, -1), scales, groups_of)
-    return Checkpoint(weight, wide)
+    group_of = torch.arange(into) // group
+    order = torch.randperm(into, generator=rng).to(torch.int32) if layout == "act-order" else None
+    wide = ((numbers - zeros[group_of]) * scales[group_of].double()).T
+    if order is not None:
+        wide = torch.empty_like(wide).index_copy_(1, order.long(), wide)
+    n = numbers.tolist()
+    packed = words([[n[k + j][c] for j in range(8)] for k in range(0, into, 8) for c in range(out)]).view(-1, out)
+    return Checkpoint(weight_only_int4.Int4(packed, scales, zeros.to(torch.uint8), order), wide)
 
 
 def activations(rows: int, into: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -81,13 +73,13 @@ def close(ours: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
 def int4_product(
     x: Tensor, weight: weight_only_int4.Int4, bias: Tensor | None, module: ModuleType = weight_only
 ) -> Tensor:
-    packed, scales, zeros, layout, order = (y.to(DEVICE) if isinstance(y, Tensor) else y for y in weight)
+    packed, scales, zeros, order = (None if part is None else part.to(DEVICE) for part in weight)
     bias = None if bias is None else bias.to(DEVICE)
-    result: Tensor = module.weight_only(x.to(DEVICE), packed, scales, bias, layout.value, zeros=zeros, order=order)
+    result: Tensor = module.weight_only(x.to(DEVICE), packed, scales, bias, weight_only.INT4, zeros=zeros, order=order)
     return result
 
 
-LAYOUTS = ["gptq", "gptq order", "awq"]
+LAYOUTS = ["in order", "act-order"]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -242,19 +234,6 @@ def test_reference_products_round_rows_and_equal_float64() -> None:
 
 
 def test_shapes_that_disagree_are_refused_with_their_numbers() -> None:
-    zeros, scales = torch.zeros(3, 9, dtype=torch.int32), torch.zeros(3, 72)
-    packed = torch.zeros(24, 72, dtype=torch.int32)
-    weight_only_int4.from_gptq(packed, zeros, scales)
-    with pytest.raises(ValueError, match=r"192 inputs and 72 outputs with scales \(3, 71\)"):
-        weight_only_int4.from_gptq(packed, zeros, scales[:, :71])
-    with pytest.raises(ValueError, match=r"zeros \(3, 8\)"):
-        weight_only_int4.from_gptq(packed, zeros[:, :8], scales)
-    with pytest.raises(ValueError, match="160 inputs in 3 groups"):
-        weight_only_int4.from_gptq(packed[:20], zeros, scales)
-    with pytest.raises(ValueError, match="each of 3 groups for 64 of 192"):
-        weight_only_int4.from_gptq(packed, zeros, scales, torch.arange(192).clamp(max=2))
-    with pytest.raises(ValueError, match=r"72 outputs with scales \(3, 72\) and zeros \(2, 9\)"):
-        weight_only_int4.from_awq(torch.zeros(192, 9, dtype=torch.int32), zeros[:2], scales)
     with pytest.raises(ValueError, match="100 bytes and 4 scales"):
         nf4.from_bitsandbytes(torch.zeros(100, dtype=torch.uint8), torch.zeros(4), 4, 64)
     weight = torch.zeros(70, 96, dtype=torch.int8)
@@ -274,17 +253,15 @@ def test_shapes_that_disagree_are_refused_with_their_numbers() -> None:
 @pytest.mark.parametrize(
     ("layout", "right", "wrong"),
     [
-        ("gptq", "zero + 128", "zero + 129"),
-        ("gptq", "zero + 8388608", "zero + 8388609"),
-        ("gptq", "words >> 16", "words >> 8"),
-        ("gptq", "4 * nibble", "4 * (7 - nibble)"),
-        ("awq", "(x, x >> 16)", "(x, x >> 4)"),
-        ("awq", "step * K // group", "0"),
-        ("gptq", "step * K // group", "0"),
-        ("gptq", "(step * K // group) * out + n", "(step * K // group) + n"),
-        ("gptq order", "ORDER + k", "ORDER + tl.arange(0, K)"),
-        ("gptq order", "ORDER + word * 8 + nibble", "ORDER + word * 8"),
-        ("gptq", "part * steps, tl.min", "part * steps + part, tl.min"),
+        ("in order", "zero + 128", "zero + 129"),
+        ("in order", "zero + 8388608", "zero + 8388609"),
+        ("in order", "words >> 16", "words >> 8"),
+        ("in order", "4 * nibble", "4 * (7 - nibble)"),
+        ("in order", "step * K // group", "0"),
+        ("in order", "(step * K // group) * out + n", "(step * K // group) + n"),
+        ("act-order", "ORDER + k", "ORDER + tl.arange(0, K)"),
+        ("act-order", "ORDER + word * 8 + nibble", "ORDER + word * 8"),
+        ("in order", "part * steps, tl.min", "part * steps + part, tl.min"),
     ],
 )
 def test_planted_bugs_are_detected(layout: str, right: str, wrong: str, rows: int, tmp_path: Path) -> None:
