@@ -142,10 +142,10 @@ def _build_segments(
         num_words = -(-max(len(tree.depths) for tree in metadata.tree_masks.values()) // 32)
         sees = np.zeros((len(positions), num_words), np.int32)
     for row, tree in metadata.tree_masks.items():
-        tokens = slice(int(starts[row]), int(starts[row] + query_lens[row]))
-        trees[row], positions[tokens] = num_computed[row], num_computed[row] + tree.depths
+        own_tokens = slice(int(starts[row]), int(starts[row] + query_lens[row]))
+        trees[row], positions[own_tokens] = num_computed[row], num_computed[row] + tree.depths
         assert sees is not None
-        sees[tokens] = pack_bits(tree.visible, sees.shape[1])
+        sees[own_tokens] = pack_bits(tree.visible, sees.shape[1])
     own_first_page, shared = np.zeros(num_rows, np.int64), list[SharedPrefix]()
     if should_share:
         own_first_page, shared = find_shared_prefixes(metadata, num_computed // page_size)
@@ -158,12 +158,9 @@ def _build_segments(
         trees=trees,
         starts=starts,
     )
-    together = [_shared_segment(metadata, prefix) for prefix in shared]
-    return concat_segments([own, *together]), positions, sees
-
-
-def _shared_segment(metadata: AttentionMetadata, prefix: SharedPrefix) -> Segments:
-    begin = prefix.first_page * metadata.page_size
-    return shared_prefix_segment(
-        int(prefix.rows[0]), metadata.flat_tokens(prefix.rows), begin, begin + prefix.num_tokens
-    )
+    segments = [own]
+    for prefix in shared:
+        begin = prefix.first_page * page_size
+        tokens = metadata.flat_tokens(prefix.rows)
+        segments.append(shared_prefix_segment(int(prefix.rows[0]), tokens, begin, begin + prefix.num_tokens))
+    return concat_segments(segments), positions, sees

@@ -15,9 +15,10 @@ All of this is arithmetic on small integer arrays, done once a step; the arrays 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -42,8 +43,7 @@ and the end of its keys; the first key that some of its queries may not see; the
 of that key; and the index of its first partial result, or -1."""
 
 
-@dataclass(frozen=True, slots=True)
-class Segments:
+class Segments(NamedTuple):
     """Queries and the keys that they read. A query sees the keys of its segment up to its own position."""
 
     rows: Ints
@@ -63,17 +63,13 @@ class Segments:
 
 def shared_prefix_segment(row: int, tokens: Ints, begin: int, end: int) -> Segments:
     """Return the segment of a range of a row's keys that precede all of the tokens."""
-
-    def single(value: int) -> Ints:
-        return np.array([value], np.int64)
-
-    return Segments(single(row), single(len(tokens)), tokens, single(begin), single(end), single(NO_TREE), single(0))
+    rows, counts, begins, ends, trees, starts = np.array([row, len(tokens), begin, end, NO_TREE, 0])[:, None]
+    return Segments(rows, counts, tokens, begins, ends, trees, starts)
 
 
 def concat_segments(segments: Sequence[Segments]) -> Segments:
     """Concatenate segments."""
-    names = [field.name for field in fields(Segments)]
-    return Segments(*(np.concatenate([getattr(part, name) for part in segments]) for name in names))
+    return Segments(*map(np.concatenate, zip(*segments, strict=True)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,10 +92,8 @@ class AttentionTiles:
     merged: Tensor
     """``[merges, 3]`` flat token, its first entry in ``partials``, and their number; 0 is padding."""
     partials: Tensor
-    """Indices of partial results, grouped by token."""
-    partial_count: int
-    """The most partial results that there are."""
-    sees: Tensor | None
+    """Indices of partial results, grouped by token; there are at most as many results."""
+    sees: Tensor | None = None
     """``[flat tokens, words]``: bit ``i % 32`` of word ``i // 32`` is 1 if a token of a tree sees the tree's ``i``-th
     token. ``None`` if the step has no tree."""
 
@@ -244,26 +238,16 @@ def _number_partials(tiles: Ints, tokens: Ints) -> tuple[Ints, Ints]:
     return np.stack((owners, first, times), axis=1), index[order]
 
 
-@dataclass(frozen=True, slots=True)
-class TileShape:
-    """The sizes of a step's tensors.
+class TileShape(NamedTuple):
+    """The sizes of a step's arrays.
 
     Steps of one shape that share their ``TileBuffers`` launch the same kernels on the same addresses, so the CUDA graph
     of one computes the other.
     """
 
-    rows: int
-    width: int
-    queries: int
-    """Flat tokens."""
-    entries: int
-    low: int
-    high: int
+    arrays: tuple[tuple[str, tuple[int, ...]], ...]
+    """Name and shape of each array of a ``TilePlan``."""
     height: int
-    merges: int
-    partials: int
-    words: int
-    """Words of a token's tree mask; 0 if the step has no tree."""
 
     @classmethod
     def of(cls, plan: TilePlan, *, rounded: bool) -> TileShape:
@@ -272,60 +256,33 @@ class TileShape:
         def size(count: int) -> int:
             return 1 << (count - 1).bit_length() if rounded and count else count
 
-        arrays = plan.arrays
-        rows, width = arrays["pages"].shape
-        return cls(
-            rows=size(rows),
-            width=size(width),
-            queries=size(len(arrays["positions"])),
-            entries=size(len(arrays["tokens"])),
-            low=size(len(arrays["low"])),
-            high=size(len(arrays["high"])),
-            height=plan.height,
-            merges=size(len(arrays["merged"])),
-            partials=size(len(arrays["partials"])),
-            words=arrays["sees"].shape[1] if "sees" in arrays else 0,
-        )
+        shapes = []
+        for name, array in plan.arrays.items():
+            num_variable = 2 if name == "pages" else 1
+            shapes.append((name, (*map(size, array.shape[:num_variable]), *array.shape[num_variable:])))
+        return cls(tuple(shapes), plan.height)
 
 
 class TileBuffers:
     """The tensors of all steps of one shape, filled for each step."""
 
     def __init__(self, shape: TileShape, device: torch.device | str) -> None:
-        sizes = {
-            "pages": (shape.rows, shape.width),
-            "positions": (shape.queries,),
-            "slots": (2 * shape.queries,),
-            "tokens": (shape.entries,),
-            "low": (shape.low, FIELDS),
-            "high": (shape.high, FIELDS),
-            "merged": (shape.merges, 3),
-            "partials": (shape.partials,),
-            "sees": (shape.queries, shape.words),
-        }
-        # Each array is aligned to 16 bytes: kernels are then compiled once for all of them.
-        spans = {name: -(-int(np.prod(size)) // 4) * 4 for name, size in sizes.items()}
+        # Each array is aligned to 16 bytes: kernels are then compiled once for all of them. Slots take two words each.
+        spans = [-(-math.prod(size) * (2 if name == "slots" else 1) // 4) * 4 for name, size in shape.arrays]
         cuda = torch.device(device).type == "cuda"
-        self._host = torch.zeros(sum(spans.values()), dtype=torch.int32, pin_memory=cuda)
+        self._host = torch.zeros(sum(spans), dtype=torch.int32, pin_memory=cuda)
         self._device = torch.empty(len(self._host), dtype=torch.int32, device=device)
         self._sent = torch.cuda.Event() if cuda else None  # type: ignore[no-untyped-call]
-        views: list[dict[str, Tensor]] = []
-        for buffer in (self._host, self._device):
-            parts = torch.split(buffer, list(spans.values()))
-            views.append(
-                {
-                    name: part[: int(np.prod(size))].view(size)
-                    for (name, size), part in zip(sizes.items(), parts, strict=True)
-                }
-            )
-        for part in views:
-            part["slots"] = part["slots"].view(torch.int64)
-        self._staged = {name: view.numpy() for name, view in views[0].items()}
-        tensors = dict(views[1])
-        sees = tensors.pop("sees")
-        self.work = AttentionTiles(
-            **tensors, height=shape.height, partial_count=shape.partials, sees=sees if shape.words else None
-        )
+
+        def split(buffer: Tensor) -> dict[str, Tensor]:
+            views = {}
+            for (name, size), part in zip(shape.arrays, torch.split(buffer, spans), strict=True):
+                words = part.view(torch.int64) if name == "slots" else part
+                views[name] = words[: math.prod(size)].view(size)
+            return views
+
+        self._staged = {name: view.numpy() for name, view in split(self._host).items()}
+        self.work = AttentionTiles(**split(self._device), height=shape.height)
 
     def fill(self, plan: TilePlan) -> AttentionTiles:
         """Send a step's arrays to the device, without waiting for it."""

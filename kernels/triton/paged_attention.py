@@ -208,8 +208,8 @@ def launch(
     quantized = cache.key_scales is not None
     scale_stride = 0 if cache.key_scales is None else cache.key_scales.stride(0)
     out = torch.empty((tokens, heads, dim), dtype=q.dtype, device=q.device)
-    partial_out = torch.empty((plan.partial_count, heads, dim), device=q.device)
-    partial_total = torch.empty((plan.partial_count, heads), device=q.device)
+    partial_out = torch.empty((len(plan.partials), heads, dim), device=q.device)
+    partial_total = torch.empty((len(plan.partials), heads), device=q.device)
     low_height = max(LOW, triton.next_power_of_2(group))
     for tiles, rows, low in ((plan.low, low_height, True), (plan.high, plan.height, False)):
         if not len(tiles):

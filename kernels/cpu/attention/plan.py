@@ -12,7 +12,8 @@ from kernels.cpu.runtime.kernel import function, int64_array, kernel, read_argum
 
 _MAX_SHARED = 8
 """Mean number of shared pieces that a token is in, at most. Keys of further pieces it reads for itself."""
-_ROW_WORDS = 8
+_NO_PAGE = 1 << 62
+_ROW_WORDS = 7
 """Words of scratch for each row."""
 
 
@@ -43,7 +44,7 @@ class _Step(NamedTuple):
 
 
 class _Scratch(NamedTuple):
-    """Scratch, a word for each row. Lists of rows are linked by ``following``."""
+    """Scratch, ``_ROW_WORDS`` words for each row."""
 
     starts: Any
     """The row's first token."""
@@ -51,14 +52,10 @@ class _Scratch(NamedTuple):
     """Number of full pages before its new tokens."""
     own_page: Any
     """The first page that it reads for itself."""
-    following: Any
-    """The next row of its list, -1 at the end."""
-    heads: Any
-    """First row of each list."""
-    tails: Any
-    """Last row of each list."""
-    waiting: Any
-    """``[rows, 2]``: first rows of lists whose rows have the same page in a column, and the column."""
+    order: Any
+    """All rows; those that share a prefix are neighbours, in ascending order."""
+    groups: Any
+    """``[rows, 3]``: stack of groups of rows with the same page in a column: their range in ``order``, the column."""
 
 
 @kernel
@@ -97,11 +94,8 @@ def plan_step(address: Any) -> None:
     if a[16] and not window and tokens > 1:
         piece_arrays = int64_array(pieces, (max_pieces, 5)), int64_array(members, (1 + _MAX_SHARED) * tokens)
         step = _Step(pages, queries, contexts, a[14], first, piece_arrays[0], piece_arrays[1], (a[18], a[19], a[20]))
-        lists = int64_array(scratch, (_ROW_WORDS, rows))
-        waiting = int64_array(scratch + 48 * rows, (rows, 2))
-        count = _share_keys(
-            step, _Scratch(lists[0], lists[1], lists[2], lists[3], lists[4], lists[5], waiting), trees, tile
-        )
+        lists, groups = int64_array(scratch, (4, rows)), int64_array(scratch + 32 * rows, (rows, 3))
+        count = _share_keys(step, _Scratch(lists[0], lists[1], lists[2], lists[3], groups), trees, tile)
     longest = 1
     for token in range(tokens):
         longest = max(longest, end[token] - first[token])
@@ -145,7 +139,7 @@ def _share_keys(step: Any, scratch: Any, trees: Any, tile: int) -> int:
     """
     size, rows, start = step.page_size, len(step.queries), 0
     for row in range(rows):
-        scratch.starts[row], scratch.own_page[row] = start, 0
+        scratch.starts[row], scratch.own_page[row], scratch.order[row] = start, 0, row
         scratch.full_pages[row] = (step.contexts[row] - step.queries[row]) // size
         start += step.queries[row]
     pieces, used = _share_prefixes(step, scratch)
@@ -162,8 +156,8 @@ def _share_keys(step: Any, scratch: Any, trees: Any, tile: int) -> int:
             num_tokens, end = min(step_size, count - offset), before + offset
             if not _is_sharing_faster(step.cost, end - begin, num_tokens, num_tokens):
                 continue
-            _start_piece(step, pieces, row, begin, end, used)
-            used = _add_tokens(step, pieces, start + offset, num_tokens, used)
+            _write_piece(step.pieces[pieces], row, begin, end, used, used + num_tokens)
+            used = _add_tokens(step.members, start + offset, num_tokens, used)
             pieces += 1
             for token in range(start + offset, start + offset + num_tokens):
                 step.first[token] = end
@@ -177,101 +171,80 @@ def _is_sharing_faster(cost: Any, tokens: int, rows: int, queries: int) -> bool:
 
 
 @function
-def _start_piece(step: Any, index: int, row: int, begin: int, end: int, used: int) -> None:
-    """Write a piece without tokens."""
-    piece = step.pieces[index]
-    piece[0], piece[1], piece[2], piece[3], piece[4] = row, begin, end, used, used
+def _write_piece(piece: Any, row: int, begin: int, end: int, first_member: int, end_member: int) -> None:
+    piece[0], piece[1], piece[2], piece[3], piece[4] = row, begin, end, first_member, end_member
 
 
 @function
-def _add_tokens(step: Any, index: int, start: int, count: int, used: int) -> int:
+def _add_tokens(members: Any, start: int, count: int, used: int) -> int:
     """Add ``count`` tokens to a piece; return the number of ``members`` used."""
     for token in range(start, start + count):
-        step.members[used] = token
+        members[used] = token
         used += 1
-    step.pieces[index, 4] = used
     return used
 
 
 @function
 def _share_prefixes(step: Any, scratch: Any) -> Any:
     """Write the pieces of ``engine.attention.plan.find_shared_prefixes``; return the numbers of pieces and members."""
-    pieces, used, max_members, size = 0, 0, _MAX_SHARED * len(step.first), step.page_size
-    waiting = _split_by_page(step, scratch, _list_rows(scratch, -1, 0), 0, 0)
-    while waiting:
-        waiting -= 1
-        head, split = scratch.waiting[waiting, 0], scratch.waiting[waiting, 1] + 1
-        limit, members, queries = scratch.full_pages[head], 0, 0
-        row = head
-        while row >= 0:
-            limit, members, queries = min(limit, scratch.full_pages[row]), members + 1, queries + step.queries[row]
-            row = scratch.following[row]
-        while split < limit and _have_same_page(step.pages, scratch.following, head, split):
+    order, pieces, used, max_members, size = scratch.order, 0, 0, _MAX_SHARED * len(step.first), step.page_size
+    num_groups = _push_groups(step.pages, scratch, 0, len(order), 0, 0)
+    while num_groups:
+        num_groups -= 1
+        low, high, column = scratch.groups[num_groups, 0], scratch.groups[num_groups, 1], scratch.groups[num_groups, 2]
+        split, head = column + 1, order[low]
+        limit, queries, begin = scratch.full_pages[head], 0, scratch.own_page[head]
+        for index in range(low, high):
+            limit, queries = min(limit, scratch.full_pages[order[index]]), queries + step.queries[order[index]]
+        while split < limit and _have_same_page(step.pages, order[low:high], split):
             split += 1
-        begin = scratch.own_page[head]
-        if used + queries <= max_members and _is_sharing_faster(step.cost, (split - begin) * size, members, queries):
-            _start_piece(step, pieces, head, begin * size, split * size, used)
-            row = head
-            while row >= 0:
-                used = _add_tokens(step, pieces, scratch.starts[row], step.queries[row], used)
+        if used + queries <= max_members and _is_sharing_faster(step.cost, (split - begin) * size, high - low, queries):
+            _write_piece(step.pieces[pieces], head, begin * size, split * size, used, used + queries)
+            for index in range(low, high):
+                row = order[index]
+                used = _add_tokens(step.members, scratch.starts[row], step.queries[row], used)
                 scratch.own_page[row] = split
-                row = scratch.following[row]
             pieces += 1
-        waiting = _split_by_page(step, scratch, _list_rows(scratch, head, split), split, waiting)
+        num_groups = _push_groups(step.pages, scratch, low, high, split, num_groups)
     return pieces, used
 
 
 @function
-def _list_rows(scratch: Any, head: int, pages: int) -> int:
-    """List the rows of a list, or of all (-1), that have more than ``pages`` full pages; return the first."""
-    first = last = -1
-    row = 0 if head < 0 else head
-    while 0 <= row < len(scratch.full_pages):
-        after = row + 1 if head < 0 else scratch.following[row]
-        if scratch.full_pages[row] > pages:
-            if last < 0:
-                first = row
-            else:
-                scratch.following[last] = row
-            last = row
-        row = after
-    if last >= 0:
-        scratch.following[last] = -1
-    return first
+def _have_same_page(pages: Any, rows: Any, column: int) -> bool:
+    """Return True if all rows have the same page in a column."""
+    has_same_page = True
+    for row in rows:
+        has_same_page &= pages[row, column] == pages[rows[0], column]
+    return has_same_page
 
 
 @function
-def _have_same_page(pages: Any, following: Any, head: int, column: int) -> bool:
-    """Return True if all rows of a list have the same page in a column."""
-    row = following[head]
-    while row >= 0:
-        if pages[row, column] != pages[head, column]:
-            return False
-        row = following[row]
-    return True
+def _push_groups(pages: Any, scratch: Any, low: int, high: int, column: int, num_groups: int) -> int:
+    """Sort a range of ``order`` by the rows' pages in a column, and push its groups of several rows.
 
-
-@function
-def _split_by_page(step: Any, scratch: Any, head: int, column: int, waiting: int) -> int:
-    """Divide a list by the page that its rows have in a column; add lists of several rows to those waiting.
-
-    Returns the number of lists waiting.
+    Returns the number of groups on the stack.
     """
-    groups, row = 0, head
-    while row >= 0:
-        after, group = scratch.following[row], 0
-        scratch.following[row] = -1
-        while group < groups and step.pages[scratch.heads[group], column] != step.pages[row, column]:
-            group += 1
-        if group == groups:
-            scratch.heads[group] = row
-            groups += 1
-        else:
-            scratch.following[scratch.tails[group]] = row
-        scratch.tails[group] = row
-        row = after
-    for group in range(groups):
-        if scratch.heads[group] != scratch.tails[group]:
-            scratch.waiting[waiting, 0], scratch.waiting[waiting, 1] = scratch.heads[group], column
-            waiting += 1
-    return waiting
+    order = scratch.order
+    for index in range(low + 1, high):
+        row, target = order[index], index
+        page = _full_page(pages, scratch, row, column)
+        while target > low and _full_page(pages, scratch, order[target - 1], column) > page:
+            order[target] = order[target - 1]
+            target -= 1
+        order[target] = row
+    first = low
+    for index in range(low, high):
+        page = _full_page(pages, scratch, order[index], column)
+        if index + 1 == high or _full_page(pages, scratch, order[index + 1], column) != page:
+            if index > first and page < _NO_PAGE:
+                group = scratch.groups[num_groups]
+                group[0], group[1], group[2] = first, index + 1, column
+                num_groups += 1
+            first = index + 1
+    return num_groups
+
+
+@function
+def _full_page(pages: Any, scratch: Any, row: int, column: int) -> int:
+    """Return a row's page in a column, ``_NO_PAGE`` if its new tokens begin before the end of that page."""
+    return pages[row, column] if scratch.full_pages[row] > column else _NO_PAGE

@@ -58,7 +58,6 @@ def compiled(kind: Kind) -> list[Compiled]:
         height=tile_height(kind.queries * HEADS // KV_HEADS, HEADS // KV_HEADS, kind.dim),
         merged=torch.empty(64 if low else 0, 3, **numbers),
         partials=torch.empty(64, **numbers),
-        partial_count=64,
         sees=torch.empty(64, 1, **numbers) if kind.trees else None,
     )
     narrow = kind.kv_type.itemsize == 1
