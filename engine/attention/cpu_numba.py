@@ -39,43 +39,21 @@ class _KernelLauncher(ABC):
         self._no_angles = torch.empty(0, 0)
 
     @abstractmethod
-    def forward_qkv(self, layer: int, qkv: Tensor, norm: Tensor | None, eps: float, cos: Tensor, sin: Tensor) -> Tensor:
-        """Attend from projections; see ``FusedAttentionBackend``."""
+    def _describe_step(self, layer: int, num_tokens: int) -> tuple[int, int]:
+        """Return the address of the step's description, and the number of threads."""
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return self.forward_qkv(layer, torch.cat((q, k, v), dim=1), None, 0.0, self._no_angles, self._no_angles)
 
-    def _launch(
-        self,
-        layer: int,
-        qkv: Tensor,
-        norm: Tensor | None,
-        eps: float,
-        angles: tuple[Tensor, Tensor],
-        step: int,
-        threads: int,
-    ) -> Tensor:
-        """Run ``forward_qkv`` for the step described at the address ``step``."""
-        config, tokens = self._layers[layer], len(qkv)
+    def forward_qkv(self, layer: int, qkv: Tensor, norm: Tensor | None, eps: float, cos: Tensor, sin: Tensor) -> Tensor:
+        config, num_tokens = self._layers[layer], len(qkv)
+        step, threads = self._describe_step(layer, num_tokens)
         cache = self._kv[layer], self._scales[layer], self._kind
         shape = config.heads, config.kv_heads, config.head_dim
-        norm_address = 0 if norm is None else norm.data_ptr()
+        sizes = num_tokens, *shape, cos.shape[1], self._capacity
         rotate_threads = 1 if qkv.numel() < _ONE_THREAD_NUMBERS else threads
-        rotated_dim = angles[0].shape[1]
-        rotary_write(
-            qkv,
-            norm_address,
-            eps,
-            *angles,
-            step,
-            *cache,
-            tokens,
-            *shape,
-            rotated_dim,
-            self._capacity,
-            threads=rotate_threads,
-        )
-        out = empty(tokens, config.heads * config.head_dim)
+        rotary_write(qkv, 0 if norm is None else norm, eps, cos, sin, step, *cache, *sizes, threads=rotate_threads)
+        out = empty(num_tokens, config.heads * config.head_dim)
         pool = self._capacity, self._page_size, threads // math.gcd(threads, config.kv_heads)
         attend(qkv, *cache, out, step, *shape, *pool, config.scale, config.softcap or 0.0, threads=threads)
         return out
@@ -110,18 +88,18 @@ class RecordableAttention(_KernelLauncher):
         self._steps: list[Tensor] = []
         """Descriptions of the steps, kept because a recorded kernel sequence holds their addresses."""
 
-    def forward_qkv(self, layer: int, qkv: Tensor, norm: Tensor | None, eps: float, cos: Tensor, sin: Tensor) -> Tensor:
-        config, tokens = self._layers[layer], len(qkv)
+    def _describe_step(self, layer: int, num_tokens: int) -> tuple[int, int]:
+        config = self._layers[layer]
         scratch_stride = scratch_size(config.head_dim, config.heads // config.kv_heads, self._max_keys)
-        scratch, states = empty(self._threads * scratch_stride), empty(2 * tokens * config.heads)
+        scratch, states = empty(self._threads * scratch_stride), empty(2 * num_tokens * config.heads)
         rows, ends, slots = (part.data_ptr() for part in self._plan)
         first, no_tree, pages = self._zeros.data_ptr(), self._no_tree.data_ptr(), self._page_table.ctypes.data
         # The order of these words is that of ``kernels.cpu.attention.paged.attend``.
         words = (scratch.data_ptr(), pages, rows, first, ends, first, no_tree, first, first, first)
-        counts = tokens, self._page_table.shape[1], 0, self._max_keys, scratch_stride
+        counts = num_tokens, self._page_table.shape[1], 0, self._max_keys, scratch_stride
         step = torch.tensor([*words, states.data_ptr(), *counts, slots], dtype=torch.int64)
         self._steps.append(step)
-        return self._launch(layer, qkv, norm, eps, (cos, sin), step.data_ptr(), self._threads)
+        return step.data_ptr(), self._threads
 
 
 class NumbaAttention(_KernelLauncher):
@@ -167,9 +145,8 @@ class NumbaAttention(_KernelLauncher):
                 step, buffer, *rows, *(trees or (0, 0, 0)), self._scratch, self._states, *shape, *settings, threads=1
             )
 
-    def forward_qkv(self, layer: int, qkv: Tensor, norm: Tensor | None, eps: float, cos: Tensor, sin: Tensor) -> Tensor:
-        step = self._steps[self._layers[layer].window].data_ptr()
-        return self._launch(layer, qkv, norm, eps, (cos, sin), step, self._threads)
+    def _describe_step(self, layer: int, num_tokens: int) -> tuple[int, int]:  # noqa: ARG002
+        return self._steps[self._layers[layer].window].data_ptr(), self._threads
 
 
 def _grow(buffer: Tensor, size: int) -> Tensor:

@@ -14,22 +14,9 @@ from kernels.cpu.sampling import draft_chain, draft_heads, params, sampler, topk
 
 def compile_kernels() -> None:
     """Compile every kernel: 20 seconds if that was never done before, else one."""
-    modules = (
-        activation,
-        paged,
-        draft_chain,
-        topk_drafts,
-        draft_heads,
-        params,
-        fp32,
-        match,
-        norm,
-        plan,
-        rotary_write,
-        sampler,
-        kernel,
-    )
-    for module in (*modules, int4, int8) if HAS_INT8_DOT else modules:
+    modules = [activation, norm, paged, plan, rotary_write, fp32, match, kernel]
+    modules += [sampler, params, topk_drafts, draft_chain, draft_heads, *([int4, int8] if HAS_INT8_DOT else [])]
+    for module in modules:
         for value in vars(module).values():
             if isinstance(value, Kernel):
                 value.compile()

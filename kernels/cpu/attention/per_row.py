@@ -26,7 +26,7 @@ import numpy as np
 from kernels.cpu.attention.keys import BLOCK, key_bytes, load_block, prefetch_block, reads_in_place
 from kernels.cpu.runtime.kernel import float32_array, function, int64_array
 from kernels.cpu.simd.exp import exp32
-from kernels.cpu.simd.products import dotter, mixer
+from kernels.cpu.simd.products import MAX_MIXED_ROWS, dotter, mixer
 from kernels.cpu.simd.softmax import cap, exponentials
 from kernels.cpu.simd.vector import between, largest, load, maximum, multiply, splat, store, total
 
@@ -38,8 +38,7 @@ _MAX_TOKENS = 32
 """Tokens of a group."""
 
 _dots, _dots_half = dotter(BLOCK), dotter(BLOCK // 2)
-_mix4, _mix2, _mix1 = (mixer(rows, 1) for rows in (4, 2, 1))
-_mix4_wide, _mix2_wide, _mix1_wide = (mixer(rows, 4) for rows in (4, 2, 1))
+_mix_line, _mix_wide = mixer(1), mixer(4)
 
 
 class OwnKeys(NamedTuple):
@@ -258,22 +257,10 @@ def _mix(out: int, weights: int, weight_stride: int, values: Any, dim: int, rows
     """
     stride, wide_end, row, (start, ahead) = 4 * dim, dim // 64 * 64, 0, values
     while row < rows:
+        num_rows = min(rows - row, MAX_MIXED_ROWS)
         target, row_weights = out + row * stride, weights + row * weight_stride
-        num_rows = 4 if rows - row >= 4 else min(rows - row, 2)
-        if row:
-            ahead = start
         for i in range(0, wide_end, 64):
-            if num_rows == 4:
-                _mix4_wide(target + 4 * i, row_weights, weight_stride, start + 4 * i, stride, count, ahead + 4 * i)
-            elif num_rows == 2:
-                _mix2_wide(target + 4 * i, row_weights, weight_stride, start + 4 * i, stride, count, ahead + 4 * i)
-            else:
-                _mix1_wide(target + 4 * i, row_weights, weight_stride, start + 4 * i, stride, count, ahead + 4 * i)
+            _mix_wide(num_rows, target + 4 * i, row_weights, weight_stride, start + 4 * i, stride, count, ahead + 4 * i)
         for i in range(wide_end, dim, 16):
-            if num_rows == 4:
-                _mix4(target + 4 * i, row_weights, weight_stride, start + 4 * i, stride, count, ahead + 4 * i)
-            elif num_rows == 2:
-                _mix2(target + 4 * i, row_weights, weight_stride, start + 4 * i, stride, count, ahead + 4 * i)
-            else:
-                _mix1(target + 4 * i, row_weights, weight_stride, start + 4 * i, stride, count, ahead + 4 * i)
-        row += num_rows
+            _mix_line(num_rows, target + 4 * i, row_weights, weight_stride, start + 4 * i, stride, count, ahead + 4 * i)
+        row, ahead = row + num_rows, start

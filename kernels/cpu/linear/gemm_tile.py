@@ -49,18 +49,9 @@ def multiplier(generate: Callable[..., None], tall: int) -> Any:
 
     @intrinsic
     def multiply(
-        _context: Any,
-        _rows: Any,
-        _to: Any,
-        _stride: Any,
-        _bias: Any,
-        _residual: Any,
-        _x: Any,
-        _panel: Any,
-        _own: Any,
-        _ahead: Any,
-        _prefetch_stride: Any,
-    ) -> Any:
+        _context: Any, _rows: Any, _to: Any, _stride: Any, _bias: Any, _residual: Any, _x: Any, _panel: Any, _own: Any,
+        _ahead: Any, _prefetch_stride: Any,
+    ) -> Any:  # fmt: skip
         def generate_all(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
             rows, to, stride, bias, residual, *rest, ahead, prefetch_stride = arguments
             target, prefetching = (to, stride, bias, residual), (ahead, prefetch_stride)

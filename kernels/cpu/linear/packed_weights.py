@@ -64,31 +64,15 @@ class PackedWeights:
             x, stride = x.contiguous(), self._in
         if residual is not None:
             residual = residual.contiguous()
-        threads = (
-            1 if max(rows, _PRODUCTS_PER_READ) * self._out * self._in < self._min_parallel else torch.get_num_threads()
-        )
+        is_small = max(rows, _PRODUCTS_PER_READ) * self._out * self._in < self._min_parallel
+        threads = 1 if is_small else torch.get_num_threads()
         parts = -(-rows // _ROWS_PER_PART)
         # For each thread a tile for the outputs at the right edge, and a packed part of x.
         thread_bytes = 4 * TALL * WIDE + -(-rows // parts) * self._row
         scratch = empty(threads * thread_bytes // 4)
-        self._kernel(
-            x.data_ptr(),
-            self._panels.data_ptr(),
-            0 if bias is None else bias.data_ptr(),
-            0 if residual is None else residual.data_ptr(),
-            out.data_ptr(),
-            scratch.data_ptr(),
-            rows,
-            self._in,
-            self._out,
-            stride,
-            self._panels.stride(0) * self._panels.itemsize,
-            self._row,
-            parts,
-            thread_bytes,
-            self._own,
-            threads=threads,
-        )
+        addresses = x, self._panels, 0 if bias is None else bias, 0 if residual is None else residual, out, scratch
+        sizes = rows, self._in, self._out, stride, self._panels.stride(0) * self._panels.itemsize, self._row
+        self._kernel(*addresses, *sizes, parts, thread_bytes, self._own, threads=threads)
         return out
 
 

@@ -53,17 +53,8 @@ def rank_drafts(
     """
     rows = len(logits)
     tokens, probs = np.empty((rows, width), np.int64), np.empty((rows, width))
-    launch_rank_drafts(
-        logits,
-        torch.from_numpy(float_params),
-        torch.from_numpy(int_params),
-        0,
-        torch.from_numpy(tokens),
-        torch.from_numpy(probs),
-        max_candidates=max_candidates,
-        reach=reach,
-        noise=noise,
-    )
+    floats, ints, *outputs = (torch.from_numpy(array) for array in (float_params, int_params, tokens, probs))
+    launch_rank_drafts(logits, floats, ints, 0, *outputs, max_candidates=max_candidates, reach=reach, noise=noise)
     return tokens, probs
 
 
@@ -86,22 +77,9 @@ def launch_rank_drafts(
     rows, vocab = logits.shape
     threads = 1 if logits.numel() < _MIN_LOGITS_FOR_THREADS else torch.get_num_threads()
     scratch = empty(threads, 2 * (num_blocks(vocab) + 4 * max_candidates))
-    _rank_drafts(
-        logits,
-        float_params,
-        int_params,
-        tokens,
-        probs,
-        scratch,
-        rows,
-        vocab,
-        max_candidates,
-        tokens.shape[1],
-        reach,
-        noise,
-        depth,
-        threads=threads,
-    )
+    addresses = logits, float_params, int_params, tokens, probs, scratch
+    sizes = rows, vocab, max_candidates, tokens.shape[1]
+    _rank_drafts(*addresses, *sizes, reach, noise, depth, threads=threads)
 
 
 @kernel

@@ -76,6 +76,8 @@ def dotter(lines: int) -> Any:
     return dots
 
 
+MAX_MIXED_ROWS = 4
+"""The most rows that a ``mixer`` takes: the sums of four rows of four vectors fill half of the registers."""
 TALL = 14
 """The most queries that ``score`` takes: their sums and two vectors of keys fill the registers."""
 
@@ -93,15 +95,7 @@ def block_mixer(rows: int, width: int) -> Any:
 
     @intrinsic
     def mix(
-        _context: Any,
-        _out: Any,
-        _weights: Any,
-        _weights_stride: Any,
-        _blocks: Any,
-        _offset: Any,
-        _stride: Any,
-        _count: Any,
-        _ahead: Any,
+        _c: Any, _out: Any, _weights: Any, _w_stride: Any, _blocks: Any, _o: Any, _stride: Any, _count: Any, _ahead: Any
     ) -> Any:
         def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
             out, weights, weights_stride, blocks, offset, stride, count, ahead = args
@@ -120,25 +114,19 @@ def block_mixer(rows: int, width: int) -> Any:
     return mix
 
 
-def mixer(rows: int, width: int) -> Any:
-    """Make a function ``(out, weights, weights_stride, values, stride, count, ahead)``.
+def mixer(width: int) -> Any:
+    """Make a function ``(rows, out, weights, weights_stride, values, stride, count, ahead)``.
 
-    It does what ``block_mixer`` does with values that all lie together, and prefetches as much memory at ``ahead``.
+    It does what ``block_mixer`` does, for 1 to ``MAX_MIXED_ROWS`` rows, with values that all lie together, and
+    prefetches as much memory at ``ahead``.
     """
 
     @intrinsic
     def mix(
-        _context: Any,
-        _out: Any,
-        _weights: Any,
-        _weights_stride: Any,
-        _values: Any,
-        _stride: Any,
-        _count: Any,
-        _ahead: Any,
+        _c: Any, _rows: Any, _out: Any, _weights: Any, _w_stride: Any, _v: Any, _stride: Any, _count: Any, _ahead: Any
     ) -> Any:
-        def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-            out, weights, weights_stride, values, stride, count, ahead = args
+        def generate(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+            rows, out, weights, weights_stride, values, stride, count, ahead = args
 
             def locate(index: Any) -> Any:
                 offset = builder.mul(index, stride)
@@ -146,9 +134,13 @@ def mixer(rows: int, width: int) -> Any:
                     prefetch_line(builder, builder.add(builder.add(ahead, offset), I64(BYTES * part)))
                 return builder.add(values, offset)
 
-            _mix(builder, (rows, width), out, (weights, weights_stride), (locate, stride), count)
+            def mix_rows(num_rows: int) -> None:
+                _mix(builder, (num_rows, width), out, (weights, weights_stride), (locate, stride), count)
 
-        return types.void(*[types.int64] * 7), generate
+            generate_cases(builder, rows, MAX_MIXED_ROWS, mix_rows)
+            return context.get_dummy_value()
+
+        return types.void(*[types.int64] * 8), generate
 
     return mix
 
