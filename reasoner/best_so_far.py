@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 from reasoner.answers.canonical import canonicalize
 from reasoner.answers.votes import count_votes
-from reasoner.jobs.job import JobResult
+from reasoner.jobs.job import FinishReason, JobResult
 from reasoner.jobs.journal import Entry
 from reasoner.jobs.spec import JobSpec
 from reasoner.strategies.base import Choice, choose_best_scored, elect
@@ -30,13 +30,18 @@ def choose_best_so_far(spec: JobSpec, entries: Iterable[Entry]) -> JobResult | N
         return None
     candidates = sorted((node for node in root.walk() if node.answer is not None), key=lambda node: node.path)
     choice = _vote(spec, candidates) if strategy.votes else choose_best_scored(candidates)
+    return build_result(root, choice, "cancelled")
+
+
+def build_result(root: Node, choice: Choice, finish_reason: FinishReason) -> JobResult:
+    """Return the result with the chosen solution; without one, its text is that of the most promising branch."""
     shown = choice.node or find_most_promising(root)
     return JobResult(
         answer=choice.node and choice.node.answer,
         text=shown and shown.solution,
         confidence=choice.confidence,
         votes=choice.votes,
-        finish_reason="cancelled",
+        finish_reason=finish_reason,
         node=shown and shown.id,
     )
 

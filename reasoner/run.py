@@ -13,12 +13,12 @@ from typing import Literal
 from engine.protocol.types import EngineClient, ModelInfo
 from reasoner.admission.validation import check_job
 from reasoner.answers.equivalence import Equivalence
-from reasoner.best_so_far import choose_best_so_far
+from reasoner.best_so_far import build_result, choose_best_so_far
 from reasoner.budget.ledger import Ledger
 from reasoner.budget.prices import Prices, check_budget
 from reasoner.budget.usage import Usage
 from reasoner.confidence.calibration import Calibration, shipped_calibration
-from reasoner.jobs.job import JobResult
+from reasoner.jobs.job import FinishReason, JobResult
 from reasoner.jobs.journal import JobCancelled, Journal
 from reasoner.jobs.spec import JobSpec
 from reasoner.jobs.verifier_specs import PrmVerifier
@@ -28,7 +28,6 @@ from reasoner.search.search import Search, tokenize_problem
 from reasoner.search.stream_context import SearchContext
 from reasoner.strategies.base import Choice
 from reasoner.strategies.registry import STRATEGIES
-from reasoner.tree import find_most_promising
 from reasoner.verifiers.context import VerifierContext
 from reasoner.verifiers.registry import open_scorer
 
@@ -65,15 +64,7 @@ async def run_job(
     check_job(spec)
     strategy = STRATEGIES[spec.strategy.name]
     params = strategy.parse(spec.strategy.params)
-    opened = open_search(
-        spec,
-        engine,
-        journal,
-        cancelled=cancelled,
-        prices=prices,
-        calibration=calibration,
-        unlocked_tests=unlocked_tests,
-    )
+    opened = open_search(spec, engine, journal, cancelled, prices, calibration, unlocked_tests)
     try:
         async with opened as search:
             choice = await strategy.run(search, params)
@@ -89,7 +80,6 @@ async def open_search(
     spec: JobSpec,
     engine: EngineClient,
     journal: Journal,
-    *,
     cancelled: asyncio.Event | None = None,
     prices: Mapping[str, Prices] | None = None,
     calibration: Calibration | None = None,
@@ -127,17 +117,17 @@ def _has_verifier(spec: JobSpec, served: Mapping[str, ModelInfo]) -> bool:
     """Return True if the job's verifier is named, or needs no model, or one that fits is served."""
     if spec.verifier is None:
         return False
-    wanted = verifier_selector(spec.verifier)
-    return wanted is None or wanted.name is not None or any(wanted.fits(info) for info in served.values())
+    selector = verifier_selector(spec.verifier)
+    return selector is None or selector.name is not None or any(selector.fits(info) for info in served.values())
 
 
 def _fitting(
     calibration: Calibration, spec: JobSpec, policy: ModelInfo, served: Mapping[str, ModelInfo]
 ) -> Calibration | None:
     """Return the table if it holds for the models of this job; otherwise log a warning that names both."""
-    wanted = verifier_selector(spec.verifier)
-    if spec.verifier == PrmVerifier(model=None if wanted is None else wanted.name) and wanted is not None:
-        wrong = calibration.find_mismatch(policy, wanted.find(served.values()))
+    selector = verifier_selector(spec.verifier)
+    if spec.verifier == PrmVerifier(model=None if selector is None else selector.name) and selector is not None:
+        wrong = calibration.find_mismatch(policy, selector.find(served.values()))
     else:
         wrong = f"the calibration was fitted for {PrmVerifier()!r}, and this job has {spec.verifier!r}"
     if wrong is None:
@@ -153,15 +143,7 @@ def _warn(message: str) -> None:
 
 
 def _outcome(search: Search, choice: Choice) -> JobOutcome:
-    node = choice.node
-    finished: Literal["answer", "no_answer"] = "no_answer" if node is None else "answer"
-    shown = node or find_most_promising(search.root)
-    result = JobResult(
-        answer=None if node is None else node.answer,
-        text=None if shown is None else shown.solution,
-        confidence=choice.confidence,
-        votes=choice.votes,
-        finish_reason="budget" if search.is_cut_short else finished,
-        node=None if shown is None else shown.id,
-    )
-    return JobOutcome("completed" if node is not None else "incomplete", result, search.ledger.usage)
+    status: Literal["completed", "incomplete"] = "incomplete" if choice.node is None else "completed"
+    ended: FinishReason = "no_answer" if choice.node is None else "answer"
+    result = build_result(search.root, choice, "budget" if search.is_cut_short else ended)
+    return JobOutcome(status, result, search.ledger.usage)

@@ -1,17 +1,16 @@
-"""Defaults by model: an operator's settings for fields that a job leaves open."""
+"""Default settings by model for the fields that a job leaves open, configured by the operator."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Any
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field
 
-from reasoner.admission.effort import Effort
+from reasoner.admission.effort import DefaultStrategy, Effort
 from reasoner.base_model import StrictModel
 from reasoner.budget.spec import Budget
-from reasoner.jobs.spec import JobSpec, Sampling, StrategySpec
-from reasoner.strategies.registry import parse_params
+from reasoner.jobs.spec import JobSpec, Sampling
 
 
 class ModelDefaults(StrictModel):
@@ -19,18 +18,7 @@ class ModelDefaults(StrictModel):
 
     sampling: Sampling = Field(default_factory=Sampling)
     budget: Budget = Field(default_factory=Budget)
-    strategy: StrategySpec | None = Field(None, description="A name, or a name with parameters.")
-
-    @field_validator("strategy", mode="before")
-    @classmethod
-    def _bare_name(cls, value: Any) -> Any:
-        return {"name": value} if isinstance(value, str) else value
-
-    @model_validator(mode="after")
-    def _makes_sense(self) -> Self:
-        if self.strategy is not None:
-            parse_params(self.strategy.name, self.strategy.params)
-        return self
+    strategy: DefaultStrategy | None = Field(None, description="A name, or a name with parameters.")
 
 
 def apply_defaults(spec: JobSpec, defaults: ModelDefaults, efforts: Mapping[str, Effort]) -> JobSpec:
@@ -38,8 +26,8 @@ def apply_defaults(spec: JobSpec, defaults: ModelDefaults, efforts: Mapping[str,
 
     The compatibility of the default strategy with the rest of the job is checked by ``check_job``.
     """
-    said = spec.sampling.model_dump(exclude_unset=True)
-    changes: dict[str, Any] = {"sampling": defaults.sampling.model_dump(exclude_unset=True) | said}
+    given = spec.sampling.model_dump(exclude_unset=True)
+    changes: dict[str, Any] = {"sampling": defaults.sampling.model_dump(exclude_unset=True) | given}
     named = efforts.get(spec.budget.effort or "")
     if defaults.strategy is not None and "strategy" not in spec.model_fields_set and not (named and named.strategy):
         changes["strategy"] = defaults.strategy.model_dump()

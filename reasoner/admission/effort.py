@@ -1,11 +1,11 @@
-"""Effort: named budgets. An operator sets the limits of ``low`` or ``high``, and a client gives only the name."""
+"""Named budgets: an operator sets the limits of an effort such as ``low``, and a client gives only its name."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from engine.protocol.types import InvalidRequest
 from reasoner.base_model import StrictModel
@@ -16,6 +16,19 @@ from reasoner.strategies.registry import STRATEGIES, parse_params
 LIMITS = ("tokens", "seconds", "flops", "cost")
 
 
+def _parse_bare_name(value: Any) -> Any:
+    return {"name": value} if isinstance(value, str) else value
+
+
+def _check_params(strategy: StrategySpec) -> StrategySpec:
+    parse_params(strategy.name, strategy.params)
+    return strategy
+
+
+DefaultStrategy = Annotated[StrategySpec, BeforeValidator(_parse_bare_name), AfterValidator(_check_params)]
+"""A strategy in an operator's settings: a name, or a name with parameters."""
+
+
 class Effort(StrictModel):
     """Limits of a named effort, and the strategy of jobs that choose none."""
 
@@ -23,19 +36,12 @@ class Effort(StrictModel):
     seconds: float | None = None
     flops: float | None = None
     cost: float | None = None
-    strategy: StrategySpec | None = Field(None, description="A name, or a name with parameters.")
-
-    @field_validator("strategy", mode="before")
-    @classmethod
-    def _bare_name(cls, value: Any) -> Any:
-        return {"name": value} if isinstance(value, str) else value
+    strategy: DefaultStrategy | None = Field(None, description="A name, or a name with parameters.")
 
     @model_validator(mode="after")
-    def _makes_sense(self) -> Self:
+    def _check_any_limit(self) -> Self:
         if self.budget == Budget():
             raise ValueError(f"give at least one of {', '.join(LIMITS)}")
-        if self.strategy is not None:
-            parse_params(self.strategy.name, self.strategy.params)
         return self
 
     @property
@@ -70,14 +76,14 @@ def apply_effort(spec: JobSpec, efforts: Mapping[str, Effort]) -> JobSpec:
         raise InvalidRequest(
             f"budget.effort: there is no effort {name!r}; known are {', '.join(efforts)}", "budget.effort"
         )
-    meant = efforts[name].budget
+    limits = efforts[name].budget
     for limit in LIMITS:
-        if getattr(given, limit) not in (None, getattr(meant, limit)):
+        if getattr(given, limit) not in (None, getattr(limits, limit)):
             raise InvalidRequest(
-                f"budget.{limit}: effort {name!r} sets the limits ({_told(meant)}): leave out {limit}, or effort",
+                f"budget.{limit}: effort {name!r} sets the limits ({_describe(limits)}): leave out {limit}, or effort",
                 f"budget.{limit}",
             )
-    changes: dict[str, Any] = {"budget": meant.model_copy(update={"effort": name})}
+    changes: dict[str, Any] = {"budget": limits.model_copy(update={"effort": name})}
     strategy = efforts[name].strategy
     if strategy is not None and "strategy" not in spec.model_fields_set:
         changes["strategy"] = strategy if spec.verifier is not None else _without_verifier(strategy)
@@ -92,6 +98,6 @@ def _without_verifier(strategy: StrategySpec) -> StrategySpec:
     return StrategySpec.model_validate({"name": FALLBACK_STRATEGY, **samples})
 
 
-def _told(budget: Budget) -> str:
+def _describe(budget: Budget) -> str:
     limits = budget.model_dump(include=set(LIMITS), exclude_none=True)
     return ", ".join(f"{name} {value:g}" for name, value in limits.items())

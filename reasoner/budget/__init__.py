@@ -1,5 +1,4 @@
-"""Budgets: limits of a job (``spec``), its bill (``usage``), prices, the ledger that enforces the limits, and grants of
-jobs that share a budget (``allocator``, ``grant_source``).
+"""Budgets of jobs: limits, usage, prices, the ledger that enforces the limits, and grants of a shared budget.
 
-Modules import what they need from the submodules; nothing is exported here.
+Nothing is exported here; import from the submodules.
 """

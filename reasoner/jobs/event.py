@@ -1,4 +1,4 @@
-"""Events: the journal's entries as clients see them. This model is part of the REST schema."""
+"""The journal's entries as clients see them. This model is part of the REST schema."""
 
 from __future__ import annotations
 

@@ -12,6 +12,7 @@ from reasoner.budget.usage import Usage
 from reasoner.jobs.spec import JobSpec
 
 Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
+FinishReason = Literal["answer", "budget", "no_answer", "cancelled"]
 TERMINAL_STATUSES: frozenset[str] = frozenset({"completed", "incomplete", "failed", "cancelled"})
 
 
@@ -26,7 +27,7 @@ class JobResult(StrictModel):
     """Chosen solution; without an answer the most promising partial one."""
     confidence: float | None
     votes: list[Vote] = Field(default_factory=list)
-    finish_reason: Literal["answer", "budget", "no_answer", "cancelled"]
+    finish_reason: FinishReason
     """``budget``: the search ended because the budget did."""
     node: str | None
     """Id of the chosen leaf of the search tree."""

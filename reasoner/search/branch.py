@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from engine.protocol.types import Completion, SamplingParams
-from reasoner.budget.prices import Amount
+from reasoner.budget.prices import NO_AMOUNT, Amount
 from reasoner.budget.usage import Usage
 from reasoner.confidence.token_confidence import compute_token_confidence
 from reasoner.jobs.spec import Sampling
@@ -123,13 +123,13 @@ class BranchPart:
     """Part of a branch that has arrived, with its cost and the budget that was reserved for it."""
 
     branch: InFlightBranch
-    token_ids: tuple[int, ...]
-    text: str
-    logprob: float
-    spend: Usage
-    reserved: Amount
     reason: Reason | None
     """Reason for which the branch ended; ``None`` if it only used up its reservation and can be continued."""
+    token_ids: tuple[int, ...] = ()
+    text: str = ""
+    logprob: float = 0.0
+    spend: Usage = field(default_factory=Usage)
+    reserved: Amount = NO_AMOUNT
     confidence: tuple[float, ...] = ()
     closed: bool = False
     """True if the last token is an end-of-sequence token, which is no part of the text."""

@@ -25,7 +25,6 @@ from engine.protocol.types import (
     SamplingParams,
 )
 from reasoner.budget.prices import NO_AMOUNT, Amount
-from reasoner.budget.usage import Usage
 from reasoner.jobs.journal import JobCancelled
 from reasoner.search.branch import BranchPart, InFlightBranch, join_segments, token_confidences
 from reasoner.search.stream_context import StreamContext
@@ -111,7 +110,7 @@ class BranchRunner:
     def cut(self, branches: Collection[InFlightBranch]) -> list[BranchPart]:
         """Return the ends of branches that have a part and can get no more because the budget is used up."""
         reason: Reason = "timeout" if self._ledger.seconds_left() == 0.0 else "budget"
-        return [BranchPart(branch, (), "", 0.0, Usage(), NO_AMOUNT, reason) for branch in branches if branch.part > 0]
+        return [BranchPart(branch, reason) for branch in branches if branch.part > 0]
 
     async def stop(self, *, final: bool) -> list[BranchPart]:
         """Abort what is in flight and return what it got so far.
@@ -269,12 +268,12 @@ class BranchRunner:
         reason = self._stop_reasons.pop(branch, None) or self._end_reason(branch, completion, reserved.tokens)
         return BranchPart(
             branch,
+            reason,
             completion.token_ids,
             completion.text,
             completion.logprob,
             spend,
             reserved,
-            reason,
             token_confidences(completion),
             completion.finish_reason == "stop" and isinstance(completion.stop, int),
         )

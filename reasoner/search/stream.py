@@ -201,7 +201,7 @@ class Stream:
         """Return the ends of pending branches that have parts but were not in flight."""
         in_flight = {part.branch for part in stopped}
         begun = [branch for branch in self._pending.values() if branch.part > 0 and branch not in in_flight]
-        return [BranchPart(branch, (), "", 0.0, Usage(), NO_AMOUNT, "cancelled") for branch in begun]
+        return [BranchPart(branch, "cancelled") for branch in begun]
 
     def _is_pending(self, branch: InFlightBranch) -> bool:
         return self._pending.get(branch.key) is branch

@@ -66,6 +66,15 @@ class Strategy(Generic[P]):
             raise ValueError(f"strategy {self.name!r}: {problems} (its parameters: {known})") from None
 
 
+async def expand_and_score(search: Search, parents: Sequence[Node], n: int | Sequence[int]) -> list[Node]:
+    """Sample next steps, ``n`` (or ``n[i]``) of each parent, and return them with their scores."""
+    level: list[Node] = []
+    async for arrived in search.expand(parents, n):
+        await search.score(arrived)
+        level += arrived
+    return level
+
+
 def choose_best_scored(nodes: Sequence[Node]) -> Choice:
     """Return the candidate with the highest score; candidates without a score rank last."""
     if not nodes:

@@ -50,10 +50,10 @@ async def run(search: Search, params: SelfConsistency) -> Choice:
             if more > 0:
                 stream.complete([search.root], more)
                 started += more
-            try:
-                arrived += await anext(stream)
-            except StopAsyncIteration:
+            nodes = await anext(stream, None)
+            if nodes is None:
                 break
+            arrived += nodes
     candidates = search.candidates()
     return await choose_by_majority(search, candidates, dict.fromkeys(candidates, 1.0))
 

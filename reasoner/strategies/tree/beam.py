@@ -16,7 +16,16 @@ from typing import Annotated
 from pydantic import Field
 
 from reasoner.search.search import Search
-from reasoner.strategies.base import MIN_NEW_PROBABILITY, Choice, Params, Samples, Steps, Strategy, choose_best_scored
+from reasoner.strategies.base import (
+    MIN_NEW_PROBABILITY,
+    Choice,
+    Params,
+    Samples,
+    Steps,
+    Strategy,
+    choose_best_scored,
+    expand_and_score,
+)
 from reasoner.tree import Node, unseen
 
 CERTAIN_LOGPROB = math.log(0.9)
@@ -64,15 +73,6 @@ async def beam_search(
             break
         share = expansions * width // len(beams)
     return choose_best_scored(await search.ensure_candidates())
-
-
-async def expand_and_score(search: Search, beams: list[Node], each: int | list[int]) -> list[Node]:
-    """Sample next steps of the beams, and return them with their scores."""
-    level: list[Node] = []
-    async for arrived in search.expand(beams, each):
-        await search.score(arrived)
-        level += arrived
-    return level
 
 
 def num_useful_samples(samples: Sequence[Node], most: int) -> int:

@@ -19,7 +19,7 @@ from reasoner.jobs.spec import MAX_N
 from reasoner.search.search import Search
 from reasoner.search.stream import STEP_SEPARATOR
 from reasoner.strategies.answer_posterior import estimate_posterior, meets_confidence
-from reasoner.strategies.base import MIN_NEW_PROBABILITY, Choice, Params, Strategy
+from reasoner.strategies.base import MIN_NEW_PROBABILITY, Choice, Params, Strategy, expand_and_score
 from reasoner.tree import Node, unseen
 
 STEP_SUCCESS = 0.25
@@ -51,10 +51,7 @@ async def run(search: Search, params: BestFirst) -> Choice:
     choice = await estimate_posterior(search)
     while (left := params.n * length - sampled) > 0 and not meets_confidence(search, choice):
         picks = choose_boxes(boxes, min(params.width, left))
-        arrived: list[Node] = []
-        async for nodes in search.expand(list(picks), list(picks.values())):
-            await search.score(nodes)
-            arrived += nodes
+        arrived = await expand_and_score(search, list(picks), list(picks.values()))
         num_known, candidates = len(candidates), search.candidates()
         if len(candidates) > num_known:
             choice = await estimate_posterior(search)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from reasoner.search.search import Search
-from reasoner.strategies.base import Choice, choose_by_majority
-from reasoner.tree import Node
+from reasoner.strategies.base import Choice, choose_by_majority, expand_and_score
 
 
 async def resampling_search(
@@ -21,10 +20,7 @@ async def resampling_search(
     """
     parents, shares, slots = [search.root], [n], n
     for step in range(max_steps):
-        level: list[Node] = []
-        async for arrived in search.expand(parents, shares):
-            await search.score(arrived)
-            level += arrived
+        level = await expand_and_score(search, parents, shares)
         slots -= sum(node.answer is not None for node in level)
         live = sorted((node for node in level if node.open and node.score is not None), key=lambda node: node.path)
         counts = allocate(step, [node.score or 0.0 for node in live], slots)
