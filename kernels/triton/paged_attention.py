@@ -104,6 +104,7 @@ def _attend(
     ROWS: tl.constexpr, KEYS: tl.constexpr, QUANTIZED: tl.constexpr, CAPPED: tl.constexpr, WINDOWED: tl.constexpr,
     TREES: tl.constexpr, LOW: tl.constexpr,
 ):  # fmt: skip
+    """Compute one tile for one key-value head. One piece: its state is in registers, its parts take 20 arguments."""
     tile = tiles + tl.program_id(0) * _FIELDS
     head = tl.program_id(1)
     count = tl.load(tile + 2)
