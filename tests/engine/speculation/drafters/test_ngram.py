@@ -4,110 +4,37 @@ from __future__ import annotations
 
 import math
 import random
-import sys
-import tracemalloc
-from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from types import FrameType
-from typing import Any, SupportsIndex, cast
 
 import pytest
-import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from scipy.stats import binom
 
-from engine.cache.paged_kv import KVCache
-from engine.protocol.options import EngineOptions
-from engine.protocol.types import Branch, SamplingParams
+from engine.protocol.types import Branch
 from engine.scheduler.draft import EMPTY_DRAFT, Draft
 from engine.scheduler.sequence import GenerateSequence, Job
 from engine.speculation.control.controller import FixedController
-from engine.speculation.drafter import DraftRequest, StepResult
+from engine.speculation.drafter import DraftRequest
 from engine.speculation.drafters import ngram
 from engine.speculation.drafters.ngram import NgramDrafter
-from kernels import ngrams
 from tests.engine.conftest import Checkpoints
 from tests.engine.helpers import Harness, generate
-
-NO_STATES = torch.empty(0, 0)
-CACHE = cast(KVCache, None)
-"""The n-gram drafter reads neither the cache nor hidden states."""
-REACH, WIDTH, LIFE = 4, 5, 1024
-"""Longest n-gram, followers kept per n-gram, and upper bound of an n-gram's total count."""
-
-
-def request(prompt: Iterable[int], branches: int = 1, lease: str | None = None, namespace: str | None = None) -> Job:
-    job = Job("r", lambda _: None, lease=lease, namespace=namespace)
-    for index in range(branches):
-        tokens = list(prompt)
-        job.sequences.append(
-            GenerateSequence(
-                job=job,
-                index=index,
-                tokens=tokens,
-                num_prefix_tokens=len(tokens),
-                branch=Branch(0, index, 1000),
-                seed=0,
-                key=index,
-                sampling=SamplingParams(),
-                eos=frozenset(),
-                stop_strings=None,
-                reader=cast(Any, None),
-                generated=[],
-                text_start=0,
-                num_chars_searched=0,
-                num_chars_sent=0,
-            )
-        )
-    return job
-
-
-def branches_of(jobs: Iterable[Job]) -> list[GenerateSequence]:
-    return [one for job in jobs for one in job.sequences if isinstance(one, GenerateSequence)]
-
-
-def only(job: Job) -> GenerateSequence:
-    (sequence,) = branches_of([job])
-    return sequence
-
-
-def advances(sequences: Iterable[GenerateSequence]) -> list[StepResult]:
-    return [StepResult(sequence, len(sequence.tokens) - 1, [0]) for sequence in sequences]
-
-
-def step(
-    drafter: NgramDrafter, drawn: dict[GenerateSequence, list[int]], shape: tuple[int, int] = (4, 4)
-) -> list[Draft]:
-    """Simulate one step of the engine, in which each branch gets a draft and then tokens."""
-    drafts = drafter.propose([DraftRequest(sequence, *shape) for sequence in drawn])
-    for sequence, tokens in drawn.items():
-        sequence.tokens += tokens
-    drafter.observe_step(advances(drawn), NO_STATES)
-    return drafts
-
-
-def write(drafter: NgramDrafter, job: Job, text: Iterable[int]) -> None:
-    """Let the branches of a request generate ``text`` and finish."""
-    sequences = branches_of([job])
-    for token in text:
-        step(drafter, {sequence: [token] for sequence in sequences})
-    for sequence in sequences:
-        end(drafter, sequence)
-
-
-def end(drafter: NgramDrafter, sequence: GenerateSequence) -> None:
-    sequence.job.sequences.remove(sequence)
-    drafter.release(sequence)
-
-
-def chain(drafter: NgramDrafter, sequence: GenerateSequence, depth: int = 4) -> list[int]:
-    (draft,) = drafter.propose([DraftRequest(sequence, depth, depth)])
-    assert draft.is_chain
-    return list(draft.tokens)
-
-
-# Proposed drafts.
+from tests.engine.speculation.drafters.ngram_requests import (
+    CACHE,
+    LIFE,
+    NO_STATES,
+    REACH,
+    WIDTH,
+    advances,
+    branches_of,
+    chain,
+    finish,
+    only,
+    request,
+    step,
+    write,
+)
 
 
 @dataclass
@@ -274,7 +201,7 @@ def test_drafts_equal_those_of_a_scan_of_the_namespaces_texts(rng: random.Random
             sequence.tokens += rng.choices(range(alphabet), k=rng.randint(1, 3))
             sequence.num_computed = len(sequence.tokens) - 1
         for sequence in [sequence for sequence in sequences if rng.random() < 0.2]:
-            end(drafter, sequence)
+            finish(drafter, sequence)
             texts.append(sequence.tokens)
             unread.append(sequence)
         running = [job for job in running if job.sequences]
@@ -294,7 +221,7 @@ def test_a_sibling_that_starts_late_is_drafted_from_finished_siblings() -> None:
     drafter = NgramDrafter()
     first, second = branches_of([request([1, 2, 3], 2)])
     step(drafter, {first: [10, 11, 12]})
-    end(drafter, first)
+    finish(drafter, first)
     assert chain(drafter, second) == [10, 11, 12]
 
 
@@ -365,23 +292,10 @@ def test_unread_texts_are_read_at_the_next_draft_request(monkeypatch: pytest.Mon
         sequence.num_computed = len(sequence.tokens)
     drafter.observe_step(advances([*siblings, last]), NO_STATES)
     for sequence in siblings:
-        end(drafter, sequence)
+        finish(drafter, sequence)
     last.tokens += [3]
     (draft,) = drafter.propose([DraftRequest(last, 1, 9)])
     assert set(draft.tokens) == {200, 300, 400, 500}
-
-
-def test_each_step_reads_a_bounded_part_of_unread_texts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ngram, "_AT_ONCE", 150)
-    drafter = NgramDrafter()
-    *siblings, last = branches_of([request([1, 2], 5, "search")])
-    for number, sequence in enumerate(siblings):
-        sequence.tokens += [3, *range(100 * number + 100, 100 * number + 200)]
-        sequence.num_computed = len(sequence.tokens)
-        end(drafter, sequence)
-    last.tokens += [3]
-    offered = [set(drafter.propose([DraftRequest(last, 1, 9)])[0].tokens) for _ in range(3)]
-    assert offered == [{100, 200}, {100, 200, 300, 400}, {100, 200, 300, 400}]
 
 
 def test_reset_removes_all_texts() -> None:
@@ -391,7 +305,7 @@ def test_reset_removes_all_texts() -> None:
     step(drafter, {only(running): [10]})
     drafter.reset(CACHE)
     assert drafter.propose([DraftRequest(only(request([1, 2, 3], lease="search")), 4, 4)]) == [EMPTY_DRAFT]
-    end(drafter, only(running))
+    finish(drafter, only(running))
 
 
 def test_a_branch_continues_after_its_lease_is_released() -> None:
@@ -401,7 +315,7 @@ def test_a_branch_continues_after_its_lease_is_released() -> None:
     step(drafter, {only(job): [10]})
     job.lease = None
     assert chain(drafter, only(job)) == [11, 12]
-    end(drafter, only(job))
+    finish(drafter, only(job))
 
 
 def test_an_unknown_branch_can_be_released() -> None:
@@ -440,7 +354,7 @@ def test_estimated_probabilities_match_acceptance_rates() -> None:
                     node = children[tokens[-1]]
                     tokens.append(draw(tokens))
         for sequence in sequences:
-            end(drafter, sequence)
+            finish(drafter, sequence)
     tested = {name: pairs for name, pairs in seen.items() if len(pairs) > 500}
     assert len(tested) >= 8
     for name, pairs in tested.items():
@@ -475,144 +389,3 @@ def test_results_are_unchanged_and_a_repeated_search_is_drafted(checkpoints: Che
 
 
 # Costs.
-
-
-class Watched(list[int]):
-    """A list of tokens that counts its reads."""
-
-    looks = 0
-
-    def __getitem__(self, place: SupportsIndex | slice) -> Any:
-        found = super().__getitem__(place)
-        Watched.looks += len(found) if isinstance(found, list) else 1
-        return found
-
-    def __iter__(self) -> Iterator[int]:
-        Watched.looks += len(self)
-        return super().__iter__()
-
-
-def operations(work: Callable[[], object]) -> int:
-    """Count the executed lines of the drafter and the tokens that it reads."""
-    files, lines = {ngram.__file__, ngrams.__file__}, 0
-
-    def trace(frame: FrameType, event: str, _: object) -> Any:
-        nonlocal lines
-        lines += event == "line"
-        return trace if frame.f_code.co_filename in files else None
-
-    before, Watched.looks = sys.gettrace(), 0
-    sys.settrace(trace)
-    try:
-        work()
-    finally:
-        sys.settrace(before)
-    return lines + Watched.looks
-
-
-def test_no_state_is_kept_of_a_request_cancelled_with_waiting_branches(checkpoints: Checkpoints) -> None:
-    harness, drafter = Harness(checkpoints("qwen3"), EngineOptions(kv_tokens=4096, max_running=2)), NgramDrafter()
-    harness.core.start_speculation(drafter, FixedController(3, 3))
-    harness.submit(generate([5, 6, 5, 6, 5], [Branch(1, key, 30) for key in range(4)], ignore_eos=True))
-    for _ in range(4):
-        harness.core.step()
-    assert drafter._branches
-    harness.core.cancel(lambda _: True)
-    assert not drafter._branches
-
-
-def test_the_cost_of_a_step_does_not_depend_on_text_lengths() -> None:
-    noise = random.Random(5)
-
-    def text(length: int) -> list[int]:
-        """Return a text in which two tokens may follow each token, so that longer texts have no longer matches."""
-        tokens = [noise.randrange(20)]
-        while len(tokens) < length:
-            tokens.append((2 * tokens[-1] + noise.randrange(2)) % 20)
-        return tokens
-
-    costs = {}
-    for length in (2000, 16_000):
-        drafter = NgramDrafter()
-        sequences = branches_of([request([1, 2, 3], 4)])
-        for sequence in sequences:
-            sequence.tokens = Watched([*sequence.tokens, *text(length)])
-        step(drafter, {sequence: text(2) for sequence in sequences}, (4, 8))
-        steps = [{sequence: text(2) for sequence in sequences} for _ in range(20)]
-        costs[length] = operations(
-            lambda drafter=drafter, steps=steps: [step(drafter, drawn, (4, 8)) for drawn in steps]
-        )
-    assert costs[16_000] < 1.15 * costs[2000]
-
-
-def test_a_step_without_draft_requests_costs_almost_nothing_per_branch() -> None:
-    noise = random.Random(7)
-    costs = {}
-    for count in (128, 512):
-        drafter = NgramDrafter()
-        sequences = branches_of([request(noise.choices(range(40), k=30), count)])
-        drafter.observe_step(advances(sequences), NO_STATES)
-        for sequence in sequences:
-            sequence.tokens.append(noise.randrange(40))
-        costs[count] = operations(
-            lambda drafter=drafter, all_=advances(sequences): drafter.observe_step(all_, NO_STATES)
-        )
-    assert (costs[512] - costs[128]) / (512 - 128) < 12
-
-
-def growth(drafter: NgramDrafter, work: Callable[[int], object]) -> float:
-    """Return the factor by which the drafter's memory grows from the first rounds to later ones."""
-    files = [tracemalloc.Filter(True, module.__file__) for module in (ngram, ngrams)]
-    tracemalloc.start()
-    try:
-        sizes = []
-        for number in range(60):
-            work(number)
-            if number in (10, 12, 14, 16, 45, 50, 55, 59):
-                held = tracemalloc.take_snapshot().filter_traces(files)
-                # ``tracemalloc`` does not see the memory of the large arrays.
-                table = drafter._table.num_bytes
-                sizes.append(table + sum(trace.size for trace in held.traces))
-        return max(sizes[4:]) / max(sizes[:4])
-    finally:
-        tracemalloc.stop()
-
-
-def fresh(number: int, length: int) -> list[int]:
-    """Return tokens that occur in no other text."""
-    return list(range(1000 * number + 1000, 1000 * number + 1000 + length))
-
-
-@pytest.mark.parametrize(
-    "lease", [lambda _: "one", lambda number: f"lease {number}", lambda _: None], ids=["one", "many", "none"]
-)
-def test_memory_is_bounded_for_one_search_and_for_many(lease: Callable[[int], str | None]) -> None:
-    drafter = NgramDrafter()
-
-    def search(number: int) -> None:
-        write(drafter, request(fresh(number, 50), 2, lease(number)), fresh(number, 100)[50:])
-
-    assert growth(drafter, search) < 1.01
-
-
-def test_memory_is_bounded_without_draft_requests() -> None:
-    drafter = NgramDrafter()
-
-    def arrive_and_leave(number: int) -> None:
-        sequences = branches_of([request(fresh(number, 20), 30, "lease")])
-        for place, sequence in enumerate(sequences):
-            sequence.tokens += fresh(30 * number + place, 20)
-            sequence.num_computed = len(sequence.tokens)
-        drafter.observe_step(advances(sequences), NO_STATES)
-        for sequence in sequences:
-            end(drafter, sequence)
-
-    assert growth(drafter, arrive_and_leave) < 1.01
-
-
-def test_only_the_end_of_a_long_prefix_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ngram, "_PREFIX", 30)
-    drafter = NgramDrafter()
-    text = fresh(0, 290)
-    assert chain(drafter, only(request([*text, *text[200:210]], namespace="some")), 3) == []
-    assert chain(drafter, only(request([*text, *text[275:285]], namespace="others")), 3) == text[285:288]

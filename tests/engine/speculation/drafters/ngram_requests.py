@@ -1,0 +1,94 @@
+"""Requests and steps for the n-gram drafter, without an engine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, cast
+
+import torch
+
+from engine.cache.paged_kv import KVCache
+from engine.protocol.types import Branch, SamplingParams
+from engine.scheduler.draft import Draft
+from engine.scheduler.sequence import GenerateSequence, Job
+from engine.speculation.drafter import DraftRequest, StepResult
+from engine.speculation.drafters.ngram import NgramDrafter
+
+NO_STATES = torch.empty(0, 0)
+CACHE = cast(KVCache, None)
+"""The n-gram drafter reads neither the cache nor hidden states."""
+REACH, WIDTH, LIFE = 4, 5, 1024
+"""Longest n-gram, followers kept per n-gram, and upper bound of an n-gram's total count."""
+
+
+def request(prompt: Iterable[int], branches: int = 1, lease: str | None = None, namespace: str | None = None) -> Job:
+    job = Job("r", lambda _: None, lease=lease, namespace=namespace)
+    for index in range(branches):
+        tokens = list(prompt)
+        job.sequences.append(
+            GenerateSequence(
+                job=job,
+                index=index,
+                tokens=tokens,
+                num_prefix_tokens=len(tokens),
+                branch=Branch(0, index, 1000),
+                seed=0,
+                key=index,
+                sampling=SamplingParams(),
+                eos=frozenset(),
+                stop_strings=None,
+                reader=cast(Any, None),
+                generated=[],
+                text_start=0,
+                num_chars_searched=0,
+                num_chars_sent=0,
+            )
+        )
+    return job
+
+
+def branches_of(jobs: Iterable[Job]) -> list[GenerateSequence]:
+    return [one for job in jobs for one in job.sequences if isinstance(one, GenerateSequence)]
+
+
+def only(job: Job) -> GenerateSequence:
+    (sequence,) = branches_of([job])
+    return sequence
+
+
+def advances(sequences: Iterable[GenerateSequence]) -> list[StepResult]:
+    return [StepResult(sequence, len(sequence.tokens) - 1, [0]) for sequence in sequences]
+
+
+def step(
+    drafter: NgramDrafter, drawn: dict[GenerateSequence, list[int]], shape: tuple[int, int] = (4, 4)
+) -> list[Draft]:
+    """Simulate one step of the engine, in which each branch gets a draft and then tokens."""
+    drafts = drafter.propose([DraftRequest(sequence, *shape) for sequence in drawn])
+    for sequence, tokens in drawn.items():
+        sequence.tokens += tokens
+    drafter.observe_step(advances(drawn), NO_STATES)
+    return drafts
+
+
+def write(drafter: NgramDrafter, job: Job, text: Iterable[int]) -> None:
+    """Let the branches of a request generate ``text`` and finish."""
+    sequences = branches_of([job])
+    for token in text:
+        step(drafter, {sequence: [token] for sequence in sequences})
+    for sequence in sequences:
+        finish(drafter, sequence)
+
+
+def finish(drafter: NgramDrafter, sequence: GenerateSequence) -> None:
+    sequence.job.sequences.remove(sequence)
+    drafter.release(sequence)
+
+
+def chain(drafter: NgramDrafter, sequence: GenerateSequence, depth: int = 4) -> list[int]:
+    (draft,) = drafter.propose([DraftRequest(sequence, depth, depth)])
+    assert draft.is_chain
+    return list(draft.tokens)
+
+
+# Proposed drafts.
