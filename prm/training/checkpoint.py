@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
 from torch import nn
 
 from prm.records import BadRecord
@@ -22,10 +25,13 @@ def save_checkpoint(
     seconds: float,
 ) -> None:
     """Write the state to a temporary file, then rename it over the old one."""
-    state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+    tensors = {f"model.{name}": weight.detach() for name, weight in model.named_parameters()}
+    for index, moments in optimizer.state_dict()["state"].items():
+        tensors |= {f"optimizer.{index}.{name}": torch.as_tensor(value) for name, value in moments.items()}
     path.parent.mkdir(parents=True, exist_ok=True)
     new = path.with_suffix(".new")
-    torch.save(state | {"settings": dict(settings), "step": step, "seconds": seconds}, new)
+    notes = {"settings": json.dumps(settings), "step": str(step), "seconds": repr(seconds)}
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, new, notes)
     os.replace(new, path)
 
 
@@ -38,13 +44,23 @@ def load_checkpoint(
     """
     if not path.exists():
         return 0, 0.0
-    state = torch.load(path, map_location="cpu", weights_only=True)  # no pickled code
-    for name, value in settings.items():
-        if state["settings"].get(name) != value:
-            raise BadRecord(
-                f"{path} is of a run with {name} {state['settings'].get(name)!r}, and {value!r} is requested: use the "
-                "same, or remove the file to begin anew"
-            )
-    model.load_state_dict(state["model"])
-    optimizer.load_state_dict(state["optimizer"])
-    return state["step"], state["seconds"]
+    with safe_open(path, framework="pt") as file:
+        notes = file.metadata()
+        written = json.loads(notes["settings"])
+        for name, value in settings.items():
+            if written.get(name) != value:
+                raise BadRecord(
+                    f"{path} is of a run with {name} {written.get(name)!r}, and {value!r} is requested: use the same, "
+                    "or remove the file to begin anew"
+                )
+        with torch.no_grad():
+            for name, weight in model.named_parameters():
+                weight.copy_(file.get_tensor(f"model.{name}"))
+        state: dict[int, dict[str, torch.Tensor]] = {}
+        for name in file.keys():  # noqa: SIM118
+            kind, _, rest = name.partition(".")
+            if kind == "optimizer":
+                index, _, moment = rest.partition(".")
+                state.setdefault(int(index), {})[moment] = file.get_tensor(name)
+    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+    return int(notes["step"]), float(notes["seconds"])

@@ -107,7 +107,7 @@ def train(plan: TrainPlan, progress: Progress, stopped: Callable[[], bool] = lam
     others = [weight for weight in model.parameters() if weight.ndim < 2]
     groups = [{"params": decayed, "weight_decay": plan.weight_decay}, {"params": others, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=plan.rate)
-    state = work / "state.pt"
+    state = work / "state.safetensors"
     step, seconds = load_checkpoint(state, model, optimizer, settings)
     total = plan.epochs * steps_per_epoch(len(learned), plan.batch)
     saved, running = time.monotonic(), 0.0

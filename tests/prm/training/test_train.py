@@ -124,7 +124,7 @@ def test_a_resumed_run_ends_with_bitwise_the_same_weights(base: Path, tmp_path: 
         assert (
             train(two, lambda done, *_: steps.append(done), lambda end=before + stops_after: len(steps) >= end) is None
         )  # type: ignore[misc]
-        assert (tmp_path / "two.work" / "state.pt").exists()
+        assert (tmp_path / "two.work" / "state.safetensors").exists()
     assert steps == list(range(1, 10))
     trained(two)
     first, second = (load_file(tmp_path / name / "model.safetensors") for name in ("one", "two"))
