@@ -114,23 +114,17 @@ def test_adaptive_depth_is_never_slower_than_plain_decoding_in_the_long_run(seed
 
 
 def test_drafting_starts_and_stops_with_changes_of_the_acceptance_rate() -> None:
-    started, stopped = [], []
-    for seed in range(4):
-        simulation = Simulation(small, lookup, always(0.02), mute, length=50, seed=seed)
-        controller = adaptive()
-        simulation.step = lambda branches, tokens: 1e-3 + 4e-4 * tokens
-        simulation.run(controller, 4000)
-        simulation.usual = always(0.9)
-        simulation.run(controller, 3000)
-        ready = replace(simulation)
-        speed, best = simulation.run(controller, 3000), fixed(ready, 3000)
-        assert best > 1.33 * plain(ready, 3000)
-        started.append(speed / best)
-        simulation.usual = always(0.02)
-        simulation.run(controller, 500)
-        stopped.append(simulation.run(controller, 3000) / plain(replace(simulation), 3000))
-    assert statistics.mean(started) > 0.9
-    assert statistics.mean(stopped) > 0.97
+    simulation = Simulation(small, lookup, always(0.02), mute, length=50)
+    controller = adaptive()
+    simulation.step = lambda branches, tokens: 1e-3 + 4e-4 * tokens
+    simulation.run(controller, 4000)
+    simulation.usual = always(0.9)
+    simulation.run(controller, 3000)
+    ready = replace(simulation)
+    assert simulation.run(controller, 3000) > 0.9 * fixed(ready, 3000) > 1.2 * plain(ready, 3000)
+    simulation.usual = always(0.02)
+    simulation.run(controller, 500)
+    assert simulation.run(controller, 3000) > 0.97 * plain(replace(simulation), 3000)
 
 
 def test_drafting_adapts_to_the_batch_size() -> None:

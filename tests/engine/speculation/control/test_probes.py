@@ -69,7 +69,7 @@ def test_trials_without_gain_become_rarer() -> None:
         simulation = Simulation(small, model, always(0.2), honest, branches=branches)
         controller = adaptive()
         shares = []
-        for steps in (500, 12_000):
+        for steps in (500, 8000):
             before = len(simulation.sizes)
             simulation.run(controller, steps * branches)
             shares.append(sum(guesses > 0 for guesses in simulation.sizes[before:]) / steps)
@@ -115,7 +115,7 @@ def test_a_gain_after_an_expensive_start_is_found() -> None:
             speed = ours.run(controller, tokens)
             ratios.append(speed / fixed(simulation, tokens))
             assert speed > 1.03 * plain(simulation, tokens)
-        assert statistics.mean(ratios) > 0.95
+        assert statistics.mean(ratios) > 0.97
 
 
 @pytest.mark.long
@@ -128,7 +128,7 @@ def test_adaptive_depth_matches_the_best_fixed_depth_on_a_noisy_machine() -> Non
             ours, controller, tokens = replace(simulation), adaptive(), 4000 * branches
             ours.run(controller, tokens // 2)
             ratios.append(ours.run(controller, tokens) / fixed(simulation, tokens))
-        assert statistics.mean(ratios) > 0.95
+        assert statistics.mean(ratios) > 0.97
 
 
 def test_the_last_branch_gets_drafts_within_some_dozens_of_steps() -> None:
