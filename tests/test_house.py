@@ -17,6 +17,8 @@ ROOT = Path(__file__).parents[1]
 PACKAGES = ("kernels", "engine", "prm", "reasoner", "workers", "api")
 
 MAX_MODULES = 16
+MAX_FILE_LINES = 400
+MAX_FUNCTION_LINES = 60
 
 DIALECT = re.compile(
     r"guess|dealt|doorbell|outbox|(?<![a-z])laws?(?![a-z])|(?<![a-z])story|(?<![a-z])tally|(?<![a-z])grower"
@@ -24,6 +26,9 @@ DIALECT = re.compile(
 )
 """Words that this code base once used where the field has another one: draft, resampled, wake-up, event queue,
 distribution, narration, stats, branch runner, cleanup, OpenAI-compatible, bypassed."""
+
+NOT_A_SENTENCE = re.compile(r"(What|Whether|Who|Whose|How|Of|Where|Those|That|See) ")
+"""Beginnings that make a docstring a riddle instead of a sentence."""
 
 
 def python_files(*folders: str) -> Iterator[Path]:
@@ -44,6 +49,32 @@ def test_no_folder_has_more_modules_than_a_reader_can_survey() -> None:
     folders = {path.parent for path in python_files(*PACKAGES)}
     counts = {str(folder.relative_to(ROOT)): len([*folder.glob("*.py")]) - 1 for folder in folders}
     assert {folder: count for folder, count in counts.items() if count > MAX_MODULES} == {}
+
+
+def test_no_file_is_long() -> None:
+    lengths = {path: len(path.read_text().splitlines()) for path in python_files(*PACKAGES, "tests")}
+    assert [describe(path, count, "lines") for path, count in lengths.items() if count > MAX_FILE_LINES] == []
+
+
+def test_a_long_function_says_why_it_is_one_piece() -> None:
+    unexplained = []
+    for path in python_files(*PACKAGES):
+        for node in ast.walk(parse(path)):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.end_lineno is not None:
+                length = node.end_lineno - node.body[0].lineno + 1
+                if length > MAX_FUNCTION_LINES and "One piece" not in (ast.get_docstring(node) or ""):
+                    unexplained.append(describe(path, node.lineno, f"{node.name} has {length} lines"))
+    assert unexplained == []
+
+
+def test_docstrings_begin_with_a_plain_sentence() -> None:
+    riddles = []
+    for path in python_files(*PACKAGES, "tests"):
+        for node in ast.walk(parse(path)):
+            match node:
+                case ast.Expr(value=ast.Constant(value=str(text))) if NOT_A_SENTENCE.match(text):
+                    riddles.append(describe(path, node.lineno, text.splitlines()[0]))
+    assert riddles == []
 
 
 def test_every_package_says_what_it_is_for() -> None:

@@ -96,7 +96,9 @@ class _Quantization:
             return gptq.build_config(options.bits, size, act_order=True)
         if options.method == "awq":
             return awq.build_config(size, skipped)
-        return (fp8 if options.method == "fp8" else bitsandbytes).build_config(skipped)
+        if options.method == "fp8":
+            return fp8.build_config(skipped)
+        return bitsandbytes.build_config(skipped)
 
     def _embed(self, sequences: list[Tensor]) -> list[Tensor]:
         table = Weights(self._raw.folder).take(

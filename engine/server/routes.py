@@ -22,7 +22,7 @@ _T = TypeVar("_T")
 
 
 def build_router(engine: LocalEngine) -> APIRouter:
-    """Return all routes of an engine. Longer than 60 lines because each route is a closure over it."""
+    """Return all routes of an engine. One piece, because each route is a closure over it."""
     router = APIRouter()
     registry = CollectorRegistry()
     registry.register(EngineCollector(engine))

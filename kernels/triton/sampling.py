@@ -106,7 +106,10 @@ def _sample(
     LOGITS, TEMPERATURE, TOP_P, MIN_P, TOP_K, SEED, KEY, POSITION, TOKENS, LOGPROBS, vocab, stride,
     PURPOSE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Sample a token of one row: largest logit, threshold of the filters, race. One piece, as each needs the former."""
+    """Sample a token of one row: largest logit, threshold of the filters, race.
+
+    One piece, because each of the three needs the one before.
+    """
     row = tl.program_id(0).to(tl.int64)
     X = LOGITS + row * stride
     lane = tl.arange(0, BLOCK)

@@ -19,4 +19,4 @@ class Event(StrictModel):
     key: str | None = None
     data: dict[str, JsonValue]
     spend: dict[str, float] = Field(default_factory=dict)
-    """What it added to the bill: the fields of ``Usage`` that are not 0. All of a job's add up to its ``usage``."""
+    """Addition to the bill: the fields of ``Usage`` that are not 0. All of a job's add up to its ``usage``."""

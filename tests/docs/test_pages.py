@@ -1,4 +1,4 @@
-"""What the documentation says about the repository is so."""
+"""The documentation names settings, paths and strategies that exist."""
 
 from __future__ import annotations
 

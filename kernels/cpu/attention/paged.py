@@ -44,7 +44,7 @@ def scratch_size(dim: int, heads_per_kv: int, longest: int) -> int:
 
 @kernel
 def attend(address: Any) -> None:
-    """Attention of a step's tokens in one layer; long, because it unpacks so many arguments.
+    """Attention of a step's tokens in one layer. One piece, because it only unpacks many arguments.
 
     Arguments ``(qkv, cache, scales, cache_type, out, step, heads, kv_heads, dim, capacity, page_size, groups, scale,
     softcap)``, and at ``step`` ``(scratch, pages, rows, first, end, tree_begin, tree_offset, tree, pieces, members,

@@ -135,7 +135,7 @@ def test_logits_of_preempted_branches_equal_transformers(
 
 @pytest.mark.parametrize("kind", mostly_long(GENERATING, every=3))
 def test_greedy_tokens_equal_transformers_generate(checkpoints: Checkpoints, kind: str) -> None:
-    """Where two tokens are equally likely up to the error of float32, either is accepted and the comparison ends."""
+    """Either of two tokens that are equally likely up to the error of float32 is accepted, and the comparison ends."""
     model, loss = reference(checkpoints(kind)), float32_loss(checkpoints(kind)).logit
     harness = Harness(checkpoints(kind))
     # With longrope, generate computes all keys again when a text exceeds the original context.
@@ -189,7 +189,7 @@ def test_stacked_experts_load_as_the_same_model(checkpoints: Checkpoints, tmp_pa
 
 
 def test_loading_keeps_no_second_copy_of_the_weights(checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the tensors that are read from the files, only those that the model uses unchanged outlive loading."""
+    """Only those tensors of the files that the model uses unchanged outlive loading."""
     taken: list[tuple[str, weakref.ref[torch.Tensor]]] = []
     take = Weights.take
 

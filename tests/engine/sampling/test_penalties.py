@@ -204,5 +204,5 @@ def test_parameters_out_of_range_are_rejected_by_name(folder: Path, field: str, 
 
 
 def test_a_request_that_forbids_every_token_is_rejected(folder: Path) -> None:
-    with pytest.raises(InvalidRequest, match="leave no token"):
+    with pytest.raises(InvalidRequest, match="stop tokens are the whole vocabulary"):
         Harness(folder).submit(generate(PROMPT, [Branch(1, 1, 1)], stop_token_ids=tuple(range(400)), min_tokens=1))

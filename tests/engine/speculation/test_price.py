@@ -129,7 +129,7 @@ def test_skipping_lasts_as_requested_and_ends_when_the_batch_size_changes(checkp
 def test_skipped_steps_reach_the_drafter_that_observes_but_not_the_controller(
     checkpoints: Checkpoints, hidden_state_needs: HiddenStateNeeds, told: int
 ) -> None:
-    """Of eleven steps after the prompt's, the controller measures one in four."""
+    """The controller measures one in four of eleven steps after the prompt's."""
     slow = Slow(Clock(), hidden_state_needs, 0, rest=3)
     harness = Harness(checkpoints("qwen3"))
     harness.core.start_speculation(slow, slow)

@@ -283,7 +283,7 @@ def test_a_shared_prompt_counts_once_and_each_sample_counts() -> None:
 
 
 def test_unread_texts_are_read_at_the_next_draft_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the finished branches only those that ended last are read."""
+    """Only those finished branches are read that ended last."""
     monkeypatch.setattr(ngram, "_BACKLOG", 450)
     drafter = NgramDrafter()
     *siblings, last = branches_of([request([1, 2], 6, "search")])
