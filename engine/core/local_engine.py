@@ -19,6 +19,7 @@ import torch
 from engine.core.engine_core import EngineCore
 from engine.core.event_queue import EventQueue
 from engine.core.stats import CoreStats
+from engine.gguf.folder import open_checkpoint
 from engine.protocol.options import EngineOptions
 from engine.protocol.types import (
     Completion,
@@ -237,7 +238,12 @@ class LocalEngine:
         # and once the pools have more threads than there are processors, their threads sleep between two operators,
         # which halves the speed.
         try:
-            loaded.set_result({name: EngineCore(name, Path(folder), self._options) for name, folder in models.items()})
+            loaded.set_result(
+                {
+                    name: EngineCore(name, open_checkpoint(Path(folder)), self._options)
+                    for name, folder in models.items()
+                }
+            )
         except Exception as error:
             loaded.set_exception(error)
             return

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from engine.device import CPU, DeviceConfig
+from engine.gguf.folder import weight_files
 from engine.models.config import ModelConfig, read_raw_config
 from engine.models.decoder import Decoder
 from engine.models.families import decoder_config, is_defined
@@ -13,6 +14,7 @@ from engine.models.interface import Model
 from engine.models.transformers_backend import TransformersModel
 from engine.protocol.types import EngineError
 from engine.weights.formats.registry import create_reader
+from engine.weights.gguf import GgufWeights
 from engine.weights.safetensors import Weights
 
 
@@ -31,7 +33,10 @@ def load_model(folder: Path, capacity: Callable[[ModelConfig], int], device_conf
         return TransformersModel(raw)
     config = decoder_config(raw)
     try:
-        read = create_reader(quantized)
-        return Decoder(config, Weights(folder), min(config.max_context, capacity(config)), read, device_config)
+        context = min(config.max_context, capacity(config))
+        if paths := weight_files(folder):
+            gguf = GgufWeights(paths)
+            return Decoder(config, gguf, context, lambda _, *matrix: gguf.take_matrix(*matrix), device_config)
+        return Decoder(config, Weights(folder), context, create_reader(quantized), device_config)
     except EngineError as error:
         raise error if str(folder) in str(error) else EngineError(f"{folder}: {error}") from None

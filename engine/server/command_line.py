@@ -20,7 +20,13 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m engine.server.app", description="Serve models over OpenAI's completions API."
     )
-    parser.add_argument("--model", action="append", required=True, metavar="NAME=PATH", help="A model to serve.")
+    parser.add_argument(
+        "--model",
+        action="append",
+        required=True,
+        metavar="NAME=PATH",
+        help="A model to serve: a Hugging Face folder or a GGUF file.",
+    )
     parser.add_argument("--host", default="127.0.0.1", help="The address to listen on (default: %(default)s).")
     parser.add_argument("--port", type=int, default=8100, help="The port; 0 takes a free one (default: %(default)s).")
     parser.add_argument("--uds", metavar="PATH", help="The Unix socket to listen on instead.")

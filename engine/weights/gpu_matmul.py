@@ -10,6 +10,7 @@ from torch import Tensor
 
 from engine.device import DeviceConfig
 from engine.weights.matrix import (
+    BlockMatrix,
     Float8Matrix,
     GroupedMatrix,
     Int8Matrix,
@@ -81,6 +82,8 @@ class ConcatenatedProducts(QuantizedLinear):
 
 
 def _has_kernel(matrix: QuantizedMatrix, device_config: DeviceConfig) -> bool:
+    if isinstance(matrix, BlockMatrix):
+        return False
     columns = _shape(matrix)[1]
     if isinstance(matrix, Int8Matrix):
         return columns % _DEPTH_8BIT == 0
@@ -191,4 +194,5 @@ def _shape(matrix: Matrix) -> tuple[int, int]:
         return len(matrix), matrix.shape[1]
     if isinstance(matrix, Nf4Matrix):
         return len(matrix.weight.packed), 2 * matrix.weight.packed.shape[1]
+    assert not isinstance(matrix, BlockMatrix)  # widened, as there is no kernel
     return len(matrix.codes), matrix.codes.shape[1]

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from gguf import GGMLQuantizationType
+from gguf import dequantize as dequantize_blocks
 from torch import Tensor
 
 from kernels.linear.nf4 import Nf4, dequantize
@@ -81,7 +83,20 @@ class Nf4Matrix:
         return dequantize(self.weight)
 
 
-QuantizedMatrix = Int8Matrix | GroupedMatrix | Float8Matrix | Nf4Matrix
+@dataclass(frozen=True, slots=True)
+class BlockMatrix:
+    """Blocks of a GGUF file. Activations are not rounded."""
+
+    kind: GGMLQuantizationType
+    blocks: Tensor
+    """uint8 ``[out, bytes]``."""
+
+    def dense(self) -> Tensor:
+        """Return the weights, float32 ``[out, in]``."""
+        return torch.from_numpy(dequantize_blocks(self.blocks.numpy(), self.kind))
+
+
+QuantizedMatrix = Int8Matrix | GroupedMatrix | Float8Matrix | Nf4Matrix | BlockMatrix
 Matrix = Tensor | QuantizedMatrix
 """A quantised matrix, or float32 weights ``[out, in]``."""
 

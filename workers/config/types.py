@@ -8,6 +8,9 @@ import ipaddress
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from engine.gguf.paths import is_gguf
+from engine.protocol.types import EngineError
+
 BUNDLED = Path(__file__).parents[2] / "reasoner" / "bundled"
 BUNDLED_PRM = "prm"
 
@@ -28,11 +31,14 @@ def decode_webhook_secret(text: str) -> bytes:
 
 
 def served_name(value: str) -> str:
-    """Return the name in ``NAME=FOLDER``, the name of a folder, or the value itself (a bundled or a remote model)."""
+    """Return the name in ``NAME=PATH``, that of a folder or GGUF file, or the value (a bundled or a remote model)."""
     name, separator, _ = value.partition("=")
     if separator:
         return name
-    return Path(value).name if Path(value).expanduser().is_dir() else value
+    path = Path(value).expanduser()
+    if path.is_dir():
+        return path.name
+    return path.stem if is_gguf(path) and path.is_file() else value
 
 
 def is_bundled(value: str) -> bool:
@@ -41,9 +47,20 @@ def is_bundled(value: str) -> bool:
 
 
 def find_model_folder(value: str) -> Path | None:
-    """Return the folder of ``NAME=FOLDER``, of a folder or of a bundled model; ``None`` if not on this machine."""
+    """Return the folder of ``NAME=PATH``, of a path or of a bundled model; ``None`` if not on this machine.
+
+    For a GGUF file, or a folder with one, that is the folder which presents it. Raises ``ConfigError`` if it is damaged
+    or not supported.
+    """
     _, separator, path = value.partition("=")
     folder = BUNDLED / value if is_bundled(value) else Path(path if separator else value).expanduser()
+    if folder.exists() and is_gguf(folder):
+        from engine.gguf.folder import open_gguf_folder  # takes half a second to import
+
+        try:
+            return open_gguf_folder(folder)
+        except EngineError as error:
+            raise ConfigError(str(error)) from None
     return folder.absolute() if (folder / "config.json").is_file() else None
 
 
@@ -54,7 +71,7 @@ def require_model_folder(value: str, setting: str) -> Path:
         names = ", ".join(sorted(child.parent.name for child in BUNDLED.glob("*/config.json"))) or "none"
         raise ConfigError(
             f"{setting}: {value!r} is neither a bundled model (here: {names}) nor a Hugging Face model folder, "
-            "which holds config.json and *.safetensors"
+            "which holds config.json and *.safetensors, nor a GGUF file"
         )
     return folder
 

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from tests.engine.conftest import save_random_model
+from tests.engine.gguf.files import write_gguf
 from workers.config.settings import Settings, load_settings
 from workers.config.types import ConfigError, is_loopback, require_model_folder, served_name
 
@@ -114,6 +116,21 @@ def test_a_model_is_bundled_or_a_folder_or_a_named_folder(tmp_path: Path) -> Non
     assert served_name(f"me={folder}") == "me"
     assert require_model_folder(str(folder), "model") == require_model_folder(f"me={folder}", "model") == folder
     assert require_model_folder("policy", "model").name == "policy"
+
+
+def test_a_gguf_file_is_a_model_by_the_name_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    save_random_model("LlamaForCausalLM", {"hidden_size": 96}, tmp_path / "checkpoint")
+    file = tmp_path / "small.gguf"
+    write_gguf(tmp_path / "checkpoint", file, "llama")
+    assert served_name(str(file)) == "small"
+    folder = require_model_folder(f"me={file}", "model")
+    assert (folder / "config.json").is_file()
+    assert (folder / "tokenizer.json").is_file()
+    assert require_model_folder(str(file), "model") == folder
+    file.write_bytes(file.read_bytes()[:-100])
+    with pytest.raises(ConfigError, match="it is truncated"):
+        require_model_folder(str(file), "model")
 
 
 @pytest.mark.parametrize("value", ["nowhere", "empty", "x=empty", "/nowhere/at/all"])

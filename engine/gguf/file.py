@@ -1,0 +1,188 @@
+"""Read the header of a GGUF file: its metadata, and where its tensors lie.
+
+The format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. The reader of the package ``gguf`` takes seconds
+for a vocabulary, and may not end on a hostile file; so the header is read here, each length checked against the bytes
+that are left.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFValueType
+
+from engine.gguf.paths import find_gguf_files
+from engine.protocol.types import EngineError
+
+_SCALARS = {
+    GGUFValueType.UINT8: "<u1",
+    GGUFValueType.INT8: "<i1",
+    GGUFValueType.UINT16: "<u2",
+    GGUFValueType.INT16: "<i2",
+    GGUFValueType.UINT32: "<u4",
+    GGUFValueType.INT32: "<i4",
+    GGUFValueType.FLOAT32: "<f4",
+    GGUFValueType.BOOL: "?",
+    GGUFValueType.UINT64: "<u8",
+    GGUFValueType.INT64: "<i8",
+    GGUFValueType.FLOAT64: "<f8",
+}
+_VERSIONS = (2, 3)
+_MAX_DIMENSIONS = 4
+_DEFAULT_ALIGNMENT = 32
+
+
+@dataclass(frozen=True, slots=True)
+class GgufTensor:
+    """Place and type of a tensor in its file."""
+
+    path: Path
+    shape: tuple[int, ...]
+    """In torch's order: the last dimension is contiguous."""
+    kind: GGMLQuantizationType
+    data: memoryview
+    """The blocks, mapped from the file."""
+
+
+@dataclass(frozen=True, slots=True)
+class GgufModel:
+    """Metadata and tensors of a model in one file or several splits."""
+
+    paths: tuple[Path, ...]
+    metadata: dict[str, Any]
+    tensors: dict[str, GgufTensor]
+
+
+@contextmanager
+def refuse_wrong_types(path: Path) -> Iterator[None]:
+    """Raise ``EngineError`` where a value of the metadata has a type or a size that makes no sense."""
+    try:
+        yield
+    except (TypeError, ValueError, AttributeError, OverflowError, ZeroDivisionError, IndexError) as error:
+        raise EngineError(f"{path} has metadata of a wrong type or size: {error}") from None
+
+
+def read_gguf(path: Path) -> GgufModel:
+    """Read the header of a model; tensors stay in the mapped files. Raises ``EngineError`` naming what is wrong."""
+    paths = find_gguf_files(path)
+    metadata: dict[str, Any] = {}
+    tensors: dict[str, GgufTensor] = {}
+    for split in paths:
+        try:
+            fields, found = _Header(split).read()
+        except (struct.error, ValueError, OverflowError, OSError) as error:
+            raise EngineError(f"{split} is not a readable GGUF file: {error}") from None
+        metadata = fields | metadata
+        if repeated := tensors.keys() & found.keys():
+            raise EngineError(f"{split} has the tensor {min(repeated)!r} of another split")
+        tensors |= found
+    expected = metadata.get("split.tensors.count", len(tensors))
+    if expected != len(tensors):
+        raise EngineError(f"{path}: the splits have {len(tensors)} tensors, but should have {expected}")
+    return GgufModel(paths, metadata, tensors)
+
+
+class _Header:
+    """Cursor over the header of one file."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        with path.open("rb") as file:
+            self._bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        self._at = 0
+
+    def read(self) -> tuple[dict[str, Any], dict[str, GgufTensor]]:
+        if self._take(4) != b"GGUF":
+            raise ValueError("it does not begin with GGUF")
+        version = self._number("<I")
+        if version not in _VERSIONS:
+            swapped = struct.unpack("<I", struct.pack(">I", version))[0]
+            kind = "big-endian" if swapped in _VERSIONS else f"version {version}"
+            raise ValueError(f"it is {kind}; supported are little-endian files of version 2 and 3")
+        num_tensors, num_fields = self._number("<Q"), self._number("<Q")
+        metadata: dict[str, Any] = {}
+        for _ in range(num_fields):
+            name = self._text()
+            if name in metadata:
+                raise ValueError(f"it has the field {name!r} twice")
+            metadata[name] = self._value(self._kind())
+        places = [self._tensor() for _ in range(num_tensors)]
+        alignment = metadata.get("general.alignment", _DEFAULT_ALIGNMENT)
+        if not isinstance(alignment, int) or alignment < 1 or alignment & (alignment - 1):
+            raise ValueError(f"general.alignment is {alignment!r}; it must be a power of two")
+        start = -(-self._at // alignment) * alignment
+        tensors: dict[str, GgufTensor] = {}
+        view = memoryview(self._bytes)
+        for name, shape, kind, offset in places:
+            if name in tensors:
+                raise ValueError(f"it has the tensor {name!r} twice")
+            block, size = GGML_QUANT_SIZES[kind]
+            if offset % alignment or shape[-1] % block:
+                raise ValueError(f"{name!r} is not aligned: offset {offset}, rows of {shape[-1]} in blocks of {block}")
+            end = start + offset + math.prod(shape) // block * size
+            if end > len(view):
+                raise ValueError(f"{name!r} ends at byte {end}, but the file has {len(view)}: it is truncated")
+            tensors[name] = GgufTensor(self._path, shape, kind, view[start + offset : end])
+        return metadata, tensors
+
+    def _tensor(self) -> tuple[str, tuple[int, ...], GGMLQuantizationType, int]:
+        name, dimensions = self._text(), self._number("<I")
+        if not 1 <= dimensions <= _MAX_DIMENSIONS:
+            raise ValueError(f"{name!r} has {dimensions} dimensions")
+        shape = tuple(reversed(struct.unpack(f"<{dimensions}Q", self._take(8 * dimensions))))
+        if 0 in shape:
+            raise ValueError(f"{name!r} is empty: {shape}")
+        number = self._number("<I")
+        try:
+            kind = GGMLQuantizationType(number)
+        except ValueError:
+            raise ValueError(f"{name!r} has the unknown block type {number}") from None
+        return name, shape, kind, self._number("<Q")
+
+    def _value(self, kind: GGUFValueType) -> Any:
+        """Return a value: a scalar, a text, a list of texts, or an array of numbers."""
+        if kind == GGUFValueType.STRING:
+            return self._text()
+        if kind != GGUFValueType.ARRAY:
+            return self._numbers(kind, 1)[0].item()
+        items, count = self._kind(), self._number("<Q")
+        if items == GGUFValueType.STRING:
+            # A text is at least its length of eight bytes.
+            self._require(8 * count)
+            return [self._text() for _ in range(count)]
+        if items == GGUFValueType.ARRAY:
+            raise ValueError("it has an array of arrays")
+        return self._numbers(items, count)
+
+    def _numbers(self, kind: GGUFValueType, count: int) -> npt.NDArray[Any]:
+        dtype = np.dtype(_SCALARS[kind])
+        return np.frombuffer(self._take(dtype.itemsize * count), dtype)
+
+    def _kind(self) -> GGUFValueType:
+        return GGUFValueType(self._number("<I"))
+
+    def _text(self) -> str:
+        return self._take(self._number("<Q")).decode()
+
+    def _number(self, form: str) -> int:
+        (number,) = struct.unpack_from(form, self._bytes, self._at)
+        self._at += struct.calcsize(form)
+        return int(number)
+
+    def _take(self, size: int) -> bytes:
+        self._require(size)
+        self._at += size
+        return self._bytes[self._at - size : self._at]
+
+    def _require(self, size: int) -> None:
+        if size > len(self._bytes) - self._at:
+            raise ValueError(f"{size} bytes are needed at byte {self._at} of {len(self._bytes)}: it is truncated")

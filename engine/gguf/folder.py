@@ -1,0 +1,82 @@
+"""Present a GGUF model as a Hugging Face folder: JSON files in a cache, and the weights where they are.
+
+Everything that reads a checkpoint's configuration, tokenizer or chat template then needs to know one layout only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import tempfile
+from pathlib import Path
+
+from engine.gguf.config import config_fields, end_tokens
+from engine.gguf.file import read_gguf
+from engine.gguf.paths import find_gguf_files, is_gguf
+from engine.gguf.tokenizer import build_tokenizer, tokenizer_settings
+from engine.protocol.types import EngineError
+
+_VERSION = 1
+"""Part of a folder's name; to be raised when the files' content changes."""
+WEIGHTS = "weights.json"
+"""File with the paths of the GGUF files."""
+
+
+def open_checkpoint(path: Path) -> Path:
+    """Return the Hugging Face folder of a model: the path itself, or the folder that presents a GGUF model."""
+    return open_gguf_folder(path) if is_gguf(path) else path
+
+
+def open_gguf_folder(path: Path) -> Path:
+    """Return the folder for a GGUF model, made once for each state of the file.
+
+    ``path``: a file, its first split, or a folder that holds one model. Raises ``EngineError`` naming what is wrong.
+    """
+    paths = [file.resolve() for file in find_gguf_files(path)]
+    states = [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in paths]
+    digest = hashlib.blake2b(json.dumps([_VERSION, states]).encode(), digest_size=10).hexdigest()
+    folder = _cache() / f"{paths[0].stem}-{digest}"
+    if folder.is_dir():
+        return folder
+    model = read_gguf(path)
+    fields, tokenizer, settings = config_fields(model), build_tokenizer(model), tokenizer_settings(model)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent) as parent:
+        made = Path(parent) / "made"
+        made.mkdir()
+        tokenizer.save(str(made / "tokenizer.json"), pretty=False)
+        for name, content in (
+            ("config.json", fields),
+            ("generation_config.json", {"eos_token_id": end_tokens(model)}),
+            ("tokenizer_config.json", settings),
+            (WEIGHTS, [str(file) for file in paths]),
+        ):
+            (made / name).write_text(json.dumps(content), encoding="utf-8")
+        try:
+            made.rename(folder)
+        except OSError as error:
+            if not folder.is_dir():  # another process may have made the same
+                raise EngineError(f"{folder} cannot be made: {error}") from None
+    return folder
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """Return the GGUF files that a folder presents; none for any other checkpoint."""
+    file = folder / WEIGHTS
+    return [Path(path) for path in json.loads(file.read_text(encoding="utf-8"))] if file.exists() else []
+
+
+def _cache() -> Path:
+    """Return ``$XDG_CACHE_HOME/reasoner/gguf``, or a folder of this user's alone where that cannot be written."""
+    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "reasoner" / "gguf"
+    with contextlib.suppress(OSError):
+        root.mkdir(parents=True, exist_ok=True)
+        if os.access(root, os.W_OK):
+            return root
+    other = Path(tempfile.gettempdir()) / f"reasoner-gguf-{os.getuid()}"
+    other.mkdir(mode=0o700, exist_ok=True)
+    if other.is_symlink() or other.stat().st_uid != os.getuid():
+        raise EngineError(f"{root} cannot be written, and {other} is not this user's: set XDG_CACHE_HOME")
+    return other

@@ -1,0 +1,27 @@
+"""Names of a GGUF file's tensors, from those of a Hugging Face checkpoint."""
+
+from __future__ import annotations
+
+import re
+
+from gguf import MODEL_ARCH, MODEL_ARCH_NAMES, get_tensor_name_map
+
+_EXPERT = re.compile(r"(.*\.experts)\.(\d+)(\..*)")
+
+
+class TensorNames:
+    """Map of one model's names."""
+
+    def __init__(self, architecture: str, num_layers: int) -> None:
+        # Files of architecture ``mistral`` do not differ from Llama's in their names.
+        kinds: dict[str, MODEL_ARCH] = {name: kind for kind, name in MODEL_ARCH_NAMES.items()}
+        self._map = get_tensor_name_map(kinds.get(architecture, MODEL_ARCH.LLAMA), num_layers)
+
+    def find(self, name: str) -> tuple[str, int | None]:
+        """Return the tensor's name, and the index of an expert in it, as all experts of a layer are one tensor."""
+        expert, index = _EXPERT.fullmatch(name), None
+        if expert:
+            name, index = expert[1] + expert[3], int(expert[2])
+        stem, _, kind = name.rpartition(".")
+        found = self._map.get_name(stem)
+        return (name if found is None else f"{found}.{kind}"), index

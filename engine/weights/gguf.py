@@ -1,0 +1,144 @@
+"""Weights of a GGUF model, by the names of a Hugging Face checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from gguf import GGMLQuantizationType, dequantize
+from torch import Tensor
+
+from engine.gguf.config import read_architecture
+from engine.gguf.file import GgufTensor, read_gguf
+from engine.gguf.tensor_names import TensorNames
+from engine.protocol.types import EngineError
+from engine.weights.matrix import BlockMatrix, GroupedMatrix, Matrix
+from engine.weights.safetensors import Weights
+
+_Kind = GGMLQuantizationType
+_FLOATS = {_Kind.F32, _Kind.F16, _Kind.BF16}
+_BLOCKS = {
+    *(_Kind.Q8_0, _Kind.Q4_0, _Kind.Q4_1, _Kind.Q5_0, _Kind.Q5_1),
+    *(_Kind.Q2_K, _Kind.Q3_K, _Kind.Q4_K, _Kind.Q5_K, _Kind.Q6_K, _Kind.IQ4_NL, _Kind.IQ4_XS),
+}
+SUPPORTED = _FLOATS | _BLOCKS
+_PERMUTED = {"llama": ("attn_q", "attn_k")}
+"""Products whose rows llama.cpp reorders for its rotary embedding of neighbouring pairs, by architecture."""
+_FOLLOW_FROM_CONFIG = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
+
+
+class GgufWeights(Weights):
+    """Tensors of a GGUF model; the Hugging Face names that are asked for are translated."""
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        """Raises ``EngineError`` for a file that cannot be read, or that has a block type which is not supported."""
+        model = read_gguf(paths[0])
+        self.parameters = 0
+        self._folder = paths[0]
+        architecture = read_architecture(model)
+        heads = int(np.max(model.metadata.get(f"{architecture}.attention.head_count", 1)))
+        kv_heads = int(np.max(model.metadata.get(f"{architecture}.attention.head_count_kv", heads)))
+        self._names = TensorNames(architecture, int(model.metadata.get(f"{architecture}.block_count", 0)))
+        self._files = {}
+        for name, tensor in model.tensors.items():
+            if tensor.kind not in SUPPORTED:
+                raise EngineError(
+                    f"{tensor.path}: {name!r} is {tensor.kind.name}; supported are "
+                    f"{', '.join(sorted(kind.name for kind in SUPPORTED))}"
+                )
+            if name not in _FOLLOW_FROM_CONFIG:
+                part = name.split(".")[-2]
+                is_permuted = part in _PERMUTED.get(architecture, ())
+                source = _Source(
+                    tensor,
+                    heads=(heads if part == "attn_q" else kv_heads) if is_permuted else 0,
+                    offset=-1.0 if architecture.startswith("gemma") and name.endswith("norm.weight") else 0.0,
+                )
+                self._files[name] = tensor.path, source
+
+    def has(self, name: str) -> bool:
+        return self._names.find(name)[0] in self._files
+
+    def take_matrix(self, name: str, rows: int, columns: int) -> Matrix:
+        """Take the matrix ``NAME.weight`` as it is held. Raises ``EngineError`` if it has another shape."""
+        self.expect(f"{name}.weight", rows, columns)
+        _, (source, expert) = self._where(f"{name}.weight")
+        if source.tensor.kind in _FLOATS:
+            return self.take(f"{name}.weight", rows, columns)
+        self._forget(f"{name}.weight")
+        self.count(rows * columns)
+        blocks = source.read_blocks(expert)
+        if source.tensor.kind == _Kind.Q4_0:
+            return _split_q4_0(blocks)
+        return BlockMatrix(source.tensor.kind, blocks)
+
+    def expect(self, name: str, *shape: int) -> None:
+        path, (source, expert) = self._where(name)
+        actual = source.tensor.shape if expert is None else source.tensor.shape[1:]
+        if actual != shape:
+            raise EngineError(f"{path}: {name!r} has shape {actual}, its metadata says {shape}")
+
+    def _take(self, name: str) -> tuple[Path, Tensor]:
+        path, (source, expert) = self._where(name)
+        self._forget(name)
+        return path, source.read_floats(expert)
+
+    def _where(self, name: str) -> tuple[Path, Any]:
+        found, expert = self._names.find(name)
+        path, source = super()._where(found)
+        if expert is not None and expert >= source.tensor.shape[0]:
+            raise EngineError(f"{path} lacks the tensor {name!r}: {found} has {source.tensor.shape[0]} experts")
+        return path, (source, expert)
+
+    def _forget(self, name: str) -> None:
+        """Remove a tensor, or one with all experts when the last of them is taken."""
+        found, expert = self._names.find(name)
+        source = self._files[found][1]
+        if expert is not None:
+            source.taken.add(expert)
+        if expert is None or len(source.taken) == source.tensor.shape[0]:
+            del self._files[found]
+
+
+def _split_q4_0(blocks: Tensor) -> GroupedMatrix:
+    """Return the matrix of blocks that hold a scale in float16, and 16 bytes with the codes of columns i and 16 + i."""
+    rows = len(blocks)
+    groups = blocks.view(rows, -1, 18)
+    scales = groups[..., :2].contiguous().view(torch.float16)[..., 0].float()
+    packed = groups[..., 2:]
+    codes = torch.cat((packed & 15, packed >> 4), -1).view(rows, -1)
+    return GroupedMatrix(codes, scales, torch.full_like(scales, 8.0), bits=4)
+
+
+@dataclass(slots=True)
+class _Source:
+    """A tensor, and what llama.cpp's conversion did to it."""
+
+    tensor: GgufTensor
+    heads: int
+    """Heads whose rows are reordered; 0: none are."""
+    offset: float
+    """Number to add to every weight."""
+    taken: set[int] = field(default_factory=set)
+    """Experts that were taken."""
+
+    def read_blocks(self, expert: int | None) -> Tensor:
+        """Return the blocks of the rows in the checkpoint's order, uint8 ``[rows, bytes]``."""
+        rows = self.tensor.shape[-2]
+        blocks = np.frombuffer(self.tensor.data, np.uint8).reshape(*self.tensor.shape[:-2], rows, -1)
+        chosen = torch.from_numpy((blocks if expert is None else blocks[expert]).copy())
+        if not self.heads:
+            return chosen
+        # Rows ``[heads, dim / 2, 2]`` back to ``[heads, 2, dim / 2]``.
+        return chosen.view(self.heads, rows // self.heads // 2, 2, -1).transpose(1, 2).reshape(rows, -1)
+
+    def read_floats(self, expert: int | None) -> Tensor:
+        """Return the weights in float32."""
+        if len(self.tensor.shape) == 1:
+            blocks = torch.from_numpy(np.frombuffer(self.tensor.data, np.uint8).copy()[None])
+            return torch.from_numpy(dequantize(blocks.numpy(), self.tensor.kind))[0].float() + self.offset
+        return torch.from_numpy(dequantize(self.read_blocks(expert).numpy(), self.tensor.kind)).float()

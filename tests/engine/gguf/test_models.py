@@ -1,0 +1,107 @@
+"""A GGUF file computes what the checkpoint computes that it was made from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from gguf import GGMLQuantizationType, GGUFWriter
+from transformers import AutoModelForCausalLM
+
+from engine.gguf.folder import open_gguf_folder, weight_files
+from engine.protocol.types import Branch, Completion, EngineError
+from engine.weights.gguf import GgufWeights
+from engine.weights.matrix import GroupedMatrix, dense
+from tests.engine.conftest import save_random_model
+from tests.engine.gguf.files import write_gguf
+from tests.engine.helpers import Harness, generate
+
+WIDE = {"hidden_size": 96, "head_dim": 16, "intermediate_size": 128}
+"""Sizes in whole blocks of 32."""
+CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "llama": ("llama", "LlamaForCausalLM", {"rope_theta": 5000.0}),
+    "llama, tied": ("llama", "LlamaForCausalLM", {"tie_word_embeddings": True}),
+    "qwen2": ("qwen2", "Qwen2ForCausalLM", {}),
+    "qwen3": ("qwen3", "Qwen3ForCausalLM", {"tie_word_embeddings": True}),
+    "gemma2": (
+        "gemma2",
+        "Gemma2ForCausalLM",
+        {"sliding_window": 20, "query_pre_attn_scalar": 16, "attn_logit_softcapping": 3.0}
+        | {"final_logit_softcapping": 5.0},
+    ),
+    "gemma3": (
+        "gemma3",
+        "Gemma3ForCausalLM",
+        {"sliding_window": 20, "query_pre_attn_scalar": 16, "num_hidden_layers": 7, "rope_theta": 9000.0}
+        | {"tie_word_embeddings": True},
+    ),
+    "phi3": ("phi3", "Phi3ForCausalLM", {"head_dim": None, "sliding_window": 20}),
+}
+TOKENS = tuple(range(3, 60))
+
+
+def make(case: str, tmp_path: Path, kind: GGMLQuantizationType = GGMLQuantizationType.F32) -> tuple[Path, Path]:
+    """Return the folder of a checkpoint and the path of the same model as a GGUF file."""
+    architecture, class_name, options = CASES[case]
+    folder, file = tmp_path / "checkpoint", tmp_path / "model.gguf"
+    save_random_model(class_name, {"initializer_range": 0.3} | WIDE | options, folder)
+    write_gguf(folder, file, architecture, kind)
+    return folder, file
+
+
+def complete(folder: Path) -> Completion:
+    request = generate(TOKENS, [Branch(1, 1, 30)], temperature=0.0, logprobs=5)
+    (completion,) = Harness(folder).complete(request)
+    return completion
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_file_in_float32_generates_bitwise_as_its_checkpoint(case: str, tmp_path: Path) -> None:
+    folder, file = make(case, tmp_path)
+    ours, expected = complete(open_gguf_folder(file)), complete(folder)
+    assert ours.token_ids == expected.token_ids
+    assert ours.logprobs == expected.logprobs
+    assert ours.text == expected.text
+
+
+@pytest.mark.parametrize("case", ["llama", "gemma3"])
+def test_quantised_files_have_the_weights_that_transformers_reads(case: str, tmp_path: Path) -> None:
+    _, file = make(case, tmp_path, GGMLQuantizationType.Q8_0)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file=file.name, dtype=torch.float32)
+    weights = GgufWeights(weight_files(open_gguf_folder(file)))
+    for name, expected in model.state_dict().items():
+        if weights.has(name):
+            if expected.ndim == 2:
+                rows, columns = expected.shape
+                read = dense(weights.take_matrix(name.removesuffix(".weight"), rows, columns))
+            else:
+                read = weights.take(name, *expected.shape)
+            assert torch.equal(read, expected), name
+    weights.finish()
+
+
+def test_blocks_of_four_bits_are_held_as_groups_with_the_same_values(tmp_path: Path) -> None:
+    _, file = make("qwen2", tmp_path, GGMLQuantizationType.Q4_0)
+    weights = GgufWeights([file])
+    matrix = weights.take_matrix("model.layers.0.mlp.down_proj", 96, 128)
+    assert isinstance(matrix, GroupedMatrix)
+    reader = gguf.GGUFReader(file)
+    (tensor,) = (tensor for tensor in reader.tensors if tensor.name == "blk.0.ffn_down.weight")
+    assert torch.equal(matrix.dense(), torch.from_numpy(gguf.dequantize(tensor.data, tensor.tensor_type)))
+
+
+def test_a_block_type_that_is_not_supported_is_refused_by_name(tmp_path: Path) -> None:
+    folder, file = make("qwen2", tmp_path)
+
+    def add_strange_tensor(writer: GGUFWriter) -> None:
+        kind = GGMLQuantizationType.TQ1_0
+        _, size = gguf.GGML_QUANT_SIZES[kind]
+        writer.add_tensor("strange.weight", np.zeros((1, size), np.uint8), raw_dtype=kind)
+
+    write_gguf(folder, file, "qwen2", change=add_strange_tensor)
+    with pytest.raises(EngineError, match=r"'strange\.weight' is TQ1_0; supported are BF16"):
+        GgufWeights([file])

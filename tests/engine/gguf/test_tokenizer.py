@@ -1,0 +1,131 @@
+"""Tokenizers from GGUF metadata split texts as those that they were made from."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import AddedToken, Tokenizer, decoders, normalizers, pre_tokenizers, trainers
+from tokenizers.models import BPE
+
+from engine.gguf.file import GgufModel
+from engine.gguf.tokenizer import build_tokenizer, tokenizer_settings
+from engine.protocol.types import EngineError
+
+CORPUS = [
+    "There are 2024 rolls, aren't there?\n\n  naïve café 12",
+    "def f(x):\n    return x + 100\n",
+    "你好 🙂 WORD Words",
+]
+TEXTS = st.text(alphabet="ab cR1 2\n'té.🙂你", max_size=40) | st.sampled_from(CORPUS)
+
+
+def as_model(tokenizer: Tokenizer, **fields: Any) -> GgufModel:
+    """Return the metadata that describes a trained tokenizer."""
+    vocabulary = sorted(tokenizer.get_vocab(with_added_tokens=True).items(), key=lambda item: item[1])
+    added = {token.content: token.special for token in tokenizer.get_added_tokens_decoder().values()}
+    types = {True: gguf.TokenType.CONTROL, False: gguf.TokenType.USER_DEFINED, None: gguf.TokenType.NORMAL}
+    merges = json.loads(tokenizer.to_str())["model"]["merges"]
+    metadata = {
+        "tokens": [token for token, _ in vocabulary],
+        "token_type": np.array([int(types[added.get(token)]) for token, _ in vocabulary]),
+        "merges": [" ".join(merge) for merge in merges],
+    } | fields
+    return GgufModel((Path("model.gguf"),), {f"tokenizer.ggml.{name}": value for name, value in metadata.items()}, {})
+
+
+def train(pre: Any) -> Tokenizer:
+    tokenizer = Tokenizer(BPE())
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre, decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    tokenizer.train_from_iterator(CORPUS * 3, trainers.BpeTrainer(vocab_size=400, initial_alphabet=alphabet))
+    tokenizer.add_special_tokens([AddedToken("<|end|>", special=True, normalized=False)])
+    tokenizer.add_tokens([AddedToken("<tool>", normalized=False)])
+    return tokenizer
+
+
+SPLITS = {
+    "gpt-2": pre_tokenizers.ByteLevel(add_prefix_space=False),
+    "smollm": pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    ),
+}
+
+
+@pytest.mark.parametrize("pre", SPLITS)
+def test_byte_level_tokenizers_encode_and_decode_as_the_original(pre: str) -> None:
+    original = train(SPLITS[pre])
+    ours = build_tokenizer(as_model(original, model="gpt2", pre=pre))
+
+    @settings(max_examples=60, deadline=None)
+    @given(st.lists(TEXTS | st.sampled_from(["<|end|>", "<tool>"]), max_size=4).map("".join))
+    def check(text: str) -> None:
+        expected = original.encode(text).ids
+        assert ours.encode(text).ids == expected
+        assert ours.decode(expected, skip_special_tokens=False) == original.decode(expected, skip_special_tokens=False)
+
+    check()
+
+
+def test_sentencepiece_tokens_merge_in_the_order_of_their_scores() -> None:
+    """The original's merges are in the order of training, which is the order of SentencePiece's scores."""
+    original = Tokenizer(BPE(fuse_unk=True, byte_fallback=True, unk_token="<unk>"))
+    replace = normalizers.Replace(" ", "▁")
+    original.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), replace])
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    original.decoder = decoders.Sequence(steps)
+    bytes_of = [f"<0x{value:02X}>" for value in range(256)]
+    trainer = trainers.BpeTrainer(vocab_size=420, special_tokens=["<unk>", *bytes_of])
+    original.train_from_iterator(CORPUS[:1] * 3, trainer)
+    model = as_model(original, model="llama", unknown_token_id=0)
+    tokens = model.metadata["tokenizer.ggml.tokens"]
+    types = model.metadata["tokenizer.ggml.token_type"]
+    for index in range(257):
+        types[index] = int(gguf.TokenType.UNKNOWN if index == 0 else gguf.TokenType.BYTE)
+    model.metadata["tokenizer.ggml.scores"] = -np.arange(len(tokens), dtype=np.float32)
+    # The trained tokenizer took its bytes for special tokens, so it is built anew from its own model.
+    rebuilt = Tokenizer(original.model)
+    rebuilt.normalizer, rebuilt.decoder = original.normalizer, original.decoder
+    ours = build_tokenizer(model)
+    for text in [*CORPUS, "rolls rolls", "a", " a  b"]:
+        assert ours.encode(text).ids == rebuilt.encode(text).ids
+        assert ours.decode(ours.encode(text).ids) == rebuilt.decode(rebuilt.encode(text).ids) == text
+
+
+def test_bos_is_added_where_the_file_says_so() -> None:
+    original = train(SPLITS["gpt-2"])
+    end = original.token_to_id("<|end|>")
+    ours = build_tokenizer(as_model(original, model="gpt2", pre="gpt-2", bos_token_id=end, add_bos_token=True))
+    assert ours.encode("a").ids == [end, *original.encode("a").ids]
+    assert ours.encode("a", add_special_tokens=False).ids == original.encode("a").ids
+
+
+def test_settings_name_the_special_tokens_and_hold_the_template() -> None:
+    model = as_model(train(SPLITS["gpt-2"]), model="gpt2", eos_token_id=1)
+    model.metadata["tokenizer.chat_template"] = "{{ messages }}"
+    read = tokenizer_settings(model)
+    assert read["eos_token"] == model.metadata["tokenizer.ggml.tokens"][1]
+    assert read["chat_template"] == "{{ messages }}"
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"model": "t5"}, "tokenizer 't5' is not supported; supported are 'gpt2' and 'llama'"),
+        ({"model": "gpt2", "pre": "unheard"}, r"tokenizer\.ggml\.pre 'unheard' is not supported; supported are gpt-2"),
+        ({"model": "gpt2", "tokens": ["a", "a"]}, "has a token twice"),
+        ({"model": "gpt2", "merges": ["x y"]}, "has no valid tokenizer"),
+        ({"model": "gpt2", "merges": ["xy"]}, "has no valid tokenizer"),
+        ({"model": "gpt2", "bos_token_id": 10_000, "add_bos_token": True}, "bos_token_id is 10000, no token"),
+        ({"model": "llama"}, r"lacks the field tokenizer\.ggml\.scores"),
+    ],
+)
+def test_what_is_not_supported_is_refused_by_name(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(EngineError, match=message):
+        build_tokenizer(as_model(train(SPLITS["gpt-2"]), **fields))
