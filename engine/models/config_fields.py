@@ -21,14 +21,13 @@ READ = {
 
 WITHOUT_INFLUENCE = {
     # Description and origin of the file.
-    *("_name_or_path", "auto_map", "model_type", "transformers_version", "torch_dtype", "dtype", "unsloth_fixed"),
+    *("auto_map", "model_type", "transformers_version", "torch_dtype", "dtype", "unsloth_fixed"),
     "kind",  # of drafter
     *("is_llama_config", "transformers.js_config", "model_max_length", "max_sequence_length"),
     *("unsloth_version", "label2id", "problem_type", "finetuning_task", "task_specific_params", "bos_token_id"),
     *("pad_token_id", "sep_token_id", "decoder_start_token_id", "tokenizer_class", "prefix"),
     # Settings of transformers' own inference.
-    *("use_cache", "cache_implementation", "_attn_implementation", "attn_implementation", "pretraining_tp"),
-    *("_attn_implementation_autoset", "_flash_attn_2_enabled"),
+    *("use_cache", "cache_implementation", "attn_implementation", "pretraining_tp"),
     *("return_dict", "output_attentions", "output_hidden_states", "output_router_logits", "torchscript"),
     *("tf_legacy_loss", "use_bfloat16", "chunk_size_feed_forward", "is_decoder"),
     # Training only.
@@ -52,6 +51,6 @@ def refuse_unknown(fields: dict[str, Any], known_fields: set[str]) -> None:
         if name in _FIXED:
             if value is not None and value != _FIXED[name]:
                 raise EngineError(f"{name} is {value!r}; only {_FIXED[name]!r} is supported")
-        # A field that is off, empty or zero asks for nothing.
-        elif name not in known_fields and value and not name.startswith("reasoner_"):
+        # A field that is off, empty or zero asks for nothing; names with an underscore are bookkeeping.
+        elif name not in known_fields and value and not name.startswith(("reasoner_", "_")):
             raise EngineError(f"{name} is not supported for this architecture (its value is {value!r})")

@@ -167,3 +167,8 @@ def test_mixture_of_experts_configs_are_read() -> None:
         4 * 4096,
         True,
     )
+
+
+def test_bookkeeping_that_fine_tuners_leave_behind_is_ignored() -> None:
+    fields = LLAMA_3_1 | {"_model_name_or_path": "a", "_commit_hash": "b"}
+    assert read("LlamaForCausalLM", fields).hidden_size == 4096
