@@ -15,7 +15,6 @@ from engine.protocol.types import EngineError
 
 _ARCHITECTURES = {
     "llama": "LlamaForCausalLM",
-    "mistral": "MistralForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
     "qwen3moe": "Qwen3MoeForCausalLM",
@@ -94,7 +93,7 @@ def _config_fields(model: GgufModel, architecture: str) -> dict[str, Any]:
         fields |= {"moe_intermediate_size": int(metadata.require("expert_feed_forward_length")), "norm_topk_prob": True}
     if architecture.startswith("gemma"):
         fields |= _gemma_fields(metadata, hidden // heads, head_dim)
-    if architecture in ("phi3", "mistral"):
+    if architecture == "phi3":
         fields |= {"sliding_window": metadata.get("attention.sliding_window")}
     return fields | _rope_fields(metadata, fields)
 

@@ -13,9 +13,8 @@ class TensorNames:
     """Map of one model's names."""
 
     def __init__(self, architecture: str, num_layers: int) -> None:
-        # Files of architecture ``mistral`` do not differ from Llama's in their names.
         kinds: dict[str, MODEL_ARCH] = {name: kind for kind, name in MODEL_ARCH_NAMES.items()}
-        self._map = get_tensor_name_map(kinds.get(architecture, MODEL_ARCH.LLAMA), num_layers)
+        self._map = get_tensor_name_map(kinds[architecture], num_layers)
 
     def find(self, name: str) -> tuple[str, int | None]:
         """Return the tensor's name, and the index of an expert in it, as all experts of a layer are one tensor."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -31,12 +32,12 @@ def write_gguf(
     write_tokenizer(writer, json.loads((checkpoint / "tokenizer.json").read_text()), config["vocab_size"])
     kinds = {name: kind for kind, name in gguf.MODEL_ARCH_NAMES.items()}
     names = gguf.get_tensor_name_map(kinds[architecture], config["num_hidden_layers"])
-    for name, values in load_file(checkpoint / "model.safetensors").items():
+    for name, values in stack_experts(load_file(checkpoint / "model.safetensors")).items():
         stem, _, suffix = name.rpartition(".")
         translated = names.get_name(stem)
         assert translated is not None, name
         tensor = convert(architecture, config, translated, values.astype(np.float32))
-        if tensor.ndim == 2 and kind != F32:
+        if tensor.ndim > 1 and kind != F32:
             writer.add_tensor(f"{translated}.{suffix}", gguf.quantize(tensor, kind), raw_dtype=kind)
         else:
             writer.add_tensor(f"{translated}.{suffix}", tensor)
@@ -45,6 +46,22 @@ def write_gguf(
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def stack_experts(tensors: dict[str, Floats]) -> dict[str, Floats]:
+    """Return the tensors with all experts of a layer in one, ``[experts, out, in]``."""
+    stacked: dict[str, Floats] = {}
+    experts: dict[str, list[tuple[int, Floats]]] = {}
+    for name, values in tensors.items():
+        match = re.fullmatch(r"(.*\.experts)\.(\d+)(\..*)", name)
+        if match is None:
+            stacked[name] = values
+        else:
+            experts.setdefault(match[1] + match[3], []).append((int(match[2]), values))
+    return stacked | {
+        name: np.stack([values for _, values in sorted(found, key=lambda one: one[0])])
+        for name, found in experts.items()
+    }
 
 
 def convert(architecture: str, config: dict[str, Any], name: str, values: Floats) -> Floats:
@@ -71,6 +88,10 @@ def write_config(writer: GGUFWriter, config: dict[str, Any]) -> None:
     writer.add_rope_freq_base(rope.get("full_attention", rope).get("rope_theta", 10_000.0))
     if config.get("sliding_window"):
         writer.add_sliding_window(config["sliding_window"])
+    if experts := config.get("num_local_experts") or config.get("num_experts"):
+        writer.add_expert_count(experts)
+        writer.add_expert_used_count(config["num_experts_per_tok"])
+        writer.add_expert_feed_forward_length(config.get("moe_intermediate_size") or config["intermediate_size"])
     for name, add in (
         ("attn_logit_softcapping", writer.add_attn_logit_softcapping),
         ("final_logit_softcapping", writer.add_final_logit_softcapping),

@@ -123,5 +123,5 @@ def test_a_folder_with_several_models_is_refused(tmp_path: Path, content: bytes)
 
 def test_an_architecture_that_is_not_supported_is_refused_by_name(tmp_path: Path, content: bytes) -> None:
     path = write(tmp_path, content.replace(b"llama", b"mamba"))
-    with pytest.raises(EngineError, match="the architecture 'mamba' is not supported; supported are llama, mistral"):
+    with pytest.raises(EngineError, match="the architecture 'mamba' is not supported; supported are llama, qwen2"):
         config_fields(read_gguf(path))

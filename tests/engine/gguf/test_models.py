@@ -10,12 +10,16 @@ import numpy as np
 import pytest
 import torch
 from gguf import GGMLQuantizationType, GGUFWriter
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from engine.gguf.folder import open_gguf_folder, weight_files
+from engine.models.config import read_raw_config
+from engine.models.families import decoder_config
 from engine.protocol.types import Branch, Completion, EngineError
 from engine.weights.gguf import GgufWeights
 from engine.weights.matrix import GroupedMatrix, dense
+from tests.closeness import EPS
 from tests.engine.conftest import save_random_model
 from tests.engine.gguf.files import write_gguf
 from tests.engine.helpers import Harness, generate
@@ -38,6 +42,12 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
         "Gemma3ForCausalLM",
         {"sliding_window": 20, "query_pre_attn_scalar": 16, "num_hidden_layers": 7, "rope_theta": 9000.0}
         | {"tie_word_embeddings": True},
+    ),
+    "mixtral": ("llama", "MixtralForCausalLM", {"num_local_experts": 3, "num_experts_per_tok": 2}),
+    "qwen3moe": (
+        "qwen3moe",
+        "Qwen3MoeForCausalLM",
+        {"num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "norm_topk_prob": True},
     ),
     "phi3": ("phi3", "Phi3ForCausalLM", {"head_dim": None, "sliding_window": 20}),
 }
@@ -66,6 +76,25 @@ def test_a_file_in_float32_generates_bitwise_as_its_checkpoint(case: str, tmp_pa
     assert ours.token_ids == expected.token_ids
     assert ours.logprobs == expected.logprobs
     assert ours.text == expected.text
+
+
+def test_llama_3s_scaled_positions_are_read_from_their_divisors(tmp_path: Path) -> None:
+    """llama.cpp's conversion stores a divisor for each frequency instead of the parameters."""
+    scaling = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 32}
+    options = WIDE | {"rope_parameters": {"rope_type": "llama3", "rope_theta": 10_000.0} | scaling}
+    save_random_model("LlamaForCausalLM", options, tmp_path / "checkpoint")
+    (rope, *_) = decoder_config(read_raw_config(tmp_path / "checkpoint")).ropes
+    expected = rope.tables(256)
+    frequencies, _ = ROPE_INIT_FUNCTIONS["llama3"](AutoConfig.from_pretrained(tmp_path / "checkpoint"), None)
+    unscaled = 10_000.0 ** -(torch.arange(0, 16, 2) / 16)
+
+    def add_divisors(writer: GGUFWriter) -> None:
+        writer.add_tensor("rope_freqs.weight", (unscaled / frequencies).numpy())
+
+    write_gguf(tmp_path / "checkpoint", tmp_path / "model.gguf", "llama", change=add_divisors)
+    (rope, *_) = decoder_config(read_raw_config(open_gguf_folder(tmp_path / "model.gguf"))).ropes
+    # A frequency of at most 1 has some roundings more, which an angle multiplies by its position.
+    torch.testing.assert_close(rope.tables(256), expected, rtol=0, atol=4 * EPS * 256)
 
 
 @pytest.mark.parametrize("case", ["llama", "gemma3"])
