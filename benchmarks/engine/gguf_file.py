@@ -1,4 +1,4 @@
-"""A checkpoint as a GGUF file for llama.cpp. Needs the ``gguf`` package."""
+"""A checkpoint as a GGUF file for llama.cpp."""
 
 from __future__ import annotations
 
@@ -6,24 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-_NAMES = {
-    "input_layernorm": "attn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm",
-    "self_attn.o_proj": "attn_output",
-    "post_attention_layernorm": "ffn_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-}
-_OUTER = {
-    "model.embed_tokens.weight": "token_embd.weight",
-    "model.norm.weight": "output_norm.weight",
-    "lm_head.weight": "output.weight",
-}
+from engine.gguf.tensor_names import TensorNames
+
+_EIGHT_BITS = ("token_embd.weight", "output.weight")
 
 
 def gguf_file(folder: Path, weights: str = "F32") -> Path:
@@ -70,20 +55,15 @@ def _write(folder: Path, path: Path, weights: str) -> None:
     writer.add_eos_token_id(config["eos_token_id"])
     writer.add_bos_token_id(config["eos_token_id"])
     writer.add_add_bos_token(False)
-    for name, tensor in load_file(folder / "model.safetensors").items():
+    names = TensorNames("qwen3", config["num_hidden_layers"])
+    for checkpoint_name, tensor in load_file(folder / "model.safetensors").items():
+        name, _ = names.find(checkpoint_name)
         kind = GGMLQuantizationType.F32
         if tensor.ndim == 2 and weights != "F32":
-            kind = GGMLQuantizationType["Q8_0" if name in _OUTER else weights]
+            kind = GGMLQuantizationType["Q8_0" if name in _EIGHT_BITS else weights]
             tensor = quants.quantize(tensor, kind)
-        writer.add_tensor(_name(name), tensor, raw_dtype=kind)
+        writer.add_tensor(name, tensor, raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-
-
-def _name(name: str) -> str:
-    if name in _OUTER:
-        return _OUTER[name]
-    _, _, layer, inner = name.split(".", 3)
-    return f"blk.{layer}.{_NAMES[inner.removesuffix('.weight')]}.weight"
