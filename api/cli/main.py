@@ -71,6 +71,9 @@ class EngineOptions(CommonEngineOptions):
     engine_deterministic: Annotated[
         bool | None, _option("engine_deterministic", "--deterministic/--no-deterministic")
     ] = None
+    engine_strict_config: Annotated[
+        bool | None, _option("engine_strict_config", "--strict-config/--no-strict-config")
+    ] = None
 
 
 def _print_version(is_requested: bool) -> None:

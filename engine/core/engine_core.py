@@ -62,7 +62,7 @@ class EngineCore:
 
             compile_kernels()
         kv_capacity = KVCapacity(folder, options, self._kv_dtype)
-        model = load_model(folder, kv_capacity.num_tokens, self._device_config)
+        model = load_model(folder, kv_capacity.num_tokens, self._device_config, strict_config=options.strict_config)
         if options.deterministic and isinstance(model, TransformersModel):
             raise EngineError(f"{folder}: deterministic mode is not supported for architectures run by transformers")
         # What the pool cannot hold could never run, so it bounds the context too.

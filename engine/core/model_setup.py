@@ -9,8 +9,8 @@ import torch
 from engine.cache.paged_kv import kv_bytes_per_token
 from engine.device import DeviceConfig, select_device
 from engine.models.config import ModelConfig, read_raw_config
-from engine.models.families import is_defined
 from engine.models.interface import Model
+from engine.models.load import choose_decoder
 from engine.protocol.options import EngineOptions
 from engine.speculation.control.adaptive import AdaptiveController
 from engine.speculation.load import MAX_NODES, check_length, extra_layers, load_drafter
@@ -22,11 +22,11 @@ _DEFAULT_KV_TOKENS = 1 << 17
 
 def select_model_device(folder: Path, options: EngineOptions) -> DeviceConfig:
     """Return the device for the model in ``folder``; raise ``EngineError`` if the requested one does not support it."""
-    architecture, cpu_only_reason = read_raw_config(folder).architecture, None
+    choice, cpu_only_reason = choose_decoder(read_raw_config(folder), strict_config=options.strict_config), None
     if options.deterministic:
         cpu_only_reason = "deterministic mode is for the CPU alone"
-    elif not is_defined(architecture):
-        cpu_only_reason = f"{folder} is a {architecture}, which transformers runs on the CPU alone"
+    elif isinstance(choice, str):
+        cpu_only_reason = f"{choice}: transformers runs it, on the CPU alone"
     return select_device(options.device, options.dtype, cpu_only_reason=cpu_only_reason)
 
 

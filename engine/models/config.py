@@ -80,8 +80,22 @@ def read_raw_config(folder: Path) -> RawConfig:
     if not folder.is_dir():
         raise EngineError(f"{folder} is not a folder; give the folder of a Hugging Face checkpoint")
     fields = read_json(folder / "config.json")
+    if not fields.get("architectures"):
+        fields["architectures"] = [_find_causal_model(folder, fields.get("model_type"))]
     generation = folder / "generation_config.json"
     return RawConfig(folder, fields, read_json(generation) if generation.exists() else {})
+
+
+def _find_causal_model(folder: Path, model_type: object) -> str:
+    """Return transformers' class for language models of a ``model_type``."""
+    # Imported here, since it takes a second that most models do not need.
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    if model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        raise EngineError(
+            f"{folder / 'config.json'} has no architectures, and model_type {model_type!r} is no causal language model"
+        )
+    return str(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[str(model_type)])
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from engine.attention.layer import LayerAttentionConfig
 from engine.models.config import ModelConfig, RawConfig
-from engine.models.config_fields import READ, WITHOUT_INFLUENCE, refuse_unknown
+from engine.models.config_fields import READ, WITHOUT_INFLUENCE, UnsupportedField, refuse_unknown
 from engine.models.rope import Rope, read_rope, read_ropes_by_layer_type
 from engine.protocol.types import EngineError
 
@@ -150,7 +150,9 @@ def known_fields(architecture: str) -> set[str]:
 
 
 def decoder_config(raw: RawConfig) -> DecoderConfig:
-    """Read a config. Raises ``EngineError`` if it lacks a field or asks for a feature that is not computed here."""
+    """Read a config. Raises ``UnsupportedField`` if it asks for a feature that is not computed here, and another
+    ``EngineError`` if it lacks a field or has one without meaning.
+    """
     try:
         return _read_config(raw)
     except KeyError as missing:
@@ -158,7 +160,7 @@ def decoder_config(raw: RawConfig) -> DecoderConfig:
     except (TypeError, ValueError) as error:
         raise EngineError(f"{raw.folder / 'config.json'} has a value of the wrong type: {error}") from None
     except EngineError as error:
-        raise EngineError(f"{raw.folder}: {error}") from None
+        raise type(error)(f"{raw.folder}: {error}") from None
 
 
 def _read_config(raw: RawConfig) -> DecoderConfig:
@@ -249,7 +251,7 @@ def _read_window(prefix: str, fields: dict[str, Any]) -> int | None:
         window = None
     if prefix == "Qwen3Moe" and window is not None and fields.get("max_window_layers"):
         # transformers then gives the window to all layers, which contradicts the field.
-        raise EngineError("max_window_layers with use_sliding_window is not supported for this architecture")
+        raise UnsupportedField("max_window_layers with use_sliding_window is not supported for this architecture")
     if window is not None and int(window) < 1:
         raise EngineError(f"sliding_window is {window}; it must be 1 or more")
     return None if window is None else int(window)
@@ -260,8 +262,10 @@ def _read_layer_types(prefix: str, fields: dict[str, Any], num_layers: int, wind
     types = fields.get("layer_types")
     if types is None:
         types = _default_layer_types(prefix, fields, num_layers, window)
-    if len(types) != num_layers or not set(types) <= {_FULL, _SLIDING}:
+    if len(types) != num_layers:
         raise EngineError(f"layer_types must be {num_layers} of {_FULL!r} and {_SLIDING!r}, but is {types}")
+    if others := set(types) - {_FULL, _SLIDING}:
+        raise UnsupportedField(f"layer_types has {', '.join(sorted(map(str, others)))}, which is not supported")
     if _SLIDING in types and window is None:
         raise EngineError("layer_types asks for sliding_attention, but there is no sliding_window")
     return list(types)
@@ -286,7 +290,7 @@ def _read_activation(fields: dict[str, Any], *, is_gemma: bool) -> str:
     # Gemma's configs have both names; only the first is used, so the second must not contradict it.
     for name in ("hidden_activation", "hidden_act") if is_gemma else ("hidden_act",):
         if fields.get(name, supported) != supported:
-            raise EngineError(f"{name} {fields[name]!r} is not supported; supported is {supported!r}")
+            raise UnsupportedField(f"{name} {fields[name]!r} is not supported; supported is {supported!r}")
     return supported
 
 

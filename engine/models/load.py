@@ -2,41 +2,84 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
 
 from engine.device import CPU, DeviceConfig
 from engine.gguf.folder import weight_files
-from engine.models.config import ModelConfig, read_raw_config
+from engine.models.config import ModelConfig, RawConfig, read_raw_config
+from engine.models.config_fields import UnsupportedField
 from engine.models.decoder import Decoder
-from engine.models.families import decoder_config, is_defined
+from engine.models.families import DecoderConfig, decoder_config, is_defined
 from engine.models.interface import Model
 from engine.models.transformers_backend import TransformersModel
 from engine.protocol.types import EngineError
-from engine.weights.formats.registry import create_reader
+from engine.weights.formats.registry import MatrixReader, create_reader
 from engine.weights.gguf import GgufWeights
 from engine.weights.safetensors import Weights
 
+_log = logging.getLogger(__name__)
 
-def load_model(folder: Path, capacity: Callable[[ModelConfig], int], device_config: DeviceConfig = CPU) -> Model:
-    """Load the checkpoint in ``folder``: a ``Decoder`` if its architecture is defined here, else through transformers.
+
+def load_model(
+    folder: Path,
+    capacity: Callable[[ModelConfig], int],
+    device_config: DeviceConfig = CPU,
+    *,
+    strict_config: bool = False,
+) -> Model:
+    """Load the checkpoint in ``folder``: a ``Decoder`` if it is computed here, else through transformers.
 
     ``capacity``: the number of tokens of such a model that the memory will hold, which bounds a sequence's length.
-    ``device_config`` must be ``CPU`` for models that transformers runs. Raises ``EngineError`` naming what is missing,
-    damaged or not supported.
+    ``device_config`` must be ``CPU`` for models that transformers runs. ``strict_config``: raise for a field
+    that is not computed here. Raises ``EngineError`` naming what is missing, damaged or not supported.
     """
     raw = read_raw_config(folder)
-    quantized = raw.fields.get("quantization_config")
-    if not is_defined(raw.architecture):
-        if quantized:
-            raise EngineError(f"{folder}: quantization_config is not supported for {raw.architecture}")
-        return TransformersModel(raw)
-    config = decoder_config(raw)
+    config = choose_decoder(raw, strict_config=strict_config)
+    if isinstance(config, str):
+        return _load_by_transformers(raw, config)
     try:
         context = min(config.max_context, capacity(config))
-        if paths := weight_files(folder):
-            gguf = GgufWeights(paths)
-            return Decoder(config, gguf, context, lambda _, *matrix: gguf.take_matrix(*matrix), device_config)
-        return Decoder(config, Weights(folder), context, create_reader(quantized), device_config)
+        weights, read = open_weights(raw)
+        return Decoder(config, weights, context, read, device_config)
     except EngineError as error:
         raise error if str(folder) in str(error) else EngineError(f"{folder}: {error}") from None
+
+
+def choose_decoder(raw: RawConfig, *, strict_config: bool = False) -> DecoderConfig | str:
+    """Return the config of a model that is computed here, else the reason why transformers computes it.
+
+    Raises ``EngineError`` if neither can, and ``UnsupportedField`` with ``strict_config`` if a field is the reason.
+    """
+    is_quantized = bool(raw.fields.get("quantization_config"))
+    if not is_defined(raw.architecture):
+        if is_quantized:
+            raise EngineError(f"{raw.folder}: quantization_config is not supported for {raw.architecture}")
+        return f"{raw.folder} is a {raw.architecture}"
+    try:
+        return decoder_config(raw)
+    except UnsupportedField as error:
+        if strict_config or is_quantized or weight_files(raw.folder) or not raw.architecture.endswith("ForCausalLM"):
+            raise
+        return str(error)
+
+
+def open_weights(raw: RawConfig) -> tuple[Weights, MatrixReader]:
+    """Return the tensors of a checkpoint or a GGUF model, and the function that reads a matrix."""
+    if paths := weight_files(raw.folder):
+        gguf = GgufWeights(paths)
+        return gguf, lambda _, *matrix: gguf.take_matrix(*matrix)
+    return Weights(raw.folder), create_reader(raw.fields.get("quantization_config"))
+
+
+def _load_by_transformers(raw: RawConfig, reason: str) -> Model:
+    if not is_defined(raw.architecture):
+        return TransformersModel(raw)
+    try:
+        model = TransformersModel(raw)
+    except EngineError as error:
+        cause = str(error).removeprefix(f"{raw.folder}: ")
+        raise EngineError(f"{reason}; by transformers' code: {cause}") from error
+    _log.warning("%s: transformers' own code computes this model, on the CPU (--strict-config refuses it)", reason)
+    return model

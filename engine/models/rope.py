@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
+from engine.models.config_fields import UnsupportedField
 from engine.protocol.types import EngineError
 from kernels.common.rotary import frequencies, rotary_tables
 
@@ -74,7 +75,7 @@ def read_rope(fields: dict[str, Any], head_dim: int, *, theta: float, partial: b
     """
     settings = dict(fields.get("rope_scaling") or fields.get("rope_parameters") or {})
     if "full_attention" in settings or "sliding_attention" in settings:
-        raise EngineError("rope_parameters per layer type are not supported for this architecture")
+        raise UnsupportedField("rope_parameters per layer type are not supported for this architecture")
     return _rope(fields, settings, head_dim, theta=theta, partial=partial)
 
 
@@ -97,13 +98,13 @@ def _rope(fields: dict[str, Any], settings: dict[str, Any], head_dim: int, *, th
     if partial and kind in ("su", "yarn"):
         kind = "longrope"  # its name in the first Phi-3 configs
     if kind not in _FIELDS:
-        raise EngineError(f"rope scaling {kind!r} is not supported; choose one of {', '.join(_FIELDS)}")
+        raise UnsupportedField(f"rope scaling {kind!r} is not supported; choose one of {', '.join(_FIELDS)}")
     unknown = {name for name in settings.keys() - _COMMON - _FIELDS[kind] if settings[name] is not None}
     if unknown:
-        raise EngineError(f"rope scaling {kind!r} has a field that is not supported: {', '.join(sorted(unknown))}")
+        raise UnsupportedField(f"rope scaling {kind!r} has a field that is not supported: {', '.join(sorted(unknown))}")
     share = float(settings.get("partial_rotary_factor") or fields.get("partial_rotary_factor") or 1.0)
     if share != 1.0 and not partial:
-        raise EngineError("partial_rotary_factor is not supported for this architecture")
+        raise UnsupportedField("partial_rotary_factor is not supported for this architecture")
     name, positions = "original_max_position_embeddings", int(fields["max_position_embeddings"])
     original = int(fields.get(name) or settings.get(name) or positions)
     parameters = {field: settings[field] for field in _FIELDS[kind] & settings.keys()}

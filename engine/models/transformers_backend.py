@@ -1,4 +1,4 @@
-"""Run any other causal language model of transformers by its own code, through the attention interface.
+"""Run causal language models that have no decoder here by transformers' code, through its attention interface.
 
 A model's layers call an attention function by name. Ours passes queries, keys and values to the engine's attention over
 the paged cache, so a step is one flat batch and transformers keeps no cache of its own.
@@ -188,6 +188,8 @@ def _load_config(raw: RawConfig) -> Any:
     for name, feature in _REFUSED_FIELDS.items():
         if getattr(text, name, None):
             raise EngineError(f"{feature} ({name})")
+    if getattr(text, "is_causal", True) is False:
+        raise EngineError("attention that is not causal (is_causal)")
     if text.model_type in _ALIBI:
         raise EngineError(f"ALiBi position biases (model_type {text.model_type!r})")
     types = {*(getattr(text, "layer_types", None) or ()), *(getattr(text, "layers_block_type", None) or ())}
@@ -207,7 +209,9 @@ def _load_config(raw: RawConfig) -> Any:
 
 def _load(raw: RawConfig) -> Any:
     from transformers import AutoModelForCausalLM
+    from transformers.utils.logging import disable_progress_bar
 
+    disable_progress_bar()
     register()
     model, report = AutoModelForCausalLM.from_pretrained(
         raw.folder,

@@ -69,6 +69,11 @@ class EngineOptions:
     neighbour, which changes logits by up to 1e-3. The logits of the bundled policy differ from those of float32 by
     0.6 % of their spread with int8, and by 3 % with fp8.
     """
+    strict_config: bool = _option(
+        False,
+        "Refuse a model whose config.json has a field that the engine's own implementation of its architecture does "
+        "not compute, instead of running it by transformers' code",
+    )
     debug: bool = _option(
         False, "Check all invariants of the cache and the scheduler when idle, and stop if one is broken"
     )

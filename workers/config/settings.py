@@ -90,6 +90,7 @@ class Settings(BaseSettings):
     engine_dtype: DType | None = engine_option("dtype")
     engine_kv_dtype: KVDType | None = engine_option("kv_dtype")
     engine_deterministic: bool = engine_option("deterministic", False)
+    engine_strict_config: bool = engine_option("strict_config", False)
     engine_threads: Annotated[int, Field(ge=1, le=1024)] | None = Field(
         None, description="The number of threads that compute one step; by default one for each core."
     )
