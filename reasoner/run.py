@@ -90,6 +90,7 @@ async def open_search(
     async with CacheLease(engine, journal.job_id) as lease, Equivalence():  # which keeps child processes for reuse
         served = {info.id: info for info in await engine.models()}
         policy = policy_selector(spec).find(served.values())
+        spec = spec.model_copy(update={"sampling": spec.sampling.fill(policy.sampling)})
         needs_verifier = strategy.needs_verifier or (strategy.welcomes_verifier and _has_verifier(spec, served))
         table = None
         if strategy.stops_when_sure and needs_verifier:

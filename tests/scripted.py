@@ -21,6 +21,7 @@ from engine.protocol.types import (
     ModelInfo,
     ScoreRequest,
     ScoreResult,
+    TemplateKwargs,
     TokenLogprob,
 )
 
@@ -88,6 +89,7 @@ class ScriptedEngine:
         *,
         special: bool = True,
         generation_prompt: bool = True,
+        template_kwargs: TemplateKwargs | None = None,
     ) -> tuple[int, ...]:
         if text == TEXTS[SEPARATOR]:
             return (SEPARATOR,)

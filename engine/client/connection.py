@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 
-from engine.protocol.types import EngineUnavailable, InvalidRequest, Prompt, Tokens
+from engine.protocol.types import EngineUnavailable, InvalidRequest, Prompt, TemplateKwargs, Tokens
 from engine.protocol.wire import Json, error_from_json
 
 _TIMEOUT = httpx.Timeout(connect=5.0, write=30.0, pool=60.0, read=600.0)
@@ -77,9 +77,19 @@ class Connection:
         finally:
             await response.aclose()
 
-    async def tokenize(self, model: str, text: Prompt, *, special: bool, generation_prompt: bool) -> Tokens:
+    async def tokenize(
+        self,
+        model: str,
+        text: Prompt,
+        *,
+        special: bool,
+        generation_prompt: bool,
+        template_kwargs: TemplateKwargs | None = None,
+    ) -> Tokens:
         """Return the token ids from ``/tokenize``, which our server, vLLM and SGLang share."""
         content: Json = {"messages": text, "add_generation_prompt": generation_prompt}
+        if template_kwargs:
+            content["chat_template_kwargs"] = template_kwargs
         if isinstance(text, str):
             content = {"prompt": text, "add_special_tokens": special}
         return tuple((await self.call("POST", "/tokenize", {"model": model, **content}))["tokens"])

@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from engine.protocol.types import EngineError, InvalidRequest
+from engine.protocol.own_sampling import read_own_sampling
+from engine.protocol.request_checks import check_template_kwargs
+from engine.protocol.types import EngineError, InvalidRequest, TemplateKwargs
 
 _CLASSIFIERS = ("TokenClassification", "SequenceClassification", "ForProcessRewardModel", "ForPrmModel")
 """Endings of the names of architectures that output labels instead of tokens."""
@@ -34,6 +36,8 @@ class LocalTokenizer:
         is_classifier = self.architecture.endswith(_CLASSIFIERS)
         self.kind: Literal["generate", "classify"] = "classify" if is_classifier else "generate"
         self.notes: dict[str, object] = {name: value for name, value in config.items() if name.startswith("reasoner_")}
+        generation = folder / "generation_config.json"
+        self.sampling = read_own_sampling(_read(generation), generation)
         first = self._settings.get("bos_token")
         if first is None and "added_tokens_decoder" not in self._settings:  # the form used by older checkpoints
             first = _read(folder / "special_tokens_map.json").get("bos_token")
@@ -57,19 +61,27 @@ class LocalTokenizer:
             raise InvalidRequest("the server takes texts only, and these tokens end within a character", "prompt")
         return text
 
-    def chat(self, messages: Sequence[dict[str, str]], *, generation_prompt: bool = True) -> str:
+    def chat(
+        self,
+        messages: Sequence[dict[str, str]],
+        *,
+        generation_prompt: bool = True,
+        template_kwargs: TemplateKwargs | None = None,
+    ) -> str:
         """Render chat messages with the model's template."""
         from jinja2 import TemplateError
         from jinja2.sandbox import ImmutableSandboxedEnvironment
 
         if self.template is None:
             raise InvalidRequest("the model has no chat template; give a plain text instead of messages", "messages")
+        variables = dict(template_kwargs or {})
+        check_template_kwargs(variables)
         environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
         environment.globals["raise_exception"] = _refuse
         special = {name: value for name, value in self._settings.items() if name.endswith("_token")}
         try:
             return environment.from_string(self.template).render(
-                messages=list(messages), add_generation_prompt=generation_prompt, **special
+                messages=list(messages), add_generation_prompt=generation_prompt, **special | variables
             )
         except TemplateError as error:
             raise InvalidRequest(f"the chat template refused the messages: {error}", "messages") from error

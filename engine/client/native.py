@@ -16,6 +16,7 @@ from engine.protocol.types import (
     SamplingParams,
     ScoreRequest,
     ScoreResult,
+    TemplateKwargs,
     Tokens,
 )
 from engine.protocol.wire import Json, error_from_json, read_completion, read_delta, read_models, read_score_results
@@ -62,9 +63,17 @@ class NativeEngine:
         await self._connection.call("POST", "/v1/leases/release", {"lease": lease, "tokens": tokens})
 
     async def tokenize(
-        self, model: str, text: Prompt, *, special: bool = True, generation_prompt: bool = True
+        self,
+        model: str,
+        text: Prompt,
+        *,
+        special: bool = True,
+        generation_prompt: bool = True,
+        template_kwargs: TemplateKwargs | None = None,
     ) -> Tokens:
-        return await self._connection.tokenize(model, text, special=special, generation_prompt=generation_prompt)
+        return await self._connection.tokenize(
+            model, text, special=special, generation_prompt=generation_prompt, template_kwargs=template_kwargs
+        )
 
     async def models(self) -> list[ModelInfo]:
         return read_models((await self._connection.call("GET", "/v1/models", None, should_wait=False))["data"])

@@ -37,6 +37,7 @@ from engine.protocol.types import (
     ScoreItem,
     ScoreRequest,
     ScoreResult,
+    TemplateKwargs,
     Tokens,
 )
 from engine.protocol.wire import Json, error_from_json
@@ -153,18 +154,27 @@ class OpenAICompatibleEngine:
         """Do nothing, since these servers have no leases."""
 
     async def tokenize(
-        self, model: str, text: Prompt, *, special: bool = True, generation_prompt: bool = True
+        self,
+        model: str,
+        text: Prompt,
+        *,
+        special: bool = True,
+        generation_prompt: bool = True,
+        template_kwargs: TemplateKwargs | None = None,
     ) -> Tokens:
         """Tokenize with the local tokenizer if there is one, otherwise on the server."""
         if self._text is not None:
             if isinstance(text, str):
                 return self._text.encode(text, special=special)
-            return self._text.encode(self._text.chat(text, generation_prompt=generation_prompt))
+            chat = self._text.chat(text, generation_prompt=generation_prompt, template_kwargs=template_kwargs)
+            return self._text.encode(chat)
         if not self._dialect.tokenizes:
             raise self._cannot("tokenise; name the folder of its model's tokenizer")
         if not isinstance(text, str) and not self._dialect.chats:
             raise self._cannot("tokenise chat messages; name the folder of its model's tokenizer")
-        return await self._connection.tokenize(model, text, special=special, generation_prompt=generation_prompt)
+        return await self._connection.tokenize(
+            model, text, special=special, generation_prompt=generation_prompt, template_kwargs=template_kwargs
+        )
 
     async def models(self) -> list[ModelInfo]:
         """List the served models. Sizes that the server does not report are 0."""
@@ -194,6 +204,7 @@ class OpenAICompatibleEngine:
             extra=extra | text.notes,
             architecture=text.architecture,
             bos=text.bos,
+            sampling=text.sampling,
         )
 
     def _check(self, request: GenerateRequest) -> None:

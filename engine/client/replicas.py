@@ -31,6 +31,7 @@ from engine.protocol.types import (
     Prompt,
     ScoreRequest,
     ScoreResult,
+    TemplateKwargs,
     Tokens,
 )
 
@@ -142,10 +143,18 @@ class ReplicatedEngine:
         await asyncio.gather(*calls)
 
     async def tokenize(
-        self, model: str, text: Prompt, *, special: bool = True, generation_prompt: bool = True
+        self,
+        model: str,
+        text: Prompt,
+        *,
+        special: bool = True,
+        generation_prompt: bool = True,
+        template_kwargs: TemplateKwargs | None = None,
     ) -> Tokens:
         def call(name: str) -> Awaitable[Tokens]:
-            return self._engines[name].tokenize(model, text, special=special, generation_prompt=generation_prompt)
+            return self._engines[name].tokenize(
+                model, text, special=special, generation_prompt=generation_prompt, template_kwargs=template_kwargs
+            )
 
         return await self._call_any(repr(text), model, call)
 

@@ -15,6 +15,7 @@ from engine.protocol.types import (
     Prompt,
     ScoreRequest,
     ScoreResult,
+    TemplateKwargs,
     Tokens,
 )
 
@@ -47,9 +48,17 @@ class RoutedEngine:
         await asyncio.gather(*(engine.release(lease, tokens) for engine in self._all))
 
     async def tokenize(
-        self, model: str, text: Prompt, *, special: bool = True, generation_prompt: bool = True
+        self,
+        model: str,
+        text: Prompt,
+        *,
+        special: bool = True,
+        generation_prompt: bool = True,
+        template_kwargs: TemplateKwargs | None = None,
     ) -> Tokens:
-        return await self._engine_for(model).tokenize(model, text, special=special, generation_prompt=generation_prompt)
+        return await self._engine_for(model).tokenize(
+            model, text, special=special, generation_prompt=generation_prompt, template_kwargs=template_kwargs
+        )
 
     async def models(self) -> list[ModelInfo]:
         """Raises ``EngineError`` if an engine in ``overrides`` does not serve its model."""

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from engine.fingerprint import fingerprint
+from engine.models.config import read_raw_config
 from engine.models.interface import Model
 from engine.protocol.request_checks import check_generate, check_score, check_tokens
 from engine.protocol.types import GenerateRequest, InvalidRequest, ModelInfo, ScoreItem, ScoreRequest
@@ -43,6 +44,7 @@ class LoadedModel:
             architecture=config.architecture,
             bos=self.tokenizer.bos,
             extra=config.extra,
+            sampling=read_raw_config(folder).sampling,
             fingerprint=fingerprint(folder),
         )
         self._eos = frozenset(config.eos) | (frozenset() if self.tokenizer.eos is None else {self.tokenizer.eos})

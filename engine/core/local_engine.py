@@ -34,6 +34,7 @@ from engine.protocol.types import (
     Prompt,
     ScoreRequest,
     ScoreResult,
+    TemplateKwargs,
     Tokens,
 )
 from engine.scheduler.sequence import Job
@@ -103,11 +104,17 @@ class LocalEngine:
             self._post(partial(core.release, lease, tokens))
 
     async def tokenize(
-        self, model: str, text: Prompt, *, special: bool = True, generation_prompt: bool = True
+        self,
+        model: str,
+        text: Prompt,
+        *,
+        special: bool = True,
+        generation_prompt: bool = True,
+        template_kwargs: TemplateKwargs | None = None,
     ) -> Tokens:
         tokenizer = self._core(model).model.tokenizer
         if not isinstance(text, str):
-            return tokenizer.encode_chat(text, generation_prompt=generation_prompt)
+            return tokenizer.encode_chat(text, generation_prompt=generation_prompt, template_kwargs=template_kwargs)
         encode = tokenizer.encode_prompt if special else tokenizer.encode
         return encode(text) if len(text) <= LONG_TEXT else await asyncio.to_thread(encode, text)
 

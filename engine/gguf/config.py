@@ -54,6 +54,17 @@ def read_architecture(model: GgufModel) -> str:
     return str(name)
 
 
+_SAMPLING = {"temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p"}
+"""Fields of ``general.sampling``, which llama.cpp writes from ``generation_config.json``, by their names there."""
+
+
+def generation_fields(model: GgufModel) -> dict[str, Any]:
+    """Return the fields of ``generation_config.json``: end tokens, and the sampling that the file recommends."""
+    values = {ours: model.metadata.get(f"general.sampling.{theirs}") for theirs, ours in _SAMPLING.items()}
+    sampling = {name: round(value, 6) for name, value in values.items() if value is not None}  # of float32
+    return {"eos_token_id": end_tokens(model)} | ({"do_sample": True} | sampling if sampling else {})
+
+
 def config_fields(model: GgufModel) -> dict[str, Any]:
     """Return the fields of ``config.json``. Raises ``EngineError`` naming what is missing or not supported."""
     with refuse_wrong_types(model.paths[0]):

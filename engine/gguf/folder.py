@@ -12,13 +12,13 @@ import os
 import tempfile
 from pathlib import Path
 
-from engine.gguf.config import config_fields, end_tokens
+from engine.gguf.config import config_fields, generation_fields
 from engine.gguf.file import read_gguf
 from engine.gguf.paths import find_gguf_files, is_gguf
 from engine.gguf.tokenizer import build_tokenizer, tokenizer_settings
 from engine.protocol.types import EngineError
 
-_VERSION = 1
+_VERSION = 2
 """Part of a folder's name; to be raised when the files' content changes."""
 WEIGHTS = "weights.json"
 """File with the paths of the GGUF files."""
@@ -49,7 +49,7 @@ def open_gguf_folder(path: Path) -> Path:
         tokenizer.save(str(made / "tokenizer.json"), pretty=False)
         for name, content in (
             ("config.json", fields),
-            ("generation_config.json", {"eos_token_id": end_tokens(model)}),
+            ("generation_config.json", generation_fields(model)),
             ("tokenizer_config.json", settings),
             (WEIGHTS, [str(file) for file in paths]),
         ):

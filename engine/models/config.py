@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.attention.layer import LayerAttentionConfig
+from engine.protocol.own_sampling import read_own_sampling
 from engine.protocol.types import EngineError
 
 
@@ -69,6 +70,11 @@ class RawConfig:
         if value is None:
             return ()
         return tuple(value) if isinstance(value, list) else (value,)
+
+    @property
+    def sampling(self) -> dict[str, float]:
+        """The model's own sampling parameters. Raises ``EngineError`` for a value out of range."""
+        return read_own_sampling(self.generation, self.folder / "generation_config.json")
 
     @property
     def extra(self) -> dict[str, object]:

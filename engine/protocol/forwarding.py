@@ -12,6 +12,7 @@ from engine.protocol.types import (
     Prompt,
     ScoreRequest,
     ScoreResult,
+    TemplateKwargs,
     Tokens,
 )
 
@@ -35,10 +36,18 @@ class ForwardingEngine:
         await (await self._get_engine()).release(lease, tokens)
 
     async def tokenize(
-        self, model: str, text: Prompt, *, special: bool = True, generation_prompt: bool = True
+        self,
+        model: str,
+        text: Prompt,
+        *,
+        special: bool = True,
+        generation_prompt: bool = True,
+        template_kwargs: TemplateKwargs | None = None,
     ) -> Tokens:
         engine = await self._get_engine()
-        return await engine.tokenize(model, text, special=special, generation_prompt=generation_prompt)
+        return await engine.tokenize(
+            model, text, special=special, generation_prompt=generation_prompt, template_kwargs=template_kwargs
+        )
 
     async def models(self) -> list[ModelInfo]:
         return await (await self._get_engine()).models()

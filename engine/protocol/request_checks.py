@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from engine.protocol.types import GenerateRequest, InvalidRequest, ModelInfo, SamplingParams, ScoreRequest
 
@@ -23,6 +23,15 @@ MAX_LOGPROBS = 20
 MAX_STOPS = 64
 MAX_STOP_LENGTH = 256
 
+RESERVED_TEMPLATE_NAMES = frozenset(
+    {
+        *("messages", "conversation", "chat_template", "add_generation_prompt", "continue_final_message", "tokenize"),
+        *("padding", "truncation", "max_length", "return_tensors", "return_dict", "return_assistant_tokens_mask"),
+        *("tokenizer_kwargs", "raise_exception"),
+    }
+)
+"""Names that the engine itself passes to a chat template or to what renders it."""
+
 _SAMPLING_LIMITS = {
     "temperature": (0, MAX_TEMPERATURE),
     "top_k": (0, MAX_TOP_K),
@@ -31,6 +40,17 @@ _SAMPLING_LIMITS = {
     "presence_penalty": (-2, 2),
     "frequency_penalty": (-2, 2),
 }
+
+
+def check_template_kwargs(names: Iterable[str]) -> None:
+    """Raise ``InvalidRequest`` for a name that is no variable of a chat template that a client may set."""
+    reserved = sorted(RESERVED_TEMPLATE_NAMES.intersection(names))
+    if reserved:
+        raise InvalidRequest(
+            f"{reserved[0]!r} is set by the engine: give variables of the model's chat template, such as "
+            "enable_thinking",
+            "chat_template_kwargs",
+        )
 
 
 def check_generate(request: GenerateRequest, model: ModelInfo, max_branches: int) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 Tokens = tuple[int, ...]
 Prompt = str | Sequence[dict[str, str]]
 """A text, or chat messages to render with the model's template."""
+
+TemplateKwargs = Mapping[str, object]
+"""Variables of a chat template, such as ``enable_thinking``."""
 
 FinishReason = Literal["stop", "length", "context", "timeout", "cancelled"]
 """``stop``: end of sequence, a stop token or a stop string. ``length``: ``max_tokens``. ``context``: the model's
@@ -229,6 +232,8 @@ class ModelInfo:
     """The class that the checkpoint was saved from, such as ``Qwen2ForProcessRewardModel``; empty if unknown."""
     bos: int | None = None
     """The tokenizer's ``bos_token``, whether or not the tokenizer adds it to a text by default."""
+    sampling: dict[str, float] = field(default_factory=dict)
+    """The model's own sampling parameters by their names in ``SamplingParams`` (``engine.protocol.own_sampling``)."""
     fingerprint: str = ""
     """Fingerprint of the checkpoint (``engine.fingerprint``); empty if the server does not report one."""
     isolates: bool = True
@@ -267,12 +272,19 @@ class EngineClient(Protocol):
         ...
 
     async def tokenize(
-        self, model: str, text: Prompt, *, special: bool = True, generation_prompt: bool = True
+        self,
+        model: str,
+        text: Prompt,
+        *,
+        special: bool = True,
+        generation_prompt: bool = True,
+        template_kwargs: TemplateKwargs | None = None,
     ) -> Tokens:
         """Return the token ids of a text or of chat messages.
 
         ``special``: add the tokenizer's special tokens to a text (Llama and Gemma: BOS); otherwise the text is a part
         of a longer one. ``generation_prompt``: add the template's generation prompt after the messages.
+        ``template_kwargs``: variables of the chat template.
         """
         ...
 

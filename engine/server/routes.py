@@ -63,7 +63,11 @@ def build_router(engine: LocalEngine) -> APIRouter:
     async def tokenize(body: TokenizeBody) -> dict[str, object]:
         text = body.prompt if body.prompt is not None else body.messages or []
         tokens = await engine.tokenize(
-            body.model, text, special=body.add_special_tokens, generation_prompt=body.add_generation_prompt
+            body.model,
+            text,
+            special=body.add_special_tokens,
+            generation_prompt=body.add_generation_prompt,
+            template_kwargs=body.chat_template_kwargs,
         )
         return {"tokens": tokens, "count": len(tokens)}
 

@@ -264,6 +264,8 @@ class TokenizeBody(_Body):
     add_special_tokens: bool = True
     """True to add special tokens to a prompt; a chat template contains them itself."""
     add_generation_prompt: bool = True
+    chat_template_kwargs: dict[str, Any] = {}
+    """Variables of the chat template."""
 
     @model_validator(mode="after")
     def _exactly_one(self) -> Self:

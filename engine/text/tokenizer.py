@@ -7,7 +7,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from engine.protocol.types import EngineError, InvalidRequest, Tokens
+from engine.protocol.request_checks import check_template_kwargs
+from engine.protocol.types import EngineError, InvalidRequest, TemplateKwargs, Tokens
 
 _PARTS = 16384
 """The number of cached tokenized parts of score requests: a tree search sends the same steps many times."""
@@ -74,13 +75,21 @@ class Tokenizer:
         """Return the same as ``encode``, cached for the latest short texts."""
         return self._remembered(text) if len(text) <= LONG_TEXT else self.encode(text)
 
-    def encode_chat(self, messages: Sequence[dict[str, str]], *, generation_prompt: bool = True) -> Tokens:
+    def encode_chat(
+        self,
+        messages: Sequence[dict[str, str]],
+        *,
+        generation_prompt: bool = True,
+        template_kwargs: TemplateKwargs | None = None,
+    ) -> Tokens:
         """Return the token ids of chat messages rendered with the template, which contains all special tokens."""
         if not self._wrapper.chat_template:
             raise InvalidRequest("the model has no chat template; give a plain text instead of messages", "messages")
+        variables = dict(template_kwargs or {})
+        check_template_kwargs(variables)
         try:
             text = self._wrapper.apply_chat_template(
-                list(messages), tokenize=False, add_generation_prompt=generation_prompt
+                list(messages), tokenize=False, add_generation_prompt=generation_prompt, **variables
             )
         except Exception as error:  # a template is a program and may raise anything
             raise InvalidRequest(f"the chat template refused the messages: {error}", "messages") from error

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import cast
 
 from engine.client.local_tokenizer import LocalTokenizer, chat_template
-from engine.protocol.types import EngineClient, EngineError, ModelInfo
+from engine.protocol.types import EngineClient, EngineError, ModelInfo, TemplateKwargs
 from prm.formats.registry import FORMAT_NOTE
 from prm.scorers.outcome import is_outcome_model
 from prm.scorers.steps import StepScorer
@@ -55,6 +55,7 @@ class _FolderTokenizer:
         *,
         special: bool = True,
         generation_prompt: bool = True,  # noqa: ARG002
+        template_kwargs: TemplateKwargs | None = None,  # noqa: ARG002
     ) -> tuple[int, ...]:
         if isinstance(text, str):
             return self.text.encode(text, special=special)

@@ -88,7 +88,10 @@ async def _complete(spec: JobSpec, service: ServiceDefaults, catalog: ModelCatal
         spec = apply_effort(spec, service.effort)
     except InvalidRequest as error:
         raise _impossible_budget(error) from None
-    models = await _served_models(spec, catalog)
+    try:
+        models: list[ModelInfo] | None = await catalog.models()
+    except EngineError:
+        models = None  # the job may wait for an engine
     _check_models(spec, models)
     _check_budget(spec, service, models)
     name = spec.strategy.name
@@ -102,6 +105,9 @@ async def _complete(spec: JobSpec, service: ServiceDefaults, catalog: ModelCatal
             changes["verifier"] = spec.verifier.model_copy(update={"model": service.prm_name})
         case JudgeVerifier(model=None):
             changes["verifier"] = spec.verifier.model_copy(update={"model": model})
+    info = next((info for info in models or () if info.id == model), None)
+    if info is not None:
+        changes["sampling"] = spec.sampling.fill(info.sampling)
     if spec.seed is None:
         changes["seed"] = secrets.randbelow(2**53)  # exact as a JavaScript number
     return spec.model_copy(update=changes)
@@ -124,16 +130,6 @@ def _named_models(spec: JobSpec) -> list[ModelSelector]:
     """Return the selectors of the models that the client names."""
     selectors = (policy_selector(spec), verifier_selector(spec.verifier))
     return [selector for selector in selectors if selector is not None and selector.name is not None]
-
-
-async def _served_models(spec: JobSpec, catalog: ModelCatalog) -> list[ModelInfo] | None:
-    """Return the served models; ``None`` if the job does not depend on them or no engine answers, since it may wait."""
-    if not _named_models(spec) and spec.budget.flops is None:
-        return None
-    try:
-        return await catalog.models()
-    except EngineError:
-        return None
 
 
 def _check_models(spec: JobSpec, models: list[ModelInfo] | None) -> None:

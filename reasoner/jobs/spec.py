@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from collections.abc import Mapping
+from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, field_validator, model_validator
 
+from engine.protocol.request_checks import check_template_kwargs
+from engine.protocol.types import InvalidRequest
 from reasoner.answers.spec import AnswerSpec, CodeExtract
 from reasoner.base_model import StrictModel
 from reasoner.budget.spec import MAX_BUDGET_TOKENS, Budget
@@ -17,6 +20,10 @@ MAX_TOP_K = 1_000_000
 """Larger than any vocabulary."""
 MAX_METADATA_KEYS = 16
 MAX_ADDRESS_CHARS = 2048
+MAX_STOPS = 16
+MAX_STOP_CHARS = 256
+MAX_TEMPLATE_KWARGS = 32
+PLACEHOLDER = "{problem}"
 DEFAULT_STRATEGY = "best_of_n"
 FALLBACK_STRATEGY = "self_consistency"
 """Strategies of jobs that name none: ``DEFAULT_STRATEGY`` with a verifier, ``FALLBACK_STRATEGY`` without one."""
@@ -27,14 +34,54 @@ class Message(StrictModel):
     content: Annotated[str, Field(min_length=1, max_length=MAX_PROBLEM_CHARS)]
 
 
+def _check_template(value: str) -> str:
+    if PLACEHOLDER not in value:
+        raise ValueError(f"a prompt is a template: write {PLACEHOLDER} where the question belongs")
+    return value
+
+
+def _check_template_kwargs(value: dict[str, JsonValue]) -> dict[str, JsonValue]:
+    try:
+        check_template_kwargs(value)
+    except InvalidRequest as error:
+        raise ValueError(str(error)) from None
+    return value
+
+
+Text = Annotated[str, Field(min_length=1, max_length=MAX_PROBLEM_CHARS)]
+PromptTemplate = Annotated[Text, AfterValidator(_check_template)]
+StopStrings = Annotated[
+    list[Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]], Field(max_length=MAX_STOPS)
+]
+TemplateKwargs = Annotated[
+    dict[str, JsonValue], Field(max_length=MAX_TEMPLATE_KWARGS), AfterValidator(_check_template_kwargs)
+]
+
+
+NEUTRAL: Final[dict[str, float]] = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
+"""Sampling parameters that change nothing."""
+
+
 class Sampling(StrictModel):
-    temperature: Annotated[float, Field(ge=0, le=10)] = 1.0
-    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    top_k: Annotated[int, Field(ge=0, le=MAX_TOP_K, description="0: all tokens.")] = 0
-    min_p: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Sampling parameters. Those left open are the model's own (its generation_config.json), else they change nothing.
+
+    A stored job has the values in use, unless it was accepted while no engine answered.
+    """
+
+    temperature: Annotated[float, Field(ge=0, le=10)] | None = Field(None, description="The model's own, else 1.")
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = Field(None, description="The model's own, else 1.")
+    top_k: Annotated[int, Field(ge=0, le=MAX_TOP_K)] | None = Field(
+        None, description="The model's own, else 0: all tokens."
+    )
+    min_p: Annotated[float, Field(ge=0, lt=1)] | None = Field(None, description="The model's own, else 0.")
     max_tokens: Annotated[int, Field(ge=1, le=MAX_BUDGET_TOKENS)] | None = Field(
         None, description="Longest solution in tokens; without it the model's context is the limit."
     )
+
+    def fill(self, defaults: Mapping[str, float]) -> Self:
+        """Return the parameters in which those left open have the defaults, or else change nothing."""
+        open_ones = {name: value for name, value in {**NEUTRAL, **defaults}.items() if getattr(self, name, 0) is None}
+        return self.model_copy(update=open_ones)
 
 
 class StrategySpec(BaseModel):
@@ -51,9 +98,25 @@ class StrategySpec(BaseModel):
 class JobSpec(StrictModel):
     """A question, a way to search for its answer, and what the search may cost."""
 
-    problem: Annotated[str, Field(min_length=1, max_length=MAX_PROBLEM_CHARS)] | None = None
+    problem: Text | None = None
     messages: Annotated[list[Message], Field(min_length=1, max_length=64)] | None = None
     model: str | None = Field(None, description="Name of a served model; without it the service's own.")
+    system: Text | None = Field(
+        None, description="System message before the question; without it the model's default, null: none."
+    )
+    prompt: PromptTemplate | None = Field(
+        None,
+        description="Template of the question: its {problem} becomes the problem, or the last of the messages; without "
+        "it the model's default, null: none.",
+    )
+    stop: StopStrings = Field(
+        default_factory=list,
+        description="Texts that end a solution and are left out of it; without them the model's defaults.",
+    )
+    chat_template_kwargs: TemplateKwargs = Field(
+        default_factory=dict,
+        description="Variables of the model's chat template, such as enable_thinking, added to the model's defaults.",
+    )
     strategy: StrategySpec = Field(
         default_factory=lambda: StrategySpec(name=DEFAULT_STRATEGY),
         description=f"By default {DEFAULT_STRATEGY}, or {FALLBACK_STRATEGY} without a verifier; an effort and the "
@@ -100,6 +163,12 @@ class JobSpec(StrictModel):
         return self
 
     @model_validator(mode="after")
+    def _check_one_system_message(self) -> Self:
+        if self.system is not None and self.has_system_message:
+            raise ValueError("give either 'system' or a system message in 'messages', not both")
+        return self
+
+    @model_validator(mode="after")
     def _use_fallback_without_verifier(self) -> Self:
         if self.verifier is None and "strategy" not in self.model_fields_set:
             self.strategy = StrategySpec(name=FALLBACK_STRATEGY)
@@ -119,8 +188,22 @@ class JobSpec(StrictModel):
         """Return True if a score of 1 is a fact, so that nothing can be better."""
         return self.verifier is not None and self.verifier.is_conclusive
 
-    def to_messages(self) -> list[dict[str, str]]:
-        """Return the question as chat messages."""
+    @property
+    def has_system_message(self) -> bool:
+        """Return True if the client's messages contain a system message."""
+        return any(message.role == "system" for message in self.messages or ())
+
+    @property
+    def conversation(self) -> list[dict[str, str]]:
+        """The question as the client gave it, as chat messages."""
         if self.messages is not None:
             return [message.model_dump() for message in self.messages]
         return [{"role": "user", "content": self.problem or ""}]
+
+    def to_messages(self) -> list[dict[str, str]]:
+        """Return the question as the model gets it: after the system message, and within the prompt template."""
+        messages = self.conversation
+        last = messages[-1]
+        if self.prompt is not None and last["role"] == "user":
+            last["content"] = self.prompt.replace(PLACEHOLDER, last["content"])
+        return messages if self.system is None else [{"role": "system", "content": self.system}, *messages]

@@ -135,6 +135,15 @@ class BranchPart:
     """True if the last token is an end-of-sequence token, which is no part of the text."""
 
 
+def make_sampling_params(
+    sampling: Sampling, *, greedy: bool, stop: tuple[str, ...], logprobs: int | None
+) -> SamplingParams:
+    """Return the engine's parameters; those that the job leaves open have the engine's defaults."""
+    given = sampling.model_dump(exclude_none=True, exclude={"max_tokens"})
+    params = SamplingParams(**given, stop=tuple(dict.fromkeys(stop)), logprobs=logprobs)
+    return replace(params, temperature=0.0) if greedy else params
+
+
 def is_greedy(sampling: SamplingParams | Sampling) -> bool:
     """Return True if sampling is deterministic, so that siblings are equal."""
     return sampling.temperature == 0 or sampling.top_k == 1

@@ -49,6 +49,7 @@ class BranchRunner:
         self._rate = self._ledger.rate_of_model(self._model)
         self._counts_prompts = self._ledger.budget.flops is not None or self._ledger.budget.cost is not None
         self._longest = context.longest
+        self._job_stops = frozenset(context.search.spec.stop)
         self._requests: dict[str, asyncio.Task[None]] = {}
         self._reserved: dict[InFlightBranch, Amount] = {}
         """Reservations of the branches in flight."""
@@ -270,7 +271,7 @@ class BranchRunner:
             branch,
             reason,
             completion.token_ids,
-            completion.text,
+            self._text_before_stop(branch, completion),
             completion.logprob,
             spend,
             reserved,
@@ -278,9 +279,17 @@ class BranchRunner:
             completion.finish_reason == "stop" and isinstance(completion.stop, int),
         )
 
+    def _text_before_stop(self, branch: InFlightBranch, completion: Completion) -> str:
+        """Return the completion's text without a stop string of the job that ended it, and what follows in its last
+        token."""
+        if completion.stop not in self._job_stops:
+            return completion.text
+        end = (branch.text + completion.text).find(str(completion.stop))
+        return completion.text[: max(0, end - len(branch.text))]
+
     def _end_reason(self, branch: InFlightBranch, completion: Completion, reserved: int) -> Reason | None:
         match completion.finish_reason:
-            case "stop" if completion.stop in branch.sampling.stop:
+            case "stop" if completion.stop in branch.sampling.stop and completion.stop not in self._job_stops:
                 return "repetition" if branch.ends_in_loop(completion.token_ids) else "step"
             case "stop":
                 return "stop"

@@ -165,7 +165,10 @@ class Search:
 
         They depend on nothing else, so they are not in the journal.
         """
-        return await self._context.engine.tokenize(self._context.policy.id, text, special=False)
+        context = self._context
+        return await context.engine.tokenize(
+            context.policy.id, text, special=False, template_kwargs=context.spec.chat_template_kwargs
+        )
 
     async def _add_text_node(self, node: Node) -> Node:
         assert node.parent is not None
@@ -275,7 +278,7 @@ class Search:
 
 async def tokenize_problem(spec: JobSpec, engine: EngineClient, policy: ModelInfo) -> tuple[int, ...]:
     """Return the prompt of the job's question. Raises ``InvalidRequest`` if it leaves no room for an answer."""
-    prompt = await engine.tokenize(policy.id, spec.to_messages())
+    prompt = await engine.tokenize(policy.id, spec.to_messages(), template_kwargs=spec.chat_template_kwargs)
     if len(prompt) >= policy.context:
         raise InvalidRequest(
             f"the problem has {len(prompt)} tokens, and the context of model {policy.id!r} holds {policy.context}: "

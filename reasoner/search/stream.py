@@ -14,12 +14,11 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
-from engine.protocol.types import SamplingParams
 from reasoner.answers.extraction.phrases import ExtractionStopped
 from reasoner.budget.prices import NO_AMOUNT, Amount
 from reasoner.budget.usage import Usage
 from reasoner.jobs.journal import Entry, JobCancelled
-from reasoner.search.branch import BranchPart, InFlightBranch, Watch, is_greedy
+from reasoner.search.branch import BranchPart, InFlightBranch, Watch, is_greedy, make_sampling_params
 from reasoner.search.branch_runner import BranchRunner
 from reasoner.search.replay import ARRIVED_AT_SHUTDOWN, BILLED_ONLY, PendingEntry
 from reasoner.search.shared_branches import copy_entry
@@ -139,15 +138,8 @@ class Stream:
         confidence: int | None = None,
         watch: Watch | None = None,
     ) -> int:
-        requested = self._context.search.spec.sampling
-        sampling = SamplingParams(
-            temperature=0.0 if greedy else requested.temperature,
-            top_k=requested.top_k,
-            top_p=requested.top_p,
-            min_p=requested.min_p,
-            stop=stop,
-            logprobs=confidence,
-        )
+        spec = self._context.search.spec
+        sampling = make_sampling_params(spec.sampling, greedy=greedy, stop=(*stop, *spec.stop), logprobs=confidence)
         before = len(self._pending)
         counts = [n] * len(parents) if isinstance(n, int) else n
         for parent, count in zip(parents, counts, strict=True):

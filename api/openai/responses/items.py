@@ -47,7 +47,7 @@ class InputItems(BaseModel):
 
 def list_input_items(job: JobDocument, echoed: EchoedFields, query: ListItems) -> InputItems:
     """Return a page of input items. Raises ``KeyError`` if there is no item ``query.after``."""
-    turns = JobSpec.model_validate(job["spec"]).to_messages()[echoed.instructions is not None :]
+    turns = JobSpec.model_validate(job["spec"]).conversation[echoed.instructions is not None :]
     items = [_build_item(job["id"], index, turn) for index, turn in enumerate(turns)]
     if query.order == "desc":
         items.reverse()

@@ -99,11 +99,11 @@ class Response(BaseModel):
     reasoning: ReasoningSettings
     service_tier: Literal["default"] = "default"
     store: Literal[True] = True
-    temperature: float
+    temperature: float | None
     text: TextSettings = TextSettings()
     tool_choice: Literal["none"] = "none"
     tools: list[Any] = []
-    top_p: float
+    top_p: float | None
     truncation: Literal["disabled"] = "disabled"
     usage: ResponseUsage | None
     user: str | None

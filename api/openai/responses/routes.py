@@ -180,7 +180,7 @@ async def _history(response_id: str, state: ServiceState, principal: Principal) 
     if not answer:
         message = f"{response_id} is {job['status']} and has no text to continue from: name a completed response"
         raise Problem(422, "invalid-request", f"{field}: {message}", errors=[(field, message)])
-    turns = [Message.model_validate(turn) for turn in JobSpec.model_validate(job["spec"]).to_messages()]
+    turns = [Message.model_validate(turn) for turn in JobSpec.model_validate(job["spec"]).conversation]
     has_instructions = (await _load_echoed_fields(state, job["id"])).instructions is not None
     return [*turns[has_instructions:], Message(role="assistant", content=answer)]
 

@@ -18,7 +18,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from benchmarks.service.null_engine import POLICY, VERIFIER, NullEngine
-from engine.protocol.types import InvalidRequest, ModelInfo
+from engine.protocol.types import InvalidRequest, ModelInfo, TemplateKwargs
 from tests.api.conftest import serving
 from tests.listening import listening
 from tests.scripted import ScriptedEngine
@@ -142,6 +142,7 @@ class Engine(ScriptedEngine):
         *,
         special: bool = True,
         generation_prompt: bool = True,
+        template_kwargs: TemplateKwargs | None = None,
     ) -> tuple[int, ...]:
         self.tokenized += 1
         if not isinstance(text, str) and not self._template:

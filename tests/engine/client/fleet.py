@@ -113,7 +113,7 @@ class Engine(ScriptedEngine):
         await self.answer("score")
         return await super().score(request)
 
-    async def tokenize(self, model, text, *, special=True, generation_prompt=True):  # type: ignore[no-untyped-def]
+    async def tokenize(self, model, text, *, special=True, generation_prompt=True, template_kwargs=None):  # type: ignore[no-untyped-def]
         await self.answer("tokenize")
         return await super().tokenize(model, text)
 

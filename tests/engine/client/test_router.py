@@ -7,7 +7,15 @@ from collections.abc import Sequence
 import pytest
 
 from engine.client.router import RoutedEngine
-from engine.protocol.types import Branch, EngineError, GenerateRequest, ModelInfo, ScoreItem, ScoreRequest
+from engine.protocol.types import (
+    Branch,
+    EngineError,
+    GenerateRequest,
+    ModelInfo,
+    ScoreItem,
+    ScoreRequest,
+    TemplateKwargs,
+)
 from tests.scripted import ScriptedEngine
 
 
@@ -21,9 +29,15 @@ class Named(ScriptedEngine):
         return [ModelInfo(name, "generate", 256, 100, 1000) for name in self.names]
 
     async def tokenize(
-        self, model: str, text: str | Sequence[dict[str, str]], *, special: bool = True, generation_prompt: bool = True
+        self,
+        model: str,
+        text: str | Sequence[dict[str, str]],
+        *,
+        special: bool = True,
+        generation_prompt: bool = True,
+        template_kwargs: TemplateKwargs | None = None,
     ) -> tuple[int, ...]:
-        self.calls.append(f"tokenize {model} {special} {generation_prompt}")
+        self.calls.append(f"tokenize {model} {special} {generation_prompt} {dict(template_kwargs or {})}")
         return (1,)
 
     async def abort(self, request_id: str) -> None:
@@ -41,7 +55,7 @@ async def test_each_model_is_requested_from_the_engine_that_serves_it() -> None:
     engine = RoutedEngine(main, {"prm": other})
     assert [info.id for info in await engine.models()] == ["policy", "prm"]
     assert await engine.tokenize("prm", "x", special=False) == (1,)
-    await engine.tokenize("policy", "x", generation_prompt=False)
+    await engine.tokenize("policy", "x", generation_prompt=False, template_kwargs={"enable_thinking": False})
     await engine.score(ScoreRequest("s", "prm", (ScoreItem(((1,),), (0,)),), lease="job"))
     request = GenerateRequest("g", "policy", (1,), (Branch(0, 0, 3),), lease="job")
     assert len([item async for item in engine.generate(request)]) == 1
@@ -52,8 +66,8 @@ async def test_each_model_is_requested_from_the_engine_that_serves_it() -> None:
     await engine.clear_cache()
     await engine.close()
     assert main.leases == other.leases == set()
-    assert main.calls == ["tokenize policy True False", "abort g", "clear", "close"]
-    assert other.calls == ["tokenize prm False True", "abort g", "clear", "close"]
+    assert main.calls == ["tokenize policy True False {'enable_thinking': False}", "abort g", "clear", "close"]
+    assert other.calls == ["tokenize prm False True {}", "abort g", "clear", "close"]
 
 
 async def test_configured_extras_replace_those_of_the_model() -> None:

@@ -10,6 +10,7 @@ import pytest
 from tokenizers import processors
 from transformers import AutoTokenizer
 
+from engine.client.local_tokenizer import LocalTokenizer
 from engine.protocol.types import EngineError, InvalidRequest
 from engine.text.tokenizer import LONG_TEXT, Tokenizer
 from tests.engine.conftest import TEMPLATE, small_tokenizer
@@ -85,3 +86,14 @@ def test_a_tokenizer_with_ids_beyond_the_embedding_is_refused(folder: Path) -> N
     Tokenizer(folder, largest + 1)
     with pytest.raises(EngineError, match=rf"token id {largest}, but the model's vocab_size is {largest}"):
         Tokenizer(folder, largest)
+
+
+def test_variables_of_the_chat_template_reach_it(folder: Path) -> None:
+    (folder / "chat_template.jinja").write_text("{% if enable_thinking %}a{% else %}b{% endif %}")
+    tokenizer, local = Tokenizer(folder, 400), LocalTokenizer(folder)
+    for is_on, text in ((True, "a"), (False, "b")):
+        variables = {"enable_thinking": is_on}
+        assert tokenizer.encode_chat(MESSAGES, template_kwargs=variables) == tokenizer.encode(text)
+        assert local.chat(MESSAGES, template_kwargs=variables) == text
+    with pytest.raises(InvalidRequest, match="'tokenize' is set by the engine"):
+        tokenizer.encode_chat(MESSAGES, template_kwargs={"tokenize": True})

@@ -30,7 +30,7 @@ def test_a_job_without_settings_gets_all_defaults() -> None:
     assert (job.sampling.temperature, job.sampling.top_p, job.sampling.top_k, job.sampling.max_tokens) == (
         0.6,
         0.95,
-        0,
+        None,
         300,
     )
     assert job.budget == Budget(tokens=900)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine.protocol.types import ModelInfo
+from engine.protocol.types import EngineUnavailable, ModelInfo
 from reasoner.admission.resolve import resolve_batch_job, resolve_job
 from reasoner.jobs.spec import JobSpec
 from workers.config.settings import Settings
@@ -10,7 +10,14 @@ from workers.config.settings import Settings
 
 class NoEngine:
     async def models(self) -> list[ModelInfo]:
-        raise AssertionError("nothing depends on what is served")
+        raise EngineUnavailable("no engine answers")
+
+
+class Serving:
+    """Engine with the bundled models, whose policy recommends sampling parameters."""
+
+    async def models(self) -> list[ModelInfo]:
+        return [ModelInfo("policy", "generate", 256, 100, 1000, sampling={"temperature": 0.6, "top_k": 20})]
 
 
 async def test_the_resolved_parameters_are_echoed() -> None:
@@ -30,3 +37,15 @@ async def test_every_unset_field_is_filled_in() -> None:
 async def test_a_job_of_a_batch_has_no_budget_of_its_own_by_default() -> None:
     resolved = await resolve_batch_job(JobSpec(problem="2 + 2?"), Settings(), NoEngine())
     assert (resolved.priority, resolved.budget.model_dump(exclude_none=True)) == ("batch", {})
+
+
+async def test_sampling_that_is_left_open_is_the_models_own_and_else_neutral() -> None:
+    job = JobSpec.model_validate({"problem": "2 + 2?", "sampling": {"temperature": 1}})
+    resolved = await resolve_job(job, Settings(), Serving())
+    echoed = {"temperature": 1.0, "top_p": 1.0, "top_k": 20, "min_p": 0.0, "max_tokens": None}
+    assert resolved.sampling.model_dump() == echoed
+
+
+async def test_sampling_stays_open_until_an_engine_answers() -> None:
+    resolved = await resolve_job(JobSpec(problem="2 + 2?"), Settings(), NoEngine())
+    assert set(resolved.sampling.model_dump().values()) == {None}

@@ -28,6 +28,10 @@ from reasoner.jobs.spec import MAX_PROBLEM_CHARS, JobSpec
         ({"seed": 2**63}, "less than"),
         ({"verifier": {"aggregation": "median"}}, "'last', 'min', 'prod', 'mean' or 'max'"),
         ({"metadata": {"k": "v" * 600}}, "at most 512 characters"),
+        ({"prompt": "Answer this."}, "write {problem} where the question belongs"),
+        ({"stop": [""]}, "at least 1 character"),
+        ({"chat_template_kwargs": {"chat_template": "x"}}, "'chat_template' is set by the engine"),
+        ({"problem": None, "messages": [{"role": "system", "content": "x"}], "system": "y"}, "either 'system' or"),
     ],
 )
 def test_an_invalid_job_is_refused_with_the_valid_values(change: dict[str, object], message: str) -> None:
@@ -39,3 +43,20 @@ def test_usage_is_summed_by_field_and_its_total_is_what_a_budget_counts() -> Non
     total = Usage(prompt=5, generated=3, verifier_computed=2, pruned=1) + Usage(generated=4, seconds=0.5)
     assert total == Usage(prompt=5, generated=7, verifier_computed=2, pruned=1, seconds=0.5)
     assert total.total == 9
+
+
+def test_the_model_gets_the_question_within_the_prompt_after_the_system_message() -> None:
+    job = JobSpec(problem="{x} + 2?", system="Be brief.", prompt="Solve {problem}\nEnd with \\boxed{}.")
+    assert job.to_messages() == [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Solve {x} + 2?\nEnd with \\boxed{}."},
+    ]
+    assert job.conversation == [{"role": "user", "content": "{x} + 2?"}]
+
+
+def test_a_prompt_holds_the_last_message_of_a_conversation_if_it_is_the_users() -> None:
+    turns = [{"role": role, "content": text} for role, text in (("user", "a"), ("assistant", "b"), ("user", "c"))]
+    asked = JobSpec.model_validate({"messages": turns, "prompt": "<{problem}>"}).to_messages()
+    assert [turn["content"] for turn in asked] == ["a", "b", "<c>"]
+    begun = JobSpec.model_validate({"messages": turns[:2], "prompt": "<{problem}>"}).to_messages()
+    assert begun == turns[:2]

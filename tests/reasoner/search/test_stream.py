@@ -266,3 +266,22 @@ async def test_randomness_depends_only_on_seed_node_and_purpose() -> None:
     await search_with(ScriptedEngine(), MemoryJournal(), strategy, seed=4)
     assert draws[:4] == draws[4:8]
     assert len(set(draws)) == 8
+
+
+async def test_a_stop_string_ends_a_solution_and_is_left_out_of_it() -> None:
+    """Without it the same branches go on, since their noise depends on positions alone."""
+
+    async def strategy(search: Search) -> None:
+        async with search.stream() as stream:
+            stream.complete([search.root], 6)
+            async for _ in stream:
+                pass
+
+    plain = await search_with(ScriptedEngine(), MemoryJournal(), strategy)
+    word = next(node.text for node in plain.root.children if node.text.count(" ") > 3).split(" ")[1] + " "
+    stopped = await search_with(ScriptedEngine(), MemoryJournal(), strategy, stop=[word])
+    for before, after in zip(plain.root.children, stopped.root.children, strict=True):
+        if word in before.text:
+            assert (after.text, after.reason) == (before.text.split(word)[0], "stop")
+        else:
+            assert (after.text, after.reason) == (before.text, before.reason)
