@@ -13,9 +13,10 @@ from reasoner.answers.votes import count_votes
 from reasoner.jobs.job import FinishReason, JobResult
 from reasoner.jobs.journal import Entry
 from reasoner.jobs.spec import JobSpec
+from reasoner.search.candidates import select_candidates
 from reasoner.strategies.base import Choice, choose_best_scored, elect
 from reasoner.strategies.registry import STRATEGIES
-from reasoner.tree import Node, find_most_promising
+from reasoner.tree import Node, find_most_promising, read_answer_level
 
 
 def choose_best_so_far(spec: JobSpec, entries: Iterable[Entry]) -> JobResult | None:
@@ -28,7 +29,7 @@ def choose_best_so_far(spec: JobSpec, entries: Iterable[Entry]) -> JobResult | N
     strategy = STRATEGIES.get(spec.strategy.name)
     if not root.children or strategy is None:  # an unknown strategy is one of another version
         return None
-    candidates = sorted((node for node in root.walk() if node.answer is not None), key=lambda node: node.path)
+    candidates = select_candidates(root.walk(), spec)
     choice = _vote(spec, candidates) if strategy.votes else choose_best_scored(candidates)
     return build_result(root, choice, "cancelled")
 
@@ -38,6 +39,7 @@ def build_result(root: Node, choice: Choice, finish_reason: FinishReason) -> Job
     shown = choice.node or find_most_promising(root)
     return JobResult(
         answer=choice.node and choice.node.answer,
+        answer_level=choice.node and choice.node.answer_level,
         text=shown and shown.solution,
         confidence=choice.confidence,
         votes=choice.votes,
@@ -70,9 +72,11 @@ def _tree(entries: Iterable[Entry]) -> Node:
                     parent.children.append(node)
                 node.text += data["text"]
                 node.tokens += data["tokens"]
+                node.logprob += data["logprob"]
                 node.fresh, node.undone = data.get("fresh", False), data.get("undone", 0)
                 if data["final"]:
                     node.reason, node.answer = data["reason"], data["answer"]
+                    node.answer_level = read_answer_level(data)
             case "score":
                 nodes[data["node"]].score = data["score"]
             case "prune":

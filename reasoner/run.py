@@ -68,11 +68,14 @@ async def run_job(
     try:
         async with opened as search:
             choice = await strategy.run(search, params)
+            is_cut_short = search.is_cut_short
+            if choice.node is None:
+                await search.score_finished()
             await search.record_selection(choice.node)
     except JobCancelled as end:
         end.result = choose_best_so_far(spec, await journal.load())
         raise
-    return _outcome(search, choice)
+    return _outcome(search, choice, is_cut_short)
 
 
 @asynccontextmanager
@@ -143,8 +146,8 @@ def _warn(message: str) -> None:
     log.warning(message)
 
 
-def _outcome(search: Search, choice: Choice) -> JobOutcome:
+def _outcome(search: Search, choice: Choice, is_cut_short: bool) -> JobOutcome:
     status: Literal["completed", "incomplete"] = "incomplete" if choice.node is None else "completed"
     ended: FinishReason = "no_answer" if choice.node is None else "answer"
-    result = build_result(search.root, choice, "budget" if search.is_cut_short else ended)
+    result = build_result(search.root, choice, "budget" if is_cut_short else ended)
     return JobOutcome(status, result, search.ledger.usage)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import Literal
+from typing import Any, Literal
 
 Reason = Literal[
     "step", "said", "answer", "stop", "length", "context", "repetition", "budget", "timeout", "cancelled", "pruned"
@@ -17,6 +17,12 @@ Reason = Literal[
 continued. ``answer``: the answer is stated. ``stop``: the model ended it. ``length``: limit of one solution, set by the
 job or the strategy. ``context``: the model's context is full. ``repetition``: the text ends in a loop. ``budget``,
 ``timeout``: a limit of the budget. ``cancelled``: aborted during generation. ``pruned``: discarded by the search.
+"""
+
+AnswerLevel = Literal["strict", "flexible"]
+"""Level at which an answer was extracted.
+
+``strict``: the solution states it as its answer. ``flexible``: it is the last number or choice letter.
 """
 
 
@@ -34,6 +40,8 @@ class Node:
     """Log-probability of its tokens under the sampling distribution; 0 for greedy sampling."""
     reason: Reason | None = None
     answer: str | None = None
+    answer_level: AnswerLevel | None = None
+    """Level at which ``answer`` was extracted; ``None`` without an answer."""
     scores: tuple[float, ...] = ()
     """The verifier's scores of all steps from the root through this node, in order; empty until scored, and always
     for verifiers of whole solutions."""
@@ -90,6 +98,11 @@ class Node:
         """Number of generated tokens of its conversation through this node."""
         return sum(node.tokens for node in self.lineage())
 
+    @property
+    def mean_logprob(self) -> float:
+        """Mean log-probability of the generated tokens of its conversation through this node."""
+        return sum(node.logprob for node in self.lineage()) / max(1, self.depth_tokens)
+
     def walk(self) -> Iterator[Node]:
         """Yield this node and all descendants, parents first, in order of creation."""
         yield self
@@ -102,10 +115,27 @@ def unseen(siblings: Iterable[Node]) -> float:
     return max(0.0, 1.0 - sum({node.text: math.exp(node.logprob) for node in siblings}.values()))
 
 
+def read_answer_level(data: Mapping[str, Any]) -> AnswerLevel | None:
+    """Return the level of the answer in a node's journal data; earlier versions wrote strict answers alone."""
+    level: AnswerLevel | None = data.get("answer_level")
+    return "strict" if level is None and data["answer"] is not None else level
+
+
 def find_most_promising(root: Node) -> Node | None:
-    """Return the leaf with the highest score among the branches that are not pruned."""
+    """Return the leaf with the best text among the branches that are not pruned.
+
+    The highest score comes first. Of equal or unscored ones it is a finished solution with the highest mean
+    log-probability of its tokens, or else the longest branch.
+    """
     live = [node for node in root.walk() if node.parent is not None and node.reason != "pruned"]
-    return find_best_leaf([node for node in live if all(child.reason == "pruned" for child in node.children)])
+    leaves = [node for node in live if all(child.reason == "pruned" for child in node.children)]
+
+    def promise(node: Node) -> tuple[float, bool, float, int]:
+        is_finished = node.reason in ("answer", "stop") and bool(node.solution.strip())
+        mean = node.mean_logprob if is_finished else 0.0
+        return (-1.0 if node.score is None else node.score, is_finished, mean, node.depth_tokens)
+
+    return max(sorted(leaves, key=lambda node: node.path), key=promise, default=None)
 
 
 def find_best_leaf(ends: Sequence[Node]) -> Node | None:

@@ -97,10 +97,13 @@ def print_job(console: Console, job: Job) -> None:
         console.print(Text(f"  {job.error.code}: {plain(job.error.message)}", style="red"))
     if result is not None:
         answer = "(none)" if result.answer is None else plain(result.answer)
-        console.print(Text(f"  answer      {answer}", style="bold green"))
+        level = " (not stated as the answer: the last in the solution)" if result.answer_level == "flexible" else ""
+        console.print(Text(f"  answer      {answer}{level}", style="bold green"))
         if result.confidence is not None:
             console.print(Text(f"  confidence  {result.confidence:.2f}"))
         console.print(Text(f"  ended by    {result.finish_reason}"))
+        if result.answer is None and result.text:
+            console.print(Text(f"  best text   {plain(result.text).strip()}"))
     parts = f"{usage.generated} generated, {usage.verifier_computed} by the verifier"
     console.print(Text(f"  bill        {usage.total} tokens ({parts}), {usage.seconds:.2f} s"))
     console.print(Text(f"              {usage.pruned} tokens pruned, {usage.cached} prompt tokens from the cache"))

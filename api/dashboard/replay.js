@@ -59,7 +59,7 @@ export class Snapshot {
     if (!node) {
       node = {
         id: data.node, parent: data.parent, text: "", tokens: 0, logprob: 0, scores: [], score: null,
-        state: "live", reason: null, answer: null, children: 0, fresh: data.fresh ?? false, undone: data.undone ?? 0,
+        state: "live", reason: null, answer: null, answer_level: null, children: 0, fresh: data.fresh ?? false, undone: data.undone ?? 0,
       };
       this.nodes.set(node.id, node);
       const parent = this.nodes.get(node.parent);
@@ -71,6 +71,7 @@ export class Snapshot {
     if (data.final) {
       node.state = node.reason = data.reason;
       node.answer = data.answer;
+      node.answer_level = data.answer === null ? null : (data.answer_level ?? "strict");
     }
   }
 

@@ -41,7 +41,7 @@ function head(node, moment) {
       el("div", {}, el("dt", {}, "state"), el("dd", { class: "state", "data-state": state }, why)),
       el("div", {}, el("dt", {}, "tokens"), el("dd", {}, whole(node.tokens))),
       mean === null ? null : el("div", {}, el("dt", {}, "mean probability"), el("dd", {}, mean.toFixed(2))),
-      node.answer === null ? null : el("div", { class: "says" }, el("dt", {}, "answer"), el("dd", {}, node.answer)),
+      node.answer === null ? null : el("div", { class: "says" }, el("dt", {}, node.answer_level === "flexible" ? "last number or letter" : "answer"), el("dd", {}, node.answer)),
     ),
   );
 }

@@ -22,6 +22,7 @@ export function drawAnswer(box, job, moment, onPick) {
   const facts = [];
   if (result?.confidence !== null && result?.confidence !== undefined) facts.push(`confidence ${score(result.confidence)}`);
   if (result) facts.push({ answer: "the search is done", budget: "the budget ended the search", no_answer: "no candidate states an answer", cancelled: "cancelled: the best so far" }[result.finish_reason]);
+  if (result?.answer_level === "flexible") facts.push("not stated as the answer: the last in the solution");
   const error = ended && job.error;
   if (error) facts.push(error.message);
   if (!ended) facts.push(moment.status === "queued" ? (moment.last?.data.detail ?? "waiting for a worker") : `${moment.nodes.size} branches so far`);
@@ -37,7 +38,9 @@ export function drawAnswer(box, job, moment, onPick) {
 /** Draws the votes: those of the job once it has ended, before that counts of identical answers. */
 export function drawVotes(box, job, moment, onPick) {
   const ended = TERMINAL.has(moment.status) && moment.seq === job.last_seq;
-  const candidates = [...moment.nodes.values()].filter((node) => node.answer !== null);
+  const stated = [...moment.nodes.values()].filter((node) => node.answer !== null);
+  const strict = stated.filter((node) => node.answer_level === "strict");
+  const candidates = strict.length ? strict : stated; // as in the search's own votes
   const counted = ended && job.result?.votes.length ? job.result.votes : tally(candidates);
   const weighed = counted.some((vote) => Math.abs(vote.weight - vote.count) > 1e-9);
   const votes = counted.toSorted((a, b) => b.weight - a.weight || b.count - a.count);

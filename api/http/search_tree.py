@@ -8,6 +8,7 @@ from typing import Any, cast
 from pydantic import BaseModel
 
 from reasoner.jobs.event import Event
+from reasoner.tree import AnswerLevel, read_answer_level
 
 
 class TreeNode(BaseModel):
@@ -25,6 +26,8 @@ class TreeNode(BaseModel):
     state: str = "live"
     reason: str | None = None
     answer: str | None = None
+    answer_level: AnswerLevel | None = None
+    """``strict``: the solution states the answer; ``flexible``: it is its last number or choice letter."""
 
 
 class Tree(BaseModel):
@@ -53,7 +56,7 @@ class TreeBuilder:
                 node.logprob += data["logprob"]
                 if data["final"]:
                     node.reason = node.state = data["reason"]
-                    node.answer = data["answer"]
+                    node.answer, node.answer_level = data["answer"], read_answer_level(data)
             case "score":
                 nodes[data["node"]].scores += data["scores"]
                 nodes[data["node"]].score = data["score"]

@@ -15,6 +15,7 @@ from reasoner.answers.extraction.extract import strip_thinking
 from reasoner.budget.usage import Usage
 from reasoner.jobs.event import Event
 from reasoner.jobs.job import TERMINAL_STATUSES, JobError, JobResult
+from reasoner.tree import read_answer_level
 
 MAX_ANSWER_CHARS = 80
 """Characters of an answer that are shown in a line."""
@@ -42,6 +43,7 @@ class _AnswerClass:
     """Equivalent answers: one of them as shown, the number of branches, and the best score."""
 
     shown: str
+    is_strict: bool
     count: int = 0
     score: float = 0.0
 
@@ -59,7 +61,7 @@ class Narration:
         self._num_tokens: Counter[str] = Counter()
         """Tokens by node."""
         self._fresh_nodes: set[str] = set()
-        self._classes: dict[str, _AnswerClass] = {}
+        self._classes: dict[tuple[str, bool], _AnswerClass] = {}
         """Answers by their canonical form."""
         self._class_of: dict[str, _AnswerClass] = {}
         """Answers by node."""
@@ -108,14 +110,15 @@ class Narration:
         if not self._is_concise:
             yield f"Branch {node}: {data['reason'] if answer is None else _shorten(answer)}."
         if answer is not None:
-            key = canonicalize(answer, self._spec["answer"]["compare"])
-            self._class_of[node] = answers = self._classes.setdefault(key, _AnswerClass(_shorten(answer)))
+            key, is_strict = canonicalize(answer, self._spec["answer"]["compare"]), read_answer_level(data) == "strict"
+            new = _AnswerClass(_shorten(answer), is_strict)
+            self._class_of[node] = answers = self._classes.setdefault((key, is_strict), new)
             answers.count += 1
             yield from self._describe_new_leader()
 
     def _describe_new_leader(self) -> Iterator[str]:
-        """Yield a line when another answer leads: by best score, then by number of branches, then by arrival."""
-        leader = max(self._classes.values(), key=lambda answers: (answers.score, answers.count))
+        """Yield a line when another answer leads: a strict one, by best score, number of branches, arrival."""
+        leader = max(self._classes.values(), key=lambda answers: (answers.is_strict, answers.score, answers.count))
         if leader is not self._leader:
             self._leader = leader
             score = f", score {leader.score:.2g}" if leader.score else ""

@@ -11,6 +11,7 @@ from reasoner.answers.votes import Vote
 from reasoner.budget.spec import Budget
 from reasoner.budget.usage import Usage
 from reasoner.jobs.job import JobError, Status
+from reasoner.tree import AnswerLevel
 from workers.store.serialization import JobDocument
 
 
@@ -20,6 +21,7 @@ class Report(BaseModel):
     job: str
     status: Status
     answer: str | None
+    answer_level: AnswerLevel | None = None
     confidence: float | None
     votes: list[Vote]
     finish_reason: str | None
@@ -37,6 +39,7 @@ class Report(BaseModel):
             job=job["id"],
             status=end.status if end else job["status"],
             answer=result.answer if result else None,
+            answer_level=result.answer_level if result else None,
             confidence=result.confidence if result else None,
             votes=result.votes if result else [],
             finish_reason=result.finish_reason if result else None,

@@ -52,7 +52,13 @@ class AnswerSpec(StrictModel):
         "auto",
         description="boxed: \\boxed{…}; phrase: 'The answer is …', 'Final answer: …'; hash: '#### …'; choice: a letter "
         "A to J; code: the last fenced block; auto: what fits 'compare', for math and text boxed, <answer>, hash, "
-        "JSON's answer, phrase; for math what is tagged or called final behind a box comes before it.",
+        "JSON's answer, phrase; for math what is tagged or called final behind a box comes before it. With auto, the "
+        "last number (math) or letter (choice) is the answer of a finished solution that states none.",
+    )
+    instruct: bool = Field(
+        True,
+        description="Ask the model to state its answer so that it is found: without a system message and a prompt of "
+        "the job or the model, the job's prompt becomes one that ends with such an instruction.",
     )
 
     @model_validator(mode="before")

@@ -148,6 +148,7 @@ async def _live(setting: EvaluationContext, stage: Stage, problem: Problem, jour
         if entry.type == "node" and entry.data["final"] and entry.data["reason"] != "step"
     ]
     usage, answer = outcome.usage, outcome.result.answer
+    correct, level = await setting.check(problem, answer), outcome.result.answer_level
     policy_flops = 2.0 * setting.models[stage.model].parameters * (usage.prompt - usage.cached + usage.generated)
     return [
         Run(
@@ -156,7 +157,7 @@ async def _live(setting: EvaluationContext, stage: Stage, problem: Problem, jour
             n=stage.n,
             seed=stage.seed,
             problem=problem.id,
-            correct=float(await setting.check(problem, answer)),
+            correct=float(correct),
             reached=float(any([await setting.check(problem, stated) for stated in {*answers, answer}])),
             answered=float(answer is not None),
             samples=float(len(answers)),
@@ -164,6 +165,8 @@ async def _live(setting: EvaluationContext, stage: Stage, problem: Problem, jour
             verifier_tokens=float(usage.verifier_computed),
             flops=policy_flops + 2.0 * setting.verifier_parameters * usage.verifier_computed,
             seconds=usage.seconds,
+            correct_strict=float(correct and level == "strict"),
+            flexible=float(level == "flexible"),
         )
     ]
 
@@ -179,7 +182,7 @@ async def _pool(setting: EvaluationContext, stage: Stage, problem: Problem, jour
             async for _ in stream:
                 pass
         if scored:
-            await search.score(search.candidates())
+            await search.score([node for node in search.root.children if node.answer is not None])
         right = {node: await setting.check(problem, node.answer) for node in search.root.children}
         parameters = (setting.models[stage.model].parameters, setting.verifier_parameters)
         pool = SamplePool.of(search, right, parameters)

@@ -33,7 +33,7 @@ NUM_DRAWS = 64
 """Number of subsamples for each strategy and n."""
 NUM_FULL_DRAWS = 8
 """Number of permutations of the pool for n equal to its size."""
-_MEANS = ("correct", "reached", "answered", "samples", "tokens", "verifier_tokens")
+_MEANS = ("correct", "reached", "answered", "samples", "tokens", "verifier_tokens", "correct_strict", "flexible")
 """Fields of ``Run`` that are means over subsamples."""
 
 
@@ -140,6 +140,8 @@ class PoolSearch(Search):
             len(self.begun),
             self.tokens,
             self.verifier_tokens,
+            chosen is not None and self._of[chosen].right and chosen.answer_level == "strict",
+            chosen is not None and chosen.answer_level == "flexible",
         )
 
     def take(self) -> Node | None:
@@ -261,8 +263,27 @@ def _ceiling(pool: SamplePool, problem: str, seed: int, n: int) -> Run:
     model, size = pool.spec.model or "", len(pool.samples)
     reached = pass_at_n(n, size, sum(sample.right for sample in pool.samples))
     answered = pass_at_n(n, size, sum(sample.node.answer is not None for sample in pool.samples))
+    strict = [sample for sample in pool.samples if sample.node.answer_level == "strict"]
+    correct_strict = pass_at_n(n, size, sum(sample.right for sample in strict))
+    flexible = answered - pass_at_n(n, size, len(strict))
     tokens = n * sum(sample.node.tokens for sample in pool.samples) / size
-    return Run(model, CEILING, n, seed, problem, reached, reached, answered, n, tokens, 0.0, **_cost(pool, tokens, 0.0))
+    cost = _cost(pool, tokens, 0.0)
+    return Run(
+        model,
+        CEILING,
+        n,
+        seed,
+        problem,
+        correct=reached,
+        reached=reached,
+        answered=answered,
+        samples=n,
+        tokens=tokens,
+        verifier_tokens=0.0,
+        correct_strict=correct_strict,
+        flexible=flexible,
+        **cost,
+    )
 
 
 def _cost(pool: SamplePool, tokens: float, verifier_tokens: float) -> dict[str, float]:

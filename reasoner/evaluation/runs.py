@@ -17,7 +17,7 @@ from typing import Any, Self
 from pydantic import TypeAdapter, ValidationError
 
 RUNS_FILE = "runs.jsonl"
-FORMAT = 1
+FORMAT = 2
 
 
 class EvaluationMismatch(ValueError):
@@ -46,6 +46,10 @@ class Run:
     """FLOPs: two per weight and computed token, including prompts, without rejected draft tokens."""
     seconds: float
     """Working time of the job, with others running concurrently; for a subsample, its share of the pool's time."""
+    correct_strict: float
+    """1 if the answer is correct and the solution states it: ``correct`` without flexible answers."""
+    flexible: float
+    """1 if the answer was extracted at the flexible level."""
 
     @property
     def total_tokens(self) -> float:

@@ -39,6 +39,10 @@ class Row:
     answered: float
     reached: float
     """Fraction of problems with a correct candidate: the accuracy of an ideal choice."""
+    accuracy_strict: float
+    """Accuracy if flexible answers count as wrong."""
+    flexible: float
+    """Fraction of problems whose answer was extracted at the flexible level."""
     model: str
     problems: int
     seeds: int
@@ -64,7 +68,7 @@ class ProblemScores:
         first = self.runs[0]
         correct = self.column("correct")
         low, high = clustered_wilson_interval(correct, len(self.runs))
-        names = ("tokens", "verifier_tokens", "seconds", "flops", "samples", "answered", "reached")
+        names = ("tokens", "verifier_tokens", "seconds", "flops", "samples", "answered", "reached", "flexible")
         means = {name: float(self.column(name).mean()) for name in names}
         return Row(
             first.strategy,
@@ -73,6 +77,7 @@ class ProblemScores:
             low,
             high,
             **means,
+            accuracy_strict=float(self.column("correct_strict").mean()),
             model=first.model,
             problems=len(self._groups),
             seeds=len({run.seed for run in self.runs}),

@@ -10,6 +10,7 @@ from reasoner.answers.votes import Vote
 from reasoner.base_model import StrictModel
 from reasoner.budget.usage import Usage
 from reasoner.jobs.spec import JobSpec
+from reasoner.tree import AnswerLevel
 
 Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
 FinishReason = Literal["answer", "budget", "no_answer", "cancelled"]
@@ -23,8 +24,13 @@ class JobResult(StrictModel):
     """
 
     answer: str | None
+    answer_level: AnswerLevel | None = None
+    """``strict``: the solution states the answer; ``flexible``: it is its last number or choice letter."""
     text: str | None
-    """Chosen solution; without an answer the most promising partial one."""
+    """Chosen solution; without an answer the best one by the verifier, else by the mean log-probability of its tokens.
+
+    If none is finished, the longest partial one.
+    """
     confidence: float | None
     votes: list[Vote] = Field(default_factory=list)
     finish_reason: FinishReason

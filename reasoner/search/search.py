@@ -20,6 +20,7 @@ from reasoner.answers.extraction.finder import AnswerFinder
 from reasoner.budget.allocator import MAX_TRUST, RULE_KINDS, JobProgress, TokenRequest
 from reasoner.budget.usage import Usage
 from reasoner.jobs.spec import JobSpec
+from reasoner.search.candidates import select_candidates
 from reasoner.search.grants import Grants
 from reasoner.search.replay import PendingEntry, ReplayLog
 from reasoner.search.score_recorder import ScoreRecorder
@@ -233,8 +234,8 @@ class Search:
     # Candidates.
 
     def candidates(self) -> list[Node]:
-        """Return all nodes that state an answer, in the order of their paths."""
-        return sorted((node for node in self.root.walk() if node.answer is not None), key=lambda node: node.path)
+        """Return the nodes among which the strategy chooses, in the order of their paths (``select_candidates``)."""
+        return select_candidates(self.root.walk(), self.spec)
 
     async def ensure_candidates(self) -> list[Node]:
         """Return the candidates of a finished step-by-step search.
@@ -244,6 +245,12 @@ class Search:
         if not self.candidates():
             await self._finish_best()
         return self.candidates()
+
+    async def score_finished(self) -> None:
+        """Score the finished solutions of a search without an answer, so that the best text is known."""
+        self.ledger.release_set_aside()
+        if self._scores is not None:
+            await self.score([node for node in self.root.walk() if node.reason == "stop"])
 
     async def _finish_from_reserve(self) -> bool:
         """Complete the best branch with the budget that was set aside for it; return True if there was some."""
@@ -266,8 +273,9 @@ class Search:
     def _next_request(self) -> TokenRequest:
         """Return the token request of a job that shares a budget, from the solutions that have ended."""
         compare = self.spec.answer.compare
+        stated = {node: canonicalize(node.answer or "", compare) for node in self.candidates()}
         samples = [
-            (None if leaf.answer is None else canonicalize(leaf.answer, compare), leaf.score)
+            (stated.get(leaf), leaf.score)
             for leaf in self.root.walk()
             if leaf.parent is not None and not leaf.open and leaf.reason != "pruned"
         ]

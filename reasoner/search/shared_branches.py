@@ -7,6 +7,7 @@ from collections.abc import Callable, Hashable
 from reasoner.budget.usage import Usage
 from reasoner.search.branch import InFlightBranch
 from reasoner.search.replay import PendingEntry
+from reasoner.tree import read_answer_level
 
 CUT_REASONS = frozenset({"budget", "timeout", "cancelled"})
 """End reasons after which the rest of the branch is unknown, so that it cannot be copied."""
@@ -55,6 +56,7 @@ def copy_entry(branch: InFlightBranch, original: InFlightBranch) -> PendingEntry
         "final": True,
         "reason": original.end["reason"],
         "answer": original.end["answer"],
+        "answer_level": read_answer_level(original.end),
         "closed": original.end.get("closed", False),
         "copy_of": original.id,
     }

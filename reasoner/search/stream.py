@@ -23,7 +23,7 @@ from reasoner.search.branch_runner import BranchRunner
 from reasoner.search.replay import ARRIVED_AT_SHUTDOWN, BILLED_ONLY, PendingEntry
 from reasoner.search.shared_branches import copy_entry
 from reasoner.search.stream_context import StreamContext
-from reasoner.tree import Node, Reason
+from reasoner.tree import Node, Reason, read_answer_level
 
 STEP_SEPARATOR = "\n\n"
 STOPPED_BY_REASON: Mapping[Reason, ExtractionStopped] = {"step": "step", "stop": "end"}
@@ -221,7 +221,8 @@ class Stream:
             "logprob": part.logprob,
             "final": reason is not None,
             "reason": reason,
-            "answer": stated,
+            "answer": stated and stated.text,
+            "answer_level": stated and stated.level,
             "closed": part.closed,
         }
         if branch.sampling.logprobs is not None:
@@ -261,6 +262,7 @@ class Stream:
             logprob=0.0 if is_greedy(context.search.spec.sampling) else branch.logprob,
             reason=reason,
             answer=data["answer"],
+            answer_level=read_answer_level(data),
             confidence=branch.confidence,
             closed=data.get("closed", False),
             is_copy="copy_of" in data,

@@ -49,7 +49,12 @@ def num_independent(group: Sequence[Node]) -> int:
 
 
 def meets_confidence(search: Search, choice: Choice) -> bool:
-    """Return True if the choice reaches the confidence of the job, else the table's, else ``DEFAULT_CONFIDENCE``."""
+    """Return True if the choice reaches the confidence of the job, else the table's, else ``DEFAULT_CONFIDENCE``.
+
+    A flexible answer reaches it only by a rule, since it loses its vote as soon as a strict one arrives.
+    """
+    if choice.node is not None and choice.node.answer_level == "flexible" and not search.spec.has_conclusive_verifier:
+        return False
     goal = search.spec.confidence
     if goal is None:
         goal = DEFAULT_CONFIDENCE if search.calibration is None else search.calibration.confidence

@@ -76,10 +76,10 @@ async def expand_and_score(search: Search, parents: Sequence[Node], n: int | Seq
 
 
 def choose_best_scored(nodes: Sequence[Node]) -> Choice:
-    """Return the candidate with the highest score; candidates without a score rank last."""
+    """Return the candidate with the highest score, of equal ones a strict answer; those without a score rank last."""
     if not nodes:
         return Choice(None)
-    best = max(nodes, key=lambda node: -1.0 if node.score is None else node.score)
+    best = max(nodes, key=lambda node: (-1.0 if node.score is None else node.score, node.answer_level == "strict"))
     return Choice(best, best.score)
 
 

@@ -1,4 +1,4 @@
-"""Extraction of the last answer that a solution states.
+"""Extraction of the last answer that a solution states, and of the last number or letter if it states none.
 
 A text may be partial: a step, or cut off by a budget. An answer without a closing delimiter (a brace, a fence, the end
 of a line) is extracted only if the text was not cut off.
@@ -12,9 +12,11 @@ from itertools import chain
 
 from reasoner.answers import plain
 from reasoner.answers.extraction.choices import find_choice
+from reasoner.answers.extraction.flexible import find_last_choice, find_last_number
 from reasoner.answers.extraction.last_line import find_in_last_line
 from reasoner.answers.extraction.marked import find_box, find_boxed, iter_hashes, iter_json_answers, iter_tagged
 from reasoner.answers.extraction.phrases import ANNOUNCES, ExtractionStopped, iter_phrases
+from reasoner.answers.extraction.stated import StatedAnswer
 from reasoner.answers.extraction.statement import extract_mathematics, find_only_number
 from reasoner.answers.normalize import WIDE, normalize
 from reasoner.answers.spec import AnswerSpec, CodeExtract, RegexExtract
@@ -31,8 +33,27 @@ _NEXT_QUESTION = re.compile(
 _HTML = re.compile(r"</?(?:b|strong|i|em|u|p|br|span|code|mark|center|h[1-6])\s?/?>", re.IGNORECASE)
 
 
+def find_answer(text: str, spec: AnswerSpec | None = None, stopped: ExtractionStopped = "end") -> StatedAnswer | None:
+    """Return the answer that a solution states, or else, at the flexible level, the last number or choice letter.
+
+    Only ``auto`` extraction of mathematics and choices from a finished solution has a flexible level.
+    """
+    spec = spec or AnswerSpec()
+    strict = extract_answer(text, spec, stopped)
+    if strict is not None:
+        return StatedAnswer(strict, "strict")
+    if stopped != "end" or spec.extract != "auto" or spec.compare not in ("math", "choice"):
+        return None
+    stated = strip_thinking(text) or ""
+    question = _NEXT_QUESTION.search(stated)
+    before = "" if question is None else stated[: question.start()]
+    solution = before if before.strip() else stated
+    last = find_last_number(solution) if spec.compare == "math" else find_last_choice(solution)
+    return None if last is None else StatedAnswer(last, "flexible")
+
+
 def extract_answer(text: str, spec: AnswerSpec | None = None, stopped: ExtractionStopped = "end") -> str | None:
-    """Return the answer of a complete or partial solution; ``None`` if it states none."""
+    """Return the answer that a complete or partial solution states; ``None`` if it states none."""
     spec = spec or AnswerSpec()
     stated = strip_thinking(text)
     answer = None if stated is None else _extract(spec, stated, stopped)

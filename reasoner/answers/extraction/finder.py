@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 
 from engine.protocol.types import InvalidRequest
-from reasoner.answers.extraction.extract import MAX_CHARS, extract_answer, strip_thinking
+from reasoner.answers.extraction.extract import MAX_CHARS, find_answer, strip_thinking
 from reasoner.answers.extraction.phrases import ExtractionStopped
+from reasoner.answers.extraction.stated import StatedAnswer
 from reasoner.answers.spec import AnswerSpec, RegexExtract
 from reasoner.deadline import SecondsLeft, run_within, unlimited
 from reasoner.regex import find_pattern_error, search_last
@@ -32,10 +33,10 @@ class AnswerFinder:
             if error := await run_within(self._seconds_left(), lambda: find_pattern_error(pattern)):
                 raise InvalidRequest(error, "answer.extract.regex")
 
-    async def find(self, text: str, stopped: ExtractionStopped = "end") -> str | None:
+    async def find(self, text: str, stopped: ExtractionStopped = "end") -> StatedAnswer | None:
         """Return the answer of a solution; ``None`` if it has none or the pattern timed out, which is logged once."""
         if not isinstance(self._spec.extract, RegexExtract):
-            return extract_answer(text, self._spec, stopped)
+            return find_answer(text, self._spec, stopped)
         stated = strip_thinking(text)
         if stated is None or self._late >= MAX_LATE:
             return None
@@ -49,4 +50,4 @@ class AnswerFinder:
         answer = found.group
         if answer is None or (stopped == "inside" and found.end == len(stated)) or len(answer) > MAX_CHARS:
             return None
-        return answer.strip() or None
+        return StatedAnswer(answer.strip(), "strict") if answer.strip() else None

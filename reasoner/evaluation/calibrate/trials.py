@@ -28,6 +28,7 @@ from reasoner.jobs.journal import MemoryJournal
 from reasoner.jobs.spec import JobSpec, StrategySpec
 from reasoner.run import run_job
 from reasoner.subprocess_pool import keep_workers_alive
+from reasoner.tree import read_answer_level
 
 POOL = StrategySpec.model_validate({"name": "best_of_n", "n": 16})
 """Strategy of the pool: independent scored samples, of which every probe and every vote takes a part."""
@@ -189,10 +190,13 @@ async def _run(
         if entry.type == "node":
             node = ended.setdefault(entry.data["node"], {"generated": 0, "verified": 0, "score": None})
             node["generated"] += entry.data["tokens"]
-            node["answer"] = entry.data["answer"]
+            node["answer"], node["level"] = entry.data["answer"], read_answer_level(entry.data)
             parents.add(entry.data["parent"])
         elif entry.type == "score":
             ended[entry.data["node"]].update(score=entry.data["score"], verified=entry.data["computed"])
+    if "strict" in (levels := {path: node.pop("level") for path, node in ended.items()}).values():
+        for path, level in levels.items():  # as in a vote, flexible answers count only if there is no strict one
+            ended[path]["answer"] = None if level == "flexible" else ended[path]["answer"]
     leaves: dict[tuple[int, str | None], dict[str, Any]] = {}
     for path, node in sorted(ended.items(), key=lambda item: _path(item[0])):
         if path not in parents:  # as in ``auto``, an answer counts once per first step

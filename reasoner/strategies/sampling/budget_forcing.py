@@ -19,6 +19,7 @@ from reasoner.answers.extraction.finder import AnswerFinder
 from reasoner.answers.spec import AnswerSpec
 from reasoner.budget.spec import MAX_BUDGET_TOKENS
 from reasoner.search.branch import PartialBranch, Watch
+from reasoner.search.candidates import select_candidates
 from reasoner.search.search import Search
 from reasoner.search.stream import Stream
 from reasoner.strategies.base import Choice, Params, Samples, Strategy, choose_by_majority
@@ -80,7 +81,7 @@ async def run(search: Search, params: BudgetForcing) -> Choice:
             for node in nodes:
                 await forcing.advance(node)
     last = [forcing.chains[index].last for index in sorted(forcing.chains)]
-    answers = [node for node in last if node is not None and node.answer is not None]
+    answers = select_candidates([node for node in last if node is not None], search.spec)
     choice = await choose_by_majority(search, answers, dict.fromkeys(answers, 1.0))
     return choice if params.n > 1 else Choice(choice.node)
 
@@ -121,7 +122,7 @@ class _Forcing:
         elif has_marker:
             chain.phase = Phase.ANSWER
             self._stream.complete([node], 1)
-        elif node.reason in ("length", "repetition") or (has_ended and node.answer is None):
+        elif node.reason in ("length", "repetition") or (has_ended and node.answer_level != "strict"):
             await self._request_answer(node)
 
     async def _request_answer(self, node: Node) -> None:

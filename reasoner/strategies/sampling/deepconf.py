@@ -25,7 +25,9 @@ from reasoner.confidence.token_confidence import (
     group_confidences,
     lowest_confidence,
 )
+from reasoner.jobs.spec import JobSpec
 from reasoner.search.branch import Watch
+from reasoner.search.candidates import select_candidates
 from reasoner.search.search import Search
 from reasoner.strategies.base import Choice, Params, Samples, Strategy, choose_by_majority
 from reasoner.tree import Node, Reason
@@ -72,7 +74,7 @@ async def run(search: Search, params: DeepConf) -> Choice:
         )
         started = first
         while True:
-            shares = await _weights_by_answer(search, _voters(sampled, params, threshold))
+            shares = await _weights_by_answer(search, _voters(search.spec, sampled, params, threshold))
             more = min(count_missing_votes(shares, params.consensus), params.n - len(sampled))
             if more <= 0:
                 break
@@ -83,7 +85,7 @@ async def run(search: Search, params: DeepConf) -> Choice:
                 sampled += await anext(stream)
             except StopAsyncIteration:  # the budget is used up
                 break
-    weights = _voters(sampled, params, threshold)
+    weights = _voters(search.spec, sampled, params, threshold)
     return await choose_by_majority(search, list(weights), weights)
 
 
@@ -123,11 +125,11 @@ def _filter_confidence(node: Node, params: DeepConf) -> float:
     return measure(node.confidence, params.window)
 
 
-def _voters(sampled: Sequence[Node], params: DeepConf, threshold: float) -> dict[Node, float]:
+def _voters(spec: JobSpec, sampled: Sequence[Node], params: DeepConf, threshold: float) -> dict[Node, float]:
     """Return the solutions that may vote, in the order of their paths, with their weights."""
     passed = [node for node in sampled if _can_vote(node) and _filter_confidence(node, params) >= threshold]
     weight = MEASURES[params.measure]
-    return {node: weight(node.confidence, params.window) for node in sorted(passed, key=lambda node: node.path)}
+    return {node: weight(node.confidence, params.window) for node in select_candidates(passed, spec)}
 
 
 async def _weights_by_answer(search: Search, weights: dict[Node, float]) -> list[list[float]]:

@@ -59,13 +59,17 @@ async def run(search: Search, params: SelfConsistency) -> Choice:
 
 
 async def _needed(search: Search, params: SelfConsistency, arrived: list[Node]) -> int:
-    """Return the total number of samples that the vote is certain to need."""
+    """Return the total number of samples that the vote is certain to need.
+
+    Only strict answers end it early: a flexible one loses its vote as soon as a strict one arrives.
+    """
     # No early stopping as a stage of another strategy, which has a stopping rule of its own.
     confidence = search.spec.confidence if search.spec.strategy.name == STRATEGY.name else None
     if params.stop == "none" and confidence is None:
         return params.n
     ordered = sorted(arrived, key=lambda node: node.path)
-    groups = await group_equivalent(ordered, search.spec.answer, search.equivalence)
+    strict = [node for node in ordered if node.answer_level == "strict"]
+    groups = await group_equivalent(strict, search.spec.answer, search.equivalence)
     classes = {node: index for index, group in enumerate(groups) for node in group}
     answers = {node.path[-1]: classes.get(node) for node in ordered}
     if params.stop == "window" and confidence is None:

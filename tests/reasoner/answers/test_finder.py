@@ -21,7 +21,9 @@ def spec(extract: object = "auto", compare: str = "math") -> AnswerSpec:
 
 
 async def find(text: str, pattern: str, ended: ExtractionStopped = "end") -> str | None:
-    return await AnswerFinder(spec({"regex": pattern})).find(text, ended)
+    found = await AnswerFinder(spec({"regex": pattern})).find(text, ended)
+    assert found is None or found.level == "strict"
+    return found and found.text
 
 
 async def test_pattern_yields_the_group_of_its_last_match() -> None:

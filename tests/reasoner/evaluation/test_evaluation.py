@@ -18,7 +18,7 @@ from reasoner.evaluation import measure, pool
 from reasoner.evaluation.measure import EvaluationContext, evaluate, is_incomplete
 from reasoner.evaluation.plan import EvaluationPlan, Stage, StrategyCase, parse_cases, split_pooled_and_live
 from reasoner.evaluation.pool import NotInPool, PoolSearch, SamplePool, decide, sample_subsets
-from reasoner.evaluation.runs import RUNS_FILE, EvaluationMismatch, FinishedItem, Run, RunFile, collect_runs
+from reasoner.evaluation.runs import FORMAT, RUNS_FILE, EvaluationMismatch, FinishedItem, Run, RunFile, collect_runs
 from reasoner.evaluation.suites.registry import load_problems, open_suite
 from reasoner.evaluation.suites.suite import Suite
 from reasoner.jobs.journal import MemoryJournal
@@ -286,7 +286,9 @@ async def test_a_problem_longer_than_the_models_context_is_reported_and_not_coun
     assert {run.problem for run in runs} == {problem.id for problem in suite.problems[:2]}
 
 
-PIECE = FinishedItem("greedy", 0, "p", (Run("m", "greedy", 1, 0, "p", 1.0, 1.0, 1.0, 1.0, 5.0, 0.0, 10.0, 0.1),))
+PIECE = FinishedItem(
+    "greedy", 0, "p", (Run("m", "greedy", 1, 0, "p", 1.0, 1.0, 1.0, 1.0, 5.0, 0.0, 10.0, 0.1, 1.0, 0.0),)
+)
 
 
 def test_a_truncated_last_line_is_dropped_and_the_next_record_starts_on_a_new_line(tmp_path: Path) -> None:
@@ -316,7 +318,7 @@ def test_a_different_evaluation_in_the_same_folder_is_refused_with_the_differenc
 
 def test_a_malformed_line_is_named(tmp_path: Path) -> None:
     for broken in ("{", "[]", json.dumps({"stage": "x"})):
-        (tmp_path / RUNS_FILE).write_text('{"format":1}\n' + broken + "\n")
+        (tmp_path / RUNS_FILE).write_text(f'{{"format":{FORMAT}}}\n' + broken + "\n")
         with pytest.raises(EvaluationMismatch, match="line 2"), RunFile({}, tmp_path):
             pass
 

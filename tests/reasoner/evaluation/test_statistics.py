@@ -36,7 +36,7 @@ def run(
     model: str = "policy",
 ) -> Run:
     return Run(
-        model, strategy, n, seed, str(problem), correct, reached, 1.0, n, tokens, verifier, flops=flops, seconds=1.0
+        model, strategy, n, seed, str(problem), correct, reached, 1.0, n, tokens, verifier, flops, 1.0, correct, 0.0
     )
 
 
