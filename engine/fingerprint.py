@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from hashlib import blake2b
 from pathlib import Path
 
@@ -10,10 +11,13 @@ SAMPLE_BYTES = 1 << 16
 checkpoint of any size."""
 
 
-def fingerprint(folder: Path) -> str:
-    """Return 16 hexadecimal digits: a hash of config.json and of the names, sizes and samples of the weights' files."""
+def fingerprint(folder: Path, weights: Sequence[Path] = ()) -> str:
+    """Return 16 hexadecimal digits: a hash of config.json and of the names, sizes and samples of the weights' files.
+
+    ``weights``: files outside of the folder, in GGUF.
+    """
     digest = blake2b((folder / "config.json").read_bytes(), digest_size=8)
-    for path in sorted(folder.glob("*.safetensors")):
+    for path in sorted([*folder.glob("*.safetensors"), *weights]):
         size = path.stat().st_size
         digest.update(f"{path.name}:{size}".encode())
         with path.open("rb") as file:

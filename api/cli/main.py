@@ -54,6 +54,7 @@ class CommonEngineOptions:
     engine_device: Annotated[str | None, _option("engine_device")] = None
     engine_kv_dtype: Annotated[str | None, _option("engine_kv_dtype")] = None
     draft: Annotated[str | None, _option("draft")] = None
+    probe: Annotated[str | None, _option("probe")] = None
 
 
 @dataclass(frozen=True, slots=True)

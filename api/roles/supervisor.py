@@ -283,7 +283,9 @@ def engine_command(settings: Settings, where: Sequence[str]) -> list[str]:
     for name, value, setting in served:
         command += ["--model", f"{name}={require_model_folder(value, setting)}"]
     values = {name: getattr(settings, f"engine_{name}") for name in ENGINE_SETTINGS}
-    for name, value in {**values, "draft": settings.drafter, "draft_length": settings.draft_length}.items():
+    probe = settings.probe if settings.probe in ("auto", "off") else Path(settings.probe).expanduser().absolute()
+    values |= {"draft": settings.drafter, "draft_length": settings.draft_length, "probe": probe}
+    for name, value in values.items():
         if value is None or value is False:
             continue
         command.append(f"--{name.replace('_', '-')}")

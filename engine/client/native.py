@@ -51,6 +51,7 @@ class NativeEngine:
             "items": [{"parts": item.parts, "read": item.read} for item in request.items],
             "token_ids": request.token_ids,
             "max_compute": request.max_compute,
+            **({"probe": True} if request.probe else {}),
             **_scheduling_fields(request),
         }
         answer = await self._connection.call("POST", "/v1/score", body)
@@ -104,6 +105,7 @@ def _generate_body(request: GenerateRequest, stream: bool) -> Json:
         **{name: value for name, value in sampling.items() if value != _DEFAULTS[name]},
         **_scheduling_fields(request),
         **({} if request.draft else {"draft": False}),
+        **({"probe": True} if request.probe else {}),
     }
     return body if request.timeout is None else body | {"timeout": request.timeout}
 

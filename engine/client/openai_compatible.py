@@ -108,6 +108,7 @@ class OpenAICompatibleEngine:
 
     async def score(self, request: ScoreRequest) -> list[ScoreResult]:
         """Score items (``engine.client.openai_scoring``); ``max_compute`` limits the whole item, cached or not."""
+        self._check_probe(request)
         salt = self._salt(request)
         return list(await asyncio.gather(*(self._score(request, salt, *item) for item in enumerate(request.items))))
 
@@ -214,9 +215,14 @@ class OpenAICompatibleEngine:
                 raise self._cannot(f"honour {name}")
         if not self._dialect.tokenizes and self._text is None:
             raise self._cannot("tell token ids; name the folder of its model's tokenizer")
+        self._check_probe(request)
         for branch in request.branches:
             if branch.max_tokens < 1:
                 raise InvalidRequest(f"max_tokens is {branch.max_tokens}; it must be at least 1", "max_tokens")
+
+    def _check_probe(self, request: GenerateRequest | ScoreRequest) -> None:
+        if request.probe:
+            raise self._cannot("read a probe, which needs the model's hidden states: serve the model on our engine")
 
     def _salt(self, request: GenerateRequest | ScoreRequest) -> Json:
         """Return the fields that isolate cached prefixes. Raises ``EngineError`` if the server has no such field."""

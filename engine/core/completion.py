@@ -79,6 +79,7 @@ def build_completion(sequence: GenerateSequence, finish: Finish) -> tuple[Delta 
         prompt_logprobs=None if sequence.prompt_logprobs is None else tuple(sequence.prompt_logprobs),
         drafted_tokens=sequence.num_drafted,
         accepted_tokens=sequence.num_accepted,
+        probe=sequence.probe_score,
     )
     last = _remaining(sequence, text) if sequence.job.stream else None
     return (last if last and (last.text or last.token_ids) else None), completion

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import torch
 
-from engine.cache.paged_kv import KVCache
 from engine.core.completion import (
     Finish,
     build_completion,
@@ -21,7 +20,7 @@ from engine.core.completion import (
     take_delta,
 )
 from engine.core.loaded_model import LoadedModel
-from engine.core.model_setup import KVCapacity, keep_freed_memory, load_speculator, select_model_device
+from engine.core.model_setup import KVCapacity, create_cache, keep_freed_memory, load_speculator, select_model_device
 from engine.core.recovery import Recovery, RequestFailed
 from engine.core.stats import CoreStats
 from engine.device import select_kv_dtype
@@ -31,6 +30,7 @@ from engine.protocol.options import EngineOptions
 from engine.protocol.types import EngineError, FinishReason
 from engine.runner.batch import ScheduledSequence, build_batch
 from engine.runner.forward import create_forward
+from engine.runner.probe import ProbeReader
 from engine.runner.sample_step import SampledTokens, Sampler, rows_needed, sample_and_score, sample_on_cpu
 from engine.sampling.gpu import sample_on_gpu
 from engine.scheduler.scheduler import Scheduler
@@ -68,7 +68,7 @@ class EngineCore:
         # What the pool cannot hold could never run, so it bounds the context too.
         capacity = kv_capacity.num_tokens(model.config)
         self._pages = capacity // options.page_size
-        self.model = LoadedModel(name, folder, model, max_tokens=capacity, max_sequences=options.max_waiting)
+        self.model = LoadedModel(name, folder, model, options, max_tokens=capacity)
         self._jobs: list[Job] = []
         self._deadline = math.inf
         """Lower bound of all jobs' deadlines."""
@@ -224,11 +224,13 @@ class EngineCore:
         # A drafter that observes steps gets all hidden states.
         only_needed_rows = speculator is None or speculator.drafter.hidden_state_needs is HiddenStateNeeds.NONE
         read = rows_needed(scheduled) if only_needed_rows else None
-        hidden = self._forward(batch, rows, read)
+        layers = self.model.probed_layers(sequence for sequence, *_ in scheduled)
+        hidden = self._forward(batch, rows, read, layers)
         decoder, fused_sampler = self.model.decoder, self._forward.fused_sampler
-        sampled = sample_and_score(scheduled, read, hidden, decoder, fused_sampler, self._sampler)
+        probe = self.model.create_probe_reader(self._forward.kept, hidden, read)
+        sampled = sample_and_score(scheduled, read, hidden, decoder, fused_sampler, self._sampler, probe)
         self._commit(scheduled, started_at)
-        outcomes = self._append_sampled_tokens(sampled)
+        outcomes = self._append_sampled_tokens(sampled, probe)
         if speculator is not None:
             speculator.update(scheduled, outcomes, hidden)
 
@@ -258,7 +260,7 @@ class EngineCore:
             self.cache.publish(sequence.pages, sequence.tokens, sequence.num_computed, include_partial=completes_prefix)
         return completes_prefix
 
-    def _append_sampled_tokens(self, sampled: list[SampledTokens]) -> list[DraftOutcome]:
+    def _append_sampled_tokens(self, sampled: list[SampledTokens], probe: ProbeReader | None) -> list[DraftOutcome]:
         """Append to each branch its next token and, after each accepted draft token, the one sampled there."""
         paths = [find_accepted(one.draft, one.tokens) if one.draft.tokens else () for one in sampled]
         self._move_accepted(sampled, paths)
@@ -273,7 +275,7 @@ class EngineCore:
             try:
                 parts = split_at_possible_stops(sequence, samples.tokens, path) if path else _NO_ACCEPTED
                 for indices in parts:
-                    self._append(samples, indices)
+                    self._append(samples, indices, probe)
                     if sequence.table is None:  # the branch ended
                         break
             except Exception as error:
@@ -294,7 +296,7 @@ class EngineCore:
         if moves:
             self.cache.move_tokens(moves)
 
-    def _append(self, samples: SampledTokens, indices: abc.Sequence[int]) -> None:
+    def _append(self, samples: SampledTokens, indices: abc.Sequence[int], probe: ProbeReader | None) -> None:
         """Append some of the sampled tokens to their branch; only the last of them can end it."""
         sequence, token = samples.sequence, 0
         for index in indices:
@@ -313,6 +315,8 @@ class EngineCore:
             self._advance_computed(sequence, num_accepted)
         finish = find_finish(sequence, token, self.model.info.context)
         if finish is not None:
+            if sequence.is_probed and probe is not None:
+                sequence.probe_score = probe.read(samples.row + indices[-1])
             self._finish_branch(sequence, finish)
         elif sequence.job.stream and (delta := take_delta(sequence)):
             sequence.job.sink(delta)
@@ -375,20 +379,9 @@ class EngineCore:
         self._connect()
 
     def _start_empty(self) -> None:
-        config, options, speculator = self.model.config, self._options, self._speculator
-        self.cache = KVCache(
-            layers=config.num_layers + (0 if speculator is None else speculator.drafter.layers),
-            kv_heads=config.kv_heads,
-            head_dim=config.head_dim,
-            pages=self._pages,
-            page_size=options.page_size,
-            rows=options.max_running,
-            context=self.model.info.context,
-            device_config=self._device_config,
-            dtype=self._kv_dtype,
-            max_pinned=int(self._pages * options.lease_share),
-            lease_seconds=options.lease_seconds,
-        )
+        options, num_draft_layers = self._options, 0 if self._speculator is None else self._speculator.drafter.layers
+        model, place = self.model, (self._device_config, self._kv_dtype)
+        self.cache = create_cache(model.config, options, num_draft_layers, self._pages, model.info.context, *place)
         self._sampler: Sampler = sample_on_gpu if self._device_config.uses_gpu_kernels else sample_on_cpu
         self._scheduler = Scheduler(self.cache, max_running=options.max_running, step_tokens=options.step_tokens)
         self._connect()

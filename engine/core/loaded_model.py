@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import math
+from collections import abc
+from collections.abc import Iterable, Mapping
 from functools import lru_cache, partial
 from pathlib import Path
 
 import numpy as np
+from torch import Tensor
 
 from engine.fingerprint import fingerprint
+from engine.gguf.folder import weight_files
 from engine.models.config import read_raw_config
 from engine.models.interface import Model
+from engine.protocol.options import EngineOptions
 from engine.protocol.request_checks import check_generate, check_score, check_tokens
 from engine.protocol.types import GenerateRequest, InvalidRequest, ModelInfo, ScoreItem, ScoreRequest
+from engine.runner.probe import ProbeReader, load_probe
 from engine.sampling.logits_processors import Penalties
-from engine.scheduler.sequence import GenerateSequence, Job, ScoreSequence
+from engine.scheduler.sequence import GenerateSequence, Job, ScoreSequence, Sequence
 from engine.text.detokenizer import StopStrings, TextReader, decode_complete_text
 from engine.text.tokenizer import Tokenizer
 
@@ -27,12 +33,15 @@ _STOPS = 256
 class LoadedModel:
     """Weights, tokenizer and limits of one model. Its methods may be called from any thread."""
 
-    def __init__(self, name: str, folder: Path, model: Model, *, max_tokens: int, max_sequences: int) -> None:
-        """Load the tokenizer in ``folder``; raise ``EngineError`` with the reason if it is invalid.
+    def __init__(self, name: str, folder: Path, model: Model, options: EngineOptions, *, max_tokens: int) -> None:
+        """Load the tokenizer in ``folder`` and the probe; raise ``EngineError`` with the reason if one is invalid.
 
-        ``max_tokens`` bounds the context, ``max_sequences`` the branches or items of one request.
+        ``max_tokens`` bounds the context.
         """
         self.config = config = model.config
+        gguf = weight_files(folder)
+        mark = fingerprint(folder, gguf)
+        self.probe = load_probe(options.probe, folder, gguf, config, mark)
         self.tokenizer = Tokenizer(folder, config.vocab_size)
         self.decoder = model
         self.info = ModelInfo(
@@ -45,10 +54,11 @@ class LoadedModel:
             bos=self.tokenizer.bos,
             extra=config.extra,
             sampling=read_raw_config(folder).sampling,
-            fingerprint=fingerprint(folder),
+            fingerprint=mark,
+            probe=None if self.probe is None else self.probe.info,
         )
         self._eos = frozenset(config.eos) | (frozenset() if self.tokenizer.eos is None else {self.tokenizer.eos})
-        self._max_sequences = max_sequences
+        self._max_sequences = options.max_waiting
         # Requests of one search have the same stop strings; the analysis of their tokens is cached.
         self._stop_strings = lru_cache(_STOPS)(partial(StopStrings, self.tokenizer))
 
@@ -91,6 +101,7 @@ class LoadedModel:
                     logprobs=None if sampling.logprobs is None else [],
                     prompt_logprobs=None if sampling.prompt_logprobs is None or index > 0 else [None],
                     prompt_len=len(request.prompt),
+                    is_probed=request.probe,
                 )
             )
 
@@ -108,8 +119,21 @@ class LoadedModel:
                     read_positions=reads,
                     token_ids=request.token_ids,
                     max_compute=math.inf if request.max_compute is None else request.max_compute,
+                    is_probed=request.probe,
                 )
             )
+
+    def probed_layers(self, sequences: Iterable[Sequence]) -> frozenset[int]:
+        """Return the layers whose hidden states the probe needs after a step of these sequences."""
+        if self.probe is None or not any(sequence.is_probed for sequence in sequences):
+            return frozenset()
+        return frozenset(self.probe.layers) - {self.config.num_layers}
+
+    def create_probe_reader(
+        self, kept: Mapping[int, Tensor], hidden: Tensor, rows: abc.Sequence[int] | None
+    ) -> ProbeReader | None:
+        """Return the probe over a step's hidden states; ``None`` if there is no probe."""
+        return None if self.probe is None else ProbeReader(self.probe, kept, hidden, rows, self.config.num_layers)
 
     def _flatten(self, item: ScoreItem) -> tuple[list[int], Positions]:
         """Return an item's tokens up to the last position to score, and the positions to score."""

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from engine.cache.paged_kv import kv_bytes_per_token
+from engine.cache.paged_kv import KVCache, kv_bytes_per_token
 from engine.device import DeviceConfig, select_device
 from engine.models.config import ModelConfig, read_raw_config
 from engine.models.interface import Model
@@ -48,6 +48,31 @@ class KVCapacity:
         """Return the size of one token's keys and values in all layers."""
         num_layers = config.num_layers + (0 if config.num_labels else self._num_draft_layers)
         return num_layers * kv_bytes_per_token(config.attention[0], self._kv_dtype)
+
+
+def create_cache(
+    config: ModelConfig,
+    options: EngineOptions,
+    num_draft_layers: int,
+    pages: int,
+    context: int,
+    device_config: DeviceConfig,
+    dtype: torch.dtype,
+) -> KVCache:
+    """Create an empty cache of ``pages`` pages for a model and its drafter's layers."""
+    return KVCache(
+        layers=config.num_layers + num_draft_layers,
+        kv_heads=config.kv_heads,
+        head_dim=config.head_dim,
+        pages=pages,
+        page_size=options.page_size,
+        rows=options.max_running,
+        context=context,
+        device_config=device_config,
+        dtype=dtype,
+        max_pinned=int(pages * options.lease_share),
+        lease_seconds=options.lease_seconds,
+    )
 
 
 def load_speculator(folder: Path, model: Model, options: EngineOptions, *, context: int) -> Speculator | None:

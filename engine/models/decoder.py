@@ -17,7 +17,7 @@ from engine.attention.layer import FusedAttentionBackend
 from engine.device import CPU, DeviceConfig, to_device
 from engine.models.families import DecoderConfig
 from engine.models.feed_forward import Experts, GatedMlp
-from engine.models.interface import Batch
+from engine.models.interface import Batch, KeepState
 from engine.weights.formats.registry import MatrixReader
 from engine.weights.matmul import create_product
 from engine.weights.safetensors import Weights
@@ -116,8 +116,8 @@ class Decoder:
         """True if ``compute_logits`` only launches kernels that a ``KernelGraph`` records."""
         return len(self._head) == 1 and self._head[0].is_kernel and self.config.logit_softcap is None
 
-    def forward(self, batch: Batch, attend: FusedAttentionBackend) -> Tensor:
-        return self.forward_layers(*self.embed_inputs(batch), attend)
+    def forward(self, batch: Batch, attend: FusedAttentionBackend, keep: KeepState | None = None) -> Tensor:
+        return self.forward_layers(*self.embed_inputs(batch), attend, keep)
 
     def embed_inputs(self, batch: Batch) -> tuple[Tensor, list[Tensor]]:
         """Return the layers' inputs: hidden states ``[tokens, hidden]``, and for each rotary embedding the cosines and
@@ -125,14 +125,24 @@ class Decoder:
         hidden = scaled_embedding(self.config, self.embedding[batch.tokens])
         return hidden, [table[batch.positions] for table in self.rope_tables]
 
-    def forward_layers(self, hidden: Tensor, angles: Sequence[Tensor], attend: FusedAttentionBackend) -> Tensor:
+    def forward_layers(
+        self,
+        hidden: Tensor,
+        angles: Sequence[Tensor],
+        attend: FusedAttentionBackend,
+        keep: KeepState | None = None,
+    ) -> Tensor:
         """Return the final hidden states ``[tokens, hidden]`` from ``embed_inputs``."""
-        hidden = self.forward_last_mlp(*self.forward_until_last_attention(hidden, angles, attend))
+        hidden = self.forward_last_mlp(*self.forward_until_last_attention(hidden, angles, attend, keep))
         end_layer()
         return hidden
 
     def forward_until_last_attention(
-        self, hidden: Tensor, angles: Sequence[Tensor], attend: FusedAttentionBackend
+        self,
+        hidden: Tensor,
+        angles: Sequence[Tensor],
+        attend: FusedAttentionBackend,
+        keep: KeepState | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Run the layers up to the last one's attention, after which all keys and values are written.
 
@@ -143,6 +153,8 @@ class Decoder:
             attn_out = layer.forward_attention(hidden, angles[2 * rope : 2 * rope + 2], attend)
             if layer.index < last:
                 hidden = layer.forward_mlp(hidden, attn_out)
+                if keep is not None:
+                    keep(layer.index + 1, hidden)
                 end_layer()
         return hidden, attn_out
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -11,6 +11,12 @@ from torch import Tensor
 from engine.attention.layer import FusedAttentionBackend
 from engine.device import DeviceConfig
 from engine.models.config import ModelConfig
+
+KeepState = Callable[[int, Tensor], None]
+"""Function that receives the number of a layer, from 1, and a step's hidden states ``[tokens, hidden]`` after it.
+
+They must be copied if kernels are recorded, which may overwrite them.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +42,11 @@ class Model(Protocol):
         """Sizes and limits of the model."""
         ...
 
-    def forward(self, batch: Batch, attend: FusedAttentionBackend) -> Tensor:
-        """Return the final hidden states ``[tokens, hidden]``. All earlier tokens of each row must be in the cache."""
+    def forward(self, batch: Batch, attend: FusedAttentionBackend, keep: KeepState | None = None) -> Tensor:
+        """Return the final hidden states ``[tokens, hidden]``. All earlier tokens of each row must be in the cache.
+
+        ``keep`` receives the hidden states after each layer but the last.
+        """
         ...
 
     def embed(self, tokens: Tensor) -> Tensor:

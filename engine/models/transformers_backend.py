@@ -20,7 +20,7 @@ from torch import Tensor
 from engine.attention.layer import AttentionBackend, LayerAttentionConfig
 from engine.device import CPU
 from engine.models.config import ModelConfig, RawConfig
-from engine.models.interface import Batch
+from engine.models.interface import Batch, KeepState
 from engine.models.transformers_attention import (
     NAME,
     AttentionTracer,
@@ -88,9 +88,9 @@ class TransformersModel:
         )
         self._self_test(texts, expected)
 
-    def forward(self, batch: Batch, attend: AttentionBackend) -> Tensor:
+    def forward(self, batch: Batch, attend: AttentionBackend, keep: KeepState | None = None) -> Tensor:
         with handle_attention(PagedAttentionHandler(attend)):
-            return self._hidden(batch)
+            return self._hidden(batch, keep)
 
     def embed(self, tokens: Tensor) -> Tensor:
         table: Tensor = self._model.get_input_embeddings().weight
@@ -119,10 +119,15 @@ class TransformersModel:
 
         self._body.forward = forward
 
-    def _hidden(self, batch: Batch) -> Tensor:
-        result = self._body(input_ids=batch.tokens[None], position_ids=batch.positions[None], use_cache=False)
+    def _hidden(self, batch: Batch, keep: KeepState | None = None) -> Tensor:
+        options = {} if keep is None else {"output_hidden_states": True}
+        inputs = {"input_ids": batch.tokens[None], "position_ids": batch.positions[None]}
+        result = self._body(**inputs, use_cache=False, **options)
         self._result = type(result)
         hidden: Tensor = result.last_hidden_state[0]
+        if keep is not None:
+            for layer, states in enumerate(result.hidden_states[1:-1], 1):
+                keep(layer, states[0])
         return hidden
 
     def _compute_own_logits(self, tokens: Tensor) -> Tensor:

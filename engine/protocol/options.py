@@ -45,6 +45,12 @@ class EngineOptions:
     draft_length: int = _option(
         8, "The maximum number of draft tokens in a row for one sequence in a step, up to 16", ge=1
     )
+    probe: str = _option(
+        "auto",
+        "The probe that scores a model's own solutions from its hidden states, at no cost: auto (the folder 'probe' in "
+        "the model's folder, or NAME.probe beside NAME.gguf, if there is one), off, or a folder that 'reasoner prm "
+        "train --probe' wrote",
+    )
     deterministic: bool = _option(
         False, "Make the bits of each result independent of what else runs or is cached; slower"
     )

@@ -57,6 +57,7 @@ def check_generate(request: GenerateRequest, model: ModelInfo, max_branches: int
     """Raise ``InvalidRequest`` unless an idle engine could serve the request."""
     if model.kind != "generate":
         raise InvalidRequest(f"model {model.id!r} classifies tokens and cannot generate; use a score request", "model")
+    _check_probe(request.probe, model)
     if not request.prompt:
         raise InvalidRequest("the prompt must have at least one token", "prompt")
     check_tokens(request.prompt, model, "prompt")
@@ -94,7 +95,10 @@ def check_score(request: ScoreRequest, model: ModelInfo, max_items: int) -> None
     """Raise ``InvalidRequest`` unless an idle engine could serve the request, as far as known before tokenization."""
     if model.kind == "classify" and request.token_ids:
         raise InvalidRequest(f"model {model.id!r} classifies tokens; token_ids must be empty", "token_ids")
-    if model.kind == "generate" and not request.token_ids:
+    _check_probe(request.probe, model)
+    if request.probe and request.token_ids:
+        raise InvalidRequest("a probe has one score at each position; token_ids must be empty", "token_ids")
+    if model.kind == "generate" and not request.token_ids and not request.probe:
         raise InvalidRequest(
             f"model {model.id!r} is a language model; token_ids must name the logits to read", "token_ids"
         )
@@ -115,6 +119,14 @@ def check_tokens(tokens: Sequence[int], model: ModelInfo, field: str) -> None:
     """Raise ``InvalidRequest`` unless the model has an embedding for each token."""
     if tokens and (min(tokens) < 0 or max(tokens) >= model.vocab_size):
         raise InvalidRequest(f"{field} has a token id outside 0 to {model.vocab_size - 1}", field)
+
+
+def _check_probe(is_requested: bool, model: ModelInfo) -> None:
+    if is_requested and model.probe is None:
+        raise InvalidRequest(
+            f"model {model.id!r} has no probe; fit one with 'reasoner prm train --probe' and serve it with --probe",
+            "probe",
+        )
 
 
 def _check_range(field: str, value: float | None, low: float, high: float) -> None:

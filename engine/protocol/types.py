@@ -111,6 +111,8 @@ class GenerateRequest:
     """The salt of cached prefixes, which are shared only among requests with the same salt."""
     draft: bool = True
     """True to allow speculative decoding, which changes no token but also computes rejected draft tokens."""
+    probe: bool = False
+    """True to report the score of the model's probe (``ModelInfo.probe``) in each completion."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +170,10 @@ class Completion:
     """The number of draft tokens verified (speculative decoding)."""
     accepted_tokens: int = 0
     """The number of accepted draft tokens among ``token_ids``."""
+    probe: float | None = None
+    """The probe's estimate that the solution ends right, read from the state that predicted the last of ``token_ids``;
+    ``None`` if it was not requested or no token was sampled.
+    """
 
 
 Events = AsyncGenerator[Completion | Delta, None]
@@ -190,7 +196,8 @@ class ScoreRequest:
 
     A causal model returns the logits of ``token_ids`` at each position; a classifier or reward model the logits of its
     labels (``token_ids`` must be empty). ``max_compute``: the maximum number of tokens to compute per item; an item
-    that needs more is not computed and has ``values=None`` and the number needed.
+    that needs more is not computed and has ``values=None`` and the number needed. With ``probe`` a causal model returns
+    its probe's estimate at each position, which is ``Completion.probe`` for a branch that goes on with one token.
     """
 
     request_id: str
@@ -202,6 +209,7 @@ class ScoreRequest:
     """This and the following fields are those of ``GenerateRequest``."""
     lease: str | None = None
     cache_salt: str | None = None
+    probe: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,6 +221,17 @@ class ScoreResult:
     computed_tokens: int
     """The number of tokens computed or, if ``values`` is ``None``, the number needed."""
     cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeInfo:
+    """Properties of a model's probe (``engine.runner.probe``)."""
+
+    id: str
+    """Hash of its weights."""
+    layers: Tokens
+    """The layers that it reads, from 1."""
+    parameters: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,6 +257,8 @@ class ModelInfo:
     """Fingerprint of the checkpoint (``engine.fingerprint``); empty if the server does not report one."""
     isolates: bool = True
     """True if the server isolates cached prefixes by ``cache_salt``. Otherwise a request with a salt is refused."""
+    probe: ProbeInfo | None = None
+    """The head that scores the model's own solutions; ``None`` if there is none."""
 
 
 class EngineClient(Protocol):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from torch import Tensor
@@ -23,11 +23,21 @@ class Forward(Protocol):
     fused_sampler: FusedCpuSampler | None
     """Sampler that reads the hidden states of this forward pass in recorded kernels; ``None`` if there is none."""
 
-    def __call__(self, batch: Batch, rows: AttentionMetadata, read: Sequence[int] | None = None) -> Tensor:
+    kept: Mapping[int, Tensor]
+    """Hidden states ``[tokens or more, hidden]`` of the last call after each of the layers that it was to keep."""
+
+    def __call__(
+        self,
+        batch: Batch,
+        rows: AttentionMetadata,
+        read: Sequence[int] | None = None,
+        layers: frozenset[int] = frozenset(),
+    ) -> Tensor:
         """Compute a step's keys, values and final hidden states ``[tokens or more, hidden]``.
 
-        ``batch`` is on the host. ``read``: the tokens whose hidden states are returned, ascending; ``None``: all. The
-        result is valid until the next call.
+        ``batch`` is on the host. ``read``: the tokens whose hidden states are returned, ascending; ``None``: all.
+        ``layers``: layers before the last, from 1, after which the hidden states of all tokens are ``kept``. Both are
+        valid until the next call.
         """
         ...
 

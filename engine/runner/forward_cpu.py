@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ from engine.attention.layer import has_compiled_kernel
 from engine.attention.plan import AttentionMetadata
 from engine.attention.select import CpuAttention
 from engine.models.decoder import Decoder
-from engine.models.interface import Batch, Model
+from engine.models.interface import Batch, KeepState, Model
 from engine.runner.fused_sampler_cpu import FusedCpuSampler
 from kernels.cpu.runtime.kernel_graph import KernelGraphCache
 
@@ -54,25 +54,65 @@ class CpuForward:
         widths = (self._decoder.embedding.shape[1], attention.heads * attention.head_dim) if self._decoder else ()
         self._selected = [torch.empty(_MAX_RECORDED_TOKENS, width) for width in widths]
         """Rows to read of the residual stream and of the last attention's output."""
+        self.kept: Mapping[int, Tensor] = {}
+        self._kept_buffers: dict[int, Tensor] = {}
+        """Hidden states after each layer that a recorded step keeps."""
+        self._all_rows = torch.arange(_MAX_RECORDED_TOKENS)
 
-    def __call__(self, batch: Batch, rows: AttentionMetadata, read: Sequence[int] | None = None) -> Tensor:
+    def __call__(
+        self,
+        batch: Batch,
+        rows: AttentionMetadata,
+        read: Sequence[int] | None = None,
+        layers: frozenset[int] = frozenset(),
+    ) -> Tensor:
         self._attend.prepare(rows)
         model, num_tokens = self._decoder, batch.tokens.shape[0]
         if model is None:
-            hidden = self._model.forward(batch, self._attend)
+            hidden = self._model.forward(batch, self._attend, self._keep(layers))
             return hidden if read is None else hidden[torch.tensor(read, dtype=torch.int64)]
         if num_tokens <= _MAX_RECORDED_TOKENS:
             self._inputs_numpy[0, :num_tokens] = batch.tokens.numpy()
             self._inputs_numpy[1, :num_tokens] = batch.positions.numpy()
         if read is not None:
-            return self._compute_last_part(model, *self._compute_first_part(model, batch), batch, read)
+            return self._compute_last_part(model, *self._compute_first_part(model, batch, layers), batch, read)
         if num_tokens > _MAX_RECORDED_TOKENS:
-            return model.forward(batch, self._attend)
+            return model.forward(batch, self._attend, self._keep(layers))
+        keep = self._copy(layers, num_tokens)
         hidden = self.graphs(
-            (num_tokens, torch.get_num_threads()),
-            lambda: model.forward_layers(*self._embed(model, num_tokens), self._attend),
+            (num_tokens, torch.get_num_threads(), layers),
+            lambda: model.forward_layers(*self._embed(model, num_tokens), self._attend, keep),
         )
         return self._expose(hidden)
+
+    def _keep(self, layers: frozenset[int]) -> KeepState | None:
+        """Return a function that keeps the hidden states of a step that is not recorded."""
+        if not layers:
+            return None
+        kept: dict[int, Tensor] = {}
+        self.kept = kept
+
+        def keep(layer: int, hidden: Tensor) -> None:
+            if layer in layers:
+                kept[layer] = hidden
+
+        return keep
+
+    def _copy(self, layers: frozenset[int], num_tokens: int) -> KeepState | None:
+        """Return a function that records a copy of the hidden states to where each replay leaves them."""
+        if not layers:
+            return None
+        from kernels.cpu.sampling.draft_chain import gather_rows
+
+        for layer in layers - self._kept_buffers.keys():
+            self._kept_buffers[layer] = torch.empty(_MAX_RECORDED_TOKENS, self._model.config.hidden_size)
+        self.kept = kept = {layer: self._kept_buffers[layer][:num_tokens] for layer in layers}
+
+        def keep(layer: int, hidden: Tensor) -> None:
+            if layer in kept:
+                gather_rows(hidden, self._all_rows[:num_tokens], out=kept[layer])
+
+        return keep
 
     def _expose(self, hidden: Tensor) -> Tensor:
         """Let the fused sampler read hidden states that recorded kernels wrote."""
@@ -80,14 +120,15 @@ class CpuForward:
             self.fused_sampler.hidden = hidden
         return hidden
 
-    def _compute_first_part(self, model: Decoder, batch: Batch) -> tuple[Tensor, Tensor]:
+    def _compute_first_part(self, model: Decoder, batch: Batch, layers: frozenset[int]) -> tuple[Tensor, Tensor]:
         """Compute a step up to its last attention; see ``Decoder.forward_until_last_attention``."""
         num_tokens = batch.tokens.shape[0]
         if num_tokens > _MAX_RECORDED_TOKENS:
-            return model.forward_until_last_attention(*model.embed_inputs(batch), self._attend)
+            return model.forward_until_last_attention(*model.embed_inputs(batch), self._attend, self._keep(layers))
+        keep = self._copy(layers, num_tokens)
         return self._first_parts(
-            (num_tokens, torch.get_num_threads()),
-            lambda: model.forward_until_last_attention(*self._embed(model, num_tokens), self._attend),
+            (num_tokens, torch.get_num_threads(), layers),
+            lambda: model.forward_until_last_attention(*self._embed(model, num_tokens), self._attend, keep),
         )
 
     def _compute_last_part(

@@ -6,7 +6,7 @@ compile its kernels for Hopper.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -18,7 +18,7 @@ from engine.attention.cuda_triton import TritonAttention
 from engine.attention.plan import AttentionMetadata
 from engine.device import to_device
 from engine.models.families import DecoderConfig
-from engine.models.interface import Batch, Model
+from engine.models.interface import Batch, KeepState, Model
 from engine.runner.fused_sampler_cpu import FusedCpuSampler
 from kernels.common import warmup
 from kernels.common.attention_schedule import TileBuffers
@@ -82,33 +82,64 @@ class GpuForward:
         self._can_capture = isinstance(model.config, DecoderConfig) and model.config.experts is None
         self._inputs_gpu: dict[int, Tensor] = {}
         """Tokens and positions ``[2, size]`` that the graphs of each padded size read."""
-        self._graphs: dict[tuple[int, tuple[TileBuffers, ...]], Replay | None] = {}
-        """Graphs by padded size and attention buffers, least recently used first; ``None``: the shape occurred once."""
+        self._graphs: dict[tuple[int, tuple[TileBuffers, ...], frozenset[int]], Replay | None] = {}
+        """Graphs by padded size, attention buffers and kept layers, least recently used first; ``None``: the shape
+        occurred once."""
+        self.kept: Mapping[int, Tensor] = {}
+        self._kept_buffers: dict[int, dict[int, Tensor]] = {}
+        """Hidden states that graphs keep, by padded size and layer."""
 
-    def __call__(self, batch: Batch, rows: AttentionMetadata, read: Sequence[int] | None = None) -> Tensor:
-        hidden = self._forward(batch, rows)
+    def __call__(
+        self,
+        batch: Batch,
+        rows: AttentionMetadata,
+        read: Sequence[int] | None = None,
+        layers: frozenset[int] = frozenset(),
+    ) -> Tensor:
+        hidden = self._forward(batch, rows, layers)
         return hidden if read is None else hidden[to_device(torch.tensor(read, dtype=torch.int64), self._device)]
 
-    def _forward(self, batch: Batch, rows: AttentionMetadata) -> Tensor:
+    def _forward(self, batch: Batch, rows: AttentionMetadata, layers: frozenset[int]) -> Tensor:
         self._attend.prepare(rows)
         if not self._can_capture or not self._attend.is_repeatable:
             tokens, positions = to_device(torch.stack((batch.tokens, batch.positions)), self._device)
-            return self._model.forward(Batch(tokens, positions), self._attend)
+            return self._model.forward(Batch(tokens, positions), self._attend, self._keep(layers))
         size = pad_num_tokens(len(batch.tokens))
         inputs = self._copy_inputs(batch, size)
-        key = size, self._attend.buffers
+        keep = self._keep(layers, size)
+        key = size, self._attend.buffers, layers
         has_occurred = key in self._graphs
         graph = self._graphs.pop(key, None)
         if graph is None:
             warmup.count_first_run()
         if has_occurred and graph is None:
-            graph = self._capture(lambda: self._model.forward(Batch(*inputs), self._attend))
+            graph = self._capture(lambda: self._model.forward(Batch(*inputs), self._attend, keep))
         self._graphs[key] = graph
         if len(self._graphs) > _MAX_GRAPHS:
             del self._graphs[next(iter(self._graphs))]
         if graph is None:
-            return self._model.forward(Batch(*inputs), self._attend)
+            return self._model.forward(Batch(*inputs), self._attend, keep)
         return graph()
+
+    def _keep(self, layers: frozenset[int], size: int | None = None) -> KeepState | None:
+        """Return a function that keeps hidden states; of a step that may be captured, of this padded size, as copies.
+
+        The first run of a shape launches kernel by kernel, and so the copies have their places before a capture.
+        """
+        if not layers:
+            return None
+        kept = {} if size is None else self._kept_buffers.setdefault(size, {})
+        self.kept = kept
+
+        def keep(layer: int, hidden: Tensor) -> None:
+            if layer not in layers:
+                return
+            if size is None or layer not in kept:
+                kept[layer] = hidden.clone()
+            else:
+                kept[layer].copy_(hidden)
+
+        return keep
 
     def _copy_inputs(self, batch: Batch, size: int) -> Tensor:
         """Copy a step's tokens and positions to where the graphs of this padded size read them."""

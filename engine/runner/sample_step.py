@@ -18,6 +18,7 @@ from engine.protocol.types import TokenLogprob
 from engine.runner.batch import ScheduledSequence
 from engine.runner.fused_sampler_cpu import FusedCpuSampler
 from engine.runner.logprobs import log_probabilities, read_prompt
+from engine.runner.probe import ProbeReader
 from engine.sampling.logits_processors import LogitsRow, apply_logits_processors
 from engine.sampling.sampler import Array, Floats, Ints, require_finite_logits, sample
 from engine.scheduler.draft import Draft
@@ -36,6 +37,8 @@ class SampledTokens(NamedTuple):
     """Log-probabilities of ``tokens`` under the distributions that they were sampled from."""
     details: list[TokenLogprob]
     """Log-probabilities of ``tokens`` under the model's own distributions, if requested; else empty."""
+    row: int
+    """Row of the hidden state that predicted the first of ``tokens``; those of the others follow."""
 
 
 class _SampleRequest(NamedTuple):
@@ -105,17 +108,23 @@ def sample_and_score(
     model: Model,
     fused_sampler: FusedCpuSampler | None,
     sampler: Sampler,
+    probe: ProbeReader | None = None,
 ) -> list[SampledTokens]:
     """Sample for every branch whose tokens are all computed now, and set scores and prompts' log-probabilities.
 
     ``scheduled`` is in the order of the batch and not committed yet. ``hidden`` ``[rows, width]``: the final hidden
-    states of its ``rows_needed``. ``fused_sampler`` is tried before ``sampler``. Raises ``EngineError`` if logits are
-    not finite.
+    states of its ``rows_needed``. ``fused_sampler`` is tried before ``sampler``. ``probe`` is needed if a sequence is
+    probed. Raises ``EngineError`` if logits are not finite.
     """
     samples, scores = _collect_requests(scheduled, rows, hidden, model)
     for token_ids, requests in scores.items():
-        logits = model.compute_logits(_select_rows(hidden, [row for _, _, row in requests]), token_ids)
-        for (sequence, position, _), values in zip(requests, logits.tolist(), strict=True):
+        if requests[0].sequence.is_probed and probe is not None:
+            values_by_row = [(probe.read(request.row),) for request in requests]
+        else:
+            values_by_row = model.compute_logits(
+                _select_rows(hidden, [row for *_, row in requests]), token_ids
+            ).tolist()
+        for (sequence, position, _), values in zip(requests, values_by_row, strict=True):
             require_finite_logits(all(map(math.isfinite, values)))
             sequence.values[position] = tuple(values)
     if not samples:
@@ -131,6 +140,8 @@ def _collect_requests(
     scheduled: list[ScheduledSequence], rows: list[int] | None, hidden: Tensor, model: Model
 ) -> tuple[list[_SampleRequest], dict[tuple[int, ...], list[_ScoreRequest]]]:
     """Return the branches to sample for, and the positions to score by the token ids whose logits are the scores.
+
+    There are no token ids for classifiers, and none for language models' probes.
 
     Log-probabilities of prompts are read on the way.
     """
@@ -216,7 +227,8 @@ def _split_by_branch(
         start, end = end, end + request.num_samples
         sequence = request.sequence
         own_details = [] if sequence.logprobs is None else list(islice(details, request.num_samples))
-        by_branch.append(SampledTokens(sequence, request.draft, tokens[start:end], logprobs[start:end], own_details))
+        sampled_tokens = tokens[start:end], logprobs[start:end], own_details, request.row
+        by_branch.append(SampledTokens(sequence, request.draft, *sampled_tokens))
     return by_branch
 
 

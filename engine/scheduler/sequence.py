@@ -68,6 +68,8 @@ class Sequence:
     """Page table while the sequence runs."""
     match: Match | None = None
     """Result of the scheduler's last cache lookup while the sequence waits."""
+    is_probed: bool = False
+    """True if the request asks for scores of the model's probe."""
 
     @property
     def max_cached(self) -> int:
@@ -124,6 +126,8 @@ class GenerateSequence(Sequence):
     """Log-probabilities of the new tokens; ``None``, like the next list, if they were not requested."""
     prompt_logprobs: list[TokenLogprob | None] | None = None
     prompt_len: int = 0
+    probe_score: float | None = None
+    """Score of the state that predicted the latest token; set when the branch ends."""
 
     def __post_init__(self) -> None:
         self.stop_tokens = self.eos.union(self.sampling.stop_token_ids)

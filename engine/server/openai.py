@@ -151,6 +151,8 @@ def _choice(call: CompletionCall, completion: Completion, text: str) -> Json:
         "logprobs": None,
         "logprob_sum": completion.logprob,
     }
+    if body.probe:
+        choice["probe"] = completion.probe
     return choice | {"token_ids": completion.token_ids} if body.return_token_ids else choice
 
 

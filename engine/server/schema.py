@@ -123,6 +123,8 @@ class CompletionBody(_Body):
     lease: _Id | None = None
     cache_salt: _Id | None = None
     draft: bool = True
+    probe: bool = False
+    """True to report the score of the model's probe with each choice, as ``probe``."""
     stream_choices: bool = False
     """True to send one event per finished choice, and with ``stream`` also its text as it is generated."""
 
@@ -202,6 +204,7 @@ class CompletionBody(_Body):
             lease=self.lease,
             cache_salt=self.cache_salt,
             draft=self.draft,
+            probe=self.probe,
         )
 
 
@@ -227,6 +230,7 @@ class ScoreBody(_Body):
     priority: _Priority = 0
     lease: _Id | None = None
     cache_salt: _Id | None = None
+    probe: bool = False
 
     def to_request(self) -> ScoreRequest:
         request_id = self.request_id or f"score-{secrets.token_hex(12)}"
@@ -239,6 +243,7 @@ class ScoreBody(_Body):
             priority=self.priority,
             lease=self.lease,
             cache_salt=self.cache_salt,
+            probe=self.probe,
         )
 
 

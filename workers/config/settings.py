@@ -96,6 +96,7 @@ class Settings(BaseSettings):
     )
     draft: str = Field("auto", description=f"{ENGINE_OPTIONS['draft'].metadata['help']}; auto by default.")
     draft_length: Annotated[int, Field(le=16)] | None = engine_option("draft_length")
+    probe: str = engine_option("probe", "auto")
     model: str = Field("policy", description="The policy model: a bundled model, a model folder, or NAME=FOLDER.")
     prm: str | None = Field(
         None,

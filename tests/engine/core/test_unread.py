@@ -66,10 +66,16 @@ def spied(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     read: list[tuple[int, int]] = []
     call = CpuForward.__call__
 
-    def spy(self: CpuForward, batch: Batch, rows: AttentionMetadata, chosen: Sequence[int] | None = None) -> Tensor:
+    def spy(
+        self: CpuForward,
+        batch: Batch,
+        rows: AttentionMetadata,
+        chosen: Sequence[int] | None = None,
+        layers: frozenset[int] = frozenset(),
+    ) -> Tensor:
         if chosen is not None:
             read.append((len(batch.tokens), len(chosen)))
-        return call(self, batch, rows, chosen)
+        return call(self, batch, rows, chosen, layers)
 
     monkeypatch.setattr(CpuForward, "__call__", spy)
     return read

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+from dataclasses import replace
+from pathlib import Path
 
 import httpx
 import pytest
@@ -22,7 +24,9 @@ from engine.protocol.types import (
 from engine.server.app import create_app
 from tests.engine.conftest import TEMPLATE, Checkpoints
 from tests.engine.helpers import generate, score
+from tests.engine.probes import plant_probe
 from tests.engine.server.calls import OPTIONS, PROMPT, collect, openai_body, sampled
+from tests.engine.serving import served
 
 
 async def test_tokens_over_http_equal_those_in_process(client: HttpEngine, engine: LocalEngine) -> None:
@@ -306,3 +310,25 @@ async def test_metrics_count_waits_token_times_and_finish_reasons_once_per_branc
     assert after[infinite] == after[f"{prefix}time_to_first_token_seconds_count{model}"] == max(waits)
     first = after[f"{prefix}time_to_first_token_seconds_sum{model}"]
     assert first >= after[f"{prefix}queue_seconds_sum{model}"] * 0.5 > 0
+
+
+async def test_probe_scores_over_http_equal_those_in_process(checkpoints: Checkpoints, tmp_path: Path) -> None:
+    """Over our own protocol and in OpenAI's shape."""
+    plant_probe(checkpoints("qwen3"), tmp_path / "probe")
+    options = replace(OPTIONS, probe=str(tmp_path / "probe"), deterministic=True)
+    local = LocalEngine({"m": checkpoints("qwen3")}, options)
+    with served(local, tmp_path / "engine.sock") as address:
+        client = HttpEngine(address)
+        request = replace(sampled(), probe=True)
+        in_process, over_http = await collect(local, request), await collect(client, request)
+        assert [one.probe for one in over_http] == [one.probe for one in in_process]
+        assert all(one.probe is not None for one in in_process)
+        assert await client.models() == await local.models()
+        tokens = (*request.prompt, *in_process[0].token_ids[:-1])
+        [read] = await client.score(replace(score(ScoreItem((tokens,), (0,))), probe=True))
+        assert read.values == ((in_process[0].probe,),)
+        transport = httpx.AsyncHTTPTransport(uds=address.removeprefix("unix://"))
+        async with httpx.AsyncClient(transport=transport, base_url="http://engine") as http:
+            answer = await http.post("/v1/completions", json=openai_body() | {"probe": True})
+        assert 0 < answer.json()["choices"][0]["probe"] < 1
+        await client.close()

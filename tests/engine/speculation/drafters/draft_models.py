@@ -9,7 +9,7 @@ from pathlib import Path
 from torch import Tensor
 
 from engine.attention.layer import AttentionBackend
-from engine.models.interface import Batch, Model
+from engine.models.interface import Batch, KeepState, Model
 from engine.models.load import load_model
 from engine.protocol.options import EngineOptions
 from engine.protocol.types import Completion, GenerateRequest
@@ -41,9 +41,9 @@ class Counted:
         self.parameters = model.parameters
         self.passes: list[int] = []
 
-    def forward(self, batch: Batch, attend: AttentionBackend) -> Tensor:
+    def forward(self, batch: Batch, attend: AttentionBackend, keep: KeepState | None = None) -> Tensor:
         self.passes.append(len(set(zip(batch.tokens.tolist(), batch.positions.tolist(), strict=True))))
-        return self._model.forward(batch, attend)
+        return self._model.forward(batch, attend, keep)
 
     def compute_logits(self, hidden: Tensor, token_ids: Sequence[int] = ()) -> Tensor:
         return self._model.compute_logits(hidden, token_ids)
