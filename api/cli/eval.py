@@ -177,7 +177,7 @@ def _identify_suite(suite: Suite) -> dict[str, Any]:
     """Return what distinguishes a suite from others: its name, its size and a digest of its content."""
     content = blake2b(digest_size=8)
     for problem in suite.problems:
-        content.update(repr((problem.id, problem.text, problem.answer)).encode())
+        content.update(repr((problem.id, problem.text, problem.answer, *problem.examples)).encode())
     return {"suite": suite.name, "problems": len(suite.problems), "content": content.hexdigest()}
 
 

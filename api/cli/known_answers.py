@@ -15,10 +15,15 @@ from prm.rollouts.rollouts import RolloutProblem
 from reasoner.answers.canonical import canonicalize
 from reasoner.answers.equivalence import Equivalence
 from reasoner.answers.extraction.extract import extract_answer
+from reasoner.evaluation.calibrate.trials import GYM_SEED
 from reasoner.evaluation.suites import registry
+from reasoner.evaluation.suites.gym import PREFIX
 from reasoner.evaluation.suites.problem import Problem
+from reasoner.evaluation.suites.suite import Suite, SuiteError
 
 SUITE_PROBLEMS = 200
+TASK_SEED = 2_000_003
+"""Seed of the problems that reasoning-gym generates for rollouts; a fit of ``auto`` and evaluations have others."""
 
 
 @dataclass(slots=True)
@@ -29,6 +34,8 @@ class LabelledProblems:
     _read: Callable[[], Iterator[tuple[RolloutProblem, str | Problem]]]
     _answers: dict[str, str | Problem] = field(default_factory=dict)
     _equivalence: Equivalence = field(default_factory=Equivalence)
+    _task: Suite | None = None
+    """The task of reasoning-gym, which checks its answers."""
     _judge_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @classmethod
@@ -37,13 +44,24 @@ class LabelledProblems:
         if name in registry.SUITES:
             count = SUITE_PROBLEMS if limit is None else limit
             return cls(count, lambda: _read_suite(name, count, seed))
+        if name.startswith(PREFIX):
+            return cls._open_task(name, SUITE_PROBLEMS if limit is None else limit, seed)
         path = Path(name)
         if not path.is_file():
-            raise BadRecord(f"{name!r} is neither a suite ({', '.join(registry.SUITES)}) nor a file")
+            raise BadRecord(f"{name!r} is neither a suite ({', '.join(registry.SUITES)}, {PREFIX}TASK) nor a file")
         count = sum(1 for _ in islice(_read_file(path), limit))
         if not count:
             raise BadRecord(f"{path} contains no problem: write one JSON object a line")
         return cls(count, lambda: islice(_read_file(path), limit))
+
+    @classmethod
+    def _open_task(cls, name: str, limit: int, seed: int) -> LabelledProblems:
+        try:
+            task = registry.open_suite(name, limit=limit, seed=TASK_SEED + seed, apart_from=(0, GYM_SEED))
+        except SuiteError as error:
+            raise BadRecord(str(error)) from None
+        read = [(RolloutProblem(problem.id, problem.text, problem.examples), problem) for problem in task.problems]
+        return cls(len(read), lambda: iter(read), _task=task)
 
     async def __aenter__(self) -> Self:
         return self
@@ -65,6 +83,8 @@ class LabelledProblems:
         Answers are compared by the exact rule of the suite, or as mathematics.
         """
         stated, answer = extract_answer(text), self._answers[problem.key]
+        if isinstance(answer, Problem) and self._task is not None:
+            return await self._task.check(answer, stated, self._equivalence)
         if isinstance(answer, Problem):
             return registry.check_answer(answer, stated)
         if stated is None:

@@ -38,7 +38,10 @@ _SAVE_SECONDS = 60.0
 @prm.command("rollouts")
 def rollouts(
     problems: Annotated[
-        str, typer.Argument(help='countdown or words (training problems), or JSONL with "question" and "answer".')
+        str,
+        typer.Argument(
+            help='Training problems of countdown, words or reasoning-gym:TASK, or JSONL with "question" and "answer".'
+        ),
     ],
     out: Annotated[Path, typer.Argument(help="JSONL file to write; one with the same settings is continued.")],
     model: Annotated[str | None, typer.Option(help="The policy: a bundled model, a folder, or NAME=FOLDER.")] = None,

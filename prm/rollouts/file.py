@@ -5,7 +5,8 @@ Its lines, in the order in which they were written:
 * ``{"settings": {…}}``, the first one: a run with other settings cannot resume from the file;
 * ``{"piece": [key, solution, index], "text", "ids", "ended"}``: a step that the policy generated;
 * ``{"completion": [key, solution, step, index], "right", "tokens"}``: one completion of a step;
-* ``{"solution": [key, index], "id", "question", "steps", "hard", "soft"}``: a complete example.
+* ``{"solution": [key, index], "id", "question", "steps", "hard", "soft"}``: a complete example;
+  with ``"examples"`` if the policy saw solved questions before this one.
 """
 
 from __future__ import annotations
@@ -43,6 +44,8 @@ class LabelledSolution:
     steps: tuple[str, ...]
     hard: tuple[int, ...]
     soft: tuple[float, ...] | None
+    examples: tuple[tuple[str, str], ...] = ()
+    """Questions with solutions that the policy saw before the question."""
 
 
 class RolloutFile:
@@ -100,6 +103,7 @@ class RolloutFile:
     def finish(self, key: SolutionKey, solution: LabelledSolution) -> None:
         line = {"solution": list(key), "id": solution.id, "question": solution.question, "steps": solution.steps}
         line |= {"hard": solution.hard} | ({} if solution.soft is None else {"soft": solution.soft})
+        line |= {"examples": solution.examples} if solution.examples else {}
         self._write(line)
         self._mark_done(key, solution.hard)
 

@@ -18,6 +18,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Itera
 from contextlib import aclosing
 from dataclasses import asdict, dataclass, field
 from hashlib import blake2b
+from itertools import chain
 from pathlib import Path
 
 from engine.protocol.types import (
@@ -38,6 +39,8 @@ class RolloutProblem:
 
     id: str
     question: str
+    examples: tuple[tuple[str, str], ...] = ()
+    """Questions with solutions that the policy sees before the question, as turns of the chat."""
 
     @property
     def key(self) -> str:
@@ -153,7 +156,10 @@ class _Run:
             self.on_progress(self.stats)
 
     async def _label(self, problem: RolloutProblem, key: SolutionKey) -> None:
-        conversation = [{"role": "user", "content": problem.question}]
+        turns = [*chain.from_iterable(problem.examples), problem.question]
+        conversation = [
+            {"role": "assistant" if index % 2 else "user", "content": text} for index, text in enumerate(turns)
+        ]
         prompt = await self.engine.tokenize(self.plan.model, conversation)
         lease = f"rollouts-{uuid.uuid4().hex}"  # keeps the prefixes of the steps in the cache
         pieces = await self._solve(prompt, key, lease)
@@ -171,7 +177,7 @@ class _Run:
         steps = tuple(pieces[end].text.removesuffix(self.plan.separator).strip() for end in ends)
         hard = tuple(int(share > 0) for share in shares)
         soft = None if self.plan.early else tuple(shares)
-        self.file.finish(key, LabelledSolution(problem.id, problem.question, steps, hard, soft))
+        self.file.finish(key, LabelledSolution(problem.id, problem.question, steps, hard, soft, problem.examples))
 
     async def _solve(self, prompt: tuple[int, ...], key: SolutionKey, lease: str) -> list[SampledStep]:
         """Generate a solution step by step, so that the token ids at each step's end are known."""

@@ -196,7 +196,7 @@ def _spec(setting: EvaluationContext, stage: Stage, problem: Problem, case: Stra
     noise = blake2b(f"{stage.seed}/{problem.id}".encode(), digest_size=8)
     return JobSpec.model_validate(
         {
-            "problem": problem.text,
+            "messages": problem.to_messages(),
             "model": stage.model,
             "strategy": case.to_spec(stage.n),
             "verifier": None if setting.verifier is None else {"model": setting.verifier},

@@ -66,7 +66,7 @@ def open_suite_to_fit(where: str, limit: int) -> Suite:
     """
     if where in SUITES:
         return replace(open_suite(where, limit=1), problems=problems_to_fit(where, limit))
-    return open_suite(where, limit=limit, seed=GYM_SEED)
+    return open_suite(where, limit=limit, seed=GYM_SEED, apart_from=[0])
 
 
 def problems_to_fit(suite: str, limit: int) -> list[Problem]:
@@ -177,7 +177,7 @@ async def _run(
 ) -> Trial:
     journal, equal = MemoryJournal(), Equivalence()
     spec = JobSpec(
-        problem=problem.text,
+        messages=problem.to_messages(),
         strategy=stage,
         sampling={"temperature": suite.temperature},
         answer=suite.answer,

@@ -6,46 +6,67 @@ Rewards".
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
+import json
+from collections.abc import Collection, Iterable
 from typing import Any
 
 from reasoner.answers.equivalence import Equivalence
 from reasoner.evaluation.suites.files import INSTRUCTION, TEMPERATURE
-from reasoner.evaluation.suites.problem import Problem
+from reasoner.evaluation.suites.problem import Examples, Problem
 from reasoner.evaluation.suites.suite import Suite, SuiteError
 from reasoner.jobs.spec import MAX_PROBLEM_CHARS
 
 PREFIX = "reasoning-gym:"
+DEFAULT_SIZE = 600
+"""Number of problems of an evaluation that are kept apart from those of a fit."""
+ATTEMPTS = 10
+"""Generated entries per problem asked for, after which a task counts as exhausted."""
+SHOTS = "shots"
+"""Parameter beside the task's own: number of solved problems before the question, as turns of the chat."""
+SHOTS_SEED = 1_000_001
+MAX_SHOTS = 16
 FULL = 1.0
 """Score of a right answer. Tasks give partial scores to answers that are close or only well-formed."""
 
 
-def open_task(task: str, limit: int, seed: int) -> Suite:
-    """Return ``limit`` problems of a task. Raises ``SuiteError`` for an unknown task or if the package is missing."""
+def open_task(name: str, limit: int, seed: int, *, apart_from: Iterable[int] = ()) -> Suite:
+    """Return at most ``limit`` distinct problems of a task, named with its parameters: ``chain_sum?max_terms=2``.
+
+    Problems that the seeds ``apart_from`` generate for an evaluation of usual size are left out. Raises ``SuiteError``
+    for an unknown task or parameter, or if the package is missing.
+    """
     try:
-        from reasoning_gym import create_dataset
         from reasoning_gym.factory import DATASETS
     except ImportError as error:
         raise SuiteError(
-            f"{PREFIX}{task} needs the package reasoning-gym: pip install 'reasoner[gym]' ({error})"
+            f"{PREFIX}{name} needs the package reasoning-gym: pip install 'reasoner[gym]' ({error})"
         ) from None
+    task, _, settings = name.partition("?")
     if task not in DATASETS:
         near = difflib.get_close_matches(task, DATASETS, n=5, cutoff=0.4)
         raise SuiteError(
             f"reasoning-gym has no task {task!r}; {'near it: ' + ', '.join(near) if near else _some(DATASETS)}"
         )
-    try:
-        dataset = create_dataset(task, size=limit, seed=seed)
-    except (AssertionError, ValueError) as error:
-        raise SuiteError(f"{PREFIX}{task} cannot be made with its defaults: {error}") from None
+    params = _parse_params(name, settings, DATASETS[task][1])
+    shots = params.pop(SHOTS, 0)
+    if not (isinstance(shots, int) and 0 <= shots <= MAX_SHOTS):
+        raise SuiteError(f"{PREFIX}{name}: {SHOTS}={shots} must be a whole number from 0 to {MAX_SHOTS}")
+    examples = _make_examples(name, task, params, shots)
+    taken = {question for question, _ in examples}
+    for other in apart_from:
+        others = _generate(name, task, params, DEFAULT_SIZE, other, taken)[1]
+        taken.update(entry["question"].strip() for entry in others)
+    dataset, generated = _generate(name, task, params, limit, seed, taken)
     entries: dict[str, dict[str, Any]] = {}
     problems = []
-    for index, entry in enumerate(dataset):
-        text = f"{entry['question'].strip()}\n\n{INSTRUCTION}"
+    for index, entry in enumerate(generated):
+        text = entry["question"].strip() if examples else f"{entry['question'].strip()}\n\n{INSTRUCTION}"
         if len(text) > MAX_PROBLEM_CHARS:
-            raise SuiteError(f"{PREFIX}{task}, problem {index}: longer than {MAX_PROBLEM_CHARS} characters")
-        answer = entry.get("answer")
-        problem = Problem(f"{task}-{seed}-{index}", PREFIX + task, "", text, "" if answer is None else str(answer), {})
+            raise SuiteError(f"{PREFIX}{name}, problem {index}: longer than {MAX_PROBLEM_CHARS} characters")
+        answer = "" if entry.get("answer") is None else str(entry["answer"])
+        problem = Problem(f"{task}-{seed}-{index}", PREFIX + name, "", text, answer, {}, examples)
         entries[problem.id] = entry
         problems.append(problem)
 
@@ -56,7 +77,55 @@ def open_task(task: str, limit: int, seed: int) -> Suite:
             return False
         return float(score) >= FULL
 
-    return Suite(PREFIX + task, problems, rule, TEMPERATURE, "text")
+    return Suite(PREFIX + name, problems, rule, TEMPERATURE, "text")
+
+
+def _parse_params(name: str, settings: str, config: Any) -> dict[str, Any]:
+    """Parse ``KEY=VALUE&KEY=VALUE`` with values in JSON or plain text; the keys are fields of the task's config."""
+    known = [field.name for field in dataclasses.fields(config) if field.name not in ("seed", "size")] + [SHOTS]
+    params: dict[str, Any] = {}
+    for setting in filter(None, settings.split("&")):
+        key, equals, value = setting.partition("=")
+        if not equals:
+            raise SuiteError(f"{PREFIX}{name}: {setting!r} is not KEY=VALUE; write TASK?KEY=VALUE&KEY=VALUE")
+        if key not in known:
+            raise SuiteError(f"{PREFIX}{name}: no parameter {key!r}; the task has {', '.join(known) or 'none'}")
+        try:
+            params[key] = json.loads(value)
+        except ValueError:
+            params[key] = value
+    return params
+
+
+def _make_examples(name: str, task: str, params: dict[str, Any], shots: int) -> Examples:
+    """Return ``shots`` problems of the task with their answers, which no evaluation and no fit contains."""
+    entries = _generate(name, task, params, shots, SHOTS_SEED, ())[1] if shots else []
+    if any(entry.get("answer") is None for entry in entries):
+        raise SuiteError(f"{PREFIX}{name}: the task states no answers, so that it has no {SHOTS}")
+    return tuple((entry["question"].strip(), f"The answer is {entry['answer']}.") for entry in entries)
+
+
+def _generate(
+    name: str, task: str, params: dict[str, Any], limit: int, seed: int, taken: Collection[str]
+) -> tuple[Any, list[dict[str, Any]]]:
+    """Return the task's dataset, and its first ``limit`` entries with distinct questions that are not ``taken``."""
+    from reasoning_gym import create_dataset
+
+    try:
+        attempts = ATTEMPTS * limit + len(taken)
+        dataset = create_dataset(task, size=attempts, seed=seed, **params)
+        entries: dict[str, dict[str, Any]] = {}
+        for index in range(attempts):
+            if len(entries) == limit:
+                break
+            entry = dataset[index]
+            question = entry["question"].strip()
+            if question not in taken:
+                entries.setdefault(question, entry)
+    except Exception as error:  # whatever a generator raises on parameters that contradict each other
+        given = ", ".join(f"{key}={value!r}" for key, value in params.items()) or "its defaults"
+        raise SuiteError(f"{PREFIX}{name} cannot be made with {given}: {error or type(error).__name__}") from None
+    return dataset, list(entries.values())
 
 
 def _some(tasks: dict[str, Any]) -> str:

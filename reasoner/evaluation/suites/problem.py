@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, Literal
 
 Split = Literal["train", "heldout"]
+
+Examples = tuple[tuple[str, str], ...]
+"""Pairs of a question and its solution."""
 
 HELDOUT_ONE_IN = 10
 """Reciprocal of the fraction of canonical problems that are held out."""
@@ -26,6 +30,15 @@ class Problem:
     text: str
     answer: str
     data: dict[str, Any] = field(hash=False)
+    examples: Examples = ()
+    """Questions with solutions that the model sees before the problem, as turns of the chat."""
+
+    def to_messages(self) -> list[dict[str, str]]:
+        """Return the examples and the problem as chat messages."""
+        turns = [*chain.from_iterable(self.examples), self.text]
+        return [
+            {"role": "assistant" if index % 2 else "user", "content": content} for index, content in enumerate(turns)
+        ]
 
 
 def hash_problem(canonical: str) -> int:

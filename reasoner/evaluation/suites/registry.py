@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 
@@ -17,13 +18,14 @@ SUITES = tuple(_FAMILIES)
 DEFAULT_SIZE = 600
 
 
-def open_suite(where: str, *, limit: int, seed: int = 0) -> Suite:
+def open_suite(where: str, *, limit: int, seed: int = 0, apart_from: Sequence[int] = ()) -> Suite:
     """Open a bundled suite, a ``.jsonl`` file or ``reasoning-gym:TASK``, with at most ``limit`` problems.
 
-    Another ``seed`` generates other problems, except from a file. Raises ``SuiteError``.
+    Another ``seed`` generates other problems, except from a file; problems of reasoning-gym are distinct, and none is
+    among those of the seeds ``apart_from``. Raises ``SuiteError``.
     """
     if where.startswith(PREFIX):
-        return open_task(where.removeprefix(PREFIX), limit, seed)
+        return open_task(where.removeprefix(PREFIX), limit, seed, apart_from=apart_from)
     if where in SUITES:
         return Suite(
             where, load_problems(where, limit=limit, seed=seed), _bundled, get_family(where).TEMPERATURE, "text"

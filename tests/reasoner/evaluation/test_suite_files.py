@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import json
 import sys
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -151,14 +152,27 @@ def test_an_unknown_suite_is_refused_with_the_known_ones(tmp_path: Path) -> None
 # reasoning-gym: a stand-in of its interface, and the package itself where it is installed.
 
 
-class Dataset:
-    def __init__(self, size: int, seed: int) -> None:
-        self.entries = [
-            {"question": f"{seed}+{index}?", "answer": str(seed + index), "metadata": {}} for index in range(size)
-        ]
+@dataclasses.dataclass
+class SumsConfig:
+    seed: int = 0
+    size: int = 0
+    largest: int = 1000
 
-    def __iter__(self) -> Any:
-        return iter(self.entries)
+    def __post_init__(self) -> None:
+        if self.largest < 1:
+            raise AssertionError("largest must be positive")
+
+
+class Sums:
+    """Questions ``seed+index?``, which repeat after ``largest``."""
+
+    def __init__(self, config: SumsConfig) -> None:
+        self.config = config
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        assert index < self.config.size
+        index %= self.config.largest
+        return {"question": f"{self.config.seed}+{index}?", "answer": str(self.config.seed + index), "metadata": {}}
 
     def score_answer(self, answer: str | None, entry: dict[str, Any]) -> float:
         if answer == "?":
@@ -166,19 +180,70 @@ class Dataset:
         return 1.0 if answer == entry["answer"] else 0.5 if entry["answer"] in (answer or "") else 0.0
 
 
-async def test_only_the_full_score_of_a_gym_task_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def sums(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replace the package by one with two tasks of the same shape."""
     module, factory = ModuleType("reasoning_gym"), ModuleType("reasoning_gym.factory")
-    module.__dict__["create_dataset"] = lambda task, size, seed: Dataset(size, seed)
-    factory.__dict__["DATASETS"] = {"sums": SimpleNamespace(), "products": SimpleNamespace()}
+    module.__dict__["create_dataset"] = lambda task, **params: Sums(SumsConfig(**params))
+    factory.__dict__["DATASETS"] = {"sums": (Sums, SumsConfig), "products": (Sums, SumsConfig)}
     monkeypatch.setitem(sys.modules, "reasoning_gym", module)
     monkeypatch.setitem(sys.modules, "reasoning_gym.factory", factory)
+
+
+@pytest.mark.usefixtures("sums")
+async def test_only_the_full_score_of_a_gym_task_is_right() -> None:
     suite = open_suite("reasoning-gym:sums", limit=3, seed=4)
     assert [problem.answer for problem in suite.problems] == ["4", "5", "6"]
     assert await right(suite, suite.problems[1], "5")
     assert not await right(suite, suite.problems[1], "it is 5")
     assert not await right(suite, suite.problems[1], "?")
-    with pytest.raises(SuiteError, match="no task 'sum'; near it: sums"):
-        open_suite("reasoning-gym:sum", limit=1)
+
+
+@pytest.mark.usefixtures("sums")
+def test_a_gym_task_takes_parameters_and_repeats_no_question() -> None:
+    suite = open_suite("reasoning-gym:sums?largest=4", limit=30)
+    assert suite.name == "reasoning-gym:sums?largest=4"
+    assert [problem.text.partition("?")[0] for problem in suite.problems] == ["0+0", "0+1", "0+2", "0+3"]
+    assert len(open_suite("reasoning-gym:sums?largest=4", limit=3).problems) == 3
+
+
+@pytest.mark.usefixtures("sums")
+def test_problems_of_other_seeds_are_kept_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Sums, "__getitem__", lambda self, index: {"question": f"{index}?", "answer": "1"})  # any seed
+    suite = open_suite("reasoning-gym:sums", limit=5, seed=9, apart_from=[0])
+    assert [problem.text.partition("?")[0] for problem in suite.problems] == ["600", "601", "602", "603", "604"]
+
+
+@pytest.mark.usefixtures("sums")
+def test_shots_are_solved_problems_before_the_question() -> None:
+    suite = open_suite("reasoning-gym:sums?largest=30&shots=2", limit=2)
+    *shown, question = suite.problems[0].to_messages()
+    assert [message["role"] for message in shown] == ["user", "assistant", "user", "assistant"]
+    assert [message["content"] for message in shown] == [
+        "1000001+0?", "The answer is 1000001.", "1000001+1?", "The answer is 1000002.",
+    ]  # fmt: skip
+    assert question == {"role": "user", "content": "0+0?"}
+    (alone,) = open_suite("reasoning-gym:sums", limit=1).problems[0].to_messages()
+    assert alone["content"].startswith("0+0?\n\n")
+
+
+@pytest.mark.usefixtures("sums")
+@pytest.mark.parametrize(
+    ("task", "said"),
+    [
+        ("sum", "no task 'sum'; near it: sums"),
+        ("sums?smallest=1", "sums?smallest=1: no parameter 'smallest'; the task has largest, shots"),
+        ("sums?largest", "'largest' is not KEY=VALUE; write TASK?KEY=VALUE&KEY=VALUE"),
+        ("sums?largest=0", "cannot be made with largest=0: largest must be positive"),
+        ("sums?largest=x", "cannot be made with largest='x': '<' not supported"),
+        ("sums?shots=17", "shots=17 must be a whole number from 0 to 16"),
+        ("sums?shots=some", "shots=some must be a whole number from 0 to 16"),
+    ],
+)
+def test_a_wrong_task_or_parameter_is_named_with_the_known_ones(task: str, said: str) -> None:
+    with pytest.raises(SuiteError) as caught:
+        open_suite(f"reasoning-gym:{task}", limit=1)
+    assert said in str(caught.value)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("reasoning_gym") is not None, reason="the package is installed")
