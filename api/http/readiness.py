@@ -9,6 +9,7 @@ import structlog
 from api.http.model_catalog import ModelCatalog
 from engine.protocol.types import EngineClient, EngineError, EngineUnavailable, ModelInfo
 from prm.scorers.steps import StepScorer
+from reasoner.search.model_selection import can_score_steps, verifier_selector
 from workers.config.settings import Settings
 
 TIMEOUT_SECONDS = 2.0
@@ -32,10 +33,19 @@ class Readiness:
         Raises ``EngineError`` when no engine answers in time.
         """
         served = {info.id: info for info in await self._catalog.models()}
+        needed = {settings.model_name: "REASONER_MODEL"}
+        if settings.prm_name is not None:
+            needed.setdefault(settings.prm_name, "REASONER_PRM")
+        for name, profile in settings.models.items():
+            if profile.path is not None or profile.url:
+                needed.setdefault(name, f"models.{name}")
+            verifier = verifier_selector(settings.default_verifier(name))
+            if verifier is not None and verifier.name is not None and "verifier" in profile.model_fields_set:
+                needed.setdefault(verifier.name, f"models.{name}.verifier")
         problems = [
             problem
-            for setting, name in (("REASONER_MODEL", settings.model_name), ("REASONER_PRM", settings.prm_name))
-            if name is not None and (problem := await self._find_problem(setting, name, served)) is not None
+            for name, setting in needed.items()
+            if (problem := await self._find_problem(setting, name, served)) is not None
         ]
         if problems and problems != self._logged:
             log.warning("not ready: default jobs would fail", problems=problems)
@@ -50,9 +60,9 @@ class Readiness:
             return None
         try:
             async with asyncio.timeout(TIMEOUT_SECONDS):
-                if setting == "REASONER_PRM":
+                if setting == "REASONER_PRM" or can_score_steps(served[name]):
                     await StepScorer(self._engine, served[name]).encode_question(_QUESTION)
-                else:
+                elif served[name].kind == "generate":
                     await self._engine.tokenize(name, _QUESTION)
         except TimeoutError:
             raise EngineUnavailable(f"the engine did not tokenize a prompt within {TIMEOUT_SECONDS:g} s") from None

@@ -50,8 +50,8 @@ def run_private_engine(settings: Settings, console: Console, more: Sequence[str]
     ``ConfigError``.
     """
     check_models(settings)
-    if settings.engine_url:
-        yield settings.engine_url
+    if not settings.has_local_engine:
+        yield settings.engine_addresses
         return
     folder = Path(tempfile.mkdtemp(prefix="reasoner-"))
     address, log = socket_path(folder).with_name("engine.sock"), folder / "engine.log"

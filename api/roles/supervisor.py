@@ -25,7 +25,7 @@ from workers.broker.embedded import EmbeddedBroker, broker_url, socket_path
 from workers.config.engine_options import ENGINE_OPTIONS
 from workers.config.model_folders import check_models
 from workers.config.settings import QUEUES, Settings
-from workers.config.types import ConfigError, is_loopback, require_model_folder, served_name
+from workers.config.types import ConfigError, is_loopback, require_model_folder
 from workers.processes.children import StartError, make_private_folder, read_tail, spawn, stop, wait_for_exit
 from workers.processes.shutdown import interruptible, is_forced, uninterrupted
 from workers.store.keys import has_stored_keys
@@ -144,7 +144,7 @@ class Supervisor:
             )
         check_models(settings)
         check_port(settings.host, settings.port)
-        local_engine = not settings.engine_url
+        local_engine = settings.has_local_engine
         engine = engine_command(settings, ["--uds", str(engine_socket)]) if local_engine else []
         self.log_dir.mkdir(parents=True, exist_ok=True)
         make_private_folder(socket_folder)
@@ -156,11 +156,12 @@ class Supervisor:
             self._broker.start()
             redis_url = self._broker.url
         check_bind(settings)
-        addresses = {"redis_url": redis_url, "engine_url": settings.engine_url or (f"unix://{engine_socket}",)}
+        addresses: dict[str, object] = {"redis_url": redis_url}
+        if local_engine:
+            addresses["engine_url"] = (f"unix://{engine_socket}",)
         env = os.environ | settings.model_copy(update=addresses).environment()
         if local_engine:
-            names = [settings.model_name, *([] if settings.prm_name is None else [settings.prm_name])]
-            self._say(f"starting the engine with {' and '.join(names)}")
+            self._say(f"starting the engine with {' and '.join(settings.local_models())}")
             self._launch("engine", engine, env)
         self._say("starting the worker and the API")
         for name, slots, queues in worker_pools(settings):
@@ -277,10 +278,10 @@ ENGINE_SETTINGS = (*(name for name in ENGINE_OPTIONS if f"engine_{name}" in Sett
 def engine_command(settings: Settings, where: Sequence[str]) -> list[str]:
     """Return the command line of an engine server with the configured models. Raises ``ConfigError``."""
     command = [sys.executable, "-m", "engine.server.app", *where]
-    served = [(settings.model_name, settings.model, "model")]
-    if settings.verifier is not None and not settings.prm_url:
-        served.append((served_name(settings.verifier), settings.verifier, "prm"))
-    for name, value, setting in served:
+    served = settings.local_models()
+    if not served:
+        raise ConfigError("all models have servers of their own: there is nothing to load here")
+    for name, (setting, value) in served.items():
         command += ["--model", f"{name}={require_model_folder(value, setting)}"]
     values = {name: getattr(settings, f"engine_{name}") for name in ENGINE_SETTINGS}
     probe = settings.probe if settings.probe in ("auto", "off") else Path(settings.probe).expanduser().absolute()

@@ -25,7 +25,7 @@ router = APIRouter(tags=["service"], responses={"default": {"model": ProblemDocu
 async def strategies(state: State, _: AnyPrincipal) -> dict[str, Any]:
     """``default`` is the strategy of a job that names none. Strategies that are not ``available`` need a verifier, and
     the service has no process reward model: the job must bring a ``verifier`` of its own."""
-    has_verifier = state.settings.prm_name is not None
+    has_verifier = state.settings.default_verifier(state.settings.model_name) is not None
     listed = [
         {"name": name, "available": has_verifier or not schema["needs_verifier"], **schema}
         for name, schema in describe_strategies().items()

@@ -13,16 +13,21 @@ from docs.generate import command_line, http, metrics, models, settings
 from docs.generate.stage import STAGE, stage
 from engine.server.app import create_app as create_engine_app
 from engine.server.metrics import EngineCollector
-from reasoner.admission.defaults import ModelDefaults
 from reasoner.admission.effort import Effort
 from reasoner.budget.prices import Prices
 from reasoner.jobs.verifier_specs import VERIFIER_KINDS
 from reasoner.strategies.registry import describe_strategies
+from workers.config.model_profiles import ModelProfile
 from workers.config.rate_limits import Limits
 from workers.config.settings import RELOADABLE, Settings
 from workers.store.reaping import DEAD
 
-NESTED = {"[prices.MODEL]": Prices, "[effort.NAME]": Effort, "[models.MODEL]": ModelDefaults, "[limits]": Limits}
+NESTED = {
+    "[models.NAME]": ModelProfile,
+    "[models.NAME.prices]": Prices,
+    "[effort.NAME]": Effort,
+    "[limits]": Limits,
+}
 
 
 class _IdleEngine:

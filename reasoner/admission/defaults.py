@@ -3,31 +3,89 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any, Self
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field, model_validator
 
 from reasoner.admission.effort import DefaultStrategy, Effort
+from reasoner.answers.spec import AnswerSpec
 from reasoner.base_model import StrictModel
+from reasoner.budget.prices import Prices
 from reasoner.budget.spec import Budget
-from reasoner.jobs.spec import JobSpec, Sampling
+from reasoner.jobs.spec import JobSpec, MaxTokens, PromptTemplate, Sampling, StopStrings, TemplateKwargs, Text
+from reasoner.jobs.verifier_specs import Verifier
+
+NO_VERIFIER = "none"
+_COPIED = ("system", "prompt", "stop", "answer")
+"""Fields that a job has under the same name, each taken over as a whole."""
+
+
+def _parse_verifier_name(value: Any) -> Any:
+    if value == NO_VERIFIER:
+        return None
+    return {"model": value} if isinstance(value, str) else value
 
 
 class ModelDefaults(StrictModel):
     """Defaults of one model. A job's own settings take precedence, those of ``sampling`` field by field."""
 
-    sampling: Sampling = Field(default_factory=Sampling)
+    system: Text | None = Field(None, description="The system message.")
+    prompt: PromptTemplate | None = Field(
+        None, description="The template of questions, in which {problem} stands for the question."
+    )
+    sampling: Sampling = Field(
+        default_factory=Sampling, description="The sampling parameters; by default the model's own."
+    )
+    max_tokens: MaxTokens | None = Field(None, description="The length of the longest solution, in tokens.")
+    stop: StopStrings = Field(default_factory=list, description="The texts that end a solution.")
+    chat_template_kwargs: TemplateKwargs = Field(
+        default_factory=dict, description="Variables of the chat template, such as enable_thinking."
+    )
+    verifier: Annotated[Verifier | None, BeforeValidator(_parse_verifier_name)] = Field(
+        None,
+        description="The verifier: the name of a served process reward model, a table as in a job, or none; the "
+        "default is none, and for the bundled policies the bundled one.",
+    )
+    answer: AnswerSpec | None = Field(None, description="How answers are found and compared, as in a job.")
     budget: Budget = Field(default_factory=Budget)
     strategy: DefaultStrategy | None = Field(None, description="A name, or a name with parameters.")
+    prices: Prices | None = Field(None, description="The prices of a million tokens. Required for budgets in money.")
+
+    @model_validator(mode="after")
+    def _check_one_max_tokens(self) -> Self:
+        if self.max_tokens is not None and self.sampling.max_tokens is not None:
+            raise ValueError("give either 'max_tokens' or 'max_tokens' in 'sampling', not both")
+        return self
+
+    def merge(self, more: ModelDefaults) -> Self:
+        """Return the defaults with those that ``more`` sets, of ``sampling`` and ``chat_template_kwargs`` in parts."""
+        changes = {name: getattr(more, name) for name in more.model_fields_set if name in type(self).model_fields}
+        if "sampling" in changes:
+            given = more.sampling.model_dump(exclude_unset=True)
+            changes["sampling"] = self.sampling.model_copy(update=given)
+        if "chat_template_kwargs" in changes:
+            changes["chat_template_kwargs"] = self.chat_template_kwargs | more.chat_template_kwargs
+        return self.model_copy(update=changes)
 
 
 def apply_defaults(spec: JobSpec, defaults: ModelDefaults, efforts: Mapping[str, Effort]) -> JobSpec:
     """Return the job with defaults for the fields that it leaves open. A named effort's strategy takes precedence.
 
-    The compatibility of the default strategy with the rest of the job is checked by ``check_job``.
+    The compatibility of the default strategy with the rest of the job is checked by ``check_job``; the default verifier
+    is applied by ``admission.resolve``.
     """
-    given = spec.sampling.model_dump(exclude_unset=True)
-    changes: dict[str, Any] = {"sampling": defaults.sampling.model_dump(exclude_unset=True) | given}
+    changes: dict[str, Any] = {
+        name: getattr(defaults, name)
+        for name in _COPIED
+        if name in defaults.model_fields_set and name not in spec.model_fields_set
+    }
+    if spec.has_system_message:
+        changes.pop("system", None)
+    sampling = defaults.sampling.model_dump(exclude_none=True)
+    if defaults.max_tokens is not None:
+        sampling["max_tokens"] = defaults.max_tokens
+    changes["sampling"] = sampling | spec.sampling.model_dump(exclude_unset=True)
+    changes["chat_template_kwargs"] = defaults.chat_template_kwargs | spec.chat_template_kwargs
     named = efforts.get(spec.budget.effort or "")
     if defaults.strategy is not None and "strategy" not in spec.model_fields_set and not (named and named.strategy):
         changes["strategy"] = defaults.strategy.model_dump()

@@ -9,7 +9,7 @@ from typing import cast
 
 from engine.client.local_tokenizer import LocalTokenizer, chat_template
 from engine.protocol.types import EngineClient, EngineError, ModelInfo, TemplateKwargs
-from prm.formats.registry import FORMAT_NOTE
+from prm.formats.registry import FORMAT_NOTE, find_format
 from prm.scorers.outcome import is_outcome_model
 from prm.scorers.steps import StepScorer
 
@@ -21,6 +21,13 @@ def check_policy(folder: Path) -> None:
             f"{folder} has no chat template, and questions are asked as chat messages: give it a chat_template.jinja "
             "or a chat_template in tokenizer_config.json, or take the model's instruction-tuned variant"
         )
+
+
+def is_language_model(folder: Path) -> bool:
+    """Return True for a model that writes text and is not known to score steps."""
+    text = LocalTokenizer(folder)
+    info = ModelInfo("", text.kind, 0, text.vocab_size, 0, extra=text.notes, architecture=text.architecture)
+    return text.kind == "generate" and find_format(info) is None
 
 
 def check_prm(folder: Path, name: str, format_name: str | None) -> None:

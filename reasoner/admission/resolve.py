@@ -10,6 +10,7 @@ from engine.protocol.types import EngineError, InvalidRequest, ModelInfo
 from reasoner.admission.defaults import ModelDefaults, apply_defaults
 from reasoner.admission.effort import Effort, apply_effort
 from reasoner.admission.validation import JobRefused, check_job
+from reasoner.base_model import VerifierSpec
 from reasoner.budget.prices import Prices, check_budget
 from reasoner.budget.spec import Budget
 from reasoner.jobs.spec import FALLBACK_STRATEGY, JobSpec, StrategySpec
@@ -24,13 +25,15 @@ class ServiceDefaults(Protocol):
     @property
     def model_name(self) -> str: ...
     @property
-    def prm_name(self) -> str | None: ...
-    @property
     def budget_tokens(self) -> int: ...
     @property
     def budget_seconds(self) -> float: ...
     @property
     def models(self) -> Mapping[str, ModelDefaults]: ...
+    def default_verifier(self, model: str) -> VerifierSpec | None:
+        """Return the verifier of jobs of a model that name none."""
+        ...
+
     @property
     def effort(self) -> Mapping[str, Effort]: ...
     @property
@@ -61,25 +64,32 @@ async def resolve_batch_job(spec: JobSpec, service: ServiceDefaults, catalog: Mo
 
 
 def use_available_verifier(spec: JobSpec, service: ServiceDefaults) -> JobSpec:
-    """Check the job, and return it without a verifier if it leaves the choice open and the service has none.
+    """Check the job, and return it with its model's verifier, or without one, if it leaves the choice open.
 
-    Raises ``JobRefused`` for a job that cannot run, or that needs a verifier.
+    A process reward model is named when the job is resolved. Raises ``JobRefused`` for a job that cannot run, or that
+    needs a verifier.
     """
     check_job(spec)
-    if service.prm_name is not None or not isinstance(spec.verifier, PrmVerifier) or spec.verifier.model is not None:
+    if not isinstance(spec.verifier, PrmVerifier) or spec.verifier.model is not None:
         return spec
+    model = spec.model or service.model_name
+    default = service.default_verifier(model)
+    if isinstance(default, PrmVerifier):
+        return spec
+    if "verifier" in spec.model_fields_set:
+        message = f"model {model!r} has no process reward model by default: name a served 'model', or another 'kind'"
+        raise JobRefused("no-verifier", "verifier", message)
     name = spec.strategy.name
-    if "strategy" in spec.model_fields_set and STRATEGIES[name].needs_verifier:
+    if default is None and "strategy" in spec.model_fields_set and STRATEGIES[name].needs_verifier:
         message = (
-            f"strategy {name!r} needs a verifier, and this service has no process reward model of its own: give the "
-            f"job a 'verifier', such as a rule or a judge, or use {FALLBACK_STRATEGY}; "
-            "the operator may set REASONER_PRM"
+            f"strategy {name!r} needs a verifier, and model {model!r} has none by default: give the job a 'verifier', "
+            f"such as a rule or a judge, or use {FALLBACK_STRATEGY}; the operator may set REASONER_PRM, or 'verifier' "
+            f"in [models.{model}]"
         )
         raise JobRefused("no-verifier", "strategy", message)
-    if "verifier" in spec.model_fields_set:
-        message = "this service has no process reward model of its own: name a served 'model', or another 'kind'"
-        raise JobRefused("no-verifier", "verifier", message)
-    return JobSpec.model_validate(spec.model_dump(exclude_unset=True) | {"verifier": None})
+    changes = {"verifier": None if default is None else default.model_dump()}
+    spec = JobSpec.model_validate(spec.model_dump(exclude_unset=True) | changes)
+    return _check_default(spec, "verifier")
 
 
 async def _complete(spec: JobSpec, service: ServiceDefaults, catalog: ModelCatalog) -> JobSpec:
@@ -102,7 +112,10 @@ async def _complete(spec: JobSpec, service: ServiceDefaults, catalog: ModelCatal
     }
     match spec.verifier:
         case PrmVerifier(model=None):
-            changes["verifier"] = spec.verifier.model_copy(update={"model": service.prm_name})
+            default = service.default_verifier(model)
+            assert isinstance(default, PrmVerifier)  # else ``use_available_verifier`` has replaced it
+            given = {name: getattr(spec.verifier, name) for name in spec.verifier.model_fields_set}
+            changes["verifier"] = default.model_copy(update=given | {"model": default.model})
         case JudgeVerifier(model=None):
             changes["verifier"] = spec.verifier.model_copy(update={"model": model})
     info = next((info for info in models or () if info.id == model), None)
@@ -117,13 +130,40 @@ def _apply_model_defaults(spec: JobSpec, service: ServiceDefaults) -> JobSpec:
     defaults = service.models.get(spec.model or service.model_name)
     if defaults is None:
         return spec
-    spec = apply_defaults(spec, defaults, service.effort)
+    return _check_default(apply_defaults(spec, defaults, service.effort), "strategy")
+
+
+def _check_default(spec: JobSpec, field: str) -> JobSpec:
+    """Return the job, whose ``field`` is the model's default. Raises ``JobRefused`` if that does not fit the job."""
     try:
         check_job(spec)
     except JobRefused as refusal:
-        message = f"{refusal.message}; this strategy is the model's default here: name another one"
-        raise JobRefused("invalid-request", "strategy", message) from None
+        message = f"{refusal.message}; this {field} is the model's default here: name another one"
+        raise JobRefused("invalid-request", field, message) from None
     return spec
+
+
+def describe_defaults(info: ModelInfo, service: ServiceDefaults) -> dict[str, Any]:
+    """Return the values in use for the fields that a job of a served model leaves open."""
+    spec = use_available_verifier(JobSpec(problem="?", model=info.id), service)
+    spec = _apply_model_defaults(spec, service)
+    verifier = spec.verifier if spec.verifier is None else service.default_verifier(info.id)
+    prices = service.prices.get(info.id)
+    budget = spec.budget
+    if budget == Budget():
+        budget = Budget(tokens=service.budget_tokens, seconds=service.budget_seconds)
+    return {
+        "system": spec.system,
+        "prompt": spec.prompt,
+        "sampling": spec.sampling.fill(info.sampling).model_dump(),
+        "stop": spec.stop,
+        "chat_template_kwargs": spec.chat_template_kwargs,
+        "verifier": None if verifier is None else verifier.model_dump(),
+        "answer": spec.answer.model_dump(),
+        "strategy": spec.strategy.model_dump(),
+        "budget": budget.model_dump(exclude_none=True),
+        "prices": None if prices is None else prices.model_dump(),
+    }
 
 
 def _named_models(spec: JobSpec) -> list[ModelSelector]:

@@ -136,9 +136,9 @@ def check_budget(budget: Budget, model: str, info: ModelInfo | None, prices: Map
         if not any(listed.model_dump().values()):
             priced = ", ".join(sorted(prices)) or "none"
             raise InvalidRequest(
-                f"budget.cost: model {model!r} has no prices (models with prices: {priced}): write [prices.{model}] "
-                "with prompt, cached and generated, per million tokens, into reasoner.toml, or give tokens, seconds or "
-                "flops",
+                f"budget.cost: model {model!r} has no prices (models with prices: {priced}): write "
+                f"[models.{model}.prices] with prompt, cached and generated, per million tokens, into reasoner.toml, "
+                "or give tokens, seconds or flops",
                 "budget.cost",
             )
         least_money = (listed.generated + min(listed.prompt, listed.cached)) / 1e6

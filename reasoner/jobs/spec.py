@@ -50,6 +50,7 @@ def _check_template_kwargs(value: dict[str, JsonValue]) -> dict[str, JsonValue]:
 
 Text = Annotated[str, Field(min_length=1, max_length=MAX_PROBLEM_CHARS)]
 PromptTemplate = Annotated[Text, AfterValidator(_check_template)]
+MaxTokens = Annotated[int, Field(ge=1, le=MAX_BUDGET_TOKENS)]
 StopStrings = Annotated[
     list[Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]], Field(max_length=MAX_STOPS)
 ]
@@ -74,7 +75,7 @@ class Sampling(StrictModel):
         None, description="The model's own, else 0: all tokens."
     )
     min_p: Annotated[float, Field(ge=0, lt=1)] | None = Field(None, description="The model's own, else 0.")
-    max_tokens: Annotated[int, Field(ge=1, le=MAX_BUDGET_TOKENS)] | None = Field(
+    max_tokens: MaxTokens | None = Field(
         None, description="Longest solution in tokens; without it the model's context is the limit."
     )
 

@@ -35,25 +35,25 @@ class ModelSelector:
 
 def policy_selector(spec: JobSpec) -> ModelSelector:
     """Return the selector of the model that writes the solutions."""
-    return ModelSelector("model", spec.model, _can_generate)
+    return ModelSelector("model", spec.model, can_generate)
 
 
 def verifier_selector(verifier: VerifierSpec | None) -> ModelSelector | None:
     """Return the selector of the verifier's model; ``None`` for a verifier without one."""
     match verifier:
         case PrmVerifier(model=name):
-            return ModelSelector("verifier.model", name, _can_score_steps)
+            return ModelSelector("verifier.model", name, can_score_steps)
         case JudgeVerifier(model=name):
-            return ModelSelector("verifier.model", name, _can_generate)
+            return ModelSelector("verifier.model", name, can_generate)
         case OutcomeVerifier(model=name):
             return ModelSelector("verifier.model", name, is_outcome_model)
     return None
 
 
-def _can_generate(info: ModelInfo) -> bool:
+def can_generate(info: ModelInfo) -> bool:
     return info.kind == "generate" and find_format(info) is None
 
 
-def _can_score_steps(info: ModelInfo) -> bool:
+def can_score_steps(info: ModelInfo) -> bool:
     """Include models without notes on their format: opening them raises an error that names the formats."""
     return find_format(info) is not None or info.architecture.endswith("ForTokenClassification")

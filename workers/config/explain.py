@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel
 
-from reasoner.admission.defaults import ModelDefaults
-from reasoner.admission.effort import Effort
-from reasoner.budget.prices import Prices
-from workers.config.rate_limits import Limits
-
 CONFIG_FILE = "reasoner.toml"
 _SECRETS = ("api_keys", "redis_url", "webhook_secret", "webhook_secrets")
-_TABLES: dict[str, type[BaseModel]] = {"prices": Prices, "effort": Effort, "models": ModelDefaults, "limits": Limits}
-"""Types of the entries of tables by model, by effort or by owner."""
+_MOVED = {"prices": "the prices of a model belong to it: write [models.NAME.prices]"}
+"""Settings of earlier versions, with what to write instead."""
 
 
 def describe_origin(name: str, overrides: dict[str, Any]) -> str:
@@ -26,13 +22,43 @@ def describe_origin(name: str, overrides: dict[str, Any]) -> str:
     return variable if variable in os.environ else f"{CONFIG_FILE}: {name}"
 
 
+def find_moved_variable() -> str | None:
+    """Return the message for an environment variable of an earlier version, which would otherwise be ignored."""
+    given = (name for name in _MOVED if f"REASONER_{name.upper()}" in os.environ)
+    return next((f"REASONER_{name.upper()}: {_MOVED[name]} into {CONFIG_FILE}" for name in given), None)
+
+
 def explain(error: Any, name: str, settings: type[BaseModel]) -> str:
     """Return the message for one of Pydantic's errors about the setting ``name``."""
+    if error["type"] == "extra_forbidden" and len(error["loc"]) == 1 and name in _MOVED:
+        return _MOVED[name]
+    return explain_field(error, settings, shows_value=name not in _SECRETS)
+
+
+def explain_field(error: Any, model: type[BaseModel], *, shows_value: bool = True) -> str:
+    """Return the message for one of Pydantic's errors about a field of ``model``, or of a table in it."""
     if error["type"] == "extra_forbidden":
-        table: Any = _TABLES[name] if len(error["loc"]) > 1 else settings
-        for part in error["loc"][2:-1]:  # without the names of the table and of its entry
-            table = table.model_fields[part].annotation
-        return f"unknown setting {error['loc'][-1]!r}; known settings: {', '.join(sorted(table.model_fields))}"
+        table = _find_table(model, error["loc"][:-1])
+        known = "" if table is None else f"; known settings: {', '.join(sorted(table.model_fields))}"
+        return f"unknown setting {error['loc'][-1]!r}{known}"
     message: str = error["msg"]
-    value = "" if name in _SECRETS else f" (got {error['input']!r})"
-    return message.removeprefix("Value error, ") + value
+    return message.removeprefix("Value error, ") + (f" (got {error['input']!r})" if shows_value else "")
+
+
+def _find_table(model: type[BaseModel], path: Sequence[Any]) -> type[BaseModel] | None:
+    """Return the model of the table at ``path``; ``None`` if it is one of several kinds."""
+    parts = iter(path)
+    for part in parts:
+        if part not in model.model_fields:
+            if model.model_config.get("extra") == "allow":  # the name of an entry, with the same fields
+                continue
+            return None
+        kind: Any = model.model_fields[part].annotation
+        if get_origin(kind) is dict:
+            next(parts, None)  # the name of the entry
+            kind = get_args(kind)[1]
+        tables = [kind for kind in (kind, *get_args(kind)) if isinstance(kind, type) and issubclass(kind, BaseModel)]
+        if len(tables) != 1:
+            return None
+        model = tables[0]
+    return model

@@ -7,7 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from engine.protocol.types import EngineError
-from reasoner.admission.model_checks import check_policy, check_prm
+from prm.formats.registry import FormatName
+from reasoner.admission.model_checks import check_policy, check_prm, is_language_model
+from reasoner.jobs.verifier_specs import PrmVerifier
 from workers.config.settings import Settings
 from workers.config.types import ConfigError, find_model_folder
 
@@ -17,22 +19,30 @@ def check_models(settings: Settings) -> None:
 
     Models on other machines are checked by ``/readyz``.
     """
-    for setting, folder in (
-        ("model", find_model_folder(settings.model)),
-        ("engine_tokenizer", _expanded(settings.engine_tokenizer)),
-    ):
-        if folder is not None:
-            with _named(setting):
+    verifiers = _find_verifiers(settings)
+    folders = [("engine_tokenizer", settings.model_name, _expanded(settings.engine_tokenizer))]
+    if settings.prm_name is not None:
+        folders.append(("prm_tokenizer", settings.prm_name, _expanded(settings.prm_tokenizer)))
+    for name, (setting, value) in settings.local_models().items():
+        folders.append((setting, name, find_model_folder(value)))
+    for setting, name, folder in folders:
+        if folder is None:
+            continue
+        with _named(setting):
+            if name in verifiers:
+                check_prm(folder, name, verifiers[name])
+            elif name == settings.model_name or is_language_model(folder):
                 check_policy(folder)
-    if settings.verifier is None or settings.prm_name is None:
-        return
-    for setting, folder in (
-        ("prm", find_model_folder(settings.verifier)),
-        ("prm_tokenizer", _expanded(settings.prm_tokenizer)),
-    ):
-        if folder is not None:
-            with _named(setting):
-                check_prm(folder, settings.prm_name, settings.prm_format)
+
+
+def _find_verifiers(settings: Settings) -> dict[str, FormatName | None]:
+    """Return the process reward models that policies have by default, with their configured formats."""
+    specs = [settings.default_verifier(name) for name in (settings.model_name, *settings.models)]
+    names = {spec.model for spec in specs if isinstance(spec, PrmVerifier) and spec.model is not None}
+    formats = {name: profile.prm_format for name, profile in settings.models.items()}
+    if settings.prm_name is not None and settings.prm_format is not None:
+        formats[settings.prm_name] = settings.prm_format
+    return {name: formats.get(name) for name in names}
 
 
 def _expanded(folder: Path | None) -> Path | None:

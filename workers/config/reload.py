@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import structlog
 
@@ -17,6 +18,11 @@ CHECK_INTERVAL_SECONDS = 1.0
 """The minimum time between two checks of the file."""
 
 log = structlog.get_logger("reasoner.settings")
+
+
+def _places(settings: Settings) -> dict[str, Any]:
+    """Return where models are served; while a process runs, models stay where they are."""
+    return {name: profile.place for name, profile in settings.models.items() if any(profile.place)}
 
 
 class LiveSettings:
@@ -66,10 +72,13 @@ class LiveSettings:
             return
         self._problem = None
         changed = {name for name in type(read).model_fields if getattr(read, name) != getattr(self._settings, name)}
-        self._settings = self._settings.renewed({name: getattr(read, name) for name in changed & RELOADABLE})
-        log.info("configuration read again", changed=sorted(changed & RELOADABLE))
-        if changed - RELOADABLE:
-            log.warning("settings that hold after a restart only", changed=sorted(changed - RELOADABLE))
+        reloaded = changed & RELOADABLE
+        if _places(read) != _places(self._settings):
+            reloaded -= {"models"}
+        self._settings = self._settings.renewed({name: getattr(read, name) for name in reloaded})
+        log.info("configuration read again", changed=sorted(reloaded))
+        if changed - reloaded:
+            log.warning("settings that hold after a restart only", changed=sorted(changed - reloaded))
 
     def _version(self) -> tuple[int, int, int] | None:
         try:

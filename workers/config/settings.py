@@ -19,35 +19,29 @@ from pydantic_settings import (
 )
 
 from engine.protocol.options import Device, DType, KVDType
-from prm.formats.registry import FormatName
 from reasoner.admission.calibration import load_calibration
 from reasoner.admission.defaults import ModelDefaults
 from reasoner.admission.effort import DEFAULT_EFFORTS, Effort
-from reasoner.budget.prices import Prices
 from reasoner.budget.spec import MAX_BUDGET_SECONDS, MAX_BUDGET_TOKENS
 from reasoner.confidence.calibration import Calibration, CalibrationError
 from reasoner.jobs.spec import FALLBACK_STRATEGY
 from reasoner.strategies.registry import STRATEGIES
 from workers.config.engine_options import ENGINE_OPTIONS, engine_option
-from workers.config.explain import CONFIG_FILE, describe_origin, explain
+from workers.config.explain import CONFIG_FILE, describe_origin, explain, find_moved_variable
+from workers.config.model_settings import ModelSettings
 from workers.config.rate_limits import LimitsTable
 from workers.config.types import (
-    BUNDLED_PRM,
     ConfigError,
     check_url,
     decode_webhook_secret,
-    is_bundled,
     is_loopback,
     require_model_folder,
-    served_name,
 )
 
 QueueName = Literal["interactive", "webhooks", "batch"]
 QUEUES: Final[tuple[QueueName, ...]] = ("interactive", "webhooks", "batch")
 """The order in which a free slot polls the queues. The priority of a job is the name of its queue."""
-DEFAULT_ENGINE_URL = "http://127.0.0.1:8100"
 MIN_KEY_CHARS = 16
-NO_PRM = "none"
 RELOADABLE: Final = frozenset(
     {
         "budget_seconds",
@@ -55,7 +49,6 @@ RELOADABLE: Final = frozenset(
         "effort",
         "limits",
         "models",
-        "prices",
         "queue_cap",
         "webhook_allow",
         "webhook_secret",
@@ -65,20 +58,13 @@ RELOADABLE: Final = frozenset(
 """Settings that change with the file while a process runs (``workers.config.reload``)."""
 
 
-class Settings(BaseSettings):
+class Settings(ModelSettings):
     """All settings of a service."""
 
     model_config = SettingsConfigDict(env_prefix="REASONER_", extra="forbid", toml_file=CONFIG_FILE, frozen=True)
 
     redis_url: str | None = Field(
         None, description="The URL of the broker and store; without it, an embedded one in data_dir is used."
-    )
-    engine_url: Annotated[tuple[str, ...], NoDecode] = Field(
-        (), description="The URLs of running, interchangeable engines; without any, an engine on this machine is used."
-    )
-    engine_tokenizer: Path | None = Field(
-        None,
-        description="The folder of the model behind engine_url, if its servers take no token ids or cannot tokenise.",
     )
     engine_kv_tokens: int | None = engine_option("kv_tokens")
     engine_max_running: int | None = engine_option("max_running")
@@ -97,21 +83,6 @@ class Settings(BaseSettings):
     draft: str = Field("auto", description=f"{ENGINE_OPTIONS['draft'].metadata['help']}; auto by default.")
     draft_length: Annotated[int, Field(le=16)] | None = engine_option("draft_length")
     probe: str = engine_option("probe", "auto")
-    model: str = Field("policy", description="The policy model: a bundled model, a model folder, or NAME=FOLDER.")
-    prm: str | None = Field(
-        None,
-        description="The verifier: a bundled model, a model folder, NAME=FOLDER, or none; by default the bundled one "
-        "for a bundled model, else none.",
-    )
-    prm_url: Annotated[tuple[str, ...], NoDecode] = Field(
-        (), description="The URLs of interchangeable servers of the verifier, like engine_url."
-    )
-    prm_tokenizer: Path | None = Field(
-        None, description="The folder of the model behind prm_url (config and tokenizer), if its server is not ours."
-    )
-    prm_format: FormatName | None = Field(
-        None, description="The format in which the verifier reads steps, if its checkpoint does not determine it."
-    )
     calibration: Path | None = Field(
         None,
         description="The table of 'reasoner calibrate' for the strategy auto; by default that of the bundled models.",
@@ -124,12 +95,6 @@ class Settings(BaseSettings):
     )
     budget_seconds: Annotated[float, Field(gt=0, le=MAX_BUDGET_SECONDS)] = Field(
         300.0, description="The time budget, in seconds, of a job that names none."
-    )
-    prices: dict[str, Prices] = Field(
-        default_factory=dict, description="The prices of a million tokens by model. Required for budgets in money."
-    )
-    models: dict[str, ModelDefaults] = Field(
-        default_factory=dict, description="The default sampling, budget and strategy of jobs by model."
     )
     effort: dict[str, Effort] = Field(
         default_factory=lambda: DEFAULT_EFFORTS, description="The efforts by name, in addition to the built-in ones."
@@ -191,13 +156,6 @@ class Settings(BaseSettings):
     @classmethod
     def _broker(cls, value: str | None) -> str | None:
         return None if value is None else check_url(value, ("redis://", "rediss://", "unix://"))
-
-    @field_validator("engine_url", "prm_url")
-    @classmethod
-    def _servers(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        if len(set(value)) < len(value):
-            raise ValueError("names a server twice")
-        return tuple(check_url(url, ("http://", "https://", "unix://")) for url in value)
 
     @field_validator("otlp_url")
     @classmethod
@@ -282,37 +240,6 @@ class Settings(BaseSettings):
             raise ConfigError(str(error)) from None
 
     @property
-    def engine_addresses(self) -> tuple[str, ...]:
-        """The URLs of the configured engines, or that of ``reasoner engine`` on this machine."""
-        return self.engine_url or (DEFAULT_ENGINE_URL,)
-
-    @property
-    def model_name(self) -> str:
-        """The name of the policy in jobs and at the engine."""
-        return served_name(self.model)
-
-    @property
-    def verifier(self) -> str | None:
-        """The process reward model, in the form of ``prm``; ``None`` for a service without one.
-
-        The bundled one serves the bundled policies only, on whose solutions it was trained.
-        """
-        if self.prm is None:
-            return BUNDLED_PRM if is_bundled(self.model) else None
-        return None if self.prm == NO_PRM else self.prm
-
-    @property
-    def prm_name(self) -> str | None:
-        """The name of the verifier in jobs and at the engine; ``None`` for a service without one."""
-        return None if self.verifier is None else served_name(self.verifier)
-
-    def require_prm(self, what: str) -> str:
-        """Return ``prm_name``. Raises ``ConfigError`` if there is none; ``what`` is the subject of its message."""
-        if self.prm_name is None:
-            raise ConfigError(f"{what} needs a verifier, and none is configured; set REASONER_PRM")
-        return self.prm_name
-
-    @property
     def given(self) -> dict[str, Any]:
         """The settings that override the environment and the file: from a command line, or set by this process."""
         return {name: getattr(self, name) for name in self._given}
@@ -357,6 +284,9 @@ class Settings(BaseSettings):
 
 def load_settings(**overrides: Any) -> Settings:
     """Load the settings. ``overrides`` (of a command line) take precedence over all sources. Raises ``ConfigError``."""
+    moved = find_moved_variable()
+    if moved is not None:
+        raise ConfigError(moved)
     try:
         settings = Settings(**overrides)
     except ValidationError as error:
@@ -366,27 +296,31 @@ def load_settings(**overrides: Any) -> Settings:
         raise ConfigError(f"{where}: {explain(first, name, Settings)}") from None
     except (SettingsError, ValueError) as error:  # a file that is not TOML
         raise ConfigError(f"{CONFIG_FILE}: {error}") from None
+    settings = settings.with_model_files()
     settings._given = frozenset(overrides)
-    if settings.verifier is None:
-        _refuse_uses_of_verifier(settings, overrides)
+    settings.check_places()
+    _refuse_uses_of_verifier(settings, overrides)
     return settings
 
 
 def _refuse_uses_of_verifier(settings: Settings, overrides: dict[str, Any]) -> None:
-    """Raise ``ConfigError`` for settings that require a verifier."""
+    """Raise ``ConfigError`` for settings that require a verifier where there is none."""
     for name in ("prm_url", "prm_tokenizer", "prm_format"):
-        if getattr(settings, name):
+        if settings.verifier is None and getattr(settings, name):
             raise ConfigError(
                 f"{describe_origin(name, overrides)}: no verifier is configured; set REASONER_PRM, or remove this"
             )
-    efforts = {name: effort for name, effort in settings.effort.items() if effort != DEFAULT_EFFORTS.get(name)}
-    tables: dict[str, Effort | ModelDefaults] = {f"effort.{name}": effort for name, effort in efforts.items()}
-    tables |= {f"models.{name}": defaults for name, defaults in settings.models.items()}
+    tables: dict[str, Effort | ModelDefaults] = {
+        f"models.{name}": table for name, table in settings.models.items() if settings.default_verifier(name) is None
+    }
+    if settings.default_verifier(settings.model_name) is None:
+        changed = {name: effort for name, effort in settings.effort.items() if effort != DEFAULT_EFFORTS.get(name)}
+        tables |= {f"effort.{name}": effort for name, effort in changed.items()}
     for name, table in tables.items():
         if table.strategy is not None and STRATEGIES[table.strategy.name].needs_verifier:
             raise ConfigError(
                 f"{describe_origin(name, overrides)}.strategy: {table.strategy.name!r} needs a verifier, and "
-                f"none is configured; set REASONER_PRM, or use {FALLBACK_STRATEGY}"
+                f"none is configured; set REASONER_PRM, name one in the model's table, or use {FALLBACK_STRATEGY}"
             )
 
 

@@ -46,14 +46,19 @@ def is_bundled(value: str) -> bool:
     return "/" not in value and "=" not in value and (BUNDLED / value / "config.json").is_file()
 
 
+def locate_model(value: str) -> Path:
+    """Return the place of ``NAME=PATH``, of a path or of a bundled model, which may not exist."""
+    _, separator, path = value.partition("=")
+    return BUNDLED / value if is_bundled(value) else Path(path if separator else value).expanduser()
+
+
 def find_model_folder(value: str) -> Path | None:
     """Return the folder of ``NAME=PATH``, of a path or of a bundled model; ``None`` if not on this machine.
 
     For a GGUF file, or a folder with one, that is the folder which presents it. Raises ``ConfigError`` if it is damaged
     or not supported.
     """
-    _, separator, path = value.partition("=")
-    folder = BUNDLED / value if is_bundled(value) else Path(path if separator else value).expanduser()
+    folder = locate_model(value)
     if folder.exists() and is_gguf(folder):
         from engine.gguf.folder import open_gguf_folder  # takes half a second to import
 

@@ -24,12 +24,15 @@ def connect(
     """
     health = health or Health()
     main = _connect_replicas(urls or settings.engine_addresses, settings.engine_tokenizer, health, reports_health)
-    overrides, extras = {}, {}
+    places = {name: (profile.url, profile.tokenizer) for name, profile in settings.models.items() if profile.url}
+    formats = {name: profile.prm_format for name, profile in settings.models.items()}
     prm = settings.prm_name
     if prm is not None and settings.prm_url:
-        overrides[prm] = _connect_replicas(settings.prm_url, settings.prm_tokenizer, health, reports_health)
+        places[prm] = settings.prm_url, settings.prm_tokenizer
     if prm is not None and settings.prm_format is not None:
-        extras[prm] = {FORMAT_NOTE: settings.prm_format}
+        formats[prm] = settings.prm_format
+    overrides = {name: _connect_replicas(*place, health, reports_health) for name, place in places.items()}
+    extras = {name: {FORMAT_NOTE: form} for name, form in formats.items() if form is not None}
     return RoutedEngine(main, overrides, extras) if overrides or extras else main
 
 

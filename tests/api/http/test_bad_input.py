@@ -62,7 +62,7 @@ def check_problem(response: httpx.Response, status: int) -> dict[str, Any]:
         ({"problem": "?", "seed": 2**63}, "seed", "less than"),
         ({"problem": "?", "budget": {"flops": 0}}, "budget.flops", "greater than 0"),
         ({"problem": "?", "budget": {"flops": 3999}}, "budget.flops", "give at least 4000"),
-        ({"problem": "?", "budget": {"cost": 1}}, "budget.cost", "write [prices.policy]"),
+        ({"problem": "?", "budget": {"cost": 1}}, "budget.cost", "write [models.policy.prices]"),
         ({"problem": "?", "budget": {"effort": "epic"}}, "budget.effort", "known are minimal, low, medium, high"),
         ({"problem": "?", "budget": {"effort": "low", "tokens": 7}}, "budget.tokens", "sets the limits (tokens 5000)"),
         ({"problem": "?", "strategy": "beam"}, "strategy", 'a JSON object such as {"name": …}'),
@@ -318,4 +318,4 @@ async def test_an_unexpected_error_is_a_problem_document_without_details(setting
 
     async with serving(settings, Broken()) as client:
         assert "secret" not in str(check_problem(await client.get("/v1/models"), 500))
-        await submitted(client)
+        assert (await client.get("/v1/strategies")).is_success

@@ -17,7 +17,7 @@ TABLES = """
 [effort.low]
 tokens = 77
 
-[prices.policy]
+[models.policy.prices]
 generated = 2.0
 
 [models.policy]

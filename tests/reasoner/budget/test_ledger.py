@@ -291,7 +291,7 @@ def test_a_price_is_per_million_tokens() -> None:
     [
         ({"flops": 3999.0}, 1000, "give at least 4000"),
         ({"flops": 1e9}, 0, "does not report the size"),
-        ({"cost": 1.0}, 1000, "model 'other' has no prices (models with prices: policy): write [prices.other]"),
+        ({"cost": 1.0}, 1000, "model 'other' has no prices (models with prices: policy): write [models.other.prices]"),
     ],
 )
 def test_a_limit_that_cannot_be_enforced_is_refused_with_the_valid_choice(

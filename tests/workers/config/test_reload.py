@@ -11,7 +11,7 @@ import pytest
 from workers.config.reload import CHECK_INTERVAL_SECONDS, LiveSettings
 from workers.config.settings import RELOADABLE, Settings, load_settings
 
-PRICES = "[prices.policy]\nprompt = {}\n"
+PRICES = "[models.policy.prices]\nprompt = {}\n"
 
 
 class Clock:
@@ -62,8 +62,8 @@ def test_a_change_of_the_file_and_its_removal_apply_within_a_second(file: Path, 
 @pytest.mark.parametrize(
     ("text", "hint"),
     [
-        ("[prices", "reasoner.toml: "),
-        ("[prices.policy]\nprmpt = 1", "prices.policy.prmpt: unknown setting 'prmpt'"),
+        ("[models", "reasoner.toml: "),
+        ("[models.policy.prices]\nprmpt = 1", "models.policy.prices.prmpt: unknown setting 'prmpt'"),
         ("budget_tokens = 0", "budget_tokens: Input should be greater than or equal to 1"),
         ("[models.policy]\nstrategy = 'clever'", "models.policy"),
     ],

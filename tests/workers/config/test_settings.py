@@ -148,7 +148,7 @@ def test_settings_cannot_change_under_a_running_service() -> None:
 
 
 TABLES = """
-[prices.policy]
+[models.policy.prices]
 prompt = 0.1
 generated = 0.5
 
@@ -185,8 +185,10 @@ def test_a_role_gets_the_given_settings_and_reads_the_rest_itself(tmp_path: Path
 def test_tables_may_be_given_too(monkeypatch: pytest.MonkeyPatch) -> None:
     given = {
         "effort": {"huge": {"seconds": 10, "strategy": "greedy"}},
-        "prices": {"policy": {"prompt": 1}},
-        "models": {"policy": {"sampling": {"top_k": 3}, "budget": {"effort": "huge"}, "strategy": {"name": "beam"}}},
+        "models": {
+            "policy": {"sampling": {"top_k": 3}, "budget": {"effort": "huge"}, "strategy": {"name": "beam"}},
+            "prm": {"prices": {"prompt": 1}},
+        },
         "pools": {"batch": 3},
     }
     settings = load_settings(**given)
@@ -213,8 +215,8 @@ def test_tables_may_be_given_too(monkeypatch: pytest.MonkeyPatch) -> None:
         ),
         ("REASONER_EFFORT", '{"low": {"tokens": 0}}', "REASONER_EFFORT.low.tokens: Input should be greater"),
         ("REASONER_EFFORT", '{"low": {}}', "REASONER_EFFORT.low: give at least one of"),
-        ("REASONER_PRICES", '{"policy": {"prompt": -1}}', "REASONER_PRICES.policy.prompt: Input should be greater"),
-        ("REASONER_PRICES", '{"policy": {"output": 1}}', "known settings: cached, generated, prompt, verifier"),
+        ("REASONER_MODELS", '{"a": {"prices": {"prompt": -1}}}', "REASONER_MODELS.a.prices.prompt: Input should be"),
+        ("REASONER_MODELS", '{"a": {"prices": {"output": 1}}}', "known settings: cached, generated, prompt, verifier"),
     ],
 )
 def test_an_invalid_entry_of_a_table_is_named_with_its_key(

@@ -16,7 +16,8 @@ from reasoner.jobs.journal import MemoryJournal
 from reasoner.jobs.spec import JobSpec
 from reasoner.run import run_job
 from tests.scripted import ScriptedEngine
-from workers.config.settings import DEFAULT_ENGINE_URL, load_settings
+from workers.config.model_settings import DEFAULT_ENGINE_URL
+from workers.config.settings import load_settings
 from workers.config.types import ConfigError
 from workers.engines.connect import connect, engine_name
 

@@ -1,0 +1,77 @@
+"""Profiles of models: where each is, and the settings that it brings, also those in a file beside it."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any, Self
+
+from pydantic import Field, ValidationError, field_validator, model_validator
+
+from engine.gguf.paths import is_gguf
+from prm.formats.registry import FormatName
+from reasoner.admission.defaults import ModelDefaults
+from workers.config.explain import explain_field
+from workers.config.types import ConfigError, check_url, locate_model
+
+MODEL_FILE = "reasoner-model.toml"
+"""File in a model's folder with its settings; beside FILE.gguf it is FILE.gguf.toml."""
+
+
+class ModelProfile(ModelDefaults):
+    """One model: the place from which it is served, and the defaults of its jobs."""
+
+    path: str | None = Field(None, description="A bundled model, a model folder or a GGUF file, for our engine.")
+    url: tuple[str, ...] = Field(
+        (), description="The URL of a server of the model, or several of interchangeable ones."
+    )
+    tokenizer: Path | None = Field(
+        None, description="The folder of the model behind url, if its server takes no token ids or cannot tokenise."
+    )
+    prm_format: FormatName | None = Field(
+        None, description="The format in which a verifier reads steps, if its checkpoint does not determine it."
+    )
+
+    @field_validator("url", mode="before")
+    @classmethod
+    def _single_url(cls, value: Any) -> Any:
+        return [value] if isinstance(value, str) else value
+
+    @field_validator("url")
+    @classmethod
+    def _check_urls(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(check_url(url, ("http://", "https://", "unix://")) for url in value)
+
+    @model_validator(mode="after")
+    def _check_one_place(self) -> Self:
+        if self.path is not None and self.url:
+            raise ValueError("give either 'path', for our engine, or 'url', of another server, not both")
+        if self.tokenizer is not None and not self.url:
+            raise ValueError("'tokenizer' belongs to a model with 'url': leave it out")
+        return self
+
+    @property
+    def place(self) -> tuple[Any, ...]:
+        """Everything that a running service cannot change."""
+        return self.path, self.url, self.tokenizer, self.prm_format
+
+
+def read_model_file(value: str) -> ModelDefaults | None:
+    """Return the settings beside a model, given in the form of the setting ``model``; ``None`` if there are none.
+
+    Raises ``ConfigError`` for an invalid file.
+    """
+    place = locate_model(value)
+    if not place.exists():
+        return None
+    file = place.with_name(f"{place.name}.toml") if place.is_file() and is_gguf(place) else place / MODEL_FILE
+    if not file.is_file():
+        return None
+    try:
+        return ModelDefaults.model_validate(tomllib.loads(file.read_text(encoding="utf-8")))
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise ConfigError(f"{file}: {where and f'{where}: '}{explain_field(first, ModelDefaults)}") from None
+    except (OSError, ValueError) as error:  # not readable, or no TOML
+        raise ConfigError(f"{file}: {error}") from None

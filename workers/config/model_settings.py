@@ -1,0 +1,173 @@
+"""Settings of models: which are served, where, and with which defaults for jobs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Final, Self
+
+from pydantic import Field, field_validator
+from pydantic_settings import BaseSettings, NoDecode
+
+from prm.formats.registry import FormatName
+from reasoner.base_model import VerifierSpec
+from reasoner.budget.prices import Prices
+from reasoner.jobs.verifier_specs import JudgeVerifier, OutcomeVerifier, PrmVerifier
+from workers.config.model_profiles import ModelProfile, read_model_file
+from workers.config.types import BUNDLED_PRM, ConfigError, check_url, is_bundled, served_name
+
+DEFAULT_ENGINE_URL = "http://127.0.0.1:8100"
+NO_PRM: Final = "none"
+
+
+class ModelSettings(BaseSettings):
+    """The models of a service. A ``value`` is in the form of ``model``."""
+
+    engine_url: Annotated[tuple[str, ...], NoDecode] = Field(
+        (), description="The URLs of running, interchangeable engines; without any, an engine on this machine is used."
+    )
+    engine_tokenizer: Path | None = Field(
+        None,
+        description="The folder of the model behind engine_url, if its servers take no token ids or cannot tokenise.",
+    )
+    model: str = Field(
+        "policy",
+        description="The policy of jobs that name none: a bundled model, a model folder, a GGUF file, NAME=PATH, or a "
+        "name of [models.NAME].",
+    )
+    prm: str | None = Field(
+        None,
+        description="The verifier: a bundled model, a model folder, NAME=FOLDER, a name of [models.NAME], or none; by "
+        "default the one that the model names, for a bundled model the bundled one, else none.",
+    )
+    prm_url: Annotated[tuple[str, ...], NoDecode] = Field(
+        (), description="The URLs of interchangeable servers of the verifier, like engine_url."
+    )
+    prm_tokenizer: Path | None = Field(
+        None, description="The folder of the model behind prm_url (config and tokenizer), if its server is not ours."
+    )
+    prm_format: FormatName | None = Field(
+        None, description="The format in which the verifier reads steps, if its checkpoint does not determine it."
+    )
+    models: dict[str, ModelProfile] = Field(
+        default_factory=dict, description="The models by name: where each is, and the settings that it brings."
+    )
+
+    @field_validator("engine_url", "prm_url")
+    @classmethod
+    def _servers(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if len(set(value)) < len(value):
+            raise ValueError("names a server twice")
+        return tuple(check_url(url, ("http://", "https://", "unix://")) for url in value)
+
+    @property
+    def model_name(self) -> str:
+        """The name of the policy in jobs and at the engine."""
+        return self._name(self.model)
+
+    @property
+    def prm_name(self) -> str | None:
+        """The name of the default policy's process reward model; ``None`` if it has none."""
+        verifier = self.default_verifier(self.model_name)
+        return verifier.model if isinstance(verifier, PrmVerifier) else None
+
+    @property
+    def verifier(self) -> str | None:
+        """The value of the default policy's process reward model; ``None`` if it has none."""
+        name = self.prm_name
+        return None if name is None else self._value(name)
+
+    @property
+    def prices(self) -> dict[str, Prices]:
+        """The prices of the models that have some."""
+        return {name: profile.prices for name, profile in self.models.items() if profile.prices is not None}
+
+    def default_verifier(self, model: str) -> VerifierSpec | None:
+        """Return the verifier of jobs of a model that name none.
+
+        It is the one that the model's settings name, else ``prm``, which takes precedence for the default policy, else
+        the bundled one for the bundled policies, on whose solutions it was trained.
+        """
+        profile = self.models.get(model)
+        is_named = profile is not None and "verifier" in profile.model_fields_set
+        if profile is not None and is_named and (self.prm is None or model != self.model_name):
+            return profile.verifier
+        prm = self.prm
+        if prm is None:
+            prm = BUNDLED_PRM if is_bundled(self._value(model)) else NO_PRM
+        return None if prm == NO_PRM else PrmVerifier(model=self._name(prm))
+
+    def require_prm(self, what: str) -> str:
+        """Return ``prm_name``. Raises ``ConfigError`` if there is none; ``what`` is the subject of its message."""
+        if self.prm_name is None:
+            raise ConfigError(f"{what} needs a verifier, and none is configured; set REASONER_PRM")
+        return self.prm_name
+
+    def local_models(self) -> dict[str, tuple[str, str]]:
+        """Return the setting and the value of each model that an engine of this machine loads, by name."""
+        elsewhere = {name for name, profile in self.models.items() if profile.url}
+        if self.prm_url and self.prm_name is not None:
+            elsewhere.add(self.prm_name)
+        found = {self.model_name: ("model", self._value(self.model_name))}
+        if self.verifier is not None and self.prm_name is not None:
+            found.setdefault(self.prm_name, ("prm", self.verifier))
+        for name, profile in self.models.items():
+            if profile.path is not None:
+                found.setdefault(name, (f"models.{name}.path", profile.path))
+        for name in [*found, *self.models]:
+            verifier = self.default_verifier(name)
+            if isinstance(verifier, PrmVerifier) and is_bundled(verifier.model or ""):
+                found.setdefault(str(verifier.model), (f"models.{name}.verifier", str(verifier.model)))
+        return {name: place for name, place in found.items() if name not in elsewhere}
+
+    @property
+    def has_local_engine(self) -> bool:
+        """True if an engine of this machine loads models."""
+        return not self.engine_url and bool(self.local_models())
+
+    @property
+    def engine_addresses(self) -> tuple[str, ...]:
+        """The URLs of the configured engines, or that of ``reasoner engine`` on this machine.
+
+        If all models have servers of their own, those of the first one.
+        """
+        if self.engine_url or self.local_models():
+            return self.engine_url or (DEFAULT_ENGINE_URL,)
+        return next(profile.url for profile in self.models.values() if profile.url)
+
+    def with_model_files(self) -> Self:
+        """Return the settings with those in the files beside the models. Raises ``ConfigError`` for an invalid one."""
+        models = dict(self.models)
+        for name in {self.model_name, *self.models, *([] if self.prm_name is None else [self.prm_name])}:
+            defaults = read_model_file(self._value(name))
+            if defaults is not None:
+                models[name] = ModelProfile().merge(defaults).merge(models.get(name, ModelProfile()))
+        return super().model_copy(update={"models": models})
+
+    def check_places(self) -> None:
+        """Raise ``ConfigError`` for a model with two places, and for a verifier that is not served."""
+        profile = self.models.get(self.model_name)
+        if profile is not None and self.model != self.model_name and (profile.path is not None or profile.url):
+            raise ConfigError(f"model: {self.model!r} has a place in [models.{self.model_name}] too: leave out one")
+        if self.engine_url:  # which may serve any model: /readyz tells
+            return
+        served = {*self.local_models(), *(name for name, profile in self.models.items() if profile.url)}
+        served |= {self.prm_name} if self.prm_url and self.prm_name is not None else set()
+        for name, profile in self.models.items():
+            verifier = profile.verifier
+            needed = verifier.model if isinstance(verifier, PrmVerifier | JudgeVerifier | OutcomeVerifier) else None
+            if needed is not None and needed not in served:
+                raise ConfigError(
+                    f"models.{name}.verifier: model {needed!r} is not served; served are {', '.join(sorted(served))}; "
+                    f"give it a path or a url in [models.{needed}]"
+                )
+
+    def _name(self, value: str) -> str:
+        return value if value in self.models else served_name(value)
+
+    def _value(self, name: str) -> str:
+        """Return the value of a served model."""
+        profile = self.models.get(name)
+        if profile is not None and profile.path is not None:
+            return profile.path
+        given = (value for value in (self.model, self.prm) if value is not None and self._name(value) == name)
+        return next(given, name)
