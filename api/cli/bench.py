@@ -44,7 +44,9 @@ class OutputOptions:
 @expand_options
 def bench_engine(
     output: OutputOptions,
-    model: Annotated[str, typer.Option(help="Sizes of random checkpoints, separated by commas.")] = "50M,250M",
+    model: Annotated[
+        str, typer.Option(help="Sizes of random checkpoints, separated by commas; or a GGUF file or model folder.")
+    ] = "50M,250M",
     case: Cases = "",
     peer: Annotated[str, typer.Option(help="Peers, separated by commas; default: all that are installed.")] = "",
     weights: Annotated[
@@ -65,7 +67,8 @@ def bench_engine(
     """Compare the engine with transformers, openvino-genai and llama-cpp-python.
 
     Cases: W1 best-of-N, W2 mixed serving, W3 tree search, W4 single stream, cache-hit, and step, the gap between a
-    decode step and its matrix products.
+    decode step and its matrix products. On a GGUF file or model folder W1 to W4 run, beside vllm also; the memory and
+    the time for loading are measured too.
 
     With --speculation: drafters beside plain decoding and transformers' assisted generation, on problems (batch-1,
     batch-4, batch-16, batch-64; policy-large), on a large model (250M) and in a tree search (W3; policy-250M: the
@@ -76,9 +79,26 @@ def bench_engine(
         from benchmarks.engine import speculation as speculation_benchmark
         from benchmarks.engine.checkpoint import SIZES
     threads = threads or find_processors().threads
+    interpreter = None if peer_python is None else str(peer_python)
     if not speculation:
         if head:
             raise typer.BadParameter("it needs --speculation", param_hint="--head")
+        if "/" in model or model.endswith(".gguf") or Path(model).exists():
+            from benchmarks.engine.workloads import WORKLOADS
+            from benchmarks.gguf import speed
+
+            if weights != measure.WEIGHTS[0]:
+                raise typer.BadParameter("a model has its own weights: leave it out", param_hint="--weights")
+            file_plan = speed.FilePlan(
+                path=Path(model).expanduser(),
+                cases=_parse_names(case, WORKLOADS, "--case"),
+                peers=_parse_names(peer, speed.SYSTEMS, "--peer"),
+                rounds=rounds,
+                threads=threads,
+                peer_python=interpreter,
+            )
+            _run(speed.measure, file_plan, speed, output, show=_print_systems)
+            return
         plan = measure.Plan(
             models=_parse_names(model, SIZES, "--model"),
             cases=_parse_names(case, measure.CASES, "--case"),
@@ -86,7 +106,7 @@ def bench_engine(
             weights=_parse_names(weights, measure.WEIGHTS, "--weights")[0],
             rounds=rounds,
             threads=threads,
-            peer_python=None if peer_python is None else str(peer_python),
+            peer_python=interpreter,
         )
         _run(measure.measure, plan, report, output)
         return
@@ -249,6 +269,13 @@ def _print_comparisons(document: dict[str, Any]) -> None:
         if row.unit != "tokens/s"
     ]
     _print_table(None, ["case", "metric", "unit", "ours", "beside", "its value", "ratio"], *values)
+
+
+def _print_systems(document: dict[str, Any]) -> None:
+    from benchmarks.gguf.speed import system_table
+
+    _print_comparisons(document)
+    _print_table(None, *system_table(document))
 
 
 def _print_disruptions(document: dict[str, Any]) -> None:

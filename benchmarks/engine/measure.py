@@ -131,10 +131,10 @@ def measure(plan: Plan, listener: Listener) -> Measured:
             if plan.weights == FLOAT:
                 _compare_models(workers)
             else:
-                _tell_agreement(workers, listener)
+                tell_agreement(workers, listener)
             if not measured.ceilings:
                 measured.ceilings = workers[OURS].call("ceilings")
-            bench = _Bench(model, workers, plan.rounds, listener, measured)
+            bench = Bench(model, workers, plan.rounds, listener, measured)
             for case in _cases(plan):
                 if case in WORKLOADS:
                     bench.workload(case)
@@ -147,7 +147,7 @@ def measure(plan: Plan, listener: Listener) -> Measured:
 
 
 @dataclass(frozen=True, slots=True)
-class _Bench:
+class Bench:
     """The benchmark's cases on one checkpoint; results are added to ``measured``."""
 
     model: str
@@ -232,20 +232,28 @@ def _steps_ahead(plan: Plan, systems: int) -> int:
 
 def _interpreters(plan: Plan, listener: Listener) -> tuple[dict[str, str], dict[str, str]]:
     """Return the interpreter of each system to run, and the versions of the packages."""
-    packages = tuple(dict.fromkeys(name for peer in PEERS.values() for name in peer.packages))
+    if not set(_cases(plan)) & set(WORKLOADS):
+        return {OURS: sys.executable}, installed(_MADE_OF)
+    peers = {name: PEERS[name] for name in plan.peers if PEERS[name].weights == plan.weights}
+    return find_interpreters(peers, plan.peer_python, listener.say)
+
+
+def find_interpreters(
+    peers: Mapping[str, Peer], peer_python: str | None, say: _Tell
+) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the interpreter of our engine and of each peer that this one or ``peer_python`` has, and the versions of
+    their packages. Raises ``BenchError`` if there is no peer.
+    """
+    packages = tuple(dict.fromkeys(name for peer in peers.values() for name in peer.packages))
     here = installed((*packages, *_MADE_OF))
-    there = installed(packages, plan.peer_python) if plan.peer_python else {}
+    there = installed(packages, peer_python) if peer_python else {}
     pythons = {OURS: sys.executable}
     versions = {name: here[name] for name in _MADE_OF}
-    if not set(_cases(plan)) & set(WORKLOADS):
-        return pythons, versions
-    for name in plan.peers:
-        if PEERS[name].weights != plan.weights:
-            continue
-        needs = PEERS[name].packages
-        python, found = (sys.executable, here) if set(needs) <= set(here) else (plan.peer_python, there)
+    for name, peer in peers.items():
+        needs = peer.packages
+        python, found = (sys.executable, here) if set(needs) <= set(here) else (peer_python, there)
         if python is None or not set(needs) <= set(found):
-            listener.say(f"{name} is left out: install {PEERS[name].advice}, or name an interpreter with --peer-python")
+            say(f"{name} is left out: install {peer.advice}, or name an interpreter with --peer-python")
             continue
         pythons[name] = python
         versions |= {package: found[package] for package in needs}
@@ -268,7 +276,7 @@ def _worker(name: str, folder: Path, plan: Plan, python: str, log: Path) -> Work
     )
 
 
-def _tell_agreement(workers: Mapping[str, Worker], listener: Listener) -> None:
+def tell_agreement(workers: Mapping[str, Worker], listener: Listener) -> None:
     """Report the length of the common prefix of greedy tokens. Formats round weights differently, so sequences of equal
     models diverge later, those of different models at once.
     """

@@ -92,9 +92,9 @@ class Worker:
         with suppress(BrokenPipeError):  # a call that the ended process did not read
             self._process.stdin.close()
 
-    def ready(self, timeout: float = _START_SECONDS) -> None:
-        """Wait until the checkpoint is loaded. Raises ``BenchError``."""
-        self._answer("load the checkpoint", timeout)
+    def ready(self, timeout: float = _START_SECONDS) -> Any:
+        """Wait until the checkpoint is loaded; return what the loading took. Raises ``BenchError``."""
+        return self._answer("load the checkpoint", timeout)
 
     def call(self, name: str, timeout: float = _CALL_SECONDS, **arguments: Any) -> Any:
         """Call a function of the worker and wait for its result. Raises ``BenchError``."""

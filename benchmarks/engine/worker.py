@@ -1,7 +1,8 @@
 """The process of one system: loads the checkpoint, then answers calls until its standard input ends.
 
 A call is a JSON line ``{"call": NAME, "arguments": {…}}``, its answer ``{"result": …}`` or ``{"error": …}``; a first
-answer signals that the system is loaded. Between calls the process is blocked.
+answer, when the system is loaded, has the seconds that this took and the memory before and after. Between calls the
+process is blocked.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import os
 import queue
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
@@ -30,6 +32,7 @@ MODULES = {
     "transformers-cb": f"{_SYSTEMS}.transformers_cb",
     "openvino-genai": f"{_SYSTEMS}.openvino_genai",
     "llama-cpp-python": f"{_SYSTEMS}.llama_cpp",
+    "vllm": f"{_SYSTEMS}.vllm",
     "speculative": f"{_SYSTEMS}.speculative",
     "transformers-assisted": f"{_SYSTEMS}.transformers_assisted",
     "search": "benchmarks.search.ours",
@@ -48,8 +51,7 @@ def main() -> None:
     lines: queue.SimpleQueue[str] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(lines,), daemon=True).start()
     loaded: list[Any] = []
-    answer = _answer(lambda: loaded.append(_load(name, folder, threads, options)))
-    gc.collect()
+    answer = _answer(lambda: _load(loaded, name, folder, threads, options))
     gc.freeze()  # as the engine's server does
     while True:
         answers.write(json.dumps(answer) + "\n")
@@ -58,8 +60,22 @@ def main() -> None:
         answer = _answer(lambda call=call: _call(loaded[0], folder, call["call"], call["arguments"]))  # type: ignore[misc]
 
 
-def _load(name: str, folder: Path, threads: int, options: dict[str, Any]) -> Any:
-    return importlib.import_module(MODULES[name]).load(folder, threads, **options)
+def _load(loaded: list[Any], name: str, folder: Path, threads: int, options: dict[str, Any]) -> dict[str, float | None]:
+    module = importlib.import_module(MODULES[name])
+    before, start = _resident(), time.perf_counter()
+    loaded.append(module.load(folder, threads, **options))
+    seconds = time.perf_counter() - start
+    gc.collect()
+    return {"seconds": seconds, "resident_before": before, "resident_after": _resident()}
+
+
+def _resident() -> float | None:
+    """Return the process's bytes in physical memory; ``None`` where the system has no /proc."""
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+    except OSError:
+        return None
+    return next(1024.0 * int(line.split()[1]) for line in lines if line.startswith("VmRSS:"))
 
 
 def _call(system: Any, folder: Path, name: str, arguments: dict[str, Any]) -> Any:

@@ -25,15 +25,18 @@ _BATCH = 2048
 class _LlamaCpp:
     def __init__(self, folder: Path, threads: int, weights: str) -> None:
         llama_cpp.llama_backend_init()
-        model = llama_cpp.llama_model_load_from_file(str(gguf_file(folder, weights)).encode(), _model_params())
+        file = folder if folder.suffix == ".gguf" else gguf_file(folder, weights)
+        model = llama_cpp.llama_model_load_from_file(str(file).encode(), _model_params())
+        if not model:
+            raise RuntimeError(f"llama.cpp cannot load {file.name}")
         params = llama_cpp.llama_context_default_params()
         params.n_ctx, params.n_batch, params.n_ubatch, params.n_seq_max = _CELLS, _BATCH, 512, _SEQUENCES
         params.n_threads = params.n_threads_batch = threads
         params.type_k = params.type_v = llama_cpp.GGML_TYPE_F32
         params.kv_unified = True
         self._context: Any = llama_cpp.llama_init_from_model(model, params)
-        if not model or not self._context:
-            raise RuntimeError("llama.cpp did not load the model")
+        if not self._context:
+            raise RuntimeError("llama.cpp cannot make a context of the model")
         self._memory = llama_cpp.llama_get_memory(self._context)
         self._batch = llama_cpp.llama_batch_init(_BATCH, 0, 1)
         self._held: dict[int, list[int]] = {}
@@ -124,5 +127,7 @@ def _common(first: Sequence[int], second: Sequence[int]) -> int:
 
 
 def load(folder: Path, threads: int, weights: str = "F32") -> _LlamaCpp:
-    """Return the engine with the checkpoint loaded. ``weights``: GGUF's name of their type."""
+    """Return the engine with a GGUF file, or a checkpoint converted to one, loaded. ``weights``: GGUF's name of the
+    type that a checkpoint is converted to.
+    """
     return _LlamaCpp(folder, threads, weights)

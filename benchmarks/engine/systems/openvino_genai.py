@@ -23,9 +23,8 @@ class _OpenVino:
         scheduler.cache_size = _CACHE_GIGABYTES
         scheduler.enable_prefix_caching = True
         exact = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32", "INFERENCE_NUM_THREADS": threads}
-        self._pipeline = openvino_genai.ContinuousBatchingPipeline(
-            str(openvino_model(folder, weights)), scheduler, "CPU", exact
-        )
+        source = folder if folder.suffix == ".gguf" else openvino_model(folder, weights)
+        self._pipeline = openvino_genai.ContinuousBatchingPipeline(str(source), scheduler, "CPU", exact)
 
     @contextmanager
     def session(self, *, seed: int, greedy: bool = False) -> Iterator[Generate]:
@@ -52,5 +51,7 @@ def _config(request: Request, greedy: bool, seed: int) -> Any:
 
 
 def load(folder: Path, threads: int, weights: str = "float32") -> _OpenVino:
-    """Return the engine with the checkpoint loaded, its weights in float32 or in int8."""
+    """Return the engine with a checkpoint loaded, its weights in float32 or in int8, or a GGUF file, which it reads by
+    itself.
+    """
     return _OpenVino(folder, threads, weights)

@@ -44,9 +44,12 @@ def sampling(greedy: bool) -> dict[str, Any]:
 
 
 def load_model(folder: Path, threads: int) -> Any:
-    """Return the checkpoint in float32 with torch's fused attention."""
+    """Return the checkpoint, or the GGUF file, in float32 with torch's fused attention."""
     torch.set_num_threads(threads)
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa").eval()
+    place = (folder.parent, {"gguf_file": folder.name}) if folder.suffix == ".gguf" else (folder, {})
+    model = AutoModelForCausalLM.from_pretrained(
+        place[0], dtype=torch.float32, attn_implementation="sdpa", **place[1]
+    ).eval()
     model.generation_config.eos_token_id = None
     return model
 
