@@ -39,7 +39,12 @@ class JobOptions:
     model: Annotated[
         str | None, typer.Option(help="A served model; without a running service, a bundled model or a model folder.")
     ] = None
-    system: Annotated[str | None, typer.Option(help="System message before the question.")] = None
+    system: Annotated[str | None, typer.Option(help="System message before the question; default: the model's.")] = None
+    prompt: Annotated[
+        str | None, typer.Option(help="Template of the question, such as 'Solve: {problem}'; default: the model's.")
+    ] = None
+    stop: Annotated[list[str] | None, typer.Option(help="Text that ends a solution. Repeatable.")] = None
+    max_tokens: Annotated[int | None, typer.Option(min=1, help="Longest solution in tokens.")] = None
     temperature: Annotated[float | None, typer.Option(min=0, max=10, help="Sampling temperature.")] = None
     answer: Annotated[
         str | None, typer.Option(help="How answers are compared: math, text, choice or code; or the field as JSON.")
@@ -57,15 +62,15 @@ class JobOptions:
         limits = {name: getattr(self, name) for name in ("tokens", "seconds", "flops", "cost", "effort")}
         verifier = _parse_word_or_json("verifier", self.verifier)
         question = _read_question(question)
-        spec: dict[str, Any] = {"problem": question, "budget": _without_none(limits)}
-        if self.system is not None:
-            del spec["problem"]
-            spec["messages"] = [{"role": "system", "content": self.system}, {"role": "user", "content": question}]
-        return spec | _without_none(
+        sampling = _without_none({"temperature": self.temperature, "max_tokens": self.max_tokens})
+        return {"problem": question, "budget": _without_none(limits)} | _without_none(
             {
+                "system": self.system,
+                "prompt": self.prompt,
+                "stop": self.stop or None,
                 # without one the service chooses it, by the effort if there is one
                 "strategy": build_strategy(self.strategy, extra) or None,
-                "sampling": None if self.temperature is None else {"temperature": self.temperature},
+                "sampling": sampling or None,
                 "seed": self.seed,
                 "answer": _parse_word_or_json("answer", self.answer),
                 "verifier": {"kind": verifier} if isinstance(verifier, str) else verifier,

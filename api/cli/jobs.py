@@ -1,4 +1,4 @@
-"""``reasoner solve`` and ``reasoner jobs``: the REST API on the command line.
+"""``reasoner solve``, ``reasoner jobs`` and ``reasoner models``: the REST API on the command line.
 
 With ``--json`` a command prints exactly one JSON document on stdout; progress goes to stderr.
 """
@@ -233,3 +233,39 @@ def _print(job: Job, as_json: bool) -> None:
         print(job.model_dump_json(indent=2))
     else:
         print_job(_out, job)
+
+
+@expand_options
+def list_models(service: ServiceOptions) -> None:
+    """List the models of a running service, with the settings of their jobs."""
+    with service.connect() as client:
+        listed = client.models()
+    if service.as_json:
+        print_json(listed)
+        return
+    table = Table("model", "context", "parameters", "verifier", "settings", box=None)
+    for model in listed["data"]:
+        name = model["id"] + (" (default)" if model["id"] == listed["default"] else "")
+        defaults = model["defaults"]
+        cells = (
+            ("-", "scores only") if defaults is None else (_describe_verifier(defaults), _describe_settings(defaults))
+        )
+        table.add_row(plain(name), str(model["context"]), f"{model['parameters']:,}", *map(plain, cells))
+    _out.print(table)
+
+
+def _describe_verifier(defaults: dict[str, Any]) -> str:
+    verifier = defaults["verifier"]
+    return "none" if verifier is None else verifier.get("model") or verifier["kind"]
+
+
+def _describe_settings(defaults: dict[str, Any]) -> str:
+    """Return the settings in use, without those that change nothing."""
+    sampling = defaults["sampling"]
+    neutral = {"top_p": 1, "top_k": 0, "min_p": 0, "max_tokens": None}
+    values = {name: value for name, value in sampling.items() if value != neutral.get(name, object())}
+    values |= {name: defaults[name] for name in ("system", "prompt", "stop", "chat_template_kwargs") if defaults[name]}
+    values["strategy"] = defaults["strategy"]["name"]
+    return ", ".join(
+        f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}" for name, value in values.items()
+    )

@@ -24,6 +24,7 @@ app = typer.Typer(name="reasoner", no_args_is_help=True, pretty_exceptions_enabl
 app.command("solve", context_settings=EXTRA)(jobs.solve)
 app.command("eval")(eval.evaluate_suite)
 app.command("calibrate")(calibrate.calibrate_suite)
+app.command("models")(jobs.list_models)
 app.command("quantize")(quantize.quantize)
 app.command("demo")(demo.demo)
 app.add_typer(jobs.jobs, name="jobs", help="Submit, list, show, watch and cancel jobs of a running service.")

@@ -1,4 +1,4 @@
-// The form for a new job, with the strategies and parameters of GET /v1/strategies.
+// The form for a new job, with the strategies and parameters of GET /v1/strategies and the models of GET /v1/models.
 
 import { byId, el, put, write } from "./dom.js";
 import { Refusal, call } from "./service.js";
@@ -12,6 +12,8 @@ export class SubmitForm {
     this.refused = this.dialog.querySelector(".refused");
     this.choice = byId("strategies");
     this.strategies = new Map();
+    this.models = new Map();
+    byId("models").addEventListener("change", () => this.#showDefaults());
     this.onSubmitted = onSubmitted;
     this.choice.addEventListener("change", () => this.#choose());
     this.form.addEventListener("submit", (event) => {
@@ -32,9 +34,31 @@ export class SubmitForm {
       this.choice.value = this.strategies.has("beam") ? "beam" : listed.default;
       this.#choose();
     }
+    await this.#listModels();
     this.#refuse("", []);
     this.dialog.showModal();
     byId("problem").focus();
+  }
+
+  /** Lists the models that write solutions; without an answer of an engine, the service's own remains. */
+  async #listModels() {
+    const listed = await call("GET", "/v1/models").catch(() => ({ data: [], default: "" }));
+    this.models = new Map(listed.data.filter(({ defaults }) => defaults).map((model) => [model.id, model.defaults]));
+    const chosen = byId("models").value;
+    byId("models").replaceChildren(...[...this.models.keys()].map((name) => el("option", { value: name }, name)));
+    byId("models").value = this.models.has(chosen) ? chosen : listed.default;
+    byId("models").parentElement.hidden = this.models.size < 2;
+    this.#showDefaults();
+  }
+
+  /** Shows what the chosen model uses for fields that stay empty. */
+  #showDefaults() {
+    const defaults = this.models.get(byId("models").value);
+    const { system, prompt, sampling } = defaults ?? { sampling: {} };
+    const shown = { system, prompt, temperature: sampling.temperature, max_tokens: sampling.max_tokens };
+    for (const [name, value] of Object.entries(shown)) {
+      byId("more").querySelector(`[name=${name}]`).placeholder = value ?? "none";
+    }
   }
 
   #choose() {
@@ -55,8 +79,10 @@ export class SubmitForm {
     }
     const budget = filled(byId("budget"));
     if (Object.keys(budget).length) spec.budget = budget;
-    const { temperature, confidence, deterministic, ...more } = filled(byId("more"));
+    const { temperature, max_tokens, confidence, deterministic, ...more } = filled(byId("more"));
     if (temperature !== undefined) spec.sampling = { temperature };
+    if (max_tokens !== undefined) spec.sampling = { ...spec.sampling, max_tokens };
+    if (this.models.size > 1) spec.model = byId("models").value;
     if (confidence !== undefined && !byId("sure").hidden) spec.confidence = confidence;
     if (deterministic) spec.deterministic = true;
     return { ...spec, ...more };

@@ -13,8 +13,10 @@ from api.http.principal import AnyPrincipal, MetricsReader
 from api.http.problems import RETRY_AFTER, Problem, ProblemDocument
 from api.http.state import ServiceState, State
 from api.openai.errors import ErrorDocument
-from engine.protocol.types import EngineError
+from engine.protocol.types import EngineError, ModelInfo
+from reasoner.admission.resolve import describe_defaults
 from reasoner.jobs.spec import DEFAULT_STRATEGY, FALLBACK_STRATEGY
+from reasoner.search.model_selection import can_generate
 from reasoner.strategies.registry import describe_strategies
 from workers.store.redis_client import BROKER_DOWN
 
@@ -35,7 +37,9 @@ async def strategies(state: State, _: AnyPrincipal) -> dict[str, Any]:
 
 @router.get("/v1/models", summary="Models that the engines serve")
 async def models(state: State, _: AnyPrincipal) -> dict[str, Any]:
-    return {"object": "list", "data": list((await _list_models(state)).values())}
+    """``default`` is the model of a job that names none. ``defaults`` are the values in use for the fields that a job
+    of the model leaves open; null for a model that only scores."""
+    return {"object": "list", "default": state.settings.model_name, "data": list((await _list_models(state)).values())}
 
 
 @router.get("/v1/models/{model:path}", responses={"default": {"model": ErrorDocument}}, summary="Show a model")
@@ -92,7 +96,11 @@ async def _list_models(state: ServiceState) -> dict[str, dict[str, Any]]:
     except EngineError as error:
         raise Problem(503, "engine-unavailable", str(error), headers=RETRY_AFTER) from None
     common = {"object": "model", "created": int(state.started_at), "owned_by": "reasoner"}
-    return {info.id: common | asdict(info) for info in served}
+    return {info.id: common | asdict(info) | {"defaults": _describe_model(info, state)} for info in served}
+
+
+def _describe_model(info: ModelInfo, state: ServiceState) -> dict[str, Any] | None:
+    return describe_defaults(info, state.settings) if can_generate(info) else None
 
 
 def _describe_engines(state: ServiceState) -> list[dict[str, str]]:

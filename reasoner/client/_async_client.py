@@ -109,6 +109,10 @@ class AsyncClient:
         """Return the strategy of jobs that name none."""
         return str((await self._send(_calls.strategies()))["default"])
 
+    async def models(self) -> dict[str, Any]:
+        """Return the served models, with the defaults of their jobs."""
+        return await self._send(_calls.models())
+
     async def submit_batch(self, spec: dict[str, Any]) -> Batch:
         """Submit jobs that share a budget: the fields of ``BatchSpec``."""
         return await self._send(_calls.submit_batch(spec))

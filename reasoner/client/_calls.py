@@ -100,6 +100,10 @@ def strategies() -> Call[Json]:
     return Call("GET", "/v1/strategies", _read_json)
 
 
+def models() -> Call[Json]:
+    return Call("GET", "/v1/models", _read_json)
+
+
 def submit_batch(spec: Json) -> Call[Batch]:
     return Call("POST", "/v1/batches", _read_batch, json=spec, headers=_idempotency_key())
 

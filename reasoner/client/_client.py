@@ -106,6 +106,10 @@ class Client:
         """Return the strategy of jobs that name none."""
         return str(self._send(_calls.strategies())["default"])
 
+    def models(self) -> dict[str, Any]:
+        """Return the served models, with the defaults of their jobs."""
+        return self._send(_calls.models())
+
     def submit_batch(self, spec: dict[str, Any]) -> Batch:
         """Submit jobs that share a budget: the fields of ``BatchSpec``."""
         return self._send(_calls.submit_batch(spec))

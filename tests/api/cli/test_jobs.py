@@ -212,14 +212,16 @@ def test_a_dash_reads_the_question_from_standard_input(monkeypatch: pytest.Monke
 
 def test_a_system_message_and_a_model_are_part_of_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
     body = sent(monkeypatch, "--system", "Answer in French.", "--model", "policy-large")
-    assert body["messages"] == [
-        {"role": "system", "content": "Answer in French."},
-        {"role": "user", "content": "?"},
-    ]
-    assert "problem" not in body
+    assert (body["system"], body["problem"]) == ("Answer in French.", "?")
     assert body["model"] == "policy-large"
     assert JobSpec.model_validate(body).to_messages()[0]["role"] == "system"
     assert "model" not in sent(monkeypatch)
+
+
+def test_a_prompt_stop_strings_and_a_limit_are_part_of_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    body = sent(monkeypatch, "--prompt", "Solve {problem}", "--stop", "a", "--stop", "b", "--max-tokens", "9")
+    job = JobSpec.model_validate(body)
+    assert (job.prompt, job.stop, job.sampling.max_tokens) == ("Solve {problem}", ["a", "b"], 9)
 
 
 @pytest.mark.parametrize("alone", [False, True])
