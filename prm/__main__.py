@@ -1,8 +1,9 @@
 """``python -m prm``: the process of ``reasoner prm train``.
 
-Its argument is a JSON object of ``TrainPlan``'s fields. It writes JSON lines: ``{"done", "total", "next"}`` as
-progress, then ``{"result"}``, or ``{"error", "usage"}`` with exit status 1 on failure (``usage`` is true if the request
-was invalid). SIGTERM ends it after the current step, with a checkpoint.
+Its argument is a JSON object of ``TrainPlan``'s fields, or of ``ProbePlan``'s and ``"probe": true``. It writes JSON
+lines: ``{"done", "total", "next"}`` as progress, then ``{"result"}``, or ``{"error", "usage"}`` with exit status 1 on
+failure (``usage`` is true if the request was invalid). SIGTERM ends it after the current step, with a checkpoint of a
+PRM.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ import torch
 from engine.protocol.types import EngineError
 from engine.threads.processors import choose_threads
 from prm.records import BadRecord
-from prm.training.train import TrainPlan, train
+from prm.training.probe import ProbePlan, TrainedProbe, train_probe
+from prm.training.train import Trained, TrainPlan, train
 
 
 def main() -> int:
@@ -29,7 +31,12 @@ def main() -> int:
     torch.set_num_threads(choose_threads().number)
     signal.signal(signal.SIGTERM, lambda *_: stopped.set())
     try:
-        trained = train(TrainPlan(**json.loads(sys.argv[1])), _report_progress, stopped.is_set)
+        request = json.loads(sys.argv[1])
+        trained: Trained | TrainedProbe | None
+        if request.pop("probe", False):
+            trained = train_probe(ProbePlan(**request), _report_progress, stopped.is_set)
+        else:
+            trained = train(TrainPlan(**request), _report_progress, stopped.is_set)
     except (BadRecord, EngineError) as error:
         print(json.dumps({"error": str(error), "usage": isinstance(error, BadRecord)}), flush=True)
         return 1

@@ -29,6 +29,7 @@ from reasoner.search.stream_context import SearchContext
 from reasoner.strategies.base import Choice
 from reasoner.strategies.registry import STRATEGIES
 from reasoner.verifiers.context import VerifierContext
+from reasoner.verifiers.probe import reads_while_decoding
 from reasoner.verifiers.registry import open_scorer
 
 log = logging.getLogger("reasoner.run")
@@ -108,7 +109,17 @@ async def open_search(
                 VerifierContext(spec, engine, served, policy, lease.name, ledger, equivalence, unlocked_tests)
             )
         context = SearchContext(
-            spec, engine, policy, lease, journal, ledger, equivalence, cancelled or asyncio.Event(), scorer, table
+            spec,
+            engine,
+            policy,
+            lease,
+            journal,
+            ledger,
+            equivalence,
+            cancelled or asyncio.Event(),
+            scorer,
+            table,
+            reads_probe=scorer is not None and reads_while_decoding(spec.verifier, policy),
         )
         search = await Search.begin(context, prompt)
         try:

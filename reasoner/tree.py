@@ -49,6 +49,8 @@ class Node:
     """The verifier's score of the solution up to here; ``None`` until scored."""
     confidence: tuple[float, ...] = ()
     """Confidence of each token (``reasoner.confidence.token_confidence``), if requested."""
+    probe: float | None = None
+    """Score of the policy's probe at its end, if the engine read it while decoding."""
     fresh: bool = False
     """True if the node begins a new conversation, so that solutions below start after it."""
     closed: bool = False

@@ -19,6 +19,7 @@ from engine.protocol.types import (
     EngineUnavailable,
     GenerateRequest,
     ModelInfo,
+    ProbeInfo,
     ScoreRequest,
     ScoreResult,
     TemplateKwargs,
@@ -36,7 +37,7 @@ class ScriptedEngine:
     ``order`` seeds the order in which branches arrive; after ``die_after`` answers it is unreachable. With ``guesses``
     it reports three draft tokens for each token, and accepts every other one. From position ``loops`` on, every other
     branch and the greedy ones repeat the same twelve tokens, one of them the separator. The fraction ``held`` of every
-    prompt is in its cache.
+    prompt is in its cache. With ``probes`` the policy has a probe.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class ScriptedEngine:
         loops: int | None = None,
         thinks: bool = False,
         held: float = 0,
+        probes: bool = False,
     ) -> None:
         self.requests: list[GenerateRequest] = []
         self.generated: list[tuple[tuple[int, ...], int, int]] = []
@@ -67,6 +69,7 @@ class ScriptedEngine:
         self._loops = loops
         self._thinks = thinks
         self._held = held
+        self._probe = ProbeInfo("scripted", (1,), 11) if probes else None
         self._seen: set[tuple[object, ...]] = set()
         self._aborted: set[str] = set()
         self.leases: set[str | None] = set()
@@ -78,7 +81,7 @@ class ScriptedEngine:
     async def models(self) -> list[ModelInfo]:
         prm = {"format": "token_classification", "separator": "\n\n", "positive_label": 1}
         return [
-            ModelInfo("policy", "generate", self._context, 100, 1000),
+            ModelInfo("policy", "generate", self._context, 100, 1000, probe=self._probe),
             ModelInfo("prm", "classify", CONTEXT, 100, 1000, {"reasoner_prm": prm}),
         ]
 
@@ -132,6 +135,9 @@ class ScriptedEngine:
                 self.total += computed
                 self._seen.update(item.parts[:end] for end in range(1, len(item.parts) + 1))
             values = [(0.0, 4.0 * _unit("score", item.parts[: read + 1]) - 2.0) for read in item.read]
+            if request.probe:
+                [part] = item.parts
+                values = [(probe_score(part),)]  # type: ignore[list-item, arg-type]
             results.append(ScoreResult(index, None if refused else tuple(values), computed, cached))
         return results
 
@@ -206,6 +212,7 @@ class ScriptedEngine:
             logprobs=self._logprobs(request, branch, ids),
             drafted_tokens=drafted,
             accepted_tokens=accepted,
+            probe=probe_score(request.prompt + branch.generated + tuple(ids[:-1])) if request.probe and ids else None,
         )
 
     def _logprobs(self, request: GenerateRequest, branch: Branch, ids: list[int]) -> tuple[TokenLogprob, ...] | None:
@@ -216,6 +223,11 @@ class ScriptedEngine:
         sure = [confidence(branch, start + at) for at in range(len(ids))]
         tops = [tuple((rank, -rank * value) for rank in range(count)) for value in sure]
         return tuple(TokenLogprob(token, -1.0, top) for token, top in zip(ids, tops, strict=True))
+
+
+def probe_score(tokens: tuple[int, ...]) -> float:
+    """Return the probe's score of the state of the last of these tokens."""
+    return _unit("probe", tokens)
 
 
 def confidence(branch: Branch, position: int) -> float:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console
@@ -47,7 +47,12 @@ def rollouts(
     model: Annotated[str | None, typer.Option(help="The policy: a bundled model, a folder, or NAME=FOLDER.")] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Problems; default: all of a file, 200 of a suite.")] = None,
     solutions: Annotated[int, typer.Option(min=1, max=1024, help="Solutions of each problem.")] = 8,
-    completions: Annotated[int, typer.Option(min=1, max=1024, help="Completions of each step.")] = 8,
+    completions: Annotated[
+        int,
+        typer.Option(
+            min=0, max=1024, help="Completions of each step; 0: the solution's own outcome labels all of its steps."
+        ),
+    ] = 8,
     temperature: Annotated[
         float, typer.Option(min=0.01, max=10, help="Sampling temperature of solutions and completions.")
     ] = 1.0,
@@ -89,13 +94,22 @@ def rollouts(
 
 @prm.command("train")
 def train(
+    context: typer.Context,
     data: Annotated[Path, typer.Argument(help="File that `reasoner prm rollouts` wrote.", exists=True, dir_okay=False)],
-    out: Annotated[Path, typer.Argument(help="Folder of the PRM; it must not exist yet.")],
+    out: Annotated[Path, typer.Argument(help="Folder of the PRM or the probe; it must not exist yet.")],
     base: Annotated[
-        str, typer.Option(help="Base model: the folder of a causal model, or the name of a bundled one.")
+        str,
+        typer.Option(help="Base of the PRM, or the policy of the probe: a folder, a bundled model, or a GGUF file."),
     ] = "policy",
+    probe: Annotated[
+        bool, typer.Option("--probe", help="Fit a head on the hidden states of the policy that made DATA instead.")
+    ] = False,
+    hidden: Annotated[int, typer.Option(min=0, max=4096, help="Units of a probe's hidden layer; 0: linear.")] = 0,
     labels: Annotated[
-        Literal["soft", "hard"], typer.Option(help="soft: share of right completions; hard: 1 if any is right.")
+        Literal["soft", "hard", "outcome"],
+        typer.Option(
+            help="soft: share of right completions; hard: 1 if any is right; outcome: of the solution (probes only)."
+        ),
     ] = "soft",
     separator: Annotated[str, typer.Option(help="Text after each step; \\n is a line break.")] = "\\n\\n",
     epochs: Annotated[int, typer.Option(min=1, max=1000)] = 1,
@@ -107,12 +121,23 @@ def train(
     device: Annotated[Literal["cpu", "cuda"], typer.Option(help=_DEVICE)] = "cpu",
     as_json: AsJson = False,
 ) -> None:
-    """Train a PRM on labelled steps. The same command continues an interrupted run from its checkpoint in OUT.work."""
-    request = {
+    """Train a PRM on labelled steps. The same command continues an interrupted run from its checkpoint in OUT.work.
+
+    With --probe, fit a probe instead: a head on the policy's own hidden states, in minutes on a CPU.
+    """
+    _check_train_options(context, is_probe=probe, labels=labels)
+    request: dict[str, Any] = {
         "base": str(require_model_folder(base, "base")),
         "data": str(data),
         "out": str(out),
         "labels": labels,
+    }
+    if probe:
+        request |= {"probe": True, "hidden": hidden, "seed": seed}
+        document = compute("prm", request, Console(stderr=True))
+        print_json(document) if as_json else _print_probe(document)
+        return
+    request |= {
         "separator": separator.replace("\\n", "\n"),
         "epochs": epochs,
         "batch": batch,
@@ -123,19 +148,25 @@ def train(
         "device": device,
     }
     document = compute("prm", request, Console(stderr=True), grace=_SAVE_SECONDS)
-    if as_json:
-        print_json(document)
-        return
-    validation = document["validation"]
-    view = Table("PRM", "examples", "held out", "loss", "AUC", "AUC within questions", "seconds")
-    metrics = [
-        f"{validation['loss']:.4f}",
-        _format_share(validation["auc"]),
-        _format_share(validation["within"]),
-        f"{document['seconds']:.0f}",
-    ]
-    view.add_row(document["out"], str(document["examples"]), str(document["held_out"]), *metrics)
-    Console().print(view)
+    print_json(document) if as_json else _print_prm(document)
+
+
+def _check_train_options(context: typer.Context, *, is_probe: bool, labels: str) -> None:
+    """Refuse options of the command line that would be ignored."""
+    others = (
+        ("hidden",)
+        if not is_probe
+        else ("separator", "epochs", "batch", "batch_tokens", "max_tokens", "rate", "device")
+    )
+    for name in others:
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            what = "a PRM's, leave it out with" if is_probe else "a probe's, give it with"
+            raise typer.BadParameter(f"this option is {what} --probe", param_hint=f"--{name.replace('_', '-')}")
+    if labels == "outcome" and not is_probe:
+        raise typer.BadParameter(
+            "a PRM is trained on soft or hard labels, and outcomes are a probe's", param_hint="--labels"
+        )
 
 
 @prm.command("evaluate")
@@ -251,6 +282,35 @@ def _report_bad_records(argument: str) -> Iterator[None]:
         yield
     except BadRecord as error:
         raise typer.BadParameter(str(error), param_hint=argument) from None
+
+
+def _print_prm(document: Any) -> None:
+    """Print the result of the training of a PRM."""
+    validation = document["validation"]
+    view = Table("PRM", "examples", "held out", "loss", "AUC", "AUC within questions", "seconds")
+    metrics = [
+        f"{validation['loss']:.4f}",
+        _format_share(validation["auc"]),
+        _format_share(validation["within"]),
+        f"{document['seconds']:.0f}",
+    ]
+    view.add_row(document["out"], str(document["examples"]), str(document["held_out"]), *metrics)
+    Console().print(view)
+
+
+def _print_probe(document: Any) -> None:
+    """Print the AUC of each layer, and the result of a probe on test questions."""
+    layers = Table("layer", "AUC, validation", "AUC, test", "")
+    for row in document["by_layer"]:
+        is_read = "read" if row["layer"] in document["layers"] else ""
+        layers.add_row(str(row["layer"]), _format_share(row["validation"]), _format_share(row["test"]), is_read)
+    test = document["test"]
+    view = Table("probe", "solutions", "steps", "questions", "loss", "AUC", "AUC within questions", "seconds")
+    counts = [str(document[name]) for name in ("solutions", "steps", "questions")]
+    metrics = [f"{test['loss']:.4f}", _format_share(test["auc"]), _format_share(test["within"])]
+    view.add_row(document["out"], *counts, *metrics, f"{document['seconds']:.0f}")
+    for table in (layers, view):
+        Console().print(table)
 
 
 def _print_stats(stats: RolloutStats, out: Path) -> None:

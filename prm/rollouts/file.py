@@ -5,8 +5,8 @@ Its lines, in the order in which they were written:
 * ``{"settings": {…}}``, the first one: a run with other settings cannot resume from the file;
 * ``{"piece": [key, solution, index], "text", "ids", "ended"}``: a step that the policy generated;
 * ``{"completion": [key, solution, step, index], "right", "tokens"}``: one completion of a step;
-* ``{"solution": [key, index], "id", "question", "steps", "hard", "soft"}``: a complete example;
-  with ``"examples"`` if the policy saw solved questions before this one.
+* ``{"solution": [key, index], "id", "question", "prompt", "steps", "hard", "soft"}``: a complete example; ``prompt``
+  has the token ids of the question as the policy was asked, and ``"examples"`` the solved questions before it, if any.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ class LabelledSolution:
 
     id: str
     question: str
+    prompt: tuple[int, ...]
     steps: tuple[str, ...]
     hard: tuple[int, ...]
     soft: tuple[float, ...] | None
@@ -101,7 +102,8 @@ class RolloutFile:
         self._verdicts.setdefault(key, {})[step, index] = right
 
     def finish(self, key: SolutionKey, solution: LabelledSolution) -> None:
-        line = {"solution": list(key), "id": solution.id, "question": solution.question, "steps": solution.steps}
+        line = {"solution": list(key), "id": solution.id, "question": solution.question, "prompt": solution.prompt}
+        line |= {"steps": solution.steps}
         line |= {"hard": solution.hard} | ({} if solution.soft is None else {"soft": solution.soft})
         line |= {"examples": solution.examples} if solution.examples else {}
         self._write(line)

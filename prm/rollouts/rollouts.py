@@ -60,7 +60,8 @@ class RolloutPlan:
     solutions: int = 8
     """Number of solutions for each problem."""
     completions: int = 8
-    """Number of completions for each step except the last."""
+    """Number of completions for each step except the last; 0: each step is labelled by its solution's own outcome, an
+    unbiased sample of one completion, for a fraction of the tokens."""
     temperature: float = 1.0
     max_tokens: int = 1024
     """Maximum length of a solution in tokens, including completions."""
@@ -165,7 +166,9 @@ class _Run:
         pieces = await self._solve(prompt, key, lease)
         ends = [index for index, piece in enumerate(pieces) if piece.text.strip()]
         shares: list[float] = []
-        for step, end in enumerate(ends):
+        if ends and not self.plan.completions:
+            shares = [float(await self.judge(problem, _text(pieces)))] * len(ends)
+        for step, end in enumerate(ends[len(shares) :]):
             so_far = pieces[: end + 1]
             if step == len(ends) - 1:
                 shares.append(float(await self.judge(problem, _text(pieces))))
@@ -177,7 +180,8 @@ class _Run:
         steps = tuple(pieces[end].text.removesuffix(self.plan.separator).strip() for end in ends)
         hard = tuple(int(share > 0) for share in shares)
         soft = None if self.plan.early else tuple(shares)
-        self.file.finish(key, LabelledSolution(problem.id, problem.question, steps, hard, soft, problem.examples))
+        solution = LabelledSolution(problem.id, problem.question, prompt, steps, hard, soft, problem.examples)
+        self.file.finish(key, solution)
 
     async def _solve(self, prompt: tuple[int, ...], key: SolutionKey, lease: str) -> list[SampledStep]:
         """Generate a solution step by step, so that the token ids at each step's end are known."""

@@ -14,7 +14,7 @@ from reasoner.base_model import VerifierSpec
 from reasoner.budget.prices import Prices, check_budget
 from reasoner.budget.spec import Budget
 from reasoner.jobs.spec import FALLBACK_STRATEGY, JobSpec, StrategySpec
-from reasoner.jobs.verifier_specs import JudgeVerifier, PrmVerifier
+from reasoner.jobs.verifier_specs import JudgeVerifier, PrmVerifier, ProbeVerifier
 from reasoner.search.model_selection import ModelSelector, policy_selector, verifier_selector
 from reasoner.strategies.registry import STRATEGIES, parse_params
 
@@ -102,10 +102,12 @@ async def _complete(spec: JobSpec, service: ServiceDefaults, catalog: ModelCatal
         models: list[ModelInfo] | None = await catalog.models()
     except EngineError:
         models = None  # the job may wait for an engine
+    model = spec.model or service.model_name
+    if isinstance(spec.verifier, ProbeVerifier) and spec.verifier.model is None:
+        spec = spec.model_copy(update={"verifier": spec.verifier.model_copy(update={"model": model})})
     _check_models(spec, models)
     _check_budget(spec, service, models)
     name = spec.strategy.name
-    model = spec.model or service.model_name
     changes: dict[str, Any] = {
         "strategy": StrategySpec(name=name, **parse_params(name, spec.strategy.params).model_dump()),
         "model": model,

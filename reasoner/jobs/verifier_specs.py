@@ -41,6 +41,19 @@ class JudgeVerifier(VerifierSpec):
     aggregation: Aggregation = "last"
 
 
+class ProbeVerifier(VerifierSpec):
+    """A probe reads the policy's own hidden states at the end of each branch, at no cost in tokens."""
+
+    kind: Literal["probe"] = "probe"
+    scores_steps: ClassVar[bool] = True
+    model: str | None = Field(
+        None,
+        description="Name of a served model with a probe; without it the job's own. Another name is for a policy on a "
+        "server that reads no probes: the same weights, served by this engine, compute each score.",
+    )
+    aggregation: Aggregation = "last"
+
+
 class OutcomeVerifier(VerifierSpec):
     """An outcome reward model scores finished solutions."""
 
@@ -58,6 +71,7 @@ _Kinds = (
     Annotated[PrmVerifier, Tag("prm")]
     | Annotated[JudgeVerifier, Tag("judge")]
     | Annotated[OutcomeVerifier, Tag("outcome")]
+    | Annotated[ProbeVerifier, Tag("probe")]
     | Annotated[ExactVerifier, Tag("exact")]
     | Annotated[NumericVerifier, Tag("numeric")]
     | Annotated[MathVerifier, Tag("math")]

@@ -133,6 +133,8 @@ class BranchPart:
     confidence: tuple[float, ...] = ()
     closed: bool = False
     """True if the last token is an end-of-sequence token, which is no part of the text."""
+    probe: float | None = None
+    """Score of the policy's probe at its end."""
 
 
 def make_sampling_params(

@@ -46,6 +46,7 @@ class BranchRunner:
         self._model = context.search.policy
         self._ledger = context.search.ledger
         self._cancelled = context.search.cancelled
+        self._reads_probe = context.search.reads_probe
         self._rate = self._ledger.rate_of_model(self._model)
         self._counts_prompts = self._ledger.budget.flops is not None or self._ledger.budget.cost is not None
         self._longest = context.longest
@@ -196,6 +197,7 @@ class BranchRunner:
             timeout=None if left is None else max(left, MIN_REQUEST_SECONDS),
             lease=self._lease,
             draft=self._ledger.budget.flops is None,
+            probe=self._reads_probe,
         )
         task = asyncio.create_task(self._read_stream(request, siblings))
         self._requests[request.request_id] = task
@@ -277,6 +279,7 @@ class BranchRunner:
             reserved,
             token_confidences(completion),
             completion.finish_reason == "stop" and isinstance(completion.stop, int),
+            completion.probe,
         )
 
     def _text_before_stop(self, branch: InFlightBranch, completion: Completion) -> str:

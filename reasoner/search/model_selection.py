@@ -10,7 +10,12 @@ from prm.formats.registry import find_format
 from prm.scorers.outcome import is_outcome_model
 from reasoner.base_model import VerifierSpec
 from reasoner.jobs.spec import JobSpec
-from reasoner.jobs.verifier_specs import JudgeVerifier, OutcomeVerifier, PrmVerifier
+from reasoner.jobs.verifier_specs import JudgeVerifier, OutcomeVerifier, PrmVerifier, ProbeVerifier
+
+_NO_PROBE = (
+    "has no probe; served with one are {}: fit one with 'reasoner prm train --probe', and serve it by --probe or "
+    "from the folder 'probe' beside the weights"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +25,8 @@ class ModelSelector:
     field: str
     name: str | None
     fits: Callable[[ModelInfo], bool]
+    refusal: str = "is not served; served are {}"
+    """Reason to refuse another name; the braces are replaced by the names of the models that fit."""
 
     def find(self, served: Iterable[ModelInfo]) -> ModelInfo:
         """Return the model of that name, or the only one that fits. Raises ``InvalidRequest`` that lists them."""
@@ -29,7 +36,7 @@ class ModelSelector:
             name = next(iter(fitting))
         if name not in fitting:
             listed = ", ".join(sorted(fitting)) or "none"
-            raise InvalidRequest(f"{self.field} {name!r} is not served; served are {listed}", self.field)
+            raise InvalidRequest(f"{self.field} {name!r} {self.refusal.format(listed)}", self.field)
         return fitting[name]
 
 
@@ -47,6 +54,8 @@ def verifier_selector(verifier: VerifierSpec | None) -> ModelSelector | None:
             return ModelSelector("verifier.model", name, can_generate)
         case OutcomeVerifier(model=name):
             return ModelSelector("verifier.model", name, is_outcome_model)
+        case ProbeVerifier(model=name):
+            return ModelSelector("verifier.model", name, lambda info: info.probe is not None, _NO_PROBE)
     return None
 
 

@@ -62,4 +62,6 @@ def copy_entry(branch: InFlightBranch, original: InFlightBranch) -> PendingEntry
     }
     if original.confidence:
         data["confidence"] = list(original.confidence)
+    if "probe" in original.end:
+        data["probe"] = original.end["probe"]
     return PendingEntry(branch.key, "node", data, Usage())

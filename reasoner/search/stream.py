@@ -227,6 +227,8 @@ class Stream:
         }
         if branch.sampling.logprobs is not None:
             data["confidence"] = list(part.confidence)
+        if reason is not None and part.probe is not None:
+            data["probe"] = part.probe
         return PendingEntry(branch.key, "node", data, spend, part.reserved)
 
     def _apply(self, entries: Iterable[Entry]) -> list[Node]:
@@ -264,6 +266,7 @@ class Stream:
             answer=data["answer"],
             answer_level=read_answer_level(data),
             confidence=branch.confidence,
+            probe=data.get("probe"),
             closed=data.get("closed", False),
             is_copy="copy_of" in data,
         )

@@ -45,6 +45,8 @@ class SearchContext:
     """The job's verifier, if the strategy uses one."""
     calibration: Calibration | None = None
     """Calibration table that holds for the job's models, if there is one."""
+    reads_probe: bool = False
+    """True if the engine reads the policy's probe at the end of each branch."""
 
 
 @dataclass(slots=True, eq=False)

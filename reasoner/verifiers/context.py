@@ -9,6 +9,7 @@ from engine.protocol.types import EngineClient, ModelInfo
 from reasoner.answers.equivalence import Equivalence
 from reasoner.budget.ledger import Ledger
 from reasoner.jobs.spec import JobSpec
+from reasoner.jobs.verifier_specs import ProbeVerifier
 from reasoner.search.model_selection import verifier_selector
 from reasoner.tree import Node
 
@@ -32,7 +33,10 @@ class VerifierContext:
 
     def verifier_model(self) -> ModelInfo:
         """Return the served model of the job's verifier. Raises ``InvalidRequest`` if none has its name."""
-        wanted = verifier_selector(self.spec.verifier)
+        verifier = self.spec.verifier
+        if isinstance(verifier, ProbeVerifier) and verifier.model is None:
+            verifier = verifier.model_copy(update={"model": self.policy.id})
+        wanted = verifier_selector(verifier)
         if wanted is None:
             raise ValueError(f"the verifier {self.spec.verifier!r} has no model")
         return wanted.find(self.served.values())

@@ -7,13 +7,14 @@ from collections.abc import Awaitable, Callable, Mapping
 from reasoner.jobs.rule_specs import RuleSpec
 from reasoner.jobs.verifier_specs import VERIFIER_KINDS
 from reasoner.search.scoring import NodeScorer
-from reasoner.verifiers import judge, outcome, rules, steps
+from reasoner.verifiers import judge, outcome, probe, rules, steps
 from reasoner.verifiers.context import VerifierContext
 
 OPENERS: Mapping[str, Callable[[VerifierContext], Awaitable[NodeScorer]]] = {
     "prm": steps.open_prm,
     "judge": judge.open_judge,
     "outcome": outcome.open_outcome,
+    "probe": probe.open_probe,
     **{kind: rules.open_rule for kind, spec in VERIFIER_KINDS.items() if issubclass(spec, RuleSpec)},
 }
 

@@ -7,6 +7,7 @@ import json
 import random
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
+from dataclasses import replace
 from hashlib import blake2b
 from math import comb
 from pathlib import Path
@@ -29,6 +30,7 @@ from engine.protocol.types import (
 from prm.records import BadRecord, read_records
 from prm.rollouts.rollouts import RolloutPlan, RolloutProblem, RolloutStats, roll_out
 from prm.training.data import Example, read_examples
+from prm.training.probe_data import read_rollouts
 
 STEPS = 3
 BAD = 0.3
@@ -316,3 +318,22 @@ def test_labelled_steps_from_other_sources_are_read_as_examples(tmp_path: Path) 
     path.write_text(json.dumps({"question": "q", "steps": ["a", "b"], "labels": [1]}) + "\n")
     with pytest.raises(BadRecord, match=r"line 1: 'labels' is .*list of 2 numbers from 0 to 1, one for each step"):
         list(read_examples(path, "soft"))
+
+
+async def test_without_completions_the_outcome_labels_all_steps_and_a_probe_reads_the_tokens(tmp_path: Path) -> None:
+    world = World()
+    await roll_out(PROBLEMS, replace(PLAN, completions=0), world, judge, tmp_path / "out.jsonl")
+    labelled = list(read_examples(tmp_path / "out.jsonl", "soft"))
+    assert {len(set(example.labels)) for example in labelled} == {1}
+    assert {example.labels[-1] for example in labelled} == {0.0, 1.0}
+    rollouts = list(read_rollouts(tmp_path / "out.jsonl", "soft"))
+    assert [rollout.labels for rollout in rollouts] == [example.labels for example in labelled]
+    for rollout, example in zip(rollouts, labelled, strict=True):
+        prompt = await world.tokenize("policy", [{"role": "user", "content": example.question}])
+        assert rollout.tokens[: len(prompt)] == prompt
+        starts = (len(prompt), *rollout.ends[:-1])
+        texts = [
+            "".join(TEXTS[token] for token in rollout.tokens[start:end]).strip()
+            for start, end in zip(starts, rollout.ends, strict=True)
+        ]
+        assert texts == list(example.steps)
