@@ -167,11 +167,30 @@ def worker(
 
 @app.command()
 @expand_options
-def engine(options: EngineOptions, model: Model = None, prm: Prm = None) -> None:
+def engine(
+    options: EngineOptions,
+    model: Model = None,
+    prm: Prm = None,
+    check: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODEL",
+            help="Compare the logits of a model (bundled, a folder or a GGUF file) with those of transformers "
+            "instead. Exit status 1 if they differ by more than rounding explains.",
+        ),
+    ] = None,
+) -> None:
     """Run an inference engine alone, with the policy and the verifier. It listens on REASONER_ENGINE_URL.
 
     The default is http://127.0.0.1:8100; http://HOST:PORT and unix:///PATH are possible. Ctrl-C ends it.
     """
+    if check is not None:
+        if model or prm or any(value is not None for value in asdict(options).values()):
+            raise typer.BadParameter("--check takes no other option: it computes on the CPU")
+        from api.roles.check_model import check_model
+
+        check_model(check)
+        return
     from api.roles.serve import run_engine
 
     run_engine(load_with(model=model, prm=prm, **asdict(options)))

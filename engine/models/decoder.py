@@ -6,6 +6,7 @@ rotated together, since in small models the number of operations costs more than
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -110,6 +111,12 @@ class Decoder:
             and all(product.is_kernel for product in (layer.qkv, layer.output, *layer.mlp.products))
             for layer in self._layers
         )
+
+    @property
+    def layouts(self) -> dict[str, int]:
+        """Number of products in each layout by its name, such as ``float32`` or ``int8``."""
+        products = [product for layer in self._layers for product in (layer.qkv, layer.output, *layer.mlp.products)]
+        return dict(Counter(type(product).__name__.removesuffix("Linear").lower() or "float32" for product in products))
 
     @property
     def is_head_recordable(self) -> bool:

@@ -35,6 +35,7 @@ class Experts:
 
     def __init__(self, router: Product, experts: Sequence[GatedMlp], per_token: int, *, is_normalized: bool) -> None:
         """``router``: ``[experts, hidden]``. ``is_normalized``: scale a token's weights to sum to 1."""
+        self.products = tuple(product for expert in experts for product in expert.products)
         self._router = router
         self._experts = experts
         self._per_token = per_token

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -12,44 +11,12 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
 
+from engine.core.reference import float64
 from engine.protocol.types import ScoreItem
 from tests.closeness import MOST, RMS
 from tests.engine.helpers import SMALL, Harness, score
-
-
-class _NoFloat32(TorchFunctionMode):
-    """Replaces float32 by float64 wherever code names it.
-
-    transformers computes norms, rotary angles and softmax in float32 whatever the dtype of the model. That widens
-    16-bit dtypes, but would narrow float64.
-    """
-
-    def __torch_function__(
-        self, function: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        if function == torch.Tensor.float:
-            function = torch.Tensor.double
-        named = {name: _widened(value) for name, value in (kwargs or {}).items()}
-        return function(*map(_widened, args), **named)
-
-
-def _widened(argument: Any) -> Any:
-    return torch.float64 if argument is torch.float32 else argument
-
-
-@contextmanager
-def float64() -> Iterator[None]:
-    """Let transformers load and compute models entirely in float64."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    try:
-        with torch.no_grad(), _NoFloat32():
-            yield
-    finally:
-        torch.set_default_dtype(before)
 
 
 def _loader(folder: Path) -> Any:

@@ -25,8 +25,8 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
+from engine.core.reference import float64
 from tests.closeness import MOST
-from tests.engine.exact import float64
 
 FORMATS = {
     "token_classification": "token_classification",

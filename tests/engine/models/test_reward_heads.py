@@ -10,10 +10,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from engine.core.reference import float64
 from engine.protocol.options import EngineOptions
 from engine.protocol.types import EngineError, ScoreItem
 from tests.closeness import assert_as_exact_as
-from tests.engine.exact import float64
 from tests.engine.helpers import Harness, score
 from tests.prm.checkpoints import label_logits, save_checkpoint
 

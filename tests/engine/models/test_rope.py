@@ -12,10 +12,10 @@ from transformers.models.gemma3.modeling_gemma3 import Gemma3RotaryEmbedding
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from transformers.models.phi3.modeling_phi3 import Phi3RotaryEmbedding
 
+from engine.core.reference import float64
 from engine.models.rope import Rope, read_rope, read_ropes_by_layer_type
 from engine.protocol.types import EngineError
 from tests.closeness import assert_as_exact_as
-from tests.engine.exact import float64
 
 DIM = 32
 POSITIONS = 4096

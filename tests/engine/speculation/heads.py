@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from engine.cache.paged_kv import KVCache
+from engine.core.reference import float64
 from engine.scheduler.draft import Draft
 from engine.scheduler.sequence import GenerateSequence
 from engine.speculation.drafter import Drafter, DraftRequest, StepResult
@@ -23,7 +24,7 @@ from engine.speculation.drafters.proposal import _REACH as REACH
 from engine.speculation.drafters.proposal import NOISE
 from kernels.common.noise import SAMPLE, gumbel_noise, noise_streams
 from tests.closeness import MOST
-from tests.engine.exact import exact_reference, float64, reference
+from tests.engine.exact import exact_reference, reference
 
 Floats = npt.NDArray[np.float64]
 Guess = TypeVar("Guess")
