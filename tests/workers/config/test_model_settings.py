@@ -13,6 +13,7 @@ from engine.protocol.types import ModelInfo
 from reasoner.admission.resolve import describe_defaults, resolve_job
 from reasoner.jobs.spec import JobSpec
 from reasoner.jobs.verifier_specs import JudgeVerifier, PrmVerifier
+from tests.docs.blocks import ROOT, blocks
 from workers.config.model_folders import check_models
 from workers.config.model_profiles import MODEL_FILE
 from workers.config.settings import Settings, load_settings
@@ -209,3 +210,13 @@ async def test_the_described_defaults_are_those_of_a_job(tmp_path: Path) -> None
             assert described[name] == job[name]
         assert described["strategy"]["name"] == job["strategy"]["name"]
         assert described["verifier"]["kind"] == job["verifier"]["kind"]
+
+
+def test_the_example_of_the_documentation_is_valid(tmp_path: Path) -> None:
+    [example] = [block for block in blocks(ROOT / "docs" / "how-to" / "model-settings.md") if block.language == "toml"]
+    settings = configure(tmp_path, example.code)
+    assert set(settings.models) == {"smol", "math-prm", "Qwen/Qwen3-32B"}
+    assert settings.models["smol"].prompt == (
+        "Solve this problem step by step, and end with \\boxed{answer}.\n\n{problem}"
+    )
+    assert set(settings.local_models()) == {"smol", "math-prm"}
