@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -53,6 +54,35 @@ def test_problems_become_a_trained_and_measured_prm(tmp_path: Path) -> None:
         assert (measured["cases"], measured["erroneous"], measured["fitted_on"]) == (2, 1, str(cases))
     # The bundled PRM finds this error and no other.
     assert measured["f1"] == 1.0
+
+
+@pytest.mark.long
+def test_a_fitted_probe_scores_jobs_through_api_and_worker_for_no_token(tmp_path: Path) -> None:
+    data, probe = tmp_path / "data.jsonl", tmp_path / "probe"
+    reasoner("rollouts", "countdown", data, "--limit", 12, "--solutions", 4, "--completions", 0)
+    trained = reasoner("train", data, probe, "--probe")
+    assert [row["layer"] for row in trained["by_layer"]] == [1, 2, 3, 4]
+    solve = [sys.executable, "-m", "api.cli.main", "solve", CASE["problem"], "--verifier", "probe", "--seed", "1"]
+    for strategy in ("beam", "best_of_n", "weighted_vote"):
+        command = [*solve, "--strategy", strategy, "--json"]
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=True,
+            env=os.environ | {"REASONER_PROBE": str(probe)},
+        )
+        job = json.loads(done.stdout)
+        assert job["status"] == "completed"
+        assert job["spec"]["verifier"] == {"kind": "probe", "model": "policy", "aggregation": "last"}
+        assert job["usage"]["verifier_computed"] == 0
+        assert 0 < job["result"]["confidence"] <= 1
+    refused = subprocess.run(
+        solve, capture_output=True, text=True, timeout=120, check=False, env=os.environ | {"REASONER_PROBE": "off"}
+    )
+    assert refused.returncode == 2
+    assert "'policy' has no probe" in refused.stderr.replace("\n", " ")
 
 
 @pytest.mark.long
