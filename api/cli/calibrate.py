@@ -70,6 +70,7 @@ def calibrate_suite(
                     seed=seed,
                     concurrency=concurrency,
                     progress=lambda done, total: progress.update(task, completed=done, total=total),
+                    defaults=settings.models,
                 )
             finally:
                 await engine.close()

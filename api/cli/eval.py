@@ -20,6 +20,7 @@ from api.cli.console import count_progress, print_json, result_console
 from api.cli.options import AsJson, Model, expand_options, load_with
 from api.roles.private_service import run_private_engine
 from engine.protocol.types import EngineError
+from reasoner.admission.prompt import resolve_prompt
 from reasoner.evaluation import report
 from reasoner.evaluation.comparisons import Results
 from reasoner.evaluation.measure import Advance, EvaluationContext, evaluate, is_incomplete
@@ -28,7 +29,7 @@ from reasoner.evaluation.pool import NUM_DRAWS
 from reasoner.evaluation.runs import RUNS_FILE, EvaluationMismatch, RunFile, collect_runs
 from reasoner.evaluation.suites.registry import open_suite
 from reasoner.evaluation.suites.suite import Suite, SuiteError
-from reasoner.jobs.spec import Sampling
+from reasoner.jobs.spec import JobSpec, Sampling
 from workers.config.settings import Settings
 from workers.config.types import served_name
 from workers.engines.connect import connect
@@ -109,7 +110,7 @@ def evaluate_suite(
     except SuiteError as error:
         raise typer.BadParameter(str(error), param_hint="SUITE") from None
     sampling = Sampling(temperature=opened.temperature if temperature is None else temperature, max_tokens=max_tokens)
-    conditions = _describe_conditions(settings, plan, sampling)
+    conditions = _describe_conditions(settings, plan, sampling, opened)
     try:
         with RunFile({**conditions, **_identify_suite(opened), **plan.document()}, out) as file:
             if is_incomplete(opened, plan, file):
@@ -143,10 +144,13 @@ def evaluate_suite(
         _print(result_console(), results)
 
 
-def _describe_conditions(settings: Settings, plan: EvaluationPlan, sampling: Sampling) -> dict[str, Any]:
+def _describe_conditions(settings: Settings, plan: EvaluationPlan, sampling: Sampling, suite: Suite) -> dict[str, Any]:
     """Return the settings on which the results depend; a run is resumed only under the same ones."""
+    asked = resolve_prompt(JobSpec(problem="any", model=plan.model, answer=suite.answer_spec), settings.models)
     return {
         "model": plan.model,
+        "system": asked.system,
+        "prompt": asked.prompt,
         "prm": settings.prm_name,
         "seeds": plan.seeds,
         "temperature": sampling.temperature,
@@ -194,7 +198,7 @@ async def _run(
     engine = connect(settings, urls)
     try:
         setting = await EvaluationContext.of(
-            suite, plan, engine, settings.prm_name, sampling, concurrency, settings.read_calibration()
+            suite, plan, engine, settings.prm_name, sampling, concurrency, settings.read_calibration(), settings.models
         )
         await evaluate(setting, file, advance)
     finally:

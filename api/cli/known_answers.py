@@ -14,7 +14,8 @@ from prm.records import BadRecord, JsonRecord, read_records
 from prm.rollouts.rollouts import RolloutProblem
 from reasoner.answers.canonical import canonicalize
 from reasoner.answers.equivalence import Equivalence
-from reasoner.answers.extraction.extract import extract_answer
+from reasoner.answers.extraction.extract import extract_answer, find_answer
+from reasoner.answers.spec import AnswerSpec
 from reasoner.evaluation.calibrate.trials import GYM_SEED
 from reasoner.evaluation.suites import registry
 from reasoner.evaluation.suites.gym import PREFIX
@@ -36,6 +37,8 @@ class LabelledProblems:
     _equivalence: Equivalence = field(default_factory=Equivalence)
     _task: Suite | None = None
     """The task of reasoning-gym, which checks its answers."""
+    answer_spec: AnswerSpec = field(default_factory=AnswerSpec)
+    """Specification of answers, by which they are asked for and extracted."""
     _judge_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @classmethod
@@ -43,7 +46,7 @@ class LabelledProblems:
         """Open a suite or a JSONL file by name. Every line of a file is checked now. Raises ``BadRecord``."""
         if name in registry.SUITES:
             count = SUITE_PROBLEMS if limit is None else limit
-            return cls(count, lambda: _read_suite(name, count, seed))
+            return cls(count, lambda: _read_suite(name, count, seed), answer_spec=AnswerSpec(compare="text"))
         if name.startswith(PREFIX):
             return cls._open_task(name, SUITE_PROBLEMS if limit is None else limit, seed)
         path = Path(name)
@@ -61,7 +64,7 @@ class LabelledProblems:
         except SuiteError as error:
             raise BadRecord(str(error)) from None
         read = [(RolloutProblem(problem.id, problem.text, problem.examples), problem) for problem in task.problems]
-        return cls(len(read), lambda: iter(read), _task=task)
+        return cls(len(read), lambda: iter(read), _task=task, answer_spec=task.answer_spec)
 
     async def __aenter__(self) -> Self:
         return self
@@ -77,20 +80,21 @@ class LabelledProblems:
             self._answers[problem.key] = answer
             yield problem
 
-    async def judge(self, problem: RolloutProblem, text: str) -> bool:
+    async def judge(self, problem: RolloutProblem, text: str, finished: bool) -> bool:
         """Return True if a solution of a yielded problem states the right answer.
 
-        Answers are compared by the exact rule of the suite, or as mathematics.
+        Answers are extracted as in a job, and compared by the exact rule of the suite, or as mathematics.
         """
-        stated, answer = extract_answer(text), self._answers[problem.key]
-        if isinstance(answer, Problem) and self._task is not None:
-            return await self._task.check(answer, stated, self._equivalence)
-        if isinstance(answer, Problem):
-            return registry.check_answer(answer, stated)
+        answer = self._answers[problem.key]
+        stated = find_answer(text, self.answer_spec, "end" if finished else "inside")
         if stated is None:
             return False
+        if isinstance(answer, Problem) and self._task is not None:
+            return await self._task.check(answer, stated.text, self._equivalence)
+        if isinstance(answer, Problem):
+            return registry.check_answer(answer, stated.text)
         async with self._judge_lock:
-            return await self._equivalence.equal(canonicalize(answer), canonicalize(stated))
+            return await self._equivalence.equal(canonicalize(answer), canonicalize(stated.text))
 
 
 def _read_suite(name: str, count: int, seed: int) -> Iterator[tuple[RolloutProblem, Problem]]:

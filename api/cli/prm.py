@@ -23,6 +23,8 @@ from prm.formats.registry import FORMATS
 from prm.records import BadRecord
 from prm.rollouts.rollouts import RolloutPlan, RolloutStats, roll_out
 from prm.scorers.steps import StepChain, StepScorer
+from reasoner.admission.prompt import resolve_prompt
+from reasoner.jobs.spec import JobSpec
 from workers.config.settings import Settings
 from workers.config.types import require_model_folder
 from workers.engines.connect import connect
@@ -71,8 +73,14 @@ def rollouts(
     """
     console = Console(stderr=True)
     settings = load_with(model=model, engine_device=device)
+    with _report_bad_records("PROBLEMS"):
+        labelled = LabelledProblems.open(problems, limit, seed)
+    question = JobSpec(problem="any", model=settings.model_name, answer=labelled.answer_spec)
+    asked = resolve_prompt(question, settings.models)
     plan = RolloutPlan(
         model=settings.model_name,
+        system=asked.system,
+        prompt=asked.prompt,
         solutions=solutions,
         completions=completions,
         temperature=temperature,
@@ -81,8 +89,6 @@ def rollouts(
         seed=seed,
         concurrency=concurrency,
     )
-    with _report_bad_records("PROBLEMS"):
-        labelled = LabelledProblems.open(problems, limit, seed)
     with _engine(settings, console) as engine, _report_bad_records("OUT"):
         stats = shutdown.run(_roll_out(labelled, plan, engine, out, console))
     document = asdict(stats) | {"out": str(out)}

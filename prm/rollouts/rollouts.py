@@ -48,8 +48,12 @@ class RolloutProblem:
         return blake2b(f"{self.id}\0{self.question}".encode(), digest_size=8).hexdigest()
 
 
-Judge = Callable[[RolloutProblem, str], Awaitable[bool]]
-"""Function that returns True if a solution's text states the right answer."""
+Judge = Callable[[RolloutProblem, str, bool], Awaitable[bool]]
+"""Function that returns True if a solution's text states the right answer.
+
+Its last argument is True if the solution ended by itself, not at a limit.
+"""
+PLACEHOLDER = "{problem}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +61,10 @@ class RolloutPlan:
     """Settings of the rollouts. All but ``concurrency``, which does not affect the labels, are written to the file."""
 
     model: str
+    system: str | None = None
+    """System message before each question."""
+    prompt: str | None = None
+    """Template of the questions, in which ``{problem}`` stands for the question; ``None``: the question alone."""
     solutions: int = 8
     """Number of solutions for each problem."""
     completions: int = 8
@@ -157,11 +165,7 @@ class _Run:
             self.on_progress(self.stats)
 
     async def _label(self, problem: RolloutProblem, key: SolutionKey) -> None:
-        turns = [*chain.from_iterable(problem.examples), problem.question]
-        conversation = [
-            {"role": "assistant" if index % 2 else "user", "content": text} for index, text in enumerate(turns)
-        ]
-        prompt = await self.engine.tokenize(self.plan.model, conversation)
+        prompt = await self.engine.tokenize(self.plan.model, self._ask(problem))
         lease = f"rollouts-{uuid.uuid4().hex}"  # keeps the prefixes of the steps in the cache
         pieces = await self._solve(prompt, key, lease)
         ends = [index for index, piece in enumerate(pieces) if piece.text.strip()]
@@ -171,7 +175,8 @@ class _Run:
         for step, end in enumerate(ends[len(shares) :]):
             so_far = pieces[: end + 1]
             if step == len(ends) - 1:
-                shares.append(float(await self.judge(problem, _text(pieces))))
+                finished = self._num_tokens_left(prompt, ()) > len(_ids(pieces))
+                shares.append(float(await self.judge(problem, _text(pieces), finished)))
             elif self.plan.early and shares and shares[-1] == 0:
                 shares.append(0.0)
             else:
@@ -182,6 +187,13 @@ class _Run:
         soft = None if self.plan.early else tuple(shares)
         solution = LabelledSolution(problem.id, problem.question, prompt, steps, hard, soft, problem.examples)
         self.file.finish(key, solution)
+
+    def _ask(self, problem: RolloutProblem) -> list[dict[str, str]]:
+        question = (self.plan.prompt or PLACEHOLDER).replace(PLACEHOLDER, problem.question)
+        turns = [*chain.from_iterable(problem.examples), question]
+        system = [] if self.plan.system is None else [{"role": "system", "content": self.plan.system}]
+        messages = [{"role": "assistant" if index % 2 else "user", "content": text} for index, text in enumerate(turns)]
+        return system + messages
 
     async def _solve(self, prompt: tuple[int, ...], key: SolutionKey, lease: str) -> list[SampledStep]:
         """Generate a solution step by step, so that the token ids at each step's end are known."""
@@ -217,7 +229,8 @@ class _Run:
             async with aclosing(self._generate(prompt + generated, branches, lease, stop=())) as completions:
                 async for completion in completions:
                     index = missing[completion.index]
-                    right = await self.judge(problem, _text(so_far) + completion.text)
+                    finished = completion.finish_reason == "stop"
+                    right = await self.judge(problem, _text(so_far) + completion.text, finished)
                     self.file.add_verdict(key, step, index, right=right, tokens=len(completion.token_ids))
                     if right and self.plan.early:
                         break

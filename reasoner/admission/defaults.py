@@ -16,7 +16,7 @@ from reasoner.jobs.spec import JobSpec, MaxTokens, PromptTemplate, Sampling, Sto
 from reasoner.jobs.verifier_specs import Verifier
 
 NO_VERIFIER = "none"
-_COPIED = ("system", "prompt", "stop", "answer")
+_COPIED = ("system", "prompt", "stop")
 """Fields that a job has under the same name, each taken over as a whole."""
 
 
@@ -85,6 +85,9 @@ def apply_defaults(spec: JobSpec, defaults: ModelDefaults, efforts: Mapping[str,
     if defaults.max_tokens is not None:
         sampling["max_tokens"] = defaults.max_tokens
     changes["sampling"] = sampling | spec.sampling.model_dump(exclude_unset=True)
+    if defaults.answer is not None:
+        given = spec.answer.model_dump(exclude_unset=True) if "answer" in spec.model_fields_set else {}
+        changes["answer"] = defaults.answer.model_dump(exclude_unset=True) | given
     changes["chat_template_kwargs"] = defaults.chat_template_kwargs | spec.chat_template_kwargs
     named = efforts.get(spec.budget.effort or "")
     if defaults.strategy is not None and "strategy" not in spec.model_fields_set and not (named and named.strategy):

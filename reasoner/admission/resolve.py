@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from engine.protocol.types import EngineError, InvalidRequest, ModelInfo
 from reasoner.admission.defaults import ModelDefaults, apply_defaults
 from reasoner.admission.effort import Effort, apply_effort
+from reasoner.admission.prompt import add_instruction
 from reasoner.admission.validation import JobRefused, check_job
 from reasoner.base_model import VerifierSpec
 from reasoner.budget.prices import Prices, check_budget
@@ -94,6 +95,7 @@ def use_available_verifier(spec: JobSpec, service: ServiceDefaults) -> JobSpec:
 
 async def _complete(spec: JobSpec, service: ServiceDefaults, catalog: ModelCatalog) -> JobSpec:
     """Apply the effort, check models and budget, and fill in all fields that are still open."""
+    spec = add_instruction(spec)
     try:
         spec = apply_effort(spec, service.effort)
     except InvalidRequest as error:

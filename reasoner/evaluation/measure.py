@@ -7,11 +7,14 @@ busy, the request is retried and the job resumes from its journal: an engine fai
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
+from types import MappingProxyType
 
 from engine.protocol.types import EngineClient, EngineUnavailable, InvalidRequest, ModelInfo
+from reasoner.admission.defaults import ModelDefaults
+from reasoner.admission.prompt import resolve_prompt
 from reasoner.answers.equivalence import Equivalence
 from reasoner.confidence.calibration import Calibration
 from reasoner.evaluation.leaseless_engine import LeaselessEngine
@@ -46,6 +49,8 @@ class EvaluationContext:
     concurrency: int
     calibration: Calibration | None
     """Calibration for ``auto``; ``None`` for the bundled one."""
+    defaults: Mapping[str, ModelDefaults]
+    """Defaults by model, as in a service: prompts, sampling, stop strings."""
 
     @classmethod
     async def of(
@@ -57,6 +62,7 @@ class EvaluationContext:
         sampling: Sampling,
         concurrency: int,
         calibration: Calibration | None = None,
+        defaults: Mapping[str, ModelDefaults] = MappingProxyType({}),
     ) -> EvaluationContext:
         """Create with the engine's models. Raises ``InvalidRequest`` if it does not serve a model of the plan."""
         engine = LeaselessEngine(engine)
@@ -67,7 +73,9 @@ class EvaluationContext:
             if name not in models:
                 raise InvalidRequest(f"model {name!r} is not served; served are {', '.join(models)}", "model")
         is_used = verifier in models and (needed or any(strategy.welcomes_verifier for strategy in strategies))
-        return cls(suite, plan, engine, models, verifier if is_used else None, sampling, concurrency, calibration)
+        return cls(
+            suite, plan, engine, models, verifier if is_used else None, sampling, concurrency, calibration, defaults
+        )
 
     @property
     def verifier_parameters(self) -> int:
@@ -194,15 +202,16 @@ async def _pool(setting: EvaluationContext, stage: Stage, problem: Problem, jour
 
 def _spec(setting: EvaluationContext, stage: Stage, problem: Problem, case: StrategyCase) -> JobSpec:
     noise = blake2b(f"{stage.seed}/{problem.id}".encode(), digest_size=8)
-    return JobSpec.model_validate(
+    spec = JobSpec.model_validate(
         {
             "messages": problem.to_messages(),
             "model": stage.model,
             "strategy": case.to_spec(stage.n),
             "verifier": None if setting.verifier is None else {"model": setting.verifier},
             "sampling": setting.sampling,
-            "answer": setting.suite.answer,
+            "answer": setting.suite.answer_spec,
             "confidence": case.confidence,
             "seed": int.from_bytes(noise.digest(), "big") >> 1,
         }
     )
+    return resolve_prompt(spec, setting.defaults)

@@ -23,7 +23,9 @@ def write(folder: Path, results: Results, document: dict[str, Any], command: str
     """Write the three files. ``document`` is the output of ``--json``."""
     (folder / "results.json").write_text(json.dumps(document, indent=2) + "\n")
     rows, settings = results.rows(), document["settings"]
-    conditions = ", ".join(f"{name} {value}" for name, value in settings.items() if value not in (None, "", []))
+    conditions = ", ".join(
+        f"{name} {' '.join(str(value).split())}" for name, value in settings.items() if value not in (None, "", [])
+    )
     title = (
         f"{document['suite']}: {document['problems']} problems, {settings['seeds']} seed{'s' * (settings['seeds'] > 1)}"
     )

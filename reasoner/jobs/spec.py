@@ -108,7 +108,8 @@ class JobSpec(StrictModel):
     prompt: PromptTemplate | None = Field(
         None,
         description="Template of the question: its {problem} becomes the problem, or the last of the messages; without "
-        "it the model's default, null: none.",
+        "it the model's default, null: none. If there is neither this nor a system message, it becomes the question "
+        "with an instruction for the answer (answer.instruct).",
     )
     stop: StopStrings = Field(
         default_factory=list,
@@ -180,8 +181,9 @@ class JobSpec(StrictModel):
     def _compare_answer_as_verifier_does(self) -> Self:
         kind = "" if self.verifier is None else self.verifier.kind
         language = {"python": "python", "json_schema": "json"}.get(kind)
-        if "answer" not in self.model_fields_set and language is not None:
-            self.answer = AnswerSpec(compare="code", extract=CodeExtract(code=language))
+        if language is not None and not self.answer.model_fields_set & {"compare", "extract"}:
+            changes = {"compare": "code", "extract": CodeExtract(code=language)}
+            self.answer = self.answer.model_copy(update=changes)
         return self
 
     @property

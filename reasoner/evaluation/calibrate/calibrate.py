@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 from engine.protocol.types import EngineClient
+from reasoner.admission.defaults import ModelDefaults
+from reasoner.admission.prompt import resolve_prompt
 from reasoner.confidence.calibration import Bin, Calibration, ModelFingerprint, Reliability
 from reasoner.evaluation.calibrate.fitting import PROBE, TREES, Measured, fit_curve, fit_stages, gather, reliability
-from reasoner.evaluation.calibrate.trials import POOL, TrialFile, get_problem_key, measure
+from reasoner.evaluation.calibrate.trials import POOL, Ask, TrialFile, get_problem_key, measure
 from reasoner.evaluation.suites.suite import Suite
 from reasoner.jobs.spec import JobSpec, StrategySpec
 from reasoner.jobs.verifier_specs import PrmVerifier
@@ -29,8 +32,11 @@ async def calibrate(
     seed: int,
     concurrency: int,
     progress: Callable[[int, int], None],
+    defaults: Mapping[str, ModelDefaults] = MappingProxyType({}),
 ) -> Calibration:
     """Return the table for the engine's only policy and only verifier; ``progress(done, total)`` counts runs.
+
+    ``defaults`` are by model, as in a service.
 
     The curve is fitted on the pools, and the strategies run with it. Its reliability is measured by two-fold
     cross-validation over problems. Raises ``CalibrationError`` for measurements with other settings or if nothing can
@@ -42,8 +48,12 @@ async def calibrate(
     policy = ModelFingerprint.of_model(policy_selector(JobSpec(problem="any")).find(served))
     verifier = ModelFingerprint.of_model(verifies.find(served))
     problems = {get_problem_key(problem) for suite in suites for problem in suite.problems}
+
+    def ask(spec: JobSpec) -> JobSpec:
+        return resolve_prompt(spec.model_copy(update={"model": policy.id}), defaults)
+
     setting = {"policy": policy.model_dump(), "verifier": verifier.model_dump(), "seed": seed, "confidence": CONFIDENCE}
-    file = TrialFile(measurements, setting)
+    file = TrialFile(measurements, setting | {"prompts": _list_prompts(suites, ask)})
     num_problems = sum(len(suite.problems) for suite in suites)
     num_done = itertools.count(1)
 
@@ -57,6 +67,7 @@ async def calibrate(
             seed=seed,
             concurrency=concurrency,
             calibration=table,
+            ask=ask,
             progress=lambda: progress(next(num_done), num_problems * (1 + len(TREES))),
         )
         return gather(trial for trial in file.trials.values() if trial.problem in problems)
@@ -78,3 +89,9 @@ async def calibrate(
     bins = fit_stages(measured, table.curve, confidence=CONFIDENCE, worth=WORTH)
     held_out = reliability(fit_curve(measured[::2]), measured[1::2])
     return Calibration(**dict(table) | {"bins": bins, "reliability": held_out})
+
+
+def _list_prompts(suites: Sequence[Suite], ask: Ask) -> list[tuple[str, str]]:
+    """Return the different system messages and prompts with which the suites' problems are asked."""
+    asked = [ask(JobSpec(problem="any", answer=suite.answer_spec)) for suite in suites]
+    return sorted({(spec.system or "", spec.prompt or "") for spec in asked})

@@ -34,6 +34,7 @@ POOL = StrategySpec.model_validate({"name": "best_of_n", "n": 16})
 """Strategy of the pool: independent scored samples, of which every probe and every vote takes a part."""
 GYM_SEED = 1_000_003
 """Seed of the problems that reasoning-gym generates for a fit; evaluations start at 0."""
+Ask = Callable[[JobSpec], JobSpec]
 PER_STAGE = 50
 """Attempts per problem after which a level counts as exhausted."""
 
@@ -131,9 +132,12 @@ async def measure(
     seed: int,
     concurrency: int,
     calibration: Calibration | None,
+    ask: Ask,
     progress: Callable[[], None],
 ) -> None:
     """Run each stage on each problem that the file lacks. ``calibration`` is the table by which stages stop.
+
+    ``ask`` completes each job with the prompt of its model.
 
     Raises the first error, after cancelling all other runs.
     """
@@ -142,7 +146,7 @@ async def measure(
     async def run_once(suite: Suite, problem: Problem, stage: StrategySpec) -> None:
         if (get_problem_key(problem), get_stage_name(stage)) not in file.trials:
             async with slots:
-                file.add(await _run(suite, problem, stage, engine, seed, calibration))
+                file.add(await _run(suite, problem, stage, engine, seed, calibration, ask))
         progress()
 
     try:
@@ -174,16 +178,17 @@ async def _run(
     engine: EngineClient,
     seed: int,
     calibration: Calibration | None,
+    ask: Ask,
 ) -> Trial:
     journal, equal = MemoryJournal(), Equivalence()
     spec = JobSpec(
         messages=problem.to_messages(),
         strategy=stage,
         sampling={"temperature": suite.temperature},
-        answer=suite.answer,
+        answer=suite.answer_spec,
         seed=seed,
     )
-    outcome = await run_job(spec, engine, journal, calibration=calibration)
+    outcome = await run_job(ask(spec), engine, journal, calibration=calibration)
     ended: dict[str, dict[str, Any]] = {}
     parents: set[str] = set()
     for entry in journal.entries:

@@ -21,7 +21,6 @@ from reasoner.evaluation.suites.problem import Problem
 from reasoner.evaluation.suites.suite import Rule, Suite, SuiteError
 from reasoner.jobs.spec import MAX_PROBLEM_CHARS
 
-INSTRUCTION = "Reason step by step, and put the final answer in \\boxed{}."
 TEMPERATURE = 0.8
 """Usual sampling temperature for competition problems (Beeching et al. 2024, "Scaling test-time compute")."""
 
@@ -115,12 +114,9 @@ def _parse_math(where: str, name: str, record: dict[str, Any]) -> Problem:
 def _make_problem(
     where: str, name: str, suite: str, level: str, record: dict[str, Any], field: str, answer: str
 ) -> Problem:
-    question = _read_text(where, record, field, "the problem's text")
-    text = f"{question.strip()}\n\n{INSTRUCTION}"
+    text = _read_text(where, record, field, "the problem's text").strip()
     if len(text) > MAX_PROBLEM_CHARS:
-        raise SuiteError(
-            f"{where}, field {field!r}: {len(question)} characters; a problem has at most {MAX_PROBLEM_CHARS}"
-        )
+        raise SuiteError(f"{where}, field {field!r}: {len(text)} characters; a problem has at most {MAX_PROBLEM_CHARS}")
     subject = record.get("subject", record.get("type", ""))
     return Problem(name, suite, level, text, answer, {"subject": subject} if isinstance(subject, str) else {})
 

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable
 from typing import Any
 
 from reasoner.answers.equivalence import Equivalence
-from reasoner.evaluation.suites.files import INSTRUCTION, TEMPERATURE
+from reasoner.evaluation.suites.files import TEMPERATURE
 from reasoner.evaluation.suites.problem import Examples, Problem
 from reasoner.evaluation.suites.suite import Suite, SuiteError
 from reasoner.jobs.spec import MAX_PROBLEM_CHARS
@@ -62,7 +62,7 @@ def open_task(name: str, limit: int, seed: int, *, apart_from: Iterable[int] = (
     entries: dict[str, dict[str, Any]] = {}
     problems = []
     for index, entry in enumerate(generated):
-        text = entry["question"].strip() if examples else f"{entry['question'].strip()}\n\n{INSTRUCTION}"
+        text = entry["question"].strip()
         if len(text) > MAX_PROBLEM_CHARS:
             raise SuiteError(f"{PREFIX}{name}, problem {index}: longer than {MAX_PROBLEM_CHARS} characters")
         answer = "" if entry.get("answer") is None else str(entry["answer"])

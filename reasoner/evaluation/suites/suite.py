@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from reasoner.answers.equivalence import Equivalence
+from reasoner.answers.spec import AnswerSpec
 from reasoner.evaluation.suites.problem import Problem
 
 Rule = Callable[[Problem, str, Equivalence], Awaitable[bool]]
@@ -24,6 +25,11 @@ class Suite:
     """Default sampling temperature of searches."""
     answer: Literal["math", "text"]
     """Comparison of candidates' answers in votes."""
+
+    @property
+    def answer_spec(self) -> AnswerSpec:
+        """Specification of a search's answers. Solved examples show where they belong, so nothing asks for it."""
+        return AnswerSpec(compare=self.answer, instruct=not any(problem.examples for problem in self.problems))
 
     async def check(self, problem: Problem, answer: str | None, equal: Equivalence) -> bool:
         """Return True if the answer is right; False for ``None``."""

@@ -118,7 +118,7 @@ def _draw(branch: Branch, ids: Sequence[int]) -> int:
     return 3 if unit < RIGHT[sum(token == 2 for token in ids)] else 4
 
 
-async def judge(problem: RolloutProblem, text: str) -> bool:
+async def judge(problem: RolloutProblem, text: str, finished: bool) -> bool:
     await asyncio.sleep(0)
     return text.endswith("\\boxed{yes}")
 
@@ -299,7 +299,7 @@ async def test_other_settings_another_model_and_a_damaged_file_are_refused(tmp_p
     path = tmp_path / "out.jsonl"
     await roll_out(PROBLEMS[:1], PLAN, World(), judge, path)
     with pytest.raises(BadRecord, match=r"begun with completions 8, and 4 is requested"):
-        await roll_out(PROBLEMS[:1], RolloutPlan("policy", 2, 4, max_tokens=64, seed=3), World(), judge, path)
+        await roll_out(PROBLEMS[:1], replace(PLAN, completions=4), World(), judge, path)
     running = asyncio.create_task(roll_out(PROBLEMS, PLAN, World(), judge, path))
     await asyncio.sleep(0)
     await asyncio.sleep(0)

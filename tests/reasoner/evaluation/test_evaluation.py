@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from engine.protocol.types import Completion, EngineUnavailable, GenerateRequest, TokenLogprob
+from reasoner.admission.defaults import ModelDefaults
 from reasoner.answers.equivalence import Equivalence
 from reasoner.budget.usage import Usage
 from reasoner.evaluation import measure, pool
@@ -31,6 +32,8 @@ from reasoner.tree import Node
 from tests.scripted import CONTEXT, ScriptedEngine
 
 SUITE = open_suite("words", limit=5)
+PLAIN = {"policy": ModelDefaults(prompt="{problem}")}
+"""Prompts without an instruction, for which the scripted engine's context is too short."""
 
 
 def plan(strategies: str, *ns: int, seeds: int = 1, live_ns: tuple[int, ...] = (4,)) -> EvaluationPlan:
@@ -42,7 +45,7 @@ async def measured(
     wanted: EvaluationPlan, engine: ScriptedEngine, suite: Suite = SUITE, file: RunFile | None = None
 ) -> list[Run]:
     with file or RunFile({}) as opened:
-        setting = await EvaluationContext.of(suite, wanted, engine, "prm", Sampling(), 3)
+        setting = await EvaluationContext.of(suite, wanted, engine, "prm", Sampling(), 3, defaults=PLAIN)
         await evaluate(setting, opened, lambda stage, done, total: None)
     return collect_runs(opened.items)
 
@@ -53,7 +56,7 @@ def made(answers: str, lengths: Sequence[int] | None = None) -> SamplePool:
     samples = []
     for place, letter in enumerate(answers):
         tokens = 5 if lengths is None else lengths[place]
-        node = Node((place,), root, (1, place), letter, tokens, reason="stop", answer=letter)
+        node = Node((place,), root, (1, place), letter, tokens, reason="stop", answer=letter, answer_level="strict")
         samples.append(pool.Sample(node, letter == "a", "stop", (), None, frozenset({place})))
     spec = JobSpec.model_validate(
         {"problem": "?", "strategy": {"name": "self_consistency"}, "answer": "text", "seed": 0}
@@ -100,7 +103,9 @@ async def test_a_resample_of_the_whole_pool_has_the_bill_of_the_live_job() -> No
     by_case = {(run.strategy, run.n, run.problem): run for run in runs}
     for problem in SUITE.problems:
         stage = Stage("", "policy", 0, None, 8)
-        setting = await EvaluationContext.of(SUITE, plan("best_of_n", 8), ScriptedEngine(), "prm", Sampling(), 1)
+        setting = await EvaluationContext.of(
+            SUITE, plan("best_of_n", 8), ScriptedEngine(), "prm", Sampling(), 1, defaults=PLAIN
+        )
         for name in ("self_consistency", "best_of_n", "weighted_vote"):
             spec = measure._spec(setting, stage, problem, StrategyCase(name, name))
             alone = await run_job(spec, ScriptedEngine(), MemoryJournal())
@@ -114,7 +119,7 @@ async def test_a_resample_of_the_whole_pool_has_the_bill_of_the_live_job() -> No
 
 async def test_strategies_choose_the_same_from_a_pool_resample_as_alone() -> None:
     engine, problem = ScriptedEngine(), SUITE.problems[0]
-    setting = await EvaluationContext.of(SUITE, plan("best_of_n", 8), engine, "prm", Sampling(), 1)
+    setting = await EvaluationContext.of(SUITE, plan("best_of_n", 8), engine, "prm", Sampling(), 1, defaults=PLAIN)
     for name in ("self_consistency", "best_of_n", "weighted_vote"):
         spec = measure._spec(setting, Stage("", "policy", 0, None, 8), problem, StrategyCase(name, name))
         async with open_search(spec, engine, MemoryJournal()) as search:
@@ -205,7 +210,7 @@ async def test_deepconf_on_finished_solutions_uses_the_pool_and_decides_as_alone
     wanted = plan("deepconf:keep=50,deepconf:mode=online,deepconf:top=3", 2, 8)
     assert [case.label for case in wanted.pooled] == ["deepconf:keep=50"]
     runs = await measured(replace(wanted, live=()), Sure())
-    setting = await EvaluationContext.of(SUITE, wanted, Sure(), "prm", Sampling(), 1)
+    setting = await EvaluationContext.of(SUITE, wanted, Sure(), "prm", Sampling(), 1, defaults=PLAIN)
     for problem in SUITE.problems:
         spec = measure._spec(setting, Stage("", "policy", 0, None, 8), problem, wanted.pooled[0])
         alone = await run_job(spec, Sure(), MemoryJournal())
@@ -336,6 +341,6 @@ async def test_without_a_verifier_voting_strategies_run_and_the_rest_are_refused
     pooled, live = split_pooled_and_live(parse_cases("auto,self_consistency", has_verifier=False))
     wanted = EvaluationPlan("policy", pooled, live, (4,), (4,), 1)
     with RunFile({}) as opened:
-        setting = await EvaluationContext.of(SUITE, wanted, ScriptedEngine(), None, Sampling(), 3)
+        setting = await EvaluationContext.of(SUITE, wanted, ScriptedEngine(), None, Sampling(), 3, defaults=PLAIN)
         await evaluate(setting, opened, lambda stage, done, total: None)
     assert not any(run.verifier_tokens for run in collect_runs(opened.items))

@@ -224,7 +224,8 @@ def test_shots_are_solved_problems_before_the_question() -> None:
     ]  # fmt: skip
     assert question == {"role": "user", "content": "0+0?"}
     (alone,) = open_suite("reasoning-gym:sums", limit=1).problems[0].to_messages()
-    assert alone["content"].startswith("0+0?\n\n")
+    assert alone["content"] == "0+0?"
+    assert (suite.answer_spec.instruct, open_suite("reasoning-gym:sums", limit=1).answer_spec.instruct) == (False, True)
 
 
 @pytest.mark.usefixtures("sums")

@@ -227,7 +227,9 @@ def test_a_deep_schema_is_refused_without_recursion() -> None:
 def test_code_and_json_are_extracted_from_their_blocks_unless_the_job_says_otherwise() -> None:
     python = {"kind": "python", "tests": ["assert f"]}
     spec = JobSpec.model_validate({"problem": "?", "verifier": python})
-    assert spec.answer.model_dump() == {"compare": "code", "extract": {"code": "python"}}
+    assert spec.answer.model_dump() == {"compare": "code", "extract": {"code": "python"}, "instruct": True}
+    silent = JobSpec.model_validate({"problem": "?", "verifier": python, "answer": {"instruct": False}})
+    assert silent.answer == spec.answer.model_copy(update={"instruct": False})
     assert JobSpec.model_validate_json(spec.model_dump_json()).answer == spec.answer
     assert JobSpec.model_validate({"problem": "?", "verifier": python, "answer": "text"}).answer.compare == "text"
 

@@ -180,8 +180,8 @@ async def test_a_job_gets_the_settings_of_its_model_and_overrides_any_of_them(tm
     assert (job.stop, job.sampling.temperature, job.sampling.max_tokens) == (["Question:"], 0.6, 40)
     assert (job.answer.compare, job.verifier) == ("choice", JudgeVerifier(kind="judge", model="a"))
     assert JobSpec.model_validate(job.model_dump()) == job
-    own = {"system": None, "prompt": None, "stop": [], "answer": "text", "verifier": None, "sampling": {"top_p": 0.5}}
-    more = {"chat_template_kwargs": {"enable_thinking": True}}
+    own = {"system": None, "prompt": None, "stop": [], "verifier": None, "sampling": {"top_p": 0.5}}
+    more = {"answer": {"compare": "text", "instruct": False}, "chat_template_kwargs": {"enable_thinking": True}}
     job = await resolve_job(JobSpec.model_validate({"problem": "1 + 1?", **own, **more}), settings, catalog)
     assert job.to_messages() == [{"role": "user", "content": "1 + 1?"}]
     assert (job.stop, job.answer.compare, job.verifier, job.sampling.top_p) == ([], "text", None, 0.5)
@@ -192,7 +192,7 @@ async def test_a_bundled_policy_beside_other_models_keeps_the_bundled_verifier(t
     settings, catalog = configure(tmp_path, MODEL), Catalog("a", "b")
     job = await resolve_job(JobSpec(problem="1 + 1?", model="b"), settings, catalog)
     assert job.verifier == PrmVerifier(model="prm")
-    assert (job.system, job.prompt, job.stop) == (None, None, [])
+    assert (job.system, job.prompt, job.stop) == (None, "{problem}", [])
 
 
 async def test_a_system_message_of_the_client_replaces_the_models(tmp_path: Path) -> None:

@@ -1,0 +1,104 @@
+"""A model is asked for its answer, unless the job or the model has a prompt; evaluations ask as a service does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from engine.protocol.types import EngineUnavailable, ModelInfo
+from reasoner.admission.defaults import ModelDefaults
+from reasoner.admission.prompt import resolve_prompt
+from reasoner.admission.resolve import resolve_batch_job, resolve_job
+from reasoner.answers.instruction import find_instruction
+from reasoner.answers.spec import AnswerSpec
+from reasoner.jobs.spec import JobSpec
+from workers.config.settings import Settings, load_settings
+
+BOXED = "Reason step by step, and put the final answer in \\boxed{}."
+QUESTION = {"role": "user", "content": "2 + 2?"}
+
+
+class NoEngine:
+    async def models(self) -> list[ModelInfo]:
+        raise EngineUnavailable("no engine answers")
+
+
+async def resolve(service: Settings | None = None, **fields: Any) -> JobSpec:
+    body = {"problem": "2 + 2?"} if "messages" not in fields else {}
+    return await resolve_job(JobSpec.model_validate(body | fields), service or Settings(), NoEngine())
+
+
+async def test_the_instruction_is_in_the_stored_prompt_and_in_the_last_message() -> None:
+    job = await resolve()
+    assert job.prompt == "{problem}\n\n" + BOXED
+    assert job.to_messages() == [{"role": "user", "content": "2 + 2?\n\n" + BOXED}]
+    assert job.conversation == [QUESTION]
+    turns = [QUESTION, {"role": "assistant", "content": "4"}, {"role": "user", "content": "And 3 + 3?"}]
+    asked = (await resolve(messages=turns)).to_messages()
+    assert asked == [*turns[:2], {"role": "user", "content": "And 3 + 3?\n\n" + BOXED}]
+
+
+async def test_a_job_of_a_batch_is_asked_alike() -> None:
+    spec = JobSpec(problem="2 + 2?")
+    assert (await resolve_batch_job(spec, Settings(), NoEngine())).prompt == (await resolve()).prompt
+
+
+async def test_the_instruction_fits_the_answer() -> None:
+    job = await resolve(answer="choice")
+    assert job.prompt == "{problem}\n\n" + str(find_instruction(AnswerSpec(compare="choice")))
+    schema = {"kind": "json_schema", "json_schema": {"type": "object"}}
+    assert "```json" in str((await resolve(verifier=schema)).prompt)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"answer": {"instruct": False}},
+        {"answer": {"extract": {"regex": "(a)"}}},
+        {"system": "Be short."},
+        {"messages": [{"role": "system", "content": "Be short."}, QUESTION]},
+        {"messages": [QUESTION, {"role": "assistant", "content": "It is"}]},
+    ],
+)
+async def test_a_job_with_a_prompt_of_its_own_or_without_an_instruction_is_asked_as_it_is(fields: Any) -> None:
+    assert (await resolve(**fields)).prompt is None
+    assert (await resolve(prompt="Q: {problem}", **fields)).prompt == "Q: {problem}"
+
+
+async def test_a_models_prompt_takes_the_place_of_the_instruction() -> None:
+    service = Settings.model_validate({"models": {"policy": {"prompt": "{problem} Answer:"}}})
+    assert (await resolve(service)).prompt == "{problem} Answer:"
+    assert (await resolve(service, prompt=None)).prompt == "{problem}\n\n" + BOXED
+    service = Settings.model_validate({"models": {"policy": {"system": "Put it in a box."}}})
+    asked = await resolve(service)
+    assert (asked.system, asked.prompt) == ("Put it in a box.", None)
+
+
+async def test_a_model_switches_the_instruction_off_also_for_jobs_that_compare_otherwise() -> None:
+    service = Settings.model_validate({"models": {"policy": {"answer": {"instruct": False}}}})
+    assert (await resolve(service)).prompt is None
+    assert (await resolve(service, answer="text")).prompt is None
+    assert (await resolve(service, answer={"instruct": True})).prompt is not None
+
+
+async def test_an_evaluations_job_is_asked_as_a_services_job() -> None:
+    for defaults in ({}, {"prompt": "{problem} Answer:"}, {"system": "Be short."}):
+        models = {"policy": ModelDefaults.model_validate(defaults)}
+        served = await resolve(Settings.model_validate({"models": {"policy": defaults}}))
+        measured = resolve_prompt(JobSpec(problem="2 + 2?", model="policy"), models)
+        assert measured.to_messages() == served.to_messages()
+
+
+def test_an_evaluations_job_has_neither_the_budget_nor_the_strategy_of_its_model() -> None:
+    models = {"policy": ModelDefaults.model_validate({"budget": {"tokens": 5}, "strategy": "greedy", "stop": ["Q:"]})}
+    spec = JobSpec(problem="2 + 2?", model="policy")
+    asked = resolve_prompt(spec, models)
+    assert (asked.budget, asked.strategy, asked.stop) == (spec.budget, spec.strategy, ["Q:"])
+
+
+@pytest.mark.parametrize("model", ["policy", "policy-large"])
+async def test_the_bundled_policies_are_asked_the_bare_question(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REASONER_MODEL", model)
+    assert (await resolve(load_settings())).to_messages() == [QUESTION]
+    assert (await resolve(load_settings(), answer="text")).to_messages() == [QUESTION]
