@@ -56,8 +56,8 @@ def rollouts(
         ),
     ] = 8,
     temperature: Annotated[
-        float, typer.Option(min=0.01, max=10, help="Sampling temperature of solutions and completions.")
-    ] = 1.0,
+        float | None, typer.Option(min=0.01, max=10, help="Sampling temperature; default: the model's own, else 1.")
+    ] = None,
     max_tokens: Annotated[int, typer.Option(min=1, max=1_000_000, help="Longest solution.")] = 1024,
     early: Annotated[
         bool, typer.Option("--early", help="Hard labels only, for fewer tokens: stop as soon as a label is certain.")

@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass, field
 from hashlib import blake2b
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 from engine.protocol.types import (
     Branch,
@@ -28,6 +29,7 @@ from engine.protocol.types import (
     EngineUnavailable,
     GenerateRequest,
     InvalidRequest,
+    ModelInfo,
     SamplingParams,
 )
 from prm.rollouts.file import LabelledSolution, RolloutFile, SampledStep, SolutionKey
@@ -70,7 +72,8 @@ class RolloutPlan:
     completions: int = 8
     """Number of completions for each step except the last; 0: each step is labelled by its solution's own outcome, an
     unbiased sample of one completion, for a fraction of the tokens."""
-    temperature: float = 1.0
+    temperature: float | None = None
+    """Sampling temperature; ``None`` for the model's own."""
     max_tokens: int = 1024
     """Maximum length of a solution in tokens, including completions."""
     separator: str = "\n\n"
@@ -113,10 +116,12 @@ async def roll_out(
     ``problems`` is read lazily, as work starts. Raises the engine's errors and ``BadRecord``; after these, and after a
     cancellation, the same call resumes.
     """
-    context = await _context(engine, plan.model)
-    settings = {name: value for name, value in asdict(plan).items() if name != "concurrency"}
+    info = await _find_model(engine, plan.model)
+    given = {} if plan.temperature is None else {"temperature": plan.temperature}
+    sampling = {"temperature": 1.0, **info.sampling, **given}
+    settings = {name: value for name, value in asdict(plan).items() if name != "concurrency"} | sampling
     with RolloutFile(path, settings) as file:
-        run = _Run(plan, context, engine, judge, file, on_progress)
+        run = _Run(plan, info.context, sampling, engine, judge, file, on_progress)
         work = _list_work(problems, plan.solutions)
         try:
             async with asyncio.TaskGroup() as group:
@@ -127,11 +132,11 @@ async def roll_out(
     return run.stats
 
 
-async def _context(engine: EngineClient, model: str) -> int:
+async def _find_model(engine: EngineClient, model: str) -> ModelInfo:
     served = {info.id: info for info in await engine.models() if info.kind == "generate"}
     if model not in served:
         raise InvalidRequest(f"model {model!r} is not served; served are {', '.join(served) or 'none'}", "model")
-    return served[model].context
+    return served[model]
 
 
 def _list_work(problems: Iterable[RolloutProblem], solutions: int) -> Iterator[tuple[RolloutProblem, SolutionKey]]:
@@ -146,6 +151,8 @@ def _list_work(problems: Iterable[RolloutProblem], solutions: int) -> Iterator[t
 class _Run:
     plan: RolloutPlan
     context: int
+    sampling: dict[str, Any]
+    """Sampling parameters: the plan's, else the model's own."""
     engine: EngineClient
     judge: Judge
     file: RolloutFile
@@ -252,7 +259,7 @@ class _Run:
             model=self.plan.model,
             prompt=prompt,
             branches=branches,
-            sampling=SamplingParams(temperature=self.plan.temperature, stop=stop),
+            sampling=SamplingParams(**self.sampling, stop=stop),
             lease=lease,
         )
         left = len(branches)

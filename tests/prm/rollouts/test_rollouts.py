@@ -11,7 +11,7 @@ from dataclasses import replace
 from hashlib import blake2b
 from math import comb
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from scipy.stats import chi2
@@ -24,6 +24,7 @@ from engine.protocol.types import (
     GenerateRequest,
     InvalidRequest,
     ModelInfo,
+    SamplingParams,
     ScoreRequest,
     ScoreResult,
 )
@@ -337,3 +338,21 @@ async def test_without_completions_the_outcome_labels_all_steps_and_a_probe_read
             for start, end in zip(starts, rollout.ends, strict=True)
         ]
         assert texts == list(example.steps)
+
+
+async def test_without_a_temperature_the_models_own_sampling_is_used(tmp_path: Path) -> None:
+    class Recommending(World):
+        requested: ClassVar[list[SamplingParams]] = []
+
+        async def models(self) -> list[ModelInfo]:
+            return [replace(info, sampling={"temperature": 0.6, "top_k": 20}) for info in await super().models()]
+
+        def generate(self, request: GenerateRequest, *, stream: bool = False) -> AsyncGenerator[Completion | Delta]:
+            self.requested.append(request.sampling)
+            return super().generate(request, stream=stream)
+
+    for place, temperature in (("own", None), ("given", 0.9)):
+        Recommending.requested.clear()
+        plan = replace(PLAN, temperature=temperature)
+        await roll_out(PROBLEMS[:1], plan, Recommending(), judge, tmp_path / place)
+        assert {(params.temperature, params.top_k) for params in Recommending.requested} == {(temperature or 0.6, 20)}
