@@ -49,7 +49,8 @@ def read_architecture(model: GgufModel) -> str:
     name = model.metadata.get("general.architecture")
     if name not in _ARCHITECTURES:
         raise EngineError(
-            f"{model.paths[0]}: the architecture {name!r} is not supported; supported are {', '.join(_ARCHITECTURES)}"
+            f"{model.paths[0]}: the architecture {name!r:.80} is not supported; supported are "
+            f"{', '.join(_ARCHITECTURES)}"
         )
     return str(name)
 
@@ -84,7 +85,7 @@ def _config_fields(model: GgufModel, architecture: str) -> dict[str, Any]:
         "vocab_size": embedding.shape[0],
         "hidden_size": hidden,
         "intermediate_size": _one_number(metadata, "feed_forward_length"),
-        "num_hidden_layers": int(metadata.require("block_count")),
+        "num_hidden_layers": _num_layers(metadata),
         "num_attention_heads": heads,
         "num_key_value_heads": _one_number(metadata, "attention.head_count_kv", heads),
         "head_dim": head_dim,
@@ -94,6 +95,8 @@ def _config_fields(model: GgufModel, architecture: str) -> dict[str, Any]:
         "tie_word_embeddings": "output.weight" not in model.tensors,
         "eos_token_id": end_tokens(model),
     }
+    if wrong := [name for name, value in fields.items() if type(value) is int and value < 1]:
+        raise EngineError(f"{model.paths[0]}: {wrong[0]} follows as {fields[wrong[0]]}, but must be at least 1")
     if architecture == "llama" and metadata.get("expert_count"):
         fields["architectures"] = ["MixtralForCausalLM"]
     if architecture == "llama" and "blk.0.attn_q.bias" in model.tensors:
@@ -107,6 +110,15 @@ def _config_fields(model: GgufModel, architecture: str) -> dict[str, Any]:
     if architecture == "phi3":
         fields |= {"sliding_window": metadata.get("attention.sliding_window")}
     return fields | _rope_fields(metadata, fields)
+
+
+def _num_layers(metadata: _Metadata) -> int:
+    """Return the number of layers, all of which have tensors: memory is laid out by it before any is looked for."""
+    claimed, model = int(metadata.require("block_count")), metadata.model
+    found = {name.split(".")[1] for name in model.tensors if name.startswith("blk.")}
+    if not 0 < claimed <= len(found):
+        raise EngineError(f"{model.paths[0]} has tensors of {len(found)} layers, its metadata says {claimed}")
+    return claimed
 
 
 def end_tokens(model: GgufModel) -> list[int]:

@@ -39,6 +39,7 @@ _SCALARS = {
 _VERSIONS = (2, 3)
 _MAX_DIMENSIONS = 4
 _DEFAULT_ALIGNMENT = 32
+_LONGEST_NAME = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,16 +77,21 @@ def read_gguf(path: Path) -> GgufModel:
     paths = find_gguf_files(path)
     metadata: dict[str, Any] = {}
     tensors: dict[str, GgufTensor] = {}
-    for split in paths:
+    for number, split in enumerate(paths):
         try:
             fields, found = _Header(split).read()
         except (struct.error, ValueError, OverflowError, OSError) as error:
             raise EngineError(f"{split} is not a readable GGUF file: {error}") from None
+        with refuse_wrong_types(split):
+            index, count = int(fields.get("split.no", number)), int(fields.get("split.count", 0)) or len(paths)
+        if (index, count) != (number, len(paths)):
+            raise EngineError(f"{split} is split {index + 1} of {count} in its metadata, which its name is not")
         metadata = fields | metadata
         if repeated := tensors.keys() & found.keys():
             raise EngineError(f"{split} has the tensor {min(repeated)!r} of another split")
         tensors |= found
-    expected = metadata.get("split.tensors.count", len(tensors))
+    with refuse_wrong_types(path):
+        expected = int(metadata.get("split.tensors.count", len(tensors)))
     if expected != len(tensors):
         raise EngineError(f"{path}: the splits have {len(tensors)} tensors, but should have {expected}")
     return GgufModel(paths, metadata, tensors)
@@ -111,7 +117,7 @@ class _Header:
         num_tensors, num_fields = self._number("<Q"), self._number("<Q")
         metadata: dict[str, Any] = {}
         for _ in range(num_fields):
-            name = self._text()
+            name = self._name()
             if name in metadata:
                 raise ValueError(f"it has the field {name!r} twice")
             metadata[name] = self._value(self._kind())
@@ -135,7 +141,7 @@ class _Header:
         return metadata, tensors
 
     def _tensor(self) -> tuple[str, tuple[int, ...], GGMLQuantizationType, int]:
-        name, dimensions = self._text(), self._number("<I")
+        name, dimensions = self._name(), self._number("<I")
         if not 1 <= dimensions <= _MAX_DIMENSIONS:
             raise ValueError(f"{name!r} has {dimensions} dimensions")
         shape = tuple(reversed(struct.unpack(f"<{dimensions}Q", self._take(8 * dimensions))))
@@ -172,6 +178,13 @@ class _Header:
 
     def _text(self) -> str:
         return self._take(self._number("<Q")).decode()
+
+    def _name(self) -> str:
+        size = self._number("<Q")
+        self._require(size)
+        if size > _LONGEST_NAME:
+            raise ValueError(f"a name at byte {self._at} has {size} bytes; at most {_LONGEST_NAME} are allowed")
+        return self._take(size).decode()
 
     def _number(self, form: str) -> int:
         (number,) = struct.unpack_from(form, self._bytes, self._at)

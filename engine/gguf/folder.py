@@ -13,8 +13,9 @@ import tempfile
 from pathlib import Path
 
 from engine.gguf.config import config_fields, generation_fields
-from engine.gguf.file import read_gguf
+from engine.gguf.file import read_gguf, refuse_wrong_types
 from engine.gguf.paths import find_gguf_files, is_gguf
+from engine.gguf.template_check import check_template
 from engine.gguf.tokenizer import build_tokenizer, tokenizer_settings
 from engine.protocol.types import EngineError
 
@@ -41,7 +42,11 @@ def open_gguf_folder(path: Path) -> Path:
     if folder.is_dir():
         return folder
     model = read_gguf(path)
-    fields, tokenizer, settings = config_fields(model), build_tokenizer(model), tokenizer_settings(model)
+    fields, tokenizer = config_fields(model), build_tokenizer(model)
+    with refuse_wrong_types(paths[0]):
+        settings, generation = tokenizer_settings(model), generation_fields(model)
+    if (template := settings.get("chat_template")) is not None:
+        check_template(template, paths[0])
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent) as parent:
         made = Path(parent) / "made"
@@ -49,7 +54,7 @@ def open_gguf_folder(path: Path) -> Path:
         tokenizer.save(str(made / "tokenizer.json"), pretty=False)
         for name, content in (
             ("config.json", fields),
-            ("generation_config.json", generation_fields(model)),
+            ("generation_config.json", generation),
             ("tokenizer_config.json", settings),
             (WEIGHTS, [str(file) for file in paths]),
         ):

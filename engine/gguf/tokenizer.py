@@ -12,6 +12,8 @@ from tokenizers.models import BPE
 from engine.gguf.file import GgufModel, refuse_wrong_types
 from engine.protocol.types import EngineError
 
+_MOST_CUTS = 1 << 30
+"""Characters that a search for SentencePiece's merges may copy; Gemma's 262,144 tokens need a hundredth of it."""
 _NORMAL, _CONTROL, _USER_DEFINED, _UNUSED = 1, 3, 4, 5
 _SPACE = "▁"
 
@@ -94,7 +96,7 @@ def _build_tokenizer(model: GgufModel, vocabulary: _Vocabulary) -> Tokenizer:
         tokenizer = _sentencepiece(vocabulary, ids, types)
     else:
         raise EngineError(
-            f"{model.paths[0]}: the tokenizer {kind!r} is not supported; supported are 'gpt2' and 'llama'"
+            f"{model.paths[0]}: the tokenizer {kind!r:.80} is not supported; supported are 'gpt2' and 'llama'"
         )
     special = [AddedToken(text, normalized=False, special=True) for text in _of_type(tokens, types, _CONTROL)]
     tokenizer.add_special_tokens(special)
@@ -109,6 +111,8 @@ def tokenizer_settings(model: GgufModel) -> dict[str, Any]:
     names = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
     settings = {f"{ours}_token": vocabulary.token(theirs) for ours, theirs in names.items()}
     template = model.metadata.get("tokenizer.chat_template")
+    if not isinstance(template, str | None):
+        raise EngineError(f"{model.paths[0]}: tokenizer.chat_template must be a text")
     return {name: value for name, value in (settings | {"chat_template": template}).items() if value is not None} | {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "clean_up_tokenization_spaces": False,
@@ -125,10 +129,12 @@ def _byte_level(vocabulary: _Vocabulary, ids: dict[str, int]) -> Tokenizer:
     splitting = _SPLITTINGS.get(name)
     if splitting is None:
         raise EngineError(
-            f"{vocabulary.model.paths[0]}: the splitting tokenizer.ggml.pre {name!r} is not supported; supported are "
-            f"{', '.join(_SPLITTINGS)}"
+            f"{vocabulary.model.paths[0]}: the splitting tokenizer.ggml.pre {name!r:.80} is not supported; supported "
+            f"are {', '.join(_SPLITTINGS)}"
         )
     merges = [tuple(merge.split(" ", 1)) for merge in vocabulary.require("merges")]
+    if wrong := next((merge for merge in merges if len(merge) != 2), None):
+        raise EngineError(f"{vocabulary.model.paths[0]} has no valid tokenizer: the merge {wrong!r:.80} is no pair")
     tokenizer = _create(vocabulary, ids, merges, ignore_merges=splitting.keeps_whole_tokens)
     steps: list[Any] = [pre_tokenizers.Digits(individual_digits=True)] if splitting.single_digits else []
     if splitting.pattern is not None:
@@ -145,6 +151,9 @@ def _sentencepiece(vocabulary: _Vocabulary, ids: dict[str, int], types: Any) -> 
     if len(scores) != len(types):
         raise EngineError(f"{vocabulary.model.paths[0]}: {len(scores)} scores for {len(types)} tokens")
     mergeable = {token for token, index in ids.items() if types[index] == _NORMAL}
+    if sum(len(token) ** 2 for token in mergeable) > _MOST_CUTS:
+        longest = max(map(len, mergeable))
+        raise EngineError(f"{vocabulary.model.paths[0]}: tokens of up to {longest} characters are too long to merge")
     found = []
     for token in mergeable:
         index = ids[token]
