@@ -16,11 +16,10 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
-from rich.console import Console
-from rich.table import Table
 
 from api.cli.known_answers import LabelledProblems
 from engine.core.local_engine import LocalEngine
@@ -136,10 +135,10 @@ def time_reads(folder: Path) -> float:
     return (time.perf_counter() - started) / _TIMED_READS * 1e6
 
 
-def row(task: str, trained: TrainedProbe, scores: Scores, microseconds: float) -> dict[str, object]:
+def row(task: str, trained: TrainedProbe, scores: Scores, microseconds: float) -> dict[str, Any]:
     """Return the results of one task."""
     labels, last = np.array(scores.labels), np.array(scores.is_last)
-    document: dict[str, object] = {"task": task, "steps": len(labels), "right": float(labels.mean())}
+    document: dict[str, Any] = {"task": task, "steps": len(labels), "right": float(labels.mean())}
     for name in ("probe", "prm", "logprob"):
         values = np.array(getattr(scores, name))
         document |= {f"{name}_auc": auc(values, labels), f"{name}_auc_of_solutions": auc(values[last], labels[last])}
@@ -160,6 +159,7 @@ def main() -> None:
     parser.add_argument("--test", type=int, default=100, help="Problems to measure on.")
     parser.add_argument("--solutions", type=int, default=8, help="Solutions of each problem.")
     parser.add_argument("--max-tokens", type=int, default=300)
+    parser.add_argument("--out", type=Path, help="Folder for results.json and table.md.")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     policy, rows = require_model_folder(arguments.policy, "policy"), []
@@ -168,21 +168,32 @@ def main() -> None:
             trained = asyncio.run(fit(task, policy, Path(folder), arguments))
             scores = asyncio.run(measure(task, policy, Path(folder), arguments))
             rows.append(row(task, trained, scores, time_reads(Path(folder))))
-    if arguments.json:
-        print(json.dumps({"policy": arguments.policy, "rows": rows}, indent=2))
-        return
-    table = Table("task", "steps", "score", "AUC, steps", "AUC, solutions", "tokens a score", "µs a score")
+    document = json.dumps({"policy": arguments.policy, "rows": rows}, indent=2)
+    if arguments.out is not None:
+        arguments.out.mkdir(parents=True, exist_ok=True)
+        (arguments.out / "results.json").write_text(document + "\n")
+        (arguments.out / "table.md").write_text(format_table(rows))
+    print(document if arguments.json else format_table(rows))
+
+
+def format_table(rows: Sequence[dict[str, Any]]) -> str:
+    """Return a Markdown table of the results, and the AUC of each layer."""
+    lines = [
+        "| task | steps | score | AUC, steps | AUC, solutions | tokens per score | µs per score |",
+        "|---|" + "---:|" * 6,
+    ]
     for result in rows:
         costs = {"probe": ("0", f"{result['probe_microseconds']:.0f}"), "logprob": ("0", "0")}
         costs["prm"] = (f"{result['prm_tokens']:.1f}", f"{result['prm_microseconds']:.0f}")
-        for name in ("probe", "prm", "logprob"):
-            aucs = [f"{result[key]:.3f}" for key in (f"{name}_auc", f"{name}_auc_of_solutions")]
-            table.add_row(str(result["task"]), str(result["steps"]), name, *aucs, *costs[name])
-    Console().print(table)
+        for name, title in (("probe", "probe"), ("prm", "bundled PRM"), ("logprob", "mean log-probability")):
+            aucs = (f"{result[f'{name}_auc']:.3f}", f"{result[f'{name}_auc_of_solutions']:.3f}")
+            lines.append(f"| {' | '.join((result['task'], str(result['steps']), title, *aucs, *costs[name]))} |")
+    lines.append("")
     for result in rows:
-        print(
-            f"{result['task']}: AUC by layer on test questions {result['auc_by_layer']}, layers read {result['layers']}"
-        )
+        layers = ", ".join(f"{layer}: {value:.3f}" for layer, value in result["auc_by_layer"].items())
+        read = ", ".join(map(str, result["layers"]))
+        lines.append(f"* {result['task']}: AUC on test questions by layer {layers}; the probe reads {read}.")
+    return "\n".join(lines) + "\n"
 
 
 if __name__ == "__main__":

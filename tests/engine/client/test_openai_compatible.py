@@ -145,6 +145,12 @@ async def test_unsupported_settings_are_named_in_errors(foreign: HttpEngine, tra
     ):
         with pytest.raises(EngineError, match="cannot keep caches apart by cache_salt"):
             await asking
+    for asking in (
+        collect(foreign, replace(generate(prompt, [Branch(1, 1, 3)], model=str(POLICY)), probe=True)),
+        foreign.score(replace(salted, token_ids=(), probe=True)),
+    ):
+        with pytest.raises(EngineError, match="cannot read a probe, which needs the model's hidden states"):
+            await asking
     assert [info.isolates for info in await foreign.models()] == [False]
     with pytest.raises(EngineError, match="cannot score"):
         await foreign.score(score(ScoreItem((prompt,), (0,)), token_ids=(1,), model=str(POLICY)))
