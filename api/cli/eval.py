@@ -21,6 +21,7 @@ from api.cli.options import AsJson, Model, expand_options, load_with
 from api.roles.private_service import run_private_engine
 from engine.protocol.types import EngineError
 from reasoner.admission.prompt import resolve_prompt
+from reasoner.base_model import VerifierSpec
 from reasoner.evaluation import report
 from reasoner.evaluation.comparisons import Results
 from reasoner.evaluation.measure import Advance, EvaluationContext, evaluate, is_incomplete
@@ -61,7 +62,7 @@ class PlanOptions:
         counts = _parse_counts("--n", self.n)
         live_counts = counts if self.live_n is None else _parse_counts("--live-n", self.live_n)
         try:
-            cases = parse_cases(self.strategy, has_verifier=settings.prm_name is not None)
+            cases = parse_cases(self.strategy, has_verifier=_find_verifier(settings) is not None)
             pooled, live = split_pooled_and_live(cases)
         except ValueError as error:
             raise typer.BadParameter(str(error), param_hint="--strategy") from None
@@ -144,14 +145,22 @@ def evaluate_suite(
         _print(result_console(), results)
 
 
+def _find_verifier(settings: Settings) -> VerifierSpec | None:
+    """Return the verifier of the model's jobs that name none."""
+    return settings.default_verifier(settings.model_name)
+
+
 def _describe_conditions(settings: Settings, plan: EvaluationPlan, sampling: Sampling, suite: Suite) -> dict[str, Any]:
     """Return the settings on which the results depend; a run is resumed only under the same ones."""
     asked = resolve_prompt(JobSpec(problem="any", model=plan.model, answer=suite.answer_spec), settings.models)
+    verifier = _find_verifier(settings)
+    other = {} if verifier is None or settings.prm_name is not None else {"verifier": verifier.model_dump_json()}
     return {
         "model": plan.model,
         "system": asked.system,
         "prompt": asked.prompt,
         "prm": settings.prm_name,
+        **other,
         "seeds": plan.seeds,
         "temperature": sampling.temperature,
         "max_tokens": sampling.max_tokens,
@@ -198,7 +207,14 @@ async def _run(
     engine = connect(settings, urls)
     try:
         setting = await EvaluationContext.of(
-            suite, plan, engine, settings.prm_name, sampling, concurrency, settings.read_calibration(), settings.models
+            suite,
+            plan,
+            engine,
+            _find_verifier(settings),
+            sampling,
+            concurrency,
+            settings.read_calibration(),
+            settings.models,
         )
         await evaluate(setting, file, advance)
     finally:

@@ -16,6 +16,7 @@ from engine.protocol.types import EngineClient, EngineUnavailable, InvalidReques
 from reasoner.admission.defaults import ModelDefaults
 from reasoner.admission.prompt import resolve_prompt
 from reasoner.answers.equivalence import Equivalence
+from reasoner.base_model import VerifierSpec
 from reasoner.confidence.calibration import Calibration
 from reasoner.evaluation.leaseless_engine import LeaselessEngine
 from reasoner.evaluation.plan import BEST_OF_N, DEEPCONF, MAJORITY, EvaluationPlan, Stage, StrategyCase
@@ -25,6 +26,7 @@ from reasoner.evaluation.suites.problem import Problem
 from reasoner.evaluation.suites.suite import Suite
 from reasoner.jobs.journal import MemoryJournal
 from reasoner.jobs.spec import JobSpec, Sampling
+from reasoner.jobs.verifier_specs import JudgeVerifier
 from reasoner.run import open_search, run_job
 from reasoner.strategies.registry import STRATEGIES
 from reasoner.subprocess_pool import keep_workers_alive
@@ -44,7 +46,7 @@ class EvaluationContext:
     plan: EvaluationPlan
     engine: EngineClient
     models: dict[str, ModelInfo]
-    verifier: str | None
+    verifier: VerifierSpec | None
     sampling: Sampling
     concurrency: int
     calibration: Calibration | None
@@ -58,7 +60,7 @@ class EvaluationContext:
         suite: Suite,
         plan: EvaluationPlan,
         engine: EngineClient,
-        verifier: str | None,
+        verifier: VerifierSpec | None,
         sampling: Sampling,
         concurrency: int,
         calibration: Calibration | None = None,
@@ -69,17 +71,22 @@ class EvaluationContext:
         models = {info.id: info for info in await engine.models()}
         strategies = [STRATEGIES[case.name] for case in (*plan.pooled, *plan.live)]
         needed = any(strategy.needs_verifier for strategy in strategies)
-        for name in (plan.model, *plan.against, *([verifier] if needed and verifier is not None else [])):
+        scorer = getattr(verifier, "model", None)
+        for name in (plan.model, *plan.against, *([scorer] if needed and scorer is not None else [])):
             if name not in models:
                 raise InvalidRequest(f"model {name!r} is not served; served are {', '.join(models)}", "model")
-        is_used = verifier in models and (needed or any(strategy.welcomes_verifier for strategy in strategies))
+        is_served = scorer is None or scorer in models
+        is_used = is_served and (needed or any(strategy.welcomes_verifier for strategy in strategies))
         return cls(
             suite, plan, engine, models, verifier if is_used else None, sampling, concurrency, calibration, defaults
         )
 
     @property
     def verifier_parameters(self) -> int:
-        return 0 if self.verifier is None else self.models[self.verifier].parameters
+        model = getattr(self.verifier, "model", None)
+        if model is None and isinstance(self.verifier, JudgeVerifier):
+            model = self.plan.model
+        return 0 if model is None else self.models[model].parameters
 
     async def check(self, problem: Problem, answer: str | None) -> bool:
         return await self.suite.check(problem, answer, Equivalence())
@@ -207,7 +214,7 @@ def _spec(setting: EvaluationContext, stage: Stage, problem: Problem, case: Stra
             "messages": problem.to_messages(),
             "model": stage.model,
             "strategy": case.to_spec(stage.n),
-            "verifier": None if setting.verifier is None else {"model": setting.verifier},
+            "verifier": setting.verifier,
             "sampling": setting.sampling,
             "answer": setting.suite.answer_spec,
             "confidence": case.confidence,

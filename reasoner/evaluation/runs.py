@@ -132,6 +132,12 @@ class RunFile:
                 ) from None
 
 
+def read_items(path: Path) -> tuple[dict[str, Any], list[FinishedItem]]:
+    """Return the header and the items of a file of runs. Raises ``ValidationError`` for a damaged one."""
+    first, *lines = path.read_bytes().splitlines()
+    return _HEADER.validate_json(first), [_ITEM.validate_json(line) for line in lines]
+
+
 def collect_runs(items: Iterable[FinishedItem]) -> list[Run]:
     """Return the runs of all items."""
     return [run for item in items for run in item.runs]

@@ -18,6 +18,8 @@ from reasoner.evaluation.runs import Run
 
 Z = 1.959963984540054
 RESAMPLES = 10_000
+FLIPS = 100_000
+"""Number of assignments of signs in a permutation test; a multiple of 1000."""
 
 Values = NDArray[np.float64]
 
@@ -134,6 +136,29 @@ class Bootstrap:
     def means(self, values: Values) -> Values:
         """Return the mean over the problems, followed by the mean of each resample."""
         return np.asarray(self._weights @ values)
+
+
+def sign_flip_p_value(differences: Values, flips: int = FLIPS) -> float:
+    """Return the two-sided p-value of a mean difference of zero, one difference for each problem.
+
+    Without an effect each difference is as likely to have the other sign. All signs are tried where that is cheap, else
+    ``flips`` random ones, with the observed ones counted (Phipson and Smyth 2010, "Permutation p-values should never be
+    zero").
+    """
+    moved = differences[differences != 0]
+    if len(moved) == 0:
+        return 1.0
+    exact = 2 ** len(moved) <= flips
+    if exact:
+        bits = np.arange(2 ** len(moved))[:, None] >> np.arange(len(moved))
+        sums = (1.0 - 2.0 * (bits & 1)) @ moved
+    else:
+        rng = np.random.default_rng(0)
+        sums = np.concatenate(
+            [(1.0 - 2.0 * rng.integers(0, 2, (1_000, len(moved)))) @ moved for _ in range(flips // 1_000)]
+        )
+    extreme = int((np.abs(sums) >= abs(moved.sum()) - 1e-9).sum())
+    return extreme / len(sums) if exact else (extreme + 1) / (len(sums) + 1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ from reasoner.evaluation.suites.registry import load_problems, open_suite
 from reasoner.evaluation.suites.suite import Suite
 from reasoner.jobs.journal import MemoryJournal
 from reasoner.jobs.spec import JobSpec, Sampling
+from reasoner.jobs.verifier_specs import JudgeVerifier, PrmVerifier
 from reasoner.run import open_search, run_job
 from reasoner.search.search import Search
 from reasoner.strategies.base import Choice, Params, Strategy
@@ -34,6 +35,7 @@ from tests.scripted import CONTEXT, ScriptedEngine
 SUITE = open_suite("words", limit=5)
 PLAIN = {"policy": ModelDefaults(prompt="{problem}")}
 """Prompts without an instruction, for which the scripted engine's context is too short."""
+PRM = PrmVerifier(model="prm")
 
 
 def plan(strategies: str, *ns: int, seeds: int = 1, live_ns: tuple[int, ...] = (4,)) -> EvaluationPlan:
@@ -45,7 +47,7 @@ async def measured(
     wanted: EvaluationPlan, engine: ScriptedEngine, suite: Suite = SUITE, file: RunFile | None = None
 ) -> list[Run]:
     with file or RunFile({}) as opened:
-        setting = await EvaluationContext.of(suite, wanted, engine, "prm", Sampling(), 3, defaults=PLAIN)
+        setting = await EvaluationContext.of(suite, wanted, engine, PRM, Sampling(), 3, defaults=PLAIN)
         await evaluate(setting, opened, lambda stage, done, total: None)
     return collect_runs(opened.items)
 
@@ -104,7 +106,7 @@ async def test_a_resample_of_the_whole_pool_has_the_bill_of_the_live_job() -> No
     for problem in SUITE.problems:
         stage = Stage("", "policy", 0, None, 8)
         setting = await EvaluationContext.of(
-            SUITE, plan("best_of_n", 8), ScriptedEngine(), "prm", Sampling(), 1, defaults=PLAIN
+            SUITE, plan("best_of_n", 8), ScriptedEngine(), PRM, Sampling(), 1, defaults=PLAIN
         )
         for name in ("self_consistency", "best_of_n", "weighted_vote"):
             spec = measure._spec(setting, stage, problem, StrategyCase(name, name))
@@ -119,7 +121,7 @@ async def test_a_resample_of_the_whole_pool_has_the_bill_of_the_live_job() -> No
 
 async def test_strategies_choose_the_same_from_a_pool_resample_as_alone() -> None:
     engine, problem = ScriptedEngine(), SUITE.problems[0]
-    setting = await EvaluationContext.of(SUITE, plan("best_of_n", 8), engine, "prm", Sampling(), 1, defaults=PLAIN)
+    setting = await EvaluationContext.of(SUITE, plan("best_of_n", 8), engine, PRM, Sampling(), 1, defaults=PLAIN)
     for name in ("self_consistency", "best_of_n", "weighted_vote"):
         spec = measure._spec(setting, Stage("", "policy", 0, None, 8), problem, StrategyCase(name, name))
         async with open_search(spec, engine, MemoryJournal()) as search:
@@ -210,7 +212,7 @@ async def test_deepconf_on_finished_solutions_uses_the_pool_and_decides_as_alone
     wanted = plan("deepconf:keep=50,deepconf:mode=online,deepconf:top=3", 2, 8)
     assert [case.label for case in wanted.pooled] == ["deepconf:keep=50"]
     runs = await measured(replace(wanted, live=()), Sure())
-    setting = await EvaluationContext.of(SUITE, wanted, Sure(), "prm", Sampling(), 1, defaults=PLAIN)
+    setting = await EvaluationContext.of(SUITE, wanted, Sure(), PRM, Sampling(), 1, defaults=PLAIN)
     for problem in SUITE.problems:
         spec = measure._spec(setting, Stage("", "policy", 0, None, 8), problem, wanted.pooled[0])
         alone = await run_job(spec, Sure(), MemoryJournal())
@@ -344,3 +346,12 @@ async def test_without_a_verifier_voting_strategies_run_and_the_rest_are_refused
         setting = await EvaluationContext.of(SUITE, wanted, ScriptedEngine(), None, Sampling(), 3, defaults=PLAIN)
         await evaluate(setting, opened, lambda stage, done, total: None)
     assert not any(run.verifier_tokens for run in collect_runs(opened.items))
+
+
+async def test_a_verifier_without_a_model_of_its_own_is_billed_as_the_model_that_judges() -> None:
+    named = await EvaluationContext.of(
+        SUITE, plan("best_of_n", 2), ScriptedEngine(), JudgeVerifier(model="prm"), Sampling(), 1
+    )
+    own = await EvaluationContext.of(SUITE, plan("best_of_n", 2), ScriptedEngine(), JudgeVerifier(), Sampling(), 1)
+    assert named.verifier_parameters == named.models["prm"].parameters
+    assert own.verifier_parameters == own.models["policy"].parameters

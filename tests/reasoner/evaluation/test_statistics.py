@@ -13,11 +13,13 @@ from reasoner.evaluation.comparisons import Results
 from reasoner.evaluation.plan import EvaluationPlan, StrategyCase, parse_cases, split_pooled_and_live
 from reasoner.evaluation.runs import Run
 from reasoner.evaluation.statistics import (
+    FLIPS,
     Bootstrap,
     CostCurve,
     Estimate,
     clustered_wilson_interval,
     pass_at_n,
+    sign_flip_p_value,
     wilson_interval,
 )
 
@@ -213,3 +215,16 @@ def test_cases_are_parsed_with_their_parameters() -> None:
     ):
         with pytest.raises(ValueError, match=said):
             parse_cases(text)
+
+
+def test_the_sign_flip_test_is_the_exact_sign_test_for_equal_differences() -> None:
+    """With differences of one size the test is the two-sided binomial test, also where signs are sampled."""
+    for right, wrong in ((5, 0), (6, 2), (8, 8), (14, 8)):
+        differences = np.array([1.0] * right + [-1.0] * wrong + [0.0] * 7)
+        total = right + wrong
+        tail = sum(math.comb(total, k) for k in range(max(right, wrong), total + 1)) / 2**total
+        exact = min(1.0, 2 * tail)
+        sampled = 2**total > FLIPS
+        error = 5 * math.sqrt(exact * (1 - exact) / FLIPS) + 1 / FLIPS if sampled else 1e-12
+        assert sign_flip_p_value(differences) == pytest.approx(exact, abs=error)
+    assert sign_flip_p_value(np.zeros(4)) == 1.0
