@@ -76,9 +76,9 @@ async def measure(task: str, policy: Path, folder: Path, arguments: argparse.Nam
             for problem in problems.problems():
                 branches = [_solve(engine, problem, key, arguments.max_tokens) for key in range(arguments.solutions)]
                 for steps in await asyncio.gather(*branches):
-                    await _add(
-                        scores, prm, problem, steps, await problems.judge(problem, "".join(s.text for s in steps))
-                    )
+                    finished = bool(steps) and steps[-1].finish_reason == "stop"
+                    right = await problems.judge(problem, "".join(step.text for step in steps), finished)
+                    await _add(scores, prm, problem, steps, right)
     finally:
         await engine.close()
     return scores

@@ -177,12 +177,12 @@ class _Run:
         pieces = await self._solve(prompt, key, lease)
         ends = [index for index, piece in enumerate(pieces) if piece.text.strip()]
         shares: list[float] = []
+        finished = self._num_tokens_left(prompt, ()) > len(_ids(pieces))
         if ends and not self.plan.completions:
-            shares = [float(await self.judge(problem, _text(pieces)))] * len(ends)
+            shares = [float(await self.judge(problem, _text(pieces), finished))] * len(ends)
         for step, end in enumerate(ends[len(shares) :]):
             so_far = pieces[: end + 1]
             if step == len(ends) - 1:
-                finished = self._num_tokens_left(prompt, ()) > len(_ids(pieces))
                 shares.append(float(await self.judge(problem, _text(pieces), finished)))
             elif self.plan.early and shares and shares[-1] == 0:
                 shares.append(0.0)
