@@ -86,7 +86,8 @@ def evaluate_suite(
     limit: Annotated[int, typer.Option(min=1, max=5000, help="Problems, at most.")] = 300,
     model: Model = None,
     temperature: Annotated[
-        float | None, typer.Option(min=0, max=10, help="Sampling temperature; default: the suite's own.")
+        float | None,
+        typer.Option(min=0, max=10, help="Sampling temperature; default: the model's own; bundled: the suite's."),
     ] = None,
     max_tokens: Annotated[
         int | None, typer.Option(min=1, help="Longest solution; default: the model's context.")
@@ -104,13 +105,16 @@ def evaluate_suite(
     from it; the others run live. With --out, the same command continues a run that Ctrl-C ended.
     """
     console = Console(stderr=True)
-    settings = load_with(model=model)
+    settings = load_with(model=model).with_model_files(options.against or ())
     plan = options.build(settings)
     try:
         opened = open_suite(suite, limit=limit)
     except SuiteError as error:
         raise typer.BadParameter(str(error), param_hint="SUITE") from None
-    sampling = Sampling(temperature=opened.temperature if temperature is None else temperature, max_tokens=max_tokens)
+    if temperature is None and settings.is_bundled(plan.model):
+        temperature = opened.temperature
+    given = {"temperature": temperature, "max_tokens": max_tokens}
+    sampling = Sampling.model_validate({name: value for name, value in given.items() if value is not None})
     conditions = _describe_conditions(settings, plan, sampling, opened)
     try:
         with RunFile({**conditions, **_identify_suite(opened), **plan.document()}, out) as file:
@@ -152,7 +156,8 @@ def _find_verifier(settings: Settings) -> VerifierSpec | None:
 
 def _describe_conditions(settings: Settings, plan: EvaluationPlan, sampling: Sampling, suite: Suite) -> dict[str, Any]:
     """Return the settings on which the results depend; a run is resumed only under the same ones."""
-    asked = resolve_prompt(JobSpec(problem="any", model=plan.model, answer=suite.answer_spec), settings.models)
+    question = JobSpec(problem="any", model=plan.model, answer=suite.answer_spec, sampling=sampling)
+    asked = resolve_prompt(question, settings.models)
     verifier = _find_verifier(settings)
     other = {} if verifier is None or settings.prm_name is not None else {"verifier": verifier.model_dump_json()}
     return {
@@ -162,8 +167,8 @@ def _describe_conditions(settings: Settings, plan: EvaluationPlan, sampling: Sam
         "prm": settings.prm_name,
         **other,
         "seeds": plan.seeds,
-        "temperature": sampling.temperature,
-        "max_tokens": sampling.max_tokens,
+        "temperature": asked.sampling.temperature,
+        "max_tokens": asked.sampling.max_tokens,
         "draws": NUM_DRAWS,
         "calibration": None if settings.calibration is None else str(settings.calibration),
     }

@@ -83,7 +83,7 @@ def rollouts(
         prompt=asked.prompt,
         solutions=solutions,
         completions=completions,
-        temperature=temperature,
+        temperature=asked.sampling.temperature if temperature is None else temperature,
         max_tokens=max_tokens,
         early=early,
         seed=seed,

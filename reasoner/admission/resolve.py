@@ -150,7 +150,7 @@ def _check_default(spec: JobSpec, field: str) -> JobSpec:
 def describe_defaults(info: ModelInfo, service: ServiceDefaults) -> dict[str, Any]:
     """Return the values in use for the fields that a job of a served model leaves open."""
     spec = use_available_verifier(JobSpec(problem="?", model=info.id), service)
-    spec = _apply_model_defaults(spec, service)
+    spec = add_instruction(_apply_model_defaults(spec, service))
     verifier = spec.verifier if spec.verifier is None else service.default_verifier(info.id)
     prices = service.prices.get(info.id)
     budget = spec.budget

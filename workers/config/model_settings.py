@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Final, Self
 
@@ -93,7 +94,7 @@ class ModelSettings(BaseSettings):
             return profile.verifier
         prm = self.prm
         if prm is None:
-            prm = BUNDLED_PRM if is_bundled(self._value(model)) else NO_PRM
+            prm = BUNDLED_PRM if self.is_bundled(model) else NO_PRM
         return None if prm == NO_PRM else PrmVerifier(model=self._name(prm))
 
     def require_prm(self, what: str) -> str:
@@ -134,9 +135,20 @@ class ModelSettings(BaseSettings):
             return self.engine_url or (DEFAULT_ENGINE_URL,)
         return next(profile.url for profile in self.models.values() if profile.url)
 
-    def with_model_files(self) -> Self:
-        """Return the settings with those in the files beside the models. Raises ``ConfigError`` for an invalid one."""
+    def is_bundled(self, model: str) -> bool:
+        """Return True for a bundled model, under whatever name it is served."""
+        return is_bundled(self._value(model))
+
+    def with_model_files(self, more: Iterable[str] = ()) -> Self:
+        """Return the settings with those in the files beside the models, and beside ``more`` models by their values.
+
+        Raises ``ConfigError`` for an invalid file.
+        """
         models = dict(self.models)
+        for value in more:
+            defaults = read_model_file(value)
+            if defaults is not None and value not in models:
+                models[served_name(value)] = ModelProfile().merge(defaults)
         for name in {self.model_name, *self.models, *([] if self.prm_name is None else [self.prm_name])}:
             defaults = read_model_file(self._value(name))
             if defaults is not None:
