@@ -15,8 +15,7 @@ from pathlib import Path
 
 from benchmarks.real.plan import RealPlan
 from benchmarks.real.report import write_report
-from benchmarks.real.tasks import MODEL_NAME, TASKS, find_model
-from workers.config.settings import load_settings
+from benchmarks.real.tasks import TASKS, find_model
 
 
 def main() -> None:
@@ -28,6 +27,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3, help="runs of each problem (%(default)s)")
     parser.add_argument("--n", default="1,4,16,64", help="numbers of samples (%(default)s)")
     parser.add_argument("--live-n", default="4,16", help="numbers of samples of searches (%(default)s)")
+    parser.add_argument("--training", type=int, default=100, help="problems of each task for the probe (%(default)s)")
     parser.add_argument("--task", action="append", help="a suite instead of the chosen ones; repeatable")
     parser.add_argument("--gsm8k", type=Path, help="also measure on a file of GSM8K's shape")
     parser.add_argument("--report-only", action="store_true", help="make the report of the runs that there are")
@@ -35,7 +35,6 @@ def main() -> None:
     command = shlex.join(["python", "-m", "benchmarks.real", *sys.argv[1:]])
     if not arguments.report_only:
         model = (arguments.model or find_model()).absolute()
-        settings = load_settings(model=f"{MODEL_NAME}={model}")
         plan = RealPlan(
             model=model,
             out=arguments.out,
@@ -45,7 +44,7 @@ def main() -> None:
             live_ns=arguments.live_n,
             tasks=tuple(arguments.task or TASKS),
             gsm8k=arguments.gsm8k,
-            has_verifier=settings.default_verifier(settings.model_name) is not None,
+            training=arguments.training,
         )
         _run(plan)
     write_report(arguments.out, command)

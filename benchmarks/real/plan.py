@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,18 +36,24 @@ class RealPlan:
     live_ns: str = "4,16"
     tasks: tuple[str, ...] = TASKS
     gsm8k: Path | None = None
-    has_verifier: bool = False
-    """True if the configuration names a verifier for the model: strategies that need one are measured as well."""
+    training: int = 100
+    """Training problems of each task, whose solutions the probe is fitted on; 0: no probe, and no search."""
+
+    @property
+    def probe(self) -> Path:
+        """Folder of the probe."""
+        return self.out / "probe"
 
     def steps(self) -> list[Step]:
         """Return the commands in order."""
-        steps = [self._evaluate(task, get_folder_name(task), MAX_TOKENS) for task in self.tasks]
+        steps = [] if self.training == 0 else [*map(self._roll_out, self.tasks), *self._train()]
+        steps += [self._evaluate(task, get_folder_name(task), MAX_TOKENS) for task in self.tasks]
         if self.gsm8k is not None:
             steps.append(self._evaluate(str(self.gsm8k), "gsm8k", GSM8K_TOKENS))
         return steps
 
     def _evaluate(self, suite: str, name: str, max_tokens: int) -> Step:
-        strategies = WITHOUT_VERIFIER + WITH_VERIFIER * self.has_verifier
+        strategies = WITHOUT_VERIFIER + WITH_VERIFIER * (self.training > 0)
         options = {
             "--model": f"{MODEL_NAME}={self.model}",
             "--strategy": ",".join(strategies),
@@ -59,7 +66,40 @@ class RealPlan:
             "--concurrency": "16",
             "--out": str(self.out / name),
         }
-        return Step(f"evaluate {name}", ("eval", suite, *(part for option in options.items() for part in option)))
+        return Step(
+            f"evaluate {name}",
+            ("eval", suite, *(part for option in options.items() for part in option)),
+            self._configure(),
+        )
+
+    def _roll_out(self, task: str) -> Step:
+        """Return the command that adds the task's labelled solutions to the file of all tasks."""
+        options = {
+            "--model": f"{MODEL_NAME}={self.model}",
+            "--limit": str(self.training),
+            "--solutions": "8",
+            "--completions": "0",
+            "--temperature": str(TEMPERATURE),
+            "--max-tokens": str(MAX_TOKENS),
+        }
+        parts = (part for option in options.items() for part in option)
+        return Step(f"solve training problems: {get_folder_name(task)}", ("prm", "rollouts", task, self._data, *parts))
+
+    def _train(self) -> list[Step]:
+        if self.probe.exists():
+            return []
+        arguments = ("prm", "train", self._data, str(self.probe), "--probe", "--labels", "outcome")
+        return [Step("fit the probe", (*arguments, "--base", str(self.model)))]
+
+    @property
+    def _data(self) -> str:
+        return str(self.out / "rollouts.jsonl")
+
+    def _configure(self) -> dict[str, str]:
+        if self.training == 0:
+            return {}
+        models = {MODEL_NAME: {"verifier": {"kind": "probe"}}}
+        return {"REASONER_PROBE": str(self.probe.absolute()), "REASONER_MODELS": json.dumps(models)}
 
 
 def get_folder_name(task: str) -> str:
