@@ -53,8 +53,9 @@ def main() -> None:
 
 def _run(plan: RealPlan) -> None:
     reasoner = Path(sys.executable).with_name("reasoner")
-    for number, step in enumerate(plan.steps(), 1):
-        print(f"{number}/{len(plan.steps())} {step.title}", file=sys.stderr, flush=True)
+    steps = plan.steps()
+    for number, step in enumerate(steps, 1):
+        print(f"{number}/{len(steps)} {step.title}", file=sys.stderr, flush=True)
         finished = subprocess.run(
             [reasoner, *step.arguments], env={**os.environ, **step.environment}, stdout=subprocess.DEVNULL, check=False
         )
