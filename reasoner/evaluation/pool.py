@@ -116,11 +116,14 @@ class PoolSearch(Search):
         self._of = {sample.node: sample for sample in subsample}
         self._scored_prefixes: set[int] = set()
         self._question, self._spared = pool.verifier_cost
+        self._computes_scores = pool.usage.verifier_computed > 0
         self._scored_tokens = 0
 
     @property
     def verifier_tokens(self) -> float:
         """Tokens that the verifier would have computed for the scored branches."""
+        if not self._computes_scores:  # a probe reads what decoding has computed
+            return 0.0
         shared = self._scored_tokens - len(self._scored_prefixes)
         return self._question + self._scored_tokens - self._spared * shared if self._scored_tokens else 0.0
 
