@@ -29,6 +29,9 @@ LANES = 16 if "avx512f" in _FEATURES else 8 if "avx2" in _FEATURES else 4
 HAS_INT8_DOT = {16: "avx512vnni", 8: "avxvnni"}.get(LANES) in _FEATURES
 """True if the widest registers have the VNNI instruction ``vpdpbusd``: sums of four products of bytes."""
 
+HAS_BYTE_PRODUCTS = {"f16c", "fma", "avx512bw" if LANES == 16 else "avx2"} <= _FEATURES
+"""True if the widest registers have products of bytes, with ``HAS_INT8_DOT`` in one instruction, else in two or more."""
+
 
 def can_use_kernels(*tensors: Tensor) -> bool:
     """Return True if the compiled kernels take these tensors: float32 on the CPU, and no gradient is recorded."""

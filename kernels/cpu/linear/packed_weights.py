@@ -42,27 +42,29 @@ class PackedWeights:
         ``min_parallel``: products from which on more than one thread is used.
         """
         self._kernel, self._type_name, self._panels, self._own = kernel, type_name, panels, own
+        self.shape = shape
         self._out, self._in = shape
         self._row, self._min_parallel = row, min_parallel
 
-    def product(self, x: Tensor, bias: Tensor | None, residual: Tensor | None) -> Tensor:
+    def product(self, x: Tensor, bias: Tensor | None, residual: Tensor | None, result: Tensor | None = None) -> Tensor:
         """Return ``x @ weight.T + bias + residual``.
 
-        ``x``: ``[rows, in]``; ``bias``: ``[out]``, contiguous; ``residual``: ``[rows, out]``; all float32. Raises
-        ``ValueError`` if a shape or type of ``x`` or ``residual`` is wrong.
+        ``x``: ``[rows, in]``; ``bias``: ``[out]``, contiguous; ``residual``: ``[rows, out]``; all float32. ``result``:
+        float32 ``[rows, out]`` to write to, whose rows may lie apart; those of ``residual`` then lie as far apart.
+        Raises ``ValueError`` if a shape or type of ``x`` or ``residual`` is wrong.
         """
         rows, into = x.shape
         if into != self._in or x.dtype != torch.float32:
             raise ValueError(f"x is {x.dtype} {[*x.shape]}, the weight {self._type_name} {[self._out, self._in]}")
         if residual is not None and (residual.shape != (rows, self._out) or residual.dtype != torch.float32):
             raise ValueError(f"the residual is {residual.dtype} {[*residual.shape]}, the product {[rows, self._out]}")
-        out = empty(rows, self._out)
+        out = empty(rows, self._out) if result is None else result
         if rows == 0:
             return out
         stride, column_stride = x.stride()
         if column_stride != 1:
             x, stride = x.contiguous(), self._in
-        if residual is not None:
+        if residual is not None and residual.stride() != out.stride():
             residual = residual.contiguous()
         is_small = max(rows, _PRODUCTS_PER_READ) * self._out * self._in < self._min_parallel
         threads = 1 if is_small else torch.get_num_threads()
@@ -72,7 +74,7 @@ class PackedWeights:
         scratch = empty(threads * thread_bytes // 4)
         addresses = x, self._panels, 0 if bias is None else bias, 0 if residual is None else residual, out, scratch
         sizes = rows, self._in, self._out, stride, self._panels.stride(0) * self._panels.itemsize, self._row
-        self._kernel(*addresses, *sizes, parts, thread_bytes, self._own, threads=threads)
+        self._kernel(*addresses, *sizes, parts, thread_bytes, self._own, out.stride(0), threads=threads)
         return out
 
 
@@ -90,6 +92,7 @@ def product_body(pack: Any, tile: Callable[..., None], tall: int = TALL) -> Any:
     def multiply_panels(a: Any, thread: int, threads: int) -> None:
         x, weights, bias, residual, result, scratch, rows, into = a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7]
         out, stride, size, row, parts, thread_bytes, own = a[8], a[9], a[10], a[11], a[12], a[13], a[14]
+        out_stride = a[15]
         panels = (out + WIDE - 1) // WIDE
         edge = scratch + thread * thread_bytes
         packed = edge + 4 * TALL * WIDE
@@ -110,7 +113,7 @@ def product_body(pack: Any, tile: Callable[..., None], tall: int = TALL) -> Any:
                 to_bias = bias + 4 * panel * WIDE if bias else 0
                 for block in range(blocks):
                     low, high = split_range(bottom - top, block, blocks)
-                    offset = 4 * ((top + low) * out + panel * WIDE)
+                    offset = 4 * ((top + low) * out_stride + panel * WIDE)
                     to_residual = residual + offset if residual else 0
                     start = weights + panel * size
                     # Only the first block's product waits for memory. Each block prefetches its part of the next panel,
@@ -123,14 +126,15 @@ def product_body(pack: Any, tile: Callable[..., None], tall: int = TALL) -> Any:
                     if wide == WIDE:
                         target = result + offset
                         multiply(
-                            high - low, target, 4 * out, to_bias, to_residual, x_at, start, own, ahead, prefetch_stride
+                            *(high - low, target, 4 * out_stride, to_bias, to_residual, x_at, start, own, ahead),
+                            prefetch_stride,
                         )
                     else:
                         multiply(high - low, edge, 4 * WIDE, 0, 0, x_at, start, own, ahead, prefetch_stride)
                         for index in range(high - low):
-                            target = result + offset + 4 * index * out
+                            target = result + offset + 4 * index * out_stride
                             _write_edge(target, edge + 4 * index * WIDE, to_bias, to_residual, wide)
-                            to_residual += 4 * out if residual else 0
+                            to_residual += 4 * out_stride if residual else 0
 
     return multiply_panels
 

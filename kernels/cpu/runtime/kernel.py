@@ -17,6 +17,7 @@ import threading
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from types import FunctionType
 from typing import Any, NamedTuple
 
 import numba
@@ -36,6 +37,8 @@ numba.config.CACHE_DIR = str(_CACHE or "")
 _FAST_MATH = {"contract", "nsz", "reassoc"}
 """LLVM may fuse multiplications and additions, and reorder sums, in a way that depends on a loop's length alone."""
 _MAX_ARGUMENTS = 64
+Body = Callable[[Any, int, int], None]
+"""The part of a kernel that is the work of a thread: ``body(arguments, thread, threads)``."""
 _NativeFunction = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
 
@@ -83,6 +86,20 @@ class Kernel:
 def kernel(body: Callable[[Any], None]) -> Kernel:
     """Decorate the body of a kernel. It is compiled at its first call and kept in ``compile_cache`` between runs."""
     return Kernel(body)
+
+
+def create_kernel(name: str, body: Body) -> Kernel:
+    """Return the kernel of a ``function`` that is made at run time. ``name`` tells it from all others in the compile cache.
+
+    The body is a global of its kernel, because numba never finds a kernel with a closure in its cache again.
+    """
+
+    def run(address: Any) -> None:
+        run_body(*read_arguments(address))  # noqa: F821
+
+    named = FunctionType(run.__code__, {**globals(), "run_body": body}, name)
+    named.__qualname__ = name
+    return Kernel(named)
 
 
 def function(body: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,0 +1,98 @@
+"""Weights in the block formats of GGUF files."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+from numba import types
+from torch import Tensor
+
+from kernels.cpu.availability import LANES
+from kernels.cpu.linear.gemm_tile import WIDE
+from kernels.cpu.linear.ggml.formats import FORMATS, GROUP, BlockFormat
+from kernels.cpu.linear.ggml.panels import SCRATCH_BYTES, create_packer, create_reader, layout_of
+from kernels.cpu.linear.ggml.tile import BlockTile, group_of_x
+from kernels.cpu.linear.packed_weights import PackedWeights, product_body
+from kernels.cpu.linear.rounding import LEVELS, PREFETCH_PER_STEP, STEP, codes_writer, largest
+from kernels.cpu.runtime.kernel import Kernel, create_kernel, float32_array, function
+from kernels.cpu.runtime.memory import allocate_resident
+from kernels.cpu.runtime.recorder import empty
+
+_MIN_PARALLEL = 1 << 20
+"""With fewer products one thread is done before a second one has started."""
+_TALL = {16: 4, 8: 2}.get(LANES, 1)
+"""Rows of a tile: their integer sums, their results and the scales share the registers."""
+_write_codes = codes_writer(0)
+
+
+class PackedBlocks(PackedWeights):
+    """A weight ``[out, in]`` in a block format."""
+
+    def __init__(self, name: str, blocks: Tensor) -> None:
+        """``blocks``: uint8 ``[out, bytes of a row]`` in the format of that name. Keeps no reference to it."""
+        block_format = FORMATS[name]
+        out, row_blocks = blocks.shape[0], blocks.shape[1] // block_format.size
+        columns, panels = row_blocks * block_format.columns, -(-out // WIDE)
+        block_bytes = layout_of(block_format).block
+        words = allocate_resident(panels * row_blocks * block_bytes // 4).view(panels, -1)
+        scratch = torch.empty(torch.get_num_threads(), SCRATCH_BYTES, dtype=torch.uint8)
+        _packer(name)(blocks.contiguous(), words, scratch, out, row_blocks)
+        self._name, self._row_blocks = name, row_blocks
+        row = columns // GROUP * group_of_x(block_format.num_scales)
+        shape = torch.Size((out, columns))
+        super().__init__(_product(name), name, shape, words, row_blocks, row=row, min_parallel=_MIN_PARALLEL)
+
+    def read_rows(self, indices: Tensor, factor: float = 1.0) -> Tensor:
+        """Return rows of the weight times a number, float32 ``[rows, in]``. ``indices``: int64 ``[rows]``."""
+        rows = len(indices)
+        result = empty(rows, self._in)
+        threads = 1 if rows * self._in < _MIN_PARALLEL >> 4 else None
+        _reader(self._name)(self._panels, indices, result, rows, self._row_blocks, float(factor), threads=threads)
+        return result
+
+
+@cache
+def _packer(name: str) -> Kernel:
+    return create_kernel(f"pack_{name}", create_packer(FORMATS[name]))
+
+
+@cache
+def _reader(name: str) -> Kernel:
+    return create_kernel(f"read_{name}", create_reader(FORMATS[name]))
+
+
+@cache
+def _product(name: str) -> Kernel:
+    block_format = FORMATS[name]
+    return create_kernel(
+        f"multiply_{name}", product_body(_create_row_packer(block_format), BlockTile(block_format), _TALL)
+    )
+
+
+def _create_row_packer(block_format: BlockFormat) -> Any:
+    """Return a function that writes for each group the units of the rows, the sums of their codes, and the codes."""
+    num_scales = block_format.num_scales
+    width, row_bytes = GROUP // num_scales, group_of_x(num_scales)
+
+    @function
+    def pack(to: int, x: int, rows: int, into: int, stride: int, _own: int, ahead: int) -> None:
+        for row in range(rows):
+            source = x + 4 * row * stride
+            for group in range(into // GROUP):
+                start, part = to + group * rows * row_bytes, source + 4 * group * GROUP
+                limit = largest(part, GROUP)
+                row_values = float32_array(start, (1 + num_scales, rows))
+                row_values[0, row] = limit / types.float32(LEVELS)
+                factor = types.float32(LEVELS) / limit
+                codes = start + 4 * rows * (1 + num_scales) + STEP * row
+                prefetched = ahead + PREFETCH_PER_STEP * (into * row + group * GROUP) // STEP
+                for index in range(num_scales):
+                    total = _write_codes(
+                        codes + index * rows * STEP, STEP * rows, part + 4 * width * index, width, factor, prefetched
+                    )
+                    row_values[1 + index, row] = np.int32(total).view(np.float32)
+
+    return pack

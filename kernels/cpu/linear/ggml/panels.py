@@ -1,0 +1,180 @@
+"""Blocks in the order in which the products read them, and rows of weights read back from there.
+
+A panel has ``WIDE`` outputs. For each of its blocks it holds the scales ``[WIDE]`` and, if there are any, the minimums
+``[WIDE]``, float16; the factors ``[groups][factors][WIDE]``, int8; and for each group its planes of codes. A plane of b
+bits is ``[b][WIDE][4]`` bytes, of which byte ``[load, output, i]`` holds the bits of the columns ``4 * quad + i``, for
+the 8 / b quads from ``load * 8 / b`` on, the first in its lowest bits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+from kernels.cpu.linear.gemm_tile import WIDE
+from kernels.cpu.linear.ggml.formats import GROUP, TABLE, BlockFormat
+from kernels.cpu.runtime.kernel import (
+    Body,
+    as_float,
+    float32_array,
+    function,
+    int64_array,
+    split_range,
+    uint8_array,
+)
+from kernels.cpu.simd.llvm_ir import FLOAT, pointer_at
+
+QUADS = GROUP // 4
+"""Groups of four columns, which one instruction multiplies."""
+SCRATCH_BYTES = 512
+"""Memory for the codes and factors of one block."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockLayout:
+    """Sizes in bytes of the parts of a block of a panel."""
+
+    factors_at: int
+    planes_at: int
+    group: int
+    """Planes of a group."""
+    block: int
+
+
+def layout_of(block_format: BlockFormat) -> BlockLayout:
+    """Return where the parts of a block are."""
+    factors_at = 2 * WIDE * (1 if block_format.minimum_at is None else 2)
+    planes_at = factors_at + block_format.groups * block_format.factors * WIDE
+    group = block_format.bits * WIDE * GROUP // 8
+    return BlockLayout(factors_at, planes_at, group, planes_at + block_format.groups * group)
+
+
+def shifts_of(planes: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the position of each plane's lowest bit in a code."""
+    return tuple(sum(planes[:index]) for index in range(len(planes)))
+
+
+@intrinsic
+def _load_float16(_context: Any, _address: Any) -> Any:
+    """Return the float16 at an address as a float32."""
+
+    def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        return builder.fpext(builder.load(pointer_at(builder, arguments[0], 0, ir.HalfType()), align=2), FLOAT)
+
+    return types.float32(types.int64), generate
+
+
+def create_packer(block_format: BlockFormat) -> Body:
+    """Return a body that arranges blocks. Arguments ``(blocks, panels, scratch, out, blocks of a row)``.
+
+    ``scratch``: ``[threads][SCRATCH_BYTES]``. The lanes behind the last output are left as they are.
+    """
+    layout, unpack, size = layout_of(block_format), block_format.unpack, block_format.size
+    groups, num_factors, columns = block_format.groups, block_format.factors, block_format.columns
+    planes, shifts = block_format.planes, shifts_of(block_format.planes)
+    factors_at, planes_at, group_bytes, block_bytes = layout.factors_at, layout.planes_at, layout.group, layout.block
+    scale_at, minimum_at = block_format.scale_at, -1 if block_format.minimum_at is None else block_format.minimum_at
+    sign = 128 if block_format.subtracts_minimum else 0
+
+    @function
+    def pack_block(source: int, target: int, lane: int, scratch: int) -> None:
+        block, to = uint8_array(source, (size,)), uint8_array(target, (block_bytes,))
+        codes, factors = uint8_array(scratch, (columns,)), uint8_array(scratch + columns, (columns,))
+        unpack(block, codes, factors)
+        for i in range(2):
+            to[2 * lane + i] = block[scale_at + i]
+            if minimum_at >= 0:
+                to[2 * (WIDE + lane) + i] = block[minimum_at + i] ^ (sign if i else 0)
+        for index in range(groups * num_factors):
+            to[factors_at + index * WIDE + lane] = factors[index]
+        quads = codes.view(np.uint32)
+        for group in range(groups):
+            words = to[planes_at + group * group_bytes :][:group_bytes].view(np.uint32)
+            at = lane
+            for plane in range(len(planes)):
+                bits, shift = planes[plane], shifts[plane]
+                mask, num_quads = np.uint32(0x01010101 * ((1 << bits) - 1)), 8 // bits
+                for load in range(bits):
+                    word = np.uint32(0)
+                    for i in range(num_quads):
+                        code = quads[group * QUADS + load * num_quads + i]
+                        word |= ((code >> np.uint32(shift)) & mask) << np.uint32(bits * i)
+                    words[at] = word
+                    at += WIDE
+
+    @function
+    def pack(a: Any, thread: int, threads: int) -> None:
+        blocks, panels, scratch, out, row_blocks = a[0], a[1], a[2] + SCRATCH_BYTES * thread, a[3], a[4]
+        first, last = split_range((out + WIDE - 1) // WIDE, thread, threads)
+        for panel in range(first, last):
+            for lane in range(min(WIDE, out - panel * WIDE)):
+                source = blocks + (panel * WIDE + lane) * row_blocks * size
+                target = panels + panel * row_blocks * block_bytes
+                for index in range(row_blocks):
+                    pack_block(source + index * size, target + index * block_bytes, lane, scratch)
+
+    return pack
+
+
+def create_reader(block_format: BlockFormat) -> Body:
+    """Return a body that writes rows of the weight, in float32 and multiplied by a number.
+
+    Arguments ``(panels, indices, result, rows, blocks of a row, factor)``.
+    """
+    layout = layout_of(block_format)
+    groups, num_factors, num_scales = block_format.groups, block_format.factors, block_format.num_scales
+    planes, shifts = block_format.planes, shifts_of(block_format.planes)
+    factors_at, planes_at, group_bytes, block_bytes = layout.factors_at, layout.planes_at, layout.group, layout.block
+    has_minimum, has_table = block_format.minimum_at is not None, block_format.has_table
+    has_nibbles, zero, table = block_format.has_nibble_factors, block_format.zero, TABLE
+
+    @function
+    def read_group(start: int, group: int, lane: int, result: Any) -> None:
+        block = uint8_array(start, (block_bytes,))
+        for part in range(num_scales):
+            scale, minimum = _load_float16(start + 2 * lane), np.float32(0)
+            if has_minimum:
+                minimum = _load_float16(start + 2 * (WIDE + lane))
+            if num_factors:
+                at = factors_at + group * num_factors * WIDE + lane
+                factor = np.int32(np.int8(block[at + part * WIDE]))
+                if has_nibbles:
+                    minimum *= np.float32((factor >> 4) & 15)
+                    factor &= 15
+                elif has_minimum:
+                    minimum *= np.float32(block[at + num_scales * WIDE])
+                scale *= np.float32(factor)
+            width = GROUP // num_scales
+            for column in range(part * width, (part + 1) * width):
+                at = planes_at + group * group_bytes
+                code = 0
+                for plane in range(len(planes)):
+                    bits = planes[plane]
+                    load, index = divmod(column // 4, 8 // bits)
+                    byte = np.int64(block[at + (load * WIDE + lane) * 4 + column % 4])
+                    code |= ((byte >> (bits * index)) & ((1 << bits) - 1)) << shifts[plane]
+                    at += 4 * bits * WIDE
+                level = table[code] if has_table else code - zero
+                result[column] = scale * np.float32(level) + minimum
+
+    @function
+    def read(a: Any, thread: int, threads: int) -> None:
+        panels, rows, row_blocks, factor = a[0], a[3], a[4], np.float32(as_float(a[5]))
+        indices, width = int64_array(a[1], (rows,)), row_blocks * groups * GROUP
+        first, last = split_range(rows, thread, threads)
+        for row in range(first, last):
+            panel, lane = divmod(indices[row], WIDE)
+            result = float32_array(a[2] + 4 * row * width, (width,))
+            for index in range(row_blocks):
+                block = panels + (panel * row_blocks + index) * block_bytes
+                for group in range(groups):
+                    read_group(block, group, lane, result[(index * groups + group) * GROUP :])
+            for column in range(width):
+                result[column] *= factor
+
+    return read

@@ -1,0 +1,235 @@
+"""Instructions of products of rows, rounded to 8 bits by groups of 32 columns, with panels of blocks.
+
+``x = code * unit`` with a unit for each group of a row. Within a group the products of codes that share a scale are
+summed to an exact integer. A result is a chain of fused multiply-adds of these integers and of the minimums times the
+sums of the codes of ``x``, in the order of the groups, whatever the number of rows or threads.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+
+from kernels.cpu.availability import HAS_INT8_DOT, LANES
+from kernels.cpu.linear.gemm_tile import CACHE_LINE, VECTORS, WIDE, dot, fence, write_tile
+from kernels.cpu.linear.ggml.formats import GROUP, TABLE, TABLE_ZERO, BlockFormat
+from kernels.cpu.linear.ggml.panels import QUADS, BlockLayout, layout_of, shifts_of
+from kernels.cpu.linear.rounding import STEP
+from kernels.cpu.simd.llvm_ir import (
+    FLOAT,
+    I32,
+    I64,
+    call_intrinsic,
+    constant,
+    fused_multiply_add,
+    generate_loop,
+    pointer_at,
+    prefetch_line,
+    splat_value,
+)
+
+_I8, _I16, _HALF = ir.IntType(8), ir.IntType(16), ir.HalfType()
+_WORDS, _VECTOR = ir.VectorType(I32, LANES), ir.VectorType(FLOAT, LANES)
+
+
+def group_of_x(num_scales: int) -> int:
+    """Return the bytes of a row's group: its unit, the sum of its codes for each scale, and its codes."""
+    return 4 + 4 * num_scales + GROUP
+
+
+class BlockTile:
+    """Generates the product of a block of rows and a panel; called as ``product_body`` wants it."""
+
+    def __init__(self, block_format: BlockFormat) -> None:
+        self._format, self._layout = block_format, layout_of(block_format)
+
+    def __call__(self, builder: Any, rows: int, target: Any, x: Any, panel: Any, blocks: Any, prefetching: Any) -> None:
+        """``blocks``: the number of blocks of a row."""
+        layout, groups = self._layout, self._format.groups
+        ahead, prefetch_stride = prefetching
+        block_lines = layout.block // CACHE_LINE
+
+        def add_block(_index: Any, values: Any) -> Any:
+            from_x, from_panel, prefetched, *totals = values
+            group = _Group(builder, self._format, layout, from_panel)
+
+            def add_group(index: Any, values: Any) -> Any:
+                from_x, prefetched, *totals = values
+                totals = group.add(totals, from_x, index, prefetched, prefetch_stride)
+                following = builder.add(from_x, I64(rows * group_of_x(self._format.num_scales)))
+                lines = I64(layout.group // CACHE_LINE)
+                return [following, builder.add(prefetched, builder.mul(prefetch_stride, lines)), *totals]
+
+            from_x, _, *totals = generate_loop(builder, I64(groups), [from_x, prefetched, *totals], add_group)
+            following = builder.add(prefetched, builder.mul(prefetch_stride, I64(block_lines)))
+            return [from_x, builder.add(from_panel, I64(layout.block)), following, *totals]
+
+        zeros = [_VECTOR(None)] * (rows * VECTORS)
+        write_tile(builder, generate_loop(builder, blocks, [x, panel, ahead, *zeros], add_block)[3:], target)
+
+
+class _Group:
+    """Products of one group of a block."""
+
+    def __init__(self, builder: Any, block_format: BlockFormat, layout: BlockLayout, block: Any) -> None:
+        """``block``: its address in the panel."""
+        self._builder, self._format, self._layout, self._block = builder, block_format, layout, block
+        self._scales = self._load_halves(0)
+        self._minimums = [] if block_format.minimum_at is None else self._load_halves(2 * WIDE)
+
+    def add(self, totals: Any, x: Any, index: Any, prefetched: Any, prefetch_stride: Any) -> list[Any]:
+        """Generate the sums of ``totals`` ``[rows, VECTORS]`` and the products of the group with that index."""
+        builder, num_scales = self._builder, self._format.num_scales
+        rows = len(totals) // VECTORS
+        scales, minimums = self._load_factors(index)
+        planes = builder.add(self._block, I64(self._layout.planes_at))
+        planes = builder.add(planes, builder.mul(index, I64(self._layout.group)))
+        loaded = self._load_planes(planes, prefetched, prefetch_stride)
+        codes = builder.add(x, I64(4 * (1 + num_scales) * rows))
+        values: list[Any] = [None] * len(totals)
+        for part in range(num_scales):
+            sums_of_x = [self._load_of_row(x, 4 * ((1 + part) * rows + row), I32) for row in range(rows)]
+            sums = self._sum_products(part, codes, loaded, sums_of_x)
+            for row, sum_of_x in enumerate(sums_of_x):
+                row_sum = splat_value(builder, builder.sitofp(sum_of_x, FLOAT), _VECTOR) if minimums else None
+                for v in range(VECTORS):
+                    at = row * VECTORS + v
+                    product = builder.sitofp(sums[at], _VECTOR)
+                    if part == 0:
+                        values[at] = fence(builder, builder.fmul(product, scales[part][v]))
+                    else:
+                        values[at] = fused_multiply_add(builder, product, scales[part][v], values[at])
+                    if minimums:
+                        values[at] = fused_multiply_add(builder, row_sum, minimums[part][v], values[at])
+        results = []
+        for row in range(rows):
+            unit = splat_value(builder, self._load_of_row(x, 4 * row, FLOAT), _VECTOR)
+            for v in range(VECTORS):
+                at = row * VECTORS + v
+                results.append(fused_multiply_add(builder, values[at], unit, totals[at]))
+        return results
+
+    def _sum_products(self, part: int, codes: Any, loaded: Any, sums_of_x: Any) -> list[Any]:
+        """Generate the integer sums ``[rows, VECTORS]`` of the columns that share a scale."""
+        builder, rows = self._builder, len(sums_of_x)
+        sums: list[Any] = []
+        for sum_of_x in sums_of_x:
+            # The zero is subtracted from each code.
+            initial = splat_value(builder, builder.mul(sum_of_x, I32(-self._format.zero)), _WORDS)
+            sums += [initial] * VECTORS
+        quads = QUADS // self._format.num_scales
+        for quad in range(part * quads, (part + 1) * quads):
+            weights = [self._codes_of(loaded, quad, v) for v in range(VECTORS)]
+            for row in range(rows):
+                offset = 4 * quad % STEP + STEP * (row + rows * (4 * quad // STEP))
+                value = splat_value(builder, self._load_of_row(codes, offset, I32), _WORDS)
+                for v in range(VECTORS):
+                    at = row * VECTORS + v
+                    sums[at] = self._multiply(sums[at], weights[v], value)
+        return sums
+
+    def _multiply(self, total: Any, unsigned: Any, signed: Any) -> Any:
+        """Add four products of bytes to each sum."""
+        builder = self._builder
+        if HAS_INT8_DOT:
+            return dot(builder, total, unsigned, signed)
+        if self._format.bits < 8 and not self._format.has_table:
+            return builder.add(total, _multiply_pairs(builder, unsigned, signed, 1))
+        # Two products of bytes exceed 16 bits unless the codes have 7: the lowest bit is multiplied by itself.
+        ones = constant(0x01010101, _WORDS)
+        upper = builder.and_(builder.lshr(unsigned, constant(1, _WORDS)), constant(0x7F7F7F7F, _WORDS))
+        total = builder.add(total, _multiply_pairs(builder, upper, signed, 2))
+        return builder.add(total, _multiply_pairs(builder, builder.and_(unsigned, ones), signed, 1))
+
+    def _load_planes(self, start: Any, prefetched: Any, prefetch_stride: Any) -> list[list[list[Any]]]:
+        """Return the loaded vectors ``[plane][load][VECTORS]``, and prefetch as many bytes."""
+        builder, offset, loaded = self._builder, 0, []
+        for bits in self._format.planes:
+            loads = []
+            for _ in range(bits):
+                pointers = [pointer_at(builder, start, offset + 4 * v * LANES, _WORDS) for v in range(VECTORS)]
+                loads.append([builder.load(pointer, align=4) for pointer in pointers])
+                offset += 4 * WIDE
+            loaded.append(loads)
+        for _ in range(0, self._layout.group, CACHE_LINE):
+            prefetch_line(builder, prefetched, level=2)
+            prefetched = builder.add(prefetched, prefetch_stride)
+        return loaded
+
+    def _codes_of(self, loaded: Any, quad: int, v: int) -> Any:
+        """Return the codes of four columns of each output."""
+        builder, result = self._builder, None
+        for bits, shift, loads in zip(self._format.planes, shifts_of(self._format.planes), loaded, strict=True):
+            load, index = divmod(quad, 8 // bits)
+            value = loads[load][v]
+            distance = shift - bits * index
+            if distance:
+                move = builder.shl if distance > 0 else builder.lshr
+                value = move(value, constant(abs(distance), _WORDS))
+            if bits < 8:
+                value = builder.and_(value, constant(0x01010101 * (((1 << bits) - 1) << shift), _WORDS))
+            result = value if result is None else builder.or_(result, value)
+        return self._look_up(result) if self._format.has_table else result
+
+    def _look_up(self, codes: Any) -> Any:
+        """Return the levels of codes, with ``TABLE_ZERO`` added."""
+        builder, bytes_type = self._builder, ir.VectorType(_I8, 4 * LANES)
+        levels = ir.Constant(bytes_type, [level + TABLE_ZERO for level in TABLE] * (LANES // 4))
+        name = "llvm.x86.avx512.pshuf.b.512" if LANES == 16 else "llvm.x86.avx2.pshuf.b"
+        looked_up = call_intrinsic(builder, name, bytes_type, levels, builder.bitcast(codes, bytes_type))
+        return builder.bitcast(looked_up, _WORDS)
+
+    def _load_factors(self, index: Any) -> tuple[list[list[Any]], list[list[Any]]]:
+        """Return the scales and minimums of the group's parts, ``[parts][VECTORS]`` each."""
+        builder, block_format = self._builder, self._format
+        minimums = [self._minimums] if self._minimums else []
+        if not block_format.factors:
+            return [self._scales], minimums
+        start = builder.add(self._block, I64(self._layout.factors_at))
+        start = builder.add(start, builder.mul(index, I64(block_format.factors * WIDE)))
+        kind = ir.VectorType(_I8, LANES)
+        factors = [
+            [
+                builder.sext(builder.load(pointer_at(builder, start, number * WIDE + v * LANES, kind), align=4), _WORDS)
+                for v in range(VECTORS)
+            ]
+            for number in range(block_format.factors)
+        ]
+        of_scales, of_minimums = factors[: block_format.num_scales], factors[block_format.num_scales :]
+        if block_format.has_nibble_factors:
+            low, four = constant(15, _WORDS), constant(4, _WORDS)
+            of_minimums = [[builder.and_(builder.lshr(factor, four), low) for factor in part] for part in of_scales]
+            of_scales = [[builder.and_(factor, low) for factor in part] for part in of_scales]
+        return (
+            [self._multiply_factors(self._scales, part) for part in of_scales],
+            [self._multiply_factors(self._minimums, part) for part in of_minimums],
+        )
+
+    def _multiply_factors(self, floats: Any, factors: Any) -> list[Any]:
+        """Return exact products."""
+        builder = self._builder
+        return [
+            fence(builder, builder.fmul(value, builder.sitofp(factor, _VECTOR)))
+            for value, factor in zip(floats, factors, strict=True)
+        ]
+
+    def _load_halves(self, offset: int) -> list[Any]:
+        """Return the float16 numbers of all outputs in float32."""
+        builder, kind = self._builder, ir.VectorType(_HALF, LANES)
+        pointers = (pointer_at(builder, self._block, offset + 2 * v * LANES, kind) for v in range(VECTORS))
+        return [builder.fpext(builder.load(pointer, align=2), _VECTOR) for pointer in pointers]
+
+    def _load_of_row(self, start: Any, offset: int, kind: Any) -> Any:
+        return self._builder.load(pointer_at(self._builder, start, offset, kind), align=4)
+
+
+def _multiply_pairs(builder: Any, unsigned: Any, signed: Any, factor: int) -> Any:
+    """Return ``factor`` times the sum of four products of bytes. The sum of two must fit in 16 bits."""
+    pairs = ir.VectorType(_I16, 2 * LANES)
+    quads = ir.VectorType(_I8, 4 * LANES)
+    is_wide = LANES == 16
+    of_bytes = "llvm.x86.avx512.pmaddubs.w.512" if is_wide else "llvm.x86.avx2.pmadd.ub.sw"
+    of_shorts = "llvm.x86.avx512.pmaddw.d.512" if is_wide else "llvm.x86.avx2.pmadd.wd"
+    sums = call_intrinsic(builder, of_bytes, pairs, builder.bitcast(unsigned, quads), builder.bitcast(signed, quads))
+    return call_intrinsic(builder, of_shorts, _WORDS, sums, constant(factor, pairs))
