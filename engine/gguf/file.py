@@ -103,7 +103,8 @@ class _Header:
     def __init__(self, path: Path) -> None:
         self._path = path
         with path.open("rb") as file:
-            self._bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            # Torch takes writable memory alone; nothing is written, and so nothing copied.
+            self._bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
         self._at = 0
 
     def read(self) -> tuple[dict[str, Any], dict[str, GgufTensor]]:

@@ -20,7 +20,7 @@ from engine.models.families import DecoderConfig
 from engine.models.feed_forward import Experts, GatedMlp
 from engine.models.interface import Batch, KeepState
 from engine.weights.formats.registry import MatrixReader
-from engine.weights.matmul import create_product
+from engine.weights.matmul import create_embedding, create_product
 from engine.weights.safetensors import Weights
 from kernels.cpu.runtime.recorder import end_layer
 from kernels.layers.activation import gelu_tanh_mul, silu_mul
@@ -86,14 +86,13 @@ class Decoder:
         self.device_config = device_config
         builder = LayerBuilder(config, weights, read, device_config)
         shape = config.vocab_size, config.hidden_size
-        self.embedding = device_config.convert(weights.take("model.embed_tokens.weight", *shape))
-        """The embedding table ``[vocab, hidden]``, unscaled."""
+        self.embedding = create_embedding(weights.take_matrix("model.embed_tokens", *shape), device_config)
         self._layers = [builder.layer(index) for index in range(config.num_layers)]
         self._norm = builder.norm("model.norm")
         tied = config.tied and not config.num_labels
         if tied or config.head.may_have_lm_head:
             weights.drop("lm_head.weight")
-        self._head: list[Product] = [Linear(self.embedding)] if tied else builder.head()
+        self._head: list[Product] = [self.embedding.create_product()] if tied else builder.head()
         weights.finish()
         self.parameters = weights.parameters
         tables = {rope: rope.tables(context) for rope in dict.fromkeys(config.ropes)}
@@ -129,7 +128,7 @@ class Decoder:
     def embed_inputs(self, batch: Batch) -> tuple[Tensor, list[Tensor]]:
         """Return the layers' inputs: hidden states ``[tokens, hidden]``, and for each rotary embedding the cosines and
         sines of the tokens' positions, ``[tokens, dim]`` each."""
-        hidden = scaled_embedding(self.config, self.embedding[batch.tokens])
+        hidden = self.embedding(batch.tokens, self.config.embedding_scale)
         return hidden, [table[batch.positions] for table in self.rope_tables]
 
     def forward_layers(
@@ -170,7 +169,7 @@ class Decoder:
         return self._layers[-1].forward_mlp(hidden, attn_out)
 
     def embed(self, tokens: Tensor) -> Tensor:
-        return self.embedding[tokens]
+        return self.embedding(tokens)
 
     def compute_logits(self, hidden: Tensor, token_ids: Sequence[int] = ()) -> Tensor:
         logits = self._head[0](rms_norm(hidden, self._norm, self.config.norm_eps))

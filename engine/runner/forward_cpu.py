@@ -51,7 +51,7 @@ class CpuForward:
         """The last feed-forward of such steps, by number of hidden states and threads, over ``_selected``."""
         self._selection = torch.empty(_MAX_RECORDED_TOKENS, dtype=torch.int64)
         attention = model.config.attention[0]
-        widths = (self._decoder.embedding.shape[1], attention.heads * attention.head_dim) if self._decoder else ()
+        widths = (self._decoder.config.hidden_size, attention.heads * attention.head_dim) if self._decoder else ()
         self._selected = [torch.empty(_MAX_RECORDED_TOKENS, width) for width in widths]
         """Rows to read of the residual stream and of the last attention's output."""
         self.kept: Mapping[int, Tensor] = {}
@@ -158,7 +158,7 @@ class CpuForward:
         from kernels.cpu.sampling.draft_chain import gather_rows
 
         tokens, positions = self._inputs[:, :num_tokens]
-        hidden = gather_rows(model.embedding, tokens, scale=model.config.embedding_scale)
+        hidden = model.embedding(tokens, model.config.embedding_scale)
         angles = [
             gather_rows(table, positions, out=buffer[:num_tokens])
             for table, buffer in zip(model.rope_tables, self._angles, strict=True)

@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from gguf import GGMLQuantizationType, dequantize
+from gguf import GGMLQuantizationType
 from torch import Tensor
 
 from engine.gguf.config import read_architecture
 from engine.gguf.file import GgufTensor, read_gguf
 from engine.gguf.tensor_names import TensorNames
 from engine.protocol.types import EngineError
-from engine.weights.matrix import BlockMatrix, GroupedMatrix, Matrix
+from engine.weights.matrix import BlockMatrix, Matrix
 from engine.weights.safetensors import Weights
 
 _Kind = GGMLQuantizationType
@@ -64,17 +64,14 @@ class GgufWeights(Weights):
         return self._names.find(name)[0] in self._files
 
     def take_matrix(self, name: str, rows: int, columns: int) -> Matrix:
-        """Take the matrix ``NAME.weight`` as it is held. Raises ``EngineError`` if it has another shape."""
         self.expect(f"{name}.weight", rows, columns)
         _, (source, expert) = self._where(f"{name}.weight")
         if source.tensor.kind in _FLOATS:
             return self.take(f"{name}.weight", rows, columns)
         self._forget(f"{name}.weight")
         self.count(rows * columns)
-        blocks = source.read_blocks(expert)
-        if source.tensor.kind == _Kind.Q4_0:
-            return _split_q4_0(blocks)
-        return BlockMatrix(source.tensor.kind, blocks)
+        blocks: BlockMatrix = source.matrix(expert)
+        return blocks
 
     def expect(self, name: str, *shape: int) -> None:
         path, (source, expert) = self._where(name)
@@ -104,16 +101,6 @@ class GgufWeights(Weights):
             del self._files[found]
 
 
-def _split_q4_0(blocks: Tensor) -> GroupedMatrix:
-    """Return the matrix of blocks that hold a scale in float16, and 16 bytes with the codes of columns i and 16 + i."""
-    rows = len(blocks)
-    groups = blocks.view(rows, -1, 18)
-    scales = groups[..., :2].contiguous().view(torch.float16)[..., 0].float()
-    packed = groups[..., 2:]
-    codes = torch.cat((packed & 15, packed >> 4), -1).view(rows, -1)
-    return GroupedMatrix(codes, scales, torch.full_like(scales, 8.0), bits=4)
-
-
 @dataclass(slots=True)
 class _Source:
     """A tensor, and what llama.cpp's conversion did to it."""
@@ -126,19 +113,18 @@ class _Source:
     taken: set[int] = field(default_factory=set)
     """Experts that were taken."""
 
-    def read_blocks(self, expert: int | None) -> Tensor:
-        """Return the blocks of the rows in the checkpoint's order, uint8 ``[rows, bytes]``."""
-        rows = self.tensor.shape[-2]
-        blocks = np.frombuffer(self.tensor.data, np.uint8).reshape(*self.tensor.shape[:-2], rows, -1)
-        chosen = torch.from_numpy((blocks if expert is None else blocks[expert]).copy())
+    def matrix(self, expert: int | None) -> BlockMatrix:
+        """Return the blocks where they lie in the file, in the checkpoint's order of rows."""
+        *experts, rows = self.tensor.shape[:-1] or (1,)
+        blocks = torch.frombuffer(self.tensor.data, dtype=torch.uint8).view(*experts, rows, -1)
+        chosen = blocks if expert is None else blocks[expert]
         if not self.heads:
-            return chosen
+            return BlockMatrix(self.tensor.kind, chosen)
         # Rows ``[heads, dim / 2, 2]`` back to ``[heads, 2, dim / 2]``.
-        return chosen.view(self.heads, rows // self.heads // 2, 2, -1).transpose(1, 2).reshape(rows, -1)
+        order = torch.arange(rows).view(self.heads, -1, 2).transpose(1, 2).flatten()
+        return BlockMatrix(self.tensor.kind, chosen, order)
 
     def read_floats(self, expert: int | None) -> Tensor:
         """Return the weights in float32."""
-        if len(self.tensor.shape) == 1:
-            blocks = torch.from_numpy(np.frombuffer(self.tensor.data, np.uint8).copy()[None])
-            return torch.from_numpy(dequantize(blocks.numpy(), self.tensor.kind))[0].float() + self.offset
-        return torch.from_numpy(dequantize(self.read_blocks(expert).numpy(), self.tensor.kind)).float()
+        floats = self.matrix(expert).dense()
+        return floats + self.offset if len(self.tensor.shape) > 1 else floats[0] + self.offset

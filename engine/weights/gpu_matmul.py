@@ -45,6 +45,7 @@ def create_gpu_product(parts: Sequence[Matrix], bias: Tensor | None, device_conf
     of fewer than 16 inputs or of different sizes; blocks of float8 other than 128 by 128, if activations are rounded,
     too; float8 on a GPU without it.
     """
+    parts = [(part.to_groups() or part) if isinstance(part, BlockMatrix) else part for part in parts]
     parts = [part if isinstance(part, Tensor) or _has_kernel(part, device_config) else part.dense() for part in parts]
     if _can_fuse(parts):
         return _fuse(parts, bias, device_config)

@@ -89,11 +89,32 @@ class BlockMatrix:
 
     kind: GGMLQuantizationType
     blocks: Tensor
-    """uint8 ``[out, bytes]``."""
+    """uint8 ``[out, bytes]``, a part of the mapped file."""
+    order: Tensor | None = None
+    """int64 ``[out]``, the row of ``blocks`` of each output; ``None``: they are in order."""
+
+    def rows(self) -> Tensor:
+        """Return the blocks in the order of the outputs."""
+        return self.blocks if self.order is None else self.blocks[self.order]
+
+    def row_addresses(self) -> Tensor:
+        """Return the addresses of the rows in memory, int64 ``[out]``."""
+        indices = torch.arange(len(self.blocks)) if self.order is None else self.order
+        return self.blocks.data_ptr() + self.blocks.stride(0) * indices
 
     def dense(self) -> Tensor:
         """Return the weights, float32 ``[out, in]``."""
-        return torch.from_numpy(dequantize_blocks(self.blocks.numpy(), self.kind))
+        return torch.from_numpy(dequantize_blocks(self.rows().numpy(), self.kind))
+
+    def to_groups(self) -> GroupedMatrix | None:
+        """Return the same weights in groups of 4-bit codes; ``None`` if the blocks have minimums or more bits."""
+        if self.kind != GGMLQuantizationType.Q4_0:
+            return None
+        blocks = self.rows().view(len(self.blocks), -1, 18)
+        scales = blocks[..., :2].contiguous().view(torch.float16)[..., 0].float()
+        packed = blocks[..., 2:]
+        codes = torch.cat((packed & 15, packed >> 4), -1).view(len(blocks), -1)
+        return GroupedMatrix(codes, scales, torch.full_like(scales, 8.0), bits=4)
 
 
 QuantizedMatrix = Int8Matrix | GroupedMatrix | Float8Matrix | Nf4Matrix | BlockMatrix

@@ -11,6 +11,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from engine.protocol.types import EngineError
+from engine.weights.matrix import Matrix
 
 _FLOAT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -48,6 +49,10 @@ class Weights:
             raise EngineError(f"{path}: {name!r} is {tensor.dtype}; supported are float32, float16, bfloat16")
         self.count(tensor.numel())
         return tensor.to(torch.float32)
+
+    def take_matrix(self, name: str, rows: int, columns: int) -> Matrix:
+        """Take the matrix ``NAME.weight`` as it is held. Raises ``EngineError`` if it has another shape."""
+        return self.take(f"{name}.weight", rows, columns)
 
     def expect(self, name: str, *shape: int) -> None:
         """Raise ``EngineError`` if a tensor is missing or has another shape, without reading it."""

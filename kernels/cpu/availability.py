@@ -30,7 +30,7 @@ HAS_INT8_DOT = {16: "avx512vnni", 8: "avxvnni"}.get(LANES) in _FEATURES
 """True if the widest registers have the VNNI instruction ``vpdpbusd``: sums of four products of bytes."""
 
 HAS_BYTE_PRODUCTS = {"f16c", "fma", "avx512bw" if LANES == 16 else "avx2"} <= _FEATURES
-"""True if the widest registers have products of bytes, with ``HAS_INT8_DOT`` in one instruction, else in two or more."""
+"""True if the widest registers have products of bytes: one instruction with ``HAS_INT8_DOT``, else two or more."""
 
 
 def can_use_kernels(*tensors: Tensor) -> bool:

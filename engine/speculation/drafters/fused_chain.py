@@ -147,7 +147,7 @@ class _Chain:
             gather_rows(table, self._plan[3], out=angles)
         tokens = self._due
         for level, (part, attend) in enumerate(zip(self._levels, self._attention, strict=True)):
-            hidden = gather_rows(model.embedding, tokens, scale=model.config.embedding_scale)
+            hidden = model.embedding(tokens, model.config.embedding_scale)
             hidden = model.forward_layers(hidden, [angles[part] for angles in self._angles], attend)
             if level == 0:
                 hidden = gather_rows(hidden, self._last)

@@ -78,10 +78,8 @@ class MedusaDrafter:
         self._trunk, self._blocks, self._heads, self._model = trunk, blocks, heads, model
         self._device_config = model.device_config
         self._ones = self._device_config.convert(torch.ones(model.config.hidden_size))
-        self._table: Floats32 | None = None
-        """Embedding table, if drafts can be recorded."""
-        if isinstance(model, Decoder) and model.is_head_recordable and trunk.is_kernel and blocks.is_kernel:
-            self._table = model.embedding.numpy()
+        has_kernels = trunk.is_kernel and blocks.is_kernel
+        self._is_recordable = has_kernels and isinstance(model, Decoder) and model.is_head_recordable
         self._inputs = torch.empty(2, _MAX_RECORDED_BRANCHES, model.config.hidden_size)
         """Hidden states and embedded tokens that recorded kernels read."""
         self._graphs: KernelGraphCache[Tensor] = KernelGraphCache()
@@ -120,13 +118,12 @@ class MedusaDrafter:
     def _logits(self, requests: Sequence[DraftRequest], states: Floats32, depth: int) -> Tensor:
         """Return logits ``[requests * depth, vocab]``, request by request."""
         count, sampled = len(requests), [request.sequence.tokens[-1] for request in requests]
-        if self._table is None or count > _MAX_RECORDED_BRANCHES:
-            return self._compute_logits(
-                self._device_config.convert(torch.from_numpy(states)), self._model.embed(torch.tensor(sampled)), depth
-            )
+        embedded = self._model.embed(torch.tensor(sampled))
+        if not self._is_recordable or count > _MAX_RECORDED_BRANCHES:
+            return self._compute_logits(self._device_config.convert(torch.from_numpy(states)), embedded, depth)
         inputs = self._inputs[:, :count]
         filled = inputs.numpy()
-        filled[0], filled[1] = states, self._table[sampled]
+        filled[0], filled[1] = states, embedded.numpy()
         return self._graphs(
             (count, depth, torch.get_num_threads()), lambda: self._compute_logits(inputs[0], inputs[1], depth)
         )

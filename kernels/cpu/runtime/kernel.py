@@ -89,13 +89,14 @@ def kernel(body: Callable[[Any], None]) -> Kernel:
 
 
 def create_kernel(name: str, body: Body) -> Kernel:
-    """Return the kernel of a ``function`` that is made at run time. ``name`` tells it from all others in the compile cache.
+    """Return the kernel of a ``function`` that is made at run time.
 
-    The body is a global of its kernel, because numba never finds a kernel with a closure in its cache again.
+    ``name`` tells it from all others in the compile cache. The body is a global of its kernel, because numba never
+    finds a kernel with a closure in its cache again.
     """
 
     def run(address: Any) -> None:
-        run_body(*read_arguments(address))  # noqa: F821
+        run_body(*read_arguments(address))  # type: ignore[name-defined]  # noqa: F821
 
     named = FunctionType(run.__code__, {**globals(), "run_body": body}, name)
     named.__qualname__ = name

@@ -64,16 +64,29 @@ class BlockFormat:
 @function
 def _unpack_nibbles(packed: Any, codes: Any) -> None:
     """Read 16 bytes, whose lower halves are columns 0 to 15 and whose upper halves are columns 16 to 31."""
-    for i in range(16):
-        codes[i] = packed[i] & 15
-        codes[16 + i] = packed[i] >> 4
+    words, quads = packed[:16].view(np.uint32), codes[:32].view(np.uint32)
+    for i in range(4):
+        quads[i] = words[i] & np.uint32(0x0F0F0F0F)
+        quads[4 + i] = (words[i] >> np.uint32(4)) & np.uint32(0x0F0F0F0F)
 
 
 @function
 def _add_fifth_bits(packed: Any, codes: Any) -> None:
     """Read 4 bytes with a bit for each of 32 columns."""
-    for i in range(32):
-        codes[i] |= ((packed[i >> 3] >> (i & 7)) & 1) << 4
+    bits, quads = packed[:4].view(np.uint32)[0], codes[:32].view(np.uint32)
+    for i in range(8):
+        # The product has the four bits 7, 14 and 21 places further on, too: one of each in the lowest bit of a byte.
+        four = (bits >> np.uint32(4 * i)) & np.uint32(15)
+        quads[i] |= ((four * np.uint32(0x00204081)) & np.uint32(0x01010101)) << np.uint32(4)
+
+
+@function
+def _add_bits(packed: Any, codes: Any, shift: int) -> None:
+    """Read 32 bytes, whose bit b belongs to columns 32 * b to 32 * b + 31, and is the codes' bit ``shift``."""
+    words, quads = packed[:32].view(np.uint32), codes[:256].view(np.uint32)
+    for bit in range(8):
+        for i in range(8):
+            quads[8 * bit + i] |= ((words[i] >> np.uint32(bit)) & np.uint32(0x01010101)) << np.uint32(shift)
 
 
 @function
@@ -107,10 +120,12 @@ def _unpack_q8_0(block: Any, codes: Any, _factors: Any) -> None:
 @function
 def _unpack_pairs_of_bits(packed: Any, codes: Any) -> None:
     """Read twice 32 bytes, each with two bits of the columns i, 32 + i, 64 + i and 96 + i."""
+    words, quads = packed[:64].view(np.uint32), codes[:256].view(np.uint32)
     for half in range(2):
         for part in range(4):
-            for i in range(32):
-                codes[128 * half + 32 * part + i] = (packed[32 * half + i] >> (2 * part)) & 3
+            for i in range(8):
+                pairs = words[8 * half + i] >> np.uint32(2 * part)
+                quads[32 * half + 8 * part + i] = pairs & np.uint32(0x03030303)
 
 
 @function
@@ -123,9 +138,7 @@ def _unpack_q2_k(block: Any, codes: Any, factors: Any) -> None:
 @function
 def _unpack_q3_k(block: Any, codes: Any, factors: Any) -> None:
     _unpack_pairs_of_bits(block[32:], codes)
-    for bit in range(8):
-        for i in range(32):
-            codes[32 * bit + i] |= ((block[i] >> bit) & 1) << 2
+    _add_bits(block, codes, 2)
     for i in range(16):
         low = (block[96 + (i & 7)] >> (4 * (i >> 3))) & 15
         high = (block[104 + (i & 3)] >> (2 * (i >> 2))) & 3
@@ -145,10 +158,12 @@ def _unpack_six_bits(packed: Any, factors: Any) -> None:
 @function
 def _unpack_halves(packed: Any, codes: Any) -> None:
     """Read four times 32 bytes, whose lower halves are 32 columns and whose upper halves are the next 32."""
+    words, quads = packed[:128].view(np.uint32), codes[:256].view(np.uint32)
     for part in range(4):
-        for i in range(32):
-            codes[64 * part + i] = packed[32 * part + i] & 15
-            codes[64 * part + 32 + i] = packed[32 * part + i] >> 4
+        for i in range(8):
+            word = words[8 * part + i]
+            quads[16 * part + i] = word & np.uint32(0x0F0F0F0F)
+            quads[16 * part + 8 + i] = (word >> np.uint32(4)) & np.uint32(0x0F0F0F0F)
 
 
 @function
@@ -161,19 +176,19 @@ def _unpack_q4_k(block: Any, codes: Any, factors: Any) -> None:
 def _unpack_q5_k(block: Any, codes: Any, factors: Any) -> None:
     _unpack_six_bits(block[4:], factors)
     _unpack_halves(block[48:], codes)
-    for bit in range(8):
-        for i in range(32):
-            codes[32 * bit + i] |= ((block[16 + i] >> bit) & 1) << 4
+    _add_bits(block[16:], codes, 4)
 
 
 @function
 def _unpack_q6_k(block: Any, codes: Any, factors: Any) -> None:
     _unpack_pairs_of_bits(block[128:], codes)
+    words, quads = block[:128].view(np.uint32), codes[:256].view(np.uint32)
     for half in range(2):
-        for i in range(64):
-            low = block[64 * half + i]
-            codes[128 * half + i] = (codes[128 * half + i] << 4) | (low & 15)
-            codes[128 * half + 64 + i] = (codes[128 * half + 64 + i] << 4) | (low >> 4)
+        for i in range(16):
+            word, at = words[16 * half + i], 32 * half + i
+            quads[at] = (quads[at] << np.uint32(4)) | (word & np.uint32(0x0F0F0F0F))
+            upper = (word >> np.uint32(4)) & np.uint32(0x0F0F0F0F)
+            quads[at + 16] = (quads[at + 16] << np.uint32(4)) | upper
     for i in range(16):
         factors[i] = block[192 + i]
 

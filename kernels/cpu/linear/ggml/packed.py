@@ -31,26 +31,29 @@ _write_codes = codes_writer(0)
 class PackedBlocks(PackedWeights):
     """A weight ``[out, in]`` in a block format."""
 
-    def __init__(self, name: str, blocks: Tensor) -> None:
-        """``blocks``: uint8 ``[out, bytes of a row]`` in the format of that name. Keeps no reference to it."""
+    def __init__(self, name: str, row_bytes: int, rows: Tensor) -> None:
+        """``rows``: the addresses of the rows in memory, int64 ``[out]``; each is blocks in the format of that name."""
         block_format = FORMATS[name]
-        out, row_blocks = blocks.shape[0], blocks.shape[1] // block_format.size
+        out, row_blocks = len(rows), row_bytes // block_format.size
         columns, panels = row_blocks * block_format.columns, -(-out // WIDE)
         block_bytes = layout_of(block_format).block
         words = allocate_resident(panels * row_blocks * block_bytes // 4).view(panels, -1)
         scratch = torch.empty(torch.get_num_threads(), SCRATCH_BYTES, dtype=torch.uint8)
-        _packer(name)(blocks.contiguous(), words, scratch, out, row_blocks)
+        _packer(name)(rows, words, scratch, out, row_blocks)
         self._name, self._row_blocks = name, row_blocks
         row = columns // GROUP * group_of_x(block_format.num_scales)
         shape = torch.Size((out, columns))
         super().__init__(_product(name), name, shape, words, row_blocks, row=row, min_parallel=_MIN_PARALLEL)
 
     def read_rows(self, indices: Tensor, factor: float = 1.0) -> Tensor:
-        """Return rows of the weight times a number, float32 ``[rows, in]``. ``indices``: int64 ``[rows]``."""
+        """Return the rows with these indices, int64 of any stride, times a number: float32 ``[rows, in]``."""
         rows = len(indices)
         result = empty(rows, self._in)
+        if rows == 0:
+            return result
         threads = 1 if rows * self._in < _MIN_PARALLEL >> 4 else None
-        _reader(self._name)(self._panels, indices, result, rows, self._row_blocks, float(factor), threads=threads)
+        arguments = self._panels, indices, result, rows, self._row_blocks, float(factor), indices.stride(0)
+        _reader(self._name)(*arguments, threads=threads)
         return result
 
 

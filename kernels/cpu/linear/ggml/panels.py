@@ -70,9 +70,10 @@ def _load_float16(_context: Any, _address: Any) -> Any:
 
 
 def create_packer(block_format: BlockFormat) -> Body:
-    """Return a body that arranges blocks. Arguments ``(blocks, panels, scratch, out, blocks of a row)``.
+    """Return a body that arranges blocks. Arguments ``(rows, panels, scratch, out, blocks of a row)``.
 
-    ``scratch``: ``[threads][SCRATCH_BYTES]``. The lanes behind the last output are left as they are.
+    ``rows``: the addresses of the rows, int64 ``[out]``. ``scratch``: ``[threads][SCRATCH_BYTES]``. The lanes behind
+    the last output are left as they are.
     """
     layout, unpack, size = layout_of(block_format), block_format.unpack, block_format.size
     groups, num_factors, columns = block_format.groups, block_format.factors, block_format.columns
@@ -109,11 +110,12 @@ def create_packer(block_format: BlockFormat) -> Body:
 
     @function
     def pack(a: Any, thread: int, threads: int) -> None:
-        blocks, panels, scratch, out, row_blocks = a[0], a[1], a[2] + SCRATCH_BYTES * thread, a[3], a[4]
+        panels, scratch, out, row_blocks = a[1], a[2] + SCRATCH_BYTES * thread, a[3], a[4]
+        rows = int64_array(a[0], (out,))
         first, last = split_range((out + WIDE - 1) // WIDE, thread, threads)
         for panel in range(first, last):
             for lane in range(min(WIDE, out - panel * WIDE)):
-                source = blocks + (panel * WIDE + lane) * row_blocks * size
+                source = rows[panel * WIDE + lane]
                 target = panels + panel * row_blocks * block_bytes
                 for index in range(row_blocks):
                     pack_block(source + index * size, target + index * block_bytes, lane, scratch)
@@ -124,7 +126,7 @@ def create_packer(block_format: BlockFormat) -> Body:
 def create_reader(block_format: BlockFormat) -> Body:
     """Return a body that writes rows of the weight, in float32 and multiplied by a number.
 
-    Arguments ``(panels, indices, result, rows, blocks of a row, factor)``.
+    Arguments ``(panels, indices, result, rows, blocks of a row, factor, indices' stride)``.
     """
     layout = layout_of(block_format)
     groups, num_factors, num_scales = block_format.groups, block_format.factors, block_format.num_scales
@@ -156,7 +158,7 @@ def create_reader(block_format: BlockFormat) -> Body:
                 for plane in range(len(planes)):
                     bits = planes[plane]
                     load, index = divmod(column // 4, 8 // bits)
-                    byte = np.int64(block[at + (load * WIDE + lane) * 4 + column % 4])
+                    byte = int(block[at + (load * WIDE + lane) * 4 + column % 4])
                     code |= ((byte >> (bits * index)) & ((1 << bits) - 1)) << shifts[plane]
                     at += 4 * bits * WIDE
                 level = table[code] if has_table else code - zero
@@ -165,10 +167,11 @@ def create_reader(block_format: BlockFormat) -> Body:
     @function
     def read(a: Any, thread: int, threads: int) -> None:
         panels, rows, row_blocks, factor = a[0], a[3], a[4], np.float32(as_float(a[5]))
-        indices, width = int64_array(a[1], (rows,)), row_blocks * groups * GROUP
+        index_stride, width = a[6], row_blocks * groups * GROUP
+        indices = int64_array(a[1], ((rows - 1) * index_stride + 1,))
         first, last = split_range(rows, thread, threads)
         for row in range(first, last):
-            panel, lane = divmod(indices[row], WIDE)
+            panel, lane = divmod(indices[row * index_stride], WIDE)
             result = float32_array(a[2] + 4 * row * width, (width,))
             for index in range(row_blocks):
                 block = panels + (panel * row_blocks + index) * block_bytes
