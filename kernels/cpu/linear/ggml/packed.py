@@ -43,7 +43,12 @@ class PackedBlocks(PackedWeights):
         self._name, self._row_blocks = name, row_blocks
         row = columns // GROUP * group_of_x(block_format.num_scales)
         shape = torch.Size((out, columns))
-        super().__init__(_product(name), name, shape, words, row_blocks, row=row, min_parallel=_MIN_PARALLEL)
+        super().__init__(product_kernel(name), name, shape, words, row_blocks, row=row, min_parallel=_MIN_PARALLEL)
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of the weight."""
+        return self._panels.numel() * self._panels.itemsize
 
     def read_rows(self, indices: Tensor, factor: float = 1.0) -> Tensor:
         """Return the rows with these indices, int64 of any stride, times a number: float32 ``[rows, in]``."""
@@ -68,7 +73,8 @@ def _reader(name: str) -> Kernel:
 
 
 @cache
-def _product(name: str) -> Kernel:
+def product_kernel(name: str) -> Kernel:
+    """Return the kernel of the products with a format."""
     block_format = FORMATS[name]
     return create_kernel(
         f"multiply_{name}", product_body(_create_row_packer(block_format), BlockTile(block_format), _TALL)
