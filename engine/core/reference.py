@@ -153,5 +153,9 @@ class _Recorder:
         self.taken[name] = self._weights.take(name, *shape)
         return self.taken[name]
 
+    def take_matrix(self, name: str, rows: int, columns: int) -> Tensor:
+        self.taken[f"{name}.weight"] = dense(self._weights.take_matrix(name, rows, columns))
+        return self.taken[f"{name}.weight"]
+
     def __getattr__(self, name: str) -> Any:
         return getattr(self._weights, name)

@@ -7,7 +7,15 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from kernels.cpu.runtime.kernel import Kernel, float32_array, function, kernel, read_arguments, split_range
+from kernels.cpu.runtime.kernel import (
+    Kernel,
+    float32_array,
+    function,
+    kernel,
+    named_function,
+    read_arguments,
+    split_range,
+)
 from kernels.cpu.runtime.recorder import empty
 from kernels.cpu.simd.exp import exp32
 
@@ -40,10 +48,10 @@ def _gated(activation: Kernel, gate_up: Tensor) -> Tensor:
     return out
 
 
-def _loop(exponent: Any) -> Any:
+def _loop(name: str, exponent: Any) -> Any:
     """Make a function that computes a thread's part of ``gate / (1 + exp(exponent(gate))) * up``."""
 
-    @function
+    @named_function(name)
     def loop(a: Any, thread: int, threads: int) -> None:
         rows, width, stride = a[2], a[3], a[4]
         out = float32_array(a[1], (rows, width))
@@ -67,7 +75,7 @@ def _gelu_tanh(x: Any) -> Any:
     return x * (_LINEAR + _CUBIC * (x * x))
 
 
-_silu_loop, _gelu_tanh_loop = _loop(_silu), _loop(_gelu_tanh)
+_silu_loop, _gelu_tanh_loop = _loop("silu_mul", _silu), _loop("gelu_tanh_mul", _gelu_tanh)
 
 
 @kernel

@@ -83,7 +83,7 @@ def _tile(builder: Any, rows: int, target: Any, x: Any, weights: Any, steps: Any
     write_tile(builder, sum_tile(builder, zeros, x, weights, steps, prefetching, multiply), target)
 
 
-_body = product_body(_pack, _tile)
+_body = product_body("float32", _pack, _tile)
 
 
 @kernel

@@ -168,7 +168,7 @@ def _multiply_low_halves(builder: Any, zero: Any, total: Any) -> Any:
     return call_intrinsic(builder, name, _SUMS, zero_halves, total_halves)
 
 
-_body = product_body(_pack, _tile, _TALL)
+_body = product_body("int4", _pack, _tile, _TALL)
 
 
 @kernel

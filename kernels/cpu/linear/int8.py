@@ -92,7 +92,7 @@ def _tile(builder: Any, rows: int, target: Any, x: Any, panel: Any, steps: Any, 
     write_tile(builder, scaled, target)
 
 
-_body = product_body(_pack, _tile)
+_body = product_body("int8", _pack, _tile)
 
 
 @kernel

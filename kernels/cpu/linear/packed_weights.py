@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from kernels.cpu.linear.gemm_tile import CACHE_LINE, PREFETCH_BYTES, TALL, WIDE, multiplier
-from kernels.cpu.runtime.kernel import Kernel, float32_array, function, split_range
+from kernels.cpu.runtime.kernel import Kernel, float32_array, function, named_function, split_range
 from kernels.cpu.runtime.recorder import empty
 
 _ROWS_PER_PART = 8 * TALL
@@ -78,9 +78,10 @@ class PackedWeights:
         return out
 
 
-def product_body(pack: Any, tile: Callable[..., None], tall: int = TALL) -> Any:
+def product_body(name: str, pack: Any, tile: Callable[..., None], tall: int = TALL) -> Any:
     """Make a function ``(arguments, thread, threads)`` that does a thread's part of a product.
 
+    ``name``: that of the type of weights, which no other has.
     ``pack(to, x, rows, into, stride, own, ahead)`` packs a block of x; it may prefetch weights at ``ahead``.
     ``tile(builder, rows, target, x, panel, own, prefetching)`` generates the instructions that write the product of a
     block of ``rows`` rows and a panel; ``target``: see ``write_tile``, ``prefetching``: see ``sum_tile``. ``tall``: the
@@ -88,7 +89,7 @@ def product_body(pack: Any, tile: Callable[..., None], tall: int = TALL) -> Any:
     """
     multiply = multiplier(tile, tall)
 
-    @function
+    @named_function(f"multiply_panels_{name}")
     def multiply_panels(a: Any, thread: int, threads: int) -> None:
         x, weights, bias, residual, result, scratch, rows, into = a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7]
         out, stride, size, row, parts, thread_bytes, own = a[8], a[9], a[10], a[11], a[12], a[13], a[14]

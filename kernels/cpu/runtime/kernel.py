@@ -89,7 +89,7 @@ def kernel(body: Callable[[Any], None]) -> Kernel:
 
 
 def create_kernel(name: str, body: Body) -> Kernel:
-    """Return the kernel of a ``function`` that is made at run time.
+    """Return the kernel of a ``function`` that is made at run time; see ``named_function``.
 
     ``name`` tells it from all others in the compile cache. The body is a global of its kernel, because numba never
     finds a kernel with a closure in its cache again.
@@ -107,6 +107,19 @@ def function(body: Callable[..., Any]) -> Callable[..., Any]:
     """Decorate a function that kernels call."""
     compiled: Callable[..., Any] = njit(fastmath=_FAST_MATH, error_model="numpy")(body)
     return compiled
+
+
+def named_function(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Decorate a function that is made several times, each time with another name.
+
+    Functions with the same name in kernels of the compile cache are taken for each other.
+    """
+
+    def decorate(body: Callable[..., Any]) -> Callable[..., Any]:
+        body.__qualname__ = name
+        return function(body)
+
+    return decorate
 
 
 def inlined_function(body: Callable[..., Any]) -> Callable[..., Any]:

@@ -18,7 +18,7 @@ from engine.models.config import read_raw_config
 from engine.models.families import decoder_config
 from engine.protocol.types import Branch, Completion, EngineError
 from engine.weights.gguf import GgufWeights
-from engine.weights.matrix import GroupedMatrix, dense
+from engine.weights.matrix import BlockMatrix, dense
 from tests.closeness import EPS
 from tests.engine.conftest import save_random_model
 from tests.engine.gguf.files import write_gguf
@@ -113,11 +113,13 @@ def test_quantised_files_have_the_weights_that_transformers_reads(case: str, tmp
     weights.finish()
 
 
-def test_blocks_of_four_bits_are_held_as_groups_with_the_same_values(tmp_path: Path) -> None:
+def test_groups_of_four_bits_have_the_same_values_as_their_blocks(tmp_path: Path) -> None:
     _, file = make("qwen2", tmp_path, GGMLQuantizationType.Q4_0)
     weights = GgufWeights([file])
-    matrix = weights.take_matrix("model.layers.0.mlp.down_proj", 96, 128)
-    assert isinstance(matrix, GroupedMatrix)
+    blocks = weights.take_matrix("model.layers.0.mlp.down_proj", 96, 128)
+    assert isinstance(blocks, BlockMatrix)
+    matrix = blocks.to_groups()
+    assert matrix is not None
     reader = gguf.GGUFReader(file)
     (tensor,) = (tensor for tensor in reader.tensors if tensor.name == "blk.0.ffn_down.weight")
     assert torch.equal(matrix.dense(), torch.from_numpy(gguf.dequantize(tensor.data, tensor.tensor_type)))

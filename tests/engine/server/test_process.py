@@ -49,11 +49,11 @@ def test_every_engine_option_is_a_command_line_option(monkeypatch: pytest.Monkey
         raise EngineError("enough")
 
     monkeypatch.setattr("engine.server.app.LocalEngine", refuse)
-    switches = {"draft": "ngram", "draft_length": 5, "deterministic": True, "debug": True}
+    switches = {"draft": "ngram", "draft_length": 5, "deterministic": True, "debug": True, "strict_config": True}
     wanted = EngineOptions(640, 8, 3, 50, 128, lease_share=0.25, lease_seconds=9.0, **switches)  # type: ignore[arg-type]
     options = [
-        f"--{name}" if value is True else f"--{name.replace('_', '-')}={value}"
-        for name, value in asdict(wanted).items()
+        f"--{name}" if value is True else f"--{name}={value}"
+        for name, value in ((name.replace("_", "-"), value) for name, value in asdict(wanted).items())
     ]
     assert main(["--model", "m=/nowhere", *options]) == main(["--model", "m=/nowhere"]) == 2
     assert asked == [wanted, EngineOptions(draft="auto")]

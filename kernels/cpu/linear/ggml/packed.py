@@ -17,7 +17,7 @@ from kernels.cpu.linear.ggml.panels import SCRATCH_BYTES, create_packer, create_
 from kernels.cpu.linear.ggml.tile import BlockTile, group_of_x
 from kernels.cpu.linear.packed_weights import PackedWeights, product_body
 from kernels.cpu.linear.rounding import LEVELS, PREFETCH_PER_STEP, STEP, codes_writer, largest
-from kernels.cpu.runtime.kernel import Kernel, create_kernel, float32_array, function
+from kernels.cpu.runtime.kernel import Kernel, create_kernel, float32_array, named_function
 from kernels.cpu.runtime.memory import allocate_resident
 from kernels.cpu.runtime.recorder import empty
 
@@ -77,7 +77,7 @@ def product_kernel(name: str) -> Kernel:
     """Return the kernel of the products with a format."""
     block_format = FORMATS[name]
     return create_kernel(
-        f"multiply_{name}", product_body(_create_row_packer(block_format), BlockTile(block_format), _TALL)
+        f"multiply_{name}", product_body(name, _create_row_packer(block_format), BlockTile(block_format), _TALL)
     )
 
 
@@ -86,7 +86,7 @@ def _create_row_packer(block_format: BlockFormat) -> Any:
     num_scales = block_format.num_scales
     width, row_bytes = GROUP // num_scales, group_of_x(num_scales)
 
-    @function
+    @named_function(f"pack_rows_{block_format.name}")
     def pack(to: int, x: int, rows: int, into: int, stride: int, _own: int, ahead: int) -> None:
         for row in range(rows):
             source = x + 4 * row * stride

@@ -22,8 +22,8 @@ from kernels.cpu.runtime.kernel import (
     Body,
     as_float,
     float32_array,
-    function,
     int64_array,
+    named_function,
     split_range,
     uint8_array,
 )
@@ -82,7 +82,7 @@ def create_packer(block_format: BlockFormat) -> Body:
     scale_at, minimum_at = block_format.scale_at, -1 if block_format.minimum_at is None else block_format.minimum_at
     sign = 128 if block_format.subtracts_minimum else 0
 
-    @function
+    @named_function(f"pack_block_{block_format.name}")
     def pack_block(source: int, target: int, lane: int, scratch: int) -> None:
         block, to = uint8_array(source, (size,)), uint8_array(target, (block_bytes,))
         codes, factors = uint8_array(scratch, (columns,)), uint8_array(scratch + columns, (columns,))
@@ -108,7 +108,7 @@ def create_packer(block_format: BlockFormat) -> Body:
                     words[at] = word
                     at += WIDE
 
-    @function
+    @named_function(f"pack_{block_format.name}")
     def pack(a: Any, thread: int, threads: int) -> None:
         panels, scratch, out, row_blocks = a[1], a[2] + SCRATCH_BYTES * thread, a[3], a[4]
         rows = int64_array(a[0], (out,))
@@ -135,7 +135,7 @@ def create_reader(block_format: BlockFormat) -> Body:
     has_minimum, has_table = block_format.minimum_at is not None, block_format.has_table
     has_nibbles, zero, table = block_format.has_nibble_factors, block_format.zero, TABLE
 
-    @function
+    @named_function(f"read_group_{block_format.name}")
     def read_group(start: int, group: int, lane: int, result: Any) -> None:
         block = uint8_array(start, (block_bytes,))
         for part in range(num_scales):
@@ -164,7 +164,7 @@ def create_reader(block_format: BlockFormat) -> Body:
                 level = table[code] if has_table else code - zero
                 result[column] = scale * np.float32(level) + minimum
 
-    @function
+    @named_function(f"read_{block_format.name}")
     def read(a: Any, thread: int, threads: int) -> None:
         panels, rows, row_blocks, factor = a[0], a[3], a[4], np.float32(as_float(a[5]))
         index_stride, width = a[6], row_blocks * groups * GROUP
