@@ -20,6 +20,7 @@ from engine.core.engine_core import EngineCore
 from engine.models.load import load_model
 from engine.protocol.types import Branch, Completion
 from engine.runner import batch, sample_step
+from engine.runner.probe import ProbeReader
 from engine.runner.sample_step import SampledTokens
 from engine.sampling.logits_processors import LogitsRow, apply_logits_processors
 from engine.sampling.sampler import Floats, Ints
@@ -197,11 +198,11 @@ def test_every_drafter_keeps_the_exact_distribution(
 def plant_belief(patch: pytest.MonkeyPatch) -> None:
     original = EngineCore._append_sampled_tokens
 
-    def append(core: EngineCore, drawn: list[SampledTokens]) -> list[DraftOutcome]:
+    def append(core: EngineCore, drawn: list[SampledTokens], probe: ProbeReader | None) -> list[DraftOutcome]:
         for one in drawn:
             if one.draft:
                 one.tokens[0] = one.draft.tokens[0]
-        return original(core, drawn)
+        return original(core, drawn, probe)
 
     patch.setattr(EngineCore, "_append_sampled_tokens", append)
 

@@ -124,7 +124,7 @@ class Jobs(RuleBasedStateMachine):
         if claim is None:
             return
         known = self.known[claim.job_id]
-        part = {"parent": "", "text": "so", "tokens": 1, "final": False}
+        part = {"parent": "", "text": "so", "tokens": 1, "logprob": 0.0, "final": False}
         entries = [
             Entry(f"k{key}", "node", part | {"node": str(key)}, Usage(generated=tokens + key), 0.0) for key in keys
         ]
