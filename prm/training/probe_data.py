@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from itertools import accumulate
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
+from engine.attention.layer import LayerAttentionConfig
+from engine.models.dense_attention import attend_densely
 from engine.models.interface import Batch, Model
 from engine.quantization.calibration import DenseAttention
 from prm.records import BadRecord, JsonRecord, read_records
@@ -19,6 +23,8 @@ from prm.records import BadRecord, JsonRecord, read_records
 ProbeLabels = Literal["soft", "hard", "outcome"]
 HELD_OUT_ONE_IN = 5
 """Reciprocal of the fraction of questions for validation, and of that for the final test; at least one each."""
+_ROLLOUTS_PER_PASS = 16
+"""Bounds the memory of a pass over the rollouts of one question."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,29 +87,68 @@ def _rollout(record: JsonRecord, pieces: list[tuple[str, list[int]]], labels: Pr
 def collect_states(
     model: Model, rollouts: list[LabelledRollout], on_progress: Callable[[int], None], stopped: Callable[[], bool]
 ) -> StepStates | None:
-    """Run the model over each rollout, and return the states of all layers; ``None`` if stopped."""
-    config, attend = model.config, DenseAttention(model.config.attention)
-    collected: list[NDArray[np.float32]] = []
-    for done, rollout in enumerate(rollouts):
+    """Run the model over the rollouts, and return the states of all layers; ``None`` if stopped."""
+    by_question: dict[str, list[int]] = {}
+    for index, rollout in enumerate(rollouts):
+        by_question.setdefault(rollout.question, []).append(index)
+    parts = [
+        indices[start : start + _ROLLOUTS_PER_PASS]
+        for indices in by_question.values()
+        for start in range(0, len(indices), _ROLLOUTS_PER_PASS)
+    ]
+    collected: dict[int, NDArray[np.float32]] = {}
+    for part in parts:
         if stopped():
             return None
-        # The state before a step's last token predicted it: the one that ``engine.runner.probe`` reads.
-        positions = torch.tensor([end - 2 for end in rollout.ends])
-        tokens = torch.tensor(rollout.tokens[: rollout.ends[-1] - 1])
-        states = np.empty((config.num_layers, len(positions), config.hidden_size), np.float32)
-
-        def keep(
-            layer: int, hidden: torch.Tensor, states: NDArray[np.float32] = states, at: torch.Tensor = positions
-        ) -> None:
-            states[layer - 1] = hidden[at].float().numpy()
-
-        with torch.inference_mode():
-            keep(config.num_layers, model.forward(Batch(tokens, torch.arange(len(tokens))), attend, keep))
-        collected.append(states)
-        on_progress(done + 1)
+        collected |= zip(part, _compute_states(model, [rollouts[index] for index in part]), strict=True)
+        on_progress(len(collected))
     labels = np.array([label for rollout in rollouts for label in rollout.labels])
     questions = np.array([rollout.question for rollout in rollouts for _ in rollout.labels])
-    return StepStates(np.concatenate(collected, axis=1), labels, questions)
+    states = np.concatenate([collected[index] for index in range(len(rollouts))], axis=1)
+    return StepStates(states, labels, questions)
+
+
+def _compute_states(model: Model, rollouts: list[LabelledRollout]) -> list[NDArray[np.float32]]:
+    """Return each rollout's states ``[layers, steps, hidden]``. What all begin with is computed once."""
+    # The state before a step's last token predicted it: the one that ``engine.runner.probe`` reads.
+    texts = [rollout.tokens[: rollout.ends[-1] - 1] for rollout in rollouts]
+    columns = enumerate(zip(*texts, strict=False))
+    common = next((index for index, column in columns if len(set(column)) > 1), min(map(len, texts)))
+    rests = list(dict.fromkeys(text[common:] for text in texts))
+    starts = dict(zip(rests, accumulate((len(rest) for rest in rests), initial=common), strict=False))
+    tokens = torch.tensor([*texts[0][:common], *(token for rest in rests for token in rest)])
+    positions = torch.tensor([*range(common), *(common + place for rest in rests for place in range(len(rest)))])
+    shifts = [starts[text[common:]] - common for text in texts]
+    ends = [[end - 2 for end in rollout.ends] for rollout in rollouts]
+    rows = [row + shift * (row >= common) for part, shift in zip(ends, shifts, strict=True) for row in part]
+    config, at = model.config, torch.tensor(rows)
+    states = np.empty((config.num_layers, len(rows), config.hidden_size), np.float32)
+
+    def keep(layer: int, hidden: Tensor) -> None:
+        states[layer - 1] = hidden[at].float().numpy()
+
+    attend = _SharedPrefixAttention(config.attention, common, [len(rest) for rest in rests])
+    with torch.inference_mode():
+        keep(config.num_layers, model.forward(Batch(tokens, positions), attend, keep))
+    splits = accumulate((len(part) for part in ends), initial=0)
+    return [states[:, start : start + len(part)] for start, part in zip(splits, ends, strict=False)]
+
+
+class _SharedPrefixAttention(DenseAttention):
+    """Attention of several texts that begin alike: the batch has the beginning once, then the rest of each."""
+
+    def __init__(self, layers: Sequence[LayerAttentionConfig], common: int, lengths: Sequence[int]) -> None:
+        super().__init__(layers)
+        self._lengths = [common, *lengths]
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        (q, *queries), (k, *keys), (v, *values) = (x.split_with_sizes(self._lengths) for x in (q, k, v))
+        texts = [(q, k, v)]
+        texts += (
+            (query, torch.cat((k, key)), torch.cat((v, value)))
+            for query, key, value in zip(queries, keys, values, strict=True)
+        )
+        return torch.cat([attend_densely(self._layers[layer], *text) for text in texts if len(text[0])])
 
 
 def split_by_question(data: StepStates) -> tuple[StepStates, StepStates, StepStates]:
