@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
@@ -14,6 +15,7 @@ from api.cli import prm as cli_prm
 from api.cli.job_options import EXTRA
 from api.cli.options import Model, expand_options, load_with
 from reasoner.client import ServiceError
+from reasoner.evaluation.suites.gym import PREFIX as GYM_PREFIX
 from workers.config.model_folders import check_models
 from workers.config.settings import Settings
 from workers.config.types import ConfigError
@@ -98,6 +100,7 @@ def main() -> None:
 
     Ctrl-C ends every command with status 130: no command swallows it.
     """
+    _fix_hash_order()
     try:
         with interruptible():
             app()
@@ -116,6 +119,15 @@ def main() -> None:
             raise
         print(f"reasoner: {error.filename}: {error.strerror}", file=sys.stderr)
         sys.exit(1)
+
+
+def _fix_hash_order() -> None:
+    """Start this process again with fixed hashes, if it is to make problems of reasoning-gym.
+
+    Some of its tasks draw from sets of texts, so that every process would have other problems for the same seed.
+    """
+    if sys.flags.hash_randomization and any(argument.startswith(GYM_PREFIX) for argument in sys.argv):
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], os.environ | {"PYTHONHASHSEED": "0"})
 
 
 @app.command()

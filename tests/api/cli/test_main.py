@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -85,3 +89,22 @@ def test_serve_refuses_engine_options_if_the_engine_is_configured_elsewhere(
     assert "--threads, --kv-dtype: the engines are configured elsewhere" in str(result.exception)
     assert not started
     assert CliRunner().invoke(app, ["serve"]).exit_code == 0
+
+
+def test_every_process_makes_the_same_problems_of_a_task_that_draws_from_a_set_of_texts(tmp_path: Path) -> None:
+    package = tmp_path / "reasoning_gym"
+    package.mkdir()
+    (package / "__init__.py").write_text(
+        "def create_dataset(task, **params):\n    raise ValueError(list({str(number) for number in range(20)}))\n"
+    )
+    (package / "factory.py").write_text(
+        "import dataclasses\n\nConfig = dataclasses.make_dataclass('Config', [])\nDATASETS = {'letters': (None, Config)}\n"
+    )
+    environment = os.environ | {"PYTHONPATH": str(tmp_path), "PYTHONHASHSEED": "random"}
+    command = [Path(sys.executable).with_name("reasoner"), "eval", "reasoning-gym:letters"]
+    orders = {
+        subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=60).stderr
+        for _ in range(3)
+    }
+    assert len(orders) == 1
+    assert "reasoning-gym:letters cannot be made" in "".join(orders)
