@@ -97,9 +97,8 @@ def test_every_process_makes_the_same_problems_of_a_task_that_draws_from_a_set_o
     (package / "__init__.py").write_text(
         "def create_dataset(task, **params):\n    raise ValueError(list({str(number) for number in range(20)}))\n"
     )
-    (package / "factory.py").write_text(
-        "import dataclasses\n\nConfig = dataclasses.make_dataclass('Config', [])\nDATASETS = {'letters': (None, Config)}\n"
-    )
+    factory = "import dataclasses\nDATASETS = {'letters': (None, dataclasses.make_dataclass('Config', []))}\n"
+    (package / "factory.py").write_text(factory)
     environment = os.environ | {"PYTHONPATH": str(tmp_path), "PYTHONHASHSEED": "random"}
     command = [Path(sys.executable).with_name("reasoner"), "eval", "reasoning-gym:letters"]
     orders = {
