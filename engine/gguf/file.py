@@ -36,6 +36,7 @@ _SCALARS = {
     GGUFValueType.INT64: "<i8",
     GGUFValueType.FLOAT64: "<f8",
 }
+_LENGTH = struct.Struct("<Q")
 _VERSIONS = (2, 3)
 _MAX_DIMENSIONS = 4
 _DEFAULT_ALIGNMENT = 32
@@ -163,12 +164,23 @@ class _Header:
             return self._numbers(kind, 1)[0].item()
         items, count = self._kind(), self._number("<Q")
         if items == GGUFValueType.STRING:
-            # A text is at least its length of eight bytes.
-            self._require(8 * count)
-            return [self._text() for _ in range(count)]
+            return self._texts(count)
         if items == GGUFValueType.ARRAY:
             raise ValueError("it has an array of arrays")
         return self._numbers(items, count)
+
+    def _texts(self, count: int) -> list[str]:
+        """Return an array of texts. A vocabulary has some 100,000, so nothing is called for each that need not be."""
+        self._require(_LENGTH.size * count)
+        texts, at, content = [], self._at, self._bytes
+        for _ in range(count):
+            (size,) = _LENGTH.unpack_from(content, at)
+            at += _LENGTH.size + size
+            if at > len(content):
+                raise ValueError(f"a text ends at byte {at} of {len(content)}: it is truncated")
+            texts.append(content[at - size : at].decode())
+        self._at = at
+        return texts
 
     def _numbers(self, kind: GGUFValueType, count: int) -> npt.NDArray[Any]:
         dtype = np.dtype(_SCALARS[kind])
