@@ -110,10 +110,8 @@ class Reference:
             source: Any = self._raw.folder
             options |= {"local_files_only": True, "use_safetensors": True, "trust_remote_code": False}
         else:
-            # Of the class, since a GGUF file's model_type is llama.cpp's name.
-            kind = self._class.config_class
             fields = {name: value for name, value in self._raw.fields.items() if name != "quantization_config"}
-            source, config = None, kind.from_dict(fields | {"model_type": kind.model_type})
+            source, config = None, self._class.config_class.from_dict(fields)
             options |= {"config": config, "state_dict": dict(self._weights)}
         model, report = self._class.from_pretrained(source, output_loading_info=True, **options)
         if missing := sorted(map(str, report["missing_keys"])):

@@ -22,6 +22,8 @@ _ARCHITECTURES = {
     "gemma3": "Gemma3ForCausalLM",
     "phi3": "Phi3ForCausalLM",
 }
+_MODEL_TYPES = {"qwen3moe": "qwen3_moe", "gemma3": "gemma3_text"}
+"""transformers' names of architectures that llama.cpp names otherwise."""
 _LARGEST_GEMMA_LAYERS = {"gemma2": 46, "gemma3": 62}
 """Layers of the 27B models, whose attention scale follows from another size than a head's."""
 _GEMMA3_WINDOW_PERIOD = 6
@@ -81,7 +83,7 @@ def _config_fields(model: GgufModel, architecture: str) -> dict[str, Any]:
         raise EngineError(f"{model.paths[0]} lacks the tensor 'token_embd.weight'")
     fields = {
         "architectures": [_ARCHITECTURES[architecture]],
-        "model_type": architecture,
+        "model_type": _MODEL_TYPES.get(architecture, architecture),
         "vocab_size": embedding.shape[0],
         "hidden_size": hidden,
         "intermediate_size": _one_number(metadata, "feed_forward_length"),
@@ -98,7 +100,7 @@ def _config_fields(model: GgufModel, architecture: str) -> dict[str, Any]:
     if wrong := [name for name, value in fields.items() if type(value) is int and value < 1]:
         raise EngineError(f"{model.paths[0]}: {wrong[0]} follows as {fields[wrong[0]]}, but must be at least 1")
     if architecture == "llama" and metadata.get("expert_count"):
-        fields["architectures"] = ["MixtralForCausalLM"]
+        fields |= {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral"}
     if architecture == "llama" and "blk.0.attn_q.bias" in model.tensors:
         fields["attention_bias"] = True
     if experts := metadata.get("expert_count"):

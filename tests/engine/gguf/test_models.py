@@ -78,6 +78,15 @@ def test_a_file_in_float32_generates_bitwise_as_its_checkpoint(case: str, tmp_pa
     assert ours.text == expected.text
 
 
+@pytest.mark.parametrize("case", CASES)
+def test_a_files_config_is_one_of_transformers_own(case: str, tmp_path: Path) -> None:
+    folder, file = make(case, tmp_path)
+    read, expected = AutoConfig.from_pretrained(open_gguf_folder(file)), AutoConfig.from_pretrained(folder)
+    assert type(read) is type(expected)
+    for name in ("model_type", "architectures", "hidden_size", "num_hidden_layers", "vocab_size"):
+        assert getattr(read, name) == getattr(expected, name), name
+
+
 def test_llama_3s_scaled_positions_are_read_from_their_divisors(tmp_path: Path) -> None:
     """llama.cpp's conversion stores a divisor for each frequency instead of the parameters."""
     scaling = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 32}
