@@ -18,6 +18,7 @@ from engine.protocol.types import EngineError
 from engine.weights.formats.registry import MatrixReader, create_reader
 from engine.weights.gguf import GgufWeights
 from engine.weights.safetensors import Weights
+from kernels.linear import blocks
 
 _log = logging.getLogger(__name__)
 
@@ -42,6 +43,8 @@ def load_model(
     try:
         context = min(config.max_context, capacity(config))
         weights, read = open_weights(raw)
+        if isinstance(weights, GgufWeights):
+            _tell_layout(folder, weights.block_formats(), device_config)
         return Decoder(config, weights, context, read, device_config)
     except EngineError as error:
         raise error if str(folder) in str(error) else EngineError(f"{folder}: {error}") from None
@@ -71,6 +74,21 @@ def open_weights(raw: RawConfig) -> tuple[Weights, MatrixReader]:
         gguf = GgufWeights(paths)
         return gguf, lambda _, *matrix: gguf.take_matrix(*matrix)
     return Weights(raw.folder), create_reader(raw.fields.get("quantization_config"))
+
+
+def _tell_layout(folder: Path, formats: list[str], device_config: DeviceConfig) -> None:
+    """Log which blocks are dequantised, or how many kernels are compiled, as the load is silent meanwhile."""
+    if device_config.uses_gpu_kernels:
+        widened, reason = [name for name in formats if name != "Q4_0"], "on a GPU only Q4_0 keeps its bits"
+    elif blocks.is_supported():
+        if new := blocks.find_uncompiled(formats):
+            _log.warning("%s: compiling kernels for blocks of %s; once, some seconds each", folder, ", ".join(new))
+        return
+    else:
+        widened, reason = formats, "this processor lacks the instructions for blocks (AVX2)"
+    if widened:
+        dtype = str(device_config.dtype).removeprefix("torch.")
+        _log.warning("%s: blocks of %s are dequantised to %s; %s", folder, ", ".join(widened), dtype, reason)
 
 
 def _load_by_transformers(raw: RawConfig, reason: str) -> Model:

@@ -60,6 +60,11 @@ class GgufWeights(Weights):
                 )
                 self._files[name] = tensor.path, source
 
+    def block_formats(self) -> list[str]:
+        """Return the names of the formats of all blocks that are left, without floats."""
+        kinds = {source.tensor.kind for _, source in self._files.values()}
+        return sorted(kind.name for kind in kinds & _BLOCKS)
+
     def has(self, name: str) -> bool:
         return self._names.find(name)[0] in self._files
 

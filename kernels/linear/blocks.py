@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from kernels.cpu import availability
-from kernels.cpu.linear.ggml.packed import PackedBlocks
+from kernels.cpu.linear.ggml.packed import PackedBlocks, needs_compiling
 from kernels.cpu.runtime.recorder import empty
 from kernels.linear.fp32 import WeightProduct
 
@@ -15,6 +15,11 @@ from kernels.linear.fp32 import WeightProduct
 def is_supported() -> bool:
     """Return True if this processor has the instructions: AVX2 with FMA and F16C, or AVX-512."""
     return availability.HAS_BYTE_PRODUCTS
+
+
+def find_uncompiled(formats: Sequence[str]) -> list[str]:
+    """Return the formats whose kernels this machine compiles at their first use, which takes some seconds each."""
+    return [name for name in formats if needs_compiling(name)]
 
 
 class BlockLinear(WeightProduct):

@@ -103,6 +103,11 @@ def create_kernel(name: str, body: Body) -> Kernel:
     return Kernel(named)
 
 
+def is_in_compile_cache(name: str) -> bool:
+    """Return True if the kernel that ``create_kernel`` makes by this name was compiled before on this machine."""
+    return _CACHE is not None and any(_CACHE.rglob(f"*.{name}-*.nbi"))
+
+
 def function(body: Callable[..., Any]) -> Callable[..., Any]:
     """Decorate a function that kernels call."""
     compiled: Callable[..., Any] = njit(fastmath=_FAST_MATH, error_model="numpy")(body)

@@ -13,15 +13,21 @@ from gguf import GGMLQuantizationType, GGUFWriter
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+from engine.device import CPU, DeviceConfig
 from engine.gguf.folder import open_gguf_folder, weight_files
 from engine.models.config import read_raw_config
 from engine.models.families import decoder_config
+from engine.models.load import load_model
 from engine.protocol.types import Branch, Completion, EngineError
 from engine.weights.gguf import GgufWeights
 from engine.weights.matrix import BlockMatrix, dense
+from kernels.cpu.linear.ggml.packed import product_kernel
+from kernels.cpu.runtime import kernel
+from kernels.linear import blocks
 from tests.closeness import EPS
 from tests.engine.conftest import save_random_model
 from tests.engine.gguf.files import write_gguf
+from tests.engine.gpu import EMULATED_GPU
 from tests.engine.helpers import Harness, generate
 
 WIDE = {"hidden_size": 96, "head_dim": 16, "intermediate_size": 128}
@@ -145,3 +151,30 @@ def test_a_block_type_that_is_not_supported_is_refused_by_name(tmp_path: Path) -
     write_gguf(folder, file, "qwen2", change=add_strange_tensor)
     with pytest.raises(EngineError, match=r"'strange\.weight' is TQ1_0; supported are BF16"):
         GgufWeights([file])
+
+
+def load_and_read_log(folder: Path, caplog: pytest.LogCaptureFixture, device_config: DeviceConfig = CPU) -> list[str]:
+    caplog.clear()
+    load_model(folder, lambda config: config.max_context, device_config)
+    return [record.getMessage() for record in caplog.records]
+
+
+def test_a_gpu_says_once_which_blocks_it_dequantises(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    _, file = make("qwen2", tmp_path, GGMLQuantizationType.Q8_0)
+    [line] = load_and_read_log(open_gguf_folder(file), caplog, EMULATED_GPU)
+    assert line.endswith("blocks of Q8_0 are dequantised to float32; on a GPU only Q4_0 keeps its bits")
+    _, file = make("qwen3", tmp_path / "other", GGMLQuantizationType.Q4_0)
+    assert load_and_read_log(open_gguf_folder(file), caplog, EMULATED_GPU) == []
+
+
+@pytest.mark.skipif(not blocks.is_supported(), reason="needs AVX2")
+def test_kernels_that_are_not_in_the_compile_cache_are_announced(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, file = make("qwen2", tmp_path, GGMLQuantizationType.Q8_0)
+    folder = open_gguf_folder(file)
+    product_kernel("Q8_0").compile()
+    assert load_and_read_log(folder, caplog) == []
+    monkeypatch.setattr(kernel, "_CACHE", tmp_path)
+    [line] = load_and_read_log(folder, caplog)
+    assert line.endswith("compiling kernels for blocks of Q8_0; once, some seconds each")

@@ -17,7 +17,7 @@ from kernels.cpu.linear.ggml.panels import SCRATCH_BYTES, create_packer, create_
 from kernels.cpu.linear.ggml.tile import BlockTile, group_of_x
 from kernels.cpu.linear.packed_weights import PackedWeights, product_body
 from kernels.cpu.linear.rounding import LEVELS, PREFETCH_PER_STEP, STEP, codes_writer, largest
-from kernels.cpu.runtime.kernel import Kernel, create_kernel, float32_array, named_function
+from kernels.cpu.runtime.kernel import Kernel, create_kernel, float32_array, is_in_compile_cache, named_function
 from kernels.cpu.runtime.memory import allocate_resident
 from kernels.cpu.runtime.recorder import empty
 
@@ -60,6 +60,11 @@ class PackedBlocks(PackedWeights):
         arguments = self._panels, indices, result, rows, self._row_blocks, float(factor), indices.stride(0)
         _reader(self._name)(*arguments, threads=threads)
         return result
+
+
+def needs_compiling(name: str) -> bool:
+    """Return True if the kernels of a format are not in the compile cache yet."""
+    return not is_in_compile_cache(f"multiply_{name}")
 
 
 @cache
