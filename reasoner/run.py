@@ -17,11 +17,11 @@ from reasoner.best_so_far import build_result, choose_best_so_far
 from reasoner.budget.ledger import Ledger
 from reasoner.budget.prices import Prices, check_budget
 from reasoner.budget.usage import Usage
-from reasoner.confidence.calibration import Calibration, shipped_calibration
+from reasoner.confidence.calibration import Calibration, ModelFingerprint, shipped_calibration
 from reasoner.jobs.job import FinishReason, JobResult
 from reasoner.jobs.journal import JobCancelled, Journal
 from reasoner.jobs.spec import JobSpec
-from reasoner.jobs.verifier_specs import PrmVerifier
+from reasoner.jobs.verifier_specs import PrmVerifier, ProbeVerifier
 from reasoner.search.cache_lease import CacheLease
 from reasoner.search.model_selection import policy_selector, verifier_selector
 from reasoner.search.search import Search, tokenize_problem
@@ -140,11 +140,13 @@ def _fitting(
     calibration: Calibration, spec: JobSpec, policy: ModelInfo, served: Mapping[str, ModelInfo]
 ) -> Calibration | None:
     """Return the table if it holds for the models of this job; otherwise log a warning that names both."""
-    selector = verifier_selector(spec.verifier)
-    if spec.verifier == PrmVerifier(model=None if selector is None else selector.name) and selector is not None:
-        wrong = calibration.find_mismatch(policy, selector.find(served.values()))
+    verifier, selector = spec.verifier, verifier_selector(spec.verifier)
+    wrong: str | None = None
+    if isinstance(verifier, PrmVerifier | ProbeVerifier) and selector and verifier.aggregation == "last":
+        scores = ModelFingerprint.of_verifier(verifier, selector.find(served.values()))
+        wrong = calibration.find_mismatch(ModelFingerprint.of_model(policy), scores)
     else:
-        wrong = f"the calibration was fitted for {PrmVerifier()!r}, and this job has {spec.verifier!r}"
+        wrong = f"a calibration is fitted for {PrmVerifier()!r} or {ProbeVerifier()!r}, and this job has {verifier!r}"
     if wrong is None:
         return calibration
     _warn(f"{wrong}: it is left out, and agreement alone makes sure; 'reasoner calibrate' fits another")

@@ -12,13 +12,15 @@ from rich.console import Console
 from rich.table import Table
 
 from api.cli.console import count_progress, exit_on_error, print_json
+from api.cli.options import Model, load_with
 from api.roles.private_service import run_private_engine
 from engine.protocol.types import EngineError
 from reasoner.confidence.calibration import Calibration, CalibrationError
 from reasoner.evaluation.calibrate.calibrate import calibrate
 from reasoner.evaluation.calibrate.trials import get_stage_name, open_suite_to_fit
 from reasoner.evaluation.suites.suite import Suite, SuiteError
-from workers.config.settings import load_settings
+from reasoner.jobs.verifier_specs import PrmVerifier, ProbeVerifier
+from workers.config.types import ConfigError
 from workers.engines.connect import connect
 from workers.processes import shutdown
 
@@ -34,6 +36,7 @@ def calibrate_suite(
             "reasoning-gym:TASK."
         ),
     ],
+    model: Model = None,
     limit: Annotated[int, typer.Option(min=20, max=5000, help="Problems of each suite, at most.")] = 200,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the sampling noise.")] = 1,
     concurrency: Annotated[int, typer.Option(min=1, max=64, help="Problems solved at the same time.")] = 16,
@@ -49,8 +52,13 @@ def calibrate_suite(
     """
     console = Console(stderr=True)
     suites = _open_suites(suite, limit)
-    settings = load_settings()
-    settings.require_prm("reasoner calibrate")
+    settings = load_with(model=model)
+    verifier = settings.default_verifier(settings.model_name)
+    if not isinstance(verifier, PrmVerifier | ProbeVerifier):
+        raise ConfigError(
+            f"reasoner calibrate needs a process reward model or a probe as the verifier of {settings.model_name!r}; "
+            "set REASONER_PRM, or 'verifier' of the model"
+        )
     command = " ".join(["reasoner", *sys.argv[1:]])
     with (
         exit_on_error(console, EngineError, CalibrationError),
@@ -70,6 +78,9 @@ def calibrate_suite(
                     seed=seed,
                     concurrency=concurrency,
                     progress=lambda done, total: progress.update(task, completed=done, total=total),
+                    model=settings.model_name,
+                    verifier=verifier,
+                    uses_suite_temperature=settings.is_bundled(settings.model_name),
                     defaults=settings.models,
                 )
             finally:

@@ -12,7 +12,9 @@ from benchmarks.real.tasks import MAX_TOKENS, MODEL_NAME, TASKS, TEMPERATURE
 GSM8K_TOKENS = 200
 """Longest solution of a problem of GSM8K."""
 WITHOUT_VERIFIER = ("greedy", "self_consistency", "deepconf")
-WITH_VERIFIER = ("best_of_n", "weighted_vote", "beam", "dvts", "mcts")
+WITH_VERIFIER = ("best_of_n", "weighted_vote", "beam", "dvts", "mcts", "auto")
+CALIBRATION_PROBLEMS = 40
+"""Training problems of each task that the table of ``auto`` is fitted on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +48,7 @@ class RealPlan:
 
     def steps(self) -> list[Step]:
         """Return the commands in order."""
-        steps = [] if self.training == 0 else [*map(self._roll_out, self.tasks), *self._train()]
+        steps = [] if self.training == 0 else [*map(self._roll_out, self.tasks), *self._train(), self._calibrate()]
         steps += [self._evaluate(task, get_folder_name(task), MAX_TOKENS) for task in self.tasks]
         if self.gsm8k is not None:
             steps.append(self._evaluate(str(self.gsm8k), "gsm8k", GSM8K_TOKENS))
@@ -69,7 +71,7 @@ class RealPlan:
         return Step(
             f"evaluate {name}",
             ("eval", suite, *(part for option in options.items() for part in option)),
-            self._configure(),
+            self._configure() | ({"REASONER_CALIBRATION": str(self._calibration)} if self.training else {}),
         )
 
     def _roll_out(self, task: str) -> Step:
@@ -91,6 +93,15 @@ class RealPlan:
         arguments = ("prm", "train", self._data, str(self.probe), "--probe", "--labels", "outcome")
         return [Step("fit the probe", (*arguments, "--base", str(self.model)))]
 
+    def _calibrate(self) -> Step:
+        arguments = ("calibrate", ",".join(self.tasks), "--model", f"{MODEL_NAME}={self.model}")
+        sizes = ("--limit", str(CALIBRATION_PROBLEMS), "--concurrency", "16", "--out", str(self._calibration))
+        return Step("calibrate auto on training problems", (*arguments, *sizes), self._configure())
+
+    @property
+    def _calibration(self) -> Path:
+        return self.out.absolute() / "calibration.json"
+
     @property
     def _data(self) -> str:
         return str(self.out / "rollouts.jsonl")
@@ -98,7 +109,8 @@ class RealPlan:
     def _configure(self) -> dict[str, str]:
         if self.training == 0:
             return {}
-        models = {MODEL_NAME: {"verifier": {"kind": "probe"}}}
+        sampling = {"temperature": TEMPERATURE, "max_tokens": MAX_TOKENS}
+        models = {MODEL_NAME: {"verifier": {"kind": "probe"}, "sampling": sampling}}
         return {"REASONER_PROBE": str(self.probe.absolute()), "REASONER_MODELS": json.dumps(models)}
 
 

@@ -14,9 +14,10 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from engine.protocol.types import ModelInfo
-from reasoner.base_model import StrictModel
+from reasoner.base_model import StrictModel, VerifierSpec
 from reasoner.confidence.posterior import FEATURES, Evidence, compute_features, logistic
 from reasoner.jobs.spec import MAX_N, StrategySpec
+from reasoner.jobs.verifier_specs import ProbeVerifier
 
 SHIPPED_CALIBRATION = Path(__file__).parents[1] / "bundled" / "calibration.json"
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -38,6 +39,14 @@ class ModelFingerprint(StrictModel):
     @classmethod
     def of_model(cls, info: ModelInfo) -> Self:
         return cls(id=info.id, parameters=info.parameters, vocab_size=info.vocab_size, fingerprint=info.fingerprint)
+
+    @classmethod
+    def of_verifier(cls, verifier: VerifierSpec, info: ModelInfo) -> Self:
+        """Return the identity of the model that scores: ``info``, or its probe if the verifier is one."""
+        if not isinstance(verifier, ProbeVerifier) or info.probe is None:
+            return cls.of_model(info)
+        probe = info.probe
+        return cls(id=info.id, parameters=probe.parameters, vocab_size=info.vocab_size, fingerprint=probe.id)
 
     def __str__(self) -> str:
         return f"{self.id} ({self.parameters} weights, fingerprint {self.fingerprint or 'unknown'})"
@@ -118,10 +127,9 @@ class Calibration(StrictModel):
             difficulty.stages for difficulty in self.bins if confidence < difficulty.below or difficulty.below == 1.0
         )
 
-    def find_mismatch(self, policy: ModelInfo, verifier: ModelInfo) -> str | None:
+    def find_mismatch(self, policy: ModelFingerprint, verifier: ModelFingerprint) -> str | None:
         """Return why the table is not valid for these models, naming both sides, or ``None`` if it is."""
-        for role, fitted, info in (("policy", self.policy, policy), ("verifier", self.verifier, verifier)):
-            served = ModelFingerprint.of_model(info)
+        for role, fitted, served in (("policy", self.policy, policy), ("verifier", self.verifier, verifier)):
             has_fingerprints = fitted.fingerprint and served.fingerprint
             if (fitted.fingerprint != served.fingerprint) if has_fingerprints else fitted != served:
                 return f"the calibration was fitted for the {role} {fitted}, and this job runs on {served}"

@@ -41,15 +41,16 @@ def test_measured_tasks_are_candidates_with_folders_of_their_own() -> None:
 def test_searches_are_planned_only_with_a_probe() -> None:
     alone = RealPlan(Path("/m.gguf"), Path("out"), gsm8k=Path("g.jsonl"), training=0)
     verified = RealPlan(Path("/m.gguf"), Path("out"), training=9)
-    trained, fitted = verified.steps()[: len(TASKS)], verified.steps()[len(TASKS)]
+    trained, (fitted, calibrated) = verified.steps()[: len(TASKS)], verified.steps()[len(TASKS) : len(TASKS) + 2]
     assert [step.arguments[:3] for step in trained] == [("prm", "rollouts", task) for task in TASKS]
     assert fitted.arguments[:2] == ("prm", "train")
-    for plan, names in ((alone, set()), (verified, {"best_of_n", "weighted_vote", "beam", "dvts", "mcts"})):
+    assert calibrated.arguments[:2] == ("calibrate", ",".join(TASKS))
+    for plan, names in ((alone, set()), (verified, {"best_of_n", "weighted_vote", "beam", "dvts", "mcts", "auto"})):
         evaluations = [step for step in plan.steps() if step.arguments[0] == "eval"]
         for step in evaluations:
             strategies = step.arguments[step.arguments.index("--strategy") + 1].split(",")
             assert set(strategies) == {"greedy", "self_consistency", "deepconf"} | names
-            assert ("REASONER_PROBE" in step.environment) == bool(names)
+            assert ("REASONER_PROBE" in step.environment) == ("REASONER_CALIBRATION" in step.environment) == bool(names)
     assert alone.steps()[-1].arguments[:2] == ("eval", "g.jsonl")
     assert len(alone.steps()) == len(TASKS) + 1
 

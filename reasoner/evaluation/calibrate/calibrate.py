@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 from engine.protocol.types import EngineClient
 from reasoner.admission.defaults import ModelDefaults
@@ -14,8 +15,8 @@ from reasoner.confidence.calibration import Bin, Calibration, ModelFingerprint, 
 from reasoner.evaluation.calibrate.fitting import PROBE, TREES, Measured, fit_curve, fit_stages, gather, reliability
 from reasoner.evaluation.calibrate.trials import POOL, Ask, TrialFile, get_problem_key, measure
 from reasoner.evaluation.suites.suite import Suite
-from reasoner.jobs.spec import JobSpec, StrategySpec
-from reasoner.jobs.verifier_specs import PrmVerifier
+from reasoner.jobs.spec import JobSpec, Sampling, StrategySpec
+from reasoner.jobs.verifier_specs import PrmVerifier, ProbeVerifier
 from reasoner.search.model_selection import policy_selector, verifier_selector
 
 CONFIDENCE = 0.8
@@ -32,27 +33,36 @@ async def calibrate(
     seed: int,
     concurrency: int,
     progress: Callable[[int, int], None],
+    model: str | None = None,
+    verifier: PrmVerifier | ProbeVerifier = PrmVerifier(),
+    uses_suite_temperature: bool = False,
     defaults: Mapping[str, ModelDefaults] = MappingProxyType({}),
 ) -> Calibration:
-    """Return the table for the engine's only policy and only verifier; ``progress(done, total)`` counts runs.
+    """Return the table for a policy and a verifier; ``progress(done, total)`` counts runs.
 
-    ``defaults`` are by model, as in a service.
+    ``model`` and the verifier's are the only ones by default. Solutions are sampled as the model's settings say in
+    ``defaults``, or with the temperature of the suite.
 
     The curve is fitted on the pools, and the strategies run with it. Its reliability is measured by two-fold
     cross-validation over problems. Raises ``CalibrationError`` for measurements with other settings or if nothing can
     be fitted, and the engine's errors.
     """
     served = await engine.models()
-    verifies = verifier_selector(PrmVerifier())
+    policy = ModelFingerprint.of_model(policy_selector(JobSpec(problem="any", model=model)).find(served))
+    if isinstance(verifier, ProbeVerifier) and verifier.model is None:
+        verifier = ProbeVerifier(model=policy.id)
+    verifies = verifier_selector(verifier)
     assert verifies is not None
-    policy = ModelFingerprint.of_model(policy_selector(JobSpec(problem="any")).find(served))
-    verifier = ModelFingerprint.of_model(verifies.find(served))
+    scores = ModelFingerprint.of_verifier(verifier, verifies.find(served))
     problems = {get_problem_key(problem) for suite in suites for problem in suite.problems}
 
-    def ask(spec: JobSpec) -> JobSpec:
-        return resolve_prompt(spec.model_copy(update={"model": policy.id}), defaults)
+    def ask(suite: Suite, spec: JobSpec) -> JobSpec:
+        changes: dict[str, Any] = {"model": policy.id, "verifier": verifier}
+        if uses_suite_temperature:
+            changes["sampling"] = Sampling(temperature=suite.temperature)
+        return resolve_prompt(spec.model_copy(update=changes), defaults)
 
-    setting = {"policy": policy.model_dump(), "verifier": verifier.model_dump(), "seed": seed, "confidence": CONFIDENCE}
+    setting = {"policy": policy.model_dump(), "verifier": scores.model_dump(), "seed": seed, "confidence": CONFIDENCE}
     file = TrialFile(measurements, setting | {"prompts": _list_prompts(suites, ask)})
     num_problems = sum(len(suite.problems) for suite in suites)
     num_done = itertools.count(1)
@@ -78,7 +88,7 @@ async def calibrate(
         suites=[suite.name for suite in suites],
         problems=num_problems,
         policy=policy,
-        verifier=verifier,
+        verifier=scores,
         confidence=CONFIDENCE,
         probe=PROBE,
         curve=fit_curve(await run([POOL], seed)),
@@ -91,7 +101,7 @@ async def calibrate(
     return Calibration(**dict(table) | {"bins": bins, "reliability": held_out})
 
 
-def _list_prompts(suites: Sequence[Suite], ask: Ask) -> list[tuple[str, str]]:
-    """Return the different system messages and prompts with which the suites' problems are asked."""
-    asked = [ask(JobSpec(problem="any", answer=suite.answer_spec)) for suite in suites]
-    return sorted({(spec.system or "", spec.prompt or "") for spec in asked})
+def _list_prompts(suites: Sequence[Suite], ask: Ask) -> list[tuple[str, str, str]]:
+    """Return the different system messages, prompts and sampling parameters of the suites' problems."""
+    asked = [ask(suite, JobSpec(problem="any", answer=suite.answer_spec)) for suite in suites]
+    return sorted({(spec.system or "", spec.prompt or "", spec.sampling.model_dump_json()) for spec in asked})

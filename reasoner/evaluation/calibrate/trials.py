@@ -34,7 +34,8 @@ POOL = StrategySpec.model_validate({"name": "best_of_n", "n": 16})
 """Strategy of the pool: independent scored samples, of which every probe and every vote takes a part."""
 GYM_SEED = 1_000_003
 """Seed of the problems that reasoning-gym generates for a fit; evaluations start at 0."""
-Ask = Callable[[JobSpec], JobSpec]
+Ask = Callable[[Suite, JobSpec], JobSpec]
+"""Completes a job on a suite with the model, its settings and the verifier."""
 PER_STAGE = 50
 """Attempts per problem after which a level counts as exhausted."""
 
@@ -137,8 +138,6 @@ async def measure(
 ) -> None:
     """Run each stage on each problem that the file lacks. ``calibration`` is the table by which stages stop.
 
-    ``ask`` completes each job with the prompt of its model.
-
     Raises the first error, after cancelling all other runs.
     """
     slots = asyncio.Semaphore(concurrency)
@@ -184,11 +183,10 @@ async def _run(
     spec = JobSpec(
         messages=problem.to_messages(),
         strategy=stage,
-        sampling={"temperature": suite.temperature},
         answer=suite.answer_spec,
         seed=seed,
     )
-    outcome = await run_job(ask(spec), engine, journal, calibration=calibration)
+    outcome = await run_job(ask(suite, spec), engine, journal, calibration=calibration)
     ended: dict[str, dict[str, Any]] = {}
     parents: set[str] = set()
     for entry in journal.entries:

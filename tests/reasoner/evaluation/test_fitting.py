@@ -40,6 +40,10 @@ from reasoner.evaluation.calibrate.trials import (
     problems_to_fit,
 )
 from reasoner.evaluation.suites.registry import load_problems
+from reasoner.jobs.journal import MemoryJournal
+from reasoner.jobs.spec import JobSpec
+from reasoner.jobs.verifier_specs import ProbeVerifier
+from reasoner.run import run_job
 from tests.scripted import ScriptedEngine
 
 FLAT = Curve(constant=0.0, score=0.0, rival_score=0.0, votes=0.0, rival_votes=0.0)
@@ -214,6 +218,29 @@ async def test_calibration_works_on_any_suite(tmp_path: Path) -> None:
     trials = (tmp_path / "trials.jsonl").read_text()
     assert await run() == table  # and measures nothing again
     assert (tmp_path / "trials.jsonl").read_text() == trials
+
+
+async def test_a_table_for_a_probe_holds_for_jobs_that_the_probe_scores(tmp_path: Path) -> None:
+    suite = open_suite_to_fit(str(write_problems(tmp_path / "sums.jsonl")), 6)
+    table = await calibrate(
+        [suite],
+        ScriptedEngine(probes=True),
+        tmp_path / "trials.jsonl",
+        "c",
+        seed=1,
+        concurrency=8,
+        progress=lambda *_: None,
+        verifier=ProbeVerifier(),
+    )
+    assert table.verifier.fingerprint == "scripted"
+    for kind, is_fitting in (("probe", True), ("prm", False)):
+        journal = MemoryJournal()
+        spec = JobSpec.model_validate(
+            {"problem": "?", "verifier": {"kind": kind}, "strategy": {"name": "auto"}, "seed": 1}
+        )
+        await run_job(spec, ScriptedEngine(probes=True), journal, calibration=table)
+        plan = next(entry.data for entry in journal.entries if entry.type == "decision")
+        assert plan["calibrated"] is is_fitting
 
 
 async def test_an_engine_failure_ends_a_calibration_with_the_engines_error(tmp_path: Path) -> None:

@@ -14,12 +14,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.protocol.types import EngineUnavailable, ModelInfo
+from engine.protocol.types import EngineUnavailable, ModelInfo, ProbeInfo
 from reasoner.admission.calibration import load_calibration
-from reasoner.confidence.calibration import SHIPPED_CALIBRATION, Calibration, CalibrationError, Curve
+from reasoner.confidence.calibration import (
+    SHIPPED_CALIBRATION,
+    Calibration,
+    CalibrationError,
+    Curve,
+    ModelFingerprint,
+)
 from reasoner.confidence.posterior import Evidence, compute_features, leader_probability, log_odds
 from reasoner.jobs.journal import MemoryJournal
 from reasoner.jobs.spec import JobSpec
+from reasoner.jobs.verifier_specs import PrmVerifier, ProbeVerifier
 from reasoner.run import JobOutcome, run_job
 from reasoner.search.replay import ReplayMismatch
 from reasoner.strategies.tree.best_first import SOLVABLE, STEP_SUCCESS, choose_boxes, compute_index
@@ -162,10 +169,21 @@ async def test_a_table_is_ignored_if_the_verifiers_scores_are_aggregated_differe
 def test_models_are_compared_by_fingerprint_if_both_sides_have_one() -> None:
     table = Calibration.model_validate(document())
     table.policy.fingerprint = "ab"
-    verifier = ModelInfo("prm", "classify", 256, 100, 1000)
-    assert table.find_mismatch(ModelInfo("other-name", "generate", 9, 100, 1000, fingerprint="ab"), verifier) is None
-    assert "cd" in str(table.find_mismatch(ModelInfo("policy", "generate", 256, 100, 1000, fingerprint="cd"), verifier))
-    assert table.find_mismatch(ModelInfo("policy", "generate", 256, 100, 1000), verifier) is not None
+    verifier = ModelFingerprint.of_model(ModelInfo("prm", "classify", 256, 100, 1000))
+
+    def compare(id: str, vocab_size: int, fingerprint: str = "") -> str | None:
+        served = ModelFingerprint(id=id, parameters=1000, vocab_size=vocab_size, fingerprint=fingerprint)
+        return table.find_mismatch(served, verifier)
+
+    assert compare("other-name", 9, fingerprint="ab") is None
+    assert "cd" in str(compare("policy", 100, fingerprint="cd"))
+    assert compare("policy", 100) is not None
+
+
+def test_a_probe_is_identified_by_its_own_weights() -> None:
+    info = ModelInfo("m", "generate", 256, 100, 1000, fingerprint="ab", probe=ProbeInfo("cd", (1,), 9))
+    assert ModelFingerprint.of_verifier(ProbeVerifier(), info).fingerprint == "cd"
+    assert ModelFingerprint.of_verifier(PrmVerifier(), info).fingerprint == "ab"
 
 
 async def test_a_rules_verdict_ends_the_search_without_a_table() -> None:
