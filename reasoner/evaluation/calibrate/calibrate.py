@@ -50,7 +50,7 @@ async def calibrate(
     served = await engine.models()
     policy = ModelFingerprint.of_model(policy_selector(JobSpec(problem="any", model=model)).find(served))
     if isinstance(verifier, ProbeVerifier) and verifier.model is None:
-        verifier = ProbeVerifier(model=policy.id)
+        verifier = ProbeVerifier(kind="probe", model=policy.id)  # a default would be left out where a job is copied
     verifies = verifier_selector(verifier)
     assert verifies is not None
     scores = ModelFingerprint.of_verifier(verifier, verifies.find(served))

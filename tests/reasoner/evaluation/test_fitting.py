@@ -11,6 +11,7 @@ import pytest
 from scipy import stats
 
 from engine.protocol.types import EngineUnavailable
+from reasoner.admission.defaults import ModelDefaults
 from reasoner.confidence.calibration import Calibration, CalibrationError, Curve
 from reasoner.confidence.posterior import FEATURES, Evidence
 from reasoner.evaluation.calibrate.calibrate import calibrate
@@ -231,6 +232,7 @@ async def test_a_table_for_a_probe_holds_for_jobs_that_the_probe_scores(tmp_path
         concurrency=8,
         progress=lambda *_: None,
         verifier=ProbeVerifier(),
+        defaults={"policy": ModelDefaults(system="Count.")},
     )
     assert table.verifier.fingerprint == "scripted"
     for kind, is_fitting in (("probe", True), ("prm", False)):
