@@ -38,7 +38,7 @@ class Difference:
 
 
 class TaskResults:
-    """The runs of one task by strategy and n, on the problems that all of them have."""
+    """The runs of one task by strategy and n. Those that an interruption left without some problems are left out."""
 
     def __init__(self, task: str, runs: Sequence[Run]) -> None:
         self.task = task
@@ -46,7 +46,8 @@ class TaskResults:
         grouped: dict[tuple[str, int], list[Run]] = {}
         for run in runs:
             grouped.setdefault((run.strategy, run.n), []).append(run)
-        self.scores = {key: ProblemScores(group, problems) for key, group in grouped.items()}
+        complete = {key: runs for key, runs in grouped.items() if len({run.problem for run in runs}) == len(problems)}
+        self.scores = {key: ProblemScores(group, problems) for key, group in complete.items()}
         self.problems = len(problems)
         self._bootstrap = Bootstrap(self.problems)
 

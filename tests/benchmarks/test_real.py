@@ -81,6 +81,11 @@ def test_a_suitable_task_is_neither_too_hard_nor_too_easy_and_its_samples_differ
     assert not summary("11111110").is_suitable
 
 
+def test_a_strategy_that_was_interrupted_is_left_out() -> None:
+    runs = make_runs({("greedy", 1): "0110", ("dvts", 16): "11"})
+    assert TaskResults("t", runs).scores.keys() == {("greedy", 1)}
+
+
 def test_the_best_strategy_is_compared_with_greedy_and_corrected_for_the_choice() -> None:
     results = TaskResults(
         "t",
