@@ -27,7 +27,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3, help="runs of each problem (%(default)s)")
     parser.add_argument("--n", default="1,4,16,64", help="numbers of samples (%(default)s)")
     parser.add_argument("--live-n", default="4,16", help="numbers of samples of searches (%(default)s)")
-    parser.add_argument("--training", type=int, default=100, help="problems of each task for the probe (%(default)s)")
+    parser.add_argument("--training", type=int, default=200, help="problems of each task for the probe (%(default)s)")
     parser.add_argument("--task", action="append", help="a suite instead of the chosen ones; repeatable")
     parser.add_argument("--gsm8k", type=Path, help="also measure on a file of GSM8K's shape")
     parser.add_argument("--report-only", action="store_true", help="make the report of the runs that there are")

@@ -38,7 +38,7 @@ class RealPlan:
     live_ns: str = "4,16"
     tasks: tuple[str, ...] = TASKS
     gsm8k: Path | None = None
-    training: int = 100
+    training: int = 200
     """Training problems of each task, whose solutions the probe is fitted on; 0: no probe, and no search."""
 
     @property
