@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from reasoner.evaluation.statistics import Bootstrap, Estimate, ProblemScores, R
 
 AUTO = "auto"
 WEIGHTED_VOTE = "weighted_vote"
-TARGET_N = 16
+SMALL_N, TARGET_N = 4, 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,14 +69,14 @@ class TaskResults:
         return Difference(self.task, question, *names, estimate.value, estimate.low, estimate.high, p, cost)
 
     def differences(self) -> list[Difference]:
-        """Return the three comparisons that the benchmark is for, as far as their strategies were run."""
+        """Return the comparisons that the benchmark is for, as far as their strategies were run."""
         found = []
         chosen = [key for key in self.scores if key[1] == TARGET_N and key[0] not in (CEILING, GREEDY, AUTO)]
         if chosen and (GREEDY, 1) in self.scores:
             best = max(chosen, key=lambda key: self.scores[key].column("correct").mean())
             found.append(self.compare("best at 16 over greedy", best, (GREEDY, 1), tests=len(chosen)))
         for question, ours, theirs in (
-            ("weighted over plain vote", (WEIGHTED_VOTE, TARGET_N), (MAJORITY, TARGET_N)),
+            *(("weighted over plain vote", (WEIGHTED_VOTE, n), (MAJORITY, n)) for n in (SMALL_N, TARGET_N)),
             ("auto over best of 16", (AUTO, 1), (BEST_OF_N, TARGET_N)),
         ):
             if ours in self.scores and theirs in self.scores:
@@ -93,7 +93,8 @@ def write_report(folder: Path, command: str) -> list[TaskResults]:
         runs = [run for run in collect_runs(items) if run.problem not in failed]
         if runs:
             results.append(TaskResults(str(header["suite"]).removeprefix("reasoning-gym:"), runs))
-    differences = [difference for result in results for difference in result.differences()]
+    everything = [_join(results)] if len(results) > 1 else []
+    differences = [difference for result in [*everything, *results] for difference in result.differences()]
     document = {
         "command": command,
         "tasks": [
@@ -108,6 +109,17 @@ def write_report(folder: Path, command: str) -> list[TaskResults]:
     return results
 
 
+def _join(results: Sequence[TaskResults]) -> TaskResults:
+    """Return the runs of all tasks as those of one."""
+    runs = [
+        replace(run, problem=f"{result.task} {run.problem}")
+        for result in results
+        for scores in result.scores.values()
+        for run in scores.runs
+    ]
+    return TaskResults("all tasks", runs)
+
+
 def format_report(results: Sequence[TaskResults], differences: Sequence[Difference], command: str) -> str:
     """Return the Markdown tables."""
     parts = [f"    {command}", "Differences in points on the same problems; intervals from a bootstrap over problems."]
@@ -116,7 +128,7 @@ def format_report(results: Sequence[TaskResults], differences: Sequence[Differen
         "|---|---|---|---:|---|---:|---:|",
     ]
     for item in differences:
-        cells: list[Any] = [f"`{item.task}`", item.question, f"{item.strategy} less {item.over}"]
+        cells: list[Any] = [item.task, item.question, f"{item.strategy} less {item.over}"]
         cells += [f"{100 * item.difference:+.1f}", f"{100 * item.low:+.1f} – {100 * item.high:+.1f}"]
         cells += [f"{item.p:.4f}" if item.p >= 0.0001 else "< 0.0001", f"{item.tokens:.2f} ×"]
         lines.append("| " + " | ".join(cells) + " |")
