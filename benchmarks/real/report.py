@@ -77,7 +77,7 @@ class TaskResults:
             found.append(self.compare("best at 16 over greedy", best, (GREEDY, 1), tests=len(chosen)))
         for question, ours, theirs in (
             *(("weighted over plain vote", (WEIGHTED_VOTE, n), (MAJORITY, n)) for n in (SMALL_N, TARGET_N)),
-            ("auto over best of 16", (AUTO, 1), (BEST_OF_N, TARGET_N)),
+            ("auto over best of 16", (AUTO, TARGET_N), (BEST_OF_N, TARGET_N)),
         ):
             if ours in self.scores and theirs in self.scores:
                 found.append(self.compare(question, ours, theirs))
@@ -154,7 +154,7 @@ def format_report(results: Sequence[TaskResults], differences: Sequence[Differen
 
 
 def _name(key: tuple[str, int]) -> str:
-    return key[0] if key[0] in (GREEDY, AUTO) else f"{key[0]} at {key[1]}"
+    return GREEDY if key[0] == GREEDY else f"{key[0]} at {key[1]}"
 
 
 def _order(key: tuple[str, int]) -> tuple[bool, bool, str, int]:

@@ -95,7 +95,7 @@ def test_the_best_strategy_is_compared_with_greedy_and_corrected_for_the_choice(
                 ("self_consistency", 16): "1" + "0" * 9,
                 ("weighted_vote", 16): "1" * 10,
                 ("best_of_n", 16): "1" * 9 + "0",
-                ("auto", 1): "1" * 9 + "0",
+                ("auto", 16): "1" * 9 + "0",
                 ("pass@n", 16): "1" * 10,
             }
         ),
@@ -106,7 +106,7 @@ def test_the_best_strategy_is_compared_with_greedy_and_corrected_for_the_choice(
     assert (votes.strategy, votes.over) == ("weighted_vote at 16", "self_consistency at 16")
     assert votes.difference == pytest.approx(0.9)
     assert (auto.difference, auto.p) == (0.0, 1.0)
-    assert auto.tokens == pytest.approx(10 / 160)
+    assert auto.tokens == pytest.approx(1.0)
 
 
 def test_the_report_has_every_task_with_runs_a_table_and_a_chart(tmp_path: Path) -> None:

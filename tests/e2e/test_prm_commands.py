@@ -108,7 +108,10 @@ def test_an_interrupted_command_continues_when_run_again(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["rollouts", "nowhere", "out"], "'nowhere' is neither a suite (countdown, words) nor a file"),
+        (
+            ["rollouts", "nowhere", "out"],
+            "'nowhere' is neither a suite (countdown, words, reasoning-gym:TASK) nor a file",
+        ),
         (["rollouts", "BAD", "out"], "line 1: 'question' is missing; there are nothing"),
         (["train", "BAD", "out", "--labels", "silver"], "'silver' is not one of"),
         (["train", "BAD", "out"], "line 1: 'steps' is missing"),

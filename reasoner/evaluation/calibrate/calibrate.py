@@ -57,9 +57,8 @@ async def calibrate(
     problems = {get_problem_key(problem) for suite in suites for problem in suite.problems}
 
     def ask(suite: Suite, spec: JobSpec) -> JobSpec:
-        changes: dict[str, Any] = {"model": policy.id, "verifier": verifier}
-        if uses_suite_temperature:
-            changes["sampling"] = Sampling(temperature=suite.temperature)
+        sampling = Sampling(temperature=suite.temperature) if uses_suite_temperature else spec.sampling
+        changes: dict[str, Any] = {"model": policy.id, "verifier": verifier, "sampling": sampling}
         return resolve_prompt(spec.model_copy(update=changes), defaults)
 
     setting = {"policy": policy.model_dump(), "verifier": scores.model_dump(), "seed": seed, "confidence": CONFIDENCE}

@@ -45,7 +45,8 @@ async def claim_again(store: JobStore, url: str, job_id: str) -> Claim:
 
 def solution(name: str, answer: str) -> Entry:
     text = f"\\boxed{{{answer}}}"
-    data = {"node": name, "parent": "", "text": text, "tokens": 5, "final": True, "reason": "stop", "answer": answer}
+    data = {"node": name, "parent": "", "text": text, "tokens": 5, "logprob": -1.0, "final": True}
+    data |= {"reason": "stop", "answer": answer}
     return Entry(f"complete:{name}:0", "node", data, Usage(generated=5), 1.0)
 
 

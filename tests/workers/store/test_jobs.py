@@ -220,6 +220,7 @@ async def test_a_cancelled_job_without_a_worker_gets_the_result_of_its_journal(
     job = await store.get(held.job_id)
     told = {
         "answer": "2",
+        "answer_level": "strict",
         "text": "\\boxed{2}",
         "confidence": None,
         "votes": [],
