@@ -58,7 +58,9 @@ def rollouts(
     temperature: Annotated[
         float | None, typer.Option(min=0.01, max=10, help="Sampling temperature; default: the model's own, else 1.")
     ] = None,
-    max_tokens: Annotated[int, typer.Option(min=1, max=1_000_000, help="Longest solution.")] = 1024,
+    max_tokens: Annotated[
+        int | None, typer.Option(min=1, max=1_000_000, help="Longest solution; default: the model's, else 1024.")
+    ] = None,
     early: Annotated[
         bool, typer.Option("--early", help="Hard labels only, for fewer tokens: stop as soon as a label is certain.")
     ] = False,
@@ -77,14 +79,17 @@ def rollouts(
         labelled = LabelledProblems.open(problems, limit, seed)
     question = JobSpec(problem="any", model=settings.model_name, answer=labelled.answer_spec)
     asked = resolve_prompt(question, settings.models)
+    sampling = asked.sampling.model_dump(exclude_none=True, exclude={"max_tokens"})
     plan = RolloutPlan(
         model=settings.model_name,
         system=asked.system,
         prompt=asked.prompt,
         solutions=solutions,
         completions=completions,
-        temperature=asked.sampling.temperature if temperature is None else temperature,
-        max_tokens=max_tokens,
+        sampling=sampling if temperature is None else sampling | {"temperature": temperature},
+        stop=tuple(asked.stop),
+        chat_template_kwargs=asked.chat_template_kwargs,
+        max_tokens=max_tokens or asked.sampling.max_tokens or 1024,
         early=early,
         seed=seed,
         concurrency=concurrency,

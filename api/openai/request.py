@@ -15,7 +15,7 @@ from reasoner.admission.resolve import use_available_verifier
 from reasoner.answers.spec import AnswerSpec
 from reasoner.base_model import StrictModel
 from reasoner.budget.spec import MAX_BUDGET_TOKENS, Budget
-from reasoner.jobs.spec import JobSpec, Message, StrategySpec
+from reasoner.jobs.spec import MAX_STOP_CHARS, JobSpec, Message, StopStrings, StrategySpec
 from reasoner.jobs.verifier_specs import Verifier
 from workers.config.settings import Settings
 
@@ -48,6 +48,9 @@ class OpenAIRequest(StrictModel):
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     seed: Annotated[int, Field(ge=0, lt=2**63)] | None = None
+    stop: StopStrings | Annotated[str, Field(max_length=MAX_STOP_CHARS)] | None = Field(
+        None, description="One text, or several, that end each solution and are left out of it."
+    )
     metadata: dict[str, str] | None = None
     user: str | None = Field(None, description="Becomes metadata.user.")
     safety_identifier: str | None = Field(None, description="Becomes metadata.safety_identifier.")
@@ -94,10 +97,12 @@ class OpenAIRequest(StrictModel):
         efforts = settings.effort
         budget = (self.budget or Budget()).model_copy(update={"effort": self._find_effort(efforts)})
         sampling = {"temperature": self.temperature, "top_p": self.top_p}
+        stop = [text for text in (self.stop,) if text] if isinstance(self.stop, str) else self.stop
         fields: dict[str, Any] = {
             "model": self.model,
             "messages": conversation,
             "seed": self.seed,
+            "stop": stop,
             "budget": None if budget == Budget() else budget,
             "sampling": {name: value for name, value in sampling.items() if value is not None},
             "metadata": {**(self.metadata or {}), **self._user_metadata()},

@@ -49,7 +49,6 @@ CHAT: dict[str, Unsupported] = _COMMON | {
     "response_format": Unsupported(
         ({"type": "text"},), "a 'verifier' of the kind 'json_schema' selects a solution with a valid answer"
     ),
-    "stop": Unsupported(([], ""), "a solution ends at the model's end token; 'answer' says where its answer is"),
     "store": Unsupported((False,), "GET /v1/jobs/{id} has the job, until it is deleted"),
     "verbosity": Unsupported(("medium",), "ask for it in a message"),
     "web_search_options": Unsupported((), _TOOLS),

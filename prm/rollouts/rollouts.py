@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import aclosing
 from dataclasses import asdict, dataclass, field
 from hashlib import blake2b
@@ -72,8 +72,12 @@ class RolloutPlan:
     completions: int = 8
     """Number of completions for each step except the last; 0: each step is labelled by its solution's own outcome, an
     unbiased sample of one completion, for a fraction of the tokens."""
-    temperature: float | None = None
-    """Sampling temperature; ``None`` for the model's own."""
+    sampling: Mapping[str, float] = field(default_factory=dict)
+    """Sampling parameters by their names in ``SamplingParams``; the model's own fill in the others."""
+    stop: tuple[str, ...] = ()
+    """Texts that end a solution and are left out of it."""
+    chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    """Variables of the chat template."""
     max_tokens: int = 1024
     """Maximum length of a solution in tokens, including completions."""
     separator: str = "\n\n"
@@ -117,9 +121,9 @@ async def roll_out(
     cancellation, the same call resumes.
     """
     info = await _find_model(engine, plan.model)
-    given = {} if plan.temperature is None else {"temperature": plan.temperature}
-    sampling = {"temperature": 1.0, **info.sampling, **given}
-    settings = {name: value for name, value in asdict(plan).items() if name != "concurrency"} | sampling
+    sampling = {"temperature": 1.0, **info.sampling, **plan.sampling}
+    settings = {name: value for name, value in asdict(plan).items() if name not in ("concurrency", "sampling")}
+    settings |= {"stop": list(plan.stop), **sampling}
     with RolloutFile(path, settings) as file:
         run = _Run(plan, info.context, sampling, engine, judge, file, on_progress)
         work = _list_work(problems, plan.solutions)
@@ -172,7 +176,9 @@ class _Run:
             self.on_progress(self.stats)
 
     async def _label(self, problem: RolloutProblem, key: SolutionKey) -> None:
-        prompt = await self.engine.tokenize(self.plan.model, self._ask(problem))
+        prompt = await self.engine.tokenize(
+            self.plan.model, self._ask(problem), template_kwargs=self.plan.chat_template_kwargs
+        )
         lease = f"rollouts-{uuid.uuid4().hex}"  # keeps the prefixes of the steps in the cache
         pieces = await self._solve(prompt, key, lease)
         ends = [index for index, piece in enumerate(pieces) if piece.text.strip()]
@@ -209,11 +215,13 @@ class _Run:
             generated = _ids(pieces)
             num_left = self._num_tokens_left(prompt, generated)
             branch = Branch(self.plan.seed, _noise_key(*key), num_left)
-            stop = (self.plan.separator,)
+            stop = tuple(dict.fromkeys((self.plan.separator, *self.plan.stop)))
             async with aclosing(self._generate(prompt + generated, (branch,), lease, stop=stop)) as completions:
                 async for completion in completions:
-                    ended = completion.stop != self.plan.separator or len(completion.token_ids) == num_left
-                    self.file.add_piece(key, SampledStep(completion.text, completion.token_ids, ended))
+                    at_limit = len(completion.token_ids) == num_left
+                    ended = completion.stop != self.plan.separator or completion.stop in self.plan.stop or at_limit
+                    text = self._text_before_stop(_text(pieces), completion)
+                    self.file.add_piece(key, SampledStep(text, completion.token_ids, ended))
             pieces = self.file.pieces(key)
         return pieces
 
@@ -233,16 +241,27 @@ class _Run:
             generated = _ids(so_far)
             num_left = self._num_tokens_left(prompt, generated)
             branches = tuple(Branch(self.plan.seed, _noise_key(*key, step, index), num_left) for index in missing)
-            async with aclosing(self._generate(prompt + generated, branches, lease, stop=())) as completions:
+            async with aclosing(
+                self._generate(prompt + generated, branches, lease, stop=self.plan.stop)
+            ) as completions:
                 async for completion in completions:
                     index = missing[completion.index]
                     finished = completion.finish_reason == "stop"
-                    right = await self.judge(problem, _text(so_far) + completion.text, finished)
+                    before = _text(so_far)
+                    text = before + self._text_before_stop(before, completion)
+                    right = await self.judge(problem, text, finished)
                     self.file.add_verdict(key, step, index, right=right, tokens=len(completion.token_ids))
                     if right and self.plan.early:
                         break
             verdicts = self.file.verdicts(key, step)
         return sum(verdicts.values()) / len(verdicts)
+
+    def _text_before_stop(self, before: str, completion: Completion) -> str:
+        """Return the completion's text without a stop string of the plan that ended it, and what follows it."""
+        if completion.stop not in self.plan.stop:
+            return completion.text
+        end = (before + completion.text).find(str(completion.stop))
+        return completion.text[: max(0, end - len(before))]
 
     def _num_tokens_left(self, prompt: tuple[int, ...], generated: tuple[int, ...]) -> int:
         """Return the number of tokens that a solution may still get. Raises ``InvalidRequest`` if there is none."""

@@ -104,6 +104,11 @@ async def test_request_fields_are_copied_to_the_job(client: httpx.AsyncClient) -
     assert (spec["strategy"]["name"], spec["strategy"]["n"]) == ("auto", 4)
 
 
+@pytest.mark.parametrize(("stop", "stored"), [("\n\n\n", ["\n\n\n"]), (["a", "b"], ["a", "b"]), ("", []), ([], [])])
+async def test_stop_is_one_text_or_several_of_the_job(client: httpx.AsyncClient, stop: Any, stored: list[str]) -> None:
+    assert (await spec_of(client, stop=stop))["stop"] == stored
+
+
 async def test_a_response_echoes_its_request(client: httpx.AsyncClient) -> None:
     body = RESPONSE_BODY | {"reasoning": {"effort": "low", "summary": "concise"}, "user": "u", "max_output_tokens": 9}
     response = (await client.post("/v1/responses", json=body)).json()
@@ -149,6 +154,7 @@ async def test_neutral_values_of_unsupported_fields_pass(client: httpx.AsyncClie
         ({"seed": -1}, "seed", "greater than or equal to 0"),
         ({"max_completion_tokens": 0}, "max_completion_tokens", "greater than or equal to 1"),
         ({"top_k": 5}, "top_k", "known fields: model"),
+        ({"stop": ["a"] * 17}, "stop", "at most 16"),
         ({"messages": []}, "messages", "at least 1"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0.role", "'developer'"),
         ({"messages": [{"role": "user", "content": ""}]}, "messages.0.content", "at least 1"),

@@ -61,7 +61,9 @@ class World:
     async def models(self) -> list[ModelInfo]:
         return [ModelInfo("policy", "generate", self._context, 5, 10), ModelInfo("prm", "classify", 100, 5, 10)]
 
-    async def tokenize(self, model: str, text: str | Sequence[dict[str, str]]) -> tuple[int, ...]:
+    async def tokenize(
+        self, model: str, text: str | Sequence[dict[str, str]], *, template_kwargs: dict[str, Any] | None = None
+    ) -> tuple[int, ...]:
         return (0,) * 10
 
     async def generate(self, request: GenerateRequest, *, stream: bool = False) -> AsyncGenerator[Completion | Delta]:
@@ -340,19 +342,48 @@ async def test_without_completions_the_outcome_labels_all_steps_and_a_probe_read
         assert texts == list(example.steps)
 
 
-async def test_without_a_temperature_the_models_own_sampling_is_used(tmp_path: Path) -> None:
+async def test_the_models_own_sampling_fills_in_what_the_plan_leaves_open(tmp_path: Path) -> None:
     class Recommending(World):
         requested: ClassVar[list[SamplingParams]] = []
 
         async def models(self) -> list[ModelInfo]:
-            return [replace(info, sampling={"temperature": 0.6, "top_k": 20}) for info in await super().models()]
+            own = {"temperature": 0.6, "top_k": 20, "top_p": 0.9}
+            return [replace(info, sampling=own) for info in await super().models()]
 
         def generate(self, request: GenerateRequest, *, stream: bool = False) -> AsyncGenerator[Completion | Delta]:
             self.requested.append(request.sampling)
             return super().generate(request, stream=stream)
 
-    for place, temperature in (("own", None), ("given", 0.9)):
+    for given in ({}, {"temperature": 0.9, "top_p": 0.5}):
         Recommending.requested.clear()
-        plan = replace(PLAN, temperature=temperature)
-        await roll_out(PROBLEMS[:1], plan, Recommending(), judge, tmp_path / place)
-        assert {(params.temperature, params.top_k) for params in Recommending.requested} == {(temperature or 0.6, 20)}
+        await roll_out(PROBLEMS[:1], replace(PLAN, sampling=given), Recommending(), judge, tmp_path / str(len(given)))
+        used = {"temperature": 0.6, "top_k": 20, "top_p": 0.9} | given
+        asked = {(params.temperature, params.top_k, params.top_p) for params in Recommending.requested}
+        assert asked == {(used["temperature"], used["top_k"], used["top_p"])}
+
+
+async def test_a_stop_string_ends_a_solution_and_is_left_out_of_it(tmp_path: Path) -> None:
+    class Babbling(World):
+        """It writes one step, and then begins the next question."""
+
+        requested: ClassVar[list[tuple[str, ...]]] = []
+
+        def _complete(self, request: GenerateRequest, index: int) -> Completion:
+            self.requested.append(request.sampling.stop)
+            ids = (1,) if len(request.prompt) == 10 and "\n\n" in request.sampling.stop else (2,)
+            text, stop = ("good\n\n", "\n\n") if ids == (1,) else ("5\nQuestion: 1", "\nQuestion:")
+            return Completion(index, ids, text, "stop", stop, 0.0, len(request.prompt), 0)
+
+    judged: list[str] = []
+
+    async def keep(problem: RolloutProblem, text: str, finished: bool) -> bool:
+        assert finished
+        judged.append(text)
+        return True
+
+    plan = replace(PLAN, solutions=1, completions=2, stop=("\nQuestion:",))
+    await roll_out(PROBLEMS[:1], plan, Babbling(), keep, tmp_path / "out.jsonl")
+    (example,) = examples(tmp_path / "out.jsonl")["p0"]
+    assert example["steps"] == ["good", "5"]
+    assert judged == ["good\n\n5"] * 3
+    assert set(Babbling.requested) == {("\n\n", "\nQuestion:"), ("\nQuestion:",)}
