@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from engine.protocol.own_sampling import read_own_sampling
 from engine.protocol.request_checks import check_template_kwargs
+from engine.protocol.template_limit import limit_rendering
 from engine.protocol.types import EngineError, InvalidRequest, TemplateKwargs
 
 _CLASSIFIERS = ("TokenClassification", "SequenceClassification", "ForProcessRewardModel", "ForPrmModel")
@@ -80,10 +81,11 @@ class LocalTokenizer:
         environment.globals["raise_exception"] = _refuse
         special = {name: value for name, value in self._settings.items() if name.endswith("_token")}
         try:
-            return environment.from_string(self.template).render(
-                messages=list(messages), add_generation_prompt=generation_prompt, **special | variables
-            )
-        except TemplateError as error:
+            with limit_rendering():
+                return environment.from_string(self.template).render(
+                    messages=list(messages), add_generation_prompt=generation_prompt, **special | variables
+                )
+        except (TemplateError, TimeoutError) as error:
             raise InvalidRequest(f"the chat template refused the messages: {error}", "messages") from error
 
 

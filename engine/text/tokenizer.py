@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.protocol.request_checks import check_template_kwargs
+from engine.protocol.template_limit import limit_rendering
 from engine.protocol.types import EngineError, InvalidRequest, TemplateKwargs, Tokens
 
 _PARTS = 16384
@@ -88,9 +89,10 @@ class Tokenizer:
         variables = dict(template_kwargs or {})
         check_template_kwargs(variables)
         try:
-            text = self._wrapper.apply_chat_template(
-                list(messages), tokenize=False, add_generation_prompt=generation_prompt, **variables
-            )
+            with limit_rendering():
+                text = self._wrapper.apply_chat_template(
+                    list(messages), tokenize=False, add_generation_prompt=generation_prompt, **variables
+                )
         except Exception as error:  # a template is a program and may raise anything
             raise InvalidRequest(f"the chat template refused the messages: {error}", "messages") from error
         return self.encode(text)
