@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
 from fastapi.exceptions import RequestValidationError
-from pydantic import Field, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
 from api.http.problems import Problem
 from engine.protocol.types import InvalidRequest
@@ -15,7 +15,7 @@ from reasoner.admission.resolve import use_available_verifier
 from reasoner.answers.spec import AnswerSpec
 from reasoner.base_model import StrictModel
 from reasoner.budget.spec import MAX_BUDGET_TOKENS, Budget
-from reasoner.jobs.spec import MAX_STOP_CHARS, JobSpec, Message, StopStrings, StrategySpec
+from reasoner.jobs.spec import JobSpec, Message, StopStrings, StrategySpec
 from reasoner.jobs.verifier_specs import Verifier
 from workers.config.settings import Settings
 
@@ -41,6 +41,10 @@ class Thinking(StrictModel):
     budget_tokens: Annotated[Tokens, Field(description="Bounds the job's tokens.")]
 
 
+def _to_list(value: Any) -> Any:
+    return [text for text in (value,) if text] if isinstance(value, str) else value
+
+
 class OpenAIRequest(StrictModel):
     """OpenAI's fields that both routes take. Those that are not OpenAI's are as in ``POST /v1/jobs``."""
 
@@ -48,7 +52,7 @@ class OpenAIRequest(StrictModel):
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     seed: Annotated[int, Field(ge=0, lt=2**63)] | None = None
-    stop: StopStrings | Annotated[str, Field(max_length=MAX_STOP_CHARS)] | None = Field(
+    stop: Annotated[StopStrings, BeforeValidator(_to_list)] | None = Field(
         None, description="One text, or several, that end each solution and are left out of it."
     )
     metadata: dict[str, str] | None = None
@@ -97,12 +101,11 @@ class OpenAIRequest(StrictModel):
         efforts = settings.effort
         budget = (self.budget or Budget()).model_copy(update={"effort": self._find_effort(efforts)})
         sampling = {"temperature": self.temperature, "top_p": self.top_p}
-        stop = [text for text in (self.stop,) if text] if isinstance(self.stop, str) else self.stop
         fields: dict[str, Any] = {
             "model": self.model,
             "messages": conversation,
             "seed": self.seed,
-            "stop": stop,
+            "stop": self.stop,
             "budget": None if budget == Budget() else budget,
             "sampling": {name: value for name, value in sampling.items() if value is not None},
             "metadata": {**(self.metadata or {}), **self._user_metadata()},
