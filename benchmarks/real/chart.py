@@ -61,14 +61,15 @@ def draw_tasks(tasks: Sequence[tuple[str, Sequence[Row]]], path: Path) -> None:
         panel.spines[["top", "right"]].set_visible(False)
     for panel in list(axes.flat)[len(tasks) :]:
         panel.set_visible(False)
-    figure.supxlabel("tokens a problem, generated and verifier", fontsize=9)
+    for panel in list(axes.flat)[max(0, len(tasks) - columns) : len(tasks)]:
+        panel.set_xlabel("tokens a problem, generated and verifier", fontsize=8)
     figure.supylabel("problems solved", fontsize=9)
     labels = {CEILING: "pass@N, the ceiling", MAJORITY: "self_consistency (majority)"}
     figure.legend(
         list(lines.values()),
         [labels.get(name, name) for name in lines],
         loc="outside lower center",
-        ncols=5,
+        ncols=len(lines),
         fontsize=8,
     )
     figure.savefig(path, dpi=150)

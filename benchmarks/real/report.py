@@ -101,10 +101,11 @@ def write_report(folder: Path, command: str) -> list[TaskResults]:
             {"task": result.task, "problems": result.problems, "rows": [asdict(row) for row in result.rows]}
             for result in results
         ],
+        "all tasks": [asdict(row) for result in everything for row in result.rows],
         "differences": [asdict(difference) for difference in differences],
     }
     (folder / "results.json").write_text(json.dumps(document, indent=2) + "\n")
-    (folder / "table.md").write_text(format_report(results, differences, command))
+    (folder / "table.md").write_text(format_report([*everything, *results], differences, command))
     draw_tasks([(result.task, result.rows) for result in results], folder / "chart.png")
     return results
 

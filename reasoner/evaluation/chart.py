@@ -15,7 +15,7 @@ from reasoner.evaluation.plan import CEILING, GREEDY, MAJORITY
 from reasoner.evaluation.statistics import Row
 
 # Okabe and Ito's colours except yellow, which is illegible in print, and black, which is for greedy decoding.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#882255")
 MARKERS = "osD^vP*X<>"
 GREY = "#777777"
 GAP = 0.032
