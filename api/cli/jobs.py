@@ -247,16 +247,17 @@ def list_models(service: ServiceOptions) -> None:
     for model in listed["data"]:
         name = model["id"] + (" (default)" if model["id"] == listed["default"] else "")
         defaults = model["defaults"]
-        cells = (
-            ("-", "scores only") if defaults is None else (_describe_verifier(defaults), _describe_settings(defaults))
-        )
+        cells = ("-", "scores only") if defaults is None else (_describe_verifier(model), _describe_settings(defaults))
         table.add_row(plain(name), str(model["context"]), f"{model['parameters']:,}", *map(plain, cells))
     _out.print(table)
 
 
-def _describe_verifier(defaults: dict[str, Any]) -> str:
-    verifier = defaults["verifier"]
-    return "none" if verifier is None else verifier.get("model") or verifier["kind"]
+def _describe_verifier(model: dict[str, Any]) -> str:
+    verifier = model["defaults"]["verifier"]
+    if verifier is None:
+        return "none" if model["probe"] is None else "none (has a probe)"
+    name: str = verifier.get("model") or verifier["kind"]
+    return name
 
 
 def _describe_settings(defaults: dict[str, Any]) -> str:

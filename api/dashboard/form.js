@@ -13,7 +13,7 @@ export class SubmitForm {
     this.choice = byId("strategies");
     this.strategies = new Map();
     this.models = new Map();
-    byId("models").addEventListener("change", () => this.#showDefaults());
+    byId("models").addEventListener("change", () => this.#chooseModel());
     this.onSubmitted = onSubmitted;
     this.choice.addEventListener("change", () => this.#choose());
     this.form.addEventListener("submit", (event) => {
@@ -27,12 +27,9 @@ export class SubmitForm {
 
   async open() {
     if (!this.strategies.size) {
-      const listed = await call("GET", "/v1/strategies");
-      const data = listed.data.filter(({ available }) => available); // the form has no field for a verifier
+      const { data, default: fallback } = await call("GET", "/v1/strategies");
       this.strategies = new Map(data.map((strategy) => [strategy.name, strategy]));
-      this.choice.replaceChildren(...data.map(({ name }) => el("option", { value: name }, name.replaceAll("_", " "))));
-      this.choice.value = this.strategies.has("beam") ? "beam" : listed.default;
-      this.#choose();
+      this.fallback = fallback;
     }
     await this.#listModels();
     this.#refuse("", []);
@@ -43,17 +40,35 @@ export class SubmitForm {
   /** Lists the models that write solutions; without an answer of an engine, the service's own remains. */
   async #listModels() {
     const listed = await call("GET", "/v1/models").catch(() => ({ data: [], default: "" }));
-    this.models = new Map(listed.data.filter(({ defaults }) => defaults).map((model) => [model.id, model.defaults]));
+    this.models = new Map(listed.data.filter(({ defaults }) => defaults).map((model) => [model.id, model]));
     const chosen = byId("models").value;
     byId("models").replaceChildren(...[...this.models.keys()].map((name) => el("option", { value: name }, name)));
     byId("models").value = this.models.has(chosen) ? chosen : listed.default;
     byId("models").parentElement.hidden = this.models.size < 2;
-    this.#showDefaults();
+    this.#chooseModel();
+  }
+
+  #chooseModel() {
+    const model = this.models.get(byId("models").value);
+    this.#showDefaults(model?.defaults);
+    write(byId("verifier"), model ? verifierOf(model) : "");
+    this.#listStrategies(model);
+  }
+
+  /** Lists the strategies that the chosen model can run: the form has no field for a verifier. */
+  #listStrategies(model) {
+    const hasVerifier = model?.defaults.verifier;
+    const can = ({ available, needs_verifier }) => (model ? hasVerifier || !needs_verifier : available);
+    const names = [...this.strategies.values()].filter(can).map(({ name }) => name);
+    const chosen = this.choice.value;
+    this.choice.replaceChildren(...names.map((name) => el("option", { value: name }, name.replaceAll("_", " "))));
+    const fallback = model?.defaults.strategy.name ?? this.fallback;
+    this.choice.value = [chosen, "beam", fallback].find((name) => names.includes(name));
+    if (this.choice.value !== chosen) this.#choose();
   }
 
   /** Shows what the chosen model uses for fields that stay empty. */
-  #showDefaults() {
-    const defaults = this.models.get(byId("models").value);
+  #showDefaults(defaults) {
     const { system, prompt, sampling } = defaults ?? { sampling: {} };
     const shown = { system, prompt, temperature: sampling.temperature, max_tokens: sampling.max_tokens };
     for (const [name, value] of Object.entries(shown)) {
@@ -110,6 +125,12 @@ export class SubmitForm {
       put(part.querySelector("input, select, textarea"), "aria-invalid", wrong);
     }
   }
+}
+
+/** Returns a line about the verifier of a model's jobs. */
+function verifierOf({ defaults: { verifier }, probe }) {
+  if (verifier) return `Verifier: ${verifier.model ?? verifier.kind}`;
+  return probe ? "Verifier: none named; the model has a probe, which its settings may name" : "Verifier: none";
 }
 
 function field(name, schema) {

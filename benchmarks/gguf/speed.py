@@ -171,7 +171,7 @@ def markdown(document: dict[str, Any], command: str) -> str:
     """Return the tables of ``table.md``."""
     heading, *lines = system_table(document)
     table = [_line(heading), "|---|---|" + "---:|" * (len(heading) - 2), *map(_line, lines)]
-    return tables(document, command, _METHOD) + "\n".join([f"{_LEGEND}", "", *table, ""])
+    return tables(document, command, _METHOD) + "\n".join(["", _LEGEND, "", *table, ""])
 
 
 def system_table(document: dict[str, Any]) -> list[list[str]]:

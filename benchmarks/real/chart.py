@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -56,7 +57,7 @@ def draw_tasks(tasks: Sequence[tuple[str, Sequence[Row]]], path: Path) -> None:
         panel.set_ylim(0, 1.02)
         panel.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
         panel.yaxis.set_major_formatter(PercentFormatter(1.0))
-        panel.set_title(task.partition("&shots")[0], fontsize=8.5)
+        panel.set_title(re.split("[?&]shots=", task)[0], fontsize=8.5)
         panel.grid(alpha=0.25, which="major", linewidth=0.5)
         panel.spines[["top", "right"]].set_visible(False)
     for panel in list(axes.flat)[len(tasks) :]:

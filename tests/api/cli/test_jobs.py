@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from datetime import datetime
@@ -320,3 +321,30 @@ def test_a_malformed_time_is_wrong_usage_that_shows_the_valid_forms(word: str) -
     assert result.exit_code == 2
     assert "--since" in result.stderr
     assert "write 2d" in result.stderr
+
+
+def test_the_list_of_models_names_the_verifier_and_a_probe_that_nothing_uses(monkeypatch: pytest.MonkeyPatch) -> None:
+    probe = {"id": "1f", "layers": [2], "parameters": 65}
+    jobs: dict[str, Any] = {
+        "system": None, "prompt": None, "stop": [], "chat_template_kwargs": {}, "strategy": {"name": "auto"},
+        "sampling": {"temperature": 0.6}, "verifier": None,
+    }  # fmt: skip
+    probed = jobs | {"verifier": {"kind": "probe"}}
+    models = [
+        {"id": "a", "context": 10, "parameters": 20, "probe": None, "defaults": jobs},
+        {"id": "b", "context": 10, "parameters": 20, "probe": probe, "defaults": jobs},
+        {
+            "id": "c",
+            "context": 10,
+            "parameters": 20,
+            "probe": probe,
+            "defaults": probed,
+        },
+        {"id": "d", "context": 10, "parameters": 20, "probe": None, "defaults": None},
+    ]
+    client = nullcontext(SimpleNamespace(models=lambda: {"data": models, "default": "a"}))
+    monkeypatch.setattr(Connection, "connect", lambda _: client)
+    lines = CliRunner().invoke(app, ["models"], env={"COLUMNS": "120"}).output.splitlines()[1:]
+    found = [re.split(" {2,}", line.strip())[3:] for line in lines]
+    settings = "temperature 0.6, strategy auto"
+    assert found == [["none", settings], ["none (has a probe)", settings], ["probe", settings], ["-", "scores only"]]

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from playwright.sync_api import Browser, expect
 
+from engine.protocol.types import ModelInfo, ProbeInfo
 from tests.e2e.dashboard.service import (
     WAIT,
+    Engine,
     Service,
     expect_text,
     open_page,
 )
+from tests.scripted import ScriptedEngine
 from workers.config.settings import load_settings
 
 
@@ -34,6 +39,35 @@ def test_the_form_offers_no_strategy_that_the_service_would_refuse(browser: Brow
         offered = page.locator("#strategies option").evaluate_all("options => options.map((option) => option.value)")
         assert {"greedy", "auto"} < set(offered)
         assert not {"beam", "best_of_n", "weighted_vote"} & set(offered)
+        page.fill("#problem", "3 + 4?")
+        page.click("#form [type=submit]")
+        expect_text(page.locator("#state"), "queued")
+
+
+def test_the_form_offers_the_strategies_of_the_chosen_model_and_names_its_verifier(
+    browser: Browser, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    probe = ProbeInfo("1f", (2,), 65)
+
+    async def models(_: Engine) -> list[ModelInfo]:
+        policy, prm = await ScriptedEngine().models()
+        return [policy, prm, replace(policy, id="other", probe=probe), replace(policy, id="probed", probe=probe)]
+
+    monkeypatch.setattr(Engine, "models", models)
+    settings = load_settings(redis_url=url, data_dir=tmp_path, models={"probed": {"verifier": {"kind": "probe"}}})
+    with Service(settings) as service, open_page(browser, service.url) as page:
+        verifier, strategies = page.locator("#verifier"), page.locator("#strategies")
+        page.keyboard.press("n")
+        expect_text(verifier, "Verifier: prm")
+        expect(strategies).to_have_value("beam", timeout=WAIT)
+        page.select_option("#models", "other")
+        expect_text(verifier, "Verifier: none named; the model has a probe, which its settings may name")
+        expect(strategies).to_have_value("self_consistency", timeout=WAIT)
+        assert strategies.locator("option[value=best_of_n]").count() == 0
+        page.select_option("#models", "probed")
+        expect_text(verifier, "Verifier: probe")
+        expect(strategies).to_have_value("self_consistency", timeout=WAIT)
+        page.select_option("#strategies", "best_of_n")
         page.fill("#problem", "3 + 4?")
         page.click("#form [type=submit]")
         expect_text(page.locator("#state"), "queued")
