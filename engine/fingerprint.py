@@ -14,12 +14,12 @@ checkpoint of any size."""
 def fingerprint(folder: Path, weights: Sequence[Path] = ()) -> str:
     """Return 16 hexadecimal digits: a hash of config.json and of the names, sizes and samples of the weights' files.
 
-    ``weights``: files outside of the folder, in GGUF.
+    ``weights``: files outside of the folder, in GGUF; their users name them, so that only their order counts.
     """
     digest = blake2b((folder / "config.json").read_bytes(), digest_size=8)
     for path in sorted([*folder.glob("*.safetensors"), *weights]):
         size = path.stat().st_size
-        digest.update(f"{path.name}:{size}".encode())
+        digest.update(f"{'' if path in weights else path.name}:{size}".encode())
         with path.open("rb") as file:
             for start in (0, size // 2, max(0, size - SAMPLE_BYTES)):
                 file.seek(start)

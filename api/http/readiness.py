@@ -9,6 +9,7 @@ import structlog
 from api.http.model_catalog import ModelCatalog
 from engine.protocol.types import EngineClient, EngineError, EngineUnavailable, ModelInfo
 from prm.scorers.steps import StepScorer
+from reasoner.jobs.verifier_specs import ProbeVerifier
 from reasoner.search.model_selection import can_score_steps, verifier_selector
 from workers.config.settings import Settings
 
@@ -47,6 +48,7 @@ class Readiness:
             for name, setting in needed.items()
             if (problem := await self._find_problem(setting, name, served)) is not None
         ]
+        problems += _find_missing_probes(settings, served)
         if problems and problems != self._logged:
             log.warning("not ready: default jobs would fail", problems=problems)
         self._logged = problems
@@ -72,3 +74,16 @@ class Readiness:
             return f"{setting} {name!r}: {error}"
         self._passed[name] = served[name]
         return None
+
+
+def _find_missing_probes(settings: Settings, served: dict[str, ModelInfo]) -> list[str]:
+    """Return a problem for each model whose default verifier is a probe that its engine does not have."""
+    problems = []
+    for name in dict.fromkeys((settings.model_name, *settings.models)):
+        match settings.default_verifier(name):
+            case ProbeVerifier(model=other) if (info := served.get(other or name)) is not None and info.probe is None:
+                problems.append(
+                    f"models.{name}.verifier is a probe, but {info.id!r} has none: fit one with 'reasoner prm train "
+                    "--probe', and serve it by --probe or from beside the weights"
+                )
+    return problems

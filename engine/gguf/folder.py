@@ -35,7 +35,7 @@ def open_gguf_folder(path: Path) -> Path:
 
     ``path``: a file, its first split, or a folder that holds one model. Raises ``EngineError`` naming what is wrong.
     """
-    paths = [file.resolve() for file in find_gguf_files(path)]
+    paths = [file.absolute() for file in find_gguf_files(path)]  # a link has its own neighbours, such as a probe
     states = [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in paths]
     digest = hashlib.blake2b(json.dumps([_VERSION, states]).encode(), digest_size=10).hexdigest()
     folder = _cache() / f"{paths[0].stem}-{digest}"

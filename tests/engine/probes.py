@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from engine.fingerprint import fingerprint
+from engine.gguf.folder import weight_files
 from engine.models.config import read_raw_config
 from engine.runner.probe import Probe
 
@@ -23,7 +24,7 @@ def plant_probe(model: Path, folder: Path, layers: Sequence[int] = (1, 2), *, un
         for shape in ((units, width), units)
     )
     hidden = {} if units == 1 else {"output_weight": np.linspace(-1, 1, units), "output_bias": 0.125}
-    probe = Probe(fingerprint(model), tuple(layers), weight, bias, **hidden)  # type: ignore[arg-type]
+    probe = Probe(fingerprint(model, weight_files(model)), tuple(layers), weight, bias, **hidden)  # type: ignore[arg-type]
     folder.mkdir(parents=True)
     probe.save(folder, {})
     return probe

@@ -18,10 +18,11 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from benchmarks.service.null_engine import POLICY, VERIFIER, NullEngine
-from engine.protocol.types import InvalidRequest, ModelInfo, TemplateKwargs
+from engine.protocol.types import InvalidRequest, ModelInfo, ProbeInfo, TemplateKwargs
 from tests.api.conftest import serving
 from tests.listening import listening
 from tests.scripted import ScriptedEngine
+from workers.config.model_profiles import ModelProfile
 from workers.config.settings import Settings
 
 pytestmark = pytest.mark.usefixtures("slow_to_look_again")
@@ -179,6 +180,18 @@ async def test_the_service_is_ready_only_if_the_engines_serve_the_default_models
         assert [error["field"] for error in errors] == ["models"] * len(messages)
         for error, message in zip(errors, messages, strict=True):
             assert re.search(message, error["message"])
+
+
+async def test_a_probe_by_default_that_the_engine_does_not_have_is_named(settings: Settings) -> None:
+    tables = {name: ModelProfile.model_validate({"verifier": {"kind": "probe"}}) for name in ("policy", "absent")}
+    settings = settings.model_copy(update={"models": tables})
+    probed = replace(MODEL, probe=ProbeInfo("1f", (2,), 65))
+    for served, status in ((MODEL, 503), (probed, 200)):
+        async with serving(settings, Engine(served)) as client:
+            answer = await client.get("/readyz")
+            assert answer.status_code == status
+            for error in answer.json().get("errors", []):
+                assert "models.policy.verifier is a probe, but 'policy' has none: fit one" in error["message"]
 
 
 async def test_a_model_that_has_passed_is_not_checked_again(settings: Settings) -> None:

@@ -29,6 +29,7 @@ from tests.engine.conftest import save_random_model
 from tests.engine.gguf.files import write_gguf
 from tests.engine.gpu import EMULATED_GPU
 from tests.engine.helpers import Harness, generate
+from tests.engine.probes import plant_probe
 
 WIDE = {"hidden_size": 96, "head_dim": 16, "intermediate_size": 128}
 """Sizes in whole blocks of 32."""
@@ -178,3 +179,13 @@ def test_kernels_that_are_not_in_the_compile_cache_are_announced(
     monkeypatch.setattr(kernel, "_CACHE", tmp_path)
     [line] = load_and_read_log(folder, caplog)
     assert line.endswith("compiling kernels for blocks of Q8_0; once, some seconds each")
+
+
+def test_a_link_to_a_file_has_the_probe_beside_the_link(tmp_path: Path) -> None:
+    _, file = make("llama", tmp_path)
+    link = tmp_path / "links" / "model.gguf"
+    link.parent.mkdir()
+    link.symlink_to(file)
+    probe = plant_probe(open_gguf_folder(link), link.with_suffix(".probe"))
+    assert Harness(open_gguf_folder(link)).core.model.info.probe == probe.info
+    assert Harness(open_gguf_folder(file)).core.model.info.probe is None
