@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+from collections.abc import AsyncGenerator
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from engine.protocol.types import (
     ScoreItem,
 )
 from engine.server.app import create_app
+from engine.server.openai import _keep_alive
 from tests.engine.conftest import TEMPLATE, Checkpoints
 from tests.engine.helpers import generate, score
 from tests.engine.probes import plant_probe
@@ -195,13 +197,33 @@ async def test_health_reports_why_an_engine_stopped(checkpoints: Checkpoints) ->
     await engine.close()
 
 
-async def test_keep_alives_while_the_engine_is_silent_are_ignored_by_the_client(
-    client: HttpEngine, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_stream_of_a_silent_engine_has_keep_alives(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("engine.server.openai._KEEP_ALIVE_SECONDS", 0.0)
-    answer = await http.post("/v1/completions", json=openai_body() | {"stream_choices": True})
-    assert ": keep-alive" in answer.text
+    may_answer = asyncio.Event()
+
+    async def answer() -> AsyncGenerator[str, None]:
+        await may_answer.wait()
+        yield "data: [DONE]\n\n"
+
+    stream = _keep_alive(answer())
+    assert await anext(stream) == ": keep-alive\n\n"
+    may_answer.set()
+    assert [event async for event in stream][-1] == "data: [DONE]\n\n"
+
+
+async def test_keep_alives_are_ignored_by_the_client(client: HttpEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent = 0
+
+    async def keep_alive(chunks: AsyncGenerator[str, None]) -> AsyncGenerator[str, None]:
+        nonlocal sent
+        async for chunk in chunks:
+            sent += 1
+            yield ": keep-alive\n\n"
+            yield chunk
+
+    monkeypatch.setattr("engine.server.openai._keep_alive", keep_alive)
     assert len(await collect(client, sampled())) == 4
+    assert sent >= 4
 
 
 async def settled(engine: LocalEngine) -> None:
