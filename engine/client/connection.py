@@ -6,17 +6,29 @@ import asyncio
 import functools
 import json
 import ssl
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 
-from engine.protocol.types import EngineUnavailable, InvalidRequest, Prompt, TemplateKwargs, Tokens
-from engine.protocol.wire import Json, error_from_json
+from engine.protocol.types import (
+    EngineUnavailable,
+    EngineUnreachable,
+    InvalidRequest,
+    Prompt,
+    TemplateKwargs,
+    Tokens,
+)
+from engine.protocol.wire import Json, error_from_json, stream_error
 
-_TIMEOUT = httpx.Timeout(connect=5.0, write=30.0, pool=60.0, read=600.0)
-"""Only a large score request is silent for long: generation streams carry keep-alives."""
-_LIMITS = httpx.Limits(max_connections=256, max_keepalive_connections=64)
+_TIMEOUT = httpx.Timeout(connect=5.0, write=30.0, pool=None, read=600.0)
+"""Only a large score request is silent for long: generation streams carry keep-alives. A request waits for a free
+connection as long as those before it take, within its own time limit."""
+_LIMITS = httpx.Limits(max_connections=1024, max_keepalive_connections=256)
+"""A search sends as many requests at once as it has branches with different parents."""
 _BACKOFF = (0.1, 0.3, 0.9)
 """Seconds before each retry."""
 _RETRY_ONCE = (0.0,)
@@ -32,12 +44,15 @@ class Connection:
     Belongs to the event loop that it is first used in. Raises the exceptions of ``engine.protocol.types`` only.
     """
 
-    def __init__(self, url: str, *, should_wait: bool = True) -> None:
+    def __init__(self, url: str, *, api_key: str | None = None, should_wait: bool = True) -> None:
         """Create a client without connecting. Raises ``InvalidRequest`` for any other URL.
 
+        The URL may end in ``/v1``, as OpenAI's clients expect it. ``api_key``: sent as a bearer token.
         ``should_wait``: retry for a second or two while the server cannot be reached, and not only once.
         """
-        self.url = url
+        url = url.rstrip("/").removesuffix("/v1")
+        self.url = _without_login(url)
+        self.should_wait = should_wait
         self._backoff = _BACKOFF if should_wait else _BACKOFF[:1]
         if url.startswith("unix://"):
             transport = httpx.AsyncHTTPTransport(uds=url.removeprefix("unix://"), limits=_LIMITS, verify=False)
@@ -48,7 +63,8 @@ class Connection:
             transport, base = httpx.AsyncHTTPTransport(limits=_LIMITS, verify=verify), url
         else:
             raise InvalidRequest(f"engine URL {url!r} must be http://host:port or unix:///path/to/socket", "url")
-        self._http = httpx.AsyncClient(base_url=base, transport=transport, timeout=_TIMEOUT)
+        headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
+        self._http = httpx.AsyncClient(base_url=base, transport=transport, timeout=_TIMEOUT, headers=headers)
 
     async def call(self, method: str, path: str, body: Json | None, *, should_wait: bool = True) -> Any:
         """Return the JSON value of the response. ``should_wait``: as for the constructor."""
@@ -59,19 +75,32 @@ class Connection:
             raise self._unavailable(error) from error
         finally:
             await response.aclose()
-        return _parse(response.status_code, content)
+        return self._parse(response, content)
 
-    async def events(self, path: str, body: Json) -> AsyncGenerator[Json, None]:
-        """Yield the JSON objects of a server-sent event stream, up to ``[DONE]`` or its end."""
-        response = await self._send("POST", path, body, self._backoff)
+    async def events(
+        self, path: str, body: Json, headers: Mapping[str, str] | None = None
+    ) -> AsyncGenerator[Json, None]:
+        """Yield the JSON objects of a server-sent event stream, up to ``[DONE]`` or its end.
+
+        Raises the exception for an object that is an error.
+        """
+        response = await self._send("POST", path, body, self._backoff, headers)
         try:
             if response.status_code != httpx.codes.OK:
-                _parse(response.status_code, await response.aread())
-            async for line in response.aiter_lines():
-                if line == "data: [DONE]":
-                    return
-                if line.startswith("data: "):
-                    yield json.loads(line.removeprefix("data: "))
+                self._parse(response, await response.aread())
+            rest = b""
+            async for data in response.aiter_bytes():  # several times as fast as decoded lines
+                *lines, rest = (rest + data).split(b"\n")
+                for line in lines:
+                    if not line.startswith(b"data:"):
+                        continue
+                    content = line[5:].strip()
+                    if content == b"[DONE]":
+                        return
+                    event = json.loads(content)
+                    if "error" in event:
+                        raise stream_error(event, self._source)
+                    yield event
         except (httpx.HTTPError, ValueError) as error:
             raise self._unavailable(error) from error
         finally:
@@ -97,20 +126,44 @@ class Connection:
     async def close(self) -> None:
         await self._http.aclose()
 
-    async def _send(self, method: str, path: str, body: Json | None, backoff: Sequence[float]) -> httpx.Response:
+    async def _send(
+        self,
+        method: str,
+        path: str,
+        body: Json | None,
+        backoff: Sequence[float],
+        headers: Mapping[str, str] | None = None,
+    ) -> httpx.Response:
         """Return the response, of which only the headers are read."""
         num_retries = len(backoff)
         for attempt in range(num_retries + 1):
-            request = self._http.build_request(method, path, json=body)
+            request = self._http.build_request(method, path, json=body, headers=headers)
             try:
                 return await self._http.send(request, stream=True)
             except _RETRYABLE as error:
                 if attempt == num_retries:
-                    raise self._unavailable(error) from error
+                    raise EngineUnreachable(str(self._unavailable(error))) from error
                 await asyncio.sleep(backoff[attempt])
             except httpx.HTTPError as error:
                 raise self._unavailable(error) from error
         raise AssertionError("the last attempt returns or raises")
+
+    @property
+    def _source(self) -> str:
+        return f"the engine at {self.url}"
+
+    def _parse(self, response: httpx.Response, content: bytes) -> Any:
+        """Return the JSON value of a response. Raises the exception of an error."""
+        try:
+            value = json.loads(content)
+        except ValueError:
+            value = None
+        if response.status_code != httpx.codes.OK:
+            retry_after = _seconds(response.headers.get("Retry-After"))
+            raise error_from_json(response.status_code, value, source=self._source, retry_after=retry_after)
+        if value is None:
+            raise EngineUnavailable(f"the response of {self._source} is not JSON")
+        return value
 
     def _unavailable(self, error: Exception) -> EngineUnavailable:
         reason = str(error) or type(error).__name__
@@ -122,13 +175,22 @@ def _get_ssl_context() -> ssl.SSLContext:
     return httpx.create_ssl_context()
 
 
-def _parse(status: int, content: bytes) -> Any:
+def _without_login(url: str) -> str:
+    """Return the URL without a user's name and password, for messages and logs."""
+    login, at, _ = urlsplit(url).netloc.rpartition("@")
+    return url.replace(login + at, "", 1)
+
+
+def _seconds(text: str | None) -> float | None:
+    """Return the seconds of a ``Retry-After`` header, which may also be a date."""
+    if text is None:
+        return None
     try:
-        value = json.loads(content)
+        return max(0.0, float(text))
     except ValueError:
-        value = None
-    if status != httpx.codes.OK:
-        raise error_from_json(status, value)
-    if value is None:
-        raise EngineUnavailable("the engine's response is not JSON")
-    return value
+        pass
+    try:
+        date = parsedate_to_datetime(text)
+    except ValueError:
+        return None
+    return max(0.0, (date - datetime.now(date.tzinfo or UTC)).total_seconds())

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from engine.client.connection import Connection
 from engine.client.native import NativeEngine
-from engine.client.openai_compatible import DIALECTS, OpenAICompatibleEngine
+from engine.client.openai.dialects import DIALECTS
+from engine.client.openai.engine import OpenAICompatibleEngine
 from engine.protocol.forwarding import ForwardingEngine
 from engine.protocol.types import EngineClient, Events, GenerateRequest, InvalidRequest, ModelInfo
 
@@ -20,23 +21,30 @@ class HttpEngine(ForwardingEngine):
     """An engine server at ``http://host:port`` or ``unix:///path/to/socket``.
 
     The first request detects the kind of server: ours, vLLM, SGLang, or another with OpenAI's completions API. A call
-    that the server does not support raises ``EngineError`` (``engine.client.openai_compatible``).
+    that the server does not support raises ``EngineError`` (``engine.client.openai``).
 
     Belongs to the event loop that it is first used in. Raises the exceptions of ``engine.protocol.types`` only.
     """
 
     def __init__(
-        self, url: str, *, tokenizer: Path | None = None, dialect: str | None = None, should_wait: bool = True
+        self,
+        url: str,
+        *,
+        api_key: str | None = None,
+        tokenizer: Path | None = None,
+        dialect: str | None = None,
+        should_wait: bool = True,
     ) -> None:
         """Create a client without connecting. Raises ``InvalidRequest`` for any other URL.
 
-        ``tokenizer``: the folder of the server's model, if the server takes no token ids or cannot tokenise.
+        ``api_key``: the server's key. ``tokenizer``: the folder of the server's model, if the server takes no token ids
+        or cannot tokenise.
         ``dialect``: ``reasoner``, ``vllm``, ``sglang`` or ``openai``, instead of detecting it.
         ``should_wait``: retry for a second or two while the server cannot be reached; not needed if a replica exists.
         """
         if dialect is not None and dialect not in (NATIVE, *DIALECTS):
             raise InvalidRequest(f"dialect {dialect!r} must be one of {', '.join((NATIVE, *DIALECTS))}", "dialect")
-        self._connection = Connection(url, should_wait=should_wait)
+        self._connection = Connection(url, api_key=api_key, should_wait=should_wait)
         super().__init__(NativeEngine(self._connection))  # until another dialect is detected
         self._tokenizer = tokenizer
         self._dialect = dialect

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from engine.client.model_size import count_parameters
 from engine.protocol.own_sampling import read_own_sampling
 from engine.protocol.request_checks import check_template_kwargs
 from engine.protocol.template_limit import limit_rendering
@@ -32,6 +33,7 @@ class LocalTokenizer:
         self.template = chat_template(folder)
         config = _read(folder / "config.json")
         self.context: int | None = config.get("max_position_embeddings")
+        self.parameters = count_parameters(folder)
         self.vocab_size: int = config.get("vocab_size") or self._fast.get_vocab_size()
         self.architecture = str(next(iter(config.get("architectures") or []), ""))
         is_classifier = self.architecture.endswith(_CLASSIFIERS)

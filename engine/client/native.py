@@ -19,7 +19,7 @@ from engine.protocol.types import (
     TemplateKwargs,
     Tokens,
 )
-from engine.protocol.wire import Json, error_from_json, read_completion, read_delta, read_models, read_score_results
+from engine.protocol.wire import Json, read_completion, read_delta, read_models, read_score_results
 
 _DEFAULTS = asdict(SamplingParams())
 
@@ -40,7 +40,7 @@ class NativeEngine:
                     num_missing -= 1
                     yield read_completion(event["completion"])
                 else:
-                    raise error_from_json(500, event)
+                    raise EngineUnavailable(f"the engine at {self._connection.url} sent an unknown event: {event}")
         if num_missing:
             raise EngineUnavailable(f"the engine at {self._connection.url} left {num_missing} branches unfinished")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from engine.protocol.types import (
     EngineClient,
@@ -20,6 +20,17 @@ from engine.protocol.types import (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class KnownProperties:
+    """Properties of a model that its server may not report. ``extra``: entries that replace those of ``ModelInfo``."""
+
+    extra: Mapping[str, object] = field(default_factory=dict)
+    parameters: int | None = None
+
+    def add_to(self, info: ModelInfo) -> ModelInfo:
+        return replace(info, extra={**info.extra, **self.extra}, parameters=self.parameters or info.parameters)
+
+
 class RoutedEngine:
     """``EngineClient`` that sends the requests of each model to the engine that serves it."""
 
@@ -27,13 +38,12 @@ class RoutedEngine:
         self,
         main: EngineClient,
         overrides: Mapping[str, EngineClient],
-        extras: Mapping[str, Mapping[str, object]] | None = None,
+        known: Mapping[str, KnownProperties] | None = None,
     ) -> None:
-        """``overrides``: engines of single models by name; ``main`` serves all others. ``extras``: entries that replace
-        those of ``ModelInfo.extra``, by model."""
+        """``overrides``: engines of single models by name; ``main`` serves all others. ``known``: by model."""
         self._main = main
         self._overrides = dict(overrides)
-        self._extras = dict(extras or {})
+        self._known = dict(known or {})
 
     def generate(self, request: GenerateRequest, *, stream: bool = False) -> Events:
         return self._engine_for(request.model).generate(request, stream=stream)
@@ -70,7 +80,7 @@ class RoutedEngine:
                 others = ", ".join(info.id for info in served) or "nothing"
                 raise EngineError(f"the server that is configured for model {name!r} does not serve it, but {others}")
             models += matching
-        return [replace(info, extra={**info.extra, **self._extras.get(info.id, {})}) for info in models]
+        return [self._known[info.id].add_to(info) if info.id in self._known else info for info in models]
 
     async def clear_cache(self) -> None:
         await asyncio.gather(*(engine.clear_cache() for engine in self._all))

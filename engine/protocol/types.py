@@ -31,12 +31,27 @@ class InvalidRequest(EngineError):
         self.field = field
 
 
+class NotSupported(EngineError):
+    """The server has no such function."""
+
+
 class EngineUnavailable(EngineError):
-    """The engine could not be reached or returned a server error; the same request may succeed later."""
+    """The engine could not be reached or returned a server error; the same request may succeed later.
+
+    ``retry_after``: the seconds after which the server expects to serve it, if it told.
+    """
+
+    def __init__(self, message: str = "", retry_after: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class EngineUnreachable(EngineUnavailable):
+    """No connection to the engine could be made, also not after several attempts."""
 
 
 class EngineBusy(EngineUnavailable):
-    """The engine's waiting queue is full."""
+    """The engine's waiting queue is full, or the client has used up a rate limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +103,10 @@ class Branch:
     max_tokens: int
     """The maximum number of new tokens, besides ``generated``. 0 only computes the prompt, for ``prompt_logprobs``."""
     generated: Tokens = ()
+    sibling: tuple[int, int] | None = None
+    """The key of the parent and the place among its branches. Servers that seed the samples of one request one after
+    the other get siblings as one request; it changes nothing on our engine.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +174,8 @@ class Completion:
     """The stop string or token id that ended the branch, if ``finish_reason`` is ``stop``."""
     logprob: float
     """The sum of the log-probabilities of ``token_ids`` under their sampling distribution (greedy tokens: under the
-    model's own distribution at temperature 1, since the greedy one has a single outcome).
+    model's own distribution at temperature 1, since the greedy one has a single outcome). Servers other than ours may
+    report the model's own distribution for all of them (``ModelInfo.reports_model_logprobs``).
     """
     prompt_tokens: int
     cached_tokens: int
@@ -255,6 +275,8 @@ class ModelInfo:
     """The model's own sampling parameters by their names in ``SamplingParams`` (``engine.protocol.own_sampling``)."""
     fingerprint: str = ""
     """Fingerprint of the checkpoint (``engine.fingerprint``); empty if the server does not report one."""
+    reports_model_logprobs: bool = False
+    """True if ``Completion.logprob`` is always under the model's own distribution, whatever was sampled from."""
     isolates: bool = True
     """True if the server isolates cached prefixes by ``cache_salt``. Otherwise a request with a salt is refused."""
     probe: ProbeInfo | None = None
@@ -314,7 +336,10 @@ class EngineClient(Protocol):
         ...
 
     async def clear_cache(self) -> None:
-        """Drop all cached prefixes that no running request uses, for measurements with a cold cache."""
+        """Drop all cached prefixes that no running request uses, for measurements with a cold cache.
+
+        Raises ``NotSupported`` for a server that cannot.
+        """
         ...
 
     async def close(self) -> None:

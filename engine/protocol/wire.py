@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from http import HTTPStatus
 from typing import Any
 
 from pydantic import TypeAdapter
@@ -14,10 +15,14 @@ from engine.protocol.types import (
     EngineUnavailable,
     InvalidRequest,
     ModelInfo,
+    NotSupported,
     ScoreResult,
 )
 
 Json = dict[str, Any]
+
+_PASSING = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.CONFLICT, HTTPStatus.TOO_EARLY)
+"""Refusals after which the same request may succeed."""
 
 read_completion = TypeAdapter(Completion).validate_python
 read_delta = TypeAdapter(Delta).validate_python
@@ -46,20 +51,45 @@ def error_body(message: str, kind: str, param: str | None, code: str) -> Json:
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
-def error_from_json(status: int, value: Any) -> EngineError:
-    """Return the exception for a response with an error status."""
+def error_from_json(
+    status: int, value: Any, *, source: str = "the engine", retry_after: float | None = None
+) -> EngineError:
+    """Return the exception for a response with an error status, with the server's own words.
+
+    ``source``: names the server. ``retry_after``: the seconds of the header ``Retry-After``.
+    """
     error = value.get("error") if isinstance(value, dict) else None
-    if isinstance(error, str):
-        error = {"message": error}
-    if error is None and isinstance(value, dict) and "detail" in value:
-        error = {"message": value["detail"]}  # servers that keep FastAPI's shape
+    if error is None and isinstance(value, dict):  # servers that keep FastAPI's shape, or have the fields on top
+        error = value.get("detail") or (value if isinstance(value.get("message"), str) else None)
     if not isinstance(error, dict):
-        return EngineUnavailable(f"the engine answered with status {status} and no explanation")
-    message, code = str(error.get("message")), error.get("code")
-    if code == "engine_busy":
-        return EngineBusy(message)
-    if 400 <= status < 500:
-        return InvalidRequest(message, error.get("param"))
-    if code == "engine_error":
-        return EngineError(message)
-    return EngineUnavailable(message)
+        error = {"message": str(error)} if error else {}
+    message, code, param = error.get("message"), error.get("code"), error.get("param")
+    if code == "engine_busy" or status == HTTPStatus.TOO_MANY_REQUESTS:
+        return EngineBusy(str(message or f"{source} has no capacity for the moment (429)"), retry_after)
+    if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
+        return EngineError(
+            f"{source} refused the request's API key ({status}: {message or 'no explanation'}): set the key of that "
+            "server, by REASONER_ENGINE_API_KEY or the api_key_env or api_key_file of its table in reasoner.toml"
+        )
+    if status == HTTPStatus.NOT_FOUND:
+        is_model = param == "model" or "model" in str(message).lower()
+        if is_model:
+            return InvalidRequest(str(message), "model")
+        return NotSupported(f"{source} has no such function ({message or 'Not Found'}): is it the right address?")
+    if status in _PASSING or (status >= HTTPStatus.INTERNAL_SERVER_ERROR and code != "engine_error"):
+        return EngineUnavailable(
+            str(message or f"{source} answered with status {status} and no explanation"), retry_after
+        )
+    if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+        return EngineError(str(message))
+    return InvalidRequest(str(message or f"{source} refused the request with status {status}"), param)
+
+
+def stream_error(value: Json, source: str) -> EngineError:
+    """Return the exception for an error inside a stream, whose object has the status as its code."""
+    error = value.get("error")
+    code = error.get("code") if isinstance(error, dict) else None
+    status = int(str(code)) if str(code).isdigit() else 500
+    if not 400 <= status < 600:
+        status = 500
+    return error_from_json(status, value, source=source)

@@ -107,7 +107,7 @@ async def _complete(spec: JobSpec, service: ServiceDefaults, catalog: ModelCatal
     model = spec.model or service.model_name
     if isinstance(spec.verifier, ProbeVerifier) and spec.verifier.model is None:
         spec = spec.model_copy(update={"verifier": spec.verifier.model_copy(update={"model": model})})
-    _check_models(spec, models)
+    _check_models(spec.model_copy(update={"model": model}), models)
     _check_budget(spec, service, models)
     name = spec.strategy.name
     changes: dict[str, Any] = {

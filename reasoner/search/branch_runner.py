@@ -209,7 +209,9 @@ class BranchRunner:
         tokens = branch.token_ids + (() if segments is None else segments.token_ids)
         every = branch.segment_tokens
         left = self._reserved[branch].tokens - (len(tokens) - len(branch.token_ids))
-        return Branch(self._seed, make_branch_key(branch.path), min(left, every - len(tokens) % every), tokens)
+        *above, index = branch.path
+        sibling = make_branch_key(tuple(above)), index
+        return Branch(self._seed, make_branch_key(branch.path), min(left, every - len(tokens) % every), tokens, sibling)
 
     async def _read_stream(self, request: GenerateRequest, siblings: list[InFlightBranch]) -> None:
         missing = set(range(len(siblings)))
@@ -268,7 +270,7 @@ class BranchRunner:
             drafted=completion.drafted_tokens,
             accepted=completion.accepted_tokens,
         )
-        reason = self._stop_reasons.pop(branch, None) or self._end_reason(branch, completion, reserved.tokens)
+        reason = self._stop_reasons.pop(branch, None) or self._end_reason(branch, completion)
         return BranchPart(
             branch,
             reason,
@@ -290,13 +292,13 @@ class BranchRunner:
         end = (branch.text + completion.text).find(str(completion.stop))
         return completion.text[: max(0, end - len(branch.text))]
 
-    def _end_reason(self, branch: InFlightBranch, completion: Completion, reserved: int) -> Reason | None:
+    def _end_reason(self, branch: InFlightBranch, completion: Completion) -> Reason | None:
         match completion.finish_reason:
             case "stop" if completion.stop in branch.sampling.stop and completion.stop not in self._job_stops:
                 return "repetition" if branch.ends_in_loop(completion.token_ids) else "step"
             case "stop":
                 return "stop"
-            case "length" if reserved == branch.tokens_left:
+            case "length" if len(completion.token_ids) >= branch.tokens_left or not completion.token_ids:
                 is_job_limit = branch.max_tokens < self._model.context - len(branch.parent.prefix)
                 return "length" if is_job_limit else "context"
             case "length":

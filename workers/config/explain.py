@@ -9,7 +9,7 @@ from typing import Any, get_args, get_origin
 from pydantic import BaseModel
 
 CONFIG_FILE = "reasoner.toml"
-_SECRETS = ("api_keys", "redis_url", "webhook_secret", "webhook_secrets")
+_SECRETS = ("api_keys", "engine_api_key", "prm_api_key", "redis_url", "webhook_secret", "webhook_secrets")
 _MOVED = {"prices": "the prices of a model belong to it: write [models.NAME.prices]"}
 """Settings of earlier versions, with what to write instead."""
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Final, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, SecretStr, field_validator
 from pydantic_settings import BaseSettings, NoDecode
 
 from prm.formats.registry import FormatName
@@ -30,6 +30,9 @@ class ModelSettings(BaseSettings):
         None,
         description="The folder of the model behind engine_url, if its servers take no token ids or cannot tokenise.",
     )
+    engine_api_key: SecretStr | None = Field(
+        None, description="The API key of the servers at engine_url, if they ask for one."
+    )
     model: str = Field(
         "policy",
         description="The policy of jobs that name none: a bundled model, a model folder, a GGUF file, NAME=PATH, or a "
@@ -45,6 +48,9 @@ class ModelSettings(BaseSettings):
     )
     prm_tokenizer: Path | None = Field(
         None, description="The folder of the model behind prm_url (config and tokenizer), if its server is not ours."
+    )
+    prm_api_key: SecretStr | None = Field(
+        None, description="The API key of the servers at prm_url, like engine_api_key."
     )
     prm_format: FormatName | None = Field(
         None, description="The format in which the verifier reads steps, if its checkpoint does not determine it."
@@ -156,7 +162,12 @@ class ModelSettings(BaseSettings):
         return super().model_copy(update={"models": models})
 
     def check_places(self) -> None:
-        """Raise ``ConfigError`` for a model with two places, and for a verifier that is not served."""
+        """Raise ``ConfigError`` for a model with two places, a missing API key, and a verifier that is not served."""
+        for name, each in self.models.items():
+            try:
+                each.read_api_key()
+            except ConfigError as error:
+                raise ConfigError(f"models.{name}.{error}") from None
         profile = self.models.get(self.model_name)
         if profile is not None and self.model != self.model_name and (profile.path is not None or profile.url):
             raise ConfigError(f"model: {self.model!r} has a place in [models.{self.model_name}] too: leave out one")

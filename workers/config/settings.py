@@ -305,7 +305,7 @@ def load_settings(**overrides: Any) -> Settings:
 
 def _refuse_uses_of_verifier(settings: Settings, overrides: dict[str, Any]) -> None:
     """Raise ``ConfigError`` for settings that require a verifier where there is none."""
-    for name in ("prm_url", "prm_tokenizer", "prm_format"):
+    for name in ("prm_url", "prm_tokenizer", "prm_format", "prm_api_key"):
         if settings.verifier is None and getattr(settings, name):
             raise ConfigError(
                 f"{describe_origin(name, overrides)}: no verifier is configured; set REASONER_PRM, or remove this"

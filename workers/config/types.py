@@ -5,8 +5,11 @@ from __future__ import annotations
 import base64
 import binascii
 import ipaddress
+import os
 from pathlib import Path
 from urllib.parse import urlsplit
+
+from pydantic import SecretStr
 
 from engine.gguf.paths import is_gguf
 from engine.protocol.types import EngineError
@@ -79,6 +82,25 @@ def require_model_folder(value: str, setting: str) -> Path:
             "which holds config.json and *.safetensors, nor a GGUF file"
         )
     return folder
+
+
+def read_environment_key(name: str) -> SecretStr:
+    """Return the API key in an environment variable. Raises ``ConfigError`` if there is none."""
+    key = os.environ.get(name, "").strip()
+    if not key:
+        raise ConfigError(f"api_key_env: the environment has no variable {name!r}, or it is empty")
+    return SecretStr(key)
+
+
+def read_key_file(path: Path) -> SecretStr:
+    """Return the API key in a file. Raises ``ConfigError`` if it cannot be read or is empty."""
+    try:
+        key = path.expanduser().read_text(encoding="utf-8").strip()
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"api_key_file: {path} cannot be read: {error}") from None
+    if not key or len(key.split()) > 1:
+        raise ConfigError(f"api_key_file: {path} must hold the key alone, in one line")
+    return SecretStr(key)
 
 
 def is_loopback(host: str) -> bool:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import urlsplit
+
+from pydantic import SecretStr
 
 from engine.client.health import Health
 from engine.client.http import HttpEngine
 from engine.client.replicas import ReplicatedEngine
-from engine.client.router import RoutedEngine
+from engine.client.router import KnownProperties, RoutedEngine
 from engine.protocol.types import EngineClient
 from prm.formats.registry import FORMAT_NOTE
 from workers.config.settings import Settings
@@ -23,17 +26,38 @@ def connect(
     Does not connect yet. ``health`` and ``reports_health``: as for ``ReplicatedEngine``.
     """
     health = health or Health()
-    main = _connect_replicas(urls or settings.engine_addresses, settings.engine_tokenizer, health, reports_health)
-    places = {name: (profile.url, profile.tokenizer) for name, profile in settings.models.items() if profile.url}
-    formats = {name: profile.prm_format for name, profile in settings.models.items()}
+    place = _Place(urls or settings.engine_addresses, settings.engine_tokenizer, settings.engine_api_key)
+    main = _connect_replicas(place, health, reports_health)
+    places = {
+        name: _Place(profile.url, profile.tokenizer, profile.read_api_key())
+        for name, profile in settings.models.items()
+        if profile.url
+    }
+    known: dict[str, KnownProperties] = {
+        name: KnownProperties(_format_note(profile.prm_format), profile.parameters)
+        for name, profile in settings.models.items()
+        if profile.prm_format is not None or profile.parameters is not None
+    }
     prm = settings.prm_name
     if prm is not None and settings.prm_url:
-        places[prm] = settings.prm_url, settings.prm_tokenizer
+        places[prm] = _Place(settings.prm_url, settings.prm_tokenizer, settings.prm_api_key)
     if prm is not None and settings.prm_format is not None:
-        formats[prm] = settings.prm_format
-    overrides = {name: _connect_replicas(*place, health, reports_health) for name, place in places.items()}
-    extras = {name: {FORMAT_NOTE: form} for name, form in formats.items() if form is not None}
-    return RoutedEngine(main, overrides, extras) if overrides or extras else main
+        known[prm] = replace(known.get(prm, KnownProperties()), extra=_format_note(settings.prm_format))
+    overrides = {name: _connect_replicas(place, health, reports_health) for name, place in places.items()}
+    return RoutedEngine(main, overrides, known) if overrides or known else main
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Interchangeable servers, with the folder of their model and their API key."""
+
+    urls: Sequence[str]
+    tokenizer: Path | None
+    api_key: SecretStr | None
+
+
+def _format_note(format_name: str | None) -> dict[str, object]:
+    return {} if format_name is None else {FORMAT_NOTE: format_name}
 
 
 def engine_name(url: str) -> str:
@@ -42,9 +66,11 @@ def engine_name(url: str) -> str:
     return url.replace(login + at, "", 1)
 
 
-def _connect_replicas(
-    urls: Sequence[str], tokenizer: Path | None, health: Health, reports_health: bool
-) -> ReplicatedEngine:
-    is_single = len(urls) == 1  # no replica can take over
-    engines = {engine_name(url): HttpEngine(url, tokenizer=tokenizer, should_wait=is_single) for url in urls}
+def _connect_replicas(place: _Place, health: Health, reports_health: bool) -> ReplicatedEngine:
+    is_single = len(place.urls) == 1  # no replica can take over
+    key = None if place.api_key is None else place.api_key.get_secret_value()
+    engines = {
+        engine_name(url): HttpEngine(url, api_key=key, tokenizer=place.tokenizer, should_wait=is_single)
+        for url in place.urls
+    }
     return ReplicatedEngine(engines, health, reports_health=reports_health)

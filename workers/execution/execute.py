@@ -14,7 +14,7 @@ import structlog
 from pydantic import ValidationError
 from structlog.contextvars import bound_contextvars
 
-from engine.protocol.types import EngineClient, EngineError, EngineUnavailable, InvalidRequest
+from engine.protocol.types import EngineBusy, EngineClient, EngineError, EngineUnavailable, InvalidRequest
 from reasoner.admission.validation import JobRefused
 from reasoner.budget.grant_source import JobParked
 from reasoner.jobs.job import JobError
@@ -122,8 +122,13 @@ async def _record_outcome(claim: Claim, store: JobStore, search: Awaitable[JobOu
     except ShutdownRequested:
         await store.release(claim, reason="shutdown", detail="the worker was asked to stop")
         log.info("job handed back")
+    except EngineBusy as error:  # other jobs may go on, and it answers all the time: only the delay helps
+        delay = max(ENGINE_RETRY_SECONDS, error.retry_after or 0.0)
+        await store.release(claim, reason="engine_busy", detail=str(error), delay=delay)
+        log.warning("engine busy: job handed back", error=str(error), delay=delay)
     except EngineUnavailable as error:
-        await store.release(claim, reason="engine_unavailable", detail=str(error), delay=ENGINE_RETRY_SECONDS)
+        delay = max(ENGINE_RETRY_SECONDS, error.retry_after or 0.0)
+        await store.release(claim, reason="engine_unavailable", detail=str(error), delay=delay)
         log.warning("engine unavailable: job handed back", error=str(error))
     except Exception as error:
         failure = _failure(error)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from engine.client.router import RoutedEngine
+from engine.client.router import KnownProperties, RoutedEngine
 from engine.protocol.types import (
     Branch,
     EngineError,
@@ -70,9 +70,11 @@ async def test_each_model_is_requested_from_the_engine_that_serves_it() -> None:
     assert other.calls == ["tokenize prm False True {}", "abort g", "clear", "close"]
 
 
-async def test_configured_extras_replace_those_of_the_model() -> None:
-    engine = RoutedEngine(Named("policy", "prm"), {}, {"prm": {"reasoner_prm": "rlhflow"}})
-    assert [info.extra for info in await engine.models()] == [{}, {"reasoner_prm": "rlhflow"}]
+async def test_configured_properties_replace_those_of_the_model() -> None:
+    known = {"prm": KnownProperties({"reasoner_prm": "rlhflow"}, parameters=7)}
+    plain, changed = await RoutedEngine(Named("policy", "prm"), {}, known).models()
+    assert (plain.extra, changed.extra) == ({}, {"reasoner_prm": "rlhflow"})
+    assert changed.parameters == 7 != plain.parameters
 
 
 async def test_an_engine_that_does_not_serve_its_model_raises_an_error_listing_its_models() -> None:

@@ -91,7 +91,10 @@ def test_each_model_has_the_verifier_that_it_names(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[models.a]\nsistem = 'x'", "models.a.sistem: unknown setting 'sistem'; known settings: answer, budget"),
+        (
+            "[models.a]\nsistem = 'x'",
+            "models.a.sistem: unknown setting 'sistem'; known settings: answer, api_key_env, api_key_file, budget",
+        ),
         ("[models.a]\npath = 'policy'\nurl = 'http://a:1'", "models.a: give either 'path', for our engine, or 'url'"),
         ("[models.a]\npath = '/not/here'", "models.a.path: '/not/here' is neither a bundled model"),
         ("[models.a]\nprompt = 'Think.'", "models.a.prompt: a prompt is a template: write {problem} where"),
@@ -220,3 +223,39 @@ def test_the_example_of_the_documentation_is_valid(tmp_path: Path) -> None:
         "Solve this problem step by step, and end with \\boxed{answer}.\n\n{problem}"
     )
     assert set(settings.local_models()) == {"smol", "math-prm"}
+
+
+def test_the_key_of_a_server_comes_from_the_environment_or_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "key").write_text("sk-file\n")
+    monkeypatch.setenv("FAR_KEY", "sk-environment")
+    text = (
+        "[models.far]\nurl = 'http://127.0.0.1:9'\napi_key_env = 'FAR_KEY'\nparameters = 7\n"
+        "[models.near]\nurl = 'http://127.0.0.1:8'\napi_key_file = 'key'\n"
+    )
+    settings = configure(tmp_path, text, engine_api_key="sk-main")
+    keys = {name: profile.read_api_key() for name, profile in settings.models.items()}
+    assert {name: key and key.get_secret_value() for name, key in keys.items()} == {
+        "far": "sk-environment",
+        "near": "sk-file",
+    }
+    assert "sk-" not in repr(settings)
+    assert settings.environment() == {"REASONER_ENGINE_API_KEY": "sk-main"}
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ("api_key_env = 'NOWHERE'", "models.far.api_key_env: the environment has no variable 'NOWHERE'"),
+        ("api_key_file = 'absent'", "models.far.api_key_file: absent cannot be read"),
+        ("api_key_file = 'two'", "models.far.api_key_file: two must hold the key alone"),
+        ("api_key_env = 'A'\napi_key_file = 'two'", "give either 'api_key_env' or 'api_key_file'"),
+    ],
+)
+def test_a_missing_key_of_a_server_is_named(tmp_path: Path, lines: str, message: str) -> None:
+    (tmp_path / "two").write_text("sk one")
+    with pytest.raises(ConfigError) as caught:
+        configure(tmp_path, f"[models.far]\nurl = 'http://127.0.0.1:9'\n{lines}\n")
+    assert message in str(caught.value)
+    assert "sk" not in str(caught.value)

@@ -10,7 +10,7 @@ from api.roles.supervisor import engine_command
 from engine.client.failover import choose_by_rendezvous
 from engine.client.health import Health
 from engine.client.replicas import ReplicatedEngine
-from engine.client.router import RoutedEngine
+from engine.client.router import KnownProperties, RoutedEngine
 from prm.formats.registry import FORMATS, FormatName
 from reasoner.jobs.journal import MemoryJournal
 from reasoner.jobs.spec import JobSpec
@@ -84,7 +84,7 @@ def test_every_prm_format_can_be_named_and_is_reported_with_the_model() -> None:
     assert set(get_args(FormatName)) == set(FORMATS)
     engine = connect(load_settings(prm_format="rlhflow", prm="policy"))
     assert isinstance(engine, RoutedEngine)
-    assert engine._extras == {"policy": {"reasoner_prm_format": "rlhflow"}}
+    assert engine._known == {"policy": KnownProperties({"reasoner_prm_format": "rlhflow"})}
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,10 @@ redis.call('HSET', job, 'lease', 0)
 redis.call('HDEL', job, 'sent')
 set_status(id, 'queued')
 schedule_check(id, now_ms() + delay)
-if reason == 'engine_unavailable' then
-  redis.call('SADD', WAITING, id)
+if reason == 'engine_unavailable' or reason == 'engine_busy' then
+  if reason == 'engine_unavailable' then
+    redis.call('SADD', WAITING, id)
+  end
   if waiting then
     return 'ok'
   end

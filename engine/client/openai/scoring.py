@@ -2,8 +2,8 @@
 
 A reward model is scored through vLLM's ``/pooling`` with token ids: the server returns a row for every token, or only
 for its own step tag (pooling type ``STEP``), as logits or as probabilities. A causal model samples one token after each
-position, and the log-probabilities come from OpenAI's top log-probabilities; a token that is not listed gets the lowest
-listed value.
+position. vLLM reports the log-probabilities of the tokens asked for (``logprob_token_ids``); others list the likeliest
+tokens, and one that is not listed gets the lowest listed value, an upper bound.
 
 Source: https://docs.vllm.ai/en/latest/models/pooling_models/ and vLLM's ``PoolingParams``.
 """
@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from engine.client.connection import Connection
+from engine.client.openai.dialects import Dialect
 from engine.protocol.types import EngineError, ScoreResult
 from engine.protocol.wire import Json
 
@@ -26,11 +27,9 @@ Row = tuple[float, ...]
 class OpenAIScorer:
     """Scorer on one server."""
 
-    def __init__(self, connection: Connection, extensions: Json, likeliest: int) -> None:
-        """``extensions``: fields sent with each completion. ``likeliest``: the number of reported log-probabilities."""
+    def __init__(self, connection: Connection, dialect: Dialect) -> None:
         self._connection = connection
-        self._extensions = extensions
-        self._likeliest = likeliest
+        self._dialect = dialect
         self._slots = asyncio.Semaphore(_AT_ONCE)
 
     async def rows(
@@ -50,16 +49,22 @@ class OpenAIScorer:
         return ScoreResult(index, tuple(_logits(row) for row in rows), computed, cached)
 
     async def logits(
-        self, index: int, model: str, prompts: Sequence[str | Sequence[int]], wanted: Sequence[str], salt: Json
+        self, index: int, model: str, prompts: Sequence[str | Sequence[int]], wanted: Mapping[int, str], salt: Json
     ) -> ScoreResult:
-        """Return the log-probabilities of tokens, given by the server's names, after each of the prompts."""
+        """Return the log-probabilities of tokens after each of the prompts.
+
+        ``wanted``: the token ids, each with the server's name for it in lists of log-probabilities.
+        """
         values, computed, cached = [], 0, 0
         for prompt in prompts:
             body = {"model": model, "prompt": prompt, "max_tokens": 1, "temperature": 0.0}
-            body |= self._extensions | {"logprobs": self._likeliest} | salt
+            if self._dialect.reads_tokens:
+                body |= {"logprobs": len(wanted), "logprob_token_ids": [*wanted], "return_tokens_as_token_ids": True}
+            else:
+                body["logprobs"] = self._dialect.likeliest
             async with self._slots:
-                answer = await self._connection.call("POST", "/v1/completions", body)
-            values.append(_logprobs(answer, wanted))
+                answer = await self._connection.call("POST", "/v1/completions", body | salt)
+            values.append(_logprobs(answer, list(wanted.values())))
             num_computed, num_cached = _bill(answer)
             computed, cached = computed + num_computed, cached + num_cached
         return ScoreResult(index, tuple(values), computed, cached)
@@ -98,8 +103,8 @@ def _logprobs(answer: Json, wanted: Sequence[str]) -> Row:
         likeliest: dict[str, float] = answer["choices"][0]["logprobs"]["top_logprobs"][0]
     except (KeyError, IndexError, TypeError) as error:
         raise EngineError("the server reports no log-probabilities, and so it cannot score") from error
-    if not likeliest.keys() & set(wanted):
-        raise EngineError(f"none of {', '.join(map(repr, wanted))} is among the likeliest tokens where one is due")
+    if not likeliest:
+        raise EngineError("the server reports no log-probabilities, and so it cannot score")
     least = min(likeliest.values())
     return tuple(likeliest.get(token, least) for token in wanted)
 

@@ -1,0 +1,5 @@
+"""Client of OpenAI-compatible servers: vLLM, SGLang and others with the completions API.
+
+``engine.py`` is the client; ``dialects.py`` says what each kind of server can do, ``answer.py`` reads what it sends,
+``request.py`` writes what it gets.
+"""

@@ -1,0 +1,97 @@
+"""The part of a branch that an OpenAI-compatible server has sent so far."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from engine.protocol.types import Branch, EngineError, EngineUnavailable, FinishReason, TokenLogprob, Tokens
+from engine.protocol.wire import Json
+
+
+@dataclass
+class Answer:
+    """The text and tokens of one branch, from one request or, after interruptions, from several."""
+
+    index: int
+    """The place of the branch in the caller's request."""
+    branch: Branch
+    text: str = ""
+    ids: list[int] = field(default_factory=list)
+    reason: FinishReason | None = None
+    stop: str | int | None = None
+    logprob: float | None = None
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    untokenized: str = ""
+    """The last part of the text, for which the server sent no token ids."""
+    cached: int = 0
+    accepted: int = 0
+    rejected: int = 0
+
+    @property
+    def rest(self) -> Branch:
+        """The branch that continues after what has arrived."""
+        received = tuple(self.ids)
+        left = self.branch.max_tokens - len(received)
+        return replace(self.branch, generated=self.branch.generated + received, max_tokens=left)
+
+    def take(self, choice: Json, stops: tuple[str, ...]) -> str:
+        """Add a choice of an event and return its text. ``stops``: the request's stop strings.
+
+        Raises ``EngineError`` for more tokens than were asked for.
+        """
+        text: str = choice.get("text") or ""
+        logprobs = choice.get("logprobs") or {}
+        if choice.get("token_ids") is None:
+            self.untokenized += text
+        self.ids += choice.get("token_ids") or ()
+        if len(self.ids) > self.branch.max_tokens:
+            raise EngineError(
+                f"the server sent {len(self.ids)} tokens where at most {self.branch.max_tokens} were asked for"
+            )
+        values = logprobs.get("token_logprobs")
+        if values is not None:
+            self.logprob = (self.logprob or 0.0) + math.fsum(value for value in values if value is not None)
+        self._take_logprobs(choice.get("token_ids") or (), logprobs)
+        finish = choice.get("finish_reason")
+        if finish is not None:
+            if finish not in ("stop", "length"):
+                raise EngineUnavailable(f"the server ended a branch with {finish!r}")
+            self.reason = finish
+            self.stop = choice.get("stop_reason", choice.get("matched_stop"))
+            if self.stop is None and finish == "stop":
+                whole = self.text + text
+                self.stop = next((stop for stop in stops if whole.endswith(stop)), None)
+            if self.stop in stops:
+                text += _rest_of_last_token(self.text + text, logprobs.get("tokens") or ())
+        self.text += text
+        return text
+
+    def take_usage(self, usage: Json) -> None:
+        """Add what the server reports about the request, whose last branch this is."""
+        self.cached = max(self.cached, (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0)
+        details = usage.get("completion_tokens_details") or {}
+        self.accepted += details.get("accepted_prediction_tokens") or 0
+        self.rejected += details.get("rejected_prediction_tokens") or 0
+
+    def _take_logprobs(self, ids: Tokens, logprobs: Json) -> None:
+        """Add the likeliest tokens of a server that names tokens by their ids."""
+        for token, value, likeliest in zip(
+            ids, logprobs.get("token_logprobs") or (), logprobs.get("top_logprobs") or (), strict=False
+        ):
+            pairs = [(_token_id(name), each) for name, each in (likeliest or {}).items()]
+            top = tuple(sorted(((id, each) for id, each in pairs if id is not None), key=lambda pair: -pair[1]))
+            self.logprobs.append(TokenLogprob(token, value, top))
+
+
+def _token_id(name: str) -> int | None:
+    prefix, _, number = name.partition(":")
+    return int(number) if prefix == "token_id" and number.isdigit() else None
+
+
+def _rest_of_last_token(text: str, tokens: Sequence[str]) -> str:
+    """Return what the last token holds after a stop string, where the server cut the text but not its tokens."""
+    last = tokens[-1] if tokens else ""
+    held = next((length for length in range(len(last), 0, -1) if text.endswith(last[:length])), len(last))
+    return last[held:]

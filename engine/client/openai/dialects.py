@@ -1,0 +1,62 @@
+"""Kinds of OpenAI-compatible servers, and what each can do beyond OpenAI's API."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from engine.protocol.wire import Json
+
+_OPENAI = frozenset({"temperature", "top_p", "stop", "presence_penalty", "frequency_penalty", "logit_bias"})
+_MORE = frozenset({"top_k", "min_p", "repetition_penalty", "min_tokens", "stop_token_ids", "ignore_eos"})
+_VLLM_FIELDS: Json = {"include_stop_str_in_output": True, "return_token_ids": True, "logprobs": 0}
+_SGLANG_FIELDS: Json = {"no_stop_trim": True, "logprobs": 0}
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """Capabilities of a kind of server beyond OpenAI's API."""
+
+    name: str
+    settings: frozenset[str]
+    """The supported fields of ``SamplingParams``, sent under the same names."""
+    extensions: Json
+    """Fields sent with every request, so that stop strings stay in the text and token ids are returned."""
+    tokenizes: bool
+    """True if the server has ``/tokenize``."""
+    chats: bool
+    """True if ``/tokenize`` accepts chat messages."""
+    likeliest: int
+    """The maximum number of log-probabilities reported per position."""
+    salts: bool
+    """True if ``cache_salt`` isolates cached prefixes: vLLM since its #20981 (2025), SGLang since its #23300 (2026).
+    Older versions accept a salt and ignore it.
+    """
+    numbers_seeds: bool = False
+    """True if sample ``i`` of ``n`` with seed ``s`` equals a single sample with seed ``s + i``, so that siblings can
+    share a request. SGLang gives all of them the same seed.
+    """
+    reads_tokens: bool = False
+    """True if the log-probabilities of named tokens can be asked for (``logprob_token_ids``)."""
+    bundles_tokens: bool = False
+    """True if ``stream_interval`` sets the number of tokens in an event of a stream."""
+
+
+DIALECTS = {
+    dialect.name: dialect
+    for dialect in (
+        Dialect(
+            "vllm",
+            _OPENAI | _MORE | {"logprobs"},
+            _VLLM_FIELDS,
+            tokenizes=True,
+            chats=True,
+            likeliest=20,
+            salts=True,
+            numbers_seeds=True,
+            reads_tokens=True,
+            bundles_tokens=True,
+        ),
+        Dialect("sglang", _OPENAI | _MORE, _SGLANG_FIELDS, tokenizes=True, chats=False, likeliest=20, salts=True),
+        Dialect("openai", _OPENAI, {}, tokenizes=False, chats=False, likeliest=5, salts=False),
+    )
+}

@@ -1,0 +1,349 @@
+"""Client of OpenAI-compatible servers: plain completions.
+
+Differences from our own server:
+
+- Each branch is sampled with a seed derived from its own, so a server that honours seeds is reproducible, but its
+  tokens are not those of our engine, and a branch that was cut and continued gets others than one that was not.
+- Siblings are one request where the server seeds its samples one by one (vLLM), with the same tokens as single ones.
+- Leases and priorities affect speed only and are not sent; the lease's name is, as the session of a router.
+- Log-probabilities are the reported ones, of the distribution that the server reports: by default the model's own, at
+  temperature 1.
+- If a server reports text only, its token ids come from the local tokenizer and may be more than the server sampled.
+- A branch whose stream breaks off continues after what has arrived, in a request of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import uuid
+from collections.abc import Sequence
+from contextlib import aclosing
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from engine.client.connection import Connection
+from engine.client.local_tokenizer import LocalTokenizer
+from engine.client.openai.answer import Answer
+from engine.client.openai.dialects import Dialect
+from engine.client.openai.request import completion_body, group_siblings, routing_headers
+from engine.client.openai.scoring import OpenAIScorer
+from engine.client.openai.time_limit import TimeLimit
+from engine.client.retries import Retries
+from engine.protocol.streams import merge_streams
+from engine.protocol.types import (
+    Completion,
+    Delta,
+    EngineError,
+    EngineUnavailable,
+    Events,
+    FinishReason,
+    GenerateRequest,
+    InvalidRequest,
+    ModelInfo,
+    NotSupported,
+    Prompt,
+    SamplingParams,
+    ScoreItem,
+    ScoreRequest,
+    ScoreResult,
+    TemplateKwargs,
+    Tokens,
+)
+from engine.protocol.wire import Json
+
+_DEFAULTS = asdict(SamplingParams())
+_DEFAULTS = asdict(SamplingParams())
+
+
+class OpenAICompatibleEngine:
+    """``EngineClient`` for a vLLM, SGLang or other OpenAI-compatible server."""
+
+    def __init__(self, connection: Connection, dialect: Dialect, tokenizer: Path | None) -> None:
+        """``tokenizer``: the model's folder; a server of the plain dialect is then sent prompts as text."""
+        self._connection = connection
+        self._dialect = dialect
+        self._text = None if tokenizer is None else LocalTokenizer(tokenizer)
+        self._speaks_text = self._text is not None and dialect.name == "openai"
+        self._scores = OpenAIScorer(connection, dialect)
+        self._running: list[TimeLimit] = []
+        self._epoch = ""
+        """Added to the salt of requests after ``clear_cache``."""
+
+    async def generate(self, request: GenerateRequest, *, stream: bool = False) -> Events:
+        self._check(request)
+        limit = TimeLimit(request)
+        self._running.append(limit)
+        failures: list[EngineError] = []
+        try:
+            answers = [Answer(index, branch) for index, branch in enumerate(request.branches)]
+            groups = [[answers[index] for index in group] for group in group_siblings(request.branches, self._dialect)]
+            streams = [self._run(request, group, limit, failures, stream) for group in groups]
+            async with aclosing(merge_streams(streams, 0)) as events:
+                async for event in events:
+                    if stream or isinstance(event, Completion):
+                        yield event
+        finally:
+            self._running.remove(limit)
+        if failures:  # after everything that did arrive
+            raise failures[0]
+
+    async def score(self, request: ScoreRequest) -> list[ScoreResult]:
+        """Score items (``engine.client.openai_scoring``); ``max_compute`` limits the whole item, cached or not."""
+        self._check_probe(request)
+        salt = self._salt(request)
+        return list(await asyncio.gather(*(self._score(request, salt, *item) for item in enumerate(request.items))))
+
+    async def _score(self, request: ScoreRequest, salt: Json, index: int, item: ScoreItem) -> ScoreResult:
+        tokens: list[int] = []
+        ends: list[int] = []
+        for part in item.parts:
+            tokens += await self.tokenize(request.model, part, special=False) if isinstance(part, str) else part
+            ends.append(len(tokens) - 1)
+        reads = [ends[part] for part in item.read]
+        prompts = [tokens[: position + 1] for position in reads]
+        # For a causal model, one token is sampled after each position.
+        needed = sum(len(prompt) + 1 for prompt in prompts) if request.token_ids else max(reads) + 1
+        if request.max_compute is not None and needed > request.max_compute:
+            return ScoreResult(index, None, needed, 0)
+        if request.token_ids:
+            wanted = {token: self._name(token) for token in request.token_ids}
+            texts = [self._prompt(prompt) for prompt in prompts]
+            result = await self._scores.logits(index, request.model, texts, wanted, salt)
+        else:
+            result = await self._scores.rows(index, request.model, tokens[: max(reads) + 1], reads, salt)
+        if request.max_compute is not None and result.computed_tokens > request.max_compute:
+            raise self._cannot(f"be held to a budget: it reports {result.computed_tokens} tokens for {needed}")
+        return result
+
+    def _name(self, token: int) -> str:
+        """Return the server's name for a token in lists of log-probabilities."""
+        if self._dialect.name == "vllm":
+            return f"token_id:{token}"
+        if self._text is None:
+            raise self._cannot("tell tokens apart; name the folder of its model's tokenizer")
+        return self._text.piece(token)
+
+    def _prompt(self, tokens: list[int]) -> str | list[int]:
+        return self._text.decode(tokens) if self._speaks_text and self._text is not None else tokens
+
+    async def abort(self, request_id: str) -> None:
+        """Cancel the branches that this client has in flight; they end with the tokens received so far."""
+        for limit in self._running:
+            if limit.request_id == request_id:
+                limit.abort()
+
+    async def release(self, lease: str, tokens: Sequence[int] | None = None) -> None:
+        """Do nothing, since these servers have no leases."""
+
+    async def tokenize(
+        self,
+        model: str,
+        text: Prompt,
+        *,
+        special: bool = True,
+        generation_prompt: bool = True,
+        template_kwargs: TemplateKwargs | None = None,
+    ) -> Tokens:
+        """Tokenize with the local tokenizer if there is one, otherwise on the server."""
+        if self._text is not None:
+            if isinstance(text, str):
+                return self._text.encode(text, special=special)
+            chat = self._text.chat(text, generation_prompt=generation_prompt, template_kwargs=template_kwargs)
+            return self._text.encode(chat)
+        if not self._dialect.tokenizes:
+            raise self._cannot("tokenise; name the folder of its model's tokenizer")
+        if not isinstance(text, str) and not self._dialect.chats:
+            raise self._cannot("tokenise chat messages; name the folder of its model's tokenizer")
+        return await self._connection.tokenize(
+            model, text, special=special, generation_prompt=generation_prompt, template_kwargs=template_kwargs
+        )
+
+    async def models(self) -> list[ModelInfo]:
+        """List the served models. Sizes that the server does not report are 0."""
+        listed: list[Json] = (await self._connection.call("GET", "/v1/models", None, should_wait=False))["data"]
+        if not listed and self._text is not None:  # ``transformers serve`` on a folder
+            listed = [{"id": str(self._text.folder)}]
+        return [self._info(entry) for entry in listed]
+
+    async def clear_cache(self) -> None:
+        """Use no prefix any more that is cached by now: from here on, the salt of all requests is another one."""
+        if not self._dialect.salts:
+            raise self._cannot("empty its cache on request")
+        self._epoch = uuid.uuid4().hex
+
+    async def close(self) -> None:
+        await self._connection.close()
+
+    def _info(self, entry: Json) -> ModelInfo:
+        context = entry.get("max_model_len") or (self._text and self._text.context)
+        if not context:
+            raise self._cannot(f"tell the context of {entry['id']!r}; name the folder of its tokenizer and config")
+        extra: dict[str, object] = {"server": self._dialect.name}
+        if entry.get("root") not in (None, entry["id"]):  # tells checkpoints under one name apart
+            extra["root"] = entry["root"]
+        info = ModelInfo(
+            entry["id"],
+            "generate",
+            int(context),
+            0,
+            0 if self._text is None else self._text.parameters,
+            extra,
+            reports_model_logprobs=True,
+            isolates=self._dialect.salts,
+        )
+        if (text := self._text) is None:
+            return info
+        return replace(
+            info,
+            kind=text.kind,
+            vocab_size=text.vocab_size,
+            extra=extra | text.notes,
+            architecture=text.architecture,
+            bos=text.bos,
+            sampling=text.sampling,
+        )
+
+    def _check(self, request: GenerateRequest) -> None:
+        """Raise ``EngineError``, naming the setting, if the server would ignore or refuse one."""
+        for name, value in asdict(request.sampling).items():
+            if value != _DEFAULTS[name] and name not in self._dialect.settings:
+                raise self._cannot(f"honour {name}")
+        if not self._dialect.tokenizes and self._text is None:
+            raise self._cannot("tell token ids; name the folder of its model's tokenizer")
+        self._check_probe(request)
+        for branch in request.branches:
+            if branch.max_tokens < 1:
+                raise InvalidRequest(f"max_tokens is {branch.max_tokens}; it must be at least 1", "max_tokens")
+
+    def _check_probe(self, request: GenerateRequest | ScoreRequest) -> None:
+        if request.probe:
+            raise self._cannot("read a probe, which needs the model's hidden states: serve the model on our engine")
+
+    def _salt(self, request: GenerateRequest | ScoreRequest) -> Json:
+        """Return the fields that isolate cached prefixes. Raises ``EngineError`` if the server has no such field."""
+        if request.cache_salt is None and not self._epoch:
+            return {}
+        if not self._dialect.salts:
+            raise self._cannot("keep caches apart by cache_salt")
+        return {"cache_salt": f"{request.cache_salt or ''}{self._epoch}"}
+
+    def _cannot(self, what: str) -> NotSupported:
+        return NotSupported(f"the server at {self._connection.url} ({self._dialect.name}) cannot {what}")
+
+    async def _run(
+        self,
+        request: GenerateRequest,
+        answers: list[Answer],
+        limit: TimeLimit,
+        failures: list[EngineError],
+        stream: bool,
+    ) -> Events:
+        """Generate siblings. A stream that breaks off goes on after what has arrived.
+
+        If that fails for good, what has arrived is yielded with the reason ``length``, and the error is added to
+        ``failures``, so that no other branch is lost.
+        """
+        retries = Retries(should_wait=self._connection.should_wait)
+        while True:
+            received = sum(len(answer.ids) for answer in answers)
+            try:
+                async with aclosing(self._stream(request, answers, limit, stream)) as events:
+                    async for event in events:
+                        yield event
+                return
+            except EngineUnavailable as error:
+                answers = [answer for answer in answers if answer.reason is None]
+                for answer in answers:
+                    await self._find_tokens(request.model, answer)
+                has_progress = sum(len(answer.ids) for answer in answers) > received
+                wait = retries.next_wait(error, has_progress=has_progress)
+                if wait is None:
+                    failures.append(error)
+                    break
+                if not await limit.sleep(wait):
+                    break
+                if len(answers) > 1 and has_progress:  # their prompts differ now
+                    streams = [self._run(request, [answer], limit, failures, stream) for answer in answers]
+                    async with aclosing(merge_streams(streams, 0)) as events:
+                        async for event in events:
+                            yield event
+                    return
+            except EngineError as error:
+                answers = [answer for answer in answers if answer.reason is None]
+                failures.append(error)
+                limit.abort()  # the others would meet the same
+                break
+        for answer in answers:
+            if limit.is_over and not failures:
+                yield self._completion(request, answer, "cancelled" if limit.is_aborted else "timeout")
+            elif answer.ids:
+                yield self._completion(request, answer, "length")
+
+    async def _stream(
+        self, request: GenerateRequest, answers: Sequence[Answer], limit: TimeLimit, stream: bool
+    ) -> Events:
+        """Yield the events of one request for siblings that have the same tokens so far."""
+        rests = [answer.rest for answer in answers]
+        if rests[0].max_tokens < 1:  # all was received before the stream broke off
+            yield self._completion(request, answers[0], "length")
+            return
+        prompt = self._prompt([*request.prompt, *rests[0].generated])
+        body = completion_body(request, rests, prompt, self._dialect, stream=stream) | self._salt(request)
+        headers = routing_headers(request.request_id, request.lease)
+        left = dict(enumerate(answers))
+        async with aclosing(self._connection.events("/v1/completions", body, headers)) as chunks:
+            try:
+                while (chunk := await limit.next(chunks)) is not None:
+                    for choice in chunk.get("choices") or ():
+                        answer = left.get(choice.get("index", 0))
+                        if answer is None:
+                            raise EngineError(f"the server sent a sample with the index {choice.get('index')}")
+                        text = answer.take(choice, request.sampling.stop)
+                        if text:
+                            # Token ids are sent once, at the end: servers split texts and tokens at different places.
+                            yield Delta(answer.index, text, ())
+                        if answer.reason is not None and len(left) > 1:
+                            # The prompt is computed once, and billed with the last branch: usage comes at the end.
+                            del left[choice.get("index", 0)]
+                            answer.cached = len(request.prompt) + len(rests[0].generated) - 1
+                            await self._find_tokens(request.model, answer)
+                            yield self._completion(request, answer, answer.reason)
+                    for answer in left.values() if chunk.get("usage") and len(left) == 1 else ():
+                        answer.take_usage(chunk["usage"])
+            except TimeoutError:
+                for answer in left.values():
+                    answer.reason = answer.reason or ("cancelled" if limit.is_aborted else "timeout")
+        for answer in left.values():
+            if answer.reason is None:
+                raise EngineUnavailable(
+                    f"the engine at {self._connection.url} ended its answer in the middle of a branch"
+                )
+            await self._find_tokens(request.model, answer)
+            yield self._completion(request, answer, answer.reason)
+
+    async def _find_tokens(self, model: str, answer: Answer) -> None:
+        """Tokenize the text for which the server reported no token ids."""
+        if answer.untokenized:
+            answer.ids += await self.tokenize(model, answer.untokenized, special=False)
+            answer.untokenized = ""
+
+    def _completion(self, request: GenerateRequest, answer: Answer, reason: FinishReason) -> Completion:
+        logprob = answer.logprob
+        if logprob is None:
+            # Without a reported log-probability, all tokens get the same.
+            vocab = 0 if self._text is None else self._text.vocab_size
+            logprob = -len(answer.ids) * math.log(max(vocab, 2))
+        return Completion(
+            index=answer.index,
+            token_ids=tuple(answer.ids),
+            text=answer.text,
+            finish_reason=reason,
+            stop=answer.stop,
+            logprob=logprob,
+            prompt_tokens=len(request.prompt) + len(answer.branch.generated),
+            cached_tokens=answer.cached,
+            logprobs=None if request.sampling.logprobs is None else tuple(answer.logprobs),
+            drafted_tokens=answer.accepted + answer.rejected,
+            accepted_tokens=answer.accepted,
+        )
