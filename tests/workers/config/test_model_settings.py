@@ -235,7 +235,7 @@ def test_the_key_of_a_server_comes_from_the_environment_or_a_file(
         "[models.near]\nurl = 'http://127.0.0.1:8'\napi_key_file = 'key'\n"
     )
     settings = configure(tmp_path, text, engine_api_key="sk-main")
-    keys = {name: profile.read_api_key() for name, profile in settings.models.items()}
+    keys = {name: settings.models[name].read_api_key() for name in ("far", "near")}
     assert {name: key and key.get_secret_value() for name, key in keys.items()} == {
         "far": "sk-environment",
         "near": "sk-file",
