@@ -101,7 +101,12 @@ async def open_search(
             table = _fitting(calibration or shipped_calibration(), spec, policy, served)
         prompt = await tokenize_problem(spec, engine, policy)
         check_budget(spec.budget, policy.id, policy, prices or {})
-        ledger = Ledger(spec.budget, prices or {}, by_grants=journal.grant_source is not None)
+        ledger = Ledger(
+            spec.budget,
+            prices or {},
+            by_grants=journal.grant_source is not None,
+            counts_exactly=_counts_exactly(spec, policy, served),
+        )
         equivalence = Equivalence(seconds_left=ledger.seconds_until_cut)
         scorer = None
         if needs_verifier:
@@ -126,6 +131,13 @@ async def open_search(
             yield search
         finally:
             await search.close()
+
+
+def _counts_exactly(spec: JobSpec, policy: ModelInfo, served: Mapping[str, ModelInfo]) -> bool:
+    """Return True if the tokens of all requests of the job are known before."""
+    selector = verifier_selector(spec.verifier)
+    verifier = None if selector is None or selector.name is None else served.get(selector.name)
+    return policy.counts_exactly and (verifier is None or verifier.counts_exactly)
 
 
 def _has_verifier(spec: JobSpec, served: Mapping[str, ModelInfo]) -> bool:

@@ -6,6 +6,8 @@ import asyncio
 from contextlib import aclosing
 from pathlib import Path
 
+from engine.client.chat.engine import ChatEngine
+from engine.client.chat.options import ChatOptions
 from engine.client.connection import Connection
 from engine.client.native import NativeEngine
 from engine.client.openai.dialects import DIALECTS
@@ -15,6 +17,9 @@ from engine.protocol.types import EngineClient, Events, GenerateRequest, Invalid
 
 NATIVE = "reasoner"
 """``owned_by`` of the models of our server, and the name of its dialect."""
+
+CHAT = "chat"
+KINDS = (NATIVE, *DIALECTS, CHAT)
 
 
 class HttpEngine(ForwardingEngine):
@@ -33,17 +38,20 @@ class HttpEngine(ForwardingEngine):
         api_key: str | None = None,
         tokenizer: Path | None = None,
         dialect: str | None = None,
+        chat: ChatOptions | None = None,
         should_wait: bool = True,
     ) -> None:
         """Create a client without connecting. Raises ``InvalidRequest`` for any other URL.
 
         ``api_key``: the server's key. ``tokenizer``: the folder of the server's model, if the server takes no token ids
         or cannot tokenise.
-        ``dialect``: ``reasoner``, ``vllm``, ``sglang`` or ``openai``, instead of detecting it.
+        ``dialect``: ``reasoner``, ``vllm``, ``sglang`` or ``openai``, instead of detecting it, or ``chat`` for a server
+        that only chats, with the properties ``chat``.
         ``should_wait``: retry for a second or two while the server cannot be reached; not needed if a replica exists.
         """
-        if dialect is not None and dialect not in (NATIVE, *DIALECTS):
-            raise InvalidRequest(f"dialect {dialect!r} must be one of {', '.join((NATIVE, *DIALECTS))}", "dialect")
+        if dialect is not None and dialect not in KINDS:
+            raise InvalidRequest(f"dialect {dialect!r} must be one of {', '.join(KINDS)}", "dialect")
+        self._chat = chat or ChatOptions()
         self._connection = Connection(url, api_key=api_key, should_wait=should_wait)
         super().__init__(NativeEngine(self._connection))  # until another dialect is detected
         self._tokenizer = tokenizer
@@ -64,7 +72,9 @@ class HttpEngine(ForwardingEngine):
         async with self._lock:
             if not self._is_ready:
                 dialect = self._dialect or await self._detect_dialect(should_wait)
-                if dialect != NATIVE:
+                if dialect == CHAT:
+                    self._engine = ChatEngine(self._connection, self._chat)
+                elif dialect != NATIVE:
                     self._engine = OpenAICompatibleEngine(self._connection, DIALECTS[dialect], self._tokenizer)
                 self._is_ready = True
         return self._engine

@@ -72,9 +72,12 @@ class RoutedEngine:
 
     async def models(self) -> list[ModelInfo]:
         """Raises ``EngineError`` if an engine in ``overrides`` does not serve its model."""
-        listed = await asyncio.gather(*(engine.models() for engine in self._all))
-        models = [info for info in listed[0] if info.id not in self._overrides]
-        for name, served in zip(self._overrides, listed[1:], strict=True):
+        engines = self._all
+        answers = await asyncio.gather(*(engine.models() for engine in engines))
+        listed = {id(engine): infos for engine, infos in zip(engines, answers, strict=True)}
+        models = [info for info in listed[id(self._main)] if info.id not in self._overrides]
+        for name, engine in self._overrides.items():
+            served = listed[id(engine)]
             matching = [info for info in served if info.id == name]
             if not matching:
                 others = ", ".join(info.id for info in served) or "nothing"
@@ -90,7 +93,8 @@ class RoutedEngine:
 
     @property
     def _all(self) -> list[EngineClient]:
-        return [self._main, *self._overrides.values()]
+        """Each engine once, though it may serve several of the models."""
+        return list({id(engine): engine for engine in (self._main, *self._overrides.values())}.values())
 
     def _engine_for(self, model: str) -> EngineClient:
         return self._overrides.get(model, self._main)

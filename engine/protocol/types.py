@@ -13,6 +13,8 @@ Prompt = str | Sequence[dict[str, str]]
 TemplateKwargs = Mapping[str, object]
 """Variables of a chat template, such as ``enable_thinking``."""
 
+Capability = Literal["continuation", "logprobs"]
+"""``continuation``: goes on after the beginning of an answer. ``logprobs``: reports those of the likeliest tokens."""
 FinishReason = Literal["stop", "length", "context", "timeout", "cancelled"]
 """``stop``: end of sequence, a stop token or a stop string. ``length``: ``max_tokens``. ``context``: the model's
 context is full. ``timeout``: ``GenerateRequest.timeout`` passed. ``cancelled``: ``abort`` was called.
@@ -277,6 +279,12 @@ class ModelInfo:
     """Fingerprint of the checkpoint (``engine.fingerprint``); empty if the server does not report one."""
     reports_model_logprobs: bool = False
     """True if ``Completion.logprob`` is always under the model's own distribution, whatever was sampled from."""
+    counts_exactly: bool = True
+    """False if the number of a prompt's tokens is known only after a request, since the server has no token ids. The
+    last requests of a job may then cost more than its budget had left.
+    """
+    lacks: tuple[Capability, ...] = ()
+    """What the model's server cannot do."""
     isolates: bool = True
     """True if the server isolates cached prefixes by ``cache_salt``. Otherwise a request with a salt is refused."""
     probe: ProbeInfo | None = None

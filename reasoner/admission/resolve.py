@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from engine.protocol.types import EngineError, InvalidRequest, ModelInfo
+from engine.protocol.types import Capability, EngineError, InvalidRequest, ModelInfo
 from reasoner.admission.defaults import ModelDefaults, apply_defaults
 from reasoner.admission.effort import Effort, apply_effort
 from reasoner.admission.prompt import add_instruction
@@ -18,6 +18,11 @@ from reasoner.jobs.spec import FALLBACK_STRATEGY, JobSpec, StrategySpec
 from reasoner.jobs.verifier_specs import JudgeVerifier, PrmVerifier, ProbeVerifier
 from reasoner.search.model_selection import ModelSelector, policy_selector, verifier_selector
 from reasoner.strategies.registry import STRATEGIES, parse_params
+
+_NEEDS: Mapping[Capability, str] = {
+    "continuation": "continues unfinished solutions",
+    "logprobs": "reads log-probabilities",
+}
 
 
 class ServiceDefaults(Protocol):
@@ -108,6 +113,7 @@ async def _complete(spec: JobSpec, service: ServiceDefaults, catalog: ModelCatal
     if isinstance(spec.verifier, ProbeVerifier) and spec.verifier.model is None:
         spec = spec.model_copy(update={"verifier": spec.verifier.model_copy(update={"model": model})})
     _check_models(spec.model_copy(update={"model": model}), models)
+    _check_capabilities(spec, next((info for info in models or () if info.id == model), None))
     _check_budget(spec, service, models)
     name = spec.strategy.name
     changes: dict[str, Any] = {
@@ -184,6 +190,20 @@ def _check_models(spec: JobSpec, models: list[ModelInfo] | None) -> None:
             selector.find(models)
         except InvalidRequest as error:
             raise JobRefused("unknown-model", selector.field, str(error)) from None
+
+
+def _check_capabilities(spec: JobSpec, policy: ModelInfo | None) -> None:
+    """Raise ``JobRefused`` for a strategy that needs more than the policy's server can do."""
+    lacking = () if policy is None else policy.lacks
+    missing = [what for what in lacking if what in STRATEGIES[spec.strategy.name].required]
+    if policy is not None and missing:
+        able = [name for name, strategy in STRATEGIES.items() if strategy.required.isdisjoint(lacking)]
+        raise JobRefused(
+            "unsupported-strategy",
+            "strategy",
+            f"strategy {spec.strategy.name!r} {_NEEDS[missing[0]]}, which the server of model {policy.id!r} cannot do: "
+            f"use one of {', '.join(able)}, or a model on vLLM, SGLang or our engine",
+        )
 
 
 def _check_budget(spec: JobSpec, service: ServiceDefaults, models: list[ModelInfo] | None) -> None:

@@ -40,11 +40,15 @@ class Ledger:
         clock: Callable[[], float] = time.monotonic,
         *,
         by_grants: bool = False,
+        counts_exactly: bool = True,
     ) -> None:
-        """With ``by_grants`` the job may spend only the tokens that ``add_grant`` adds, within its own limits."""
+        """With ``by_grants`` the job may spend only the tokens that ``add_grant`` adds, within its own limits.
+        ``counts_exactly``: False if requests may spend more than was reserved (``ModelInfo.counts_exactly``).
+        """
         self.budget = budget
         self.usage = Usage()
         self._prices = prices or {}
+        self._counts_exactly = counts_exactly
         self._granted_tokens = 0 if by_grants else None
         self._limits: tuple[int | None, ...] = (
             0 if by_grants else budget.tokens,
@@ -136,7 +140,7 @@ class Ledger:
         """Replace a reservation by the real spend, at most the reservation; the rest is available again.
 
         Returns the spend with the working time since the last commit added. Raises ``ValueError`` if it exceeds the
-        reservation.
+        reservation, a bug, unless counts are estimates: what a server has spent is then billed all the same.
         """
         used = Amount.from_usage(spend)
         exceeded = [
@@ -144,7 +148,7 @@ class Ledger:
             for name, limit, most, actual in zip(_LIMIT_NAMES, self._limits, reservation, used, strict=True)
             if limit is not None and actual > most
         ]
-        if exceeded:
+        if exceeded and self._counts_exactly:
             raise ValueError(f"a request with {reservation} reserved used {used}: too many {', '.join(exceeded)}")
         self._reserved -= reservation
         spend = spend.model_copy(update={"seconds": self.elapsed_seconds() - self.usage.seconds})

@@ -44,6 +44,7 @@ class BranchRunner:
         self._lease = context.search.lease.name
         self._engine = context.search.engine
         self._model = context.search.policy
+        self._can_continue = "continuation" not in self._model.lacks
         self._ledger = context.search.ledger
         self._cancelled = context.search.cancelled
         self._reads_probe = context.search.reads_probe
@@ -211,6 +212,8 @@ class BranchRunner:
         left = self._reserved[branch].tokens - (len(tokens) - len(branch.token_ids))
         *above, index = branch.path
         sibling = make_branch_key(tuple(above)), index
+        if not self._can_continue:
+            return Branch(self._seed, make_branch_key(branch.path), left, tokens, sibling)
         return Branch(self._seed, make_branch_key(branch.path), min(left, every - len(tokens) % every), tokens, sibling)
 
     async def _read_stream(self, request: GenerateRequest, siblings: list[InFlightBranch]) -> None:
@@ -237,6 +240,8 @@ class BranchRunner:
             reason = await branch.find_stop_reason(whole)
             if reason is not None:
                 self._stop_reasons[branch] = reason
+            elif not self._can_continue:
+                self._stop_reasons[branch] = "budget"
             elif length < self._reserved[branch].tokens and not self._is_stopping:
                 self._segments[branch] = whole
                 self._request([branch])

@@ -76,6 +76,11 @@ class Search:
         return self._scores is not None
 
     @property
+    def can_continue(self) -> bool:
+        """True if the policy's server can go on after the beginning of a solution."""
+        return "continuation" not in self._context.policy.lacks
+
+    @property
     def context(self) -> int:
         """Number of tokens that the policy's context holds."""
         return self._context.policy.context

@@ -59,9 +59,15 @@ def create_strategy(stages: Mapping[str, Strategy[Any]]) -> Strategy[Auto]:
 
 
 async def sample_stepwise(search: Search, count: int) -> None:
-    """Sample solutions step by step, so that a tree search can continue from any of their steps."""
+    """Sample solutions step by step, so that a tree search can continue from any of their steps.
+
+    They are sampled as a whole where the policy's server cannot continue them.
+    """
     async with search.stream() as stream:
-        stream.expand([search.root], count)
+        if not search.can_continue:
+            stream.complete([search.root], count)
+        else:
+            stream.expand([search.root], count)
         async for nodes in stream:
             stream.expand([node for node in nodes if node.open], 1)
 

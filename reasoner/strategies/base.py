@@ -8,6 +8,7 @@ from typing import Annotated, Any, Generic, TypeVar
 
 from pydantic import Field, ValidationError
 
+from engine.protocol.types import Capability
 from reasoner.answers.votes import Vote, count_votes, group_equivalent
 from reasoner.base_model import StrictModel
 from reasoner.jobs.spec import MAX_N
@@ -47,12 +48,19 @@ class Strategy(Generic[P]):
     needs_verifier: bool
     needs_steps: bool = False
     """True if the strategy needs scores of unfinished solutions, which some verifiers do not give."""
+    needs: tuple[Capability, ...] = ()
+    """What the strategy needs of the policy's server, besides ``continuation`` if it needs steps."""
     welcomes_verifier: bool = False
     """True if the strategy uses a verifier if there is one, and works without."""
     stops_when_sure: bool = False
     """True if ``JobSpec.confidence`` can stop the strategy early."""
     votes: bool = False
     """True if the strategy's candidates vote; otherwise the best score wins."""
+
+    @property
+    def required(self) -> frozenset[Capability]:
+        """What the strategy needs of the policy's server."""
+        return frozenset(self.needs) | (frozenset({"continuation"}) if self.needs_steps else frozenset())
 
     def parse(self, params: Mapping[str, Any]) -> P:
         """Return the validated parameters with defaults. Raises ``ValueError`` that names the fault."""

@@ -13,6 +13,7 @@ from prm.formats.registry import FormatName
 from reasoner.base_model import VerifierSpec
 from reasoner.budget.prices import Prices
 from reasoner.jobs.verifier_specs import JudgeVerifier, OutcomeVerifier, PrmVerifier
+from workers.config.engine_profiles import EngineProfile
 from workers.config.model_profiles import ModelProfile, read_model_file
 from workers.config.types import BUNDLED_PRM, ConfigError, check_url, is_bundled, served_name
 
@@ -54,6 +55,9 @@ class ModelSettings(BaseSettings):
     )
     prm_format: FormatName | None = Field(
         None, description="The format in which the verifier reads steps, if its checkpoint does not determine it."
+    )
+    engines: dict[str, EngineProfile] = Field(
+        default_factory=dict, description="The servers by any name: where each is, and the models that it serves."
     )
     models: dict[str, ModelProfile] = Field(
         default_factory=dict, description="The models by name: where each is, and the settings that it brings."
@@ -111,7 +115,7 @@ class ModelSettings(BaseSettings):
 
     def local_models(self) -> dict[str, tuple[str, str]]:
         """Return the setting and the value of each model that an engine of this machine loads, by name."""
-        elsewhere = {name for name, profile in self.models.items() if profile.url}
+        elsewhere = {name for name, profile in self.models.items() if profile.url} | self.remote_models().keys()
         if self.prm_url and self.prm_name is not None:
             elsewhere.add(self.prm_name)
         found = {self.model_name: ("model", self._value(self.model_name))}
@@ -135,11 +139,13 @@ class ModelSettings(BaseSettings):
     def engine_addresses(self) -> tuple[str, ...]:
         """The URLs of the configured engines, or that of ``reasoner engine`` on this machine.
 
-        If all models have servers of their own, those of the first one.
+        Empty if all models have servers of their own.
         """
-        if self.engine_url or self.local_models():
-            return self.engine_url or (DEFAULT_ENGINE_URL,)
-        return next(profile.url for profile in self.models.values() if profile.url)
+        return self.engine_url or ((DEFAULT_ENGINE_URL,) if self.local_models() else ())
+
+    def remote_models(self) -> dict[str, str]:
+        """Return the names of the models that servers in [engines] have, each with the server's name."""
+        return {model: name for name, engine in self.engines.items() for model in engine.models}
 
     def is_bundled(self, model: str) -> bool:
         """Return True for a bundled model, under whatever name it is served."""
@@ -163,17 +169,23 @@ class ModelSettings(BaseSettings):
 
     def check_places(self) -> None:
         """Raise ``ConfigError`` for a model with two places, a missing API key, and a verifier that is not served."""
-        for name, each in self.models.items():
+        places: dict[str, ModelProfile | EngineProfile] = {f"models.{name}": each for name, each in self.models.items()}
+        for where, each in (places | {f"engines.{name}": each for name, each in self.engines.items()}).items():
             try:
                 each.read_api_key()
             except ConfigError as error:
-                raise ConfigError(f"models.{name}.{error}") from None
+                raise ConfigError(f"{where}.{error}") from None
+        self._check_engines()
         profile = self.models.get(self.model_name)
         if profile is not None and self.model != self.model_name and (profile.path is not None or profile.url):
             raise ConfigError(f"model: {self.model!r} has a place in [models.{self.model_name}] too: leave out one")
         if self.engine_url:  # which may serve any model: /readyz tells
             return
-        served = {*self.local_models(), *(name for name, profile in self.models.items() if profile.url)}
+        served = {
+            *self.local_models(),
+            *self.remote_models(),
+            *(name for name, profile in self.models.items() if profile.url),
+        }
         served |= {self.prm_name} if self.prm_url and self.prm_name is not None else set()
         for name, profile in self.models.items():
             verifier = profile.verifier
@@ -184,8 +196,19 @@ class ModelSettings(BaseSettings):
                     f"give it a path or a url in [models.{needed}]"
                 )
 
+    def _check_engines(self) -> None:
+        """Raise ``ConfigError`` for a model that two servers have, or that has another place."""
+        owners = self.remote_models()
+        for name, engine in self.engines.items():
+            for model in engine.models:
+                if owners[model] != name:
+                    raise ConfigError(f"engines.{name}.models: {model!r} is a model of engines.{owners[model]}, too")
+                profile = self.models.get(model)
+                if profile is not None and (profile.path is not None or profile.url):
+                    raise ConfigError(f"engines.{name}.models: {model!r} has a place in [models.{model}], too")
+
     def _name(self, value: str) -> str:
-        return value if value in self.models else served_name(value)
+        return value if value in self.models or value in self.remote_models() else served_name(value)
 
     def _value(self, name: str) -> str:
         """Return the value of a served model."""

@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 
 from pydantic import SecretStr
 
+from engine.client.chat.options import ChatOptions
 from engine.client.health import Health
 from engine.client.http import HttpEngine
 from engine.client.replicas import ReplicatedEngine
@@ -26,34 +27,45 @@ def connect(
     Does not connect yet. ``health`` and ``reports_health``: as for ``ReplicatedEngine``.
     """
     health = health or Health()
-    place = _Place(urls or settings.engine_addresses, settings.engine_tokenizer, settings.engine_api_key)
-    main = _connect_replicas(place, health, reports_health)
     places = {
-        name: _Place(profile.url, profile.tokenizer, profile.read_api_key())
+        name: _Place(profile.url, profile.read_api_key(), profile.tokenizer)
         for name, profile in settings.models.items()
         if profile.url
     }
+    prm = settings.prm_name
+    if prm is not None and settings.prm_url:
+        places[prm] = _Place(settings.prm_url, settings.prm_api_key, settings.prm_tokenizer)
+    overrides: dict[str, EngineClient] = {
+        name: _connect_replicas(place, health, reports_health) for name, place in places.items()
+    }
+    for profile in settings.engines.values():
+        place = _Place(profile.url, profile.read_api_key(), profile.tokenizer, profile.kind, profile.chat)
+        overrides |= dict.fromkeys(profile.models, _connect_replicas(place, health, reports_health))
+    addresses = urls or settings.engine_addresses
+    if addresses:
+        place = _Place(addresses, settings.engine_api_key, settings.engine_tokenizer)
+        main: EngineClient = _connect_replicas(place, health, reports_health)
+    else:
+        main = next(iter(overrides.values()))
     known: dict[str, KnownProperties] = {
         name: KnownProperties(_format_note(profile.prm_format), profile.parameters)
         for name, profile in settings.models.items()
         if profile.prm_format is not None or profile.parameters is not None
     }
-    prm = settings.prm_name
-    if prm is not None and settings.prm_url:
-        places[prm] = _Place(settings.prm_url, settings.prm_tokenizer, settings.prm_api_key)
     if prm is not None and settings.prm_format is not None:
         known[prm] = replace(known.get(prm, KnownProperties()), extra=_format_note(settings.prm_format))
-    overrides = {name: _connect_replicas(place, health, reports_health) for name, place in places.items()}
     return RoutedEngine(main, overrides, known) if overrides or known else main
 
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Interchangeable servers, with the folder of their model and their API key."""
+    """Interchangeable servers. The fields are those of ``HttpEngine``."""
 
     urls: Sequence[str]
-    tokenizer: Path | None
     api_key: SecretStr | None
+    tokenizer: Path | None
+    kind: str | None = None
+    chat: ChatOptions | None = None
 
 
 def _format_note(format_name: str | None) -> dict[str, object]:
@@ -70,7 +82,14 @@ def _connect_replicas(place: _Place, health: Health, reports_health: bool) -> Re
     is_single = len(place.urls) == 1  # no replica can take over
     key = None if place.api_key is None else place.api_key.get_secret_value()
     engines = {
-        engine_name(url): HttpEngine(url, api_key=key, tokenizer=place.tokenizer, should_wait=is_single)
+        engine_name(url): HttpEngine(
+            url,
+            api_key=key,
+            tokenizer=place.tokenizer,
+            dialect=place.kind,
+            chat=place.chat,
+            should_wait=is_single,
+        )
         for url in place.urls
     }
     return ReplicatedEngine(engines, health, reports_health=reports_health)

@@ -148,4 +148,4 @@ async def _max_thinking_tokens(search: Search, params: BudgetForcing, marker: st
     return max(0, min(limits) - params.answer)
 
 
-STRATEGY = Strategy("budget_forcing", BudgetForcing, run, needs_verifier=False, votes=True)
+STRATEGY = Strategy("budget_forcing", BudgetForcing, run, needs_verifier=False, needs=("continuation",), votes=True)

@@ -137,4 +137,4 @@ async def _weights_by_answer(search: Search, weights: dict[Node, float]) -> list
     return [[weights[node] for node in group] for group in same]
 
 
-STRATEGY = Strategy("deepconf", DeepConf, run, needs_verifier=False, votes=True)
+STRATEGY = Strategy("deepconf", DeepConf, run, needs_verifier=False, needs=("continuation", "logprobs"), votes=True)

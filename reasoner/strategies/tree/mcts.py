@@ -194,4 +194,4 @@ async def run(search: Search, params: Mcts) -> Choice:
     return choose_best_scored(await search.ensure_candidates())
 
 
-STRATEGY = Strategy("mcts", Mcts, run, needs_verifier=True)
+STRATEGY = Strategy("mcts", Mcts, run, needs_verifier=True, needs=("continuation",))

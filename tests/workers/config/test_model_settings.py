@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from api.roles.supervisor import engine_command
+from engine.client.chat.options import ChatOptions
 from engine.client.router import RoutedEngine
 from engine.protocol.types import ModelInfo
 from reasoner.admission.resolve import describe_defaults, resolve_job
+from reasoner.admission.validation import JobRefused
 from reasoner.jobs.spec import JobSpec
 from reasoner.jobs.verifier_specs import JudgeVerifier, PrmVerifier
 from tests.docs.blocks import ROOT, blocks
@@ -259,3 +262,52 @@ def test_a_missing_key_of_a_server_is_named(tmp_path: Path, lines: str, message:
         configure(tmp_path, f"[models.far]\nurl = 'http://127.0.0.1:9'\n{lines}\n")
     assert message in str(caught.value)
     assert "sk" not in str(caught.value)
+
+
+def test_servers_in_engines_have_their_models_and_nothing_is_loaded_for_them(tmp_path: Path) -> None:
+    text = (
+        "model = 'gpt'\n[engines.hosted]\nurl = 'https://api.example/v1'\nkind = 'chat'\nmodels = ['gpt', 'gpt-mini']\n"
+        "context = 128000\nomit = 'seed'\n[models.gpt]\nverifier = {kind = 'judge'}\n"
+    )
+    settings = configure(tmp_path, text)
+    assert settings.local_models() == {}
+    assert not settings.has_local_engine
+    assert settings.engine_addresses == ()
+    assert settings.engines["hosted"].chat == ChatOptions(("gpt", "gpt-mini"), 128_000, frozenset({"seed"}))
+    engine = connect(settings)
+    assert isinstance(engine, RoutedEngine)
+    assert engine._engine_for("gpt") is engine._engine_for("gpt-mini") is engine._main
+    assert len(engine._all) == 1
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ("kind = 'french'", "must be one of reasoner, vllm, sglang, openai, chat"),
+        ("prefill = 'prefix'", "'prefill' belongs to servers of kind 'chat'"),
+        ("kind = 'chat'\ntokenizer = 'x'", "a chat server needs no 'tokenizer'"),
+        ("[engines.b]\nurl = 'http://b'\nmodels = 'm'", "'m' is a model of engines.b, too"),
+        ("[models.m]\nurl = 'http://b'", "'m' has a place in [models.m], too"),
+        ("api_key_env = 'NOWHERE'", "engines.a.api_key_env: the environment has no variable 'NOWHERE'"),
+    ],
+)
+def test_an_invalid_server_is_refused_with_a_correction(tmp_path: Path, lines: str, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        configure(tmp_path, f"[engines.a]\nurl = 'http://a'\nmodels = ['m']\n{lines}\n")
+    assert message in str(caught.value)
+
+
+class ChatCatalog(Catalog):
+    async def models(self) -> list[ModelInfo]:
+        return [replace(info, lacks=("continuation", "logprobs")) for info in self._infos]
+
+
+async def test_a_strategy_that_the_models_server_cannot_run_is_refused_with_those_it_can(tmp_path: Path) -> None:
+    text = "[engines.hosted]\nurl = 'https://api.example/v1'\nkind = 'chat'\nmodels = ['gpt']\n"
+    settings = configure(tmp_path, text, model="gpt")
+    for name in ("budget_forcing", "deepconf"):
+        job = JobSpec.model_validate({"problem": "?", "strategy": {"name": name}, "verifier": None})
+        with pytest.raises(JobRefused, match=f"'{name}' continues unfinished .* use one of greedy, self_consistency"):
+            await resolve_job(job, settings, ChatCatalog("gpt"))
+    job = JobSpec.model_validate({"problem": "?", "strategy": {"name": "self_consistency"}})
+    assert (await resolve_job(job, settings, ChatCatalog("gpt"))).model == "gpt"

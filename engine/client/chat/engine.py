@@ -1,0 +1,345 @@
+"""Client of servers with ``/v1/chat/completions`` alone, one request per branch.
+
+Token ids hold the text itself (``engine.client.chat.encoding``), as many as the server bills, hidden reasoning
+included. A branch goes on after a given beginning only where the server has prefill. There are no log-probabilities of
+a branch, no leases and no salts; a seed is sent, and most servers treat it as a wish. Only vLLM and SGLang tell which
+stop string ended an answer, so that only they can search step by step.
+
+Scores are those of a judge: the log-probabilities of the verdicts as first token where the server lists the likeliest
+tokens, or else what it writes, which is certain of itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+
+from engine.client.chat.answer import ChatAnswer
+from engine.client.chat.encoding import count_tokens, decode_prompt, decode_text, encode_prompt
+from engine.client.chat.options import ChatOptions
+from engine.client.connection import Connection
+from engine.client.openai.request import branch_seed, routing_headers
+from engine.client.openai.time_limit import TimeLimit
+from engine.client.retries import Retries
+from engine.protocol.streams import merge_streams
+from engine.protocol.types import (
+    Completion,
+    Delta,
+    EngineError,
+    EngineUnavailable,
+    Events,
+    FinishReason,
+    GenerateRequest,
+    InvalidRequest,
+    ModelInfo,
+    NotSupported,
+    Prompt,
+    SamplingParams,
+    ScoreItem,
+    ScoreRequest,
+    ScoreResult,
+    TemplateKwargs,
+    Tokens,
+)
+from engine.protocol.wire import Json
+
+_SETTINGS = ("temperature", "top_p", "presence_penalty", "frequency_penalty", "stop")
+_DEFAULTS = SamplingParams()
+_VERDICT_TOKENS = 16
+_UNLIKELY = -30.0
+"""Log-probability of a verdict that is not among the likeliest."""
+_SCORES_AT_ONCE = 16
+
+
+_LIST_SECONDS = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class _List:
+    """The models that a server has listed, by id."""
+
+    entries: dict[str, Json]
+    read_at: float = field(default_factory=time.monotonic)
+
+
+_LISTS: dict[str, _List] = {}
+"""By the server's address, for all clients of a process."""
+
+
+class ChatEngine:
+    """``EngineClient`` for a server that only chats."""
+
+    def __init__(self, connection: Connection, options: ChatOptions) -> None:
+        self._connection = connection
+        self._options = options
+        self._running: list[TimeLimit] = []
+        self._limit_field = "max_completion_tokens"
+        self._lists_likeliest = True
+        """False once the server has refused to list the likeliest tokens."""
+        self._slots = asyncio.Semaphore(_SCORES_AT_ONCE)
+
+    async def generate(self, request: GenerateRequest, *, stream: bool = False) -> Events:
+        self._check(request)
+        limit = TimeLimit(request)
+        self._running.append(limit)
+        failures: list[EngineError] = []
+        try:
+            answers = [ChatAnswer(index, branch) for index, branch in enumerate(request.branches)]
+            streams = [self._run(request, answer, limit, failures) for answer in answers]
+            async with aclosing(merge_streams(streams, 0)) as events:
+                async for event in events:
+                    if stream or isinstance(event, Completion):
+                        yield event
+        finally:
+            self._running.remove(limit)
+        if failures:  # after everything that did arrive
+            raise failures[0]
+
+    async def score(self, request: ScoreRequest) -> list[ScoreResult]:
+        if request.probe or len(request.token_ids) < 2:
+            raise self._cannot("score with a head; it can be a judge")
+        return list(await asyncio.gather(*(self._judge(request, *item) for item in enumerate(request.items))))
+
+    async def abort(self, request_id: str) -> None:
+        """Cancel the branches that this client has in flight; they end with the text received so far."""
+        for limit in self._running:
+            if limit.request_id == request_id:
+                limit.abort()
+
+    async def release(self, lease: str, tokens: Sequence[int] | None = None) -> None:
+        """Do nothing, since these servers have no leases."""
+
+    async def tokenize(
+        self,
+        model: str,  # noqa: ARG002
+        text: Prompt,
+        *,
+        special: bool = True,  # noqa: ARG002
+        generation_prompt: bool = True,  # noqa: ARG002
+        template_kwargs: TemplateKwargs | None = None,
+    ) -> Tokens:
+        if template_kwargs:
+            raise self._cannot("set variables of its chat template: leave out chat_template_kwargs")
+        return encode_prompt(text)
+
+    async def models(self) -> list[ModelInfo]:
+        """List the configured models, or all that the server lists.
+
+        The server is asked every few minutes, since hosted ones count it against a rate limit.
+        """
+        listed = _LISTS.get(self._connection.url)
+        if listed is None or time.monotonic() > listed.read_at + _LIST_SECONDS:
+            try:
+                answer = await self._connection.call("GET", "/v1/models", None, should_wait=False)
+            except NotSupported:
+                if not self._options.models:
+                    raise
+                answer = {"data": [{"id": name} for name in self._options.models]}
+            listed = _LISTS[self._connection.url] = _List({entry["id"]: entry for entry in answer["data"]})
+        known = listed.entries
+        names = self._options.models or tuple(known)
+        missing = [name for name in names if name not in known]
+        if missing:
+            raise EngineError(
+                f"the server at {self._connection.url} does not list the model {missing[0]!r}; it lists "
+                f"{', '.join(sorted(known)[:20]) or 'none'}"
+            )
+        return [self._info(known[name]) for name in names]
+
+    async def clear_cache(self) -> None:
+        raise self._cannot("empty its cache on request")
+
+    async def close(self) -> None:
+        await self._connection.close()
+
+    def _info(self, entry: Json) -> ModelInfo:
+        context = entry.get("max_model_len") or entry.get("context_length") or self._options.context
+        # Steps end at stop strings, and a search must tell them from the end of a solution: only these servers do.
+        can_continue = self._options.prefill == "continue_final_message"
+        return ModelInfo(
+            entry["id"],
+            "generate",
+            int(context),
+            vocab_size=0,
+            parameters=0,
+            extra={"server": "chat"},
+            counts_exactly=False,
+            isolates=False,
+            lacks=("logprobs",) if can_continue else ("continuation", "logprobs"),
+        )
+
+    # Generation.
+
+    async def _run(
+        self, request: GenerateRequest, answer: ChatAnswer, limit: TimeLimit, failures: list[EngineError]
+    ) -> Events:
+        """Generate one branch. A stream that breaks off is continued, or begins again where the server cannot."""
+        retries = Retries(should_wait=self._connection.should_wait)
+        while True:
+            try:
+                async with aclosing(self._stream(request, answer, limit)) as events:
+                    async for event in events:
+                        yield event
+                return
+            except EngineUnavailable as error:
+                has_progress = bool(answer.text) and self._options.prefill != "none"
+                wait = retries.next_wait(error, has_progress=has_progress)
+                if wait is None:
+                    failures.append(error)
+                    break
+                if not await limit.sleep(wait):
+                    break
+                if has_progress:
+                    answer.keep()
+                else:
+                    answer.drop()
+            except EngineError as error:
+                failures.append(error)
+                limit.abort()  # the others would meet the same
+                break
+        if limit.is_over and not failures:
+            yield self._completion(request, answer, "cancelled" if limit.is_aborted else "timeout")
+        elif answer.token_ids:
+            yield self._completion(request, answer, "length")
+
+    async def _stream(self, request: GenerateRequest, answer: ChatAnswer, limit: TimeLimit) -> Events:
+        left = answer.branch.max_tokens - len(answer.earlier)
+        if left < 1:
+            yield self._completion(request, answer, "length")
+            return
+        body = self._messages([*request.prompt, *answer.branch.generated, *answer.earlier]) | {
+            "model": request.model,
+            "seed": branch_seed(answer.branch),
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            **{name: getattr(request.sampling, name) for name in _SETTINGS if name != "stop" or request.sampling.stop},
+        }
+        body = {name: value for name, value in body.items() if name not in self._options.omit}
+        headers = routing_headers(request.request_id, request.lease)
+        while True:
+            try:
+                async with aclosing(
+                    self._connection.events("/v1/chat/completions", body | {self._limit_field: left}, headers)
+                ) as chunks:
+                    while (chunk := await limit.next(chunks)) is not None:
+                        if text := answer.take(chunk):
+                            yield Delta(answer.index, text, ())
+                break
+            except TimeoutError:
+                answer.reason = answer.reason or ("cancelled" if limit.is_aborted else "timeout")
+                break
+            except InvalidRequest as error:
+                if answer.num_events or not self._understands_other_limit(error):
+                    raise
+        if answer.reason is None:
+            raise EngineUnavailable(f"the server at {self._connection.url} ended its answer in the middle of a text")
+        yield self._completion(request, answer, answer.reason)
+
+    def _understands_other_limit(self, error: InvalidRequest) -> bool:
+        """Return True once, if the server refuses the newer name of the limit, which older servers do not know."""
+        if self._limit_field != "max_completion_tokens" or self._limit_field not in f"{error} {error.field}":
+            return False
+        self._limit_field = "max_tokens"
+        return True
+
+    def _messages(self, tokens: Sequence[int]) -> Json:
+        """Return the fields that hold the conversation. Raises ``EngineError`` if it ends in the middle of an answer
+        and the server has no prefill.
+        """
+        messages, answer = decode_prompt(tokens)
+        if not answer:
+            return {"messages": messages}
+        last: Json = {"role": "assistant", "content": answer}
+        match self._options.prefill:
+            case "none":
+                raise self._cannot("go on after the beginning of an answer")
+            case "prefix":
+                return {"messages": [*messages, last | {"prefix": True}]}
+            case "continue_final_message":
+                flags = {"continue_final_message": True, "add_generation_prompt": False}
+                return {"messages": [*messages, last]} | flags
+            case "last_message":
+                return {"messages": [*messages, last]}
+
+    def _completion(self, request: GenerateRequest, answer: ChatAnswer, reason: FinishReason) -> Completion:
+        return Completion(
+            index=answer.index,
+            token_ids=answer.token_ids,
+            text=decode_text(answer.token_ids),
+            finish_reason=reason,
+            stop=answer.stop,
+            logprob=0.0,
+            prompt_tokens=answer.prompt or len(request.prompt) + len(answer.branch.generated),
+            cached_tokens=answer.cached,
+        )
+
+    def _check(self, request: GenerateRequest) -> None:
+        """Raise ``EngineError``, naming the setting, if the server would ignore or refuse one."""
+        for name in SamplingParams.__dataclass_fields__:
+            if name in (*_SETTINGS, "include_stop_str_in_output"):
+                continue
+            if getattr(request.sampling, name) != getattr(_DEFAULTS, name):
+                raise self._cannot(f"honour {name}")
+        if request.probe:
+            raise self._cannot("read a probe, which needs the model's hidden states: serve the model on our engine")
+        if request.cache_salt is not None:
+            raise self._cannot("keep caches apart by cache_salt")
+        for branch in request.branches:
+            if branch.max_tokens < 1:
+                raise InvalidRequest(f"max_tokens is {branch.max_tokens}; it must be at least 1", "max_tokens")
+
+    def _cannot(self, what: str) -> NotSupported:
+        return NotSupported(f"the server at {self._connection.url} (chat) cannot {what}")
+
+    # Scores.
+
+    async def _judge(self, request: ScoreRequest, index: int, item: ScoreItem) -> ScoreResult:
+        """Return the log-probabilities of verdicts after a conversation."""
+        tokens = [token for part in item.parts for token in (encode_prompt(part) if isinstance(part, str) else part)]
+        verdicts = [decode_text((token,)) for token in request.token_ids]
+        if request.max_compute is not None and len(tokens) + _VERDICT_TOKENS > request.max_compute:
+            return ScoreResult(index, None, len(tokens) + _VERDICT_TOKENS, 0)
+        async with self._slots:
+            answer = await self._ask_verdict(request.model, tokens)
+        try:
+            choice = answer["choices"][0]
+            text = str(choice["message"].get("content") or "").strip()
+        except (KeyError, IndexError, TypeError) as error:
+            raise EngineError(f"the answer of {self._connection.url} is not understood: {error!r}") from error
+        likeliest: dict[str, float] = {}
+        for entry in ((choice.get("logprobs") or {}).get("content") or [{}])[0].get("top_logprobs") or ():
+            likeliest.setdefault(str(entry["token"]).strip(), float(entry["logprob"]))
+        values = [likeliest.get(verdict, _UNLIKELY) for verdict in verdicts]
+        if max(values) == _UNLIKELY:
+            values = [0.0 if text.startswith(verdict) else _UNLIKELY for verdict in verdicts]
+        if max(values) == _UNLIKELY:
+            values = [0.0] * len(verdicts)  # no verdict: as likely as not
+        usage = answer.get("usage") or {}
+        cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+        computed = (usage.get("prompt_tokens") or len(tokens)) - cached
+        computed += count_tokens(text, usage.get("completion_tokens"))
+        return ScoreResult(index, (tuple(values),), computed, cached)
+
+    async def _ask_verdict(self, model: str, tokens: Sequence[int]) -> Json:
+        body = self._messages(tokens) | {"model": model, "temperature": 0.0, self._limit_field: _VERDICT_TOKENS}
+        retries = Retries(should_wait=self._connection.should_wait)
+        while True:
+            more = {"logprobs": True, "top_logprobs": 20} if self._lists_likeliest else {}
+            try:
+                answer: Json = await self._connection.call("POST", "/v1/chat/completions", body | more)
+                return answer
+            except InvalidRequest as error:
+                if self._lists_likeliest and "logprobs" in f"{error} {error.field}":
+                    self._lists_likeliest = False
+                elif self._understands_other_limit(error):
+                    body["max_tokens"] = body.pop("max_completion_tokens")
+                else:
+                    raise
+            except EngineUnavailable as error:
+                wait = retries.next_wait(error, has_progress=False)
+                if wait is None:
+                    raise
+                await asyncio.sleep(wait)

@@ -1,0 +1,84 @@
+"""Servers of models: where each is, of which kind, and with which key."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Self
+
+from pydantic import Field, SecretStr, field_validator, model_validator
+
+from engine.client.chat.options import DEFAULT_CONTEXT, ChatOptions, Prefill
+from engine.client.http import CHAT, KINDS
+from reasoner.base_model import StrictModel
+from workers.config.types import check_url, read_environment_key, read_key_file
+
+_CHAT_ONLY = ("context", "omit", "prefill")
+
+
+class EngineProfile(StrictModel):
+    """One server, or several interchangeable ones, and the models that it serves."""
+
+    url: Annotated[tuple[str, ...], Field(min_length=1)] = Field(
+        description="The URL of the server, or several of interchangeable ones."
+    )
+    models: Annotated[tuple[str, ...], Field(min_length=1)] = Field(
+        description="The names of its models, as it lists them in /v1/models."
+    )
+    kind: str | None = Field(
+        None,
+        description="The kind of the server: reasoner, vllm, sglang, openai (completions) or chat (chat completions "
+        "alone, as of OpenAI's own API and most gateways); without it, asked of the server.",
+    )
+    api_key_env: str | None = Field(None, description="The environment variable with its API key.")
+    api_key_file: Path | None = Field(None, description="The file with its API key.")
+    tokenizer: Path | None = Field(
+        None, description="The folder of its model, if the server takes no token ids or cannot tokenise."
+    )
+    context: Annotated[int, Field(ge=64)] = Field(
+        DEFAULT_CONTEXT, description="The tokens of a conversation, if a chat server does not report them."
+    )
+    prefill: Prefill = Field(
+        "none",
+        description="How a chat server goes on after the beginning of an answer: last_message (Anthropic), prefix "
+        "(Mistral, DeepSeek), continue_final_message (vLLM, SGLang), or none.",
+    )
+    omit: tuple[str, ...] = Field((), description="The fields of a request that a chat server refuses, such as seed.")
+
+    @field_validator("url", "models", "omit", mode="before")
+    @classmethod
+    def _single(cls, value: Any) -> Any:
+        return [value] if isinstance(value, str) else value
+
+    @field_validator("url")
+    @classmethod
+    def _check_urls(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(check_url(url, ("http://", "https://", "unix://")) for url in value)
+
+    @field_validator("kind")
+    @classmethod
+    def _check_kind(cls, value: str | None) -> str | None:
+        if value is not None and value not in KINDS:
+            raise ValueError(f"must be one of {', '.join(KINDS)}")
+        return value
+
+    @model_validator(mode="after")
+    def _check_fields(self) -> Self:
+        if self.api_key_env is not None and self.api_key_file is not None:
+            raise ValueError("give either 'api_key_env' or 'api_key_file', not both")
+        if self.kind == CHAT and self.tokenizer is not None:
+            raise ValueError("a chat server needs no 'tokenizer': leave it out")
+        for name in _CHAT_ONLY if self.kind != CHAT else ():
+            if name in self.model_fields_set:
+                raise ValueError(f"{name!r} belongs to servers of kind 'chat': leave it out")
+        return self
+
+    @property
+    def chat(self) -> ChatOptions:
+        """The properties of a chat server."""
+        return ChatOptions(self.models, self.context, frozenset(self.omit), self.prefill)
+
+    def read_api_key(self) -> SecretStr | None:
+        """Return the server's key. Raises ``ConfigError`` if it is not where it should be."""
+        if self.api_key_env is not None:
+            return read_environment_key(self.api_key_env)
+        return None if self.api_key_file is None else read_key_file(self.api_key_file)
