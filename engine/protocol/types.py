@@ -284,7 +284,7 @@ class ModelInfo:
     last requests of a job may then cost more than its budget had left.
     """
     lacks: tuple[Capability, ...] = ()
-    """What the model's server cannot do."""
+    """The capabilities that the model's server does not have."""
     isolates: bool = True
     """True if the server isolates cached prefixes by ``cache_salt``. Otherwise a request with a salt is refused."""
     probe: ProbeInfo | None = None

@@ -49,7 +49,7 @@ class Strategy(Generic[P]):
     needs_steps: bool = False
     """True if the strategy needs scores of unfinished solutions, which some verifiers do not give."""
     needs: tuple[Capability, ...] = ()
-    """What the strategy needs of the policy's server, besides ``continuation`` if it needs steps."""
+    """The capabilities of the policy's server that the strategy needs, besides ``continuation`` if it needs steps."""
     welcomes_verifier: bool = False
     """True if the strategy uses a verifier if there is one, and works without."""
     stops_when_sure: bool = False
@@ -59,7 +59,7 @@ class Strategy(Generic[P]):
 
     @property
     def required(self) -> frozenset[Capability]:
-        """What the strategy needs of the policy's server."""
+        """The capabilities of the policy's server that the strategy needs, in all."""
         return frozenset(self.needs) | (frozenset({"continuation"}) if self.needs_steps else frozenset())
 
     def parse(self, params: Mapping[str, Any]) -> P:

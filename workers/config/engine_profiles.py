@@ -40,7 +40,7 @@ class EngineProfile(StrictModel):
     prefill: Prefill = Field(
         "none",
         description="How a chat server goes on after the beginning of an answer: last_message (Anthropic), prefix "
-        "(Mistral, DeepSeek), continue_final_message (vLLM, SGLang), or none.",
+        "(Mistral, DeepSeek), continue_final_message (vLLM, SGLang; alone allows search by steps), or none.",
     )
     omit: tuple[str, ...] = Field((), description="The fields of a request that a chat server refuses, such as seed.")
 

@@ -18,9 +18,9 @@ _MARK = b"\x01"
 _ANSWER = b"\0"
 """Separates messages, whose JSON has no such byte, from the beginning of the answer."""
 BYTES_PER_TOKEN = 4
-"""Of a prompt; the usual number in English text."""
+"""The usual number in English text, by which the tokens of a prompt are estimated."""
 MAX_BYTES_PER_TOKEN = 32
-"""More are not possible on the average of a text, whatever the server reports."""
+"""The most that are possible on the average of a text, whatever the server reports."""
 
 
 def encode_prompt(text: Prompt) -> Tokens:

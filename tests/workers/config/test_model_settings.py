@@ -72,7 +72,10 @@ async def test_models_with_a_url_are_requested_there_and_not_loaded(tmp_path: Pa
 def test_nothing_is_loaded_if_all_models_have_servers(tmp_path: Path) -> None:
     settings = configure(tmp_path, "model = 'far'\n[models.far]\nurl = ['http://a:1', 'http://b:1']\n")
     assert not settings.has_local_engine
-    assert settings.engine_addresses == ("http://a:1", "http://b:1")
+    assert settings.engine_addresses == ()
+    engine = connect(settings)
+    assert isinstance(engine, RoutedEngine)
+    assert engine._all == [engine._engine_for("far")]
 
 
 def test_each_model_has_the_verifier_that_it_names(tmp_path: Path) -> None:
