@@ -75,6 +75,8 @@ def run_engine(settings: Settings) -> None:
     """Replace this process, which has no torch, by the engine server."""
     if len(settings.engine_addresses) > 1:
         raise ConfigError("REASONER_ENGINE_URL names several engines: give the address of this one alone")
+    if not settings.engine_addresses:
+        raise ConfigError("all models have servers of their own, so that there is none for an engine here")
     check_models(settings)
     address = urlsplit(settings.engine_addresses[0])
     if address.scheme == "unix":

@@ -27,6 +27,10 @@ def connect(
     Does not connect yet. ``health`` and ``reports_health``: as for ``ReplicatedEngine``.
     """
     health = health or Health()
+    main: EngineClient | None = None
+    if addresses := urls or settings.engine_addresses:
+        place = _Place(addresses, settings.engine_api_key, settings.engine_tokenizer)
+        main = _connect_replicas(place, health, reports_health)
     places = {
         name: _Place(profile.url, profile.read_api_key(), profile.tokenizer)
         for name, profile in settings.models.items()
@@ -41,12 +45,7 @@ def connect(
     for profile in settings.engines.values():
         place = _Place(profile.url, profile.read_api_key(), profile.tokenizer, profile.kind, profile.chat)
         overrides |= dict.fromkeys(profile.models, _connect_replicas(place, health, reports_health))
-    addresses = urls or settings.engine_addresses
-    if addresses:
-        place = _Place(addresses, settings.engine_api_key, settings.engine_tokenizer)
-        main: EngineClient = _connect_replicas(place, health, reports_health)
-    else:
-        main = next(iter(overrides.values()))
+    main = main or next(iter(overrides.values()))
     known: dict[str, KnownProperties] = {
         name: KnownProperties(_format_note(profile.prm_format), profile.parameters)
         for name, profile in settings.models.items()
