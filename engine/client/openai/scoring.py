@@ -58,10 +58,9 @@ class OpenAIScorer:
         values, computed, cached = [], 0, 0
         for prompt in prompts:
             body = {"model": model, "prompt": prompt, "max_tokens": 1, "temperature": 0.0}
+            body["logprobs"] = self._dialect.likeliest  # for versions that ignore the next line
             if self._dialect.reads_tokens:
-                body |= {"logprobs": len(wanted), "logprob_token_ids": [*wanted], "return_tokens_as_token_ids": True}
-            else:
-                body["logprobs"] = self._dialect.likeliest
+                body |= {"logprob_token_ids": [*wanted], "return_tokens_as_token_ids": True}
             async with self._slots:
                 answer = await self._connection.call("POST", "/v1/completions", body | salt)
             values.append(_logprobs(answer, list(wanted.values())))
@@ -105,6 +104,8 @@ def _logprobs(answer: Json, wanted: Sequence[str]) -> Row:
         raise EngineError("the server reports no log-probabilities, and so it cannot score") from error
     if not likeliest:
         raise EngineError("the server reports no log-probabilities, and so it cannot score")
+    if not likeliest.keys() & set(wanted):
+        raise EngineError(f"none of {', '.join(map(repr, wanted))} is among the likeliest tokens where one is due")
     least = min(likeliest.values())
     return tuple(likeliest.get(token, least) for token in wanted)
 

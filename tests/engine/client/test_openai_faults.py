@@ -247,7 +247,7 @@ async def test_verdicts_of_a_judge_are_read_even_if_they_are_unlikely() -> None:
     client = scripted("vllm", handle)
     [result] = await client.score(score(ScoreItem(((5, 6),), (0,)), token_ids=(7, 8)))
     assert result.values == ((-12.5, -13.0),)
-    assert (bodies[0]["logprob_token_ids"], bodies[0]["logprobs"]) == ([7, 8], 2)
+    assert (bodies[0]["logprob_token_ids"], bodies[0]["logprobs"]) == ([7, 8], 20)
     await client.close()
 
 
