@@ -51,7 +51,8 @@ class Connection:
         ``should_wait``: retry for a second or two while the server cannot be reached, and not only once.
         """
         url = url.rstrip("/").removesuffix("/v1")
-        self.url = _without_login(url)
+        self.url = hide_login(url)
+        self.api_key = api_key
         self.should_wait = should_wait
         self._backoff = _BACKOFF if should_wait else _BACKOFF[:1]
         if url.startswith("unix://"):
@@ -175,8 +176,8 @@ def _get_ssl_context() -> ssl.SSLContext:
     return httpx.create_ssl_context()
 
 
-def _without_login(url: str) -> str:
-    """Return the URL without a user's name and password, for messages and logs."""
+def hide_login(url: str) -> str:
+    """Return the URL without a user's name and password, for messages, logs and metrics."""
     login, at, _ = urlsplit(url).netloc.rpartition("@")
     return url.replace(login + at, "", 1)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -89,6 +90,12 @@ class LocalTokenizer:
                 )
         except (TemplateError, TimeoutError) as error:
             raise InvalidRequest(f"the chat template refused the messages: {error}", "messages") from error
+
+
+@functools.lru_cache(maxsize=8)
+def load_tokenizer(folder: Path) -> LocalTokenizer:
+    """Return the tokenizer of a folder, which all clients of a process share: reading one takes up to a second."""
+    return LocalTokenizer(folder)
 
 
 def chat_template(folder: Path) -> str | None:

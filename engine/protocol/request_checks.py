@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import asdict
 
 from engine.protocol.types import GenerateRequest, InvalidRequest, ModelInfo, SamplingParams, ScoreRequest
 
@@ -89,6 +90,19 @@ def check_generate(request: GenerateRequest, model: ModelInfo, max_branches: int
             f"timeout is {request.timeout}; it must be more than 0 and at most {MAX_SECONDS:g} seconds", "timeout"
         )
     _check_service(request)
+
+
+def check_branches(request: GenerateRequest) -> None:
+    """Raise ``InvalidRequest`` if a branch could get no token. For servers that check all else themselves."""
+    for branch in request.branches:
+        if branch.max_tokens < 1:
+            raise InvalidRequest(f"max_tokens is {branch.max_tokens}; it must be at least 1", "max_tokens")
+
+
+def find_setting_outside(sampling: SamplingParams, supported: Collection[str]) -> str | None:
+    """Return the first setting that differs from its default and is not among the supported ones."""
+    values, defaults = asdict(sampling), asdict(SamplingParams())
+    return next((name for name in values if name not in supported and values[name] != defaults[name]), None)
 
 
 def check_score(request: ScoreRequest, model: ModelInfo, max_items: int) -> None:

@@ -177,7 +177,7 @@ class Completion:
     logprob: float
     """The sum of the log-probabilities of ``token_ids`` under their sampling distribution (greedy tokens: under the
     model's own distribution at temperature 1, since the greedy one has a single outcome). Servers other than ours may
-    report the model's own distribution for all of them (``ModelInfo.reports_model_logprobs``).
+    report the model's own distribution for all of them, which underrates a branch at temperatures below 1.
     """
     prompt_tokens: int
     cached_tokens: int
@@ -277,8 +277,6 @@ class ModelInfo:
     """The model's own sampling parameters by their names in ``SamplingParams`` (``engine.protocol.own_sampling``)."""
     fingerprint: str = ""
     """Fingerprint of the checkpoint (``engine.fingerprint``); empty if the server does not report one."""
-    reports_model_logprobs: bool = False
-    """True if ``Completion.logprob`` is always under the model's own distribution, whatever was sampled from."""
     counts_exactly: bool = True
     """False if the number of a prompt's tokens is known only after a request, since the server has no token ids. The
     last requests of a job may then cost more than its budget had left.

@@ -212,9 +212,9 @@ class BranchRunner:
         left = self._reserved[branch].tokens - (len(tokens) - len(branch.token_ids))
         *above, index = branch.path
         sibling = make_branch_key(tuple(above)), index
-        if not self._can_continue:
-            return Branch(self._seed, make_branch_key(branch.path), left, tokens, sibling)
-        return Branch(self._seed, make_branch_key(branch.path), min(left, every - len(tokens) % every), tokens, sibling)
+        if self._can_continue:
+            left = min(left, every - len(tokens) % every)
+        return Branch(self._seed, make_branch_key(branch.path), left, tokens, sibling)
 
     async def _read_stream(self, request: GenerateRequest, siblings: list[InFlightBranch]) -> None:
         missing = set(range(len(siblings)))

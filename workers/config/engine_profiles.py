@@ -5,17 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Self
 
-from pydantic import Field, SecretStr, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from engine.client.chat.options import DEFAULT_CONTEXT, ChatOptions, Prefill
 from engine.client.http import CHAT, KINDS
-from reasoner.base_model import StrictModel
-from workers.config.types import check_url, read_environment_key, read_key_file
+from workers.config.api_key import WithApiKey
+from workers.config.types import check_url
 
 _CHAT_ONLY = ("context", "omit", "prefill")
 
 
-class EngineProfile(StrictModel):
+class EngineProfile(WithApiKey):
     """One server, or several interchangeable ones, and the models that it serves."""
 
     url: Annotated[tuple[str, ...], Field(min_length=1)] = Field(
@@ -29,8 +29,6 @@ class EngineProfile(StrictModel):
         description="The kind of the server: reasoner, vllm, sglang, openai (completions) or chat (chat completions "
         "alone, as of OpenAI's own API and most gateways); without it, asked of the server.",
     )
-    api_key_env: str | None = Field(None, description="The environment variable with its API key.")
-    api_key_file: Path | None = Field(None, description="The file with its API key.")
     tokenizer: Path | None = Field(
         None, description="The folder of its model, if the server takes no token ids or cannot tokenise."
     )
@@ -63,8 +61,6 @@ class EngineProfile(StrictModel):
 
     @model_validator(mode="after")
     def _check_fields(self) -> Self:
-        if self.api_key_env is not None and self.api_key_file is not None:
-            raise ValueError("give either 'api_key_env' or 'api_key_file', not both")
         if self.kind == CHAT and self.tokenizer is not None:
             raise ValueError("a chat server needs no 'tokenizer': leave it out")
         for name in _CHAT_ONLY if self.kind != CHAT else ():
@@ -76,9 +72,3 @@ class EngineProfile(StrictModel):
     def chat(self) -> ChatOptions:
         """The properties of a chat server."""
         return ChatOptions(self.models, self.context, frozenset(self.omit), self.prefill)
-
-    def read_api_key(self) -> SecretStr | None:
-        """Return the server's key. Raises ``ConfigError`` if it is not where it should be."""
-        if self.api_key_env is not None:
-            return read_environment_key(self.api_key_env)
-        return None if self.api_key_file is None else read_key_file(self.api_key_file)

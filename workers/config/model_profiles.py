@@ -6,19 +6,20 @@ import tomllib
 from pathlib import Path
 from typing import Any, Self
 
-from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from engine.gguf.paths import is_gguf
 from prm.formats.registry import FormatName
 from reasoner.admission.defaults import ModelDefaults
+from workers.config.api_key import WithApiKey
 from workers.config.explain import explain_field
-from workers.config.types import ConfigError, check_url, locate_model, read_environment_key, read_key_file
+from workers.config.types import ConfigError, check_url, locate_model
 
 MODEL_FILE = "reasoner-model.toml"
 """File in a model's folder with its settings; beside FILE.gguf it is FILE.gguf.toml."""
 
 
-class ModelProfile(ModelDefaults):
+class ModelProfile(ModelDefaults, WithApiKey):
     """One model: the place from which it is served, and the defaults of its jobs."""
 
     path: str | None = Field(None, description="A bundled model, a model folder or a GGUF file, for our engine.")
@@ -28,8 +29,6 @@ class ModelProfile(ModelDefaults):
     tokenizer: Path | None = Field(
         None, description="The folder of the model behind url, if its server takes no token ids or cannot tokenise."
     )
-    api_key_env: str | None = Field(None, description="The environment variable with the API key of url.")
-    api_key_file: Path | None = Field(None, description="The file with the API key of url.")
     parameters: int | None = Field(
         None,
         ge=1,
@@ -56,20 +55,12 @@ class ModelProfile(ModelDefaults):
         for name in ("tokenizer", "api_key_env", "api_key_file"):
             if getattr(self, name) is not None and not self.url:
                 raise ValueError(f"{name!r} belongs to a model with 'url': leave it out")
-        if self.api_key_env is not None and self.api_key_file is not None:
-            raise ValueError("give either 'api_key_env' or 'api_key_file', not both")
         return self
 
     @property
     def place(self) -> tuple[Any, ...]:
         """Everything that a running service cannot change."""
         return self.path, self.url, self.tokenizer, self.prm_format, self.api_key_env, self.api_key_file
-
-    def read_api_key(self) -> SecretStr | None:
-        """Return the key of the model's server. Raises ``ConfigError`` if it is not where it should be."""
-        if self.api_key_env is not None:
-            return read_environment_key(self.api_key_env)
-        return None if self.api_key_file is None else read_key_file(self.api_key_file)
 
 
 def read_model_file(value: str) -> ModelDefaults | None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from pydantic import SecretStr
 
 from engine.client.chat.options import ChatOptions
+from engine.client.connection import hide_login
 from engine.client.health import Health
 from engine.client.http import HttpEngine
 from engine.client.replicas import ReplicatedEngine
@@ -71,17 +71,11 @@ def _format_note(format_name: str | None) -> dict[str, object]:
     return {} if format_name is None else {FORMAT_NOTE: format_name}
 
 
-def engine_name(url: str) -> str:
-    """Return an engine's address without its password, for logs and metrics."""
-    login, at, _ = urlsplit(url).netloc.rpartition("@")
-    return url.replace(login + at, "", 1)
-
-
 def _connect_replicas(place: _Place, health: Health, reports_health: bool) -> ReplicatedEngine:
     is_single = len(place.urls) == 1  # no replica can take over
     key = None if place.api_key is None else place.api_key.get_secret_value()
     engines = {
-        engine_name(url): HttpEngine(
+        hide_login(url): HttpEngine(
             url,
             api_key=key,
             tokenizer=place.tokenizer,

@@ -22,9 +22,9 @@ from engine.client.chat.encoding import count_tokens, decode_prompt, decode_text
 from engine.client.chat.options import ChatOptions
 from engine.client.connection import Connection
 from engine.client.openai.request import branch_seed, routing_headers
-from engine.client.openai.time_limit import TimeLimit
 from engine.client.retries import Retries
-from engine.protocol.streams import merge_streams
+from engine.client.running import RunningRequest, RunningRequests, unsupported
+from engine.protocol.request_checks import check_branches, find_setting_outside
 from engine.protocol.types import (
     Completion,
     Delta,
@@ -37,7 +37,6 @@ from engine.protocol.types import (
     ModelInfo,
     NotSupported,
     Prompt,
-    SamplingParams,
     ScoreItem,
     ScoreRequest,
     ScoreResult,
@@ -47,13 +46,10 @@ from engine.protocol.types import (
 from engine.protocol.wire import Json
 
 _SETTINGS = ("temperature", "top_p", "presence_penalty", "frequency_penalty", "stop")
-_DEFAULTS = SamplingParams()
 _VERDICT_TOKENS = 16
 _UNLIKELY = -30.0
 """Log-probability of a verdict that is not among the likeliest."""
 _SCORES_AT_ONCE = 16
-
-
 _LIST_SECONDS = 300.0
 
 
@@ -65,8 +61,8 @@ class _List:
     read_at: float = field(default_factory=time.monotonic)
 
 
-_LISTS: dict[str, _List] = {}
-"""By the server's address, for all clients of a process."""
+_LISTS: dict[tuple[str, str | None], _List] = {}
+"""By the server's address and key, for all clients of a process. Dropped when the server fails."""
 
 
 class ChatEngine:
@@ -75,7 +71,8 @@ class ChatEngine:
     def __init__(self, connection: Connection, options: ChatOptions) -> None:
         self._connection = connection
         self._options = options
-        self._running: list[TimeLimit] = []
+        self._running = RunningRequests()
+        self._place = connection.url, connection.api_key
         self._limit_field = "max_completion_tokens"
         self._lists_likeliest = True
         """False once the server has refused to list the likeliest tokens."""
@@ -83,20 +80,13 @@ class ChatEngine:
 
     async def generate(self, request: GenerateRequest, *, stream: bool = False) -> Events:
         self._check(request)
-        limit = TimeLimit(request)
-        self._running.append(limit)
-        failures: list[EngineError] = []
-        try:
-            answers = [ChatAnswer(index, branch) for index, branch in enumerate(request.branches)]
-            streams = [self._run(request, answer, limit, failures) for answer in answers]
-            async with aclosing(merge_streams(streams, 0)) as events:
-                async for event in events:
-                    if stream or isinstance(event, Completion):
-                        yield event
-        finally:
-            self._running.remove(limit)
-        if failures:  # after everything that did arrive
-            raise failures[0]
+
+        def streams(running: RunningRequest) -> list[Events]:
+            return [self._run(running, ChatAnswer(index, branch)) for index, branch in enumerate(request.branches)]
+
+        async with aclosing(self._running.generate(request, streams, stream=stream)) as events:
+            async for event in events:
+                yield event
 
     async def score(self, request: ScoreRequest) -> list[ScoreResult]:
         if request.probe or len(request.token_ids) < 2:
@@ -105,9 +95,7 @@ class ChatEngine:
 
     async def abort(self, request_id: str) -> None:
         """Cancel the branches that this client has in flight; they end with the text received so far."""
-        for limit in self._running:
-            if limit.request_id == request_id:
-                limit.abort()
+        self._running.abort(request_id)
 
     async def release(self, lease: str, tokens: Sequence[int] | None = None) -> None:
         """Do nothing, since these servers have no leases."""
@@ -130,7 +118,7 @@ class ChatEngine:
 
         The server is asked every few minutes, since hosted ones count it against a rate limit.
         """
-        listed = _LISTS.get(self._connection.url)
+        listed = _LISTS.get(self._place)
         if listed is None or time.monotonic() > listed.read_at + _LIST_SECONDS:
             try:
                 answer = await self._connection.call("GET", "/v1/models", None, should_wait=False)
@@ -138,7 +126,7 @@ class ChatEngine:
                 if not self._options.models:
                     raise
                 answer = {"data": [{"id": name} for name in self._options.models]}
-            listed = _LISTS[self._connection.url] = _List({entry["id"]: entry for entry in answer["data"]})
+            listed = _LISTS[self._place] = _List({entry["id"]: entry for entry in answer["data"]})
         known = listed.entries
         names = self._options.models or tuple(known)
         missing = [name for name in names if name not in known]
@@ -173,39 +161,32 @@ class ChatEngine:
 
     # Generation.
 
-    async def _run(
-        self, request: GenerateRequest, answer: ChatAnswer, limit: TimeLimit, failures: list[EngineError]
-    ) -> Events:
+    async def _run(self, running: RunningRequest, answer: ChatAnswer) -> Events:
         """Generate one branch. A stream that breaks off is continued, or begins again where the server cannot."""
         retries = Retries(should_wait=self._connection.should_wait)
         while True:
             try:
-                async with aclosing(self._stream(request, answer, limit)) as events:
+                async with aclosing(self._stream(running, answer)) as events:
                     async for event in events:
                         yield event
                 return
             except EngineUnavailable as error:
+                _LISTS.pop(self._place, None)
                 has_progress = bool(answer.text) and self._options.prefill != "none"
-                wait = retries.next_wait(error, has_progress=has_progress)
-                if wait is None:
-                    failures.append(error)
-                    break
-                if not await limit.sleep(wait):
+                if not await running.wait_to_retry(error, retries, has_progress=has_progress):
                     break
                 if has_progress:
                     answer.keep()
                 else:
                     answer.drop()
             except EngineError as error:
-                failures.append(error)
-                limit.abort()  # the others would meet the same
+                running.fail(error)
                 break
-        if limit.is_over and not failures:
-            yield self._completion(request, answer, "cancelled" if limit.is_aborted else "timeout")
-        elif answer.token_ids:
-            yield self._completion(request, answer, "length")
+        if answer.token_ids or running.failure is None:
+            yield self._completion(running.request, answer, running.end_reason)
 
-    async def _stream(self, request: GenerateRequest, answer: ChatAnswer, limit: TimeLimit) -> Events:
+    async def _stream(self, running: RunningRequest, answer: ChatAnswer) -> Events:
+        request = running.request
         left = answer.branch.max_tokens - len(answer.earlier)
         if left < 1:
             yield self._completion(request, answer, "length")
@@ -224,12 +205,12 @@ class ChatEngine:
                 async with aclosing(
                     self._connection.events("/v1/chat/completions", body | {self._limit_field: left}, headers)
                 ) as chunks:
-                    while (chunk := await limit.next(chunks)) is not None:
+                    while (chunk := await running.next(chunks)) is not None:
                         if text := answer.take(chunk):
                             yield Delta(answer.index, text, ())
                 break
             except TimeoutError:
-                answer.reason = answer.reason or ("cancelled" if limit.is_aborted else "timeout")
+                answer.reason = answer.reason or running.end_reason
                 break
             except InvalidRequest as error:
                 if answer.num_events or not self._understands_other_limit(error):
@@ -278,21 +259,16 @@ class ChatEngine:
 
     def _check(self, request: GenerateRequest) -> None:
         """Raise ``EngineError``, naming the setting, if the server would ignore or refuse one."""
-        for name in SamplingParams.__dataclass_fields__:
-            if name in (*_SETTINGS, "include_stop_str_in_output"):
-                continue
-            if getattr(request.sampling, name) != getattr(_DEFAULTS, name):
-                raise self._cannot(f"honour {name}")
+        if (name := find_setting_outside(request.sampling, _SETTINGS)) is not None:
+            raise self._cannot(f"honour {name}")
         if request.probe:
             raise self._cannot("read a probe, which needs the model's hidden states: serve the model on our engine")
         if request.cache_salt is not None:
             raise self._cannot("keep caches apart by cache_salt")
-        for branch in request.branches:
-            if branch.max_tokens < 1:
-                raise InvalidRequest(f"max_tokens is {branch.max_tokens}; it must be at least 1", "max_tokens")
+        check_branches(request)
 
     def _cannot(self, what: str) -> NotSupported:
-        return NotSupported(f"the server at {self._connection.url} (chat) cannot {what}")
+        return unsupported(self._connection.url, "chat", what)
 
     # Scores.
 
@@ -339,6 +315,7 @@ class ChatEngine:
                 else:
                     raise
             except EngineUnavailable as error:
+                _LISTS.pop(self._place, None)
                 wait = retries.next_wait(error, has_progress=False)
                 if wait is None:
                     raise

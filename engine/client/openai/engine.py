@@ -6,8 +6,9 @@ Differences from our own server:
   tokens are not those of our engine, and a branch that was cut and continued gets others than one that was not.
 - Siblings are one request where the server seeds its samples one by one (vLLM), with the same tokens as single ones.
 - Leases and priorities affect speed only and are not sent; the lease's name is, as the session of a router.
-- Log-probabilities are the reported ones, of the distribution that the server reports: by default the model's own, at
-  temperature 1.
+- Log-probabilities are those that the server reports. By default they are of the model's own distribution at
+  temperature 1, which underrates how often a branch is sampled at a lower one; vLLM reports those of the sampling
+  distribution if it is started with ``--logprobs-mode processed_logprobs``.
 - If a server reports text only, its token ids come from the local tokenizer and may be more than the server sampled.
 - A branch whose stream breaks off continues after what has arrived, in a request of its own.
 """
@@ -19,17 +20,18 @@ import math
 import uuid
 from collections.abc import Sequence
 from contextlib import aclosing
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 from engine.client.connection import Connection
-from engine.client.local_tokenizer import LocalTokenizer
+from engine.client.local_tokenizer import load_tokenizer
 from engine.client.openai.answer import Answer
 from engine.client.openai.dialects import Dialect
 from engine.client.openai.request import completion_body, group_siblings, routing_headers
 from engine.client.openai.scoring import OpenAIScorer
-from engine.client.openai.time_limit import TimeLimit
 from engine.client.retries import Retries
+from engine.client.running import RunningRequest, RunningRequests, unsupported
+from engine.protocol.request_checks import check_branches, find_setting_outside
 from engine.protocol.streams import merge_streams
 from engine.protocol.types import (
     Completion,
@@ -39,11 +41,9 @@ from engine.protocol.types import (
     Events,
     FinishReason,
     GenerateRequest,
-    InvalidRequest,
     ModelInfo,
     NotSupported,
     Prompt,
-    SamplingParams,
     ScoreItem,
     ScoreRequest,
     ScoreResult,
@@ -51,9 +51,6 @@ from engine.protocol.types import (
     Tokens,
 )
 from engine.protocol.wire import Json
-
-_DEFAULTS = asdict(SamplingParams())
-_DEFAULTS = asdict(SamplingParams())
 
 
 class OpenAICompatibleEngine:
@@ -63,33 +60,27 @@ class OpenAICompatibleEngine:
         """``tokenizer``: the model's folder; a server of the plain dialect is then sent prompts as text."""
         self._connection = connection
         self._dialect = dialect
-        self._text = None if tokenizer is None else LocalTokenizer(tokenizer)
+        self._text = None if tokenizer is None else load_tokenizer(tokenizer)
         self._speaks_text = self._text is not None and dialect.name == "openai"
         self._scores = OpenAIScorer(connection, dialect)
-        self._running: list[TimeLimit] = []
+        self._running = RunningRequests()
         self._epoch = ""
         """Added to the salt of requests after ``clear_cache``."""
 
     async def generate(self, request: GenerateRequest, *, stream: bool = False) -> Events:
         self._check(request)
-        limit = TimeLimit(request)
-        self._running.append(limit)
-        failures: list[EngineError] = []
-        try:
-            answers = [Answer(index, branch) for index, branch in enumerate(request.branches)]
-            groups = [[answers[index] for index in group] for group in group_siblings(request.branches, self._dialect)]
-            streams = [self._run(request, group, limit, failures, stream) for group in groups]
-            async with aclosing(merge_streams(streams, 0)) as events:
-                async for event in events:
-                    if stream or isinstance(event, Completion):
-                        yield event
-        finally:
-            self._running.remove(limit)
-        if failures:  # after everything that did arrive
-            raise failures[0]
+        answers = [Answer(index, branch) for index, branch in enumerate(request.branches)]
+        groups = [[answers[index] for index in group] for group in group_siblings(request.branches, self._dialect)]
+
+        def streams(running: RunningRequest) -> list[Events]:
+            return [self._run(running, group, stream) for group in groups]
+
+        async with aclosing(self._running.generate(request, streams, stream=stream)) as events:
+            async for event in events:
+                yield event
 
     async def score(self, request: ScoreRequest) -> list[ScoreResult]:
-        """Score items (``engine.client.openai_scoring``); ``max_compute`` limits the whole item, cached or not."""
+        """Score items (``engine.client.openai.scoring``); ``max_compute`` limits the whole item, cached or not."""
         self._check_probe(request)
         salt = self._salt(request)
         return list(await asyncio.gather(*(self._score(request, salt, *item) for item in enumerate(request.items))))
@@ -129,9 +120,7 @@ class OpenAICompatibleEngine:
 
     async def abort(self, request_id: str) -> None:
         """Cancel the branches that this client has in flight; they end with the tokens received so far."""
-        for limit in self._running:
-            if limit.request_id == request_id:
-                limit.abort()
+        self._running.abort(request_id)
 
     async def release(self, lease: str, tokens: Sequence[int] | None = None) -> None:
         """Do nothing, since these servers have no leases."""
@@ -189,7 +178,6 @@ class OpenAICompatibleEngine:
             0,
             0 if self._text is None else self._text.parameters,
             extra,
-            reports_model_logprobs=True,
             isolates=self._dialect.salts,
         )
         if (text := self._text) is None:
@@ -206,15 +194,12 @@ class OpenAICompatibleEngine:
 
     def _check(self, request: GenerateRequest) -> None:
         """Raise ``EngineError``, naming the setting, if the server would ignore or refuse one."""
-        for name, value in asdict(request.sampling).items():
-            if value != _DEFAULTS[name] and name not in self._dialect.settings:
-                raise self._cannot(f"honour {name}")
+        if (name := find_setting_outside(request.sampling, self._dialect.settings)) is not None:
+            raise self._cannot(f"honour {name}")
         if not self._dialect.tokenizes and self._text is None:
             raise self._cannot("tell token ids; name the folder of its model's tokenizer")
         self._check_probe(request)
-        for branch in request.branches:
-            if branch.max_tokens < 1:
-                raise InvalidRequest(f"max_tokens is {branch.max_tokens}; it must be at least 1", "max_tokens")
+        check_branches(request)
 
     def _check_probe(self, request: GenerateRequest | ScoreRequest) -> None:
         if request.probe:
@@ -229,26 +214,19 @@ class OpenAICompatibleEngine:
         return {"cache_salt": f"{request.cache_salt or ''}{self._epoch}"}
 
     def _cannot(self, what: str) -> NotSupported:
-        return NotSupported(f"the server at {self._connection.url} ({self._dialect.name}) cannot {what}")
+        return unsupported(self._connection.url, self._dialect.name, what)
 
-    async def _run(
-        self,
-        request: GenerateRequest,
-        answers: list[Answer],
-        limit: TimeLimit,
-        failures: list[EngineError],
-        stream: bool,
-    ) -> Events:
+    async def _run(self, running: RunningRequest, answers: list[Answer], stream: bool) -> Events:
         """Generate siblings. A stream that breaks off goes on after what has arrived.
 
-        If that fails for good, what has arrived is yielded with the reason ``length``, and the error is added to
-        ``failures``, so that no other branch is lost.
+        If that fails for good, what has arrived is yielded, so that no other branch is lost.
         """
+        request = running.request
         retries = Retries(should_wait=self._connection.should_wait)
         while True:
             received = sum(len(answer.ids) for answer in answers)
             try:
-                async with aclosing(self._stream(request, answers, limit, stream)) as events:
+                async with aclosing(self._stream(running, answers, stream)) as events:
                     async for event in events:
                         yield event
                 return
@@ -257,33 +235,25 @@ class OpenAICompatibleEngine:
                 for answer in answers:
                     await self._find_tokens(request.model, answer)
                 has_progress = sum(len(answer.ids) for answer in answers) > received
-                wait = retries.next_wait(error, has_progress=has_progress)
-                if wait is None:
-                    failures.append(error)
-                    break
-                if not await limit.sleep(wait):
+                if not await running.wait_to_retry(error, retries, has_progress=has_progress):
                     break
                 if len(answers) > 1 and has_progress:  # their prompts differ now
-                    streams = [self._run(request, [answer], limit, failures, stream) for answer in answers]
+                    streams = [self._run(running, [answer], stream) for answer in answers]
                     async with aclosing(merge_streams(streams, 0)) as events:
                         async for event in events:
                             yield event
                     return
             except EngineError as error:
                 answers = [answer for answer in answers if answer.reason is None]
-                failures.append(error)
-                limit.abort()  # the others would meet the same
+                running.fail(error)
                 break
         for answer in answers:
-            if limit.is_over and not failures:
-                yield self._completion(request, answer, "cancelled" if limit.is_aborted else "timeout")
-            elif answer.ids:
-                yield self._completion(request, answer, "length")
+            if answer.ids or running.failure is None:
+                yield self._completion(request, answer, running.end_reason)
 
-    async def _stream(
-        self, request: GenerateRequest, answers: Sequence[Answer], limit: TimeLimit, stream: bool
-    ) -> Events:
+    async def _stream(self, running: RunningRequest, answers: Sequence[Answer], stream: bool) -> Events:
         """Yield the events of one request for siblings that have the same tokens so far."""
+        request = running.request
         rests = [answer.rest for answer in answers]
         if rests[0].max_tokens < 1:  # all was received before the stream broke off
             yield self._completion(request, answers[0], "length")
@@ -294,7 +264,7 @@ class OpenAICompatibleEngine:
         left = dict(enumerate(answers))
         async with aclosing(self._connection.events("/v1/completions", body, headers)) as chunks:
             try:
-                while (chunk := await limit.next(chunks)) is not None:
+                while (chunk := await running.next(chunks)) is not None:
                     for choice in chunk.get("choices") or ():
                         answer = left.get(choice.get("index", 0))
                         if answer is None:
@@ -313,7 +283,7 @@ class OpenAICompatibleEngine:
                         answer.take_usage(chunk["usage"])
             except TimeoutError:
                 for answer in left.values():
-                    answer.reason = answer.reason or ("cancelled" if limit.is_aborted else "timeout")
+                    answer.reason = answer.reason or running.end_reason
         for answer in left.values():
             if answer.reason is None:
                 raise EngineUnavailable(

@@ -7,6 +7,7 @@ from typing import get_args
 import pytest
 
 from api.roles.supervisor import engine_command
+from engine.client.connection import hide_login
 from engine.client.failover import choose_by_rendezvous
 from engine.client.health import Health
 from engine.client.replicas import ReplicatedEngine
@@ -19,7 +20,7 @@ from tests.scripted import ScriptedEngine
 from workers.config.model_settings import DEFAULT_ENGINE_URL
 from workers.config.settings import load_settings
 from workers.config.types import ConfigError
-from workers.engines.connect import connect, engine_name
+from workers.engines.connect import connect
 
 
 async def test_without_its_own_address_the_verifier_runs_on_the_engines() -> None:
@@ -49,7 +50,7 @@ async def test_engines_are_a_list_and_are_shown_without_their_passwords() -> Non
     health = Health()
     engine = connect(load_settings(engine_url=urls), health=health)
     assert [known.name for known in health.snapshot()] == ["http://a:1/v1", "unix:///b.sock", "https://[::1]:2"]
-    assert engine_name("http://a:secret@@b:1") == "http://b:1"
+    assert hide_login("http://a:secret@@b:1") == "http://b:1"
     await engine.close()
 
 
