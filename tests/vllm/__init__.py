@@ -1,0 +1,1 @@
+"""Our clients and our service on a real vLLM: ``make test-vllm``."""

@@ -1,0 +1,176 @@
+"""vLLM as a process that tests start, kill and start again, and the service on it."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Self
+
+import httpx
+
+from api.roles.supervisor import free_port
+from tests.chaos.processes import until
+from workers.processes.children import read_tail
+
+ROOT = Path(__file__).parents[2]
+ENVIRONMENT = Path(os.environ.get("VLLM_ENVIRONMENT", ROOT / "build" / "vllm"))
+"""The virtual environment with vLLM, which must not share ours: it pins another torch."""
+POLICY = ROOT / "reasoner" / "bundled" / "policy"
+PRM = ROOT / "reasoner" / "bundled" / "prm"
+START_SECONDS = 400.0
+_SETTINGS = {
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_NO_USAGE_STATS": "1",
+    "HF_HUB_OFFLINE": "1",
+    "TRANSFORMERS_OFFLINE": "1",
+    # Several servers with spinning threads on few cores make each other many times slower.
+    "OMP_NUM_THREADS": "1",
+    "KMP_BLOCKTIME": "0",
+}
+_POLICY_OPTIONS = ("--enable-prefix-caching", "--max-num-seqs", "64", "--enable-prompt-tokens-details")
+_PRM_OPTIONS = ("--runner", "pooling", "--pooler-config", '{"pooling_type": "ALL"}')
+
+
+class Vllm:
+    """One vLLM server. ``start`` returns at once, ``wait`` when it answers."""
+
+    def __init__(self, log: Path, model: Path, name: str, *options: str) -> None:
+        self.log = log
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        common = ("--served-model-name", name, "--dtype", "float32", "--enforce-eager", "--block-size", "32")
+        place = ("--host", "127.0.0.1", "--port", str(self.port))
+        self._command = [str(ENVIRONMENT / "bin" / "vllm"), "serve", str(model), *common, *options, *place]
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @classmethod
+    def policy(cls, log: Path, *options: str) -> Self:
+        return cls(log, POLICY, "policy", *_POLICY_OPTIONS, *options)
+
+    @classmethod
+    def prm(cls, log: Path) -> Self:
+        return cls(log, PRM, "prm", *_PRM_OPTIONS)
+
+    def start(self) -> None:
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                self._command, stdout=log, stderr=log, env=os.environ | _SETTINGS, start_new_session=True
+            )
+
+    def wait(self) -> None:
+        until(self._answers, f"vLLM answers; the end of its log:\n{read_tail(self.log, 30)}", START_SECONDS)
+
+    def kill(self) -> None:
+        """Kill the server and the process of its engine."""
+        if self._process is not None:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+            self._process = None
+
+    def metric(self, name: str) -> float:
+        """Return the sum of a metric's values."""
+        text = httpx.get(f"{self.url}/metrics", timeout=10).text
+        values = re.findall(rf"^{re.escape(name)}(?:{{[^}}]*}})? (\S+)$", text, re.MULTILINE)
+        assert values, f"there is no metric {name}"
+        return sum(map(float, values))
+
+    def _answers(self) -> bool:
+        assert self._process is not None
+        assert self._process.poll() is None, read_tail(self.log, 40)
+        try:
+            return httpx.get(f"{self.url}/health", timeout=5).is_success
+        except httpx.TransportError:
+            return False
+
+
+@contextmanager
+def running(*servers: Vllm) -> Iterator[None]:
+    """Run servers; they start side by side."""
+    try:
+        for server in servers:
+            server.start()
+        for server in servers:
+            server.wait()
+        yield
+    finally:
+        for server in servers:
+            server.kill()
+
+
+class Service:
+    """A running service."""
+
+    def __init__(self, url: str, log: Path) -> None:
+        self.url = url
+        self.log = log
+        self._http = httpx.Client(base_url=url, timeout=200)
+
+    def submit(self, problem: str, *, wait: int = 0, **spec: Any) -> dict[str, Any]:
+        headers = {"Prefer": f"wait={wait}"} if wait else {}
+        answer: dict[str, Any] = self._http.post("/v1/jobs", json={"problem": problem} | spec, headers=headers).json()
+        return answer
+
+    def get(self, path: str) -> dict[str, Any]:
+        answer: dict[str, Any] = self._http.get(path).json()
+        return answer
+
+    def delete(self, path: str) -> None:
+        self._http.delete(path).raise_for_status()
+
+    def until(self, job: str, condition: Callable[[dict[str, Any]], bool], what: str) -> dict[str, Any]:
+        """Return the job once the condition holds."""
+
+        def check() -> dict[str, Any] | None:
+            state = self.get(f"/v1/jobs/{job}")
+            return state if condition(state) else None
+
+        return until(check, what, 180.0)
+
+    def is_ready(self) -> bool:
+        try:
+            return self._http.get("/readyz").is_success
+        except httpx.TransportError:
+            return False
+
+
+@contextmanager
+def serving(
+    folder: Path, settings: Mapping[str, str], configuration: str = "", *, ready: bool = True
+) -> Iterator[Service]:
+    """Run ``reasoner serve`` in ``folder``, where ``configuration`` becomes its ``reasoner.toml``.
+
+    ``ready``: wait until it is; otherwise until it answers.
+    """
+    folder.mkdir(exist_ok=True)
+    if configuration:
+        (folder / "reasoner.toml").write_text(configuration)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("REASONER_")}
+    environment |= {"PYTHONPATH": str(ROOT), **settings}
+    port = free_port()
+    service = Service(f"http://127.0.0.1:{port}", folder / "log")
+    with service.log.open("wb") as log:
+        command = [sys.executable, "-m", "api.cli.main", "serve", "--port", str(port)]
+        process = subprocess.Popen(command, cwd=folder, env=environment, stdout=log, stderr=log)
+    try:
+        until(service.is_ready if ready else lambda: _is_alive(service.url), "the service answers", 120.0)
+        yield service
+    except BaseException as error:
+        error.add_note(read_tail(service.log, 30))
+        raise
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
+def _is_alive(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/livez", timeout=5).is_success
+    except httpx.TransportError:
+        return False

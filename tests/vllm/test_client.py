@@ -1,0 +1,67 @@
+"""The interface of engines on a real vLLM; its answers become those of the ordinary tests with ``RECORD=1``."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+
+import pytest
+
+from engine.protocol.types import Branch, Completion, Delta
+from tests.engine.client.recordings import Recorder
+from tests.engine.client.vllm_cases import QUESTION, Case, connect, our_engine, parameters, recording
+from tests.engine.helpers import generate
+from tests.listening import listening
+from tests.vllm.conftest import Servers
+
+RUNNING = "vllm:num_requests_running"
+GENERATED = "vllm:generation_tokens_total"
+
+
+@pytest.mark.parametrize(("model", "case"), parameters())
+async def test_vllm_gives_the_results_of_our_engine(model: str, case: Case, servers: Servers, tmp_path: Path) -> None:
+    recorder = Recorder(getattr(servers, model).url)
+    ours = our_engine(model)
+    with listening(recorder.app, tmp_path / "s") as url:
+        vllm = connect(url, model)
+        await case(vllm, ours)
+        await vllm.close()
+    await ours.close()
+    if os.environ.get("RECORD"):
+        recorder.write(recording(case))
+
+
+async def test_an_abort_ends_the_work_of_the_server(servers: Servers) -> None:
+    vllm = connect(servers.policy.url, "policy")
+    prompt = await vllm.tokenize("policy", QUESTION)
+    branches = [Branch(1, key, 400, (), (1, key)) for key in range(8)]
+    request = generate(prompt, branches, model="policy", request_id="long", ignore_eos=True)
+    before, arrived = servers.policy.metric(GENERATED), 0
+    completions: list[Completion] = []
+    async for event in vllm.generate(request, stream=True):
+        if isinstance(event, Completion):
+            completions.append(event)
+        elif isinstance(event, Delta):
+            arrived += 1
+            if arrived == 20:
+                await vllm.abort("long")
+    await vllm.close()
+    async with asyncio.timeout(30):
+        while servers.policy.metric(RUNNING):
+            await asyncio.wait([asyncio.create_task(asyncio.to_thread(servers.policy.metric, RUNNING))])
+    made = servers.policy.metric(GENERATED) - before
+    received = sum(len(one.token_ids) for one in completions)
+    assert [one.finish_reason for one in completions] == ["cancelled"] * 8
+    assert 20 <= received <= made < 8 * 400 / 2
+
+
+async def test_a_timeout_keeps_what_has_arrived(servers: Servers) -> None:
+    vllm = connect(servers.policy.url, "policy")
+    prompt = await vllm.tokenize("policy", QUESTION)
+    branches = [Branch(1, key, 400, (), (1, key)) for key in range(2)]
+    request = generate(prompt, branches, model="policy", ignore_eos=True, timeout=0.3)
+    completions = [event async for event in vllm.generate(request) if isinstance(event, Completion)]
+    await vllm.close()
+    assert [one.finish_reason for one in completions] == ["timeout"] * 2
+    assert all(0 < len(one.token_ids) < 400 for one in completions)
