@@ -168,14 +168,31 @@ def bench_search(
 
 @bench.command("service")
 @expand_options
-def bench_service(output: OutputOptions, case: Cases = "", rounds: Rounds = 5) -> None:
+def bench_service(
+    output: OutputOptions,
+    case: Cases = "",
+    rounds: Rounds = 5,
+    engine: Annotated[
+        str | None, typer.Option(help="The URL of a vLLM: compare searches there with bare requests to it.")
+    ] = None,
+) -> None:
     """Compare the service, on an engine without a model, with Celery alone.
 
     Cases: submit, the latency; throughput, short jobs a second and memory; overhead, a search of some seconds beside
-    the same one in-process; load, 500 queued jobs and 200 open streams.
+    the same one in-process; load, 500 queued jobs and 200 open streams. With --engine: best of 16, beam, reuse of
+    prefixes, and verifier, on the models of the environment.
     """
     with _require_benchmarks():
-        from benchmarks.service import measure, report
+        from benchmarks.service import measure, on_engine, report
+    if engine is not None:
+        cases = _parse_names(case, on_engine.CASES, "--case")
+        _run(
+            on_engine.measure,
+            on_engine.EnginePlan(engine=engine.rstrip("/"), cases=cases, rounds=rounds),
+            report,
+            output,
+        )
+        return
     plan = measure.ServicePlan(cases=_parse_names(case, measure.CASES, "--case"), rounds=rounds)
     _run(measure.measure, plan, report, output)
 

@@ -10,7 +10,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from os import environ
 from pathlib import Path
@@ -34,10 +34,14 @@ _PAUSE = 0.05
 
 
 class Deployment:
-    """Context manager of a broker and a null engine in a temporary folder; ``start`` adds systems to them."""
+    """Context manager of a broker and an engine in a temporary folder; ``start`` adds systems to them."""
 
-    def __init__(self, seconds: float, *, concurrency: int) -> None:
-        """``seconds``: the engine's time for a token. ``concurrency``: jobs that a worker runs at once."""
+    def __init__(self, seconds: float, *, concurrency: int, models: Mapping[str, Any] | None = None) -> None:
+        """``seconds``: the null engine's time for a token. ``concurrency``: jobs that a worker runs at once.
+
+        ``models``: settings of a running engine and its models, instead of the null engine.
+        """
+        self._models = models
         self._seconds = seconds
         self._concurrency = concurrency
         self._running = ExitStack()
@@ -64,6 +68,10 @@ class Deployment:
         broker = self._running.enter_context(EmbeddedBroker(self.folder))
         self.broker_url = broker.url
         self.redis: redis.Redis = self._running.enter_context(redis.Redis.from_url(broker.url, decode_responses=True))
+        if self._models is None:
+            self._start_null_engine()
+
+    def _start_null_engine(self) -> None:
         address = self.folder / "engine.sock"
         self.engine_url = f"unix://{address}"
         self._launch("engine", ["benchmarks.service.null_engine", str(address), str(self._seconds)])
@@ -111,11 +119,10 @@ class Deployment:
         ]
 
     def _settings(self, system: str) -> Settings:
+        models = self._models or {"engine_url": self.engine_url, "model": POLICY, "prm": VERIFIER}
         return load_settings(
+            **models,
             redis_url=self.broker_url,
-            engine_url=self.engine_url,
-            model=POLICY,
-            prm=VERIFIER,
             data_dir=self.folder,
             host="127.0.0.1",
             port=int(self.url(system).rpartition(":")[2]),

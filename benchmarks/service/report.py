@@ -9,6 +9,7 @@ from typing import Any
 from benchmarks.engine.measure import Measured
 from benchmarks.engine.report import machine
 from benchmarks.service.measure import ServicePlan
+from benchmarks.service.on_engine import EnginePlan
 
 _METHOD = (
     "The engine has no model: it answers by a hash and sleeps for what a token takes, nothing in `submit` and in the "
@@ -25,12 +26,24 @@ _METHOD = (
 )
 
 
-def document(plan: ServicePlan, measured: Measured) -> dict[str, Any]:
+_METHOD_ON_ENGINE = (
+    "Bundled models, problems of Countdown, temperature 1. `best of 16`: jobs with 16 samples and a vote, one at a "
+    "time, beside one request of httpx for 16 samples (`n`). `beam`: searches with 16 beams and the PRM, in-process, "
+    "beside a script that sends the same requests, each as soon as those have ended that had ended before it; both "
+    "begin with an empty prefix cache. `reuse`: by vLLM's metrics, beside a cache that loses nothing and keeps whole "
+    "blocks. `verifier`: beside the same searches on our engine. Both ways take turns; medians of the rounds. A ratio "
+    "below 1 is the price of the service."
+)
+
+
+def document(plan: ServicePlan | EnginePlan, measured: Measured) -> dict[str, Any]:
     """Return the document of results, with the settings and every single run."""
+    settings = {name: value for name, value in asdict(plan).items() if name not in ("settings", "engine")}
     return {
+        "method": _METHOD if isinstance(plan, ServicePlan) else _METHOD_ON_ENGINE,
         "machine": machine(os.cpu_count() or 1, measured),
         "rows": [asdict(row) for row in measured.rows],
-        "settings": asdict(plan) | {"cases": list(plan.cases)},
+        "settings": settings | {"cases": list(plan.cases)},
         "runs": measured.runs,
     }
 
@@ -44,7 +57,7 @@ def markdown(document: dict[str, Any], command: str) -> str:
         "",
         f"{about['processor']}, {about['cores']} cores. Python {about['python']}, {versions}.",
         "",
-        f"{_METHOD} Rounds: {document['settings']['rounds']}.",
+        f"{document['method']} Rounds: {document['settings']['rounds']}.",
         "",
         "| case | metric | unit | ours | beside | its value | ratio |",
         "|---|---|---|---:|---|---:|---:|",

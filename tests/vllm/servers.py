@@ -121,8 +121,11 @@ class Service:
         answer: dict[str, Any] = self._http.get(path).json()
         return answer
 
-    def delete(self, path: str) -> None:
-        self._http.delete(path).raise_for_status()
+    def cancel(self, job: str) -> None:
+        self._http.post(f"/v1/jobs/{job}/cancel").raise_for_status()
+
+    def close(self) -> None:
+        self._http.close()
 
     def until(self, job: str, condition: Callable[[dict[str, Any]], bool], what: str) -> dict[str, Any]:
         """Return the job once the condition holds."""
@@ -165,12 +168,13 @@ def serving(
         error.add_note(read_tail(service.log, 30))
         raise
     finally:
+        service.close()
         process.terminate()
         process.wait(60)
 
 
 def _is_alive(url: str) -> bool:
     try:
-        return httpx.get(f"{url}/livez", timeout=5).is_success
+        return httpx.get(f"{url}/healthz", timeout=5).is_success
     except httpx.TransportError:
         return False

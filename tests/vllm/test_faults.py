@@ -27,13 +27,13 @@ def test_a_job_survives_the_death_of_each_of_two_servers(servers: Servers, tmp_p
         first.wait()
         ended = service.until(job, lambda state: state["status"] in ("completed", "failed"), "the job ends")
     assert ended["status"] == "completed", ended
-    assert ended["attempts"] == 1
+    assert ended["attempt"] == 1
     assert ended["usage"]["generated"] > seen + 100
 
 
 def test_a_server_with_a_key_and_a_small_context(tmp_path: Path) -> None:
     server = Vllm(tmp_path / "keyed.log", POLICY, "small", "--api-key", _KEY, "--max-model-len", "256")
-    settings = {"REASONER_ENGINE_URL": f"{server.url}/v1", "REASONER_MODEL": "small", "REASONER_PRM": ""}
+    settings = {"REASONER_ENGINE_URL": f"{server.url}/v1", "REASONER_MODEL": "small", "REASONER_PRM": "none"}
     with running(server):
         with serving(tmp_path / "wrong", settings | {"REASONER_ENGINE_API_KEY": "wrong"}, ready=False) as service:
             told = str(service.get("/readyz"))

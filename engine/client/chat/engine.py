@@ -12,6 +12,7 @@ tokens, or else what it writes, which is certain of itself.
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import Sequence
 from contextlib import aclosing
@@ -51,6 +52,8 @@ _UNLIKELY = -30.0
 """Log-probability of a verdict that is not among the likeliest."""
 _SCORES_AT_ONCE = 16
 _LIST_SECONDS = 300.0
+_TOO_LONG = re.compile(r"context (length|window)|prompt is too long|too many tokens", re.IGNORECASE)
+"""Words with which OpenAI, vLLM, Anthropic, Mistral and others refuse a conversation that exceeds the context."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +182,12 @@ class ChatEngine:
                     answer.keep()
                 else:
                     answer.drop()
+            except InvalidRequest as error:
+                if _TOO_LONG.search(str(error)) and _has_answers(running.request.prompt):
+                    yield self._completion(running.request, answer, "context")
+                    return
+                running.fail(error)
+                break
             except EngineError as error:
                 running.fail(error)
                 break
@@ -320,3 +329,9 @@ class ChatEngine:
                 if wait is None:
                     raise
                 await asyncio.sleep(wait)
+
+
+def _has_answers(prompt: Sequence[int]) -> bool:
+    """Return True for a conversation that has grown by the model's own answers, not only by its user's question."""
+    messages, _ = decode_prompt(prompt)
+    return any(message["role"] == "assistant" for message in messages)
