@@ -160,7 +160,7 @@ class _Bench:
                     seconds, bare = seconds + taken, bare + await traffic.repeat()
                     if turn >= 0:
                         found.computed += after - before
-                        found.ideal += ideal_prompt_tokens(traffic.prompts, self._block)
+                        found.ideal += ideal_prompt_tokens(traffic.sequences, self._block)
                         found.usage += usage
                         if turn == 0:
                             found.own += (await _run(self._beam_spec(text, seed), own)).usage

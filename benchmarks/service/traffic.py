@@ -27,6 +27,8 @@ class Sent:
     body: Json
     started: float
     ended: float = 0.0
+    outputs: dict[int, list[int]] = field(default_factory=dict)
+    """The token ids of its samples."""
 
 
 @dataclass(slots=True)
@@ -36,10 +38,12 @@ class Traffic:
     sent: list[Sent] = field(default_factory=list)
 
     @property
-    def prompts(self) -> list[tuple[tuple[int, ...], int]]:
-        """The prompts of completions with the numbers of their samples."""
-        bodies = [one.body for one in self.sent if one.path == "/v1/completions"]
-        return [(tuple(body["prompt"]), body.get("n", 1)) for body in bodies]
+    def sequences(self) -> list[tuple[list[int], list[list[int]]]]:
+        """The prompts of completions, each with the samples that followed it."""
+        asked = [one for one in self.sent if one.path == "/v1/completions"]
+        return [
+            (one.body["prompt"], [one.outputs.get(index, []) for index in range(one.body.get("n", 1))]) for one in asked
+        ]
 
     async def repeat(self) -> float:
         """Send all requests again and return the seconds.
@@ -79,6 +83,8 @@ def recorded() -> Iterator[Traffic]:
         sent = Sent(self.url, path, body, time.perf_counter())
         traffic.sent.append(sent)
         async for event in events(self, path, body, headers):
+            for choice in event.get("choices") or ():
+                sent.outputs.setdefault(choice["index"], []).extend(choice.get("token_ids") or ())
             yield event
         sent.ended = time.perf_counter()
 
@@ -98,18 +104,20 @@ def recorded() -> Iterator[Traffic]:
         Connection.events, Connection.call = events, call  # type: ignore[method-assign]
 
 
-def ideal_prompt_tokens(prompts: list[tuple[tuple[int, ...], int]], block: int) -> int:
-    """Return the prompt tokens that a cache of whole blocks must compute, if it keeps every prompt that it has seen.
+def ideal_prompt_tokens(sequences: list[tuple[list[int], list[list[int]]]], block: int) -> int:
+    """Return the prompt tokens that a cache of whole blocks must compute if it keeps all that was read or generated.
 
-    Samples of one request read the prompt of the first. A prompt's last token is always computed.
+    ``sequences``: prompts, each with its samples. Samples of one request read the prompt of the first. A prompt's last
+    token is always computed.
     """
     cached: set[tuple[int, ...]] = set()
     computed = 0
-    for prompt, samples in prompts:
-        for _ in range(samples):
+    for prompt, samples in sequences:
+        for sample in samples:
             blocks = 0
-            while (blocks + 1) * block < len(prompt) and prompt[: (blocks + 1) * block] in cached:
+            while (blocks + 1) * block < len(prompt) and tuple(prompt[: (blocks + 1) * block]) in cached:
                 blocks += 1
             computed += len(prompt) - blocks * block
-            cached.update(prompt[: end * block] for end in range(1, len(prompt) // block + 1))
+            whole = (*prompt, *sample)
+            cached.update(whole[: end * block] for end in range(1, len(whole) // block + 1))
     return computed

@@ -7,6 +7,7 @@ import functools
 import json
 import ssl
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any
@@ -14,6 +15,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
+from engine.client.throttle import Throttle, admitted
 from engine.protocol.types import (
     EngineUnavailable,
     EngineUnreachable,
@@ -33,6 +35,8 @@ _BACKOFF = (0.1, 0.3, 0.9)
 """Seconds before each retry."""
 _RETRY_ONCE = (0.0,)
 """The backoff for calls whose answer is soon out of date: one retry, since a pooled connection may be stale."""
+_DEFAULT_PAUSE_SECONDS = 1.0
+"""After a refusal for lack of capacity that does not tell how long."""
 _RETRYABLE = (httpx.ConnectError, httpx.ConnectTimeout, httpx.RemoteProtocolError, httpx.ReadError)
 """Failures before any part of the response. All requests are idempotent: a response depends on the request alone, and
 the server cancels the work of a broken connection."""
@@ -44,12 +48,16 @@ class Connection:
     Belongs to the event loop that it is first used in. Raises the exceptions of ``engine.protocol.types`` only.
     """
 
-    def __init__(self, url: str, *, api_key: str | None = None, should_wait: bool = True) -> None:
+    def __init__(
+        self, url: str, *, api_key: str | None = None, should_wait: bool = True, throttle: Throttle | None = None
+    ) -> None:
         """Create a client without connecting. Raises ``InvalidRequest`` for any other URL.
 
         The URL may end in ``/v1``, as OpenAI's clients expect it. ``api_key``: sent as a bearer token.
         ``should_wait``: retry for a second or two while the server cannot be reached, and not only once.
+        ``throttle``: the server's limits, for requests with a prompt.
         """
+        self._throttle = throttle
         url = url.rstrip("/").removesuffix("/v1")
         self.url = hide_login(url)
         self.api_key = api_key
@@ -69,14 +77,18 @@ class Connection:
 
     async def call(self, method: str, path: str, body: Json | None, *, should_wait: bool = True) -> Any:
         """Return the JSON value of the response. ``should_wait``: as for the constructor."""
-        response = await self._send(method, path, body, self._backoff if should_wait else _RETRY_ONCE)
-        try:
-            content = await response.aread()
-        except httpx.HTTPError as error:
-            raise self._unavailable(error) from error
-        finally:
-            await response.aclose()
-        return self._parse(response, content)
+        async with admitted(self._throttle, body) as use:
+            response = await self._send(method, path, body, self._backoff if should_wait else _RETRY_ONCE)
+            try:
+                content = await response.aread()
+            except httpx.HTTPError as error:
+                raise self._unavailable(error) from error
+            finally:
+                await response.aclose()
+            value = await self._parse(response, content)
+            if isinstance(value, dict):
+                use.read(value)
+            return value
 
     async def events(
         self, path: str, body: Json, headers: Mapping[str, str] | None = None
@@ -85,27 +97,19 @@ class Connection:
 
         Raises the exception for an object that is an error.
         """
-        response = await self._send("POST", path, body, self._backoff, headers)
-        try:
-            if response.status_code != httpx.codes.OK:
-                self._parse(response, await response.aread())
-            rest = b""
-            async for data in response.aiter_bytes():  # several times as fast as decoded lines
-                *lines, rest = (rest + data).split(b"\n")
-                for line in lines:
-                    if not line.startswith(b"data:"):
-                        continue
-                    content = line[5:].strip()
-                    if content == b"[DONE]":
-                        return
-                    event = json.loads(content)
-                    if "error" in event:
-                        raise stream_error(event, self._source)
-                    yield event
-        except (httpx.HTTPError, ValueError) as error:
-            raise self._unavailable(error) from error
-        finally:
-            await response.aclose()
+        async with admitted(self._throttle, body) as use:
+            response = await self._send("POST", path, body, self._backoff, headers)
+            try:
+                if response.status_code != httpx.codes.OK:
+                    await self._parse(response, await response.aread())
+                async with aclosing(_read_events(response, self._source)) as stream:
+                    async for event in stream:
+                        use.read(event)
+                        yield event
+            except (httpx.HTTPError, ValueError) as error:
+                raise self._unavailable(error) from error
+            finally:
+                await response.aclose()
 
     async def tokenize(
         self,
@@ -153,14 +157,19 @@ class Connection:
     def _source(self) -> str:
         return f"the engine at {self.url}"
 
-    def _parse(self, response: httpx.Response, content: bytes) -> Any:
-        """Return the JSON value of a response. Raises the exception of an error."""
+    async def _parse(self, response: httpx.Response, content: bytes) -> Any:
+        """Return the JSON value of a response. Raises the exception of an error.
+
+        A refusal for lack of capacity pauses all who share the throttle.
+        """
         try:
             value = json.loads(content)
         except ValueError:
             value = None
         if response.status_code != httpx.codes.OK:
             retry_after = _seconds(response.headers.get("Retry-After"))
+            if response.status_code == httpx.codes.TOO_MANY_REQUESTS and self._throttle is not None:
+                await self._throttle.pause(_DEFAULT_PAUSE_SECONDS if retry_after is None else retry_after)
             raise error_from_json(response.status_code, value, source=self._source, retry_after=retry_after)
         if value is None:
             raise EngineUnavailable(f"the response of {self._source} is not JSON")
@@ -174,6 +183,22 @@ class Connection:
 @functools.cache
 def _get_ssl_context() -> ssl.SSLContext:
     return httpx.create_ssl_context()
+
+
+async def _read_events(response: httpx.Response, source: str) -> AsyncGenerator[Json, None]:
+    rest = b""
+    async for data in response.aiter_bytes():  # several times as fast as decoded lines
+        *lines, rest = (rest + data).split(b"\n")
+        for line in lines:
+            if not line.startswith(b"data:"):
+                continue
+            content = line[5:].strip()
+            if content == b"[DONE]":
+                return
+            event = json.loads(content)
+            if "error" in event:
+                raise stream_error(event, source)
+            yield event
 
 
 def hide_login(url: str) -> str:

@@ -12,6 +12,7 @@ from engine.client.connection import Connection
 from engine.client.native import NativeEngine
 from engine.client.openai.dialects import DIALECTS
 from engine.client.openai.engine import OpenAICompatibleEngine
+from engine.client.throttle import Throttle
 from engine.protocol.forwarding import ForwardingEngine
 from engine.protocol.types import EngineClient, Events, GenerateRequest, InvalidRequest, ModelInfo
 
@@ -40,6 +41,7 @@ class HttpEngine(ForwardingEngine):
         dialect: str | None = None,
         chat: ChatOptions | None = None,
         should_wait: bool = True,
+        throttle: Throttle | None = None,
     ) -> None:
         """Create a client without connecting. Raises ``InvalidRequest`` for any other URL.
 
@@ -48,11 +50,12 @@ class HttpEngine(ForwardingEngine):
         ``dialect``: ``reasoner``, ``vllm``, ``sglang`` or ``openai``, instead of detecting it, or ``chat`` for a server
         that only chats, with the properties ``chat``.
         ``should_wait``: retry for a second or two while the server cannot be reached; not needed if a replica exists.
+        ``throttle``: the limits of the server.
         """
         if dialect is not None and dialect not in KINDS:
             raise InvalidRequest(f"dialect {dialect!r} must be one of {', '.join(KINDS)}", "dialect")
         self._chat = chat or ChatOptions()
-        self._connection = Connection(url, api_key=api_key, should_wait=should_wait)
+        self._connection = Connection(url, api_key=api_key, should_wait=should_wait, throttle=throttle)
         super().__init__(NativeEngine(self._connection))  # until another dialect is detected
         self._tokenizer = tokenizer
         self._dialect = dialect

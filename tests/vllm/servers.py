@@ -24,7 +24,7 @@ ENVIRONMENT = Path(os.environ.get("VLLM_ENVIRONMENT", ROOT / "build" / "vllm"))
 POLICY = ROOT / "reasoner" / "bundled" / "policy"
 PRM = ROOT / "reasoner" / "bundled" / "prm"
 START_SECONDS = 400.0
-_SETTINGS = {
+VLLM_SETTINGS = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "VLLM_NO_USAGE_STATS": "1",
@@ -61,7 +61,7 @@ class Vllm:
     def start(self) -> None:
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
-                self._command, stdout=log, stderr=log, env=os.environ | _SETTINGS, start_new_session=True
+                self._command, stdout=log, stderr=log, env=os.environ | VLLM_SETTINGS, start_new_session=True
             )
 
     def wait(self) -> None:

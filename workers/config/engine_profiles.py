@@ -9,6 +9,7 @@ from pydantic import Field, field_validator, model_validator
 
 from engine.client.chat.options import DEFAULT_CONTEXT, ChatOptions, Prefill
 from engine.client.http import CHAT, KINDS
+from engine.client.throttle import RateLimits
 from workers.config.api_key import WithApiKey
 from workers.config.types import check_url
 
@@ -42,6 +43,17 @@ class EngineProfile(WithApiKey):
     )
     omit: tuple[str, ...] = Field((), description="The fields of a request that a chat server refuses, such as seed.")
 
+    concurrency: Annotated[int, Field(ge=1)] | None = Field(
+        None, description="The maximum number of open requests of all workers together."
+    )
+    requests_per_minute: Annotated[int, Field(ge=1)] | None = Field(
+        None, description="The maximum number of requests of all workers in 60 seconds."
+    )
+    tokens_per_minute: Annotated[int, Field(ge=1)] | None = Field(
+        None,
+        description="The number of tokens, prompts and answers, after which all workers wait for 60 seconds to pass.",
+    )
+
     @field_validator("url", "models", "omit", mode="before")
     @classmethod
     def _single(cls, value: Any) -> Any:
@@ -67,6 +79,11 @@ class EngineProfile(WithApiKey):
             if name in self.model_fields_set:
                 raise ValueError(f"{name!r} belongs to servers of kind 'chat': leave it out")
         return self
+
+    @property
+    def limits(self) -> RateLimits:
+        """The limits on the rate of requests."""
+        return RateLimits(self.requests_per_minute, self.tokens_per_minute, self.concurrency)
 
     @property
     def chat(self) -> ChatOptions:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self
@@ -264,7 +265,7 @@ class Settings(ModelSettings):
             if isinstance(value, tuple):
                 value = ",".join(map(_plain, value))
             if isinstance(value, dict):
-                value = json.dumps({key: _plain(part) for key, part in value.items()})
+                value = json.dumps({key: _plain(part) for key, part in value.items()}, default=os.fspath)
             if isinstance(value, SecretStr):
                 value = _plain(value)
             if isinstance(value, BaseModel):

@@ -14,17 +14,26 @@ from engine.client.health import Health
 from engine.client.http import HttpEngine
 from engine.client.replicas import ReplicatedEngine
 from engine.client.router import KnownProperties, RoutedEngine
+from engine.client.throttle import LocalThrottle, Throttle
 from engine.protocol.types import EngineClient
 from prm.formats.registry import FORMAT_NOTE
 from workers.config.settings import Settings
+from workers.store.redis_client import RedisClient
+from workers.store.shared_throttle import SharedThrottle
 
 
 def connect(
-    settings: Settings, urls: Sequence[str] = (), *, health: Health | None = None, reports_health: bool = False
+    settings: Settings,
+    urls: Sequence[str] = (),
+    *,
+    health: Health | None = None,
+    reports_health: bool = False,
+    redis: RedisClient | None = None,
 ) -> EngineClient:
     """Return a client of the engines at ``urls`` (by default the configured ones) and of those of the verifier.
 
     Does not connect yet. ``health`` and ``reports_health``: as for ``ReplicatedEngine``.
+    ``redis``: shares the limits of servers with the other workers; without it they hold for this client alone.
     """
     health = health or Health()
     main: EngineClient | None = None
@@ -42,8 +51,10 @@ def connect(
     overrides: dict[str, EngineClient] = {
         name: _connect_replicas(place, health, reports_health) for name, place in places.items()
     }
-    for profile in settings.engines.values():
-        place = _Place(profile.url, profile.read_api_key(), profile.tokenizer, profile.kind, profile.chat)
+    for name, profile in settings.engines.items():
+        limits = profile.limits
+        throttle = LocalThrottle(limits) if redis is None else SharedThrottle(redis, name, limits)
+        place = _Place(profile.url, profile.read_api_key(), profile.tokenizer, profile.kind, profile.chat, throttle)
         overrides |= dict.fromkeys(profile.models, _connect_replicas(place, health, reports_health))
     main = main or next(iter(overrides.values()))
     known: dict[str, KnownProperties] = {
@@ -65,6 +76,7 @@ class _Place:
     tokenizer: Path | None
     kind: str | None = None
     chat: ChatOptions | None = None
+    throttle: Throttle | None = None
 
 
 def _format_note(format_name: str | None) -> dict[str, object]:
@@ -82,6 +94,7 @@ def _connect_replicas(place: _Place, health: Health, reports_health: bool) -> Re
             dialect=place.kind,
             chat=place.chat,
             should_wait=is_single,
+            throttle=place.throttle,
         )
         for url in place.urls
     }

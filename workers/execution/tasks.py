@@ -84,7 +84,7 @@ def make_worker(settings: Settings, run: RunJob | None = None) -> Celery:
 
     async def run_one(job_id: str) -> None:
         store = JobStore(broker_url(settings), retry_seconds=BROKER_RETRY_SECONDS)
-        engine = traced(connect(settings, health=health))
+        engine = traced(connect(settings, health=health, redis=store))
         search: RunJob = run or functools.partial(
             run_job, prices=live.now.prices, calibration=calibration, unlocked_tests=settings.unlocked_tests
         )

@@ -18,6 +18,7 @@ import pytest
 
 from engine.client.http import HttpEngine
 from engine.client.openai.request import branch_seed
+from engine.client.throttle import Throttle
 from engine.core.local_engine import LocalEngine
 from engine.protocol.options import EngineOptions
 from engine.protocol.types import (
@@ -169,7 +170,9 @@ async def test_unsupported_settings_are_named_in_errors(foreign: HttpEngine, tra
 Handler = Callable[[httpx.Request], httpx.Response]
 
 
-def scripted(owner: str, answer: Handler, tokenizer: Path | None = None) -> HttpEngine:
+def scripted(
+    owner: str, answer: Handler, tokenizer: Path | None = None, throttle: Throttle | None = None
+) -> HttpEngine:
     """Return a client of a server that owns its models as ``owner`` and answers other requests with ``answer``."""
 
     def handle(request: httpx.Request) -> httpx.Response:
@@ -177,7 +180,7 @@ def scripted(owner: str, answer: Handler, tokenizer: Path | None = None) -> Http
             return httpx.Response(200, json={"data": [{"id": "m", "owned_by": owner, "max_model_len": 512}]})
         return answer(request)
 
-    client = HttpEngine("http://foreign", tokenizer=tokenizer)
+    client = HttpEngine("http://foreign", tokenizer=tokenizer, throttle=throttle)
     client._connection._http = httpx.AsyncClient(base_url="http://foreign", transport=httpx.MockTransport(handle))
     return client
 

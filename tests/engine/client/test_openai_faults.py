@@ -201,7 +201,7 @@ async def test_each_status_has_its_own_meaning_with_the_servers_words(
 async def test_the_time_of_a_rate_limit_is_reported(header: str, least: float, most: float) -> None:
     limited = httpx.Response(429, json={"error": {"message": "slow"}}, headers={"Retry-After": header})
     with pytest.raises(EngineBusy) as caught:
-        Connection("http://foreign")._parse(limited, limited.content)
+        await Connection("http://foreign")._parse(limited, limited.content)
     assert least <= (caught.value.retry_after or 0) <= most
 
 
