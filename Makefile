@@ -4,7 +4,7 @@ VLLM ?= build/vllm
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-long test-real test-vllm test-failed check docs bench bench-accuracy bench-countdown bench-words bench-engine bench-search bench-batch bench-service bench-real clean
+.PHONY: help demo test test-long test-real test-vllm test-failed check docs bench bench-accuracy bench-countdown bench-words bench-engine bench-search bench-batch bench-service bench-vllm bench-real clean
 
 help:
 	@echo "make demo            solve sample problems with every part of the service running on this machine"
@@ -20,6 +20,7 @@ help:
 	@echo "make bench-engine      the engine beside others (about an hour)"
 	@echo "make bench-search      search with a verifier (some minutes)"
 	@echo "make bench-service     the service beside Celery alone (some minutes)"
+	@echo "make bench-vllm        searches on a real vLLM (about 45 minutes; not part of bench)"
 	@echo "make bench-real        a public model on reasoning-gym's tasks (about an hour; not part of bench)"
 	@echo "make bench-batch       one budget for many problems (about 20 minutes)"
 	@echo "make clean           remove .venv, build/ and what the tools left"
@@ -95,6 +96,15 @@ bench-search: .venv/.installed
 
 bench-service: .venv/.installed
 	@$(BIN)/reasoner bench service --out benchmarks/results/service
+
+ON_VLLM := VLLM_ENVIRONMENT=$(VLLM) $(BIN)/python -m tests.vllm.serve $(BIN)/reasoner
+FIVE := countdown --strategy self_consistency,best_of_n,weighted_vote,beam,dvts --n 8 --limit 300 --seeds 3
+
+bench-vllm: .venv/.installed-test $(VLLM)/.installed
+	@$(ON_VLLM) bench service --engine {engine} --rounds 3 --out benchmarks/results/vllm
+	@TTY_COMPATIBLE=0 $(ON_VLLM) eval $(FIVE) --out benchmarks/results/countdown-vllm > /dev/null
+	@$(EVAL) $(FIVE) --out benchmarks/results/countdown-n8 > /dev/null
+	@rm benchmarks/results/countdown-vllm/runs.jsonl benchmarks/results/countdown-n8/runs.jsonl
 
 bench-batch: .venv/.installed
 	@$(BIN)/python -m benchmarks.batch --out benchmarks/results/batch

@@ -84,6 +84,8 @@ class _Searches:
     seconds: list[float] = field(default_factory=list)
     bare: list[float] = field(default_factory=list)
     computed: float = 0.0
+    scored: float = 0.0
+    """Tokens that the verifier's server computed."""
     ideal: float = 0.0
     usage: Usage = field(default_factory=Usage)
     own: Usage = field(default_factory=Usage)
@@ -154,12 +156,13 @@ class _Bench:
                 seconds = bare = 0.0
                 for index, text in enumerate(self.texts):
                     seed = 1000 * turn + index + 5000
-                    before = self._metric(_COMPUTED)
+                    before, scored = (self._metric(url, _COMPUTED) for url in self._urls)
                     traffic, usage, taken = await self._beam(text, seed)
-                    after = self._metric(_COMPUTED)
+                    after, scored_after = (self._metric(url, _COMPUTED) for url in self._urls)
                     seconds, bare = seconds + taken, bare + await traffic.repeat()
                     if turn >= 0:
                         found.computed += after - before
+                        found.scored += scored_after - scored
                         found.ideal += ideal_prompt_tokens(traffic.sequences, self._block)
                         found.usage += usage
                         if turn == 0:
@@ -176,7 +179,7 @@ class _Bench:
         """Add the rows of ``beam``, ``reuse`` and ``verifier``."""
         self.measured.runs["beam"] = {OURS: found.seconds, BARE: found.bare}
         ours, bare = statistics.median(found.seconds), statistics.median(found.bare)
-        per_token = found.usage.verifier_computed / found.usage.generated
+        per_token = found.scored / found.usage.generated
         own = found.own.verifier_computed / found.own.generated
         rows = (
             Row("beam", "seconds", "s", ours, BARE, bare, bare / ours),
@@ -205,20 +208,26 @@ class _Bench:
         return traffic, outcome.usage, taken
 
     @property
+    def _urls(self) -> tuple[str, str]:
+        """The addresses of the policy and of the verifier."""
+        return self.plan.engine, self.settings.prm_url[0] if self.settings.prm_url else self.plan.engine
+
+    @property
     def _block(self) -> int:
-        found = re.search(_BLOCK, self._metrics())
+        found = re.search(_BLOCK, _read_metrics(self.plan.engine))
         if found is None:
             raise BenchError(f"{self.plan.engine}/metrics does not tell vLLM's block size")
         return int(found[1])
 
-    def _metric(self, pattern: str) -> float:
-        values = re.findall(rf"^{pattern} (\S+)$", self._metrics(), re.MULTILINE)
+    def _metric(self, url: str, pattern: str) -> float:
+        values = re.findall(rf"^{pattern} (\S+)$", _read_metrics(url), re.MULTILINE)
         if not values:
-            raise BenchError(f"{self.plan.engine}/metrics has no prompt_tokens_by_source: vLLM 0.32 or later is needed")
+            raise BenchError(f"{url}/metrics has no prompt_tokens_by_source: vLLM 0.32 or later is needed")
         return sum(map(float, values))
 
-    def _metrics(self) -> str:
-        return httpx.get(f"{self.plan.engine}/metrics", timeout=10).text
+
+def _read_metrics(url: str) -> str:
+    return httpx.get(f"{url}/metrics", timeout=10).text
 
 
 async def _run(spec: dict[str, Any], engine: EngineClient) -> Any:

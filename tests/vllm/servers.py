@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -35,7 +36,11 @@ VLLM_SETTINGS = {
     "KMP_BLOCKTIME": "0",
 }
 _POLICY_OPTIONS = ("--enable-prefix-caching", "--max-num-seqs", "64", "--enable-prompt-tokens-details")
-_PRM_OPTIONS = ("--runner", "pooling", "--pooler-config", '{"pooling_type": "ALL"}')
+_ALL = ("--runner", "pooling", "--pooler-config", '{"pooling_type": "ALL"}')
+_LAST = (
+    *("--runner", "pooling", "--enable-prefix-caching", "--pooler-config", '{"pooling_type": "LAST"}'),
+    *("--hf-overrides", '{"architectures": ["Qwen3ForSequenceClassification"]}'),
+)
 
 
 class Vllm:
@@ -55,8 +60,9 @@ class Vllm:
         return cls(log, POLICY, "policy", *_POLICY_OPTIONS, *options)
 
     @classmethod
-    def prm(cls, log: Path) -> Self:
-        return cls(log, PRM, "prm", *_PRM_OPTIONS)
+    def prm(cls, log: Path, *, last: bool) -> Self:
+        """``last``: score the last token, which reads cached prefixes, and not every token."""
+        return cls(log, PRM, "prm", *(_LAST if last else _ALL))
 
     def start(self) -> None:
         with self.log.open("ab") as log:
@@ -74,10 +80,11 @@ class Vllm:
             self._process.wait()
             self._process = None
 
-    def metric(self, name: str) -> float:
-        """Return the sum of a metric's values."""
+    def metric(self, name: str, label: str = "") -> float:
+        """Return the sum of a metric's values, those with a label of this value."""
         text = httpx.get(f"{self.url}/metrics", timeout=10).text
-        values = re.findall(rf"^{re.escape(name)}(?:{{[^}}]*}})? (\S+)$", text, re.MULTILINE)
+        pattern = rf"^{re.escape(name)}(?:{{[^}}]*{label}[^}}]*}})? (\S+)$"
+        values = re.findall(pattern, text, re.MULTILINE)
         assert values, f"there is no metric {name}"
         return sum(map(float, values))
 
@@ -88,6 +95,26 @@ class Vllm:
             return httpx.get(f"{self.url}/health", timeout=5).is_success
         except httpx.TransportError:
             return False
+
+
+@dataclass(frozen=True)
+class Servers:
+    """A policy and a PRM, each on a vLLM of its own."""
+
+    policy: Vllm
+    last: Vllm
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """The environment of a service on these servers."""
+        return {
+            "REASONER_ENGINE_URL": self.policy.url,
+            "REASONER_MODEL": "policy",
+            "REASONER_ENGINE_TOKENIZER": str(POLICY),
+            "REASONER_PRM": "prm",
+            "REASONER_PRM_URL": self.last.url,
+            "REASONER_PRM_TOKENIZER": str(PRM),
+        }
 
 
 @contextmanager

@@ -13,18 +13,21 @@ from tests.engine.client.recordings import Recorder
 from tests.engine.client.vllm_cases import QUESTION, Case, connect, our_engine, parameters, recording
 from tests.engine.helpers import generate
 from tests.listening import listening
-from tests.vllm.conftest import Servers
+from tests.vllm.servers import Servers
 
 RUNNING = "vllm:num_requests_running"
 GENERATED = "vllm:generation_tokens_total"
 
 
-@pytest.mark.parametrize(("model", "case"), parameters())
-async def test_vllm_gives_the_results_of_our_engine(model: str, case: Case, servers: Servers, tmp_path: Path) -> None:
-    recorder = Recorder(getattr(servers, model).url)
-    ours = our_engine(model)
+@pytest.mark.parametrize(("server", "case"), parameters())
+async def test_vllm_gives_the_results_of_our_engine(
+    server: str, case: Case, servers: Servers, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    asked = request.getfixturevalue("every_token") if server == "prm" else getattr(servers, server)
+    recorder = Recorder(asked.url)
+    ours = our_engine(server)
     with listening(recorder.app, tmp_path / "s") as url:
-        vllm = connect(url, model)
+        vllm = connect(url, server)
         await case(vllm, ours)
         await vllm.close()
     await ours.close()

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.vllm.conftest import Servers
-from tests.vllm.servers import POLICY, Vllm, running, serving
+from tests.vllm.servers import POLICY, Servers, Vllm, running, serving
 from tests.vllm.test_service import PROBLEM
 
 _LONG = {"strategy": {"name": "mcts", "n": 64}, "seed": 5, "budget": {"tokens": 200_000}}

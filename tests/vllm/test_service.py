@@ -13,11 +13,11 @@ import pytest
 
 from reasoner.budget.usage import Usage
 from reasoner.strategies.registry import STRATEGIES
-from tests.vllm.conftest import Servers
-from tests.vllm.servers import ROOT, Service, serving
+from tests.vllm.servers import ROOT, Servers, Service, serving
 from tests.vllm.test_client import GENERATED, RUNNING
 
 PROBLEM = "Use the numbers 3, 7, 8 and 12, each exactly once, with + - * / to reach 45."
+_SOURCES = ("local_compute", "local_cache_hit")
 _SIZE: dict[str, dict[str, int]] = defaultdict(lambda: {"n": 4}, greedy={})
 _CHAT = """
 model = "policy"
@@ -45,6 +45,21 @@ def test_a_job_of_each_strategy_is_billed_as_the_server_counts(name: str, servic
     # Branches that a search gives up cost the server what it generated until it noticed.
     assert 0 < usage["generated"] <= made
     assert usage["generated"] >= 0.5 * made
+
+
+def test_the_verifier_reads_cached_prefixes_and_no_token_is_billed_twice(service: Service, servers: Servers) -> None:
+    def read() -> tuple[float, float]:
+        computed, cached = (servers.last.metric("vllm:prompt_tokens_by_source_total", source) for source in _SOURCES)
+        return computed, cached
+
+    computed, cached = read()
+    spec = {"strategy": {"name": "beam", "n": 16}, "seed": 2, "budget": {"tokens": 20_000}}
+    job = service.submit(PROBLEM, wait=120, **spec)
+    assert job["status"] == "completed", job["error"]
+    more_computed, more_cached = read()
+    assert more_cached > cached
+    usage = job["usage"]
+    assert usage["verifier_computed"] + usage["verifier_cached"] == more_computed + more_cached - computed - cached
 
 
 def test_equal_seeds_give_equal_jobs(service: Service) -> None:

@@ -12,6 +12,7 @@ from api.roles.supervisor import free_port
 from tests.chaos.processes import until
 from tests.docs.blocks import Block, blocks
 from tests.vllm.servers import ENVIRONMENT, POLICY, PRM, ROOT, VLLM_SETTINGS
+from tests.vllm.test_service import PROBLEM
 
 PAGE = ROOT / "docs" / "tutorials" / "vllm.md"
 MARK = "not run: make test-vllm runs it"
@@ -36,7 +37,11 @@ def run(code: str, folder: Path) -> str:
         (commands / name).write_text(f'#!/bin/sh\nexec {program} "$@"{more}\n')
         (commands / name).chmod(0o755)
     ports = {str(port): str(free_port()) for port in (8000, 8001, 8100, 8200)}
-    places = {"Qwen/Qwen2.5-7B-Instruct": str(POLICY), "/models/my-prm": str(PRM)}
+    places = {
+        "Qwen/Qwen2.5-7B-Instruct": str(POLICY),
+        "/models/my-prm": str(PRM),
+        "What is the sum of the first 50 odd numbers?": PROBLEM,  # of the kind that the bundled policy can solve
+    }
     for old, new in (ports | places).items():
         code = code.replace(old, new)
     environment = {name: value for name, value in os.environ.items() if not name.startswith("REASONER_")}

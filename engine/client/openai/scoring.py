@@ -1,9 +1,10 @@
 """Scoring with models on OpenAI-compatible servers, at chosen positions.
 
-A reward model is scored through vLLM's ``/pooling`` with token ids: the server returns a row for every token, or only
-for its own step tag (pooling type ``STEP``), as logits or as probabilities. A causal model samples one token after each
-position. vLLM reports the log-probabilities of the tokens asked for (``logprob_token_ids``); others list the likeliest
-tokens, and one that is not listed gets the lowest listed value, an upper bound.
+A reward model is scored through vLLM's ``/pooling`` with token ids: the server returns a row for every token, for its
+own step tag (pooling type ``STEP``) or for the last token (``LAST``), as logits or as probabilities. Only the last of
+these reads cached prefixes. A causal model samples one token after each position. vLLM reports the log-probabilities of
+the tokens asked for (``logprob_token_ids``); others list the likeliest tokens, and one that is not listed gets the
+lowest listed value, an upper bound.
 
 Source: https://docs.vllm.ai/en/latest/models/pooling_models/ and vLLM's ``PoolingParams``.
 """
@@ -31,22 +32,40 @@ class OpenAIScorer:
         self._connection = connection
         self._dialect = dialect
         self._slots = asyncio.Semaphore(_AT_ONCE)
+        self.pools_last = False
+        """True once the server has answered with the last token's row alone."""
 
     async def rows(
         self, index: int, model: str, tokens: Sequence[int], reads: Sequence[int], salt: Json
     ) -> ScoreResult:
         """Return a reward model's label logits at the positions ``reads`` of one sequence.
 
-        ``salt``: fields that isolate the cached prefixes of the request.
+        ``salt``: fields that isolate the cached prefixes of the request. A server that pools the last token is asked
+        once for each position; it computes what its prefix cache does not hold, and reports all as computed.
         """
+        async with self._slots:
+            answer = await self._pool(model, tokens, salt)
+            found = _read_rows(answer)
+            computed, cached = _bill(answer)
+            self.pools_last = len(found) == 1 < len(tokens)
+            if not self.pools_last:
+                rows = _select_rows(found, tokens, reads)
+                return ScoreResult(index, tuple(_logits(row) for row in rows), computed, cached)
+            last = {len(tokens) - 1: found[0]}
+            for position in reads:
+                if position not in last:
+                    answer = await self._pool(model, tokens[: position + 1], salt)
+                    [last[position]] = _read_rows(answer)
+                    more_computed, more_cached = _bill(answer)
+                    computed, cached = computed + more_computed, cached + more_cached
+        return ScoreResult(index, tuple(_logits(last[position]) for position in reads), computed, cached)
+
+    async def _pool(self, model: str, tokens: Sequence[int], salt: Json) -> Json:
         body = {"model": model, "input": list(tokens), "encoding_format": "float"}
         # The present and the former name of vLLM's option for raw logits.
         raw = {"use_activation": False, "activation": False}
-        async with self._slots:
-            answer = await self._connection.call("POST", "/pooling", body | raw | salt)
-        rows = _rows(answer, tokens, reads)
-        computed, cached = _bill(answer)
-        return ScoreResult(index, tuple(_logits(row) for row in rows), computed, cached)
+        answer: Json = await self._connection.call("POST", "/pooling", body | raw | salt)
+        return answer
 
     async def logits(
         self, index: int, model: str, prompts: Sequence[str | Sequence[int]], wanted: Mapping[int, str], salt: Json
@@ -69,24 +88,26 @@ class OpenAIScorer:
         return ScoreResult(index, tuple(values), computed, cached)
 
 
-def _rows(answer: Json, tokens: Sequence[int], reads: Sequence[int]) -> list[Row]:
-    """Select the rows at ``reads`` from all rows of the response."""
+def _read_rows(answer: Json) -> list[Row]:
+    """Return the rows of the response: one of a server that pools the last token."""
     try:
         data = answer["data"][0]["data"]
-        rows = [tuple(map(float, row)) for row in (data if isinstance(data[0], list) else [data])]
+        return [tuple(map(float, row)) for row in (data if isinstance(data[0], list) else [data])]
     except (KeyError, IndexError, TypeError, ValueError) as error:
         raise EngineError(f"the answer of /pooling is not understood: {error!r}") from error
+
+
+def _select_rows(rows: Sequence[Row], tokens: Sequence[int], reads: Sequence[int]) -> list[Row]:
+    """Select the rows at ``reads`` from those of all tokens, or of all step tags."""
     if len(rows) == len(tokens):
         return [rows[position] for position in reads]
     tags = {tokens[position] for position in reads}
     marked = [position for position, token in enumerate(tokens) if token in tags]
     if len(tags) == 1 and len(rows) == len(marked):
         return [rows[marked.index(position)] for position in reads]
-    if len(rows) == 1 and list(reads) == [len(tokens) - 1]:
-        return rows
     raise EngineError(
         f"/pooling answered {len(rows)} rows for {len(tokens)} tokens, {len(marked)} of them like those to be read: "
-        "serve the model with pooling type ALL, or STEP with its own step tag"
+        "serve the model with pooling type LAST, ALL, or STEP with its own step tag"
     )
 
 

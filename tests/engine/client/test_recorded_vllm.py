@@ -11,11 +11,11 @@ from tests.engine.client.vllm_cases import Case, connect, our_engine, parameters
 from tests.listening import listening
 
 
-@pytest.mark.parametrize(("model", "case"), parameters())
-async def test_the_client_understands_the_answers_of_vllm(model: str, case: Case, tmp_path: Path) -> None:
-    ours = our_engine(model)
+@pytest.mark.parametrize(("server", "case"), parameters())
+async def test_the_client_understands_the_answers_of_vllm(server: str, case: Case, tmp_path: Path) -> None:
+    ours = our_engine(server)
     with listening(Replayer(recording(case)).app, tmp_path / "s") as url:
-        vllm = connect(url, model)
+        vllm = connect(url, server)
         await case(vllm, ours)
         await vllm.close()
     await ours.close()

@@ -20,14 +20,17 @@ from tests.engine.helpers import generate, score
 BUNDLED = Path(__file__).parents[3] / "reasoner" / "bundled"
 RECORDED = Path(__file__).parent / "recorded"
 QUESTION = [{"role": "user", "content": "Use the numbers 3, 7, 8 and 12, each exactly once, with + - * / to reach 45."}]
+_MODELS = {"policy": "policy", "prm": "prm", "last": "prm"}
+"""The bundled models by server."""
 Case = Callable[[HttpEngine, LocalEngine], Awaitable[None]]
 
 
-def connect(url: str, model: str) -> HttpEngine:
-    return HttpEngine(url, tokenizer=BUNDLED / model)
+def connect(url: str, server: str) -> HttpEngine:
+    return HttpEngine(url, tokenizer=BUNDLED / _MODELS[server])
 
 
-def our_engine(model: str) -> LocalEngine:
+def our_engine(server: str) -> LocalEngine:
+    model = _MODELS[server]
     return LocalEngine({model: BUNDLED / model}, EngineOptions(kv_tokens=4096))
 
 
@@ -155,6 +158,28 @@ async def scores_like_our_engine(vllm: HttpEngine, ours: LocalEngine) -> None:
     assert theirs.computed_tokens + theirs.cached_tokens == len(prompt) + sum(map(len, parts))
 
 
+async def scores_one_position_like_our_engine(vllm: HttpEngine, ours: LocalEngine) -> None:
+    prompt = await ours.tokenize("prm", "Use the numbers 3, 7, 8 and 12 to reach 45.\n\n12 - 7 = 5\n\n")
+    request = score(ScoreItem((prompt,), (0,)), model="prm")
+    [theirs], [expected] = await vllm.score(request), await ours.score(request)
+    assert theirs.values is not None
+    assert expected.values is not None
+    assert theirs.values[0] == pytest.approx(expected.values[0], abs=1e-3)
+
+
+async def scores_by_last_tokens_like_our_engine(vllm: HttpEngine, ours: LocalEngine) -> None:
+    """Each position is a request of its own, also on the bill."""
+    prompt = await ours.tokenize("prm", "Use the numbers 3, 7, 8 and 12 to reach 45.\n\n")
+    step = await ours.tokenize("prm", "12 - 7 = 5\n\n", special=False)
+    request = score(ScoreItem((prompt, step, step), (1, 2)), model="prm")
+    [theirs], [expected] = await vllm.score(request), await ours.score(request)
+    assert theirs.values is not None
+    assert expected.values is not None
+    for one, other in zip(theirs.values, expected.values, strict=True):
+        assert one == pytest.approx(other, abs=1e-3)
+    assert theirs.computed_tokens + theirs.cached_tokens == 2 * len(prompt) + 3 * len(step)
+
+
 CASES: dict[str, tuple[Case, ...]] = {
     "policy": (
         lists_the_model,
@@ -169,13 +194,14 @@ CASES: dict[str, tuple[Case, ...]] = {
         names_what_was_wrong_with_a_request,
     ),
     "prm": (knows_a_reward_model, scores_like_our_engine),
+    "last": (scores_one_position_like_our_engine, scores_by_last_tokens_like_our_engine),
 }
-"""The cases by the model of their server."""
+"""The cases by their server: the policy, the PRM with a row for each token, and the PRM with one for the last."""
 
 
 def parameters() -> list[object]:
-    """Return the parameters of a test: each case with its model."""
-    return [pytest.param(model, case, id=case.__name__) for model, cases in CASES.items() for case in cases]
+    """Return the parameters of a test: each case with its server."""
+    return [pytest.param(server, case, id=case.__name__) for server, cases in CASES.items() for case in cases]
 
 
 def recording(case: Case) -> Path:
