@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 
 from engine.client.connection import Connection
 from engine.client.openai.dialects import Dialect
-from engine.protocol.types import EngineError, ScoreResult
+from engine.protocol.types import EngineError, InvalidRequest, ScoreResult
 from engine.protocol.wire import Json
 
 _AT_ONCE = 16
@@ -32,40 +32,32 @@ class OpenAIScorer:
         self._connection = connection
         self._dialect = dialect
         self._slots = asyncio.Semaphore(_AT_ONCE)
-        self.pools_last = False
-        """True once the server has answered with the last token's row alone."""
+        self._knows_tasks = True
 
     async def rows(
         self, index: int, model: str, tokens: Sequence[int], reads: Sequence[int], salt: Json
     ) -> ScoreResult:
-        """Return a reward model's label logits at the positions ``reads`` of one sequence.
+        """Return a reward model's label logits at the positions ``reads`` of one sequence, which ends with the last.
 
-        ``salt``: fields that isolate the cached prefixes of the request. A server that pools the last token is asked
-        once for each position; it computes what its prefix cache does not hold, and reports all as computed.
+        ``salt``: fields that isolate the cached prefixes of the request.
         """
-        async with self._slots:
-            answer = await self._pool(model, tokens, salt)
-            found = _read_rows(answer)
-            computed, cached = _bill(answer)
-            self.pools_last = len(found) == 1 < len(tokens)
-            if not self.pools_last:
-                rows = _select_rows(found, tokens, reads)
-                return ScoreResult(index, tuple(_logits(row) for row in rows), computed, cached)
-            last = {len(tokens) - 1: found[0]}
-            for position in reads:
-                if position not in last:
-                    answer = await self._pool(model, tokens[: position + 1], salt)
-                    [last[position]] = _read_rows(answer)
-                    more_computed, more_cached = _bill(answer)
-                    computed, cached = computed + more_computed, cached + more_cached
-        return ScoreResult(index, tuple(_logits(last[position]) for position in reads), computed, cached)
-
-    async def _pool(self, model: str, tokens: Sequence[int], salt: Json) -> Json:
         body = {"model": model, "input": list(tokens), "encoding_format": "float"}
         # The present and the former name of vLLM's option for raw logits.
-        raw = {"use_activation": False, "activation": False}
-        answer: Json = await self._connection.call("POST", "/pooling", body | raw | salt)
-        return answer
+        body |= {"use_activation": False, "activation": False} | salt
+        async with self._slots:
+            if len(reads) > 1 and self._knows_tasks:
+                # A server that pools the last token by default can score all of them, too, without its prefix cache.
+                try:
+                    answer = await self._connection.call("POST", "/pooling", body | {"task": "token_classify"})
+                except InvalidRequest as error:
+                    if "task" not in str(error):
+                        raise
+                    self._knows_tasks = False
+            if len(reads) == 1 or not self._knows_tasks:
+                answer = await self._connection.call("POST", "/pooling", body)
+        rows = _select_rows(_read_rows(answer), tokens, reads)
+        computed, cached = _bill(answer)
+        return ScoreResult(index, tuple(_logits(row) for row in rows), computed, cached)
 
     async def logits(
         self, index: int, model: str, prompts: Sequence[str | Sequence[int]], wanted: Mapping[int, str], salt: Json
@@ -105,6 +97,8 @@ def _select_rows(rows: Sequence[Row], tokens: Sequence[int], reads: Sequence[int
     marked = [position for position, token in enumerate(tokens) if token in tags]
     if len(tags) == 1 and len(rows) == len(marked):
         return [rows[marked.index(position)] for position in reads]
+    if len(rows) == 1 and list(reads) == [len(tokens) - 1]:
+        return list(rows)
     raise EngineError(
         f"/pooling answered {len(rows)} rows for {len(tokens)} tokens, {len(marked)} of them like those to be read: "
         "serve the model with pooling type LAST, ALL, or STEP with its own step tag"

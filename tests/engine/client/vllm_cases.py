@@ -167,8 +167,7 @@ async def scores_one_position_like_our_engine(vllm: HttpEngine, ours: LocalEngin
     assert theirs.values[0] == pytest.approx(expected.values[0], abs=1e-3)
 
 
-async def scores_by_last_tokens_like_our_engine(vllm: HttpEngine, ours: LocalEngine) -> None:
-    """Each position is a request of its own, also on the bill."""
+async def scores_several_positions_like_our_engine(vllm: HttpEngine, ours: LocalEngine) -> None:
     prompt = await ours.tokenize("prm", "Use the numbers 3, 7, 8 and 12 to reach 45.\n\n")
     step = await ours.tokenize("prm", "12 - 7 = 5\n\n", special=False)
     request = score(ScoreItem((prompt, step, step), (1, 2)), model="prm")
@@ -177,7 +176,7 @@ async def scores_by_last_tokens_like_our_engine(vllm: HttpEngine, ours: LocalEng
     assert expected.values is not None
     for one, other in zip(theirs.values, expected.values, strict=True):
         assert one == pytest.approx(other, abs=1e-3)
-    assert theirs.computed_tokens + theirs.cached_tokens == 2 * len(prompt) + 3 * len(step)
+    assert theirs.computed_tokens + theirs.cached_tokens == len(prompt) + 2 * len(step)
 
 
 CASES: dict[str, tuple[Case, ...]] = {
@@ -194,7 +193,7 @@ CASES: dict[str, tuple[Case, ...]] = {
         names_what_was_wrong_with_a_request,
     ),
     "prm": (knows_a_reward_model, scores_like_our_engine),
-    "last": (scores_one_position_like_our_engine, scores_by_last_tokens_like_our_engine),
+    "last": (scores_one_position_like_our_engine, scores_several_positions_like_our_engine),
 }
 """The cases by their server: the policy, the PRM with a row for each token, and the PRM with one for the last."""
 
