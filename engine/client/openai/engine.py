@@ -95,6 +95,8 @@ class OpenAICompatibleEngine:
         prompts = [tokens[: position + 1] for position in reads]
         # For a causal model, one token is sampled after each position.
         needed = sum(len(prompt) + 1 for prompt in prompts) if request.token_ids else max(reads) + 1
+        if not request.token_ids and self._scores.pooling != "rows":  # a request for each position
+            needed = sum(map(len, prompts))
         if request.max_compute is not None and needed > request.max_compute:
             return ScoreResult(index, None, needed, 0)
         if request.token_ids:

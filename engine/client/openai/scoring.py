@@ -14,10 +14,11 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Mapping, Sequence
+from typing import Literal
 
 from engine.client.connection import Connection
 from engine.client.openai.dialects import Dialect
-from engine.protocol.types import EngineError, InvalidRequest, ScoreResult
+from engine.protocol.types import EngineError, ScoreResult
 from engine.protocol.wire import Json
 
 _AT_ONCE = 16
@@ -32,32 +33,39 @@ class OpenAIScorer:
         self._connection = connection
         self._dialect = dialect
         self._slots = asyncio.Semaphore(_AT_ONCE)
-        self._knows_tasks = True
+        self.pooling: Literal["unknown", "last", "rows"] = "unknown"
+        """``last``: a row for the last token. ``rows``: one for each token, or for each step tag."""
 
     async def rows(
         self, index: int, model: str, tokens: Sequence[int], reads: Sequence[int], salt: Json
     ) -> ScoreResult:
         """Return a reward model's label logits at the positions ``reads`` of one sequence, which ends with the last.
 
-        ``salt``: fields that isolate the cached prefixes of the request.
+        A server that pools the last token is asked once for each position. It computes what its prefix cache does not
+        hold, and reports all as computed. ``salt``: fields that isolate the cached prefixes of the request.
         """
+        answers: dict[int, Json] = {}
+        async with self._slots:
+            if len(reads) > 1 and self.pooling == "unknown":  # two positions have two rows unless only the last has one
+                answers[reads[1]] = await self._pool(model, tokens[: reads[1] + 1], salt)
+                self.pooling = "last" if len(_read_rows(answers[reads[1]])) == 1 else "rows"
+            for position in reads if self.pooling == "last" else reads[-1:]:
+                if position not in answers:
+                    answers[position] = await self._pool(model, tokens[: position + 1], salt)
+        if self.pooling == "last":
+            rows = [_read_rows(answers[position])[0] for position in reads]
+        else:
+            rows = _select_rows(_read_rows(answers[reads[-1]]), tokens, reads)
+        bills = [_bill(answer) for answer in answers.values()]
+        computed, cached = (sum(counts) for counts in zip(*bills, strict=True))
+        return ScoreResult(index, tuple(_logits(row) for row in rows), computed, cached)
+
+    async def _pool(self, model: str, tokens: Sequence[int], salt: Json) -> Json:
         body = {"model": model, "input": list(tokens), "encoding_format": "float"}
         # The present and the former name of vLLM's option for raw logits.
-        body |= {"use_activation": False, "activation": False} | salt
-        async with self._slots:
-            if len(reads) > 1 and self._knows_tasks:
-                # A server that pools the last token by default can score all of them, too, without its prefix cache.
-                try:
-                    answer = await self._connection.call("POST", "/pooling", body | {"task": "token_classify"})
-                except InvalidRequest as error:
-                    if "task" not in str(error):
-                        raise
-                    self._knows_tasks = False
-            if len(reads) == 1 or not self._knows_tasks:
-                answer = await self._connection.call("POST", "/pooling", body)
-        rows = _select_rows(_read_rows(answer), tokens, reads)
-        computed, cached = _bill(answer)
-        return ScoreResult(index, tuple(_logits(row) for row in rows), computed, cached)
+        raw = {"use_activation": False, "activation": False}
+        answer: Json = await self._connection.call("POST", "/pooling", body | raw | salt)
+        return answer
 
     async def logits(
         self, index: int, model: str, prompts: Sequence[str | Sequence[int]], wanted: Mapping[int, str], salt: Json

@@ -155,7 +155,10 @@ async def scores_like_our_engine(vllm: HttpEngine, ours: LocalEngine) -> None:
     assert expected.values is not None
     for one, other in zip(theirs.values, expected.values, strict=True):
         assert one == pytest.approx(other, abs=1e-3)
-    assert theirs.computed_tokens + theirs.cached_tokens == len(prompt) + sum(map(len, parts))
+    two, whole = (len(prompt) + sum(map(len, parts[:count])) for count in (2, 3))
+    assert theirs.computed_tokens + theirs.cached_tokens == two + whole  # the first tells that every token has a row
+    [theirs] = await vllm.score(request)
+    assert theirs.computed_tokens + theirs.cached_tokens == whole
 
 
 async def scores_one_position_like_our_engine(vllm: HttpEngine, ours: LocalEngine) -> None:
@@ -176,7 +179,7 @@ async def scores_several_positions_like_our_engine(vllm: HttpEngine, ours: Local
     assert expected.values is not None
     for one, other in zip(theirs.values, expected.values, strict=True):
         assert one == pytest.approx(other, abs=1e-3)
-    assert theirs.computed_tokens + theirs.cached_tokens == len(prompt) + 2 * len(step)
+    assert theirs.computed_tokens + theirs.cached_tokens == 2 * len(prompt) + 3 * len(step)
 
 
 CASES: dict[str, tuple[Case, ...]] = {
