@@ -72,7 +72,7 @@ def test_a_model_that_is_gone_fails_the_job_and_is_named(service: httpx.Client, 
 
 def test_what_the_server_cannot_do_is_refused_by_name(service: httpx.Client) -> None:
     for strategy in ("beam", "deepconf"):
-        refused = solve(service, strategy={"name": strategy})
+        refused = solve(service, strategy={"name": strategy}, verifier={"kind": "judge"})
         assert refused["status"] == 422
         assert f"strategy '{strategy}'" in refused["detail"]
         assert f"model '{MODEL}' cannot do" in refused["detail"]
