@@ -17,6 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+_ROOT = Path(__file__).parents[3]
 _METHODS = ["GET", "POST"]
 
 
@@ -30,7 +31,8 @@ class Recorder:
 
     def write(self, path: Path) -> None:
         path.parent.mkdir(exist_ok=True)
-        path.write_text(json.dumps(self.exchanges, indent=1, ensure_ascii=False) + "\n")
+        text = json.dumps(self.exchanges, indent=1, ensure_ascii=False) + "\n"
+        path.write_text(text.replace(f"{_ROOT}/", ""))  # the folder of a model depends on the machine
 
     async def _forward(self, request: Request) -> Response:
         content = await request.body()

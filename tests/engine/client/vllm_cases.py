@@ -20,6 +20,8 @@ from tests.engine.helpers import generate, score
 BUNDLED = Path(__file__).parents[3] / "reasoner" / "bundled"
 RECORDED = Path(__file__).parent / "recorded"
 QUESTION = [{"role": "user", "content": "Use the numbers 3, 7, 8 and 12, each exactly once, with + - * / to reach 45."}]
+TOLERANCE = 1e-3
+"""Both compute in float32, whose rounding is a hundredth of this; a wrong token or position differs by whole units."""
 _MODELS = {"policy": "policy", "prm": "prm", "last": "prm"}
 """The bundled models by server."""
 Case = Callable[[HttpEngine, LocalEngine], Awaitable[None]]
@@ -97,11 +99,11 @@ async def reports_log_probabilities(vllm: HttpEngine, ours: LocalEngine) -> None
     prompt = await ours.tokenize("policy", QUESTION)
     [theirs] = await collect(vllm, prompt, Branch(1, 1, 8), temperature=0.0, logprobs=3)
     [expected] = await collect(ours, prompt, Branch(1, 1, 8), temperature=0.0, logprobs=3)
-    assert theirs.logprob == pytest.approx(expected.logprob, abs=1e-3)
+    assert theirs.logprob == pytest.approx(expected.logprob, abs=TOLERANCE)
     assert theirs.logprobs is not None
     assert expected.logprobs is not None
     for one, other in zip(theirs.logprobs, expected.logprobs, strict=True):
-        assert one.logprob == pytest.approx(other.logprob, abs=1e-3)
+        assert one.logprob == pytest.approx(other.logprob, abs=TOLERANCE)
 
 
 async def reads_verdicts_however_unlikely(vllm: HttpEngine, ours: LocalEngine) -> None:
@@ -114,7 +116,7 @@ async def reads_verdicts_however_unlikely(vllm: HttpEngine, ours: LocalEngine) -
     assert theirs.values is not None
     assert expected.values is not None
     [[first, second]], [[likely, unlikely]] = theirs.values, expected.values
-    assert first - second == pytest.approx(likely - unlikely, abs=1e-3)
+    assert first - second == pytest.approx(likely - unlikely, abs=TOLERANCE)
     assert first > -1.5
 
 
@@ -154,7 +156,7 @@ async def scores_like_our_engine(vllm: HttpEngine, ours: LocalEngine) -> None:
     assert theirs.values is not None
     assert expected.values is not None
     for one, other in zip(theirs.values, expected.values, strict=True):
-        assert one == pytest.approx(other, abs=1e-3)
+        assert one == pytest.approx(other, abs=TOLERANCE)
     two, whole = (len(prompt) + sum(map(len, parts[:count])) for count in (2, 3))
     assert theirs.computed_tokens + theirs.cached_tokens == two + whole  # the first tells that every token has a row
     [theirs] = await vllm.score(request)
@@ -167,7 +169,7 @@ async def scores_one_position_like_our_engine(vllm: HttpEngine, ours: LocalEngin
     [theirs], [expected] = await vllm.score(request), await ours.score(request)
     assert theirs.values is not None
     assert expected.values is not None
-    assert theirs.values[0] == pytest.approx(expected.values[0], abs=1e-3)
+    assert theirs.values[0] == pytest.approx(expected.values[0], abs=TOLERANCE)
 
 
 async def scores_several_positions_like_our_engine(vllm: HttpEngine, ours: LocalEngine) -> None:
@@ -178,7 +180,7 @@ async def scores_several_positions_like_our_engine(vllm: HttpEngine, ours: Local
     assert theirs.values is not None
     assert expected.values is not None
     for one, other in zip(theirs.values, expected.values, strict=True):
-        assert one == pytest.approx(other, abs=1e-3)
+        assert one == pytest.approx(other, abs=TOLERANCE)
     assert theirs.computed_tokens + theirs.cached_tokens == 2 * len(prompt) + 3 * len(step)
 
 
