@@ -4,7 +4,7 @@ VLLM ?= build/vllm
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-long test-real test-vllm test-failed check docs bench bench-accuracy bench-countdown bench-words bench-engine bench-search bench-batch bench-service bench-vllm bench-real clean
+.PHONY: help demo test test-long test-real test-vllm test-failed check docs bench bench-accuracy bench-countdown bench-words bench-engine bench-search bench-batch bench-service bench-vllm bench-real gpu clean
 
 help:
 	@echo "make demo            solve sample problems with every part of the service running on this machine"
@@ -22,6 +22,7 @@ help:
 	@echo "make bench-service     the service beside Celery alone (some minutes)"
 	@echo "make bench-vllm        searches on a real vLLM (about 45 minutes; not part of bench)"
 	@echo "make bench-real        a public model on reasoning-gym's tasks (about an hour; not part of bench)"
+	@echo "make gpu               tests and timings on a machine with a GPU (some ten minutes; not part of bench)"
 	@echo "make bench-batch       one budget for many problems (about 20 minutes)"
 	@echo "make clean           remove .venv, build/ and what the tools left"
 
@@ -108,6 +109,10 @@ bench-vllm: .venv/.installed-test $(VLLM)/.installed
 
 bench-batch: .venv/.installed
 	@$(BIN)/python -m benchmarks.batch --out benchmarks/results/batch
+
+# Uses the interpreter's own packages: a machine with a GPU has the torch that fits its driver.
+gpu:
+	@$(PYTHON) -m benchmarks.gpu $(STAGES)
 
 # GSM8K=FILE adds the problems of a file; REAL="--problems 200 --seeds 5" enlarges it. An interrupted run goes on.
 bench-real: .venv/.installed-real

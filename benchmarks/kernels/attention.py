@@ -121,13 +121,13 @@ def _torch(device: torch.device, step: _Step, q: Tensor, numbers: Tensor, pages:
         return out.transpose(1, 2).flatten(0, 1)
 
     peers: dict[str, Run] = {"SDPA": lambda: dense(own, k, v, mask if named is None else named)}
-    if device.type == "cuda":
-        fast, blocks = compiled(_flex, device), None if mask is None else _blocks(step, mask)
+    if device.type == "cuda" and mask is not None:  # its compilations take longer than all else here
+        fast, blocks = compiled(_flex, device), _blocks(step, mask)
         peers["FlexAttention"] = lambda: fast(own, k, v, blocks).transpose(1, 2).flatten(0, 1)
     return peers, lambda: dense(own.float(), k.float(), v.float(), mask)
 
 
-def _flex(q: Tensor, k: Tensor, v: Tensor, blocks: BlockMask | None) -> Tensor:
+def _flex(q: Tensor, k: Tensor, v: Tensor, blocks: BlockMask) -> Tensor:
     out: Tensor = flex_attention(q, k, v, block_mask=blocks, scale=_SCALE, enable_gqa=True)
     return out
 

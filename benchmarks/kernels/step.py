@@ -36,7 +36,7 @@ SIZES = {
     "num_key_value_heads": 8,
     "head_dim": 128,
 }
-_PAGE, _GROUP = 16, 128
+_PAGE, GROUP = 16, 128
 
 
 def cases(batches: tuple[int, ...] = (1, 16, 64), context: int = 4096, sizes: dict[str, int] = SIZES) -> Iterator[Case]:
@@ -45,7 +45,7 @@ def cases(batches: tuple[int, ...] = (1, 16, 64), context: int = 4096, sizes: di
     config = decoder_config(RawConfig(Path(), {"architectures": ["LlamaForCausalLM"], **fields}, {}))
     query, key = config.heads * config.head_dim, 2 * config.kv_heads * config.head_dim
     layer = config.hidden_size * (2 * query + key + 3 * config.intermediate)
-    for name, bits, read in (("bfloat16", 16.0, _whole), ("int4", 4 + 24 / _GROUP, _int4)):
+    for name, bits, read in (("bfloat16", 16.0, read_whole), ("int4", 4 + 24 / GROUP, read_int4)):
         for rows in batches:
             keys = 2 * rows * context * key * config.num_layers
             moved = config.num_layers * layer * bits / 8 + 2 * config.vocab_size * config.hidden_size + keys
@@ -78,7 +78,7 @@ def _step(
 ) -> Callable[[], Tensor]:
     """Return a function that computes the logits of a step in which every sequence computes its last token."""
     count, context = len(pages), pages.shape[1] * _PAGE
-    model = Decoder(config, _Random(device_config.device), context, read, device_config)
+    model = Decoder(config, RandomWeights(device_config.device), context, read, device_config)
     attend = TritonAttention(config.attention, keys)
     cost = AttentionCostModel(2 * config.kv_heads * config.head_dim * keys.element_size())
     per_kv = config.heads // config.kv_heads
@@ -88,7 +88,7 @@ def _step(
     return lambda: model.compute_logits(model.forward(batch, attend))
 
 
-class _Random(Weights):
+class RandomWeights(Weights):
     """Random tensors of any name and shape, the same for the same name."""
 
     def __init__(self, device: torch.device) -> None:
@@ -107,17 +107,17 @@ class _Random(Weights):
         return torch.Generator(self._device).manual_seed(crc32(name.encode()))
 
 
-def _whole(weights: Weights, name: str, rows: int, columns: int) -> Matrix:
+def read_whole(weights: Weights, name: str, rows: int, columns: int) -> Matrix:
     return weights.take(f"{name}.weight", rows, columns)
 
 
-def _int4(weights: Weights, name: str, rows: int, columns: int) -> Matrix:
+def read_int4(weights: Weights, name: str, rows: int, columns: int) -> Matrix:
     if name == "lm_head":  # modules that formats do not quantize
-        return _whole(weights, name, rows, columns)
-    assert isinstance(weights, _Random)
+        return read_whole(weights, name, rows, columns)
+    assert isinstance(weights, RandomWeights)
     dice = weights.dice(name)
     codes = torch.randint(0, 16, (rows, columns), device=dice.device, generator=dice, dtype=torch.uint8)
-    scales = (torch.rand(rows, columns // _GROUP, device=dice.device, generator=dice) + 0.5) * 0.2 * columns**-0.5
+    scales = (torch.rand(rows, columns // GROUP, device=dice.device, generator=dice) + 0.5) * 0.2 * columns**-0.5
     return GroupedMatrix(codes, scales.half().float(), torch.full_like(scales, 8), 4)
 
 

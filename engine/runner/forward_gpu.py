@@ -1,14 +1,12 @@
 """The forward pass on a GPU, from CUDA graphs for small steps.
 
-The project's own tests do not run it on a GPU: they run it on the kernels' references and in Triton's interpreter, and
-compile its kernels for Hopper.
+Without a GPU its tests run it on the kernels' references and in Triton's interpreter, and compile its kernels for
+Hopper; ``python -m benchmarks.gpu correctness`` runs them on one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
-from typing import Any
 
 import numpy as np
 import torch
@@ -31,26 +29,27 @@ Replay = Callable[[], Tensor]
 """Function that computes a captured result from the current contents of its inputs, always in the same tensor."""
 
 
-def capture_graph(compute: Callable[[], Tensor]) -> Replay:
-    """Capture ``compute`` without running it. It must have run before, so that its kernels are compiled.
+class GraphPool:
+    """CUDA graphs that share one memory: the result of one is valid until another is replayed."""
 
-    Allocations come from a memory pool that all graphs share: one's result is valid until another is replayed.
-    """
-    graph = torch.cuda.CUDAGraph()
-    # Only this thread's calls are captured; other threads may use the device meanwhile.
-    with torch.cuda.graph(graph, pool=_memory_pool(), capture_error_mode="thread_local"):
-        output = compute()
+    def __init__(self) -> None:
+        self._newest: torch.cuda.CUDAGraph | None = None
+        """Keeps the memory: torch can capture nothing more into that of graphs which all have died."""
 
-    def replay() -> Tensor:
-        graph.replay()
-        return output
+    def capture(self, compute: Callable[[], Tensor]) -> Replay:
+        """Capture ``compute`` without running it. It must have run before, so that its kernels are compiled."""
+        graph = torch.cuda.CUDAGraph()
+        pool = None if self._newest is None else self._newest.pool()
+        # Only this thread's calls are captured; other threads may use the device meanwhile.
+        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+            output = compute()
+        self._newest = graph
 
-    return replay
+        def replay() -> Tensor:
+            graph.replay()
+            return output
 
-
-@cache
-def _memory_pool() -> Any:
-    return torch.cuda.graph_pool_handle()
+        return replay
 
 
 def pad_num_tokens(num_tokens: int) -> int:
@@ -73,12 +72,12 @@ class GpuForward:
         model: Model,
         attend: TritonAttention,
         device: torch.device,
-        capture: Callable[[Callable[[], Tensor]], Replay] = capture_graph,
+        capture: Callable[[Callable[[], Tensor]], Replay] | None = None,
     ) -> None:
         self._model = model
         self._attend = attend
         self._device = device
-        self._capture = capture
+        self._capture = capture or GraphPool().capture
         self._can_capture = isinstance(model.config, DecoderConfig) and model.config.experts is None
         self._inputs_gpu: dict[int, Tensor] = {}
         """Tokens and positions ``[2, size]`` that the graphs of each padded size read."""

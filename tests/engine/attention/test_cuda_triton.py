@@ -103,8 +103,9 @@ def test_a_captured_graph_computes_other_steps_of_the_same_shape() -> None:
     kv = torch.randn(1, 2, KV_HEADS, POOL, PAGE, DIM, device="cuda")
     q, k, v = (torch.randn(6, heads, DIM, device="cuda") for heads in (about.heads, KV_HEADS, KV_HEADS))
     attend, eager = TritonAttention([about], kv), TritonAttention([about], kv.clone())
-    attend.prepare(decode([70, 90, 95, 81, 99, 66]))
-    attend(0, q, k, v)  # compiles
+    for backend in (attend, eager):
+        backend.prepare(decode([70, 90, 95, 81, 99, 66]))
+        backend(0, q, k, v)  # compiles
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         captured = attend(0, q, k, v)

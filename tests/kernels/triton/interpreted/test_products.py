@@ -182,7 +182,8 @@ class Eight(NamedTuple):
 
 def eight(stored: torch.dtype, blocks: bool, rows: int, into: int, out: int) -> Eight:
     x = torch.randn(rows, into // 128 if blocks else 1, 128 if blocks else into, generator=generator(rows))
-    numbers, row_scales = quantize_vectors(x * torch.logspace(-2, 2, rows)[:, None, None], stored)
+    # The largest products are below 65,504, the largest number of float16.
+    numbers, row_scales = quantize_vectors(x * torch.logspace(-2, 1, rows)[:, None, None], stored)
     weight, _ = quantize_vectors(torch.randn(out, into, generator=generator(1)), stored)
     scales = torch.rand(-(-out // 128) if blocks else out, into // 128 if blocks else 1, generator=generator(2)) + 0.1
     spread = scales.double().repeat_interleave(128 if blocks else 1, 0)[:out]

@@ -1,0 +1,238 @@
+"""Time the engine's decoding step on a GPU: the whole step, the GPU's share of it, and its largest kernels.
+
+``python -m benchmarks.gpu.decode [--kv fp8] [--int4] BATCH:CONTEXT[:SHARED] ...``; an 8B Llama's shapes with random
+weights, run by the engine's own scheduler, cache, graphs and sampler. With ``--tiny`` it runs anywhere, as a test of
+itself. The floor of a step is the time in which the GPU copies as many bytes as it must read at least.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from unittest.mock import patch
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from torch.autograd import DeviceType  # type: ignore[attr-defined]
+from torch.profiler import ProfilerActivity, profile
+
+from benchmarks.kernels import step as shapes
+from benchmarks.kernels.measure import copy_rate
+from engine.attention.cuda_triton import TritonAttention
+from engine.core.engine_core import EngineCore
+from engine.device import DeviceConfig
+from engine.models.config import ModelConfig, read_raw_config
+from engine.models.decoder import Decoder
+from engine.models.families import decoder_config
+from engine.models.interface import Model
+from engine.protocol.options import EngineOptions
+from engine.protocol.types import Branch, EngineError, GenerateRequest, SamplingParams
+from engine.runner.forward_gpu import GpuForward
+from engine.scheduler.sequence import Event, Job
+from engine.weights.formats.registry import MatrixReader
+
+SIZES = shapes.SIZES | {"num_hidden_layers": 32}
+TINY = {
+    "vocab_size": 512,
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+}
+_NEW_TOKENS = 400
+_WARM_STEPS, _STEPS, _PROFILED = 40, 100, 5
+_TOP = 14
+"""Number of kernels that are listed."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """Sequences that are decoded together."""
+
+    batch: int
+    context: int
+    """Tokens of each sequence's prompt."""
+    shared: int = 0
+    """Tokens at the start that all prompts have in common."""
+
+    @classmethod
+    def parse(cls, text: str) -> Work:
+        return cls(*map(int, text.split(":")))
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens to compute, if shared ones are computed once."""
+        return self.batch * (self.context - self.shared) + self.shared
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Time every case; return the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu.decode", description=__doc__)
+    parser.add_argument("cases", nargs="+", type=Work.parse, metavar="BATCH:CONTEXT[:SHARED]")
+    parser.add_argument("--kv", default="auto", help="dtype of the KV cache")
+    parser.add_argument("--int4", action="store_true", help="4-bit weights")
+    parser.add_argument("--tiny", action="store_true", help="a tiny model, on whatever device there is")
+    arguments = parser.parse_args(argv)
+    sizes = TINY if arguments.tiny else SIZES
+    copy = copy_rate(torch.device("cuda")) if torch.cuda.is_available() else float("nan")
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        write_checkpoint(folder, sizes)
+        stack.enter_context(random_weights(shapes.read_int4 if arguments.int4 else shapes.read_whole))
+        if not torch.cuda.is_available():
+            stack.enter_context(emulated_gpu())
+        for work in arguments.cases:
+            floor = count_bytes(work, sizes, int4=arguments.int4, kv_dtype=arguments.kv) / copy
+            print(time_steps(folder, work, arguments.kv, floor, tiny=arguments.tiny), flush=True)
+            gc.collect()  # the engine refers to itself
+            torch.cuda.empty_cache()
+    return 0
+
+
+def write_checkpoint(folder: Path, sizes: dict[str, int]) -> None:
+    """Write the config and a tokenizer of bytes into a folder that has no weights."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE(vocab={char: index for index, char in enumerate(alphabet)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    fields = {"max_position_embeddings": 65536, "rms_norm_eps": 1e-5, "rope_theta": 5e5, **sizes}
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}))
+    (folder / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"], **fields}))
+
+
+@contextmanager
+def random_weights(read: MatrixReader) -> Iterator[None]:
+    """Give engines that are created in this context random weights."""
+
+    def load(folder: Path, capacity: Callable[[ModelConfig], int], device_config: DeviceConfig, **_: object) -> Model:
+        config = decoder_config(read_raw_config(folder))
+        context = min(config.max_context, capacity(config))
+        return Decoder(config, shapes.RandomWeights(device_config.device), context, read, device_config)
+
+    with patch("engine.core.engine_core.load_model", load):
+        yield
+
+
+@contextmanager
+def emulated_gpu() -> Iterator[None]:
+    """Make engines that are created in this context run their GPU code on the CPU."""
+    from tests.engine.gpu import EMULATED_GPU, EmulatedGraph
+
+    def forward(model: Model, attend: TritonAttention, device: torch.device) -> GpuForward:
+        return GpuForward(model, attend, device, lambda compute: EmulatedGraph(compute, attend))
+
+    with (
+        patch("engine.runner.forward.GpuForward", forward),
+        patch("engine.core.model_setup.select_device", lambda *_, **__: EMULATED_GPU),
+    ):
+        yield
+
+
+def count_bytes(work: Work, sizes: dict[str, int], *, int4: bool, kv_dtype: str) -> int:
+    """Return the bytes that a step must read at least: all weights once, and each key and value once."""
+    hidden, head_dim, layers = sizes["hidden_size"], sizes["head_dim"], sizes["num_hidden_layers"]
+    query, key = sizes["num_attention_heads"] * head_dim, 2 * sizes["num_key_value_heads"] * head_dim
+    weights = layers * hidden * (2 * query + key + 3 * sizes["intermediate_size"])
+    bits = 4 + 24 / shapes.GROUP if int4 else 16
+    kv_bytes = 2 if kv_dtype == "auto" else 1 + 4 / head_dim
+    tokens = work.prompt_tokens + work.batch * (_WARM_STEPS + _STEPS // 2)
+    return int(weights * bits / 8 + 2 * sizes["vocab_size"] * hidden + tokens * layers * key * kv_bytes)
+
+
+def time_steps(folder: Path, work: Work, kv_dtype: str, floor: float, *, tiny: bool) -> str:
+    """Return a line with the times of a step, and lines with the kernels that take most of it."""
+    start = time.perf_counter()
+    kv_tokens = work.prompt_tokens + work.batch * (_NEW_TOKENS + 112) + 4096
+    options = EngineOptions(kv_tokens=kv_tokens, step_tokens=512 if tiny else 8192, kv_dtype=kv_dtype)
+    core = EngineCore("m", folder, options)
+    synchronize()
+    loaded = time.perf_counter()
+    submit(core, work)
+    scheduler = core._scheduler
+    while scheduler.num_waiting or any(len(one.tokens) - one.num_computed > 1 for one in scheduler.running):
+        core.step()
+    synchronize()
+    filled = time.perf_counter()
+    for _ in range(_WARM_STEPS):
+        core.step()
+    synchronize()
+    times = sorted(time_step(core) for _ in range(_STEPS))
+    median = statistics.median(times)
+    name = f"{work.batch} × {work.context}" + (f", {work.shared} of them shared" if work.shared else "")
+    line = (
+        f"{name}: loaded in {loaded - start:.1f} s; prompts {work.prompt_tokens / (filled - loaded):.0f} tokens/s "
+        f"with compilation; step {median:.2f} ms (90 % {times[len(times) * 9 // 10]:.2f}, "
+        f"longest {times[-1]:.2f}), {1e3 * work.batch / median:.0f} tokens/s"
+    )
+    if not torch.cuda.is_available():
+        return line
+    kernels = profile_kernels(core)
+    busy = sum(ms for ms, _, _ in kernels)
+    line += f"; floor {1e3 * floor:.2f} ms, {median / (1e3 * floor):.2f} × it; GPU idle {median - busy:.2f} ms"
+    rows = [f"    {ms:8.3f} ms {count:6.0f} × {name[:100]}" for ms, count, name in kernels[:_TOP]]
+    return "\n".join([line, *rows])
+
+
+def submit(core: EngineCore, work: Work) -> None:
+    """Submit requests with random prompts, which end at no token."""
+    dice = np.random.default_rng(0)
+    shared = dice.integers(0, 256, work.shared).tolist()
+    sampling = SamplingParams(temperature=0.8, top_p=0.95, ignore_eos=True)
+
+    def fail(event: Event) -> None:
+        if isinstance(event, EngineError):
+            raise event
+
+    for index in range(work.batch):
+        prompt = (*shared, *dice.integers(0, 256, work.context - work.shared).tolist())
+        branches = (Branch(seed=1, key=index, max_tokens=_NEW_TOKENS),)
+        request = GenerateRequest(f"r{index}", "m", prompt, branches, sampling, None, 0, None, None)
+        job = Job(request.request_id, fail)
+        core.model.add_branches(request, job)
+        core.submit(job)
+
+
+def time_step(core: EngineCore) -> float:
+    """Return the milliseconds of a step, which ends with its tokens on the host."""
+    start = time.perf_counter()
+    core.step()
+    return 1e3 * (time.perf_counter() - start)
+
+
+def profile_kernels(core: EngineCore) -> list[tuple[float, float, str]]:
+    """Return milliseconds and launches per step of each kernel, largest first."""
+    with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU], acc_events=True) as profiler:
+        for _ in range(_PROFILED):
+            core.step()
+        synchronize()
+    return sorted(
+        (
+            (event.self_device_time_total / 1e3 / _PROFILED, event.count / _PROFILED, event.key)
+            for event in profiler.key_averages()
+            if event.device_type == DeviceType.CUDA and event.self_device_time_total
+        ),
+        reverse=True,
+    )
+
+
+def synchronize() -> None:
+    """Wait for the GPU, if there is one."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
