@@ -1,4 +1,4 @@
-r"""Answers that need no algebra: numbers with units, lists of numbers, and words; parsed, formatted and compared.
+r"""Answers that need no algebra: numbers with units, lists of numbers, words and arithmetic, parsed and compared.
 
 Ignored in comparisons: the form of a number (7, 7.0, 14/2, 3 1/2, ``3\frac{1}{2}``, 1.6e-19, ``0.\overline{3}``), the
 counted noun (18 eggs), a unit that one of the two lacks (``reasoner.answers.units``), and a name that one lacks (x = 5
@@ -15,11 +15,14 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import TypeVar
 
+from reasoner.answers import arithmetic
 from reasoner.answers.normalize import MAX_CHARS, normalize
 from reasoner.answers.numbers import (
+    ROUNDED_DIGITS,
     WORD,
     Number,
     are_same_number,
+    count_decimals,
     have_same_name,
     read_compound,
     read_number,
@@ -140,8 +143,21 @@ def decide_equal(a: str, b: str) -> bool | None:
     ours, theirs = parse_plain(a), parse_plain(b)
     if ours is not None and theirs is not None:
         return are_same(ours, theirs)
+    first, second = _exact_value(a, ours), _exact_value(b, theirs)
+    if first is not None and second is not None:
+        return arithmetic.decide_equal(first, second)
     prose = next((one for one in (ours, theirs) if isinstance(one, Words)), None)
     return None if prose is None or prose.text.isalpha() or ":" in prose.text else False
+
+
+def _exact_value(text: str, parsed: Plain | None) -> Fraction | None:
+    """Return the value of arithmetic, or of a number that is neither rounded nor has a unit or a name."""
+    if parsed is None:
+        return arithmetic.evaluate(text)
+    if not isinstance(parsed, Number) or parsed != Number(parsed.value):
+        return None
+    places = count_decimals(parsed.value)
+    return None if places is not None and places >= ROUNDED_DIGITS else parsed.value
 
 
 def differs_plainly(a: str, b: str) -> bool:
