@@ -60,6 +60,9 @@ class Health:
         self._lock = threading.Lock()
         self._records: dict[str, _Record] = {}
         self._counts: Counter[tuple[str, str]] = Counter()
+        self.kinds: dict[str, str] = {}
+        """Kinds of the servers by name (``engine.client.http``); that of a replica is forgotten when it is away, since
+        another server may come back."""
 
     def add(self, name: str) -> None:
         """Register a replica; one that is registered already keeps its state."""
@@ -147,6 +150,7 @@ class Health:
         if record.error is None:
             log.warning("engine %s is away: %s", name, error)
         pause = min(MAX_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2.0 ** min(record.num_failures, 16))
+        self.kinds.pop(name, None)
         record.error = error
         record.num_failures += 1
         record.paused_until = self._clock() + pause

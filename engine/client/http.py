@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import MutableMapping
 from contextlib import aclosing
 from pathlib import Path
 
 from engine.client.chat.engine import ChatEngine
 from engine.client.chat.options import ChatOptions
-from engine.client.connection import Connection
+from engine.client.connection import Connection, hide_login
 from engine.client.native import NativeEngine
 from engine.client.openai.dialects import DIALECTS
 from engine.client.openai.engine import OpenAICompatibleEngine
@@ -42,6 +43,7 @@ class HttpEngine(ForwardingEngine):
         chat: ChatOptions | None = None,
         should_wait: bool = True,
         throttle: Throttle | None = None,
+        kinds: MutableMapping[str, str] | None = None,
     ) -> None:
         """Create a client without connecting. Raises ``InvalidRequest`` for any other URL.
 
@@ -51,6 +53,7 @@ class HttpEngine(ForwardingEngine):
         that only chats, with the properties ``chat``.
         ``should_wait``: retry for a second or two while the server cannot be reached; not needed if a replica exists.
         ``throttle``: the limits of the server.
+        ``kinds``: the dialects that clients of this process have detected, by URL without a login.
         """
         if dialect is not None and dialect not in KINDS:
             raise InvalidRequest(f"dialect {dialect!r} must be one of {', '.join(KINDS)}", "dialect")
@@ -59,6 +62,8 @@ class HttpEngine(ForwardingEngine):
         super().__init__(NativeEngine(self._connection))  # until another dialect is detected
         self._tokenizer = tokenizer
         self._dialect = dialect
+        self._name = hide_login(url)
+        self._kinds = {} if kinds is None else kinds
         self._is_ready = False
         self._lock = asyncio.Lock()
 
@@ -74,7 +79,7 @@ class HttpEngine(ForwardingEngine):
     async def _get_engine(self, *, should_wait: bool = True) -> EngineClient:
         async with self._lock:
             if not self._is_ready:
-                dialect = self._dialect or await self._detect_dialect(should_wait)
+                dialect = self._dialect or await self._find_dialect(should_wait)
                 if dialect == CHAT:
                     self._engine = ChatEngine(self._connection, self._chat)
                 elif dialect != NATIVE:
@@ -82,7 +87,11 @@ class HttpEngine(ForwardingEngine):
                 self._is_ready = True
         return self._engine
 
-    async def _detect_dialect(self, should_wait: bool) -> str:
+    async def _find_dialect(self, should_wait: bool) -> str:
+        if self._name in self._kinds:
+            return self._kinds[self._name]
         answer = await self._connection.call("GET", "/v1/models", None, should_wait=should_wait)
         owners = {model.get("owned_by") for model in answer["data"]}
-        return next((name for name in (NATIVE, *DIALECTS) if name in owners), "openai")
+        dialect = next((name for name in (NATIVE, *DIALECTS) if name in owners), "openai")
+        self._kinds[self._name] = dialect
+        return dialect

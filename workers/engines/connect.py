@@ -95,6 +95,7 @@ def _connect_replicas(place: _Place, health: Health, reports_health: bool) -> Re
             chat=place.chat,
             should_wait=is_single,
             throttle=place.throttle,
+            kinds=health.kinds,
         )
         for url in place.urls
     }

@@ -16,6 +16,7 @@ from typing import Any
 import httpx
 import pytest
 
+from engine.client.health import Health
 from engine.client.http import HttpEngine
 from engine.client.openai.request import branch_seed
 from engine.client.throttle import Throttle
@@ -183,6 +184,30 @@ def scripted(
     client = HttpEngine("http://foreign", tokenizer=tokenizer, throttle=throttle)
     client._connection._http = httpx.AsyncClient(base_url="http://foreign", transport=httpx.MockTransport(handle))
     return client
+
+
+async def test_the_kind_of_a_server_is_asked_once_until_it_was_away() -> None:
+    health = Health()
+    health.add("http://foreign")
+    asked: list[str] = []
+
+    def engine() -> HttpEngine:
+        def handle(request: httpx.Request) -> httpx.Response:
+            asked.append(request.url.path)
+            if request.url.path == "/v1/models":
+                return httpx.Response(200, json={"data": [{"id": "m", "owned_by": "vllm", "max_model_len": 512}]})
+            return httpx.Response(200, json={"tokens": [1, 2]})
+
+        client = HttpEngine("http://foreign", kinds=health.kinds)
+        client._connection._http = httpx.AsyncClient(base_url="http://foreign", transport=httpx.MockTransport(handle))
+        return client
+
+    for _ in range(3):  # as many jobs
+        assert await engine().tokenize("m", "ab") == (1, 2)
+    assert asked == ["/v1/models", "/tokenize", "/tokenize", "/tokenize"]
+    health.record_failure("http://foreign", EngineUnavailable("gone"))
+    await engine().tokenize("m", "ab")
+    assert asked[4:] == ["/v1/models", "/tokenize"]
 
 
 def chunks(*values: dict[str, Any]) -> httpx.Response:
