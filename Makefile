@@ -103,6 +103,8 @@ FIVE := countdown --strategy self_consistency,best_of_n,weighted_vote,beam,dvts 
 
 bench-vllm: .venv/.installed-test $(VLLM)/.installed
 	@$(ON_VLLM) bench service --engine {engine} --rounds 3 --out benchmarks/results/vllm
+	@$(subst serve $(BIN),serve --large $(BIN),$(ON_VLLM)) bench service --engine {engine} --rounds 3 \
+		--case "best of 16" --out benchmarks/results/vllm-large
 	@TTY_COMPATIBLE=0 $(ON_VLLM) eval $(FIVE) --out benchmarks/results/countdown-vllm > /dev/null
 	@$(EVAL) $(FIVE) --out benchmarks/results/countdown-n8 > /dev/null
 	@rm benchmarks/results/countdown-vllm/runs.jsonl benchmarks/results/countdown-n8/runs.jsonl

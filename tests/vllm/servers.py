@@ -48,6 +48,7 @@ class Vllm:
 
     def __init__(self, log: Path, model: Path, name: str, *options: str) -> None:
         self.log = log
+        self.model = model
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         common = ("--served-model-name", name, "--dtype", "float32", "--enforce-eager", "--block-size", "32")
@@ -56,8 +57,8 @@ class Vllm:
         self._process: subprocess.Popen[bytes] | None = None
 
     @classmethod
-    def policy(cls, log: Path, *options: str) -> Self:
-        return cls(log, POLICY, "policy", *_POLICY_OPTIONS, *options)
+    def policy(cls, log: Path, *options: str, model: Path = POLICY) -> Self:
+        return cls(log, model, "policy", *_POLICY_OPTIONS, *options)
 
     @classmethod
     def prm(cls, log: Path, *, last: bool) -> Self:
@@ -110,7 +111,7 @@ class Servers:
         return {
             "REASONER_ENGINE_URL": self.policy.url,
             "REASONER_MODEL": "policy",
-            "REASONER_ENGINE_TOKENIZER": str(POLICY),
+            "REASONER_ENGINE_TOKENIZER": str(self.policy.model),
             "REASONER_PRM": "prm",
             "REASONER_PRM_URL": self.last.url,
             "REASONER_PRM_TOKENIZER": str(PRM),
