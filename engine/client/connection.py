@@ -90,6 +90,18 @@ class Connection:
                 use.read(value)
             return value
 
+    async def check(self, path: str) -> None:
+        """Raise ``EngineError`` unless the server answers with success."""
+        response = await self._send("GET", path, None, _RETRY_ONCE)
+        try:
+            content = await response.aread()
+        except httpx.HTTPError as error:
+            raise self._unavailable(error) from error
+        finally:
+            await response.aclose()
+        if not response.is_success:
+            await self._parse(response, content)
+
     async def events(
         self, path: str, body: Json, headers: Mapping[str, str] | None = None
     ) -> AsyncGenerator[Json, None]:

@@ -37,6 +37,8 @@ class Dialect:
     """
     reads_tokens: bool = False
     """True if the log-probabilities of named tokens can be asked for (``logprob_token_ids``)."""
+    tells_health: bool = False
+    """True if ``/health`` tells whether the server's engine lives; vLLM lists its models for seconds after its end."""
     bundles_tokens: bool = False
     """True if ``stream_interval`` sets the number of tokens in an event of a stream."""
 
@@ -54,9 +56,19 @@ DIALECTS = {
             salts=True,
             numbers_seeds=True,
             reads_tokens=True,
+            tells_health=True,
             bundles_tokens=True,
         ),
-        Dialect("sglang", _OPENAI | _MORE, _SGLANG_FIELDS, tokenizes=True, chats=False, likeliest=20, salts=True),
+        Dialect(
+            "sglang",
+            _OPENAI | _MORE,
+            _SGLANG_FIELDS,
+            tokenizes=True,
+            chats=False,
+            likeliest=20,
+            salts=True,
+            tells_health=True,
+        ),
         Dialect("openai", _OPENAI, {}, tokenizes=False, chats=False, likeliest=5, salts=False),
     )
 }

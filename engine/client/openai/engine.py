@@ -151,7 +151,12 @@ class OpenAICompatibleEngine:
         )
 
     async def models(self) -> list[ModelInfo]:
-        """List the served models. Sizes that the server does not report are 0."""
+        """List the served models. Sizes that the server does not report are 0.
+
+        Raises ``EngineUnavailable`` if the server answers and its engine does not live.
+        """
+        if self._dialect.tells_health:
+            await self._connection.check("/health")
         listed: list[Json] = (await self._connection.call("GET", "/v1/models", None, should_wait=False))["data"]
         if not listed and self._text is not None:  # ``transformers serve`` on a folder
             listed = [{"id": str(self._text.folder)}]

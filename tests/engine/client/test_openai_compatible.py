@@ -177,6 +177,8 @@ def scripted(
     """Return a client of a server that owns its models as ``owner`` and answers other requests with ``answer``."""
 
     def handle(request: httpx.Request) -> httpx.Response:
+        if request.url.path == "/health":
+            return httpx.Response(200)
         if request.url.path == "/v1/models":
             return httpx.Response(200, json={"data": [{"id": "m", "owned_by": owner, "max_model_len": 512}]})
         return answer(request)

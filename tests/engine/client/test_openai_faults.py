@@ -230,10 +230,27 @@ async def test_the_key_is_sent_and_a_url_may_end_as_clients_of_openai_have_it(ur
         base_url=http.base_url, headers=http.headers, transport=httpx.MockTransport(handle)
     )
     await client.models()
-    assert {str(request.url) for request in asked} == {"http://foreign/v1/models"}
+    assert {str(request.url) for request in asked} == {"http://foreign/v1/models", "http://foreign/health"}
     assert {request.headers["Authorization"] for request in asked} == {"Bearer sk-secret"}
     await client.close()
     await http.aclose()
+
+
+async def test_a_server_whose_engine_has_died_lists_no_models() -> None:
+    """vLLM goes on listing them for seconds, and its health is 503 without a body."""
+    client = scripted("vllm", lambda _: httpx.Response(200, json={"tokens": [1]}))
+    await client.tokenize("m", "a")
+    healthy = client._connection._http
+
+    def handle(request: httpx.Request) -> httpx.Response:
+        listed = {"data": [{"id": "m", "owned_by": "vllm", "max_model_len": 512}]}
+        return httpx.Response(503) if request.url.path == "/health" else httpx.Response(200, json=listed)
+
+    client._connection._http = httpx.AsyncClient(base_url="http://foreign", transport=httpx.MockTransport(handle))
+    with pytest.raises(EngineUnavailable, match="foreign"):
+        await client.models()
+    await client.close()
+    await healthy.aclose()
 
 
 async def test_verdicts_of_a_judge_are_read_even_if_they_are_unlikely() -> None:

@@ -9,7 +9,7 @@ if status ~= 'in_progress' or current ~= token then
 end
 renew(id, lease)
 if waiting then
-  redis.call('HDEL', job, 'waiting')
+  redis.call('HDEL', job, 'waiting', 'away')
   append(id, 'job.resumed', '{"attempt":' .. attempt .. '}')
 end
 for i = 4, #ARGV, 5 do

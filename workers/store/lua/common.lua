@@ -4,6 +4,7 @@
 --   reasoner:job:ID          hash: spec, owner, origin, status, times, attempt, token (fencing), lease (its end),
 --                            term (its length), grace (1: prolonged without a heartbeat of the worker), seq, cancel,
 --                            stalled (consecutive attempts that wrote nothing new to the journal),
+--                            waiting (why it was released), away (releases in a row that found no engine),
 --                            best (the result of its journal at the cancellation),
 --                            usage:*, form (data of the request that the route needs besides the spec)
 --   reasoner:job:ID:log      stream: the journal and the events, entry ids are SEQ-0

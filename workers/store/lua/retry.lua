@@ -35,7 +35,7 @@ else
   end
 end
 redis.call('HSET', job, 'attempt', 0, 'stalled', 0)
-redis.call('HDEL', job, 'finished', 'result', 'error', 'cancel', 'best', 'waiting', 'sent')
+redis.call('HDEL', job, 'finished', 'result', 'error', 'cancel', 'best', 'waiting', 'away', 'sent')
 set_in_list(id, ':dead')
 set_in_list(id, ':ended')
 redis.call('ZREM', WEBHOOKS, id) -- cancels the delivery of that end
