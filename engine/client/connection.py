@@ -77,7 +77,7 @@ class Connection:
 
     async def call(self, method: str, path: str, body: Json | None, *, should_wait: bool = True) -> Any:
         """Return the JSON value of the response. ``should_wait``: as for the constructor."""
-        async with admitted(self._throttle, body) as use:
+        async with admitted(self._throttle, path, body) as use:
             response = await self._send(method, path, body, self._backoff if should_wait else _RETRY_ONCE)
             try:
                 content = await response.aread()
@@ -109,7 +109,7 @@ class Connection:
 
         Raises the exception for an object that is an error.
         """
-        async with admitted(self._throttle, body) as use:
+        async with admitted(self._throttle, path, body) as use:
             response = await self._send("POST", path, body, self._backoff, headers)
             try:
                 if response.status_code != httpx.codes.OK:

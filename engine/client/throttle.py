@@ -18,6 +18,8 @@ FULL_WAIT_SECONDS = 0.05
 _MAX_SLEEP_SECONDS = 1.0
 """Limits and pauses may end before they were expected to."""
 _BYTES_PER_TOKEN = 4
+_PROMPTS = ("prompt", "messages", "input")
+"""Fields of completions, conversations, and sequences to pool."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +61,12 @@ class Use:
 
 
 @asynccontextmanager
-async def admitted(throttle: Throttle | None, body: Json | None) -> AsyncIterator[Use]:
-    """Wait until the request may be sent, and count what it takes. Only posts of a prompt are counted."""
+async def admitted(throttle: Throttle | None, path: str, body: Json | None) -> AsyncIterator[Use]:
+    """Wait until the request may be sent, and count what it takes. Only those that the model computes are counted."""
     use = Use()
-    prompt = None if body is None else body.get("prompt", body.get("messages"))
+    prompt = None
+    if body is not None and path != "/tokenize":
+        prompt = next((body[name] for name in _PROMPTS if name in body), None)
     if throttle is None or prompt is None:
         yield use
         return

@@ -11,6 +11,7 @@ import pytest
 from engine.client import retries
 from engine.client.connection import Connection
 from engine.client.http import HttpEngine
+from engine.client.openai.engine import _warn_of_uncounted_cache
 from engine.client.openai.request import branch_seed
 from engine.protocol.types import (
     Branch,
@@ -251,6 +252,21 @@ async def test_a_server_whose_engine_has_died_lists_no_models() -> None:
         await client.models()
     await client.close()
     await healthy.aclose()
+
+
+@pytest.mark.parametrize(("details", "warns"), [(None, True), ({"cached_tokens": 0}, False)])
+async def test_a_vllm_that_does_not_tell_cached_tokens_is_named_once(
+    details: dict[str, int] | None, warns: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    usage = {"prompt_tokens": 2, "completion_tokens": 1, "prompt_tokens_details": details}
+    _warn_of_uncounted_cache.cache_clear()
+    client = scripted(
+        "vllm", lambda _: chunks(piece("a", [7], finish_reason="length"), {"choices": [], "usage": usage})
+    )
+    for _ in range(2):
+        await collect(client, generate((5, 6), [Branch(1, 1, 1)], model="m"))
+    assert [record.message.count("--enable-prompt-tokens-details") for record in caplog.records] == [1] * warns
+    await client.close()
 
 
 async def test_verdicts_of_a_judge_are_read_even_if_they_are_unlikely() -> None:

@@ -71,7 +71,7 @@ async def test_a_request_waits_for_one_of_the_open_ones_to_end() -> None:
 
     async def use() -> None:
         nonlocal running, most
-        async with admitted(throttle, {"prompt": [1, 2]}):
+        async with admitted(throttle, "/v1/completions", {"prompt": [1, 2]}):
             running += 1
             most = max(most, running)
             if running == 2:
@@ -103,3 +103,18 @@ async def test_a_refusal_pauses_all_requests_to_its_server(clock: Clock) -> None
     [one] = await collect(client, generate((5, 6), [Branch(1, 1, 9)]))
     assert one.token_ids == (7,)
     await client.close()
+
+
+async def test_only_requests_that_the_model_computes_are_counted() -> None:
+    throttle = LocalThrottle(RateLimits(requests_per_minute=100))
+    for path, body in (
+        ("/tokenize", {"model": "m", "prompt": "a text"}),
+        ("/tokenize", {"model": "m", "messages": []}),
+        ("/v1/models", None),
+        ("/v1/completions", {"prompt": [1, 2]}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "?"}]}),
+        ("/pooling", {"input": [1, 2, 3]}),
+    ):
+        async with admitted(throttle, path, body):
+            pass
+    assert sum(throttle._requests.values()) == 3
