@@ -41,6 +41,11 @@ class EngineProfile(WithApiKey):
         description="How a chat server goes on after the beginning of an answer: last_message (Anthropic), prefix "
         "(Mistral, DeepSeek), continue_final_message (vLLM, SGLang; alone allows search by steps), or none.",
     )
+    prices: str | None = Field(
+        None,
+        description="The provider whose list prices its models have, such as openai or anthropic, in US dollars, from "
+        "the catalogue of the package genai-prices; [models.NAME.prices] takes precedence.",
+    )
     omit: tuple[str, ...] = Field((), description="The fields of a request that a chat server refuses, such as seed.")
 
     concurrency: Annotated[int, Field(ge=1)] | None = Field(

@@ -11,6 +11,7 @@ from pydantic_settings import BaseSettings, NoDecode
 
 from prm.formats.registry import FormatName
 from reasoner.base_model import VerifierSpec
+from reasoner.budget.price_catalogue import NotInCatalogue, find_prices
 from reasoner.budget.prices import Prices
 from reasoner.jobs.verifier_specs import JudgeVerifier, OutcomeVerifier, PrmVerifier
 from workers.config.engine_profiles import EngineProfile
@@ -89,8 +90,14 @@ class ModelSettings(BaseSettings):
 
     @property
     def prices(self) -> dict[str, Prices]:
-        """The prices of the models that have some."""
-        return {name: profile.prices for name, profile in self.models.items() if profile.prices is not None}
+        """The prices of the models that have some: their own, else those of their server's provider."""
+        own = {name: profile.prices for name, profile in self.models.items() if profile.prices is not None}
+        return own | {
+            model: find_prices(engine.prices, model)
+            for engine in self.engines.values()
+            for model in engine.models
+            if engine.prices is not None and model not in own
+        }
 
     def default_verifier(self, model: str) -> VerifierSpec | None:
         """Return the verifier of jobs of a model that name none.
@@ -197,7 +204,7 @@ class ModelSettings(BaseSettings):
                 )
 
     def _check_engines(self) -> None:
-        """Raise ``ConfigError`` for a model that two servers have, or that has another place."""
+        """Raise ``ConfigError`` for a model that two servers have, that has another place, or without a known price."""
         owners = self.remote_models()
         for name, engine in self.engines.items():
             for model in engine.models:
@@ -206,6 +213,10 @@ class ModelSettings(BaseSettings):
                 profile = self.models.get(model)
                 if profile is not None and (profile.path is not None or profile.url):
                     raise ConfigError(f"engines.{name}.models: {model!r} has a place in [models.{model}], too")
+        try:
+            _ = self.prices
+        except NotInCatalogue as error:
+            raise ConfigError(f"engines.NAME.prices: {error}; or give [models.NAME.prices] in numbers") from None
 
     def _name(self, value: str) -> str:
         return value if value in self.models or value in self.remote_models() else served_name(value)

@@ -314,3 +314,13 @@ async def test_a_strategy_that_the_models_server_cannot_run_is_refused_with_thos
             await resolve_job(job, settings, ChatCatalog("gpt"))
     job = JobSpec.model_validate({"problem": "?", "strategy": {"name": "self_consistency"}})
     assert (await resolve_job(job, settings, ChatCatalog("gpt"))).model == "gpt"
+
+
+def test_models_of_a_server_have_the_list_prices_of_its_provider_unless_they_have_their_own(tmp_path: Path) -> None:
+    engines = {"hosted": {"url": "http://h", "kind": "chat", "models": ["gpt-4o-mini", "ours"], "prices": "openai"}}
+    own = {"ours": {"prices": {"prompt": 3.0, "generated": 5.0}}}
+    settings = load_settings(engines=engines, models=own, model="gpt-4o-mini")
+    assert settings.prices["gpt-4o-mini"].generated > settings.prices["gpt-4o-mini"].cached > 0
+    assert settings.prices["ours"].generated == 5.0
+    with pytest.raises(ConfigError, match=r"no model 'ours' of openai.*\[models.NAME.prices\]"):
+        load_settings(engines=engines, model="gpt-4o-mini")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from tests.workers.store.helpers import entry
 from workers.engines.watch import MIN_WAKE_INTERVAL_SECONDS, EngineWatch
+from workers.store.claims import Claim
 from workers.store.jobs import JobStore
 
 SPEC = {"problem": "?", "priority": "interactive", "budget": {"tokens": 10}}
@@ -110,3 +112,26 @@ async def test_jobs_that_ended_or_continued_meanwhile_are_not_woken(store: JobSt
     assert engines.nudges == 0
     assert (await store.get(gone_on))["status"] == "in_progress"
     assert not await store.has_jobs_waiting_for_engine()
+
+
+async def test_a_job_without_an_engine_is_claimed_ever_less_often_until_it_goes_on(store: JobStore) -> None:
+    job, _ = await store.submit(SPEC, owner="local", queue_cap=100)
+
+    async def hold() -> Claim:
+        claim = await store.claim(str(job["id"]), lease=30, max_attempts=3, worker="one")
+        assert claim is not None
+        return claim
+
+    async def waits(releases: int) -> list[int]:
+        seconds = []
+        for _ in range(releases):
+            await store.release(await hold(), reason="engine_unavailable", detail="gone", delay=3)
+            due, now = await store.command("ZSCORE", "reasoner:due", job["id"]), await store.command("TIME")
+            seconds.append(round(float(due) / 1000 - int(now[0]) - int(now[1]) / 1e6))
+        return seconds
+
+    assert await waits(6) == [3, 6, 12, 24, 24, 24]
+    claim = await hold()
+    await store.commit(claim, [entry("a")])
+    await store.release(claim, reason="shutdown", detail="")
+    assert await waits(2) == [3, 6]

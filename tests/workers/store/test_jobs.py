@@ -168,25 +168,6 @@ async def test_waiting_for_an_engine_is_reported_once_and_so_is_its_end(store: J
     assert (await store.load_events(job_id))[2].data == {"reason": "engine_unavailable", "detail": "gone"}
 
 
-async def test_a_job_without_an_engine_is_claimed_ever_less_often_until_one_answers(store: JobStore) -> None:
-    job_id = await submit(store)
-
-    async def wait_times(releases: int) -> list[float]:
-        times = []
-        for _ in range(releases):
-            held = await claim(store, job_id)
-            await store.release(held, reason="engine_unavailable", detail="gone", delay=3)
-            due, now = await store.command("ZSCORE", "reasoner:due", job_id), await store.command("TIME")
-            times.append(round(float(due) / 1000 - int(now[0]) - int(now[1]) / 1e6))
-        return times
-
-    assert await wait_times(6) == [3, 6, 12, 24, 24, 24]
-    held = await claim(store, job_id)
-    await store.commit(held, [entry("a")])
-    await store.release(held, reason="shutdown", detail="")
-    assert await wait_times(2) == [3, 6]
-
-
 async def test_a_waiting_job_is_cancelled_at_once(store: JobStore) -> None:
     job_id = await submit(store)
     assert (await store.cancel(job_id))["status"] == "cancelled"
