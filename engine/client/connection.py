@@ -37,6 +37,8 @@ _RETRY_ONCE = (0.0,)
 """The backoff for calls whose answer is soon out of date: one retry, since a pooled connection may be stale."""
 _DEFAULT_PAUSE_SECONDS = 1.0
 """After a refusal for lack of capacity that does not tell how long."""
+_UPSTREAM_RETRY_AFTER = "llm_provider-retry-after"
+"""The name under which LiteLLM's proxy passes the header of a server, and its own, on."""
 _RETRYABLE = (httpx.ConnectError, httpx.ConnectTimeout, httpx.RemoteProtocolError, httpx.ReadError)
 """Failures before any part of the response. All requests are idempotent: a response depends on the request alone, and
 the server cancels the work of a broken connection."""
@@ -179,7 +181,8 @@ class Connection:
         except ValueError:
             value = None
         if response.status_code != httpx.codes.OK:
-            retry_after = _seconds(response.headers.get("Retry-After"))
+            headers = response.headers
+            retry_after = _seconds(headers.get("Retry-After", headers.get(_UPSTREAM_RETRY_AFTER)))
             if response.status_code == httpx.codes.TOO_MANY_REQUESTS and self._throttle is not None:
                 await self._throttle.pause(_DEFAULT_PAUSE_SECONDS if retry_after is None else retry_after)
             raise error_from_json(response.status_code, value, source=self._source, retry_after=retry_after)

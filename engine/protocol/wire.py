@@ -66,7 +66,8 @@ def error_from_json(
     message, code, param = error.get("message"), error.get("code"), error.get("param")
     if code == "engine_busy" or status == HTTPStatus.TOO_MANY_REQUESTS:
         return EngineBusy(str(message or f"{source} has no capacity for the moment (429)"), retry_after)
-    if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
+    # LiteLLM's proxy looks a key that is not its master key up in its database, and says only that it has none.
+    if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN) or error.get("type") == "no_db_connection":
         return EngineError(
             f"{source} refused the request's API key ({status}: {message or 'no explanation'}): set the key of that "
             "server, by REASONER_ENGINE_API_KEY or the api_key_env or api_key_file of its table in reasoner.toml"

@@ -198,6 +198,25 @@ async def test_a_long_rate_limit_is_left_to_the_job() -> None:
     await hosted.engine.close()
 
 
+async def test_a_gateway_passes_the_wait_of_its_upstream_on_under_another_name() -> None:
+    """LiteLLM's proxy does, also for the limits of its own models."""
+    headers = {"llm_provider-retry-after": "60"}
+    hosted = Hosted(lambda _: httpx.Response(429, json={"error": {"message": "slow"}}, headers=headers))
+    with pytest.raises(EngineBusy) as caught:
+        await hosted.generate(Branch(1, 1, 9))
+    assert (caught.value.retry_after, len(hosted.bodies)) == (60, 1)
+    await hosted.engine.close()
+
+
+async def test_a_proxy_without_a_database_that_does_not_know_a_key_has_refused_it() -> None:
+    """LiteLLM's proxy looks every key but its master key up in its database."""
+    error = {"message": "No connected db.", "type": "no_db_connection", "param": None, "code": "400"}
+    hosted = Hosted(lambda _: httpx.Response(400, json={"error": error}))
+    with pytest.raises(EngineError, match="refused the request's API key .*api_key_env"):
+        await hosted.generate(Branch(1, 1, 9))
+    await hosted.engine.close()
+
+
 async def test_a_failing_branch_does_not_lose_the_others() -> None:
     answers = iter([stream(said("7", "stop"), usage(9, 1)), *[httpx.Response(503, json={"error": "down"})] * 9])
     hosted = Hosted(lambda _: next(answers))
