@@ -94,5 +94,9 @@ def completion_body(
 
 
 def routing_headers(request_id: str, lease: str | None) -> dict[str, str]:
-    """Return headers for the server's log, and for routers that send a session's requests to one replica."""
-    return {"X-Request-Id": request_id} | ({} if lease is None else {"X-Session-ID": lease})
+    """Return headers for the server's log, and for routers that send a session's requests to one replica.
+
+    vLLM's routers read ``X-Session-ID``, SGLang's ``X-SMG-Routing-Key``.
+    """
+    session = {} if lease is None else {"X-Session-ID": lease, "X-SMG-Routing-Key": lease}
+    return {"X-Request-Id": request_id} | session
