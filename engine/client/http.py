@@ -27,8 +27,8 @@ KINDS = (NATIVE, *DIALECTS, CHAT)
 class HttpEngine(ForwardingEngine):
     """An engine server at ``http://host:port`` or ``unix:///path/to/socket``.
 
-    The first request detects the kind of server: ours, vLLM, SGLang, or another with OpenAI's completions API. A call
-    that the server does not support raises ``EngineError`` (``engine.client.openai``).
+    The first request detects the kind of server: ours, vLLM, SGLang, llama.cpp, or another with OpenAI's completions
+    API. A call that the server does not support raises ``EngineError`` (``engine.client.openai``).
 
     Belongs to the event loop that it is first used in. Raises the exceptions of ``engine.protocol.types`` only.
     """
@@ -49,8 +49,8 @@ class HttpEngine(ForwardingEngine):
 
         ``api_key``: the server's key. ``tokenizer``: the folder of the server's model, if the server takes no token ids
         or cannot tokenise.
-        ``dialect``: ``reasoner``, ``vllm``, ``sglang`` or ``openai``, instead of detecting it, or ``chat`` for a server
-        that only chats, with the properties ``chat``.
+        ``dialect``: ``reasoner``, ``vllm``, ``sglang``, ``llamacpp`` or ``openai``, instead of detecting it, or
+        ``chat`` for a server that only chats, with the properties ``chat``.
         ``should_wait``: retry for a second or two while the server cannot be reached; not needed if a replica exists.
         ``throttle``: the limits of the server.
         ``kinds``: the dialects that clients of this process have detected, by URL without a login.

@@ -27,8 +27,8 @@ class EngineProfile(WithApiKey):
     )
     kind: str | None = Field(
         None,
-        description="The kind of the server: reasoner, vllm, sglang, openai (completions) or chat (chat completions "
-        "alone, as of OpenAI's own API and most gateways); without it, asked of the server.",
+        description="The kind of the server: reasoner, vllm, sglang, llamacpp, openai (completions) or chat (chat "
+        "completions alone, as of OpenAI's own API and most gateways); without it, asked of the server.",
     )
     tokenizer: Path | None = Field(
         None, description="The folder of its model, if the server takes no token ids or cannot tokenise."

@@ -52,8 +52,8 @@ _UNLIKELY = -30.0
 """Log-probability of a verdict that is not among the likeliest."""
 _SCORES_AT_ONCE = 16
 _LIST_SECONDS = 300.0
-_TOO_LONG = re.compile(r"context (length|window)|prompt is too long|too many tokens", re.IGNORECASE)
-"""Words with which OpenAI, vLLM, Anthropic, Mistral and others refuse a conversation that exceeds the context."""
+_TOO_LONG = re.compile(r"context (length|window|size)|prompt is too long|too many tokens", re.IGNORECASE)
+"""Words with which OpenAI, vLLM, llama.cpp, Anthropic and others refuse a conversation that exceeds the context."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +147,8 @@ class ChatEngine:
         await self._connection.close()
 
     def _info(self, entry: Json) -> ModelInfo:
-        context = entry.get("max_model_len") or entry.get("context_length") or self._options.context
+        reported = entry.get("max_model_len") or entry.get("context_length") or (entry.get("meta") or {}).get("n_ctx")
+        context = reported or self._options.context
         # Steps end at stop strings, and a search must tell them from the end of a solution: only these servers do.
         can_continue = self._options.prefill == "continue_final_message"
         return ModelInfo(

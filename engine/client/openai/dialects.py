@@ -39,6 +39,10 @@ class Dialect:
     """True if the log-probabilities of named tokens can be asked for (``logprob_token_ids``)."""
     tells_health: bool = False
     """True if ``/health`` tells whether the server's engine lives; vLLM lists its models for seconds after its end."""
+    tells_stops: bool = True
+    """False if the server cuts a stop string off without telling which it was: no search can tell the end of a step
+    from the end of a solution.
+    """
     bundles_tokens: bool = False
     """True if ``stream_interval`` sets the number of tokens in an event of a stream."""
 
@@ -68,6 +72,16 @@ DIALECTS = {
             likeliest=20,
             salts=True,
             tells_health=True,
+        ),
+        Dialect(
+            "llamacpp",
+            _OPENAI | {"top_k", "min_p", "ignore_eos"},
+            {},
+            tokenizes=False,
+            chats=False,
+            likeliest=0,
+            salts=False,
+            tells_stops=False,
         ),
         Dialect("openai", _OPENAI, {}, tokenizes=False, chats=False, likeliest=5, salts=False),
     )

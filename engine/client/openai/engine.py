@@ -176,7 +176,8 @@ class OpenAICompatibleEngine:
         await self._connection.close()
 
     def _info(self, entry: Json) -> ModelInfo:
-        context = entry.get("max_model_len") or (self._text and self._text.context)
+        context = entry.get("max_model_len") or (entry.get("meta") or {}).get("n_ctx")  # vLLM's name, and llama.cpp's
+        context = context or (self._text and self._text.context)
         if not context:
             raise self._cannot(f"tell the context of {entry['id']!r}; name the folder of its tokenizer and config")
         extra: dict[str, object] = {"server": self._dialect.name}
@@ -190,6 +191,7 @@ class OpenAICompatibleEngine:
             0 if self._text is None else self._text.parameters,
             extra,
             isolates=self._dialect.salts,
+            lacks=() if self._dialect.tells_stops else ("continuation", "logprobs"),
         )
         if (text := self._text) is None:
             return info

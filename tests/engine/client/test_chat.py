@@ -212,7 +212,7 @@ async def test_a_proxy_without_a_database_that_does_not_know_a_key_has_refused_i
     """LiteLLM's proxy looks every key but its master key up in its database."""
     error = {"message": "No connected db.", "type": "no_db_connection", "param": None, "code": "400"}
     hosted = Hosted(lambda _: httpx.Response(400, json={"error": error}))
-    with pytest.raises(EngineError, match="refused the request's API key .*api_key_env"):
+    with pytest.raises(EngineError, match=r"refused the request's API key .*api_key_env"):
         await hosted.generate(Branch(1, 1, 9))
     await hosted.engine.close()
 

@@ -18,7 +18,7 @@ import pytest
 
 from engine.client.health import Health
 from engine.client.http import HttpEngine
-from engine.client.openai.request import branch_seed
+from engine.client.openai.request import branch_seed, routing_headers
 from engine.client.throttle import Throttle
 from engine.core.local_engine import LocalEngine
 from engine.protocol.options import EngineOptions
@@ -226,6 +226,27 @@ def piece(text: str, ids: list[int] | None = None, logprob: float | None = None,
     return {"choices": [choice]}
 
 
+async def test_llama_cpp_gets_token_ids_and_every_filter_that_has_a_default_there() -> None:
+    """Its server would keep the 40 likeliest tokens, those above 5 % of the best, where a request leaves it out."""
+    bodies: list[dict[str, Any]] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        if request.url.path == "/v1/models":
+            return httpx.Response(200, json={"data": [{"id": "m", "owned_by": "llamacpp", "meta": {"n_ctx": 1024}}]})
+        bodies.append(json.loads(request.content))
+        return chunks(piece("Reach", finish_reason="length"))
+
+    client = scripted("llamacpp", answer, tokenizer=POLICY)
+    client._connection._http = httpx.AsyncClient(base_url="http://foreign", transport=httpx.MockTransport(answer))
+    [info] = await client.models()
+    assert (info.context, info.lacks, info.extra["server"]) == (1024, ("continuation", "logprobs"), "llamacpp")
+    [one] = await collect(client, generate((5, 6), [Branch(1, 1, 9)]))
+    assert one.text == "Reach"
+    [body] = bodies
+    assert (body["prompt"], body["top_k"], body["min_p"]) == ([5, 6], -1, 0.0)
+    await client.close()
+
+
 async def test_vllm_gets_token_ids_and_one_request_per_branch() -> None:
     bodies: list[dict[str, Any]] = []
 
@@ -358,8 +379,13 @@ def test_seeds_differ_between_branches_and_between_continuations() -> None:
     assert seeds == [branch_seed(branch) for branch in branches]
 
 
+def test_the_routers_of_vllm_and_sglang_are_told_the_job() -> None:
+    assert routing_headers("r", "job") == {"X-Request-Id": "r", "X-Session-ID": "job", "X-SMG-Routing-Key": "job"}
+    assert routing_headers("r", None) == {"X-Request-Id": "r"}
+
+
 def test_an_unknown_dialect_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InvalidRequest, match="reasoner, vllm, sglang, openai"):
+    with pytest.raises(InvalidRequest, match="reasoner, vllm, sglang, llamacpp, openai"):
         HttpEngine("http://x", dialect="french")
 
 

@@ -286,7 +286,7 @@ def test_servers_in_engines_have_their_models_and_nothing_is_loaded_for_them(tmp
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
-        ("kind = 'french'", "must be one of reasoner, vllm, sglang, openai, chat"),
+        ("kind = 'french'", "must be one of reasoner, vllm, sglang, llamacpp, openai, chat"),
         ("prefill = 'prefix'", "'prefill' belongs to servers of kind 'chat'"),
         ("kind = 'chat'\ntokenizer = 'x'", "a chat server needs no 'tokenizer'"),
         ("[engines.b]\nurl = 'http://b'\nmodels = 'm'", "'m' is a model of engines.b, too"),
