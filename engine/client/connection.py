@@ -93,7 +93,10 @@ class Connection:
             return value
 
     async def check(self, path: str) -> None:
-        """Raise ``EngineError`` unless the server answers with success."""
+        """Raise ``EngineError`` if the server answers that it has failed (5xx).
+
+        A gateway may lack the path or guard it.
+        """
         response = await self._send("GET", path, None, _RETRY_ONCE)
         try:
             content = await response.aread()
@@ -101,7 +104,7 @@ class Connection:
             raise self._unavailable(error) from error
         finally:
             await response.aclose()
-        if not response.is_success:
+        if response.is_server_error:
             await self._parse(response, content)
 
     async def events(
