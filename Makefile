@@ -14,7 +14,7 @@ help:
 	@echo "make test            run the tests (about eight minutes on two cores)"
 	@echo "make test-long       run the soak and statistical tests"
 	@echo "make test-real       compare a public model with transformers (installs 98 MB)"
-	@echo "make test-vllm       run the clients and the service on a real vLLM (installs 4 GB into build/vllm)"
+	@echo "make test-vllm       run the clients and the service on a real vLLM and servers beside it (installs 5 GB into build/)"
 	@echo "make test-failed     run again, alone, what failed in the run before"
 	@echo "make check           check style, types and import contracts"
 	@echo "make docs            build the documentation into build/site and check its links"
@@ -69,8 +69,7 @@ $(ROUTERS)/.installed:
 	@$(ROUTERS)/bin/python -m pip install --quiet --disable-pip-version-check vllm-router==0.1.17 sglang-router==0.3.2 && touch $@ \
 		|| echo "The routers could not be installed: their tests are skipped"
 
-# The package builds llama.cpp from source. Without the switches it also builds tests and examples, and with OpenSSL's headers
-# it needs them again where it runs.
+# The package builds llama.cpp from source: without the switches also its tests and examples, on all cores at once.
 LLAMACPP_SWITCHES := TESTS EXAMPLES APP
 $(LLAMACPP)/.installed:
 	@echo "Building llama.cpp's server in $(LLAMACPP) (about 15 minutes on one core) ..."

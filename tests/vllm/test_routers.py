@@ -39,14 +39,18 @@ def replicas(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Replicas]:
         yield first, second
 
 
-def make_router(program: str, replicas: Replicas, log: Path, *options: str) -> Server:
+def make_router(program: str, log: Path, *options: str) -> Server:
     path = ENVIRONMENT / "bin" / program
     if not path.exists():
         pytest.skip(f"{program} is not installed in {ENVIRONMENT}: run make test-vllm where its package can be had")
     port = free_port()
     place = ("--host", "127.0.0.1", "--port", str(port), "--prometheus-port", str(free_port()))
-    workers = ("--worker-urls", *(replica.url for replica in replicas))
-    return Server(log, [str(path), *options, *place, *workers], port, {}, "/health")
+    return Server(log, [str(path), *options, *place], port, {}, "/health")
+
+
+def make_vllm_router(replicas: Replicas, log: Path) -> Server:
+    workers = (replica.url for replica in replicas)
+    return make_router("vllm-router", log, "--policy", "consistent_hash", "--worker-urls", *workers)
 
 
 def check_that_each_job_keeps_to_one_replica(service: Service, replicas: Replicas, strategy: dict[str, object]) -> None:
@@ -73,7 +77,7 @@ def check_that_each_job_keeps_to_one_replica(service: Service, replicas: Replica
 def test_vllms_router_keeps_the_requests_of_a_job_on_one_replica(
     replicas: Replicas, servers: Servers, tmp_path: Path
 ) -> None:
-    router = make_router("vllm-router", replicas, tmp_path / "log", "--policy", "consistent_hash")
+    router = make_vllm_router(replicas, tmp_path / "log")
     settings = servers.settings | {"REASONER_ENGINE_URL": router.url}
     with running(router), serving(tmp_path / "s", settings) as service:
         check_that_each_job_keeps_to_one_replica(service, replicas, {"name": "beam", "n": 4})
@@ -81,13 +85,11 @@ def test_vllms_router_keeps_the_requests_of_a_job_on_one_replica(
 
 def test_sglangs_router_keeps_the_chats_of_a_job_on_one_replica(replicas: Replicas, tmp_path: Path) -> None:
     """It takes no token ids and asks a vLLM for no name, so it is chatted with, and told the name of the model."""
-    router = make_router("sglang-router", replicas, tmp_path / "log", "launch", "--policy", "manual")
+    router = make_router("sglang-router", tmp_path / "log", "launch", "--policy", "manual")
     with running(router):
         for replica in replicas:
-            alias = replica.url.replace("127.0.0.1", "localhost")
-            httpx.post(
-                f"{router.url}/workers", json={"url": alias, "model_id": "policy"}, timeout=10
-            ).raise_for_status()
+            worker = {"url": replica.url, "model_id": "policy"}
+            httpx.post(f"{router.url}/workers", json=worker, timeout=10).raise_for_status()
 
         def lists_the_model() -> bool:
             workers = httpx.get(f"{router.url}/workers", timeout=10).json()["workers"]
@@ -101,7 +103,7 @@ def test_sglangs_router_keeps_the_chats_of_a_job_on_one_replica(replicas: Replic
 def test_a_job_goes_on_when_a_replica_behind_the_router_dies(
     replicas: Replicas, servers: Servers, tmp_path: Path
 ) -> None:
-    router = make_router("vllm-router", replicas, tmp_path / "log", "--policy", "consistent_hash")
+    router = make_vllm_router(replicas, tmp_path / "log")
     settings = servers.settings | {"REASONER_ENGINE_URL": router.url}
     with running(router), serving(tmp_path / "s", settings) as service:
         before = [replica.metric("vllm:generation_tokens_total") for replica in replicas]
