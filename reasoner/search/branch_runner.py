@@ -190,7 +190,7 @@ class BranchRunner:
     def _request(self, siblings: list[InFlightBranch]) -> None:
         left = self._ledger.seconds_left()
         request = GenerateRequest(
-            request_id=uuid.uuid4().hex,
+            request_id=f"{self._lease}-{uuid.uuid4().hex}",  # which servers and routers write into their logs
             model=self._model.id,
             prompt=siblings[0].parent.prefix,
             branches=tuple(self._next_segment(branch) for branch in siblings),

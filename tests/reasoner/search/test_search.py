@@ -193,6 +193,21 @@ async def test_cancelling_aborts_requests_in_flight_and_commits_their_tokens() -
     assert [entry.data["reason"] for entry in journal.entries] == ["cancelled"] * 8
 
 
+async def test_every_request_carries_the_name_of_its_job() -> None:
+    class Watched(ScriptedEngine):
+        async def generate(
+            self, request: GenerateRequest, *, stream: bool = False
+        ) -> AsyncIterator[Completion | Delta]:
+            names.append(request.request_id)
+            async for item in super().generate(request, stream=stream):
+                yield item
+
+    names, journal = list[str](), MemoryJournal()
+    await run(spec("beam"), Watched(), journal)
+    assert len(names) == len(set(names)) > 1
+    assert all(name.startswith(f"{journal.job_id}-") for name in names)
+
+
 async def test_an_engine_failure_still_commits_the_tokens_received() -> None:
     journal = MemoryJournal()
     engine = ScriptedEngine(die_after=3)
