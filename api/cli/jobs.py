@@ -267,6 +267,10 @@ def _describe_settings(defaults: dict[str, Any]) -> str:
     values = {name: value for name, value in sampling.items() if value != neutral.get(name, object())}
     values |= {name: defaults[name] for name in ("system", "prompt", "stop", "chat_template_kwargs") if defaults[name]}
     values["strategy"] = defaults["strategy"]["name"]
+    prices = defaults.get("prices")
+    if prices is not None:
+        rates = "/".join(f"{prices[name]:g}" for name in ("prompt", "cached", "generated"))
+        values["prices"] = f"{rates} ({prices['source']})"
     return ", ".join(
         f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}" for name, value in values.items()
     )

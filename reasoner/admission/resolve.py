@@ -44,6 +44,8 @@ class ServiceDefaults(Protocol):
     def effort(self) -> Mapping[str, Effort]: ...
     @property
     def prices(self) -> Mapping[str, Prices]: ...
+    @property
+    def price_sources(self) -> Mapping[str, str]: ...
 
 
 class ModelCatalog(Protocol):
@@ -172,7 +174,7 @@ def describe_defaults(info: ModelInfo, service: ServiceDefaults) -> dict[str, An
         "answer": spec.answer.model_dump(),
         "strategy": spec.strategy.model_dump(),
         "budget": budget.model_dump(exclude_none=True),
-        "prices": None if prices is None else prices.model_dump(),
+        "prices": None if prices is None else prices.model_dump() | {"source": service.price_sources[info.id]},
     }
 
 

@@ -11,7 +11,7 @@ from pydantic_settings import BaseSettings, NoDecode
 
 from prm.formats.registry import FormatName
 from reasoner.base_model import VerifierSpec
-from reasoner.budget.price_catalogue import NotInCatalogue, find_prices
+from reasoner.budget.price_catalogue import NotInCatalogue, describe_source, find_prices
 from reasoner.budget.prices import Prices
 from reasoner.jobs.verifier_specs import JudgeVerifier, OutcomeVerifier, PrmVerifier
 from workers.config.engine_profiles import EngineProfile
@@ -98,6 +98,18 @@ class ModelSettings(BaseSettings):
             for model in engine.models
             if engine.prices is not None and model not in own
         }
+
+    @property
+    def price_sources(self) -> dict[str, str]:
+        """The origin of the prices, by the name of each model that has some."""
+        listed = {
+            model: describe_source(engine.prices)
+            for engine in self.engines.values()
+            for model in engine.models
+            if engine.prices is not None
+        }
+        own = {name: f"[models.{name}.prices]" for name, profile in self.models.items() if profile.prices is not None}
+        return listed | own
 
     def default_verifier(self, model: str) -> VerifierSpec | None:
         """Return the verifier of jobs of a model that name none.
@@ -213,10 +225,12 @@ class ModelSettings(BaseSettings):
                 profile = self.models.get(model)
                 if profile is not None and (profile.path is not None or profile.url):
                     raise ConfigError(f"engines.{name}.models: {model!r} has a place in [models.{model}], too")
-        try:
-            _ = self.prices
-        except NotInCatalogue as error:
-            raise ConfigError(f"engines.NAME.prices: {error}; or give [models.NAME.prices] in numbers") from None
+                if engine.prices is not None and (profile is None or profile.prices is None):
+                    try:
+                        find_prices(engine.prices, model)
+                    except NotInCatalogue as error:
+                        hint = f"or give [models.{model}.prices] in numbers"
+                        raise ConfigError(f"engines.{name}.prices: {error}; {hint}") from None
 
     def _name(self, value: str) -> str:
         return value if value in self.models or value in self.remote_models() else served_name(value)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from decimal import Decimal
+from datetime import UTC, datetime, time, timedelta
 
 import pytest
 from genai_prices import Usage, calc_price
 from genai_prices.data_snapshot import get_snapshot
-from genai_prices.types import TieredPrices
+from genai_prices.types import ModelInfo, StartDateConstraint
 
 from reasoner.budget.price_catalogue import NotInCatalogue, find_prices
 from reasoner.budget.prices import Prices
@@ -29,21 +29,57 @@ def test_a_bill_is_that_of_the_catalogue(provider: str, model: str) -> None:
         assert bill(find_prices(provider, model), 9_000, 4_000, 700) == pytest.approx(float(expected))
 
 
-def test_no_bill_is_below_that_of_the_catalogue_however_long_the_prompt_is() -> None:
-    tiered = [
-        (provider, model)
-        for provider in get_snapshot().providers
-        for model in provider.models
-        if not isinstance(model.prices, list)
-        and isinstance(getattr(model.prices, "input_mtok", None), TieredPrices)
-        and getattr(model.prices, "output_mtok", None) is not None
-    ]
-    assert len(tiered) > 5
-    for provider, model in tiered:
-        for prompt in (1_000, 300_000):
-            usage = Usage(input_tokens=prompt, output_tokens=500)
-            expected: Decimal = model.calc_price(usage, provider).total_price
-            assert bill(find_prices(provider.id, model.id), prompt, 0, 500) >= float(expected) * (1 - 1e-12)
+def times_from_now_on(model: ModelInfo) -> list[datetime]:
+    """Return times of each of the model's prices: the hours of a day, now and after each announced start."""
+    starts = {datetime.now(tz=UTC)}
+    for each in model.prices if isinstance(model.prices, list) else ():
+        if isinstance(each.constraint, StartDateConstraint):
+            starts.add(max(datetime.now(tz=UTC), datetime.combine(each.constraint.start_date, time(tzinfo=UTC))))
+    if len(starts) == 1 and not isinstance(model.prices, list):
+        return list(starts)
+    return [start + timedelta(minutes=30 * half) for start in starts for half in range(48)]
+
+
+USAGES = [
+    {"input_tokens": 9_000, "output_tokens": 700},
+    {"input_tokens": 9_000, "cache_read_tokens": 4_000, "output_tokens": 700},
+    {"input_tokens": 900_000, "cache_read_tokens": 4_000, "output_tokens": 700, "output_reasoning_tokens": 600},
+    {"input_tokens": 300_000, "cache_write_tokens": 300_000, "output_tokens": 500},
+]
+
+
+def test_no_bill_is_below_that_of_the_catalogue_for_any_model_prompt_cache_or_time_from_now_on() -> None:
+    compared = 0
+    for provider in get_snapshot().providers:
+        for model in provider.models:
+            try:
+                prices = find_prices(provider.id, model.id)
+            except NotInCatalogue:
+                continue
+            assert prices.verifier == max(prices.prompt, prices.generated)
+            for usage in USAGES:
+                prompt, cached, generated = (
+                    usage.get(name, 0) for name in ("input_tokens", "cache_read_tokens", "output_tokens")
+                )
+                billed = bill(prices, prompt, cached, generated)
+                for moment in times_from_now_on(model):
+                    expected = model.calc_price(Usage(**usage), provider, genai_request_timestamp=moment).total_price
+                    assert billed >= float(expected) * (1 - 1e-12), (provider.id, model.id, usage, moment)
+                    compared += 1
+    assert compared > 1000
+
+
+@pytest.mark.parametrize(
+    ("provider", "model", "unit"),
+    [
+        ("perplexity", "sonar", "requests_kcount"),
+        ("perplexity", "sonar-deep-research", "output_citation_mtok"),
+        ("openai", "tts-1", "no price by tokens"),
+    ],
+)
+def test_a_model_that_costs_more_than_its_tokens_is_refused(provider: str, model: str, unit: str) -> None:
+    with pytest.raises(NotInCatalogue, match=unit):
+        find_prices(provider, model)
 
 
 def test_what_is_not_in_the_catalogue_is_named_with_what_is_similar() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -322,5 +323,10 @@ def test_models_of_a_server_have_the_list_prices_of_its_provider_unless_they_hav
     settings = load_settings(engines=engines, models=own, model="gpt-4o-mini")
     assert settings.prices["gpt-4o-mini"].generated > settings.prices["gpt-4o-mini"].cached > 0
     assert settings.prices["ours"].generated == 5.0
-    with pytest.raises(ConfigError, match=r"no model 'ours' of openai.*\[models.NAME.prices\]"):
+    assert settings.price_sources["ours"] == "[models.ours.prices]"
+    assert re.fullmatch(r"openai in genai-prices [\d.]+", settings.price_sources["gpt-4o-mini"])
+    described = describe_defaults(ModelInfo("gpt-4o-mini", "generate", 256, 100, 1000), settings)
+    assert described["prices"]["source"] == settings.price_sources["gpt-4o-mini"]
+    message = r"engines.hosted.prices: .*no model 'ours' of openai.*\[models.ours.prices\]"
+    with pytest.raises(ConfigError, match=message):
         load_settings(engines=engines, model="gpt-4o-mini")
