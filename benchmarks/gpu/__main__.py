@@ -1,6 +1,6 @@
 """``python -m benchmarks.gpu``: run the GPU's tests and timings in stages, and write what they print.
 
-It needs torch, triton, transformers, pytest and ``gguf`` alone. A stage that has passed is not run again, so that an
+It needs torch, triton, transformers, numba, gguf, hypothesis, and pytest with xdist and timeout. A stage that has passed is not run again, so that an
 interrupted run goes on where it was.
 """
 
@@ -38,8 +38,8 @@ class Command:
     """Time after which it is stopped and counts as failed."""
 
 
-def _tests(title: str, *arguments: str, seconds: float = 240) -> Command:
-    return Command(title, (*_PYTEST, "--timeout", "120", "--tb", "short", *arguments), seconds)
+def _tests(title: str, *arguments: str) -> Command:
+    return Command(title, (*_PYTEST, "--timeout", "120", "--tb", "short", *arguments), 240)
 
 
 def _steps(title: str, *arguments: str) -> Command:

@@ -8,6 +8,7 @@ import json
 import ssl
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
+from contextvars import ContextVar
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any
@@ -26,6 +27,8 @@ from engine.protocol.types import (
 )
 from engine.protocol.wire import Json, error_from_json, stream_error
 
+TRACEPARENT = ContextVar("traceparent", default="")
+"""The position in a trace (W3C ``traceparent``) that requests carry; empty without one."""
 _TIMEOUT = httpx.Timeout(connect=5.0, write=30.0, pool=None, read=600.0)
 """Only a large score request is silent for long: generation streams carry keep-alives. A request waits for a free
 connection as long as those before it take, within its own time limit."""
@@ -81,12 +84,7 @@ class Connection:
         """Return the JSON value of the response. ``should_wait``: as for the constructor."""
         async with admitted(self._throttle, path, body) as use:
             response = await self._send(method, path, body, self._backoff if should_wait else _RETRY_ONCE)
-            try:
-                content = await response.aread()
-            except httpx.HTTPError as error:
-                raise self._unavailable(error) from error
-            finally:
-                await response.aclose()
+            content = await self._read(response)
             value = await self._parse(response, content)
             if isinstance(value, dict):
                 use.read(value)
@@ -98,12 +96,7 @@ class Connection:
         A gateway may lack the path or guard it.
         """
         response = await self._send("GET", path, None, _RETRY_ONCE)
-        try:
-            content = await response.aread()
-        except httpx.HTTPError as error:
-            raise self._unavailable(error) from error
-        finally:
-            await response.aclose()
+        content = await self._read(response)
         if response.is_server_error:
             await self._parse(response, content)
 
@@ -158,6 +151,8 @@ class Connection:
     ) -> httpx.Response:
         """Return the response, of which only the headers are read."""
         num_retries = len(backoff)
+        if trace := TRACEPARENT.get():
+            headers = {**(headers or {}), "traceparent": trace}
         for attempt in range(num_retries + 1):
             request = self._http.build_request(method, path, json=body, headers=headers)
             try:
@@ -169,6 +164,15 @@ class Connection:
             except httpx.HTTPError as error:
                 raise self._unavailable(error) from error
         raise AssertionError("the last attempt returns or raises")
+
+    async def _read(self, response: httpx.Response) -> bytes:
+        """Return the content of a response, and close it."""
+        try:
+            return await response.aread()
+        except httpx.HTTPError as error:
+            raise self._unavailable(error) from error
+        finally:
+            await response.aclose()
 
     @property
     def _source(self) -> str:

@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 from engine.protocol.types import EngineError, EngineUnavailable, ModelInfo
@@ -163,3 +164,9 @@ class Health:
         if error is not None:
             return ReplicaHealth(name, "away", models, error)
         return ReplicaHealth(name, "unknown" if record.models is None else "up", models)
+
+
+@lru_cache(256)
+def warn_once(message: str) -> None:
+    """Log each message once, since every job of a service meets the same state."""
+    log.warning(message)

@@ -14,11 +14,10 @@ import logging
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
-from functools import lru_cache
 from typing import Any, TypeVar
 
 from engine.client.failover import OutputMismatch, StreamedPrefix, choose_by_rendezvous, remaining_request
-from engine.client.health import PROBE_OVERDUE_SECONDS, REPORT_PROBE_INTERVAL_SECONDS, Health
+from engine.client.health import PROBE_OVERDUE_SECONDS, REPORT_PROBE_INTERVAL_SECONDS, Health, warn_once
 from engine.protocol.types import (
     Completion,
     EngineBusy,
@@ -176,7 +175,7 @@ class ReplicatedEngine:
         for name, models in up.items():
             for info in models:
                 if by_id.setdefault(info.id, info) != info:
-                    _warn_once(f"the engine at {name} serves another {info.id!r} than the first: it is left out")
+                    warn_once(f"the engine at {name} serves another {info.id!r} than the first: it is left out")
         self._expected_models = by_id
         return list(by_id.values())
 
@@ -331,9 +330,3 @@ class ReplicatedEngine:
                 if self._health.is_silent(name) and self._get_served_models():
                     for call in list(pending):
                         call.cancel()
-
-
-@lru_cache(64)
-def _warn_once(message: str) -> None:
-    """Log each message once, since every job of a service meets the same state."""
-    log.warning(message)

@@ -20,10 +20,10 @@ from math_verify import LatexExtractionConfig, parse, verify
 from sympy import Expr, Float, I, Integral, Limit, Product, Rational, Set, Sum, Symbol, Tuple, UnevaluatedExpr
 from sympy.core.relational import Relational
 
-from reasoner.answers import numbers, plain
+from reasoner.answers import arithmetic, numbers, plain
 from reasoner.answers.units import are_same_amount
 
-EXACT = 1e-9
+EXACT = float(arithmetic.NEARLY)
 """Relative tolerance between two values without decimals."""
 ROUNDED = 1e-5
 """Relative tolerance if one of the values is written in decimals."""

@@ -18,7 +18,7 @@ _OPERATIONS: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] 
     ast.Mult: operator.mul,
     ast.Div: operator.truediv,
 }
-_NEARLY = Fraction(1, 10**9)
+NEARLY = Fraction(1, 10**9)
 """Relative difference up to which algebra takes values for equal (``reasoner.answers.algebra``)."""
 
 
@@ -41,7 +41,7 @@ def decide_equal(a: Fraction, b: Fraction) -> bool | None:
     """Return True if two values are equal; ``None`` if they differ by so little that algebra has to decide."""
     if a == b:
         return True
-    return None if abs(a - b) <= _NEARLY * max(abs(a), abs(b)) else False
+    return None if abs(a - b) <= NEARLY * max(abs(a), abs(b)) else False
 
 
 def _value(node: ast.expr) -> Fraction | None:

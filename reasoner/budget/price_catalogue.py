@@ -62,6 +62,7 @@ def find_prices(provider: str, model: str) -> Prices:
     )
 
 
+@lru_cache(maxsize=64)
 def describe_source(provider: str) -> str:
     """Return where the prices of a provider's models come from."""
     return f"{provider} in genai-prices {version('genai-prices')}"

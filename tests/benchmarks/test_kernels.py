@@ -8,19 +8,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from benchmarks.gpu.decode import TINY
 from benchmarks.kernels import __main__ as command
 from benchmarks.kernels import attention, linear, measure, norm, sampling, step
 from benchmarks.kernels.measure import Case, Runs, WrongResultError, check, documents, markdown
 
-TINY = {
-    "vocab_size": 300,
-    "hidden_size": 128,
-    "intermediate_size": 256,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 32,
-}
 SMALL: dict[str, Iterator[Case]] = {
     "norm": norm.cases((3,), 64),
     "linear": linear.cases((1, 5), ((256, 128),)),

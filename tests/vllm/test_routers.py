@@ -48,9 +48,13 @@ def make_router(program: str, log: Path, *options: str) -> Server:
     return Server(log, [str(path), *options, *place], port, {}, "/health")
 
 
-def make_vllm_router(replicas: Replicas, log: Path) -> Server:
+@pytest.fixture
+def behind_vllms_router(replicas: Replicas, servers: Servers, tmp_path: Path) -> Iterator[Service]:
     workers = (replica.url for replica in replicas)
-    return make_router("vllm-router", log, "--policy", "consistent_hash", "--worker-urls", *workers)
+    router = make_router("vllm-router", tmp_path / "log", "--policy", "consistent_hash", "--worker-urls", *workers)
+    settings = servers.settings | {"REASONER_ENGINE_URL": router.url}
+    with running(router), serving(tmp_path / "s", settings) as service:
+        yield service
 
 
 def check_that_each_job_keeps_to_one_replica(service: Service, replicas: Replicas, strategy: dict[str, object]) -> None:
@@ -75,12 +79,9 @@ def check_that_each_job_keeps_to_one_replica(service: Service, replicas: Replica
 
 
 def test_vllms_router_keeps_the_requests_of_a_job_on_one_replica(
-    replicas: Replicas, servers: Servers, tmp_path: Path
+    replicas: Replicas, behind_vllms_router: Service
 ) -> None:
-    router = make_vllm_router(replicas, tmp_path / "log")
-    settings = servers.settings | {"REASONER_ENGINE_URL": router.url}
-    with running(router), serving(tmp_path / "s", settings) as service:
-        check_that_each_job_keeps_to_one_replica(service, replicas, {"name": "beam", "n": 4})
+    check_that_each_job_keeps_to_one_replica(behind_vllms_router, replicas, {"name": "beam", "n": 4})
 
 
 def test_sglangs_router_keeps_the_chats_of_a_job_on_one_replica(replicas: Replicas, tmp_path: Path) -> None:
@@ -100,20 +101,16 @@ def test_sglangs_router_keeps_the_chats_of_a_job_on_one_replica(replicas: Replic
             check_that_each_job_keeps_to_one_replica(service, replicas, {"name": "self_consistency", "n": 8})
 
 
-def test_a_job_goes_on_when_a_replica_behind_the_router_dies(
-    replicas: Replicas, servers: Servers, tmp_path: Path
-) -> None:
-    router = make_vllm_router(replicas, tmp_path / "log")
-    settings = servers.settings | {"REASONER_ENGINE_URL": router.url}
-    with running(router), serving(tmp_path / "s", settings) as service:
-        before = [replica.metric("vllm:generation_tokens_total") for replica in replicas]
-        job = service.submit(PROBLEM, **_LONG)["id"]
-        service.until(job, lambda state: state["usage"]["generated"] > 100, "the search is under way")
-        made = [replica.metric("vllm:generation_tokens_total") for replica in replicas]
-        [dead] = [index for index, (old, new) in enumerate(zip(before, made, strict=True)) if new > old]
-        replicas[dead].kill()
-        seen = service.get(f"/v1/jobs/{job}")["usage"]["generated"]
-        ended = service.until(job, lambda state: state["status"] in _ENDED, "the job ends")
-        assert ended["status"] == "completed", ended
-        assert ended["usage"]["generated"] > seen + 100
-        assert replicas[1 - dead].metric("vllm:generation_tokens_total") > made[1 - dead]
+def test_a_job_goes_on_when_a_replica_behind_the_router_dies(replicas: Replicas, behind_vllms_router: Service) -> None:
+    service = behind_vllms_router
+    before = [replica.metric("vllm:generation_tokens_total") for replica in replicas]
+    job = service.submit(PROBLEM, **_LONG)["id"]
+    service.until(job, lambda state: state["usage"]["generated"] > 100, "the search is under way")
+    made = [replica.metric("vllm:generation_tokens_total") for replica in replicas]
+    [dead] = [index for index, (old, new) in enumerate(zip(before, made, strict=True)) if new > old]
+    replicas[dead].kill()
+    seen = service.get(f"/v1/jobs/{job}")["usage"]["generated"]
+    ended = service.until(job, lambda state: state["status"] in _ENDED, "the job ends")
+    assert ended["status"] == "completed", ended
+    assert ended["usage"]["generated"] > seen + 100
+    assert replicas[1 - dead].metric("vllm:generation_tokens_total") > made[1 - dead]

@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Literal
 
+from engine.client.connection import TRACEPARENT
 from engine.protocol.forwarding import ForwardingEngine
 from engine.protocol.types import Completion, EngineClient, Events, GenerateRequest, ScoreRequest, ScoreResult
 from workers.config.settings import Settings
@@ -88,7 +89,10 @@ def trace_with(provider: TracerProvider | None) -> None:
 
 @contextlib.contextmanager
 def span(name: str, kind: Kind, attributes: Mapping[str, Attribute], parent: str = "") -> Iterator[None]:
-    """Run the block in a span of this name, below ``parent`` (a ``traceparent``) or else the current one."""
+    """Run the block in a span of this name, below ``parent`` (a ``traceparent``) or else the current one.
+
+    Requests to engines carry its ``traceparent``.
+    """
     if _tracer is None:
         yield
         return
@@ -96,7 +100,11 @@ def span(name: str, kind: Kind, attributes: Mapping[str, Attribute], parent: str
 
     begun = _begin(_tracer, name, kind, attributes, parent)
     with _ending(begun), use_span(begun, record_exception=False, set_status_on_exception=False):
-        yield
+        token = TRACEPARENT.set(traceparent())
+        try:
+            yield
+        finally:
+            TRACEPARENT.reset(token)
 
 
 def describe(attributes: Mapping[str, Attribute], name: str | None = None) -> None:

@@ -16,16 +16,15 @@ Differences from our own server:
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 import uuid
 from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import replace
-from functools import lru_cache
 from pathlib import Path
 
 from engine.client.connection import Connection
+from engine.client.health import warn_once
 from engine.client.local_tokenizer import load_tokenizer
 from engine.client.openai.answer import Answer
 from engine.client.openai.dialects import Dialect
@@ -54,7 +53,10 @@ from engine.protocol.types import (
 )
 from engine.protocol.wire import Json
 
-log = logging.getLogger("reasoner.engines")
+_CACHE_IS_UNCOUNTED = (
+    "the vLLM at {} does not report cached tokens, so prompts are billed as if it had computed them all: start it with "
+    "--enable-prompt-tokens-details"
+)
 
 
 class OpenAICompatibleEngine:
@@ -295,7 +297,7 @@ class OpenAICompatibleEngine:
                     for answer in left.values() if chunk.get("usage") and len(left) == 1 else ():
                         answer.take_usage(chunk["usage"])
                         if self._dialect.name == "vllm" and chunk["usage"].get("prompt_tokens_details") is None:
-                            _warn_of_uncounted_cache(self._connection.url)
+                            warn_once(_CACHE_IS_UNCOUNTED.format(self._connection.url))
             except TimeoutError:
                 for answer in left.values():
                     answer.reason = answer.reason or running.end_reason
@@ -332,13 +334,3 @@ class OpenAICompatibleEngine:
             drafted_tokens=answer.accepted + answer.rejected,
             accepted_tokens=answer.accepted,
         )
-
-
-@lru_cache(256)
-def _warn_of_uncounted_cache(url: str) -> None:
-    """Log once for each server that its answers do not tell cached tokens, which therefore are billed as computed."""
-    log.warning(
-        "the vLLM at %s does not report cached tokens, so prompts are billed as if it had computed them all: start it "
-        "with --enable-prompt-tokens-details",
-        url,
-    )

@@ -10,8 +10,8 @@ import pytest
 
 from engine.client import retries
 from engine.client.connection import Connection
+from engine.client.health import warn_once
 from engine.client.http import HttpEngine
-from engine.client.openai.engine import _warn_of_uncounted_cache
 from engine.client.openai.request import branch_seed
 from engine.protocol.types import (
     Branch,
@@ -259,7 +259,7 @@ async def test_a_vllm_that_does_not_tell_cached_tokens_is_named_once(
     details: dict[str, int] | None, warns: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     usage = {"prompt_tokens": 2, "completion_tokens": 1, "prompt_tokens_details": details}
-    _warn_of_uncounted_cache.cache_clear()
+    warn_once.cache_clear()
     client = scripted(
         "vllm", lambda _: chunks(piece("a", [7], finish_reason="length"), {"choices": [], "usage": usage})
     )

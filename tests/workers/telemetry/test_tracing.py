@@ -7,12 +7,14 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
+import httpx
 import pytest
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
 
+from engine.client.http import HttpEngine
 from engine.protocol.types import Branch, EngineUnavailable, GenerateRequest
 from reasoner.run import run_job
 from tests.scripted import ScriptedEngine
@@ -80,6 +82,26 @@ async def test_engine_calls_of_a_job_are_below_the_span_of_its_request(
     tokens = sum(int(str((span.attributes or {})["gen_ai.usage.output_tokens"])) for span in calls)
     assert tokens == job["usage"]["generated"] > 0
     assert "quick" not in "".join(span.to_json() for span in spans.get_finished_spans())
+
+
+async def test_requests_to_an_engine_carry_the_span_that_they_are_made_in(spans: InMemorySpanExporter) -> None:
+    sent: list[str | None] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        sent.append(request.headers.get("traceparent"))
+        return httpx.Response(200, json={"tokens": [1]})
+
+    engine = HttpEngine("http://engine", dialect="vllm")
+    plain = engine._connection._http
+    engine._connection._http = httpx.AsyncClient(base_url="http://engine", transport=httpx.MockTransport(answer))
+    with tracing.span("job", "consumer", {}):
+        expected = tracing.traceparent()
+        await asyncio.create_task(engine.tokenize("m", "a"))  # as branches are
+    await engine.tokenize("m", "a")
+    assert expected
+    assert sent == [expected, None]
+    await engine.close()
+    await plain.aclose()
 
 
 async def test_an_engine_failure_is_recorded_by_type_without_its_message(
