@@ -1,7 +1,7 @@
 """``python -m benchmarks.gpu``: run the GPU's tests and timings in stages, and write what they print.
 
-It needs torch, triton, transformers, numba, gguf, hypothesis, and pytest with xdist and timeout. A stage that has passed is not run again, so that an
-interrupted run goes on where it was.
+It needs torch, triton, transformers, numba, gguf, hypothesis, and pytest with xdist and timeout. A stage that has
+passed is not run again, so that an interrupted run goes on where it was.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from tests.chaos.processes import until
 from workers.processes.children import read_tail
 
 ROOT = Path(__file__).parents[2]
-ENVIRONMENT = Path(os.environ.get("VLLM_ENVIRONMENT", ROOT / "build" / "vllm"))
+ENVIRONMENT = ROOT / os.environ.get("VLLM_ENVIRONMENT", "build/vllm")
 """The virtual environment with vLLM, which must not share ours: it pins another torch."""
 POLICY = ROOT / "reasoner" / "bundled" / "policy"
 PRM = ROOT / "reasoner" / "bundled" / "prm"

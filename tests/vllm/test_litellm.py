@@ -18,7 +18,7 @@ from tests.engine.helpers import generate
 from tests.vllm.servers import POLICY, ROOT, Server, Servers, running, serving
 from tests.vllm.test_service import PROBLEM
 
-ENVIRONMENT = Path(os.environ.get("LITELLM_ENVIRONMENT", ROOT / "build" / "litellm"))
+ENVIRONMENT = ROOT / os.environ.get("LITELLM_ENVIRONMENT", "build/litellm")
 KEY = "sk-master-of-the-tests"
 _WRONG = "sk-nobody-knows-this"
 _ALLOWED = 2

