@@ -119,6 +119,16 @@ def main() -> None:
             raise
         print(f"reasoner: {error.filename}: {error.strerror}", file=sys.stderr)
         sys.exit(1)
+    finally:
+        _forget_interrupted_exec()
+
+
+def _forget_interrupted_exec() -> None:
+    """Keep the interpreter from ending by SIGINT, although the Ctrl-C was handled and the status is set.
+
+    It does so if the last ``exec`` of a text was interrupted, as dataclasses run one for each class of an import.
+    """
+    exec("")
 
 
 def _fix_hash_order() -> None:

@@ -107,3 +107,16 @@ def test_every_process_makes_the_same_problems_of_a_task_that_draws_from_a_set_o
     }
     assert len(orders) == 1
     assert "reasoning-gym:letters cannot be made" in "".join(orders)
+
+
+def test_ctrl_c_in_the_middle_of_an_import_ends_with_status_130(tmp_path: Path) -> None:
+    """An import runs texts by ``exec``; the interpreter would later end by SIGINT if one of them was interrupted."""
+    (tmp_path / "interrupted.py").write_text(
+        "import typer\nfrom api.cli import main\nmain.app = typer.Typer()\n"
+        "@main.app.command()\ndef importing():\n    exec('raise KeyboardInterrupt')\nmain.main()\n"
+    )
+    environment = os.environ | {"PYTHONPATH": f"{tmp_path}:{Path(__file__).parents[3]}"}
+    ended = subprocess.run(
+        [sys.executable, "-m", "interrupted"], env=environment, capture_output=True, text=True, check=False, timeout=60
+    )
+    assert (ended.returncode, ended.stderr.count("Traceback")) == (130, 0)
