@@ -31,11 +31,14 @@ class Shape:
     head_width: int = 32
     theta: float = 10000.0
     epsilon: float = 1e-6
+    positions: int = 512
+    """Maximum number of tokens of a sequence."""
 
 
 SHAPES = {
     "policy": Shape(width=128, layers=4, heads=4, kv_heads=2, inner=256),
     "policy-large": Shape(width=128, layers=12, heads=4, kv_heads=2, inner=1536),
+    "policy-thinking": Shape(width=128, layers=8, heads=4, kv_heads=2, inner=256, positions=2048),
     "draft": Shape(width=64, layers=1, heads=2, kv_heads=1, inner=128),
     "prm": Shape(width=128, layers=5, heads=4, kv_heads=2, inner=320),
 }
@@ -99,7 +102,7 @@ class Backbone(nn.Module):
         self.embedding = nn.Parameter(torch.empty(shape.vocabulary, shape.width))
         self.layers = nn.ModuleList(Layer(shape) for _ in range(shape.layers))
         self.norm = nn.Parameter(torch.ones(shape.width))
-        cos, sin = rotary(512, shape)
+        cos, sin = rotary(shape.positions, shape)
         self.register_buffer("cos", cos, persistent=False)
         self.register_buffer("sin", sin, persistent=False)
 
@@ -155,7 +158,7 @@ def grow(small: Backbone, large: Backbone) -> None:
     """Make an initialised larger model compute exactly what a smaller one of equal width does (Net2Net: Chen 2016).
 
     The small model's layers are spread evenly over the large one's; the layers between add nothing yet, and neither do
-    the new inner units.
+    the new inner units. Tokens that the small model does not have keep their initial embeddings.
     """
     every = large.shape.layers // small.shape.layers
     source = dict(small.named_parameters())
@@ -163,7 +166,7 @@ def grow(small: Backbone, large: Backbone) -> None:
         for name, p in large.named_parameters():
             head, *rest = name.split(".")
             if head != "layers":
-                p.copy_(source[name])
+                p[: len(source[name])] = source[name]
                 continue
             index, part = int(rest[0]), rest[1]
             if index % every:
@@ -220,7 +223,7 @@ def export(model: Backbone, folder: Path, *, score: tuple[Tensor, Tensor] | None
         "num_key_value_heads": shape.kv_heads,
         "head_dim": shape.head_width,
         "hidden_act": "silu",
-        "max_position_embeddings": 512,
+        "max_position_embeddings": shape.positions,
         "rms_norm_eps": shape.epsilon,
         "rope_theta": shape.theta,
         "rope_parameters": {"rope_type": "default", "rope_theta": shape.theta},
@@ -263,6 +266,7 @@ def load(folder: Path) -> tuple[Backbone, tuple[Tensor, Tensor] | None]:
         inner=config["intermediate_size"],
         vocabulary=config["vocab_size"],
         head_width=config["head_dim"],
+        positions=config["max_position_embeddings"],
     )
     model = Backbone(shape)
     tensors = {name: tensor.float() for name, tensor in load_file(folder / "model.safetensors").items()}

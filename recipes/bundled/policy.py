@@ -1,6 +1,6 @@
-"""Train a policy on solutions of training problems and export it; the large one grows from the finished policy.
+"""Train a policy on solutions of training problems and export it; the large one and the one that thinks grow from it.
 
-python -m recipes.bundled.policy --kind policy          (or policy-large, or draft)
+python -m recipes.bundled.policy --kind policy          (or policy-large, policy-thinking, draft)
 python -m recipes.bundled.policy --kind policy --export    only export the state that is there
 """
 
@@ -15,12 +15,14 @@ from torch import Tensor
 from recipes.bundled import SHIPPED, WORK, model
 from recipes.bundled import tokenizer as tok
 from recipes.bundled.data import Batch, Example, policy_example
+from recipes.bundled.thoughts import thinking_example
 from recipes.bundled.train import Plan, export, parse_options, resume, train
 
 SEED = 1
 PLANS = {
     "policy": Plan(steps=2070),
     "policy-large": Plan(steps=2000, muon_rate=0.006, adam_rate=0.001),
+    "policy-thinking": Plan(steps=9000, muon_rate=0.012, adam_rate=0.003, batches=4),
     "draft": Plan(steps=2500, adam_rate=0.006),
 }
 
@@ -33,7 +35,7 @@ def numbers(tokenizer: Tokenizer) -> dict[int, int]:
 def fresh(kind: str, tokenizer: Tokenizer) -> model.Backbone:
     backbone = model.Backbone(model.shape_of(kind, tokenizer.get_vocab_size()))
     model.initialise(backbone, numbers(tokenizer), SEED)
-    if kind == "policy-large":
+    if kind in ("policy-large", "policy-thinking"):
         small, _ = model.load(SHIPPED / "policy")
         model.grow(small, backbone)
     return backbone
@@ -41,14 +43,16 @@ def fresh(kind: str, tokenizer: Tokenizer) -> model.Backbone:
 
 def main() -> None:
     options, plan = parse_options(__doc__, "--kind", PLANS)
-    tokenizer = tok.load()
+    thinks = options.kind == "policy-thinking"
+    tokenizer = tok.build_thinking() if thinks else tok.load()
     backbone = fresh(options.kind, tokenizer)
     folder = WORK / options.kind
 
     seed = SEED + (options.kind == "policy-large")  # the small policy was trained on the other seed's examples
 
     def examples(first: int, count: int, _: float) -> list[Example]:
-        return [policy_example(tokenizer, seed, index) for index in range(first, first + count)]
+        make = thinking_example if thinks else policy_example
+        return [make(tokenizer, seed, index) for index in range(first, first + count)]
 
     def loss_of(batch: Batch) -> dict[str, Tensor]:
         hidden = backbone(batch.ids).flatten(0, 1)[batch.target_at]
@@ -58,7 +62,7 @@ def main() -> None:
     if options.export:
         resume(folder / "state.safetensors", backbone)
     else:
-        cost = train(folder, backbone, plan, examples, loss_of, seed=SEED)
+        cost = train(folder, backbone, plan, examples, loss_of, seed=SEED, average=250 if thinks else 72)
         (folder / "cost.json").write_text(json.dumps(cost) + "\n")
     print(f"exported to {export(options.kind, backbone)}")
 

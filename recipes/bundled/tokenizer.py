@@ -14,7 +14,7 @@ import random
 from collections import Counter
 from pathlib import Path
 
-from tokenizers import Regex, Tokenizer, decoders, pre_tokenizers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel, Split
 
@@ -33,6 +33,17 @@ TEMPLATE = (
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
 FOLDER = WORK / "tokenizer"
+
+THOUGHT_PIECES = ("Wait", ", back", " to ", "Alternatively", ", from ", "Therefore ", " works")
+"""Pieces of the thoughts of the policy that thinks, which its tokenizer has in addition."""
+THOUGHT_TOKENS = ("<think>", "</think>")
+THINKING_TEMPLATE = (
+    "{% for message in messages %}{{ '<|' + message['role'] + '|>' }}"
+    "{% if message['role'] == 'assistant' %}{{ message['content'].split('</think>')[-1].lstrip('\\n') + '<|end|>' }}"
+    "{% else %}{{ message['content'] }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>' }}"
+    "{% if enable_thinking is defined and not enable_thinking %}{{ '<think>\\n\\n</think>\\n\\n' }}{% endif %}{% endif %}"
+)
 
 
 def build() -> Tokenizer:
@@ -60,18 +71,30 @@ def build() -> Tokenizer:
     return tokenizer
 
 
-def save(folder: Path) -> None:
+def build_thinking() -> Tokenizer:
+    """Build the tokenizer of the policy that thinks: the same token ids, and new ones for thoughts."""
+    spec = json.loads(load().to_str())
+    vocabulary: dict[str, int] = spec["model"]["vocab"]
+    to_bytes = ByteLevel(add_prefix_space=False, use_regex=False)
+    for piece in THOUGHT_PIECES:
+        vocabulary.setdefault("".join(part for part, _ in to_bytes.pre_tokenize_str(piece)), len(vocabulary))
+    tokenizer = Tokenizer.from_str(json.dumps(spec))
+    tokenizer.add_tokens([AddedToken(token, normalized=False) for token in THOUGHT_TOKENS])
+    return tokenizer
+
+
+def save(folder: Path, tokenizer: Tokenizer, template: str = TEMPLATE, longest: int = 512) -> None:
     """Write the files for ``AutoTokenizer``."""
     folder.mkdir(parents=True, exist_ok=True)
-    build().save(str(folder / "tokenizer.json"))
+    tokenizer.save(str(folder / "tokenizer.json"))
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "pad_token": SPECIAL[PAD],
         "eos_token": SPECIAL[END],
         "additional_special_tokens": [SPECIAL[USER], SPECIAL[ASSISTANT], SPECIAL[4]],
-        "model_max_length": 512,
+        "model_max_length": longest,
         "clean_up_tokenization_spaces": False,
-        "chat_template": TEMPLATE,
+        "chat_template": template,
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n")
 
@@ -98,5 +121,5 @@ def encode_prompt(tokenizer: Tokenizer, text: str) -> list[int]:
 
 
 if __name__ == "__main__":
-    save(FOLDER)
+    save(FOLDER, build())
     print(f"{load().get_vocab_size()} tokens -> {FOLDER}")

@@ -33,7 +33,6 @@ from recipes.bundled.optim import Optimizer
 POOL = 24
 """Number of batches that are sampled together, sorted by length and shuffled."""
 BATCH_TOKENS = 2048
-BATCHES_PER_STEP = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +46,8 @@ class Plan:
     """The share of the run after which the rates fall linearly to zero; 1 keeps them constant."""
     muon_rate: float = 0.02
     adam_rate: float = 0.004
+    batches: int = 2
+    """Number of batches of a step."""
 
     def progress(self, step: int, seconds: float) -> float:
         return min(1.0, max(step / self.steps, seconds / 60 / self.minutes))
@@ -99,7 +100,7 @@ def train(
         while (progress := plan.progress(step, seconds)) < 1:
             started = time.monotonic()
             losses: dict[str, float] = {}
-            for _ in range(BATCHES_PER_STEP):
+            for _ in range(plan.batches):
                 batch = next(queue, None)
                 if batch is None:
                     wanted = POOL * BATCH_TOKENS // average
@@ -111,7 +112,7 @@ def train(
                 torch.stack(list(parts.values())).sum().backward()  # type: ignore[no-untyped-call]
                 tokens += int((batch.ids != 0).sum())
                 for name, part in parts.items():
-                    losses[name] = losses.get(name, 0.0) + float(part.detach()) / BATCHES_PER_STEP
+                    losses[name] = losses.get(name, 0.0) + float(part.detach()) / plan.batches
             optimizer.step(plan.scale(step, progress))
             step += 1
             now = time.monotonic()
@@ -135,8 +136,11 @@ def export(name: str, backbone: models.Backbone, score: tuple[Tensor, Tensor] | 
     """Write the shipped folder of a model, without its model card."""
     folder = SHIPPED / name
     folder.mkdir(parents=True, exist_ok=True)
-    for file in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(tok.FOLDER / file, folder / file)
+    if name == "policy-thinking":
+        tok.save(folder, tok.build_thinking(), tok.THINKING_TEMPLATE, backbone.shape.positions)
+    else:
+        for file in ("tokenizer.json", "tokenizer_config.json"):
+            shutil.copy(tok.FOLDER / file, folder / file)
     models.export(backbone, folder, score=score)
     return folder
 
