@@ -42,7 +42,8 @@ THINKING_TEMPLATE = (
     "{% if message['role'] == 'assistant' %}{{ message['content'].split('</think>')[-1].lstrip('\\n') + '<|end|>' }}"
     "{% else %}{{ message['content'] }}{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}"
-    "{% if enable_thinking is defined and not enable_thinking %}{{ '<think>\\n\\n</think>\\n\\n' }}{% endif %}{% endif %}"
+    "{% if enable_thinking is defined and not enable_thinking %}{{ '<think>\\n\\n</think>\\n\\n' }}{% endif %}"
+    "{% endif %}"
 )
 
 
