@@ -26,6 +26,7 @@ from reasoner.search.cache_lease import CacheLease
 from reasoner.search.model_selection import policy_selector, verifier_selector
 from reasoner.search.search import Search, tokenize_problem
 from reasoner.search.stream_context import SearchContext
+from reasoner.search.thoughts import find_thought_format
 from reasoner.strategies.base import Choice
 from reasoner.strategies.registry import STRATEGIES
 from reasoner.verifiers.context import VerifierContext
@@ -100,6 +101,7 @@ async def open_search(
         if strategy.stops_when_sure and needs_verifier:
             table = _fitting(calibration or shipped_calibration(), spec, policy, served)
         prompt = await tokenize_problem(spec, engine, policy)
+        thoughts = await find_thought_format(engine, policy, spec.thoughts)
         check_budget(spec.budget, policy.id, policy, prices or {})
         ledger = Ledger(
             spec.budget,
@@ -125,6 +127,7 @@ async def open_search(
             scorer,
             table,
             reads_probe=scorer is not None and reads_while_decoding(spec.verifier, policy),
+            thoughts=thoughts,
         )
         search = await Search.begin(context, prompt)
         try:

@@ -19,11 +19,26 @@ job or the strategy. ``context``: the model's context is full. ``repetition``: t
 ``timeout``: a limit of the budget. ``cancelled``: aborted during generation. ``pruned``: discarded by the search.
 """
 
+ThoughtState = Literal["undecided", "open", "closed"]
+"""State of a conversation's thought (``reasoner.thoughts``) at the end of a node."""
+PartKind = Literal["thought", "answer"]
+Origin = Literal["generated", "injected"]
+
 AnswerLevel = Literal["strict", "flexible"]
 """Level at which an answer was extracted.
 
 ``strict``: the solution states it as its answer. ``flexible``: it is the last number or choice letter.
 """
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A range of a node's text, by its length in characters and in tokens; a node's parts cover all of its text."""
+
+    kind: PartKind
+    origin: Origin
+    num_chars: int
+    num_tokens: int
 
 
 @dataclass(slots=True, eq=False)
@@ -59,6 +74,10 @@ class Node:
     """Number of characters that this node removes from the end of its ancestors' text."""
     is_copy: bool = False
     """True if the node copies an existing branch, since greedy sampling gives the same tokens."""
+    parts: tuple[Part, ...] = ()
+    """Parts of its text, if the model's thoughts are known; otherwise all of it is answer."""
+    thought: ThoughtState | None = None
+    """State of the conversation's thought at its end; ``None`` if the model's thoughts are not known."""
     children: list[Node] = field(default_factory=list)
     created: int = 0
     """Number of children requested so far, which is the next child's index."""
@@ -96,6 +115,37 @@ class Node:
         return text
 
     @property
+    def answer_text(self) -> str:
+        """The solution without its thought; empty as long as the thought is not closed."""
+        return "".join(text for kind, text in self._split_solution() if kind == "answer")
+
+    @property
+    def thought_text(self) -> str:
+        return "".join(text for kind, text in self._split_solution() if kind == "thought")
+
+    @property
+    def thought_tokens(self) -> int:
+        """Number of generated tokens of its conversation's thought through this node."""
+        generated = (part for node in self.lineage() for part in node.parts if part.origin == "generated")
+        return sum(part.num_tokens for part in generated if part.kind == "thought")
+
+    def _split_solution(self) -> list[tuple[PartKind, str]]:
+        """Return the texts of the solution's parts with their kinds, without what later nodes remove."""
+        pieces: list[tuple[PartKind, str]] = []
+        for node in self.lineage():
+            undone = node.undone
+            while undone and pieces:
+                kind, text = pieces.pop()
+                if len(text) > undone:
+                    pieces.append((kind, text[: len(text) - undone]))
+                undone = max(0, undone - len(text))
+            start = 0
+            for part in node.parts or (Part("answer", "generated", len(node.text), node.tokens),):
+                pieces.append((part.kind, node.text[start : start + part.num_chars]))
+                start += part.num_chars
+        return pieces
+
+    @property
     def depth_tokens(self) -> int:
         """Number of generated tokens of its conversation through this node."""
         return sum(node.tokens for node in self.lineage())
@@ -115,6 +165,11 @@ class Node:
 def unseen(siblings: Iterable[Node]) -> float:
     """Return the probability that another sample differs from all of these siblings."""
     return max(0.0, 1.0 - sum({node.text: math.exp(node.logprob) for node in siblings}.values()))
+
+
+def read_parts(data: Mapping[str, Any]) -> tuple[Part, ...]:
+    """Return the parts of a node's journal data; none for models whose thoughts are not known."""
+    return tuple(Part(*part) for part in data.get("parts", ()))
 
 
 def read_answer_level(data: Mapping[str, Any]) -> AnswerLevel | None:

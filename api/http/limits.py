@@ -75,7 +75,7 @@ def apply_caps(job: dict[str, Any], requested: Budget, limits: Limits) -> dict[s
     budget = job["budget"]
     caps = {"tokens": limits.tokens, "seconds": limits.seconds}
     for name, cap in caps.items():
-        if cap is not None and (budget[name] is None or requested == Budget()):
+        if cap is not None and (budget[name] is None or requested.is_open):
             budget[name] = cap if budget[name] is None else min(cap, budget[name])
     parameters = job["strategy"]
     _check_caps(

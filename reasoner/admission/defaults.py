@@ -12,11 +12,20 @@ from reasoner.answers.spec import AnswerSpec
 from reasoner.base_model import StrictModel
 from reasoner.budget.prices import Prices
 from reasoner.budget.spec import Budget
-from reasoner.jobs.spec import JobSpec, MaxTokens, PromptTemplate, Sampling, StopStrings, TemplateKwargs, Text
+from reasoner.jobs.spec import (
+    JobSpec,
+    MaxTokens,
+    PromptTemplate,
+    Sampling,
+    StopStrings,
+    TemplateKwargs,
+    Text,
+    ThoughtSpec,
+)
 from reasoner.jobs.verifier_specs import Verifier
 
 NO_VERIFIER = "none"
-_COPIED = ("system", "prompt", "stop")
+_COPIED = ("system", "prompt", "stop", "thoughts")
 """Fields that a job has under the same name, each taken over as a whole."""
 
 
@@ -41,6 +50,7 @@ class ModelDefaults(StrictModel):
     chat_template_kwargs: TemplateKwargs = Field(
         default_factory=dict, description="Variables of the chat template, such as enable_thinking."
     )
+    thoughts: ThoughtSpec | None = Field(None, description="The delimiters of the model's thoughts, as in a job.")
     verifier: Annotated[Verifier | None, BeforeValidator(_parse_verifier_name)] = Field(
         None,
         description="The verifier: the name of a served process reward model, a table as in a job, or none; the "
@@ -92,6 +102,6 @@ def apply_defaults(spec: JobSpec, defaults: ModelDefaults, efforts: Mapping[str,
     named = efforts.get(spec.budget.effort or "")
     if defaults.strategy is not None and "strategy" not in spec.model_fields_set and not (named and named.strategy):
         changes["strategy"] = defaults.strategy.model_dump()
-    if spec.budget == Budget():
-        changes["budget"] = defaults.budget.model_dump(exclude_unset=True)
+    if spec.budget.is_open:
+        changes["budget"] = defaults.budget.model_dump(exclude_unset=True) | spec.budget.model_dump(exclude_unset=True)
     return JobSpec.model_validate(spec.model_dump(exclude_unset=True) | changes)

@@ -83,7 +83,8 @@ def apply_effort(spec: JobSpec, efforts: Mapping[str, Effort]) -> JobSpec:
                 f"budget.{limit}: effort {name!r} sets the limits ({_describe(limits)}): leave out {limit}, or effort",
                 f"budget.{limit}",
             )
-    changes: dict[str, Any] = {"budget": limits.model_copy(update={"effort": name})}
+    kept = {"effort": name, "thinking_tokens": given.thinking_tokens}
+    changes: dict[str, Any] = {"budget": limits.model_copy(update=kept)}
     strategy = efforts[name].strategy
     if strategy is not None and "strategy" not in spec.model_fields_set:
         changes["strategy"] = strategy if spec.verifier is not None else _without_verifier(strategy)

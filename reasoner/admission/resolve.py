@@ -57,9 +57,8 @@ class ModelCatalog(Protocol):
 async def resolve_job(spec: JobSpec, service: ServiceDefaults, catalog: ModelCatalog) -> JobSpec:
     """Return the job with models, budget, parameters and seed filled in. Raises ``JobRefused`` if it cannot run."""
     spec = _apply_model_defaults(use_available_verifier(spec, service), service)
-    if spec.budget == Budget():
-        budget = Budget(tokens=service.budget_tokens, seconds=service.budget_seconds)
-        spec = spec.model_copy(update={"budget": budget})
+    default = Budget(tokens=service.budget_tokens, seconds=service.budget_seconds)
+    spec = spec.model_copy(update={"budget": spec.budget.or_default(default)})
     return await _complete(spec, service, catalog)
 
 
@@ -161,9 +160,7 @@ def describe_defaults(info: ModelInfo, service: ServiceDefaults) -> dict[str, An
     spec = add_instruction(_apply_model_defaults(spec, service))
     verifier = spec.verifier if spec.verifier is None else service.default_verifier(info.id)
     prices = service.prices.get(info.id)
-    budget = spec.budget
-    if budget == Budget():
-        budget = Budget(tokens=service.budget_tokens, seconds=service.budget_seconds)
+    budget = spec.budget.or_default(Budget(tokens=service.budget_tokens, seconds=service.budget_seconds))
     return {
         "system": spec.system,
         "prompt": spec.prompt,

@@ -20,6 +20,10 @@ class Budget(StrictModel):
     tokens: Annotated[int, Field(ge=1, le=MAX_BUDGET_TOKENS)] | None = Field(
         None, description="Generated tokens plus tokens that the verifier computes."
     )
+    thinking_tokens: Annotated[int, Field(ge=0, le=MAX_BUDGET_TOKENS)] | None = Field(
+        None,
+        description="Tokens of a single solution's thought, after which it is closed and the answer asked for.",
+    )
     seconds: Annotated[float, Field(gt=0, le=MAX_BUDGET_SECONDS)] | None = Field(
         None, description="Seconds of work, waiting in the queue not included."
     )
@@ -32,3 +36,16 @@ class Budget(StrictModel):
     effort: Annotated[str, Field(min_length=1, max_length=64)] | None = Field(
         None, description="Name of a budget that the service is configured with: minimal, low, medium, high, …"
     )
+
+    @property
+    def is_open(self) -> bool:
+        """Return True if it sets no limit for the job; a limit of single thoughts does not end a job."""
+        return self.model_copy(update={"thinking_tokens": None}) == Budget()
+
+    def or_default(self, default: Budget) -> Budget:
+        """Return the default if this budget is open, with this budget's limit of single thoughts if it has one."""
+        if not self.is_open:
+            return self
+        if self.thinking_tokens is None:
+            return default
+        return default.model_copy(update={"thinking_tokens": self.thinking_tokens})

@@ -13,6 +13,8 @@ class Usage(StrictModel):
     cached: int = 0
     """Tokens of ``prompt`` whose KV was in the cache."""
     generated: int = 0
+    thought: int = 0
+    """Tokens of ``generated`` that are part of thoughts, if the model's thoughts are known."""
     drafted: int = 0
     """Draft tokens that the model verified. They do not count towards a token budget."""
     accepted: int = 0

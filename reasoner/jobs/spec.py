@@ -54,6 +54,7 @@ MaxTokens = Annotated[int, Field(ge=1, le=MAX_BUDGET_TOKENS)]
 StopStrings = Annotated[
     list[Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]], Field(max_length=MAX_STOPS)
 ]
+Delimiter = Annotated[str, Field(min_length=1, max_length=100)]
 TemplateKwargs = Annotated[
     dict[str, JsonValue], Field(max_length=MAX_TEMPLATE_KWARGS), AfterValidator(_check_template_kwargs)
 ]
@@ -75,6 +76,9 @@ class Sampling(StrictModel):
         None, description="The model's own, else 0: all tokens."
     )
     min_p: Annotated[float, Field(ge=0, lt=1)] | None = Field(None, description="The model's own, else 0.")
+    thinking_tokens: Annotated[int, Field(ge=0, le=MAX_BUDGET_TOKENS)] | None = Field(
+        None, description="As in budget: the smaller one holds."
+    )
     max_tokens: MaxTokens | None = Field(
         None, description="Longest solution in tokens; without it the model's context is the limit."
     )
@@ -83,6 +87,23 @@ class Sampling(StrictModel):
         """Return the parameters in which those left open have the defaults, or else change nothing."""
         open_ones = {name: value for name, value in {**NEUTRAL, **defaults}.items() if getattr(self, name, 0) is None}
         return self.model_copy(update=open_ones)
+
+
+class ThoughtSpec(StrictModel):
+    """The delimiters between which a model writes its thoughts, for models whose own are not found."""
+
+    open: Delimiter
+    close: Delimiter
+    forced: Annotated[str, Field(min_length=1, max_length=1000)] | None = Field(
+        None,
+        description="Text that closes a thought at its limit; it contains 'close'. Default: 'close' on its own line.",
+    )
+
+    @model_validator(mode="after")
+    def _check_forced_text_closes(self) -> Self:
+        if self.forced is not None and self.close not in self.forced:
+            raise ValueError(f"'forced' must contain {self.close!r}, or the thought would stay open")
+        return self
 
 
 class StrategySpec(BaseModel):
@@ -118,6 +139,10 @@ class JobSpec(StrictModel):
     chat_template_kwargs: TemplateKwargs = Field(
         default_factory=dict,
         description="Variables of the model's chat template, such as enable_thinking, added to the model's defaults.",
+    )
+    thoughts: ThoughtSpec | None = Field(
+        None,
+        description="Delimiters of the model's thoughts; without them its default, or those of its tokenizer.",
     )
     strategy: StrategySpec = Field(
         default_factory=lambda: StrategySpec(name=DEFAULT_STRATEGY),
@@ -185,6 +210,12 @@ class JobSpec(StrictModel):
             changes = {"compare": "code", "extract": CodeExtract(code=language)}
             self.answer = self.answer.model_copy(update=changes)
         return self
+
+    @property
+    def thinking_tokens(self) -> int | None:
+        """The limit of a solution's thought."""
+        limits = [limit for limit in (self.budget.thinking_tokens, self.sampling.thinking_tokens) if limit is not None]
+        return min(limits, default=None)
 
     @property
     def has_conclusive_verifier(self) -> bool:

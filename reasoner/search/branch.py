@@ -12,6 +12,7 @@ from reasoner.budget.usage import Usage
 from reasoner.confidence.token_confidence import compute_token_confidence
 from reasoner.jobs.spec import Sampling
 from reasoner.search.repetition import WINDOW_TOKENS, ends_in_loop
+from reasoner.thoughts import ThoughtProgress
 from reasoner.tree import Node, Reason
 
 SEGMENT_TOKENS = 512
@@ -50,6 +51,12 @@ class InFlightBranch:
     sampling: SamplingParams
     max_tokens: int
     """Limit of the branch's length by the model's context and the job's own limit."""
+    thought: ThoughtProgress | None = None
+    """Where the branch's text is; ``None`` if the model's thoughts are not known."""
+    ends_with_thought: bool = False
+    """True if the branch ends, as a step, at the end of its thought."""
+    step_stops: tuple[str, ...] = ()
+    """Stop strings of ``sampling`` that do not apply within thoughts."""
     call: int = 0
     """Index within the stream of the call that requested the branch."""
     watch: Watch | None = None
@@ -68,7 +75,11 @@ class InFlightBranch:
     def __post_init__(self) -> None:
         if is_greedy(self.sampling):  # greedy sampling ignores the other parameters
             sampling = replace(self.sampling, temperature=0.0, top_k=0, top_p=1.0, min_p=0.0)
-            self.equality = (self.op, self.parent.prefix, self.parent.solution, sampling, self.max_tokens, self.watch)
+            limit = None if self.thought is None else self.thought.limit
+            self.equality = (
+                *(self.op, self.parent.prefix, self.parent.solution, sampling, self.max_tokens, self.watch),
+                *(self.ends_with_thought, limit),
+            )
         else:
             self.equality = None
 
@@ -135,13 +146,15 @@ class BranchPart:
     """True if the last token is an end-of-sequence token, which is no part of the text."""
     probe: float | None = None
     """Score of the policy's probe at its end."""
+    thought: ThoughtProgress | None = None
+    """Where the text is after this part."""
 
 
 def make_sampling_params(
     sampling: Sampling, *, greedy: bool, stop: tuple[str, ...], logprobs: int | None
 ) -> SamplingParams:
     """Return the engine's parameters; those that the job leaves open have the engine's defaults."""
-    given = sampling.model_dump(exclude_none=True, exclude={"max_tokens"})
+    given = sampling.model_dump(exclude_none=True, exclude={"max_tokens", "thinking_tokens"})
     params = SamplingParams(**given, stop=tuple(dict.fromkeys(stop)), logprobs=logprobs)
     return replace(params, temperature=0.0) if greedy else params
 

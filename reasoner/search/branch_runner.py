@@ -28,12 +28,16 @@ from reasoner.budget.prices import NO_AMOUNT, Amount
 from reasoner.jobs.journal import JobCancelled
 from reasoner.search.branch import BranchPart, InFlightBranch, join_segments, token_confidences
 from reasoner.search.stream_context import StreamContext
+from reasoner.thoughts import ThoughtProgress
 from reasoner.tree import Node, Reason, make_branch_key
 
 ABORT_TIMEOUT_SECONDS = 10.0
 """Time that an engine has to return aborted branches, which it does at its next step."""
 MIN_REQUEST_SECONDS = 0.001
 """Shortest timeout of a request: where the last segment used up the time, the next one ends at once."""
+
+_NOTHING = Completion(0, (), "", "length", None, logprob=0.0, prompt_tokens=0, cached_tokens=0)
+"""A segment without tokens."""
 
 
 class BranchRunner:
@@ -57,6 +61,8 @@ class BranchRunner:
         """Reservations of the branches in flight."""
         self._segments: dict[InFlightBranch, Completion] = {}
         """Joined segments that have arrived of branches that continue."""
+        self._thoughts: dict[InFlightBranch, ThoughtProgress] = {}
+        """Thoughts of the branches in flight, where they are no longer where their last part left them."""
         self._stop_reasons: dict[InFlightBranch, Reason] = {}
         self._ready: dict[InFlightBranch, Completion] = {}
         self._put_back_parts: list[BranchPart] = []
@@ -86,7 +92,8 @@ class BranchRunner:
             amount = self._max_amount([branch], max_tokens)
             self._ledger.reserve(amount)
             self._reserved[branch] = amount
-            requests.setdefault((branch.parent, branch.sampling), []).append(branch)
+            if self._close_thought_at_limit(branch):
+                requests.setdefault((branch.parent, self._sampling(branch)), []).append(branch)
         for siblings in requests.values():
             self._request(siblings)
 
@@ -194,7 +201,7 @@ class BranchRunner:
             model=self._model.id,
             prompt=siblings[0].parent.prefix,
             branches=tuple(self._next_segment(branch) for branch in siblings),
-            sampling=siblings[0].sampling,
+            sampling=self._sampling(siblings[0]),
             timeout=None if left is None else max(left, MIN_REQUEST_SECONDS),
             lease=self._lease,
             draft=self._ledger.budget.flops is None,
@@ -209,7 +216,12 @@ class BranchRunner:
         segments = self._segments.get(branch)
         tokens = branch.token_ids + (() if segments is None else segments.token_ids)
         every = branch.segment_tokens
-        left = self._reserved[branch].tokens - (len(tokens) - len(branch.token_ids))
+        num_new = len(tokens) - len(branch.token_ids)
+        left = self._reserved[branch].tokens - num_new
+        thought = self._thought(branch)
+        if thought is not None:
+            left = min(left + self._num_injected(branch), branch.tokens_left - num_new)
+            left = thought.max_tokens(left, must_decide=bool(branch.step_stops))
         *above, index = branch.path
         sibling = make_branch_key(tuple(above)), index
         if self._can_continue:
@@ -234,20 +246,79 @@ class BranchRunner:
     async def _add_segment(self, branch: InFlightBranch, segment: Completion) -> None:
         """Add a segment to its branch, and request the next one unless the branch ended or used up its reservation."""
         segments = self._segments.pop(branch, None)
+        segment = self._read_thought(branch, segment, segments)
         whole = segment if segments is None else join_segments(segments, segment)
-        length = len(whole.token_ids)
-        if segment.finish_reason == "length" and length < branch.tokens_left:
+        if segment.finish_reason == "length" and len(whole.token_ids) < branch.tokens_left:
             reason = await branch.find_stop_reason(whole)
+            generated = len(whole.token_ids) - self._num_injected(branch)
             if reason is not None:
                 self._stop_reasons[branch] = reason
             elif not self._can_continue:
                 self._stop_reasons[branch] = "budget"
-            elif length < self._reserved[branch].tokens and not self._is_stopping:
+            elif generated < self._reserved[branch].tokens and not self._is_stopping:
                 self._segments[branch] = whole
-                self._request([branch])
+                if self._close_thought_at_limit(branch):
+                    self._request([branch])
                 return
         self._ready[branch] = whole
         self._changed.set()
+
+    # Thoughts.
+
+    def _thought(self, branch: InFlightBranch) -> ThoughtProgress | None:
+        return self._thoughts.get(branch, branch.thought)
+
+    def _sampling(self, branch: InFlightBranch) -> SamplingParams:
+        thought = self._thought(branch)
+        return branch.sampling if thought is None else thought.adapt(branch.sampling, branch.step_stops)
+
+    def _num_injected(self, branch: InFlightBranch) -> int:
+        """Return the number of tokens of the branch's next part that were not generated."""
+        thought = self._thought(branch)
+        if thought is None or branch.thought is None:
+            return 0
+        return thought.num_injected - branch.thought.num_injected
+
+    def _read_thought(self, branch: InFlightBranch, segment: Completion, earlier: Completion | None) -> Completion:
+        """Follow the thought through a segment. One that its end has stopped goes on with the answer."""
+        thought = self._thought(branch)
+        if thought is None:
+            return segment
+        written = branch.parent.written + branch.token_ids + (() if earlier is None else earlier.token_ids)
+        was_closed = thought.state == "closed"
+        closes = thought.closes(segment)
+        thought, segment = thought.add(segment, written)
+        if closes and branch.ends_with_thought:
+            self._stop_reasons[branch] = "step"
+        if closes:
+            rest = thought.format.rest_ids
+            segment = replace(segment, finish_reason="length", stop=None, token_ids=segment.token_ids + rest)
+            thought = thought.inject("", len(rest))
+        elif was_closed and branch.step_stops and segment.stop in branch.step_stops:
+            text = branch.text + ("" if earlier is None else earlier.text) + segment.text
+            if not text.strip():  # the line breaks between a thought and the answer are no step
+                segment = replace(segment, finish_reason="length", stop=None)
+        self._thoughts[branch] = thought
+        return segment
+
+    def _close_thought_at_limit(self, branch: InFlightBranch) -> bool:
+        """Inject the end of a thought that is at its limit; return False if the branch ends, for want of room."""
+        thought = self._thought(branch)
+        if thought is None or not thought.is_at_limit:
+            return True
+        text, ids = thought.forced_end()
+        earlier = self._segments.get(branch)
+        num_new = 0 if earlier is None else len(earlier.token_ids)
+        if num_new + len(ids) >= branch.tokens_left:
+            self._stop_reasons[branch] = self._limit_reason(branch)
+            self._ready[branch] = self._segments.pop(branch, _NOTHING)
+            self._changed.set()
+            return False
+        has_logprobs = branch.sampling.logprobs is not None
+        added = replace(_NOTHING, token_ids=ids, text=text, logprobs=() if has_logprobs else None)
+        self._segments[branch] = added if earlier is None else join_segments(earlier, added)
+        self._thoughts[branch] = thought.inject(text, len(ids))
+        return True
 
     async def _wait_for_change(self) -> None:
         """Wait until a branch has arrived, the engine has failed, or the job is cancelled."""
@@ -271,10 +342,13 @@ class BranchRunner:
         spend = self._rate.branch_usage(
             prompt=completion.prompt_tokens,
             cached=completion.cached_tokens,
-            generated=len(completion.token_ids),
+            generated=len(completion.token_ids) - self._num_injected(branch),
             drafted=completion.drafted_tokens,
             accepted=completion.accepted_tokens,
         )
+        thought = self._thoughts.pop(branch, branch.thought)
+        if thought is not None and branch.thought is not None:
+            spend = spend.model_copy(update={"thought": thought.num_tokens - branch.thought.num_tokens})
         reason = self._stop_reasons.pop(branch, None) or self._end_reason(branch, completion)
         return BranchPart(
             branch,
@@ -287,6 +361,7 @@ class BranchRunner:
             token_confidences(completion),
             completion.finish_reason == "stop" and isinstance(completion.stop, int),
             completion.probe,
+            thought,
         )
 
     def _text_before_stop(self, branch: InFlightBranch, completion: Completion) -> str:
@@ -304,9 +379,13 @@ class BranchRunner:
             case "stop":
                 return "stop"
             case "length" if len(completion.token_ids) >= branch.tokens_left or not completion.token_ids:
-                is_job_limit = branch.max_tokens < self._model.context - len(branch.parent.prefix)
-                return "length" if is_job_limit else "context"
+                return self._limit_reason(branch)
             case "length":
                 return None
             case other:
                 return other
+
+    def _limit_reason(self, branch: InFlightBranch) -> Reason:
+        """Return the reason of a branch that has all the tokens that it may have."""
+        is_job_limit = branch.max_tokens < self._model.context - len(branch.parent.prefix)
+        return "length" if is_job_limit else "context"

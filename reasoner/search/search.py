@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import replace
 from hashlib import blake2b
 from typing import Any
 
@@ -39,6 +40,8 @@ class Search:
         self.spec = spec
         self.ledger = context.ledger
         self.root = Node(path=(), parent=None, prefix=prompt)
+        if context.thoughts is not None:
+            self.root.thought = context.thoughts.find_state(prompt)
         self.calibration = context.calibration
         self.equivalence = context.equivalence.settled_by(self.record_result)
         self._context = context
@@ -156,15 +159,23 @@ class Search:
             else:  # its last token holds other text as well
                 above = () if parent.parent is None else parent.parent.prefix
                 prefix = above + await self.tokenize(parent.text[:-undone])
-        prefix += await self.tokenize(text)
-        return await self._add_text_node(Node(self._next_path(parent), parent, prefix, text, undone=undone))
+        tokens = await self.tokenize(text)
+        node = Node(self._next_path(parent), parent, prefix + tokens, text, undone=undone)
+        thought = self._shared.thought_at(parent)
+        if thought is not None:
+            if undone and thought.format.closing in instead:
+                thought = replace(thought, state="open")
+            thought = thought.inject(text, len(tokens))
+            node.thought, node.parts = thought.state, thought.parts
+        return await self._add_text_node(node)
 
     async def start_conversation(self, parent: Node, messages: Sequence[dict[str, str]]) -> Node:
         """Add a child that begins a conversation of its own with these messages; its text is the last one's."""
         prefix = await self.tokenize(messages)
-        return await self._add_text_node(
-            Node(self._next_path(parent), parent, prefix, messages[-1]["content"], fresh=True)
-        )
+        node = Node(self._next_path(parent), parent, prefix, messages[-1]["content"], fresh=True)
+        if self._context.thoughts is not None:
+            node.thought = self._context.thoughts.find_state(prefix)
+        return await self._add_text_node(node)
 
     async def tokenize(self, text: str | Sequence[dict[str, str]]) -> tuple[int, ...]:
         """Return the policy's tokens of a plain text, or of a conversation with the prompt of the next turn.
@@ -195,6 +206,8 @@ class Search:
             "fresh": node.fresh,
             "undone": node.undone,
         }
+        if node.parts:
+            data["parts"] = [[part.kind, part.origin, part.num_chars, part.num_tokens] for part in node.parts]
         await self._replay_log.record(f"say:{node.id}", "node", data, Usage())
         return node
 

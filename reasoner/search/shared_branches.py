@@ -62,6 +62,7 @@ def copy_entry(branch: InFlightBranch, original: InFlightBranch) -> PendingEntry
     }
     if original.confidence:
         data["confidence"] = list(original.confidence)
+    data |= {name: original.end[name] for name in ("parts", "thought") if name in original.end}
     if "probe" in original.end:
         data["probe"] = original.end["probe"]
     return PendingEntry(branch.key, "node", data, Usage())

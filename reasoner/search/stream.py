@@ -23,6 +23,7 @@ from reasoner.search.branch_runner import BranchRunner
 from reasoner.search.replay import ARRIVED_AT_SHUTDOWN, BILLED_ONLY, PendingEntry
 from reasoner.search.shared_branches import copy_entry
 from reasoner.search.stream_context import StreamContext
+from reasoner.thoughts import describe_thought, read_thought
 from reasoner.tree import Node, Reason, read_answer_level
 
 STEP_SEPARATOR = "\n\n"
@@ -54,7 +55,7 @@ class Stream:
 
         ``greedy`` takes the likeliest token each time.
         """
-        return self._add("expand", parents, n, (STEP_SEPARATOR,), greedy=greedy)
+        return self._add("expand", parents, n, (STEP_SEPARATOR,), greedy=greedy, is_step=True)
 
     def complete(
         self,
@@ -66,15 +67,27 @@ class Stream:
         limit: int | None = None,
         confidence: int | None = None,
         watch: Watch | None = None,
+        ends_with_thought: bool = False,
     ) -> int:
         """Like ``expand``, to the end of the solution, or ``until`` this text (the node then ends with it, as a step),
         or to ``limit`` tokens at most.
 
         With ``confidence`` the nodes have the confidence of each token, computed from this many likeliest tokens. A
         ``watch`` checks the branches while they are generated; one that it ends as ``pruned`` counts as wasted.
+        ``ends_with_thought`` ends a branch, as a step, where its thought ends.
         """
         stop = () if until is None else (until,)
-        return self._add("complete", parents, n, stop, greedy=greedy, limit=limit, confidence=confidence, watch=watch)
+        return self._add(
+            "complete",
+            parents,
+            n,
+            stop,
+            greedy=greedy,
+            limit=limit,
+            confidence=confidence,
+            watch=watch,
+            ends_with_thought=ends_with_thought,
+        )
 
     async def __aenter__(self) -> Stream:
         self._open_streams.add(self)
@@ -137,6 +150,8 @@ class Stream:
         limit: int | None = None,
         confidence: int | None = None,
         watch: Watch | None = None,
+        is_step: bool = False,
+        ends_with_thought: bool = False,
     ) -> int:
         spec = self._context.search.spec
         sampling = make_sampling_params(spec.sampling, greedy=greedy, stop=(*stop, *spec.stop), logprobs=confidence)
@@ -149,7 +164,18 @@ class Stream:
             if max_tokens <= 0:
                 continue
             for index in range(parent.created, parent.created + count):
-                branch = InFlightBranch(op, parent, (*parent.path, index), sampling, max_tokens, self._calls, watch)
+                branch = InFlightBranch(
+                    op,
+                    parent,
+                    (*parent.path, index),
+                    sampling,
+                    max_tokens,
+                    thought=self._context.thought_at(parent),
+                    ends_with_thought=is_step or ends_with_thought,
+                    step_stops=stop if is_step else (),
+                    call=self._calls,
+                    watch=watch,
+                )
                 self._pending[branch.key] = branch
             parent.created += count
         self._calls += 1
@@ -203,8 +229,11 @@ class Stream:
         branch = part.branch
         reason, stated = part.reason, None
         if reason is not None:
-            solution = branch.parent.solution + branch.text + part.text
-            stated = await self._context.answers.find(solution, STOPPED_BY_REASON.get(reason, "inside"))
+            end = Node(branch.path, branch.parent, (), branch.text + part.text)
+            end.parts = () if part.thought is None else part.thought.parts
+            text = end.solution if part.thought is None else end.answer_text
+            stopped = STOPPED_BY_REASON.get(reason, "inside")
+            stated = await self._context.answers.find(text, stopped, has_thought=part.thought is None)
             if stated is not None and reason == "step":
                 reason = "answer"
         spend = part.spend
@@ -225,6 +254,8 @@ class Stream:
             "answer_level": stated and stated.level,
             "closed": part.closed,
         }
+        if part.thought is not None:
+            data |= describe_thought(part.thought)
         if branch.sampling.logprobs is not None:
             data["confidence"] = list(part.confidence)
         if reason is not None and part.probe is not None:
@@ -244,6 +275,7 @@ class Stream:
         branch.logprob += data["logprob"]
         branch.confidence += tuple(data.get("confidence", ()))
         branch.part += 1
+        branch.thought = read_thought(branch.thought, data)
         reason: Reason | None = data["reason"]
         if reason is None:
             self._pending[branch.key] = branch
@@ -269,6 +301,8 @@ class Stream:
             probe=data.get("probe"),
             closed=data.get("closed", False),
             is_copy="copy_of" in data,
+            parts=() if branch.thought is None else branch.thought.parts,
+            thought=None if branch.thought is None else branch.thought.state,
         )
         branch.parent.children.append(node)
         if node.answer is not None:

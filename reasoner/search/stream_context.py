@@ -18,6 +18,7 @@ from reasoner.search.grants import Grants
 from reasoner.search.replay import ReplayLog
 from reasoner.search.scoring import NodeScorer
 from reasoner.search.shared_branches import Copies
+from reasoner.thoughts import ThoughtFormat, ThoughtProgress
 from reasoner.tree import Node
 
 STEPS_TO_END = 4
@@ -47,6 +48,8 @@ class SearchContext:
     """Calibration table that holds for the job's models, if there is one."""
     reads_probe: bool = False
     """True if the engine reads the policy's probe at the end of each branch."""
+    thoughts: ThoughtFormat | None = None
+    """Delimiters of the policy's thoughts; ``None`` if it has none."""
 
 
 @dataclass(slots=True, eq=False)
@@ -84,6 +87,13 @@ class StreamContext:
         most = self.max_new_tokens(self.root)
         likely = min(most, STEPS_TO_END * self.longest.get("expand", most))
         ledger.set_aside(*(rate.max_branch_amount(prompt + tokens, tokens) for tokens in (most, likely)))
+
+    def thought_at(self, node: Node) -> ThoughtProgress | None:
+        """Return where the thought of a node's conversation is at its end."""
+        thoughts = self.search.thoughts
+        if thoughts is None or node.thought is None:
+            return None
+        return ThoughtProgress(thoughts, node.thought, node.thought_tokens, self.search.spec.thinking_tokens)
 
     def max_new_tokens(self, node: Node) -> int:
         """Return the tokens that a continuation of the node may have, by the context and the job's own limit."""

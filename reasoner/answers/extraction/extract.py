@@ -33,18 +33,21 @@ _NEXT_QUESTION = re.compile(
 _HTML = re.compile(r"</?(?:b|strong|i|em|u|p|br|span|code|mark|center|h[1-6])\s?/?>", re.IGNORECASE)
 
 
-def find_answer(text: str, spec: AnswerSpec | None = None, stopped: ExtractionStopped = "end") -> StatedAnswer | None:
+def find_answer(
+    text: str, spec: AnswerSpec | None = None, stopped: ExtractionStopped = "end", *, has_thought: bool = True
+) -> StatedAnswer | None:
     """Return the answer that a solution states, or else, at the flexible level, the last number or choice letter.
 
     Only ``auto`` extraction of mathematics and choices from a finished solution has a flexible level.
+    ``has_thought``: False if the text is known to be without a thought, whatever it quotes.
     """
     spec = spec or AnswerSpec()
-    strict = extract_answer(text, spec, stopped)
-    if strict is not None:
+    stated = (strip_thinking(text) or "") if has_thought else text
+    strict = _extract(spec, stated, stopped)
+    if strict and len(strict) <= MAX_CHARS:
         return StatedAnswer(strict, "strict")
     if stopped != "end" or spec.extract != "auto" or spec.compare not in ("math", "choice"):
         return None
-    stated = strip_thinking(text) or ""
     question = _NEXT_QUESTION.search(stated)
     before = "" if question is None else stated[: question.start()]
     solution = before if before.strip() else stated

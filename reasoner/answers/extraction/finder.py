@@ -33,11 +33,16 @@ class AnswerFinder:
             if error := await run_within(self._seconds_left(), lambda: find_pattern_error(pattern)):
                 raise InvalidRequest(error, "answer.extract.regex")
 
-    async def find(self, text: str, stopped: ExtractionStopped = "end") -> StatedAnswer | None:
-        """Return the answer of a solution; ``None`` if it has none or the pattern timed out, which is logged once."""
+    async def find(
+        self, text: str, stopped: ExtractionStopped = "end", *, has_thought: bool = True
+    ) -> StatedAnswer | None:
+        """Return the answer of a solution; ``None`` if it has none or the pattern timed out, which is logged once.
+
+        ``has_thought``: False if a thought is no part of the text.
+        """
         if not isinstance(self._spec.extract, RegexExtract):
-            return find_answer(text, self._spec, stopped)
-        stated = strip_thinking(text)
+            return find_answer(text, self._spec, stopped, has_thought=has_thought)
+        stated = strip_thinking(text) if has_thought else text
         if stated is None or self._late >= MAX_LATE:
             return None
         pattern = self._spec.extract.regex

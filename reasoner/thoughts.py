@@ -1,0 +1,197 @@
+"""Thoughts: the part of a solution that a thinking model writes between delimiters before its answer.
+
+A conversation begins ``undecided``: its prompt neither opens a thought nor holds an empty one. The state becomes
+``open`` where the model opens its thought, or the prompt does, and ``closed`` after the first closing delimiter, or as
+soon as the model answers without a thought. Later delimiters are text of the answer. If the end of a thought is a token
+of its own, only that token ends it: a quotation of the delimiter, spelled by other tokens, does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from engine.protocol.types import Completion, SamplingParams, Tokens
+from reasoner.tree import Part, PartKind, ThoughtState, read_parts
+
+DELIMITERS: tuple[tuple[str, str], ...] = (
+    ("<think>", "</think>"),
+    ("[THINK]", "[/THINK]"),
+    ("<|channel|>analysis<|message|>", "<|end|><|start|>assistant<|channel|>final<|message|>"),
+    ("<seed:think>", "</seed:think>"),
+    ("<|START_THINKING|>", "<|END_THINKING|>"),
+    ("◁think▷", "◁/think▷"),
+)
+"""Delimiters of public models: Qwen3, DeepSeek-R1 and GLM; Magistral; gpt-oss; Seed-OSS; Command A; Kimi."""
+
+
+@dataclass(frozen=True, slots=True)
+class ThoughtFormat:
+    """The delimiters of a model's thoughts, as texts and as token ids."""
+
+    opening: str
+    closing: str
+    opening_ids: Tokens
+    closing_ids: Tokens
+    forced: str
+    """The text that closes a thought at its limit."""
+    forced_ids: Tokens
+    has_end_token: bool
+    """True if the first of ``closing_ids`` ends every thought, and nothing else contains it."""
+
+    @property
+    def end_token(self) -> int | None:
+        return self.closing_ids[0] if self.has_end_token else None
+
+    @property
+    def rest_ids(self) -> Tokens:
+        """The tokens of the closing delimiter after the one that ends a thought, which are injected."""
+        return self.closing_ids[1:] if self.has_end_token else ()
+
+    def find_state(self, prompt: Tokens) -> ThoughtState:
+        """Return the state at the end of a prompt, by its last delimiter if only whitespace tokens follow it."""
+        for state, ids in (("open", self.opening_ids), ("closed", self.closing_ids)):
+            for num_after in range(_MAX_AFTER + 1):
+                end = len(prompt) - num_after
+                if prompt[max(0, end - len(ids)) : end] == ids:
+                    return "open" if state == "open" else "closed"
+        return "undecided"
+
+
+_MAX_AFTER = 2
+"""Number of tokens, such as line breaks, that a template may write after a delimiter."""
+
+
+@dataclass(frozen=True, slots=True)
+class ThoughtProgress:
+    """Where the text of a branch is: before, in or after its thought.
+
+    ``num_tokens``: generated tokens of the thought so far, in the whole conversation.
+    """
+
+    format: ThoughtFormat
+    state: ThoughtState
+    num_tokens: int = 0
+    limit: int | None = None
+    """The maximum number of generated tokens of a thought."""
+    parts: tuple[Part, ...] = ()
+    """The parts of the branch."""
+
+    @property
+    def is_at_limit(self) -> bool:
+        """Return True if the thought has to be closed before the next token."""
+        return self.limit is not None and self.state != "closed" and self.num_tokens >= self.limit
+
+    @property
+    def num_injected(self) -> int:
+        """Number of injected tokens of the branch."""
+        return sum(part.num_tokens for part in self.parts if part.origin == "injected")
+
+    def max_tokens(self, tokens: int, *, must_decide: bool) -> int:
+        """Return the number of tokens to request: at most ``tokens``, and not beyond the limit of the thought.
+
+        ``must_decide``: only as many as show if the model opens a thought, as the two kinds of text are sampled
+        under different stop conditions.
+        """
+        if self.state == "undecided" and must_decide:
+            tokens = min(tokens, len(self.format.opening_ids))
+        if self.limit is not None and self.state != "closed":
+            tokens = min(tokens, self.limit - self.num_tokens)
+        return tokens
+
+    def adapt(self, sampling: SamplingParams, step_stops: Sequence[str]) -> SamplingParams:
+        """Return sampling parameters with which the request ends at the thought's end.
+
+        ``step_stops``: stop strings of ``sampling`` that do not apply within thoughts.
+        """
+        if self.state == "closed":
+            return sampling
+        stop = tuple(text for text in sampling.stop if text not in step_stops)
+        if self.format.end_token is None:
+            return replace(sampling, stop=(*stop, self.format.closing))
+        return replace(sampling, stop=stop, stop_token_ids=(*sampling.stop_token_ids, self.format.end_token))
+
+    def add(self, segment: Completion, earlier: Tokens) -> tuple[ThoughtProgress, Completion]:
+        """Return the progress after a segment, and the segment with the closing delimiter in its text.
+
+        ``earlier``: the tokens of the conversation after the prompt and before the segment.
+        """
+        if self.state == "closed":
+            return self._append("answer", segment), segment
+        closes = self.closes(segment)
+        if closes and not segment.text.endswith(self._end_text):
+            segment = replace(segment, text=segment.text + self._end_text)
+        state: ThoughtState = "closed" if closes else self._decide(earlier + segment.token_ids)
+        if state == "closed" and not closes:
+            return replace(self._append("answer", segment), state=state), segment
+        progress = self._append("thought", segment)
+        return replace(progress, state=state, num_tokens=self.num_tokens + len(segment.token_ids)), segment
+
+    def closes(self, segment: Completion) -> bool:
+        """Return True if the end of the thought has stopped this segment."""
+        end = self.format.closing if self.format.end_token is None else self.format.end_token
+        return self.state != "closed" and segment.finish_reason == "stop" and segment.stop == end
+
+    def inject(self, text: str, num_tokens: int) -> ThoughtProgress:
+        """Return the progress after injected text, which closes the thought if it contains the closing delimiter."""
+        if self.state != "closed" and self.format.closing in text:
+            length = text.index(self.format.closing) + len(self.format.closing)
+            parts = [Part("thought", "injected", length, num_tokens), Part("answer", "injected", len(text) - length, 0)]
+            return replace(self, state="closed", parts=_join(self.parts, *parts))
+        opens = self.state == "undecided" and text.lstrip().startswith(self.format.opening)
+        kind: PartKind = "thought" if opens or self.state == "open" else "answer"
+        state: ThoughtState = "open" if opens else self.state
+        return replace(self, state=state, parts=_join(self.parts, Part(kind, "injected", len(text), num_tokens)))
+
+    def forced_end(self) -> tuple[str, Tokens]:
+        """Return the text and the tokens that close the thought now."""
+        text, ids = self.format.forced, self.format.forced_ids
+        if self.state == "undecided" and self.num_tokens == 0:
+            return self.format.opening + text, self.format.opening_ids + ids
+        return text, ids
+
+    @property
+    def _end_text(self) -> str:
+        return self.format.closing if len(self.format.closing_ids) == 1 or not self.format.has_end_token else ""
+
+    def _decide(self, written: Tokens) -> ThoughtState:
+        if self.state == "open":
+            return "open"
+        opening = self.format.opening_ids
+        if written[: len(opening)] == opening:
+            return "open"
+        return "undecided" if opening[: len(written)] == written else "closed"
+
+    def _append(self, kind: PartKind, segment: Completion) -> ThoughtProgress:
+        part = Part(kind, "generated", len(segment.text), len(segment.token_ids))
+        return replace(self, parts=_join(self.parts, part))
+
+
+def _join(parts: tuple[Part, ...], *more: Part) -> tuple[Part, ...]:
+    """Return all parts, with neighbours of one kind and origin as one."""
+    joined = list(parts)
+    for part in more:
+        if not part.num_chars and not part.num_tokens:
+            continue
+        if joined and (joined[-1].kind, joined[-1].origin) == (part.kind, part.origin):
+            last = joined.pop()
+            part = replace(
+                part, num_chars=last.num_chars + part.num_chars, num_tokens=last.num_tokens + part.num_tokens
+            )
+        joined.append(part)
+    return tuple(joined)
+
+
+def describe_thought(progress: ThoughtProgress) -> dict[str, Any]:
+    """Return the parts of a branch so far, and its thought, for the journal."""
+    parts = [[part.kind, part.origin, part.num_chars, part.num_tokens] for part in progress.parts]
+    return {"parts": parts, "thought": {"state": progress.state, "tokens": progress.num_tokens}}
+
+
+def read_thought(progress: ThoughtProgress | None, data: Mapping[str, Any]) -> ThoughtProgress | None:
+    """Return the progress after an entry of the journal."""
+    if progress is None or "thought" not in data:
+        return progress
+    thought = data["thought"]
+    return replace(progress, state=thought["state"], num_tokens=thought["tokens"], parts=read_parts(data))
