@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 from collections.abc import AsyncIterator, Sequence
 from hashlib import blake2b
 
@@ -17,6 +18,7 @@ from engine.protocol.types import (
     Completion,
     Delta,
     EngineUnavailable,
+    FinishReason,
     GenerateRequest,
     ModelInfo,
     ProbeInfo,
@@ -26,8 +28,8 @@ from engine.protocol.types import (
     TokenLogprob,
 )
 
-EOS, SEPARATOR, ANSWER, THOUGHT = 0, 1, 2, 3
-TEXTS = {EOS: "", SEPARATOR: "\n\n", ANSWER: "\\boxed{%d}", THOUGHT: "</think>"}
+EOS, SEPARATOR, ANSWER, THOUGHT, OPENING = 0, 1, 2, 3, 4
+TEXTS = {EOS: "", SEPARATOR: "\n\n", ANSWER: "\\boxed{%d}", THOUGHT: "</think>", OPENING: "<think>"}
 CONTEXT = 256
 
 
@@ -37,7 +39,8 @@ class ScriptedEngine:
     ``order`` seeds the order in which branches arrive; after ``die_after`` answers it is unreachable. With ``guesses``
     it reports three draft tokens for each token, and accepts every other one. From position ``loops`` on, every other
     branch and the greedy ones repeat the same twelve tokens, one of them the separator. The fraction ``held`` of every
-    prompt is in its cache. With ``probes`` the policy has a probe.
+    prompt is in its cache. With ``probes`` the policy has a probe. ``thinks``: its prompts open a thought, which it
+    closes some time.
     """
 
     def __init__(
@@ -97,9 +100,11 @@ class ScriptedEngine:
         if text == TEXTS[SEPARATOR]:
             return (SEPARATOR,)
         plain = text if isinstance(text, str) else "".join(message["content"] for message in text)
-        if self._thinks and plain.startswith(TEXTS[THOUGHT]):
-            return (THOUGHT, *await self.tokenize(model, plain.removeprefix(TEXTS[THOUGHT])))
-        return tuple(50 + ord(char) % 50 for char in plain)
+        if self._thinks and not isinstance(text, str):
+            plain += TEXTS[OPENING]
+        pieces = re.split("(</?think>)", plain) if self._thinks else [plain]
+        tags = {TEXTS[THOUGHT]: (THOUGHT,), TEXTS[OPENING]: (OPENING,)} if self._thinks else {}
+        return tuple(token for piece in pieces for token in tags.get(piece, [50 + ord(char) % 50 for char in piece]))
 
     async def generate(self, request: GenerateRequest, *, stream: bool = False) -> AsyncIterator[Completion | Delta]:
         self.requests.append(request)
@@ -172,7 +177,9 @@ class ScriptedEngine:
     def _complete(self, request: GenerateRequest, index: int) -> Completion:
         branch = request.branches[index]
         ids: list[int] = []
-        text, reason, stop = "", "length", None
+        text = ""
+        reason: FinishReason = "length"
+        stop: int | str | None = None
         room = self._context - len(request.prompt) - len(branch.generated)
         for position in range(min(branch.max_tokens, room)):
             if request.request_id in self._aborted:
@@ -182,6 +189,8 @@ class ScriptedEngine:
             token = self.token(branch, at, request.sampling.temperature)
             if self._loops is not None and at >= self._loops and (branch.key % 2 or not request.sampling.temperature):
                 token = 10 + at % 12 if at % 12 else SEPARATOR
+            if self._thinks and token in (THOUGHT, OPENING):
+                token = 5
             if self._thinks and 24 <= token < 32:
                 token = THOUGHT
             self.generated.append((request.prompt, branch.key, at))
@@ -189,6 +198,9 @@ class ScriptedEngine:
             text += TEXTS.get(token, f"w{token} ") if token != ANSWER else TEXTS[ANSWER] % (at % 3)
             if token == EOS:
                 reason, stop = "stop", EOS
+                break
+            if token in request.sampling.stop_token_ids:
+                reason, stop = "stop", token
                 break
             stop = next((string for string in request.sampling.stop if text.endswith(string)), None)
             if stop is not None:

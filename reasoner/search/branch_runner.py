@@ -288,12 +288,14 @@ class BranchRunner:
         was_closed = thought.state == "closed"
         closes = thought.closes(segment)
         thought, segment = thought.add(segment, written)
-        if closes and branch.ends_with_thought:
-            self._stop_reasons[branch] = "step"
         if closes:
             rest = thought.format.rest_ids
-            segment = replace(segment, finish_reason="length", stop=None, token_ids=segment.token_ids + rest)
+            segment = replace(segment, stop=None, token_ids=segment.token_ids + rest)
             thought = thought.inject("", len(rest))
+            if branch.ends_with_thought:
+                self._stop_reasons[branch] = "step"
+            else:
+                segment = replace(segment, finish_reason="length")
         elif was_closed and branch.step_stops and segment.stop in branch.step_stops:
             text = branch.text + ("" if earlier is None else earlier.text) + segment.text
             if not text.strip():  # the line breaks between a thought and the answer are no step
@@ -302,7 +304,7 @@ class BranchRunner:
         return segment
 
     def _close_thought_at_limit(self, branch: InFlightBranch) -> bool:
-        """Inject the end of a thought that is at its limit; return False if the branch ends, for want of room."""
+        """Inject the end of a thought that is at its limit; return False if the branch ends with it."""
         thought = self._thought(branch)
         if thought is None or not thought.is_at_limit:
             return True
@@ -318,7 +320,11 @@ class BranchRunner:
         added = replace(_NOTHING, token_ids=ids, text=text, logprobs=() if has_logprobs else None)
         self._segments[branch] = added if earlier is None else join_segments(earlier, added)
         self._thoughts[branch] = thought.inject(text, len(ids))
-        return True
+        if branch.ends_with_thought:
+            self._stop_reasons[branch] = "step"
+            self._ready[branch] = self._segments.pop(branch)
+            self._changed.set()
+        return not branch.ends_with_thought
 
     async def _wait_for_change(self) -> None:
         """Wait until a branch has arrived, the engine has failed, or the job is cancelled."""

@@ -27,6 +27,7 @@ from reasoner.search.replay import PendingEntry, ReplayLog
 from reasoner.search.score_recorder import ScoreRecorder
 from reasoner.search.stream import Stream
 from reasoner.search.stream_context import SearchContext, StreamContext
+from reasoner.thoughts import ThoughtFormat
 from reasoner.tree import Node, find_best_leaf
 
 
@@ -82,6 +83,11 @@ class Search:
     def can_continue(self) -> bool:
         """True if the policy's server can go on after the beginning of a solution."""
         return "continuation" not in self._context.policy.lacks
+
+    @property
+    def thoughts(self) -> ThoughtFormat | None:
+        """Delimiters of the policy's thoughts; ``None`` if it has none."""
+        return self._context.thoughts
 
     @property
     def context(self) -> int:

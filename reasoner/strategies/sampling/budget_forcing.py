@@ -25,7 +25,6 @@ from reasoner.search.stream import Stream
 from reasoner.strategies.base import Choice, Params, Samples, Strategy, choose_by_majority
 from reasoner.tree import Node, Reason
 
-DEFAULT_MARKER = "</think>"
 WATCH_INTERVAL = 16
 """Interval in tokens at which the text is checked for a requested answer."""
 
@@ -41,8 +40,7 @@ class BudgetForcing(Params):
         Field(
             min_length=1,
             max_length=64,
-            description=f"End of the thinking; default: {DEFAULT_MARKER} if the model knows it, else the end of "
-            "the text.",
+            description="End of the thinking; default: the model's own, if it has thoughts, else the end of the text.",
         ),
     ] = None
     wait: Annotated[str, Field(min_length=1, max_length=500, description="What takes the place of an end.")] = "Wait"
@@ -71,8 +69,8 @@ class Chain:
 async def run(search: Search, params: BudgetForcing) -> Choice:
     """End thinking at its cap and request the answer, or take its end back some times; several chains vote."""
     marker = params.marker
-    if marker is None and len(await search.tokenize(DEFAULT_MARKER)) == 1:
-        marker = DEFAULT_MARKER
+    if marker is None and search.thoughts is not None:
+        marker = search.thoughts.closing
     cap = await _max_thinking_tokens(search, params, marker)
     async with search.stream() as stream:
         forcing = _Forcing(search, params, stream, marker, cap)
@@ -102,7 +100,7 @@ class _Forcing:
 
     async def start(self) -> None:
         if self._cap > 0:
-            self._stream.complete([self._search.root], self._params.n, until=self._marker, limit=self._cap)
+            self._think(self._search.root, self._params.n, self._cap)
             return
         for _ in range(self._params.n):
             await self._request_answer(self._search.root)
@@ -113,17 +111,21 @@ class _Forcing:
         chain.last = node
         if chain.phase is Phase.ANSWER:
             return
-        has_marker = self._marker is not None and node.text.endswith(self._marker)
+        has_marker = node.reason == "step"
         has_ended = has_marker or node.reason == "stop"
         if has_ended and chain.extensions < self._params.extensions and node.depth_tokens < self._cap:
             chain.extensions += 1
             waiting = await self._search.append_text(node, self._params.wait, instead=self._marker or "")
-            self._stream.complete([waiting], 1, until=self._marker, limit=self._cap - node.depth_tokens)
+            self._think(waiting, 1, self._cap - node.depth_tokens)
         elif has_marker:
             chain.phase = Phase.ANSWER
             self._stream.complete([node], 1)
         elif node.reason in ("length", "repetition") or (has_ended and node.answer_level != "strict"):
             await self._request_answer(node)
+
+    def _think(self, parent: Node, n: int, limit: int) -> None:
+        until = self._params.marker
+        self._stream.complete([parent], n, until=until, limit=limit, ends_with_thought=until is None)
 
     async def _request_answer(self, node: Node) -> None:
         request = await self._search.append_text(node, (self._marker or "") + self._params.final)
