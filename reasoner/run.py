@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
-from engine.protocol.types import EngineClient, ModelInfo
+from engine.protocol.types import EngineClient, InvalidRequest, ModelInfo
 from reasoner.admission.validation import check_job
 from reasoner.answers.equivalence import Equivalence
 from reasoner.best_so_far import build_result, choose_best_so_far
@@ -102,6 +102,12 @@ async def open_search(
             table = _fitting(calibration or shipped_calibration(), spec, policy, served)
         prompt = await tokenize_problem(spec, engine, policy)
         thoughts = await find_thought_format(engine, policy, spec.thoughts)
+        if spec.thinking_tokens is not None and thoughts is None:
+            raise InvalidRequest(
+                f"budget.thinking_tokens: model {policy.id!r} has no known delimiters of thoughts, so that none can be "
+                "closed: leave it out, or give 'thoughts', if its server continues solutions",
+                "budget.thinking_tokens",
+            )
         check_budget(spec.budget, policy.id, policy, prices or {})
         ledger = Ledger(
             spec.budget,

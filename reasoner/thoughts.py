@@ -37,6 +37,8 @@ class ThoughtFormat:
     forced: str
     """The text that closes a thought at its limit."""
     forced_ids: Tokens
+    blank_ids: frozenset[int]
+    """The tokens of line breaks, which a template may write after a delimiter."""
     has_end_token: bool
     """True if the first of ``closing_ids`` ends every thought, and nothing else contains it."""
 
@@ -50,17 +52,13 @@ class ThoughtFormat:
         return self.closing_ids[1:] if self.has_end_token else ()
 
     def find_state(self, prompt: Tokens) -> ThoughtState:
-        """Return the state at the end of a prompt, by its last delimiter if only whitespace tokens follow it."""
-        for state, ids in (("open", self.opening_ids), ("closed", self.closing_ids)):
-            for num_after in range(_MAX_AFTER + 1):
-                end = len(prompt) - num_after
-                if prompt[max(0, end - len(ids)) : end] == ids:
-                    return "open" if state == "open" else "closed"
-        return "undecided"
-
-
-_MAX_AFTER = 2
-"""Number of tokens, such as line breaks, that a template may write after a delimiter."""
+        """Return the state at the end of a prompt: that of its last delimiter, if only line breaks follow it."""
+        end = len(prompt)
+        while end and prompt[end - 1] in self.blank_ids:
+            end -= 1
+        if prompt[max(0, end - len(self.opening_ids)) : end] == self.opening_ids:
+            return "open"
+        return "closed" if prompt[max(0, end - len(self.closing_ids)) : end] == self.closing_ids else "undecided"
 
 
 @dataclass(frozen=True, slots=True)

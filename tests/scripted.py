@@ -189,8 +189,6 @@ class ScriptedEngine:
             token = self.token(branch, at, request.sampling.temperature)
             if self._loops is not None and at >= self._loops and (branch.key % 2 or not request.sampling.temperature):
                 token = 10 + at % 12 if at % 12 else SEPARATOR
-            if self._thinks and token in (THOUGHT, OPENING):
-                token = 5
             if self._thinks and 24 <= token < 32:
                 token = THOUGHT
             self.generated.append((request.prompt, branch.key, at))

@@ -10,8 +10,8 @@ from typing import Any, Literal
 
 from engine.client.model_size import count_parameters
 from engine.protocol.own_sampling import read_own_sampling
-from engine.protocol.request_checks import check_template_kwargs
 from engine.protocol.template_limit import limit_rendering
+from engine.protocol.template_variables import check_template_variables
 from engine.protocol.types import EngineError, InvalidRequest, TemplateKwargs
 
 _CLASSIFIERS = ("TokenClassification", "SequenceClassification", "ForProcessRewardModel", "ForPrmModel")
@@ -79,7 +79,7 @@ class LocalTokenizer:
         if self.template is None:
             raise InvalidRequest("the model has no chat template; give a plain text instead of messages", "messages")
         variables = dict(template_kwargs or {})
-        check_template_kwargs(variables)
+        check_template_variables(variables, self.template)
         environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
         environment.globals["raise_exception"] = _refuse
         special = {name: value for name, value in self._settings.items() if name.endswith("_token")}

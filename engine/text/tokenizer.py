@@ -7,8 +7,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from engine.protocol.request_checks import check_template_kwargs
 from engine.protocol.template_limit import limit_rendering
+from engine.protocol.template_variables import check_template_variables
 from engine.protocol.types import EngineError, InvalidRequest, TemplateKwargs, Tokens
 
 _PARTS = 16384
@@ -87,7 +87,8 @@ class Tokenizer:
         if not self._wrapper.chat_template:
             raise InvalidRequest("the model has no chat template; give a plain text instead of messages", "messages")
         variables = dict(template_kwargs or {})
-        check_template_kwargs(variables)
+        if variables:
+            check_template_variables(variables, self._wrapper.get_chat_template())
         try:
             with limit_rendering():
                 text = self._wrapper.apply_chat_template(

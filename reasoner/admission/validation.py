@@ -39,6 +39,14 @@ def check_job(spec: JobSpec) -> None:
             f"strategy {name!r} needs a verifier of single steps, and {verifier.kind!r} scores finished solutions "
             f"alone: use one of {suitable}"
         )
+    limit, budget = spec.thinking_tokens, spec.budget.tokens
+    if limit is not None and budget is not None and limit > budget:
+        raise JobRefused(
+            "impossible-budget",
+            "budget.thinking_tokens",
+            f"a thought of {limit} tokens does not fit into the job's {budget} tokens: give at most {budget}, fewer "
+            "to leave some for the answer",
+        )
     if spec.confidence is not None and not strategy.stops_when_sure:
         able = ", ".join(name for name, strategy in STRATEGIES.items() if strategy.stops_when_sure)
         raise _invalid(f"strategy {name!r} cannot stop by 'confidence': leave it out, or use one of {able}")

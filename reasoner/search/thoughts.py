@@ -74,6 +74,7 @@ async def _make_format(encode: Encode, opening: str, closing: str, forced: str |
         await encode(closing),
         forced,
         await encode(forced),
+        frozenset([*await encode("\n"), *await encode("\n\n")]),
         has_end_token=not end.isalnum() and len(await encode(end)) == 1,
     )
 
