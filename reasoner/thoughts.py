@@ -63,7 +63,7 @@ class ThoughtFormat:
 
 @dataclass(frozen=True, slots=True)
 class ThoughtProgress:
-    """Where the text of a branch is: before, in or after its thought.
+    """Position of a branch relative to its thought: before it, in it, or after it.
 
     ``num_tokens``: generated tokens of the thought so far, in the whole conversation.
     """

@@ -52,7 +52,7 @@ class InFlightBranch:
     max_tokens: int
     """Limit of the branch's length by the model's context and the job's own limit."""
     thought: ThoughtProgress | None = None
-    """Where the branch's text is; ``None`` if the model's thoughts are not known."""
+    """State of its thought and its parts; ``None`` if the model's thoughts are not known."""
     ends_with_thought: bool = False
     """True if the branch ends, as a step, at the end of its thought."""
     step_stops: tuple[str, ...] = ()
@@ -147,7 +147,7 @@ class BranchPart:
     probe: float | None = None
     """Score of the policy's probe at its end."""
     thought: ThoughtProgress | None = None
-    """Where the text is after this part."""
+    """State of the thought after this part."""
 
 
 def make_sampling_params(

@@ -26,8 +26,11 @@ LEVELS = (("n3", 0.1), ("n4", 0.45), ("n5", 0.45))
 OPEN, CLOSE = "<think>\n", "\n</think>\n\n"
 LONGEST = 1400
 """Maximum number of tokens of a thought; a trace that grows longer is finished by the expert."""
-CUT, NO_THOUGHT = 0.25, 0.08
-"""Share of the examples whose thought is closed at a random place, and of those without a thought."""
+CUT, NO_THOUGHT, DIRECT = 0.25, 0.08, 0.15
+"""Share of the examples whose thought is closed at a random place, of those without a thought, and of those whose
+answer is requested at once."""
+REQUEST = "Final answer: \\boxed{"
+"""The request of strategies that probe a thought for its answer."""
 KEEN = (0.0, 0.1, 0.1, 0.25, 0.5)
 """Probabilities, by trace, with which it takes the expert's move."""
 CHILDREN = {3: 4, 4: 5, 5: 1000}
@@ -188,9 +191,9 @@ def thinking_example(tokenizer: Tokenizer, seed: int, index: int) -> Example:
     if kind < NO_THOUGHT:
         return join(tokenizer, problem, [], [], None, rng)
     trace.search()
-    end = rng.randrange(1, len(trace.ids)) if kind < NO_THOUGHT + CUT else len(trace.ids)
+    end = rng.randrange(1, len(trace.ids) - 4) if kind < NO_THOUGHT + CUT else len(trace.ids)
     choices = [choice for choice in trace.choices if choice[0] < end]
-    path = trace.path if end > len(trace.ids) - 5 else None
+    path = trace.path if end == len(trace.ids) else None
     return join(tokenizer, problem, trace.ids[:end], choices, path, rng)
 
 
@@ -202,20 +205,30 @@ def join(
     path: list[Move] | None,
     rng: random.Random,
 ) -> Example:
-    """Return the example of a thought and its solution; without a path, of a guess with an expert's probabilities."""
+    """Return the example of a thought and its solution; without a path, of a guess with an expert's probabilities.
+
+    The end of a thought that found nothing is no target: a model would learn to end its thoughts anywhere.
+    """
     prompt = tok.encode_prompt(tokenizer, problem.text)
     opening = tokenizer.encode(OPEN if thought else "<think>", add_special_tokens=False).ids
     closing = tokenizer.encode(CLOSE if thought else "\n" + CLOSE, add_special_tokens=False).ids
     written = [f"{a} {op} {b} = {result}," for a, op, b, result in path] if path else ()
     steps = countdown.walk(problem, rng, stray=0.0, given=written)
+    is_direct = bool(thought) and rng.random() < DIRECT
+    if is_direct:
+        closing += tokenizer.encode(REQUEST, add_special_tokens=False).ids
+        steps = [steps[-1].removeprefix("\\boxed{")]
     answer = [*tokenizer.encode(tok.SEPARATOR.join(steps), add_special_tokens=False).ids, tok.END]
     ids = [*prompt, *opening, *thought, *closing, *answer]
     first = len(prompt) - 1 if thought else len(prompt) + len(opening) + len(closing) - 1
-    example = Example(ids[:-1], [(i, ids[i + 1]) for i in range(first, len(ids) - 1)])
+    before_answer = len(ids) - len(answer) - 1
+    forced = range(before_answer - len(closing), before_answer) if path is None or is_direct else ()
+    targets = [i for i in range(first, len(ids) - 1) if i not in forced]
+    example = Example(ids[:-1], [(i, ids[i + 1]) for i in targets])
     begin = len(prompt) + len(opening) - 1 - first
     example.choices = [(begin + index, token, share) for index, token, share in choices]
-    if not path:
-        example.choices.extend(guesses(tokenizer, problem, steps, len(ids) - len(answer) - 1 - first, answer))
+    if path is None and not is_direct:
+        example.choices.extend(guesses(tokenizer, problem, steps, targets.index(before_answer), answer))
     return example
 
 

@@ -20,7 +20,7 @@ from reasoner.strategies.registry import STRATEGIES
 from tests.scripted import ScriptedEngine
 
 NAMES = sorted(STRATEGIES)
-REACTS = {"mcts"}
+REACTS = {"mcts", "early_exit", "first_finished"}
 """Strategies whose decisions depend on the arrival order, unless the job is ``deterministic``."""
 
 
