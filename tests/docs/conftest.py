@@ -40,11 +40,12 @@ class Service:
 
 @pytest.fixture(scope="session")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """``reasoner serve`` with the bundled models and the ``reasoner.toml`` of the tutorial on budgets."""
+    """``reasoner serve`` with the bundled models and the settings of the tutorial on budgets."""
     home = tmp_path_factory.mktemp("s")
     configuration = re.search(r"```toml\n(.*?)```", (ROOT / "docs/tutorials/budgets.md").read_text(), re.DOTALL)
     assert configuration is not None
-    (home / "reasoner.toml").write_text(configuration[1])
+    thinking = '[models.policy-thinking]\npath = "policy-thinking"\n'
+    (home / "reasoner.toml").write_text(configuration[1] + thinking)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]

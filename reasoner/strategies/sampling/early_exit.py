@@ -1,7 +1,7 @@
 """Early exit: ask each thought for its answer at intervals, and end it when its last probes agree.
 
 Source: Fu et al. 2025, "Reasoning Without Self-Doubt: More Efficient Chain-of-Thought Through Certainty Probing"
-(Dynasor), section 3. A probe closes the thought, requests the answer, and is read greedily on the cached prefix, so
+(Dynasor), section 3. A probe closes the thought, requests the answer, and is sampled on the cached prefix, so
 that it costs its own tokens alone; the thought then goes on as if it had not been asked. The job ends when the answers
 of the branches that have ended decide the vote (``num_needed_by_beta``), and the others are cancelled.
 """
@@ -130,7 +130,7 @@ class _Probing:
         closing = "" if thoughts is None or node.thought == "closed" else thoughts.forced.rstrip("\n")
         request = await self._search.append_text(node, closing + self._params.final)
         watch = Watch(WATCH_INTERVAL, self._stop_at_answer)
-        self._stream.complete([request], 1, greedy=True, limit=self._params.answer, watch=watch)
+        self._stream.complete([request], 1, limit=self._params.answer, watch=watch)
 
     async def _agree(self, chain: Chain) -> bool:
         """Return True if the last probes state equivalent answers."""
