@@ -7,6 +7,7 @@ python -m recipes.bundled.policy --kind policy --export    only export the state
 from __future__ import annotations
 
 import json
+import random
 
 import torch.nn.functional as F
 from tokenizers import Tokenizer
@@ -15,10 +16,13 @@ from torch import Tensor
 from recipes.bundled import SHIPPED, WORK, model
 from recipes.bundled import tokenizer as tok
 from recipes.bundled.data import Batch, Example, policy_example
+from recipes.bundled.relabel import OwnThoughts
 from recipes.bundled.thoughts import thinking_example
 from recipes.bundled.train import Plan, export, parse_options, resume, train
 
 SEED = 1
+OWN_SHARE = 0.4
+"""Share of the thinking policy's own thoughts among its examples, once there are some (``relabel``)."""
 PLANS = {
     "policy": Plan(steps=2070),
     "policy-large": Plan(steps=2000, muon_rate=0.006, adam_rate=0.001),
@@ -50,9 +54,19 @@ def main() -> None:
 
     seed = SEED + (options.kind == "policy-large")  # the small policy was trained on the other seed's examples
 
+    own = OwnThoughts(tokenizer)
+
     def examples(first: int, count: int, _: float) -> list[Example]:
-        make = thinking_example if thinks else policy_example
-        return [make(tokenizer, seed, index) for index in range(first, first + count)]
+        indices = range(first, first + count)
+        if not thinks:
+            return [policy_example(tokenizer, seed, index) for index in indices]
+        own.refresh()
+        return [sample_thinking(index) for index in indices]
+
+    def sample_thinking(index: int) -> Example:
+        rng = random.Random(f"mix/{seed}/{index}")
+        example = own.example(rng) if rng.random() < OWN_SHARE else None
+        return example or thinking_example(tokenizer, seed, index)
 
     def loss_of(batch: Batch) -> dict[str, Tensor]:
         hidden = backbone(batch.ids).flatten(0, 1)[batch.target_at]

@@ -35,7 +35,7 @@ KEEN = (0.0, 0.1, 0.1, 0.25, 0.5)
 """Probabilities, by trace, with which it takes the expert's move."""
 CHILDREN = {3: 4, 4: 5, 5: 1000}
 """Maximum number of moves that a trace tries from so many numbers, before it goes back."""
-LEAVE = (0.3, 0.8)
+LEAVE = (0.4, 0.9)
 """Probability of going back from numbers that cannot reach the target, before and after the first move there."""
 
 Options = dict[Move, float]
@@ -136,8 +136,8 @@ class Trace:
     def write(self, text: str) -> None:
         self.ids.extend(self.tokenizer.encode(text, add_special_tokens=False).ids)
 
-    def note_choice(self, start: int, good: list[Move], untried: list[Move], leave: float) -> None:
-        """Note the probabilities of the expert's first tokens, and of the rest of the move that was written."""
+    def note_first(self, start: int, good: list[Move], untried: list[Move], leave: float) -> None:
+        """Note the probabilities of the expert's first tokens."""
         moves_ = good or untried
         options: Options = {move: (1 - leave) / len(moves_) for move in moves_} if moves_ else {}
         shares: dict[int, float] = {}
@@ -148,6 +148,10 @@ class Trace:
             wait = self.ids[start] if self.ids[start] in self.words() else self.words()[0]
             shares[wait] = shares.get(wait, 0.0) + leave
         self.choices.extend((start, token, share) for token, share in shares.items())
+
+    def note_choice(self, start: int, good: list[Move], untried: list[Move], leave: float) -> None:
+        """Note the probabilities of the expert's first tokens, and of the rest of the move that was written."""
+        self.note_first(start, good, untried, leave)
         if self.ids[start] not in self.words():
             self.choices.extend(self.later_choices(start, self.path[-1], good, untried))
 
