@@ -22,6 +22,8 @@ job or the strategy. ``context``: the model's context is full. ``repetition``: t
 ThoughtState = Literal["undecided", "open", "closed"]
 """State of a conversation's thought (``reasoner.thoughts``) at the end of a node."""
 PartKind = Literal["thought", "answer"]
+Reads = Literal["answer", "thought", "all"]
+"""Parts of a solution that a verifier reads."""
 Origin = Literal["generated", "injected"]
 
 AnswerLevel = Literal["strict", "flexible"]
@@ -122,6 +124,18 @@ class Node:
     @property
     def thought_text(self) -> str:
         return "".join(text for kind, text in self._split_solution() if kind == "thought")
+
+    def read_text(self, reads: Reads) -> str:
+        """Return the parts of the solution that a verifier reads; all of it if the thoughts are not known."""
+        if self.thought is None or reads == "all":
+            return self.solution
+        return self.answer_text if reads == "answer" else self.thought_text
+
+    def count_tokens(self, reads: Reads) -> int:
+        """Return the number of this node's own tokens in these parts."""
+        if not self.parts or reads == "all":
+            return self.tokens
+        return sum(part.num_tokens for part in self.parts if part.kind == reads)
 
     @property
     def thought_tokens(self) -> int:

@@ -19,8 +19,12 @@ from reasoner.jobs.rule_specs import (
     PythonVerifier,
     RegexVerifier,
 )
+from reasoner.tree import Reads
 
 Aggregation = Literal["last", "min", "prod", "mean", "max"]
+ReadParts = Annotated[
+    Reads, Field(description="Parts of a thinking model's solution that it reads; most were trained on answers.")
+]
 
 
 class PrmVerifier(VerifierSpec):
@@ -30,6 +34,7 @@ class PrmVerifier(VerifierSpec):
     scores_steps: ClassVar[bool] = True
     model: str | None = Field(None, description="Name of a served verifier; without it the service's own.")
     aggregation: Aggregation = "last"
+    reads: ReadParts = "answer"
 
 
 class JudgeVerifier(VerifierSpec):
@@ -39,6 +44,7 @@ class JudgeVerifier(VerifierSpec):
     scores_steps: ClassVar[bool] = True
     model: str | None = Field(None, description="Name of a served language model; without it the job's own.")
     aggregation: Aggregation = "last"
+    reads: ReadParts = "answer"
 
 
 class ProbeVerifier(VerifierSpec):
@@ -59,6 +65,7 @@ class OutcomeVerifier(VerifierSpec):
 
     kind: Literal["outcome"] = "outcome"
     model: str | None = Field(None, description="Name of a served outcome reward model; without it the only one.")
+    reads: ReadParts = "answer"
 
 
 def get_verifier_kind(value: Any) -> str:

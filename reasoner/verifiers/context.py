@@ -11,7 +11,7 @@ from reasoner.budget.ledger import Ledger
 from reasoner.jobs.spec import JobSpec
 from reasoner.jobs.verifier_specs import ProbeVerifier
 from reasoner.search.model_selection import verifier_selector
-from reasoner.tree import Node
+from reasoner.tree import Node, Reads
 
 ESTIMATE_SLACK_TOKENS = 16
 """Tokens added to an estimate for separators and the part of a cached prefix that is computed again."""
@@ -42,11 +42,11 @@ class VerifierContext:
         return wanted.find(self.served.values())
 
 
-def estimate_new_tokens(node: Node, head: int) -> int:
+def estimate_new_tokens(node: Node, head: int, reads: Reads) -> int:
     """Estimate the tokens that a verifier with a warm cache computes for a node; ``head`` are those of the question."""
     tokens = ESTIMATE_SLACK_TOKENS
     for ancestor in reversed(node.lineage()):
         if ancestor.scores:
             return tokens
-        tokens += ancestor.tokens + 1
+        tokens += ancestor.count_tokens(reads) + 1
     return tokens + head

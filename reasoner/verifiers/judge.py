@@ -8,7 +8,7 @@ from prm.scorers.judge import Judge
 from prm.scorers.steps import Reading
 from reasoner.jobs.verifier_specs import JudgeVerifier
 from reasoner.search.scoring import BudgetedReader, NodeScore, NodeScorer, check_fits_context, ends_at_step
-from reasoner.tree import Node
+from reasoner.tree import Node, Reads
 from reasoner.verifiers.context import VerifierContext, estimate_new_tokens
 
 
@@ -20,24 +20,25 @@ async def open_judge(context: VerifierContext) -> NodeScorer:
     judge = await Judge.open(context.engine, model, context.spec.conversation, context.lease)
     head = await judge.head()
     check_fits_context(model, head)
-    return JudgeNodeScorer(judge, head, BudgetedReader(context.ledger, model), verifier.aggregation)
+    return JudgeNodeScorer(judge, head, BudgetedReader(context.ledger, model), verifier.aggregation, verifier.reads)
 
 
 class JudgeNodeScorer:
     """A ``NodeScorer`` for nodes whose text ends where a step does."""
 
-    def __init__(self, judge: Judge, head: int, reader: BudgetedReader, aggregation: str) -> None:
+    def __init__(self, judge: Judge, head: int, reader: BudgetedReader, aggregation: str, reads: Reads) -> None:
         self._judge = judge
         self._head = head
         self._reader = reader
         self._aggregation = aggregation
+        self._reads = reads
 
     def scorable(self, node: Node) -> bool:
-        return ends_at_step(node) and bool(node.text.strip())
+        return ends_at_step(node) and bool(node.text.strip()) and bool(node.read_text(self._reads).strip())
 
     async def score(self, nodes: Sequence[Node]) -> list[NodeScore]:
-        estimates = {node: estimate_new_tokens(node, self._head) for node in nodes}
+        estimates = {node: estimate_new_tokens(node, self._head, self._reads) for node in nodes}
         return await self._reader.score_steps(estimates, self._ask, self._aggregation)
 
     async def _ask(self, nodes: Sequence[Node], bound: int | None) -> Sequence[Reading]:
-        return await self._judge.score([node.solution for node in nodes], max_compute=bound)
+        return await self._judge.score([node.read_text(self._reads) for node in nodes], max_compute=bound)

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 from prm.scorers.outcome import OutcomeScorer
 from prm.scorers.steps import Reading
+from reasoner.jobs.verifier_specs import OutcomeVerifier
 from reasoner.search.scoring import BudgetedReader, NodeScore, NodeScorer, aggregate_score, check_fits_context
-from reasoner.tree import Node
+from reasoner.tree import Node, Reads
 from reasoner.verifiers.context import ESTIMATE_SLACK_TOKENS, VerifierContext
 
 
@@ -17,26 +18,32 @@ async def open_outcome(context: VerifierContext) -> NodeScorer:
     scorer = OutcomeScorer(context.engine, model, context.spec.conversation, context.lease)
     head = await scorer.head()
     check_fits_context(model, head)
-    return OutcomeNodeScorer(scorer, head, BudgetedReader(context.ledger, model))
+    verifier = context.spec.verifier
+    assert isinstance(verifier, OutcomeVerifier)
+    return OutcomeNodeScorer(scorer, head, BudgetedReader(context.ledger, model), verifier.reads)
 
 
 class OutcomeNodeScorer:
     """A ``NodeScorer`` for finished solutions. ``head`` estimates the tokens that are read beside the solution."""
 
-    def __init__(self, scorer: OutcomeScorer, head: int, reader: BudgetedReader) -> None:
+    def __init__(self, scorer: OutcomeScorer, head: int, reader: BudgetedReader, reads: Reads) -> None:
         self._scorer = scorer
         self._head = head
         self._reader = reader
+        self._reads = reads
 
     def scorable(self, node: Node) -> bool:
-        return node.reason in ("answer", "stop") and bool(node.solution.strip())
+        return node.reason in ("answer", "stop") and bool(node.read_text(self._reads).strip())
 
     async def score(self, nodes: Sequence[Node]) -> list[NodeScore]:
-        estimates = {node: self._head + node.depth_tokens + ESTIMATE_SLACK_TOKENS for node in nodes}
+        estimates = {
+            node: self._head + sum(part.count_tokens(self._reads) for part in node.lineage()) + ESTIMATE_SLACK_TOKENS
+            for node in nodes
+        }
         return [
             NodeScore(node, aggregate_score(reading.scores or (), "last"), (), self._reader.spend(reading), reserved)
             for node, reading, reserved in await self._reader.read(estimates, self._ask)
         ]
 
     async def _ask(self, nodes: Sequence[Node], bound: int | None) -> Sequence[Reading]:
-        return await self._scorer.score([node.solution for node in nodes], max_compute=bound)
+        return await self._scorer.score([node.read_text(self._reads) for node in nodes], max_compute=bound)

@@ -77,7 +77,7 @@ class ProbeNodeScorer:
         if decoded:
             return [self._decoded_score(node, amount) for node in decoded]
         others = [node for node in nodes if node.probe is None]
-        estimates = {node: estimate_new_tokens(node, len(node.prefix) - node.depth_tokens) for node in others}
+        estimates = {node: estimate_new_tokens(node, len(node.prefix) - node.depth_tokens, "all") for node in others}
         return await self._reader.score_steps(estimates, self._read, self._aggregation)
 
     def _decoded_score(self, node: Node, reserved: Amount) -> NodeScore:

@@ -15,7 +15,7 @@ from reasoner.search.scoring import (
     ends_at_step,
     inherited_scores,
 )
-from reasoner.tree import Node
+from reasoner.tree import Node, Reads
 from reasoner.verifiers.context import VerifierContext, estimate_new_tokens
 
 
@@ -27,29 +27,32 @@ async def open_prm(context: VerifierContext) -> NodeScorer:
     scorer = StepScorer(context.engine, model, context.lease)
     prompt = await scorer.encode_question(context.spec.conversation)
     check_fits_context(model, prompt.size)
-    return PrmNodeScorer(scorer, prompt, BudgetedReader(context.ledger, model), verifier.aggregation)
+    return PrmNodeScorer(scorer, prompt, BudgetedReader(context.ledger, model), verifier.aggregation, verifier.reads)
 
 
 class PrmNodeScorer:
     """A ``NodeScorer``. A node that ends within a step is scored up to its last whole step."""
 
-    def __init__(self, scorer: StepScorer, prompt: Prompt, reader: BudgetedReader, aggregation: str) -> None:
+    def __init__(
+        self, scorer: StepScorer, prompt: Prompt, reader: BudgetedReader, aggregation: str, reads: Reads
+    ) -> None:
         self._scorer = scorer
         self._prompt = prompt
         self._reader = reader
         self._aggregation = aggregation
+        self._reads = reads
 
     def scorable(self, node: Node) -> bool:
         chain = self._chain(node)
         return len(chain.steps) > chain.scored
 
     async def score(self, nodes: Sequence[Node]) -> list[NodeScore]:
-        estimates = {node: estimate_new_tokens(node, self._prompt.size) for node in nodes}
+        estimates = {node: estimate_new_tokens(node, self._prompt.size, self._reads) for node in nodes}
         return await self._reader.score_steps(estimates, self._ask, self._aggregation)
 
     async def _ask(self, nodes: Sequence[Node], bound: int | None) -> Sequence[Reading]:
         return await self._scorer.score(self._prompt, [self._chain(node) for node in nodes], max_compute=bound)
 
     def _chain(self, node: Node) -> StepChain:
-        steps = self._scorer.steps(node.solution, complete=ends_at_step(node))
+        steps = self._scorer.steps(node.read_text(self._reads), complete=ends_at_step(node))
         return StepChain(steps, len(node.scores or inherited_scores(node)))

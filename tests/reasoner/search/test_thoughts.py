@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.protocol.types import Branch, EngineUnavailable, InvalidRequest
+from prm.scorers.judge import Judge
+from prm.scorers.steps import StepScorer
 from reasoner.admission.validation import JobRefused
 from reasoner.budget.usage import Usage
 from reasoner.jobs.journal import Entry, MemoryJournal
@@ -166,3 +169,31 @@ async def test_a_limit_for_a_model_without_thoughts_or_above_the_budget_is_refus
     job = spec("greedy", 1, budget={"tokens": 50}, sampling={"thinking_tokens": 100})
     with pytest.raises(JobRefused, match="a thought of 100 tokens does not fit into the job's 50 tokens"):
         await run_job(job, Thinker(), MemoryJournal())
+
+
+@pytest.mark.parametrize("reads", ["answer", "thought", "all"])
+@pytest.mark.parametrize(("kind", "scorer", "method"), [("prm", StepScorer, "steps"), ("judge", Judge, "score")])
+async def test_a_verifier_reads_the_parts_that_it_says(
+    kind: str, scorer: type, method: str, reads: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: set[str] = set()
+    original = getattr(scorer, method)
+
+    def recording(self: object, texts: str | Sequence[str], **more: object) -> object:
+        read.update([texts] if isinstance(texts, str) else texts)
+        return original(self, texts, **more)
+
+    monkeypatch.setattr(scorer, method, recording)
+    for seed in range(8):
+        read.clear()
+        journal = MemoryJournal()
+        await run_job(spec("weighted_vote", seed, verifier={"kind": kind, "reads": reads}), Thinker(1), journal)
+        parts = {"answer": set[str](), "thought": set[str](), "all": set[str]()}
+        for entries in nodes_of(journal).values():
+            text = "".join(entry.data["text"] for entry in entries)
+            thought, close, answer = text.partition(CLOSE)
+            parts["all"].add(text)
+            parts["thought"].add(thought + close)
+            parts["answer"].add(answer)
+        assert read
+        assert read <= parts[reads]
