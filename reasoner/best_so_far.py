@@ -16,7 +16,8 @@ from reasoner.jobs.spec import JobSpec
 from reasoner.search.candidates import select_candidates
 from reasoner.strategies.base import Choice, choose_best_scored, elect
 from reasoner.strategies.registry import STRATEGIES
-from reasoner.tree import Node, find_most_promising, read_answer_level
+from reasoner.thoughts import strip_delimiters
+from reasoner.tree import Node, find_most_promising, read_answer_level, read_parts
 
 
 def choose_best_so_far(spec: JobSpec, entries: Iterable[Entry]) -> JobResult | None:
@@ -31,16 +32,20 @@ def choose_best_so_far(spec: JobSpec, entries: Iterable[Entry]) -> JobResult | N
         return None
     candidates = select_candidates(root.walk(), spec)
     choice = _vote(spec, candidates) if strategy.votes else choose_best_scored(candidates)
-    return build_result(root, choice, "cancelled")
+    return build_result(spec, root, choice, "cancelled")
 
 
-def build_result(root: Node, choice: Choice, finish_reason: FinishReason) -> JobResult:
+def build_result(spec: JobSpec, root: Node, choice: Choice, finish_reason: FinishReason) -> JobResult:
     """Return the result with the chosen solution; without one, its text is that of the most promising branch."""
     shown = choice.node or find_most_promising(root)
+    thinks = shown is not None and shown.thought is not None
+    own = (spec.thoughts.open, spec.thoughts.close) if spec.thoughts is not None else None
     return JobResult(
         answer=choice.node and choice.node.answer,
         answer_level=choice.node and choice.node.answer_level,
         text=shown and shown.solution,
+        thought=strip_delimiters(shown.thought_text, own) if shown and thinks else None,
+        content=shown.answer_text.strip("\n") if shown and thinks else None,
         confidence=choice.confidence,
         votes=choice.votes,
         finish_reason=finish_reason,
@@ -73,6 +78,8 @@ def _tree(entries: Iterable[Entry]) -> Node:
                 node.text += data["text"]
                 node.tokens += data["tokens"]
                 node.logprob += data["logprob"]
+                node.parts = read_parts(data)
+                node.thought = data["thought"]["state"] if "thought" in data else None
                 node.fresh, node.undone = data.get("fresh", False), data.get("undone", 0)
                 if data["final"]:
                     node.reason, node.answer = data["reason"], data["answer"]

@@ -183,5 +183,5 @@ def _warn(message: str) -> None:
 def _outcome(search: Search, choice: Choice, is_cut_short: bool) -> JobOutcome:
     status: Literal["completed", "incomplete"] = "incomplete" if choice.node is None else "completed"
     ended: FinishReason = "no_answer" if choice.node is None else "answer"
-    result = build_result(search.root, choice, "budget" if is_cut_short else ended)
+    result = build_result(search.spec, search.root, choice, "budget" if is_cut_short else ended)
     return JobOutcome(status, result, search.ledger.usage)

@@ -26,6 +26,14 @@ DELIMITERS: tuple[tuple[str, str], ...] = (
 """Delimiters of public models: Qwen3, DeepSeek-R1 and GLM; Magistral; gpt-oss; Seed-OSS; Command A; Kimi."""
 
 
+def strip_delimiters(thought: str, own: tuple[str, str] | None = None) -> str:
+    """Return the text of a thought without its delimiters: a model's ``own``, else those of public models."""
+    text = thought.strip()
+    for opening, closing in (*((own,) if own else ()), *DELIMITERS):
+        text = text.removeprefix(opening).removesuffix(closing)
+    return text.strip()
+
+
 @dataclass(frozen=True, slots=True)
 class ThoughtFormat:
     """The delimiters of a model's thoughts, as texts and as token ids."""

@@ -8,7 +8,16 @@ from typing import Any, cast
 from pydantic import BaseModel
 
 from reasoner.jobs.event import Event
-from reasoner.tree import AnswerLevel, read_answer_level
+from reasoner.tree import AnswerLevel, Origin, PartKind, read_answer_level, read_parts
+
+
+class TreePart(BaseModel):
+    """A range of a node's text, by its length in characters and tokens; ``injected`` text was not generated."""
+
+    kind: PartKind
+    origin: Origin
+    chars: int
+    tokens: int
 
 
 class TreeNode(BaseModel):
@@ -25,6 +34,8 @@ class TreeNode(BaseModel):
     """Score of the whole branch up to this node."""
     state: str = "live"
     reason: str | None = None
+    parts: list[TreePart] = []
+    """Thought and answer in its text, one after the other; empty if the model's thoughts are not known."""
     answer: str | None = None
     answer_level: AnswerLevel | None = None
     """``strict``: the solution states the answer; ``flexible``: it is its last number or choice letter."""
@@ -54,6 +65,10 @@ class TreeBuilder:
                 node.text += data["text"]  # a branch may arrive in segments
                 node.tokens += data["tokens"]
                 node.logprob += data["logprob"]
+                node.parts = [
+                    TreePart(kind=part.kind, origin=part.origin, chars=part.num_chars, tokens=part.num_tokens)
+                    for part in read_parts(data)
+                ]
                 if data["final"]:
                     node.reason = node.state = data["reason"]
                     node.answer, node.answer_level = data["answer"], read_answer_level(data)

@@ -15,7 +15,7 @@ from reasoner.answers.extraction.extract import strip_thinking
 from reasoner.budget.usage import Usage
 from reasoner.jobs.event import Event
 from reasoner.jobs.job import TERMINAL_STATUSES, JobError, JobResult
-from reasoner.tree import read_answer_level
+from reasoner.tree import read_answer_level, read_parts
 
 MAX_ANSWER_CHARS = 80
 """Characters of an answer that are shown in a line."""
@@ -25,8 +25,8 @@ MAX_ANSWER_CHARS = 80
 class JobEnd:
     """The end of a job.
 
-    ``content`` is the chosen solution without its thinking, ``num_visible_tokens`` the length of that; if there was
-    thinking, estimated by the share of the characters.
+    ``content`` is the chosen solution without its thought, ``num_visible_tokens`` the length of that; if the model's
+    thoughts are not known, estimated by the share of the characters.
     """
 
     status: str
@@ -58,8 +58,12 @@ class Narration:
         """Set once the job has ended."""
         self._spec = spec
         self._is_concise = concise
+        self.has_thoughts: bool | None = None
+        """True if the model's thoughts are known; ``None`` before the first part of a branch."""
         self._num_tokens: Counter[str] = Counter()
         """Tokens by node."""
+        self._num_thought: dict[str, int] = {}
+        """Generated tokens of thoughts by node."""
         self._fresh_nodes: set[str] = set()
         self._classes: dict[tuple[str, bool], _AnswerClass] = {}
         """Answers by their canonical form."""
@@ -102,6 +106,11 @@ class Narration:
     def _describe_node(self, data: dict[str, Any]) -> Iterator[str]:
         node: str = data["node"]
         self._num_tokens[node] += data["tokens"]
+        if "thought" in data:
+            own = (part for part in read_parts(data) if (part.kind, part.origin) == ("thought", "generated"))
+            self._num_thought[node] = sum(part.num_tokens for part in own)
+        if data["reason"] != "said":
+            self.has_thoughts = "thought" in data
         if data.get("fresh"):
             self._fresh_nodes.add(node)
         if not data["final"]:
@@ -129,17 +138,21 @@ class Narration:
         result = None if data["result"] is None else JobResult.model_validate(data["result"])
         error = None if data["error"] is None else JobError.model_validate(data["error"])
         text = (result and result.text) or ""
-        content = strip_thinking(text) or ""
-        num_visible = round(self._count_solution_tokens(result) * len(content) / len(text)) if text else 0
+        content = (strip_thinking(text) or "") if result is None or result.content is None else result.content
+        num_tokens, num_thought = self._count_solution_tokens(result)
+        num_visible = num_tokens - num_thought
+        if text and not self.has_thoughts:
+            num_visible = round(num_tokens * len(content) / len(text))
         return JobEnd(status, event.at, result, error, Usage.model_validate(data["usage"]), content, num_visible)
 
-    def _count_solution_tokens(self, result: JobResult | None) -> int:
-        """Return the tokens of the chosen solution, from its leaf up to the node that began it."""
-        node, length = result.node if result and result.node else "", 0
+    def _count_solution_tokens(self, result: JobResult | None) -> tuple[int, int]:
+        """Return the generated tokens of the chosen solution and those of its thought, up to the node that began it."""
+        node, length, thought = result.node if result and result.node else "", 0, 0
         while node and node not in self._fresh_nodes:
             length += self._num_tokens[node]
+            thought += self._num_thought.get(node, 0)
             node = node.rpartition(".")[0]
-        return length
+        return length, thought
 
 
 def _describe_end(end: JobEnd) -> str:

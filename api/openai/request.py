@@ -15,13 +15,16 @@ from reasoner.admission.resolve import use_available_verifier
 from reasoner.answers.spec import AnswerSpec
 from reasoner.base_model import StrictModel
 from reasoner.budget.spec import MAX_BUDGET_TOKENS, Budget
-from reasoner.jobs.spec import JobSpec, Message, StopStrings, StrategySpec
+from reasoner.jobs.spec import JobSpec, Message, StopStrings, StrategySpec, TemplateKwargs, ThoughtSpec
 from reasoner.jobs.verifier_specs import Verifier
 from workers.config.settings import Settings
 
 Tokens = Annotated[int, Field(ge=1, le=MAX_BUDGET_TOKENS)]
 Summary = Literal["auto", "concise", "detailed"]
-_JOB_FIELDS = ("strategy", "verifier", "answer", "confidence", "deterministic", "priority", "webhook")
+_JOB_FIELDS = (
+    *("strategy", "verifier", "answer", "confidence", "deterministic", "priority", "webhook"),
+    *("chat_template_kwargs", "thoughts"),
+)
 
 
 class Reasoning(StrictModel):
@@ -65,6 +68,8 @@ class OpenAIRequest(StrictModel):
     budget: Budget | None = None
     verifier: Verifier | None = None
     answer: AnswerSpec | None = None
+    chat_template_kwargs: TemplateKwargs | None = None
+    thoughts: ThoughtSpec | None = None
     confidence: Annotated[float, Field(ge=0, le=1)] | None = None
     deterministic: bool | None = None
     priority: Literal["interactive", "batch"] | None = None

@@ -31,6 +31,10 @@ class JobResult(StrictModel):
 
     If none is finished, the longest partial one.
     """
+    thought: str | None = None
+    """Thought of this solution, without its delimiters; ``None`` if the model's thoughts are not known."""
+    content: str | None = None
+    """This solution after its thought; ``None`` as for ``thought``."""
     confidence: float | None
     votes: list[Vote] = Field(default_factory=list)
     finish_reason: FinishReason

@@ -17,6 +17,7 @@ from workers.store.event_log import ShuttingDown
 from workers.store.serialization import JobDocument
 
 Json = dict[str, Any]
+ReasoningContent = Literal["thought", "narration"]
 
 
 class ChatUsage(BaseModel):
@@ -30,7 +31,7 @@ class ChatUsage(BaseModel):
 
 
 class AssistantMessage(BaseModel):
-    """``reasoning_content`` is the narration of the search."""
+    """``reasoning_content`` is the thought of the chosen solution, or the narration of the search."""
 
     role: Literal["assistant"]
     content: str
@@ -58,9 +59,12 @@ class ChatCompletion(BaseModel):
     reasoner: Report
 
 
-def build_completion(job: JobDocument, narration: Narration, end: JobEnd) -> ChatCompletion:
+def build_completion(
+    job: JobDocument, narration: Narration, end: JobEnd, wanted: ReasoningContent | None
+) -> ChatCompletion:
     """Return the completion of a job that has ended with a result."""
-    message = AssistantMessage(role="assistant", content=end.content, reasoning_content=narration.text)
+    reasoning = narration.text if shows_narration(narration, wanted) else _thought(end)
+    message = AssistantMessage(role="assistant", content=end.content, reasoning_content=reasoning)
     return ChatCompletion(
         id=completion_id(job["id"]),
         object="chat.completion",
@@ -74,9 +78,15 @@ def build_completion(job: JobDocument, narration: Narration, end: JobEnd) -> Cha
 
 
 async def stream_chunks(
-    job: JobDocument, narration: Narration, events: AsyncIterator[Event], *, usage: bool
+    job: JobDocument,
+    narration: Narration,
+    events: AsyncIterator[Event],
+    *,
+    usage: bool,
+    wanted: ReasoningContent | None,
 ) -> AsyncIterator[str]:
-    """Yield the data of the server-sent events: the narration while the search runs, then the answer.
+    """Yield the data of the server-sent events: the narration while the search runs, or the chosen thought at its end,
+    then the answer.
 
     With ``usage`` a chunk of its own has the usage. A failed search, and a service that shuts down, end the stream with
     an error.
@@ -85,7 +95,7 @@ async def stream_chunks(
     try:
         async for event in events:
             text = narration.add(event)
-            if text:
+            if text and shows_narration(narration, wanted):  # by default until a branch shows that the model thinks
                 yield _chunk(job, {"reasoning_content": text}, usage=usage)
     except ShuttingDown:
         yield json.dumps({"error": stream_error(SHUTTING_DOWN).model_dump()})
@@ -94,6 +104,9 @@ async def stream_chunks(
     if end is None or end.result is None or end.status == "cancelled":
         yield json.dumps({"error": _error(end)})
         return
+    if not shows_narration(narration, wanted):
+        for line in _thought(end).splitlines(keepends=True):
+            yield _chunk(job, {"reasoning_content": line}, usage=usage)
     for line in end.content.splitlines(keepends=True):
         yield _chunk(job, {"content": line}, usage=usage)
     report = Report.from_job(job, end).model_dump()
@@ -101,6 +114,15 @@ async def stream_chunks(
     if usage:
         yield json.dumps(_envelope(job) | {"choices": [], "usage": _usage(end).model_dump()})
     yield "[DONE]"
+
+
+def shows_narration(narration: Narration, wanted: ReasoningContent | None) -> bool:
+    """Return True if ``reasoning_content`` describes the search: by choice, or since the model does not think."""
+    return wanted == "narration" if wanted is not None else not narration.has_thoughts
+
+
+def _thought(end: JobEnd) -> str:
+    return (end.result and end.result.thought) or ""
 
 
 def completion_id(job_id: str) -> str:

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from api.openai.chat.answer import ReasoningContent
 from api.openai.content import EmptyList, Text
 from api.openai.request import OpenAIRequest, Tokens
 from api.openai.unsupported import CHAT, remove_neutral_fields
@@ -38,6 +39,11 @@ class ChatBody(OpenAIRequest):
     max_completion_tokens: Tokens | None = Field(None, description="Bounds the job's tokens.")
     max_tokens: Tokens | None = Field(None, description="The same as max_completion_tokens.")
     reasoning_effort: str | None = Field(None, description="The same as reasoning.effort.")
+    reasoning_content: ReasoningContent | None = Field(
+        None,
+        description="Text of the message's reasoning_content: the thought of the chosen solution, or the narration of "
+        "the search. By default the thought if the model thinks.",
+    )
     stream_options: StreamOptions | None = None
 
     @model_validator(mode="before")

@@ -63,10 +63,10 @@ async def complete(
     principal: Writer,
     idempotency_key: IdempotencyKey = None,
 ) -> Response:
-    """Every completion is the result of a job: ``reasoning_content`` describes the search, and ``reasoner`` has the
-    job, whose id is ``job_`` and the digits of the completion's id. If the client disconnects, its job is cancelled. A
-    request with an ``Idempotency-Key`` keeps its job: sent again, also after a 503 because this process shuts down, it
-    gets the answer of the same job.
+    """Every completion is the result of a job. ``reasoning_content`` is the thought of the chosen solution, or
+    describes the search if the model does not think. ``reasoner`` has the job, whose id is ``job_`` and the digits of
+    the completion's id. If the client disconnects, its job is cancelled. A request with an ``Idempotency-Key`` keeps
+    its job: sent again, also after a 503 because this process shuts down, it gets the answer of the same job.
 
     max_completion_tokens, reasoning.max_tokens and thinking.budget_tokens all bound the tokens of the job, and the
     smallest holds. An effort is a budget and a strategy by name. strategy, budget, verifier, answer, confidence,
@@ -79,7 +79,7 @@ async def complete(
     narration = Narration(job["spec"], concise=summary == "concise")
     if body.stream:
         usage = bool(body.stream_options and body.stream_options.include_usage)
-        data = stream_chunks(job, narration, state.store.follow(job["id"]), usage=usage)
+        data = stream_chunks(job, narration, state.store.follow(job["id"]), usage=usage, wanted=body.reasoning_content)
         on_close = partial(cancel_abandoned_job, state.store, job["id"], narration) if idempotency is None else None
         return EventStream(_format_events(data), on_close)
     try:
@@ -88,7 +88,7 @@ async def complete(
         return Response(status_code=499)
     if end is None or end.result is None or end.status == "cancelled":
         raise _failure_problem(end)
-    return JSONResponse(build_completion(job, narration, end).model_dump())
+    return JSONResponse(build_completion(job, narration, end, body.reasoning_content).model_dump())
 
 
 async def _format_events(data: AsyncIterator[str]) -> AsyncIterator[str]:

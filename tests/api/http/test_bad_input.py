@@ -50,7 +50,7 @@ def check_problem(response: httpx.Response, status: int) -> dict[str, Any]:
         ({"problem": "?", "strategy": {"name": "best_of_n", "n": 0}}, "strategy", "greater than or equal to 1"),
         ({"problem": "?", "strategy": {}}, "strategy.name", "required"),
         ({"problem": "?", "tokens": 5}, "tokens", "known fields: problem, messages, model"),
-        ({"problem": "?", "budget": {"token": 5}}, "budget.token", "known fields: tokens, seconds"),
+        ({"problem": "?", "budget": {"token": 5}}, "budget.token", "known fields: tokens, thinking_tokens, seconds"),
         ({"problem": "?", "budget": {"tokens": 0}}, "budget.tokens", "greater than or equal to 1"),
         ({"problem": "?", "budget": {"seconds": 0}}, "budget.seconds", "greater than 0"),
         ({"problem": "?", "budget": {"seconds": "soon"}}, "budget.seconds", "number"),

@@ -60,7 +60,7 @@ async def test_submission_returns_the_resolved_job(client: httpx.AsyncClient, se
 
 async def test_a_budget_in_the_request_is_kept(client: httpx.AsyncClient) -> None:
     response = await client.post("/v1/jobs", json={"problem": "?", "budget": {"tokens": 77}})
-    others = {"seconds": None, "flops": None, "cost": None, "effort": None}
+    others = {"thinking_tokens": None, "seconds": None, "flops": None, "cost": None, "effort": None}
     assert response.json()["spec"]["budget"] == {"tokens": 77} | others
 
 
