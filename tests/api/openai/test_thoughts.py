@@ -19,12 +19,6 @@ from tests.scripted import ScriptedEngine
 
 SEED = 3
 SPEC: dict[str, Any] = {"problem": "how?", "model": "policy", "verifier": None, "seed": SEED}
-    "problem": "how?",
-    "model": "policy",
-    "verifier": None,
-    "seed": SEED,
-    "budget": {"tokens": 5000},
-}
 
 
 async def events_of(strategy: str, *, thinks: bool) -> tuple[list[Event], JobOutcome]:
