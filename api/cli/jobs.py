@@ -150,11 +150,16 @@ def list_jobs(
 
 @jobs.command()
 @expand_options
-def show(job_id: str, service: ServiceOptions, picture: Picture = None) -> None:
+def show(
+    job_id: str,
+    service: ServiceOptions,
+    picture: Picture = None,
+    thought: Annotated[bool, typer.Option("--thought", help="Also print the thought of the chosen solution.")] = False,
+) -> None:
     """Show a job with its search tree."""
     with service.connect() as client:
         job, tree = client.get(job_id), client.tree(job_id)
-    _show(job, tree, picture, service.as_json)
+    _show(job, tree, picture, service.as_json, show_thought=thought)
 
 
 @jobs.command()
@@ -219,20 +224,20 @@ def _shorten(problem: str) -> str:
     return words if len(words) <= MAX_PROBLEM_CHARS else words[: MAX_PROBLEM_CHARS - 1] + "…"
 
 
-def _show(job: Job, tree: dict[str, Any], picture: Path | None, as_json: bool) -> None:
+def _show(job: Job, tree: dict[str, Any], picture: Path | None, as_json: bool, *, show_thought: bool = False) -> None:
     if picture is not None:
         title = f"{job.spec.strategy.name}: {job.usage.total} tokens"
         draw_tree(tree["nodes"], tree["best"], title, picture)
     if not as_json:
         print_tree(_out, tree)
-    _print(job, as_json)
+    _print(job, as_json, show_thought=show_thought)
 
 
-def _print(job: Job, as_json: bool) -> None:
+def _print(job: Job, as_json: bool, *, show_thought: bool = False) -> None:
     if as_json:
         print(job.model_dump_json(indent=2))
     else:
-        print_job(_out, job)
+        print_job(_out, job, show_thought=show_thought)
 
 
 @expand_options

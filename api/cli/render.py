@@ -89,8 +89,8 @@ def watch_tree(client: Client, job: Job, console: Console) -> None:
             tree.add(event)
 
 
-def print_job(console: Console, job: Job) -> None:
-    """Print the result and the bill."""
+def print_job(console: Console, job: Job, *, show_thought: bool = False) -> None:
+    """Print the result and the bill, and the thought of the chosen solution if it is asked for."""
     usage, result = job.usage, job.result
     console.print(Text(f"{job.id}  {job.status}", style="bold"))
     if job.error is not None:
@@ -102,9 +102,12 @@ def print_job(console: Console, job: Job) -> None:
         if result.confidence is not None:
             console.print(Text(f"  confidence  {result.confidence:.2f}"))
         console.print(Text(f"  ended by    {result.finish_reason}"))
+        if show_thought and result.thought:
+            console.print(Text(f"  thought     {plain(result.thought)}", style="dim"))
         if result.answer is None and result.text:
             console.print(Text(f"  best text   {plain(result.text).strip()}"))
-    parts = f"{usage.generated} generated, {usage.verifier_computed} by the verifier"
+    thought = f" ({usage.thought} in thoughts)" if usage.thought else ""
+    parts = f"{usage.generated} generated{thought}, {usage.verifier_computed} by the verifier"
     console.print(Text(f"  bill        {usage.total} tokens ({parts}), {usage.seconds:.2f} s"))
     console.print(Text(f"              {usage.pruned} tokens pruned, {usage.cached} prompt tokens from the cache"))
     if usage.cost:
@@ -155,7 +158,12 @@ def _ancestors(node_id: str) -> list[str]:
 
 def _label(node: dict[str, Any], is_chosen: bool, is_frontier: bool) -> Text:
     score = node["score"]
-    text = plain(" | ".join(part.strip() for part in node["text"].split("\n") if part.strip()))
+    thoughts = [part for part in node.get("parts", ()) if part["kind"] == "thought"]
+    shown = node["text"][sum(part["chars"] for part in thoughts) :]
+    text = plain(" | ".join(part.strip() for part in shown.split("\n") if part.strip()))
+    if thoughts:
+        generated = sum(part["tokens"] for part in thoughts if part["origin"] == "generated")
+        text = f"[thought, {generated} tokens] {text}"
     label = Text()
     if score is None:
         label.append("     ")

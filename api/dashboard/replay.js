@@ -59,7 +59,7 @@ export class Snapshot {
     if (!node) {
       node = {
         id: data.node, parent: data.parent, text: "", tokens: 0, logprob: 0, scores: [], score: null,
-        state: "live", reason: null, answer: null, answer_level: null, children: 0, fresh: data.fresh ?? false, undone: data.undone ?? 0,
+        state: "live", reason: null, answer: null, answer_level: null, children: 0, fresh: data.fresh ?? false, undone: data.undone ?? 0, parts: [],
       };
       this.nodes.set(node.id, node);
       const parent = this.nodes.get(node.parent);
@@ -68,6 +68,7 @@ export class Snapshot {
     node.text += data.text; // a branch may arrive in segments
     node.tokens += data.tokens;
     node.logprob += data.logprob;
+    node.parts = data.parts ?? node.parts; // of the whole text so far
     if (data.final) {
       node.state = node.reason = data.reason;
       node.answer = data.answer;
@@ -114,14 +115,27 @@ export class Replay {
   }
 }
 
+/** Splits a node's text into its thought, if it has one, and the rest; lengths of parts count code points. */
+export function unfold(node) {
+  const thoughts = node.parts.filter(([kind]) => kind === "thought");
+  if (!thoughts.length) return { thought: "", tokens: 0, closed: false, rest: node.text };
+  const chars = thoughts.reduce((sum, part) => sum + part[2], 0);
+  const tokens = thoughts.reduce((sum, part) => sum + (part[1] === "generated" ? part[3] : 0), 0);
+  const text = Array.from(node.text);
+  return {
+    thought: text.slice(0, chars).join(""), tokens, rest: text.slice(chars).join(""),
+    closed: thoughts.some((part) => part[1] === "injected"),
+  };
+}
+
 /** Splits a node's text into the steps of its scores: `[{text, score}]`. The last step may have no score yet. */
-export function steps(node) {
-  if (node.scores.length <= 1 && !node.text.trimEnd().includes("\n\n")) {
-    return [{ text: node.text, score: node.scores.length ? node.scores[0] : null }];
+export function steps(node, text = node.text) {
+  if (node.scores.length <= 1 && !text.trimEnd().includes("\n\n")) {
+    return [{ text, score: node.scores.length ? node.scores[0] : null }];
   }
-  const pieces = cut(node.text, "\n\n");
-  const fitting = pieces.length >= node.scores.length ? pieces : cut(node.text, "\n");
-  if (fitting.length < node.scores.length) return [{ text: node.text, score: node.score }];
+  const pieces = cut(text, "\n\n");
+  const fitting = pieces.length >= node.scores.length ? pieces : cut(text, "\n");
+  if (fitting.length < node.scores.length) return [{ text, score: node.score }];
   return fitting.map((text, index) => ({ text, score: node.scores[index] ?? null }));
 }
 

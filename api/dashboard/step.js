@@ -1,7 +1,7 @@
 // The selected step: its score, the solution up to it, and its continuations.
 
 import { el, fill } from "./dom.js";
-import { steps } from "./replay.js";
+import { steps, unfold } from "./replay.js";
 import { REASON, TERMINAL, line, score, whole } from "./words.js";
 
 const MOST_SHOWN = 40; // continuations
@@ -50,7 +50,9 @@ function head(node, moment) {
 function text(ancestors, selected, onPick) {
   const rows = [];
   for (const node of ancestors) {
-    const parts = steps(node);
+    const { thought, tokens, closed, rest } = unfold(node);
+    if (thought) rows.push(thoughtRow(node, thought, tokens, closed, node === selected));
+    const parts = thought && !rest.trim() ? [] : steps(node, rest);
     parts.forEach((part, index) => {
       const known = part.score !== null;
       const shown = part.text.replace(/^\n+|\s+$/g, "");
@@ -59,19 +61,40 @@ function text(ancestors, selected, onPick) {
         el("button", { type: "button", class: "margin", title: `step ${node.id}`, click: () => onPick(node.id) }, known ? score(part.score) : "·"),
         el("p", {}, shown || "(nothing)"),
       );
-      if (node === selected && index === 0) row.dataset.first = "";
+      if (node === selected && index === 0 && !thought) row.dataset.first = "";
       rows.push(row);
     });
   }
   return el("section", { class: "solution" }, el("h3", {}, "Solution up to here"), el("ol", {}, rows));
 }
 
+/** Returns a folded thought; one that its limit closed says so. */
+function thoughtRow(node, thought, tokens, closed, isSelected) {
+  const row = el(
+    "li", { class: isSelected ? "mine unscored" : "unscored" },
+    el("span", { class: "margin" }, "·"),
+    el(
+      "details", { class: "thought" },
+      el("summary", {}, `Thought, ${whole(tokens)} ${tokens === 1 ? "token" : "tokens"}${closed ? ", closed by the search" : ""}`),
+      el("p", {}, thought.trim()),
+    ),
+  );
+  if (isSelected) row.dataset.first = "";
+  return row;
+}
+
 /** Returns the score and the beginning of the text of a step. */
 export function summaryOf(node, most) {
   return [
     el("span", { class: node.score === null ? "chip none" : "chip", style: { "--s": node.score ?? 0 } }, score(node.score)),
-    el("span", { class: "words" }, line(node.text, most) || "(nothing)"),
+    el("span", { class: "words" }, line(shortText(node), most) || "(nothing)"),
   ];
+}
+
+/** Returns a node's text, with a word for its thought. */
+function shortText(node) {
+  const { thought, tokens, rest } = unfold(node);
+  return thought ? `[thought, ${whole(tokens)} tokens] ${rest}` : rest;
 }
 
 function continuations(node, moment, onPick) {

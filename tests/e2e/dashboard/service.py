@@ -64,8 +64,8 @@ class _Server(uvicorn.Server):
 class Service:
     """The application on a port, and a worker that runs a job on request, both in the event loop of one thread."""
 
-    def __init__(self, settings: Settings) -> None:
-        self.engine = Engine()
+    def __init__(self, settings: Settings, engine: Any = None) -> None:
+        self.engine = engine or Engine()
         app = create_app(settings, self.engine)
         self._server = _Server(uvicorn.Config(app, port=0, log_level="warning", timeout_graceful_shutdown=1))
         self._settings = settings
