@@ -29,6 +29,7 @@ from reasoner.search.stream_context import SearchContext
 from reasoner.search.thoughts import find_thought_format
 from reasoner.strategies.base import Choice
 from reasoner.strategies.registry import STRATEGIES
+from reasoner.thoughts import ThoughtFormat
 from reasoner.verifiers.context import VerifierContext
 from reasoner.verifiers.probe import reads_while_decoding
 from reasoner.verifiers.registry import open_scorer
@@ -102,6 +103,7 @@ async def open_search(
             table = _fitting(calibration or shipped_calibration(), spec, policy, served)
         prompt = await tokenize_problem(spec, engine, policy)
         thoughts = await find_thought_format(engine, policy, spec.thoughts)
+        _check_steps(spec, thoughts)
         if spec.thinking_tokens is not None and thoughts is None:
             raise InvalidRequest(
                 f"budget.thinking_tokens: model {policy.id!r} has no known delimiters of thoughts, so that none can be "
@@ -140,6 +142,18 @@ async def open_search(
             yield search
         finally:
             await search.close()
+
+
+def _check_steps(spec: JobSpec, thoughts: ThoughtFormat | None) -> None:
+    """Raise ``InvalidRequest`` for steps within thoughts that the job's verifier does not read."""
+    strategy, verifier = STRATEGIES[spec.strategy.name], spec.verifier
+    reads = getattr(verifier, "reads", "all")
+    if thoughts is not None and spec.steps is not None and strategy.needs_steps and reads == "answer":
+        raise InvalidRequest(
+            "steps: they split thoughts, and the verifier reads answers alone: leave 'steps' out, so that a thought is "
+            "one step, or let the verifier read them ('reads': 'all'), if it was trained to",
+            "steps",
+        )
 
 
 def _counts_exactly(spec: JobSpec, policy: ModelInfo, served: Mapping[str, ModelInfo]) -> bool:

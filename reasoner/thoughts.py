@@ -125,17 +125,26 @@ class ThoughtProgress:
         """
         if self.state == "closed":
             return self._append("answer", segment), segment
-        closes = self.closes(segment)
-        if closes and not segment.text.endswith(self._end_text):
+        state = self._decide(earlier + segment.token_ids)
+        is_end = self._is_at_end(segment)
+        if is_end and not segment.text.endswith(self._end_text):
             segment = replace(segment, text=segment.text + self._end_text)
-        state: ThoughtState = "closed" if closes else self._decide(earlier + segment.token_ids)
+        closes = is_end and state == "open"
+        if closes:
+            state = "closed"
+        elif is_end:  # a delimiter of an answer that no thought precedes
+            segment = replace(segment, finish_reason="length", stop=None)
         if state == "closed" and not closes:
             return replace(self._append("answer", segment), state=state), segment
         progress = self._append("thought", segment)
         return replace(progress, state=state, num_tokens=self.num_tokens + len(segment.token_ids)), segment
 
-    def closes(self, segment: Completion) -> bool:
-        """Return True if the end of the thought has stopped this segment."""
+    def closes(self, segment: Completion, earlier: Tokens) -> bool:
+        """Return True if the thought ends with this segment."""
+        return self._is_at_end(segment) and self._decide(earlier + segment.token_ids) == "open"
+
+    def _is_at_end(self, segment: Completion) -> bool:
+        """Return True if the closing delimiter has stopped this segment."""
         end = self.format.closing if self.format.end_token is None else self.format.end_token
         return self.state != "closed" and segment.finish_reason == "stop" and segment.stop == end
 

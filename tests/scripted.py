@@ -181,6 +181,8 @@ class ScriptedEngine:
         reason: FinishReason = "length"
         stop: int | str | None = None
         room = self._context - len(request.prompt) - len(branch.generated)
+        start = len(request.prompt)
+        earlier = "".join(_text(token, at) for at, token in enumerate(branch.generated, start))
         for position in range(min(branch.max_tokens, room)):
             if request.request_id in self._aborted:
                 reason = "cancelled"
@@ -193,14 +195,14 @@ class ScriptedEngine:
                 token = THOUGHT
             self.generated.append((request.prompt, branch.key, at))
             ids.append(token)
-            text += TEXTS.get(token, f"w{token} ") if token != ANSWER else TEXTS[ANSWER] % (at % 3)
+            text += _text(token, at)
             if token == EOS:
                 reason, stop = "stop", EOS
                 break
             if token in request.sampling.stop_token_ids:
                 reason, stop = "stop", token
                 break
-            stop = next((string for string in request.sampling.stop if text.endswith(string)), None)
+            stop = next((string for string in request.sampling.stop if (earlier + text).endswith(string)), None)
             if stop is not None:
                 reason = "stop"
                 break
@@ -247,6 +249,10 @@ def confidence(branch: Branch, position: int) -> float:
 
 def _unit(*parts: object) -> float:
     return int.from_bytes(blake2b(repr(parts).encode(), digest_size=7).digest(), "big") / 2**56
+
+
+def _text(token: int, position: int) -> str:
+    return TEXTS.get(token, f"w{token} ") if token != ANSWER else TEXTS[ANSWER] % (position % 3)
 
 
 def _token(branch: Branch, position: int, temperature: float) -> int:

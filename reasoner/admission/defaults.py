@@ -22,10 +22,11 @@ from reasoner.jobs.spec import (
     Text,
     ThoughtSpec,
 )
+from reasoner.jobs.step_specs import Steps
 from reasoner.jobs.verifier_specs import Verifier
 
 NO_VERIFIER = "none"
-_COPIED = ("system", "prompt", "stop", "thoughts")
+_COPIED = ("system", "prompt", "stop", "steps", "thoughts")
 """Fields that a job has under the same name, each taken over as a whole."""
 
 
@@ -50,6 +51,7 @@ class ModelDefaults(StrictModel):
     chat_template_kwargs: TemplateKwargs = Field(
         default_factory=dict, description="Variables of the chat template, such as enable_thinking."
     )
+    steps: Steps | None = Field(None, description="Where a step of a search ends, as in a job.")
     thoughts: ThoughtSpec | None = Field(None, description="The delimiters of the model's thoughts, as in a job.")
     verifier: Annotated[Verifier | None, BeforeValidator(_parse_verifier_name)] = Field(
         None,

@@ -167,6 +167,7 @@ def describe_defaults(info: ModelInfo, service: ServiceDefaults) -> dict[str, An
         "sampling": spec.sampling.fill(info.sampling).model_dump(),
         "stop": spec.stop,
         "chat_template_kwargs": spec.chat_template_kwargs,
+        "steps": spec.step_rule.model_dump(),
         "verifier": None if verifier is None else verifier.model_dump(),
         "answer": spec.answer.model_dump(),
         "strategy": spec.strategy.model_dump(),

@@ -12,6 +12,7 @@ from engine.protocol.types import InvalidRequest
 from reasoner.answers.spec import AnswerSpec, CodeExtract
 from reasoner.base_model import StrictModel
 from reasoner.budget.spec import MAX_BUDGET_TOKENS, Budget
+from reasoner.jobs.step_specs import DEFAULT_STEPS, StepRule, Steps
 from reasoner.jobs.verifier_specs import PrmVerifier, Verifier
 
 MAX_PROBLEM_CHARS = 32_000
@@ -140,6 +141,11 @@ class JobSpec(StrictModel):
         default_factory=dict,
         description="Variables of the model's chat template, such as enable_thinking, added to the model's defaults.",
     )
+    steps: Steps | None = Field(
+        None,
+        description="Where a step of a search ends; without it the model's default, else at an empty line. A rule "
+        "that is given also splits thoughts; by default a thought is one step.",
+    )
     thoughts: ThoughtSpec | None = Field(
         None,
         description="Delimiters of the model's thoughts; without them its default, or those of its tokenizer.",
@@ -210,6 +216,11 @@ class JobSpec(StrictModel):
             changes = {"compare": "code", "extract": CodeExtract(code=language)}
             self.answer = self.answer.model_copy(update=changes)
         return self
+
+    @property
+    def step_rule(self) -> StepRule:
+        """The rule by which steps end."""
+        return self.steps or DEFAULT_STEPS
 
     @property
     def thinking_tokens(self) -> int | None:

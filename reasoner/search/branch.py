@@ -11,6 +11,7 @@ from reasoner.budget.prices import NO_AMOUNT, Amount
 from reasoner.budget.usage import Usage
 from reasoner.confidence.token_confidence import compute_token_confidence
 from reasoner.jobs.spec import Sampling
+from reasoner.jobs.step_specs import StepRule
 from reasoner.search.repetition import WINDOW_TOKENS, ends_in_loop
 from reasoner.thoughts import ThoughtProgress
 from reasoner.tree import Node, Reason
@@ -55,8 +56,12 @@ class InFlightBranch:
     """State of its thought and its parts; ``None`` if the model's thoughts are not known."""
     ends_with_thought: bool = False
     """True if the branch ends, as a step, at the end of its thought."""
-    step_stops: tuple[str, ...] = ()
-    """Stop strings of ``sampling`` that do not apply within thoughts."""
+    steps: StepRule | None = None
+    """Rule by which the branch ends as a step; ``None`` for whole solutions."""
+    splits_thoughts: bool = False
+    """True if the rule also applies within thoughts."""
+    ends_at_limit: bool = False
+    """True if ``max_tokens`` is the length of a step."""
     call: int = 0
     """Index within the stream of the call that requested the branch."""
     watch: Watch | None = None
@@ -78,7 +83,7 @@ class InFlightBranch:
             limit = None if self.thought is None else self.thought.limit
             self.equality = (
                 *(self.op, self.parent.prefix, self.parent.solution, sampling, self.max_tokens, self.watch),
-                *(self.ends_with_thought, limit),
+                *(self.ends_with_thought, limit, self.ends_at_limit, self.splits_thoughts),
             )
         else:
             self.equality = None
@@ -96,6 +101,21 @@ class InFlightBranch:
     @property
     def tokens_left(self) -> int:
         return self.max_tokens - len(self.token_ids)
+
+    @property
+    def stops_outside_thoughts(self) -> tuple[str, ...]:
+        """Stop strings of ``sampling`` that do not apply within thoughts."""
+        return () if self.steps is None or self.splits_thoughts else self.steps.stops
+
+    def is_short_step(self, text: str, num_tokens: int, stop: str | int | None) -> bool:
+        """Return True if this stop, after so much of the branch, does not end a step yet.
+
+        The line breaks between a thought and the answer are no step either.
+        """
+        if self.steps is None or stop not in self.steps.stops:
+            return False
+        is_blank = self.thought is not None and not text.strip()
+        return is_blank or num_tokens < (self.steps.min_tokens or 0)
 
     @property
     def segment_tokens(self) -> int:

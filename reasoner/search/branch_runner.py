@@ -221,7 +221,7 @@ class BranchRunner:
         thought = self._thought(branch)
         if thought is not None:
             left = min(left + self._num_injected(branch), branch.tokens_left - num_new)
-            left = thought.max_tokens(left, must_decide=bool(branch.step_stops))
+            left = thought.max_tokens(left, must_decide=bool(branch.stops_outside_thoughts))
         *above, index = branch.path
         sibling = make_branch_key(tuple(above)), index
         if self._can_continue:
@@ -248,6 +248,9 @@ class BranchRunner:
         segments = self._segments.pop(branch, None)
         segment = self._read_thought(branch, segment, segments)
         whole = segment if segments is None else join_segments(segments, segment)
+        if branch.is_short_step(branch.text + whole.text, len(branch.token_ids) + len(whole.token_ids), segment.stop):
+            segment = replace(segment, finish_reason="length", stop=None)
+            whole = replace(whole, finish_reason="length", stop=None)
         if segment.finish_reason == "length" and len(whole.token_ids) < branch.tokens_left:
             reason = await branch.find_stop_reason(whole)
             generated = len(whole.token_ids) - self._num_injected(branch)
@@ -270,7 +273,7 @@ class BranchRunner:
 
     def _sampling(self, branch: InFlightBranch) -> SamplingParams:
         thought = self._thought(branch)
-        return branch.sampling if thought is None else thought.adapt(branch.sampling, branch.step_stops)
+        return branch.sampling if thought is None else thought.adapt(branch.sampling, branch.stops_outside_thoughts)
 
     def _num_injected(self, branch: InFlightBranch) -> int:
         """Return the number of tokens of the branch's next part that were not generated."""
@@ -285,8 +288,7 @@ class BranchRunner:
         if thought is None:
             return segment
         written = branch.parent.written + branch.token_ids + (() if earlier is None else earlier.token_ids)
-        was_closed = thought.state == "closed"
-        closes = thought.closes(segment)
+        closes = thought.closes(segment, written)
         thought, segment = thought.add(segment, written)
         if closes:
             rest = thought.format.rest_ids
@@ -296,10 +298,6 @@ class BranchRunner:
                 self._stop_reasons[branch] = "step"
             else:
                 segment = replace(segment, finish_reason="length")
-        elif was_closed and branch.step_stops and segment.stop in branch.step_stops:
-            text = branch.text + ("" if earlier is None else earlier.text) + segment.text
-            if not text.strip():  # the line breaks between a thought and the answer are no step
-                segment = replace(segment, finish_reason="length", stop=None)
         self._thoughts[branch] = thought
         return segment
 
@@ -384,6 +382,8 @@ class BranchRunner:
                 return "repetition" if branch.ends_in_loop(completion.token_ids) else "step"
             case "stop":
                 return "stop"
+            case "length" if len(completion.token_ids) >= branch.tokens_left and branch.ends_at_limit:
+                return "step"
             case "length" if len(completion.token_ids) >= branch.tokens_left or not completion.token_ids:
                 return self._limit_reason(branch)
             case "length":

@@ -18,6 +18,7 @@ from reasoner.answers.extraction.phrases import ExtractionStopped
 from reasoner.budget.prices import NO_AMOUNT, Amount
 from reasoner.budget.usage import Usage
 from reasoner.jobs.journal import Entry, JobCancelled
+from reasoner.jobs.step_specs import StepRule
 from reasoner.search.branch import BranchPart, InFlightBranch, Watch, is_greedy, make_sampling_params
 from reasoner.search.branch_runner import BranchRunner
 from reasoner.search.replay import ARRIVED_AT_SHUTDOWN, BILLED_ONLY, PendingEntry
@@ -26,7 +27,6 @@ from reasoner.search.stream_context import StreamContext
 from reasoner.thoughts import describe_thought, read_thought
 from reasoner.tree import Node, Reason, read_answer_level
 
-STEP_SEPARATOR = "\n\n"
 STOPPED_BY_REASON: Mapping[Reason, ExtractionStopped] = {"step": "step", "stop": "end"}
 """Position for answer extraction by the reason of a branch's end; all other reasons cut the text."""
 
@@ -55,7 +55,8 @@ class Stream:
 
         ``greedy`` takes the likeliest token each time.
         """
-        return self._add("expand", parents, n, (STEP_SEPARATOR,), greedy=greedy, is_step=True)
+        steps = self._context.search.spec.step_rule
+        return self._add("expand", parents, n, steps.stops, greedy=greedy, limit=steps.limit, steps=steps)
 
     def complete(
         self,
@@ -150,7 +151,7 @@ class Stream:
         limit: int | None = None,
         confidence: int | None = None,
         watch: Watch | None = None,
-        is_step: bool = False,
+        steps: StepRule | None = None,
         ends_with_thought: bool = False,
     ) -> int:
         spec = self._context.search.spec
@@ -158,9 +159,8 @@ class Stream:
         before = len(self._pending)
         counts = [n] * len(parents) if isinstance(n, int) else n
         for parent, count in zip(parents, counts, strict=True):
-            max_tokens = self._context.max_new_tokens(parent)
-            if limit is not None:
-                max_tokens = min(max_tokens, limit)
+            most = self._context.max_new_tokens(parent)
+            max_tokens = most if limit is None else min(most, limit)
             if max_tokens <= 0:
                 continue
             for index in range(parent.created, parent.created + count):
@@ -171,8 +171,10 @@ class Stream:
                     sampling,
                     max_tokens,
                     thought=self._context.thought_at(parent),
-                    ends_with_thought=is_step or ends_with_thought,
-                    step_stops=stop if is_step else (),
+                    ends_with_thought=steps is not None or ends_with_thought,
+                    steps=steps,
+                    splits_thoughts=spec.steps is not None,
+                    ends_at_limit=steps is not None and max_tokens < most,
                     call=self._calls,
                     watch=watch,
                 )

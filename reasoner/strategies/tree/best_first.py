@@ -17,7 +17,6 @@ from pydantic import Field
 
 from reasoner.jobs.spec import MAX_N
 from reasoner.search.search import Search
-from reasoner.search.stream import STEP_SEPARATOR
 from reasoner.strategies.answer_posterior import estimate_posterior, meets_confidence
 from reasoner.strategies.base import MIN_NEW_PROBABILITY, Choice, Params, Strategy, expand_and_score
 from reasoner.tree import Node, unseen
@@ -58,7 +57,11 @@ async def run(search: Search, params: BestFirst) -> Choice:
         if not arrived:
             break
         sampled += len(arrived)
-        stepped = [node for node in candidates if len(node.path) > 1 and STEP_SEPARATOR not in node.text.strip()]
+        stepped = [
+            node
+            for node in candidates
+            if len(node.path) > 1 and search.spec.step_rule.is_single(node.text, node.tokens)
+        ]
         ended = [len(node.path) for node in stepped]
         length = min(ended, default=max(length, *(len(node.path) + 1 for node in arrived)))
         boxes |= {
