@@ -92,6 +92,9 @@ def evaluate_suite(
     max_tokens: Annotated[
         int | None, typer.Option(min=1, help="Longest solution; default: the model's context.")
     ] = None,
+    thinking_tokens: Annotated[
+        int | None, typer.Option(min=0, help="Longest thought of a solution; the answer is asked for after it.")
+    ] = None,
     concurrency: Annotated[int, typer.Option(min=1, max=64, help="Problems solved at the same time.")] = 8,
     out: Annotated[
         Path | None,
@@ -113,7 +116,7 @@ def evaluate_suite(
         raise typer.BadParameter(str(error), param_hint="SUITE") from None
     if temperature is None and settings.is_bundled(plan.model):
         temperature = opened.temperature
-    given = {"temperature": temperature, "max_tokens": max_tokens}
+    given = {"temperature": temperature, "max_tokens": max_tokens, "thinking_tokens": thinking_tokens}
     sampling = Sampling.model_validate({name: value for name, value in given.items() if value is not None})
     conditions = _describe_conditions(settings, plan, sampling, opened)
     try:
@@ -169,6 +172,7 @@ def _describe_conditions(settings: Settings, plan: EvaluationPlan, sampling: Sam
         "seeds": plan.seeds,
         "temperature": asked.sampling.temperature,
         "max_tokens": asked.sampling.max_tokens,
+        "thinking_tokens": asked.sampling.thinking_tokens,
         "draws": NUM_DRAWS,
         "calibration": None if settings.calibration is None else str(settings.calibration),
     }

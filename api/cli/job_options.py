@@ -20,12 +20,19 @@ Question = Annotated[str, typer.Argument(help='The question; "-" reads it from s
 Strategy = Annotated[str | None, typer.Option(help=f"One of {', '.join(STRATEGIES)}.")]
 
 
+_LIMITS = ("tokens", "thinking_tokens", "seconds", "flops", "cost", "effort")
+"""The fields of the budget."""
+
+
 @dataclass(frozen=True, slots=True)
 class JobOptions:
     """The fields of a job, each of which has its default in the service."""
 
     strategy: Strategy = None
     tokens: Annotated[int | None, typer.Option(min=1, help="Budget: generated and verifier tokens.")] = None
+    thinking_tokens: Annotated[
+        int | None, typer.Option(min=0, help="Budget: tokens of one solution's thought, after which it must answer.")
+    ] = None
     seconds: Annotated[float | None, typer.Option(min=0.001, help="Budget: seconds of work.")] = None
     flops: Annotated[float | None, typer.Option(min=1, help="Budget: FLOPs, two per weight and computed token.")] = None
     cost: Annotated[float | None, typer.Option(min=0, help="Budget: money, by the prices of the service.")] = None
@@ -59,7 +66,7 @@ class JobOptions:
 
         ``extra`` are the parameters of the strategy as options, ``more`` further fields. Raises ``typer.BadParameter``.
         """
-        limits = {name: getattr(self, name) for name in ("tokens", "seconds", "flops", "cost", "effort")}
+        limits = {name: getattr(self, name) for name in _LIMITS}
         verifier = _parse_word_or_json("verifier", self.verifier)
         question = _read_question(question)
         sampling = _without_none({"temperature": self.temperature, "max_tokens": self.max_tokens})

@@ -36,18 +36,21 @@ class Effort(StrictModel):
     seconds: float | None = None
     flops: float | None = None
     cost: float | None = None
+    thinking_tokens: int | None = Field(
+        None, description="Tokens of a single solution's thought; jobs with a lower limit of their own keep it."
+    )
     strategy: DefaultStrategy | None = Field(None, description="A name, or a name with parameters.")
 
     @model_validator(mode="after")
     def _check_any_limit(self) -> Self:
-        if self.budget == Budget():
+        if self.budget.is_open:
             raise ValueError(f"give at least one of {', '.join(LIMITS)}")
         return self
 
     @property
     def budget(self) -> Budget:
         """Limits as a budget. Raises ``ValidationError`` for an invalid one."""
-        return Budget(**{name: getattr(self, name) for name in LIMITS})
+        return Budget(**{name: getattr(self, name) for name in (*LIMITS, "thinking_tokens")})
 
 
 def _default(tokens: int, strategy: str, **params: int) -> Effort:
@@ -83,7 +86,8 @@ def apply_effort(spec: JobSpec, efforts: Mapping[str, Effort]) -> JobSpec:
                 f"budget.{limit}: effort {name!r} sets the limits ({_describe(limits)}): leave out {limit}, or effort",
                 f"budget.{limit}",
             )
-    kept = {"effort": name, "thinking_tokens": given.thinking_tokens}
+    thinking = [limit for limit in (given.thinking_tokens, limits.thinking_tokens) if limit is not None]
+    kept = {"effort": name, "thinking_tokens": min(thinking, default=None)}
     changes: dict[str, Any] = {"budget": limits.model_copy(update=kept)}
     strategy = efforts[name].strategy
     if strategy is not None and "strategy" not in spec.model_fields_set:

@@ -177,6 +177,7 @@ async def _live(setting: EvaluationContext, stage: Stage, problem: Problem, jour
             answered=float(answer is not None),
             samples=float(len(answers)),
             tokens=float(usage.generated),
+            thought_tokens=float(usage.thought),
             verifier_tokens=float(usage.verifier_computed),
             flops=policy_flops + 2.0 * setting.verifier_parameters * usage.verifier_computed,
             seconds=usage.seconds,

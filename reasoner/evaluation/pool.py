@@ -33,7 +33,10 @@ NUM_DRAWS = 64
 """Number of subsamples for each strategy and n."""
 NUM_FULL_DRAWS = 8
 """Number of permutations of the pool for n equal to its size."""
-_MEANS = ("correct", "reached", "answered", "samples", "tokens", "verifier_tokens", "correct_strict", "flexible")
+_MEANS = (
+    "correct", "reached", "answered", "samples", "tokens", "thought_tokens", "verifier_tokens", "correct_strict",
+    "flexible",
+)  # fmt: skip
 """Fields of ``Run`` that are means over subsamples."""
 
 
@@ -110,6 +113,7 @@ class PoolSearch(Search):
         self.equivalence = equivalence
         self.root = Node(path=(), parent=None, prefix=pool.root.prefix)
         self.tokens = 0
+        self.thought_tokens = 0
         self.begun: list[Sample] = []
         """Samples that the strategy has requested."""
         self._left = list(reversed(subsample))
@@ -142,6 +146,7 @@ class PoolSearch(Search):
             chosen is not None,
             len(self.begun),
             self.tokens,
+            self.thought_tokens,
             self.verifier_tokens,
             chosen is not None and self._of[chosen].right and chosen.answer_level == "strict",
             chosen is not None and chosen.answer_level == "flexible",
@@ -212,13 +217,18 @@ class PoolStream(Stream):
             raise StopAsyncIteration
         self._now, _, node = heapq.heappop(self._running)
         self._search.root.children.append(node)
-        self._search.tokens += node.tokens
+        self._bill(node, node.tokens)
         return [node]
 
     async def __aexit__(self, *_error: object) -> None:
         for ends, _, node in self._running:
-            self._search.tokens += node.tokens - (ends - self._now)
+            self._bill(node, node.tokens - (ends - self._now))
         self._running.clear()
+
+    def _bill(self, node: Node, tokens: int) -> None:
+        """Add the first ``tokens`` of a branch."""
+        self._search.tokens += tokens
+        self._search.thought_tokens += min(tokens, node.thought_tokens)
 
 
 def sample_subsets(size: int, n: int, rng: random.Random) -> Iterator[list[int]]:
@@ -270,6 +280,7 @@ def _ceiling(pool: SamplePool, problem: str, seed: int, n: int) -> Run:
     correct_strict = pass_at_n(n, size, sum(sample.right for sample in strict))
     flexible = answered - pass_at_n(n, size, len(strict))
     tokens = n * sum(sample.node.tokens for sample in pool.samples) / size
+    thought_tokens = n * sum(sample.node.thought_tokens for sample in pool.samples) / size
     cost = _cost(pool, tokens, 0.0)
     return Run(
         model,
@@ -282,6 +293,7 @@ def _ceiling(pool: SamplePool, problem: str, seed: int, n: int) -> Run:
         answered=answered,
         samples=n,
         tokens=tokens,
+        thought_tokens=thought_tokens,
         verifier_tokens=0.0,
         correct_strict=correct_strict,
         flexible=flexible,

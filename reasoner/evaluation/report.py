@@ -13,7 +13,7 @@ from reasoner.evaluation.statistics import Row
 
 ROW_HEADINGS = (
     "strategy", "N", "accuracy", "95 % interval", "strict", "flexible", "reached", "samples", "tokens",
-    "verifier", "MFLOPs", "seconds",
+    "thought", "verifier", "MFLOPs", "seconds",
 )  # fmt: skip
 COMPARISON_HEADINGS = ("strategy", "N", "over", "difference", "95 % interval", "cost")
 SAVING_HEADINGS = ("strategy", "N", "times its tokens", "95 % interval")
@@ -31,11 +31,11 @@ def write(folder: Path, results: Results, document: dict[str, Any], command: str
     )
     parts = [
         f"    {command}",
-        f"{title}; {conditions}. Tokens, FLOPs and seconds are means of one problem; tokens include the verifier's. "
-        "Accuracy is over problems and seeds, its interval is Wilson's for the trials that the spread between problems "
-        "is worth. *Strict* is the accuracy if only answers count that the solution states, *flexible* the share of "
-        "problems whose answer is the last number or choice letter instead. *Reached* is the accuracy if the suite's "
-        "rule chose among the candidates.",
+        f"{title}; {conditions}. Tokens, FLOPs and seconds are means of one problem; tokens include thoughts and the "
+        "verifier's. Accuracy is over problems and seeds, its interval is Wilson's for the trials that the spread "
+        "between problems is worth. *Strict* is the accuracy if only answers count that the solution states, "
+        "*flexible* the share of problems whose answer is the last number or choice letter instead. *Reached* is the "
+        "accuracy if the suite's rule chose among the candidates.",
         _markdown(ROW_HEADINGS, row_cells(rows)),
         "The same problems on both sides; intervals from a bootstrap over problems. *Cost* is ours over theirs, in "
         "tokens (FLOPs where models differ).",
@@ -61,6 +61,7 @@ def row_cells(rows: Sequence[Row]) -> list[list[str]]:
             f"{row.reached:.3f}",
             f"{row.samples:.1f}",
             f"{row.tokens + row.verifier_tokens:.0f}",
+            f"{row.thought_tokens:.0f}",
             f"{row.verifier_tokens:.0f}",
             f"{row.flops / 1e6:.4g}",
             f"{row.seconds:.2f}",

@@ -17,7 +17,7 @@ from typing import Any, Self
 from pydantic import TypeAdapter, ValidationError
 
 RUNS_FILE = "runs.jsonl"
-FORMAT = 2
+FORMAT = 3
 
 
 class EvaluationMismatch(ValueError):
@@ -41,6 +41,8 @@ class Run:
     samples: float
     """Number of finished branches: solutions, or steps in a tree."""
     tokens: float
+    thought_tokens: float
+    """Generated tokens of thoughts, a part of ``tokens``."""
     verifier_tokens: float
     flops: float
     """FLOPs: two per weight and computed token, including prompts, without rejected draft tokens."""

@@ -23,6 +23,11 @@ FLIPS = 100_000
 
 Values = NDArray[np.float64]
 
+_MEANS = (
+    "tokens", "thought_tokens", "verifier_tokens", "seconds", "flops", "samples", "answered", "reached", "flexible",
+)  # fmt: skip
+"""Fields of ``Row`` that are means of the same fields of ``Run``."""
+
 
 @dataclass(frozen=True, slots=True)
 class Row:
@@ -34,6 +39,8 @@ class Row:
     low: float
     high: float
     tokens: float
+    thought_tokens: float
+    """Generated tokens of thoughts, a part of ``tokens``."""
     verifier_tokens: float
     seconds: float
     flops: float
@@ -70,8 +77,7 @@ class ProblemScores:
         first = self.runs[0]
         correct = self.column("correct")
         low, high = clustered_wilson_interval(correct, len(self.runs))
-        names = ("tokens", "verifier_tokens", "seconds", "flops", "samples", "answered", "reached", "flexible")
-        means = {name: float(self.column(name).mean()) for name in names}
+        means = {name: float(self.column(name).mean()) for name in _MEANS}
         return Row(
             first.strategy,
             first.n,

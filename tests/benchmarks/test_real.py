@@ -18,7 +18,7 @@ from tests.scripted import ScriptedEngine
 
 
 def run(strategy: str, n: int, problem: int, correct: float, tokens: float = 10.0) -> Run:
-    return Run("m", strategy, n, 0, f"p{problem}", correct, correct, 1.0, n, tokens, 0.0, 1.0, 0.1, correct, 0.0)
+    return Run("m", strategy, n, 0, f"p{problem}", correct, correct, 1.0, n, tokens, 0.0, 0.0, 1.0, 0.1, correct, 0.0)
 
 
 def make_runs(rights: dict[tuple[str, int], str]) -> list[Run]:

@@ -126,6 +126,23 @@ def test_solve_prints_one_json_document_with_answer_and_bill(home: Path) -> None
     assert_nothing_left(home)
 
 
+def test_eval_bills_thoughts_and_limits_them(home: Path) -> None:
+    chosen = ("--strategy", "greedy,self_consistency,first_finished:first=1", "--n", "1,2", "--thinking-tokens", "16")
+    status, out, err = run(
+        "eval", "countdown", "--limit", "3", "--model", "policy-thinking", *chosen, "--json", home=home
+    )
+    assert status == 0, err
+    document = json.loads(out)
+    assert document["settings"]["thinking_tokens"] == 16
+    for row in document["rows"]:
+        assert 0 < row["thought_tokens"] <= 16 * row["n"]
+        assert row["thought_tokens"] < row["tokens"]
+    thoughtless = ("eval", "countdown", "--limit", "1", "--strategy", "greedy", "--thinking-tokens", "9")
+    status, _, err = run(*thoughtless, home=home)
+    assert status == 1
+    assert "model 'policy' has no known delimiters of thoughts" in " ".join(err.split())
+
+
 def test_eval_prints_the_documented_json_and_draws_the_chart(home: Path) -> None:
     out_folder = home / "out"
     chosen = ("--strategy", "greedy,self_consistency,best_of_n,beam", "--n", "1,4", "--out", str(out_folder), "--json")

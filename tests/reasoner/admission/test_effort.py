@@ -31,6 +31,13 @@ def test_an_effort_sets_limits_and_a_strategy_for_jobs_without_one() -> None:
     assert apply_effort(spec("quick"), EFFORTS).strategy == spec("quick").strategy
 
 
+def test_of_the_limits_of_an_effort_and_of_a_job_for_thoughts_the_lower_one_holds() -> None:
+    efforts = {"brief": Effort(tokens=900, thinking_tokens=64), "plain": Effort(tokens=900)}
+    for name, own, expected in (("brief", None, 64), ("brief", 32, 32), ("brief", 99, 64), ("plain", 99, 99)):
+        job = apply_effort(spec(name, budget={"thinking_tokens": own}), efforts)
+        assert (job.thinking_tokens, job.budget.tokens) == (expected, 900)
+
+
 def test_a_resolved_job_can_be_submitted_again() -> None:
     job = apply_effort(spec("thrifty"), EFFORTS)
     assert apply_effort(JobSpec.model_validate(job.model_dump()), EFFORTS) == JobSpec.model_validate(job.model_dump())

@@ -294,7 +294,7 @@ async def test_a_problem_longer_than_the_models_context_is_reported_and_not_coun
 
 
 PIECE = FinishedItem(
-    "greedy", 0, "p", (Run("m", "greedy", 1, 0, "p", 1.0, 1.0, 1.0, 1.0, 5.0, 0.0, 10.0, 0.1, 1.0, 0.0),)
+    "greedy", 0, "p", (Run("m", "greedy", 1, 0, "p", 1.0, 1.0, 1.0, 1.0, 5.0, 0.0, 0.0, 10.0, 0.1, 1.0, 0.0),)
 )
 
 

@@ -38,7 +38,22 @@ def run(
     model: str = "policy",
 ) -> Run:
     return Run(
-        model, strategy, n, seed, str(problem), correct, reached, 1.0, n, tokens, verifier, flops, 1.0, correct, 0.0
+        model,
+        strategy,
+        n,
+        seed,
+        str(problem),
+        correct,
+        reached,
+        1.0,
+        n,
+        tokens,
+        0.0,
+        verifier,
+        flops,
+        1.0,
+        correct,
+        0.0,
     )
 
 
