@@ -42,6 +42,7 @@ from engine.protocol.types import (
     Events,
     FinishReason,
     GenerateRequest,
+    InvalidRequest,
     ModelInfo,
     NotSupported,
     Prompt,
@@ -216,6 +217,18 @@ class OpenAICompatibleEngine:
         self._check_probe(request)
         check_branches(request)
 
+    def _explain(self, error: EngineError, request: GenerateRequest) -> EngineError:
+        """Return the error, in other words if a vLLM refuses the number of stop strings, of which it takes few."""
+        count = len(request.sampling.stop)
+        if not isinstance(error, InvalidRequest) or count <= 4 or "body.stop" not in str(error):
+            return error
+        return InvalidRequest(
+            f"the vLLM at {self._connection.url} takes fewer than {count} stop strings: start it with "
+            f"VLLM_MAX_STOP_STRINGS={count}, or choose 'steps' with fewer of them (one for a separator, two for each "
+            "word of markers, six for sentences), or fewer strings in 'stop'",
+            "steps",
+        )
+
     def _check_probe(self, request: GenerateRequest | ScoreRequest) -> None:
         if request.probe:
             raise self._cannot("read a probe, which needs the model's hidden states: serve the model on our engine")
@@ -260,7 +273,7 @@ class OpenAICompatibleEngine:
                     return
             except EngineError as error:
                 answers = [answer for answer in answers if answer.reason is None]
-                running.fail(error)
+                running.fail(self._explain(error, request))
                 break
         for answer in answers:
             if answer.ids or running.failure is None:

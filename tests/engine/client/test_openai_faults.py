@@ -165,6 +165,20 @@ async def test_a_refusal_inside_a_stream_is_final() -> None:
     await client.close()
 
 
+async def test_more_stop_strings_than_a_vllm_takes_are_refused_with_its_setting() -> None:
+    # The words of vLLM 0.32.
+    message = (
+        "2 validation errors:\n  {'type': 'string_type', 'loc': 'body.stop', 'msg': 'Input should be a valid string'}\n"
+        "  {'type': 'too_long', 'loc': 'body.stop', 'msg': 'List should have at most 4 items after validation, not 6'}"
+    )
+    error = {"message": message, "type": "BadRequestError", "param": None, "code": 400}
+    client = scripted("vllm", lambda _: httpx.Response(400, json={"error": error}))
+    stops = (". ", ".\n", "? ", "?\n", "! ", "!\n")
+    with pytest.raises(InvalidRequest, match="start it with VLLM_MAX_STOP_STRINGS=6, or choose 'steps'"):
+        await collect(client, generate((5, 6), [Branch(1, 1, 9)], stop=stops))
+    await client.close()
+
+
 @pytest.mark.parametrize(
     ("response", "expected", "message"),
     [
