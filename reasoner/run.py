@@ -101,6 +101,8 @@ async def open_search(
         table = None
         if strategy.stops_when_sure and needs_verifier:
             table = _fitting(calibration or shipped_calibration(), spec, policy, served)
+        elif strategy.welcomes_verifier and calibration is not None:  # the shipped table is one for scores
+            table = _keep_if_fitting(calibration, calibration.find_mismatch(ModelFingerprint.of_model(policy), None))
         prompt = await tokenize_problem(spec, engine, policy)
         thoughts = await find_thought_format(engine, policy, spec.thoughts)
         _check_steps(spec, thoughts)
@@ -182,6 +184,11 @@ def _fitting(
         wrong = calibration.find_mismatch(ModelFingerprint.of_model(policy), scores)
     else:
         wrong = f"a calibration is fitted for {PrmVerifier()!r} or {ProbeVerifier()!r}, and this job has {verifier!r}"
+    return _keep_if_fitting(calibration, wrong)
+
+
+def _keep_if_fitting(calibration: Calibration, wrong: str | None) -> Calibration | None:
+    """Return the table unless something is wrong with it, which is then logged."""
     if wrong is None:
         return calibration
     _warn(f"{wrong}: it is left out, and agreement alone makes sure; 'reasoner calibrate' fits another")

@@ -54,10 +54,10 @@ def calibrate_suite(
     suites = _open_suites(suite, limit)
     settings = load_with(model=model)
     verifier = settings.default_verifier(settings.model_name)
-    if not isinstance(verifier, PrmVerifier | ProbeVerifier):
+    if verifier is not None and not isinstance(verifier, PrmVerifier | ProbeVerifier):
         raise ConfigError(
-            f"reasoner calibrate needs a process reward model or a probe as the verifier of {settings.model_name!r}; "
-            "set REASONER_PRM, or 'verifier' of the model"
+            f"reasoner calibrate needs a process reward model or a probe as the verifier of {settings.model_name!r}, "
+            "or none: set REASONER_PRM, or 'verifier' of the model"
         )
     command = " ".join(["reasoner", *sys.argv[1:]])
     with (

@@ -105,7 +105,8 @@ class Calibration(StrictModel):
     suites: Annotated[list[str], Field(min_length=1)]
     problems: Annotated[int, Field(ge=1)]
     policy: ModelFingerprint
-    verifier: ModelFingerprint
+    verifier: ModelFingerprint | None
+    """``None`` if the table was fitted on votes alone."""
     confidence: Share
     """Probability at which ``auto`` stops if the job sets none."""
     probe: Annotated[int, Field(ge=1, le=MAX_N)]
@@ -127,11 +128,18 @@ class Calibration(StrictModel):
             difficulty.stages for difficulty in self.bins if confidence < difficulty.below or difficulty.below == 1.0
         )
 
-    def find_mismatch(self, policy: ModelFingerprint, verifier: ModelFingerprint) -> str | None:
-        """Return why the table is not valid for these models, naming both sides, or ``None`` if it is."""
+    def find_mismatch(self, policy: ModelFingerprint, verifier: ModelFingerprint | None) -> str | None:
+        """Return why the table is not valid for these models, naming both sides, or ``None`` if it is.
+
+        ``verifier``: ``None`` for a job without one.
+        """
         for role, fitted, served in (("policy", self.policy, policy), ("verifier", self.verifier, verifier)):
-            has_fingerprints = fitted.fingerprint and served.fingerprint
-            if (fitted.fingerprint != served.fingerprint) if has_fingerprints else fitted != served:
+            if fitted is None or served is None:
+                differs = fitted is not served
+            else:
+                has_fingerprints = fitted.fingerprint and served.fingerprint
+                differs = fitted.fingerprint != served.fingerprint if has_fingerprints else fitted != served
+            if differs:
                 return f"the calibration was fitted for the {role} {fitted}, and this job runs on {served}"
         return None
 

@@ -8,20 +8,34 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from engine.protocol.types import EngineClient
+from engine.protocol.types import EngineClient, ModelInfo
 from reasoner.admission.defaults import ModelDefaults
 from reasoner.admission.prompt import resolve_prompt
-from reasoner.confidence.calibration import Bin, Calibration, ModelFingerprint, Reliability
-from reasoner.evaluation.calibrate.fitting import PROBE, TREES, Measured, fit_curve, fit_stages, gather, reliability
-from reasoner.evaluation.calibrate.trials import POOL, Ask, TrialFile, get_problem_key, measure
+from reasoner.confidence.calibration import Bin, Calibration, Curve, ModelFingerprint, Reliability
+from reasoner.evaluation.calibrate.fitting import (
+    PROBE,
+    THOUGHTS,
+    TREES,
+    Measured,
+    fit_curve,
+    fit_stages,
+    gather,
+    list_menu,
+    mean_cost,
+    reliability,
+)
+from reasoner.evaluation.calibrate.trials import POOL, VOTING_POOL, Ask, TrialFile, get_problem_key, measure
 from reasoner.evaluation.suites.suite import Suite
 from reasoner.jobs.spec import JobSpec, Sampling, StrategySpec
 from reasoner.jobs.verifier_specs import PrmVerifier, ProbeVerifier
 from reasoner.search.model_selection import policy_selector, verifier_selector
+from reasoner.search.thoughts import find_thought_format
 
 CONFIDENCE = 0.8
 WORTH = 3_000
-"""Value of one additional right answer, in tokens."""
+"""Value of one additional right answer, in tokens; at least that of ``WORTH_SAMPLES``."""
+WORTH_SAMPLES = 20
+"""Number of samples that an additional right answer is worth, where they are long."""
 
 
 async def calibrate(
@@ -34,26 +48,28 @@ async def calibrate(
     concurrency: int,
     progress: Callable[[int, int], None],
     model: str | None = None,
-    verifier: PrmVerifier | ProbeVerifier = PrmVerifier(),
+    verifier: PrmVerifier | ProbeVerifier | None = PrmVerifier(),
     uses_suite_temperature: bool = False,
     defaults: Mapping[str, ModelDefaults] = MappingProxyType({}),
 ) -> Calibration:
     """Return the table for a policy and a verifier; ``progress(done, total)`` counts runs.
 
-    ``model`` and the verifier's are the only ones by default. Solutions are sampled as the model's settings say in
-    ``defaults``, or with the temperature of the suite.
+    Without a verifier it is fitted on votes alone. ``model`` and the verifier's are the only ones by default. Solutions
+    are sampled as the model's settings say in ``defaults``, or with the temperature of the suite.
 
     The curve is fitted on the pools, and the strategies run with it. Its reliability is measured by two-fold
     cross-validation over problems. Raises ``CalibrationError`` for measurements with other settings or if nothing can
     be fitted, and the engine's errors.
     """
     served = await engine.models()
-    policy = ModelFingerprint.of_model(policy_selector(JobSpec(problem="any", model=model)).find(served))
+    info = policy_selector(JobSpec(problem="any", model=model)).find(served)
+    policy = ModelFingerprint.of_model(info)
     if isinstance(verifier, ProbeVerifier) and verifier.model is None:
         verifier = ProbeVerifier(kind="probe", model=policy.id)  # a default would be left out where a job is copied
-    verifies = verifier_selector(verifier)
-    assert verifies is not None
-    scores = ModelFingerprint.of_verifier(verifier, verifies.find(served))
+    scores = _identify_verifier(verifier, served)
+    thoughts = await find_thought_format(engine, info, defaults.get(policy.id, ModelDefaults()).thoughts)
+    pool = VOTING_POOL if scores is None else POOL
+    stages = (*([] if scores is None else TREES), *([] if thoughts is None else THOUGHTS))
     problems = {get_problem_key(problem) for suite in suites for problem in suite.problems}
 
     def ask(suite: Suite, spec: JobSpec) -> JobSpec:
@@ -61,43 +77,61 @@ async def calibrate(
         changes: dict[str, Any] = {"model": policy.id, "verifier": verifier, "sampling": sampling}
         return resolve_prompt(spec.model_copy(update=changes), defaults)
 
-    setting = {"policy": policy.model_dump(), "verifier": scores.model_dump(), "seed": seed, "confidence": CONFIDENCE}
+    setting: dict[str, Any] = {"policy": policy.model_dump(), "seed": seed, "confidence": CONFIDENCE}
+    setting["verifier"] = None if scores is None else scores.model_dump()
     file = TrialFile(measurements, setting | {"prompts": _list_prompts(suites, ask)})
     num_problems = sum(len(suite.problems) for suite in suites)
     num_done = itertools.count(1)
 
-    async def run(stages: Sequence[StrategySpec], seed: int, table: Calibration | None = None) -> list[Measured]:
+    async def run(wanted: Sequence[StrategySpec], seed: int, table: Calibration | None = None) -> list[Measured]:
         await engine.clear_cache()
         await measure(
             suites,
-            stages,
+            wanted,
             engine,
             file,
             seed=seed,
             concurrency=concurrency,
             calibration=table,
             ask=ask,
-            progress=lambda: progress(next(num_done), num_problems * (1 + len(TREES))),
+            progress=lambda: progress(next(num_done), num_problems * (1 + len(stages))),
         )
-        return gather(trial for trial in file.trials.values() if trial.problem in problems)
+        return gather((trial for trial in file.trials.values() if trial.problem in problems), pool)
 
-    table = Calibration(
+    table = _begin_table(command, suites, policy, scores, fit_curve(await run([pool], seed)))
+    measured = await run(stages, seed + 1, table)  # the pool's seed would repeat the pool's solutions
+    worth = max(WORTH, WORTH_SAMPLES * mean_cost(measured))
+    bins = fit_stages(measured, table.curve, list_menu(stages), confidence=CONFIDENCE, worth=worth)
+    held = reliability(fit_curve(measured[::2]), measured[1::2])
+    return Calibration(**dict(table) | {"bins": bins, "reliability": held})
+
+
+def _begin_table(
+    command: str, suites: Sequence[Suite], policy: ModelFingerprint, verifier: ModelFingerprint | None, curve: Curve
+) -> Calibration:
+    """Return a table with the curve alone."""
+    return Calibration(
         version=1,
         command=command,
         suites=[suite.name for suite in suites],
-        problems=num_problems,
+        problems=sum(len(suite.problems) for suite in suites),
         policy=policy,
-        verifier=scores,
+        verifier=verifier,
         confidence=CONFIDENCE,
         probe=PROBE,
-        curve=fit_curve(await run([POOL], seed)),
+        curve=curve,
         bins=[Bin(below=1.0, stages=[], problems=0, accuracy=0.0, tokens=0.0)],
         reliability=Reliability(answers=0, ece=0.0, brier=0.0, bins=[]),
     )
-    measured = await run(TREES, seed + 1, table)  # the pool's seed would repeat the pool's solutions
-    bins = fit_stages(measured, table.curve, confidence=CONFIDENCE, worth=WORTH)
-    held_out = reliability(fit_curve(measured[::2]), measured[1::2])
-    return Calibration(**dict(table) | {"bins": bins, "reliability": held_out})
+
+
+def _identify_verifier(
+    verifier: PrmVerifier | ProbeVerifier | None, served: Sequence[ModelInfo]
+) -> ModelFingerprint | None:
+    selector = verifier_selector(verifier)
+    if verifier is None or selector is None:
+        return None
+    return ModelFingerprint.of_verifier(verifier, selector.find(served))
 
 
 def _list_prompts(suites: Sequence[Suite], ask: Ask) -> list[tuple[str, str, str]]:

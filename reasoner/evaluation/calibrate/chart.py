@@ -42,7 +42,8 @@ def draw_calibration(table: Calibration, path: Path) -> None:
     solved.set_ylim(0, 1)
     solved.yaxis.set_major_formatter(PercentFormatter(1.0))
     solved.set_ylabel("problems solved (dots)")
-    figure.suptitle(f"{', '.join(table.suites)}: {table.problems} problems, {table.policy.id} and {table.verifier.id}")
+    models = " and ".join(model.id for model in (table.policy, table.verifier) if model is not None)
+    figure.suptitle(f"{', '.join(table.suites)}: {table.problems} problems, {models}")
     figure.savefig(path, dpi=130)
     pyplot.close(figure)
 

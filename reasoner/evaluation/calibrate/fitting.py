@@ -44,9 +44,14 @@ def _stage(name: str, n: int, **params: int) -> StrategySpec:
 
 VOTES: Stages = tuple(_stage("self_consistency", n) for n in (1, 1, 1, 1, 2, 2, 4, 4))
 TREES: tuple[StrategySpec, ...] = (_stage("best_first", 8), _stage("beam", 16, expansions=4))
-"""Tree searches, each measured on every problem of the fit."""
-MENU: tuple[Stages, ...] = ((), VOTES[:2], VOTES[:5], VOTES, *((tree,) for tree in TREES))
-"""Lists of stages from which each bin selects one."""
+"""Tree searches, each measured on every problem of the fit if a verifier scores their steps."""
+THOUGHTS: tuple[StrategySpec, ...] = (_stage("early_exit", 8), _stage("first_finished", 8, first=3))
+"""Searches that save thoughts, each measured on every problem of the fit if the policy thinks."""
+
+
+def list_menu(measured: Stages) -> tuple[Stages, ...]:
+    """Return the lists of stages from which each bin selects one: votes of several sizes, or a measured stage."""
+    return ((), VOTES[:2], VOTES[:5], VOTES, *((stage,) for stage in measured))
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,14 +75,14 @@ class Path:
     tokens: float
 
 
-def gather(trials: Iterable[Trial]) -> list[Measured]:
-    """Group the trials by problem; problems without a pool are omitted."""
+def gather(trials: Iterable[Trial], pool_spec: StrategySpec = POOL) -> list[Measured]:
+    """Group the trials by problem; problems without a pool, the trial of ``pool_spec``, are omitted."""
     by_problem: dict[str, dict[str, Trial]] = defaultdict(dict)
     for trial in trials:
         by_problem[trial.problem][trial.stage] = trial
     measured = []
     for stages in by_problem.values():
-        if (pool := stages.get(get_stage_name(POOL))) is not None:
+        if (pool := stages.get(get_stage_name(pool_spec))) is not None:
             costs = [candidate.verified for candidate in pool.candidates if candidate.score is not None] or [0]
             head = max(costs) - median(costs)
             measured.append(Measured(pool.suite, tuple(pool.candidates), head, median(costs), stages))
@@ -180,12 +185,20 @@ def _logistic(odds: Array) -> Array:
     return 0.5 * (1.0 + np.tanh(0.5 * odds))
 
 
-def fit_stages(problems: Sequence[Measured], curve: Curve, *, confidence: float, worth: float) -> list[Bin]:
-    """Return the bins, each with its most valuable stages."""
+def mean_cost(problems: Sequence[Measured]) -> float:
+    """Return the mean number of tokens of a sample, its score included."""
+    costs = [_cost(problem, [sample]) for problem in problems for sample in problem.pool]
+    return sum(costs) / max(1, len(costs))
+
+
+def fit_stages(
+    problems: Sequence[Measured], curve: Curve, menu: Sequence[Stages], *, confidence: float, worth: float
+) -> list[Bin]:
+    """Return the bins, each with the most valuable stages of the menu."""
     bins = []
     for below, members in _bins(problems, curve):
         weights = _weights(members, problems)
-        choices = [(stages, [simulate(member, stages, curve, confidence) for member in members]) for stages in MENU]
+        choices = [(stages, [simulate(member, stages, curve, confidence) for member in members]) for stages in menu]
         stages, paths = max(choices, key=lambda choice: _value(choice[1], weights, worth))
         bins.append(
             Bin(

@@ -32,6 +32,8 @@ from reasoner.tree import read_answer_level
 
 POOL = StrategySpec.model_validate({"name": "best_of_n", "n": 16})
 """Strategy of the pool: independent scored samples, of which every probe and every vote takes a part."""
+VOTING_POOL = StrategySpec.model_validate({"name": "self_consistency", "n": 16})
+"""Strategy of the pool where no verifier scores samples."""
 GYM_SEED = 1_000_003
 """Seed of the problems that reasoning-gym generates for a fit; evaluations start at 0."""
 Ask = Callable[[Suite, JobSpec], JobSpec]

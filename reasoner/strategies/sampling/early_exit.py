@@ -8,6 +8,7 @@ of the branches that have ended decide the vote (``num_needed_by_beta``), and th
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Annotated
@@ -81,7 +82,7 @@ class _Probing:
         self._search = search
         self._params = params
         self._stream = stream
-        self._chains = {index: Chain() for index in range(params.n)}
+        self._chains: dict[int, Chain] = defaultdict(Chain)
         form = AnswerSpec(extract="boxed") if "\\boxed{" in params.final else search.spec.answer
         self._finder = AnswerFinder(form, search.ledger.seconds_until_cut)
 

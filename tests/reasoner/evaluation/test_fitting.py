@@ -27,6 +27,7 @@ from reasoner.evaluation.calibrate.fitting import (
     fit_curve,
     fit_stages,
     hide_repeated_scores,
+    list_menu,
     reliability,
     simulate,
 )
@@ -130,7 +131,7 @@ def test_each_difficulty_gets_the_strategy_that_helps_it() -> None:
         }
         problems.append(Measured("a", tuple(pool), 20.0, 7.0, trees))
     curve = Curve(constant=-1.0, score=0.5, rival_score=0.0, votes=1.0, rival_votes=0.0)
-    hard, easy_bin = fit_stages(problems, curve, confidence=0.99, worth=10_000)
+    hard, easy_bin = fit_stages(problems, curve, list_menu(TREES), confidence=0.99, worth=10_000)
     assert hard.stages == [TREES[0]]
     assert {stage.name for stage in easy_bin.stages} == {"self_consistency"}
     assert (hard.accuracy, easy_bin.accuracy, hard.problems, easy_bin.problems) == (1.0, 1.0, 20, 20)
@@ -234,6 +235,7 @@ async def test_a_table_for_a_probe_holds_for_jobs_that_the_probe_scores(tmp_path
         verifier=ProbeVerifier(),
         defaults={"policy": ModelDefaults(system="Count.")},
     )
+    assert table.verifier is not None
     assert table.verifier.fingerprint == "scripted"
     for kind, is_fitting in (("probe", True), ("prm", False)):
         journal = MemoryJournal()
@@ -243,6 +245,31 @@ async def test_a_table_for_a_probe_holds_for_jobs_that_the_probe_scores(tmp_path
         await run_job(spec, ScriptedEngine(probes=True), journal, calibration=table)
         plan = next(entry.data for entry in journal.entries if entry.type == "decision")
         assert plan["calibrated"] is is_fitting
+
+
+async def test_a_table_for_a_thinking_model_is_fitted_on_votes_and_searches_that_save_thoughts(tmp_path: Path) -> None:
+    suite = open_suite_to_fit(str(write_problems(tmp_path / "sums.jsonl")), 24)
+    table = await calibrate(
+        [suite],
+        ScriptedEngine(thinks=True),
+        tmp_path / "trials.jsonl",
+        "c",
+        seed=1,
+        concurrency=8,
+        progress=lambda *_: None,
+        verifier=None,
+    )
+    assert table.verifier is None
+    lines = (tmp_path / "trials.jsonl").read_text().splitlines()[1:]
+    measured = {Trial.model_validate_json(line).stage for line in lines}
+    assert measured == {"self_consistency n=16", "early_exit n=8", "first_finished first=3 n=8"}
+    for verifier, is_fitting in ((None, True), ({"kind": "prm"}, False)):
+        journal = MemoryJournal()
+        spec = JobSpec.model_validate({"problem": "?", "verifier": verifier, "strategy": {"name": "auto"}, "seed": 1})
+        outcome = await run_job(spec, ScriptedEngine(thinks=True), journal, calibration=table)
+        plan = next(entry.data for entry in journal.entries if entry.type == "decision")
+        assert plan["calibrated"] is is_fitting
+        assert outcome.status == "completed"
 
 
 async def test_an_engine_failure_ends_a_calibration_with_the_engines_error(tmp_path: Path) -> None:

@@ -109,6 +109,19 @@ async def test_a_probe_below_the_confidence_is_followed_by_every_stage_of_its_bi
         assert {vote.answer: vote.count for vote in outcome.result.votes} == answers
 
 
+@pytest.mark.parametrize("seed", range(6))
+async def test_searches_that_save_thoughts_go_on_from_the_samples_of_the_probe(seed: int) -> None:
+    stages = [{"name": "early_exit", "n": 3, "every": 8}, {"name": "first_finished", "n": 3, "first": 2}]
+    table = Calibration.model_validate(document(probe=2, bins=bins((1.0, stages))) | {"verifier": None})
+    journal = MemoryJournal()
+    spec = {"problem": "how?", "strategy": {"name": "auto", "n": 8}, "seed": seed, "answer": "text", "verifier": None}
+    engine = ScriptedEngine(order=seed, thinks=True)
+    outcome = await run_job(JobSpec.model_validate(spec), engine, journal, calibration=table)
+    assert plan(journal)["calibrated"]
+    assert roots(journal) == {str(index) for index in range(8)}
+    assert outcome.result.node is not None
+
+
 async def test_no_stage_gets_more_than_the_jobs_budget() -> None:
     table = document(probe=1, bins=bins((1.0, [{"name": "self_consistency", "n": 50}])))
     _, journal = await solve(table, n=4)
@@ -284,6 +297,7 @@ def test_the_shipped_table_is_valid_and_was_fitted_for_the_shipped_models() -> N
     table = load_calibration(SHIPPED_CALIBRATION)
     folder = Path(__file__).parents[3] / "reasoner" / "bundled"
     assert table.policy.fingerprint == fingerprint(folder / "policy")
+    assert table.verifier is not None
     assert table.verifier.fingerprint == fingerprint(folder / "prm")
 
 
