@@ -21,7 +21,7 @@ from recipes.bundled.thoughts import thinking_example
 from recipes.bundled.train import Plan, export, parse_options, resume, train
 
 SEED = 1
-OWN_SHARE = 0.3
+OWN_SHARE = 0.5
 """Share of the thinking policy's own thoughts among its examples, once there are some (``relabel``)."""
 PLANS = {
     "policy": Plan(steps=2070),

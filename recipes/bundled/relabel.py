@@ -59,13 +59,13 @@ class Relabelled(Trace):
     def _follow_line(self, line: list[int]) -> bool:
         """Read a line; return False if it is the last one that is of use."""
         node, start = self.stack[-1], len(self.ids)
+        if self._must_go_back:
+            return self._return(line)
         if len(node.numbers) == 2:
             text, found = self._results(node.numbers)
             self._must_go_back = True
             self.has_found = found
             return self._expect(line, text) and not found
-        if self._must_go_back:
-            return self._return(line)
         if len(self.stack) == 1 and not node.untried_good(self.target):
             node.tried.clear()
         good, untried = node.untried_good(self.target), node.untried()
@@ -74,8 +74,9 @@ class Relabelled(Trace):
         match = _MOVE.fullmatch(text)
         move: Move | None = None
         if match is not None:
-            move = (int(match[1]), match[2], int(match[3]), int(match[4]))
-        if move is None or move not in set(moves(node.numbers)):
+            results = {legal[:3]: legal for legal in moves(node.numbers)}
+            move = results.get((int(match[1]), match[2], int(match[3])))  # a wrong result has the right one as target
+        if move is None:
             is_return = line[0] in self.words()
             self.ids.extend(line)
             self.path.append((0, "", 0, 0))
@@ -101,7 +102,7 @@ class Relabelled(Trace):
         goes_on = self._expect(line, self._return_text(depth), skip=skip)
         if not goes_on:  # another return, to numbers that there are, is a context like any other
             own = self.tokenizer.decode(line, skip_special_tokens=False)
-            depth = next((d for d in range(len(self.stack) - 1) if self._return_text(d) == own), -1)
+            depth = next((d for d in range(len(self.stack)) if self._return_text(d) == own), -1)
         if depth < 0 or len(self.stack) < 2:
             return False
         if not goes_on:
