@@ -106,12 +106,7 @@ async def open_search(
         prompt = await tokenize_problem(spec, engine, policy)
         thoughts = await find_thought_format(engine, policy, spec.thoughts)
         _check_steps(spec, thoughts)
-        if spec.thinking_tokens is not None and thoughts is None:
-            raise InvalidRequest(
-                f"budget.thinking_tokens: model {policy.id!r} has no known delimiters of thoughts, so that none can be "
-                "closed: leave it out, or give 'thoughts', if its server continues solutions",
-                "budget.thinking_tokens",
-            )
+        _check_thinking_limit(spec, policy, thoughts)
         check_budget(spec.budget, policy.id, policy, prices or {})
         ledger = Ledger(
             spec.budget,
@@ -156,6 +151,23 @@ def _check_steps(spec: JobSpec, thoughts: ThoughtFormat | None) -> None:
             "one step, or let the verifier read them ('reads': 'all'), if it was trained to",
             "steps",
         )
+
+
+def _check_thinking_limit(spec: JobSpec, policy: ModelInfo, thoughts: ThoughtFormat | None) -> None:
+    """Raise ``InvalidRequest`` for a limit of thoughts that neither the search nor the policy's server can keep."""
+    if spec.thinking_tokens is None or policy.limits_thoughts or (thoughts is not None and not thoughts.is_told):
+        return
+    if thoughts is None:
+        problem = (
+            "has no known delimiters of thoughts, so that none can be closed: leave it out, or give 'thoughts', if its "
+            "server continues solutions"
+        )
+    else:
+        problem = (
+            "is on a server that only chats, where a search cannot close a thought: leave it out, or name the field "
+            "with which the server limits thoughts, by 'thinking_limit' in its table [engines.NAME]"
+        )
+    raise InvalidRequest(f"budget.thinking_tokens: model {policy.id!r} {problem}", "budget.thinking_tokens")
 
 
 def _counts_exactly(spec: JobSpec, policy: ModelInfo, served: Mapping[str, ModelInfo]) -> bool:

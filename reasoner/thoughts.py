@@ -4,6 +4,8 @@ A conversation begins ``undecided``: its prompt neither opens a thought nor hold
 ``open`` where the model opens its thought, or the prompt does, and ``closed`` after the first closing delimiter, or as
 soon as the model answers without a thought. Later delimiters are text of the answer. If the end of a thought is a token
 of its own, only that token ends it: a quotation of the delimiter, spelled by other tokens, does not.
+
+A server that only chats has no tokens: it tells which part of an answer is a thought, and closes thoughts itself.
 """
 
 from __future__ import annotations
@@ -49,6 +51,8 @@ class ThoughtFormat:
     """The tokens of line breaks, which a template may write after a delimiter."""
     has_end_token: bool
     """True if the first of ``closing_ids`` ends every thought, and nothing else contains it."""
+    is_told: bool = False
+    """True if the server tells which part of an answer is a thought."""
 
     @property
     def end_token(self) -> int | None:
@@ -83,6 +87,11 @@ class ThoughtProgress:
     """The maximum number of generated tokens of a thought."""
     parts: tuple[Part, ...] = ()
     """The parts of the branch."""
+
+    @property
+    def can_be_cut(self) -> bool:
+        """Return True if the next request may end anywhere, since another one goes on there."""
+        return True
 
     @property
     def is_at_limit(self) -> bool:
@@ -181,6 +190,36 @@ class ThoughtProgress:
     def _append(self, kind: PartKind, segment: Completion) -> ThoughtProgress:
         part = Part(kind, "generated", len(segment.text), len(segment.token_ids))
         return replace(self, parts=_join(self.parts, part))
+
+
+class ToldThought(ThoughtProgress):
+    """Progress on a server that tells which part of an answer is a thought. No request ends with the thought."""
+
+    @property
+    def can_be_cut(self) -> bool:
+        return self.state == "closed"  # most templates do not render the beginning of a thought
+
+    def max_tokens(self, tokens: int, *, must_decide: bool) -> int:  # noqa: ARG002
+        return tokens
+
+    def adapt(self, sampling: SamplingParams, step_stops: Sequence[str]) -> SamplingParams:  # noqa: ARG002
+        return sampling
+
+    def closes(self, segment: Completion, earlier: Tokens) -> bool:  # noqa: ARG002
+        return False
+
+    def add(self, segment: Completion, earlier: Tokens) -> tuple[ThoughtProgress, Completion]:  # noqa: ARG002
+        """Return the progress after a segment, of which the server has told the part that is a thought."""
+        num_chars, num_tokens = segment.thought or (0, 0)
+        rest = len(segment.text) - num_chars, len(segment.token_ids) - num_tokens
+        parts = Part("thought", "generated", num_chars, num_tokens), Part("answer", "generated", *rest)
+        state = self.state
+        if rest[0]:
+            state = "closed"
+        elif num_tokens and state == "undecided":
+            state = "open"
+        progress = replace(self, state=state, num_tokens=self.num_tokens + num_tokens, parts=_join(self.parts, *parts))
+        return progress, segment
 
 
 def _join(parts: tuple[Part, ...], *more: Part) -> tuple[Part, ...]:

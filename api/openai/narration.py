@@ -59,7 +59,7 @@ class Narration:
         self._spec = spec
         self._is_concise = concise
         self.has_thoughts: bool | None = None
-        """True if the model's thoughts are known; ``None`` before the first part of a branch."""
+        """True once a branch has shown a thought; ``None`` before the first part of a branch."""
         self._num_tokens: Counter[str] = Counter()
         """Tokens by node."""
         self._num_thought: dict[str, int] = {}
@@ -110,7 +110,8 @@ class Narration:
             own = (part for part in read_parts(data) if (part.kind, part.origin) == ("thought", "generated"))
             self._num_thought[node] = sum(part.num_tokens for part in own)
         if data["reason"] != "said":
-            self.has_thoughts = "thought" in data
+            shows = any(part.kind == "thought" and part.num_chars for part in read_parts(data))
+            self.has_thoughts = shows or bool(self.has_thoughts)
         if data.get("fresh"):
             self._fresh_nodes.add(node)
         if not data["final"]:
@@ -141,7 +142,7 @@ class Narration:
         content = (strip_thinking(text) or "") if result is None or result.content is None else result.content
         num_tokens, num_thought = self._count_solution_tokens(result)
         num_visible = num_tokens - num_thought
-        if text and not self.has_thoughts:
+        if text and (result is None or result.node not in self._num_thought):
             num_visible = round(num_tokens * len(content) / len(text))
         return JobEnd(status, event.at, result, error, Usage.model_validate(data["usage"]), content, num_visible)
 

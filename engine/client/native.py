@@ -7,6 +7,7 @@ from contextlib import aclosing
 from dataclasses import asdict
 
 from engine.client.connection import Connection
+from engine.protocol.request_checks import check_no_thinking_limit
 from engine.protocol.types import (
     EngineUnavailable,
     Events,
@@ -31,6 +32,7 @@ class NativeEngine:
         self._connection = connection
 
     async def generate(self, request: GenerateRequest, *, stream: bool = False) -> Events:
+        check_no_thinking_limit(request)
         num_missing = len(request.branches)
         async with aclosing(self._connection.events("/v1/completions", _generate_body(request, stream))) as events:
             async for event in events:

@@ -59,6 +59,7 @@ def check_generate(request: GenerateRequest, model: ModelInfo, max_branches: int
     if model.kind != "generate":
         raise InvalidRequest(f"model {model.id!r} classifies tokens and cannot generate; use a score request", "model")
     _check_probe(request.probe, model)
+    check_no_thinking_limit(request)
     if not request.prompt:
         raise InvalidRequest("the prompt must have at least one token", "prompt")
     check_tokens(request.prompt, model, "prompt")
@@ -103,6 +104,16 @@ def find_setting_outside(sampling: SamplingParams, supported: Collection[str]) -
     """Return the first setting that differs from its default and is not among the supported ones."""
     values, defaults = asdict(sampling), asdict(SamplingParams())
     return next((name for name in values if name not in supported and values[name] != defaults[name]), None)
+
+
+def check_no_thinking_limit(request: GenerateRequest) -> None:
+    """Raise ``InvalidRequest`` for a limit of thoughts, on servers on which the search closes them itself."""
+    if request.thinking_limit is not None:
+        raise InvalidRequest(
+            "thinking_limit is for servers that only chat: end the branch at the limit and continue it after the "
+            "closing delimiter",
+            "thinking_limit",
+        )
 
 
 def check_score(request: ScoreRequest, model: ModelInfo, max_items: int) -> None:

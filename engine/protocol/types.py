@@ -134,6 +134,10 @@ class GenerateRequest:
     """True to allow speculative decoding, which changes no token but also computes rejected draft tokens."""
     probe: bool = False
     """True to report the score of the model's probe (``ModelInfo.probe``) in each completion."""
+    thinking_limit: int | None = None
+    """The maximum number of tokens of a thought, for servers that limit thoughts (``ModelInfo.limits_thoughts``); any
+    other refuses it.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +199,10 @@ class Completion:
     probe: float | None = None
     """The probe's estimate that the solution ends right, read from the state that predicted the last of ``token_ids``;
     ``None`` if it was not requested or no token was sampled.
+    """
+    thought: tuple[int, int] | None = None
+    """The numbers of characters and of tokens at the beginning that are a thought, which has tokens alone if the server
+    hides it; ``None`` if the server does not tell.
     """
 
 
@@ -287,6 +295,10 @@ class ModelInfo:
     """True if the server isolates cached prefixes by ``cache_salt``. Otherwise a request with a salt is refused."""
     probe: ProbeInfo | None = None
     """The head that scores the model's own solutions; ``None`` if there is none."""
+    tells_thoughts: bool = False
+    """True if ``Completion.thought`` tells which part of an answer is a thought."""
+    limits_thoughts: bool = False
+    """True if the server limits thoughts by ``GenerateRequest.thinking_limit``."""
 
 
 class EngineClient(Protocol):

@@ -52,6 +52,7 @@ class BranchRunner:
         self._ledger = context.search.ledger
         self._cancelled = context.search.cancelled
         self._reads_probe = context.search.reads_probe
+        self._thinking_limit = context.search.server_limit
         self._rate = self._ledger.rate_of_model(self._model)
         self._counts_prompts = self._ledger.budget.flops is not None or self._ledger.budget.cost is not None
         self._longest = context.longest
@@ -206,6 +207,7 @@ class BranchRunner:
             lease=self._lease,
             draft=self._ledger.budget.flops is None,
             probe=self._reads_probe,
+            thinking_limit=self._thinking_limit,
         )
         task = asyncio.create_task(self._read_stream(request, siblings))
         self._requests[request.request_id] = task
@@ -224,7 +226,7 @@ class BranchRunner:
             left = thought.max_tokens(left, must_decide=bool(branch.stops_outside_thoughts))
         *above, index = branch.path
         sibling = make_branch_key(tuple(above)), index
-        if self._can_continue:
+        if self._can_continue and (thought is None or thought.can_be_cut):
             left = min(left, every - len(tokens) % every)
         return Branch(self._seed, make_branch_key(branch.path), left, tokens, sibling)
 

@@ -86,8 +86,9 @@ class Search:
 
     @property
     def thoughts(self) -> ThoughtFormat | None:
-        """Delimiters of the policy's thoughts; ``None`` if it has none."""
-        return self._context.thoughts
+        """Delimiters at which the search can end the policy's thoughts; ``None`` if there are none."""
+        thoughts = self._context.thoughts
+        return None if thoughts is None or thoughts.is_told else thoughts
 
     @property
     def context(self) -> int:

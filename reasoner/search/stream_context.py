@@ -18,7 +18,7 @@ from reasoner.search.grants import Grants
 from reasoner.search.replay import ReplayLog
 from reasoner.search.scoring import NodeScorer
 from reasoner.search.shared_branches import Copies
-from reasoner.thoughts import ThoughtFormat, ThoughtProgress
+from reasoner.thoughts import ThoughtFormat, ThoughtProgress, ToldThought
 from reasoner.tree import Node
 
 STEPS_TO_END = 4
@@ -50,6 +50,11 @@ class SearchContext:
     """True if the engine reads the policy's probe at the end of each branch."""
     thoughts: ThoughtFormat | None = None
     """Delimiters of the policy's thoughts; ``None`` if it has none."""
+
+    @property
+    def server_limit(self) -> int | None:
+        """The limit of a thought, if the policy's server keeps it."""
+        return self.spec.thinking_tokens if self.policy.limits_thoughts else None
 
 
 @dataclass(slots=True, eq=False)
@@ -93,6 +98,8 @@ class StreamContext:
         thoughts = self.search.thoughts
         if thoughts is None or node.thought is None:
             return None
+        if thoughts.is_told:
+            return ToldThought(thoughts, node.thought, node.thought_tokens)
         return ThoughtProgress(thoughts, node.thought, node.thought_tokens, self.search.spec.thinking_tokens)
 
     def max_new_tokens(self, node: Node) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 
 from engine.protocol.types import EngineClient, InvalidRequest, ModelInfo, NotSupported, Tokens
 from reasoner.jobs.spec import ThoughtSpec
@@ -24,13 +25,14 @@ async def find_thought_format(
 
     ``None`` if it has none. Raises ``InvalidRequest`` for given delimiters that the tokenizer cannot spell.
     """
-    if "continuation" in policy.lacks:  # no thought can be closed from outside
-        if thoughts is None:
+    if policy.tells_thoughts or "continuation" in policy.lacks:
+        if thoughts is not None:
+            raise InvalidRequest(
+                f"thoughts: the server of model {policy.id!r} only chats or cannot continue a solution: leave them out",
+                "thoughts",
+            )
+        if not policy.tells_thoughts:  # no thought can be closed from outside
             return None
-        raise InvalidRequest(
-            f"thoughts: the server of model {policy.id!r} has no tokens and cannot continue a solution: leave them out",
-            "thoughts",
-        )
     key = (policy.id, policy.fingerprint, None if thoughts is None else thoughts.model_dump_json())
     if key not in _FORMATS or not policy.fingerprint:
         if len(_FORMATS) >= _MAX_FORMATS:
@@ -49,6 +51,8 @@ async def _find(engine: EngineClient, policy: ModelInfo, thoughts: ThoughtSpec |
     if thoughts is not None:
         await _check_spelling(encode, policy, thoughts)
         return await _make_format(encode, thoughts.open, thoughts.close, thoughts.forced)
+    if policy.tells_thoughts:
+        return replace(await _make_format(encode, *DELIMITERS[0], None), is_told=True)
     try:
         for opening, closing in DELIMITERS:
             if await _has_own_tokens(encode, opening) and await _has_own_tokens(encode, closing):

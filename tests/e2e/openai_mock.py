@@ -30,6 +30,8 @@ class HostedChat:
     cuts: int = 1
     """The streams that it then breaks off."""
     is_model_gone: bool = False
+    thought: str = ""
+    """Text that it sends as ``reasoning_content``; without it reasoning is hidden."""
     billed: int = 0
     refused: int = 0
     requests: list[dict[str, Any]] = field(default_factory=list)
@@ -76,6 +78,8 @@ class HostedChat:
             return f"data: {json.dumps(common | {'choices': choices, 'usage': None} | more)}\n\n"
 
         yield event([{"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}])
+        if self.thought:
+            yield event([{"index": 0, "delta": {"reasoning_content": self.thought}, "finish_reason": None}])
         for word in text.split(" "):
             yield event([{"index": 0, "delta": {"content": f"{word} "}, "finish_reason": None}])
             if is_cut:

@@ -57,9 +57,24 @@ def test_a_vote_survives_limits_and_cuts_and_is_billed_as_the_server_bills(
     assert hosted.billed == 9 * (REASONING_TOKENS + ANSWER_TOKENS)
     # The stream that was cut had sent one part, which counts as a token.
     assert usage["generated"] == hosted.billed + 1
+    assert (usage["thought"], job["result"]["thought"]) == (9 * REASONING_TOKENS, "")
     assert usage["cached"] == 9 * CACHED_TOKENS
     assert {request["seed"] for request in hosted.requests[3:]} != {None}
     assert all(request["stream_options"] == {"include_usage": True} for request in hosted.requests)
+
+
+def test_a_thought_is_the_reasoning_content_of_our_own_chat_api(service: httpx.Client, hosted: HostedChat) -> None:
+    hosted.refusals = hosted.cuts = 0
+    hosted.thought = "Two and two."
+    body = {"model": MODEL, "messages": [{"role": "user", "content": "2 + 2?"}], "seed": 1}
+    body |= {"strategy": {"name": "self_consistency", "n": 2}, "chat_template_kwargs": {"reasoning_effort": "high"}}
+    answer = service.post("/v1/chat/completions", json=body).json()
+    message = answer["choices"][0]["message"]
+    assert message["reasoning_content"] == "Two and two."
+    assert message["content"].startswith("The sum is") or message["content"].startswith("It must be")
+    usage = answer["usage"]
+    assert usage["completion_tokens"] - usage["completion_tokens_details"]["reasoning_tokens"] == ANSWER_TOKENS
+    assert [request["reasoning_effort"] for request in hosted.requests] == ["high"] * 2
 
 
 def test_a_model_that_is_gone_fails_the_job_and_is_named(service: httpx.Client, hosted: HostedChat) -> None:

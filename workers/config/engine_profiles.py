@@ -7,13 +7,13 @@ from typing import Annotated, Any, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from engine.client.chat.options import DEFAULT_CONTEXT, ChatOptions, Prefill
+from engine.client.chat.options import DEFAULT_CONTEXT, ChatOptions, Prefill, ThinkingLimit
 from engine.client.http import CHAT, KINDS
 from engine.client.throttle import RateLimits
 from workers.config.api_key import WithApiKey
 from workers.config.types import check_url
 
-_CHAT_ONLY = ("context", "omit", "prefill")
+_CHAT_ONLY = ("context", "omit", "prefill", "thinking_limit")
 
 
 class EngineProfile(WithApiKey):
@@ -40,6 +40,12 @@ class EngineProfile(WithApiKey):
         "none",
         description="How a chat server goes on after the beginning of an answer: last_message (Anthropic), prefix "
         "(Mistral, DeepSeek), continue_final_message (vLLM, SGLang; alone allows search by steps), or none.",
+    )
+    thinking_limit: ThinkingLimit = Field(
+        "none",
+        description="The field with which a chat server limits thoughts to a job's budget.thinking_tokens: thinking "
+        "(Anthropic, 1024 tokens at least), reasoning (OpenRouter) or thinking_budget (Qwen's API, SiliconFlow); with "
+        "none it is refused.",
     )
     prices: str | None = Field(
         None,
@@ -83,6 +89,11 @@ class EngineProfile(WithApiKey):
         for name in _CHAT_ONLY if self.kind != CHAT else ():
             if name in self.model_fields_set:
                 raise ValueError(f"{name!r} belongs to servers of kind 'chat': leave it out")
+        if self.thinking_limit != "none" and self.prefill == "continue_final_message":
+            raise ValueError(
+                "'thinking_limit' is for hosted servers: reach a vLLM or SGLang by kind = 'vllm' or 'sglang', where "
+                "the search itself limits thoughts"
+            )
         return self
 
     @property
@@ -93,4 +104,4 @@ class EngineProfile(WithApiKey):
     @property
     def chat(self) -> ChatOptions:
         """The properties of a chat server."""
-        return ChatOptions(self.models, self.context, frozenset(self.omit), self.prefill)
+        return ChatOptions(self.models, self.context, frozenset(self.omit), self.prefill, self.thinking_limit)

@@ -1,10 +1,14 @@
-"""The part of an answer that a chat server has sent so far."""
+"""The part of an answer that a chat server has sent so far.
+
+The thought of a model that thinks comes first, between delimiters. Servers send it in a field of its own, or with its
+delimiters in the content, where a chat template may have written the opening one.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from engine.client.chat.encoding import count_tokens, encode_text
+from engine.client.chat.encoding import CLOSING, OPENING, encode_answer, encode_text, measure_thought
 from engine.protocol.types import Branch, EngineUnavailable, FinishReason, Tokens
 from engine.protocol.wire import Json
 
@@ -16,6 +20,9 @@ _REASONS: dict[str, FinishReason] = {
     "function_call": "stop",
 }
 
+_REASONING_FIELDS = ("reasoning_content", "reasoning")
+"""The former of DeepSeek, SGLang, LiteLLM and older vLLM, the latter of OpenRouter, Groq and newer vLLM."""
+
 
 @dataclass
 class ChatAnswer:
@@ -24,7 +31,16 @@ class ChatAnswer:
     index: int
     """The place of the branch in the caller's request."""
     branch: Branch
-    text: str = ""
+    thought: str = ""
+    """The thought that this request has sent apart from the content, with its delimiters."""
+    content: str = ""
+    has_begun: bool = False
+    """True if the request goes on after the beginning of an answer, which no thought follows."""
+    is_in_thought: bool = False
+    """True if the request goes on in the middle of a thought."""
+    is_literal: bool = False
+    """True if the server goes on where the text ends, so that all it sends after the beginning of an answer is content,
+    also what it takes for a thought."""
     reason: FinishReason | None = None
     stop: str | None = None
     """The stop string that ended the branch, if the server tells."""
@@ -33,6 +49,7 @@ class ChatAnswer:
     num_events: int = 0
     """The number of parts that this request has sent, of text or of hidden reasoning."""
     reported: int | None = None
+    reported_thought: int | None = None
     prompt: int = 0
     cached: int = 0
 
@@ -42,14 +59,17 @@ class ChatAnswer:
         if isinstance(usage.get("completion_tokens"), int):
             self.reported = usage["completion_tokens"]
             self.prompt = usage.get("prompt_tokens") or self.prompt
+        details = usage.get("completion_tokens_details") or {}
+        self.reported_thought = details.get("reasoning_tokens") or self.reported_thought
         self.cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or self.cached
         if not chunk.get("choices"):
             return ""
         choice = chunk["choices"][0]
         delta = choice.get("delta") or {}
-        text: str = delta.get("content") or ""
-        self.num_events += any(delta.get(name) for name in ("content", "reasoning_content", "reasoning"))
-        self.text += text
+        reasoning: str = next((delta[name] for name in _REASONING_FIELDS if delta.get(name)), "")
+        content: str = delta.get("content") or ""
+        self.num_events += bool(reasoning or content)
+        text = self._add_reasoning(reasoning) + self._add_content(content)
         finish = choice.get("finish_reason")
         if finish is not None:
             if finish not in _REASONS:
@@ -58,9 +78,44 @@ class ChatAnswer:
             stop = choice.get("stop_reason", choice.get("matched_stop"))
             if isinstance(stop, str):  # the server has cut it off
                 self.stop = stop
-                self.text += stop
-                text += stop
+                is_thought = bool(self.thought) and not self.content
+                text += self._add_reasoning(stop) if is_thought else self._add_content(stop)
         return text
+
+    def _add_reasoning(self, text: str) -> str:
+        """Add text of a thought, and return it as it stands in the branch."""
+        if not text:
+            return ""
+        if self.has_begun or self.content:
+            return self._add_content(text) if self.is_literal else ""
+        if not self.thought and not self.is_in_thought:
+            text = f"{OPENING}\n{text}"
+        self.thought += text
+        return text
+
+    def _add_content(self, text: str) -> str:
+        """Add content, and return it as it stands in the branch: the first closes a thought."""
+        if not self.thought or self.content:
+            self.content += text
+            return text
+        text = text.lstrip("\n")
+        if not text:
+            return ""
+        end = f"\n{CLOSING}\n\n"
+        self.thought += end
+        self.content = text
+        return end + text
+
+    def split(self) -> tuple[str, str]:
+        """Return the thought that this request has sent and the content after it."""
+        if self.thought or self.has_begun:
+            return self.thought, self.content
+        thought, closing, rest = self.content.partition(CLOSING)
+        is_open = self.is_in_thought or thought.lstrip().startswith(OPENING)
+        if closing and (is_open or OPENING not in thought):
+            content = rest.lstrip("\n")
+            return self.content.removesuffix(content), content
+        return (self.content, "") if is_open else ("", self.content)
 
     @property
     def token_ids(self) -> Tokens:
@@ -69,12 +124,20 @@ class ChatAnswer:
         Without a report, since the stream was cut, each event counts as a token.
         """
         count = self.num_events if self.reported is None else self.reported
-        return self.earlier + encode_text(self.text, count_tokens(self.text, count or None))
+        return self.earlier + encode_answer(*self.split(), count or None, self.reported_thought)
 
     def keep(self) -> None:
         """Keep what has arrived as the beginning of the answer, which another request continues."""
-        self.earlier, self.text, self.num_events, self.reported = self.token_ids, "", 0, None
+        self._begin_again(self.token_ids)
+        self.has_begun = True
 
     def drop(self) -> None:
         """Forget the text that has arrived, since no request can continue it; its tokens stay on the bill."""
-        self.earlier, self.text, self.num_events, self.reported = encode_text("", len(self.token_ids)), "", 0, None
+        tokens = self.token_ids
+        _, num_thought = measure_thought(tokens)
+        dropped = encode_text("", num_thought, is_thought=True) + encode_text("", len(tokens) - num_thought)
+        self._begin_again(dropped)
+
+    def _begin_again(self, earlier: Tokens) -> None:
+        self.earlier, self.thought, self.content, self.num_events = earlier, "", "", 0
+        self.reported = self.reported_thought = None

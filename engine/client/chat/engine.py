@@ -1,9 +1,10 @@
 """Client of servers with ``/v1/chat/completions`` alone, one request per branch.
 
 Token ids hold the text itself (``engine.client.chat.encoding``), as many as the server bills, hidden reasoning
-included. A branch goes on after a given beginning only where the server has prefill. There are no log-probabilities of
-a branch, no leases and no salts; a seed is sent, and most servers treat it as a wish. Only vLLM and SGLang tell which
-stop string ended an answer, so that only they can search step by step.
+included. A thought is the beginning of a branch's text (``Completion.thought``) and is not sent again. A branch goes on
+after a given beginning only where the server has prefill. There are no log-probabilities of a branch, no leases and no
+salts; a seed is sent, and most servers treat it as a wish. Only vLLM and SGLang tell which stop string ended an answer,
+so that only they can search step by step.
 
 Scores are those of a judge: the log-probabilities of the verdicts as first token where the server lists the likeliest
 tokens, or else what it writes, which is certain of itself.
@@ -19,7 +20,14 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 
 from engine.client.chat.answer import ChatAnswer
-from engine.client.chat.encoding import count_tokens, decode_prompt, decode_text, encode_prompt
+from engine.client.chat.encoding import (
+    CLOSING,
+    count_tokens,
+    decode_prompt,
+    decode_text,
+    encode_prompt,
+    measure_thought,
+)
 from engine.client.chat.options import ChatOptions
 from engine.client.connection import Connection
 from engine.client.openai.request import branch_seed, routing_headers
@@ -27,6 +35,7 @@ from engine.client.retries import Retries
 from engine.client.running import RunningRequest, RunningRequests, unsupported
 from engine.protocol.request_checks import check_branches, find_setting_outside
 from engine.protocol.types import (
+    Branch,
     Completion,
     Delta,
     EngineError,
@@ -46,6 +55,8 @@ from engine.protocol.types import (
 )
 from engine.protocol.wire import Json
 
+_EFFORT = "reasoning_effort"
+"""The variable of chat templates that is a field of OpenAI's requests, too."""
 _SETTINGS = ("temperature", "top_p", "presence_penalty", "frequency_penalty", "stop")
 _VERDICT_TOKENS = 16
 _UNLIKELY = -30.0
@@ -85,7 +96,10 @@ class ChatEngine:
         self._check(request)
 
         def streams(running: RunningRequest) -> list[Events]:
-            return [self._run(running, ChatAnswer(index, branch)) for index, branch in enumerate(request.branches)]
+            return [
+                self._run(running, self._begin_answer(request, index, branch))
+                for index, branch in enumerate(request.branches)
+            ]
 
         async with aclosing(self._running.generate(request, streams, stream=stream)) as events:
             async for event in events:
@@ -112,9 +126,15 @@ class ChatEngine:
         generation_prompt: bool = True,  # noqa: ARG002
         template_kwargs: TemplateKwargs | None = None,
     ) -> Tokens:
-        if template_kwargs:
-            raise self._cannot("set variables of its chat template: leave out chat_template_kwargs")
-        return encode_prompt(text)
+        names = set() if self._is_literal else set(template_kwargs or ()) - {_EFFORT}
+        if names:
+            raise InvalidRequest(
+                f"the server at {self._connection.url} (chat) has no field for {min(names)!r}: of chat_template_kwargs "
+                f"give {_EFFORT} alone; a vLLM or SGLang takes all of them if its table in reasoner.toml says "
+                "prefill = 'continue_final_message'",
+                "chat_template_kwargs",
+            )
+        return encode_prompt(text, template_kwargs)
 
     async def models(self) -> list[ModelInfo]:
         """List the configured models, or all that the server lists.
@@ -149,8 +169,6 @@ class ChatEngine:
     def _info(self, entry: Json) -> ModelInfo:
         reported = entry.get("max_model_len") or entry.get("context_length") or (entry.get("meta") or {}).get("n_ctx")
         context = reported or self._options.context
-        # Steps end at stop strings, and a search must tell them from the end of a solution: only these servers do.
-        can_continue = self._options.prefill == "continue_final_message"
         return ModelInfo(
             entry["id"],
             "generate",
@@ -160,10 +178,24 @@ class ChatEngine:
             extra={"server": "chat"},
             counts_exactly=False,
             isolates=False,
-            lacks=("logprobs",) if can_continue else ("continuation", "logprobs"),
+            # Steps end at stop strings, and a search must tell them from the end of a solution: only these servers do.
+            lacks=("logprobs",) if self._is_literal else ("continuation", "logprobs"),
+            tells_thoughts=True,
+            limits_thoughts=self._options.thinking_limit != "none",
         )
 
+    @property
+    def _is_literal(self) -> bool:
+        """True if the server goes on exactly where a given text ends, and renders its template with given variables."""
+        return self._options.prefill == "continue_final_message"
+
     # Generation.
+
+    def _begin_answer(self, request: GenerateRequest, index: int, branch: Branch) -> ChatAnswer:
+        conversation = decode_prompt([*request.prompt, *branch.generated])
+        is_in_thought = self._is_literal and conversation.has_open_thought and CLOSING not in conversation.answer
+        has_begun = bool(conversation.answer) and not is_in_thought
+        return ChatAnswer(index, branch, has_begun=has_begun, is_in_thought=is_in_thought, is_literal=self._is_literal)
 
     async def _run(self, running: RunningRequest, answer: ChatAnswer) -> Events:
         """Generate one branch. A stream that breaks off is continued, or begins again where the server cannot."""
@@ -176,10 +208,11 @@ class ChatEngine:
                 return
             except EngineUnavailable as error:
                 _LISTS.pop(self._place, None)
-                has_progress = bool(answer.text) and self._options.prefill != "none"
+                can_go_on = self._options.prefill != "none"
+                has_progress = can_go_on and bool(answer.split()[1])
                 if not await running.wait_to_retry(error, retries, has_progress=has_progress):
                     break
-                if has_progress:
+                if has_progress or (can_go_on and answer.has_begun):
                     answer.keep()
                 else:
                     answer.drop()
@@ -207,6 +240,7 @@ class ChatEngine:
             "stream": True,
             "stream_options": {"include_usage": True},
             **{name: getattr(request.sampling, name) for name in _SETTINGS if name != "stop" or request.sampling.stop},
+            **({} if request.thinking_limit is None else self._options.limit_thought(request.thinking_limit, left)),
         }
         body = {name: value for name, value in body.items() if name not in self._options.omit}
         headers = routing_headers(request.request_id, request.lease)
@@ -237,34 +271,42 @@ class ChatEngine:
         return True
 
     def _messages(self, tokens: Sequence[int]) -> Json:
-        """Return the fields that hold the conversation. Raises ``EngineError`` if it ends in the middle of an answer
-        and the server has no prefill.
+        """Return the fields that hold the conversation and its template's variables. The thought is left out, unless
+        its end was not sent by the server, which goes on there.
+
+        Raises ``EngineError`` if the conversation ends in the middle of an answer and the server has no prefill.
         """
-        messages, answer = decode_prompt(tokens)
+        conversation = decode_prompt(tokens)
+        messages: list[Json] = [*conversation.messages]
+        fields: Json = {"messages": messages}
+        if kwargs := conversation.template_kwargs:
+            fields |= {"chat_template_kwargs": kwargs} if self._is_literal else kwargs
+        is_whole = self._is_literal and conversation.has_open_thought
+        answer = conversation.written if is_whole else conversation.answer
         if not answer:
-            return {"messages": messages}
-        last: Json = {"role": "assistant", "content": answer}
+            return fields
+        messages.append({"role": "assistant", "content": answer})
         match self._options.prefill:
             case "none":
                 raise self._cannot("go on after the beginning of an answer")
             case "prefix":
-                return {"messages": [*messages, last | {"prefix": True}]}
+                messages[-1]["prefix"] = True
             case "continue_final_message":
-                flags = {"continue_final_message": True, "add_generation_prompt": False}
-                return {"messages": [*messages, last]} | flags
-            case "last_message":
-                return {"messages": [*messages, last]}
+                fields |= {"continue_final_message": True, "add_generation_prompt": False}
+        return fields
 
     def _completion(self, request: GenerateRequest, answer: ChatAnswer, reason: FinishReason) -> Completion:
+        tokens = answer.token_ids
         return Completion(
             index=answer.index,
-            token_ids=answer.token_ids,
-            text=decode_text(answer.token_ids),
+            token_ids=tokens,
+            text=decode_text(tokens),
             finish_reason=reason,
             stop=answer.stop,
             logprob=0.0,
             prompt_tokens=answer.prompt or len(request.prompt) + len(answer.branch.generated),
             cached_tokens=answer.cached,
+            thought=measure_thought(tokens),
         )
 
     def _check(self, request: GenerateRequest) -> None:
@@ -275,6 +317,8 @@ class ChatEngine:
             raise self._cannot("read a probe, which needs the model's hidden states: serve the model on our engine")
         if request.cache_salt is not None:
             raise self._cannot("keep caches apart by cache_salt")
+        if request.thinking_limit is not None and self._options.thinking_limit == "none":
+            raise self._cannot("limit thoughts, unless thinking_limit in its table of reasoner.toml names a field")
         check_branches(request)
 
     def _cannot(self, what: str) -> NotSupported:
@@ -334,5 +378,4 @@ class ChatEngine:
 
 def _has_answers(prompt: Sequence[int]) -> bool:
     """Return True for a conversation that has grown by the model's own answers, not only by its user's question."""
-    messages, _ = decode_prompt(prompt)
-    return any(message["role"] == "assistant" for message in messages)
+    return any(message["role"] == "assistant" for message in decode_prompt(prompt).messages)

@@ -32,7 +32,7 @@ from engine.client.openai.request import completion_body, group_siblings, routin
 from engine.client.openai.scoring import OpenAIScorer
 from engine.client.retries import Retries
 from engine.client.running import RunningRequest, RunningRequests, unsupported
-from engine.protocol.request_checks import check_branches, find_setting_outside
+from engine.protocol.request_checks import check_branches, check_no_thinking_limit, find_setting_outside
 from engine.protocol.streams import merge_streams
 from engine.protocol.types import (
     Completion,
@@ -215,6 +215,7 @@ class OpenAICompatibleEngine:
         if not self._dialect.tokenizes and self._text is None:
             raise self._cannot("tell token ids; name the folder of its model's tokenizer")
         self._check_probe(request)
+        check_no_thinking_limit(request)
         check_branches(request)
 
     def _explain(self, error: EngineError, request: GenerateRequest) -> EngineError:

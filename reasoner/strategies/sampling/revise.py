@@ -15,6 +15,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from engine.protocol.types import InvalidRequest
+from reasoner.answers.extraction.extract import strip_thinking
 from reasoner.search.search import Search
 from reasoner.strategies.base import Choice, Params, Samples, Strategy, choose_best_scored, choose_by_majority
 from reasoner.tree import Node
@@ -63,17 +64,23 @@ async def _start_attempt(search: Search, params: Revise, attempts: list[Node]) -
     """Start the conversation of the next attempt and return its node.
 
     It contains as many of the last attempts as leave room for another one of the longest attempt's length. If there is
-    no room, or the attempts are empty, the chain starts over.
+    no room, or the attempts are empty, the chain starts over. Attempts are shown without their thoughts.
     """
     longest = max(attempt.tokens for attempt in attempts)
-    shown = [attempt for attempt in attempts[-params.memory :] if attempt.text.strip()]
+    shown = [text for attempt in attempts[-params.memory :] if (text := _answer(attempt)).strip()]
     while True:
         messages = search.spec.to_messages()
-        for attempt in shown:
-            messages += [{"role": "assistant", "content": attempt.text}, {"role": "user", "content": params.request}]
+        for text in shown:
+            messages += [{"role": "assistant", "content": text}, {"role": "user", "content": params.request}]
         if not shown or len(await search.tokenize(messages)) + longest <= search.context:
             return await search.start_conversation(attempts[-1], messages)
         shown = shown[1:]
+
+
+def _answer(attempt: Node) -> str:
+    """Return an attempt without its thought; empty if nothing follows it."""
+    text = (attempt.answer_text if attempt.thought is not None else strip_thinking(attempt.text)) or ""
+    return text if text == attempt.text else text.lstrip("\n")
 
 
 STRATEGY = Strategy("revise", Revise, run, needs_verifier=False, welcomes_verifier=True, votes=True)

@@ -13,7 +13,14 @@ from hypothesis import strategies as st
 
 from engine.client import retries
 from engine.client.chat import engine as chat_engine
-from engine.client.chat.encoding import count_tokens, decode_prompt, decode_text, encode_prompt, encode_text
+from engine.client.chat.encoding import (
+    Conversation,
+    count_tokens,
+    decode_prompt,
+    decode_text,
+    encode_prompt,
+    encode_text,
+)
 from engine.client.chat.options import ChatOptions
 from engine.client.http import HttpEngine
 from engine.protocol.types import (
@@ -93,7 +100,7 @@ def test_ids_hold_the_text_in_any_number(text: str, count: int) -> None:
     st.lists(st.fixed_dictionaries({"role": st.sampled_from(["user", "assistant"]), "content": st.text()})), st.text()
 )
 def test_a_conversation_and_the_beginning_of_its_answer_come_back(messages: list[dict[str, str]], answer: str) -> None:
-    assert decode_prompt(encode_prompt(messages) + encode_text(answer)) == (messages, answer)
+    assert decode_prompt(encode_prompt(messages) + encode_text(answer)) == Conversation(messages, {}, answer, answer)
 
 
 @pytest.mark.parametrize(

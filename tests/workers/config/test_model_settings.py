@@ -271,13 +271,14 @@ def test_a_missing_key_of_a_server_is_named(tmp_path: Path, lines: str, message:
 def test_servers_in_engines_have_their_models_and_nothing_is_loaded_for_them(tmp_path: Path) -> None:
     text = (
         "model = 'gpt'\n[engines.hosted]\nurl = 'https://api.example/v1'\nkind = 'chat'\nmodels = ['gpt', 'gpt-mini']\n"
-        "context = 128000\nomit = 'seed'\n[models.gpt]\nverifier = {kind = 'judge'}\n"
+        "context = 128000\nomit = 'seed'\nthinking_limit = 'reasoning'\n[models.gpt]\nverifier = {kind = 'judge'}\n"
     )
     settings = configure(tmp_path, text)
     assert settings.local_models() == {}
     assert not settings.has_local_engine
     assert settings.engine_addresses == ()
-    assert settings.engines["hosted"].chat == ChatOptions(("gpt", "gpt-mini"), 128_000, frozenset({"seed"}))
+    expected = ChatOptions(("gpt", "gpt-mini"), 128_000, frozenset({"seed"}), thinking_limit="reasoning")
+    assert settings.engines["hosted"].chat == expected
     engine = connect(settings)
     assert isinstance(engine, RoutedEngine)
     assert engine._engine_for("gpt") is engine._engine_for("gpt-mini") is engine._main
@@ -289,6 +290,11 @@ def test_servers_in_engines_have_their_models_and_nothing_is_loaded_for_them(tmp
     [
         ("kind = 'french'", "must be one of reasoner, vllm, sglang, llamacpp, openai, chat"),
         ("prefill = 'prefix'", "'prefill' belongs to servers of kind 'chat'"),
+        ("thinking_limit = 'reasoning'", "'thinking_limit' belongs to servers of kind 'chat'"),
+        (
+            "kind = 'chat'\nprefill = 'continue_final_message'\nthinking_limit = 'reasoning'",
+            "'thinking_limit' is for hosted servers: reach a vLLM or SGLang by kind = 'vllm' or 'sglang'",
+        ),
         ("kind = 'chat'\ntokenizer = 'x'", "a chat server needs no 'tokenizer'"),
         ("[engines.b]\nurl = 'http://b'\nmodels = 'm'", "'m' is a model of engines.b, too"),
         ("[models.m]\nurl = 'http://b'", "'m' has a place in [models.m], too"),
