@@ -61,6 +61,22 @@ async def test_a_thought_is_probed_at_intervals_and_ends_when_its_last_probes_ag
                 assert following is None or following["text"] == FINAL
 
 
+async def test_an_answer_behind_a_thought_that_its_limit_closed_votes_only_if_there_is_no_other() -> None:
+    mixed = 0
+    for seed in range(32):
+        strategy = {"name": "early_exit", "n": 12, "every": 8, "window": 16, "threshold": 1.0}
+        outcome, nodes = await solve(strategy, seed, budget={"thinking_tokens": 24})
+        own = forced = 0
+        for chain in chains(nodes).values():
+            thoughts = [data for data in chain if data["text"] != FINAL]
+            is_forced = any(part[:2] == ["thought", "injected"] for data in thoughts for part in data["parts"])
+            answers = chain[-1]["answer_level"] == "strict"
+            own, forced = own + (answers and not is_forced), forced + (answers and is_forced)
+        assert sum(vote.count for vote in outcome.result.votes) == (own or forced)
+        mixed += bool(own and forced)
+    assert mixed > 3
+
+
 async def test_probes_do_not_change_the_thought_that_they_interrupt() -> None:
     for seed in range(6):
         _, often = await solve({"name": "early_exit", "n": 1, "every": 8, "window": 16}, seed)
