@@ -163,7 +163,7 @@ def _label(node: dict[str, Any], is_chosen: bool, is_frontier: bool) -> Text:
     text = plain(" | ".join(part.strip() for part in shown.split("\n") if part.strip()))
     if thoughts:
         generated = sum(part["tokens"] for part in thoughts if part["origin"] == "generated")
-        text = f"[thought, {generated} tokens] {text}"
+        text = f"[thought, {generated} tokens] {text}" if generated else f"[thought closed by the search] {text}"
     label = Text()
     if score is None:
         label.append("     ")

@@ -122,6 +122,23 @@ def test_a_drawn_tree_escapes_control_characters_and_markup() -> None:
     assert not {"\x1b", "\x07", "\u202e"} & set(drawn)
 
 
+def test_a_drawn_tree_folds_thoughts_and_shows_where_they_were_probed_and_what_for() -> None:
+    def part(kind: str, origin: str, chars: int, tokens: int) -> dict[str, Any]:
+        return {"kind": kind, "origin": origin, "chars": chars, "tokens": tokens}
+
+    parts = {
+        "0": ("one two", [part("thought", "generated", 7, 64)]),
+        "0.0": ("</think> Answer:", [part("thought", "injected", 8, 1), part("answer", "injected", 8, 0)]),
+        "0.0.0": (" 12", [part("answer", "generated", 3, 2)]),
+    }
+    nodes = [node(name, text) | {"parts": each} for name, (text, each) in parts.items()]
+    text = printed({"best": None, "nodes": nodes})
+    assert "[thought, 64 tokens]" in text
+    assert "[thought closed by the search] Answer:" in text
+    assert "12" in text
+    assert "one two" not in text
+
+
 def test_a_large_tree_keeps_the_chosen_path_and_the_best_nodes_and_counts_the_rest() -> None:
     pruned = [node(str(index), f"pruned{index}", 0.9, "pruned") for index in range(20)]
     nodes = [*pruned, node("20", "start", 0.1), node("20.0", "end", 0.2, "answer"), node("21", "open", 0.5)]
