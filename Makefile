@@ -7,7 +7,7 @@ LLAMACPP ?= build/llamacpp
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-long test-real test-vllm test-failed check docs bench bench-accuracy bench-countdown bench-words bench-engine bench-search bench-batch bench-service bench-vllm bench-real gpu clean
+.PHONY: help demo test test-long test-real test-vllm test-failed check docs bench bench-accuracy bench-countdown bench-words bench-engine bench-search bench-thinking bench-batch bench-service bench-vllm bench-real gpu clean
 
 help:
 	@echo "make demo            solve sample problems with every part of the service running on this machine"
@@ -22,6 +22,7 @@ help:
 	@echo "make bench-accuracy    strategies on two suites (about two hours)"
 	@echo "make bench-engine      the engine beside others (about an hour)"
 	@echo "make bench-search      search with a verifier (some minutes)"
+	@echo "make bench-thinking    searches with a policy that thinks (about an hour; not part of bench)"
 	@echo "make bench-service     the service beside Celery alone (some minutes)"
 	@echo "make bench-vllm        searches on a real vLLM (about 45 minutes; not part of bench)"
 	@echo "make bench-real        a public model on reasoning-gym's tasks (about an hour; not part of bench)"
@@ -111,6 +112,18 @@ bench-countdown bench-words: bench-%: .venv/.installed
 	@$(EVAL) $* --strategy $(POOLED),$(SEARCHES_$*) --n 1,4,16,64 --live-n 16 --seeds 3 --limit 300 \
 		--against policy-large --max-tokens 200 --concurrency 16 --out benchmarks/results/$* > /dev/null
 	@rm benchmarks/results/$*/runs.jsonl
+
+CAPS := budget_forcing:n=1:thinking=32,budget_forcing:n=1:thinking=64,budget_forcing:n=1:thinking=128,budget_forcing:n=1:thinking=256,budget_forcing:n=1:thinking=512
+THINKING := greedy,self_consistency,deepconf,early_exit:every=128,first_finished,auto,$(CAPS)
+
+bench-thinking: .venv/.installed
+	@mkdir -p benchmarks/results/thinking
+	@OMP_NUM_THREADS=1 $(BIN)/reasoner calibrate countdown --model policy-thinking --limit 60 \
+		--out benchmarks/results/thinking/calibration.json
+	@REASONER_CALIBRATION=benchmarks/results/thinking/calibration.json $(EVAL) countdown --model policy-thinking \
+		--strategy $(THINKING) --n 1,4,16 --live-n 4,16 --seeds 3 --limit 300 --concurrency 32 \
+		--out benchmarks/results/thinking > /dev/null
+	@rm benchmarks/results/thinking/runs.jsonl benchmarks/results/thinking/calibration.trials.jsonl
 
 bench-engine: .venv/.installed-bench
 	@$(BIN)/reasoner bench engine --model 50M --out benchmarks/results/engine

@@ -4,7 +4,7 @@ Source: Fu et al. 2025, "Reasoning Without Self-Doubt: More Efficient Chain-of-T
 (Dynasor), section 3. A probe closes the thought, requests the answer, and is sampled on the cached prefix, so
 that it costs its own tokens alone; the thought then goes on as if it had not been asked. The job ends when the answers
 of the branches that have ended decide the vote (``num_needed_by_beta``), and the others are cancelled. A branch whose
-thought reaches its limit before its probes agree has a guess for an answer, which votes only if no other answer does.
+thought reaches its limit before its probes agree has an uncertain answer, which votes only if no other answer does.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Chain:
     probes: list[Node] = field(default_factory=list)
     leaf: Node | None = None
     """End of the chain, once it has ended."""
-    is_guess: bool = False
+    is_uncertain: bool = False
     """True if the chain ended without an end of its thought and without probes that agree."""
 
 
@@ -74,7 +74,7 @@ async def run(search: Search, params: EarlyExit) -> Choice:
                 await probing.advance(node)
             if await probing.is_decided():
                 break
-    candidates = select_candidates(probing.sure_leaves(), search.spec)
+    candidates = select_candidates(probing.certain_leaves(), search.spec)
     candidates = candidates or select_candidates(probing.leaves() or search.root.walk(), search.spec)
     return await choose_by_majority(search, candidates, dict.fromkeys(candidates, 1.0))
 
@@ -97,16 +97,16 @@ class _Probing:
         """Return the ends of the chains that have ended."""
         return [chain.leaf for chain in self._chains.values() if chain.leaf is not None]
 
-    def sure_leaves(self) -> list[Node]:
-        """Return the ends of the chains whose answers are no guesses."""
-        return [chain.leaf for chain in self._chains.values() if chain.leaf is not None and not chain.is_guess]
+    def certain_leaves(self) -> list[Node]:
+        """Return the ends of the chains whose answers are not uncertain."""
+        return [chain.leaf for chain in self._chains.values() if chain.leaf is not None and not chain.is_uncertain]
 
     async def advance(self, node: Node) -> None:
         """Continue the chain of a node that has arrived: probe its thought, go on with it, or end it."""
         chain = self._chains[node.path[0]]
         match chain.phase:
             case Phase.THINKING if node.reason == "step":
-                chain.phase, chain.is_guess = Phase.ANSWER, _is_forced(node)
+                chain.phase, chain.is_uncertain = Phase.ANSWER, _is_forced(node)
                 self._stream.complete([node], 1)
             case Phase.THINKING if node.reason in ("length", "repetition") and node.answer is None:
                 chain.phase, chain.thought = Phase.PROBE, node
@@ -118,7 +118,7 @@ class _Probing:
                 if await self._agree(chain):
                     chain.leaf = node
                 elif thought.reason == "repetition" or not self._has_room(thought):
-                    chain.leaf, chain.is_guess = node, True
+                    chain.leaf, chain.is_uncertain = node, True
                 else:
                     chain.phase = Phase.THINKING
                     self.think(thought)
@@ -126,9 +126,9 @@ class _Probing:
                 chain.leaf = node
 
     async def is_decided(self) -> bool:
-        """Return True if the chains that have ended decide the vote. Only strict answers that are no guesses count."""
+        """Return True if the chains that have ended decide the vote. Only certain strict answers count."""
         ended = {index: chain.leaf for index, chain in self._chains.items() if chain.leaf is not None}
-        strict = [node for node in self.sure_leaves() if node.answer_level == "strict"]
+        strict = [node for node in self.certain_leaves() if node.answer_level == "strict"]
         groups = await group_equivalent(strict, self._search.spec.answer, self._search.equivalence)
         classes = {node: number for number, group in enumerate(groups) for node in group}
         received = {index: classes.get(node) for index, node in ended.items()}

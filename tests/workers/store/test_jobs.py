@@ -222,6 +222,8 @@ async def test_a_cancelled_job_without_a_worker_gets_the_result_of_its_journal(
         "answer": "2",
         "answer_level": "strict",
         "text": "\\boxed{2}",
+        "thought": None,
+        "content": None,
         "confidence": None,
         "votes": [],
         "finish_reason": "cancelled",
