@@ -113,7 +113,7 @@ bench-countdown bench-words: bench-%: .venv/.installed
 		--against policy-large --max-tokens 200 --concurrency 16 --out benchmarks/results/$* > /dev/null
 	@rm benchmarks/results/$*/runs.jsonl
 
-CAPS := budget_forcing:n=1:thinking=32,budget_forcing:n=1:thinking=64,budget_forcing:n=1:thinking=128,budget_forcing:n=1:thinking=256,budget_forcing:n=1:thinking=512
+CAPS := budget_forcing:n=1:thinking=64,budget_forcing:n=1:thinking=128,budget_forcing:n=1:thinking=256,budget_forcing:n=1:thinking=512,budget_forcing:n=1:thinking=1024
 THINKING := greedy,self_consistency,deepconf,early_exit:every=128,first_finished,auto,$(CAPS)
 
 bench-thinking: .venv/.installed

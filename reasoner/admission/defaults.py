@@ -96,12 +96,15 @@ def apply_defaults(spec: JobSpec, defaults: ModelDefaults, efforts: Mapping[str,
     sampling = defaults.sampling.model_dump(exclude_none=True)
     if defaults.max_tokens is not None:
         sampling["max_tokens"] = defaults.max_tokens
+    named = efforts.get(spec.budget.effort or "")
+    tokens = spec.budget.tokens or (named and named.tokens)
+    if tokens is not None and "thinking_tokens" in sampling:  # a smaller budget needs no other limit of the client's
+        sampling["thinking_tokens"] = min(sampling["thinking_tokens"], tokens)
     changes["sampling"] = sampling | spec.sampling.model_dump(exclude_unset=True)
     if defaults.answer is not None:
         given = spec.answer.model_dump(exclude_unset=True) if "answer" in spec.model_fields_set else {}
         changes["answer"] = defaults.answer.model_dump(exclude_unset=True) | given
     changes["chat_template_kwargs"] = defaults.chat_template_kwargs | spec.chat_template_kwargs
-    named = efforts.get(spec.budget.effort or "")
     if defaults.strategy is not None and "strategy" not in spec.model_fields_set and not (named and named.strategy):
         changes["strategy"] = defaults.strategy.model_dump()
     if spec.budget.is_open:

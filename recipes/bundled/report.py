@@ -108,8 +108,8 @@ machine, and they make mistakes by design: a perfect policy would leave nothing 
 
 THINKING_DATA = """Continued from the policy on Countdown alone, which is then all that it knows: traces of depth-first
 searches with exact targets of an expert, and thoughts of its own with the expert's corrections, generated while
-training (`recipes/bundled`). One canonical problem in ten, chosen by hash, is held out (`reasoner.evaluation`) and never
-occurs in training. No other data; no personal data; Apache-2.0 like the code.
+training (`recipes/bundled`). One canonical problem in ten, chosen by hash, is held out (`reasoner.evaluation`) and
+never occurs in training. No other data; no personal data; Apache-2.0 like the code.
 
 Thoughts have up to 1,400 tokens in training, the context 2,048. `enable_thinking=False` in the chat template gives an
 answer without a thought."""

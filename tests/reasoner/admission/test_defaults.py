@@ -44,6 +44,17 @@ def test_settings_of_a_job_override_the_defaults_even_if_equal_to_the_schemas_de
     assert job.strategy.name == "best_of_n"
 
 
+def test_a_default_limit_of_thoughts_shrinks_to_a_smaller_budget_and_one_of_the_job_is_refused() -> None:
+    defaults = ModelDefaults.model_validate({"sampling": {"thinking_tokens": 600}})
+    for budget, expected in (({"tokens": 400}, 400), ({"tokens": 900}, 600), ({"effort": "brief"}, 50), ({}, 600)):
+        job = JobSpec.model_validate({"problem": "?", "budget": budget})
+        job = apply_defaults(job, defaults, {"brief": Effort(tokens=50)})
+        assert job.sampling.thinking_tokens == expected
+        check_job(job)
+    with pytest.raises(JobRefused, match="a thought of 500 tokens does not fit into the job's 400"):
+        check_job(applied(defaults, budget={"tokens": 400}, sampling={"thinking_tokens": 500}))
+
+
 def test_other_fields_of_the_job_do_not_change() -> None:
     job = JobSpec.model_validate(
         {
