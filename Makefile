@@ -114,14 +114,14 @@ bench-countdown bench-words: bench-%: .venv/.installed
 	@rm benchmarks/results/$*/runs.jsonl
 
 CAPS := budget_forcing:n=1:thinking=64,budget_forcing:n=1:thinking=128,budget_forcing:n=1:thinking=256,budget_forcing:n=1:thinking=512,budget_forcing:n=1:thinking=1024
-THINKING := greedy,self_consistency,deepconf,early_exit:every=128,first_finished,auto,$(CAPS)
+THINKING := greedy,self_consistency,early_exit,first_finished,auto,$(CAPS)
 
 bench-thinking: .venv/.installed
 	@mkdir -p benchmarks/results/thinking
 	@OMP_NUM_THREADS=1 $(BIN)/reasoner calibrate countdown --model policy-thinking --limit 60 \
 		--out benchmarks/results/thinking/calibration.json
-	@REASONER_CALIBRATION=benchmarks/results/thinking/calibration.json $(EVAL) countdown --model policy-thinking \
-		--strategy $(THINKING) --n 1,4,16 --live-n 4,16 --seeds 3 --limit 300 --concurrency 32 \
+	@TTY_COMPATIBLE=0 OMP_NUM_THREADS=1 REASONER_CALIBRATION=benchmarks/results/thinking/calibration.json \
+		$(BIN)/reasoner eval countdown --model policy-thinking --strategy $(THINKING) --n 1,4,8,16 --live-n 8 --seeds 3 \
 		--out benchmarks/results/thinking > /dev/null
 	@rm benchmarks/results/thinking/runs.jsonl benchmarks/results/thinking/calibration.trials.jsonl
 
