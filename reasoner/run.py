@@ -101,7 +101,9 @@ async def open_search(
         table = None
         if strategy.stops_when_sure and needs_verifier:
             table = _fitting(calibration or shipped_calibration(), spec, policy, served)
-        elif strategy.welcomes_verifier and calibration is not None:  # the shipped table is one for scores
+        elif (
+            strategy.stops_when_sure and strategy.welcomes_verifier and calibration is not None
+        ):  # the shipped table is one for scores
             table = _keep_if_fitting(calibration, calibration.find_mismatch(ModelFingerprint.of_model(policy), None))
         prompt = await tokenize_problem(spec, engine, policy)
         thoughts = await find_thought_format(engine, policy, spec.thoughts)

@@ -222,7 +222,9 @@ async def test_calibration_works_on_any_suite(tmp_path: Path) -> None:
     assert (tmp_path / "trials.jsonl").read_text() == trials
 
 
-async def test_a_table_for_a_probe_holds_for_jobs_that_the_probe_scores(tmp_path: Path) -> None:
+async def test_a_table_for_a_probe_holds_for_jobs_that_the_probe_scores(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     suite = open_suite_to_fit(str(write_problems(tmp_path / "sums.jsonl")), 6)
     table = await calibrate(
         [suite],
@@ -245,6 +247,10 @@ async def test_a_table_for_a_probe_holds_for_jobs_that_the_probe_scores(tmp_path
         await run_job(spec, ScriptedEngine(probes=True), journal, calibration=table)
         plan = next(entry.data for entry in journal.entries if entry.type == "decision")
         assert plan["calibrated"] is is_fitting
+    caplog.clear()
+    revise = {"problem": "?", "verifier": None, "strategy": {"name": "revise", "n": 2}, "seed": 1}
+    await run_job(JobSpec.model_validate(revise), ScriptedEngine(probes=True), MemoryJournal(), calibration=table)
+    assert not caplog.text  # it reads no table
 
 
 async def test_a_table_for_a_thinking_model_is_fitted_on_votes_and_searches_that_save_thoughts(tmp_path: Path) -> None:
