@@ -27,5 +27,7 @@ class VerifierSpec(StrictModel):
 
     scores_steps: ClassVar[bool] = False
     """True if it scores unfinished solutions."""
+    compares: ClassVar[bool] = False
+    """True if it compares two solutions instead of scoring one."""
     is_conclusive: ClassVar[bool] = False
     """True if a score of 1 is a fact, so that no answer can be better."""

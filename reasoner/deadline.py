@@ -28,3 +28,21 @@ async def run_within(seconds: float | None, work: Callable[[], Awaitable[_T]]) -
         if not limit.expired():
             raise
         return None
+
+
+async def run_unless(stopped: asyncio.Event, work: Callable[[], Awaitable[_T]]) -> _T | None:
+    """Return the result of ``work()``, or ``None`` if the event is set first; the work is then cancelled."""
+    if stopped.is_set():
+        return None
+    task = asyncio.ensure_future(work())
+    waiter = asyncio.create_task(stopped.wait())
+    try:
+        await asyncio.wait({task, waiter}, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        return None
+    finally:
+        waiter.cancel()
+        if not task.done():
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)

@@ -32,7 +32,7 @@ from reasoner.strategies.registry import STRATEGIES
 from reasoner.thoughts import ThoughtFormat
 from reasoner.verifiers.context import VerifierContext
 from reasoner.verifiers.probe import reads_while_decoding
-from reasoner.verifiers.registry import open_scorer
+from reasoner.verifiers.registry import open_comparer, open_scorer
 
 log = logging.getLogger("reasoner.run")
 
@@ -117,11 +117,9 @@ async def open_search(
             counts_exactly=_counts_exactly(spec, policy, served),
         )
         equivalence = Equivalence(seconds_left=ledger.seconds_until_cut)
-        scorer = None
-        if needs_verifier:
-            scorer = await open_scorer(
-                VerifierContext(spec, engine, served, policy, lease.name, ledger, equivalence, unlocked_tests)
-            )
+        verifier = VerifierContext(spec, engine, served, policy, lease.name, ledger, equivalence, unlocked_tests)
+        scorer = await open_scorer(verifier) if needs_verifier else None
+        comparer = await open_comparer(verifier) if strategy.needs_comparisons else None
         context = SearchContext(
             spec,
             engine,
@@ -132,6 +130,7 @@ async def open_search(
             equivalence,
             cancelled or asyncio.Event(),
             scorer,
+            comparer,
             table,
             reads_probe=scorer is not None and reads_while_decoding(spec.verifier, policy),
             thoughts=thoughts,

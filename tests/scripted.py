@@ -8,6 +8,7 @@ it could still be made to generate.
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 import re
 from collections.abc import AsyncIterator, Sequence
@@ -231,10 +232,18 @@ class ScriptedEngine:
         count = request.sampling.logprobs
         if count is None:
             return None
+        if branch.max_tokens == 1 and not request.sampling.temperature:  # a verdict's label is read
+            return (TokenLogprob(ids[0], -9.0, label_logprobs(request.prompt + branch.generated)),)
         start = len(request.prompt) + len(branch.generated)
         sure = [confidence(branch, start + at) for at in range(len(ids))]
         tops = [tuple((rank, -rank * value) for rank in range(count)) for value in sure]
         return tuple(TokenLogprob(token, -1.0, top) for token, top in zip(ids, tops, strict=True))
+
+
+def label_logprobs(tokens: tuple[int, ...]) -> tuple[tuple[int, float], ...]:
+    """Return the log-probabilities of the labels A, B, Y and N behind these tokens."""
+    share = 0.1 + 0.8 * _unit("label", tokens)
+    return tuple((50 + ord(label) % 50, math.log(0.4 * part)) for label, part in zip("ABYN", (share, 1 - share) * 2, strict=True))
 
 
 def probe_score(tokens: tuple[int, ...]) -> float:

@@ -15,7 +15,7 @@ from reasoner.base_model import VerifierSpec
 from reasoner.budget.prices import Prices, check_budget
 from reasoner.budget.spec import Budget
 from reasoner.jobs.spec import FALLBACK_STRATEGY, JobSpec, StrategySpec
-from reasoner.jobs.verifier_specs import JudgeVerifier, PrmVerifier, ProbeVerifier
+from reasoner.jobs.verifier_specs import JudgeVerifier, PrmVerifier, ProbeVerifier, WrittenVerifier
 from reasoner.search.model_selection import ModelSelector, policy_selector, verifier_selector
 from reasoner.strategies.registry import STRATEGIES, parse_params
 
@@ -127,7 +127,7 @@ async def _complete(spec: JobSpec, service: ServiceDefaults, catalog: ModelCatal
             assert isinstance(default, PrmVerifier)  # else ``use_available_verifier`` has replaced it
             given = {name: getattr(spec.verifier, name) for name in spec.verifier.model_fields_set}
             changes["verifier"] = default.model_copy(update=given | {"model": default.model})
-        case JudgeVerifier(model=None):
+        case JudgeVerifier(model=None) | WrittenVerifier(model=None):
             changes["verifier"] = spec.verifier.model_copy(update={"model": model})
     info = next((info for info in models or () if info.id == model), None)
     if info is not None:

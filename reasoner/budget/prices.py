@@ -29,7 +29,7 @@ class Prices(StrictModel):
 
     prompt: Price = Field(0.0, description="Prompt tokens that the model computes.")
     cached: Price = Field(0.0, description="Prompt tokens that it has in its cache.")
-    generated: Price = Field(0.0, description="Tokens that it generates.")
+    generated: Price = Field(0.0, description="Tokens that it generates, as a policy or in critiques.")
     verifier: Price | None = Field(None, description="Tokens that it computes as a verifier; without it as prompt.")
 
 
@@ -84,9 +84,15 @@ class TokenRate:
         highest_price = max(self.prompt, self.cached)
         return Amount(tokens, self.flops * (prompt + tokens), highest_price * prompt + self.generated * tokens)
 
-    def verification_amount(self, computed: int) -> Amount:
-        """Return the amount of a verifier's computed tokens. Cached tokens are free."""
-        return Amount(computed, self.flops * computed, self.verifier * computed)
+    def verification_amount(self, computed: int, generated: int = 0) -> Amount:
+        """Return the amount of a verifier's computed tokens, of which some may be generated. Cached tokens are free."""
+        money = self.verifier * (computed - generated) + self.generated * generated
+        return Amount(computed, self.flops * computed, money)
+
+    def max_verification_amount(self, computed: int, generated: int) -> Amount:
+        """Return the largest amount of tokens of which at most ``generated`` are generated, cached or not."""
+        dearest = self.generated * generated if self.generated > self.verifier else self.verifier * generated
+        return Amount(computed, self.flops * computed, self.verifier * (computed - generated) + dearest)
 
     def branch_usage(self, prompt: int, cached: int, generated: int, drafted: int, accepted: int) -> Usage:
         """Return the bill of a branch: two FLOPs per weight and computed token, rejected draft tokens included."""
@@ -102,12 +108,13 @@ class TokenRate:
             cost=money / MONEY_UNITS,
         )
 
-    def verification_usage(self, computed: int, cached: int) -> Usage:
+    def verification_usage(self, computed: int, cached: int, generated: int = 0) -> Usage:
         """Return the bill of a verifier request."""
-        amount = self.verification_amount(computed)
+        amount = self.verification_amount(computed, generated)
         return Usage(
             verifier_computed=computed,
             verifier_cached=cached,
+            verifier_generated=generated,
             flops=float(amount.flops),
             cost=amount.money / MONEY_UNITS,
         )

@@ -20,7 +20,10 @@ class Usage(StrictModel):
     accepted: int = 0
     """Accepted draft tokens; they are included in ``generated``."""
     verifier_computed: int = 0
+    """Tokens that a verifier computed: what it read without a cached prefix, and what it wrote."""
     verifier_cached: int = 0
+    verifier_generated: int = 0
+    """Tokens of ``verifier_computed`` that a verifier wrote, in critiques."""
     pruned: int = 0
     """Generated tokens of pruned branches."""
     seconds: float = 0.0

@@ -13,7 +13,7 @@ from reasoner.answers.spec import AnswerSpec, CodeExtract
 from reasoner.base_model import StrictModel
 from reasoner.budget.spec import MAX_BUDGET_TOKENS, Budget
 from reasoner.jobs.step_specs import DEFAULT_STEPS, StepRule, Steps
-from reasoner.jobs.verifier_specs import PrmVerifier, Verifier
+from reasoner.jobs.verifier_specs import PairwiseVerifier, PrmVerifier, Verifier
 
 MAX_PROBLEM_CHARS = 32_000
 MAX_N = 256
@@ -28,6 +28,8 @@ PLACEHOLDER = "{problem}"
 DEFAULT_STRATEGY = "best_of_n"
 FALLBACK_STRATEGY = "self_consistency"
 """Strategies of jobs that name none: ``DEFAULT_STRATEGY`` with a verifier, ``FALLBACK_STRATEGY`` without one."""
+COMPARING_STRATEGY = "tournament"
+"""Strategy whose default verifier compares solutions."""
 
 
 class Message(StrictModel):
@@ -158,7 +160,8 @@ class JobSpec(StrictModel):
     budget: Budget = Field(default_factory=Budget)
     sampling: Sampling = Field(default_factory=Sampling)
     verifier: Verifier | None = Field(
-        default_factory=PrmVerifier, description="Without one the service's own, if it has one; null: none."
+        default_factory=PrmVerifier, description="Without one the service's own, if it has one (for a tournament: the "
+        "job's own model, which compares); null: none."
     )
     answer: AnswerSpec = Field(
         default_factory=AnswerSpec, description="Where a solution states its answer, and how answers are compared."
@@ -206,6 +209,13 @@ class JobSpec(StrictModel):
         if self.verifier is None and "strategy" not in self.model_fields_set:
             self.strategy = StrategySpec(name=FALLBACK_STRATEGY)
             self.model_fields_set.remove("strategy")  # an effort or the model's defaults may still choose
+        return self
+
+    @model_validator(mode="after")
+    def _compare_by_default(self) -> Self:
+        if self.strategy.name == COMPARING_STRATEGY and "verifier" not in self.model_fields_set:
+            self.verifier = PairwiseVerifier()
+            self.model_fields_set.add("verifier")  # a model's default verifier scores solutions
         return self
 
     @model_validator(mode="after")

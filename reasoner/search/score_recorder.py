@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
+from reasoner.deadline import run_unless
+from reasoner.jobs.journal import JobCancelled
 from reasoner.search.replay import PendingEntry, ReplayLog
 from reasoner.search.scoring import NodeScore, NodeScorer, inherited_scores
 from reasoner.search.stream_context import StreamContext
@@ -21,15 +24,20 @@ class ScoreRecorder:
         self._context = context
         self._verdicts: dict[VerdictKey, tuple[int, tuple[float, ...], float]] = {}
         """For each scored text: the number of inherited step scores, the scores of its own steps, and its score."""
+        self._without_verdict: set[Node] = set()
+        """Nodes that the verifier was asked about in vain."""
 
     async def score(self, nodes: Sequence[Node]) -> None:
         """Set the scores of all scorable nodes that the budget reaches."""
-        while remaining := [node for node in nodes if node.score is None and self._scorer.scorable(node)]:
+        while remaining := [node for node in nodes if self._is_due(node)]:
             if await self._score_batch(remaining):
                 continue
             if not await self._context.can_retry(is_step=True):
                 self._context.is_cut_short = True
                 return
+
+    def _is_due(self, node: Node) -> bool:
+        return node.score is None and node not in self._without_verdict and self._scorer.scorable(node)
 
     async def _score_batch(self, nodes: list[Node]) -> bool:
         """Score some of the nodes; return True if any got a score."""
@@ -38,15 +46,27 @@ class ScoreRecorder:
             entries = self._replay_log.replay(by_key)
         else:
             repeats = [repeat for node in nodes if (repeat := self._repeated_score(node)) is not None]
-            scored = repeats or await self._scorer.score(_independent_nodes(nodes))
+            scored = repeats or await self._ask(nodes)
             entries = await self._replay_log.write([_score_entry(score) for score in scored])
         for entry in entries:
             node, steps = by_key[entry.key], tuple(entry.data["scores"])
+            if entry.data["score"] is None:
+                self._without_verdict.add(node)
+                continue
             inherited = inherited_scores(node)
             self._verdicts.setdefault(_verdict_key(node), (len(inherited), steps, entry.data["score"]))
             node.scores = inherited + steps
             node.score = entry.data["score"]
         return bool(entries)
+
+    async def _ask(self, nodes: list[Node]) -> list[NodeScore]:
+        """Ask the verifier. Raises ``JobCancelled`` as soon as the job is cancelled, since critiques take long."""
+        scored = await run_unless(
+            self._context.search.cancelled, partial(self._scorer.score, _independent_nodes(nodes))
+        )
+        if scored is None:
+            raise JobCancelled
+        return scored
 
     def _repeated_score(self, node: Node) -> NodeScore | None:
         """Return the existing score of an equal text after the same tokens, if there is one, without computation."""
@@ -72,6 +92,7 @@ def _score_entry(scored: NodeScore) -> PendingEntry:
         "score": scored.score,
         "computed": scored.spend.verifier_computed,
         "cached": scored.spend.verifier_cached,
+        **scored.details,
     }
     return PendingEntry(f"score:{scored.node.id}", "score", data, scored.spend, scored.reserved)
 

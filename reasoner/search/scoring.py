@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 from engine.protocol.types import InvalidRequest, ModelInfo
 from prm.scorers.steps import Reading, aggregate
@@ -25,13 +25,15 @@ class NodeScore:
     """A node's score and its cost."""
 
     node: Node
-    score: float
-    """Score of the solution up to and with this node."""
+    score: float | None
+    """Score of the solution up to and with this node; ``None`` if the verifier gave no verdict, and never will."""
     steps: tuple[float, ...] = ()
     """Scores of the steps that the node added; empty for verifiers of whole solutions."""
     spend: Usage = field(default_factory=Usage)
     reserved: Amount = NO_AMOUNT
     """Budget that the scorer reserved for it, not committed yet."""
+    details: Mapping[str, Any] = field(default_factory=dict)
+    """Further fields of its journal entry, such as critiques."""
 
 
 class NodeScorer(Protocol):
@@ -46,6 +48,29 @@ class NodeScorer(Protocol):
 
         The reservations are passed on in ``NodeScore``; if an error is raised, all are released. Nodes that are left
         out are passed again. A verifier that computes no tokens needs no reservation.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class PairScore:
+    """The verdict on two solutions and its cost."""
+
+    pair: tuple[Node, Node]
+    score: float | None
+    """Probability that the first is better; ``None`` if the verifier gave no verdict, and never will."""
+    spend: Usage = field(default_factory=Usage)
+    reserved: Amount = NO_AMOUNT
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+
+class PairScorer(Protocol):
+    """A verifier that compares solutions, opened for one job."""
+
+    async def compare(self, pairs: Sequence[tuple[Node, Node]]) -> list[PairScore]:
+        """Compare the first of these pairs, as many as the budget reaches; may return an empty list.
+
+        Reservations are passed on as by ``NodeScorer.score``, and pairs that are left out are passed again.
         """
         ...
 

@@ -22,6 +22,7 @@ from reasoner.budget.allocator import MAX_TRUST, RULE_KINDS, JobProgress, TokenR
 from reasoner.budget.usage import Usage
 from reasoner.jobs.spec import JobSpec
 from reasoner.search.candidates import select_candidates
+from reasoner.search.comparisons import ComparisonRecorder, Pair
 from reasoner.search.grants import Grants
 from reasoner.search.replay import PendingEntry, ReplayLog
 from reasoner.search.score_recorder import ScoreRecorder
@@ -55,6 +56,9 @@ class Search:
         if context.journal.grant_source is not None:
             self._shared.grants = Grants(context.journal.grant_source, context.ledger, replay_log, self._next_request)
         self._scores = None if context.scorer is None else ScoreRecorder(context.scorer, replay_log, self._shared)
+        self._comparisons = (
+            None if context.comparer is None else ComparisonRecorder(context.comparer, replay_log, self._shared)
+        )
 
     @classmethod
     async def begin(cls, context: SearchContext, prompt: tuple[int, ...]) -> Search:
@@ -135,6 +139,15 @@ class Search:
         if self._scores is None:
             raise ValueError("this search has no verifier")
         await self._scores.score(nodes)
+
+    async def compare(self, pairs: Sequence[Pair]) -> dict[Pair, float | None]:
+        """Return for each pair the probability that its first solution is better, by the verifier.
+
+        ``None`` stands for a pair on which it gave no verdict. Pairs that the budget does not reach are missing.
+        """
+        if self._comparisons is None:
+            raise ValueError("this search has no verifier that compares")
+        return await self._comparisons.compare(pairs)
 
     async def prune(self, nodes: Sequence[Node]) -> None:
         """Mark branches as pruned; their tokens count as wasted."""

@@ -16,7 +16,7 @@ from reasoner.jobs.spec import JobSpec
 from reasoner.search.cache_lease import CacheLease
 from reasoner.search.grants import Grants
 from reasoner.search.replay import ReplayLog
-from reasoner.search.scoring import NodeScorer
+from reasoner.search.scoring import NodeScorer, PairScorer
 from reasoner.search.shared_branches import Copies
 from reasoner.thoughts import ThoughtFormat, ThoughtProgress, ToldThought
 from reasoner.tree import Node
@@ -43,7 +43,9 @@ class SearchContext:
     """Compares answers within the job's time."""
     cancelled: asyncio.Event
     scorer: NodeScorer | None = None
-    """The job's verifier, if the strategy uses one."""
+    """The job's verifier, if the strategy uses one that scores solutions."""
+    comparer: PairScorer | None = None
+    """The job's verifier, if the strategy uses one that compares solutions."""
     calibration: Calibration | None = None
     """Calibration table that holds for the job's models, if there is one."""
     reads_probe: bool = False

@@ -52,6 +52,8 @@ class Strategy(Generic[P]):
     """The capabilities of the policy's server that the strategy needs, besides ``continuation`` if it needs steps."""
     welcomes_verifier: bool = False
     """True if the strategy uses a verifier if there is one, and works without."""
+    needs_comparisons: bool = False
+    """True if the strategy needs a verifier that compares solutions; all others need one that scores them."""
     stops_when_sure: bool = False
     """True if ``JobSpec.confidence`` can stop the strategy early."""
     votes: bool = False

@@ -7,6 +7,7 @@ from typing import Any
 
 from reasoner.strategies import auto
 from reasoner.strategies.base import Params, Strategy
+from reasoner.strategies.merging import tournament
 from reasoner.strategies.sampling import (
     best_of_n,
     budget_forcing,
@@ -39,6 +40,7 @@ _STAGES: dict[str, Strategy[Any]] = {
         mcts.STRATEGY,
         particle.STRATEGY,
         best_first.STRATEGY,
+        tournament.STRATEGY,
     )
 }
 
@@ -58,7 +60,7 @@ def describe_strategies() -> dict[str, dict[str, Any]]:
     return {
         name: {
             "summary": (strategy.run.__doc__ or "").strip().split("\n")[0],
-            "needs_verifier": strategy.needs_verifier,
+            "needs_verifier": strategy.needs_verifier or strategy.needs_comparisons,
             "stops_when_sure": strategy.stops_when_sure,
             "parameters": strategy.params.model_json_schema(),
         }

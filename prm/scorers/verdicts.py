@@ -1,0 +1,238 @@
+"""Verdicts that a language model writes: a critique first, then a label whose probability is read.
+
+The model writes ``votes`` critiques as branches of one request, which share the prompt's cached prefix. Where it begins
+its verdict, or at its limit, the format's own text is appended, and the distribution of the next token is read there in
+a second request of one token. So a verdict does not depend on a sampled label, and a critique that was cut still counts.
+A vote whose labels have next to no probability is no vote: the model did not answer the question.
+
+Source: Zhang et al. 2024, "Generative Verifiers: Reward Modeling as Next-Token Prediction", sections 3.1 to 3.3.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import uuid
+from collections.abc import Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Self
+
+from engine.protocol.types import (
+    Branch,
+    Completion,
+    EngineClient,
+    EngineUnavailable,
+    GenerateRequest,
+    InvalidRequest,
+    ModelInfo,
+    SamplingParams,
+    Tokens,
+)
+from prm.scorers.verdict_formats import MAX_LABELS, VerdictFormat
+
+MIN_LABEL_MASS = 0.05
+"""Probability that all labels together must have for a vote to count; one that answers has far more than half."""
+_REQUESTS_AT_ONCE = 16
+
+
+@dataclass(frozen=True, slots=True)
+class VerdictCost:
+    """Tokens that verdicts took: computed ones, among them those that were generated, and cached ones."""
+
+    computed: int = 0
+    cached: int = 0
+    generated: int = 0
+
+    def __add__(self, other: VerdictCost) -> VerdictCost:
+        return VerdictCost(
+            self.computed + other.computed, self.cached + other.cached, self.generated + other.generated
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The votes on one prompt. ``scores`` has the expected score of each vote, ``None`` for one without a verdict."""
+
+    critiques: tuple[str, ...]
+    scores: tuple[float | None, ...]
+    cost: VerdictCost
+
+    @property
+    def score(self) -> float | None:
+        """Mean score of the votes that count; ``None`` if there are none."""
+        counted = [score for score in self.scores if score is not None]
+        return math.fsum(counted) / len(counted) if counted else None
+
+
+@dataclass(frozen=True, slots=True)
+class VerdictOptions:
+    """Number of votes, the longest critique in tokens (0: none), and the sampling of critiques."""
+
+    votes: int = 1
+    max_tokens: int = 512
+    sampling: SamplingParams = SamplingParams()
+
+
+class VerdictWriter:
+    """Asks one served model for verdicts."""
+
+    def __init__(
+        self,
+        engine: EngineClient,
+        info: ModelInfo,
+        found: VerdictFormat,
+        options: VerdictOptions,
+        seed: int,
+        lease: str | None,
+    ) -> None:
+        self.info = info
+        self.format = found
+        self.options = options
+        self._engine = engine
+        self._seed = seed
+        self._lease = lease
+        self._slots = asyncio.Semaphore(_REQUESTS_AT_ONCE)
+        self._verdict: Tokens = ()
+        self._labels: dict[int, float] = {}
+
+    @classmethod
+    async def open(
+        cls,
+        engine: EngineClient,
+        info: ModelInfo,
+        found: VerdictFormat,
+        options: VerdictOptions,
+        *,
+        seed: int = 0,
+        lease: str | None = None,
+    ) -> Self:
+        """Return a writer. Raises ``InvalidRequest`` for labels that are not single tokens, or a server that only
+        chats."""
+        if "continuation" in info.lacks or "logprobs" in info.lacks:
+            raise InvalidRequest(
+                f"verifier.model: the server of model {info.id!r} only chats, and a verdict is read behind the critique, "
+                "with log-probabilities: use a model on vLLM, SGLang or our engine, or a verifier of kind 'judge'",
+                "verifier.model",
+            )
+        writer = cls(engine, info, found, options, seed, lease)
+        await writer._find_labels()
+        return writer
+
+    async def encode(self, text: str) -> Tokens:
+        """Return the tokens of the prompt that shows the model this text."""
+        messages = [{"role": "user", "content": text}]
+        if self.format.system is not None:
+            messages.insert(0, {"role": "system", "content": self.format.system})
+        return await self._engine.tokenize(self.info.id, messages)
+
+    def max_cost(self, prompt: Tokens) -> VerdictCost:
+        """Return the most that verdicts on a prompt can take, without any cached prefix."""
+        read = len(prompt) + len(self._verdict)
+        longest, votes = self.options.max_tokens, self.options.votes
+        if not longest:
+            return VerdictCost(read + 1, 0, 1)
+        # The critique's request, and behind the critique that of the verdict.
+        return VerdictCost((len(prompt) + longest + read + longest + 1) * votes, 0, (longest + 1) * votes)
+
+    def fits(self, prompt: Tokens) -> bool:
+        """Return True if the model's context holds the prompt, the longest critique and the verdict."""
+        return len(prompt) + self.options.max_tokens + len(self._verdict) + 1 <= self.info.context
+
+    async def write(self, prompt: Tokens, key: str) -> Verdict:
+        """Return the verdicts on a prompt. ``key`` names it within the job, so that its critiques are its own."""
+        critiques, cost = [Completion(0, (), "", "length", None, 0.0, 0, 0)], VerdictCost()
+        if self.options.max_tokens:
+            critiques, cost = await self._write_critiques(prompt, key)
+        votes = await asyncio.gather(*(self._read_label(prompt, critique) for critique in critiques))
+        for _, spent in votes:
+            cost += spent
+        scores = [score for score, _ in votes]
+        if not self.options.max_tokens:  # without a critique all votes are the same
+            scores *= self.options.votes
+        return Verdict(tuple(critique.text.strip() for critique in critiques), tuple(scores), cost)
+
+    async def _write_critiques(self, prompt: Tokens, key: str) -> tuple[list[Completion], VerdictCost]:
+        branches = tuple(
+            Branch(self._seed, _hash(f"{key}:{vote}"), self.options.max_tokens, (), (_hash(key), vote))
+            for vote in range(self.options.votes)
+        )
+        completions = await self._generate(prompt, branches, self.options.sampling)
+        stops = self.format.stops
+        texts = []
+        for completion in completions:
+            cut = completion.stop if completion.stop in stops else None
+            text, ids = completion.text, completion.token_ids
+            if isinstance(completion.stop, int):  # an end-of-sequence token, behind which the verdict cannot follow
+                ids = ids[:-1]
+            elif cut is not None:  # the tokens hold the beginning of the verdict, which is appended as a whole
+                text = text[: text.rfind(str(cut))]
+                if self.format.verdict[:1].isspace():
+                    text = text.rstrip()
+                ids = await self._engine.tokenize(self.info.id, text, special=False)
+            texts.append(
+                Completion(completion.index, ids, text, completion.finish_reason, None, 0.0, 0, 0)
+            )
+        return texts, _cost(completions)
+
+    async def _read_label(self, prompt: Tokens, critique: Completion) -> tuple[float | None, VerdictCost]:
+        """Return the expected score of the label behind a critique, ``None`` if no label is likely there."""
+        branch = Branch(self._seed, 0, 1, critique.token_ids + self._verdict)
+        sampling = SamplingParams(temperature=0.0, logprobs=MAX_LABELS, ignore_eos=True)
+        [completion] = await self._generate(prompt, (branch,), sampling)
+        if not completion.logprobs:
+            return None, _cost([completion])
+        [read] = completion.logprobs
+        listed = {**dict(read.top), read.token_id: read.logprob}
+        weights = {token: math.exp(listed[token]) for token in self._labels if token in listed}
+        mass = math.fsum(weights.values())
+        if mass < MIN_LABEL_MASS:
+            return None, _cost([completion])
+        score = math.fsum(weight * self._labels[token] for token, weight in weights.items()) / mass
+        return score, _cost([completion])
+
+    async def _generate(
+        self, prompt: Tokens, branches: tuple[Branch, ...], sampling: SamplingParams
+    ) -> list[Completion]:
+        request = GenerateRequest(
+            f"{self._lease or 'verdict'}-{uuid.uuid4().hex}", self.info.id, prompt, branches, sampling, lease=self._lease
+        )
+        arrived: dict[int, Completion] = {}
+        async with self._slots, aclosing(self._engine.generate(request)) as events:
+            async for item in events:
+                if isinstance(item, Completion):
+                    arrived[item.index] = item
+        if len(arrived) < len(branches):
+            raise EngineUnavailable("the engine's answer ended before all critiques had")
+        return [arrived[index] for index in range(len(branches))]
+
+    async def _find_labels(self) -> None:
+        """Find the tokens of the verdict's text and of each label behind it.
+
+        Raises ``InvalidRequest`` for a label that is not one token, or not another one than the other labels.
+        """
+        for label, value in self.format.labels.items():
+            tokens = await self._engine.tokenize(self.info.id, self.format.verdict + label, special=False)
+            before, token = tokens[:-1], tokens[-1]
+            if token in self._labels or (self._labels and before != self._verdict):
+                raise InvalidRequest(
+                    f"verifier.labels: behind {self.format.verdict.strip()!r} the tokenizer of model {self.info.id!r} "
+                    f"does not write {', '.join(self.format.labels)} as one token each (see {label!r}): use labels "
+                    "that it does, such as Yes and No, single digits or letters",
+                    "verifier.labels",
+                )
+            self._verdict = before
+            self._labels[token] = value
+
+
+def _cost(completions: Sequence[Completion]) -> VerdictCost:
+    generated = sum(len(completion.token_ids) for completion in completions)
+    read = sum(completion.prompt_tokens for completion in completions)
+    cached = sum(completion.cached_tokens for completion in completions)
+    return VerdictCost(read - cached + generated, cached, generated)
+
+
+def _hash(key: str) -> int:
+    """Return a noise key: 63 bits of the text's hash."""
+    return int.from_bytes(blake2b(key.encode(), digest_size=8).digest(), "big") >> 1

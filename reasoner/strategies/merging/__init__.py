@@ -1,0 +1,1 @@
+"""Strategies that look at several finished solutions at once: they compare them, or write one from them."""

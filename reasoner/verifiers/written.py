@@ -1,0 +1,150 @@
+"""The budget of verdicts that a language model writes, for verifiers of solutions and of pairs alike."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Generic, TypeVar
+
+from engine.protocol.types import InvalidRequest, ModelInfo, SamplingParams, Tokens
+from prm.scorers.templates import PromptTemplate
+from prm.scorers.verdict_formats import VerdictFormat
+from prm.scorers.verdicts import Verdict, VerdictCost, VerdictOptions, VerdictWriter
+from reasoner.budget.ledger import Ledger
+from reasoner.budget.prices import Amount
+from reasoner.budget.usage import Usage
+from reasoner.deadline import run_within
+from reasoner.jobs.verifier_specs import Criterion, WrittenVerifier
+from reasoner.verifiers.context import VerifierContext
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A prompt for verdicts. ``key`` names it within the job."""
+
+    key: str
+    prompt: Tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Answered(Generic[T]):
+    """An item with the verdicts on its questions, in their order, and what they cost."""
+
+    item: T
+    verdicts: tuple[Verdict, ...]
+    spend: Usage
+    reserved: Amount
+
+
+class BudgetedVerdicts:
+    """Asks for verdicts within a ledger. What a request could take without any cached prefix is reserved before it."""
+
+    def __init__(self, writer: VerdictWriter, ledger: Ledger) -> None:
+        self._writer = writer
+        self._ledger = ledger
+        self._rate = ledger.rate_of_model(writer.info)
+
+    async def read(self, questions: Mapping[T, Sequence[Question]]) -> list[Answered[T]]:
+        """Return the verdicts on the questions of the first items, as many as the budget reaches.
+
+        Empty if it reaches none, or the time is up before the model has answered. A question that is too long for the
+        model has a verdict without votes.
+        """
+        amounts = self._affordable({item: self._max_amount(own) for item, own in questions.items()})
+        if not amounts:
+            return []
+        work = partial(self._read_all, {item: questions[item] for item in amounts})
+        try:
+            verdicts = await run_within(self._ledger.seconds_until_cut(), work)
+        except BaseException:
+            self._release(amounts)
+            raise
+        if verdicts is None:
+            self._release(amounts)
+            return []
+        return [Answered(item, found, self._spend(found), amounts[item]) for item, found in verdicts.items()]
+
+    async def _read_all(self, questions: Mapping[T, Sequence[Question]]) -> dict[T, tuple[Verdict, ...]]:
+        async with asyncio.TaskGroup() as group:
+            tasks = {
+                item: [group.create_task(self._read_one(question)) for question in own]
+                for item, own in questions.items()
+            }
+        return {item: tuple(task.result() for task in own) for item, own in tasks.items()}
+
+    async def _read_one(self, question: Question) -> Verdict:
+        if not self._writer.fits(question.prompt):
+            return Verdict((), (), VerdictCost())
+        return await self._writer.write(question.prompt, question.key)
+
+    def _max_amount(self, questions: Sequence[Question]) -> Amount:
+        costs = [self._writer.max_cost(question.prompt) for question in questions if self._writer.fits(question.prompt)]
+        total = sum(costs, start=VerdictCost())
+        return self._rate.max_verification_amount(total.computed, total.generated)
+
+    def _affordable(self, amounts: Mapping[T, Amount]) -> dict[T, Amount]:
+        """Reserve the amounts of the first items, as many as the budget reaches, and return them."""
+        reserved: dict[T, Amount] = {}
+        for item, amount in amounts.items():
+            if self._ledger.is_exhausted or self._ledger.max_affordable(amount) < 1:
+                break
+            self._ledger.reserve(amount)
+            reserved[item] = amount
+        return reserved
+
+    def _release(self, amounts: Mapping[T, Amount]) -> None:
+        for amount in amounts.values():
+            self._ledger.release(amount)
+
+    def _spend(self, verdicts: Sequence[Verdict]) -> Usage:
+        cost = sum((verdict.cost for verdict in verdicts), start=VerdictCost())
+        return self._rate.verification_usage(cost.computed, cost.cached, cost.generated)
+
+
+async def open_verdicts(
+    context: VerifierContext, verifier: WrittenVerifier, model: ModelInfo, found: VerdictFormat
+) -> tuple[VerdictWriter, BudgetedVerdicts]:
+    """Open a verifier's model. Raises ``InvalidRequest`` for labels or a server that it cannot be asked with."""
+    own = model.sampling | ({} if verifier.temperature is None else {"temperature": verifier.temperature})
+    sampling = SamplingParams(
+        temperature=own.get("temperature", 1.0),
+        top_k=int(own.get("top_k", 0)),
+        top_p=own.get("top_p", 1.0),
+        min_p=own.get("min_p", 0.0),
+        stop=found.stops,
+    )
+    options = VerdictOptions(verifier.votes, verifier.max_tokens, sampling)
+    if model.context <= verifier.max_tokens:
+        raise InvalidRequest(
+            f"verifier.max_tokens: {verifier.max_tokens} leave no room in the context of model {model.id!r}, which "
+            f"holds {model.context}: give fewer",
+            "verifier.max_tokens",
+        )
+    seed = context.spec.seed or 0
+    writer = await VerdictWriter.open(context.engine, model, found, options, seed=seed, lease=context.lease)
+    return writer, BudgetedVerdicts(writer, context.ledger)
+
+
+def weigh_criteria(criteria: Sequence[Criterion], scores: Sequence[float | None]) -> float | None:
+    """Return the weighted mean of the criteria's scores; ``None`` if one of them has none."""
+    if any(score is None for score in scores):
+        return None
+    weights = [criterion.weight for criterion in criteria] or [1.0] * len(scores)
+    total = sum(weight * score for weight, score in zip(weights, scores, strict=True) if score is not None)
+    return total / sum(weights)
+
+
+def render(template: PromptTemplate, values: Mapping[str, str | Sequence[str]], criterion: Criterion | None) -> str:
+    """Return a prompt that asks for a verdict, by one criterion if there is one."""
+    text = "" if criterion is None else criterion.text
+    return template.render({**values, "criterion": text})
+
+
+def shorten(verdict: Verdict) -> dict[str, object]:
+    """Return a verdict as the journal keeps it."""
+    return {"score": verdict.score, "votes": list(verdict.scores), "critiques": list(verdict.critiques)}
+
