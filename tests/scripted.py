@@ -243,7 +243,9 @@ class ScriptedEngine:
 def label_logprobs(tokens: tuple[int, ...]) -> tuple[tuple[int, float], ...]:
     """Return the log-probabilities of the labels A, B, Y and N behind these tokens."""
     share = 0.1 + 0.8 * _unit("label", tokens)
-    return tuple((50 + ord(label) % 50, math.log(0.4 * part)) for label, part in zip("ABYN", (share, 1 - share) * 2, strict=True))
+    return tuple(
+        (50 + ord(label) % 50, math.log(0.4 * part)) for label, part in zip("ABYN", (share, 1 - share) * 2, strict=True)
+    )
 
 
 def probe_score(tokens: tuple[int, ...]) -> float:

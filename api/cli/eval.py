@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from pydantic import TypeAdapter, ValidationError
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
 from api.cli.console import count_progress, print_json, result_console
+from api.cli.job_options import parse_word_or_json
 from api.cli.options import AsJson, Model, expand_options, load_with
 from api.roles.private_service import run_private_engine
 from engine.protocol.types import EngineError
@@ -31,18 +33,20 @@ from reasoner.evaluation.runs import RUNS_FILE, EvaluationMismatch, RunFile, col
 from reasoner.evaluation.suites.registry import open_suite
 from reasoner.evaluation.suites.suite import Suite, SuiteError
 from reasoner.jobs.spec import JobSpec, Sampling
+from reasoner.jobs.verifier_specs import PrmVerifier, Verifier
 from workers.config.settings import Settings
 from workers.config.types import served_name
 from workers.engines.connect import connect
 from workers.processes import shutdown
 
+_VERIFIERS: TypeAdapter[VerifierSpec] = TypeAdapter(Verifier)
 NUM_PROGRESS_LINES = 20
 """Lines of progress for each stage if stderr is no terminal."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlanOptions:
-    """The strategies and models to measure, and the numbers of samples and runs."""
+    """The strategies, models and verifier to measure, and the numbers of samples and runs."""
 
     strategy: Annotated[
         str, typer.Option(help="all, or a list separated by commas of NAME or NAME:KEY=VALUE:KEY=VALUE.")
@@ -56,18 +60,50 @@ class PlanOptions:
     against: Annotated[
         list[str] | None, typer.Option(help="A larger model, run greedily and compared at equal FLOPs. Repeatable.")
     ] = None
+    verifier: Annotated[
+        str | None,
+        typer.Option(help="Verifier: its kind, or the field of a job as JSON; default: the model's own."),
+    ] = None
 
     def build(self, settings: Settings) -> EvaluationPlan:
         """Return the plan. Raises ``typer.BadParameter``."""
         counts = _parse_counts("--n", self.n)
         live_counts = counts if self.live_n is None else _parse_counts("--live-n", self.live_n)
         try:
-            cases = parse_cases(self.strategy, has_verifier=_find_verifier(settings) is not None)
+            cases = parse_cases(self.strategy, has_verifier=_scores(self.find_verifier(settings)))
             pooled, live = split_pooled_and_live(cases)
         except ValueError as error:
             raise typer.BadParameter(str(error), param_hint="--strategy") from None
         names = tuple(served_name(value) for value in self.against or ())
         return EvaluationPlan(settings.model_name, pooled, live, counts, live_counts, self.seeds, names)
+
+    def find_verifier(self, settings: Settings) -> VerifierSpec | None:
+        """Return the verifier, by default that of the model's jobs that name none. Raises ``typer.BadParameter``."""
+        if self.verifier is None:
+            return settings.default_verifier(settings.model_name)
+        given = parse_word_or_json("verifier", self.verifier)
+        try:
+            verifier = _VERIFIERS.validate_python({"kind": given} if isinstance(given, str) else given)
+        except ValidationError as error:
+            faults = "; ".join(
+                f"{'.'.join(map(str, e['loc'][1:]))}: {e['msg']}".removeprefix(": ") for e in error.errors()
+            )
+            raise typer.BadParameter(faults, param_hint="--verifier") from None
+        if verifier == PrmVerifier():  # the kind alone
+            return settings.default_verifier(settings.model_name)
+        return verifier
+
+    def name_models(self, settings: Settings) -> dict[str, str]:
+        """Return the models that an engine has to load besides those of the settings, with the options naming them."""
+        named = dict.fromkeys(self.against or (), "--against")
+        scorer = getattr(self.find_verifier(settings), "model", None)
+        if scorer is not None and scorer not in settings.local_models():
+            named.setdefault(scorer, "--verifier")
+        return named
+
+
+def _scores(verifier: VerifierSpec | None) -> bool:
+    return verifier is not None and not verifier.compares
 
 
 def _parse_counts(option: str, text: str) -> tuple[int, ...]:
@@ -108,7 +144,9 @@ def evaluate_suite(
     from it; the others run live. With --out, the same command continues a run that Ctrl-C ended.
     """
     console = Console(stderr=True)
-    settings = load_with(model=model).with_model_files(options.against or ())
+    settings = load_with(model=model)
+    more = options.name_models(settings)
+    settings = settings.with_model_files(more)
     plan = options.build(settings)
     try:
         opened = open_suite(suite, limit=limit)
@@ -118,16 +156,17 @@ def evaluate_suite(
         temperature = opened.temperature
     given = {"temperature": temperature, "max_tokens": max_tokens, "thinking_tokens": thinking_tokens}
     sampling = Sampling.model_validate({name: value for name, value in given.items() if value is not None})
-    conditions = _describe_conditions(settings, plan, sampling, opened)
+    verifier = options.find_verifier(settings)
+    conditions = _describe_conditions(settings, plan, sampling, opened, verifier)
     try:
         with RunFile({**conditions, **_identify_suite(opened), **plan.document()}, out) as file:
             if is_incomplete(opened, plan, file):
                 with (
                     _explain_interruption(console, out),
-                    run_private_engine(settings, console, options.against or ()) as urls,
+                    run_private_engine(settings, console, more) as urls,
                     _show_progress(console, opened, plan) as advance,
                 ):
-                    shutdown.run(_run(settings, urls, opened, plan, sampling, concurrency, file, advance))
+                    shutdown.run(_run(settings, urls, opened, plan, verifier, sampling, concurrency, file, advance))
     except EvaluationMismatch as error:
         raise typer.BadParameter(str(error), param_hint="--out") from None
     failures = {piece.problem: piece.failed for piece in file.items if piece.failed is not None}
@@ -152,17 +191,15 @@ def evaluate_suite(
         _print(result_console(), results)
 
 
-def _find_verifier(settings: Settings) -> VerifierSpec | None:
-    """Return the verifier of the model's jobs that name none."""
-    return settings.default_verifier(settings.model_name)
-
-
-def _describe_conditions(settings: Settings, plan: EvaluationPlan, sampling: Sampling, suite: Suite) -> dict[str, Any]:
+def _describe_conditions(
+    settings: Settings, plan: EvaluationPlan, sampling: Sampling, suite: Suite, verifier: VerifierSpec | None
+) -> dict[str, Any]:
     """Return the settings on which the results depend; a run is resumed only under the same ones."""
     question = JobSpec(problem="any", model=plan.model, answer=suite.answer_spec, sampling=sampling)
     asked = resolve_prompt(question, settings.models)
-    verifier = _find_verifier(settings)
-    other = {} if verifier is None or settings.prm_name is not None else {"verifier": verifier.model_dump_json()}
+    other = {}
+    if verifier is not None and (settings.prm_name is None or verifier != PrmVerifier(model=settings.prm_name)):
+        other["verifier"] = verifier.model_dump_json()
     return {
         "model": plan.model,
         "system": asked.system,
@@ -208,6 +245,7 @@ async def _run(
     urls: tuple[str, ...],
     suite: Suite,
     plan: EvaluationPlan,
+    verifier: VerifierSpec | None,
     sampling: Sampling,
     concurrency: int,
     file: RunFile,
@@ -219,7 +257,7 @@ async def _run(
             suite,
             plan,
             engine,
-            _find_verifier(settings),
+            verifier,
             sampling,
             concurrency,
             settings.read_calibration(),

@@ -67,7 +67,7 @@ class JobOptions:
         ``extra`` are the parameters of the strategy as options, ``more`` further fields. Raises ``typer.BadParameter``.
         """
         limits = {name: getattr(self, name) for name in _LIMITS}
-        verifier = _parse_word_or_json("verifier", self.verifier)
+        verifier = parse_word_or_json("verifier", self.verifier)
         question = _read_question(question)
         sampling = _without_none({"temperature": self.temperature, "max_tokens": self.max_tokens})
         return {"problem": question, "budget": _without_none(limits)} | _without_none(
@@ -79,7 +79,7 @@ class JobOptions:
                 "strategy": build_strategy(self.strategy, extra) or None,
                 "sampling": sampling or None,
                 "seed": self.seed,
-                "answer": _parse_word_or_json("answer", self.answer),
+                "answer": parse_word_or_json("answer", self.answer),
                 "verifier": {"kind": verifier} if isinstance(verifier, str) else verifier,
                 "deterministic": self.deterministic or None,
                 **more,
@@ -130,7 +130,7 @@ def _read_question(question: str) -> str:
     return question
 
 
-def _parse_word_or_json(option: str, text: str | None) -> Any:
+def parse_word_or_json(option: str, text: str | None) -> Any:
     """Return the JSON object that an option contains, or its text. Raises ``typer.BadParameter``."""
     if text is None or not text.lstrip().startswith("{"):
         return text

@@ -8,8 +8,9 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import httpx
 from rich.console import Console
@@ -43,11 +44,13 @@ def run_private_service(settings: Settings, console: Console) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def run_private_engine(settings: Settings, console: Console, more: Sequence[str] = ()) -> Iterator[tuple[str, ...]]:
+def run_private_engine(
+    settings: Settings, console: Console, more: Mapping[str, str] = MappingProxyType({})
+) -> Iterator[tuple[str, ...]]:
     """Yield the URLs of the configured engines, or of an engine started for this purpose behind a Unix socket.
 
-    ``more``: models besides the policy and the verifier; a configured engine must serve them. Raises ``StartError`` and
-    ``ConfigError``.
+    ``more``: models besides the policy and the verifier, with the option that names each; a configured engine must
+    serve them. Raises ``StartError`` and ``ConfigError``.
     """
     check_models(settings)
     if not settings.has_local_engine:
@@ -58,8 +61,8 @@ def run_private_engine(settings: Settings, console: Console, more: Sequence[str]
     try:
         make_private_folder(address.parent)
         command = engine_command(settings, ["--uds", str(address)])
-        for value in more:
-            command += ["--model", f"{served_name(value)}={require_model_folder(value, '--against')}"]
+        for value, option in more.items():
+            command += ["--model", f"{served_name(value)}={require_model_folder(value, option)}"]
         process = spawn(command, log=log, death_signal=signal.SIGKILL)
         try:
             with console.status("starting the engine"):

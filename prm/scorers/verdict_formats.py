@@ -1,4 +1,4 @@
-"""How language models are asked for a verdict: prompt, text before the verdict, and the labels whose probability is read.
+"""Prompts that ask a language model for a verdict, the text before the verdict, and the labels behind it.
 
 A format is named by the job, or written in the note ``reasoner_verifier`` of the model's config.json, or is the plain
 one. The prompts are the files beside this module, in the folder ``prompts``.
@@ -114,7 +114,9 @@ def parse_check_template(source: str, *, has_criteria: bool) -> PromptTemplate:
     """Return a template that shows a question and a solution. Raises ``TemplateRefused``."""
     parsed = PromptTemplate(source, ("question", "criterion") if has_criteria else ("question",), CHECK_VARIABLES)
     if not parsed.variables & {"solution", "steps", "step"}:
-        raise TemplateRefused("the template does not use {{ solution }} (or {{ steps }}, {{ step }}): it needs one of them")
+        raise TemplateRefused(
+            "the template does not use {{ solution }} (or {{ steps }}, {{ step }}): it needs one of them"
+        )
     return parsed
 
 

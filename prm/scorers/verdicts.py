@@ -1,8 +1,8 @@
 """Verdicts that a language model writes: a critique first, then a label whose probability is read.
 
 The model writes ``votes`` critiques as branches of one request, which share the prompt's cached prefix. Where it begins
-its verdict, or at its limit, the format's own text is appended, and the distribution of the next token is read there in
-a second request of one token. So a verdict does not depend on a sampled label, and a critique that was cut still counts.
+its verdict, or at its limit, the format's own text is appended, and the distribution of the next token is read there
+in a second request of one token. So a verdict does not depend on a sampled label, and a cut critique still counts.
 A vote whose labels have next to no probability is no vote: the model did not answer the question.
 
 Source: Zhang et al. 2024, "Generative Verifiers: Reward Modeling as Next-Token Prediction", sections 3.1 to 3.3.
@@ -46,9 +46,7 @@ class VerdictCost:
     generated: int = 0
 
     def __add__(self, other: VerdictCost) -> VerdictCost:
-        return VerdictCost(
-            self.computed + other.computed, self.cached + other.cached, self.generated + other.generated
-        )
+        return VerdictCost(self.computed + other.computed, self.cached + other.cached, self.generated + other.generated)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +68,9 @@ class Verdict:
 class VerdictOptions:
     """Number of votes, the longest critique in tokens (0: none), and the sampling of critiques."""
 
-    votes: int = 1
-    max_tokens: int = 512
-    sampling: SamplingParams = SamplingParams()
+    votes: int
+    max_tokens: int
+    sampling: SamplingParams
 
 
 class VerdictWriter:
@@ -108,12 +106,14 @@ class VerdictWriter:
         seed: int = 0,
         lease: str | None = None,
     ) -> Self:
-        """Return a writer. Raises ``InvalidRequest`` for labels that are not single tokens, or a server that only
-        chats."""
+        """Return a writer.
+
+        Raises ``InvalidRequest`` for labels that are not single tokens, or a server that only chats.
+        """
         if "continuation" in info.lacks or "logprobs" in info.lacks:
             raise InvalidRequest(
-                f"verifier.model: the server of model {info.id!r} only chats, and a verdict is read behind the critique, "
-                "with log-probabilities: use a model on vLLM, SGLang or our engine, or a verifier of kind 'judge'",
+                f"verifier.model: the server of model {info.id!r} only chats, and a verdict is read behind the "
+                "critique, with log-probabilities: use a model on vLLM, SGLang or our engine, or kind 'judge'",
                 "verifier.model",
             )
         writer = cls(engine, info, found, options, seed, lease)
@@ -171,9 +171,7 @@ class VerdictWriter:
                 if self.format.verdict[:1].isspace():
                     text = text.rstrip()
                 ids = await self._engine.tokenize(self.info.id, text, special=False)
-            texts.append(
-                Completion(completion.index, ids, text, completion.finish_reason, None, 0.0, 0, 0)
-            )
+            texts.append(Completion(completion.index, ids, text, completion.finish_reason, None, 0.0, 0, 0))
         return texts, _cost(completions)
 
     async def _read_label(self, prompt: Tokens, critique: Completion) -> tuple[float | None, VerdictCost]:
@@ -196,7 +194,12 @@ class VerdictWriter:
         self, prompt: Tokens, branches: tuple[Branch, ...], sampling: SamplingParams
     ) -> list[Completion]:
         request = GenerateRequest(
-            f"{self._lease or 'verdict'}-{uuid.uuid4().hex}", self.info.id, prompt, branches, sampling, lease=self._lease
+            f"{self._lease or 'verdict'}-{uuid.uuid4().hex}",
+            self.info.id,
+            prompt,
+            branches,
+            sampling,
+            lease=self._lease,
         )
         arrived: dict[int, Completion] = {}
         async with self._slots, aclosing(self._engine.generate(request)) as events:

@@ -10,8 +10,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from engine.protocol.types import InvalidRequest
 from reasoner.base_model import StrictModel
 from reasoner.budget.spec import Budget
-from reasoner.jobs.spec import COMPARING_STRATEGY, FALLBACK_STRATEGY, JobSpec, StrategySpec
-from reasoner.jobs.verifier_specs import PairwiseVerifier
+from reasoner.jobs.spec import FALLBACK_STRATEGY, JobSpec, StrategySpec
 from reasoner.strategies.registry import STRATEGIES, parse_params
 
 LIMITS = ("tokens", "seconds", "flops", "cost")
@@ -93,14 +92,12 @@ def apply_effort(spec: JobSpec, efforts: Mapping[str, Effort]) -> JobSpec:
     strategy = efforts[name].strategy
     if strategy is not None and "strategy" not in spec.model_fields_set:
         changes["strategy"] = strategy if spec.verifier is not None else _without_verifier(strategy)
-        if strategy.name == COMPARING_STRATEGY and "verifier" not in spec.model_fields_set:
-            changes |= {"strategy": strategy, "verifier": PairwiseVerifier()}
     return spec.model_copy(update=changes)
 
 
 def _without_verifier(strategy: StrategySpec) -> StrategySpec:
     """Return the strategy, or a vote with the same number of samples if it needs a verifier."""
-    if not (STRATEGIES[strategy.name].needs_verifier or STRATEGIES[strategy.name].needs_comparisons):
+    if not STRATEGIES[strategy.name].needs_verifier:
         return strategy
     samples = {"n": strategy.params["n"]} if "n" in strategy.params else {}
     return StrategySpec.model_validate({"name": FALLBACK_STRATEGY, **samples})

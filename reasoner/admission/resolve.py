@@ -14,8 +14,8 @@ from reasoner.admission.validation import JobRefused, check_job
 from reasoner.base_model import VerifierSpec
 from reasoner.budget.prices import Prices, check_budget
 from reasoner.budget.spec import Budget
-from reasoner.jobs.spec import FALLBACK_STRATEGY, JobSpec, StrategySpec
-from reasoner.jobs.verifier_specs import JudgeVerifier, PrmVerifier, ProbeVerifier, WrittenVerifier
+from reasoner.jobs.spec import COMPARING_STRATEGY, FALLBACK_STRATEGY, JobSpec, StrategySpec
+from reasoner.jobs.verifier_specs import JudgeVerifier, PairwiseVerifier, PrmVerifier, ProbeVerifier, WrittenVerifier
 from reasoner.search.model_selection import ModelSelector, policy_selector, verifier_selector
 from reasoner.strategies.registry import STRATEGIES, parse_params
 
@@ -77,10 +77,13 @@ def use_available_verifier(spec: JobSpec, service: ServiceDefaults) -> JobSpec:
     needs a verifier.
     """
     check_job(spec)
-    if not isinstance(spec.verifier, PrmVerifier) or spec.verifier.model is not None:
-        return spec
     model = spec.model or service.model_name
     default = service.default_verifier(model)
+    if _find_strategy(spec, service) == COMPARING_STRATEGY and _is_open(spec.verifier):
+        compares = default is not None and default.compares
+        return spec.model_copy(update={"verifier": default if compares else PairwiseVerifier()})
+    if not isinstance(spec.verifier, PrmVerifier) or spec.verifier.model is not None:
+        return spec
     if isinstance(default, PrmVerifier):
         return spec
     if "verifier" in spec.model_fields_set:
@@ -97,6 +100,21 @@ def use_available_verifier(spec: JobSpec, service: ServiceDefaults) -> JobSpec:
     changes = {"verifier": None if default is None else default.model_dump()}
     spec = JobSpec.model_validate(spec.model_dump(exclude_unset=True) | changes)
     return _check_default(spec, "verifier")
+
+
+def _find_strategy(spec: JobSpec, service: ServiceDefaults) -> str:
+    """Return the name of the job's strategy, by its effort or the model's defaults if it leaves the choice open."""
+    effort, defaults = (
+        service.effort.get(spec.budget.effort or ""),
+        service.models.get(spec.model or service.model_name),
+    )
+    chosen = (effort and effort.strategy) or (defaults and defaults.strategy)
+    return chosen.name if chosen and "strategy" not in spec.model_fields_set else spec.strategy.name
+
+
+def _is_open(verifier: VerifierSpec | None) -> bool:
+    """Return True for the verifier of a job that names none."""
+    return verifier in (PrmVerifier(), PairwiseVerifier())
 
 
 async def _complete(spec: JobSpec, service: ServiceDefaults, catalog: ModelCatalog) -> JobSpec:

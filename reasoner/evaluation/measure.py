@@ -26,7 +26,7 @@ from reasoner.evaluation.suites.problem import Problem
 from reasoner.evaluation.suites.suite import Suite
 from reasoner.jobs.journal import MemoryJournal
 from reasoner.jobs.spec import JobSpec, Sampling
-from reasoner.jobs.verifier_specs import JudgeVerifier
+from reasoner.jobs.verifier_specs import JudgeVerifier, PairwiseVerifier, WrittenVerifier
 from reasoner.run import open_search, run_job
 from reasoner.strategies.registry import STRATEGIES
 from reasoner.subprocess_pool import keep_workers_alive
@@ -70,21 +70,30 @@ class EvaluationContext:
         engine = LeaselessEngine(engine)
         models = {info.id: info for info in await engine.models()}
         strategies = [STRATEGIES[case.name] for case in (*plan.pooled, *plan.live)]
-        needed = any(strategy.needs_verifier for strategy in strategies)
+        compares = verifier is not None and verifier.compares
+        needed = any(strategy.needs_comparisons if compares else strategy.needs_verifier for strategy in strategies)
         scorer = getattr(verifier, "model", None)
         for name in (plan.model, *plan.against, *([scorer] if needed and scorer is not None else [])):
             if name not in models:
                 raise InvalidRequest(f"model {name!r} is not served; served are {', '.join(models)}", "model")
         is_served = scorer is None or scorer in models
-        is_used = is_served and (needed or any(strategy.welcomes_verifier for strategy in strategies))
+        is_welcome = not compares and any(strategy.welcomes_verifier for strategy in strategies)
+        is_used = is_served and (needed or is_welcome)
         return cls(
             suite, plan, engine, models, verifier if is_used else None, sampling, concurrency, calibration, defaults
         )
 
-    @property
-    def verifier_parameters(self) -> int:
-        model = getattr(self.verifier, "model", None)
-        if model is None and isinstance(self.verifier, JudgeVerifier):
+    def choose_verifier(self, strategy: str) -> VerifierSpec | None:
+        """Return the verifier that a strategy uses: one that compares, or one that scores."""
+        if not STRATEGIES[strategy].needs_comparisons:
+            return None if self.verifier is None or self.verifier.compares else self.verifier
+        return self.verifier if self.verifier is not None and self.verifier.compares else PairwiseVerifier()
+
+    def count_verifier_parameters(self, strategy: str) -> int:
+        """Return the number of weights of the model of a strategy's verifier."""
+        verifier = self.choose_verifier(strategy)
+        model = getattr(verifier, "model", None)
+        if model is None and isinstance(verifier, JudgeVerifier | WrittenVerifier):
             model = self.plan.model
         return 0 if model is None else self.models[model].parameters
 
@@ -164,6 +173,7 @@ async def _live(setting: EvaluationContext, stage: Stage, problem: Problem, jour
     ]
     usage, answer = outcome.usage, outcome.result.answer
     correct, level = await setting.check(problem, answer), outcome.result.answer_level
+    verifier_parameters = setting.count_verifier_parameters(stage.case.name)
     policy_flops = 2.0 * setting.models[stage.model].parameters * (usage.prompt - usage.cached + usage.generated)
     return [
         Run(
@@ -179,7 +189,7 @@ async def _live(setting: EvaluationContext, stage: Stage, problem: Problem, jour
             tokens=float(usage.generated),
             thought_tokens=float(usage.thought),
             verifier_tokens=float(usage.verifier_computed),
-            flops=policy_flops + 2.0 * setting.verifier_parameters * usage.verifier_computed,
+            flops=policy_flops + 2.0 * verifier_parameters * usage.verifier_computed,
             seconds=usage.seconds,
             correct_strict=float(correct and level == "strict"),
             flexible=float(level == "flexible"),
@@ -200,7 +210,7 @@ async def _pool(setting: EvaluationContext, stage: Stage, problem: Problem, jour
         if scored:
             await search.score([node for node in search.root.children if node.answer is not None])
         right = {node: await setting.check(problem, node.answer) for node in search.root.children}
-        parameters = (setting.models[stage.model].parameters, setting.verifier_parameters)
+        parameters = (setting.models[stage.model].parameters, setting.count_verifier_parameters(sampler.name))
         pool = SamplePool.of(search, right, parameters)
     cases = [(case, plan.grid() if case.label == MAJORITY else plan.ns) for case in plan.pooled]
     if not any(case.label == MAJORITY for case in plan.pooled):
@@ -215,7 +225,7 @@ def _spec(setting: EvaluationContext, stage: Stage, problem: Problem, case: Stra
             "messages": problem.to_messages(),
             "model": stage.model,
             "strategy": case.to_spec(stage.n),
-            "verifier": setting.verifier,
+            "verifier": setting.choose_verifier(case.name),
             "sampling": setting.sampling,
             "answer": setting.suite.answer_spec,
             "confidence": case.confidence,

@@ -71,6 +71,8 @@ class SamplePool:
 
     A cache shares whole pages only; the fraction reproduces the bill of the whole pool.
     """
+    verdict_tokens: float | None = None
+    """Tokens that a verifier which writes took for one solution, on average; others write none."""
 
     @classmethod
     def of(cls, search: Search, right: Mapping[Node, bool], parameters: tuple[int, int]) -> SamplePool:
@@ -89,7 +91,8 @@ class SamplePool:
             cost = (float(usage.verifier_computed - length), 0.0)
         else:
             cost = (float(question), (question + length - usage.verifier_computed) / shared)
-        return cls(search.spec, search.root, samples, usage, parameters, cost)
+        verdict = usage.verifier_computed / len({max(text) for text in scored}) if usage.verifier_generated else None
+        return cls(search.spec, search.root, samples, usage, parameters, cost, verdict)
 
 
 def _prefix_ids(tokens: Sequence[int], ids: dict[tuple[int, int], int]) -> frozenset[int]:
@@ -119,13 +122,17 @@ class PoolSearch(Search):
         self._left = list(reversed(subsample))
         self._of = {sample.node: sample for sample in subsample}
         self._scored_prefixes: set[int] = set()
+        self._scored_texts: set[int] = set()
         self._question, self._spared = pool.verifier_cost
+        self._verdict_tokens = pool.verdict_tokens
         self._computes_scores = pool.usage.verifier_computed > 0
         self._scored_tokens = 0
 
     @property
     def verifier_tokens(self) -> float:
         """Tokens that the verifier would have computed for the scored branches."""
+        if self._verdict_tokens is not None:
+            return self._verdict_tokens * len(self._scored_texts)
         if not self._computes_scores:  # a probe reads what decoding has computed
             return 0.0
         shared = self._scored_tokens - len(self._scored_prefixes)
@@ -172,6 +179,7 @@ class PoolSearch(Search):
             if sample.score is not None and node.score is None:
                 node.scores, node.score = sample.scores, sample.score
                 self._scored_prefixes |= sample.prefixes
+                self._scored_texts.add(max(sample.prefixes))  # ids rise along a text
                 self._scored_tokens += len(sample.prefixes)
 
     async def prune(self, nodes: Sequence[Node]) -> None:

@@ -160,8 +160,9 @@ class JobSpec(StrictModel):
     budget: Budget = Field(default_factory=Budget)
     sampling: Sampling = Field(default_factory=Sampling)
     verifier: Verifier | None = Field(
-        default_factory=PrmVerifier, description="Without one the service's own, if it has one (for a tournament: the "
-        "job's own model, which compares); null: none."
+        default_factory=PrmVerifier,
+        description="Without one the service's own, if it has one (for a tournament: the "
+        "job's own model, which compares); null: none.",
     )
     answer: AnswerSpec = Field(
         default_factory=AnswerSpec, description="Where a solution states its answer, and how answers are compared."

@@ -91,9 +91,11 @@ class WrittenVerifier(VerifierSpec):
         None, description="Text after which a label is due; it ends a critique, and is appended to it."
     )
     votes: Annotated[int, Field(ge=1, le=64, description="Critiques whose verdicts are averaged.")] = 1
-    max_tokens: Annotated[
-        int, Field(ge=0, le=32_768, description="Longest critique; 0 reads the verdict without one.")
-    ] = 512
+    max_tokens: Annotated[int, Field(ge=0, le=32_768)] | None = Field(
+        None,
+        description="Longest critique; 0 reads the verdict without one. By default 512, or a quarter of the context if "
+        "that is less.",
+    )
     temperature: Annotated[float, Field(ge=0, le=10)] | None = Field(
         None, description="Sampling temperature of critiques; without it the model's own, else 1."
     )

@@ -60,7 +60,7 @@ def describe_strategies() -> dict[str, dict[str, Any]]:
     return {
         name: {
             "summary": (strategy.run.__doc__ or "").strip().split("\n")[0],
-            "needs_verifier": strategy.needs_verifier or strategy.needs_comparisons,
+            "needs_verifier": strategy.needs_verifier,
             "stops_when_sure": strategy.stops_when_sure,
             "parameters": strategy.params.model_json_schema(),
         }

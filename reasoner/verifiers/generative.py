@@ -14,7 +14,6 @@ from reasoner.search.scoring import (
     NodeScore,
     NodeScorer,
     aggregate_score,
-    check_fits_context,
     ends_at_step,
     inherited_scores,
 )
@@ -24,6 +23,7 @@ from reasoner.verifiers.written import (
     Answered,
     BudgetedVerdicts,
     Question,
+    check_fits_verifier,
     open_verdicts,
     render,
     shorten,
@@ -48,7 +48,7 @@ async def open_generative(context: VerifierContext) -> NodeScorer:
     writer, verdicts = await open_verdicts(context, verifier, model, found)
     question = as_text(context.spec.conversation)
     empty = await writer.encode(render(template, _describe(question, "", ()), None))
-    check_fits_context(model, len(empty) + verifier.max_tokens)
+    check_fits_verifier(writer, empty)
     return GenerativeNodeScorer(question, verifier, template, writer, verdicts)
 
 

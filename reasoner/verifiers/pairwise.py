@@ -17,13 +17,14 @@ from prm.scorers.templates import PromptTemplate, TemplateRefused
 from prm.scorers.verdict_formats import open_compare_format, parse_compare_template, with_changes
 from prm.scorers.verdicts import VerdictWriter
 from reasoner.jobs.verifier_specs import Criterion, PairwiseVerifier
-from reasoner.search.scoring import PairScore, PairScorer, check_fits_context
+from reasoner.search.scoring import PairScore, PairScorer
 from reasoner.tree import Node
 from reasoner.verifiers.context import VerifierContext
 from reasoner.verifiers.written import (
     Answered,
     BudgetedVerdicts,
     Question,
+    check_fits_verifier,
     open_verdicts,
     render,
     shorten,
@@ -46,7 +47,7 @@ async def open_pairwise(context: VerifierContext) -> PairScorer:
     writer, verdicts = await open_verdicts(context, verifier, model, found)
     question = as_text(context.spec.conversation)
     empty = await writer.encode(render(template, {"question": question, "first": "", "second": ""}, None))
-    check_fits_context(model, len(empty) + verifier.max_tokens)
+    check_fits_verifier(writer, empty)
     return WrittenPairScorer(question, verifier, template, writer, verdicts)
 
 

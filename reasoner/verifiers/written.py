@@ -20,6 +20,9 @@ from reasoner.jobs.verifier_specs import Criterion, WrittenVerifier
 from reasoner.verifiers.context import VerifierContext
 
 T = TypeVar("T")
+_MAX_CRITIQUE_TOKENS = 512
+_CONTEXT_SHARE = 4
+"""By default a critique takes at most this fraction of the context, as its reciprocal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,16 +120,24 @@ async def open_verdicts(
         min_p=own.get("min_p", 0.0),
         stop=found.stops,
     )
-    options = VerdictOptions(verifier.votes, verifier.max_tokens, sampling)
-    if model.context <= verifier.max_tokens:
-        raise InvalidRequest(
-            f"verifier.max_tokens: {verifier.max_tokens} leave no room in the context of model {model.id!r}, which "
-            f"holds {model.context}: give fewer",
-            "verifier.max_tokens",
-        )
+    longest = verifier.max_tokens
+    if longest is None:
+        longest = min(_MAX_CRITIQUE_TOKENS, model.context // _CONTEXT_SHARE)
+    options = VerdictOptions(verifier.votes, longest, sampling)
     seed = context.spec.seed or 0
     writer = await VerdictWriter.open(context.engine, model, found, options, seed=seed, lease=context.lease)
     return writer, BudgetedVerdicts(writer, context.ledger)
+
+
+def check_fits_verifier(writer: VerdictWriter, empty_prompt: Tokens) -> None:
+    """Raise ``InvalidRequest`` if the prompt without any solution leaves no room for a critique."""
+    longest, context, read = writer.options.max_tokens, writer.info.context, len(empty_prompt)
+    if not writer.fits(empty_prompt):
+        raise InvalidRequest(
+            f"verifier.max_tokens: the prompt has {read} tokens without any solution, a critique up to {longest}, and "
+            f"the context of model {writer.info.id!r} holds {context}: give fewer, or a shorter template",
+            "verifier.max_tokens",
+        )
 
 
 def weigh_criteria(criteria: Sequence[Criterion], scores: Sequence[float | None]) -> float | None:
@@ -147,4 +158,3 @@ def render(template: PromptTemplate, values: Mapping[str, str | Sequence[str]], 
 def shorten(verdict: Verdict) -> dict[str, object]:
     """Return a verdict as the journal keeps it."""
     return {"score": verdict.score, "votes": list(verdict.scores), "critiques": list(verdict.critiques)}
-
