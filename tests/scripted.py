@@ -28,10 +28,18 @@ from engine.protocol.types import (
     TemplateKwargs,
     TokenLogprob,
 )
+from prm.scorers.verdict_formats import NOTE
 
 EOS, SEPARATOR, ANSWER, THOUGHT, OPENING = 0, 1, 2, 3, 4
 TEXTS = {EOS: "", SEPARATOR: "\n\n", ANSWER: "\\boxed{%d}", THOUGHT: "</think>", OPENING: "<think>"}
 CONTEXT = 256
+SHORT_PROMPTS = {
+    "template": "{{ question }} {{ solution }}",
+    "verdict": "Verdict:",
+    "labels": ["Y", "N"],
+    "pairwise": {"template": "{{ question }} {{ first }} {{ second }}", "labels": ["A", "B"]},
+}
+"""Prompts of verdicts that fit into this context."""
 
 
 class ScriptedEngine:
@@ -85,7 +93,7 @@ class ScriptedEngine:
     async def models(self) -> list[ModelInfo]:
         prm = {"format": "token_classification", "separator": "\n\n", "positive_label": 1}
         return [
-            ModelInfo("policy", "generate", self._context, 100, 1000, probe=self._probe),
+            ModelInfo("policy", "generate", self._context, 100, 1000, {NOTE: SHORT_PROMPTS}, probe=self._probe),
             ModelInfo("prm", "classify", CONTEXT, 100, 1000, {"reasoner_prm": prm}),
         ]
 

@@ -200,6 +200,7 @@ class VerdictWriter:
             branches,
             sampling,
             lease=self._lease,
+            draft=False,  # rejected draft tokens have no place on a verifier's bill
         )
         arrived: dict[int, Completion] = {}
         async with self._slots, aclosing(self._engine.generate(request)) as events:

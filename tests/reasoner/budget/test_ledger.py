@@ -58,6 +58,8 @@ class Watching(ScriptedEngine):
         super().__init__(**options)  # type: ignore[arg-type]
         self.bill = Bill()
         self.prices = prices
+        self.read_for_verdicts = 0
+        """Prompt tokens that were computed for verdicts, which are on the bill as the verifier's."""
 
     async def models(self) -> list[ModelInfo]:
         policy, prm = await super().models()
@@ -66,12 +68,21 @@ class Watching(ScriptedEngine):
     def price(self, model: str, kind: str) -> Fraction:
         return Fraction(str(getattr(self.prices.get(model, Prices()), kind))) / 10**6
 
+    def verifier_price(self) -> Fraction:
+        """Return the price of a token that the policy reads for a verdict: without one of its own that of a prompt."""
+        return self.price("policy", "prompt" if self.prices.get("policy", Prices()).verifier is None else "verifier")
+
     async def generate(self, request: GenerateRequest, *, stream: bool = False) -> AsyncIterator[Completion | Delta]:
         read, cached, written = (self.price("policy", kind) for kind in ("prompt", "cached", "generated"))
+        dearest = written
+        is_verdict = request.sampling.ignore_eos or "Verdict:" in request.sampling.stop
+        if is_verdict:
+            read, cached = self.verifier_price(), Fraction(0)
+            dearest = max(read, written)
         bounds = []
         for branch in request.branches:
             sent = len(request.prompt) + len(branch.generated)
-            bound = (2 * POLICY * (sent + branch.max_tokens), max(read, cached) * sent + written * branch.max_tokens)
+            bound = (2 * POLICY * (sent + branch.max_tokens), max(read, cached) * sent + dearest * branch.max_tokens)
             bounds.append(bound)
             self.bill.add(*bound)
         async for item in super().generate(request, stream=stream):
@@ -81,6 +92,7 @@ class Watching(ScriptedEngine):
             wrong = item.drafted_tokens - item.accepted_tokens
             took = read * fresh + cached * item.cached_tokens + written * new
             self.bill.add(2 * POLICY * (fresh + new + wrong) - flops, took - money)
+            self.read_for_verdicts += fresh if is_verdict else 0
             yield item
 
     async def score(self, request: ScoreRequest) -> list[ScoreResult]:
@@ -155,7 +167,8 @@ async def test_no_search_can_exceed_any_of_its_limits(
             await run(spec, engine)
         return
     usage = (await run(spec, engine)).usage
-    assert usage.total == engine.total <= budget.get("tokens", engine.total)
+    total = engine.total + engine.read_for_verdicts
+    assert usage.total == total <= budget.get("tokens", total)
     assert usage.flops == engine.bill.flops
     assert round(Fraction(usage.cost), 12) == round(engine.bill.money, 12)
     if "flops" in budget:

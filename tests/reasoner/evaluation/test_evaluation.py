@@ -353,5 +353,5 @@ async def test_a_verifier_without_a_model_of_its_own_is_billed_as_the_model_that
         SUITE, plan("best_of_n", 2), ScriptedEngine(), JudgeVerifier(model="prm"), Sampling(), 1
     )
     own = await EvaluationContext.of(SUITE, plan("best_of_n", 2), ScriptedEngine(), JudgeVerifier(), Sampling(), 1)
-    assert named.verifier_parameters == named.models["prm"].parameters
-    assert own.verifier_parameters == own.models["policy"].parameters
+    assert named.count_verifier_parameters("best_of_n") == named.models["prm"].parameters
+    assert own.count_verifier_parameters("best_of_n") == own.models["policy"].parameters

@@ -15,7 +15,7 @@ from engine.core.local_engine import LocalEngine
 from engine.protocol.options import EngineOptions
 from engine.protocol.request_checks import check_score
 from engine.protocol.types import Branch, EngineClient, EngineError, ModelInfo, ScoreItem
-from reasoner.jobs.spec import JobSpec
+from reasoner.jobs.spec import COMPARING_STRATEGY, JobSpec
 from reasoner.run import run_job
 from reasoner.strategies.registry import STRATEGIES
 from tests.engine.client.test_openai_compatible import chunks, collect, piece, scripted
@@ -27,6 +27,7 @@ from workers.store.jobs import JobStore
 
 BUNDLED = Path(__file__).parents[3] / "reasoner" / "bundled"
 PRM, JUDGE = {"kind": "prm", "model": "prm"}, {"kind": "judge", "model": "policy"}
+PAIRWISE = {"kind": "pairwise", "model": "policy"}
 ENDED = ("completed", "incomplete")
 
 
@@ -50,7 +51,7 @@ async def wake(store: JobStore, job_id: str, engine: EngineClient) -> dict[str, 
 
 @pytest.mark.parametrize("strategy", sorted(STRATEGIES))
 async def test_every_engine_request_of_a_job_has_the_salt_of_its_owner(store: JobStore, strategy: str) -> None:
-    for verifier in (PRM, JUDGE):
+    for verifier in (PRM, JUDGE) if strategy != COMPARING_STRATEGY else (PAIRWISE,):
         engine = ScriptedEngine()
         job = await wake(store, await submit(store, "ann", spec(strategy, verifier)), engine)
         assert job["status"] in ENDED
