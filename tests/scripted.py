@@ -66,6 +66,8 @@ class ScriptedEngine:
         probes: bool = False,
     ) -> None:
         self.requests: list[GenerateRequest] = []
+        self.verdict_requests: list[GenerateRequest] = []
+        """Requests of a verifier that writes, whose prompts are on the bill, too."""
         self.generated: list[tuple[tuple[int, ...], int, int]] = []
         """(prompt, branch key, position) of every generated token; none may appear twice in a job."""
         self.outstanding = 0
@@ -116,10 +118,10 @@ class ScriptedEngine:
         return tuple(token for piece in pieces for token in tags.get(piece, [50 + ord(char) % 50 for char in piece]))
 
     async def generate(self, request: GenerateRequest, *, stream: bool = False) -> AsyncIterator[Completion | Delta]:
-        self.requests.append(request)
+        (self.verdict_requests if is_verdict(request) else self.requests).append(request)
         self.leases.add(request.lease)
         self.salts.add((request.model, request.cache_salt))
-        self._promise(sum(branch.max_tokens for branch in request.branches))
+        self._promise(sum(branch.max_tokens + _billed_prompt(request, branch) for branch in request.branches))
         order = list(range(len(request.branches)))
         self._order.shuffle(order)
         for index in order:
@@ -202,7 +204,8 @@ class ScriptedEngine:
                 token = 10 + at % 12 if at % 12 else SEPARATOR
             if self._thinks and 24 <= token < 32:
                 token = THOUGHT
-            self.generated.append((request.prompt, branch.key, at))
+            if not is_verdict(request):
+                self.generated.append((request.prompt, branch.key, at))
             ids.append(token)
             text += _text(token, at)
             if token == EOS:
@@ -217,9 +220,10 @@ class ScriptedEngine:
                 break
         else:
             reason = "context" if room <= branch.max_tokens else "length"
-        self.outstanding -= branch.max_tokens
-        self.total += len(ids)
         prompt = len(request.prompt) + len(branch.generated)
+        held = int(self._held * (prompt - 1))
+        self.outstanding -= branch.max_tokens + _billed_prompt(request, branch)
+        self.total += len(ids) + (prompt - held if is_verdict(request) else 0)
         drafted, accepted = (3 * len(ids), len(ids) // 2) if self._guesses and request.draft else (0, 0)
         return Completion(
             index,
@@ -229,7 +233,7 @@ class ScriptedEngine:
             stop,
             -float(len(ids)),
             prompt,
-            int(self._held * (prompt - 1)),
+            held,
             logprobs=self._logprobs(request, branch, ids),
             drafted_tokens=drafted,
             accepted_tokens=accepted,
@@ -240,12 +244,22 @@ class ScriptedEngine:
         count = request.sampling.logprobs
         if count is None:
             return None
-        if branch.max_tokens == 1 and not request.sampling.temperature:  # a verdict's label is read
+        if request.sampling.ignore_eos:  # a verdict's label is read
             return (TokenLogprob(ids[0], -9.0, label_logprobs(request.prompt + branch.generated)),)
         start = len(request.prompt) + len(branch.generated)
         sure = [confidence(branch, start + at) for at in range(len(ids))]
         tops = [tuple((rank, -rank * value) for rank in range(count)) for value in sure]
         return tuple(TokenLogprob(token, -1.0, top) for token, top in zip(ids, tops, strict=True))
+
+
+def is_verdict(request: GenerateRequest) -> bool:
+    """Return True for a critique or the reading of a verdict."""
+    return request.sampling.ignore_eos or "Verdict:" in request.sampling.stop
+
+
+def _billed_prompt(request: GenerateRequest, branch: Branch) -> int:
+    """Return the tokens that a branch reads at a verifier's cost."""
+    return len(request.prompt) + len(branch.generated) if is_verdict(request) else 0
 
 
 def label_logprobs(tokens: tuple[int, ...]) -> tuple[tuple[int, float], ...]:

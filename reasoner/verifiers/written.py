@@ -72,11 +72,14 @@ class BudgetedVerdicts:
         return [Answered(item, found, self._spend(found), amounts[item]) for item, found in verdicts.items()]
 
     async def _read_all(self, questions: Mapping[T, Sequence[Question]]) -> dict[T, tuple[Verdict, ...]]:
-        async with asyncio.TaskGroup() as group:
-            tasks = {
-                item: [group.create_task(self._read_one(question)) for question in own]
-                for item, own in questions.items()
-            }
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = {
+                    item: [group.create_task(self._read_one(question)) for question in own]
+                    for item, own in questions.items()
+                }
+        except* Exception as errors:
+            raise errors.exceptions[0] from None
         return {item: tuple(task.result() for task in own) for item, own in tasks.items()}
 
     async def _read_one(self, question: Question) -> Verdict:

@@ -29,7 +29,7 @@ from reasoner.jobs.journal import MemoryJournal
 from reasoner.jobs.spec import JobSpec
 from reasoner.run import JobOutcome, run_job
 from reasoner.strategies.registry import STRATEGIES
-from tests.scripted import ScriptedEngine
+from tests.scripted import ScriptedEngine, is_verdict
 
 POLICY, PRM = 700, 1300
 """Number of weights of each model."""
@@ -58,8 +58,6 @@ class Watching(ScriptedEngine):
         super().__init__(**options)  # type: ignore[arg-type]
         self.bill = Bill()
         self.prices = prices
-        self.read_for_verdicts = 0
-        """Prompt tokens that were computed for verdicts, which are on the bill as the verifier's."""
 
     async def models(self) -> list[ModelInfo]:
         policy, prm = await super().models()
@@ -75,8 +73,7 @@ class Watching(ScriptedEngine):
     async def generate(self, request: GenerateRequest, *, stream: bool = False) -> AsyncIterator[Completion | Delta]:
         read, cached, written = (self.price("policy", kind) for kind in ("prompt", "cached", "generated"))
         dearest = written
-        is_verdict = request.sampling.ignore_eos or "Verdict:" in request.sampling.stop
-        if is_verdict:
+        if is_verdict(request):
             read, cached = self.verifier_price(), Fraction(0)
             dearest = max(read, written)
         bounds = []
@@ -92,7 +89,6 @@ class Watching(ScriptedEngine):
             wrong = item.drafted_tokens - item.accepted_tokens
             took = read * fresh + cached * item.cached_tokens + written * new
             self.bill.add(2 * POLICY * (fresh + new + wrong) - flops, took - money)
-            self.read_for_verdicts += fresh if is_verdict else 0
             yield item
 
     async def score(self, request: ScoreRequest) -> list[ScoreResult]:
@@ -167,8 +163,7 @@ async def test_no_search_can_exceed_any_of_its_limits(
             await run(spec, engine)
         return
     usage = (await run(spec, engine)).usage
-    total = engine.total + engine.read_for_verdicts
-    assert usage.total == total <= budget.get("tokens", total)
+    assert usage.total == engine.total <= budget.get("tokens", engine.total)
     assert usage.flops == engine.bill.flops
     assert round(Fraction(usage.cost), 12) == round(engine.bill.money, 12)
     if "flops" in budget:
