@@ -117,9 +117,9 @@ async def open_search(
             counts_exactly=_counts_exactly(spec, policy, served),
         )
         equivalence = Equivalence(seconds_left=ledger.seconds_until_cut)
-        verifier = VerifierContext(spec, engine, served, policy, lease.name, ledger, equivalence, unlocked_tests)
-        scorer = await open_scorer(verifier) if needs_verifier else None
-        comparer = await open_comparer(verifier) if strategy.needs_comparisons else None
+        offered = VerifierContext(spec, engine, served, policy, lease.name, ledger, equivalence, unlocked_tests)
+        scorer = await open_scorer(offered) if needs_verifier else None
+        comparer = await open_comparer(offered) if strategy.needs_comparisons else None
         context = SearchContext(
             spec,
             engine,

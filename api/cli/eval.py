@@ -65,45 +65,31 @@ class PlanOptions:
         typer.Option(help="Verifier: its kind, or the field of a job as JSON; default: the model's own."),
     ] = None
 
-    def build(self, settings: Settings) -> EvaluationPlan:
+    def build(self, settings: Settings, verifier: VerifierSpec | None) -> EvaluationPlan:
         """Return the plan. Raises ``typer.BadParameter``."""
+        has_verifier = verifier is not None and not verifier.compares
         counts = _parse_counts("--n", self.n)
         live_counts = counts if self.live_n is None else _parse_counts("--live-n", self.live_n)
         try:
-            cases = parse_cases(self.strategy, has_verifier=_scores(self.find_verifier(settings)))
+            cases = parse_cases(self.strategy, has_verifier=has_verifier)
             pooled, live = split_pooled_and_live(cases)
         except ValueError as error:
             raise typer.BadParameter(str(error), param_hint="--strategy") from None
         names = tuple(served_name(value) for value in self.against or ())
         return EvaluationPlan(settings.model_name, pooled, live, counts, live_counts, self.seeds, names)
 
-    def find_verifier(self, settings: Settings) -> VerifierSpec | None:
-        """Return the verifier, by default that of the model's jobs that name none. Raises ``typer.BadParameter``."""
-        if self.verifier is None:
-            return settings.default_verifier(settings.model_name)
+    def parse_verifier(self) -> VerifierSpec | None:
+        """Return the verifier, ``None`` for the model's own. Raises ``typer.BadParameter``."""
         given = parse_word_or_json("verifier", self.verifier)
+        if given is None:
+            return None
         try:
             verifier = _VERIFIERS.validate_python({"kind": given} if isinstance(given, str) else given)
         except ValidationError as error:
-            faults = "; ".join(
-                f"{'.'.join(map(str, e['loc'][1:]))}: {e['msg']}".removeprefix(": ") for e in error.errors()
-            )
+            places = [(".".join(map(str, fault["loc"][1:])), fault["msg"]) for fault in error.errors()]
+            faults = "; ".join(f"{place}: {message}" if place else message for place, message in places)
             raise typer.BadParameter(faults, param_hint="--verifier") from None
-        if verifier == PrmVerifier():  # the kind alone
-            return settings.default_verifier(settings.model_name)
-        return verifier
-
-    def name_models(self, settings: Settings) -> dict[str, str]:
-        """Return the models that an engine has to load besides those of the settings, with the options naming them."""
-        named = dict.fromkeys(self.against or (), "--against")
-        scorer = getattr(self.find_verifier(settings), "model", None)
-        if scorer is not None and scorer not in settings.local_models():
-            named.setdefault(scorer, "--verifier")
-        return named
-
-
-def _scores(verifier: VerifierSpec | None) -> bool:
-    return verifier is not None and not verifier.compares
+        return None if verifier == PrmVerifier() else verifier
 
 
 def _parse_counts(option: str, text: str) -> tuple[int, ...]:
@@ -145,9 +131,14 @@ def evaluate_suite(
     """
     console = Console(stderr=True)
     settings = load_with(model=model)
-    more = options.name_models(settings)
+    verifier = options.parse_verifier()
+    more = dict.fromkeys(options.against or (), "--against")
+    scorer = getattr(verifier, "model", None)
+    if scorer is not None and scorer not in settings.local_models():
+        more.setdefault(scorer, "--verifier")
     settings = settings.with_model_files(more)
-    plan = options.build(settings)
+    verifier = verifier or settings.default_verifier(settings.model_name)
+    plan = options.build(settings, verifier)
     try:
         opened = open_suite(suite, limit=limit)
     except SuiteError as error:
@@ -156,7 +147,6 @@ def evaluate_suite(
         temperature = opened.temperature
     given = {"temperature": temperature, "max_tokens": max_tokens, "thinking_tokens": thinking_tokens}
     sampling = Sampling.model_validate({name: value for name, value in given.items() if value is not None})
-    verifier = options.find_verifier(settings)
     conditions = _describe_conditions(settings, plan, sampling, opened, verifier)
     try:
         with RunFile({**conditions, **_identify_suite(opened), **plan.document()}, out) as file:

@@ -5,8 +5,9 @@ nothing else: no calls, no arithmetic, no loop inside a loop. What it can write 
 times the number of steps.
 
 Texts in slots cannot close the tags that surround them, nor begin a turn of a chat: a tag that the template itself
-uses, and the beginning ``<|`` of a chat model's control tokens, get a zero-width space behind their first character.
-What remains possible is persuasion in plain words, which no escaping prevents.
+uses, with any number behind its name, and the control tokens of common chat models get a zero-width space behind their
+first character. What remains possible: control tokens of other spellings, headings in a template without tags (those
+published for GenRM and ThinkPRM have none), and persuasion in plain words, which no escaping prevents.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ if TYPE_CHECKING:
 MAX_TEMPLATE_CHARS = 32_000
 _FILTERS = {"trim", "upper", "lower", "length", "join"}
 _LOOP_FIELDS = {"index", "index0", "first", "last", "length"}
-_TAG = re.compile(r"<(/?[A-Za-z][\w-]*)>")
+_TAG_NAME = re.compile(r"</?([A-Za-z][\w-]*)")
+_CONTROL = re.compile(r"<(?=\||/?s>|(?:start|end)_of_turn>)|\[(?=/?INST\])")
+"""First characters of the control tokens of ChatML, Llama, Gemma, Mistral and their relatives."""
 _BREAK = "\u200b"
 """Zero-width space."""
 
@@ -34,7 +37,7 @@ class TemplateRefused(ValueError):
 
 
 class PromptTemplate:
-    """A checked template. ``tags`` are the tags of its own text, which no value can write."""
+    """A checked template, whose values cannot write its own tags."""
 
     def __init__(self, source: str, required: Collection[str], known: Collection[str]) -> None:
         """Raises ``TemplateRefused``. ``required``: variables that it must use; ``known``: all that it may."""
@@ -50,25 +53,30 @@ class PromptTemplate:
                 f"the template does not use {{{{ {missing[0]} }}}}, without which the model would not see it; it needs "
                 + ", ".join(f"{{{{ {name} }}}}" for name in sorted(required))
             )
-        self.tags = frozenset(_TAG.findall(source))
+        self._tags = frozenset(map(_drop_number, _TAG_NAME.findall(source)))
 
     def render(self, values: Mapping[str, Value]) -> str:
         """Return the prompt with these values in their slots."""
         return self._template.render(
             {
-                name: self.escape(value) if isinstance(value, str) else [self.escape(text) for text in value]
+                name: self._escape(value) if isinstance(value, str) else [self._escape(text) for text in value]
                 for name, value in values.items()
             }
         ).strip()
 
-    def escape(self, text: str) -> str:
-        """Return a text that contains none of the template's tags and no beginning of a control token."""
+    def _escape(self, text: str) -> str:
+        """Return a text that contains none of the template's tags and no control token."""
 
         def escape_tag(match: re.Match[str]) -> str:
-            is_own = match[1].lstrip("/") in {tag.lstrip("/") for tag in self.tags}
-            return f"<{_BREAK}{match[1]}>" if is_own else match[0]
+            is_own = _drop_number(match[1]) in self._tags
+            return f"<{_BREAK}{match[0][1:]}" if is_own else match[0]
 
-        return _TAG.sub(escape_tag, text).replace("<|", f"<{_BREAK}|")
+        return _CONTROL.sub(lambda match: match[0] + _BREAK, _TAG_NAME.sub(escape_tag, text))
+
+
+def _drop_number(tag: str) -> str:
+    """Return a tag's name without the number at its end, which a template may write by a loop's index."""
+    return tag.rstrip("0123456789")
 
 
 @lru_cache(64)

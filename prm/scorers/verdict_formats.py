@@ -127,12 +127,12 @@ def parse_compare_template(source: str, *, has_criteria: bool) -> PromptTemplate
 
 
 def with_changes(
-    found: VerdictFormat, template: str | None, verdict: str | None, labels: Mapping[str, float] | None
+    base: VerdictFormat, template: str | None, verdict: str | None, labels: Mapping[str, float] | None
 ) -> VerdictFormat:
     """Return the format with the parts that a job gives."""
     if verdict is not None:
-        found = replace(found, verdict=verdict, stop=())
-    return replace(found, template=template or found.template, labels=labels or found.labels)
+        base = replace(base, verdict=verdict, stop=())
+    return replace(base, template=template or base.template, labels=labels or base.labels)
 
 
 def _notes(info: ModelInfo) -> dict[str, object]:

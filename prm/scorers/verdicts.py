@@ -73,6 +73,12 @@ class VerdictOptions:
     sampling: SamplingParams
 
 
+@dataclass(frozen=True, slots=True)
+class _Critique:
+    text: str
+    tokens: Tokens
+
+
 class VerdictWriter:
     """Asks one served model for verdicts."""
 
@@ -80,13 +86,13 @@ class VerdictWriter:
         self,
         engine: EngineClient,
         info: ModelInfo,
-        found: VerdictFormat,
+        verdict_format: VerdictFormat,
         options: VerdictOptions,
         seed: int,
         lease: str | None,
     ) -> None:
         self.info = info
-        self.format = found
+        self.format = verdict_format
         self.options = options
         self._engine = engine
         self._seed = seed
@@ -100,7 +106,7 @@ class VerdictWriter:
         cls,
         engine: EngineClient,
         info: ModelInfo,
-        found: VerdictFormat,
+        verdict_format: VerdictFormat,
         options: VerdictOptions,
         *,
         seed: int = 0,
@@ -116,7 +122,7 @@ class VerdictWriter:
                 "critique, with log-probabilities: use a model on vLLM, SGLang or our engine, or kind 'judge'",
                 "verifier.model",
             )
-        writer = cls(engine, info, found, options, seed, lease)
+        writer = cls(engine, info, verdict_format, options, seed, lease)
         await writer._find_labels()
         return writer
 
@@ -142,7 +148,7 @@ class VerdictWriter:
 
     async def write(self, prompt: Tokens, key: str) -> Verdict:
         """Return the verdicts on a prompt. ``key`` names it within the job, so that its critiques are its own."""
-        critiques, cost = [Completion(0, (), "", "length", None, 0.0, 0, 0)], VerdictCost()
+        critiques, cost = [_Critique("", ())], VerdictCost()
         if self.options.max_tokens:
             critiques, cost = await self._write_critiques(prompt, key)
         votes = await asyncio.gather(*(self._read_label(prompt, critique) for critique in critiques))
@@ -153,30 +159,29 @@ class VerdictWriter:
             scores *= self.options.votes
         return Verdict(tuple(critique.text.strip() for critique in critiques), tuple(scores), cost)
 
-    async def _write_critiques(self, prompt: Tokens, key: str) -> tuple[list[Completion], VerdictCost]:
+    async def _write_critiques(self, prompt: Tokens, key: str) -> tuple[list[_Critique], VerdictCost]:
         branches = tuple(
             Branch(self._seed, _hash(f"{key}:{vote}"), self.options.max_tokens, (), (_hash(key), vote))
             for vote in range(self.options.votes)
         )
         completions = await self._generate(prompt, branches, self.options.sampling)
-        stops = self.format.stops
-        texts = []
-        for completion in completions:
-            cut = completion.stop if completion.stop in stops else None
-            text, ids = completion.text, completion.token_ids
-            if isinstance(completion.stop, int):  # an end-of-sequence token, behind which the verdict cannot follow
-                ids = ids[:-1]
-            elif cut is not None:  # the tokens hold the beginning of the verdict, which is appended as a whole
-                text = text[: text.rfind(str(cut))]
-                if self.format.verdict[:1].isspace():
-                    text = text.rstrip()
-                ids = await self._engine.tokenize(self.info.id, text, special=False)
-            texts.append(Completion(completion.index, ids, text, completion.finish_reason, None, 0.0, 0, 0))
-        return texts, _cost(completions)
+        return [await self._trim(completion) for completion in completions], _cost(completions)
 
-    async def _read_label(self, prompt: Tokens, critique: Completion) -> tuple[float | None, VerdictCost]:
+    async def _trim(self, completion: Completion) -> _Critique:
+        """Return a critique without what ended it, since the verdict's text is appended as a whole."""
+        stop, text = completion.stop, completion.text
+        if isinstance(stop, int):  # an end-of-sequence token
+            return _Critique(text, completion.token_ids[:-1])
+        if stop is None:
+            return _Critique(text, completion.token_ids)
+        text = text[: text.rfind(stop)]
+        if self.format.verdict[:1].isspace():
+            text = text.rstrip()
+        return _Critique(text, await self._engine.tokenize(self.info.id, text, special=False))
+
+    async def _read_label(self, prompt: Tokens, critique: _Critique) -> tuple[float | None, VerdictCost]:
         """Return the expected score of the label behind a critique, ``None`` if no label is likely there."""
-        branch = Branch(self._seed, 0, 1, critique.token_ids + self._verdict)
+        branch = Branch(self._seed, 0, 1, critique.tokens + self._verdict)
         sampling = SamplingParams(temperature=0.0, logprobs=MAX_LABELS, ignore_eos=True)
         [completion] = await self._generate(prompt, (branch,), sampling)
         if not completion.logprobs:

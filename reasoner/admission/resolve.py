@@ -79,7 +79,7 @@ def use_available_verifier(spec: JobSpec, service: ServiceDefaults) -> JobSpec:
     check_job(spec)
     model = spec.model or service.model_name
     default = service.default_verifier(model)
-    if _find_strategy(spec, service) == COMPARING_STRATEGY and _is_open(spec.verifier):
+    if "verifier" not in spec.model_fields_set and _find_strategy(spec, service) == COMPARING_STRATEGY:
         compares = default is not None and default.compares
         return spec.model_copy(update={"verifier": default if compares else PairwiseVerifier()})
     if not isinstance(spec.verifier, PrmVerifier) or spec.verifier.model is not None:
@@ -104,17 +104,12 @@ def use_available_verifier(spec: JobSpec, service: ServiceDefaults) -> JobSpec:
 
 def _find_strategy(spec: JobSpec, service: ServiceDefaults) -> str:
     """Return the name of the job's strategy, by its effort or the model's defaults if it leaves the choice open."""
-    effort, defaults = (
-        service.effort.get(spec.budget.effort or ""),
-        service.models.get(spec.model or service.model_name),
-    )
+    if "strategy" in spec.model_fields_set:
+        return spec.strategy.name
+    effort = service.effort.get(spec.budget.effort or "")
+    defaults = service.models.get(spec.model or service.model_name)
     chosen = (effort and effort.strategy) or (defaults and defaults.strategy)
-    return chosen.name if chosen and "strategy" not in spec.model_fields_set else spec.strategy.name
-
-
-def _is_open(verifier: VerifierSpec | None) -> bool:
-    """Return True for the verifier of a job that names none."""
-    return verifier in (PrmVerifier(), PairwiseVerifier())
+    return chosen.name if chosen else spec.strategy.name
 
 
 async def _complete(spec: JobSpec, service: ServiceDefaults, catalog: ModelCatalog) -> JobSpec:

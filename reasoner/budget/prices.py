@@ -91,8 +91,8 @@ class TokenRate:
 
     def max_verification_amount(self, computed: int, generated: int) -> Amount:
         """Return the largest amount of tokens of which at most ``generated`` are generated, cached or not."""
-        dearest = self.generated * generated if self.generated > self.verifier else self.verifier * generated
-        return Amount(computed, self.flops * computed, self.verifier * (computed - generated) + dearest)
+        money = self.verifier * (computed - generated) + max(self.generated, self.verifier) * generated
+        return Amount(computed, self.flops * computed, money)
 
     def branch_usage(self, prompt: int, cached: int, generated: int, drafted: int, accepted: int) -> Usage:
         """Return the bill of a branch: two FLOPs per weight and computed token, rejected draft tokens included."""

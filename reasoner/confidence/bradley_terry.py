@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 PRIOR_DEVIATION = 1.5
 """Standard deviation of a strength before any match: of two random solutions the better one then wins 4 of 5 times."""
 _MAX_ITERATIONS = 100
-_SAMPLES = 4000
+NUM_SAMPLES = 4000
+"""Samples of the posterior behind the probabilities to be the best."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +46,9 @@ class Strengths:
     def best_probabilities(self) -> NDArray[np.float64]:
         """Return the probability of each to be the strongest, from samples with a fixed seed."""
         root = np.linalg.cholesky(self.covariance)
-        noise = np.random.default_rng(0).standard_normal((_SAMPLES, len(self.means)))
+        noise = np.random.default_rng(0).standard_normal((NUM_SAMPLES, len(self.means)))
         best = (self.means + noise @ root.T).argmax(axis=1)
-        return np.bincount(best, minlength=len(self.means)) / _SAMPLES
+        return np.bincount(best, minlength=len(self.means)) / NUM_SAMPLES
 
 
 def fit_strengths(count: int, matches: Sequence[Match]) -> Strengths:

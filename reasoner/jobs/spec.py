@@ -216,7 +216,7 @@ class JobSpec(StrictModel):
     def _compare_by_default(self) -> Self:
         if self.strategy.name == COMPARING_STRATEGY and "verifier" not in self.model_fields_set:
             self.verifier = PairwiseVerifier()
-            self.model_fields_set.add("verifier")  # a model's default verifier scores solutions
+            self.model_fields_set.remove("verifier")  # a model's defaults may still choose one that compares
         return self
 
     @model_validator(mode="after")

@@ -6,10 +6,11 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from engine.protocol.types import InvalidRequest, ModelInfo, SamplingParams, Tokens
-from prm.scorers.templates import PromptTemplate
+from prm.formats.base import as_text
+from prm.scorers.templates import PromptTemplate, TemplateRefused, Value
 from prm.scorers.verdict_formats import VerdictFormat
 from prm.scorers.verdicts import Verdict, VerdictCost, VerdictOptions, VerdictWriter
 from reasoner.budget.ledger import Ledger
@@ -20,6 +21,14 @@ from reasoner.jobs.verifier_specs import Criterion, WrittenVerifier
 from reasoner.verifiers.context import VerifierContext
 
 T = TypeVar("T")
+
+
+class ParseTemplate(Protocol):
+    """Function that checks a template. Raises ``TemplateRefused``."""
+
+    def __call__(self, source: str, *, has_criteria: bool) -> PromptTemplate: ...
+
+
 _MAX_CRITIQUE_TOKENS = 512
 _CONTEXT_SHARE = 4
 """By default a critique takes at most this fraction of the context, as its reciprocal."""
@@ -46,10 +55,46 @@ class Answered(Generic[T]):
 class BudgetedVerdicts:
     """Asks for verdicts within a ledger. What a request could take without any cached prefix is reserved before it."""
 
-    def __init__(self, writer: VerdictWriter, ledger: Ledger) -> None:
+    def __init__(
+        self,
+        problem: str,
+        template: PromptTemplate,
+        rubric: Sequence[Criterion],
+        writer: VerdictWriter,
+        ledger: Ledger,
+    ) -> None:
+        self._problem = problem
+        self._template = template
+        self._criteria: Sequence[Criterion | None] = rubric or [None]
         self._writer = writer
         self._ledger = ledger
         self._rate = ledger.rate_of_model(writer.info)
+        self._questions: dict[str, Question] = {}
+        """Questions by key: items that the budget did not reach are asked about again."""
+
+    async def ask(self, key: str, values: Mapping[str, Value]) -> list[Question]:
+        """Return the questions about a solution or a pair, one for each criterion; ``key`` names them in the job."""
+        return [await self._ask_by(criterion, key, values) for criterion in self._criteria]
+
+    async def _ask_by(self, criterion: Criterion | None, key: str, values: Mapping[str, Value]) -> Question:
+        name, text = ("", "") if criterion is None else (criterion.name, criterion.text)
+        key = f"{key}:{name}"
+        if key not in self._questions:
+            prompt = self._template.render({"question": self._problem, "criterion": text, **values})
+            self._questions[key] = Question(key, await self._writer.encode(prompt))
+        return self._questions[key]
+
+    async def check_fits(self, values: Mapping[str, Value]) -> None:
+        """Raise ``InvalidRequest`` if the prompt with these empty values leaves no room for a critique."""
+        for question in await self.ask("empty", values):
+            if not self._writer.fits(question.prompt):
+                longest, info = self._writer.options.max_tokens, self._writer.info
+                raise InvalidRequest(
+                    f"verifier.max_tokens: the prompt has {len(question.prompt)} tokens without any solution, a "
+                    f"critique up to {longest}, and the context of model {info.id!r} holds {info.context}: give fewer, "
+                    "or a shorter template",
+                    "verifier.max_tokens",
+                )
 
     async def read(self, questions: Mapping[T, Sequence[Question]]) -> list[Answered[T]]:
         """Return the verdicts on the questions of the first items, as many as the budget reaches.
@@ -111,36 +156,45 @@ class BudgetedVerdicts:
         return self._rate.verification_usage(cost.computed, cost.cached, cost.generated)
 
 
+def find_model(context: VerifierContext) -> ModelInfo:
+    """Return the model that writes the verdicts: the job's own if the verifier names none.
+
+    Raises ``InvalidRequest`` if it is not served.
+    """
+    verifier = context.spec.verifier
+    assert isinstance(verifier, WrittenVerifier)
+    return context.policy if verifier.model is None else context.verifier_model()
+
+
 async def open_verdicts(
-    context: VerifierContext, verifier: WrittenVerifier, model: ModelInfo, found: VerdictFormat
-) -> tuple[VerdictWriter, BudgetedVerdicts]:
-    """Open a verifier's model. Raises ``InvalidRequest`` for labels or a server that it cannot be asked with."""
+    context: VerifierContext, model: ModelInfo, verdict_format: VerdictFormat, parse_template: ParseTemplate
+) -> BudgetedVerdicts:
+    """Open a verifier's model.
+
+    Raises ``InvalidRequest`` for a template that ``parse_template`` refuses, and labels or a server with which the
+    model cannot be asked.
+    """
+    verifier = context.spec.verifier
+    assert isinstance(verifier, WrittenVerifier)
+    try:
+        template = parse_template(verdict_format.template, has_criteria=bool(verifier.rubric))
+    except TemplateRefused as error:
+        raise InvalidRequest(f"verifier.template: model {model.id!r}: {error}", "verifier.template") from None
     own = model.sampling | ({} if verifier.temperature is None else {"temperature": verifier.temperature})
     sampling = SamplingParams(
         temperature=own.get("temperature", 1.0),
         top_k=int(own.get("top_k", 0)),
         top_p=own.get("top_p", 1.0),
         min_p=own.get("min_p", 0.0),
-        stop=found.stops,
+        stop=verdict_format.stops,
     )
     longest = verifier.max_tokens
     if longest is None:
         longest = min(_MAX_CRITIQUE_TOKENS, model.context // _CONTEXT_SHARE)
     options = VerdictOptions(verifier.votes, longest, sampling)
     seed = context.spec.seed or 0
-    writer = await VerdictWriter.open(context.engine, model, found, options, seed=seed, lease=context.lease)
-    return writer, BudgetedVerdicts(writer, context.ledger)
-
-
-def check_fits_verifier(writer: VerdictWriter, empty_prompt: Tokens) -> None:
-    """Raise ``InvalidRequest`` if the prompt without any solution leaves no room for a critique."""
-    longest, context, read = writer.options.max_tokens, writer.info.context, len(empty_prompt)
-    if not writer.fits(empty_prompt):
-        raise InvalidRequest(
-            f"verifier.max_tokens: the prompt has {read} tokens without any solution, a critique up to {longest}, and "
-            f"the context of model {writer.info.id!r} holds {context}: give fewer, or a shorter template",
-            "verifier.max_tokens",
-        )
+    writer = await VerdictWriter.open(context.engine, model, verdict_format, options, seed=seed, lease=context.lease)
+    return BudgetedVerdicts(as_text(context.spec.conversation), template, verifier.rubric, writer, context.ledger)
 
 
 def weigh_criteria(criteria: Sequence[Criterion], scores: Sequence[float | None]) -> float | None:
@@ -150,12 +204,6 @@ def weigh_criteria(criteria: Sequence[Criterion], scores: Sequence[float | None]
     weights = [criterion.weight for criterion in criteria] or [1.0] * len(scores)
     total = sum(weight * score for weight, score in zip(weights, scores, strict=True) if score is not None)
     return total / sum(weights)
-
-
-def render(template: PromptTemplate, values: Mapping[str, str | Sequence[str]], criterion: Criterion | None) -> str:
-    """Return a prompt that asks for a verdict, by one criterion if there is one."""
-    text = "" if criterion is None else criterion.text
-    return template.render({**values, "criterion": text})
 
 
 def shorten(verdict: Verdict) -> dict[str, object]:

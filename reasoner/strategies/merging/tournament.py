@@ -54,7 +54,7 @@ async def hold_tournament(search: Search, players: Sequence[Node], schedule: Sch
         return Choice(players[0] if players else None)
     rounds, results = SCHEDULES[schedule](len(players), search.rng(search.root, "tournament")), None
     matches: list[Match] = []
-    num_rounds = 0
+    num_rounds = num_undecided = 0
     standings = await _find_standings(search, players, matches, 0)
     while not search.is_cut_short and not _is_decided(search, standings):
         try:
@@ -65,9 +65,12 @@ async def hold_tournament(search: Search, players: Sequence[Node], schedule: Sch
         found = [scores.get((players[first], players[second])) for first, second in pairs]
         matches += [Match(*pair, score) for pair, score in zip(pairs, found, strict=True) if score is not None]
         results = [0.5 if score is None else score for score in found]
+        num_undecided += sum(score is None for score in scores.values())
         num_rounds += 1
         standings = await _find_standings(search, players, matches, num_rounds)
-    await search.record_decision("standings", {"matches": len(matches), "players": standings})
+    await search.record_decision(
+        "standings", {"matches": len(matches), "without_verdict": num_undecided, "players": standings}
+    )
     best = standings[0]
     chosen = next(node for node in players if node.id == best["node"])
     return Choice(chosen, best["best"] if matches else None)
