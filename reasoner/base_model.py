@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
-from pydantic import BaseModel, ConfigDict, ValidatorFunctionWrapHandler, field_validator
+from pydantic import BaseModel, ConfigDict, ValidatorFunctionWrapHandler, field_validator, model_validator
 
 
 class StrictModel(BaseModel):
@@ -31,3 +31,9 @@ class VerifierSpec(StrictModel):
     """True if it compares two solutions instead of scoring one."""
     is_conclusive: ClassVar[bool] = False
     """True if a score of 1 is a fact, so that no answer can be better."""
+
+    @model_validator(mode="after")
+    def _keep_kind(self) -> Self:
+        """Count the kind as set: a copy of the set fields alone would be a verifier of the default kind."""
+        self.model_fields_set.add("kind")
+        return self

@@ -65,7 +65,7 @@ async def calibrate(
     info = policy_selector(JobSpec(problem="any", model=model)).find(served)
     policy = ModelFingerprint.of_model(info)
     if isinstance(verifier, ProbeVerifier) and verifier.model is None:
-        verifier = ProbeVerifier(kind="probe", model=policy.id)  # a default would be left out where a job is copied
+        verifier = ProbeVerifier(model=policy.id)
     scores = _identify_verifier(verifier, served)
     thoughts = await find_thought_format(engine, info, defaults.get(policy.id, ModelDefaults()).thoughts)
     pool = VOTING_POOL if scores is None else POOL

@@ -9,9 +9,11 @@ import httpx
 import pytest
 
 from engine.protocol.types import ModelInfo
+from reasoner.jobs.verifier_specs import PairwiseVerifier
 from reasoner.strategies.registry import STRATEGIES
 from tests.api.conftest import serving, submitted
 from tests.scripted import ScriptedEngine
+from workers.config.model_profiles import ModelProfile
 from workers.config.settings import Settings
 
 NEEDY = [name for name, strategy in STRATEGIES.items() if strategy.needs_verifier]
@@ -69,6 +71,45 @@ async def test_a_verifier_in_the_job_is_used(client: httpx.AsyncClient, name: st
 async def test_a_job_with_a_verifier_and_no_strategy_uses_the_verifier(client: httpx.AsyncClient) -> None:
     assert (await spec(client, verifier=RULE))["strategy"]["name"] == "best_of_n"
     assert chosen(await spec(client, verifier=JUDGE, budget={"effort": "low"})) == ("weighted_vote", 4)
+
+
+async def test_a_tournament_compares_by_the_jobs_own_model(client: httpx.AsyncClient) -> None:
+    told = await spec(client, strategy={"name": "tournament"})
+    assert (told["verifier"]["kind"], told["verifier"]["model"]) == ("pairwise", "policy")
+    listed = {entry["name"]: entry for entry in (await client.get("/v1/strategies")).json()["data"]}
+    assert listed["tournament"]["available"]
+
+
+@pytest.mark.parametrize("verifier", [JUDGE, RULE, None])
+async def test_a_tournament_refuses_a_verifier_that_does_not_compare(
+    client: httpx.AsyncClient, verifier: dict[str, Any] | None
+) -> None:
+    body = {"problem": "?", "strategy": {"name": "tournament"}, "verifier": verifier}
+    answer = await client.post("/v1/jobs", json=body)
+    assert answer.status_code == 422
+    assert "use one of pairwise" in answer.json()["errors"][0]["message"]
+
+
+async def test_a_verifier_that_compares_is_refused_by_strategies_that_score(client: httpx.AsyncClient) -> None:
+    body = {"problem": "?", "strategy": {"name": "best_of_n"}, "verifier": {"kind": "pairwise"}}
+    answer = await client.post("/v1/jobs", json=body)
+    assert answer.status_code == 422
+    assert "use one of tournament" in answer.json()["errors"][0]["message"]
+
+
+@pytest.mark.parametrize("own", [None, PairwiseVerifier(votes=2)])
+async def test_a_default_tournament_takes_the_models_verifier_only_if_the_job_names_none(
+    settings: Settings, own: PairwiseVerifier | None
+) -> None:
+    table = {"strategy": {"name": "tournament"}} | ({} if own is None else {"verifier": own.model_dump()})
+    models = {"policy": ModelProfile.model_validate(table)}
+    async with serving(settings.model_copy(update={"prm": "none", "models": models}), PolicyAlone()) as client:
+        # "prm" takes precedence over the table for the default policy
+        told = await spec(client)
+        assert (told["strategy"]["name"], told["verifier"]["kind"]) == ("tournament", "pairwise")
+        explicit = {"problem": "?", "verifier": {"kind": "judge"}}
+        answer = await client.post("/v1/jobs", json=explicit)
+        assert answer.status_code == 422
 
 
 async def test_an_absent_process_reward_model_is_refused(client: httpx.AsyncClient) -> None:

@@ -40,7 +40,7 @@ class PlantedJudge(ScriptedEngine):
     def _logprobs(self, request: GenerateRequest, branch: Branch, ids: list[int]) -> tuple[TokenLogprob, ...] | None:
         if not request.sampling.ignore_eos:
             return super()._logprobs(request, branch, ids)
-        return (TokenLogprob(ids[0], -30.0, self._labels),)
+        return (TokenLogprob(0, -30.0, self._labels),)  # a sampled token that is no label
 
 
 def job(strategy: str, seed: int = 1, tokens: int | None = None, **more: Any) -> JobSpec:
