@@ -337,7 +337,9 @@ def test_two_runs_cannot_write_to_one_folder(tmp_path: Path) -> None:
 
 async def test_without_a_verifier_voting_strategies_run_and_the_rest_are_refused_by_name() -> None:
     every = {case.name for case in parse_cases("all", has_verifier=False)}
-    assert every == {name for name, strategy in STRATEGIES.items() if not strategy.needs_verifier}
+    alone = {name for name, each in STRATEGIES.items() if not (each.needs_verifier or each.needs_comparisons)}
+    assert every == alone
+    assert [case.name for case in parse_cases("tournament", has_verifier=False)] == ["tournament"]
     with pytest.raises(ValueError, match=r"'beam' needs a verifier.*REASONER_PRM"):
         parse_cases("greedy,beam", has_verifier=False)
     pooled, live = split_pooled_and_live(parse_cases("auto,self_consistency", has_verifier=False))
