@@ -74,6 +74,7 @@ def _tree(entries: Iterable[Entry]) -> Node:
                 if node is None:
                     parent, path = nodes[data["parent"]], tuple(map(int, data["node"].split(".")))
                     node = nodes[data["node"]] = Node(path, parent, (), reason="cancelled")
+                    node.solves = parent.solves and data.get("solves", True)
                     parent.children.append(node)
                 node.text += data["text"]
                 node.tokens += data["tokens"]

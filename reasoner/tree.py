@@ -70,6 +70,8 @@ class Node:
     """Score of the policy's probe at its end, if the engine read it while decoding."""
     fresh: bool = False
     """True if the node begins a new conversation, so that solutions below start after it."""
+    solves: bool = True
+    """False if its conversation is about solutions instead of being one, so that it states no answer."""
     closed: bool = False
     """True if the last token is an end-of-sequence token, which injected text replaces."""
     undone: int = 0
@@ -198,8 +200,8 @@ def find_most_promising(root: Node) -> Node | None:
     The highest score comes first. Of equal or unscored ones it is a finished solution with the highest mean
     log-probability of its tokens, or else the longest branch.
     """
-    live = [node for node in root.walk() if node.parent is not None and node.reason != "pruned"]
-    leaves = [node for node in live if all(child.reason == "pruned" for child in node.children)]
+    live = [node for node in root.walk() if node.parent is not None and node.reason != "pruned" and node.solves]
+    leaves = [node for node in live if all(child.reason == "pruned" or not child.solves for child in node.children)]
 
     def promise(node: Node) -> tuple[float, bool, float, int]:
         is_finished = node.reason in ("answer", "stop") and bool(node.solution.strip())

@@ -95,6 +95,11 @@ class Search:
         return None if thoughts is None or thoughts.is_told else thoughts
 
     @property
+    def policy(self) -> ModelInfo:
+        """The model that writes the solutions."""
+        return self._context.policy
+
+    @property
     def context(self) -> int:
         """Number of tokens that the policy's context holds."""
         return self._context.policy.context
@@ -180,7 +185,7 @@ class Search:
                 above = () if parent.parent is None else parent.parent.prefix
                 prefix = above + await self.tokenize(parent.text[:-undone])
         tokens = await self.tokenize(text)
-        node = Node(self._next_path(parent), parent, prefix + tokens, text, undone=undone)
+        node = Node(self._next_path(parent), parent, prefix + tokens, text, undone=undone, solves=parent.solves)
         thought = self._shared.thought_at(parent)
         if thought is not None:
             if undone and thought.format.closing in instead:
@@ -189,10 +194,15 @@ class Search:
             node.thought, node.parts = thought.state, thought.parts
         return await self._add_text_node(node)
 
-    async def start_conversation(self, parent: Node, messages: Sequence[dict[str, str]]) -> Node:
-        """Add a child that begins a conversation of its own with these messages; its text is the last one's."""
+    async def start_conversation(
+        self, parent: Node, messages: Sequence[dict[str, str]], *, solves: bool = True
+    ) -> Node:
+        """Add a child that begins a conversation of its own with these messages; its text is the last one's.
+
+        Without ``solves`` it is about solutions instead of being one, so that no answer is read from it.
+        """
         prefix = await self.tokenize(messages)
-        node = Node(self._next_path(parent), parent, prefix, messages[-1]["content"], fresh=True)
+        node = Node(self._next_path(parent), parent, prefix, messages[-1]["content"], fresh=True, solves=solves)
         if self._context.thoughts is not None:
             node.thought = self._context.thoughts.find_state(prefix)
         return await self._add_text_node(node)
@@ -226,6 +236,8 @@ class Search:
             "fresh": node.fresh,
             "undone": node.undone,
         }
+        if not node.solves:
+            data["solves"] = False
         if node.parts:
             data["parts"] = [[part.kind, part.origin, part.num_chars, part.num_tokens] for part in node.parts]
         await self._replay_log.record(f"say:{node.id}", "node", data, Usage())
@@ -288,7 +300,7 @@ class Search:
         """Score the finished solutions of a search without an answer, so that the best text is known."""
         self.ledger.release_set_aside()
         if self._scores is not None:
-            await self.score([node for node in self.root.walk() if node.reason == "stop"])
+            await self.score([node for node in self.root.walk() if node.reason == "stop" and node.solves])
 
     async def _finish_from_reserve(self) -> bool:
         """Complete the best branch with the budget that was set aside for it; return True if there was some."""
@@ -300,7 +312,8 @@ class Search:
     async def _finish_best(self) -> None:
         """Complete the best open branch greedily. From then on no budget is set aside."""
         self.ledger.release_set_aside()
-        leaves = [node for node in self.root.walk() if node.open and not any(child.open for child in node.children)]
+        ends = [node for node in self.root.walk() if node.open and node.solves]
+        leaves = [node for node in ends if not any(child.open for child in node.children)]
         best = find_best_leaf([node for node in leaves if self.max_new_tokens(node) > 0])
         if best is None:
             return
@@ -315,7 +328,7 @@ class Search:
         samples = [
             (stated.get(leaf), leaf.score)
             for leaf in self.root.walk()
-            if leaf.parent is not None and not leaf.open and leaf.reason != "pruned"
+            if leaf.parent is not None and not leaf.open and leaf.reason != "pruned" and leaf.solves
         ]
         verifier = self.spec.verifier
         trust = 1.0 if verifier is not None and verifier.kind in RULE_KINDS else MAX_TRUST

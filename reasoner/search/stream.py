@@ -235,7 +235,8 @@ class Stream:
             end.parts = () if part.thought is None else part.thought.parts
             text = end.solution if part.thought is None else end.answer_text
             stopped = STOPPED_BY_REASON.get(reason, "inside")
-            stated = await self._context.answers.find(text, stopped, has_thought=part.thought is None)
+            if branch.parent.solves:
+                stated = await self._context.answers.find(text, stopped, has_thought=part.thought is None)
             if stated is not None and reason == "step":
                 reason = "answer"
         spend = part.spend
@@ -301,6 +302,7 @@ class Stream:
             answer_level=read_answer_level(data),
             confidence=branch.confidence,
             probe=data.get("probe"),
+            solves=branch.parent.solves,
             closed=data.get("closed", False),
             is_copy="copy_of" in data,
             parts=() if branch.thought is None else branch.thought.parts,

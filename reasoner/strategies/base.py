@@ -9,6 +9,7 @@ from typing import Annotated, Any, Generic, TypeVar
 from pydantic import Field, ValidationError
 
 from engine.protocol.types import Capability
+from reasoner.answers.extraction.extract import strip_thinking
 from reasoner.answers.votes import Vote, count_votes, group_equivalent
 from reasoner.base_model import StrictModel
 from reasoner.jobs.spec import MAX_N
@@ -74,6 +75,12 @@ class Strategy(Generic[P]):
                 f"{'.'.join(map(str, problem['loc'])) or 'parameters'}: {problem['msg']}" for problem in error.errors()
             )
             raise ValueError(f"strategy {self.name!r}: {problems} (its parameters: {known})") from None
+
+
+def read_answer(solution: Node) -> str:
+    """Return a solution without its thought; empty if nothing follows it."""
+    text = (solution.answer_text if solution.thought is not None else strip_thinking(solution.solution)) or ""
+    return text if text == solution.solution else text.lstrip("\n")
 
 
 async def expand_and_score(search: Search, parents: Sequence[Node], n: int | Sequence[int]) -> list[Node]:

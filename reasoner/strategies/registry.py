@@ -7,7 +7,7 @@ from typing import Any
 
 from reasoner.strategies import auto
 from reasoner.strategies.base import Params, Strategy
-from reasoner.strategies.merging import tournament
+from reasoner.strategies.merging import aggregate, synthesize, tournament
 from reasoner.strategies.sampling import (
     best_of_n,
     budget_forcing,
@@ -41,6 +41,8 @@ _STAGES: dict[str, Strategy[Any]] = {
         particle.STRATEGY,
         best_first.STRATEGY,
         tournament.STRATEGY,
+        aggregate.STRATEGY,
+        synthesize.STRATEGY,
     )
 }
 

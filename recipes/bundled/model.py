@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,7 @@ SHAPES = {
     "policy": Shape(width=128, layers=4, heads=4, kv_heads=2, inner=256),
     "policy-large": Shape(width=128, layers=12, heads=4, kv_heads=2, inner=1536),
     "policy-thinking": Shape(width=128, layers=8, heads=4, kv_heads=2, inner=256, positions=2048),
+    "checker": Shape(width=128, layers=8, heads=4, kv_heads=2, inner=256, positions=1024),
     "draft": Shape(width=64, layers=1, heads=2, kv_heads=1, inner=128),
     "prm": Shape(width=128, layers=5, heads=4, kv_heads=2, inner=320),
 }
@@ -209,8 +211,17 @@ def public_name(name: str) -> str:
     return f"model.layers.{layer}.{NAMES[rest]}"
 
 
-def export(model: Backbone, folder: Path, *, score: tuple[Tensor, Tensor] | None = None) -> None:
-    """Write config.json and model.safetensors (fp16); with ``score`` (weight, bias) as a token classifier."""
+def export(
+    model: Backbone,
+    folder: Path,
+    *,
+    score: tuple[Tensor, Tensor] | None = None,
+    notes: Mapping[str, Any] | None = None,
+) -> None:
+    """Write config.json and model.safetensors (fp16); with ``score`` (weight, bias) as a token classifier.
+
+    ``notes`` are further entries of config.json.
+    """
     shape = model.shape
     config: dict[str, Any] = {
         "architectures": ["Qwen3ForTokenClassification" if score else "Qwen3ForCausalLM"],
@@ -249,7 +260,7 @@ def export(model: Backbone, folder: Path, *, score: tuple[Tensor, Tensor] | None
     else:
         generation = {"eos_token_id": 3, "pad_token_id": 0, "do_sample": True, "temperature": 1.0}
         (folder / "generation_config.json").write_text(json.dumps(generation, indent=2) + "\n")
-    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    (folder / "config.json").write_text(json.dumps(config | dict(notes or {}), indent=2) + "\n")
     halves = {name: tensor.to(torch.float16).contiguous() for name, tensor in tensors.items()}
     save_file(halves, folder / "model.safetensors", metadata={"format": "pt"})
     (folder / "model.safetensors").chmod(0o644)

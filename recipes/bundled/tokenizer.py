@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import random
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, pre_tokenizers
@@ -36,6 +37,11 @@ FOLDER = WORK / "tokenizer"
 
 THOUGHT_PIECES = ("Wait", ", back", " to ", "Alternatively", ", from ", "Therefore ", " works")
 """Pieces of the thoughts of the policy that thinks, which its tokenizer has in addition."""
+CHECK_PIECES = (
+    *("Verdict", ": Yes", ": No", ": A", ": B", "Check", "Compare", "First", "Second", "Then", "A", "B"),
+    *(", makes ", ", misses ", ", used ", ", wrong", ", breaks", " missing", "breaks"),
+)
+"""Pieces of the checker's prompts and critiques, which its tokenizer has in addition."""
 THOUGHT_TOKENS = ("<think>", "</think>")
 THINKING_TEMPLATE = (
     "{% for message in messages %}{{ '<|' + message['role'] + '|>' }}"
@@ -74,14 +80,23 @@ def build() -> Tokenizer:
 
 def build_thinking() -> Tokenizer:
     """Build the tokenizer of the policy that thinks: the same token ids, and new ones for thoughts."""
-    spec = json.loads(load().to_str())
-    vocabulary: dict[str, int] = spec["model"]["vocab"]
-    to_bytes = ByteLevel(add_prefix_space=False, use_regex=False)
-    for piece in THOUGHT_PIECES:
-        vocabulary.setdefault("".join(part for part, _ in to_bytes.pre_tokenize_str(piece)), len(vocabulary))
-    tokenizer = Tokenizer.from_str(json.dumps(spec))
+    tokenizer = _extend(load(), THOUGHT_PIECES)
     tokenizer.add_tokens([AddedToken(token, normalized=False) for token in THOUGHT_TOKENS])
     return tokenizer
+
+
+def build_checker() -> Tokenizer:
+    """Build the tokenizer of the checker: the token ids of the policy that thinks, and new ones for critiques."""
+    return _extend(load(), (*THOUGHT_PIECES, *CHECK_PIECES))
+
+
+def _extend(tokenizer: Tokenizer, pieces: Sequence[str]) -> Tokenizer:
+    spec = json.loads(tokenizer.to_str())
+    vocabulary: dict[str, int] = spec["model"]["vocab"]
+    to_bytes = ByteLevel(add_prefix_space=False, use_regex=False)
+    for piece in pieces:
+        vocabulary.setdefault("".join(part for part, _ in to_bytes.pre_tokenize_str(piece)), len(vocabulary))
+    return Tokenizer.from_str(json.dumps(spec))
 
 
 def save(folder: Path, tokenizer: Tokenizer, template: str = TEMPLATE, longest: int = 512) -> None:

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -132,16 +133,23 @@ def train(
     return {"steps": step, "seconds": round(seconds), "tokens": tokens}
 
 
-def export(name: str, backbone: models.Backbone, score: tuple[Tensor, Tensor] | None = None) -> Path:
-    """Write the shipped folder of a model, without its model card."""
+def export(
+    name: str,
+    backbone: models.Backbone,
+    score: tuple[Tensor, Tensor] | None = None,
+    notes: Mapping[str, Any] | None = None,
+) -> Path:
+    """Write the shipped folder of a model, without its model card; ``notes`` are for its config.json."""
     folder = SHIPPED / name
     folder.mkdir(parents=True, exist_ok=True)
     if name == "policy-thinking":
         tok.save(folder, tok.build_thinking(), tok.THINKING_TEMPLATE, backbone.shape.positions)
+    elif name == "checker":
+        tok.save(folder, tok.build_checker(), longest=backbone.shape.positions)
     else:
         for file in ("tokenizer.json", "tokenizer_config.json"):
             shutil.copy(tok.FOLDER / file, folder / file)
-    models.export(backbone, folder, score=score)
+    models.export(backbone, folder, score=score, notes=notes)
     return folder
 
 

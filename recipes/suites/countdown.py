@@ -10,7 +10,7 @@ from reasoner.evaluation.suites.countdown import State, after, can_reach, check,
 from reasoner.evaluation.suites.problem import Problem
 from recipes.suites.steps import boxed
 
-_STEP = re.compile(r"(\d{1,4}) ([+\-*/]) (\d{1,4}) = (\d{1,4}), left (\d{1,4}(?: \d{1,4})*)")
+STEP = re.compile(r"(\d{1,4}) ([+\-*/]) (\d{1,4}) = (\d{1,4}), left (\d{1,4}(?: \d{1,4})*)")
 _ODDS: dict[State, dict[int, float]] = {}
 LARGEST_REMEMBERED = 4
 """Maximum number of numbers in a state whose odds are memoised; larger states rarely recur."""
@@ -90,7 +90,7 @@ def label_steps(problem: Problem, steps: Sequence[str]) -> list[bool]:
 
 def apply(numbers: Sequence[int], step: str) -> list[int] | None:
     """Return the numbers left after a legal and correct step, as written; ``None`` for any other text."""
-    match = _STEP.fullmatch(step)
+    match = STEP.fullmatch(step)
     if match is None:
         return None
     a, b, result = int(match[1]), int(match[3]), int(match[4])

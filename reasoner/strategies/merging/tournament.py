@@ -44,8 +44,8 @@ async def run(search: Search, params: Tournament) -> Choice:
 
 def find_finished(search: Search) -> list[Node]:
     """Return the finished solutions, whether or not they state an answer, in the order of their paths."""
-    ended = (node for node in search.root.walk() if node.reason in ("answer", "stop") and node.solution.strip())
-    return sorted(ended, key=lambda node: node.path)
+    ended = (node for node in search.root.walk() if node.reason in ("answer", "stop") and node.solves)
+    return sorted((node for node in ended if node.solution.strip()), key=lambda node: node.path)
 
 
 async def hold_tournament(search: Search, players: Sequence[Node], schedule: ScheduleName) -> Choice:

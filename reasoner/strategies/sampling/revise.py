@@ -15,9 +15,16 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from engine.protocol.types import InvalidRequest
-from reasoner.answers.extraction.extract import strip_thinking
 from reasoner.search.search import Search
-from reasoner.strategies.base import Choice, Params, Samples, Strategy, choose_best_scored, choose_by_majority
+from reasoner.strategies.base import (
+    Choice,
+    Params,
+    Samples,
+    Strategy,
+    choose_best_scored,
+    choose_by_majority,
+    read_answer,
+)
 from reasoner.tree import Node
 
 REQUEST = (
@@ -67,7 +74,7 @@ async def _start_attempt(search: Search, params: Revise, attempts: list[Node]) -
     no room, or the attempts are empty, the chain starts over. Attempts are shown without their thoughts.
     """
     longest = max(attempt.tokens for attempt in attempts)
-    shown = [text for attempt in attempts[-params.memory :] if (text := _answer(attempt)).strip()]
+    shown = [text for attempt in attempts[-params.memory :] if (text := read_answer(attempt)).strip()]
     while True:
         messages = search.spec.to_messages()
         for text in shown:
@@ -75,12 +82,6 @@ async def _start_attempt(search: Search, params: Revise, attempts: list[Node]) -
         if not shown or len(await search.tokenize(messages)) + longest <= search.context:
             return await search.start_conversation(attempts[-1], messages)
         shown = shown[1:]
-
-
-def _answer(attempt: Node) -> str:
-    """Return an attempt without its thought; empty if nothing follows it."""
-    text = (attempt.answer_text if attempt.thought is not None else strip_thinking(attempt.text)) or ""
-    return text if text == attempt.text else text.lstrip("\n")
 
 
 STRATEGY = Strategy("revise", Revise, run, needs_verifier=False, welcomes_verifier=True, votes=True)

@@ -20,6 +20,8 @@ from reasoner.tree import make_branch_key
 from tests.reasoner.search.test_stream import Delayed, tree
 from tests.scripted import ScriptedEngine
 
+PROMPT = "{{ problem }}{% for solution in solutions %}{{ solution }}{% endfor %}"
+"""Template of merged solutions that fits into the engine's small context, for some of them."""
 VARIANTS: list[dict[str, Any]] = [
     {"name": "self_consistency", "n": 12, "stop": "beta"},
     {"name": "self_consistency", "n": 12, "stop": "beta", "threshold": 0.8, "ahead": 3},
@@ -29,6 +31,10 @@ VARIANTS: list[dict[str, Any]] = [
     {"name": "budget_forcing", "n": 3, "thinking": 20, "extensions": 2, "marker": "w40 ", "answer": 9},
     {"name": "budget_forcing", "n": 2, "extensions": 1},
     {"name": "budget_forcing", "thinking": 0},
+    {"name": "aggregate", "n": 4, "k": 2, "rounds": 2, "template": PROMPT},
+    {"name": "aggregate", "n": 3, "k": 1, "rounds": 1, "by": "verifier", "template": PROMPT},
+    {"name": "synthesize", "n": 3, "template": PROMPT},
+    {"name": "synthesize", "n": 2, "mode": "select", "template": PROMPT},
     {"name": "deepconf", "n": 12, "keep": 50, "window": 8, "measure": "tail"},
     {"name": "deepconf", "n": 16, "mode": "online", "keep": 40, "window": 8, "warmup": 5, "consensus": 0.7, "top": 3},
 ]
