@@ -6,14 +6,16 @@ any process with the journal, whether or not a worker runs the job.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from reasoner.answers.canonical import canonicalize
 from reasoner.answers.votes import count_votes
+from reasoner.budget.usage import Usage
 from reasoner.jobs.job import FinishReason, JobResult
 from reasoner.jobs.journal import Entry
 from reasoner.jobs.spec import JobSpec
 from reasoner.search.candidates import select_candidates
+from reasoner.search.replay import bill_model
 from reasoner.strategies.base import Choice, choose_best_scored, elect
 from reasoner.strategies.registry import STRATEGIES
 from reasoner.thoughts import strip_delimiters
@@ -26,16 +28,22 @@ def choose_best_so_far(spec: JobSpec, entries: Iterable[Entry]) -> JobResult | N
     The answer is chosen as by the strategy: by a vote, weighted by scores where there are any, or by the best score.
     Without an answer the text is that of the best branch so far.
     """
+    entries = list(entries)
     root = _tree(entries)
     strategy = STRATEGIES.get(spec.strategy.name)
     if not root.children or strategy is None:  # an unknown strategy is one of another version
         return None
     candidates = select_candidates(root.walk(), spec)
     choice = _vote(spec, candidates) if strategy.votes else choose_best_scored(candidates)
-    return build_result(spec, root, choice, "cancelled")
+    usages: dict[str, Usage] = {}
+    for entry in entries:
+        bill_model(usages, entry)
+    return build_result(spec, root, choice, "cancelled", usages)
 
 
-def build_result(spec: JobSpec, root: Node, choice: Choice, finish_reason: FinishReason) -> JobResult:
+def build_result(
+    spec: JobSpec, root: Node, choice: Choice, finish_reason: FinishReason, usage_by_model: Mapping[str, Usage]
+) -> JobResult:
     """Return the result with the chosen solution; without one, its text is that of the most promising branch."""
     shown = choice.node or find_most_promising(root)
     thinks = shown is not None and shown.thought is not None
@@ -50,6 +58,7 @@ def build_result(spec: JobSpec, root: Node, choice: Choice, finish_reason: Finis
         votes=choice.votes,
         finish_reason=finish_reason,
         node=shown and shown.id,
+        usage_by_model=dict(usage_by_model),
     )
 
 

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal
 
@@ -23,7 +23,8 @@ from reasoner.jobs.journal import JobCancelled, Journal
 from reasoner.jobs.spec import JobSpec
 from reasoner.jobs.verifier_specs import PrmVerifier, ProbeVerifier
 from reasoner.search.cache_lease import CacheLease
-from reasoner.search.model_selection import policy_selector, verifier_selector
+from reasoner.search.model_selection import policy_selector, policy_selectors, verifier_selector
+from reasoner.search.policies import Policy
 from reasoner.search.search import Search, tokenize_problem
 from reasoner.search.stream_context import SearchContext
 from reasoner.search.thoughts import find_thought_format
@@ -96,7 +97,6 @@ async def open_search(
     async with CacheLease(engine, journal.job_id) as lease, Equivalence():  # which keeps child processes for reuse
         served = {info.id: info for info in await engine.models()}
         policy = policy_selector(spec).find(served.values())
-        spec = spec.model_copy(update={"sampling": spec.sampling.fill(policy.sampling)})
         needs_verifier = strategy.needs_verifier or (strategy.welcomes_verifier and _has_verifier(spec, served))
         table = None
         if strategy.stops_when_sure and needs_verifier:
@@ -105,11 +105,8 @@ async def open_search(
             strategy.stops_when_sure and strategy.welcomes_verifier and calibration is not None
         ):  # the shipped table is one for scores
             table = _keep_if_fitting(calibration, calibration.find_mismatch(ModelFingerprint.of_model(policy), None))
+        policies = await _open_policies(spec, engine, served, prices or {})
         prompt = await tokenize_problem(spec, engine, policy)
-        thoughts = await find_thought_format(engine, policy, spec.thoughts)
-        _check_steps(spec, thoughts)
-        _check_thinking_limit(spec, policy, thoughts)
-        check_budget(spec.budget, policy.id, policy, prices or {})
         ledger = Ledger(
             spec.budget,
             prices or {},
@@ -120,10 +117,12 @@ async def open_search(
         offered = VerifierContext(spec, engine, served, policy, lease.name, ledger, equivalence, unlocked_tests)
         scorer = await open_scorer(offered) if needs_verifier else None
         comparer = await open_comparer(offered) if strategy.needs_comparisons else None
+        if scorer is not None and reads_while_decoding(spec.verifier, policy):
+            policies = (replace(policies[0], reads_probe=True),)
         context = SearchContext(
             spec,
             engine,
-            policy,
+            policies,
             lease,
             journal,
             ledger,
@@ -131,15 +130,38 @@ async def open_search(
             cancelled or asyncio.Event(),
             scorer,
             comparer,
+            _find_verifier_model(spec, policy, served),
             table,
-            reads_probe=scorer is not None and reads_while_decoding(spec.verifier, policy),
-            thoughts=thoughts,
         )
         search = await Search.begin(context, prompt)
         try:
             yield search
         finally:
             await search.close()
+
+
+async def _open_policies(
+    spec: JobSpec, engine: EngineClient, served: Mapping[str, ModelInfo], prices: Mapping[str, Prices]
+) -> tuple[Policy, ...]:
+    """Return the job's policies. Raises ``InvalidRequest`` for a job that one of them cannot run."""
+    policies = []
+    for selector, weight in policy_selectors(spec):
+        model = selector.find(served.values())
+        thoughts = await find_thought_format(engine, model, spec.thoughts)
+        _check_steps(spec, thoughts)
+        _check_thinking_limit(spec, model, thoughts)
+        check_budget(spec.budget, model.id, model, prices)
+        policies.append(Policy(model, spec.sampling.fill(model.sampling), thoughts, weight))
+    return tuple(policies)
+
+
+def _find_verifier_model(spec: JobSpec, policy: ModelInfo, served: Mapping[str, ModelInfo]) -> str | None:
+    """Return the name of the verifier's model; ``None`` if the verifier has none."""
+    selector = verifier_selector(spec.verifier)
+    if selector is None or selector.name is not None:
+        return None if selector is None else selector.name
+    fitting = [info.id for info in served.values() if selector.fits(info)]
+    return fitting[0] if len(fitting) == 1 else policy.id
 
 
 def _check_steps(spec: JobSpec, thoughts: ThoughtFormat | None) -> None:
@@ -217,5 +239,5 @@ def _warn(message: str) -> None:
 def _outcome(search: Search, choice: Choice, is_cut_short: bool) -> JobOutcome:
     status: Literal["completed", "incomplete"] = "incomplete" if choice.node is None else "completed"
     ended: FinishReason = "no_answer" if choice.node is None else "answer"
-    result = build_result(search.spec, search.root, choice, "budget" if is_cut_short else ended)
+    result = build_result(search.spec, search.root, choice, "budget" if is_cut_short else ended, search.usage_by_model)
     return JobOutcome(status, result, search.ledger.usage)

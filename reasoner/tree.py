@@ -76,6 +76,8 @@ class Node:
     """True if the last token is an end-of-sequence token, which injected text replaces."""
     undone: int = 0
     """Number of characters that this node removes from the end of its ancestors' text."""
+    policy: int = 0
+    """Index of the policy that writes what follows it, and, unless the search injected it, wrote it."""
     is_copy: bool = False
     """True if the node copies an existing branch, since greedy sampling gives the same tokens."""
     parts: tuple[Part, ...] = ()

@@ -16,7 +16,7 @@ from reasoner.budget.prices import Prices, check_budget
 from reasoner.budget.spec import Budget
 from reasoner.jobs.spec import COMPARING_STRATEGY, FALLBACK_STRATEGY, JobSpec, StrategySpec
 from reasoner.jobs.verifier_specs import JudgeVerifier, PairwiseVerifier, PrmVerifier, ProbeVerifier, WrittenVerifier
-from reasoner.search.model_selection import ModelSelector, policy_selector, verifier_selector
+from reasoner.search.model_selection import ModelSelector, policy_selectors, verifier_selector
 from reasoner.strategies.registry import STRATEGIES, parse_params
 
 _NEEDS: Mapping[Capability, str] = {
@@ -126,8 +126,9 @@ async def _complete(spec: JobSpec, service: ServiceDefaults, catalog: ModelCatal
     model = spec.model or service.model_name
     if isinstance(spec.verifier, ProbeVerifier) and spec.verifier.model is None:
         spec = spec.model_copy(update={"verifier": spec.verifier.model_copy(update={"model": model})})
-    _check_models(spec.model_copy(update={"model": model}), models)
-    _check_capabilities(spec, next((info for info in models or () if info.id == model), None))
+    spec = spec.model_copy(update={"model": model})
+    _check_models(spec, models)
+    _check_capabilities(spec, models)
     _check_budget(spec, service, models)
     name = spec.strategy.name
     changes: dict[str, Any] = {
@@ -143,7 +144,7 @@ async def _complete(spec: JobSpec, service: ServiceDefaults, catalog: ModelCatal
         case JudgeVerifier(model=None) | WrittenVerifier(model=None):
             changes["verifier"] = spec.verifier.model_copy(update={"model": model})
     info = next((info for info in models or () if info.id == model), None)
-    if info is not None:
+    if info is not None and spec.models is None:  # several models have their own parameters each
         changes["sampling"] = spec.sampling.fill(info.sampling)
     if spec.seed is None:
         changes["seed"] = secrets.randbelow(2**53)  # exact as a JavaScript number
@@ -191,7 +192,7 @@ def describe_defaults(info: ModelInfo, service: ServiceDefaults) -> dict[str, An
 
 def _named_models(spec: JobSpec) -> list[ModelSelector]:
     """Return the selectors of the models that the client names."""
-    selectors = (policy_selector(spec), verifier_selector(spec.verifier))
+    selectors = [*(selector for selector, _ in policy_selectors(spec)), verifier_selector(spec.verifier)]
     return [selector for selector in selectors if selector is not None and selector.name is not None]
 
 
@@ -205,12 +206,13 @@ def _check_models(spec: JobSpec, models: list[ModelInfo] | None) -> None:
             raise JobRefused("unknown-model", selector.field, str(error)) from None
 
 
-def _check_capabilities(spec: JobSpec, policy: ModelInfo | None) -> None:
-    """Raise ``JobRefused`` for a strategy that needs more than the policy's server can do."""
-    lacking = () if policy is None else policy.lacks
-    missing = [what for what in lacking if what in STRATEGIES[spec.strategy.name].required]
-    if policy is not None and missing:
-        able = [name for name, strategy in STRATEGIES.items() if strategy.required.isdisjoint(lacking)]
+def _check_capabilities(spec: JobSpec, models: list[ModelInfo] | None) -> None:
+    """Raise ``JobRefused`` for a strategy that needs more than the server of a policy can do."""
+    for policy in _policies(spec, models):
+        missing = [what for what in policy.lacks if what in STRATEGIES[spec.strategy.name].required]
+        if not missing:
+            continue
+        able = [name for name, strategy in STRATEGIES.items() if strategy.required.isdisjoint(policy.lacks)]
         raise JobRefused(
             "unsupported-strategy",
             "strategy",
@@ -220,12 +222,19 @@ def _check_capabilities(spec: JobSpec, policy: ModelInfo | None) -> None:
 
 
 def _check_budget(spec: JobSpec, service: ServiceDefaults, models: list[ModelInfo] | None) -> None:
-    model = spec.model or service.model_name
-    info = next((info for info in models or () if info.id == model), None)
-    try:
-        check_budget(spec.budget, model, info, service.prices)
-    except InvalidRequest as error:
-        raise _impossible_budget(error) from None
+    served = {info.id: info for info in models or ()}
+    for selector, _ in policy_selectors(spec):
+        assert selector.name is not None  # filled in by the caller
+        try:
+            check_budget(spec.budget, selector.name, served.get(selector.name), service.prices)
+        except InvalidRequest as error:
+            raise _impossible_budget(error) from None
+
+
+def _policies(spec: JobSpec, models: list[ModelInfo] | None) -> list[ModelInfo]:
+    """Return those of the job's policies that are known to be served."""
+    names = {selector.name for selector, _ in policy_selectors(spec)}
+    return [info for info in models or () if info.id in names]
 
 
 def _impossible_budget(error: InvalidRequest) -> JobRefused:

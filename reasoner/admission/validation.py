@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from reasoner.jobs.spec import FALLBACK_STRATEGY, JobSpec
-from reasoner.jobs.verifier_specs import VERIFIER_KINDS
+from reasoner.jobs.verifier_specs import VERIFIER_KINDS, ProbeVerifier
 from reasoner.strategies.registry import STRATEGIES, parse_params
 
 
@@ -51,6 +51,17 @@ def check_job(spec: JobSpec) -> None:
         raise _invalid(
             f"strategy {name!r} needs a verifier of single steps, and {verifier.kind!r} scores finished solutions "
             f"alone: use one of {suitable}"
+        )
+    if spec.models is not None and not strategy.samples_several:
+        able = ", ".join(name for name, strategy in STRATEGIES.items() if strategy.samples_several)
+        raise JobRefused(
+            "invalid-request",
+            "models",
+            f"strategy {name!r} searches with one model: give 'model', or use one of {able}",
+        )
+    if spec.models is not None and isinstance(verifier, ProbeVerifier):
+        raise JobRefused(
+            "invalid-request", "models", "a probe reads the states of one policy: give 'model', or another verifier"
         )
     limit, budget = spec.thinking_tokens, spec.budget.tokens
     if limit is not None and budget is not None and limit > budget:

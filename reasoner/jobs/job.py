@@ -41,6 +41,8 @@ class JobResult(StrictModel):
     """``budget``: the search ended because the budget did."""
     node: str | None
     """Id of the chosen leaf of the search tree."""
+    usage_by_model: dict[str, Usage] = Field(default_factory=dict)
+    """The bill by model, without the time, of a job with several."""
 
 
 class JobError(StrictModel):

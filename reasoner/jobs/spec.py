@@ -17,6 +17,7 @@ from reasoner.jobs.verifier_specs import PairwiseVerifier, PrmVerifier, Verifier
 
 MAX_PROBLEM_CHARS = 32_000
 MAX_N = 256
+MAX_POLICIES = 8
 MAX_TOP_K = 1_000_000
 """Larger than any vocabulary."""
 MAX_METADATA_KEYS = 16
@@ -120,12 +121,27 @@ class StrategySpec(BaseModel):
         return dict(self.model_extra or {})
 
 
+class PolicySpec(StrictModel):
+    """One of several models that write a job's solutions."""
+
+    model: Annotated[str, Field(min_length=1, description="Name of a served model.")]
+    weight: Annotated[float, Field(gt=0, le=1000)] = Field(
+        1.0,
+        description="Its share of the samples, relative to the other weights; of ab_mcts's first round alone.",
+    )
+
+
 class JobSpec(StrictModel):
     """A question, a way to search for its answer, and what the search may cost."""
 
     problem: Text | None = None
     messages: Annotated[list[Message], Field(min_length=1, max_length=64)] | None = None
     model: str | None = Field(None, description="Name of a served model; without it the service's own.")
+    models: Annotated[list[PolicySpec], Field(min_length=2, max_length=MAX_POLICIES)] | None = Field(
+        None,
+        description="Several models that write solutions, instead of 'model'. Defaults of the service are those of the "
+        "first one, but each samples with its own parameters where the job leaves them open.",
+    )
     system: Text | None = Field(
         None, description="System message before the question; without it the model's default, null: none."
     )
@@ -197,6 +213,18 @@ class JobSpec(StrictModel):
     def _check_one_question(self) -> Self:
         if (self.problem is None) == (self.messages is None):
             raise ValueError("give either 'problem' or 'messages', not both")
+        return self
+
+    @model_validator(mode="after")
+    def _check_models(self) -> Self:
+        names = [entry.model for entry in self.models or ()]
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise ValueError(f"models: {twice!r} is named twice: name each model once, with its weight")
+        if names and self.model not in (None, names[0]):
+            raise ValueError("give either 'model' or 'models', not both")
+        if names:
+            self.model = names[0]
         return self
 
     @model_validator(mode="after")

@@ -12,7 +12,7 @@ from reasoner.budget.usage import Usage
 from reasoner.confidence.token_confidence import compute_token_confidence
 from reasoner.jobs.spec import Sampling
 from reasoner.jobs.step_specs import StepRule
-from reasoner.search.repetition import WINDOW_TOKENS, ends_in_loop
+from reasoner.repetition import WINDOW_TOKENS, ends_in_loop
 from reasoner.thoughts import ThoughtProgress
 from reasoner.tree import Node, Reason
 
@@ -82,7 +82,15 @@ class InFlightBranch:
             sampling = replace(self.sampling, temperature=0.0, top_k=0, top_p=1.0, min_p=0.0)
             limit = None if self.thought is None else self.thought.limit
             self.equality = (
-                *(self.op, self.parent.prefix, self.parent.solution, sampling, self.max_tokens, self.watch),
+                *(
+                    self.op,
+                    self.parent.policy,
+                    self.parent.prefix,
+                    self.parent.solution,
+                    sampling,
+                    self.max_tokens,
+                    self.watch,
+                ),
                 *(self.ends_with_thought, limit, self.ends_at_limit, self.splits_thoughts),
             )
         else:

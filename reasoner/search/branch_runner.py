@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from bisect import bisect
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
@@ -24,9 +23,9 @@ from engine.protocol.types import (
     GenerateRequest,
     SamplingParams,
 )
-from reasoner.budget.prices import NO_AMOUNT, Amount
 from reasoner.jobs.journal import JobCancelled
 from reasoner.search.branch import BranchPart, InFlightBranch, join_segments, token_confidences
+from reasoner.search.reservations import Reservations
 from reasoner.search.stream_context import StreamContext
 from reasoner.thoughts import ThoughtProgress
 from reasoner.tree import Node, Reason, make_branch_key
@@ -47,19 +46,13 @@ class BranchRunner:
         self._seed = context.seed
         self._lease = context.search.lease.name
         self._engine = context.search.engine
-        self._model = context.search.policy
-        self._can_continue = "continuation" not in self._model.lacks
+        self._policies = context.search.policies
         self._ledger = context.search.ledger
         self._cancelled = context.search.cancelled
-        self._reads_probe = context.search.reads_probe
-        self._thinking_limit = context.search.server_limit
-        self._rate = self._ledger.rate_of_model(self._model)
-        self._counts_prompts = self._ledger.budget.flops is not None or self._ledger.budget.cost is not None
-        self._longest = context.longest
+        self._thinking_tokens = context.search.spec.thinking_tokens
         self._job_stops = frozenset(context.search.spec.stop)
         self._requests: dict[str, asyncio.Task[None]] = {}
-        self._reserved: dict[InFlightBranch, Amount] = {}
-        """Reservations of the branches in flight."""
+        self._reserved = Reservations(context)
         self._segments: dict[InFlightBranch, Completion] = {}
         """Joined segments that have arrived of branches that continue."""
         self._thoughts: dict[InFlightBranch, ThoughtProgress] = {}
@@ -75,24 +68,16 @@ class BranchRunner:
         """Start as many of the branches as the budget can reserve a sensible length for; those in flight continue."""
         waiting = sorted(
             (branch for branch in branches if branch not in self._reserved),
-            key=lambda branch: (branch.part == 0, branch.path),  # branches that were cut continue before new ones start
+            key=lambda branch: (branch.part == 0, *self._order(branch)),  # cut branches continue before new ones start
         )
         if not waiting or self._ledger.is_exhausted:
             return
-        sensible = max(min(branch.tokens_left, self._longest.get(branch.op, branch.tokens_left)) for branch in waiting)
-        count = self._max_branches_that_fit(waiting, sensible)
-        if count == 0 and self._reserved:  # what the running ones release may suffice for a sensible length
-            return
-        starting = waiting[: max(1, count)]
-        verification = self._expected_verification(waiting[:count], sensible)
-        max_tokens = self._max_tokens_per_branch(starting, verification)
+        starting, max_tokens = self._reserved.select(waiting)
         if max_tokens == 0:
             return
         requests: dict[tuple[Node, SamplingParams], list[InFlightBranch]] = {}
         for branch in starting:
-            amount = self._max_amount([branch], max_tokens)
-            self._ledger.reserve(amount)
-            self._reserved[branch] = amount
+            self._reserved.add(branch, max_tokens)
             if self._close_thought_at_limit(branch):
                 requests.setdefault((branch.parent, self._sampling(branch)), []).append(branch)
         for siblings in requests.values():
@@ -145,69 +130,32 @@ class BranchRunner:
             parts.append(part)
         self._put_back_parts.clear()
         self._ready.clear()
-        for amount in self._reserved.values():
-            self._ledger.release(amount)
-        self._reserved.clear()
+        self._reserved.release_all()
         return parts
-
-    # Reservations.
-
-    def _max_branches_that_fit(self, waiting: Sequence[InFlightBranch], tokens: int) -> int:
-        """Return the number of branches, from the first, for which the budget can reserve ``tokens`` each."""
-
-        def exceeds(count: int) -> bool:
-            branches = waiting[:count]
-            return not self._fits(branches, tokens, self._expected_verification(branches, tokens))
-
-        return bisect(range(1, len(waiting) + 1), False, key=exceeds)
-
-    def _max_tokens_per_branch(self, branches: Sequence[InFlightBranch], verification: Amount) -> int:
-        """Return the largest number of tokens that the budget can reserve for each of the branches."""
-        longest = max(branch.tokens_left for branch in branches)
-        return bisect(range(1, longest + 1), False, key=lambda tokens: not self._fits(branches, tokens, verification))
-
-    def _fits(self, branches: Sequence[InFlightBranch], tokens: int, verification: Amount) -> bool:
-        """Return True if the budget can reserve ``tokens`` for each branch (or its limit) beside ``verification``."""
-        whole = all(branch.op == "complete" for branch in branches)  # these may use what is set aside for finishing one
-        return self._ledger.max_affordable(self._max_amount(branches, tokens) + verification, whole=whole) >= 1
-
-    def _expected_verification(self, branches: Sequence[InFlightBranch], tokens: int) -> Amount:
-        """Estimate what verifying these branches and those in flight will take, from what it took so far.
-
-        A branch that cannot be scored is worth little. The estimate is zero for no branches.
-        """
-        usage = self._ledger.usage
-        if not branches or not usage.verifier_computed:
-            return NO_AMOUNT
-        in_flight = sum(
-            min(amount.tokens, self._longest.get(branch.op, amount.tokens)) for branch, amount in self._reserved.items()
-        )
-        expected = in_flight + sum(min(branch.tokens_left, tokens) for branch in branches)
-        return Amount(tokens=expected * usage.verifier_computed // max(1, usage.generated))
-
-    def _max_amount(self, branches: Sequence[InFlightBranch], tokens: int) -> Amount:
-        """Return the most that ``tokens`` more for each branch can cost."""
-        generated = [min(branch.tokens_left, tokens) for branch in branches]
-        prompt = 0
-        if self._counts_prompts:
-            prompt = sum(branch.num_prompt_tokens(count) for branch, count in zip(branches, generated, strict=True))
-        return self._rate.max_branch_amount(prompt, sum(generated))
 
     # Requests.
 
+    def _can_continue(self, branch: InFlightBranch) -> bool:
+        return self._policies[branch.parent.policy].can_continue
+
+    def _order(self, branch: InFlightBranch) -> tuple[tuple[int, ...], ...]:
+        """Return the branch's place among those that start: by path, with several policies in turns."""
+        return (branch.path,) if len(self._policies) == 1 else (branch.path[1:], branch.path[:1])
+
     def _request(self, siblings: list[InFlightBranch]) -> None:
         left = self._ledger.seconds_left()
+        policy = self._policies[siblings[0].parent.policy]
         request = GenerateRequest(
             request_id=f"{self._lease}-{uuid.uuid4().hex}",  # which servers and routers write into their logs
-            model=self._model.id,
+            model=policy.model.id,
             prompt=siblings[0].parent.prefix,
             branches=tuple(self._next_segment(branch) for branch in siblings),
             sampling=self._sampling(siblings[0]),
             timeout=None if left is None else max(left, MIN_REQUEST_SECONDS),
             lease=self._lease,
             draft=self._ledger.budget.flops is None,
-            probe=self._reads_probe,
-            thinking_limit=self._thinking_limit,
+            probe=policy.reads_probe,
+            thinking_limit=self._thinking_tokens if policy.model.limits_thoughts else None,
         )
         task = asyncio.create_task(self._read_stream(request, siblings))
         self._requests[request.request_id] = task
@@ -219,14 +167,14 @@ class BranchRunner:
         tokens = branch.token_ids + (() if segments is None else segments.token_ids)
         every = branch.segment_tokens
         num_new = len(tokens) - len(branch.token_ids)
-        left = self._reserved[branch].tokens - num_new
+        left = self._reserved.tokens(branch) - num_new
         thought = self._thought(branch)
         if thought is not None:
             left = min(left + self._num_injected(branch), branch.tokens_left - num_new)
             left = thought.max_tokens(left, must_decide=bool(branch.stops_outside_thoughts))
         *above, index = branch.path
         sibling = make_branch_key(tuple(above)), index
-        if self._can_continue and (thought is None or thought.can_be_cut):
+        if self._can_continue(branch) and (thought is None or thought.can_be_cut):
             left = min(left, every - len(tokens) % every)
         return Branch(self._seed, make_branch_key(branch.path), left, tokens, sibling)
 
@@ -258,9 +206,9 @@ class BranchRunner:
             generated = len(whole.token_ids) - self._num_injected(branch)
             if reason is not None:
                 self._stop_reasons[branch] = reason
-            elif not self._can_continue:
+            elif not self._can_continue(branch):
                 self._stop_reasons[branch] = "budget"
-            elif generated < self._reserved[branch].tokens and not self._is_stopping:
+            elif generated < self._reserved.tokens(branch) and not self._is_stopping:
                 self._segments[branch] = whole
                 if self._close_thought_at_limit(branch):
                     self._request([branch])
@@ -344,8 +292,8 @@ class BranchRunner:
         return sorted((branch for branch in self._reserved if branch.call == first), key=lambda branch: branch.path)
 
     def _part(self, branch: InFlightBranch, completion: Completion) -> BranchPart:
-        reserved = self._reserved.pop(branch)
-        spend = self._rate.branch_usage(
+        rate, reserved = self._reserved.rate(branch), self._reserved.pop(branch)
+        spend = rate.branch_usage(
             prompt=completion.prompt_tokens,
             cached=completion.cached_tokens,
             generated=len(completion.token_ids) - self._num_injected(branch),
@@ -395,5 +343,7 @@ class BranchRunner:
 
     def _limit_reason(self, branch: InFlightBranch) -> Reason:
         """Return the reason of a branch that has all the tokens that it may have."""
-        is_job_limit = branch.max_tokens < self._model.context - len(branch.parent.prefix)
+        is_job_limit = branch.max_tokens < self._policies[branch.parent.policy].model.context - len(
+            branch.parent.prefix
+        )
         return "length" if is_job_limit else "context"

@@ -45,6 +45,14 @@ def policy_selector(spec: JobSpec) -> ModelSelector:
     return ModelSelector("model", spec.model, can_generate)
 
 
+def policy_selectors(spec: JobSpec) -> list[tuple[ModelSelector, float]]:
+    """Return the selectors of all models that write solutions, with their weights."""
+    if spec.models is None:
+        return [(policy_selector(spec), 1.0)]
+    entries = enumerate(spec.models)
+    return [(ModelSelector(f"models.{i}.model", entry.model, can_generate), entry.weight) for i, entry in entries]
+
+
 def verifier_selector(verifier: VerifierSpec | None) -> ModelSelector | None:
     """Return the selector of the verifier's model; ``None`` for a verifier without one."""
     match verifier:

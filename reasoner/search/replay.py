@@ -47,6 +47,8 @@ class ReplayLog:
         self._arrived_at_shutdown: dict[str, Entry] = {}
         self.unseen_after_cancel: list[Entry] = []
         """Entries that were written when the job was found cancelled, before the strategy saw them."""
+        self.usage_by_model: dict[str, Usage] = {}
+        """The bill by model, without the time, of entries that name one (``bill_model``)."""
         self._batch = 0
         self._skip_unrequested()
 
@@ -65,6 +67,7 @@ class ReplayLog:
                 break
             entry = self._replay.popleft()
             self._ledger.replay(entry.spend, entry.elapsed)
+            bill_model(self.usage_by_model, entry)
             entries.append(entry)
             self._batch = entry.data["batch"] + 1
             self._skip_unrequested()
@@ -84,6 +87,7 @@ class ReplayLog:
             spend = self._ledger.commit(item.reserved, item.spend)
             data = item.data | {"batch": self._batch}
             entries.append(Entry(item.key, item.type, data, spend, self._ledger.elapsed_seconds()))
+            bill_model(self.usage_by_model, entries[-1])
         self._batch += 1
         if entries:
             try:
@@ -109,5 +113,13 @@ class ReplayLog:
                 return
             self._replay.popleft()
             self._ledger.replay(entry.spend, entry.elapsed, Amount(*entry.data.get("withheld", ())))
+            bill_model(self.usage_by_model, entry)
             if not is_billed_only:
                 self._arrived_at_shutdown[entry.key] = entry
+
+
+def bill_model(usages: dict[str, Usage], entry: Entry) -> None:
+    """Add an entry's spend to that of the model which it names; the time, in which all models work, is left out."""
+    model: str | None = entry.data.get("model")
+    if model is not None:
+        usages[model] = usages.get(model, Usage()) + entry.spend.model_copy(update={"seconds": 0.0})

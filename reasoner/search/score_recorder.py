@@ -1,4 +1,4 @@
-"""Scores of nodes, computed once for each text and journaled before the strategy sees them."""
+"""Scores of nodes and comparisons of pairs, each computed once and journaled before the strategy sees it."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from functools import partial
 from reasoner.deadline import run_unless
 from reasoner.jobs.journal import JobCancelled
 from reasoner.search.replay import PendingEntry, ReplayLog
-from reasoner.search.scoring import NodeScore, NodeScorer, inherited_scores
+from reasoner.search.scoring import NodeScore, NodeScorer, PairScore, PairScorer, inherited_scores
 from reasoner.search.stream_context import StreamContext
 from reasoner.tree import Node
 
+Pair = tuple[Node, Node]
 VerdictKey = tuple[tuple[int, ...], str]
 
 
@@ -47,7 +48,7 @@ class ScoreRecorder:
         else:
             repeats = [repeat for node in nodes if (repeat := self._repeated_score(node)) is not None]
             scored = repeats or await self._ask(nodes)
-            entries = await self._replay_log.write([_score_entry(score) for score in scored])
+            entries = await self._replay_log.write([self._entry(score) for score in scored])
         for entry in entries:
             node, steps = by_key[entry.key], tuple(entry.data["scores"])
             if entry.data["score"] is None:
@@ -73,6 +74,69 @@ class ScoreRecorder:
         num_inherited, steps, score = self._verdicts.get(_verdict_key(node), (-1, (), 0.0))
         return NodeScore(node, score, steps) if num_inherited == len(inherited_scores(node)) else None
 
+    def _entry(self, scored: NodeScore) -> PendingEntry:
+        data = {
+            "node": scored.node.id,
+            "scores": list(scored.steps),
+            "score": scored.score,
+            "computed": scored.spend.verifier_computed,
+            "cached": scored.spend.verifier_cached,
+            **scored.details,
+            **self._context.name_model(self._context.search.verifier_model),
+        }
+        return PendingEntry(f"score:{scored.node.id}", "score", data, scored.spend, scored.reserved)
+
+
+class ComparisonRecorder:
+    """Compares pairs of nodes with a verifier, through the journal."""
+
+    def __init__(self, scorer: PairScorer, replay_log: ReplayLog, context: StreamContext) -> None:
+        self._scorer = scorer
+        self._replay_log = replay_log
+        self._context = context
+        self._scores: dict[Pair, float | None] = {}
+
+    async def compare(self, pairs: Sequence[Pair]) -> dict[Pair, float | None]:
+        """Return the probabilities that the first of each pair is better.
+
+        ``None`` stands for a pair without a verdict. Pairs that the budget does not reach are missing.
+        """
+        while remaining := [pair for pair in dict.fromkeys(pairs) if pair not in self._scores]:
+            if await self._compare_batch(remaining):
+                continue
+            if not await self._context.can_retry(is_step=True):
+                self._context.is_cut_short = True
+                break
+        return {pair: self._scores[pair] for pair in pairs if pair in self._scores}
+
+    async def _compare_batch(self, pairs: list[Pair]) -> bool:
+        """Compare some of the pairs; return True if any has a result."""
+        by_key = {_pair_key(pair): pair for pair in pairs}
+        if self._replay_log.is_replaying:
+            entries = self._replay_log.replay(by_key)
+        else:
+            scored = await run_unless(self._context.search.cancelled, partial(self._scorer.compare, pairs))
+            if scored is None:
+                raise JobCancelled
+            entries = await self._replay_log.write([self._entry(score) for score in scored])
+        for entry in entries:
+            first, second = pair = by_key[entry.key]
+            score = entry.data["score"]
+            self._scores[pair] = score
+            self._scores[second, first] = None if score is None else 1.0 - score
+        return bool(entries)
+
+    def _entry(self, scored: PairScore) -> PendingEntry:
+        data = {
+            "nodes": [node.id for node in scored.pair],
+            "score": scored.score,
+            "computed": scored.spend.verifier_computed,
+            "cached": scored.spend.verifier_cached,
+            **scored.details,
+            **self._context.name_model(self._context.search.verifier_model),
+        }
+        return PendingEntry(_pair_key(scored.pair), "compare", data, scored.spend, scored.reserved)
+
 
 def _independent_nodes(nodes: Sequence[Node]) -> list[Node]:
     """Return the nodes that can be scored at once.
@@ -85,18 +149,10 @@ def _independent_nodes(nodes: Sequence[Node]) -> list[Node]:
     return [node for node in nodes if node in first and remaining.isdisjoint(node.lineage()[:-1])]
 
 
-def _score_entry(scored: NodeScore) -> PendingEntry:
-    data = {
-        "node": scored.node.id,
-        "scores": list(scored.steps),
-        "score": scored.score,
-        "computed": scored.spend.verifier_computed,
-        "cached": scored.spend.verifier_cached,
-        **scored.details,
-    }
-    return PendingEntry(f"score:{scored.node.id}", "score", data, scored.spend, scored.reserved)
-
-
 def _verdict_key(node: Node) -> VerdictKey:
     """Return the key of a node's verdict: all tokens up to the node's end, and its own text."""
     return node.prefix, node.text
+
+
+def _pair_key(pair: Pair) -> str:
+    return f"compare:{pair[0].id}:{pair[1].id}"

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from hashlib import blake2b
 from typing import Any
@@ -22,10 +22,10 @@ from reasoner.budget.allocator import MAX_TRUST, RULE_KINDS, JobProgress, TokenR
 from reasoner.budget.usage import Usage
 from reasoner.jobs.spec import JobSpec
 from reasoner.search.candidates import select_candidates
-from reasoner.search.comparisons import ComparisonRecorder, Pair
 from reasoner.search.grants import Grants
+from reasoner.search.policies import Policy, count_samples, find_sample_number
 from reasoner.search.replay import PendingEntry, ReplayLog
-from reasoner.search.score_recorder import ScoreRecorder
+from reasoner.search.score_recorder import ComparisonRecorder, Pair, ScoreRecorder
 from reasoner.search.stream import Stream
 from reasoner.search.stream_context import SearchContext, StreamContext
 from reasoner.thoughts import ThoughtFormat
@@ -39,14 +39,16 @@ class Search:
         spec = context.spec
         if spec.seed is None:
             raise ValueError("a search needs a seed: choose one when the job is accepted")
+        self._context = context
         self.spec = spec
         self.ledger = context.ledger
         self.root = Node(path=(), parent=None, prefix=prompt)
-        if context.thoughts is not None:
-            self.root.thought = context.thoughts.find_state(prompt)
+        self.roots = [self.root]
+        """For each policy the node from which it begins solutions; with several they are children of ``root``."""
+        self._find_thought(self.root)
         self.calibration = context.calibration
         self.equivalence = context.equivalence.settled_by(self.record_result)
-        self._context = context
+        self._weights = [policy.weight for policy in context.policies]
         self._replay_log = replay_log
         self._open_streams: set[Stream] = set()
         answers = AnswerFinder(spec.answer, context.ledger.seconds_until_cut)
@@ -65,6 +67,8 @@ class Search:
         """Load the entries of earlier attempts from the journal. ``prompt`` is the question (``tokenize_problem``)."""
         search = cls(context, ReplayLog(context.journal, context.ledger, await context.journal.load()), prompt)
         await search._shared.answers.check()
+        if len(context.policies) > 1:
+            search.roots = await search._start_roots()
         return search
 
     async def close(self) -> None:
@@ -84,25 +88,35 @@ class Search:
         return self._scores is not None
 
     @property
+    def policies(self) -> Sequence[Policy]:
+        """The models that write the solutions, usually one."""
+        return self._context.policies
+
+    @property
+    def policy(self) -> ModelInfo:
+        """The first of them, and the only one for most strategies."""
+        return self._context.policies[0].model
+
+    @property
     def can_continue(self) -> bool:
         """True if the policy's server can go on after the beginning of a solution."""
-        return "continuation" not in self._context.policy.lacks
+        return self._context.policies[0].can_continue
 
     @property
     def thoughts(self) -> ThoughtFormat | None:
         """Delimiters at which the search can end the policy's thoughts; ``None`` if there are none."""
-        thoughts = self._context.thoughts
+        thoughts = self._context.policies[0].thoughts
         return None if thoughts is None or thoughts.is_told else thoughts
-
-    @property
-    def policy(self) -> ModelInfo:
-        """The model that writes the solutions."""
-        return self._context.policy
 
     @property
     def context(self) -> int:
         """Number of tokens that the policy's context holds."""
-        return self._context.policy.context
+        return self.policy.context
+
+    @property
+    def usage_by_model(self) -> Mapping[str, Usage]:
+        """The bill so far by model, without the time; only for jobs with several policies."""
+        return self._replay_log.usage_by_model if len(self.policies) > 1 else {}
 
     def max_new_tokens(self, node: Node) -> int:
         """Return the tokens that a continuation of the node may have, by the context and the job's own limit."""
@@ -111,6 +125,14 @@ class Search:
     def rng(self, node: Node, purpose: str = "") -> random.Random:
         """Return a random generator seeded by the job's seed, the node and the purpose alone."""
         return random.Random(f"{self._shared.seed}/{node.id}/{purpose}")
+
+    def spread(self, end: int, start: int = 0) -> tuple[list[Node], list[int]]:
+        """Return the nodes at which the samples from ``start`` to ``end`` begin, with the number of each."""
+        return self.roots, count_samples(self._weights, start, end)
+
+    def sample_number(self, node: Node) -> int:
+        """Return the number of a whole solution among all samples that ``spread`` began."""
+        return find_sample_number(self._weights, node.policy, node.path[-1])
 
     # Branches.
 
@@ -178,14 +200,15 @@ class Search:
         prefix = parent.prefix[:-1] if parent.closed else parent.prefix
         undone = len(instead) if instead and parent.text.endswith(instead) else 0
         if undone:
-            tokens = await self.tokenize(instead)
+            tokens = await self.tokenize(instead, parent.policy)
             if prefix[-len(tokens) :] == tokens:
                 prefix = prefix[: -len(tokens)]
             else:  # its last token holds other text as well
                 above = () if parent.parent is None else parent.parent.prefix
-                prefix = above + await self.tokenize(parent.text[:-undone])
-        tokens = await self.tokenize(text)
+                prefix = above + await self.tokenize(parent.text[:-undone], parent.policy)
+        tokens = await self.tokenize(text, parent.policy)
         node = Node(self._next_path(parent), parent, prefix + tokens, text, undone=undone, solves=parent.solves)
+        node.policy = parent.policy
         thought = self._shared.thought_at(parent)
         if thought is not None:
             if undone and thought.format.closing in instead:
@@ -195,31 +218,50 @@ class Search:
         return await self._add_text_node(node)
 
     async def start_conversation(
-        self, parent: Node, messages: Sequence[dict[str, str]], *, solves: bool = True
+        self, parent: Node, messages: Sequence[dict[str, str]], *, solves: bool = True, policy: int | None = None
     ) -> Node:
         """Add a child that begins a conversation of its own with these messages; its text is the last one's.
 
-        Without ``solves`` it is about solutions instead of being one, so that no answer is read from it.
+        Without ``solves`` it is about solutions instead of being one, so that no answer is read from it. ``policy`` is
+        the index of the policy that goes on; by default the parent's.
         """
-        prefix = await self.tokenize(messages)
+        policy = parent.policy if policy is None else policy
+        prefix = await self.tokenize(messages, policy)
         node = Node(self._next_path(parent), parent, prefix, messages[-1]["content"], fresh=True, solves=solves)
-        if self._context.thoughts is not None:
-            node.thought = self._context.thoughts.find_state(prefix)
+        node.policy = policy
+        self._find_thought(node)
         return await self._add_text_node(node)
 
-    async def tokenize(self, text: str | Sequence[dict[str, str]]) -> tuple[int, ...]:
-        """Return the policy's tokens of a plain text, or of a conversation with the prompt of the next turn.
+    async def tokenize(self, text: str | Sequence[dict[str, str]], policy: int = 0) -> tuple[int, ...]:
+        """Return a policy's tokens of a plain text, or of a conversation with the prompt of the next turn.
 
         They depend on nothing else, so they are not in the journal.
         """
         context = self._context
         return await context.engine.tokenize(
-            context.policy.id, text, special=False, template_kwargs=context.spec.chat_template_kwargs
+            context.policies[policy].model.id, text, special=False, template_kwargs=context.spec.chat_template_kwargs
         )
+
+    async def _start_roots(self) -> list[Node]:
+        """Ask each policy the question. Raises ``InvalidRequest`` if that leaves one of them no room for an answer."""
+        messages = self.spec.to_messages()
+        roots = [
+            await self.start_conversation(self.root, messages, policy=index) for index in range(len(self.policies))
+        ]
+        for root in roots:
+            check_room(root.prefix, self._context.policy(root).model)
+        return roots
+
+    def _find_thought(self, node: Node) -> None:
+        """Set where a conversation's thought is at the end of its prompt."""
+        thoughts = self._context.policy(node).thoughts
+        if thoughts is not None:
+            node.thought = thoughts.find_state(node.prefix)
 
     async def _add_text_node(self, node: Node) -> Node:
         assert node.parent is not None
-        node.reason = "context" if len(node.prefix) >= self.context else "said"
+        model = self._context.policy(node).model
+        node.reason = "context" if len(node.prefix) >= model.context else "said"
         node.parent.children.append(node)
         data = {
             "node": node.id,
@@ -238,6 +280,8 @@ class Search:
         }
         if not node.solves:
             data["solves"] = False
+        if len(self.policies) > 1:
+            data["model"] = model.id
         if node.parts:
             data["parts"] = [[part.kind, part.origin, part.num_chars, part.num_tokens] for part in node.parts]
         await self._replay_log.record(f"say:{node.id}", "node", data, Usage())
@@ -338,10 +382,15 @@ class Search:
 async def tokenize_problem(spec: JobSpec, engine: EngineClient, policy: ModelInfo) -> tuple[int, ...]:
     """Return the prompt of the job's question. Raises ``InvalidRequest`` if it leaves no room for an answer."""
     prompt = await engine.tokenize(policy.id, spec.to_messages(), template_kwargs=spec.chat_template_kwargs)
+    check_room(prompt, policy)
+    return prompt
+
+
+def check_room(prompt: Sequence[int], policy: ModelInfo) -> None:
+    """Raise ``InvalidRequest`` if the prompt of the question fills a policy's context."""
     if len(prompt) >= policy.context:
         raise InvalidRequest(
             f"the problem has {len(prompt)} tokens, and the context of model {policy.id!r} holds {policy.context}: "
             "shorten it so that room is left for an answer",
             "problem",
         )
-    return prompt

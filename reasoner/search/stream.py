@@ -130,7 +130,7 @@ class Stream:
         parts = await self._runner.stop(final=is_final)
         entries: list[PendingEntry] = []
         if self._context.search.spec.deterministic:
-            entries = [_billed_only_entry(part, keep_reserved=is_final) for part in parts]
+            entries = [self._billed_only_entry(part, keep_reserved=is_final) for part in parts]
             parts = []
         if is_final and not log.is_replaying:
             parts += self._cancel_waiting(parts)
@@ -155,7 +155,10 @@ class Stream:
         ends_with_thought: bool = False,
     ) -> int:
         spec = self._context.search.spec
-        sampling = make_sampling_params(spec.sampling, greedy=greedy, stop=(*stop, *spec.stop), logprobs=confidence)
+        params = [
+            make_sampling_params(policy.sampling, greedy=greedy, stop=(*stop, *spec.stop), logprobs=confidence)
+            for policy in self._context.search.policies
+        ]
         before = len(self._pending)
         counts = [n] * len(parents) if isinstance(n, int) else n
         for parent, count in zip(parents, counts, strict=True):
@@ -168,7 +171,7 @@ class Stream:
                     op,
                     parent,
                     (*parent.path, index),
-                    sampling,
+                    params[parent.policy],
                     max_tokens,
                     thought=self._context.thought_at(parent),
                     ends_with_thought=steps is not None or ends_with_thought,
@@ -257,6 +260,7 @@ class Stream:
             "answer_level": stated and stated.level,
             "closed": part.closed,
         }
+        data |= self._context.name_model(self._context.search.policy(branch.parent).model.id)
         if part.thought is not None:
             data |= describe_thought(part.thought)
         if branch.sampling.logprobs is not None:
@@ -296,13 +300,14 @@ class Stream:
             prefix=branch.parent.prefix + branch.token_ids,
             text=branch.text,
             tokens=len(branch.token_ids),
-            logprob=0.0 if is_greedy(context.search.spec.sampling) else branch.logprob,
+            logprob=0.0 if is_greedy(context.search.policy(branch.parent).sampling) else branch.logprob,
             reason=reason,
             answer=data["answer"],
             answer_level=read_answer_level(data),
             confidence=branch.confidence,
             probe=data.get("probe"),
             solves=branch.parent.solves,
+            policy=branch.parent.policy,
             closed=data.get("closed", False),
             is_copy="copy_of" in data,
             parts=() if branch.thought is None else branch.thought.parts,
@@ -313,12 +318,12 @@ class Stream:
             context.search.ledger.release_set_aside()
         return node
 
+    def _billed_only_entry(self, part: BranchPart, *, keep_reserved: bool) -> PendingEntry:
+        """Return an entry that only bills the tokens of a part.
 
-def _billed_only_entry(part: BranchPart, *, keep_reserved: bool) -> PendingEntry:
-    """Return an entry that only bills the tokens of a part.
-
-    ``keep_reserved`` keeps the rest of its reservation held, since its size depends on the branch's speed.
-    """
-    rest = part.reserved - Amount.from_usage(part.spend) if keep_reserved else NO_AMOUNT
-    data = {"node": part.branch.id, "tokens": len(part.token_ids), "withheld": list(rest)}
-    return PendingEntry(f"lost:{uuid.uuid4().hex}", BILLED_ONLY, data, part.spend, part.reserved - rest)
+        ``keep_reserved`` keeps the rest of its reservation held, since its size depends on the branch's speed.
+        """
+        rest = part.reserved - Amount.from_usage(part.spend) if keep_reserved else NO_AMOUNT
+        data = {"node": part.branch.id, "tokens": len(part.token_ids), "withheld": list(rest)}
+        data |= self._context.name_model(self._context.search.policy(part.branch.parent).model.id)
+        return PendingEntry(f"lost:{uuid.uuid4().hex}", BILLED_ONLY, data, part.spend, part.reserved - rest)

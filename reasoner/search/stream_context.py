@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
-from engine.protocol.types import EngineClient, ModelInfo
+from engine.protocol.types import EngineClient
 from reasoner.answers.equivalence import Equivalence
 from reasoner.answers.extraction.finder import AnswerFinder
 from reasoner.budget.ledger import Ledger
@@ -15,10 +15,11 @@ from reasoner.jobs.journal import Journal
 from reasoner.jobs.spec import JobSpec
 from reasoner.search.cache_lease import CacheLease
 from reasoner.search.grants import Grants
+from reasoner.search.policies import Policy
 from reasoner.search.replay import ReplayLog
 from reasoner.search.scoring import NodeScorer, PairScorer
 from reasoner.search.shared_branches import Copies
-from reasoner.thoughts import ThoughtFormat, ThoughtProgress, ToldThought
+from reasoner.thoughts import ThoughtProgress, ToldThought
 from reasoner.tree import Node
 
 STEPS_TO_END = 4
@@ -34,8 +35,8 @@ class SearchContext:
 
     spec: JobSpec
     engine: EngineClient
-    policy: ModelInfo
-    """The model that writes the solutions."""
+    policies: tuple[Policy, ...]
+    """The models that write the solutions, usually one."""
     lease: CacheLease
     journal: Journal
     ledger: Ledger
@@ -46,17 +47,14 @@ class SearchContext:
     """The job's verifier, if the strategy uses one that scores solutions."""
     comparer: PairScorer | None = None
     """The job's verifier, if the strategy uses one that compares solutions."""
+    verifier_model: str | None = None
+    """Name of the verifier's model, if it has one."""
     calibration: Calibration | None = None
     """Calibration table that holds for the job's models, if there is one."""
-    reads_probe: bool = False
-    """True if the engine reads the policy's probe at the end of each branch."""
-    thoughts: ThoughtFormat | None = None
-    """Delimiters of the policy's thoughts; ``None`` if it has none."""
 
-    @property
-    def server_limit(self) -> int | None:
-        """The limit of a thought, if the policy's server keeps it."""
-        return self.spec.thinking_tokens if self.policy.limits_thoughts else None
+    def policy(self, node: Node) -> Policy:
+        """Return the policy that continues a node."""
+        return self.policies[node.policy]
 
 
 @dataclass(slots=True, eq=False)
@@ -87,17 +85,21 @@ class StreamContext:
             return True
         return is_step and self.finish_from_reserve is not None and await self.finish_from_reserve()
 
+    def name_model(self, model: str | None) -> dict[str, str]:
+        """Return journal data by which an entry is billed to a model; nothing if the job has one policy alone."""
+        return {"model": model} if model is not None and len(self.search.policies) > 1 else {}
+
     def set_aside(self) -> None:
         """Set aside the budget that one branch is expected to need to reach its end."""
         ledger, prompt = self.search.ledger, len(self.root.prefix)
-        rate = ledger.rate_of_model(self.search.policy)
+        rate = ledger.rate_of_model(self.search.policies[0].model)
         most = self.max_new_tokens(self.root)
         likely = min(most, STEPS_TO_END * self.longest.get("expand", most))
         ledger.set_aside(*(rate.max_branch_amount(prompt + tokens, tokens) for tokens in (most, likely)))
 
     def thought_at(self, node: Node) -> ThoughtProgress | None:
         """Return where the thought of a node's conversation is at its end."""
-        thoughts = self.search.thoughts
+        thoughts = self.search.policy(node).thoughts
         if thoughts is None or node.thought is None:
             return None
         if thoughts.is_told:
@@ -106,6 +108,6 @@ class StreamContext:
 
     def max_new_tokens(self, node: Node) -> int:
         """Return the tokens that a continuation of the node may have, by the context and the job's own limit."""
-        context_left = self.search.policy.context - len(node.prefix)
+        context_left = self.search.policy(node).model.context - len(node.prefix)
         limit = self.search.spec.sampling.max_tokens
         return context_left if limit is None else min(context_left, limit - node.depth_tokens)

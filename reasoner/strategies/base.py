@@ -55,6 +55,8 @@ class Strategy(Generic[P]):
     """True if the strategy uses a verifier if there is one, and works without."""
     needs_comparisons: bool = False
     """True if the strategy needs a verifier that compares solutions; all others need one that scores them."""
+    samples_several: bool = False
+    """True if the strategy can sample from several policies (``JobSpec.models``)."""
     stops_when_sure: bool = False
     """True if ``JobSpec.confidence`` can stop the strategy early."""
     votes: bool = False

@@ -19,7 +19,7 @@ from reasoner.strategies.sampling import (
     self_consistency,
     weighted_vote,
 )
-from reasoner.strategies.tree import beam, best_first, dvts, lookahead, mcts, particle, rebase
+from reasoner.strategies.tree import ab_mcts, beam, best_first, dvts, lookahead, mcts, particle, rebase
 
 _STAGES: dict[str, Strategy[Any]] = {
     strategy.name: strategy
@@ -40,6 +40,7 @@ _STAGES: dict[str, Strategy[Any]] = {
         mcts.STRATEGY,
         particle.STRATEGY,
         best_first.STRATEGY,
+        ab_mcts.STRATEGY,
         tournament.STRATEGY,
         aggregate.STRATEGY,
         synthesize.STRATEGY,

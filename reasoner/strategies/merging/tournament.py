@@ -37,7 +37,7 @@ async def run(search: Search, params: Tournament) -> Choice:
     The confidence is the probability that it is the strongest. With ``confidence`` the tournament ends as soon as one
     solution has it.
     """
-    async for _ in search.complete([search.root], params.n):
+    async for _ in search.complete(*search.spread(params.n)):
         pass
     return await hold_tournament(search, find_finished(search), params.schedule)
 
@@ -112,5 +112,6 @@ STRATEGY = Strategy(
     run,
     needs_verifier=False,
     needs_comparisons=True,
+    samples_several=True,
     stops_when_sure=True,
 )

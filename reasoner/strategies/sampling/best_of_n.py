@@ -20,7 +20,7 @@ async def run(search: Search, params: BestOfN) -> Choice:
     If the verifier is a rule, the first right solution ends the search and the others are cancelled.
     """
     async with search.stream() as stream:
-        stream.complete([search.root], params.n)
+        stream.complete(*search.spread(params.n))
         async for arrived in stream:
             await search.score([node for node in arrived if node.answer is not None])
             if search.spec.has_conclusive_verifier and any(node.score == 1.0 for node in arrived):
@@ -28,4 +28,4 @@ async def run(search: Search, params: BestOfN) -> Choice:
     return choose_best_scored(search.candidates())
 
 
-STRATEGY = Strategy("best_of_n", BestOfN, run, needs_verifier=True)
+STRATEGY = Strategy("best_of_n", BestOfN, run, needs_verifier=True, samples_several=True)

@@ -48,7 +48,7 @@ async def run(search: Search, params: SelfConsistency) -> Choice:
         while (needed := await _needed(search, params, arrived)) > len(arrived):
             more = min(params.n, needed + params.ahead) - started
             if more > 0:
-                stream.complete([search.root], more)
+                stream.complete(*search.spread(started + more, started))
                 started += more
             nodes = await anext(stream, None)
             if nodes is None:
@@ -67,14 +67,22 @@ async def _needed(search: Search, params: SelfConsistency, arrived: list[Node]) 
     confidence = search.spec.confidence if search.spec.strategy.name == STRATEGY.name else None
     if params.stop == "none" and confidence is None:
         return params.n
-    ordered = sorted(arrived, key=lambda node: node.path)
+    ordered = sorted(arrived, key=search.sample_number)
     strict = [node for node in ordered if node.answer_level == "strict"]
     groups = await group_equivalent(strict, search.spec.answer, search.equivalence)
     classes = {node: index for index, group in enumerate(groups) for node in group}
-    answers = {node.path[-1]: classes.get(node) for node in ordered}
+    answers = {search.sample_number(node): classes.get(node) for node in ordered}
     if params.stop == "window" and confidence is None:
         return num_needed_by_window(answers, params.n, params.window)
     return num_needed_by_beta(answers, params.n, params.threshold if confidence is None else confidence)
 
 
-STRATEGY = Strategy("self_consistency", SelfConsistency, run, needs_verifier=False, stops_when_sure=True, votes=True)
+STRATEGY = Strategy(
+    "self_consistency",
+    SelfConsistency,
+    run,
+    needs_verifier=False,
+    samples_several=True,
+    stops_when_sure=True,
+    votes=True,
+)

@@ -16,10 +16,10 @@ class WeightedVote(Params):
 
 async def run(search: Search, params: WeightedVote) -> Choice:
     """Sample n solutions, score each as it arrives; the answer with the largest sum of scores wins."""
-    async for arrived in search.complete([search.root], params.n):
+    async for arrived in search.complete(*search.spread(params.n)):
         await search.score([node for node in arrived if node.answer is not None])
     candidates = search.candidates()
     return await choose_by_majority(search, candidates, {node: node.score or 0.0 for node in candidates})
 
 
-STRATEGY = Strategy("weighted_vote", WeightedVote, run, needs_verifier=True, votes=True)
+STRATEGY = Strategy("weighted_vote", WeightedVote, run, needs_verifier=True, samples_several=True, votes=True)

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from engine.protocol.types import Branch, EngineUnavailable
 from reasoner.jobs.journal import MemoryJournal
 from reasoner.jobs.spec import JobSpec
+from reasoner.repetition import MIN_LOOP_TOKENS
 from reasoner.run import run_job
 from reasoner.search import branch as branch_module
 from reasoner.search.branch import SEGMENT_TOKENS, PartialBranch, Watch
-from reasoner.search.repetition import MIN_LOOP_TOKENS
 from reasoner.search.search import Search
 from reasoner.strategies.registry import STRATEGIES
 from reasoner.tree import Node, Reason, make_branch_key

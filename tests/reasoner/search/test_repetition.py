@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reasoner.search.repetition import (
+from reasoner.repetition import (
     MAX_PERIOD,
     MAX_POOR_VOCABULARY,
     MIN_LOOP_TOKENS,

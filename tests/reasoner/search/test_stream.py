@@ -19,6 +19,7 @@ from reasoner.jobs.journal import Entry, JobCancelled, MemoryJournal
 from reasoner.jobs.spec import JobSpec
 from reasoner.run import run_job
 from reasoner.search.cache_lease import CacheLease
+from reasoner.search.policies import Policy
 from reasoner.search.search import Search, tokenize_problem
 from reasoner.search.stream_context import SearchContext
 from reasoner.strategies.registry import STRATEGIES
@@ -52,7 +53,8 @@ async def search_with(
     policy = (await engine.models())[0]
     async with CacheLease(engine, "job") as lease:
         ledger = Ledger(spec.budget, {}, by_grants=journal.grant_source is not None)
-        context = SearchContext(spec, engine, policy, lease, journal, ledger, Equivalence(), asyncio.Event())
+        policies = (Policy(policy, spec.sampling.fill(policy.sampling)),)
+        context = SearchContext(spec, engine, policies, lease, journal, ledger, Equivalence(), asyncio.Event())
         search = await Search.begin(context, await tokenize_problem(spec, engine, policy))
         try:
             await strategy(search)

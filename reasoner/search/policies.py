@@ -1,0 +1,55 @@
+"""The policies of a search: the models that write its solutions, and how samples are spread over them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+from engine.protocol.types import ModelInfo
+from reasoner.jobs.spec import Sampling
+from reasoner.thoughts import ThoughtFormat
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """A model that writes solutions. ``sampling`` has a value for each of its parameters."""
+
+    model: ModelInfo
+    sampling: Sampling
+    thoughts: ThoughtFormat | None = None
+    """Delimiters of its thoughts; ``None`` if it has none."""
+    weight: float = 1.0
+    """Its share of the samples, relative to the other policies' weights."""
+    reads_probe: bool = False
+    """True if the engine reads its probe at the end of each branch."""
+
+    @property
+    def can_continue(self) -> bool:
+        """True if its server can go on after the beginning of a solution."""
+        return "continuation" not in self.model.lacks
+
+
+def spread_samples(weights: Sequence[float]) -> Iterator[int]:
+    """Yield the index of each sample's policy, so that after any number of samples each has its share.
+
+    No policy is ever more than one sample ahead of its share or behind it (smooth weighted round robin).
+    """
+    total, credit = sum(weights), [0.0] * len(weights)
+    while True:
+        credit = [own + weight for own, weight in zip(credit, weights, strict=True)]
+        chosen = max(range(len(weights)), key=credit.__getitem__)
+        credit[chosen] -= total
+        yield chosen
+
+
+def count_samples(weights: Sequence[float], start: int, end: int) -> list[int]:
+    """Return for each policy the number of the samples from ``start`` to ``end`` that are its own."""
+    chosen = list(islice(spread_samples(weights), start, end))
+    return [chosen.count(policy) for policy in range(len(weights))]
+
+
+def find_sample_number(weights: Sequence[float], policy: int, index: int) -> int:
+    """Return the number, among all samples, of the sample with this index among those of its policy."""
+    numbers = (number for number, chosen in enumerate(spread_samples(weights)) if chosen == policy)
+    return next(islice(numbers, index, None))
