@@ -34,7 +34,8 @@ def choose_best_so_far(spec: JobSpec, entries: Iterable[Entry]) -> JobResult | N
     if not root.children or strategy is None:  # an unknown strategy is one of another version
         return None
     candidates = select_candidates(root.walk(), spec)
-    choice = _vote(spec, candidates) if strategy.votes else choose_best_scored(candidates)
+    votes = strategy.votes and spec.strategy.params.get("by") not in ("verifier", "tournament")
+    choice = _vote(spec, candidates) if votes else choose_best_scored(candidates)
     usages: dict[str, Usage] = {}
     for entry in entries:
         bill_model(usages, entry)
@@ -58,6 +59,7 @@ def build_result(
         votes=choice.votes,
         finish_reason=finish_reason,
         node=shown and shown.id,
+        ranking=list(choice.ranking),
         usage_by_model=dict(usage_by_model),
     )
 

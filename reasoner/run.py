@@ -24,8 +24,8 @@ from reasoner.jobs.spec import JobSpec
 from reasoner.jobs.verifier_specs import PrmVerifier, ProbeVerifier
 from reasoner.search.cache_lease import CacheLease
 from reasoner.search.model_selection import policy_selector, policy_selectors, verifier_selector
-from reasoner.search.policies import Policy
-from reasoner.search.search import Search, tokenize_problem
+from reasoner.search.policies import Policy, tokenize_problem
+from reasoner.search.search import Search
 from reasoner.search.stream_context import SearchContext
 from reasoner.search.thoughts import find_thought_format
 from reasoner.strategies.base import Choice
@@ -97,7 +97,8 @@ async def open_search(
     async with CacheLease(engine, journal.job_id) as lease, Equivalence():  # which keeps child processes for reuse
         served = {info.id: info for info in await engine.models()}
         policy = policy_selector(spec).find(served.values())
-        needs_verifier = strategy.needs_verifier or (strategy.welcomes_verifier and _has_verifier(spec, served))
+        use = strategy.verifier_use(strategy.parse(spec.strategy.params))
+        needs_verifier = use == "scores" or (use == "optional" and _has_verifier(spec, served))
         table = None
         if strategy.stops_when_sure and needs_verifier:
             table = _fitting(calibration or shipped_calibration(), spec, policy, served)
@@ -116,7 +117,7 @@ async def open_search(
         equivalence = Equivalence(seconds_left=ledger.seconds_until_cut)
         offered = VerifierContext(spec, engine, served, policy, lease.name, ledger, equivalence, unlocked_tests)
         scorer = await open_scorer(offered) if needs_verifier else None
-        comparer = await open_comparer(offered) if strategy.needs_comparisons else None
+        comparer = await open_comparer(offered) if use == "comparisons" else None
         if scorer is not None and reads_while_decoding(spec.verifier, policy):
             policies = (replace(policies[0], reads_probe=True),)
         context = SearchContext(
@@ -130,7 +131,7 @@ async def open_search(
             cancelled or asyncio.Event(),
             scorer,
             comparer,
-            _find_verifier_model(spec, policy, served),
+            _find_verifier_model(spec, policy, served) if scorer or comparer else None,
             table,
         )
         search = await Search.begin(context, prompt)
@@ -155,13 +156,15 @@ async def _open_policies(
     return tuple(policies)
 
 
-def _find_verifier_model(spec: JobSpec, policy: ModelInfo, served: Mapping[str, ModelInfo]) -> str | None:
-    """Return the name of the verifier's model; ``None`` if the verifier has none."""
+def _find_verifier_model(spec: JobSpec, policy: ModelInfo, served: Mapping[str, ModelInfo]) -> ModelInfo | None:
+    """Return the verifier's model; ``None`` if the verifier has none."""
     selector = verifier_selector(spec.verifier)
-    if selector is None or selector.name is not None:
-        return None if selector is None else selector.name
-    fitting = [info.id for info in served.values() if selector.fits(info)]
-    return fitting[0] if len(fitting) == 1 else policy.id
+    if selector is None:
+        return None
+    fitting = {info.id: info for info in served.values() if selector.fits(info)}
+    if selector.name is None:
+        return next(iter(fitting.values())) if len(fitting) == 1 else policy
+    return fitting.get(selector.name)
 
 
 def _check_steps(spec: JobSpec, thoughts: ThoughtFormat | None) -> None:

@@ -59,7 +59,8 @@ export class SubmitForm {
   #listStrategies(model) {
     const hasVerifier = model?.defaults.verifier;
     const can = ({ available, needs_verifier }) => (model ? hasVerifier || !needs_verifier : available);
-    const names = [...this.strategies.values()].filter(can).map(({ name }) => name);
+    const writing = [...this.strategies.values()].filter(({ takes_candidates }) => !takes_candidates);
+    const names = writing.filter(can).map(({ name }) => name);
     const chosen = this.choice.value;
     this.choice.replaceChildren(...names.map((name) => el("option", { value: name }, name.replaceAll("_", " "))));
     const fallback = model?.defaults.strategy.name ?? this.fallback;

@@ -79,7 +79,9 @@ def use_available_verifier(spec: JobSpec, service: ServiceDefaults) -> JobSpec:
     check_job(spec)
     model = spec.model or service.model_name
     default = service.default_verifier(model)
-    if "verifier" not in spec.model_fields_set and _find_strategy(spec, service) == COMPARING_STRATEGY:
+    if "verifier" not in spec.model_fields_set and (
+        spec.compares or _find_strategy(spec, service) == COMPARING_STRATEGY
+    ):
         compares = default is not None and default.compares
         return spec.model_copy(update={"verifier": default if compares else PairwiseVerifier()})
     if not isinstance(spec.verifier, PrmVerifier) or spec.verifier.model is not None:
@@ -90,7 +92,8 @@ def use_available_verifier(spec: JobSpec, service: ServiceDefaults) -> JobSpec:
         message = f"model {model!r} has no process reward model by default: name a served 'model', or another 'kind'"
         raise JobRefused("no-verifier", "verifier", message)
     name = spec.strategy.name
-    if default is None and "strategy" in spec.model_fields_set and STRATEGIES[name].needs_verifier:
+    use = STRATEGIES[name].verifier_use(parse_params(name, spec.strategy.params))
+    if default is None and "strategy" in spec.model_fields_set and use == "scores":
         message = (
             f"strategy {name!r} needs a verifier, and model {model!r} has none by default: give the job a 'verifier', "
             f"such as a rule or a judge, or use {FALLBACK_STRATEGY}; the operator may set REASONER_PRM, or 'verifier' "

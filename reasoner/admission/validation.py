@@ -25,22 +25,23 @@ def check_job(spec: JobSpec) -> None:
     """
     name, verifier = spec.strategy.name, spec.verifier
     try:
-        parse_params(name, spec.strategy.params)
+        params = parse_params(name, spec.strategy.params)
     except ValueError as error:
         raise JobRefused("invalid-request", "strategy", str(error)) from None
     strategy = STRATEGIES[name]
-    if verifier is None and strategy.needs_verifier:
+    use = strategy.verifier_use(params)
+    if verifier is None and use == "scores":
         raise _invalid(
             f"strategy {name!r} needs a verifier, but 'verifier' is null: name one, or use {FALLBACK_STRATEGY}"
         )
-    if strategy.needs_comparisons and not (verifier is not None and verifier.compares):
+    if use == "comparisons" and not (verifier is not None and verifier.compares):
         suitable = ", ".join(kind for kind, model in VERIFIER_KINDS.items() if model.compares)
         given = "null" if verifier is None else repr(verifier.kind)
         raise _invalid(
             f"strategy {name!r} needs a verifier that compares two solutions, and 'verifier' is {given}: leave it out, "
             f"so that the job's own model compares, or use one of {suitable}"
         )
-    if verifier is not None and verifier.compares and not strategy.needs_comparisons:
+    if verifier is not None and verifier.compares and use != "comparisons":
         able = ", ".join(name for name, strategy in STRATEGIES.items() if strategy.needs_comparisons)
         raise _invalid(
             f"verifier {verifier.kind!r} compares two solutions, and strategy {name!r} needs scores of single ones or "

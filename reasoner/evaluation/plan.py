@@ -111,11 +111,14 @@ def parse_cases(text: str, *, has_verifier: bool = True) -> tuple[StrategyCase, 
     follows instructions, as the bundled ones do not. With ``has_verifier`` False, strategies that need a verifier are
     rejected, and ``all`` omits them. Raises ``ValueError``.
     """
-    available = [name for name, strategy in STRATEGIES.items() if has_verifier or not strategy.needs_verifier]
+    writing = {name: strategy for name, strategy in STRATEGIES.items() if not strategy.takes_candidates}
+    available = [name for name, strategy in writing.items() if has_verifier or not strategy.needs_verifier]
     every = [StrategyCase(name, name) for name in available if not STRATEGIES[name].needs_comparisons]
     cases: dict[str, StrategyCase] = {}
     for item in filter(None, (part.strip() for part in text.split(","))):
         for case in every if item == "all" else [_case(item)]:
+            if case.name not in writing:
+                raise ValueError(f"strategy {case.name!r} ranks given solutions: measure it by --candidates")
             if case.name not in available:
                 raise ValueError(
                     f"strategy {case.name!r} needs a verifier, and there is none here: set REASONER_PRM, or choose "

@@ -17,6 +17,23 @@ FinishReason = Literal["answer", "budget", "no_answer", "cancelled"]
 TERMINAL_STATUSES: frozenset[str] = frozenset({"completed", "incomplete", "failed", "cancelled"})
 
 
+class RankedCandidate(StrictModel):
+    """One of the candidates that a client gave, in the order of the ranking."""
+
+    index: int
+    """Its place in ``candidates``, from 0."""
+    node: str
+    answer: str | None
+    score: float | None = None
+    """The verifier's score."""
+    share: float | None = None
+    """The share of its answer in the vote; ``None`` without a vote, or for one that has no part in it."""
+    strength: float | None = None
+    """The strength in the tournament: the probability that it beats another is logistic in the difference."""
+    best: float | None = None
+    """The probability that it is the strongest of the tournament."""
+
+
 class JobResult(StrictModel):
     """The result of a search. ``answer`` is ``None`` when no candidate stated one.
 
@@ -41,6 +58,8 @@ class JobResult(StrictModel):
     """``budget``: the search ended because the budget did."""
     node: str | None
     """Id of the chosen leaf of the search tree."""
+    ranking: list[RankedCandidate] = Field(default_factory=list)
+    """The candidates that the client gave, best first."""
     usage_by_model: dict[str, Usage] = Field(default_factory=dict)
     """The bill by model, without the time, of a job with several."""
 

@@ -31,6 +31,8 @@ FALLBACK_STRATEGY = "self_consistency"
 """Strategies of jobs that name none: ``DEFAULT_STRATEGY`` with a verifier, ``FALLBACK_STRATEGY`` without one."""
 COMPARING_STRATEGY = "tournament"
 """Strategy whose default verifier compares solutions."""
+SELECTING_STRATEGY = "select"
+"""Strategy of jobs with candidates of their own."""
 
 
 class Message(StrictModel):
@@ -121,6 +123,15 @@ class StrategySpec(BaseModel):
         return dict(self.model_extra or {})
 
 
+def _check_conversation(value: list[Message]) -> list[Message]:
+    if value[-1].role != "assistant":
+        raise ValueError("a candidate that is a conversation ends with a message of the assistant, its answer")
+    return value
+
+
+Candidate = Text | Annotated[list[Message], Field(min_length=1, max_length=64), AfterValidator(_check_conversation)]
+
+
 class PolicySpec(StrictModel):
     """One of several models that write a job's solutions."""
 
@@ -141,6 +152,11 @@ class JobSpec(StrictModel):
         None,
         description="Several models that write solutions, instead of 'model'. Defaults of the service are those of the "
         "first one, but each samples with its own parameters where the job leaves them open.",
+    )
+    candidates: Annotated[list[Candidate], Field(min_length=1, max_length=MAX_N)] | None = Field(
+        None,
+        description="The client's own solutions, texts or conversations that end in an answer. They are ranked, and "
+        f"none is written: the strategy is {SELECTING_STRATEGY!r}.",
     )
     system: Text | None = Field(
         None, description="System message before the question; without it the model's default, null: none."
@@ -241,8 +257,24 @@ class JobSpec(StrictModel):
         return self
 
     @model_validator(mode="after")
+    def _select_among_candidates(self) -> Self:
+        if self.candidates is not None and "strategy" not in self.model_fields_set:
+            self.strategy = StrategySpec(name=SELECTING_STRATEGY)
+        selects = self.strategy.name == SELECTING_STRATEGY
+        if self.candidates is not None and not selects:
+            raise ValueError(
+                f"strategy {self.strategy.name!r} writes its own solutions: leave 'candidates' out, or use strategy "
+                f"{SELECTING_STRATEGY!r}"
+            )
+        if selects and self.candidates is None:
+            raise ValueError(f"strategy {SELECTING_STRATEGY!r} needs 'candidates', the solutions to rank")
+        if self.strategy.params.get("by") == COMPARING_STRATEGY and len(self.candidates or "12") < 2:
+            raise ValueError("candidates: a tournament needs two")
+        return self
+
+    @model_validator(mode="after")
     def _compare_by_default(self) -> Self:
-        if self.strategy.name == COMPARING_STRATEGY and "verifier" not in self.model_fields_set:
+        if self.compares and "verifier" not in self.model_fields_set:
             self.verifier = PairwiseVerifier()
             self.model_fields_set.remove("verifier")  # a model's defaults may still choose one that compares
         return self
@@ -255,6 +287,27 @@ class JobSpec(StrictModel):
             changes = {"compare": "code", "extract": CodeExtract(code=language)}
             self.answer = self.answer.model_copy(update=changes)
         return self
+
+    @property
+    def compares(self) -> bool:
+        """True if the strategy needs a verifier that compares solutions."""
+        return COMPARING_STRATEGY in (self.strategy.name, self.strategy.params.get("by"))
+
+    @property
+    def candidate_texts(self) -> list[tuple[str, str]]:
+        """The candidates: the text of each, and the part that states its answer, a conversation's last message."""
+        return [self._read_candidate(candidate) for candidate in self.candidates or ()]
+
+    def _read_candidate(self, candidate: str | list[Message]) -> tuple[str, str]:
+        if isinstance(candidate, str):
+            return candidate, candidate
+        answer = candidate[-1].content
+        asked = self.conversation[-1]["content"]
+        if candidate[0].role == "user" and candidate[0].content == asked:
+            candidate = candidate[1:]
+        if len(candidate) == 1:
+            return answer, answer
+        return "\n\n".join(f"{message.role.title()}: {message.content}" for message in candidate), answer
 
     @property
     def step_rule(self) -> StepRule:

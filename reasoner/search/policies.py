@@ -1,4 +1,4 @@
-"""The policies of a search: the models that write its solutions, and how samples are spread over them."""
+"""The policies of a search: the models that write its solutions, their prompts, and their shares of the samples."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from engine.protocol.types import ModelInfo
-from reasoner.jobs.spec import Sampling
+from engine.protocol.types import EngineClient, InvalidRequest, ModelInfo
+from reasoner.jobs.spec import JobSpec, Sampling
 from reasoner.thoughts import ThoughtFormat
 
 
@@ -53,3 +53,20 @@ def find_sample_number(weights: Sequence[float], policy: int, index: int) -> int
     """Return the number, among all samples, of the sample with this index among those of its policy."""
     numbers = (number for number, chosen in enumerate(spread_samples(weights)) if chosen == policy)
     return next(islice(numbers, index, None))
+
+
+async def tokenize_problem(spec: JobSpec, engine: EngineClient, policy: ModelInfo) -> tuple[int, ...]:
+    """Return the prompt of the job's question. Raises ``InvalidRequest`` if it leaves no room for an answer."""
+    prompt = await engine.tokenize(policy.id, spec.to_messages(), template_kwargs=spec.chat_template_kwargs)
+    check_room(prompt, policy)
+    return prompt
+
+
+def check_room(prompt: Sequence[int], policy: ModelInfo) -> None:
+    """Raise ``InvalidRequest`` if the prompt of the question fills a policy's context."""
+    if len(prompt) >= policy.context:
+        raise InvalidRequest(
+            f"the problem has {len(prompt)} tokens, and the context of model {policy.id!r} holds {policy.context}: "
+            "shorten it so that room is left for an answer",
+            "problem",
+        )

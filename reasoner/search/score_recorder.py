@@ -82,7 +82,7 @@ class ScoreRecorder:
             "computed": scored.spend.verifier_computed,
             "cached": scored.spend.verifier_cached,
             **scored.details,
-            **self._context.name_model(self._context.search.verifier_model),
+            **self._context.name_model(self._context.search.verifier),
         }
         return PendingEntry(f"score:{scored.node.id}", "score", data, scored.spend, scored.reserved)
 
@@ -133,7 +133,7 @@ class ComparisonRecorder:
             "computed": scored.spend.verifier_computed,
             "cached": scored.spend.verifier_cached,
             **scored.details,
-            **self._context.name_model(self._context.search.verifier_model),
+            **self._context.name_model(self._context.search.verifier),
         }
         return PendingEntry(_pair_key(scored.pair), "compare", data, scored.spend, scored.reserved)
 

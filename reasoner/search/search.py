@@ -15,15 +15,14 @@ from dataclasses import replace
 from hashlib import blake2b
 from typing import Any
 
-from engine.protocol.types import EngineClient, InvalidRequest, ModelInfo
+from engine.protocol.types import ModelInfo
 from reasoner.answers.canonical import canonicalize
 from reasoner.answers.extraction.finder import AnswerFinder
 from reasoner.budget.allocator import MAX_TRUST, RULE_KINDS, JobProgress, TokenRequest
 from reasoner.budget.usage import Usage
-from reasoner.jobs.spec import JobSpec
-from reasoner.search.candidates import select_candidates
+from reasoner.search.candidates import add_candidates, select_candidates
 from reasoner.search.grants import Grants
-from reasoner.search.policies import Policy, count_samples, find_sample_number
+from reasoner.search.policies import Policy, check_room, count_samples, find_sample_number
 from reasoner.search.replay import PendingEntry, ReplayLog
 from reasoner.search.score_recorder import ComparisonRecorder, Pair, ScoreRecorder
 from reasoner.search.stream import Stream
@@ -331,6 +330,10 @@ class Search:
         """Return the nodes among which the strategy chooses, in the order of their paths (``select_candidates``)."""
         return select_candidates(self.root.walk(), self.spec)
 
+    async def add_candidates(self) -> list[Node]:
+        """Add the client's own candidates to the tree, and return them."""
+        return await add_candidates(self._shared)
+
     async def ensure_candidates(self) -> list[Node]:
         """Return the candidates of a finished step-by-step search.
 
@@ -377,20 +380,3 @@ class Search:
         verifier = self.spec.verifier
         trust = 1.0 if verifier is not None and verifier.kind in RULE_KINDS else MAX_TRUST
         return JobProgress(samples, self.ledger.usage.total, trust).next_request()
-
-
-async def tokenize_problem(spec: JobSpec, engine: EngineClient, policy: ModelInfo) -> tuple[int, ...]:
-    """Return the prompt of the job's question. Raises ``InvalidRequest`` if it leaves no room for an answer."""
-    prompt = await engine.tokenize(policy.id, spec.to_messages(), template_kwargs=spec.chat_template_kwargs)
-    check_room(prompt, policy)
-    return prompt
-
-
-def check_room(prompt: Sequence[int], policy: ModelInfo) -> None:
-    """Raise ``InvalidRequest`` if the prompt of the question fills a policy's context."""
-    if len(prompt) >= policy.context:
-        raise InvalidRequest(
-            f"the problem has {len(prompt)} tokens, and the context of model {policy.id!r} holds {policy.context}: "
-            "shorten it so that room is left for an answer",
-            "problem",
-        )

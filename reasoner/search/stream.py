@@ -260,7 +260,7 @@ class Stream:
             "answer_level": stated and stated.level,
             "closed": part.closed,
         }
-        data |= self._context.name_model(self._context.search.policy(branch.parent).model.id)
+        data |= self._context.name_model(self._context.search.policy(branch.parent).model)
         if part.thought is not None:
             data |= describe_thought(part.thought)
         if branch.sampling.logprobs is not None:
@@ -325,5 +325,5 @@ class Stream:
         """
         rest = part.reserved - Amount.from_usage(part.spend) if keep_reserved else NO_AMOUNT
         data = {"node": part.branch.id, "tokens": len(part.token_ids), "withheld": list(rest)}
-        data |= self._context.name_model(self._context.search.policy(part.branch.parent).model.id)
+        data |= self._context.name_model(self._context.search.policy(part.branch.parent).model)
         return PendingEntry(f"lost:{uuid.uuid4().hex}", BILLED_ONLY, data, part.spend, part.reserved - rest)

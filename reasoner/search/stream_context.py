@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
-from engine.protocol.types import EngineClient
+from engine.protocol.types import EngineClient, ModelInfo
 from reasoner.answers.equivalence import Equivalence
 from reasoner.answers.extraction.finder import AnswerFinder
 from reasoner.budget.ledger import Ledger
@@ -47,8 +47,8 @@ class SearchContext:
     """The job's verifier, if the strategy uses one that scores solutions."""
     comparer: PairScorer | None = None
     """The job's verifier, if the strategy uses one that compares solutions."""
-    verifier_model: str | None = None
-    """Name of the verifier's model, if it has one."""
+    verifier: ModelInfo | None = None
+    """The verifier's model, if it has one and the strategy uses it."""
     calibration: Calibration | None = None
     """Calibration table that holds for the job's models, if there is one."""
 
@@ -85,9 +85,9 @@ class StreamContext:
             return True
         return is_step and self.finish_from_reserve is not None and await self.finish_from_reserve()
 
-    def name_model(self, model: str | None) -> dict[str, str]:
+    def name_model(self, model: ModelInfo | None) -> dict[str, str]:
         """Return journal data by which an entry is billed to a model; nothing if the job has one policy alone."""
-        return {"model": model} if model is not None and len(self.search.policies) > 1 else {}
+        return {"model": model.id} if model is not None and len(self.search.policies) > 1 else {}
 
     def set_aside(self) -> None:
         """Set aside the budget that one branch is expected to need to reach its end."""

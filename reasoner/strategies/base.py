@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Generic, TypeVar
+from typing import Annotated, Any, Generic, Literal, TypeVar
 
 from pydantic import Field, ValidationError
 
@@ -12,6 +12,7 @@ from engine.protocol.types import Capability
 from reasoner.answers.extraction.extract import strip_thinking
 from reasoner.answers.votes import Vote, count_votes, group_equivalent
 from reasoner.base_model import StrictModel
+from reasoner.jobs.job import RankedCandidate
 from reasoner.jobs.spec import MAX_N
 from reasoner.search.search import Search
 from reasoner.tree import Node
@@ -34,8 +35,14 @@ class Choice:
     node: Node | None
     confidence: float | None = None
     votes: list[Vote] = field(default_factory=list)
+    standings: Sequence[Mapping[str, Any]] = ()
+    """The strengths of the solutions of a tournament, strongest first."""
+    ranking: Sequence[RankedCandidate] = ()
+    """The client's own candidates, best first."""
 
 
+VerifierUse = Literal["none", "optional", "scores", "comparisons"]
+"""Use that a strategy makes of the job's verifier: none, scores if there is one, scores, or comparisons of two."""
 P = TypeVar("P", bound=Params)
 
 
@@ -59,6 +66,10 @@ class Strategy(Generic[P]):
     """True if the strategy can sample from several policies (``JobSpec.models``)."""
     stops_when_sure: bool = False
     """True if ``JobSpec.confidence`` can stop the strategy early."""
+    takes_candidates: bool = False
+    """True if the strategy ranks the client's own candidates, instead of writing solutions."""
+    choose_use: Callable[[P], VerifierUse] | None = None
+    """Function that returns the use of the verifier where it depends on the parameters."""
     votes: bool = False
     """True if the strategy's candidates vote; otherwise the best score wins."""
 
@@ -66,6 +77,14 @@ class Strategy(Generic[P]):
     def required(self) -> frozenset[Capability]:
         """The capabilities of the policy's server that the strategy needs, in all."""
         return frozenset(self.needs) | (frozenset({"continuation"}) if self.needs_steps else frozenset())
+
+    def verifier_use(self, params: P) -> VerifierUse:
+        """Return what the strategy asks of the job's verifier with these parameters."""
+        if self.choose_use is not None:
+            return self.choose_use(params)
+        if self.needs_comparisons:
+            return "comparisons"
+        return "scores" if self.needs_verifier else "optional" if self.welcomes_verifier else "none"
 
     def parse(self, params: Mapping[str, Any]) -> P:
         """Return the validated parameters with defaults. Raises ``ValueError`` that names the fault."""

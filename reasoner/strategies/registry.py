@@ -7,7 +7,7 @@ from typing import Any
 
 from reasoner.strategies import auto
 from reasoner.strategies.base import Params, Strategy
-from reasoner.strategies.merging import aggregate, synthesize, tournament
+from reasoner.strategies.merging import aggregate, select, synthesize, tournament
 from reasoner.strategies.sampling import (
     best_of_n,
     budget_forcing,
@@ -44,6 +44,7 @@ _STAGES: dict[str, Strategy[Any]] = {
         tournament.STRATEGY,
         aggregate.STRATEGY,
         synthesize.STRATEGY,
+        select.STRATEGY,
     )
 }
 
@@ -64,6 +65,8 @@ def describe_strategies() -> dict[str, dict[str, Any]]:
         name: {
             "summary": (strategy.run.__doc__ or "").strip().split("\n")[0],
             "needs_verifier": strategy.needs_verifier,
+            "takes_candidates": strategy.takes_candidates,
+            "samples_several": strategy.samples_several,
             "stops_when_sure": strategy.stops_when_sure,
             "parameters": strategy.params.model_json_schema(),
         }

@@ -13,8 +13,8 @@ from reasoner.jobs.job import JobResult
 from reasoner.jobs.journal import Entry, JobCancelled, MemoryJournal
 from reasoner.jobs.spec import JobSpec
 from reasoner.run import run_job
-from reasoner.strategies.registry import STRATEGIES
 from tests.scripted import ScriptedEngine
+from tests.strategies import WRITING
 
 
 def job(strategy: str) -> JobSpec:
@@ -36,7 +36,7 @@ class CancelledAt(MemoryJournal):
             raise JobCancelled
 
 
-@pytest.mark.parametrize("strategy", sorted(STRATEGIES))
+@pytest.mark.parametrize("strategy", WRITING)
 async def test_a_cancelled_search_has_an_answer_once_a_branch_has_one(strategy: str) -> None:
     for commit in range(0, 24, 3):
         journal, engine = CancelledAt(commit), ScriptedEngine()

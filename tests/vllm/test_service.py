@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from reasoner.budget.usage import Usage
-from reasoner.strategies.registry import STRATEGIES
+from tests.strategies import WRITING
 from tests.vllm.servers import ROOT, Servers, Service, serving
 from tests.vllm.test_client import GENERATED, RUNNING
 
@@ -33,7 +33,7 @@ verifier = {{kind = "judge"}}
 """
 
 
-@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize("name", WRITING)
 def test_a_job_of_each_strategy_is_billed_as_the_server_counts(name: str, service: Service, servers: Servers) -> None:
     before = servers.policy.metric(GENERATED)
     job = service.submit(PROBLEM, wait=120, strategy={"name": name}, seed=1, budget={"tokens": 20_000})

@@ -51,7 +51,7 @@ def find_finished(search: Search) -> list[Node]:
 async def hold_tournament(search: Search, players: Sequence[Node], schedule: ScheduleName) -> Choice:
     """Compare the players round by round; return the strongest, with the standings of all as a decision."""
     if len(players) < 2:
-        return Choice(players[0] if players else None)
+        return Choice(players[0] if players else None)  # nobody to compare it with
     rounds, results = SCHEDULES[schedule](len(players), search.rng(search.root, "tournament")), None
     matches: list[Match] = []
     num_rounds = num_undecided = 0
@@ -73,7 +73,7 @@ async def hold_tournament(search: Search, players: Sequence[Node], schedule: Sch
     )
     best = standings[0]
     chosen = next(node for node in players if node.id == best["node"])
-    return Choice(chosen, best["best"] if matches else None)
+    return Choice(chosen, best["best"] if matches else None, standings=standings)
 
 
 async def _find_standings(

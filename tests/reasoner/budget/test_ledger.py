@@ -30,6 +30,7 @@ from reasoner.jobs.spec import JobSpec
 from reasoner.run import JobOutcome, run_job
 from reasoner.strategies.registry import STRATEGIES
 from tests.scripted import ScriptedEngine, is_verdict
+from tests.strategies import WRITING
 
 POLICY, PRM = 700, 1300
 """Number of weights of each model."""
@@ -133,7 +134,7 @@ async def run(spec: JobSpec, engine: Watching, journal: MemoryJournal | None = N
 
 @settings(max_examples=300, deadline=None)
 @given(
-    strategy=st.sampled_from(sorted(STRATEGIES)),
+    strategy=st.sampled_from(WRITING),
     seed=st.integers(0, 1000),
     budget=limits,
     policy=price_lists,
@@ -175,7 +176,7 @@ async def test_no_search_can_exceed_any_of_its_limits(
 
 @settings(max_examples=100, deadline=None)
 @given(
-    strategy=st.sampled_from(sorted(STRATEGIES)),
+    strategy=st.sampled_from(WRITING),
     seed=st.integers(0, 1000),
     budget=limits,
     die_after=st.integers(0, 30),

@@ -16,12 +16,12 @@ from reasoner.run import run_job
 from reasoner.search import branch as branch_module
 from reasoner.search.branch import SEGMENT_TOKENS, PartialBranch, Watch
 from reasoner.search.search import Search
-from reasoner.strategies.registry import STRATEGIES
 from reasoner.tree import Node, Reason, make_branch_key
 from tests.reasoner.search.test_stream import Delayed, search_with, shape, tree
 from tests.scripted import ScriptedEngine, confidence
+from tests.strategies import WRITING
 
-NAMES = sorted(STRATEGIES)
+NAMES = WRITING
 
 
 @pytest.fixture

@@ -20,8 +20,8 @@ from engine.protocol.types import (
 from reasoner.jobs.journal import Entry, JobCancelled, LeaseLost, MemoryJournal
 from reasoner.jobs.spec import JobSpec
 from reasoner.run import run_job
-from reasoner.strategies.registry import STRATEGIES
 from tests.scripted import ScriptedEngine
+from tests.strategies import WRITING
 
 
 def spec(strategy: str, **more: object) -> JobSpec:
@@ -51,7 +51,7 @@ class Watched(ScriptedEngine):
             self.released.append(lease)
 
 
-@pytest.mark.parametrize("strategy", sorted(STRATEGIES))
+@pytest.mark.parametrize("strategy", WRITING)
 async def test_every_request_names_the_job_and_its_end_releases_the_lease_once(strategy: str) -> None:
     engine, journal = Watched(), MemoryJournal()
     await run_job(spec(strategy), engine, journal)

@@ -16,10 +16,10 @@ from reasoner.jobs.journal import Entry, JobCancelled, MemoryJournal
 from reasoner.jobs.spec import JobSpec
 from reasoner.run import JobOutcome, run_job
 from reasoner.search.replay import ReplayMismatch
-from reasoner.strategies.registry import STRATEGIES
 from tests.scripted import ScriptedEngine
+from tests.strategies import WRITING
 
-NAMES = sorted(STRATEGIES)
+NAMES = WRITING
 REACTS = {"mcts", "early_exit", "first_finished"}
 """Strategies whose decisions depend on the arrival order, unless the job is ``deterministic``."""
 

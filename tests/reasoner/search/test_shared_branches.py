@@ -10,12 +10,12 @@ from engine.protocol.types import EngineUnavailable
 from reasoner.jobs.journal import MemoryJournal
 from reasoner.jobs.spec import JobSpec
 from reasoner.run import JobOutcome, run_job
-from reasoner.strategies.registry import STRATEGIES
 from tests.planned import Planned, PlannedEngine
 from tests.reasoner.budget.test_small_budgets import LENGTH, Paced
 from tests.scripted import ScriptedEngine
+from tests.strategies import WRITING
 
-NAMES = sorted(set(STRATEGIES) - {"greedy", "revise", "budget_forcing"})
+NAMES = sorted(set(WRITING) - {"greedy", "revise", "budget_forcing"})
 """Strategies that continue the same text several times; the others insert text in between."""
 
 

@@ -21,6 +21,7 @@ from reasoner.strategies.registry import STRATEGIES
 from tests.engine.client.test_openai_compatible import chunks, collect, piece, scripted
 from tests.engine.helpers import generate, score
 from tests.scripted import ScriptedEngine
+from tests.strategies import WRITING
 from workers.engines.tenant_isolation import TenantEngine, owner_salt
 from workers.execution.execute import execute
 from workers.store.jobs import JobStore
@@ -49,7 +50,7 @@ async def wake(store: JobStore, job_id: str, engine: EngineClient) -> dict[str, 
     return dict(await store.get(job_id))
 
 
-@pytest.mark.parametrize("strategy", sorted(STRATEGIES))
+@pytest.mark.parametrize("strategy", WRITING)
 async def test_every_engine_request_of_a_job_has_the_salt_of_its_owner(store: JobStore, strategy: str) -> None:
     for verifier in (PRM, JUDGE) if strategy != COMPARING_STRATEGY else (PAIRWISE,):
         engine = ScriptedEngine()
