@@ -21,7 +21,7 @@ from api.http.state import ServiceState
 from api.openai.chat import routes as chat_routes
 from api.openai.errors import OpenAIErrorMiddleware
 from api.openai.responses import routes as responses_routes
-from api.routes import batches, export, jobs, keys, pages, service
+from api.routes import batches, export, jobs, keys, pages, selections, service
 from engine.client.health import Health
 from engine.protocol.types import EngineClient
 from workers.broker.embedded import broker_url
@@ -85,6 +85,7 @@ def create_app(settings: Settings, engine: EngineClient | None = None) -> FastAP
     strict_query = [Depends(check_query_parameters)]
     app.include_router(export.router, dependencies=strict_query)  # before /v1/jobs/{job_id}, which matches it too
     app.include_router(jobs.router, dependencies=strict_query)
+    app.include_router(selections.router, dependencies=strict_query)
     app.include_router(batches.router, dependencies=strict_query)
     app.include_router(keys.router, dependencies=strict_query)
     app.include_router(chat_routes.router)

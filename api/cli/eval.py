@@ -20,6 +20,7 @@ from rich.table import Table
 from api.cli.console import count_progress, print_json, result_console
 from api.cli.job_options import parse_word_or_json
 from api.cli.options import AsJson, Model, expand_options, load_with
+from api.cli.select import evaluate_candidates
 from api.roles.private_service import run_private_engine
 from engine.protocol.types import EngineError
 from reasoner.admission.prompt import resolve_prompt
@@ -101,10 +102,15 @@ def _parse_counts(option: str, text: str) -> tuple[int, ...]:
 
 @expand_options
 def evaluate_suite(
-    suite: Annotated[
-        str, typer.Argument(help="countdown, words, a .jsonl file (GSM8K's or MATH's shape) or reasoning-gym:TASK.")
-    ],
     options: PlanOptions,
+    suite: Annotated[
+        str | None,
+        typer.Argument(help="countdown, words, a .jsonl file (GSM8K's or MATH's shape) or reasoning-gym:TASK."),
+    ] = None,
+    candidates: Annotated[
+        Path | None,
+        typer.Option(help="Instead of a suite: a file of questions with candidates and right answers, to choose from."),
+    ] = None,
     limit: Annotated[int, typer.Option(min=1, max=5000, help="Problems, at most.")] = 300,
     model: Model = None,
     temperature: Annotated[
@@ -138,6 +144,11 @@ def evaluate_suite(
         more.setdefault(scorer, "--verifier")
     settings = settings.with_model_files(more)
     verifier = verifier or settings.default_verifier(settings.model_name)
+    if (suite is None) == (candidates is None):
+        raise typer.BadParameter("give a suite, or --candidates FILE", param_hint="SUITE")
+    if suite is None:
+        assert candidates is not None
+        return evaluate_candidates(candidates, settings, verifier, more, limit, concurrency, out, as_json=as_json)
     plan = options.build(settings, verifier)
     try:
         opened = open_suite(suite, limit=limit)

@@ -17,9 +17,8 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from api.cli.console import print_json, result_console
-from api.cli.durations import parse_time
 from api.cli.job_options import EXTRA, JobOptions, Question, name_strategy
-from api.cli.options import Connection, PageSize, ServiceOptions, configured_url, expand_options
+from api.cli.options import Connection, PageSize, ServiceOptions, configured_url, expand_options, parse_time
 from api.cli.render import plain, print_job, print_tree, show_progress, watch_tree
 from api.roles.private_service import run_private_service
 from reasoner.client import Client, ServiceError
@@ -55,7 +54,7 @@ def solve(
     cancels the job.
     """
     spec = options.build_spec(problem, context.args)
-    with _open_service(service, options.model) as (client, model):
+    with open_service(service, options.model) as (client, model):
         job = client.submit(name_strategy(spec, client) | ({} if model is None else {"model": model}))
         try:
             show_progress(client, job, _progress)
@@ -79,7 +78,7 @@ def _cancel(client: Client, job_id: str) -> None:
 
 
 @contextlib.contextmanager
-def _open_service(service: Connection, model: str | None) -> Iterator[tuple[Client, str | None]]:
+def open_service(service: Connection, model: str | None) -> Iterator[tuple[Client, str | None]]:
     """Yield a client and the served name of the model.
 
     The service is the one at ``url``, else the one on the configured port, else a private one for the time of the
@@ -90,7 +89,7 @@ def _open_service(service: Connection, model: str | None) -> Iterator[tuple[Clie
         with service.connect() as client:
             yield client, model
         return
-    _progress.print("[dim]No service is running here: starting one for this question.[/dim]")
+    _progress.print("[dim]No service is running here: starting one for this command.[/dim]")
     if model is not None and not settings.engine_url:
         settings = load_settings(model=model)
         model = settings.model_name

@@ -13,8 +13,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from api.cli.console import print_json, result_console
-from api.cli.durations import parse_duration
-from api.cli.options import PageSize, ServiceOptions, expand_options
+from api.cli.options import PageSize, ServiceOptions, expand_options, parse_duration
 from reasoner.client import ServiceError
 from workers.broker.embedded import EmbeddedBroker, broker_url
 from workers.config.settings import load_settings

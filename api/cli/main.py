@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from api.cli import batch, bench, calibrate, demo, eval, jobs, keys, quantize
+from api.cli import batch, bench, calibrate, demo, eval, jobs, keys, quantize, select
 from api.cli import prm as cli_prm
 from api.cli.job_options import EXTRA
 from api.cli.options import Model, expand_options, load_with
@@ -24,6 +24,7 @@ from workers.processes.shutdown import interruptible
 
 app = typer.Typer(name="reasoner", no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False)
 app.command("solve", context_settings=EXTRA)(jobs.solve)
+app.command("select")(select.select)
 app.command("eval")(eval.evaluate_suite)
 app.command("calibrate")(calibrate.calibrate_suite)
 app.command("models")(jobs.list_models)

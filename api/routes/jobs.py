@@ -6,17 +6,17 @@ import contextlib
 import json
 import re
 from collections.abc import AsyncIterator
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 
 from api.http.pagination import After, Limit, Page, build_page, unknown_cursor
-from api.http.principal import AnyPrincipal, Reader, Writer
+from api.http.principal import AnyPrincipal, Principal, Reader, Writer
 from api.http.problems import Problem, ProblemDocument
 from api.http.request_parsing import IdempotencyKey, JsonRoute, read_idempotency
 from api.http.search_tree import Tree, build_tree
-from api.http.state import State
+from api.http.state import ServiceState, State
 from api.http.submission import submit_job
 from api.openai.streaming import EventStream
 from reasoner.jobs.event import MAX_SEQ, Event
@@ -34,6 +34,11 @@ _EVENT_ID = re.compile(r"[0-9]{1,18}")
 _JOB_ID = re.compile(r"job_[0-9a-f]{32}")
 _PREFER_WAIT = re.compile(r"(?:^|[,;\s])wait\s*=\s*\"?(\d{1,6})\"?(?=$|[,;\s])")
 
+Prefer = Annotated[str | None, Header(description="'wait=N' answers when the job has ended or after N seconds.")]
+ENDED: dict[int | str, dict[str, Any]] = {
+    200: {"model": Job, "description": "With 'Prefer: wait=N', when it has ended by then"}
+}
+"""Response of a submission that waited for the end."""
 Wait = Annotated[float, Query(ge=0, le=MAX_WAIT_SECONDS, description="Seconds to wait for the job to end.")]
 
 router = APIRouter(
@@ -63,23 +68,27 @@ async def check_job_id(
 JobId = Annotated[str, Depends(check_job_id)]
 
 
-@router.post(
-    "",
-    status_code=202,
-    response_model=Job,
-    responses={200: {"model": Job, "description": "With 'Prefer: wait=N', when it has ended by then"}},
-    summary="Submit a job",
-)
+@router.post("", status_code=202, response_model=Job, responses=ENDED, summary="Submit a job")
 async def submit(
     spec: JobSpec,
     request: Request,
     state: State,
     principal: Writer,
-    prefer: Annotated[
-        str | None, Header(description="'wait=N' answers when the job has ended or after N seconds.")
-    ] = None,
+    prefer: Prefer = None,
     idempotency_key: IdempotencyKey = None,
 ) -> Response:
+    return await submit_and_wait(spec, request, state, principal, prefer, idempotency_key)
+
+
+async def submit_and_wait(
+    spec: JobSpec,
+    request: Request,
+    state: ServiceState,
+    principal: Principal,
+    prefer: str | None,
+    idempotency_key: str | None,
+) -> Response:
+    """Submit a job and answer with it, after its end if the client prefers to wait for that."""
     idempotency = await read_idempotency(idempotency_key, request)
     job, is_new = await submit_job(spec, principal, state, idempotency=idempotency)
     headers = {"Location": f"/v1/jobs/{job['id']}"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any, Self, TypeVar
 
 import httpx
@@ -45,9 +45,19 @@ class AsyncClient:
         """Close all connections."""
         await self._http.aclose()
 
-    async def submit(self, spec: dict[str, Any]) -> Job:
-        """Submit a job: the fields of ``JobSpec``, at least ``problem`` or ``messages``."""
-        return await self._send(_calls.submit(spec))
+    async def submit(self, spec: dict[str, Any], *, idempotency_key: str | None = None) -> Job:
+        """Submit a job: the fields of ``JobSpec``, at least ``problem`` or ``messages``.
+
+        With an ``idempotency_key`` the same job, submitted again, is the one that exists already.
+        """
+        return await self._send(_calls.submit(spec, idempotency_key))
+
+    async def select(self, question: str, candidates: Sequence[Any], **fields: Any) -> Job:
+        """Submit a ranking of your own candidates, texts or conversations: a job whose result has a ``ranking``.
+
+        ``fields`` are those of ``POST /v1/select``, such as ``by`` and ``verifier``.
+        """
+        return await self._send(_calls.select(question, candidates, fields))
 
     async def get(self, job_id: str) -> Job:
         """Return a job as it is now."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 from urllib.parse import quote
@@ -59,8 +59,13 @@ def connection_options(url: str, key: str | None) -> dict[str, Any]:
     return {"base_url": url, "headers": headers, "timeout": timeout}
 
 
-def submit(spec: Json) -> Call[Job]:
-    return Call("POST", "/v1/jobs", _read_job, json=spec, headers=_idempotency_key())
+def submit(spec: Json, idempotency_key: str | None = None) -> Call[Job]:
+    return Call("POST", "/v1/jobs", _read_job, json=spec, headers=_idempotency_key(idempotency_key))
+
+
+def select(question: str, candidates: Sequence[Any], fields: Json) -> Call[Job]:
+    spec = {"problem": question, "candidates": list(candidates), **fields}
+    return Call("POST", "/v1/select", _read_job, json=spec, headers=_idempotency_key())
 
 
 def get(job_id: str) -> Call[Job]:
@@ -158,8 +163,8 @@ def _segment(text: str) -> str:
     return quote(text, safe="").replace(".", "%2E")
 
 
-def _idempotency_key() -> dict[str, str]:
-    return {"Idempotency-Key": uuid.uuid4().hex}
+def _idempotency_key(key: str | None = None) -> dict[str, str]:
+    return {"Idempotency-Key": key or uuid.uuid4().hex}
 
 
 def _without_none(**params: Any) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Self, TypeVar
 
 import httpx
@@ -45,9 +45,19 @@ class Client:
         """Close all connections."""
         self._http.close()
 
-    def submit(self, spec: dict[str, Any]) -> Job:
-        """Submit a job: the fields of ``JobSpec``, at least ``problem`` or ``messages``."""
-        return self._send(_calls.submit(spec))
+    def submit(self, spec: dict[str, Any], *, idempotency_key: str | None = None) -> Job:
+        """Submit a job: the fields of ``JobSpec``, at least ``problem`` or ``messages``.
+
+        With an ``idempotency_key`` the same job, submitted again, is the one that exists already.
+        """
+        return self._send(_calls.submit(spec, idempotency_key))
+
+    def select(self, question: str, candidates: Sequence[Any], **fields: Any) -> Job:
+        """Submit a ranking of your own candidates, texts or conversations: a job whose result has a ``ranking``.
+
+        ``fields`` are those of ``POST /v1/select``, such as ``by`` and ``verifier``.
+        """
+        return self._send(_calls.select(question, candidates, fields))
 
     def get(self, job_id: str) -> Job:
         """Return a job as it is now."""

@@ -115,6 +115,7 @@ class PoolSearch(Search):
         self.ledger = Ledger(pool.spec.budget)
         self.equivalence = equivalence
         self.root = Node(path=(), parent=None, prefix=pool.root.prefix)
+        self.roots, self._weights = [self.root], [1.0]
         self.tokens = 0
         self.thought_tokens = 0
         self.begun: list[Sample] = []

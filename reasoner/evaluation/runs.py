@@ -9,12 +9,15 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Generic, Self, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
+
+T = TypeVar("T")
 
 RUNS_FILE = "runs.jsonl"
 FORMAT = 3
@@ -73,20 +76,25 @@ _ITEM = TypeAdapter(FinishedItem)
 _HEADER = TypeAdapter(dict[str, Any])
 
 
-@dataclass(slots=True)
-class RunFile:
-    """The finished items of one evaluation, in memory and, with a folder, in its ``runs.jsonl``; a context manager."""
+@dataclass
+class ItemFile(Generic[T]):
+    """Finished items in memory and, with a folder, in a file of it; a context manager. Subclasses say which items."""
+
+    name: ClassVar[str]
+    adapter: ClassVar[TypeAdapter[Any]]
 
     header: Mapping[str, Any]
     folder: Path | None = None
-    items: list[FinishedItem] = field(default_factory=list)
+    items: list[T] = field(default_factory=list)
+    run: str = field(default_factory=lambda: uuid.uuid4().hex)
+    """Id of the file, by which the same run is known when it is resumed."""
     _file: Any = None
 
     def __enter__(self) -> Self:
         if self.folder is not None:
             self.folder.mkdir(parents=True, exist_ok=True)
             try:
-                self._open(self.folder / RUNS_FILE)
+                self._open(self.folder / self.name)
             except BaseException:
                 self.__exit__()
                 raise
@@ -96,15 +104,11 @@ class RunFile:
         if self._file is not None:
             self._file.close()
 
-    def add(self, item: FinishedItem) -> None:
+    def add(self, item: T) -> None:
         """Add an item; its line is written when this returns."""
         self.items.append(item)
         if self._file is not None:
-            self._file.write(_ITEM.dump_json(item) + b"\n")
-
-    def done(self) -> set[tuple[str, int, str]]:
-        """Return (stage, seed, problem) of every item."""
-        return {(item.stage, item.seed, item.problem) for item in self.items}
+            self._file.write(self.adapter.dump_json(item) + b"\n")
 
     def _open(self, path: Path) -> None:
         self._file = open(path, "a+b", buffering=0)  # noqa: SIM115 - closed by __exit__
@@ -118,20 +122,33 @@ class RunFile:
         if len(complete) < len(content):  # a crash truncated the last line
             self._file.truncate(len(complete))
             self._file.seek(0, os.SEEK_END)
-        header = json.dumps({"format": FORMAT, **self.header}, separators=(",", ":"))
+        header = {"format": FORMAT, **self.header}
         if not complete:
-            self._file.write(header.encode() + b"\n")
+            self._file.write(json.dumps(header | {"run": self.run}, separators=(",", ":")).encode() + b"\n")
             return
         for number, line in enumerate(complete.splitlines(), 1):
             try:
                 if number == 1:
-                    _check_header(path, _HEADER.validate_json(line), json.loads(header))
+                    stored = _HEADER.validate_json(line)
+                    self.run = stored.pop("run", self.run)
+                    _check_header(path, stored, json.loads(json.dumps(header)))
                 else:
-                    self.items.append(_ITEM.validate_json(line))
+                    self.items.append(self.adapter.validate_json(line))
             except ValidationError as error:
                 raise EvaluationMismatch(
                     f"{path}, line {number}: not a run ({error}); delete the file to start anew"
                 ) from None
+
+
+class RunFile(ItemFile[FinishedItem]):
+    """The finished items of one evaluation."""
+
+    name = RUNS_FILE
+    adapter = _ITEM
+
+    def done(self) -> set[tuple[str, int, str]]:
+        """Return (stage, seed, problem) of every item."""
+        return {(item.stage, item.seed, item.problem) for item in self.items}
 
 
 def read_items(path: Path) -> tuple[dict[str, Any], list[FinishedItem]]:

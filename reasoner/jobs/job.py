@@ -24,6 +24,7 @@ class RankedCandidate(StrictModel):
     """Its place in ``candidates``, from 0."""
     node: str
     answer: str | None
+    answer_level: AnswerLevel | None = None
     score: float | None = None
     """The verifier's score."""
     share: float | None = None

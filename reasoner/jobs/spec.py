@@ -132,6 +132,9 @@ def _check_conversation(value: list[Message]) -> list[Message]:
 Candidate = Text | Annotated[list[Message], Field(min_length=1, max_length=64), AfterValidator(_check_conversation)]
 
 
+Candidates = Annotated[list[Candidate], Field(min_length=1, max_length=MAX_N)]
+
+
 class PolicySpec(StrictModel):
     """One of several models that write a job's solutions."""
 
@@ -153,7 +156,7 @@ class JobSpec(StrictModel):
         description="Several models that write solutions, instead of 'model'. Defaults of the service are those of the "
         "first one, but each samples with its own parameters where the job leaves them open.",
     )
-    candidates: Annotated[list[Candidate], Field(min_length=1, max_length=MAX_N)] | None = Field(
+    candidates: Candidates | None = Field(
         None,
         description="The client's own solutions, texts or conversations that end in an answer. They are ranked, and "
         f"none is written: the strategy is {SELECTING_STRATEGY!r}.",

@@ -221,3 +221,37 @@ def test_wrong_usage_prints_one_clear_message_with_the_right_exit_status(
     assert message in re.sub(r"[│\s]+", " ", err)
     assert "Traceback" not in err
     assert out == ""
+
+
+def test_select_and_eval_rank_candidates_of_a_file_and_go_on_after_a_kill(home: Path) -> None:
+    lines = [
+        {
+            "question": f"What is {n} + {n}?",
+            "candidates": [f"\\boxed{{{m}}}" for m in (n, 2 * n, 2 * n)],
+            "answer": 2 * n,
+        }
+        for n in range(3, 203)
+    ]
+    file = home / "given.jsonl"
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    arguments = ("select", str(file), "--by", "majority", "--out", str(home / "out"), "--json")
+    rankings = home / "out" / "rankings.jsonl"
+    with started(*arguments, home=home) as process:
+        until(lambda: rankings.exists() and rankings.read_bytes().count(b"\n") > 20, "nothing was ranked")
+        process.kill()
+    before = rankings.read_bytes()
+    assert before.count(b"\n") < len(lines)
+    until(lambda: not processes_in(home / "out"), "the killed command is still there")
+    status, out, err = run(*arguments, home=home)
+    assert status == 0, err
+    assert rankings.read_bytes().startswith(before[: before.rfind(b"\n") + 1])
+    shown = {row["rule"]: row["right"] for row in json.loads(out)["accuracy"]}
+    assert shown == {"first": 0, "majority": 200, "ranked": 200, "oracle": 200}
+    status, out, err = run("eval", "--candidates", str(file), "--limit", "5", "--json", home=home)
+    assert status == 0, err
+    assert {row["rule"] for row in json.loads(out)["accuracy"]} == {
+        *("first", "majority", "weighted", "best", "ranked", "oracle")
+    }
+    file.write_text('{"question": "?"}\n')
+    status, _, err = run("select", str(file), home=home)
+    assert (status, "needs 'candidates'" in " ".join(err.split())) == (2, True)

@@ -62,6 +62,12 @@ async def same_mathematics(problem: Problem, answer: str, equal: Equivalence) ->
     return await equal.equal(canonicalize(answer), canonicalize(problem.answer))
 
 
+def read_gold(text: str) -> str:
+    """Return the right answer of a text: behind the mark at its end, as in GSM8K, or all of it."""
+    mark = _MARK.search(text)
+    return mark[1].replace(",", "") if mark else text.strip()
+
+
 def _parse_record(where: str, line: bytes) -> dict[str, Any]:
     try:
         record = json.loads(line)

@@ -9,12 +9,12 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Generator, Mapping, Sequence
-from typing import Literal
+
+from reasoner.jobs.selection import ScheduleName
 
 IndexPair = tuple[int, int]
 Results = Sequence[float]
 Schedule = Generator[list[IndexPair], Results, None]
-ScheduleName = Literal["knockout", "swiss", "pivot"]
 
 
 def run_knockout(count: int, rng: random.Random) -> Schedule:

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated, Any, Literal
-
-from pydantic import Field
+from typing import Any
 
 from reasoner.answers.votes import count_votes, group_equivalent
 from reasoner.jobs.job import RankedCandidate
+from reasoner.jobs.selection import By, Schedule, SelectionRule
 from reasoner.jobs.spec import SELECTING_STRATEGY
 from reasoner.search.candidates import select_candidates
 from reasoner.search.search import Search
 from reasoner.strategies.base import Choice, Params, Strategy, VerifierUse, choose_best_scored, elect
-from reasoner.strategies.merging.schedules import ScheduleName
 from reasoner.strategies.merging.tournament import hold_tournament
 from reasoner.tree import Node
 
-Rule = Literal["verifier", "majority", "weighted", "tournament"]
-_USES: Mapping[Rule | None, VerifierUse] = {
+_USES: Mapping[SelectionRule | None, VerifierUse] = {
     None: "optional",
     "majority": "none",
     "weighted": "scores",
@@ -29,16 +26,8 @@ _USES: Mapping[Rule | None, VerifierUse] = {
 
 
 class Select(Params):
-    by: Annotated[
-        Rule | None,
-        Field(
-            description="What ranks: the verifier's scores, the votes for each answer, votes weighted by scores, or a "
-            "tournament. By default the verifier, if there is one, else the votes."
-        ),
-    ] = None
-    schedule: Annotated[
-        ScheduleName, Field(description="Who meets whom in a tournament, as of the strategy tournament.")
-    ] = "swiss"
+    by: By = None
+    schedule: Schedule = "swiss"
 
 
 async def run(search: Search, params: Select) -> Choice:
@@ -86,7 +75,14 @@ def _rank_players(nodes: Sequence[Node], standings: Sequence[Mapping[str, Any]])
 
 
 def _describe(node: Node, **more: float | None) -> RankedCandidate:
-    return RankedCandidate(index=node.path[-1], node=node.id, answer=node.answer, score=node.score, **more)
+    return RankedCandidate(
+        index=node.path[-1],
+        node=node.id,
+        answer=node.answer,
+        answer_level=node.answer_level,
+        score=node.score,
+        **more,
+    )
 
 
 STRATEGY = Strategy(

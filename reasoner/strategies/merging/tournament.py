@@ -13,10 +13,11 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from reasoner.confidence.bradley_terry import Match, fit_strengths
+from reasoner.jobs.selection import ScheduleName
 from reasoner.jobs.spec import COMPARING_STRATEGY, MAX_N
 from reasoner.search.search import Search
 from reasoner.strategies.base import Choice, Params, Strategy
-from reasoner.strategies.merging.schedules import SCHEDULES, ScheduleName
+from reasoner.strategies.merging.schedules import SCHEDULES
 from reasoner.tree import Node
 
 

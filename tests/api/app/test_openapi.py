@@ -71,6 +71,7 @@ def test_every_example_belongs_to_an_existing_call() -> None:
 
 
 async def test_the_body_examples_are_accepted(client: httpx.AsyncClient) -> None:
-    for example in examples.BODIES["POST /v1/jobs"].values():
-        response = await client.post("/v1/jobs", json=example["value"])
-        assert response.status_code == 202, response.text
+    for path in ("/v1/jobs", "/v1/select"):
+        for example in examples.BODIES[f"POST {path}"].values():
+            response = await client.post(path, json=example["value"])
+            assert response.status_code == 202, response.text

@@ -95,7 +95,7 @@ def test_interrupting_solve_cancels_its_job(monkeypatch: pytest.MonkeyPatch, gon
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli_jobs, "_open_service", lambda *_: nullcontext((FakeClient(), None)))
+    monkeypatch.setattr(cli_jobs, "open_service", lambda *_: nullcontext((FakeClient(), None)))
     monkeypatch.setattr(cli_jobs, "show_progress", interrupted)
     result = CliRunner().invoke(app, ["solve", "?"])
     assert cancelled == ["job_1"]
@@ -314,7 +314,7 @@ def test_the_list_of_jobs_shortens_questions_except_as_json(monkeypatch: pytest.
 def test_an_export_begins_days_ago_at_a_date_or_at_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
     listing = Listing()
     monkeypatch.setattr(Connection, "connect", lambda _: listing)
-    monkeypatch.setattr("api.cli.durations.time", SimpleNamespace(time=lambda: 1_000_000.0))
+    monkeypatch.setattr("api.cli.options.time", SimpleNamespace(time=lambda: 1_000_000.0))
     day = datetime(2026, 1, 31).timestamp()
     cases = {
         "2d": 1_000_000.0 - 2 * 86_400,
