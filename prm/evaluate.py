@@ -22,7 +22,7 @@ from prm.records import read_records
 NO_ERROR = -1
 
 Scores = tuple[float | None, ...]
-"""Scores of a solution's steps; ``None`` for blank steps, which are never predicted."""
+"""Scores of a solution's steps; ``None`` for blank steps and those without a verdict, which are never predicted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class ProcessBenchCase:
     label: int
 
 
-Score = Callable[[ProcessBenchCase, tuple[str, ...]], Awaitable[Sequence[float]]]
+Score = Callable[[ProcessBenchCase, tuple[str, ...]], Awaitable[Sequence[float | None]]]
 """Function that returns the scores of a case's non-blank steps."""
 
 

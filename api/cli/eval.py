@@ -61,6 +61,9 @@ class PlanOptions:
     against: Annotated[
         list[str] | None, typer.Option(help="A larger model, run greedily and compared at equal FLOPs. Repeatable.")
     ] = None
+    mixed: Annotated[
+        list[str] | None, typer.Option("--with", help="A further model to sample from, in the same search. Repeatable.")
+    ] = None
     verifier: Annotated[
         str | None,
         typer.Option(help="Verifier: its kind, or the field of a job as JSON; default: the model's own."),
@@ -73,11 +76,11 @@ class PlanOptions:
         live_counts = counts if self.live_n is None else _parse_counts("--live-n", self.live_n)
         try:
             cases = parse_cases(self.strategy, has_verifier=has_verifier)
-            pooled, live = split_pooled_and_live(cases)
+            pooled, live = split_pooled_and_live(cases, has_several_models=bool(self.mixed))
         except ValueError as error:
             raise typer.BadParameter(str(error), param_hint="--strategy") from None
-        names = tuple(served_name(value) for value in self.against or ())
-        return EvaluationPlan(settings.model_name, pooled, live, counts, live_counts, self.seeds, names)
+        against, mixed = (tuple(served_name(value) for value in given or ()) for given in (self.against, self.mixed))
+        return EvaluationPlan(settings.model_name, pooled, live, counts, live_counts, self.seeds, against, mixed)
 
     def parse_verifier(self) -> VerifierSpec | None:
         """Return the verifier, ``None`` for the model's own. Raises ``typer.BadParameter``."""
@@ -138,7 +141,7 @@ def evaluate_suite(
     console = Console(stderr=True)
     settings = load_with(model=model)
     verifier = options.parse_verifier()
-    more = dict.fromkeys(options.against or (), "--against")
+    more = dict.fromkeys(options.against or (), "--against") | dict.fromkeys(options.mixed or (), "--with")
     scorer = getattr(verifier, "model", None)
     if scorer is not None and scorer not in settings.local_models():
         more.setdefault(scorer, "--verifier")

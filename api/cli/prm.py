@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
 import typer
@@ -17,22 +18,24 @@ from api.cli.known_answers import LabelledProblems
 from api.cli.options import AsJson, load_with
 from api.roles.compute_process import compute
 from api.roles.private_service import run_private_engine
-from engine.protocol.types import EngineClient, EngineError, InvalidRequest
-from prm.evaluate import ProcessBenchCase, Result, Scores, evaluate, fit_threshold, read_cases, score_cases
+from engine.protocol.types import EngineClient, EngineError, InvalidRequest, ModelInfo
+from prm.evaluate import ProcessBenchCase, Result, Score, Scores, evaluate, fit_threshold, read_cases, score_cases
 from prm.formats.registry import FORMATS
 from prm.records import BadRecord
 from prm.rollouts.rollouts import RolloutPlan, RolloutStats, roll_out
 from prm.scorers.steps import StepChain, StepScorer
+from prm.scorers.written_steps import WrittenStepScorer
 from reasoner.admission.prompt import resolve_prompt
 from reasoner.jobs.spec import JobSpec
 from workers.config.settings import Settings
-from workers.config.types import require_model_folder
+from workers.config.types import require_model_folder, served_name
 from workers.engines.connect import connect
 from workers.processes import shutdown
 
 prm = typer.Typer(help="Make a process reward model, and measure one.", no_args_is_help=True)
 
 _DEVICE = "cpu or cuda."
+_MAX_CRITIQUE_TOKENS = 2048
 _SAVE_SECONDS = 60.0
 """Seconds for a training process to write its checkpoint after Ctrl-C."""
 
@@ -189,6 +192,10 @@ def evaluate_file(
     form: Annotated[
         str | None, typer.Option("--format", help="Format of a public PRM, if its config.json does not show it.")
     ] = None,
+    generative: Annotated[
+        str | None, typer.Option(help="Instead of a PRM: a language model that writes a critique before its verdict.")
+    ] = None,
+    votes: Annotated[int, typer.Option(min=1, max=64, help="Critiques of each step, whose verdicts are averaged.")] = 1,
     threshold: Annotated[
         float | None, typer.Option(min=0, max=1, help="Steps that score below it count as wrong; default 0.5.")
     ] = None,
@@ -211,9 +218,11 @@ def evaluate_file(
         with _report_bad_records("--fit"):
             fitted = read_cases(fit)
     settings = load_with(prm=model, prm_format=form, engine_device=device)
-    name = settings.require_prm("reasoner prm evaluate")
-    with _engine(settings, console) as engine:
-        scores = shutdown.run(_score([*fitted, *cases], engine, name, concurrency, console))
+    name = settings.require_prm("reasoner prm evaluate") if generative is None else served_name(generative)
+    more = {} if generative is None else {generative: "--generative"}
+    with _engine(settings, console, more) as engine:
+        written = None if generative is None else votes
+        scores = shutdown.run(_score([*fitted, *cases], engine, name, written, concurrency, console))
     if fitted:
         try:
             threshold = fit_threshold(fitted, scores[: len(fitted)])
@@ -222,7 +231,7 @@ def evaluate_file(
     result = evaluate(cases, scores[len(fitted) :], 0.5 if threshold is None else threshold)
     fitted_on = None if fit is None else str(fit)
     if as_json:
-        document = {"file": str(file), "prm": settings.verifier, "fitted_on": fitted_on}
+        document = {"file": str(file), "prm": generative or settings.verifier, "fitted_on": fitted_on}
         print_json(document | asdict(result))
     else:
         _print_result(result, fitted_on)
@@ -246,21 +255,25 @@ async def _roll_out(
 
 
 async def _score(
-    cases: list[ProcessBenchCase], engine: EngineClient, name: str, concurrency: int, console: Console
+    cases: list[ProcessBenchCase],
+    engine: EngineClient,
+    name: str,
+    votes: int | None,
+    concurrency: int,
+    console: Console,
 ) -> list[Scores]:
+    """Score the cases' steps by a PRM, or with ``votes`` by a model that writes critiques."""
     try:
-        scorer = await _find_scorer(engine, name)
+        info = await _find_model(engine, name)
+        score_case = _score_by_prm(engine, info) if votes is None else await _score_by_critiques(engine, info, votes)
         with count_progress(console) as progress:
             task = progress.add_task("cases", total=len(cases))
 
-            async def score(case: ProcessBenchCase, steps: tuple[str, ...]) -> tuple[float, ...]:
-                prompt = await scorer.encode_question([{"role": "user", "content": case.problem}])
+            async def score(case: ProcessBenchCase, steps: tuple[str, ...]) -> Sequence[float | None]:
                 try:
-                    [scored] = await scorer.score(prompt, [StepChain(steps)])
+                    return await score_case(case, steps)
                 except InvalidRequest as error:
                     raise InvalidRequest(f"case {case.id}: {error}", error.field) from None
-                assert scored.scores is not None  # no bound was given
-                return scored.scores
 
             return await score_cases(
                 cases, score, concurrency=concurrency, on_progress=lambda: progress.update(task, advance=1)
@@ -269,18 +282,41 @@ async def _score(
         await engine.close()
 
 
-async def _find_scorer(engine: EngineClient, name: str) -> StepScorer:
+def _score_by_prm(engine: EngineClient, info: ModelInfo) -> Score:
+    scorer = StepScorer(engine, info)
+
+    async def score(case: ProcessBenchCase, steps: tuple[str, ...]) -> Sequence[float | None]:
+        prompt = await scorer.encode_question([{"role": "user", "content": case.problem}])
+        [scored] = await scorer.score(prompt, [StepChain(steps)])
+        assert scored.scores is not None  # no bound was given
+        return scored.scores
+
+    return score
+
+
+async def _score_by_critiques(engine: EngineClient, info: ModelInfo, votes: int) -> Score:
+    scorer = await WrittenStepScorer.open(engine, info, votes, _MAX_CRITIQUE_TOKENS)
+
+    async def score(case: ProcessBenchCase, steps: tuple[str, ...]) -> Sequence[float | None]:
+        return await scorer.score(case.problem, steps)
+
+    return score
+
+
+async def _find_model(engine: EngineClient, name: str) -> ModelInfo:
     for info in await engine.models():
         if info.id == name:
-            return StepScorer(engine, info)
+            return info
     raise EngineError(f"the engine does not serve {name!r}")
 
 
 @contextmanager
-def _engine(settings: Settings, console: Console) -> Iterator[EngineClient]:
+def _engine(
+    settings: Settings, console: Console, more: Mapping[str, str] = MappingProxyType({})
+) -> Iterator[EngineClient]:
     """Yield the configured engine, or a private one. Its errors and Ctrl-C end the command with a message."""
     try:
-        with exit_on_error(console, EngineError), run_private_engine(settings, console) as urls:
+        with exit_on_error(console, EngineError), run_private_engine(settings, console, more) as urls:
             yield connect(settings, urls)
     except KeyboardInterrupt:
         console.print("reasoner: stopped; the same command continues from what is written")

@@ -19,7 +19,7 @@ from reasoner.answers.equivalence import Equivalence
 from reasoner.base_model import VerifierSpec
 from reasoner.confidence.calibration import Calibration
 from reasoner.evaluation.leaseless_engine import LeaselessEngine
-from reasoner.evaluation.plan import BEST_OF_N, DEEPCONF, MAJORITY, EvaluationPlan, Stage, StrategyCase
+from reasoner.evaluation.plan import BEST_OF_N, DEEPCONF, GREEDY, MAJORITY, EvaluationPlan, Stage, StrategyCase
 from reasoner.evaluation.pool import SamplePool, decide
 from reasoner.evaluation.runs import FinishedItem, Run, RunFile
 from reasoner.evaluation.suites.problem import Problem
@@ -73,7 +73,7 @@ class EvaluationContext:
         compares = verifier is not None and verifier.compares
         needed = any(strategy.needs_comparisons if compares else strategy.needs_verifier for strategy in strategies)
         scorer = getattr(verifier, "model", None)
-        for name in (plan.model, *plan.against, *([scorer] if needed and scorer is not None else [])):
+        for name in (plan.model, *plan.against, *plan.mixed, *([scorer] if needed and scorer is not None else [])):
             if name not in models:
                 raise InvalidRequest(f"model {name!r} is not served; served are {', '.join(models)}", "model")
         is_served = scorer is None or scorer in models
@@ -169,12 +169,16 @@ async def _live(setting: EvaluationContext, stage: Stage, problem: Problem, jour
     answers = [
         entry.data["answer"]
         for entry in journal.entries
-        if entry.type == "node" and entry.data["final"] and entry.data["reason"] != "step"
+        if entry.type == "node" and entry.data["final"] and entry.data["reason"] not in ("step", "said")
     ]
     usage, answer = outcome.usage, outcome.result.answer
     correct, level = await setting.check(problem, answer), outcome.result.answer_level
     verifier_parameters = setting.count_verifier_parameters(stage.case.name)
-    policy_flops = 2.0 * setting.models[stage.model].parameters * (usage.prompt - usage.cached + usage.generated)
+    bills = {stage.model: usage} if not setting.plan.mixed else outcome.result.usage_by_model
+    policy_flops = sum(
+        2.0 * setting.models[name].parameters * (bill.prompt - bill.cached + bill.generated)
+        for name, bill in bills.items()
+    )
     return [
         Run(
             model=stage.model,
@@ -219,11 +223,13 @@ async def _pool(setting: EvaluationContext, stage: Stage, problem: Problem, jour
 
 
 def _spec(setting: EvaluationContext, stage: Stage, problem: Problem, case: StrategyCase) -> JobSpec:
+    models = (stage.model, *(setting.plan.mixed if case.name != GREEDY else ()))
     noise = blake2b(f"{stage.seed}/{problem.id}".encode(), digest_size=8)
     spec = JobSpec.model_validate(
         {
             "messages": problem.to_messages(),
             "model": stage.model,
+            "models": [{"model": name} for name in models] if len(models) > 1 else None,
             "strategy": case.to_spec(stage.n),
             "verifier": setting.choose_verifier(case.name),
             "sampling": setting.sampling,

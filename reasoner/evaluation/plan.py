@@ -73,6 +73,8 @@ class EvaluationPlan:
     live_ns: tuple[int, ...]
     seeds: int = 1
     against: tuple[str, ...] = ()
+    mixed: tuple[str, ...] = ()
+    """Further models from which strategies sample besides ``model``."""
 
     def stages(self) -> list[Stage]:
         """Return the stages in order of execution. Greedy decoding is deterministic, so one seed suffices."""
@@ -94,6 +96,7 @@ class EvaluationPlan:
             "n": list(self.ns),
             "live_n": list(self.live_ns),
             "against": list(self.against),
+            **({"with": list(self.mixed)} if self.mixed else {}),
         }
 
     def grid(self) -> list[int]:
@@ -150,8 +153,19 @@ def _case(item: str) -> StrategyCase:
     return StrategyCase(item, name, tuple(params.items()), confidence)
 
 
-def split_pooled_and_live(cases: Sequence[StrategyCase]) -> tuple[tuple[StrategyCase, ...], tuple[StrategyCase, ...]]:
-    """Return the cases that decide on a pool of samples, and those that run live."""
+def split_pooled_and_live(
+    cases: Sequence[StrategyCase], *, has_several_models: bool = False
+) -> tuple[tuple[StrategyCase, ...], tuple[StrategyCase, ...]]:
+    """Return the cases that decide on a pool of samples, and those that run live. A pool is of one model.
+
+    Raises ``ValueError`` for a strategy that cannot sample from several models.
+    """
+    if has_several_models:
+        able = [name for name, strategy in STRATEGIES.items() if strategy.samples_several]
+        for case in cases:
+            if case.name not in able:
+                raise ValueError(f"strategy {case.name!r} samples from one model: use one of {', '.join(able)}")
+        return (), tuple(cases)
 
     def decides_on_samples(case: StrategyCase) -> bool:
         params = dict(case.params)

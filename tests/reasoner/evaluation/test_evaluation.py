@@ -30,6 +30,7 @@ from reasoner.search.search import Search
 from reasoner.strategies.base import Choice, Params, Strategy
 from reasoner.strategies.registry import STRATEGIES
 from reasoner.tree import Node
+from tests.reasoner.search.test_policies import Two
 from tests.scripted import CONTEXT, ScriptedEngine
 from tests.strategies import WRITING
 
@@ -358,3 +359,15 @@ async def test_a_verifier_without_a_model_of_its_own_is_billed_as_the_model_that
     own = await EvaluationContext.of(SUITE, plan("best_of_n", 2), ScriptedEngine(), JudgeVerifier(), Sampling(), 1)
     assert named.count_verifier_parameters("best_of_n") == named.models["prm"].parameters
     assert own.count_verifier_parameters("best_of_n") == own.models["policy"].parameters
+
+
+async def test_strategies_sample_from_several_models_live_and_are_billed_by_the_size_of_each() -> None:
+    pooled, live = split_pooled_and_live(parse_cases("best_of_n,ab_mcts"), has_several_models=True)
+    wanted = EvaluationPlan("policy", pooled, live, (4,), (4,), mixed=("other",))
+    runs = await measured(wanted, Two(1))
+    assert {run.strategy for run in runs} == {"best_of_n", "ab_mcts"}
+    assert all(run.flops > 0 and run.tokens > 0 for run in runs)
+    with pytest.raises(ValueError, match="'beam' samples from one model: use one of .*ab_mcts"):
+        split_pooled_and_live(parse_cases("beam"), has_several_models=True)
+    with pytest.raises(InvalidRequest, match="'gone' is not served"):
+        await measured(EvaluationPlan("policy", (), live, (4,), (4,), mixed=("gone",)), Two(1))
