@@ -41,12 +41,13 @@ class Progress:
     def add(self, event: Event) -> None:
         data: dict[str, Any] = event.data
         if event.type == "node":
-            self.generated_tokens += data["tokens"]
+            self.generated_tokens += 0 if data.get("given") else data["tokens"]
             self.num_branches += bool(data["final"])
             self.num_answers += data["answer"] is not None
-        elif event.type == "score":
+        elif event.type in ("score", "compare"):
             self.verifier_tokens += data["computed"]
-            self.best_score = max(self.best_score or 0.0, data["score"])
+            if event.type == "score" and data["score"] is not None:
+                self.best_score = max(self.best_score or 0.0, data["score"])
         elif event.type == "prune":
             self.num_pruned += len(data["nodes"])
         elif event.type in ("job.started", "job.resumed"):
@@ -104,6 +105,8 @@ def print_job(console: Console, job: Job, *, show_thought: bool = False) -> None
         console.print(Text(f"  ended by    {result.finish_reason}"))
         if show_thought and result.thought:
             console.print(Text(f"  thought     {plain(result.thought)}", style="dim"))
+        for name, bill in result.usage_by_model.items():
+            console.print(Text(f"  {name:<11} {bill.total} tokens, {bill.flops:.3g} FLOPs, cost {bill.cost:.6g}"))
         if result.answer is None and result.text:
             console.print(Text(f"  best text   {plain(result.text).strip()}"))
     thought = f" ({usage.thought} in thoughts)" if usage.thought else ""
@@ -160,6 +163,8 @@ def _label(node: dict[str, Any], is_chosen: bool, is_frontier: bool) -> Text:
     score = node["score"]
     thoughts = [part for part in node.get("parts", ()) if part["kind"] == "thought"]
     shown = node["text"][sum(part["chars"] for part in thoughts) :]
+    if node.get("model"):
+        shown = f"[{node['model']}] {shown}"
     text = plain(" | ".join(part.strip() for part in shown.split("\n") if part.strip()))
     if thoughts:
         generated = sum(part["tokens"] for part in thoughts if part["origin"] == "generated")

@@ -26,6 +26,7 @@ export class Snapshot {
     const { type, data } = event;
     if (type === "node") this.#grow(data);
     else if (type === "score") this.#score(data);
+    else if (type === "compare") this.#compare(data);
     else if (type === "prune") for (const id of data.nodes) this.nodes.get(id).state = "pruned";
     else if (type === "select") this.best = data.node;
     else if (type === "job.started" || type === "job.resumed") {
@@ -60,6 +61,7 @@ export class Snapshot {
       node = {
         id: data.node, parent: data.parent, text: "", tokens: 0, logprob: 0, scores: [], score: null,
         state: "live", reason: null, answer: null, answer_level: null, children: 0, fresh: data.fresh ?? false, undone: data.undone ?? 0, parts: [],
+        given: data.given ?? false, model: data.model ?? null, verdicts: [], matches: [],
       };
       this.nodes.set(node.id, node);
       const parent = this.nodes.get(node.parent);
@@ -80,6 +82,12 @@ export class Snapshot {
     const node = this.nodes.get(data.node);
     node.scores = node.scores.concat(data.scores);
     node.score = data.score;
+    node.verdicts = (data.verdicts ?? []).flat();
+  }
+
+  #compare({ nodes: [first, second], score, verdicts = [] }) {
+    this.nodes.get(first).matches.push({ other: second, score, verdicts });
+    this.nodes.get(second).matches.push({ other: first, score: score === null ? null : 1 - score, verdicts });
   }
 }
 

@@ -15,7 +15,10 @@ export function drawStep(box, moment, id, onPick) {
     return;
   }
   const ancestors = moment.ancestors(id);
-  fill(box, crumbs(node, onPick), head(node, moment), text(ancestors, node, onPick), continuations(node, moment, onPick));
+  fill(
+    box, crumbs(node, onPick), head(node, moment), text(ancestors, node, onPick),
+    critiques(node), matches(node, onPick), continuations(node, moment, onPick),
+  );
 }
 
 function crumbs(node, onPick) {
@@ -30,7 +33,7 @@ function crumbs(node, onPick) {
 
 function head(node, moment) {
   const known = node.score !== null;
-  const mean = node.tokens ? Math.exp(node.logprob / node.tokens) : null;
+  const mean = node.tokens && !node.given ? Math.exp(node.logprob / node.tokens) : null;
   const state = moment.onFrontier(node) ? "frontier" : node.state;
   const why = moment.onBestPath(node.id) && node.id === moment.best ? "the chosen solution" : (REASON[node.state] ?? node.state);
   return el(
@@ -40,6 +43,7 @@ function head(node, moment) {
       "dl", {},
       el("div", {}, el("dt", {}, "state"), el("dd", { class: "state", "data-state": state }, why)),
       el("div", {}, el("dt", {}, "tokens"), el("dd", {}, whole(node.tokens))),
+      node.model === null ? null : el("div", {}, el("dt", {}, "model"), el("dd", {}, node.model)),
       mean === null ? null : el("div", {}, el("dt", {}, "mean probability"), el("dd", {}, mean.toFixed(2))),
       node.answer === null ? null : el("div", { class: "says" }, el("dt", {}, node.answer_level === "flexible" ? "last number or letter" : "answer"), el("dd", {}, node.answer)),
     ),
@@ -81,6 +85,39 @@ function thoughtRow(node, thought, tokens, closed, isSelected) {
   );
   if (isSelected) row.dataset.first = "";
   return row;
+}
+
+/** Returns the critiques that a verifier wrote before its verdicts, each folded under its own vote. */
+function critiques(node) {
+  if (!node.verdicts.length) return null;
+  return el("section", { class: "solution critiques" }, el("h3", {}, "Critiques"), node.verdicts.flatMap(votesOf));
+}
+
+function votesOf({ critiques, votes }) {
+  return critiques.map((critique, index) =>
+    el(
+      "details", {},
+      el("summary", {}, votes[index] === null ? "no verdict" : `vote ${score(votes[index])}`),
+      el("p", {}, critique || "(nothing)"),
+    ),
+  );
+}
+
+/** Returns the comparisons with other solutions, and what was written about each. */
+function matches(node, onPick) {
+  if (!node.matches.length) return null;
+  const rows = node.matches.slice(0, MOST_SHOWN).map(({ other, score: won, verdicts }) =>
+    el(
+      "li", {},
+      el(
+        "button", { type: "button", click: () => onPick(other) },
+        el("span", { class: won === null ? "chip none" : "chip", style: { "--s": won ?? 0 } }, score(won)),
+        el("span", { class: "words" }, `against ${other}${won === null ? ": no verdict" : ""}`),
+      ),
+      el("div", { class: "solution" }, verdicts.flatMap(votesOf)),
+    ),
+  );
+  return el("section", { class: "below" }, el("h3", {}, rows.length === 1 ? "One match" : `${node.matches.length} matches`), el("ol", {}, rows));
 }
 
 /** Returns the score and the beginning of the text of a step. */

@@ -38,6 +38,7 @@ export function drawAnswer(box, job, moment, onPick) {
 /** Draws the votes: those of the job once it has ended, before that counts of identical answers. */
 export function drawVotes(box, job, moment, onPick) {
   const ended = TERMINAL.has(moment.status) && moment.seq === job.last_seq;
+  if (ended && job.result?.ranking?.length) return drawRanking(box, job.result.ranking, onPick);
   const stated = [...moment.nodes.values()].filter((node) => node.answer !== null);
   const strict = stated.filter((node) => node.answer_level === "strict");
   const candidates = strict.length ? strict : stated; // as in the search's own votes
@@ -66,6 +67,24 @@ export function drawVotes(box, job, moment, onPick) {
     rows.length ? el("ol", {}, rows) : el("p", { class: "facts" }, ended ? "none" : "none yet"),
     rest > 0 ? el("p", { class: "facts" }, `and ${whole(rest)} more`) : null,
   );
+}
+
+/** Draws the ranking of the client's own candidates. */
+function drawRanking(box, ranking, onPick) {
+  const told = ({ score: own, share, best }) => score(best ?? share ?? own);
+  const rows = ranking.slice(0, MOST_VOTES).map((item, index) =>
+    el(
+      "li", {},
+      el(
+        "button", { type: "button", class: index === 0 ? "first" : "", click: () => onPick(item.node) },
+        el("span", { class: "said" }, `${item.index}: ${line(item.answer ?? "(no answer)", 56)}`),
+        el("span", { class: "count" }, told(item)),
+        el("i", { "aria-hidden": "true", style: { "--share": item.best ?? item.share ?? item.score ?? 0 } }),
+      ),
+    ),
+  );
+  const rest = ranking.length - rows.length;
+  fill(box, el("h3", {}, "Ranking"), el("ol", {}, rows), rest > 0 ? el("p", { class: "facts" }, `and ${whole(rest)} more`) : null);
 }
 
 function tally(candidates) {

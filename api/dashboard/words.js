@@ -71,6 +71,8 @@ export function event({ type, data }) {
       return `${data.node} ${data.part ? "continues" : "arrives"}: ${whole(data.tokens)} tokens${data.final ? `, ${data.reason}` : ""}`;
     case "score":
       return `${data.node} scores ${score(data.score)}`;
+    case "compare":
+      return `${data.nodes[0]} against ${data.nodes[1]}: ${data.score === null ? "no verdict" : score(data.score)}`;
     case "prune":
       return data.nodes.length === 1 ? `prunes ${data.nodes[0]}` : `prunes ${data.nodes.length} branches`;
     case "select":

@@ -20,6 +20,23 @@ class TreePart(BaseModel):
     tokens: int
 
 
+class TreeVerdict(BaseModel):
+    """A verdict that a model wrote: the mean score of its votes (null: no vote), and what it wrote before each."""
+
+    score: float | None
+    votes: list[float | None]
+    critiques: list[str]
+
+
+class TreeMatch(BaseModel):
+    """A comparison of two branches. ``score`` is the probability that the first is better; null: no verdict."""
+
+    nodes: tuple[str, str]
+    score: float | None
+    verdicts: list[TreeVerdict] = []
+    """Those in the order of ``nodes``, then those in the other one."""
+
+
 class TreeNode(BaseModel):
     """A branch. ``state`` is ``live`` while it is generated, then why it ended, or ``pruned``."""
 
@@ -36,6 +53,10 @@ class TreeNode(BaseModel):
     reason: str | None = None
     parts: list[TreePart] = []
     """Thought and answer in its text, one after the other; empty if the model's thoughts are not known."""
+    model: str | None = None
+    """Model that wrote it, in a job with several."""
+    verdicts: list[TreeVerdict] = []
+    """What the verifier wrote about it, if it writes."""
     answer: str | None = None
     answer_level: AnswerLevel | None = None
     """``strict``: the solution states the answer; ``flexible``: it is its last number or choice letter."""
@@ -47,6 +68,8 @@ class Tree(BaseModel):
 
     job: str
     nodes: list[TreeNode]
+    matches: list[TreeMatch] = []
+    """Comparisons of two branches, in their order."""
     best: str | None = None
 
 
@@ -55,6 +78,7 @@ class TreeBuilder:
 
     def __init__(self) -> None:
         self._nodes: dict[str, TreeNode] = {}
+        self._matches: list[TreeMatch] = []
         self._best: str | None = None
 
     def add(self, event: Event) -> None:
@@ -64,6 +88,7 @@ class TreeBuilder:
                 node = nodes.setdefault(data["node"], TreeNode(id=data["node"], parent=data["parent"]))
                 node.text += data["text"]  # a branch may arrive in segments
                 node.tokens += data["tokens"]
+                node.model = data.get("model")
                 node.logprob += data["logprob"]
                 node.parts = [
                     TreePart(kind=part.kind, origin=part.origin, chars=part.num_chars, tokens=part.num_tokens)
@@ -75,6 +100,11 @@ class TreeBuilder:
             case "score":
                 nodes[data["node"]].scores += data["scores"]
                 nodes[data["node"]].score = data["score"]
+                steps = data.get("verdicts", ())
+                nodes[data["node"]].verdicts = [TreeVerdict(**verdict) for step in steps for verdict in step]
+            case "compare":
+                verdicts = [TreeVerdict(**verdict) for verdict in data.get("verdicts", ())]
+                self._matches.append(TreeMatch(nodes=data["nodes"], score=data["score"], verdicts=verdicts))
             case "prune":
                 for pruned in data["nodes"]:
                     nodes[pruned].state = "pruned"
@@ -85,7 +115,7 @@ class TreeBuilder:
 
     def build(self, job_id: str) -> Tree:
         """Return the tree so far."""
-        return Tree(job=job_id, nodes=list(self._nodes.values()), best=self._best)
+        return Tree(job=job_id, nodes=list(self._nodes.values()), matches=self._matches, best=self._best)
 
 
 def build_tree(job_id: str, events: Iterable[Event]) -> Tree:

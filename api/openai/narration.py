@@ -90,12 +90,21 @@ class Narration:
                 yield "Resumed."
             case "node":
                 yield from self._describe_node(data)
-            case "score" if data["node"] in self._class_of:
+            case "score" if data["node"] in self._class_of and data["score"] is not None:
                 answers = self._class_of[data["node"]]
                 answers.score = max(answers.score, data["score"])
                 yield from self._describe_new_leader()
             case "prune" if not self._is_concise:
                 yield f"Pruned: {', '.join(data['nodes'])}."
+            case "compare" if not self._is_concise:
+                first, second = data["nodes"]
+                verdict = "no verdict" if data["score"] is None else f"{data['score']:.2f} for {first}"
+                yield f"Compared {first} with {second}: {verdict}."
+            case "decision" if data.get("players"):
+                best = data["players"][0]
+                yield f"Strongest of {len(data['players'])}: {best['node']}, with probability {best['best']:.2g}."
+            case "decision" if not self._is_concise and "shown" in data:
+                yield f"Reading {len(data['shown'])} solutions: {', '.join(data['shown'])}."
             case "decision" if not self._is_concise and "stages" in data:
                 yield f"After a probe: {', then '.join(str(stage['name']) for stage in data['stages']) or 'stop'}."
         status = event.type.removeprefix("job.")
@@ -105,7 +114,7 @@ class Narration:
 
     def _describe_node(self, data: dict[str, Any]) -> Iterator[str]:
         node: str = data["node"]
-        self._num_tokens[node] += data["tokens"]
+        self._num_tokens[node] += 0 if data.get("given") else data["tokens"]
         if "thought" in data:
             own = (part for part in read_parts(data) if (part.kind, part.origin) == ("thought", "generated"))
             self._num_thought[node] = sum(part.num_tokens for part in own)

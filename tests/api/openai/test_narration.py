@@ -209,3 +209,25 @@ async def _never() -> Any:
 def test_stored_events_give_the_same_narration() -> None:
     stored = [Event.model_validate(json.loads(json.dumps(event.model_dump()))) for event in a_vote()]
     assert told(stored) == told(a_vote())
+
+
+def test_comparisons_standings_and_scores_without_a_verdict_are_told() -> None:
+    write = Journal()
+    players = [
+        {"node": "1", "strength": 0.7, "best": 0.85},
+        {"node": "0", "strength": -0.7, "best": 0.15},
+    ]
+    text = told(
+        [
+            write.node("0", answer="4"),
+            write.node("1", answer="5"),
+            write.event("score", node="0", scores=[], score=None, computed=1, cached=0),
+            write.event("compare", nodes=["0", "1"], score=0.25, computed=9, cached=0),
+            write.event("compare", nodes=["1", "0"], score=None, computed=9, cached=0),
+            write.event("decision", matches=2, without_verdict=1, players=players),
+            write.event("decision", shown=["0", "1"]),
+        ]
+    )
+    assert "Compared 0 with 1: 0.25 for 0.\nCompared 1 with 0: no verdict.\n" in text
+    assert "Strongest of 2: 1, with probability 0.85.\n" in text
+    assert "Reading 2 solutions: 0, 1.\n" in text

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.protocol.types import Completion, EngineUnavailable, GenerateRequest, TokenLogprob
+from engine.protocol.types import Completion, EngineUnavailable, GenerateRequest, InvalidRequest, TokenLogprob
 from reasoner.admission.defaults import ModelDefaults
 from reasoner.answers.equivalence import Equivalence
 from reasoner.budget.usage import Usage
@@ -367,7 +367,7 @@ async def test_strategies_sample_from_several_models_live_and_are_billed_by_the_
     runs = await measured(wanted, Two(1))
     assert {run.strategy for run in runs} == {"best_of_n", "ab_mcts"}
     assert all(run.flops > 0 and run.tokens > 0 for run in runs)
-    with pytest.raises(ValueError, match="'beam' samples from one model: use one of .*ab_mcts"):
+    with pytest.raises(ValueError, match=r"'beam' samples from one model: use one of .*ab_mcts"):
         split_pooled_and_live(parse_cases("beam"), has_several_models=True)
     with pytest.raises(InvalidRequest, match="'gone' is not served"):
         await measured(EvaluationPlan("policy", (), live, (4,), (4,), mixed=("gone",)), Two(1))
