@@ -7,7 +7,7 @@ LLAMACPP ?= build/llamacpp
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-long test-real test-vllm test-failed check docs bench bench-accuracy bench-countdown bench-words bench-engine bench-search bench-thinking bench-batch bench-service bench-vllm bench-real gpu clean
+.PHONY: help demo test test-long test-real test-vllm test-failed check docs bench bench-accuracy bench-countdown bench-words bench-engine bench-search bench-thinking bench-verifiers bench-batch bench-service bench-vllm bench-real gpu clean
 
 help:
 	@echo "make demo            solve sample problems with every part of the service running on this machine"
@@ -23,6 +23,7 @@ help:
 	@echo "make bench-engine      the engine beside others (about an hour)"
 	@echo "make bench-search      search with a verifier (some minutes)"
 	@echo "make bench-thinking    searches with a policy that thinks (about an hour; not part of bench)"
+	@echo "make bench-verifiers   verifiers that write, merging and several policies (about an hour; not part of bench)"
 	@echo "make bench-service     the service beside Celery alone (some minutes)"
 	@echo "make bench-vllm        searches on a real vLLM (about 45 minutes; not part of bench)"
 	@echo "make bench-real        a public model on reasoning-gym's tasks (about an hour; not part of bench)"
@@ -124,6 +125,25 @@ bench-thinking: .venv/.installed
 		$(BIN)/reasoner eval countdown --model policy-thinking --strategy $(THINKING) --n 1,4,8,16 --live-n 8 --seeds 3 \
 		--out benchmarks/results/thinking > /dev/null
 	@rm benchmarks/results/thinking/runs.jsonl benchmarks/results/thinking/calibration.trials.jsonl
+
+VERIFIERS := benchmarks/results/verifiers
+MERGING := aggregate,synthesize:mode=write,synthesize:mode=select,ab_mcts
+MEASURE := TTY_COMPATIBLE=0 OMP_NUM_THREADS=1 $(BIN)/reasoner eval countdown --seeds 3
+
+bench-verifiers: .venv/.installed
+	@$(MEASURE) --strategy self_consistency,best_of_n,$(MERGING) --n 1,4,16,64 --live-n 16 --out $(VERIFIERS)/prm > /dev/null
+	@$(MEASURE) --model policy-large --strategy best_of_n,ab_mcts --n 1,4,16 --live-n 16 --out $(VERIFIERS)/large > /dev/null
+	@$(MEASURE) --with policy-large --strategy best_of_n,ab_mcts,ab_mcts:variant=m --n 16 --out $(VERIFIERS)/mixed > /dev/null
+	@$(MEASURE) --strategy best_of_n --n 1,4,16,64 --verifier '{"kind": "generative", "model": "checker"}' \
+		--out $(VERIFIERS)/generative-1 > /dev/null
+	@$(MEASURE) --strategy best_of_n --n 1,4,16 --verifier '{"kind": "generative", "model": "checker", "votes": 4}' \
+		--out $(VERIFIERS)/generative-4 > /dev/null
+	@$(MEASURE) --strategy best_of_n --n 1,4 --verifier '{"kind": "generative", "model": "checker", "votes": 16}' \
+		--out $(VERIFIERS)/generative-16 > /dev/null
+	@$(MEASURE) --strategy tournament,tournament:schedule=knockout --n 4,16 \
+		--verifier '{"kind": "pairwise", "model": "checker"}' --out $(VERIFIERS)/tournament > /dev/null
+	@$(BIN)/python -m benchmarks.verifiers --out $(VERIFIERS)
+	@rm $(VERIFIERS)/*/runs.jsonl
 
 bench-engine: .venv/.installed-bench
 	@$(BIN)/reasoner bench engine --model 50M --out benchmarks/results/engine

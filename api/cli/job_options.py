@@ -46,6 +46,10 @@ class JobOptions:
     model: Annotated[
         str | None, typer.Option(help="A served model; without a running service, a bundled model or a model folder.")
     ] = None
+    mixed: Annotated[
+        list[str] | None,
+        typer.Option("--with", help="A further model to sample from, for strategies that can. Repeatable."),
+    ] = None
     system: Annotated[str | None, typer.Option(help="System message before the question; default: the model's.")] = None
     prompt: Annotated[
         str | None, typer.Option(help="Template of the question, such as 'Solve: {problem}'; default: the model's.")
@@ -102,6 +106,20 @@ def build_strategy(name: str | None, extra: list[str]) -> dict[str, Any]:
         except json.JSONDecodeError:
             strategy[option.removeprefix("--").replace("-", "_")] = value
     return strategy
+
+
+def name_models(spec: dict[str, Any], client: Client, model: str | None, mixed: list[str] | None) -> dict[str, Any]:
+    """Return the job with its model, or with several: the given one, else the service's own, and the further ones."""
+    if mixed:
+        names = [model or str(client.models()["default"]), *mixed]
+        return spec | {"models": [{"model": name} for name in names]}
+    return spec if model is None else spec | {"model": model}
+
+
+def list_more_models(verifier: Any, mixed: list[str] | None) -> list[str]:
+    """Return the models that a job names besides its own: its verifier's and those that it samples from."""
+    scorer = verifier.get("model") if isinstance(verifier, dict) else None
+    return [*(mixed or ()), *([scorer] if isinstance(scorer, str) else [])]
 
 
 def name_strategy(spec: dict[str, Any], client: Client) -> dict[str, Any]:

@@ -6,7 +6,7 @@ With ``--json`` a command prints exactly one JSON document on stdout; progress g
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,7 +17,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from api.cli.console import print_json, result_console
-from api.cli.job_options import EXTRA, JobOptions, Question, name_strategy
+from api.cli.job_options import EXTRA, JobOptions, Question, list_more_models, name_models, name_strategy
 from api.cli.options import Connection, PageSize, ServiceOptions, configured_url, expand_options, parse_time
 from api.cli.render import plain, print_job, print_tree, show_progress, watch_tree
 from api.roles.private_service import run_private_service
@@ -54,8 +54,9 @@ def solve(
     cancels the job.
     """
     spec = options.build_spec(problem, context.args)
-    with open_service(service, options.model) as (client, model):
-        job = client.submit(name_strategy(spec, client) | ({} if model is None else {"model": model}))
+    more = list_more_models(spec.get("verifier"), options.mixed)
+    with open_service(service, options.model, more) as (client, model):
+        job = client.submit(name_models(name_strategy(spec, client), client, model, options.mixed))
         try:
             show_progress(client, job, _progress)
         except KeyboardInterrupt:
@@ -78,11 +79,13 @@ def _cancel(client: Client, job_id: str) -> None:
 
 
 @contextlib.contextmanager
-def open_service(service: Connection, model: str | None) -> Iterator[tuple[Client, str | None]]:
+def open_service(
+    service: Connection, model: str | None, more: Sequence[str] = ()
+) -> Iterator[tuple[Client, str | None]]:
     """Yield a client and the served name of the model.
 
     The service is the one at ``url``, else the one on the configured port, else a private one for the time of the
-    command.
+    command, which also serves the bundled models among ``more``.
     """
     settings = load_settings()
     if service.url is not None or _is_running(configured_url(settings)):
@@ -93,6 +96,8 @@ def open_service(service: Connection, model: str | None) -> Iterator[tuple[Clien
     if model is not None and not settings.engine_url:
         settings = load_settings(model=model)
         model = settings.model_name
+    if not settings.engine_url:
+        settings = settings.with_bundled(more)
     with run_private_service(settings, _progress) as url, Client(url) as client:
         yield client, model
 
@@ -116,9 +121,10 @@ def submit(
     ] = None,
 ) -> None:
     """Submit a job and return at once. Parameters of the strategy are options too, such as --n 16."""
-    spec = options.build_spec(problem, context.args, model=options.model, webhook=webhook)
+    spec = options.build_spec(problem, context.args, webhook=webhook)
     with service.connect() as client:
-        _print(client.submit(name_strategy(spec, client)), service.as_json)
+        job = name_models(name_strategy(spec, client), client, options.model, options.mixed)
+        _print(client.submit(job), service.as_json)
 
 
 @jobs.command("list")

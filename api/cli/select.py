@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from api.cli.console import count_progress, print_json, result_console
-from api.cli.job_options import parse_word_or_json
+from api.cli.job_options import list_more_models, parse_word_or_json
 from api.cli.jobs import open_service
 from api.cli.options import ServiceOptions, expand_options
 from api.cli.render import plain
@@ -96,7 +96,8 @@ def select(
     header = {"questions": identify(questions), "fields": fields, "model": model}
     with _open_file(header, out) as rankings:
         if len(rankings.items) < len(questions):
-            with open_service(service, model) as (client, name):
+            more = list_more_models(fields.get("verifier"), None)
+            with open_service(service, model, more) as (client, name):
                 fields |= {} if name is None else {"model": name}
                 shutdown.run(_select_all(client.url, service.key, questions, fields, rankings, concurrency))
     spec = AnswerSpec.model_validate(fields["answer"]) if "answer" in fields else AnswerSpec()

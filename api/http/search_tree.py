@@ -34,7 +34,7 @@ class TreeMatch(BaseModel):
     nodes: tuple[str, str]
     score: float | None
     verdicts: list[TreeVerdict] = []
-    """Those in the order of ``nodes``, then those in the other one."""
+    """First those with the branches in the order of ``nodes``, then those in the other order."""
 
 
 class TreeNode(BaseModel):
@@ -56,7 +56,7 @@ class TreeNode(BaseModel):
     model: str | None = None
     """Model that wrote it, in a job with several."""
     verdicts: list[TreeVerdict] = []
-    """What the verifier wrote about it, if it writes."""
+    """Verdicts on its steps, by a verifier that writes."""
     answer: str | None = None
     answer_level: AnswerLevel | None = None
     """``strict``: the solution states the answer; ``flexible``: it is its last number or choice letter."""

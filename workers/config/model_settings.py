@@ -186,6 +186,12 @@ class ModelSettings(BaseSettings):
                 models[name] = ModelProfile().merge(defaults).merge(models.get(name, ModelProfile()))
         return super().model_copy(update={"models": models})
 
+    def with_bundled(self, names: Iterable[str]) -> Self:
+        """Return the settings with those of the names that are bundled models as further models of the engine."""
+        missing = [name for name in names if is_bundled(name) and name not in self.local_models()]
+        profiles = {name: ModelProfile(path=name) for name in missing}
+        return super().model_copy(update={"models": {**self.models, **profiles}})
+
     def check_places(self) -> None:
         """Raise ``ConfigError`` for a model with two places, a missing API key, and a verifier that is not served."""
         places: dict[str, ModelProfile | EngineProfile] = {f"models.{name}": each for name, each in self.models.items()}
