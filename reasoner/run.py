@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -112,7 +112,7 @@ async def open_search(
             spec.budget,
             prices or {},
             by_grants=journal.grant_source is not None,
-            counts_exactly=_counts_exactly(spec, policy, served),
+            counts_exactly=_counts_exactly(spec, policies, served),
         )
         equivalence = Equivalence(seconds_left=ledger.seconds_until_cut)
         offered = VerifierContext(spec, engine, served, policy, lease.name, ledger, equivalence, unlocked_tests)
@@ -196,11 +196,12 @@ def _check_thinking_limit(spec: JobSpec, policy: ModelInfo, thoughts: ThoughtFor
     raise InvalidRequest(f"budget.thinking_tokens: model {policy.id!r} {problem}", "budget.thinking_tokens")
 
 
-def _counts_exactly(spec: JobSpec, policy: ModelInfo, served: Mapping[str, ModelInfo]) -> bool:
+def _counts_exactly(spec: JobSpec, policies: Sequence[Policy], served: Mapping[str, ModelInfo]) -> bool:
     """Return True if the tokens of all requests of the job are known before."""
     selector = verifier_selector(spec.verifier)
     verifier = None if selector is None or selector.name is None else served.get(selector.name)
-    return policy.counts_exactly and (verifier is None or verifier.counts_exactly)
+    is_exact = all(policy.model.counts_exactly for policy in policies)
+    return is_exact and (verifier is None or verifier.counts_exactly)
 
 
 def _has_verifier(spec: JobSpec, served: Mapping[str, ModelInfo]) -> bool:

@@ -25,7 +25,7 @@ async def measure_position(cases: Path) -> dict[str, float]:
     engine = LocalEngine({"policy": BUNDLED / "policy", "checker": BUNDLED / "checker"})
     verdicts = []
     try:
-        for problem, (right, wrong) in _pairs(cases).items():
+        for problem, (right, wrong) in pair_solutions(cases).items():
             verdicts.append(await _compare(engine, problem, right, wrong))
     finally:
         await engine.close()
@@ -40,7 +40,7 @@ async def measure_position(cases: Path) -> dict[str, float]:
     }
 
 
-def _pairs(cases: Path) -> dict[str, tuple[str, str]]:
+def pair_solutions(cases: Path) -> dict[str, tuple[str, str]]:
     """Return by problem a solution with the right answer and one without."""
     found: dict[str, dict[bool, str]] = defaultdict(dict)
     for line in cases.read_text().splitlines():

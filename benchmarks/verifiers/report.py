@@ -46,7 +46,7 @@ def _verifiers(results: dict[str, Any]) -> str:
     for name in ("generative-1", "generative-4", "generative-16"):
         votes = name.rpartition("-")[2]
         label = f"generative, {votes} vote{'s' * (votes != '1')}"
-        table += [(label, row, _interpolate(prm, _tokens(row))) for row in _pick(results[name], "best_of_n")]
+        table += [(label, row, interpolate(prm, _tokens(row))) for row in _pick(results[name], "best_of_n")]
     cells = [[label, *_cells(row), at] for label, row, at in table]
     return _markdown(("verifier", "n", "accuracy", "95 % interval", "tokens", "PRM at its tokens"), cells)
 
@@ -90,7 +90,7 @@ def _tokens(row: Row) -> float:
     return float(row["tokens"] + row["verifier_tokens"])
 
 
-def _interpolate(curve: Sequence[Row], tokens: float) -> str:
+def interpolate(curve: Sequence[Row], tokens: float) -> str:
     """Return the accuracy of a curve at a number of tokens, linear in their logarithm."""
     points = sorted((math.log(_tokens(row)), row["accuracy"]) for row in curve)
     at = math.log(tokens)

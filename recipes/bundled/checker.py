@@ -28,7 +28,7 @@ from recipes.bundled.train import Plan, export, parse_options, resume, train
 from recipes.suites.countdown import sample_solution
 
 SEED = 5
-PLANS = {"checker": Plan(steps=9500, muon_rate=0.012, adam_rate=0.003)}
+PLANS = {"checker": Plan(steps=8000, muon_rate=0.012, adam_rate=0.003)}
 LEVELS = {"n3": 0.15, "n4": 0.4, "n5": 0.45}
 """Share of each level among the synthetic examples."""
 KINDS = {"answer": 0.3, "beginning": 0.45, "pair": 0.25}

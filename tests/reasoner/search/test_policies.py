@@ -20,7 +20,7 @@ from reasoner.jobs.journal import JobCancelled, MemoryJournal
 from reasoner.jobs.spec import JobSpec
 from reasoner.run import run_job
 from reasoner.search.policies import count_samples, find_sample_number, spread_samples
-from tests.reasoner.search.test_stream import Delayed
+from tests.reasoner.search.test_stream import Delayed, tree
 from tests.reasoner.test_best_so_far import CancelledAt
 from tests.scripted import ScriptedEngine
 from workers.config.settings import Settings
@@ -166,6 +166,20 @@ async def test_a_crashed_job_pays_no_token_twice(
         await run_job(job, dying, journal)
     outcome = await run_job(job, fresh, journal)
     assert outcome.usage.generated == len(dying.generated) + len(fresh.generated)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    strategy=STRATEGIES, seed=st.integers(0, 1000), tokens=BUDGETS, one=st.integers(0, 999), other=st.integers(0, 999)
+)
+async def test_a_deterministic_job_searches_the_same_tree_for_any_delays(
+    strategy: dict[str, Any], seed: int, tokens: int | None, one: int, other: int
+) -> None:
+    job = spec(strategy, seed, tokens, deterministic=True)
+    first, second = MemoryJournal(), MemoryJournal()
+    results = [await run_job(job, Two(delays), journal) for delays, journal in ((one, first), (other, second))]
+    assert results[0].result.answer == results[1].result.answer
+    assert tree(first) == tree(second)
 
 
 async def test_a_cancelled_job_has_the_bill_of_each_model() -> None:

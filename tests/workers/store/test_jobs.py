@@ -228,6 +228,8 @@ async def test_a_cancelled_job_without_a_worker_gets_the_result_of_its_journal(
         "votes": [],
         "finish_reason": "cancelled",
         "node": "0",
+        "ranking": [],
+        "usage_by_model": {},
     }
     assert (job["status"], job["result"], job["usage"]["generated"]) == ("cancelled", told, 5)
     assert (await store.load_events(held.job_id))[-1].data["result"] == told
