@@ -19,11 +19,12 @@ from recipes.bundled import SHIPPED, WORK, model
 from recipes.bundled import tokenizer as tok
 from recipes.bundled.data import policy_example
 from recipes.bundled.generate import generate
+from recipes.bundled.measure_checker import measure
 from recipes.bundled.sample import steps_of
 from recipes.suites.steps import boxed
 
 PRM_RUNS = ("prm-attempts", "prm-samples")
-KINDS = ("policy", "policy-large", "policy-thinking", "draft", "prm")
+KINDS = ("policy", "policy-large", "policy-thinking", "checker", "draft", "prm")
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 
 
@@ -86,12 +87,23 @@ def results(suite: str) -> str:
     return (RESULTS / suite / "table.md").read_text()
 
 
+def judged(found: dict[str, float]) -> list[str]:
+    """Return a table of the checker's verdicts."""
+    lines = ["| on | cases | with a critique | without |", "|---|---:|---:|---:|"]
+    for name in ("answers", "beginnings", "pairs"):
+        shares = f"{found[name]:.3f} | {found[f'{name}, direct']:.3f}"
+        lines.append(f"| {name} | {found[f'{name}, cases']:.0f} | {shares} |")
+    return lines
+
+
 ABOUT = {
     "policy": "The policy that searches run on: it writes solutions step by step.",
     "policy-large": "A sibling of eleven times the size for comparisons, grown from the finished policy and trained "
     "further on the same kind of data; the cost below comes on top of the policy's.",
     "policy-thinking": "A policy that thinks: before it answers, it searches for a solution between `<think>` and "
     "`</think>`, goes astray, and comes back. Grown from the policy.",
+    "checker": "A verifier that writes: it does the arithmetic of a Countdown solution again, and judges the solution, "
+    "a beginning of one, or which of two is better. Grown from the policy that thinks.",
     "draft": "The draft model for speculative decoding of the policy: the same data and tokenizer.",
     "prm": "The process reward model: what a partial solution is worth after each step, from 0 (cannot become right) "
     "to 1. On Countdown a step in between is worth the cube root of the chance that random moves lead on from it.",
@@ -115,6 +127,16 @@ Thoughts have up to 1,400 tokens in training, the context 2,048. `enable_thinkin
 answer without a thought."""
 
 
+CHECKER_DATA = """Trained on critiques of Countdown solutions, half of them samples of the policy, half synthetic,
+generated while training (`recipes/bundled`). The labels are those of the exact rule. One canonical problem in ten,
+chosen by hash, is held out (`reasoner.evaluation`) and never occurs in training. No other data; no personal data;
+Apache-2.0 like the code.
+
+A critique of a solution with an answer evaluates the expression; one of a beginning does the steps again and goes on to
+an end, so that votes are rollouts; one of a pair evaluates both. Its prompts are in the note `reasoner_verifier` of
+config.json."""
+
+
 def card(kind: str, report: dict[str, Any]) -> str:
     """Return the model card of one model."""
     config = json.loads((SHIPPED / kind / "config.json").read_text())
@@ -129,7 +151,7 @@ def card(kind: str, report: dict[str, Any]) -> str:
         f"{config['num_hidden_layers']} layers, {config['num_attention_heads']} heads of {config['head_dim']} "
         f"({config['num_key_value_heads']} for keys and values), vocabulary {config['vocab_size']}.\n"
     )
-    lines += ["## Data", "", THINKING_DATA if kind == "policy-thinking" else DATA, ""]
+    lines += ["## Data", "", {"policy-thinking": THINKING_DATA, "checker": CHECKER_DATA}.get(kind, DATA), ""]
     if kind == "prm":
         lines.append(
             "Attempts carry an exact label for every step: first synthetic ones with mistakes, then samples of\n"
@@ -138,7 +160,10 @@ def card(kind: str, report: dict[str, Any]) -> str:
         )
     lines += ["## Cost", "", cost(*(PRM_RUNS if kind == "prm" else (kind,))), ""]
     lines += ["## Held-out results", "", "Held-out problems; `python -m recipes.bundled.report` writes this card.", ""]
-    if kind == "policy-thinking":
+    if kind == "checker":
+        lines += ["Share of right verdicts, on the policy's samples at T = 1:", "", *judged(report["checker"]), ""]
+        lines += ["`make bench-verifiers`:", "", results("verifiers")]
+    elif kind == "policy-thinking":
         lines += ["`make bench-thinking`:", "", results("thinking")]
     elif kind in ("policy", "prm"):
         for name in SUITES:
@@ -166,6 +191,8 @@ def main() -> None:
         backbone, found = model.load(SHIPPED / kind)
         count = sum(p.numel() for p in backbone.parameters())
         report["parameters"][kind] = count + sum(tensor.numel() for tensor in found or ())
+        if kind == "checker":
+            report["checker"] = measure(options.problems)
         if kind in ("policy-large", "draft"):
             report["plain"][kind] = plain(kind, options.problems)
     for kind in kinds:

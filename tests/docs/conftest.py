@@ -44,8 +44,8 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     home = tmp_path_factory.mktemp("s")
     configuration = re.search(r"```toml\n(.*?)```", (ROOT / "docs/tutorials/budgets.md").read_text(), re.DOTALL)
     assert configuration is not None
-    thinking = '[models.policy-thinking]\npath = "policy-thinking"\n'
-    (home / "reasoner.toml").write_text(configuration[1] + thinking)
+    more = "".join(f'[models.{name}]\npath = "{name}"\n' for name in ("policy-thinking", "checker"))
+    (home / "reasoner.toml").write_text(configuration[1] + more)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]

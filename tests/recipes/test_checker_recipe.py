@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections import defaultdict
 
@@ -9,10 +10,12 @@ import pytest
 from tokenizers import Tokenizer
 
 from prm.scorers.templates import PromptTemplate
+from prm.scorers.verdict_formats import NOTE as NOTE_KEY
 from reasoner.evaluation.suites.countdown import check, generate_problem
 from reasoner.evaluation.suites.problem import Problem
-from recipes.bundled import critiques
+from recipes.bundled import SHIPPED, critiques
 from recipes.bundled import tokenizer as tok
+from recipes.bundled.checker import NOTE
 from recipes.bundled.critiques import (
     check_example,
     check_prompt,
@@ -23,6 +26,7 @@ from recipes.bundled.critiques import (
     reduce_expression,
 )
 from recipes.bundled.data import Example, countdown_attempt
+from recipes.bundled.measure_checker import measure
 from recipes.suites import countdown
 from recipes.suites.steps import boxed
 
@@ -131,6 +135,21 @@ def test_a_redone_step_is_wrong_exactly_where_the_step_is_illegal_or_miscalculat
             if expected is None:
                 break
             numbers = expected
+
+
+def test_the_shipped_checker_judges_held_out_answers_and_pairs_as_the_rule_does() -> None:
+    found = measure(40)
+    assert found["answers"] > 0.9
+    assert found["pairs"] > 0.9
+    assert found["beginnings"] > 0.7
+    assert found["answers"] > found["answers, direct"]
+
+
+def test_the_shipped_note_is_the_recipes() -> None:
+    config = json.loads((SHIPPED / "checker" / "config.json").read_text())
+    assert config[NOTE_KEY] == NOTE
+    shipped = Tokenizer.from_file(str(SHIPPED / "checker" / "tokenizer.json"))
+    assert shipped.get_vocab() == tok.build_checker().get_vocab()
 
 
 def test_the_templates_of_its_note_write_the_prompts_that_were_trained() -> None:
