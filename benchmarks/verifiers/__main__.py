@@ -31,7 +31,8 @@ def main() -> None:
         _run("-m", "recipes.prm.cases", "--suite", "countdown", "--problems", options.problems, "--out", folder)
         found = {"prm": _evaluate(folder)}
         for votes in VOTES:
-            found[f"generative, {votes} votes"] = _evaluate(folder, "--generative", "checker", "--votes", votes)
+            label = "1 vote" if votes == 1 else f"{votes} votes"
+            found[f"generative, {label}"] = _evaluate(folder, "--generative", "checker", "--votes", votes)
         position = asyncio.run(measure_position(folder / "countdown.jsonl"))
     (options.out / "steps.json").write_text(json.dumps(found, indent=2) + "\n")
     (options.out / "position.json").write_text(json.dumps(position, indent=2) + "\n")

@@ -18,8 +18,9 @@ def write_table(folder: Path) -> str:
     steps, position = (json.loads((folder / f"{name}.json").read_text()) for name in ("steps", "position"))
     text = "\n\n".join(
         [
-            "**Which solution of n is right.** *At its tokens*: best of n by the PRM, interpolated to the same number "
-            "of tokens, the verifier's included (– beyond its largest n).",
+            "**Which solution of n is right.** *Reached*: any of these n is right, which no choice can exceed; the "
+            "samples of different runs differ. *PRM at its tokens*: best of n by the PRM, interpolated to the same "
+            "number of tokens, the verifier's included (– beyond its largest n).",
             _verifiers(results),
             "**Tournaments** of the same model, beside best of n by its single scores.",
             _rows(_pick(results["tournament"], "tournament") + _pick(results["generative-1"], "best_of_n")),
@@ -48,7 +49,7 @@ def _verifiers(results: dict[str, Any]) -> str:
         label = f"generative, {votes} vote{'s' * (votes != '1')}"
         table += [(label, row, interpolate(prm, _tokens(row))) for row in _pick(results[name], "best_of_n")]
     cells = [[label, *_cells(row), at] for label, row, at in table]
-    return _markdown(("verifier", "n", "accuracy", "95 % interval", "tokens", "PRM at its tokens"), cells)
+    return _markdown(("verifier", "n", "accuracy", "95 % interval", "reached", "tokens", "PRM at its tokens"), cells)
 
 
 def _several(results: dict[str, Any]) -> str:
@@ -59,7 +60,7 @@ def _several(results: dict[str, Any]) -> str:
         for row in _pick(results[name], "ab_mcts", "best_of_n")
         if row["n"] == 16
     ]
-    return _markdown(("models", "strategy", "n", "accuracy", "95 % interval", "tokens", "MFLOPs"), cells)
+    return _markdown(("models", "strategy", "n", "accuracy", "95 % interval", "reached", "tokens", "MFLOPs"), cells)
 
 
 def _steps(found: dict[str, Row]) -> str:
@@ -77,13 +78,14 @@ def _pick(result: dict[str, Any], *strategies: str) -> list[Row]:
 
 def _rows(rows: Iterable[Row]) -> str:
     return _markdown(
-        ("strategy", "n", "accuracy", "95 % interval", "tokens"), [[row["strategy"], *_cells(row)] for row in rows]
+        ("strategy", "n", "accuracy", "95 % interval", "reached", "tokens"),
+        [[row["strategy"], *_cells(row)] for row in rows],
     )
 
 
 def _cells(row: Row) -> list[str]:
     interval = f"{row['low']:.3f} – {row['high']:.3f}"
-    return [str(row["n"]), f"{row['accuracy']:.3f}", interval, f"{_tokens(row):.0f}"]
+    return [str(row["n"]), f"{row['accuracy']:.3f}", interval, f"{row['reached']:.3f}", f"{_tokens(row):.0f}"]
 
 
 def _tokens(row: Row) -> float:
