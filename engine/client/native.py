@@ -100,6 +100,7 @@ def _generate_body(request: GenerateRequest, stream: bool) -> Json:
         "branches": [
             {"seed": b.seed, "key": b.key, "max_tokens": b.max_tokens}
             | ({"generated": b.generated} if b.generated else {})
+            | ({} if b.constraint_start is None else {"constraint_start": b.constraint_start})
             for b in request.branches
         ],
         "stream_choices": True,
@@ -108,6 +109,8 @@ def _generate_body(request: GenerateRequest, stream: bool) -> Json:
         **_scheduling_fields(request),
         **({} if request.draft else {"draft": False}),
         **({"probe": True} if request.probe else {}),
+        **({} if request.constraint is None else {"structured_outputs": request.constraint.to_json()}),
+        **({"lifts_constraint": request.lifts_constraint} if request.lifts_constraint else {}),
     }
     return body if request.timeout is None else body | {"timeout": request.timeout}
 

@@ -306,6 +306,8 @@ class EngineCore:
             sequence.logprob += samples.logprobs[index]
             if sequence.penalties is not None:
                 sequence.penalties.add(token)
+            if sequence.grammar is not None:
+                sequence.grammar.accept(token)
             if sequence.logprobs is not None:
                 sequence.logprobs.append(samples.details[index])
         self._generated += len(indices)

@@ -17,8 +17,9 @@ from engine.models.config import read_raw_config
 from engine.models.interface import Model
 from engine.protocol.options import EngineOptions
 from engine.protocol.request_checks import check_generate, check_score, check_tokens
-from engine.protocol.types import GenerateRequest, InvalidRequest, ModelInfo, ScoreItem, ScoreRequest
+from engine.protocol.types import Branch, GenerateRequest, InvalidRequest, ModelInfo, ScoreItem, ScoreRequest
 from engine.runner.probe import ProbeReader, load_probe
+from engine.sampling.grammar import Grammar, GrammarCompiler
 from engine.sampling.logits_processors import Penalties
 from engine.scheduler.sequence import GenerateSequence, Job, ScoreSequence, Sequence
 from engine.text.detokenizer import StopStrings, TextReader, decode_complete_text
@@ -61,6 +62,7 @@ class LoadedModel:
         self._max_sequences = options.max_waiting
         # Requests of one search have the same stop strings; the analysis of their tokens is cached.
         self._stop_strings = lru_cache(_STOPS)(partial(StopStrings, self.tokenizer))
+        self._grammars = GrammarCompiler(self.tokenizer.to_json, config.vocab_size, self._eos)
 
     def add_branches(self, request: GenerateRequest, job: Job) -> None:
         """Add a sequence for each branch to the job. Raises ``InvalidRequest``."""
@@ -98,12 +100,21 @@ class LoadedModel:
                     num_chars_sent=start,
                     penalties=None if penalties is None else penalties.fork(branch.generated),
                     forbidden=forbidden,
+                    grammar=self._start_grammar(request, branch),
                     logprobs=None if sampling.logprobs is None else [],
                     prompt_logprobs=None if sampling.prompt_logprobs is None or index > 0 else [None],
                     prompt_len=len(request.prompt),
                     is_probed=request.probe,
                 )
             )
+
+    def _start_grammar(self, request: GenerateRequest, branch: Branch) -> Grammar | None:
+        """Return the branch's position in the language of the request's constraint; ``None`` if it has none."""
+        if request.constraint is None:
+            return None
+        start = len(request.prompt) if branch.constraint_start is None else branch.constraint_start
+        constrained = (*request.prompt, *branch.generated)[start:]
+        return self._grammars.start(request.constraint, constrained, frozenset(request.lifts_constraint))
 
     def add_items(self, request: ScoreRequest, job: Job) -> None:
         """Add a sequence for each item to the job. Raises ``InvalidRequest``."""

@@ -86,11 +86,27 @@ def check_generate(request: GenerateRequest, model: ModelInfo, max_branches: int
                 "prompt",
             )
     _check_sampling(request.sampling, model)
+    _check_constraint(request)
     if request.timeout is not None and not 0 < request.timeout <= MAX_SECONDS:
         raise InvalidRequest(
             f"timeout is {request.timeout}; it must be more than 0 and at most {MAX_SECONDS:g} seconds", "timeout"
         )
     _check_service(request)
+
+
+def _check_constraint(request: GenerateRequest) -> None:
+    for branch in request.branches:
+        if branch.constraint_start is not None and request.constraint is None:
+            raise InvalidRequest("constraint_start needs a constraint", "branches.constraint_start")
+        length = len(request.prompt) + len(branch.generated)
+        _check_range("constraint_start", branch.constraint_start, 0, length)
+    if request.constraint is None:
+        return
+    for name in ("min_tokens", "ignore_eos"):
+        if getattr(request.sampling, name):
+            raise InvalidRequest(
+                f"{name} cannot be kept where a constraint decides when the text may end: leave it out", name
+            )
 
 
 def check_branches(request: GenerateRequest) -> None:

@@ -6,6 +6,8 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
+from engine.protocol.constraint import Constraint
+
 Tokens = tuple[int, ...]
 Prompt = str | Sequence[dict[str, str]]
 """A text, or chat messages to render with the model's template."""
@@ -13,8 +15,9 @@ Prompt = str | Sequence[dict[str, str]]
 TemplateKwargs = Mapping[str, object]
 """Variables of a chat template, such as ``enable_thinking``."""
 
-Capability = Literal["continuation", "logprobs"]
-"""``continuation``: goes on after the beginning of an answer. ``logprobs``: reports those of the likeliest tokens."""
+Capability = Literal["continuation", "logprobs", "constraint", "constraint_continuation"]
+"""``continuation``: goes on after the beginning of an answer. ``logprobs``: reports those of the likeliest tokens.
+``constraint``: holds a whole answer to a language. ``constraint_continuation``: also goes on within such an answer."""
 FinishReason = Literal["stop", "length", "context", "timeout", "cancelled"]
 """``stop``: end of sequence, a stop token or a stop string. ``length``: ``max_tokens``. ``context``: the model's
 context is full. ``timeout``: ``GenerateRequest.timeout`` passed. ``cancelled``: ``abort`` was called.
@@ -109,6 +112,10 @@ class Branch:
     """The key of the parent and the place among its branches. Servers that seed the samples of one request one after
     the other get siblings as one request; it changes nothing on our engine.
     """
+    constraint_start: int | None = None
+    """The position in the prompt and ``generated`` together from which the request's constraint holds; by default the
+    end of the prompt.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +144,12 @@ class GenerateRequest:
     thinking_limit: int | None = None
     """The maximum number of tokens of a thought, for servers that limit thoughts (``ModelInfo.limits_thoughts``); any
     other refuses it.
+    """
+    constraint: Constraint | None = None
+    """The language to which the branches are held, from ``Branch.constraint_start`` to their end."""
+    lifts_constraint: Tokens = ()
+    """Tokens that lift the constraint for the rest of the request if a branch begins its constrained text with one of
+    them, such as the token that opens a thought.
     """
 
 

@@ -19,6 +19,7 @@ from engine.runner.batch import ScheduledSequence
 from engine.runner.fused_sampler_cpu import FusedCpuSampler
 from engine.runner.logprobs import log_probabilities, read_prompt
 from engine.runner.probe import ProbeReader
+from engine.sampling.grammar import Words
 from engine.sampling.logits_processors import LogitsRow, apply_logits_processors
 from engine.sampling.sampler import Array, Floats, Ints, require_finite_logits, sample
 from engine.scheduler.draft import Draft
@@ -234,13 +235,16 @@ def _split_by_branch(
 
 def _logits_rows(sequence: GenerateSequence, draft: Draft) -> Iterator[LogitsRow]:
     """Yield the logits rows of a branch: after its last token, and after each draft token."""
+    masks: Sequence[Words | None] = [None] * (len(draft) + 1)
+    if sequence.grammar is not None:
+        masks = sequence.grammar.compute_masks(draft.tokens, draft.parents)
     if draft.is_chain:
         for depth in range(len(draft) + 1):
-            yield sequence.logits_row(draft.tokens[:depth], depth)
+            yield sequence.logits_row(draft.tokens[:depth], depth, masks[depth])
         return
     for index in range(-1, len(draft)):
         path = draft.path(index)
-        yield sequence.logits_row(path, len(path))
+        yield sequence.logits_row(path, len(path), masks[index + 1])
 
 
 def _params_and_noise_keys(requests: list[_SampleRequest]) -> tuple[SamplingTensors[Array], NoiseKeys[Array]]:

@@ -4,6 +4,7 @@ The host synchronizes once per step, to copy tokens and log-probabilities togeth
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -12,7 +13,15 @@ from torch import Tensor
 
 from engine.device import to_device
 from engine.protocol.types import SamplingParams
-from engine.sampling.logits_processors import Ints, LogitsRow, Penalties, forbidden_by_row, penalties_by_row
+from engine.sampling.grammar import Words
+from engine.sampling.logits_processors import (
+    Ints,
+    LogitsRow,
+    Penalties,
+    forbidden_by_row,
+    masks_by_row,
+    penalties_by_row,
+)
 from engine.sampling.sampler import Array, Floats, require_finite_logits
 from kernels.common.sampling_tensors import NoiseKeys, SamplingTensors
 from kernels.sampling import sampling
@@ -44,10 +53,24 @@ def sample_on_gpu(
 
 
 def apply_logits_processors_on_gpu(logits: Tensor, rows: Sequence[LogitsRow]) -> None:
-    """Apply bias, penalties and ``min_tokens`` to ``logits`` ``[rows, vocab]`` on a GPU, in place."""
-    penalties, forbidden = penalties_by_row(rows), forbidden_by_row(rows)
+    """Apply the logits processors to ``logits`` ``[rows, vocab]`` on a GPU, in place."""
+    penalties, forbidden, masks = penalties_by_row(rows), forbidden_by_row(rows), masks_by_row(rows)
     if penalties or forbidden:
         sampling.apply_penalties(logits, _penalty_tensors(len(logits), penalties, forbidden, logits.device))
+    if masks:
+        restrict_on_gpu(logits, masks)
+
+
+def restrict_on_gpu(logits: Tensor, masks: Mapping[int, Words]) -> None:
+    """Set the logits of tokens that are not allowed to minus infinity, in some rows of ``[rows, vocab]``, in place.
+
+    One bit for each token is copied to the GPU.
+    """
+    words = to_device(torch.from_numpy(np.stack(list(masks.values()))), logits.device)
+    rows = to_device(torch.tensor(list(masks)), logits.device)
+    bits = words[:, :, None] >> torch.arange(32, dtype=torch.int32, device=logits.device) & 1
+    allowed = bits.flatten(1)[:, : logits.shape[1]].bool()
+    logits[rows] = logits[rows].masked_fill(~allowed, -math.inf)
 
 
 def _penalty_tensors(

@@ -1,4 +1,4 @@
-"""Logits processors: bias, penalties and forbidden tokens, applied to the logits of branches before sampling.
+"""Logits processors: bias, penalties, forbidden tokens and grammars, applied to the logits before sampling.
 
 They are applied to the raw logits in this order:
 
@@ -7,10 +7,11 @@ They are applied to the raw logits in this order:
    logits are divided by it, negative ones multiplied;
 3. frequency penalty (OpenAI): subtracted once for each time that the token was generated;
 4. presence penalty (OpenAI): subtracted once if the token was generated at all;
-5. before ``min_tokens``: minus infinity for every token that would end the branch.
+5. before ``min_tokens``: minus infinity for every token that would end the branch;
+6. under a constraint: minus infinity for every token that the grammar does not allow.
 
-Temperature and truncation follow (``engine.sampling.sampler``). This is vLLM's order except for the last mask, which
-commutes with the penalties."""
+Temperature and truncation follow (``engine.sampling.sampler``). This is vLLM's order except for the masks, which
+commute with the penalties."""
 
 from __future__ import annotations
 
@@ -22,6 +23,7 @@ import numpy.typing as npt
 from torch import Tensor
 
 from engine.protocol.types import SamplingParams
+from engine.sampling.grammar import Words, restrict
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
@@ -121,15 +123,19 @@ class LogitsRow(NamedTuple):
     forbidden: Ints | None
     draft_prefix: Sequence[int]
     """Draft tokens between the branch and this row; the penalties count them as generated."""
+    allowed: Words | None = None
+    """Mask of the tokens that the branch's grammar allows; ``None`` for all."""
 
 
 def apply_logits_processors(logits: Tensor, rows: Sequence[LogitsRow]) -> None:
-    """Apply bias, penalties and ``min_tokens`` to ``logits`` ``[rows, vocab]`` on the host, in place."""
-    penalties, forbidden = penalties_by_row(rows), forbidden_by_row(rows)
+    """Apply the processors to ``logits`` ``[rows, vocab]`` on the host, in place."""
+    penalties, forbidden, masks = penalties_by_row(rows), forbidden_by_row(rows), masks_by_row(rows)
     if penalties:
         penalise(logits.numpy(), penalties)
     if forbidden:
         forbid(logits.numpy(), forbidden)
+    if masks:
+        restrict(logits.numpy(), masks)
 
 
 def penalties_by_row(rows: Sequence[LogitsRow]) -> dict[int, Penalties]:
@@ -144,6 +150,11 @@ def penalties_by_row(rows: Sequence[LogitsRow]) -> dict[int, Penalties]:
 def forbidden_by_row(rows: Sequence[LogitsRow]) -> dict[int, Ints]:
     """Return the forbidden tokens of the rows that have any, by row index."""
     return {index: row.forbidden for index, row in enumerate(rows) if row.forbidden is not None}
+
+
+def masks_by_row(rows: Sequence[LogitsRow]) -> dict[int, Words]:
+    """Return the grammars' masks of the rows that have any, by row index."""
+    return {index: row.allowed for index, row in enumerate(rows) if row.allowed is not None}
 
 
 def penalise(logits: Floats, penalties: Mapping[int, Penalties]) -> None:

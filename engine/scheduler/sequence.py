@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from engine.cache.paged_kv import PageTable
 from engine.cache.radix_tree import Match
 from engine.protocol.types import Branch, Completion, Delta, EngineError, SamplingParams, ScoreResult, TokenLogprob
+from engine.sampling.grammar import Grammar, Words
 from engine.sampling.logits_processors import Ints, LogitsRow, Penalties
 from engine.text.detokenizer import StopStrings, TextReader
 
@@ -122,6 +123,8 @@ class GenerateSequence(Sequence):
     penalties: Penalties | None = None
     forbidden: Ints | None = None
     """Tokens that must not be sampled before ``min_tokens``."""
+    grammar: Grammar | None = None
+    """Position in the language of the request's constraint."""
     logprobs: list[TokenLogprob] | None = None
     """Log-probabilities of the new tokens; ``None``, like the next list, if they were not requested."""
     prompt_logprobs: list[TokenLogprob | None] | None = None
@@ -144,15 +147,19 @@ class GenerateSequence(Sequence):
     @property
     def has_logits_processors(self) -> bool:
         """True if the request changes logits before tokens are sampled from them."""
-        return self.penalties is not None or self.forbidden is not None
+        is_held = self.grammar is not None and not self.grammar.is_lifted
+        return is_held or self.penalties is not None or self.forbidden is not None
 
-    def logits_row(self, draft_prefix: abc.Sequence[int], num_draft_tokens: int) -> LogitsRow:
+    def logits_row(
+        self, draft_prefix: abc.Sequence[int], num_draft_tokens: int, allowed: Words | None = None
+    ) -> LogitsRow:
         """Return what changes the logits after ``num_draft_tokens`` draft tokens.
 
-        ``draft_prefix``: these tokens, or empty if the penalties should not count them.
+        ``draft_prefix``: these tokens, or empty if the penalties should not count them. ``allowed``: the mask of the
+        branch's grammar there.
         """
         is_short = len(self.generated) + num_draft_tokens < self.sampling.min_tokens
-        return LogitsRow(self.penalties, self.forbidden if is_short else None, draft_prefix)
+        return LogitsRow(self.penalties, self.forbidden if is_short else None, draft_prefix, allowed)
 
     @property
     def new_tokens(self) -> list[int]:

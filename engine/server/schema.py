@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 from collections.abc import Sequence
 from dataclasses import fields
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
+from engine.protocol.constraint import Constraint
 from engine.protocol.request_checks import (
     MAX_COMPUTE,
     MAX_LOGIT_BIASES,
@@ -61,6 +63,33 @@ class BranchBody(_Body):
     key: _Word
     max_tokens: _Count
     generated: list[int] = []
+    constraint_start: _Count | None = None
+
+
+class StructuredOutputs(_Body):
+    """vLLM's ``structured_outputs``: the language of the text, in one of these forms."""
+
+    json_schema: dict[str, Any] | bool | None = Field(None, alias="json")
+    json_object: Literal[True] | None = None
+    regex: _Text | None = None
+    choice: Annotated[list[_Text], Field(min_length=1)] | None = None
+    grammar: _Text | None = None
+    """A Lark grammar whose rule ``start`` is the text."""
+
+    @model_validator(mode="after")
+    def _check_one(self) -> Self:
+        if len(self.model_fields_set) != 1 or None in self.model_dump(exclude_unset=True).values():
+            raise ValueError("give one of json, json_object, regex, choice and grammar")
+        return self
+
+    def to_constraint(self) -> Constraint:
+        if self.regex is not None:
+            return Constraint("regex", self.regex)
+        if self.grammar is not None:
+            return Constraint("grammar", self.grammar)
+        if self.choice is not None:
+            return Constraint("choice", json.dumps(self.choice))
+        return Constraint("json", json.dumps({"type": "object"} if self.json_object else self.json_schema))
 
 
 class StreamOptions(_Body):
@@ -73,7 +102,7 @@ class StreamOptions(_Body):
 class CompletionBody(_Body):
     """``POST /v1/completions``: OpenAI's fields; vLLM's ``top_k``, ``min_p``, ``repetition_penalty``, ``min_tokens``,
     ``stop_token_ids``, ``ignore_eos``, ``prompt_logprobs``, ``return_token_ids``, ``return_tokens_as_token_ids`` and
-    ``include_stop_str_in_output``; and ours. ``null`` means the default."""
+    ``include_stop_str_in_output`` and ``structured_outputs``; and ours. ``null`` means the default."""
 
     model: str
     prompt: _Text | list[int] | list[_Text] | list[list[int]]
@@ -125,6 +154,10 @@ class CompletionBody(_Body):
     draft: bool = True
     probe: bool = False
     """True to report the score of the model's probe with each choice, as ``probe``."""
+    structured_outputs: StructuredOutputs | None = None
+    """The language of each text."""
+    lifts_constraint: list[int] = []
+    """As in ``GenerateRequest``."""
     stream_choices: bool = False
     """True to send one event per finished choice, and with ``stream`` also its text as it is generated."""
 
@@ -192,7 +225,16 @@ class CompletionBody(_Body):
         keys = range(index * self.width, (index + 1) * self.width)
         branches = [Branch(seed, key, self.max_tokens) for key in keys]
         if self.branches is not None:
-            branches = [Branch(body.seed, body.key, body.max_tokens, tuple(body.generated)) for body in self.branches]
+            branches = [
+                Branch(
+                    body.seed,
+                    body.key,
+                    body.max_tokens,
+                    tuple(body.generated),
+                    constraint_start=body.constraint_start,
+                )
+                for body in self.branches
+            ]
         return GenerateRequest(
             request_id,
             self.model,
@@ -205,6 +247,8 @@ class CompletionBody(_Body):
             cache_salt=self.cache_salt,
             draft=self.draft,
             probe=self.probe,
+            constraint=None if self.structured_outputs is None else self.structured_outputs.to_constraint(),
+            lifts_constraint=tuple(self.lifts_constraint),
         )
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from engine.cache.paged_kv import KVCache
 from engine.runner.batch import ScheduledSequence
+from engine.sampling.grammar import Grammar
 from engine.scheduler.draft import EMPTY_DRAFT, Draft
 from engine.scheduler.sequence import GenerateSequence, Sequence
 from engine.speculation.control.controller import MAX_SKIPPED_STEPS, Controller, DraftOutcome
@@ -224,6 +225,10 @@ class Speculator:
                 draft if sequence.terminal_tokens.isdisjoint(draft.tokens) else draft.without(sequence.terminal_tokens)
                 for (sequence, _, _), draft in zip(requests, drafts, strict=True)
             ]
+            drafts = [
+                draft if request.sequence.grammar is None else _follow_grammar(request, draft, request.sequence.grammar)
+                for request, draft in zip(requests, drafts, strict=True)
+            ]
             return self.controller.trim(requests, drafts)
         except Exception:
             self._handle_failure()
@@ -289,6 +294,15 @@ class Speculator:
                 cache.reserve(table, num_tokens + count)
             count = max(0, min(count, len(table.pages) * cache.page_size - num_tokens))
         return draft if count == len(draft.tokens) else draft.select(range(count))
+
+
+def _follow_grammar(request: DraftRequest, draft: Draft, grammar: Grammar) -> Draft:
+    """Return the tokens that the grammar forces, or else the draft without those that could not be accepted."""
+    forced = grammar.find_forced()[: request.depth]
+    if forced:
+        return Draft.chain(forced, [1.0] * len(forced))
+    valid = grammar.find_valid(draft.tokens, draft.parents)
+    return draft if len(valid) == len(draft) else draft.select(valid)
 
 
 def _step_results(scheduled: abc.Sequence[ScheduledSequence], outcomes: abc.Sequence[DraftOutcome]) -> list[StepResult]:

@@ -98,6 +98,11 @@ class Tokenizer:
             raise InvalidRequest(f"the chat template refused the messages: {error}", "messages") from error
         return self.encode(text)
 
+    def to_json(self) -> str:
+        """Return the tokenizer as the JSON text that ``tokenizers`` reads."""
+        text: str = self._fast.to_str()
+        return text
+
     def decode_all(self, tokens: Sequence[int]) -> str:
         """Return the text of the tokens, including special ones."""
         text: str = self._fast.decode(tokens, skip_special_tokens=False)

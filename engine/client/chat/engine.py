@@ -13,6 +13,7 @@ tokens, or else what it writes, which is certain of itself.
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import time
 from collections.abc import Sequence
@@ -33,6 +34,7 @@ from engine.client.connection import Connection
 from engine.client.openai.request import branch_seed, routing_headers
 from engine.client.retries import Retries
 from engine.client.running import RunningRequest, RunningRequests, unsupported
+from engine.protocol.constraint import Constraint
 from engine.protocol.request_checks import check_branches, find_setting_outside
 from engine.protocol.types import (
     Branch,
@@ -179,7 +181,7 @@ class ChatEngine:
             counts_exactly=False,
             isolates=False,
             # Steps end at stop strings, and a search must tell them from the end of a solution: only these servers do.
-            lacks=("logprobs",) if self._is_literal else ("continuation", "logprobs"),
+            lacks=(*(() if self._is_literal else ("continuation",)), "logprobs", "constraint_continuation"),
             tells_thoughts=True,
             limits_thoughts=self._options.thinking_limit != "none",
         )
@@ -241,6 +243,7 @@ class ChatEngine:
             "stream_options": {"include_usage": True},
             **{name: getattr(request.sampling, name) for name in _SETTINGS if name != "stop" or request.sampling.stop},
             **({} if request.thinking_limit is None else self._options.limit_thought(request.thinking_limit, left)),
+            **_response_format(request.constraint),
         }
         body = {name: value for name, value in body.items() if name not in self._options.omit}
         headers = routing_headers(request.request_id, request.lease)
@@ -319,6 +322,8 @@ class ChatEngine:
             raise self._cannot("keep caches apart by cache_salt")
         if request.thinking_limit is not None and self._options.thinking_limit == "none":
             raise self._cannot("limit thoughts, unless thinking_limit in its table of reasoner.toml names a field")
+        if request.constraint is not None and request.constraint.kind != "json":
+            raise self._cannot(f"hold an answer to a {request.constraint.kind}: give a JSON Schema")
         check_branches(request)
 
     def _cannot(self, what: str) -> NotSupported:
@@ -374,6 +379,14 @@ class ChatEngine:
                 if wait is None:
                     raise
                 await asyncio.sleep(wait)
+
+
+def _response_format(constraint: Constraint | None) -> Json:
+    """Return OpenAI's field that holds an answer to a JSON Schema."""
+    if constraint is None:
+        return {}
+    schema = {"name": "answer", "schema": json.loads(constraint.value), "strict": True}
+    return {"response_format": {"type": "json_schema", "json_schema": schema}}
 
 
 def _has_answers(prompt: Sequence[int]) -> bool:

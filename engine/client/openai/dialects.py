@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
+from engine.protocol.types import Capability
 from engine.protocol.wire import Json
 
 _OPENAI = frozenset({"temperature", "top_p", "stop", "presence_penalty", "frequency_penalty", "logit_bias"})
@@ -43,8 +45,17 @@ class Dialect:
     """False if the server cuts a stop string off without telling which it was: no search can tell the end of a step
     from the end of a solution.
     """
+    constrains: Literal["structured_outputs", "fields"] | None = None
+    """Form in which the server takes a constraint, if it does: vLLM's object, or SGLang's fields. It holds from the
+    first token of a request, so that a constrained text cannot be continued."""
     bundles_tokens: bool = False
     """True if ``stream_interval`` sets the number of tokens in an event of a stream."""
+
+    @property
+    def lacks(self) -> tuple[Capability, ...]:
+        """Capabilities that servers of this kind do not have."""
+        lacks: list[Capability] = [] if self.tells_stops else ["continuation", "logprobs"]
+        return (*lacks, *(() if self.constrains else ("constraint",)), "constraint_continuation")
 
 
 DIALECTS = {
@@ -61,6 +72,7 @@ DIALECTS = {
             numbers_seeds=True,
             reads_tokens=True,
             tells_health=True,
+            constrains="structured_outputs",
             bundles_tokens=True,
         ),
         Dialect(
@@ -72,6 +84,7 @@ DIALECTS = {
             likeliest=20,
             salts=True,
             tells_health=True,
+            constrains="fields",
         ),
         Dialect(
             "llamacpp",

@@ -194,7 +194,7 @@ class OpenAICompatibleEngine:
             0 if self._text is None else self._text.parameters,
             extra,
             isolates=self._dialect.salts,
-            lacks=() if self._dialect.tells_stops else ("continuation", "logprobs"),
+            lacks=self._dialect.lacks,
         )
         if (text := self._text) is None:
             return info
@@ -217,6 +217,13 @@ class OpenAICompatibleEngine:
         self._check_probe(request)
         check_no_thinking_limit(request)
         check_branches(request)
+        if request.constraint is None:
+            return
+        if self._dialect.constrains is None:
+            raise self._cannot("hold a text to a constraint")
+        starts = [(len(request.prompt) + len(b.generated), b.constraint_start) for b in request.branches]
+        if request.lifts_constraint or any(start not in (None, end) for end, start in starts):
+            raise self._cannot("begin a constraint elsewhere than at the first token of a request")
 
     def _explain(self, error: EngineError, request: GenerateRequest) -> EngineError:
         """Return the error, in other words if a vLLM refuses the number of stop strings, of which it takes few."""

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import json
+import re
 from collections.abc import Sequence
 from dataclasses import asdict
 
 from engine.client.openai.dialects import Dialect
+from engine.protocol.constraint import Constraint
 from engine.protocol.types import Branch, GenerateRequest, SamplingParams
 from engine.protocol.wire import Json
 
@@ -86,11 +89,28 @@ def completion_body(
     }
     if request.sampling.logprobs is not None:
         body |= {"return_tokens_as_token_ids": True, "logprobs": request.sampling.logprobs}
+    if request.constraint is not None:
+        body |= constraint_fields(request.constraint, dialect)
     if len(branches) > 1:
         body["n"] = len(branches)
     if dialect.bundles_tokens and not stream:
         body["stream_interval"] = TOKENS_PER_EVENT
     return body
+
+
+def constraint_fields(constraint: Constraint, dialect: Dialect) -> Json:
+    """Return a constraint in the server's form. vLLM and SGLang read a grammar as EBNF unless they use llguidance."""
+    if dialect.constrains == "structured_outputs":
+        return {"structured_outputs": constraint.to_json()}
+    match constraint.kind:
+        case "json":
+            return {"json_schema": constraint.value}
+        case "regex":
+            return {"regex": constraint.value}
+        case "choice":
+            return {"regex": "|".join(map(re.escape, json.loads(constraint.value)))}
+        case "grammar":
+            return {"ebnf": constraint.value}
 
 
 def routing_headers(request_id: str, lease: str | None) -> dict[str, str]:
