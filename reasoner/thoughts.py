@@ -94,6 +94,11 @@ class ThoughtProgress:
         return True
 
     @property
+    def can_begin_answer(self) -> bool:
+        """True if the next token may be one of the answer."""
+        return self.state == "closed" or (self.state == "undecided" and self.num_tokens == 0)
+
+    @property
     def is_at_limit(self) -> bool:
         """Return True if the thought has to be closed before the next token."""
         return self.limit is not None and self.state != "closed" and self.num_tokens >= self.limit

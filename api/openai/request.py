@@ -15,6 +15,7 @@ from reasoner.admission.resolve import use_available_verifier
 from reasoner.answers.spec import AnswerSpec
 from reasoner.base_model import StrictModel
 from reasoner.budget.spec import MAX_BUDGET_TOKENS, Budget
+from reasoner.jobs.constraint_spec import ConstraintSpec
 from reasoner.jobs.spec import JobSpec, Message, StopStrings, StrategySpec, TemplateKwargs, ThoughtSpec
 from reasoner.jobs.verifier_specs import Verifier
 from workers.config.settings import Settings
@@ -23,7 +24,7 @@ Tokens = Annotated[int, Field(ge=1, le=MAX_BUDGET_TOKENS)]
 Summary = Literal["auto", "concise", "detailed"]
 _JOB_FIELDS = (
     *("strategy", "verifier", "answer", "confidence", "deterministic", "priority", "webhook"),
-    *("chat_template_kwargs", "thoughts"),
+    *("chat_template_kwargs", "thoughts", "constraint"),
 )
 
 
@@ -70,6 +71,7 @@ class OpenAIRequest(StrictModel):
     answer: AnswerSpec | None = None
     chat_template_kwargs: TemplateKwargs | None = None
     thoughts: ThoughtSpec | None = None
+    constraint: ConstraintSpec | None = None
     confidence: Annotated[float, Field(ge=0, le=1)] | None = None
     deterministic: bool | None = None
     priority: Literal["interactive", "batch"] | None = None
@@ -89,6 +91,10 @@ class OpenAIRequest(StrictModel):
             "budget.effort": self.budget.effort if self.budget else None,
         }
         return {field: name for field, name in given.items() if name is not None}
+
+    def format_constraint(self) -> ConstraintSpec | None:
+        """Return the constraint that OpenAI's format of the answer asks for."""
+        return None
 
     def token_bounds(self) -> list[int]:
         """Return all bounds of the job's tokens, of which the smallest holds."""
@@ -116,6 +122,8 @@ class OpenAIRequest(StrictModel):
             "metadata": {**(self.metadata or {}), **self._user_metadata()},
             **{name: getattr(self, name) for name in _JOB_FIELDS},
         }
+        if (constraint := self.format_constraint()) is not None:
+            fields["constraint"] = constraint
         try:
             spec = JobSpec.model_validate({name: value for name, value in fields.items() if value not in (None, {})})
         except ValidationError as error:

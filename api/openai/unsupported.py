@@ -46,9 +46,6 @@ CHAT: dict[str, Unsupported] = _COMMON | {
     "n": Unsupported((1,), "a search gives one answer; 'n' of 'strategy' is the number of sampled solutions"),
     "prediction": Unsupported((), "speculative decoding needs no prediction"),
     "presence_penalty": Unsupported((0,), _SAMPLING),
-    "response_format": Unsupported(
-        ({"type": "text"},), "a 'verifier' of the kind 'json_schema' selects a solution with a valid answer"
-    ),
     "store": Unsupported((False,), "GET /v1/jobs/{id} has the job, until it is deleted"),
     "verbosity": Unsupported(("medium",), "ask for it in a message"),
     "web_search_options": Unsupported((), _TOOLS),
@@ -63,10 +60,6 @@ RESPONSES: dict[str, Unsupported] = _COMMON | {
     "max_tool_calls": Unsupported((), _TOOLS),
     "prompt": Unsupported((), "there are no stored prompts: write 'instructions' and 'input'"),
     "store": Unsupported((True,), "a response lives until it is deleted: DELETE /v1/responses/{id}"),
-    "text": Unsupported(
-        ({}, {"format": {"type": "text"}}),
-        "a 'verifier' of the kind 'json_schema' selects a solution with a valid answer",
-    ),
     "truncation": Unsupported(("disabled",), "a conversation that is too long is refused, never truncated"),
 }
 

@@ -4,14 +4,10 @@ The masks come from llguidance (https://github.com/guidance-ai/llguidance), whic
 far at once and walks the vocabulary as a tree of bytes. They are part of the sampling distribution: the logits of other
 tokens become minus infinity before temperature and truncation. Any tokenization of a text of the language can be
 sampled, and an end-of-sequence token only where the text is complete.
-
-JSON is written with at most one space between its tokens, or on lines with indentation, so that no branch can fill its
-limit with blanks.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from threading import Lock
@@ -21,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.protocol.constraint import Constraint
+from engine.protocol.grammar_text import summarize_error, write_grammar
 from engine.protocol.types import EngineError, InvalidRequest, NotSupported
 
 if TYPE_CHECKING:
@@ -29,9 +26,6 @@ if TYPE_CHECKING:
 Words = npt.NDArray[np.int32]
 """Mask of a row: a bit for each token, set if the token is allowed, in the order of their ids."""
 
-JSON_WHITESPACE = r"(\n[ \t]{0,64}| )?"
-_ALL_TOKENIZATIONS = '%llguidance {"no_forcing": true}'
-"""Directive without which a text that the language forces could be written by its canonical tokens alone."""
 _MAX_COMPILED = 64
 """Number of compiled constraints that are kept; the requests of a search have the same one."""
 
@@ -88,34 +82,6 @@ class GrammarCompiler:
             except Exception as error:  # a tokenizer of a kind that it cannot read
                 raise NotSupported(f"the bytes of this tokenizer's tokens cannot be read: {error}") from error
         return LLMatcher, self._tokenizer
-
-
-def write_grammar(constraint: Constraint) -> str:
-    """Return a constraint as a Lark grammar for llguidance; it is checked only where a matcher is made of it."""
-    from llguidance import LLMatcher, regex_to_lark
-
-    match constraint.kind:
-        case "json":
-            schema = json.loads(constraint.value)
-            if not isinstance(schema, dict | bool):
-                raise InvalidRequest("the constraint is no JSON Schema, which is an object or a boolean", "constraint")
-            schema = schema if isinstance(schema, dict) else {} if schema else {"not": {}}
-            text = f"start: %json {json.dumps(schema | {'x-guidance': {'whitespace_pattern': JSON_WHITESPACE}})}"
-        case "regex":
-            text = f"start: /{regex_to_lark(constraint.value, use_ascii='d')}/"
-        case "choice":
-            choices = " | ".join(json.dumps(text, ensure_ascii=False) for text in json.loads(constraint.value))
-            text = f"start: {choices}"
-        case "grammar":
-            text = constraint.value
-    return LLMatcher.grammar_from_lark(f"{_ALL_TOKENIZATIONS}\n{text}")
-
-
-def summarize_error(message: str) -> str:
-    """Return llguidance's error message as one line, without the grammar that it repeats."""
-    first, *others = message.strip().splitlines() or [""]
-    causes = [line.removeprefix("error: ") for line in others if line.startswith("error: ")]
-    return " ".join([first, *causes])
 
 
 class Grammar:

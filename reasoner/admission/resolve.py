@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from engine.protocol.types import Capability, EngineError, InvalidRequest, ModelInfo
+from reasoner.admission.constraints import check_constraint
 from reasoner.admission.defaults import ModelDefaults, apply_defaults
 from reasoner.admission.effort import Effort, apply_effort
 from reasoner.admission.prompt import add_instruction
@@ -22,6 +23,8 @@ from reasoner.strategies.registry import STRATEGIES, parse_params
 _NEEDS: Mapping[Capability, str] = {
     "continuation": "continues unfinished solutions",
     "logprobs": "reads log-probabilities",
+    "constraint": "holds solutions to a language",
+    "constraint_continuation": "continues unfinished solutions, here within a constraint",
 }
 
 
@@ -117,6 +120,8 @@ def _find_strategy(spec: JobSpec, service: ServiceDefaults) -> str:
 
 async def _complete(spec: JobSpec, service: ServiceDefaults, catalog: ModelCatalog) -> JobSpec:
     """Apply the effort, check models and budget, and fill in all fields that are still open."""
+    if spec.constraint is not None:
+        check_constraint(spec.constraint)
     spec = add_instruction(spec)
     try:
         spec = apply_effort(spec, service.effort)
@@ -212,7 +217,10 @@ def _check_models(spec: JobSpec, models: list[ModelInfo] | None) -> None:
 def _check_capabilities(spec: JobSpec, models: list[ModelInfo] | None) -> None:
     """Raise ``JobRefused`` for a strategy that needs more than the server of a policy can do."""
     for policy in _policies(spec, models):
-        missing = [what for what in policy.lacks if what in STRATEGIES[spec.strategy.name].required]
+        if spec.constraint is not None and "constraint" in policy.lacks:
+            message = f"the server of model {policy.id!r} cannot hold a solution to a language: leave it out, or use a "
+            raise JobRefused("unsupported-constraint", "constraint", f"{message}model on vLLM, SGLang or our engine")
+        missing = [what for what in policy.lacks if what in _find_required(spec)]
         if not missing:
             continue
         able = [name for name, strategy in STRATEGIES.items() if strategy.required.isdisjoint(policy.lacks)]
@@ -222,6 +230,13 @@ def _check_capabilities(spec: JobSpec, models: list[ModelInfo] | None) -> None:
             f"strategy {spec.strategy.name!r} {_NEEDS[missing[0]]}, which the server of model {policy.id!r} cannot do: "
             f"use one of {', '.join(able)}, or a model on vLLM, SGLang or our engine",
         )
+
+
+def _find_required(spec: JobSpec) -> frozenset[Capability]:
+    """Return the capabilities of a policy's server that the job's strategy needs."""
+    required = STRATEGIES[spec.strategy.name].required
+    is_cut = spec.constraint is not None and "continuation" in required
+    return required | {"constraint_continuation"} if is_cut else required
 
 
 def _check_budget(spec: JobSpec, service: ServiceDefaults, models: list[ModelInfo] | None) -> None:

@@ -64,6 +64,16 @@ def check_job(spec: JobSpec) -> None:
         raise JobRefused(
             "invalid-request", "models", "a probe reads the states of one policy: give 'model', or another verifier"
         )
+    if spec.constraint is not None and (strategy.injects_text or strategy.takes_candidates):
+        able = ", ".join(
+            name for name, other in STRATEGIES.items() if not (other.injects_text or other.takes_candidates)
+        )
+        what = "adds text to solutions" if strategy.injects_text else "writes no solutions"
+        raise JobRefused(
+            "invalid-request",
+            "constraint",
+            f"strategy {name!r} {what}, which no constraint can hold: leave it out, or use one of {able}",
+        )
     limit, budget = spec.thinking_tokens, spec.budget.tokens
     if limit is not None and budget is not None and limit > budget:
         raise JobRefused(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from fractions import Fraction
 from functools import lru_cache
@@ -26,10 +27,13 @@ def canonicalize(answer: str, compare: Compare = "math") -> str:
 
     ``math``: numbers, lists of numbers and units as ``reasoner.answers.plain`` formats them, and formulas without
     typesetting commands. ``text``: plain numbers (7, 7.0, 14/2, $7$, 1,000) have one form, and other text loses its
-    white space except between two digits. A choice is its letter, and code its lines.
+    white space except between two digits. A choice is its letter, and code its lines. JSON has its keys in order, and
+    one form for equal numbers (1, 1.0, 1e0).
     """
     if compare == "code":
         return "\n".join(line.rstrip() for line in answer.strip("\n").splitlines() if line.strip())
+    if compare == "json":
+        return canonicalize_json(answer)
     if compare == "choice":
         letter = _CHOICE.search(simplify_characters(answer))
         return letter.group().upper() if letter else answer.strip().casefold()
@@ -44,6 +48,19 @@ def canonicalize(answer: str, compare: Compare = "math") -> str:
     text = _FREE_SPACE.sub("", text)
     letter = _LETTER_ALONE.fullmatch(text)
     return letter.group(1) if letter else f"{text} {unit}".rstrip()
+
+
+def canonicalize_json(text: str) -> str:
+    """Return the JSON text that all texts of an equal value share; what is no JSON stays as it is."""
+    try:
+        return json.dumps(json.loads(text, parse_float=_parse_number, parse_constant=str), sort_keys=True)
+    except (ValueError, RecursionError):
+        return text.strip()
+
+
+def _parse_number(digits: str) -> float | int:
+    number = float(digits)
+    return int(number) if number.is_integer() else number
 
 
 def _text(answer: str) -> str:

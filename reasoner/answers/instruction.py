@@ -13,13 +13,16 @@ _INSTRUCTIONS = {
     "phrase": 'Reason step by step, and end with "The answer is" and the final answer.',
     "hash": 'Reason step by step, and end with a line that holds only "####" and the final answer.',
     "code": "Write the final code in one fenced block, between lines of ```.",
+    "json": "Answer in JSON alone.",
 }
 """Instructions by ``compare`` for automatic extraction, and by the name of the extraction."""
 
 
 def find_instruction(spec: AnswerSpec) -> str | None:
-    """Return the instruction that fits the extraction; ``None`` for a pattern and if the job switches it off."""
-    if not spec.instruct or isinstance(spec.extract, RegexExtract):
+    """Return the instruction that fits the extraction; ``None`` for a pattern, for whole solutions, and if the job
+    switches it off.
+    """
+    if not spec.instruct or isinstance(spec.extract, RegexExtract) or spec.extract == "all":
         return None
     if isinstance(spec.extract, CodeExtract):
         language = spec.extract.code

@@ -9,7 +9,7 @@ from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 from reasoner.base_model import StrictModel
 from reasoner.regex import check_pattern
 
-Compare = Literal["math", "text", "choice", "code"]
+Compare = Literal["math", "text", "choice", "code", "json"]
 
 
 class RegexExtract(StrictModel):
@@ -33,7 +33,7 @@ def _kind(value: Any) -> str:
 
 
 Extract = Annotated[
-    Annotated[Literal["auto", "boxed", "phrase", "hash", "choice", "code"], Tag("name")]
+    Annotated[Literal["auto", "boxed", "phrase", "hash", "choice", "code", "all"], Tag("name")]
     | Annotated[RegexExtract, Tag("regex")]
     | Annotated[CodeExtract, Tag("code")],
     Discriminator(_kind),
@@ -46,14 +46,15 @@ class AnswerSpec(StrictModel):
     compare: Compare = Field(
         "math",
         description="math: as mathematics; text: without its spaces, but for those between digits; choice: as one "
-        "letter; code: line by line.",
+        "letter; code: line by line; json: as JSON values.",
     )
     extract: Extract = Field(
         "auto",
         description="boxed: \\boxed{…}; phrase: 'The answer is …', 'Final answer: …'; hash: '#### …'; choice: a letter "
-        "A to J; code: the last fenced block; auto: what fits 'compare', for math and text boxed, <answer>, hash, "
-        "JSON's answer, phrase; for math what is tagged or called final behind a box comes before it. With auto, the "
-        "last number (math) or letter (choice) is the answer of a finished solution that states none.",
+        "A to J; code: the last fenced block; all: the whole finished solution after its thought; auto: what fits "
+        "'compare', for json all, for math and text boxed, <answer>, hash, JSON's answer, phrase; for math what is "
+        "tagged or called final behind a box comes before it. With auto, the last number (math) or letter (choice) is "
+        "the answer of a finished solution that states none.",
     )
     instruct: bool = Field(
         True,

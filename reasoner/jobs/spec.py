@@ -12,6 +12,7 @@ from engine.protocol.types import InvalidRequest
 from reasoner.answers.spec import AnswerSpec, CodeExtract
 from reasoner.base_model import StrictModel
 from reasoner.budget.spec import MAX_BUDGET_TOKENS, Budget
+from reasoner.jobs.constraint_spec import ConstraintSpec
 from reasoner.jobs.step_specs import DEFAULT_STEPS, StepRule, Steps
 from reasoner.jobs.verifier_specs import PairwiseVerifier, PrmVerifier, Verifier
 
@@ -187,6 +188,11 @@ class JobSpec(StrictModel):
         None,
         description="Delimiters of the model's thoughts; without them its default, or those of its tokenizer.",
     )
+    constraint: ConstraintSpec | None = Field(
+        None,
+        description="Language to which solutions are held, token by token, after their thoughts. Their answer is then "
+        "the whole solution, unless 'answer' says more.",
+    )
     strategy: StrategySpec = Field(
         default_factory=lambda: StrategySpec(name=DEFAULT_STRATEGY),
         description=f"By default {DEFAULT_STRATEGY}, or {FALLBACK_STRATEGY} without a verifier; an effort and the "
@@ -288,6 +294,13 @@ class JobSpec(StrictModel):
         language = {"python": "python", "json_schema": "json"}.get(kind)
         if language is not None and not self.answer.model_fields_set & {"compare", "extract"}:
             changes = {"compare": "code", "extract": CodeExtract(code=language)}
+            self.answer = self.answer.model_copy(update=changes)
+        return self
+
+    @model_validator(mode="after")
+    def _answer_with_whole_constrained_text(self) -> Self:
+        if self.constraint is not None and not self.answer.model_fields_set & {"compare", "extract"}:
+            changes = {"compare": "json" if self.constraint.is_json else "code", "extract": "all"}
             self.answer = self.answer.model_copy(update=changes)
         return self
 

@@ -51,6 +51,8 @@ class BranchRunner:
         self._cancelled = context.search.cancelled
         self._thinking_tokens = context.search.spec.thinking_tokens
         self._job_stops = frozenset(context.search.spec.stop)
+        constraint = context.search.spec.constraint
+        self._constraint = None if constraint is None else constraint.to_constraint()
         self._requests: dict[str, asyncio.Task[None]] = {}
         self._reserved = Reservations(context)
         self._segments: dict[InFlightBranch, Completion] = {}
@@ -75,11 +77,12 @@ class BranchRunner:
         starting, max_tokens = self._reserved.select(waiting)
         if max_tokens == 0:
             return
-        requests: dict[tuple[Node, SamplingParams], list[InFlightBranch]] = {}
+        requests: dict[tuple[Node, SamplingParams, bool], list[InFlightBranch]] = {}
         for branch in starting:
             self._reserved.add(branch, max_tokens)
             if self._close_thought_at_limit(branch):
-                requests.setdefault((branch.parent, self._sampling(branch)), []).append(branch)
+                key = branch.parent, self._sampling(branch), self._is_constrained(branch)
+                requests.setdefault(key, []).append(branch)
         for siblings in requests.values():
             self._request(siblings)
 
@@ -136,7 +139,24 @@ class BranchRunner:
     # Requests.
 
     def _can_continue(self, branch: InFlightBranch) -> bool:
-        return self._policies[branch.parent.policy].can_continue
+        policy = self._policies[branch.parent.policy]
+        is_whole = "constraint_continuation" in policy.model.lacks and self._is_constrained(branch)
+        return policy.can_continue and not is_whole
+
+    def _is_constrained(self, branch: InFlightBranch) -> bool:
+        """Return True if the branch's next token is part of the text that the job's constraint holds."""
+        thought = self._thought(branch)
+        is_free = thought is not None and not thought.can_begin_answer
+        return self._constraint is not None and branch.parent.solves and not is_free
+
+    def _constraint_start(self, branch: InFlightBranch, num_tokens: int) -> int:
+        """Return where the constrained text of a branch of ``num_tokens`` begins: after its conversation's thought."""
+        thought = self._thought(branch)
+        num_answer = len(branch.parent.written) + num_tokens
+        if thought is not None:
+            above = sum(node.count_tokens("answer") for node in branch.parent.lineage())
+            num_answer = above + sum(part.num_tokens for part in thought.parts if part.kind == "answer")
+        return len(branch.parent.prefix) + num_tokens - num_answer
 
     def _order(self, branch: InFlightBranch) -> tuple[tuple[int, ...], ...]:
         """Return the branch's place among those that start: by path, with several policies in turns."""
@@ -156,6 +176,8 @@ class BranchRunner:
             draft=self._ledger.budget.flops is None,
             probe=policy.reads_probe,
             thinking_limit=self._thinking_tokens if policy.model.limits_thoughts else None,
+            constraint=self._constraint if self._is_constrained(siblings[0]) else None,
+            lifts_constraint=self._find_lifting_tokens(siblings[0]),
         )
         task = asyncio.create_task(self._read_stream(request, siblings))
         self._requests[request.request_id] = task
@@ -176,7 +198,14 @@ class BranchRunner:
         sibling = make_branch_key(tuple(above)), index
         if self._can_continue(branch) and (thought is None or thought.can_be_cut):
             left = min(left, every - len(tokens) % every)
-        return Branch(self._seed, make_branch_key(branch.path), left, tokens, sibling)
+        start = self._constraint_start(branch, len(tokens)) if self._is_constrained(branch) else None
+        return Branch(self._seed, make_branch_key(branch.path), left, tokens, sibling, start)
+
+    def _find_lifting_tokens(self, branch: InFlightBranch) -> tuple[int, ...]:
+        """Return the token that opens a thought instead of the constrained answer, if the model has the choice."""
+        thought = self._thought(branch)
+        has_choice = self._is_constrained(branch) and thought is not None and thought.state == "undecided"
+        return thought.format.opening_ids[:1] if has_choice and thought is not None else ()
 
     async def _read_stream(self, request: GenerateRequest, siblings: list[InFlightBranch]) -> None:
         missing = set(range(len(siblings)))

@@ -66,6 +66,8 @@ class Strategy(Generic[P]):
     """True if the strategy can sample from several policies (``JobSpec.models``)."""
     stops_when_sure: bool = False
     """True if ``JobSpec.confidence`` can stop the strategy early."""
+    injects_text: bool = False
+    """True if the strategy adds text of its own to solutions, after which they go on."""
     takes_candidates: bool = False
     """True if the strategy ranks the client's own candidates, instead of writing solutions."""
     choose_use: Callable[[P], VerifierUse] | None = None

@@ -54,7 +54,9 @@ async def serving(settings: Settings, engine: EngineClient | None = None) -> Asy
 
 
 @contextlib.asynccontextmanager
-async def working(url: str, store: JobStore, run: Run = run_job) -> AsyncIterator[None]:
+async def working(
+    url: str, store: JobStore, run: Run = run_job, engine: EngineClient | None = None
+) -> AsyncIterator[None]:
     """Run a worker that executes the jobs in the queues one after the other."""
 
     async def work() -> None:
@@ -65,7 +67,7 @@ async def working(url: str, store: JobStore, run: Run = run_job) -> AsyncIterato
                 await execute(
                     job_id,
                     store=store,
-                    engine=ScriptedEngine(),
+                    engine=engine or ScriptedEngine(),
                     run=run,
                     shutting_down=asyncio.Event(),
                     lease=30,

@@ -8,9 +8,11 @@ from pydantic import Field, model_validator
 
 from api.openai.chat.answer import ReasoningContent
 from api.openai.content import EmptyList, Text
+from api.openai.formats import ChatFormat, to_constraint
 from api.openai.request import OpenAIRequest, Tokens
 from api.openai.unsupported import CHAT, remove_neutral_fields
 from reasoner.base_model import StrictModel
+from reasoner.jobs.constraint_spec import ConstraintSpec
 from reasoner.jobs.spec import Message
 
 
@@ -45,6 +47,9 @@ class ChatBody(OpenAIRequest):
         "the search. By default the thought if the model thinks.",
     )
     stream_options: StreamOptions | None = None
+    response_format: ChatFormat | None = Field(
+        None, description="Holds the answer, after its thought, to JSON or to a JSON Schema, token by token."
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -58,6 +63,9 @@ class ChatBody(OpenAIRequest):
     def efforts(self) -> dict[str, str]:
         own = {} if self.reasoning_effort is None else {"reasoning_effort": self.reasoning_effort}
         return own | super().efforts()
+
+    def format_constraint(self) -> ConstraintSpec | None:
+        return to_constraint(self.response_format)
 
     def token_bounds(self) -> list[int]:
         own = (self.max_completion_tokens, self.max_tokens)

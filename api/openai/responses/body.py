@@ -8,9 +8,11 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from api.openai.chat.body import to_message
 from api.openai.content import EmptyList, Text
+from api.openai.formats import TextSettings, to_constraint
 from api.openai.request import OpenAIRequest, Summary, Tokens
 from api.openai.unsupported import RESPONSES, remove_neutral_fields
 from reasoner.base_model import StrictModel
+from reasoner.jobs.constraint_spec import ConstraintSpec
 from reasoner.jobs.spec import MAX_PROBLEM_CHARS, Message
 
 
@@ -93,6 +95,9 @@ class ResponseBody(OpenAIRequest):
     )
     background: bool | None = Field(None, description="Respond at once; the job runs without its client.")
     stream_options: ResponseStreamOptions | None = None
+    text: TextSettings | None = Field(
+        None, description="Its format holds the answer, after its thought, to JSON or to a JSON Schema, token by token."
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -104,6 +109,9 @@ class ResponseBody(OpenAIRequest):
         head = [] if self.instructions is None else [Message(role="system", content=self.instructions)]
         turns = [to_message(item.role, item.content) for item in self.input if isinstance(item, InputMessage)]
         return head + history + turns
+
+    def format_constraint(self) -> ConstraintSpec | None:
+        return to_constraint(None if self.text is None else self.text.format)
 
     def token_bounds(self) -> list[int]:
         own = [] if self.max_output_tokens is None else [self.max_output_tokens]

@@ -81,6 +81,8 @@ def _extract(spec: AnswerSpec, text: str, stopped: ExtractionStopped) -> str | N
             return _code(text, language)
         case "code":
             return _code(text, None)
+        case "json" | "all":
+            return text.strip() if stopped == "end" else None
         case "choice":
             return find_choice(text, stopped)
         case "boxed":

@@ -150,4 +150,6 @@ async def _max_thinking_tokens(search: Search, params: BudgetForcing, marker: st
     return max(0, min(limits) - params.answer)
 
 
-STRATEGY = Strategy("budget_forcing", BudgetForcing, run, needs_verifier=False, needs=("continuation",), votes=True)
+STRATEGY = Strategy(
+    "budget_forcing", BudgetForcing, run, needs_verifier=False, needs=("continuation",), injects_text=True, votes=True
+)

@@ -169,6 +169,7 @@ STRATEGY = Strategy(
     run,
     needs_verifier=False,
     needs=("continuation",),
+    injects_text=True,
     stops_when_sure=True,
     votes=True,
 )

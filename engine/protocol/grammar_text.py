@@ -1,0 +1,44 @@
+"""Constraints as grammars for llguidance.
+
+JSON is written with at most one space between its tokens, or on lines with indentation, so that no branch can fill its
+limit with blanks. ``\\d`` of a regular expression is one of 0 to 9.
+"""
+
+from __future__ import annotations
+
+import json
+
+from engine.protocol.constraint import Constraint
+from engine.protocol.types import InvalidRequest
+
+JSON_WHITESPACE = r"(\n[ \t]{0,64}| )?"
+_ALL_TOKENIZATIONS = '%llguidance {"no_forcing": true}'
+"""Directive without which a text that the language forces could be written by its canonical tokens alone."""
+
+
+def write_grammar(constraint: Constraint) -> str:
+    """Return a constraint as a Lark grammar for llguidance; it is checked only where a matcher is made of it."""
+    from llguidance import LLMatcher, regex_to_lark
+
+    match constraint.kind:
+        case "json":
+            schema = json.loads(constraint.value)
+            if not isinstance(schema, dict | bool):
+                raise InvalidRequest("the constraint is no JSON Schema, which is an object or a boolean", "constraint")
+            schema = schema if isinstance(schema, dict) else {} if schema else {"not": {}}
+            text = f"start: %json {json.dumps(schema | {'x-guidance': {'whitespace_pattern': JSON_WHITESPACE}})}"
+        case "regex":
+            text = f"start: /{regex_to_lark(constraint.value, use_ascii='d')}/"
+        case "choice":
+            choices = " | ".join(json.dumps(text, ensure_ascii=False) for text in json.loads(constraint.value))
+            text = f"start: {choices}"
+        case "grammar":
+            text = constraint.value
+    return LLMatcher.grammar_from_lark(f"{_ALL_TOKENIZATIONS}\n{text}")
+
+
+def summarize_error(message: str) -> str:
+    """Return llguidance's error message as one line, without the grammar that it repeats."""
+    first, *others = message.strip().splitlines() or [""]
+    causes = [line.removeprefix("error: ") for line in others if line.startswith("error: ")]
+    return " ".join([first, *causes])

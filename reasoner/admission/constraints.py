@@ -1,0 +1,109 @@
+"""Check of a job's constraint at admission: the engine must be able to enforce it, and a finite text must fulfil it."""
+
+from __future__ import annotations
+
+import json
+from functools import lru_cache
+from typing import Any
+
+from llguidance import LLMatcher, LLTokenizer
+
+from engine.protocol.constraint import Constraint
+from engine.protocol.grammar_text import summarize_error, write_grammar
+from engine.protocol.types import InvalidRequest
+from reasoner.admission.finite_languages import can_schema_end, find_endless_start
+from reasoner.admission.validation import JobRefused
+from reasoner.jobs.constraint_spec import ConstraintSpec
+
+_CONTAINERS = ("properties", "patternProperties", "$defs", "definitions")
+_LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
+_SINGLE = ("items", "additionalProperties")
+
+
+def check_constraint(spec: ConstraintSpec) -> None:
+    """Raise ``JobRefused``, with the keyword and its path, for a constraint that no solution could be held to."""
+    constraint = spec.to_constraint()
+    field = "constraint." + next(name for name in type(spec).model_fields if getattr(spec, name) is not None)
+    if spec.json_schema is False:
+        raise _refuse(field, "no JSON is valid under the schema false: give an object of keywords")
+    error = find_error(constraint)
+    if error is not None and isinstance(spec.json_schema, dict):
+        path, error = _locate(spec.json_schema, spec.json_schema, "", error)
+        field += path
+    if error is not None:
+        raise _refuse(field, f"it cannot be enforced: {error}")
+    if isinstance(spec.json_schema, dict) and not can_schema_end(spec.json_schema):
+        raise _refuse(field, "each value requires another one, so that no finite JSON is valid: leave one not required")
+    if spec.grammar is not None and (endless := find_endless_start(spec.grammar)):
+        raise _refuse(field, f"no text of rule {endless!r} can end, since each alternative leads to it again: add one")
+    if not _can_begin(constraint):
+        raise _refuse(field, "no text but the empty one fulfils it: write a language with at least one text")
+
+
+def find_error(constraint: Constraint) -> str | None:
+    """Return the reason why a constraint cannot be enforced, in one line; ``None`` if it can."""
+    try:
+        has_error, messages = LLMatcher.validate_grammar_with_warnings(write_grammar(constraint))
+    except InvalidRequest as error:
+        return str(error)
+    if not has_error:
+        return None
+    message = summarize_error(messages[0])
+    if message.startswith("at "):  # the place in the grammar, which begins with a line of our own
+        place, _, message = message.partition(": ")
+        if constraint.kind == "grammar":
+            line, _, column = place.removeprefix("at ").partition("(")
+            message = f"line {int(line) - 1}, column {column.rstrip(')')}: {message}"
+    return message.removeprefix("failed to compile JSON schema: ")
+
+
+def _locate(root: dict[str, Any], schema: dict[str, Any], path: str, error: str) -> tuple[str, str]:
+    """Return the path of the innermost schema that cannot be enforced, and the reason."""
+    for step, child in _children(schema):
+        shared = {name: root[name] for name in ("$defs", "definitions") if name in root}
+        inner = find_error(Constraint("json", json.dumps(shared | child)))
+        if inner is not None:
+            return _locate(root, child, f"{path}.{step}", inner)
+    return path, error
+
+
+def _children(schema: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    found: list[tuple[str, Any]] = []
+    for name in _CONTAINERS:
+        if isinstance(schema.get(name), dict):
+            found += [(f"{name}.{key}", child) for key, child in schema[name].items()]
+    for name in _LISTS:
+        if isinstance(schema.get(name), list):
+            found += [(f"{name}.{index}", child) for index, child in enumerate(schema[name])]
+    found += [(name, schema[name]) for name in _SINGLE if name in schema]
+    return [(step, child) for step, child in found if isinstance(child, dict)]
+
+
+class _Bytes:
+    """A tokenizer with a token for each byte, for checks that need no model."""
+
+    eos_token_id = 256
+    bos_token_id = None
+    tokens = (*(bytes([byte]) for byte in range(256)), b"<eos>")
+    special_token_ids = (256,)
+
+    def __call__(self, text: bytes) -> list[int]:
+        return list(text)
+
+
+@lru_cache(1)
+def _byte_tokenizer() -> LLTokenizer:
+    from llguidance import TokenizerWrapper
+
+    return LLTokenizer(TokenizerWrapper(_Bytes()))
+
+
+def _can_begin(constraint: Constraint) -> bool:
+    """Return True if a text of the language has a first byte."""
+    matcher = LLMatcher(_byte_tokenizer(), write_grammar(constraint), log_level=0)
+    mask = matcher.compute_bitmask()
+    return any(mask[: 256 // 8])
+
+
+def _refuse(field: str, message: str) -> JobRefused:
+    return JobRefused("invalid-request", field, message)

@@ -1,0 +1,151 @@
+"""Finite texts of recursive languages: a rule or a schema that always leads to itself has none.
+
+A rule is productive if one of its alternatives consists of productive symbols, as in the reduction of context-free
+grammars (Hopcroft and Ullman, Introduction to Automata Theory, section 4.4). The least fixed point is computed.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+_RULE = re.compile(r"^[ \t]*[?!]?([A-Za-z_]\w*)(?:\.\d+)?(?:\[[^\]]*\])?\s*:", re.MULTILINE)
+_TOKEN = re.compile(
+    r"\s+|//[^\n]*|#[^\n]*"
+    r'|(?P<text>"(?:\\.|[^"\\])*"i?|/(?:\\.|\[(?:\\.|[^\]\\])*\]|[^/\\\n])+/[a-z]*|<[^>\n]+>)'
+    r"|(?P<embedded>%\w+\s*(?=\{))"
+    r"|(?P<repeat>\{\s*(?P<least>\d*)\s*(?:,\s*\d*\s*)?\}|~\s*(?P<count>\d+)(?:\s*\.\.\s*\d+)?)"
+    r"|(?P<name>[A-Za-z_]\w*)|(?P<sign>[|()\[\]*+?])|."
+)
+
+
+def find_endless_start(grammar: str) -> str | None:
+    """Return the name of the start rule of a Lark grammar if no text of it is finite, else ``None``.
+
+    Names that the grammar does not define count as productive, since the library reports them itself.
+    """
+    rules = _split_rules(grammar)
+    productive: set[str] = set()
+    while True:
+        more = {
+            name
+            for name, tokens in rules.items()
+            if name not in productive and _Alternatives(tokens, rules.keys() - productive).are_productive()
+        }
+        if not more:
+            return "start" if "start" in rules and "start" not in productive else None
+        productive |= more
+
+
+def can_schema_end(schema: dict[str, Any]) -> bool:
+    """Return False if each JSON value under the schema contains another one, so that none is finite."""
+    return _can_end(schema, schema, frozenset())
+
+
+def _split_rules(grammar: str) -> dict[str, list[tuple[str, str]]]:
+    """Return the tokens of each rule's body by the rule's name."""
+    starts = list(_RULE.finditer(grammar))
+    rules: dict[str, list[tuple[str, str]]] = {}
+    for index, start in enumerate(starts):
+        end = starts[index + 1].start() if index + 1 < len(starts) else len(grammar)
+        rules[start[1]] = list(_tokenize(grammar[start.end() : end]))
+    return rules
+
+
+def _tokenize(body: str) -> Iterator[tuple[str, str]]:
+    position = 0
+    while position < len(body):
+        found = _TOKEN.match(body, position)
+        if found is None:
+            return
+        position = found.end()
+        if found["embedded"]:  # %json {…} and %regex {…}
+            try:
+                value, position = json.JSONDecoder().raw_decode(body, position)
+            except ValueError:
+                return
+            endless = found["embedded"].startswith("%json") and isinstance(value, dict) and not can_schema_end(value)
+            yield ("endless" if endless else "text", "")
+        elif found["repeat"]:
+            least = found["least"] or found["count"] or "0"
+            yield ("sign", "?" if int(least) == 0 else "+")
+        elif found.lastgroup in ("text", "name", "sign"):
+            yield (found.lastgroup, found[0])
+
+
+class _Alternatives:
+    """Recursive descent over a rule's body."""
+
+    def __init__(self, tokens: list[tuple[str, str]], unproductive: set[str]) -> None:
+        self._tokens, self._unproductive = [*tokens, ("end", "")], unproductive
+        self._position = 0
+
+    def are_productive(self) -> bool:
+        """Return True if one of the alternatives up to the next closing bracket consists of productive items."""
+        result, sequence = False, True
+        while True:
+            kind, text = self._tokens[self._position]
+            if kind == "end" or text in (")", "]"):
+                return result or sequence
+            if text == "|":
+                self._position += 1
+                result, sequence = result or sequence, True
+            else:
+                sequence &= self._read_item()
+
+    def _read_item(self) -> bool:
+        kind, text = self._tokens[self._position]
+        self._position += 1
+        productive = kind != "endless" and not (kind == "name" and text in self._unproductive)
+        if kind == "sign" and text in ("(", "["):
+            productive = self.are_productive() or text == "["
+            self._position += self._tokens[self._position][0] != "end"
+        while self._tokens[self._position] in (("sign", "*"), ("sign", "?"), ("sign", "+")):
+            productive |= self._tokens[self._position][1] != "+"
+            self._position += 1
+        return productive
+
+
+def _can_end(schema: Any, root: dict[str, Any], inside: frozenset[str]) -> bool:
+    """Return True if a finite value is valid. ``inside``: references that lead here, which must not be needed again."""
+    if not isinstance(schema, dict) or "const" in schema or "enum" in schema:
+        return True
+    reference = schema.get("$ref")
+    if isinstance(reference, str):
+        target = _resolve(root, reference)
+        if reference in inside or (target is not None and not _can_end(target, root, inside | {reference})):
+            return False
+    for name in ("anyOf", "oneOf"):
+        if schema.get(name) and not any(_can_end(option, root, inside) for option in schema[name]):
+            return False
+    if not all(_can_end(part, root, inside) for part in schema.get("allOf") or ()):
+        return False
+    types = schema.get("type", "null")
+    types = [types] if isinstance(types, str) else types
+    return any(_can_type_end(kind, schema, root, inside) for kind in types)
+
+
+def _can_type_end(kind: str, schema: dict[str, Any], root: dict[str, Any], inside: frozenset[str]) -> bool:
+    if kind == "object":
+        properties = schema.get("properties") or {}
+        needed = [properties.get(name, schema.get("additionalProperties")) for name in schema.get("required") or ()]
+    elif kind == "array":
+        prefix = schema.get("prefixItems") or []
+        count = schema.get("minItems") or 0
+        needed = [*prefix[:count], *([schema.get("items")] if count > len(prefix) else [])]
+    else:
+        return True
+    return all(_can_end(value, root, inside) for value in needed)
+
+
+def _resolve(root: dict[str, Any], reference: str) -> Any:
+    """Return the schema of a reference within the document; ``None`` for any other."""
+    if not reference.startswith("#"):
+        return None
+    value: Any = root
+    for step in reference[1:].split("/")[1:]:
+        step = step.replace("~1", "/").replace("~0", "~")
+        value = value.get(step) if isinstance(value, dict) else None
+    return value
