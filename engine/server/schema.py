@@ -32,6 +32,7 @@ MAX_CHOICES = 1024
 MAX_ITEMS = 4096
 """The maximum number of items of one score request."""
 
+MAX_CONSTRAINT_CHOICES = 4096
 MAX_TOKENS = (1 << 31) - 1
 """The maximum of any token count; the model's context is the actual limit."""
 
@@ -72,7 +73,7 @@ class StructuredOutputs(_Body):
     json_schema: dict[str, Any] | bool | None = Field(None, alias="json")
     json_object: Literal[True] | None = None
     regex: _Text | None = None
-    choice: Annotated[list[_Text], Field(min_length=1)] | None = None
+    choice: Annotated[list[_Text], Field(min_length=1, max_length=MAX_CONSTRAINT_CHOICES)] | None = None
     grammar: _Text | None = None
     """A Lark grammar whose rule ``start`` is the text."""
 
@@ -156,7 +157,7 @@ class CompletionBody(_Body):
     """True to report the score of the model's probe with each choice, as ``probe``."""
     structured_outputs: StructuredOutputs | None = None
     """The language of each text."""
-    lifts_constraint: list[int] = []
+    lifts_constraint: Annotated[list[_Count], Field(max_length=64)] = []
     """As in ``GenerateRequest``."""
     stream_choices: bool = False
     """True to send one event per finished choice, and with ``stream`` also its text as it is generated."""

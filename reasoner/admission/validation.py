@@ -64,16 +64,7 @@ def check_job(spec: JobSpec) -> None:
         raise JobRefused(
             "invalid-request", "models", "a probe reads the states of one policy: give 'model', or another verifier"
         )
-    if spec.constraint is not None and (strategy.injects_text or strategy.takes_candidates):
-        able = ", ".join(
-            name for name, other in STRATEGIES.items() if not (other.injects_text or other.takes_candidates)
-        )
-        what = "adds text to solutions" if strategy.injects_text else "writes no solutions"
-        raise JobRefused(
-            "invalid-request",
-            "constraint",
-            f"strategy {name!r} {what}, which no constraint can hold: leave it out, or use one of {able}",
-        )
+    _check_constrained_strategy(spec)
     limit, budget = spec.thinking_tokens, spec.budget.tokens
     if limit is not None and budget is not None and limit > budget:
         raise JobRefused(
@@ -85,6 +76,19 @@ def check_job(spec: JobSpec) -> None:
     if spec.confidence is not None and not strategy.stops_when_sure:
         able = ", ".join(name for name, strategy in STRATEGIES.items() if strategy.stops_when_sure)
         raise _invalid(f"strategy {name!r} cannot stop by 'confidence': leave it out, or use one of {able}")
+
+
+def _check_constrained_strategy(spec: JobSpec) -> None:
+    strategy = STRATEGIES[spec.strategy.name]
+    if spec.constraint is None or not (strategy.injects_text or strategy.takes_candidates):
+        return
+    able = ", ".join(name for name, other in STRATEGIES.items() if not (other.injects_text or other.takes_candidates))
+    what = "adds text to solutions" if strategy.injects_text else "writes no solutions"
+    raise JobRefused(
+        "invalid-request",
+        "constraint",
+        f"strategy {strategy.name!r} {what}, which no constraint can hold: leave it out, or use one of {able}",
+    )
 
 
 def _invalid(message: str) -> JobRefused:

@@ -88,7 +88,7 @@ def check_problem(response: httpx.Response, status: int) -> dict[str, Any]:
             "not a JSON schema",
         ),
         ({"problem": "?", "verifier": {"kind": "exact", "expect": "4"}}, "verifier.expect", "known fields: kind, exp"),
-        ({"problem": "?", "answer": "maths"}, "answer.compare", "'math', 'text', 'choice' or 'code'"),
+        ({"problem": "?", "answer": "maths"}, "answer.compare", "'math', 'text', 'choice', 'code' or 'json'"),
         ({"problem": "?", "answer": {"extract": {"regex": "("}}}, "answer.extract.regex", "not a regular expression"),
         ({"problem": "?", "answer": {"extract": "box"}}, "answer.extract", "'boxed'"),
         ({"problem": "?", "verifier": {"aggregation": "median"}}, "verifier.aggregation", "'last', 'min', 'prod'"),

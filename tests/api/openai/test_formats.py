@@ -29,8 +29,6 @@ class Step(BaseModel):
 
 
 class Sum(BaseModel):
-    """What the model is asked for."""
-
     steps: list[Step] = Field(max_length=2)
     total: int = Field(ge=0, le=9999)
     is_even: bool | None

@@ -281,5 +281,5 @@ def test_bare_word_selects_the_comparison() -> None:
     job = JobSpec.model_validate({"problem": "?", "answer": "text"})
     assert job.answer == AnswerSpec(compare="text", extract="auto")
     assert JobSpec.model_validate_json(job.model_dump_json()).answer == job.answer
-    with pytest.raises(ValidationError, match="'math', 'text', 'choice' or 'code'"):
+    with pytest.raises(ValidationError, match="'math', 'text', 'choice', 'code' or 'json'"):
         JobSpec.model_validate({"problem": "?", "answer": "maths"})
