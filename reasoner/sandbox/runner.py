@@ -64,19 +64,19 @@ async def run_tests(code: str, tests: Sequence[str], limits: Limits, *, locked: 
         try:
             for task in (solver, tester):
                 fds = tuple(int(task[name]) for name in ("reads", "writes", "results") if name in task)
-                processes.append(await _start(fds, folder))
+                processes.append(await start_process(fds, folder))
                 for fd in fds:
                     os.close(fd)
                     ours.discard(fd)
-            reader, transport = await _reader(results[0])
+            reader, transport = await open_reader(results[0])
             ours.discard(results[0])
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(START_SECONDS):
-                    await asyncio.gather(*(_tell(*pair) for pair in zip(processes, (solver, tester), strict=True)))
-                    lines.append(await _line(reader))
+                    await asyncio.gather(*(send_task(*pair) for pair in zip(processes, (solver, tester), strict=True)))
+                    lines.append(await read_line(reader))
                 async with asyncio.timeout(limits.seconds):
                     while lines[-1] is not None and len(lines) <= len(tests):
-                        lines.append(await _line(reader))
+                        lines.append(await read_line(reader))
         finally:
             for fd in ours:
                 os.close(fd)
@@ -90,23 +90,24 @@ async def run_tests(code: str, tests: Sequence[str], limits: Limits, *, locked: 
     return _verdict(lines, len(tests))
 
 
-async def _start(fds: tuple[int, ...], folder: str) -> asyncio.subprocess.Process:
+async def start_process(fds: tuple[int, ...], folder: str) -> asyncio.subprocess.Process:
+    """Start a process of the sandbox as the leader of its own group, with these open descriptors."""
     return await asyncio.create_subprocess_exec(
         sys.executable,
-        "-I",
-        "-S",
+        *("-s", "-S", "-P"),  # as -I, but with the seed of hashes
         str(_MAIN),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.DEVNULL,
         stderr=asyncio.subprocess.DEVNULL,
-        env={"LANG": "C.UTF-8"},
+        env={"LANG": "C.UTF-8", "PYTHONHASHSEED": "0", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
         cwd=folder,
         pass_fds=fds,
         start_new_session=True,
     )
 
 
-async def _tell(process: asyncio.subprocess.Process, task: dict[str, Any]) -> None:
+async def send_task(process: asyncio.subprocess.Process, task: dict[str, Any]) -> None:
+    """Send a process its task, after which its standard input is at its end."""
     assert process.stdin is not None
     with contextlib.suppress(ConnectionError):  # the process died, so its results will be missing
         process.stdin.write(json.dumps(task).encode())
@@ -114,15 +115,16 @@ async def _tell(process: asyncio.subprocess.Process, task: dict[str, Any]) -> No
         await process.stdin.wait_closed()
 
 
-async def _reader(fd: int) -> tuple[asyncio.StreamReader, asyncio.BaseTransport]:
+async def open_reader(fd: int, limit: int = MAX_LINE) -> tuple[asyncio.StreamReader, asyncio.BaseTransport]:
+    """Return a reader of lines of at most ``limit`` bytes, and its transport, which owns the descriptor."""
     loop = asyncio.get_running_loop()
-    reader = asyncio.StreamReader(limit=MAX_LINE)
+    reader = asyncio.StreamReader(limit=limit)
     transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(fd, "rb"))
     return reader, transport
 
 
-async def _line(reader: asyncio.StreamReader) -> dict[str, Any] | None:
-    """Return the tester's next line; ``None`` at the end and for an invalid line, which a test may have written."""
+async def read_line(reader: asyncio.StreamReader) -> dict[str, Any] | None:
+    """Return the next line; ``None`` at the end and for an invalid line, which untrusted code may have written."""
     try:
         document = json.loads(await reader.readline())
     except ValueError:
