@@ -18,19 +18,24 @@ from reasoner.budget.ledger import Ledger
 from reasoner.budget.prices import Prices, check_budget
 from reasoner.budget.usage import Usage
 from reasoner.confidence.calibration import Calibration, ModelFingerprint, shipped_calibration
+from reasoner.deadline import run_within
 from reasoner.jobs.job import FinishReason, JobResult
 from reasoner.jobs.journal import JobCancelled, Journal
 from reasoner.jobs.spec import JobSpec
 from reasoner.jobs.verifier_specs import PrmVerifier, ProbeVerifier
+from reasoner.sandbox.cells import CellLimits
+from reasoner.sandbox.lockdown import check_lockdown
 from reasoner.search.cache_lease import CacheLease
-from reasoner.search.model_selection import policy_selector, policy_selectors, verifier_selector
-from reasoner.search.policies import Policy, tokenize_problem
+from reasoner.search.calls import CallRunner
+from reasoner.search.policies.policy import Policy, tokenize_problem
+from reasoner.search.policies.selection import policy_selector, policy_selectors, verifier_selector
+from reasoner.search.policies.thoughts import find_thought_format
 from reasoner.search.search import Search
 from reasoner.search.stream_context import SearchContext
-from reasoner.search.thoughts import find_thought_format
 from reasoner.strategies.base import Choice
 from reasoner.strategies.registry import STRATEGIES
 from reasoner.thoughts import ThoughtFormat
+from reasoner.tools.python import PythonRunner
 from reasoner.verifiers.context import VerifierContext
 from reasoner.verifiers.probe import reads_while_decoding
 from reasoner.verifiers.registry import open_comparer, open_scorer
@@ -59,7 +64,7 @@ async def run_job(
 ) -> JobOutcome:
     """Search for an answer; ``spec.seed`` must be set, and models where several are served. ``prices`` are by model.
     ``calibration``, by default that of the bundled models, is used if it was fitted for the job's models.
-    ``unlocked_tests`` allows a client's Python tests where no sandbox holds them.
+    ``unlocked_tests`` allows Python of clients and models where no sandbox holds it.
 
     Raises ``JobCancelled`` with the best so far soon after ``cancelled`` is set, ``LeaseLost`` when the journal has
     another owner, ``EngineUnavailable`` when the engine is away (run it again later: the journal holds what is done),
@@ -120,6 +125,7 @@ async def open_search(
         comparer = await open_comparer(offered) if use == "comparisons" else None
         if scorer is not None and reads_while_decoding(spec.verifier, policy):
             policies = (replace(policies[0], reads_probe=True),)
+        calls = await _open_calls(spec, engine, policies, ledger, unlocked_tests)
         context = SearchContext(
             spec,
             engine,
@@ -133,6 +139,7 @@ async def open_search(
             comparer,
             _find_verifier_model(spec, policy, served) if scorer or comparer else None,
             table,
+            calls,
         )
         search = await Search.begin(context, prompt)
         try:
@@ -154,6 +161,20 @@ async def _open_policies(
         check_budget(spec.budget, model.id, model, prices)
         policies.append(Policy(model, spec.sampling.fill(model.sampling), thoughts, weight))
     return tuple(policies)
+
+
+async def _open_calls(
+    spec: JobSpec, engine: EngineClient, policies: tuple[Policy, ...], ledger: Ledger, unlocked: bool
+) -> CallRunner | None:
+    """Return the runner of the job's calls. Raises ``InvalidRequest`` where no sandbox holds them."""
+    tool = spec.python
+    if tool is None:
+        return None
+    if not unlocked:
+        await run_within(ledger.seconds_until_cut(), lambda: check_lockdown("a model's Python", "tools"))
+    limits = CellLimits(tool.seconds, tool.memory_mb << 20, tool.output_chars)
+    python = PythonRunner(limits, ledger.seconds_until_cut, locked=not unlocked)
+    return CallRunner(python, engine, policies, tool.calls)
 
 
 def _find_verifier_model(spec: JobSpec, policy: ModelInfo, served: Mapping[str, ModelInfo]) -> ModelInfo | None:

@@ -73,6 +73,10 @@ class ThoughtFormat:
         return "closed" if prompt[max(0, end - len(self.closing_ids)) : end] == self.closing_ids else "undecided"
 
 
+UNKNOWN = ThoughtFormat("", "", (), (), "", (), frozenset(), has_end_token=False)
+"""Format of a model whose thoughts are not known. A branch with tools has parts all the same."""
+
+
 @dataclass(frozen=True, slots=True)
 class ThoughtProgress:
     """Position of a branch relative to its thought: before it, in it, or after it.
@@ -104,9 +108,19 @@ class ThoughtProgress:
         return self.limit is not None and self.state != "closed" and self.num_tokens >= self.limit
 
     @property
+    def is_known(self) -> bool:
+        """True if the delimiters of the model's thoughts are known."""
+        return self.format is not UNKNOWN
+
+    @property
     def num_injected(self) -> int:
-        """Number of injected tokens of the branch."""
-        return sum(part.num_tokens for part in self.parts if part.origin == "injected")
+        """Number of the branch's tokens that were not generated."""
+        return sum(part.num_tokens for part in self.parts if part.origin != "generated")
+
+    @property
+    def num_calls(self) -> int:
+        """Number of the branch's calls of tools."""
+        return sum(part.origin == "tool" for part in self.parts)
 
     def max_tokens(self, tokens: int, *, must_decide: bool) -> int:
         """Return the number of tokens to request: at most ``tokens``, and not beyond the limit of the thought.
@@ -172,6 +186,12 @@ class ThoughtProgress:
         kind: PartKind = "thought" if opens or self.state == "open" else "answer"
         state: ThoughtState = "open" if opens else self.state
         return replace(self, state=state, parts=_join(self.parts, Part(kind, "injected", len(text), num_tokens)))
+
+    def add_output(self, text: str, num_tokens: int) -> ThoughtProgress:
+        """Return the progress after the output of a tool, which opens and closes nothing."""
+        kind: PartKind = "answer" if self.can_begin_answer else "thought"
+        state: ThoughtState = "closed" if kind == "answer" else "open"
+        return replace(self, state=state, parts=_join(self.parts, Part(kind, "tool", len(text), num_tokens)))
 
     def forced_end(self) -> tuple[str, Tokens]:
         """Return the text and the tokens that close the thought now."""
@@ -243,14 +263,15 @@ def _join(parts: tuple[Part, ...], *more: Part) -> tuple[Part, ...]:
 
 
 def describe_thought(progress: ThoughtProgress) -> dict[str, Any]:
-    """Return the parts of a branch so far, and its thought, for the journal."""
+    """Return the parts of a branch so far, and its thought if it is known, for the journal."""
     parts = [[part.kind, part.origin, part.num_chars, part.num_tokens] for part in progress.parts]
-    return {"parts": parts, "thought": {"state": progress.state, "tokens": progress.num_tokens}}
+    thought = {"thought": {"state": progress.state, "tokens": progress.num_tokens}} if progress.is_known else {}
+    return {"parts": parts} | thought
 
 
 def read_thought(progress: ThoughtProgress | None, data: Mapping[str, Any]) -> ThoughtProgress | None:
     """Return the progress after an entry of the journal."""
-    if progress is None or "thought" not in data:
+    if progress is None or "parts" not in data:
         return progress
-    thought = data["thought"]
+    thought = data.get("thought", {"state": progress.state, "tokens": progress.num_tokens})
     return replace(progress, state=thought["state"], num_tokens=thought["tokens"], parts=read_parts(data))

@@ -9,14 +9,26 @@ from hashlib import blake2b
 from typing import Any, Literal
 
 Reason = Literal[
-    "step", "said", "answer", "stop", "length", "context", "repetition", "budget", "timeout", "cancelled", "pruned"
+    "step",
+    "said",
+    "answer",
+    "stop",
+    "length",
+    "context",
+    "repetition",
+    "tool",
+    "budget",
+    "timeout",
+    "cancelled",
+    "pruned",
 ]
 """Reason for which a branch ended.
 
 ``step``: at a step separator, so it can be expanded. ``said``: after text that the search injected, so it can be
 continued. ``answer``: the answer is stated. ``stop``: the model ended it. ``length``: limit of one solution, set by the
-job or the strategy. ``context``: the model's context is full. ``repetition``: the text ends in a loop. ``budget``,
-``timeout``: a limit of the budget. ``cancelled``: aborted during generation. ``pruned``: discarded by the search.
+job or the strategy. ``context``: the model's context is full. ``repetition``: the text ends in a loop. ``tool``: a
+call reached a limit. ``budget``, ``timeout``: a limit of the budget. ``cancelled``: aborted during generation.
+``pruned``: discarded by the search.
 """
 
 ThoughtState = Literal["undecided", "open", "closed"]
@@ -24,7 +36,8 @@ ThoughtState = Literal["undecided", "open", "closed"]
 PartKind = Literal["thought", "answer"]
 Reads = Literal["answer", "thought", "all"]
 """Parts of a solution that a verifier reads."""
-Origin = Literal["generated", "injected"]
+Origin = Literal["generated", "injected", "tool"]
+"""Writer of a text: the model, the search, or a tool, whose output it is."""
 
 AnswerLevel = Literal["strict", "flexible"]
 """Level at which an answer was extracted.
@@ -123,11 +136,22 @@ class Node:
     @property
     def answer_text(self) -> str:
         """The solution without its thought; empty as long as the thought is not closed."""
-        return "".join(text for kind, text in self._split_solution() if kind == "answer")
+        return "".join(text for part, text in self._split_solution() if part.kind == "answer")
 
     @property
     def thought_text(self) -> str:
-        return "".join(text for kind, text in self._split_solution() if kind == "thought")
+        return "".join(text for part, text in self._split_solution() if part.kind == "thought")
+
+    @property
+    def stated_text(self) -> str:
+        """The text in which the solution may state its answer: without its thought and the output of tools."""
+        own = ((part, text) for part, text in self._split_solution() if part.origin != "tool")
+        return "".join(text for part, text in own if self.thought is None or part.kind == "answer")
+
+    @property
+    def num_calls(self) -> int:
+        """Number of its conversation's calls of tools through this node."""
+        return sum(part.origin == "tool" for node in self.lineage() for part in node.parts)
 
     def read_text(self, reads: Reads) -> str:
         """Return the parts of the solution that a verifier reads; all of it if the thoughts are not known."""
@@ -147,19 +171,19 @@ class Node:
         generated = (part for node in self.lineage() for part in node.parts if part.origin == "generated")
         return sum(part.num_tokens for part in generated if part.kind == "thought")
 
-    def _split_solution(self) -> list[tuple[PartKind, str]]:
-        """Return the texts of the solution's parts with their kinds, without what later nodes remove."""
-        pieces: list[tuple[PartKind, str]] = []
+    def _split_solution(self) -> list[tuple[Part, str]]:
+        """Return the solution's parts with their texts, without what later nodes remove."""
+        pieces: list[tuple[Part, str]] = []
         for node in self.lineage():
             undone = node.undone
             while undone and pieces:
-                kind, text = pieces.pop()
+                part, text = pieces.pop()
                 if len(text) > undone:
-                    pieces.append((kind, text[: len(text) - undone]))
+                    pieces.append((part, text[: len(text) - undone]))
                 undone = max(0, undone - len(text))
             start = 0
             for part in node.parts or (Part("answer", "generated", len(node.text), node.tokens),):
-                pieces.append((part.kind, node.text[start : start + part.num_chars]))
+                pieces.append((part, node.text[start : start + part.num_chars]))
                 start += part.num_chars
         return pieces
 

@@ -10,7 +10,7 @@ from api.http.model_catalog import ModelCatalog
 from engine.protocol.types import EngineClient, EngineError, EngineUnavailable, ModelInfo
 from prm.scorers.steps import StepScorer
 from reasoner.jobs.verifier_specs import ProbeVerifier
-from reasoner.search.model_selection import can_score_steps, verifier_selector
+from reasoner.search.policies.selection import can_score_steps, verifier_selector
 from workers.config.settings import Settings
 
 TIMEOUT_SECONDS = 2.0

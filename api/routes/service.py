@@ -16,7 +16,7 @@ from api.openai.errors import ErrorDocument
 from engine.protocol.types import EngineError, ModelInfo
 from reasoner.admission.resolve import describe_defaults
 from reasoner.jobs.spec import DEFAULT_STRATEGY, FALLBACK_STRATEGY
-from reasoner.search.model_selection import can_generate
+from reasoner.search.policies.selection import can_generate
 from reasoner.strategies.registry import describe_strategies
 from workers.store.redis_client import BROKER_DOWN
 

@@ -17,7 +17,7 @@ from reasoner.budget.prices import Prices, check_budget
 from reasoner.budget.spec import Budget
 from reasoner.jobs.spec import COMPARING_STRATEGY, FALLBACK_STRATEGY, JobSpec, StrategySpec
 from reasoner.jobs.verifier_specs import JudgeVerifier, PairwiseVerifier, PrmVerifier, ProbeVerifier, WrittenVerifier
-from reasoner.search.model_selection import ModelSelector, policy_selectors, verifier_selector
+from reasoner.search.policies.selection import ModelSelector, policy_selectors, verifier_selector
 from reasoner.strategies.registry import STRATEGIES, parse_params
 
 _NEEDS: Mapping[Capability, str] = {
@@ -220,6 +220,11 @@ def _check_capabilities(spec: JobSpec, models: list[ModelInfo] | None) -> None:
         if spec.constraint is not None and "constraint" in policy.lacks:
             message = f"the server of model {policy.id!r} cannot hold a solution to a language: leave it out, or use a "
             raise JobRefused("unsupported-constraint", "constraint", f"{message}model on vLLM, SGLang or our engine")
+        if spec.python is not None and "continuation" in policy.lacks:
+            message = (
+                f"the server of model {policy.id!r} cannot go on after the output of a tool: leave it out, or use a "
+            )
+            raise JobRefused("unsupported-tool", "tools", f"{message}model on vLLM, SGLang or our engine")
         missing = [what for what in policy.lacks if what in _find_required(spec)]
         if not missing:
             continue

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from reasoner.answers.spec import CodeExtract
+from reasoner.jobs.rule_specs import PythonVerifier
 from reasoner.jobs.spec import FALLBACK_STRATEGY, JobSpec
 from reasoner.jobs.verifier_specs import VERIFIER_KINDS, ProbeVerifier
 from reasoner.strategies.registry import STRATEGIES, parse_params
+from reasoner.tools.fences import PYTHON_NAMES
 
 
 class JobRefused(Exception):
@@ -65,6 +68,7 @@ def check_job(spec: JobSpec) -> None:
             "invalid-request", "models", "a probe reads the states of one policy: give 'model', or another verifier"
         )
     _check_constrained_strategy(spec)
+    _check_tools(spec)
     limit, budget = spec.thinking_tokens, spec.budget.tokens
     if limit is not None and budget is not None and limit > budget:
         raise JobRefused(
@@ -89,6 +93,31 @@ def _check_constrained_strategy(spec: JobSpec) -> None:
         "constraint",
         f"strategy {strategy.name!r} {what}, which no constraint can hold: leave it out, or use one of {able}",
     )
+
+
+def _check_tools(spec: JobSpec) -> None:
+    """Check that solutions can hold calls of Python and their output."""
+    if spec.python is None:
+        return
+    extract = spec.answer.extract
+    reads_code = extract == "code" or (extract == "auto" and spec.answer.compare == "code")
+    if isinstance(extract, CodeExtract):
+        reads_code = extract.code in PYTHON_NAMES
+    problem = None
+    if STRATEGIES[spec.strategy.name].takes_candidates:
+        problem = f"strategy {spec.strategy.name!r} writes no solutions, so that nothing calls a tool"
+    elif spec.constraint is not None:
+        problem = "no constraint can hold the output of a tool: leave out 'constraint' or 'tools'"
+    elif reads_code:
+        reader = f"verifier {spec.verifier.kind!r}" if isinstance(spec.verifier, PythonVerifier) else "the job"
+        problem = (
+            f"{reader} reads a block of code as the answer, and a block of Python is a call: leave 'tools' out, or "
+            "give 'answer' an 'extract' that names another language or a pattern"
+        )
+    elif stop := next((stop for stop in spec.stop if stop in "\n```python\n"), None):
+        problem = f"the stop string {stop!r} ends a solution in the middle of a call: leave it out"
+    if problem is not None:
+        raise JobRefused("invalid-request", "tools", problem)
 
 
 def _invalid(message: str) -> JobRefused:

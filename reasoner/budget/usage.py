@@ -26,6 +26,10 @@ class Usage(StrictModel):
     """Tokens of ``verifier_computed`` that a verifier wrote, in critiques."""
     pruned: int = 0
     """Generated tokens of pruned branches."""
+    tool_calls: int = 0
+    """Calls of tools, those of pruned branches included."""
+    tool_seconds: float = 0.0
+    """Time of these calls, each by itself; several run at the same time."""
     seconds: float = 0.0
     flops: float = 0.0
     """Estimate: two per weight and computed token, rejected draft tokens included; a drafter's own are not counted."""

@@ -14,6 +14,7 @@ from reasoner.base_model import StrictModel
 from reasoner.budget.spec import MAX_BUDGET_TOKENS, Budget
 from reasoner.jobs.constraint_spec import ConstraintSpec
 from reasoner.jobs.step_specs import DEFAULT_STEPS, StepRule, Steps
+from reasoner.jobs.tool_specs import PythonTool
 from reasoner.jobs.verifier_specs import PairwiseVerifier, PrmVerifier, Verifier
 
 MAX_PROBLEM_CHARS = 32_000
@@ -193,6 +194,11 @@ class JobSpec(StrictModel):
         description="Language to which solutions are held, token by token, after their thoughts. Their answer is then "
         "the whole solution, unless 'answer' says more.",
     )
+    tools: Annotated[list[PythonTool], Field(max_length=1)] = Field(
+        default_factory=list,
+        description="Tools that the model may use while it reasons. With {'type': 'python'} each ```python block of a "
+        "solution runs in a sandbox, and its output is the solution's next text.",
+    )
     strategy: StrategySpec = Field(
         default_factory=lambda: StrategySpec(name=DEFAULT_STRATEGY),
         description=f"By default {DEFAULT_STRATEGY}, or {FALLBACK_STRATEGY} without a verifier; an effort and the "
@@ -331,6 +337,11 @@ class JobSpec(StrictModel):
         return self.steps or DEFAULT_STEPS
 
     @property
+    def python(self) -> PythonTool | None:
+        """The Python that a solution may run, if the job allows it."""
+        return next(iter(self.tools), None)
+
+    @property
     def thinking_tokens(self) -> int | None:
         """The limit of a solution's thought."""
         limits = [limit for limit in (self.budget.thinking_tokens, self.sampling.thinking_tokens) if limit is not None]
@@ -359,4 +370,12 @@ class JobSpec(StrictModel):
         last = messages[-1]
         if self.prompt is not None and last["role"] == "user":
             last["content"] = self.prompt.replace(PLACEHOLDER, last["content"])
-        return messages if self.system is None else [{"role": "system", "content": self.system}, *messages]
+        if self.system is not None:
+            messages = [{"role": "system", "content": self.system}, *messages]
+        if self.python is None or self.python.instruction is None:
+            return messages
+        first = next((message for message in messages if message["role"] == "system"), None)
+        if first is None:
+            return [{"role": "system", "content": self.python.instruction}, *messages]
+        first["content"] += f"\n\n{self.python.instruction}"
+        return messages

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Hashable
+from collections.abc import Awaitable, Callable, Collection, Hashable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -13,7 +13,9 @@ from reasoner.confidence.token_confidence import compute_token_confidence
 from reasoner.jobs.spec import Sampling
 from reasoner.jobs.step_specs import StepRule
 from reasoner.repetition import WINDOW_TOKENS, ends_in_loop
+from reasoner.sandbox.cells import Ending
 from reasoner.thoughts import ThoughtProgress
+from reasoner.tools.fences import CALL_END, find_call, is_in_block
 from reasoner.tree import Node, Reason
 
 SEGMENT_TOKENS = 512
@@ -65,6 +67,8 @@ class InFlightBranch:
     call: int = 0
     """Index within the stream of the call that requested the branch."""
     watch: Watch | None = None
+    is_calling: bool = False
+    """True if it ends with a call of a tool, whose output is its next part."""
     token_ids: tuple[int, ...] = ()
     text: str = ""
     logprob: float = 0.0
@@ -118,12 +122,16 @@ class InFlightBranch:
     def is_short_step(self, text: str, num_tokens: int, stop: str | int | None) -> bool:
         """Return True if this stop, after so much of the branch, does not end a step yet.
 
-        The line breaks between a thought and the answer are no step either.
+        The line breaks between a thought and the answer are no step either, nor is a part of a block that may be a
+        call.
         """
+        if stop == CALL_END and CALL_END in self.sampling.stop:
+            return True
         if self.steps is None or stop not in self.steps.stops:
             return False
         is_blank = self.thought is not None and not text.strip()
-        return is_blank or num_tokens < (self.steps.min_tokens or 0)
+        is_in_call = CALL_END in self.sampling.stop and is_in_block(self.parent.solution + text)
+        return is_blank or is_in_call or num_tokens < (self.steps.min_tokens or 0)
 
     @property
     def segment_tokens(self) -> int:
@@ -137,6 +145,56 @@ class InFlightBranch:
             sent += len(self.parent.prefix) + length
             length += self.segment_tokens - length % self.segment_tokens
         return sent
+
+    @property
+    def num_calls(self) -> int:
+        """Number of the solution's calls of tools so far."""
+        return self.parent.num_calls + (0 if self.thought is None else self.thought.num_calls)
+
+    def ends_with_call(self, more: Completion) -> bool:
+        """Return True if, with this addition, the solution ends with a call."""
+        if CALL_END not in self.sampling.stop or more.stop != CALL_END:
+            return False
+        return find_call(self.parent.solution + self.text + more.text) is not None
+
+    def find_end_reason(self, more: Completion, job_stops: Collection[str], context: int) -> Reason | None:
+        """Return the reason for which the branch ends with its next part; ``None`` if the part can be continued.
+
+        ``job_stops``: the stop strings of the job, which end a solution. ``context``: length of the model's context.
+        """
+        match more.finish_reason:
+            case "stop" if more.stop in self.sampling.stop and more.stop not in job_stops:
+                return "repetition" if self.ends_in_loop(more.token_ids) else "step"
+            case "stop":
+                return "stop"
+            case "length" if len(more.token_ids) >= self.tokens_left and self.ends_at_limit:
+                return "step"
+            case "length" if len(more.token_ids) >= self.tokens_left or not more.token_ids:
+                return self.find_limit_reason(context)
+            case "length":
+                return None
+            case other:
+                return other
+
+    def find_limit_reason(self, context: int) -> Reason:
+        """Return the reason of the branch if it has all the tokens that it may have."""
+        return "length" if self.max_tokens < context - len(self.parent.prefix) else "context"
+
+    def text_before_stop(self, more: Completion, job_stops: Collection[str]) -> str:
+        """Return an addition's text without a stop string of the job that ended it, and what follows in its last
+        token."""
+        if more.stop not in job_stops:
+            return more.text
+        end = (self.text + more.text).find(str(more.stop))
+        return more.text[: max(0, end - len(self.text))]
+
+    def find_constraint_start(self, thought: ThoughtProgress | None, num_tokens: int) -> int:
+        """Return where the constrained text of its first ``num_tokens`` begins: after its conversation's thought."""
+        num_answer = len(self.parent.written) + num_tokens
+        if thought is not None:
+            above = sum(node.count_tokens("answer") for node in self.parent.lineage())
+            num_answer = above + sum(part.num_tokens for part in thought.parts if part.kind == "answer")
+        return len(self.parent.prefix) + num_tokens - num_answer
 
     def ends_in_loop(self, more: tuple[int, ...]) -> bool:
         """Return True if the solution, with these tokens appended to the branch, ends in a loop."""
@@ -176,6 +234,10 @@ class BranchPart:
     """Score of the policy's probe at its end."""
     thought: ThoughtProgress | None = None
     """State of the thought after this part."""
+    is_calling: bool = False
+    """True if it ends with a call of a tool."""
+    call_ended: Ending | None = None
+    """End of the call whose output this part is; ``None`` for generated parts."""
 
 
 def make_sampling_params(

@@ -23,8 +23,10 @@ from engine.protocol.types import (
     GenerateRequest,
     SamplingParams,
 )
+from reasoner.deadline import run_unless
 from reasoner.jobs.journal import JobCancelled
 from reasoner.search.branch import BranchPart, InFlightBranch, join_segments, token_confidences
+from reasoner.search.calls import Output
 from reasoner.search.reservations import Reservations
 from reasoner.search.stream_context import StreamContext
 from reasoner.thoughts import ThoughtProgress
@@ -60,6 +62,12 @@ class BranchRunner:
         self._thoughts: dict[InFlightBranch, ThoughtProgress] = {}
         """Thoughts of the branches in flight, where they are no longer where their last part left them."""
         self._stop_reasons: dict[InFlightBranch, Reason] = {}
+        self._call_runner = context.search.calls
+        self._calling: set[InFlightBranch] = set()
+        """Branches whose last segment ended with a call."""
+        self._calls: dict[InFlightBranch, asyncio.Task[None]] = {}
+        """Running calls of tools."""
+        self._outputs: dict[InFlightBranch, Output] = {}
         self._ready: dict[InFlightBranch, Completion] = {}
         self._put_back_parts: list[BranchPart] = []
         self._is_stopping = False
@@ -73,6 +81,12 @@ class BranchRunner:
             key=lambda branch: (branch.part == 0, *self._order(branch)),  # cut branches continue before new ones start
         )
         if not waiting or self._ledger.is_exhausted:
+            return
+        for branch in [branch for branch in waiting if branch.is_calling]:
+            waiting.remove(branch)
+            self._reserved.add(branch, 0)
+            self._calls[branch] = asyncio.create_task(self._run_call(branch))
+        if not waiting:
             return
         starting, max_tokens = self._reserved.select(waiting)
         if max_tokens == 0:
@@ -126,6 +140,9 @@ class BranchRunner:
             _, late = await asyncio.wait(self._requests.values(), timeout=ABORT_TIMEOUT_SECONDS)
             for task in late:
                 task.cancel()
+        for call in self._calls.values():
+            call.cancel()
+        await asyncio.gather(*self._calls.values(), return_exceptions=True)
         parts = []
         for part in [*self._put_back_parts, *(self._part(*ready) for ready in self._ready.items())]:
             if part.reason in (None, "cancelled"):
@@ -148,15 +165,6 @@ class BranchRunner:
         thought = self._thought(branch)
         is_free = thought is not None and not thought.can_begin_answer
         return self._constraint is not None and branch.parent.solves and not is_free
-
-    def _constraint_start(self, branch: InFlightBranch, num_tokens: int) -> int:
-        """Return where the constrained text of a branch of ``num_tokens`` begins: after its conversation's thought."""
-        thought = self._thought(branch)
-        num_answer = len(branch.parent.written) + num_tokens
-        if thought is not None:
-            above = sum(node.count_tokens("answer") for node in branch.parent.lineage())
-            num_answer = above + sum(part.num_tokens for part in thought.parts if part.kind == "answer")
-        return len(branch.parent.prefix) + num_tokens - num_answer
 
     def _order(self, branch: InFlightBranch) -> tuple[tuple[int, ...], ...]:
         """Return the branch's place among those that start: by path, with several policies in turns."""
@@ -198,7 +206,7 @@ class BranchRunner:
         sibling = make_branch_key(tuple(above)), index
         if self._can_continue(branch) and (thought is None or thought.can_be_cut):
             left = min(left, every - len(tokens) % every)
-        start = self._constraint_start(branch, len(tokens)) if self._is_constrained(branch) else None
+        start = branch.find_constraint_start(thought, len(tokens)) if self._is_constrained(branch) else None
         return Branch(self._seed, make_branch_key(branch.path), left, tokens, sibling, start)
 
     def _find_lifting_tokens(self, branch: InFlightBranch) -> tuple[int, ...]:
@@ -227,10 +235,16 @@ class BranchRunner:
         segments = self._segments.pop(branch, None)
         segment = self._read_thought(branch, segment, segments)
         whole = segment if segments is None else join_segments(segments, segment)
-        if branch.is_short_step(branch.text + whole.text, len(branch.token_ids) + len(whole.token_ids), segment.stop):
+        if branch.ends_with_call(replace(segment, text=whole.text)):
+            whole = replace(whole, finish_reason="length", stop=None)
+            self._calling.add(branch)
+            if self._call_runner is not None and branch.num_calls >= self._call_runner.max_calls:
+                self._stop_reasons[branch] = "tool"
+        elif branch.is_short_step(branch.text + whole.text, len(branch.token_ids) + len(whole.token_ids), segment.stop):
             segment = replace(segment, finish_reason="length", stop=None)
             whole = replace(whole, finish_reason="length", stop=None)
-        if segment.finish_reason == "length" and len(whole.token_ids) < branch.tokens_left:
+        is_calling = branch in self._calling
+        if not is_calling and segment.finish_reason == "length" and len(whole.token_ids) < branch.tokens_left:
             reason = await branch.find_stop_reason(whole)
             generated = len(whole.token_ids) - self._num_injected(branch)
             if reason is not None:
@@ -289,7 +303,7 @@ class BranchRunner:
         earlier = self._segments.get(branch)
         num_new = 0 if earlier is None else len(earlier.token_ids)
         if num_new + len(ids) >= branch.tokens_left:
-            self._stop_reasons[branch] = self._limit_reason(branch)
+            self._stop_reasons[branch] = branch.find_limit_reason(self._context_of(branch))
             self._ready[branch] = self._segments.pop(branch, _NOTHING)
             self._changed.set()
             return False
@@ -303,15 +317,41 @@ class BranchRunner:
             self._changed.set()
         return not branch.ends_with_thought
 
+    # Calls of tools.
+
+    async def _run_call(self, branch: InFlightBranch) -> None:
+        """Run the call with which a branch ends, whose output is its next part."""
+        assert self._call_runner is not None
+        try:
+            output = await self._call_runner.run(branch)
+        except Exception as error:  # ``arrivals`` raises it after everything that did arrive
+            self._failure = error
+        else:
+            self._ready[branch] = self._add_output(branch, output)
+        del self._calls[branch]
+        self._changed.set()
+
+    def _add_output(self, branch: InFlightBranch, output: Output | None) -> Completion:
+        """Return the output of a branch's call as a segment; ``None`` if the job's time ended before the call did."""
+        if output is None:
+            self._stop_reasons[branch] = "timeout"
+            return _NOTHING
+        self._outputs[branch] = output
+        if len(output.token_ids) >= branch.tokens_left:
+            self._stop_reasons[branch] = branch.find_limit_reason(self._context_of(branch))
+            return _NOTHING
+        thought = self._thought(branch)
+        assert thought is not None
+        self._thoughts[branch] = thought.add_output(output.text, len(output.token_ids))
+        if output.is_fatal:
+            self._stop_reasons[branch] = "tool"
+        has_logprobs = branch.sampling.logprobs is not None
+        return replace(_NOTHING, token_ids=output.token_ids, text=output.text, logprobs=() if has_logprobs else None)
+
     async def _wait_for_change(self) -> None:
         """Wait until a branch has arrived, the engine has failed, or the job is cancelled."""
         self._changed.clear()
-        waits = [asyncio.ensure_future(event.wait()) for event in (self._changed, self._cancelled)]
-        try:
-            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for wait in waits:
-                wait.cancel()
+        await run_unless(self._cancelled, self._changed.wait)
 
     # Parts.
 
@@ -332,12 +372,19 @@ class BranchRunner:
         thought = self._thoughts.pop(branch, branch.thought)
         if thought is not None and branch.thought is not None:
             spend = spend.model_copy(update={"thought": thought.num_tokens - branch.thought.num_tokens})
-        reason = self._stop_reasons.pop(branch, None) or self._end_reason(branch, completion)
+        is_calling = branch in self._calling
+        self._calling.discard(branch)
+        call = self._outputs.pop(branch, None)
+        if call is not None:
+            spend = spend.model_copy(update={"tool_calls": 1, "tool_seconds": call.seconds})
+        reason = self._stop_reasons.pop(branch, None)
+        if reason is None:
+            reason = branch.find_end_reason(completion, self._job_stops, self._context_of(branch))
         return BranchPart(
             branch,
             reason,
             completion.token_ids,
-            self._text_before_stop(branch, completion),
+            branch.text_before_stop(completion, self._job_stops),
             completion.logprob,
             spend,
             reserved,
@@ -345,34 +392,9 @@ class BranchRunner:
             completion.finish_reason == "stop" and isinstance(completion.stop, int),
             completion.probe,
             thought,
+            is_calling=is_calling and reason is None,
+            call_ended=None if call is None else call.ended,
         )
 
-    def _text_before_stop(self, branch: InFlightBranch, completion: Completion) -> str:
-        """Return the completion's text without a stop string of the job that ended it, and what follows in its last
-        token."""
-        if completion.stop not in self._job_stops:
-            return completion.text
-        end = (branch.text + completion.text).find(str(completion.stop))
-        return completion.text[: max(0, end - len(branch.text))]
-
-    def _end_reason(self, branch: InFlightBranch, completion: Completion) -> Reason | None:
-        match completion.finish_reason:
-            case "stop" if completion.stop in branch.sampling.stop and completion.stop not in self._job_stops:
-                return "repetition" if branch.ends_in_loop(completion.token_ids) else "step"
-            case "stop":
-                return "stop"
-            case "length" if len(completion.token_ids) >= branch.tokens_left and branch.ends_at_limit:
-                return "step"
-            case "length" if len(completion.token_ids) >= branch.tokens_left or not completion.token_ids:
-                return self._limit_reason(branch)
-            case "length":
-                return None
-            case other:
-                return other
-
-    def _limit_reason(self, branch: InFlightBranch) -> Reason:
-        """Return the reason of a branch that has all the tokens that it may have."""
-        is_job_limit = branch.max_tokens < self._policies[branch.parent.policy].model.context - len(
-            branch.parent.prefix
-        )
-        return "length" if is_job_limit else "context"
+    def _context_of(self, branch: InFlightBranch) -> int:
+        return self._policies[branch.parent.policy].model.context

@@ -22,7 +22,7 @@ from reasoner.budget.allocator import MAX_TRUST, RULE_KINDS, JobProgress, TokenR
 from reasoner.budget.usage import Usage
 from reasoner.search.candidates import add_candidates, select_candidates
 from reasoner.search.grants import Grants
-from reasoner.search.policies import Policy, check_room, count_samples, find_sample_number
+from reasoner.search.policies.policy import Policy, check_room, count_samples, find_sample_number
 from reasoner.search.replay import PendingEntry, ReplayLog
 from reasoner.search.score_recorder import ComparisonRecorder, Pair, ScoreRecorder
 from reasoner.search.stream import Stream

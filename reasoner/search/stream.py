@@ -25,6 +25,7 @@ from reasoner.search.replay import ARRIVED_AT_SHUTDOWN, BILLED_ONLY, PendingEntr
 from reasoner.search.shared_branches import copy_entry
 from reasoner.search.stream_context import StreamContext
 from reasoner.thoughts import describe_thought, read_thought
+from reasoner.tools.fences import CALL_END
 from reasoner.tree import Node, Reason, read_answer_level
 
 STOPPED_BY_REASON: Mapping[Reason, ExtractionStopped] = {"step": "step", "stop": "end"}
@@ -155,8 +156,12 @@ class Stream:
         ends_with_thought: bool = False,
     ) -> int:
         spec = self._context.search.spec
+        calls = () if spec.python is None else (CALL_END,)
         params = [
-            make_sampling_params(policy.sampling, greedy=greedy, stop=(*stop, *spec.stop), logprobs=confidence)
+            [
+                make_sampling_params(policy.sampling, greedy=greedy, stop=stops, logprobs=confidence)
+                for stops in ((*stop, *spec.stop), (*stop, *spec.stop, *calls))
+            ]
             for policy in self._context.search.policies
         ]
         before = len(self._pending)
@@ -171,7 +176,7 @@ class Stream:
                     op,
                     parent,
                     (*parent.path, index),
-                    params[parent.policy],
+                    params[parent.policy][parent.solves],  # a conversation about solutions calls nothing
                     max_tokens,
                     thought=self._context.thought_at(parent),
                     ends_with_thought=steps is not None or ends_with_thought,
@@ -236,10 +241,11 @@ class Stream:
         if reason is not None:
             end = Node(branch.path, branch.parent, (), branch.text + part.text)
             end.parts = () if part.thought is None else part.thought.parts
-            text = end.solution if part.thought is None else end.answer_text
+            end.thought = part.thought.state if part.thought is not None and part.thought.is_known else None
             stopped = STOPPED_BY_REASON.get(reason, "inside")
             if branch.parent.solves:
-                stated = await self._context.answers.find(text, stopped, has_thought=part.thought is None)
+                has_thought = end.thought is None
+                stated = await self._context.answers.find(end.stated_text, stopped, has_thought=has_thought)
             if stated is not None and reason == "step":
                 reason = "answer"
         spend = part.spend
@@ -267,6 +273,10 @@ class Stream:
             data["confidence"] = list(part.confidence)
         if reason is not None and part.probe is not None:
             data["probe"] = part.probe
+        if part.is_calling:
+            data["calling"] = True
+        if part.call_ended is not None:
+            data["call_ended"] = part.call_ended
         return PendingEntry(branch.key, "node", data, spend, part.reserved)
 
     def _apply(self, entries: Iterable[Entry]) -> list[Node]:
@@ -283,6 +293,7 @@ class Stream:
         branch.confidence += tuple(data.get("confidence", ()))
         branch.part += 1
         branch.thought = read_thought(branch.thought, data)
+        branch.is_calling = data.get("calling", False)
         reason: Reason | None = data["reason"]
         if reason is None:
             self._pending[branch.key] = branch
@@ -311,7 +322,7 @@ class Stream:
             closed=data.get("closed", False),
             is_copy="copy_of" in data,
             parts=() if branch.thought is None else branch.thought.parts,
-            thought=None if branch.thought is None else branch.thought.state,
+            thought=branch.thought.state if branch.thought is not None and branch.thought.is_known else None,
         )
         branch.parent.children.append(node)
         if node.answer is not None:

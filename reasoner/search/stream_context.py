@@ -14,12 +14,13 @@ from reasoner.confidence.calibration import Calibration
 from reasoner.jobs.journal import Journal
 from reasoner.jobs.spec import JobSpec
 from reasoner.search.cache_lease import CacheLease
+from reasoner.search.calls import CallRunner
 from reasoner.search.grants import Grants
-from reasoner.search.policies import Policy
+from reasoner.search.policies.policy import Policy
 from reasoner.search.replay import ReplayLog
 from reasoner.search.scoring import NodeScorer, PairScorer
 from reasoner.search.shared_branches import Copies
-from reasoner.thoughts import ThoughtProgress, ToldThought
+from reasoner.thoughts import UNKNOWN, ThoughtProgress, ToldThought
 from reasoner.tree import Node
 
 STEPS_TO_END = 4
@@ -51,6 +52,8 @@ class SearchContext:
     """The verifier's model, if it has one and the strategy uses it."""
     calibration: Calibration | None = None
     """Calibration table that holds for the job's models, if there is one."""
+    calls: CallRunner | None = None
+    """Runs the calls of branches, if the job allows a tool."""
 
     def policy(self, node: Node) -> Policy:
         """Return the policy that continues a node."""
@@ -101,7 +104,7 @@ class StreamContext:
         """Return where the thought of a node's conversation is at its end."""
         thoughts = self.search.policy(node).thoughts
         if thoughts is None or node.thought is None:
-            return None
+            return None if self.search.calls is None else ThoughtProgress(UNKNOWN, "closed")
         if thoughts.is_told:
             return ToldThought(thoughts, node.thought, node.thought_tokens)
         return ThoughtProgress(thoughts, node.thought, node.thought_tokens, self.search.spec.thinking_tokens)

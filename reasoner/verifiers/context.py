@@ -10,7 +10,7 @@ from reasoner.answers.equivalence import Equivalence
 from reasoner.budget.ledger import Ledger
 from reasoner.jobs.spec import JobSpec
 from reasoner.jobs.verifier_specs import ProbeVerifier
-from reasoner.search.model_selection import verifier_selector
+from reasoner.search.policies.selection import verifier_selector
 from reasoner.tree import Node, Reads
 
 ESTIMATE_SLACK_TOKENS = 16

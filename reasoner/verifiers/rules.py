@@ -22,7 +22,8 @@ from reasoner.jobs.rule_specs import (
     Rule,
 )
 from reasoner.regex import find_pattern_error, matches_fully
-from reasoner.sandbox.runner import Limits, SandboxRefused, run_tests
+from reasoner.sandbox.lockdown import check_lockdown
+from reasoner.sandbox.runner import Limits, run_tests
 from reasoner.search.scoring import NodeScore, NodeScorer
 from reasoner.subprocess_pool import WorkerPool
 from reasoner.tree import Node
@@ -46,7 +47,8 @@ async def open_rule(context: VerifierContext) -> NodeScorer:
     assert isinstance(rule, Rule)
     match rule:
         case PythonVerifier() if not context.unlocked_tests:
-            await run_within(context.ledger.seconds_until_cut(), _probe)
+            seconds = context.ledger.seconds_until_cut()
+            await run_within(seconds, lambda: check_lockdown("Python tests", "verifier.kind"))
         case RegexVerifier(pattern=pattern):
             if error := await run_within(context.ledger.seconds_until_cut(), lambda: find_pattern_error(pattern)):
                 raise InvalidRequest(error, "verifier.pattern")
@@ -124,15 +126,3 @@ async def _valid(rule: JsonSchemaVerifier, answer: str) -> bool:
 async def _tested(rule: PythonVerifier, answer: str, *, locked: bool) -> float:
     verdict = await run_tests(answer, rule.tests, Limits(rule.seconds, rule.memory_mb << 20), locked=locked)
     return verdict.share if rule.share else float(verdict.share == 1.0)
-
-
-async def _probe() -> None:
-    """Before the first token is spent: whether this system locks processes up."""
-    try:
-        await run_tests("", ["assert True"], Limits())
-    except SandboxRefused as error:
-        raise InvalidRequest(
-            f"this worker has no sandbox for Python tests: {error}. Where every client is trusted its operator can set "
-            "REASONER_UNLOCKED_TESTS=true, which runs them with limits of time and memory alone",
-            "verifier.kind",
-        ) from error

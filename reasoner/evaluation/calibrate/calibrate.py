@@ -28,8 +28,8 @@ from reasoner.evaluation.calibrate.trials import POOL, VOTING_POOL, Ask, TrialFi
 from reasoner.evaluation.suites.suite import Suite
 from reasoner.jobs.spec import JobSpec, Sampling, StrategySpec
 from reasoner.jobs.verifier_specs import PrmVerifier, ProbeVerifier
-from reasoner.search.model_selection import policy_selector, verifier_selector
-from reasoner.search.thoughts import find_thought_format
+from reasoner.search.policies.selection import policy_selector, verifier_selector
+from reasoner.search.policies.thoughts import find_thought_format
 
 CONFIDENCE = 0.8
 WORTH = 3_000

@@ -127,7 +127,7 @@ async def test_an_endless_rule_leaves_the_job_without_scores_and_with_an_answer(
     endless: Endless, monkeypatch: pytest.MonkeyPatch, verifier: dict[str, object], answer: str, place: tuple[Any, str]
 ) -> None:
     monkeypatch.setitem(TEXTS, ANSWER, "\\boxed{x+%d}")
-    monkeypatch.setattr(rules, "_probe", lambda: asyncio.sleep(0))
+    monkeypatch.setattr(rules, "check_lockdown", lambda *_: asyncio.sleep(0))
     monkeypatch.setattr(*place, endless.work)
     journal = MemoryJournal()
     outcome = await solve("best_of_n", journal=journal, verifier=verifier, answer=answer)
@@ -140,7 +140,7 @@ async def test_an_endless_rule_leaves_the_job_without_scores_and_with_an_answer(
 
 async def test_scores_computed_in_time_choose_the_answer(endless: Endless, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rules, "MAX_CONCURRENT_CHECKS", 1)
-    monkeypatch.setattr(rules, "_probe", lambda: asyncio.sleep(0))
+    monkeypatch.setattr(rules, "check_lockdown", lambda *_: asyncio.sleep(0))
 
     async def tested(rule: object, answer: str, *, locked: bool) -> float:
         return float(answer == "1") if answer < "2" else await endless.work()

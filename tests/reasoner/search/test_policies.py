@@ -19,7 +19,7 @@ from reasoner.budget.prices import Prices
 from reasoner.jobs.journal import JobCancelled, MemoryJournal
 from reasoner.jobs.spec import JobSpec
 from reasoner.run import run_job
-from reasoner.search.policies import count_samples, find_sample_number, spread_samples
+from reasoner.search.policies.policy import count_samples, find_sample_number, spread_samples
 from tests.reasoner.search.test_stream import Delayed, tree
 from tests.reasoner.test_best_so_far import CancelledAt
 from tests.scripted import ScriptedEngine

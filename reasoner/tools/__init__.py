@@ -1,0 +1,1 @@
+"""Tools of a model: Python that a branch runs while it reasons."""
