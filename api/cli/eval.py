@@ -34,6 +34,7 @@ from reasoner.evaluation.runs import RUNS_FILE, EvaluationMismatch, RunFile, col
 from reasoner.evaluation.suites.registry import open_suite
 from reasoner.evaluation.suites.suite import Suite, SuiteError
 from reasoner.jobs.spec import JobSpec, Sampling
+from reasoner.jobs.tool_specs import PythonTool
 from reasoner.jobs.verifier_specs import PrmVerifier, Verifier
 from workers.config.settings import Settings
 from workers.config.types import served_name
@@ -126,6 +127,7 @@ def evaluate_suite(
     thinking_tokens: Annotated[
         int | None, typer.Option(min=0, help="Longest thought of a solution; the answer is asked for after it.")
     ] = None,
+    python: Annotated[bool, typer.Option("--python", help="Let the models run Python while they reason.")] = False,
     concurrency: Annotated[int, typer.Option(min=1, max=64, help="Problems solved at the same time.")] = 8,
     out: Annotated[
         Path | None,
@@ -161,7 +163,8 @@ def evaluate_suite(
         temperature = opened.temperature
     given = {"temperature": temperature, "max_tokens": max_tokens, "thinking_tokens": thinking_tokens}
     sampling = Sampling.model_validate({name: value for name, value in given.items() if value is not None})
-    conditions = _describe_conditions(settings, plan, sampling, opened, verifier)
+    tools = [PythonTool(type="python")] if python else []
+    conditions = _describe_conditions(settings, plan, sampling, tools, opened, verifier)
     try:
         with RunFile({**conditions, **_identify_suite(opened), **plan.document()}, out) as file:
             if is_incomplete(opened, plan, file):
@@ -170,7 +173,9 @@ def evaluate_suite(
                     run_private_engine(settings, console, more) as urls,
                     _show_progress(console, opened, plan) as advance,
                 ):
-                    shutdown.run(_run(settings, urls, opened, plan, verifier, sampling, concurrency, file, advance))
+                    shutdown.run(
+                        _run(settings, urls, opened, plan, verifier, sampling, tools, concurrency, file, advance)
+                    )
     except EvaluationMismatch as error:
         raise typer.BadParameter(str(error), param_hint="--out") from None
     failures = {piece.problem: piece.failed for piece in file.items if piece.failed is not None}
@@ -196,12 +201,17 @@ def evaluate_suite(
 
 
 def _describe_conditions(
-    settings: Settings, plan: EvaluationPlan, sampling: Sampling, suite: Suite, verifier: VerifierSpec | None
+    settings: Settings,
+    plan: EvaluationPlan,
+    sampling: Sampling,
+    tools: list[PythonTool],
+    suite: Suite,
+    verifier: VerifierSpec | None,
 ) -> dict[str, Any]:
     """Return the settings on which the results depend; a run is resumed only under the same ones."""
     question = JobSpec(problem="any", model=plan.model, answer=suite.answer_spec, sampling=sampling)
     asked = resolve_prompt(question, settings.models)
-    other = {}
+    other: dict[str, Any] = {"tools": [tool.model_dump() for tool in tools]} if tools else {}
     if verifier is not None and (settings.prm_name is None or verifier != PrmVerifier(model=settings.prm_name)):
         other["verifier"] = verifier.model_dump_json()
     return {
@@ -251,6 +261,7 @@ async def _run(
     plan: EvaluationPlan,
     verifier: VerifierSpec | None,
     sampling: Sampling,
+    tools: list[PythonTool],
     concurrency: int,
     file: RunFile,
     advance: Advance,
@@ -266,6 +277,7 @@ async def _run(
             concurrency,
             settings.read_calibration(),
             settings.models,
+            tools,
         )
         await evaluate(setting, file, advance)
     finally:

@@ -60,6 +60,11 @@ class JobOptions:
     answer: Annotated[
         str | None, typer.Option(help="How answers are compared: math, text, choice or code; or the field as JSON.")
     ] = None
+    python: Annotated[bool, typer.Option("--python", help="Let the model run Python while it reasons.")] = False
+    constraint: Annotated[
+        str | None,
+        typer.Option(help="Language of the solutions, as JSON: '{\"json_schema\": {…}}', regex, grammar or choice."),
+    ] = None
     verifier: Annotated[
         str | None,
         typer.Option(help='Verifier: its kind, or the field as JSON: \'{"kind": "numeric", "expected": 4}\'.'),
@@ -85,6 +90,8 @@ class JobOptions:
                 "seed": self.seed,
                 "answer": parse_word_or_json("answer", self.answer),
                 "verifier": {"kind": verifier} if isinstance(verifier, str) else verifier,
+                "tools": [{"type": "python"}] if self.python else None,
+                "constraint": parse_word_or_json("constraint", self.constraint),
                 "deterministic": self.deterministic or None,
                 **more,
             }

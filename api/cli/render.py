@@ -113,6 +113,8 @@ def print_job(console: Console, job: Job, *, show_thought: bool = False) -> None
     parts = f"{usage.generated} generated{thought}, {usage.verifier_computed} by the verifier"
     console.print(Text(f"  bill        {usage.total} tokens ({parts}), {usage.seconds:.2f} s"))
     console.print(Text(f"              {usage.pruned} tokens pruned, {usage.cached} prompt tokens from the cache"))
+    if usage.tool_calls:
+        console.print(Text(f"              {usage.tool_calls} calls of Python, {usage.tool_seconds:.2f} s"))
     if usage.cost:
         console.print(Text(f"              {usage.flops:.3g} FLOPs, cost {usage.cost:.6g}"))
     if usage.drafted:

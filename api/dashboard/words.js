@@ -18,6 +18,7 @@ export const REASON = {
   length: "reached the maximum length",
   context: "the context is full",
   repetition: "repeats itself",
+  tool: "a call reached a limit",
   budget: "cut by the budget",
   timeout: "cut by the time limit",
   cancelled: "cancelled while generating",

@@ -7,7 +7,7 @@ busy, the request is retried and the job resumes from its journal: an engine fai
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from types import MappingProxyType
@@ -26,6 +26,7 @@ from reasoner.evaluation.suites.problem import Problem
 from reasoner.evaluation.suites.suite import Suite
 from reasoner.jobs.journal import MemoryJournal
 from reasoner.jobs.spec import JobSpec, Sampling
+from reasoner.jobs.tool_specs import PythonTool
 from reasoner.jobs.verifier_specs import JudgeVerifier, PairwiseVerifier, WrittenVerifier
 from reasoner.run import open_search, run_job
 from reasoner.strategies.registry import STRATEGIES
@@ -53,6 +54,8 @@ class EvaluationContext:
     """Calibration for ``auto``; ``None`` for the bundled one."""
     defaults: Mapping[str, ModelDefaults]
     """Defaults by model, as in a service: prompts, sampling, stop strings."""
+    tools: Sequence[PythonTool] = ()
+    """Tools that the models may use."""
 
     @classmethod
     async def of(
@@ -65,6 +68,7 @@ class EvaluationContext:
         concurrency: int,
         calibration: Calibration | None = None,
         defaults: Mapping[str, ModelDefaults] = MappingProxyType({}),
+        tools: Sequence[PythonTool] = (),
     ) -> EvaluationContext:
         """Create with the engine's models. Raises ``InvalidRequest`` if it does not serve a model of the plan."""
         engine = LeaselessEngine(engine)
@@ -79,9 +83,8 @@ class EvaluationContext:
         is_served = scorer is None or scorer in models
         is_welcome = not compares and any(strategy.welcomes_verifier for strategy in strategies)
         is_used = is_served and (needed or is_welcome)
-        return cls(
-            suite, plan, engine, models, verifier if is_used else None, sampling, concurrency, calibration, defaults
-        )
+        used = verifier if is_used else None
+        return cls(suite, plan, engine, models, used, sampling, concurrency, calibration, defaults, tools)
 
     def choose_verifier(self, strategy: str) -> VerifierSpec | None:
         """Return the verifier that a strategy uses: one that compares, or one that scores."""
@@ -234,6 +237,7 @@ def _spec(setting: EvaluationContext, stage: Stage, problem: Problem, case: Stra
             "verifier": setting.choose_verifier(case.name),
             "sampling": setting.sampling,
             "answer": setting.suite.answer_spec,
+            "tools": list(setting.tools),
             "confidence": case.confidence,
             "seed": int.from_bytes(noise.digest(), "big") >> 1,
         }

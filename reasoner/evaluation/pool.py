@@ -235,8 +235,9 @@ class PoolStream(Stream):
         self._running.clear()
 
     def _bill(self, node: Node, tokens: int) -> None:
-        """Add the first ``tokens`` of a branch."""
-        self._search.tokens += tokens
+        """Add the first ``tokens`` of a branch, without the output of tools."""
+        outputs = sum(part.num_tokens for part in node.parts if part.origin == "tool")
+        self._search.tokens += max(0, tokens - outputs)
         self._search.thought_tokens += min(tokens, node.thought_tokens)
 
 
