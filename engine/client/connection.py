@@ -129,11 +129,18 @@ class Connection:
         special: bool,
         generation_prompt: bool,
         template_kwargs: TemplateKwargs | None = None,
+        functions_apart: bool = False,
     ) -> Tokens:
-        """Return the token ids from ``/tokenize``, which our server, vLLM and SGLang share."""
+        """Return the token ids from ``/tokenize``, which our server, vLLM and SGLang share.
+
+        ``functions_apart``: the server takes the template's variable ``tools`` in a field of its own.
+        """
         content: Json = {"messages": text, "add_generation_prompt": generation_prompt}
         if template_kwargs:
-            content["chat_template_kwargs"] = template_kwargs
+            variables = dict(template_kwargs)
+            if functions_apart and "tools" in variables:
+                content["tools"] = variables.pop("tools")
+            content["chat_template_kwargs"] = variables
         if isinstance(text, str):
             content = {"prompt": text, "add_special_tokens": special}
         return tuple((await self.call("POST", "/tokenize", {"model": model, **content}))["tokens"])

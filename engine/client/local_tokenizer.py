@@ -67,7 +67,7 @@ class LocalTokenizer:
 
     def chat(
         self,
-        messages: Sequence[dict[str, str]],
+        messages: Sequence[dict[str, Any]],
         *,
         generation_prompt: bool = True,
         template_kwargs: TemplateKwargs | None = None,

@@ -57,6 +57,7 @@ class LoadedModel:
             sampling=read_raw_config(folder).sampling,
             fingerprint=mark,
             probe=None if self.probe is None else self.probe.info,
+            chat_template=self.tokenizer.chat_template,
         )
         self._eos = frozenset(config.eos) | (frozenset() if self.tokenizer.eos is None else {self.tokenizer.eos})
         self._max_sequences = options.max_waiting

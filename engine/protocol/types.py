@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from engine.protocol.constraint import Constraint
 
 Tokens = tuple[int, ...]
-Prompt = str | Sequence[dict[str, str]]
+Prompt = str | Sequence[dict[str, Any]]
 """A text, or chat messages to render with the model's template."""
 
 TemplateKwargs = Mapping[str, object]
@@ -147,6 +147,10 @@ class GenerateRequest:
     """
     constraint: Constraint | None = None
     """The language to which the branches are held, from ``Branch.constraint_start`` to their end."""
+    shows_special: bool = False
+    """True to keep special tokens in the text, since calls of functions stand between them. Our engine always shows
+    those of calls and no others.
+    """
     lifts_constraint: Tokens = ()
     """Tokens that lift the constraint for the rest of the request if a branch begins its constrained text with one of
     them, such as the token that opens a thought.
@@ -312,6 +316,10 @@ class ModelInfo:
     """True if ``Completion.thought`` tells which part of an answer is a thought."""
     limits_thoughts: bool = False
     """True if the server limits thoughts by ``GenerateRequest.thinking_limit``."""
+    chat_template: str = ""
+    """The model's chat template, whose marks tell the format of its function calls; empty if it is not known."""
+    tells_calls: bool = False
+    """True if the server takes functions in a field of its own, and its client writes calls in Hermes's format."""
 
 
 class EngineClient(Protocol):

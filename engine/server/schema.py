@@ -53,6 +53,19 @@ def _whole_characters(text: str) -> str:
 _Text = Annotated[str, AfterValidator(_whole_characters)]
 
 
+def _check_message(message: dict[str, Any]) -> dict[str, Any]:
+    """Return a chat message, of which the template reads what it knows."""
+    if not isinstance(message.get("role"), str):
+        raise ValueError("a message needs a 'role', which is a string")
+    if not isinstance(message.get("content"), str | None):
+        raise ValueError("the 'content' of a message must be a string")
+    _whole_characters(json.dumps(message, ensure_ascii=False))
+    return message
+
+
+_Message = Annotated[dict[str, Any], AfterValidator(_check_message)]
+
+
 class _Body(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
@@ -310,7 +323,7 @@ class TokenizeBody(_Body):
 
     model: str
     prompt: _Text | None = None
-    messages: Annotated[list[dict[str, _Text]], Field(min_length=1)] | None = None
+    messages: Annotated[list[_Message], Field(min_length=1)] | None = None
     add_special_tokens: bool = True
     """True to add special tokens to a prompt; a chat template contains them itself."""
     add_generation_prompt: bool = True

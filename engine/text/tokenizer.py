@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -11,6 +12,12 @@ from engine.protocol.template_limit import limit_rendering
 from engine.protocol.template_variables import check_template_variables
 from engine.protocol.types import EngineError, InvalidRequest, TemplateKwargs, Tokens
 
+CALL_DELIMITERS = (
+    *("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "<|python_tag|>", "<tool_call>", "</tool_call>"),
+    *(f"<\uff5ctool\u2581{name}\uff5c>" for name in ("calls\u2581begin", "call\u2581begin", "sep")),
+    *(f"<\uff5ctool\u2581{name}\uff5c>" for name in ("call\u2581end", "calls\u2581end")),
+)
+"""Special tokens of public models between which calls of functions stand: they are part of the text."""
 _PARTS = 16384
 """The number of cached tokenized parts of score requests: a tree search sends the same steps many times."""
 LONG_TEXT = 4096
@@ -42,6 +49,7 @@ class Tokenizer:
         largest = max(vocabulary.values(), default=-1)
         if largest >= vocab:
             raise EngineError(f"{folder}: the tokenizer has token id {largest}, but the model's vocab_size is {vocab}")
+        self._shown = {vocabulary[text]: text for text in CALL_DELIMITERS if text in vocabulary}
         self.eos: int | None = self._wrapper.eos_token_id
         self.bos: int | None = self._wrapper.bos_token_id
         self._remembered = lru_cache(_PARTS)(self.encode)
@@ -78,7 +86,7 @@ class Tokenizer:
 
     def encode_chat(
         self,
-        messages: Sequence[dict[str, str]],
+        messages: Sequence[dict[str, Any]],
         *,
         generation_prompt: bool = True,
         template_kwargs: TemplateKwargs | None = None,
@@ -103,6 +111,11 @@ class Tokenizer:
         text: str = self._fast.to_str()
         return text
 
+    @property
+    def chat_template(self) -> str:
+        """The model's chat template; empty if it has none."""
+        return self._wrapper.get_chat_template() if self._wrapper.chat_template else ""
+
     def decode_all(self, tokens: Sequence[int]) -> str:
         """Return the text of the tokens, including special ones."""
         text: str = self._fast.decode(tokens, skip_special_tokens=False)
@@ -113,6 +126,15 @@ class Tokenizer:
         return f"token_id:{token}" if "\ufffd" in text else text
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Return the text of the tokens without special ones. An incomplete character becomes U+FFFD."""
-        text: str = self._fast.decode(tokens, skip_special_tokens=True)
-        return text
+        """Return the text of the tokens without special ones, but for delimiters of function calls.
+
+        An incomplete character becomes U+FFFD.
+        """
+        if self._shown.keys().isdisjoint(tokens):
+            text: str = self._fast.decode(tokens, skip_special_tokens=True)
+            return text
+        runs = itertools.groupby(tokens, key=lambda token: self._shown.get(token))
+        return "".join(
+            self._fast.decode(list(run), skip_special_tokens=True) if shown is None else shown * len(list(run))
+            for shown, run in runs
+        )

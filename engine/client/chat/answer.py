@@ -6,6 +6,7 @@ delimiters in the content, where a chat template may have written the opening on
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 
 from engine.client.chat.encoding import CLOSING, OPENING, encode_answer, encode_text, measure_thought
@@ -20,6 +21,7 @@ _REASONS: dict[str, FinishReason] = {
     "function_call": "stop",
 }
 
+_CALL_END = "}\n</tool_call>"
 _REASONING_FIELDS = ("reasoning_content", "reasoning")
 """The former of DeepSeek, SGLang, LiteLLM and older vLLM, the latter of OpenRouter, Groq and newer vLLM."""
 
@@ -46,6 +48,8 @@ class ChatAnswer:
     """The stop string that ended the branch, if the server tells."""
     earlier: Tokens = ()
     """The tokens of requests before this one, which were cut."""
+    calls: int = 0
+    """Number of function calls that this request has begun."""
     num_events: int = 0
     """The number of parts that this request has sent, of text or of hidden reasoning."""
     reported: int | None = None
@@ -70,17 +74,32 @@ class ChatAnswer:
         content: str = delta.get("content") or ""
         self.num_events += bool(reasoning or content)
         text = self._add_reasoning(reasoning) + self._add_content(content)
+        for call in delta.get("tool_calls") or ():
+            self.num_events += 1
+            text += self._add_content(self._write_call(call))
         finish = choice.get("finish_reason")
         if finish is not None:
             if finish not in _REASONS:
                 raise EngineUnavailable(f"the server ended an answer with {finish!r}")
             self.reason = _REASONS[finish]
+            if self.calls:
+                text += self._add_content(_CALL_END)
             stop = choice.get("stop_reason", choice.get("matched_stop"))
             if isinstance(stop, str):  # the server has cut it off
                 self.stop = stop
                 is_thought = bool(self.thought) and not self.content
                 text += self._add_reasoning(stop) if is_thought else self._add_content(stop)
         return text
+
+    def _write_call(self, call: Json) -> str:
+        """Return a part of a function call as text in Hermes's format: with its name first, then arguments."""
+        function = call.get("function") or {}
+        text = ""
+        if function.get("name"):
+            begun = _CALL_END if self.calls else ""
+            self.calls += 1
+            text = f'{begun}\n<tool_call>\n{{"name": {json.dumps(function["name"])}, "arguments": '
+        return text + (function.get("arguments") or "")
 
     def _add_reasoning(self, text: str) -> str:
         """Add text of a thought, and return it as it stands in the branch."""
@@ -139,5 +158,5 @@ class ChatAnswer:
         self._begin_again(dropped)
 
     def _begin_again(self, earlier: Tokens) -> None:
-        self.earlier, self.thought, self.content, self.num_events = earlier, "", "", 0
+        self.earlier, self.thought, self.content, self.num_events, self.calls = earlier, "", "", 0, 0
         self.reported = self.reported_thought = None

@@ -12,6 +12,7 @@ import itertools
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from engine.protocol.types import Prompt, TemplateKwargs, Tokens
 
@@ -33,7 +34,7 @@ MAX_BYTES_PER_TOKEN = 32
 class Conversation:
     """The messages of a conversation, and the beginning of its answer."""
 
-    messages: list[dict[str, str]]
+    messages: list[dict[str, Any]]
     template_kwargs: TemplateKwargs = field(default_factory=dict)
     written: str = ""
     """All that is written of the answer, its thought included."""

@@ -59,6 +59,8 @@ from engine.protocol.wire import Json
 
 _EFFORT = "reasoning_effort"
 """The variable of chat templates that is a field of OpenAI's requests, too."""
+_TOOLS = "tools"
+"""The variable of chat templates that holds functions, which is a field of OpenAI's requests, too."""
 _SETTINGS = ("temperature", "top_p", "presence_penalty", "frequency_penalty", "stop")
 _VERDICT_TOKENS = 16
 _UNLIKELY = -30.0
@@ -128,7 +130,7 @@ class ChatEngine:
         generation_prompt: bool = True,  # noqa: ARG002
         template_kwargs: TemplateKwargs | None = None,
     ) -> Tokens:
-        names = set() if self._is_literal else set(template_kwargs or ()) - {_EFFORT}
+        names = set() if self._is_literal else set(template_kwargs or ()) - {_EFFORT, _TOOLS}
         if names:
             raise InvalidRequest(
                 f"the server at {self._connection.url} (chat) has no field for {min(names)!r}: of chat_template_kwargs "
@@ -184,6 +186,7 @@ class ChatEngine:
             lacks=(*(() if self._is_literal else ("continuation",)), "logprobs", "constraint_continuation"),
             tells_thoughts=True,
             limits_thoughts=self._options.thinking_limit != "none",
+            tells_calls=not self._is_literal,
         )
 
     @property
@@ -283,6 +286,9 @@ class ChatEngine:
         messages: list[Json] = [*conversation.messages]
         fields: Json = {"messages": messages}
         if kwargs := conversation.template_kwargs:
+            kwargs = dict(kwargs)
+            if _TOOLS in kwargs:  # a server that continues texts leaves calls in the text, as its model writes them
+                fields |= {_TOOLS: kwargs.pop(_TOOLS)} | ({"tool_choice": "none"} if self._is_literal else {})
             fields |= {"chat_template_kwargs": kwargs} if self._is_literal else kwargs
         is_whole = self._is_literal and conversation.has_open_thought
         answer = conversation.written if is_whole else conversation.answer

@@ -154,7 +154,12 @@ class OpenAICompatibleEngine:
         if not isinstance(text, str) and not self._dialect.chats:
             raise self._cannot("tokenise chat messages; name the folder of its model's tokenizer")
         return await self._connection.tokenize(
-            model, text, special=special, generation_prompt=generation_prompt, template_kwargs=template_kwargs
+            model,
+            text,
+            special=special,
+            generation_prompt=generation_prompt,
+            template_kwargs=template_kwargs,
+            functions_apart=True,
         )
 
     async def models(self) -> list[ModelInfo]:
@@ -206,6 +211,7 @@ class OpenAICompatibleEngine:
             architecture=text.architecture,
             bos=text.bos,
             sampling=text.sampling,
+            chat_template=text.template or "",
         )
 
     def _check(self, request: GenerateRequest) -> None:
