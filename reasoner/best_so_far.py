@@ -8,18 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from reasoner.answers.canonical import canonicalize
-from reasoner.answers.votes import count_votes
+from reasoner.answers.votes import count_votes, find_vote_form
 from reasoner.budget.usage import Usage
 from reasoner.jobs.job import FinishReason, JobResult
 from reasoner.jobs.journal import Entry
+from reasoner.jobs.messages import CalledFunction
 from reasoner.jobs.spec import JobSpec
 from reasoner.search.candidates import select_candidates
 from reasoner.search.replay import bill_model
 from reasoner.strategies.base import Choice, choose_best_scored, elect
 from reasoner.strategies.registry import STRATEGIES
 from reasoner.thoughts import strip_delimiters
-from reasoner.tree import Node, find_most_promising, read_answer_level, read_parts
+from reasoner.tree import Node, add_calls, find_most_promising, read_answer_level, read_parts
 
 
 def choose_best_so_far(spec: JobSpec, entries: Iterable[Entry]) -> JobResult | None:
@@ -54,7 +54,10 @@ def build_result(
         answer_level=choice.node and choice.node.answer_level,
         text=shown and shown.solution,
         thought=strip_delimiters(shown.thought_text, own) if shown and thinks else None,
-        content=shown.answer_text.strip("\n") if shown and thinks else None,
+        content=_find_content(shown),
+        tool_calls=[
+            CalledFunction(name=name, arguments=text) for name, text in (choice.node.calls if choice.node else ())
+        ],
         confidence=choice.confidence,
         votes=choice.votes,
         finish_reason=finish_reason,
@@ -64,10 +67,21 @@ def build_result(
     )
 
 
+def _find_content(shown: Node | None) -> str | None:
+    """Return a solution's text after its thought and without its calls, where it has either."""
+    if shown is None or (shown.thought is None and not shown.calls):
+        return None
+    return shown.answer_text.strip("\n") if not shown.calls else shown.words
+
+
+def _show_call(name: str, arguments: str) -> CalledFunction:
+    return CalledFunction(name=name, arguments=arguments)
+
+
 def _vote(spec: JobSpec, candidates: Sequence[Node]) -> Choice:
     groups: dict[str, list[Node]] = {}
     for node in candidates:
-        groups.setdefault(canonicalize(node.answer or "", spec.answer.compare), []).append(node)
+        groups.setdefault(find_vote_form(node, spec.answer.compare), []).append(node)
     scored = any(node.score is not None for node in candidates)
     weights = {node: (node.score or 0.0) if scored else 1.0 for node in candidates}
     return elect(count_votes(list(groups.values()), weights), weights)
@@ -96,6 +110,7 @@ def _tree(entries: Iterable[Entry]) -> Node:
                 if data["final"]:
                     node.reason, node.answer = data["reason"], data["answer"]
                     node.answer_level = read_answer_level(data)
+                    add_calls(node, data)
             case "score":
                 nodes[data["node"]].score = data["score"]
             case "prune":

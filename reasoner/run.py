@@ -27,6 +27,7 @@ from reasoner.sandbox.cells import CellLimits
 from reasoner.sandbox.lockdown import check_lockdown
 from reasoner.search.cache_lease import CacheLease
 from reasoner.search.calls import CallRunner
+from reasoner.search.function_calls import open_function_reader
 from reasoner.search.policies.policy import Policy, tokenize_problem
 from reasoner.search.policies.selection import policy_selector, policy_selectors, verifier_selector
 from reasoner.search.policies.thoughts import find_thought_format
@@ -139,6 +140,7 @@ async def open_search(
             comparer,
             _find_verifier_model(spec, policy, served) if scorer or comparer else None,
             table,
+            open_function_reader(spec, [policy.model for policy in policies]),
             calls,
         )
         search = await Search.begin(context, prompt)

@@ -72,6 +72,12 @@ class Node:
     answer: str | None = None
     answer_level: AnswerLevel | None = None
     """Level at which ``answer`` was extracted; ``None`` without an answer."""
+    vote: str | None = None
+    """Text that is the same for candidates with equal calls of functions; ``None`` where answers are compared."""
+    calls: tuple[tuple[str, str], ...] = ()
+    """Calls of the client's functions with which it ends: the name and the JSON text of the arguments of each."""
+    words: str | None = None
+    """The answer's text without its calls, if it has any."""
     scores: tuple[float, ...] = ()
     """The verifier's scores of all steps from the root through this node, in order; empty until scored, and always
     for verifiers of whole solutions."""
@@ -218,6 +224,12 @@ def read_answer_level(data: Mapping[str, Any]) -> AnswerLevel | None:
     """Return the level of the answer in a node's journal data; earlier versions wrote strict answers alone."""
     level: AnswerLevel | None = data.get("answer_level")
     return "strict" if level is None and data["answer"] is not None else level
+
+
+def add_calls(node: Node, data: Mapping[str, Any]) -> None:
+    """Add the calls of functions in a node's journal data, if there are any."""
+    node.vote, node.words = data.get("vote"), data.get("words")
+    node.calls = tuple((name, arguments) for name, arguments in data.get("calls", ()))
 
 
 def find_most_promising(root: Node) -> Node | None:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, TypeAdapter
 
 from reasoner.base_model import StrictModel
-from reasoner.jobs.spec import MAX_PROBLEM_CHARS
+from reasoner.jobs.messages import MAX_PROBLEM_CHARS
 
 EmptyList = Annotated[list[Any], Field(max_length=0)] | None
 """A list that must be empty or null: fields that clients send back as they got them."""

@@ -16,7 +16,8 @@ from reasoner.answers.spec import AnswerSpec
 from reasoner.base_model import StrictModel
 from reasoner.budget.spec import MAX_BUDGET_TOKENS, Budget
 from reasoner.jobs.constraint_spec import ConstraintSpec
-from reasoner.jobs.spec import JobSpec, Message, StopStrings, StrategySpec, TemplateKwargs, ThoughtSpec
+from reasoner.jobs.messages import Message
+from reasoner.jobs.spec import JobSpec, StopStrings, StrategySpec, TemplateKwargs, ThoughtSpec
 from reasoner.jobs.verifier_specs import Verifier
 from workers.config.settings import Settings
 

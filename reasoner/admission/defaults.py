@@ -26,7 +26,7 @@ from reasoner.jobs.step_specs import Steps
 from reasoner.jobs.verifier_specs import Verifier
 
 NO_VERIFIER = "none"
-_COPIED = ("system", "prompt", "stop", "steps", "thoughts")
+_COPIED = ("system", "prompt", "stop", "steps", "thoughts", "tool_format")
 """Fields that a job has under the same name, each taken over as a whole."""
 
 
@@ -53,6 +53,9 @@ class ModelDefaults(StrictModel):
     )
     steps: Steps | None = Field(None, description="Where a step of a search ends, as in a job.")
     thoughts: ThoughtSpec | None = Field(None, description="The delimiters of the model's thoughts, as in a job.")
+    tool_format: str | None = Field(
+        None, description="The format of the model's calls of functions; by default that of its chat template."
+    )
     verifier: Annotated[Verifier | None, BeforeValidator(_parse_verifier_name)] = Field(
         None,
         description="The verifier: the name of a served process reward model, a table as in a job, or none; the "

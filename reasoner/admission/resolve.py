@@ -17,6 +17,7 @@ from reasoner.budget.prices import Prices, check_budget
 from reasoner.budget.spec import Budget
 from reasoner.jobs.spec import COMPARING_STRATEGY, FALLBACK_STRATEGY, JobSpec, StrategySpec
 from reasoner.jobs.verifier_specs import JudgeVerifier, PairwiseVerifier, PrmVerifier, ProbeVerifier, WrittenVerifier
+from reasoner.search.function_calls import find_model_format
 from reasoner.search.policies.selection import ModelSelector, policy_selectors, verifier_selector
 from reasoner.strategies.registry import STRATEGIES, parse_params
 
@@ -154,9 +155,19 @@ async def _complete(spec: JobSpec, service: ServiceDefaults, catalog: ModelCatal
     info = next((info for info in models or () if info.id == model), None)
     if info is not None and spec.models is None:  # several models have their own parameters each
         changes["sampling"] = spec.sampling.fill(info.sampling)
+    if info is not None and spec.functions:
+        changes["tool_format"] = _find_tool_format(spec, info)
     if spec.seed is None:
         changes["seed"] = secrets.randbelow(2**53)  # exact as a JavaScript number
     return spec.model_copy(update=changes)
+
+
+def _find_tool_format(spec: JobSpec, policy: ModelInfo) -> str:
+    """Return the name of the format in which a policy writes calls. Raises ``JobRefused`` if it is not known."""
+    try:
+        return find_model_format(spec, policy).name
+    except InvalidRequest as error:
+        raise JobRefused("unsupported-tool", error.field, str(error)) from None
 
 
 def _apply_model_defaults(spec: JobSpec, service: ServiceDefaults) -> JobSpec:

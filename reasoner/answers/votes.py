@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from reasoner.answers.canonical import canonicalize
 from reasoner.answers.equivalence import Equivalence
 from reasoner.answers.plain import differs_plainly
-from reasoner.answers.spec import AnswerSpec
+from reasoner.answers.spec import AnswerSpec, Compare
 from reasoner.base_model import StrictModel
 from reasoner.tree import Node
 
@@ -33,18 +33,24 @@ async def group_equivalent(candidates: Sequence[Node], spec: AnswerSpec, equival
     for node in candidates:
         if node.answer is None:
             continue
-        form = canonicalize(node.answer, spec.compare)
+        form = find_vote_form(node, spec.compare)
         if form not in class_of:
             first = form
-            if spec.compare == "math":
+            if spec.compare == "math" and node.vote is None:
                 possible = [
                     key for key, others in forms.items() if not any(differs_plainly(form, other) for other in others)
                 ]
                 first = await equivalence.representative(form, possible)
             class_of[form] = first
-            forms.setdefault(first, []).append(form)
+            if node.vote is None:
+                forms.setdefault(first, []).append(form)
         groups.setdefault(class_of[form], []).append(node)
     return list(groups.values())
+
+
+def find_vote_form(node: Node, compare: Compare) -> str:
+    """Return a text that is the same for candidates with equal answers, where that needs no algebra."""
+    return canonicalize(node.answer or "", compare) if node.vote is None else f"\0{node.vote}"
 
 
 def count_votes(groups: Sequence[Sequence[Node]], weights: dict[Node, float]) -> list[tuple[Vote, list[Node]]]:

@@ -9,6 +9,7 @@ from pydantic import Field
 from reasoner.answers.votes import Vote
 from reasoner.base_model import StrictModel
 from reasoner.budget.usage import Usage
+from reasoner.jobs.messages import CalledFunction
 from reasoner.jobs.spec import JobSpec
 from reasoner.tree import AnswerLevel
 
@@ -52,7 +53,9 @@ class JobResult(StrictModel):
     thought: str | None = None
     """Thought of this solution, without its delimiters; ``None`` if the model's thoughts are not known."""
     content: str | None = None
-    """This solution after its thought; ``None`` as for ``thought``."""
+    """This solution after its thought and without its calls; ``None`` if it has neither."""
+    tool_calls: list[CalledFunction] = Field(default_factory=list)
+    """Calls of the client's functions that are the answer."""
     confidence: float | None
     votes: list[Vote] = Field(default_factory=list)
     finish_reason: FinishReason

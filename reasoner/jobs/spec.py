@@ -13,11 +13,11 @@ from reasoner.answers.spec import AnswerSpec, CodeExtract
 from reasoner.base_model import StrictModel
 from reasoner.budget.spec import MAX_BUDGET_TOKENS, Budget
 from reasoner.jobs.constraint_spec import ConstraintSpec
+from reasoner.jobs.messages import MAX_PROBLEM_CHARS, Message, check_results
 from reasoner.jobs.step_specs import DEFAULT_STEPS, StepRule, Steps
-from reasoner.jobs.tool_specs import PythonTool
+from reasoner.jobs.tool_specs import FunctionTool, NamedChoice, PythonTool, ToolChoice, Tools
 from reasoner.jobs.verifier_specs import PairwiseVerifier, PrmVerifier, Verifier
 
-MAX_PROBLEM_CHARS = 32_000
 MAX_N = 256
 MAX_POLICIES = 8
 MAX_TOP_K = 1_000_000
@@ -29,17 +29,14 @@ MAX_STOP_CHARS = 256
 MAX_TEMPLATE_KWARGS = 32
 PLACEHOLDER = "{problem}"
 DEFAULT_STRATEGY = "best_of_n"
+ARGUMENTS_AS_TEXT = frozenset({"deepseek", "deepseek_v31"})
+"""Formats of calls whose chat templates read the arguments as text."""
 FALLBACK_STRATEGY = "self_consistency"
 """Strategies of jobs that name none: ``DEFAULT_STRATEGY`` with a verifier, ``FALLBACK_STRATEGY`` without one."""
 COMPARING_STRATEGY = "tournament"
 """Strategy whose default verifier compares solutions."""
 SELECTING_STRATEGY = "select"
 """Strategy of jobs with candidates of their own."""
-
-
-class Message(StrictModel):
-    role: Literal["system", "user", "assistant"]
-    content: Annotated[str, Field(min_length=1, max_length=MAX_PROBLEM_CHARS)]
 
 
 def _check_template(value: str) -> str:
@@ -126,7 +123,7 @@ class StrategySpec(BaseModel):
 
 
 def _check_conversation(value: list[Message]) -> list[Message]:
-    if value[-1].role != "assistant":
+    if value[-1].role != "assistant" or not value[-1].content:
         raise ValueError("a candidate that is a conversation ends with a message of the assistant, its answer")
     return value
 
@@ -194,10 +191,26 @@ class JobSpec(StrictModel):
         description="Language to which solutions are held, token by token, after their thoughts. Their answer is then "
         "the whole solution, unless 'answer' says more.",
     )
-    tools: Annotated[list[PythonTool], Field(max_length=1)] = Field(
+    tools: Tools = Field(
         default_factory=list,
-        description="Tools that the model may use while it reasons. With {'type': 'python'} each ```python block of a "
-        "solution runs in a sandbox, and its output is the solution's next text.",
+        description="python: each ```python block of a solution runs in a sandbox, and its output is the solution's "
+        "next text. function: a function of the client, which a solution may end by calling.",
+    )
+    tool_choice: ToolChoice = Field(
+        "auto",
+        description="auto: a solution may call functions; required: one that calls none has no answer, and so with "
+        "{'name': …} one that calls another function; none: the model does not see them.",
+    )
+    tool_vote: Literal["name", "arguments", "exact"] = Field(
+        "arguments",
+        description="Calls that are one answer. name: of the same functions; arguments: of the same functions with "
+        "arguments that are equal as JSON; exact: with the same text.",
+    )
+    parallel_tool_calls: bool = Field(
+        True, description="A solution may make several calls; else one that makes several has no answer."
+    )
+    tool_format: str | None = Field(
+        None, description="Format of the model's calls; without it the model's default, or that of its chat template."
     )
     strategy: StrategySpec = Field(
         default_factory=lambda: StrategySpec(name=DEFAULT_STRATEGY),
@@ -244,6 +257,18 @@ class JobSpec(StrictModel):
     def _check_one_question(self) -> Self:
         if (self.problem is None) == (self.messages is None):
             raise ValueError("give either 'problem' or 'messages', not both")
+        return self
+
+    @model_validator(mode="after")
+    def _check_calls(self) -> Self:
+        check_results(self.messages or ())
+        names = [tool.name for tool in self.functions]
+        if self.tool_choice not in ("auto", "none") and not names:
+            raise ValueError("tool_choice: there is no function to call: give 'tools' of type 'function'")
+        if isinstance(self.tool_choice, NamedChoice) and self.tool_choice.name not in names:
+            raise ValueError(
+                f"tool_choice: there is no function {self.tool_choice.name!r}; there are {', '.join(names)}"
+            )
         return self
 
     @model_validator(mode="after")
@@ -323,7 +348,7 @@ class JobSpec(StrictModel):
     def _read_candidate(self, candidate: str | list[Message]) -> tuple[str, str]:
         if isinstance(candidate, str):
             return candidate, candidate
-        answer = candidate[-1].content
+        answer = candidate[-1].content or ""
         asked = self.conversation[-1]["content"]
         if candidate[0].role == "user" and candidate[0].content == asked:
             candidate = candidate[1:]
@@ -339,7 +364,18 @@ class JobSpec(StrictModel):
     @property
     def python(self) -> PythonTool | None:
         """The Python that a solution may run, if the job allows it."""
-        return next(iter(self.tools), None)
+        return next((tool for tool in self.tools if isinstance(tool, PythonTool)), None)
+
+    @property
+    def functions(self) -> list[FunctionTool]:
+        """The client's functions that a solution may call."""
+        return [tool for tool in self.tools if isinstance(tool, FunctionTool) and self.tool_choice != "none"]
+
+    @property
+    def template_kwargs(self) -> dict[str, Any]:
+        """The variables of the chat template with which the question is asked."""
+        tools = {"tools": [function.render() for function in self.functions]} if self.functions else {}
+        return self.chat_template_kwargs | tools
 
     @property
     def thinking_tokens(self) -> int | None:
@@ -358,15 +394,17 @@ class JobSpec(StrictModel):
         return any(message.role == "system" for message in self.messages or ())
 
     @property
-    def conversation(self) -> list[dict[str, str]]:
+    def conversation(self) -> list[dict[str, Any]]:
         """The question as the client gave it, as chat messages."""
         if self.messages is not None:
             return [message.model_dump() for message in self.messages]
         return [{"role": "user", "content": self.problem or ""}]
 
-    def to_messages(self) -> list[dict[str, str]]:
+    def to_messages(self) -> list[dict[str, Any]]:
         """Return the question as the model gets it: after the system message, and within the prompt template."""
-        messages = self.conversation
+        given = self.messages or [Message(role="user", content=self.problem)]
+        arguments_as_text = self.tool_format in ARGUMENTS_AS_TEXT
+        messages = [message.render(arguments_as_text=arguments_as_text) for message in given]
         last = messages[-1]
         if self.prompt is not None and last["role"] == "user":
             last["content"] = self.prompt.replace(PLACEHOLDER, last["content"])

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+import json
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Discriminator, Field, Tag, field_validator
 
 from reasoner.base_model import StrictModel
+from reasoner.jobs.messages import FunctionName
+
+MAX_TOOLS = 128
+MAX_PARAMETERS_CHARS = 65_536
 
 PYTHON_INSTRUCTION = (
     "You may run Python: write it in a ```python block, and what it prints follows in an ```output block."
@@ -34,3 +39,66 @@ class PythonTool(StrictModel):
     instruction: Annotated[str, Field(min_length=1, max_length=4000)] | None = Field(
         PYTHON_INSTRUCTION, description="Text that is added to the system message, or is one; null: none."
     )
+
+
+class FunctionTool(StrictModel):
+    """A function of the client: a solution may end with calls of it, on which solutions vote and which are returned."""
+
+    type: Literal["function"]
+    name: FunctionName
+    description: Annotated[str, Field(max_length=8000)] | None = None
+    parameters: dict[str, Any] | None = Field(None, description="JSON Schema of the arguments, which are an object.")
+    strict: bool | None = Field(
+        None, description="Arguments must be valid under the schema; a solution with others has no answer."
+    )
+
+    @field_validator("parameters")
+    @classmethod
+    def _check_schema(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
+        if value is None:
+            return None
+        if len(json.dumps(value)) > MAX_PARAMETERS_CHARS:
+            raise ValueError(f"the schema has more than {MAX_PARAMETERS_CHARS} characters")
+        if value.get("type", "object") != "object":
+            raise ValueError('the arguments of a function are an object: give a schema of "type": "object"')
+        return value
+
+    def render(self) -> dict[str, Any]:
+        """Return the function for a chat template, in OpenAI's form."""
+        parameters = self.parameters or {"type": "object", "properties": {}}
+        function = {"name": self.name, "description": self.description or "", "parameters": parameters}
+        return {"type": "function", "function": function}
+
+
+def _read_type(value: Any) -> str:
+    return str(value.get("type") if isinstance(value, dict) else getattr(value, "type", None))
+
+
+Tool = Annotated[
+    Annotated[PythonTool, Tag("python")] | Annotated[FunctionTool, Tag("function")],
+    Discriminator(
+        _read_type,
+        custom_error_type="tool_type",
+        custom_error_message="there is no such type of tool; known are python and function",
+    ),
+]
+
+
+def _check_tools(tools: list[Tool]) -> list[Tool]:
+    names = [tool.name if isinstance(tool, FunctionTool) else tool.type for tool in tools]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise ValueError(f"the tool {twice!r} is listed twice")
+    return tools
+
+
+Tools = Annotated[list[Tool], Field(max_length=MAX_TOOLS), AfterValidator(_check_tools)]
+
+
+class NamedChoice(StrictModel):
+    """The function that a solution must call."""
+
+    name: FunctionName
+
+
+ToolChoice = Literal["auto", "none", "required"] | NamedChoice

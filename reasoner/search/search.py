@@ -16,8 +16,8 @@ from hashlib import blake2b
 from typing import Any
 
 from engine.protocol.types import ModelInfo
-from reasoner.answers.canonical import canonicalize
 from reasoner.answers.extraction.finder import AnswerFinder
+from reasoner.answers.votes import find_vote_form
 from reasoner.budget.allocator import MAX_TRUST, RULE_KINDS, JobProgress, TokenRequest
 from reasoner.budget.usage import Usage
 from reasoner.search.candidates import add_candidates, select_candidates
@@ -225,20 +225,24 @@ class Search:
         the index of the policy that goes on; by default the parent's.
         """
         policy = parent.policy if policy is None else policy
-        prefix = await self.tokenize(messages, policy)
+        prefix = await self.tokenize(messages, policy, calls=solves)
         node = Node(self._next_path(parent), parent, prefix, messages[-1]["content"], fresh=True, solves=solves)
         node.policy = policy
         self._find_thought(node)
         return await self._add_text_node(node)
 
-    async def tokenize(self, text: str | Sequence[dict[str, str]], policy: int = 0) -> tuple[int, ...]:
+    async def tokenize(
+        self, text: str | Sequence[dict[str, Any]], policy: int = 0, *, calls: bool = False
+    ) -> tuple[int, ...]:
         """Return a policy's tokens of a plain text, or of a conversation with the prompt of the next turn.
 
-        They depend on nothing else, so they are not in the journal.
+        ``calls``: the model may call the job's functions in that turn. The tokens depend on nothing else, so they are
+        not in the journal.
         """
-        context = self._context
+        context, spec = self._context, self._context.spec
+        variables = spec.template_kwargs if calls else spec.chat_template_kwargs
         return await context.engine.tokenize(
-            context.policies[policy].model.id, text, special=False, template_kwargs=context.spec.chat_template_kwargs
+            context.policies[policy].model.id, text, special=False, template_kwargs=variables
         )
 
     async def _start_roots(self) -> list[Node]:
@@ -371,7 +375,7 @@ class Search:
     def _next_request(self) -> TokenRequest:
         """Return the token request of a job that shares a budget, from the solutions that have ended."""
         compare = self.spec.answer.compare
-        stated = {node: canonicalize(node.answer or "", compare) for node in self.candidates()}
+        stated = {node: find_vote_form(node, compare) for node in self.candidates()}
         samples = [
             (stated.get(leaf), leaf.score)
             for leaf in self.root.walk()

@@ -12,6 +12,9 @@ from reasoner.tree import read_answer_level
 CUT_REASONS = frozenset({"budget", "timeout", "cancelled"})
 """End reasons after which the rest of the branch is unknown, so that it cannot be copied."""
 
+COPIED = ("parts", "thought", "vote", "calls", "words", "call_fault")
+"""Further data of a branch's end that a copy has, too."""
+
 
 class Copies:
     """The first branch of each group of equal ones in a search."""
@@ -62,7 +65,7 @@ def copy_entry(branch: InFlightBranch, original: InFlightBranch) -> PendingEntry
     }
     if original.confidence:
         data["confidence"] = list(original.confidence)
-    data |= {name: original.end[name] for name in ("parts", "thought") if name in original.end}
+    data |= {name: original.end[name] for name in COPIED if name in original.end}
     if "probe" in original.end:
         data["probe"] = original.end["probe"]
     return PendingEntry(branch.key, "node", data, Usage())

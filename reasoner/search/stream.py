@@ -9,27 +9,24 @@ billed, and their reservations stay held, so that the remaining budget does not 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
-from reasoner.answers.extraction.phrases import ExtractionStopped
 from reasoner.budget.prices import NO_AMOUNT, Amount
 from reasoner.budget.usage import Usage
 from reasoner.jobs.journal import Entry, JobCancelled
 from reasoner.jobs.step_specs import StepRule
 from reasoner.search.branch import BranchPart, InFlightBranch, Watch, is_greedy, make_sampling_params
 from reasoner.search.branch_runner import BranchRunner
+from reasoner.search.function_calls import SolutionEnd, read_end
 from reasoner.search.replay import ARRIVED_AT_SHUTDOWN, BILLED_ONLY, PendingEntry
 from reasoner.search.shared_branches import copy_entry
 from reasoner.search.stream_context import StreamContext
 from reasoner.thoughts import describe_thought, read_thought
 from reasoner.tools.fences import CALL_END
-from reasoner.tree import Node, Reason, read_answer_level
-
-STOPPED_BY_REASON: Mapping[Reason, ExtractionStopped] = {"step": "step", "stop": "end"}
-"""Position for answer extraction by the reason of a branch's end; all other reasons cut the text."""
+from reasoner.tree import Node, Reason, add_calls, read_answer_level
 
 
 class Stream:
@@ -237,16 +234,14 @@ class Stream:
     async def _part_entry(self, part: BranchPart) -> PendingEntry:
         """Return the journal entry of a part, with the answer that the branch states if it has ended."""
         branch = part.branch
-        reason, stated = part.reason, None
+        reason, stated = part.reason, SolutionEnd()
         if reason is not None:
             end = Node(branch.path, branch.parent, (), branch.text + part.text)
             end.parts = () if part.thought is None else part.thought.parts
             end.thought = part.thought.state if part.thought is not None and part.thought.is_known else None
-            stopped = STOPPED_BY_REASON.get(reason, "inside")
             if branch.parent.solves:
-                has_thought = end.thought is None
-                stated = await self._context.answers.find(end.stated_text, stopped, has_thought=has_thought)
-            if stated is not None and reason == "step":
+                stated = await read_end(end, reason, self._context.answers, self._context.search.functions)
+            if stated.answer is not None and reason == "step":
                 reason = "answer"
         spend = part.spend
         if reason == "pruned":
@@ -262,9 +257,8 @@ class Stream:
             "logprob": part.logprob,
             "final": reason is not None,
             "reason": reason,
-            "answer": stated and stated.text,
-            "answer_level": stated and stated.level,
             "closed": part.closed,
+            **stated.describe(),
         }
         data |= self._context.name_model(self._context.search.policy(branch.parent).model)
         if part.thought is not None:
@@ -324,6 +318,7 @@ class Stream:
             parts=() if branch.thought is None else branch.thought.parts,
             thought=branch.thought.state if branch.thought is not None and branch.thought.is_known else None,
         )
+        add_calls(node, data)
         branch.parent.children.append(node)
         if node.answer is not None:
             context.search.ledger.release_set_aside()

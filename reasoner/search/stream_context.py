@@ -15,6 +15,7 @@ from reasoner.jobs.journal import Journal
 from reasoner.jobs.spec import JobSpec
 from reasoner.search.cache_lease import CacheLease
 from reasoner.search.calls import CallRunner
+from reasoner.search.function_calls import FunctionReader
 from reasoner.search.grants import Grants
 from reasoner.search.policies.policy import Policy
 from reasoner.search.replay import ReplayLog
@@ -52,6 +53,8 @@ class SearchContext:
     """The verifier's model, if it has one and the strategy uses it."""
     calibration: Calibration | None = None
     """Calibration table that holds for the job's models, if there is one."""
+    functions: FunctionReader | None = None
+    """Reads calls of the client's functions, if the job has any."""
     calls: CallRunner | None = None
     """Runs the calls of branches, if the job allows a tool."""
 

@@ -9,6 +9,7 @@ from fractions import Fraction
 from engine.protocol.types import InvalidRequest
 from engine.threads.processors import find_processors
 from reasoner.answers.canonical import canonicalize
+from reasoner.answers.json_schema import is_valid_json
 from reasoner.answers.plain import parse_number
 from reasoner.budget.ledger import Ledger
 from reasoner.deadline import run_within
@@ -25,15 +26,11 @@ from reasoner.regex import find_pattern_error, matches_fully
 from reasoner.sandbox.lockdown import check_lockdown
 from reasoner.sandbox.runner import Limits, run_tests
 from reasoner.search.scoring import NodeScore, NodeScorer
-from reasoner.subprocess_pool import WorkerPool
 from reasoner.tree import Node
 from reasoner.verifiers.context import VerifierContext
 
-SCHEMA_TIMEOUT_SECONDS = 5.0
-"""Processor time for one answer; a schema whose patterns backtrack for longer counts as not met."""
 MAX_CONCURRENT_CHECKS = min(4, find_processors().threads)
 """Number of answers of one job that are checked at the same time."""
-SCHEMAS = WorkerPool("reasoner.verifiers.schema_worker")
 
 Check = Callable[[str], Awaitable[float]]
 INSTANT = ExactVerifier | NumericVerifier
@@ -102,7 +99,7 @@ def _check(rule: Rule, context: VerifierContext) -> Check:
             case RegexVerifier():
                 return float(await matches_fully(rule.pattern, answer))
             case JsonSchemaVerifier():
-                return float(await _valid(rule, answer))
+                return float(await is_valid_json(answer, rule.json_schema))
             case PythonVerifier():
                 return await _tested(rule, answer, locked=not context.unlocked_tests)
 
@@ -117,10 +114,6 @@ def is_within_tolerance(answer: str, rule: NumericVerifier) -> bool:
     expected = Fraction(str(rule.expected))
     tolerance = max(Fraction(str(rule.absolute)), Fraction(str(rule.relative)) * abs(expected))
     return abs(value - expected) <= tolerance
-
-
-async def _valid(rule: JsonSchemaVerifier, answer: str) -> bool:
-    return await SCHEMAS.call({"schema": rule.json_schema, "text": answer}, SCHEMA_TIMEOUT_SECONDS) is True
 
 
 async def _tested(rule: PythonVerifier, answer: str, *, locked: bool) -> float:

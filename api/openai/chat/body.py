@@ -13,7 +13,7 @@ from api.openai.request import OpenAIRequest, Tokens
 from api.openai.unsupported import CHAT, remove_neutral_fields
 from reasoner.base_model import StrictModel
 from reasoner.jobs.constraint_spec import ConstraintSpec
-from reasoner.jobs.spec import Message
+from reasoner.jobs.messages import Message
 
 
 class ChatMessage(StrictModel):

@@ -13,7 +13,7 @@ from api.openai.request import OpenAIRequest, Summary, Tokens
 from api.openai.unsupported import RESPONSES, remove_neutral_fields
 from reasoner.base_model import StrictModel
 from reasoner.jobs.constraint_spec import ConstraintSpec
-from reasoner.jobs.spec import MAX_PROBLEM_CHARS, Message
+from reasoner.jobs.messages import MAX_PROBLEM_CHARS, Message
 
 
 class InputMessage(StrictModel):

@@ -31,7 +31,8 @@ from reasoner.answers.extraction.extract import strip_thinking
 from reasoner.base_model import StrictModel
 from reasoner.jobs.event import MAX_SEQ
 from reasoner.jobs.job import TERMINAL_STATUSES
-from reasoner.jobs.spec import JobSpec, Message
+from reasoner.jobs.messages import Message
+from reasoner.jobs.spec import JobSpec
 from workers.store.jobs import NoSuchJob
 from workers.store.serialization import JobDocument
 

@@ -19,7 +19,7 @@ from reasoner.answers.extraction.extract import extract_answer
 from reasoner.answers.plain import parse_number
 from reasoner.evaluation.suites.problem import Problem
 from reasoner.evaluation.suites.suite import Rule, Suite, SuiteError
-from reasoner.jobs.spec import MAX_PROBLEM_CHARS
+from reasoner.jobs.messages import MAX_PROBLEM_CHARS
 
 TEMPERATURE = 0.8
 """Usual sampling temperature for competition problems (Beeching et al. 2024, "Scaling test-time compute")."""

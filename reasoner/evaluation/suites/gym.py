@@ -16,7 +16,7 @@ from reasoner.answers.equivalence import Equivalence
 from reasoner.evaluation.suites.files import TEMPERATURE
 from reasoner.evaluation.suites.problem import Examples, Problem
 from reasoner.evaluation.suites.suite import Suite, SuiteError
-from reasoner.jobs.spec import MAX_PROBLEM_CHARS
+from reasoner.jobs.messages import MAX_PROBLEM_CHARS
 
 PREFIX = "reasoning-gym:"
 DEFAULT_SIZE = 600

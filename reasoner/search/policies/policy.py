@@ -57,7 +57,7 @@ def find_sample_number(weights: Sequence[float], policy: int, index: int) -> int
 
 async def tokenize_problem(spec: JobSpec, engine: EngineClient, policy: ModelInfo) -> tuple[int, ...]:
     """Return the prompt of the job's question. Raises ``InvalidRequest`` if it leaves no room for an answer."""
-    prompt = await engine.tokenize(policy.id, spec.to_messages(), template_kwargs=spec.chat_template_kwargs)
+    prompt = await engine.tokenize(policy.id, spec.to_messages(), template_kwargs=spec.template_kwargs)
     if spec.candidates is None:  # else nothing is written behind it
         check_room(prompt, policy)
     return prompt

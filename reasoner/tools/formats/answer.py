@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from reasoner.tools.formats.call import FunctionTool, MalformedCall, ToolCall
+from reasoner.tools.formats.call import MAX_QUOTED, FunctionTool, MalformedCall, ToolCall
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class AnswerWriter:
         self._tools = {tool.name: tool for tool in tools}
         self._num_calls = 0
         self._has_text = False
-        self._begins_part = False
+        self._is_new_part = False
 
     @property
     def is_empty(self) -> bool:
@@ -60,13 +60,13 @@ class AnswerWriter:
 
     def begin_part(self) -> None:
         """Begin the next text on a line of its own."""
-        self._begins_part = True
+        self._is_new_part = True
 
     def write_text(self, text: str) -> TextDelta:
         """Return the delta of more text."""
-        if self._begins_part and self._has_text:
+        if self._is_new_part and self._has_text:
             text = "\n" + text
-        self._begins_part, self._has_text = False, True
+        self._is_new_part, self._has_text = False, True
         return TextDelta(text)
 
     def begin_call(self, name: str) -> CallDelta:
@@ -80,10 +80,10 @@ class AnswerWriter:
         return CallDelta(self._num_calls - 1, None, arguments)
 
     def find_tool(self, name: str) -> FunctionTool:
-        """Return the tool of this name. Raises ``MalformedCall`` that names the known ones."""
+        """Return the tool of this name. Raises ``MalformedCall`` that names those there are."""
         if name not in self._tools:
-            known = f"the functions are {', '.join(self._tools)}" if self._tools else "there are no functions"
-            raise MalformedCall(f"there is no function {name!r}; {known}")
+            choices = f"the functions are {', '.join(self._tools)}" if self._tools else "there are no functions"
+            raise MalformedCall(f"there is no function {name[:MAX_QUOTED]!r}; {choices}")
         return self._tools[name]
 
 

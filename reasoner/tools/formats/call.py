@@ -12,6 +12,8 @@ from typing import Any, Literal, NoReturn
 
 MAX_DEPTH = 100
 """Maximum nesting of arguments."""
+MAX_QUOTED = 60
+"""Maximum number of characters of an answer that an error message quotes."""
 
 Vote = Literal["name", "arguments", "exact"]
 """Parts of a call that must be equal in equal answers."""
@@ -91,7 +93,7 @@ def excerpt(text: str, start: int = 0) -> str:
     """Return the beginning of a text from ``start``, quoted for an error message."""
     if start >= len(text):
         return "the end of the text"
-    return repr(text[start : start + 40]) + ("…" if len(text) > start + 40 else "")
+    return repr(text[start : start + MAX_QUOTED]) + ("…" if len(text) > start + MAX_QUOTED else "")
 
 
 def parse_json(arguments: str) -> Any:

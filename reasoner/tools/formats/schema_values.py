@@ -49,7 +49,7 @@ def _find_types(schema: Any, root: Mapping[str, Any], seen: frozenset[str]) -> s
     if isinstance(kind, str):
         return {kind}
     if isinstance(kind, list):
-        return {one for one in kind if isinstance(one, str)}
+        return {name for name in kind if isinstance(name, str)}
     types: set[str] = set()
     for keyword in ("anyOf", "oneOf", "allOf"):
         for option in schema.get(keyword, ()):

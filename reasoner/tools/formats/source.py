@@ -1,7 +1,7 @@
 """Reading of a text that may still grow.
 
 A reader is a generator. It yields the deltas that it has read, and ``None`` where it cannot go on without more text.
-So the reader of a format is written like one for a finished text, and never reads a character twice.
+So the reader of a format is written like one for a finished text, and a long call is not read anew with every piece.
 """
 
 from __future__ import annotations
@@ -115,9 +115,8 @@ class Source:
         searched = self.position
         while True:
             ends = [(self.text.find(literal, searched), literal) for literal in literals]
-            found = [end for end in ends if end[0] >= 0]
-            if found:
-                end, literal = min(found)
+            if any(end >= 0 for end, _ in ends):
+                end, literal = min((end, literal) for end, literal in ends if end >= 0)
                 taken = self.text[self.position : end]
                 self.position = end + len(literal)
                 return taken, literal
@@ -139,7 +138,7 @@ def read_text(source: Source, writer: AnswerWriter, end: StartPattern) -> Readin
     White space is held back until it is clear that no call follows.
     """
     is_whole = writer.is_empty  # an answer without calls keeps its white space
-    begins = True
+    is_beginning = True
     writer.begin_part()
     while True:
         start = end.find(source.text, source.position)
@@ -149,8 +148,8 @@ def read_text(source: Source, writer: AnswerWriter, end: StartPattern) -> Readin
         text = source.text[source.position : stop]
         visible = text if is_end and is_whole else text.rstrip()
         if visible:
-            yield writer.write_text(visible.lstrip() if begins and not is_whole else visible)
-            begins = False
+            yield writer.write_text(visible.lstrip() if is_beginning and not is_whole else visible)
+            is_beginning = False
         source.position += len(visible)
         if is_call or is_end:
             source.position = stop

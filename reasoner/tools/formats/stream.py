@@ -25,12 +25,15 @@ class CallStream:
         self._is_read = False
 
     def feed(self, piece: str) -> Iterator[Delta]:
-        """Add a piece of text, and return the deltas that are certain now. Raises ``MalformedCall`` while iterated."""
+        """Add a piece of text, and return the deltas that are certain now, which are read as they are iterated.
+
+        The iterator raises ``MalformedCall``.
+        """
         self._source.text += piece
         return self._advance()
 
     def finish(self) -> Iterator[Delta]:
-        """End the text, and return the remaining deltas. Raises ``MalformedCall`` while iterated."""
+        """End the text, and return the remaining deltas like ``feed``."""
         self._source.is_final = True
         return self._advance()
 

@@ -15,7 +15,7 @@ import pytest
 
 import reasoner.run
 from engine.protocol.types import InvalidRequest, ScoreRequest, ScoreResult
-from reasoner.answers import equivalence
+from reasoner.answers import equivalence, json_schema
 from reasoner.answers.extraction import finder
 from reasoner.answers.extraction.finder import AnswerFinder
 from reasoner.answers.spec import AnswerSpec
@@ -117,7 +117,7 @@ async def test_comparisons_that_end_in_time_are_not_reported_late(
     ("verifier", "answer", "place"),
     [
         ({"kind": "python", "tests": ["assert f"]}, "text", (rules, "run_tests")),
-        ({"kind": "json_schema", "json_schema": {}}, "text", (rules.SCHEMAS, "call")),
+        ({"kind": "json_schema", "json_schema": {}}, "text", (json_schema.SCHEMAS, "call")),
         ({"kind": "regex", "pattern": "(a|b)+"}, "text", (rules, "matches_fully")),
         ({"kind": "math", "expected": "y"}, "math", (equivalence.POOL, "call")),
     ],

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from engine.protocol.types import InvalidRequest, ModelInfo
 from reasoner import regex
-from reasoner.answers import equivalence
+from reasoner.answers import equivalence, json_schema
 from reasoner.answers.equivalence import Equivalence
 from reasoner.answers.plain import parse_number as number
 from reasoner.budget.ledger import Ledger
@@ -123,7 +123,7 @@ async def test_valid_json_satisfies_a_schema() -> None:
 async def test_an_endless_or_dangling_schema_is_not_satisfied(
     schema: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rules, "SCHEMA_TIMEOUT_SECONDS", 1.0)
+    monkeypatch.setattr(json_schema, "TIMEOUT_SECONDS", 1.0)
     assert await scores({"kind": "json_schema", "json_schema": schema}, ['"' + "a" * 60 + 'b"']) == [0.0]
 
 

@@ -27,6 +27,10 @@ TIME = FunctionTool("get_time", "The time", {"type": "object", "properties": {}}
 TOOLS = (WEATHER, TIME)
 
 
+def named_tools(*names: str) -> list[FunctionTool]:
+    return [FunctionTool(name) for name in names]
+
+
 @dataclass(frozen=True)
 class Example:
     """Calls of random tools."""
@@ -147,23 +151,25 @@ def write_harmony_recipient_first(text: str, calls: Calls) -> str:
     return "<|start|>assistant".join(messages)
 
 
-def _token(name: str) -> str:
+def deepseek_token(name: str) -> str:
     """Return a special token of DeepSeek, which has unusual spaces and bars."""
     return f"<\uff5ctool {name}\uff5c>".replace(" ", "\u2581")
 
 
 def _join_deepseek(text: str, calls: Sequence[str], separator: str) -> str:
-    blocks = [_token("call begin") + call + _token("call end") for call in calls]
-    return text + (_token("calls begin") + separator.join(blocks) + _token("calls end") if blocks else "")
+    blocks = [deepseek_token("call begin") + call + deepseek_token("call end") for call in calls]
+    return text + (
+        deepseek_token("calls begin") + separator.join(blocks) + deepseek_token("calls end") if blocks else ""
+    )
 
 
 def write_deepseek(text: str, calls: Calls) -> str:
-    blocks = [f"function{_token('sep')}{name}\n```json\n{json.dumps(args)}\n```" for name, args in calls]
+    blocks = [f"function{deepseek_token('sep')}{name}\n```json\n{json.dumps(args)}\n```" for name, args in calls]
     return _join_deepseek(text, blocks, "\n")
 
 
 def write_deepseek_v31(text: str, calls: Calls) -> str:
-    return _join_deepseek(text, [f"{name}{_token('sep')}{json.dumps(args)}" for name, args in calls], "")
+    return _join_deepseek(text, [f"{name}{deepseek_token('sep')}{json.dumps(args)}" for name, args in calls], "")
 
 
 def _write_pythonic_call(name: str, arguments: Mapping[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""The child of ``reasoner.verifiers.rules`` for JSON schemas: whether a text is JSON that is valid under a schema."""
+"""The child of ``reasoner.answers.json_schema``: decides if a text is JSON that is valid under a schema."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from reasoner.subprocess_worker import serve
 
 
 def valid(question: dict[str, Any]) -> bool:
-    """Follows references into the schema alone: an empty registry fetches nothing. Raises for what is no JSON."""
+    """Return True if it is, with references into the schema alone; raise ``ValueError`` for what is no JSON."""
     document = json.loads(question["text"], parse_constant=_no_number)
     return bool(Draft202012Validator(question["schema"], registry=Registry()).is_valid(document))
 

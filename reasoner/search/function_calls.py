@@ -1,0 +1,155 @@
+"""Calls of the client's functions with which solutions end, as answers on which the solutions vote."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from engine.protocol.types import InvalidRequest, ModelInfo
+from reasoner.answers.extraction.finder import AnswerFinder
+from reasoner.answers.extraction.phrases import ExtractionStopped
+from reasoner.answers.json_schema import is_valid_json
+from reasoner.jobs.spec import JobSpec
+from reasoner.jobs.tool_specs import NamedChoice
+from reasoner.tools.formats.base import ToolFormat
+from reasoner.tools.formats.call import FunctionTool, MalformedCall, ToolCall, vote_key
+from reasoner.tools.formats.registry import FORMATS, find_format
+from reasoner.tree import AnswerLevel, Node, Reason
+
+REPLY = "reply"
+"""Vote of solutions that call nothing and state no answer of the job's kind: they reply in words."""
+STOPPED_BY_REASON: Mapping[Reason, ExtractionStopped] = {"step": "step", "stop": "end"}
+"""Position for answer extraction by the reason of a branch's end; all other reasons cut the text."""
+
+
+@dataclass(frozen=True, slots=True)
+class SolutionEnd:
+    """The answer with which a branch ends, or the calls that are its answer."""
+
+    answer: str | None = None
+    """The stated answer, calls as JSON, or the words of a reply; ``None`` if there is none."""
+    level: AnswerLevel | None = None
+    vote: str | None = None
+    """Text that is the same for solutions of equal calls; ``None`` where answers are compared."""
+    calls: tuple[ToolCall, ...] = ()
+    words: str | None = None
+    """The answer's text without its calls, if it has any."""
+    fault: str | None = None
+    """Reason for which calls, or their absence, are no answer."""
+
+    def describe(self) -> dict[str, Any]:
+        """Return the journal data."""
+        calls = [[call.name, call.arguments] for call in self.calls]
+        more = {"vote": self.vote, "calls": calls or None, "words": self.words, "call_fault": self.fault}
+        given = {name: value for name, value in more.items() if value is not None}
+        return {"answer": self.answer, "answer_level": self.level, **given}
+
+
+class FunctionReader:
+    """Reads the calls of one job's solutions."""
+
+    def __init__(self, spec: JobSpec, tool_format: ToolFormat) -> None:
+        self._spec = spec
+        self._format = tool_format
+        self._tools = {
+            tool.name: FunctionTool(tool.name, tool.description or "", tool.parameters or {}, bool(tool.strict))
+            for tool in spec.functions
+        }
+
+    async def read(self, text: str) -> SolutionEnd | None:
+        """Return the calls in a finished solution's text; ``None`` for one of words, which may state an answer."""
+        try:
+            parsed = self._format.parse(text, list(self._tools.values()))
+        except MalformedCall as error:
+            return SolutionEnd(fault=str(error))
+        calls, words = parsed.calls, parsed.text.strip()
+        fault = await self._find_fault(calls)
+        if fault is not None:
+            return SolutionEnd(calls=calls, words=words, fault=fault)
+        if not calls:
+            return None
+        return SolutionEnd(show_calls(calls), "strict", f"calls {vote_key(calls, self._spec.tool_vote)}", calls, words)
+
+    @property
+    def must_call(self) -> bool:
+        """True if a solution that calls nothing has no answer."""
+        return self._spec.tool_choice not in ("auto", "none")
+
+    async def _find_fault(self, calls: Sequence[ToolCall]) -> str | None:
+        """Return the reason for which a solution may not end with these calls, or without any."""
+        choice, names = self._spec.tool_choice, [call.name for call in calls]
+        if isinstance(choice, NamedChoice) and set(names) != {choice.name}:
+            return f"it does not call {choice.name!r} alone, as 'tool_choice' demands"
+        if choice == "required" and not calls:
+            return "it calls no function, as 'tool_choice' demands"
+        if len(calls) > 1 and not self._spec.parallel_tool_calls:
+            return f"it makes {len(calls)} calls, and 'parallel_tool_calls' is false"
+        for call in calls:
+            tool = self._tools[call.name]
+            if tool.strict and not await is_valid_json(call.arguments, dict(tool.parameters)):
+                return f"the arguments of {call.name!r} are not valid under its schema"
+        return None
+
+
+async def read_end(node: Node, reason: Reason, answers: AnswerFinder, functions: FunctionReader | None) -> SolutionEnd:
+    """Return the answer that a branch states at its end, or the calls that it makes there."""
+    text = node.stated_text
+    if functions is not None:
+        read = await functions.read(text) if reason == "stop" else None
+        if read is not None or (functions.must_call and reason != "stop"):
+            return read or SolutionEnd()
+    stopped = STOPPED_BY_REASON.get(reason, "inside")
+    stated = await answers.find(text, stopped, has_thought=node.thought is None)
+    if stated is not None:
+        return SolutionEnd(stated.text, stated.level)
+    is_reply = functions is not None and reason == "stop" and bool(text.strip())
+    return SolutionEnd(text.strip(), "strict", REPLY) if is_reply else SolutionEnd()
+
+
+def show_calls(calls: Sequence[ToolCall]) -> str:
+    """Return calls as the JSON text of a list."""
+    return json.dumps(
+        [{"name": call.name, "arguments": json.loads(call.arguments)} for call in calls], ensure_ascii=False
+    )
+
+
+def open_function_reader(spec: JobSpec, policies: Sequence[ModelInfo]) -> FunctionReader | None:
+    """Return the reader for a job with functions. Raises ``InvalidRequest`` for a model whose format is not known."""
+    if not spec.functions:
+        return None
+    formats = {policy.id: find_model_format(spec, policy) for policy in policies}
+    if len(set(formats.values())) > 1:
+        named = ", ".join(f"{model} ({found.name})" for model, found in formats.items())
+        raise InvalidRequest(f"models: they write calls in several formats: {named}: give models of one", "models")
+    return FunctionReader(spec, formats[policies[0].id])
+
+
+def find_model_format(spec: JobSpec, policy: ModelInfo) -> ToolFormat:
+    """Return the format in which a model writes calls. Raises ``InvalidRequest`` that names the known ones."""
+    known = ", ".join(FORMATS)
+    if spec.tool_format is not None:
+        found = FORMATS.get(spec.tool_format)
+        if found is None:
+            raise InvalidRequest(
+                f"tool_format: there is no format {spec.tool_format!r}; known are {known}", "tool_format"
+            )
+    elif policy.tells_calls:
+        found = FORMATS["hermes"]
+    else:
+        found = find_format(policy.chat_template)
+    if found is None:
+        problem = "has none that is known" if policy.chat_template else "is not known here"
+        raise InvalidRequest(
+            f"tools: model {policy.id!r} writes calls in the format of its chat template, which {problem}: "
+            f"give 'tool_format', one of {known}; an operator sets it in [models.{policy.id}]",
+            "tools",
+        )
+    if found.name == "harmony" and "server" not in policy.extra:
+        raise InvalidRequest(
+            f"tools: this engine leaves the delimiters of model {policy.id!r}'s calls out of its text: serve it with "
+            "vLLM",
+            "tools",
+        )
+    return found

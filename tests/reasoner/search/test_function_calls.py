@@ -1,0 +1,241 @@
+"""Calls of the client's functions: solutions end with them and vote on them; unknown formats are refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from engine.protocol.types import Branch, InvalidRequest, ModelInfo, TemplateKwargs
+from reasoner.best_so_far import choose_best_so_far
+from reasoner.jobs.journal import MemoryJournal
+from reasoner.jobs.spec import JobSpec
+from reasoner.run import JobOutcome, run_job
+from reasoner.strategies.registry import STRATEGIES
+from tests.reasoner.search.test_thoughts import nodes_of
+from tests.scripted import EOS, TEXTS, ScriptedEngine
+from tests.strategies import WRITING
+
+FIRST, SECOND, THIRD, WORDS = 5, 6, 7, 8
+HERMES = "{% if tools %}{{ tools | tojson }}<tool_call>{{ call.arguments }}</tool_call>{% endif %}"
+SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}}
+WEATHER = {"type": "function", "name": "weather", "description": "The weather.", "parameters": SCHEMA}
+CLOCK = {"type": "function", "name": "clock"}
+
+
+def write(*calls: tuple[str, str]) -> str:
+    return "".join(f'\n<tool_call>\n{{"name": "{name}", "arguments": {text}}}\n</tool_call>' for name, text in calls)
+
+
+PARIS = '{"city": "Paris", "days": 2}'
+SAME = '{"days": 2.0,  "city":"Par\\u0069s"}'
+ROME = '{"city": "Rome", "days": 2}'
+
+
+class CallingEngine(ScriptedEngine):
+    """Engine whose solutions are one of four texts, each drawn by its branch."""
+
+    def __init__(self, *texts: str, template: str = HERMES) -> None:
+        super().__init__()
+        self._texts = texts
+        self._template = template
+        self.kwargs: list[TemplateKwargs] = []
+        self.messages: list[Any] = []
+
+    async def models(self) -> list[ModelInfo]:
+        return [replace(info, chat_template=self._template) for info in await super().models()]
+
+    async def tokenize(
+        self, model: str, text: str | Sequence[dict[str, Any]], *, template_kwargs: Any = None, **more: Any
+    ) -> tuple[int, ...]:
+        if not isinstance(text, str):
+            self.kwargs.append(template_kwargs)
+            self.messages.append(text)
+            text = [{"role": "user", "content": "how?"}]
+        return await super().tokenize(model, text, template_kwargs=template_kwargs, **more)
+
+    def token(self, branch: Branch, position: int, temperature: float) -> int:
+        drawn = FIRST + (branch.key % len(self._texts) if temperature else 0)
+        return drawn if position == len("how?") else EOS
+
+
+@pytest.fixture
+def texts(monkeypatch: pytest.MonkeyPatch) -> Any:
+    def plan(*given: str) -> CallingEngine:
+        for token, text in enumerate(given, FIRST):
+            monkeypatch.setitem(TEXTS, token, text)
+        return CallingEngine(*given)
+
+    return plan
+
+
+def make_spec(strategy: str = "self_consistency", n: int | None = 24, **more: Any) -> JobSpec:
+    fields = {"problem": "how?", "seed": 3, "strategy": {"name": strategy} | ({"n": n} if n else {})}
+    fields |= {"tools": [WEATHER, CLOCK], "verifier": None}
+    return JobSpec.model_validate(fields | more)
+
+
+async def solve(engine: CallingEngine, journal: MemoryJournal | None = None, **more: Any) -> JobOutcome:
+    return await run_job(make_spec(**more), engine, journal or MemoryJournal())
+
+
+def read_calls(outcome: JobOutcome) -> list[tuple[str, Any]]:
+    return [(call.name, json.loads(call.arguments)) for call in outcome.result.tool_calls]
+
+
+async def test_the_most_frequent_calls_win_whatever_their_text(texts: Any) -> None:
+    engine = texts(write(("weather", PARIS)), write(("weather", SAME)), write(("weather", ROME)))
+    outcome = await solve(engine)
+    assert read_calls(outcome) == [("weather", {"city": "Paris", "days": 2})]
+    assert json.loads(outcome.result.answer or "") == [{"name": "weather", "arguments": json.loads(PARIS)}]
+    assert len(outcome.result.votes) == 2
+    exact = await solve(engine, tool_vote="exact")
+    assert len(exact.result.votes) == 3
+    by_name = await solve(engine, tool_vote="name")
+    assert [vote.count for vote in by_name.result.votes] == [24]
+
+
+async def test_the_order_of_parallel_calls_is_no_difference(texts: Any) -> None:
+    one = write(("weather", PARIS), ("clock", "{}"))
+    outcome = await solve(texts(one, write(("clock", "{}"), ("weather", SAME))))
+    assert [vote.count for vote in outcome.result.votes] == [24]
+    assert {name for name, _ in read_calls(outcome)} == {"weather", "clock"}
+
+
+async def test_replies_in_words_vote_together_against_calls(texts: Any) -> None:
+    engine = texts("It is sunny.", "The sun shines.", "Sunny, I think.", write(("weather", PARIS)))
+    outcome = await solve(engine)
+    assert outcome.result.tool_calls == []
+    assert outcome.result.answer in ("It is sunny.", "The sun shines.", "Sunny, I think.")
+    assert len(outcome.result.votes) == 2
+    required = await solve(engine, tool_choice="required")
+    assert [name for name, _ in read_calls(required)] == ["weather"]
+    assert len(required.result.votes) == 1
+
+
+async def test_stated_answers_still_vote_by_their_value(texts: Any) -> None:
+    outcome = await solve(texts("It is \\boxed{2}.", "So \\boxed{2.0}", "Perhaps \\boxed{3}"))
+    assert outcome.result.answer in ("2", "2.0")
+    assert len(outcome.result.votes) == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "fields", "fault"),
+    [
+        (write(("weather", '{"city": ')), {}, "JSON"),
+        (write(("wether", "{}")), {}, "weather"),
+        (write(("weather", '{"days": "two"}')), {"tools": [WEATHER | {"strict": True}]}, "not valid under its schema"),
+        (write(("clock", "{}")), {"tool_choice": {"name": "weather"}}, "does not call 'weather' alone"),
+        (write(("clock", "{}"), ("weather", PARIS)), {"parallel_tool_calls": False}, "makes 2 calls"),
+        ("In words.", {"tool_choice": "required"}, "calls no function"),
+    ],
+)
+async def test_a_faulty_call_is_no_answer_and_says_why(
+    texts: Any, text: str, fields: dict[str, Any], fault: str
+) -> None:
+    journal = MemoryJournal()
+    outcome = await solve(texts(text), journal, n=4, **fields)
+    assert outcome.result.answer is None
+    assert outcome.status == "incomplete"
+    assert all(fault in entries[-1].data["call_fault"] for entries in nodes_of(journal).values())
+
+
+@pytest.mark.parametrize("strategy", WRITING)
+async def test_every_strategy_answers_with_calls_and_its_replay_too(texts: Any, strategy: str) -> None:
+    more = {} if STRATEGIES[strategy].needs_verifier or STRATEGIES[strategy].needs_comparisons else {"verifier": None}
+    fields = make_spec(strategy, None).model_dump(exclude_unset=True)
+    fields.pop("verifier")
+    spec = JobSpec.model_validate(fields | more | {"budget": {"tokens": 3000}})
+    engine, journal = texts(write(("weather", PARIS)), write(("weather", ROME))), MemoryJournal()
+    outcome = await run_job(spec, engine, journal)
+    assert [name for name, _ in read_calls(outcome)] == ["weather"]
+    assert (await run_job(spec, engine, MemoryJournal(journal.entries))).result == outcome.result
+    best = choose_best_so_far(spec, journal.entries)
+    assert best is not None
+    assert [call.name for call in best.tool_calls] == ["weather"]
+
+
+async def test_the_template_gets_functions_calls_and_results(texts: Any) -> None:
+    call = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": PARIS}}
+    messages = [
+        {"role": "user", "content": "Weather in Paris?"},
+        {"role": "assistant", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c1", "content": "sunny"},
+    ]
+    engine = texts("It is sunny.")
+    fields = make_spec(n=2).model_dump(exclude_unset=True) | {"messages": messages}
+    fields.pop("problem")
+    spec = JobSpec.model_validate(fields)
+    assert JobSpec.model_validate_json(spec.model_dump_json()) == spec
+    outcome = await run_job(spec, engine, MemoryJournal())
+    assert outcome.result.text == "It is sunny."
+    [kwargs], [rendered] = engine.kwargs, engine.messages
+    assert kwargs["tools"][0]["function"] == {"name": "weather", "description": "The weather.", "parameters": SCHEMA}
+    assert rendered[1]["tool_calls"][0]["function"]["arguments"] == json.loads(PARIS)
+    assert rendered[2] == {"role": "tool", "content": "sunny", "tool_call_id": "c1"}
+    await run_job(spec.model_copy(update={"tool_choice": "none"}), engine, MemoryJournal())
+    assert engine.kwargs[1] == {}
+
+
+@pytest.mark.parametrize(
+    ("template", "fields", "message"),
+    [
+        ("", {}, "which is not known here: give 'tool_format', one of harmony"),
+        ("{{ messages }}", {}, "which has none that is known"),
+        (HERMES, {"tool_format": "hermse"}, "no format 'hermse'; known are"),
+    ],
+)
+async def test_without_a_known_format_no_token_is_spent(
+    texts: Any, template: str, fields: dict[str, Any], message: str
+) -> None:
+    engine = texts("words")
+    engine._template = template
+    with pytest.raises(InvalidRequest, match=message):
+        await solve(engine, **fields)
+    assert engine.generated == []
+    engine._template = ""
+    assert (await solve(engine, tool_format="hermes", n=1)).result.answer == "words"
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"tools": [WEATHER, WEATHER]}, "listed twice"),
+        ({"tools": [{"type": "function", "name": "no spaces"}]}, "pattern"),
+        ({"tools": [{"type": "search"}]}, "known are python and function"),
+        ({"tools": [CLOCK | {"parameters": {"type": "string"}}]}, "are an object"),
+        ({"tools": [], "tool_choice": "required"}, "no function to call"),
+        ({"tool_choice": {"name": "wether"}}, "no function 'wether'; there are weather, clock"),
+    ],
+)
+def test_tools_that_make_no_sense_are_refused(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        make_spec(**fields)
+
+
+CALL = {"id": "c1", "function": {"name": "f", "arguments": "{}"}}
+
+
+@pytest.mark.parametrize(
+    ("messages", "message"),
+    [
+        ([{"role": "tool", "tool_call_id": "c1", "content": "x"}], "no call before it has the id 'c1'"),
+        ([{"role": "assistant", "tool_calls": [CALL]}], "the call 'c1' has no result"),
+        (
+            [{"role": "assistant", "tool_calls": [CALL]}, {"role": "user", "content": "x"}],
+            "the call 'c1' has no result",
+        ),
+        ([{"role": "user", "content": "x", "tool_calls": [CALL]}], "role 'user' calls nothing"),
+        ([{"role": "tool", "content": "x"}], "has one, and no other"),
+        ([{"role": "assistant"}], "it is empty"),
+    ],
+)
+def test_conversations_whose_calls_and_results_do_not_match_are_refused(
+    messages: list[dict[str, Any]], message: str
+) -> None:
+    with pytest.raises(ValidationError, match=message):
+        JobSpec.model_validate({"messages": [{"role": "user", "content": "?"}, *messages]})
