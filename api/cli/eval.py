@@ -161,8 +161,7 @@ def evaluate_suite(
         raise typer.BadParameter(str(error), param_hint="SUITE") from None
     if temperature is None and settings.is_bundled(plan.model):
         temperature = opened.temperature
-    given = {"temperature": temperature, "max_tokens": max_tokens, "thinking_tokens": thinking_tokens}
-    sampling = Sampling.model_validate({name: value for name, value in given.items() if value is not None})
+    sampling = _make_sampling(temperature=temperature, max_tokens=max_tokens, thinking_tokens=thinking_tokens)
     tools = [PythonTool(type="python")] if python else []
     conditions = _describe_conditions(settings, plan, sampling, tools, opened, verifier)
     try:
@@ -173,9 +172,8 @@ def evaluate_suite(
                     run_private_engine(settings, console, more) as urls,
                     _show_progress(console, opened, plan) as advance,
                 ):
-                    shutdown.run(
-                        _run(settings, urls, opened, plan, verifier, sampling, tools, concurrency, file, advance)
-                    )
+                    work = _run(settings, urls, opened, plan, verifier, sampling, tools, concurrency, file, advance)
+                    shutdown.run(work)
     except EvaluationMismatch as error:
         raise typer.BadParameter(str(error), param_hint="--out") from None
     failures = {piece.problem: piece.failed for piece in file.items if piece.failed is not None}
@@ -198,6 +196,10 @@ def evaluate_suite(
         print_json(document)
     else:
         _print(result_console(), results)
+
+
+def _make_sampling(**given: float | None) -> Sampling:
+    return Sampling.model_validate({name: value for name, value in given.items() if value is not None})
 
 
 def _describe_conditions(

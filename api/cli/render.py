@@ -41,7 +41,7 @@ class Progress:
     def add(self, event: Event) -> None:
         data: dict[str, Any] = event.data
         if event.type == "node":
-            self.generated_tokens += 0 if data.get("given") else data["tokens"]
+            self.generated_tokens += 0 if data.get("given") or "call_ended" in data else data["tokens"]
             self.num_branches += bool(data["final"])
             self.num_answers += data["answer"] is not None
         elif event.type in ("score", "compare"):

@@ -114,7 +114,7 @@ class Narration:
 
     def _describe_node(self, data: dict[str, Any]) -> Iterator[str]:
         node: str = data["node"]
-        self._num_tokens[node] += 0 if data.get("given") else data["tokens"]
+        self._num_tokens[node] += 0 if data.get("given") or "call_ended" in data else data["tokens"]
         if "thought" in data:
             own = (part for part in read_parts(data) if (part.kind, part.origin) == ("thought", "generated"))
             self._num_thought[node] = sum(part.num_tokens for part in own)
@@ -129,7 +129,8 @@ class Narration:
         if not self._is_concise:
             yield f"Branch {node}: {data['reason'] if answer is None else _shorten(answer)}."
         if answer is not None:
-            key, is_strict = canonicalize(answer, self._spec["answer"]["compare"]), read_answer_level(data) == "strict"
+            key = data.get("vote") or canonicalize(answer, self._spec["answer"]["compare"])
+            is_strict = read_answer_level(data) == "strict"
             new = _AnswerClass(_shorten(answer), is_strict)
             self._class_of[node] = answers = self._classes.setdefault((key, is_strict), new)
             answers.count += 1

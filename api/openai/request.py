@@ -17,7 +17,9 @@ from reasoner.base_model import StrictModel
 from reasoner.budget.spec import MAX_BUDGET_TOKENS, Budget
 from reasoner.jobs.constraint_spec import ConstraintSpec
 from reasoner.jobs.messages import Message
-from reasoner.jobs.spec import JobSpec, StopStrings, StrategySpec, TemplateKwargs, ThoughtSpec
+from reasoner.jobs.spec import JobSpec, StopStrings, StrategySpec, TemplateKwargs
+from reasoner.jobs.thought_spec import ThoughtSpec
+from reasoner.jobs.tool_specs import FunctionTool, PythonTool, ToolChoice
 from reasoner.jobs.verifier_specs import Verifier
 from workers.config.settings import Settings
 
@@ -25,7 +27,7 @@ Tokens = Annotated[int, Field(ge=1, le=MAX_BUDGET_TOKENS)]
 Summary = Literal["auto", "concise", "detailed"]
 _JOB_FIELDS = (
     *("strategy", "verifier", "answer", "confidence", "deterministic", "priority", "webhook"),
-    *("chat_template_kwargs", "thoughts", "constraint"),
+    *("chat_template_kwargs", "thoughts", "constraint", "parallel_tool_calls", "tool_vote", "tool_format"),
 )
 
 
@@ -73,6 +75,9 @@ class OpenAIRequest(StrictModel):
     chat_template_kwargs: TemplateKwargs | None = None
     thoughts: ThoughtSpec | None = None
     constraint: ConstraintSpec | None = None
+    parallel_tool_calls: bool | None = None
+    tool_vote: Literal["name", "arguments", "exact"] | None = None
+    tool_format: str | None = None
     confidence: Annotated[float, Field(ge=0, le=1)] | None = None
     deterministic: bool | None = None
     priority: Literal["interactive", "batch"] | None = None
@@ -92,6 +97,10 @@ class OpenAIRequest(StrictModel):
             "budget.effort": self.budget.effort if self.budget else None,
         }
         return {field: name for field, name in given.items() if name is not None}
+
+    def job_tools(self) -> tuple[list[PythonTool | FunctionTool], ToolChoice | None]:
+        """Return the job's tools, and its choice among them."""
+        return [], None
 
     def format_constraint(self) -> ConstraintSpec | None:
         """Return the constraint that OpenAI's format of the answer asks for."""
@@ -125,8 +134,11 @@ class OpenAIRequest(StrictModel):
         }
         if (constraint := self.format_constraint()) is not None:
             fields["constraint"] = constraint
+        tools, fields["tool_choice"] = self.job_tools()
+        fields["tools"] = tools or None
         try:
-            spec = JobSpec.model_validate({name: value for name, value in fields.items() if value not in (None, {})})
+            given = {name: value for name, value in fields.items() if value not in (None, {})}
+            spec = JobSpec.model_validate(given)
         except ValidationError as error:
             errors = [{**part, "loc": ("body", *part["loc"])} for part in error.errors()]
             raise RequestValidationError(errors) from None

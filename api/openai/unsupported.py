@@ -18,20 +18,17 @@ class Unsupported:
 
 
 _SAMPLING = "sampling has temperature and top_p"
-_TOOLS = "the model cannot call tools"
+_TOOLS = "give 'tools' of type 'function' or 'python'"
 _CACHE = "prompt prefixes are always cached"
 _LOGPROBS = "GET /v1/jobs/{id}/tree has the log-probability of every branch"
 _HISTORY = "send the whole conversation, or 'previous_response_id'"
 
 _COMMON: dict[str, Unsupported] = {
     "moderation": Unsupported((), "there is no moderation"),
-    "parallel_tool_calls": Unsupported((True, False), _TOOLS),
     "prompt_cache_key": Unsupported((), _CACHE),
     "prompt_cache_options": Unsupported((), _CACHE),
     "prompt_cache_retention": Unsupported((), _CACHE),
     "service_tier": Unsupported(("auto", "default"), "'priority' is 'interactive' or 'batch'"),
-    "tool_choice": Unsupported(("auto", "none"), _TOOLS),
-    "tools": Unsupported(([],), _TOOLS),
     "top_logprobs": Unsupported((0,), _LOGPROBS),
 }
 
@@ -57,7 +54,7 @@ RESPONSES: dict[str, Unsupported] = _COMMON | {
     "conversation": Unsupported((), _HISTORY),
     "image": Unsupported((), "images are not supported"),
     "include": Unsupported(([],), "the response is always complete; GET /v1/jobs/{id}/tree has the search"),
-    "max_tool_calls": Unsupported((), _TOOLS),
+    "max_tool_calls": Unsupported((), "'calls' of the tool 'python' limits its calls"),
     "prompt": Unsupported((), "there are no stored prompts: write 'instructions' and 'input'"),
     "store": Unsupported((True,), "a response lives until it is deleted: DELETE /v1/responses/{id}"),
     "truncation": Unsupported(("disabled",), "a conversation that is too long is refused, never truncated"),

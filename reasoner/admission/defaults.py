@@ -12,17 +12,10 @@ from reasoner.answers.spec import AnswerSpec
 from reasoner.base_model import StrictModel
 from reasoner.budget.prices import Prices
 from reasoner.budget.spec import Budget
-from reasoner.jobs.spec import (
-    JobSpec,
-    MaxTokens,
-    PromptTemplate,
-    Sampling,
-    StopStrings,
-    TemplateKwargs,
-    Text,
-    ThoughtSpec,
-)
+from reasoner.jobs.messages import Text
+from reasoner.jobs.spec import JobSpec, MaxTokens, PromptTemplate, Sampling, StopStrings, TemplateKwargs
 from reasoner.jobs.step_specs import Steps
+from reasoner.jobs.thought_spec import ThoughtSpec
 from reasoner.jobs.verifier_specs import Verifier
 
 NO_VERIFIER = "none"

@@ -16,7 +16,8 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from engine.protocol.types import ModelInfo
 from reasoner.base_model import StrictModel, VerifierSpec
 from reasoner.confidence.posterior import FEATURES, Evidence, compute_features, logistic
-from reasoner.jobs.spec import MAX_N, StrategySpec
+from reasoner.jobs.candidate_spec import MAX_N
+from reasoner.jobs.spec import StrategySpec
 from reasoner.jobs.verifier_specs import ProbeVerifier
 
 SHIPPED_CALIBRATION = Path(__file__).parents[1] / "bundled" / "calibration.json"

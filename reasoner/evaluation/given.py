@@ -25,8 +25,9 @@ from reasoner.evaluation.runs import ItemFile
 from reasoner.evaluation.statistics import wilson_interval
 from reasoner.evaluation.suites.files import read_gold
 from reasoner.evaluation.suites.suite import SuiteError
+from reasoner.jobs.candidate_spec import Candidates
 from reasoner.jobs.job import RankedCandidate
-from reasoner.jobs.spec import Candidates, JobSpec
+from reasoner.jobs.spec import JobSpec
 from reasoner.search.candidates import select_candidates
 from reasoner.strategies.base import choose_best_scored, elect
 from reasoner.subprocess_pool import keep_workers_alive

@@ -15,6 +15,7 @@ MAX_PROBLEM_CHARS = 32_000
 MAX_CALLS = 128
 """Calls of one message."""
 
+Text = Annotated[str, Field(min_length=1, max_length=MAX_PROBLEM_CHARS)]
 FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
 CallId = Annotated[str, Field(min_length=1, max_length=64)]
 

@@ -7,7 +7,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 from pydantic.json_schema import SkipJsonSchema
 
-from reasoner.jobs.spec import SELECTING_STRATEGY, Candidates, JobSpec, StrategySpec
+from reasoner.jobs.candidate_spec import Candidates
+from reasoner.jobs.spec import SELECTING_STRATEGY, JobSpec, StrategySpec
 
 SelectionRule = Literal["verifier", "majority", "weighted", "tournament"]
 ScheduleName = Literal["knockout", "swiss", "pivot"]

@@ -12,13 +12,14 @@ from engine.protocol.types import InvalidRequest
 from reasoner.answers.spec import AnswerSpec, CodeExtract
 from reasoner.base_model import StrictModel
 from reasoner.budget.spec import MAX_BUDGET_TOKENS, Budget
+from reasoner.jobs.candidate_spec import Candidates, read_candidate
 from reasoner.jobs.constraint_spec import ConstraintSpec
-from reasoner.jobs.messages import MAX_PROBLEM_CHARS, Message, check_results
+from reasoner.jobs.messages import Message, Text, check_results
 from reasoner.jobs.step_specs import DEFAULT_STEPS, StepRule, Steps
+from reasoner.jobs.thought_spec import ThoughtSpec
 from reasoner.jobs.tool_specs import FunctionTool, NamedChoice, PythonTool, ToolChoice, Tools
 from reasoner.jobs.verifier_specs import PairwiseVerifier, PrmVerifier, Verifier
 
-MAX_N = 256
 MAX_POLICIES = 8
 MAX_TOP_K = 1_000_000
 """Larger than any vocabulary."""
@@ -53,13 +54,11 @@ def _check_template_kwargs(value: dict[str, JsonValue]) -> dict[str, JsonValue]:
     return value
 
 
-Text = Annotated[str, Field(min_length=1, max_length=MAX_PROBLEM_CHARS)]
 PromptTemplate = Annotated[Text, AfterValidator(_check_template)]
 MaxTokens = Annotated[int, Field(ge=1, le=MAX_BUDGET_TOKENS)]
 StopStrings = Annotated[
     list[Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]], Field(max_length=MAX_STOPS)
 ]
-Delimiter = Annotated[str, Field(min_length=1, max_length=100)]
 TemplateKwargs = Annotated[
     dict[str, JsonValue], Field(max_length=MAX_TEMPLATE_KWARGS), AfterValidator(_check_template_kwargs)
 ]
@@ -94,23 +93,6 @@ class Sampling(StrictModel):
         return self.model_copy(update=open_ones)
 
 
-class ThoughtSpec(StrictModel):
-    """The delimiters between which a model writes its thoughts, for models whose own are not found."""
-
-    open: Delimiter
-    close: Delimiter
-    forced: Annotated[str, Field(min_length=1, max_length=1000)] | None = Field(
-        None,
-        description="Text that closes a thought at its limit; it contains 'close'. Default: 'close' on its own line.",
-    )
-
-    @model_validator(mode="after")
-    def _check_forced_text_closes(self) -> Self:
-        if self.forced is not None and self.close not in self.forced:
-            raise ValueError(f"'forced' must contain {self.close!r}, or the thought would stay open")
-        return self
-
-
 class StrategySpec(BaseModel):
     """A strategy's name and, beside it, its own parameters, which ``reasoner.admission`` validates."""
 
@@ -120,18 +102,6 @@ class StrategySpec(BaseModel):
     @property
     def params(self) -> dict[str, Any]:
         return dict(self.model_extra or {})
-
-
-def _check_conversation(value: list[Message]) -> list[Message]:
-    if value[-1].role != "assistant" or not value[-1].content:
-        raise ValueError("a candidate that is a conversation ends with a message of the assistant, its answer")
-    return value
-
-
-Candidate = Text | Annotated[list[Message], Field(min_length=1, max_length=64), AfterValidator(_check_conversation)]
-
-
-Candidates = Annotated[list[Candidate], Field(min_length=1, max_length=MAX_N)]
 
 
 class PolicySpec(StrictModel):
@@ -343,18 +313,8 @@ class JobSpec(StrictModel):
     @property
     def candidate_texts(self) -> list[tuple[str, str]]:
         """The candidates: the text of each, and the part that states its answer, a conversation's last message."""
-        return [self._read_candidate(candidate) for candidate in self.candidates or ()]
-
-    def _read_candidate(self, candidate: str | list[Message]) -> tuple[str, str]:
-        if isinstance(candidate, str):
-            return candidate, candidate
-        answer = candidate[-1].content or ""
         asked = self.conversation[-1]["content"]
-        if candidate[0].role == "user" and candidate[0].content == asked:
-            candidate = candidate[1:]
-        if len(candidate) == 1:
-            return answer, answer
-        return "\n\n".join(f"{message.role.title()}: {message.content}" for message in candidate), answer
+        return [read_candidate(candidate, asked) for candidate in self.candidates or ()]
 
     @property
     def step_rule(self) -> StepRule:

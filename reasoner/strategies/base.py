@@ -12,8 +12,8 @@ from engine.protocol.types import Capability
 from reasoner.answers.extraction.extract import strip_thinking
 from reasoner.answers.votes import Vote, count_votes, group_equivalent
 from reasoner.base_model import StrictModel
+from reasoner.jobs.candidate_spec import MAX_N
 from reasoner.jobs.job import RankedCandidate
-from reasoner.jobs.spec import MAX_N
 from reasoner.search.search import Search
 from reasoner.tree import Node
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any, Literal
 
 from pydantic import BaseModel
 
 from api.http.problems import SHUTTING_DOWN
 from api.openai.errors import stream_error
+from api.openai.functions import AnswerCall, build_calls, split_arguments
 from api.openai.narration import JobEnd, Narration
 from api.openai.usage import CachedTokens, ReasoningTokens, Report, count_reasoning_tokens
 from reasoner.jobs.event import Event
@@ -18,6 +19,7 @@ from workers.store.serialization import JobDocument
 
 Json = dict[str, Any]
 ReasoningContent = Literal["thought", "narration"]
+FinishReason = Literal["stop", "length", "tool_calls"]
 
 
 class ChatUsage(BaseModel):
@@ -34,9 +36,11 @@ class AssistantMessage(BaseModel):
     """``reasoning_content`` is the thought of the chosen solution, or the narration of the search."""
 
     role: Literal["assistant"]
-    content: str
+    content: str | None
+    """``None`` for an answer of calls alone."""
     reasoning_content: str
     refusal: None = None
+    tool_calls: list[AnswerCall] | None = None
 
 
 class ChatChoice(BaseModel):
@@ -44,7 +48,7 @@ class ChatChoice(BaseModel):
 
     index: int
     message: AssistantMessage
-    finish_reason: Literal["stop", "length"]
+    finish_reason: FinishReason
     logprobs: None = None
 
 
@@ -64,7 +68,13 @@ def build_completion(
 ) -> ChatCompletion:
     """Return the completion of a job that has ended with a result."""
     reasoning = narration.text if shows_narration(narration, wanted) else _thought(end)
-    message = AssistantMessage(role="assistant", content=end.content, reasoning_content=reasoning)
+    calls = build_calls(job["id"], end.result.tool_calls) if end.result is not None else []
+    message = AssistantMessage(
+        role="assistant",
+        content=None if calls and not end.content else end.content,
+        reasoning_content=reasoning,
+        tool_calls=calls or None,
+    )
     return ChatCompletion(
         id=completion_id(job["id"]),
         object="chat.completion",
@@ -109,6 +119,8 @@ async def stream_chunks(
             yield _chunk(job, {"reasoning_content": line}, usage=usage)
     for line in end.content.splitlines(keepends=True):
         yield _chunk(job, {"content": line}, usage=usage)
+    for delta in _call_deltas(job["id"], end):
+        yield _chunk(job, {"tool_calls": [delta]}, usage=usage)
     report = Report.from_job(job, end).model_dump()
     yield _chunk(job, {}, usage=usage, finish_reason=_finish_reason(end), reasoner=report)
     if usage:
@@ -123,6 +135,15 @@ def shows_narration(narration: Narration, wanted: ReasoningContent | None) -> bo
 
 def _thought(end: JobEnd) -> str:
     return (end.result and end.result.thought) or ""
+
+
+def _call_deltas(job_id: str, end: JobEnd) -> Iterator[Json]:
+    """Yield the parts of the answer's calls: of each first its name, then its arguments in pieces."""
+    for index, call in enumerate(build_calls(job_id, end.result.tool_calls) if end.result is not None else ()):
+        function = {"name": call.function.name, "arguments": ""}
+        yield {"index": index, "id": call.id, "type": "function", "function": function}
+        for piece in split_arguments(call.function.arguments):
+            yield {"index": index, "function": {"arguments": piece}}
 
 
 def completion_id(job_id: str) -> str:
@@ -146,8 +167,10 @@ def _envelope(job: JobDocument) -> Json:
     }
 
 
-def _finish_reason(end: JobEnd) -> Literal["stop", "length"]:
+def _finish_reason(end: JobEnd) -> FinishReason:
     """Return ``length`` only if the budget cut off the answer itself, not if it ended after one was found."""
+    if end.result is not None and end.result.tool_calls:
+        return "tool_calls"
     is_cut = end.result is not None and end.result.answer is None and end.result.finish_reason == "budget"
     return "length" if is_cut else "stop"
 

@@ -2,31 +2,43 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from fastapi.exceptions import RequestValidationError
+from pydantic import Field, ValidationError, model_validator
 
 from api.openai.chat.answer import ReasoningContent
 from api.openai.content import EmptyList, Text
 from api.openai.formats import ChatFormat, to_constraint
+from api.openai.functions import ChatNamedChoice, ChatTool, Plain, to_tool_choice, to_tools
 from api.openai.request import OpenAIRequest, Tokens
 from api.openai.unsupported import CHAT, remove_neutral_fields
 from reasoner.base_model import StrictModel
 from reasoner.jobs.constraint_spec import ConstraintSpec
-from reasoner.jobs.messages import Message
+from reasoner.jobs.messages import MAX_CALLS, CallId, Message, MessageCall
+from reasoner.jobs.tool_specs import MAX_TOOLS, FunctionTool, PythonTool, ToolChoice
 
 
 class ChatMessage(StrictModel):
     """A turn. Messages of this service may be sent back unchanged; the model does not see ``reasoning_content``."""
 
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Text
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Text | None = None
+    tool_call_id: CallId | None = None
+    tool_calls: Annotated[list[MessageCall], Field(max_length=MAX_CALLS)] | None = None
     reasoning_content: str | None = None
     refusal: None = None
     annotations: EmptyList = None
     audio: None = None
     function_call: None = None
-    tool_calls: EmptyList = None
+
+    def to_message(self) -> Message:
+        """Return the message of the job; OpenAI's role ``developer`` is the ``system`` of other models."""
+        role: Any = "system" if self.role == "developer" else self.role
+        return Message(
+            role=role, content=self.content, tool_calls=self.tool_calls or [], tool_call_id=self.tool_call_id
+        )
 
 
 class StreamOptions(StrictModel):
@@ -47,6 +59,11 @@ class ChatBody(OpenAIRequest):
         "the search. By default the thought if the model thinks.",
     )
     stream_options: StreamOptions | None = None
+    tools: Annotated[list[ChatTool], Field(max_length=MAX_TOOLS)] | None = Field(
+        None,
+        description="Functions that an answer may call, and 'python', which solutions may run while they reason.",
+    )
+    tool_choice: Plain | ChatNamedChoice | None = None
     response_format: ChatFormat | None = Field(
         None, description="Holds the answer, after its thought, to JSON or to a JSON Schema, token by token."
     )
@@ -58,7 +75,10 @@ class ChatBody(OpenAIRequest):
 
     def to_messages(self) -> list[Message]:
         """Return the conversation for the model."""
-        return [to_message(message.role, message.content) for message in self.messages]
+        return build_messages(message.to_message for message in self.messages)
+
+    def job_tools(self) -> tuple[list[PythonTool | FunctionTool], ToolChoice | None]:
+        return to_tools(self.tools), to_tool_choice(self.tool_choice)
 
     def efforts(self) -> dict[str, str]:
         own = {} if self.reasoning_effort is None else {"reasoning_effort": self.reasoning_effort}
@@ -72,6 +92,21 @@ class ChatBody(OpenAIRequest):
         return [tokens for tokens in own if tokens is not None] + super().token_bounds()
 
 
-def to_message(role: Literal["system", "developer", "user", "assistant"], content: str) -> Message:
-    """Return a message of the job; OpenAI's role ``developer`` is the ``system`` of other models."""
-    return Message(role="system" if role == "developer" else role, content=content)
+def build_messages(makers: Iterable[Callable[[], Message]]) -> list[Message]:
+    """Return the messages. Raises ``RequestValidationError`` that names the one that cannot be made."""
+    messages = []
+    for index, make in enumerate(makers):
+        try:
+            messages.append(make())
+        except ValidationError as error:
+            errors = [_name_field(part, ("body", "messages", index)) for part in error.errors()]
+            raise RequestValidationError(errors) from None
+    return messages
+
+
+def _name_field(part: Any, place: tuple[str | int, ...]) -> dict[str, Any]:
+    """Return an error of a message with its place; the check of a whole message begins with the field's name."""
+    name, colon, text = part["msg"].removeprefix("Value error, ").partition(": ")
+    if not part["loc"] and colon:
+        return {**part, "loc": (*place, name), "msg": text}
+    return {**part, "loc": (*place, *part["loc"])}

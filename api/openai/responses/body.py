@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
-from api.openai.chat.body import to_message
 from api.openai.content import EmptyList, Text
 from api.openai.formats import TextSettings, to_constraint
+from api.openai.functions import Plain, ResponseNamedChoice, ResponseTool, to_tool_choice, to_tools
 from api.openai.request import OpenAIRequest, Summary, Tokens
 from api.openai.unsupported import RESPONSES, remove_neutral_fields
 from reasoner.base_model import StrictModel
 from reasoner.jobs.constraint_spec import ConstraintSpec
-from reasoner.jobs.messages import MAX_PROBLEM_CHARS, Message
+from reasoner.jobs.messages import MAX_PROBLEM_CHARS, CalledFunction, CallId, FunctionName, Message, MessageCall
+from reasoner.jobs.tool_specs import MAX_TOOLS, FunctionTool, PythonTool, ToolChoice
 
 
 class InputMessage(StrictModel):
@@ -25,6 +27,38 @@ class InputMessage(StrictModel):
     id: str | None = None
     status: Literal["in_progress", "completed", "incomplete"] | None = None
     phase: Literal["commentary", "final_answer"] | None = None
+
+    def to_message(self) -> Message:
+        role: Any = "system" if self.role == "developer" else self.role
+        return Message(role=role, content=self.content)
+
+
+class InputCall(StrictModel):
+    """A call of a function in an earlier answer."""
+
+    type: Literal["function_call"]
+    call_id: CallId
+    name: FunctionName
+    arguments: Annotated[str, Field(max_length=MAX_PROBLEM_CHARS)]
+    id: str | None = None
+    status: Literal["in_progress", "completed", "incomplete"] | None = None
+    namespace: None = None
+
+    def to_call(self) -> MessageCall:
+        return MessageCall(id=self.call_id, function=CalledFunction(name=self.name, arguments=self.arguments))
+
+
+class InputOutput(StrictModel):
+    """The result of a call."""
+
+    type: Literal["function_call_output"]
+    call_id: CallId
+    output: Text
+    id: str | None = None
+    status: Literal["in_progress", "completed", "incomplete"] | None = None
+
+    def to_message(self) -> Message:
+        return Message(role="tool", content=self.output, tool_call_id=self.call_id)
 
 
 class SummaryText(StrictModel):
@@ -49,11 +83,15 @@ def _item_type(item: Any) -> str:
 
 
 InputItem = Annotated[
-    Annotated[InputMessage, Tag("message")] | Annotated[InputReasoning, Tag("reasoning")],
+    Annotated[InputMessage, Tag("message")]
+    | Annotated[InputReasoning, Tag("reasoning")]
+    | Annotated[InputCall, Tag("function_call")]
+    | Annotated[InputOutput, Tag("function_call_output")],
     Discriminator(
         _item_type,
         custom_error_type="input_kind",
-        custom_error_message="there is no such input type; known are message and reasoning",
+        custom_error_message="there is no such input type; known are message, reasoning, function_call "
+        "and function_call_output",
     ),
 ]
 
@@ -65,6 +103,20 @@ def _wrap_string(value: Any) -> Any:
 _Plain = Annotated[str, Field(min_length=1, max_length=MAX_PROBLEM_CHARS)]
 _Items = Annotated[list[InputItem], Field(min_length=1, max_length=64)]
 Input = Annotated[_Items, BeforeValidator(_wrap_string, json_schema_input_type=_Plain | _Items)]
+
+
+def _read_turns(items: Iterable[InputItem]) -> list[Message]:
+    """Return the messages of items: calls that follow each other, or a text of the assistant, are one message."""
+    turns: list[Message] = []
+    for item in items:
+        match item:
+            case InputCall() if turns and turns[-1].role == "assistant":
+                turns[-1] = turns[-1].model_copy(update={"tool_calls": [*turns[-1].tool_calls, item.to_call()]})
+            case InputCall():
+                turns.append(Message(role="assistant", tool_calls=[item.to_call()]))
+            case InputMessage() | InputOutput():
+                turns.append(item.to_message())
+    return turns
 
 
 class ResponseStreamOptions(StrictModel):
@@ -95,6 +147,11 @@ class ResponseBody(OpenAIRequest):
     )
     background: bool | None = Field(None, description="Respond at once; the job runs without its client.")
     stream_options: ResponseStreamOptions | None = None
+    tools: Annotated[list[ResponseTool], Field(max_length=MAX_TOOLS)] | None = Field(
+        None,
+        description="Functions that an answer may call, and 'python', which solutions may run while they reason.",
+    )
+    tool_choice: Plain | ResponseNamedChoice | None = None
     text: TextSettings | None = Field(
         None, description="Its format holds the answer, after its thought, to JSON or to a JSON Schema, token by token."
     )
@@ -107,8 +164,10 @@ class ResponseBody(OpenAIRequest):
     def to_messages(self, history: list[Message]) -> list[Message]:
         """Return the conversation for the model: instructions, earlier turns and the input."""
         head = [] if self.instructions is None else [Message(role="system", content=self.instructions)]
-        turns = [to_message(item.role, item.content) for item in self.input if isinstance(item, InputMessage)]
-        return head + history + turns
+        return head + history + _read_turns(self.input)
+
+    def job_tools(self) -> tuple[list[PythonTool | FunctionTool], ToolChoice | None]:
+        return to_tools(self.tools), to_tool_choice(self.tool_choice)
 
     def format_constraint(self) -> ConstraintSpec | None:
         return to_constraint(None if self.text is None else self.text.format)

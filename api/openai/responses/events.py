@@ -11,6 +11,7 @@ from typing import Any
 
 from api.http.problems import SHUTTING_DOWN
 from api.openai.errors import stream_error
+from api.openai.functions import FunctionCallItem, build_call_item, split_arguments
 from api.openai.narration import JobEnd, Narration
 from api.openai.responses.body import EchoedFields
 from api.openai.responses.object import MessageStatus, Response, message_item, message_status, reasoning_item
@@ -85,6 +86,9 @@ class ResponseEvents:
         ]
         if (status := message_status(end)) is not None:
             events += self._message_events(status, end.content)
+        index = 1 if status is None else 2
+        for number, call in enumerate(end.result.tool_calls if end.result is not None else ()):
+            events += self._call_events(index + number, build_call_item(self._job["id"], number, call))
         name = _TERMINAL.get(end.status, "response.failed")
         return [*events, self._event(name, response=self._response(self._job))]
 
@@ -105,6 +109,19 @@ class ResponseEvents:
             self._event("response.output_item.done", output_index=1, item=whole),
         ]
 
+    def _call_events(self, index: int, call: FunctionCallItem) -> list[Json]:
+        started = call.model_copy(update={"status": "in_progress", "arguments": ""}).model_dump()
+        place = {"item_id": call.id, "output_index": index}
+        return [
+            self._event("response.output_item.added", output_index=index, item=started),
+            *(
+                self._event("response.function_call_arguments.delta", **place, delta=piece)
+                for piece in split_arguments(call.arguments)
+            ),
+            self._event("response.function_call_arguments.done", **place, name=call.name, arguments=call.arguments),
+            self._event("response.output_item.done", output_index=index, item=call.model_dump()),
+        ]
+
     def _status_event(self, name: str, status: Status) -> Json:
         return self._event(name, response=self._response(self._job | {"status": status}))
 
@@ -112,7 +129,7 @@ class ResponseEvents:
         """Return an event about the only part of the reasoning summary."""
         return self._event(name, item_id=self._reasoning_item(None)["id"], output_index=0, summary_index=0, **more)
 
-    def _event(self, name: str, **more: Any) -> Json:
+    def _event(self, name: str, /, **more: Any) -> Json:
         event = {"type": name, "sequence_number": self._next_number, **more}
         self._next_number += 1
         return event

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
+from api.openai.functions import FunctionCallItem, FunctionOutputItem
 from api.openai.responses.body import EchoedFields
 from reasoner.base_model import StrictModel
 from reasoner.jobs.spec import JobSpec
@@ -35,11 +36,14 @@ class InputTurn(BaseModel):
     content: list[InputText]
 
 
+InputItem = InputTurn | FunctionCallItem | FunctionOutputItem
+
+
 class InputItems(BaseModel):
     """``last_id`` is what ``after`` takes to get the next page."""
 
     object: Literal["list"] = "list"
-    data: list[InputTurn]
+    data: list[InputItem]
     first_id: str | None
     last_id: str | None
     has_more: bool
@@ -48,7 +52,7 @@ class InputItems(BaseModel):
 def list_input_items(job: JobDocument, echoed: EchoedFields, query: ListItems) -> InputItems:
     """Return a page of input items. Raises ``KeyError`` if there is no item ``query.after``."""
     turns = JobSpec.model_validate(job["spec"]).conversation[echoed.instructions is not None :]
-    items = [_build_item(job["id"], index, turn) for index, turn in enumerate(turns)]
+    items = [item for index, turn in enumerate(turns) for item in _build_items(job["id"], index, turn)]
     if query.order == "desc":
         items.reverse()
     start = 0
@@ -59,12 +63,18 @@ def list_input_items(job: JobDocument, echoed: EchoedFields, query: ListItems) -
     return InputItems(data=page, first_id=first, last_id=last, has_more=len(items) > start + len(page))
 
 
-def _build_item(job_id: str, index: int, turn: dict[str, str]) -> InputTurn:
-    kind = "output_text" if turn["role"] == "assistant" else "input_text"
-    return InputTurn.model_validate(
-        {
-            "id": f"msg_{job_id.removeprefix('job_')}_{index}",
-            "role": turn["role"],
-            "content": [{"type": kind, "text": turn["content"]}],
-        }
-    )
+def _build_items(job_id: str, index: int, turn: dict[str, Any]) -> list[InputItem]:
+    """Return the items of a message: its text, the calls that it makes, or the result that it is."""
+    end = f"{job_id.removeprefix('job_')}_{index}"
+    if turn["role"] == "tool":
+        output = turn["content"] or ""
+        return [FunctionOutputItem(id=f"fco_{end}", call_id=turn["tool_call_id"], output=output)]
+    items: list[InputItem] = []
+    if turn["content"]:
+        kind: Literal["input_text", "output_text"] = "output_text" if turn["role"] == "assistant" else "input_text"
+        content = [InputText(type=kind, text=turn["content"])]
+        items.append(InputTurn(id=f"msg_{end}", role=turn["role"], content=content))
+    for number, call in enumerate(turn.get("tool_calls", ())):
+        function = call["function"]
+        items.append(FunctionCallItem(id=f"fc_{end}_{number}", call_id=call["id"], **function))
+    return items

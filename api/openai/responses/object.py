@@ -6,6 +6,7 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel
 
+from api.openai.functions import FunctionCallItem, build_call_item
 from api.openai.narration import JobEnd, Narration
 from api.openai.responses.body import EchoedFields, SummaryText
 from api.openai.usage import CachedTokens, ReasoningTokens, Report, count_reasoning_tokens
@@ -40,6 +41,9 @@ class MessageItem(BaseModel):
     status: MessageStatus
     role: Literal["assistant"] = "assistant"
     content: list[OutputText]
+
+
+OutputItem = ReasoningItem | MessageItem | FunctionCallItem
 
 
 class InputTokens(CachedTokens):
@@ -93,16 +97,16 @@ class Response(BaseModel):
     instructions: str | None
     max_output_tokens: int | None
     metadata: dict[str, str]
-    output: list[ReasoningItem | MessageItem]
-    parallel_tool_calls: bool = False
+    output: list[OutputItem]
+    parallel_tool_calls: bool
     previous_response_id: str | None
     reasoning: ReasoningSettings
     service_tier: Literal["default"] = "default"
     store: Literal[True] = True
     temperature: float | None
     text: TextSettings = TextSettings()
-    tool_choice: Literal["none"] = "none"
-    tools: list[Any] = []
+    tool_choice: str | dict[str, Any]
+    tools: list[dict[str, Any]]
     top_p: float | None
     truncation: Literal["disabled"] = "disabled"
     usage: ResponseUsage | None
@@ -126,9 +130,12 @@ class Response(BaseModel):
             max_output_tokens=echoed.max_output_tokens,
             metadata=spec["metadata"],
             output=_output(job["id"], narration),
+            parallel_tool_calls=spec.get("parallel_tool_calls", True),
             previous_response_id=echoed.previous_response_id,
             reasoning=ReasoningSettings(effort=echoed.effort, summary=echoed.summary),
             temperature=spec["sampling"]["temperature"],
+            tool_choice=_tool_choice(spec.get("tool_choice", "auto")),
+            tools=spec.get("tools", []),
             top_p=spec["sampling"]["top_p"],
             usage=_usage(end),
             user=spec["metadata"].get("user"),
@@ -156,7 +163,8 @@ def message_item(job_id: str, status: MessageStatus, text: str) -> MessageItem:
 def message_status(end: JobEnd) -> MessageStatus | None:
     """Return the status of the message of a response that has ended; None if it has no message."""
     if end.status == "completed":
-        return "completed"
+        is_call_alone = end.result is not None and end.result.tool_calls and not end.content
+        return None if is_call_alone else "completed"
     return "incomplete" if end.content else None
 
 
@@ -164,12 +172,19 @@ def _state(text: str | None) -> Literal["in_progress", "completed"]:
     return "in_progress" if text is None else "completed"
 
 
-def _output(job_id: str, narration: Narration) -> list[ReasoningItem | MessageItem]:
-    if narration.end is None:
+def _output(job_id: str, narration: Narration) -> list[OutputItem]:
+    end = narration.end
+    if end is None:
         return []
-    items: list[ReasoningItem | MessageItem] = [reasoning_item(job_id, narration.text)]
-    status = message_status(narration.end)
-    return items if status is None else [*items, message_item(job_id, status, narration.end.content)]
+    items: list[OutputItem] = [reasoning_item(job_id, narration.text)]
+    if (status := message_status(end)) is not None:
+        items.append(message_item(job_id, status, end.content))
+    calls = end.result.tool_calls if end.result is not None else []
+    return [*items, *(build_call_item(job_id, index, call) for index, call in enumerate(calls))]
+
+
+def _tool_choice(choice: str | dict[str, Any]) -> str | dict[str, Any]:
+    return choice if isinstance(choice, str) else {"type": "function", **choice}
 
 
 def _error(end: JobEnd | None) -> ResponseError | None:

@@ -21,6 +21,7 @@ from api.http.state import ServiceState, State
 from api.http.submission import submit_job
 from api.openai.chat.routes import PROBLEM, STREAM
 from api.openai.errors import ErrorDocument
+from api.openai.functions import build_calls
 from api.openai.narration import Narration
 from api.openai.responses.body import EchoedFields, ResponseBody
 from api.openai.responses.events import ResponseEvents, last_sequence_number, stream_after
@@ -30,8 +31,8 @@ from api.openai.streaming import ClientDisconnected, EventStream, cancel_abandon
 from reasoner.answers.extraction.extract import strip_thinking
 from reasoner.base_model import StrictModel
 from reasoner.jobs.event import MAX_SEQ
-from reasoner.jobs.job import TERMINAL_STATUSES
-from reasoner.jobs.messages import Message
+from reasoner.jobs.job import TERMINAL_STATUSES, JobResult
+from reasoner.jobs.messages import Message, MessageCall
 from reasoner.jobs.spec import JobSpec
 from workers.store.jobs import NoSuchJob
 from workers.store.serialization import JobDocument
@@ -177,13 +178,17 @@ async def _history(response_id: str, state: ServiceState, principal: Principal) 
         job = await _get_job(response_id, state, principal)
     except Problem as problem:
         raise Problem(problem.status_code, problem.code, problem.detail, errors=[(field, problem.detail)]) from None
-    answer = strip_thinking((job["result"] or {}).get("text") or "")
-    if not answer:
+    result = JobResult.model_validate(job["result"]) if job["result"] else None
+    calls = [MessageCall(**call.model_dump()) for call in build_calls(job["id"], result.tool_calls if result else ())]
+    answer = ""
+    if result is not None:
+        answer = (result.content if result.content is not None else strip_thinking(result.text or "")) or ""
+    if not answer and not calls:
         message = f"{response_id} is {job['status']} and has no text to continue from: name a completed response"
         raise Problem(422, "invalid-request", f"{field}: {message}", errors=[(field, message)])
     turns = [Message.model_validate(turn) for turn in JobSpec.model_validate(job["spec"]).conversation]
     has_instructions = (await _load_echoed_fields(state, job["id"])).instructions is not None
-    return [*turns[has_instructions:], Message(role="assistant", content=answer)]
+    return [*turns[has_instructions:], Message(role="assistant", content=answer or None, tool_calls=calls)]
 
 
 async def _load_echoed_fields(state: ServiceState, job_id: str) -> EchoedFields:

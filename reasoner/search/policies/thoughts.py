@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 from engine.protocol.types import EngineClient, InvalidRequest, ModelInfo, NotSupported, Tokens
-from reasoner.jobs.spec import ThoughtSpec
+from reasoner.jobs.thought_spec import ThoughtSpec
 from reasoner.thoughts import DELIMITERS, ThoughtFormat
 
 _PIECE = re.compile(r"<[^>]*>|\[[^\]]*\]|[^<\[]+")

@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from engine.protocol.types import InvalidRequest
-from reasoner.jobs.spec import MAX_N
+from reasoner.jobs.candidate_spec import MAX_N
 from reasoner.search.candidates import select_candidates
 from reasoner.search.search import Search
 from reasoner.search.stream import Stream

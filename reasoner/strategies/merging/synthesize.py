@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from reasoner.jobs.spec import MAX_N
+from reasoner.jobs.candidate_spec import MAX_N
 from reasoner.search.search import Search
 from reasoner.strategies.base import Choice, Params, Strategy, choose_by_majority, read_answer
 from reasoner.strategies.merging.prompts import MergingPrompt, OptionalTemplate

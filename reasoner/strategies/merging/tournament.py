@@ -13,8 +13,9 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from reasoner.confidence.bradley_terry import Match, fit_strengths
+from reasoner.jobs.candidate_spec import MAX_N
 from reasoner.jobs.selection import ScheduleName
-from reasoner.jobs.spec import COMPARING_STRATEGY, MAX_N
+from reasoner.jobs.spec import COMPARING_STRATEGY
 from reasoner.search.search import Search
 from reasoner.strategies.base import Choice, Params, Strategy
 from reasoner.strategies.merging.schedules import SCHEDULES

@@ -11,7 +11,7 @@ from typing import Annotated
 
 from pydantic import Field, model_validator
 
-from reasoner.jobs.spec import MAX_N
+from reasoner.jobs.candidate_spec import MAX_N
 from reasoner.search.candidates import select_candidates
 from reasoner.search.search import Search
 from reasoner.strategies.base import Choice, Params, Samples, Strategy, choose_by_majority

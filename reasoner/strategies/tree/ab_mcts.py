@@ -18,7 +18,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from reasoner.confidence.thompson import draw_beta, draw_means
-from reasoner.jobs.spec import MAX_N
+from reasoner.jobs.candidate_spec import MAX_N
 from reasoner.search.search import Search
 from reasoner.strategies.base import Choice, Params, Strategy, choose_best_scored, read_answer
 from reasoner.strategies.sampling.revise import REQUEST

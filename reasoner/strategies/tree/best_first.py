@@ -15,7 +15,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from reasoner.jobs.spec import MAX_N
+from reasoner.jobs.candidate_spec import MAX_N
 from reasoner.search.search import Search
 from reasoner.strategies.answer_posterior import estimate_posterior, meets_confidence
 from reasoner.strategies.base import MIN_NEW_PROBABILITY, Choice, Params, Strategy, expand_and_score

@@ -11,7 +11,8 @@ import httpx
 import pytest
 
 from engine.protocol.types import EngineUnavailable, ModelInfo
-from reasoner.jobs.spec import MAX_N, MAX_PROBLEM_CHARS
+from reasoner.jobs.candidate_spec import MAX_N
+from reasoner.jobs.messages import MAX_PROBLEM_CHARS
 from tests.api.conftest import serving, submitted
 from tests.scripted import ScriptedEngine
 from workers.broker.embedded import EmbeddedBroker

@@ -156,9 +156,10 @@ async def test_neutral_values_of_unsupported_fields_pass(client: httpx.AsyncClie
         ({"top_k": 5}, "top_k", "known fields: model"),
         ({"stop": ["a"] * 17}, "stop", "at most 16"),
         ({"messages": []}, "messages", "at least 1"),
-        ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0.role", "'developer'"),
+        ({"messages": [{"role": "function", "content": "x"}]}, "messages.0.role", "'developer'"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0.tool_call_id", "of role 'tool' has one"),
         ({"messages": [{"role": "user", "content": ""}]}, "messages.0.content", "at least 1"),
-        ({"messages": [{"role": "user", "content": None}]}, "messages.0.content", "string"),
+        ({"messages": [{"role": "user", "content": None}]}, "messages.0.content", "it is empty"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
             "messages.0.content.0.type",
@@ -193,7 +194,7 @@ async def test_an_invalid_field_is_named_with_valid_values(
     ("fields", "param", "hint"),
     [
         ({"input": []}, "input", "at least 1"),
-        ({"input": [{"type": "function_call_output"}]}, "input.0", "message and reasoning"),
+        ({"input": [{"type": "file_search_call"}]}, "input.0", "function_call and function_call_output"),
         ({"input": [{"type": "reasoning", "summary": [], "id": "rs_1"}]}, "messages", "at least 1"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input.0.content.0.type", "'input_text'"),
         ({"instructions": ""}, "instructions", "at least 1"),

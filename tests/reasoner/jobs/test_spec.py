@@ -6,7 +6,8 @@ import pytest
 from pydantic import ValidationError
 
 from reasoner.budget.usage import Usage
-from reasoner.jobs.spec import MAX_PROBLEM_CHARS, JobSpec
+from reasoner.jobs.messages import MAX_PROBLEM_CHARS
+from reasoner.jobs.spec import JobSpec
 
 
 @pytest.mark.parametrize(

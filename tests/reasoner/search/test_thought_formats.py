@@ -15,7 +15,7 @@ from tokenizers.models import BPE
 
 from engine.protocol.types import InvalidRequest, ModelInfo
 from engine.text.tokenizer import Tokenizer as EngineTokenizer
-from reasoner.jobs.spec import ThoughtSpec
+from reasoner.jobs.thought_spec import ThoughtSpec
 from reasoner.search.policies.thoughts import find_thought_format
 from reasoner.thoughts import ThoughtFormat
 from reasoner.tree import ThoughtState

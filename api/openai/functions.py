@@ -1,0 +1,141 @@
+"""Tools of OpenAI's requests, and the calls of functions that answer them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from hashlib import blake2b
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, Discriminator, Tag
+
+from reasoner.base_model import StrictModel
+from reasoner.jobs.messages import CalledFunction, FunctionName
+from reasoner.jobs.tool_specs import FunctionTool, NamedChoice, PythonTool, ToolChoice
+
+MAX_PIECE_CHARS = 32
+"""Length of a piece of arguments in a stream."""
+_ID_CHARS = 9
+"""Length of the ids of calls: some chat templates (Mistral's) take no other."""
+Plain = Literal["auto", "none", "required"]
+
+
+class ChatFunction(StrictModel):
+    name: FunctionName
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class ChatFunctionTool(StrictModel):
+    """A function, as Chat Completions nests it."""
+
+    type: Literal["function"]
+    function: ChatFunction
+
+
+class CodeInterpreter(StrictModel):
+    """OpenAI's tool for Python, which runs in this service's own sandbox, without files or network."""
+
+    type: Literal["code_interpreter"]
+    container: Any = None
+
+
+def _read_type(value: Any) -> str:
+    return str(value.get("type") if isinstance(value, dict) else getattr(value, "type", None))
+
+
+_BY_TYPE = Discriminator(
+    _read_type,
+    custom_error_type="tool_type",
+    custom_error_message="there is no such type of tool; known are function, python and code_interpreter",
+)
+_Python = Annotated[PythonTool, Tag("python")] | Annotated[CodeInterpreter, Tag("code_interpreter")]
+ChatTool = Annotated[_Python | Annotated[ChatFunctionTool, Tag("function")], _BY_TYPE]
+ResponseTool = Annotated[_Python | Annotated[FunctionTool, Tag("function")], _BY_TYPE]
+
+
+class ChatNamedChoice(StrictModel):
+    type: Literal["function"]
+    function: NamedChoice
+
+
+class ResponseNamedChoice(StrictModel):
+    type: Literal["function"]
+    name: FunctionName
+
+
+def to_tools(tools: Sequence[ChatTool | ResponseTool] | None) -> list[PythonTool | FunctionTool]:
+    """Return the tools of the job."""
+    return [_to_tool(tool) for tool in tools or ()]
+
+
+def to_tool_choice(choice: Plain | ChatNamedChoice | ResponseNamedChoice | None) -> ToolChoice | None:
+    """Return the job's choice among its tools; ``None`` if the request leaves it open."""
+    match choice:
+        case ChatNamedChoice(function=named):
+            return named
+        case ResponseNamedChoice(name=name):
+            return NamedChoice(name=name)
+        case _:
+            return choice
+
+
+def _to_tool(tool: ChatTool | ResponseTool) -> PythonTool | FunctionTool:
+    match tool:
+        case CodeInterpreter():
+            return PythonTool(type="python")
+        case ChatFunctionTool(function=function):
+            return FunctionTool(type="function", **function.model_dump(exclude_none=True))
+        case _:
+            return tool
+
+
+class AnswerCall(BaseModel):
+    """A call of a function in an answer."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
+class FunctionCallItem(BaseModel):
+    """A call of a function as an item of a response."""
+
+    id: str
+    type: Literal["function_call"] = "function_call"
+    status: Literal["in_progress", "completed"] = "completed"
+    call_id: str
+    name: str
+    arguments: str
+
+
+class FunctionOutputItem(BaseModel):
+    """The result of a call, as an item of a response's input."""
+
+    id: str
+    type: Literal["function_call_output"] = "function_call_output"
+    status: Literal["completed"] = "completed"
+    call_id: str
+    output: str
+
+
+def make_call_id(job_id: str, index: int) -> str:
+    """Return the id of one of the calls of a job's answer, which is always the same."""
+    return blake2b(f"{job_id}/{index}".encode(), digest_size=8).hexdigest()[:_ID_CHARS]
+
+
+def build_calls(job_id: str, calls: Sequence[CalledFunction]) -> list[AnswerCall]:
+    """Return the calls of an answer, with their ids."""
+    return [AnswerCall(id=make_call_id(job_id, index), function=call) for index, call in enumerate(calls)]
+
+
+def build_call_item(job_id: str, index: int, call: CalledFunction) -> FunctionCallItem:
+    """Return one of an answer's calls as an item of a response."""
+    name = f"fc_{job_id.removeprefix('job_')}_{index}"
+    return FunctionCallItem(id=name, call_id=make_call_id(job_id, index), name=call.name, arguments=call.arguments)
+
+
+def split_arguments(arguments: str) -> list[str]:
+    """Return the pieces in which a stream sends arguments."""
+    return re.findall(f"(?s).{{1,{MAX_PIECE_CHARS}}}", arguments)
