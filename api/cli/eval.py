@@ -83,6 +83,14 @@ class PlanOptions:
         against, mixed = (tuple(served_name(value) for value in given or ()) for given in (self.against, self.mixed))
         return EvaluationPlan(settings.model_name, pooled, live, counts, live_counts, self.seeds, against, mixed)
 
+    def list_more_models(self, settings: Settings, verifier: VerifierSpec | None) -> dict[str, str]:
+        """Return the models to serve besides the policy, each with the option that names it."""
+        more = dict.fromkeys(self.against or (), "--against") | dict.fromkeys(self.mixed or (), "--with")
+        scorer = getattr(verifier, "model", None)
+        if scorer is not None and scorer not in settings.local_models():
+            more.setdefault(scorer, "--verifier")
+        return more
+
     def parse_verifier(self) -> VerifierSpec | None:
         """Return the verifier, ``None`` for the model's own. Raises ``typer.BadParameter``."""
         given = parse_word_or_json("verifier", self.verifier)
@@ -143,10 +151,7 @@ def evaluate_suite(
     console = Console(stderr=True)
     settings = load_with(model=model)
     verifier = options.parse_verifier()
-    more = dict.fromkeys(options.against or (), "--against") | dict.fromkeys(options.mixed or (), "--with")
-    scorer = getattr(verifier, "model", None)
-    if scorer is not None and scorer not in settings.local_models():
-        more.setdefault(scorer, "--verifier")
+    more = options.list_more_models(settings, verifier)
     settings = settings.with_model_files(more)
     verifier = verifier or settings.default_verifier(settings.model_name)
     if (suite is None) == (candidates is None):

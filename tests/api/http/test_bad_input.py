@@ -43,7 +43,7 @@ def check_problem(response: httpx.Response, status: int) -> dict[str, Any]:
         ({"problem": 5}, "problem", "string"),
         ({"problem": "?", "messages": [{"role": "user", "content": "?"}]}, "body", "either"),
         ({"messages": []}, "messages", "at least 1"),
-        ({"messages": [{"role": "robot", "content": "?"}]}, "messages.0.role", "'system', 'user' or 'assistant'"),
+        ({"messages": [{"role": "robot", "content": "?"}]}, "messages.0.role", "'assistant' or 'tool'"),
         ({"messages": [{"role": "user", "content": "?", "name": "x"}]}, "messages.0.name", "role, content"),
         ({"problem": "?", "strategy": {"name": "magic"}}, "strategy", "known are greedy"),
         ({"problem": "?", "strategy": {"name": "best_of_n", "m": 3}}, "strategy", "its parameters: n"),
