@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from reasoner.evaluation.suites.registry import SUITES, get_family, load_problems
+from reasoner.evaluation.suites.registry import POLICY_SUITES, get_family, load_problems
 from recipes.bundled import SHIPPED, WORK, model
 from recipes.bundled import tokenizer as tok
 from recipes.bundled.data import policy_example
@@ -33,7 +33,7 @@ def plain(kind: str, count: int, *, each: int = 4, seed: int = 7) -> dict[str, d
     policy, _ = model.load(SHIPPED / kind)
     tokenizer = tok.load()
     found: dict[str, dict[str, float]] = {}
-    for name in SUITES:
+    for name in POLICY_SUITES:
         suite = get_family(name)
         problems = load_problems(name, limit=count, seed=seed)
         found[name] = {}
@@ -166,7 +166,7 @@ def card(kind: str, report: dict[str, Any]) -> str:
     elif kind == "policy-thinking":
         lines += ["`make bench-thinking`:", "", results("thinking")]
     elif kind in ("policy", "prm"):
-        for name in SUITES:
+        for name in POLICY_SUITES:
             lines += [f"Suite {name}, 300 problems (`reasoner eval {name} --limit 300`):", "", results(name)]
     else:
         lines += ["| suite | greedy | one sample at T = 1 |", "|---|---|---|"]

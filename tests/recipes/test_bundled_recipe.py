@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from reasoner.evaluation.suites import countdown
-from reasoner.evaluation.suites.registry import SUITES, check_answer, get_family
+from reasoner.evaluation.suites.registry import POLICY_SUITES, check_answer, get_family
 from recipes.bundled import data, generate, measure, model, optim
 from recipes.bundled import tokenizer as tok
 from recipes.suites.solutions import label_steps
@@ -221,7 +221,7 @@ def test_shipped_tokenizer_round_trips_any_text_and_splits_no_number() -> None:
 
 
 def test_shipped_chat_template_gives_the_recipes_prompt() -> None:
-    for name, kind in itertools.product(SUITES, ("policy", "policy-thinking", "checker")):
+    for name, kind in itertools.product(POLICY_SUITES, ("policy", "policy-thinking", "checker")):
         tokenizer = transformers.AutoTokenizer.from_pretrained(SHIPPED / kind)
         raw = tok.load()
         text = get_family(name).generate_problem("train", 0, get_family(name).LEVELS[0]).text
