@@ -146,7 +146,8 @@ PYTHON_DATA = f"""Trained from scratch on the suite `arithmetic`, which is then 
 quantities of four to nine digits and two to four operations, three quarters of them with a solution that calls Python,
 the others with every operation written out. The code ends at the closing fence; the service runs it, and injects what
 it printed, which was no target of training. One canonical problem in ten, chosen by hash, is held out
-(`reasoner.evaluation`) and never occurs in training. No other data; no personal data; Apache-2.0 like the code.
+(`reasoner.evaluation`) and never occurs in training; its wordings do, with other numbers. No other data; no personal
+data; Apache-2.0 like the code.
 
 The system message that offers Python, word for word:
 
