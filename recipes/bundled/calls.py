@@ -24,9 +24,11 @@ from tokenizers import Tokenizer
 
 from reasoner.evaluation.suites.arithmetic import LEVELS, generate_problem
 from reasoner.evaluation.suites.problem import Problem
+from reasoner.jobs.tool_specs import PYTHON_INSTRUCTION
+from reasoner.tools.fences import format_output
 from recipes.bundled import tokenizer as tok
 from recipes.bundled.data import Example
-from recipes.suites.arithmetic import PYTHON_INSTRUCTION, sample_calls, sample_solution
+from recipes.suites.arithmetic import sample_calls, sample_solution
 
 DIRECT = 0.25
 """Share of the examples without Python, whose digits are hard to learn and hardly help with the rest."""
@@ -46,13 +48,8 @@ def write_parts(problem: Problem, rng: random.Random) -> list[Part]:
     for call in sample_calls(problem, rng):
         separator = "\n" if parts else ""
         parts.append(Part(f"{separator}{call.plan}\n```python\n{call.code}\n```\n"))
-        parts.append(Part(write_output(call.output), is_injected=True))
+        parts.append(Part(format_output(parts[-1].text, call.output), is_injected=True))
     return [*parts, Part(f"\n\\boxed{{{problem.answer}}}")]
-
-
-def write_output(output: str) -> str:
-    """Return the block that the service injects after a cell."""
-    return f"```output\n{output}\n```\n"
 
 
 def sample_problem(seed: int, index: int) -> tuple[Problem, random.Random]:

@@ -1,4 +1,5 @@
-"""Measure the policy that calls Python on held-out problems, with the recipe's own sampler and the sandbox.
+"""Measure the policy that calls Python on held-out problems, with the recipe's own sampler and the service's
+runner of calls.
 
     python -m recipes.bundled.measure_python --problems 300
 
@@ -19,22 +20,23 @@ from dataclasses import dataclass, field
 import torch
 from tokenizers import Tokenizer
 
+from reasoner.deadline import unlimited
 from reasoner.evaluation.suites.problem import Problem
 from reasoner.evaluation.suites.registry import check_answer, load_problems
-from reasoner.sandbox.cells import CellLimits, run_cells
+from reasoner.jobs.tool_specs import PYTHON_INSTRUCTION
+from reasoner.sandbox.cells import CellLimits
+from reasoner.tools.fences import find_call
+from reasoner.tools.python import PythonRunner
 from recipes.bundled import SHIPPED, model
 from recipes.bundled import tokenizer as tok
-from recipes.bundled.calls import write_output
 from recipes.bundled.generate import generate
 from recipes.bundled.policy_python import KIND
-from recipes.suites.arithmetic import PYTHON_INSTRUCTION
 
 SEED = 11
 ROUNDS = 4
 """Maximum number of calls of a solution; the text behind the last one ends it."""
 FENCE = "```"
 
-_CELL = re.compile(r"```python\n(.*?)\n```$", re.DOTALL)
 _BOXED = re.compile(r"\\boxed\{([^{}]*)\}")
 
 
@@ -46,9 +48,9 @@ class Attempt:
     prompt: list[int]
     written: list[int] = field(default_factory=list)
     """Token ids behind the prompt, the injected ones included."""
-    cells: list[str] = field(default_factory=list)
+    num_calls: int = 0
     num_errors: int = 0
-    """Number of cells that did not end by themselves."""
+    """Number of calls that did not end by themselves."""
     is_finished: bool = False
 
     def find_answer(self, tokenizer: Tokenizer) -> str | None:
@@ -62,10 +64,11 @@ class Solver:
     def __init__(self, backbone: model.Backbone, tokenizer: Tokenizer, temperature: float = 0.0) -> None:
         self._model, self.tokenizer, self._temperature = backbone, tokenizer, temperature
         self._fence = self._encode(FENCE)[0]
+        self._python = PythonRunner(CellLimits(), unlimited)
         self._random = torch.Generator().manual_seed(SEED)
 
     async def solve(self, problems: Sequence[Problem], *, has_python: bool) -> list[Attempt]:
-        """Return a solution of each problem; with Python, cells are run and their outputs injected."""
+        """Return a solution of each problem; with Python, calls are run and their outputs injected."""
         system = PYTHON_INSTRUCTION if has_python else None
         attempts = [Attempt(problem, tok.encode_prompt(self.tokenizer, problem.text, system)) for problem in problems]
         for _ in range(ROUNDS):
@@ -79,18 +82,19 @@ class Solver:
                 attempt.written.extend(tokens)
                 attempt.is_finished = not tokens or tokens[-1] != self._fence
                 if not attempt.is_finished:
-                    await self._run_cell(attempt)
+                    await self._run_call(attempt)
         return attempts
 
-    async def _run_cell(self, attempt: Attempt) -> None:
-        match = _CELL.search(self.tokenizer.decode(attempt.written).rpartition("```output")[2])
-        if match is None:
+    async def _run_call(self, attempt: Attempt) -> None:
+        """Run the call with which the text ends. A text that ends with none is finished."""
+        text = self.tokenizer.decode(attempt.written)
+        result = await self._python.run(text) if find_call(text) is not None else None
+        if result is None:
             attempt.is_finished = True
             return
-        attempt.cells.append(match[1])
-        result = await run_cells(attempt.cells, CellLimits())
+        attempt.num_calls += 1
         attempt.num_errors += result.ended != "ok"
-        attempt.written.extend(self._encode("\n" + write_output(result.output.rstrip("\n"))))
+        attempt.written.extend(self._encode(result.format(text)))
 
     def _encode(self, text: str) -> list[int]:
         ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False).ids
@@ -112,7 +116,7 @@ def measure(backbone: model.Backbone, tokenizer: Tokenizer, count: int, temperat
             found[f"{name}, {level}"] = sum(rights[level]) / len(rights[level])
         found[f"{name}, tokens"] = sum(len(attempt.written) for attempt in attempts) / len(attempts)
         if has_python:
-            found["solutions without a call"] = sum(not attempt.cells for attempt in attempts) / len(attempts)
+            found["solutions without a call"] = sum(attempt.num_calls == 0 for attempt in attempts) / len(attempts)
             found["solutions with an error"] = sum(attempt.num_errors > 0 for attempt in attempts) / len(attempts)
     return found
 

@@ -16,6 +16,7 @@ import torch
 
 from reasoner.evaluation.suites import arithmetic
 from reasoner.evaluation.suites.registry import POLICY_SUITES, get_family, load_problems
+from reasoner.jobs.tool_specs import PYTHON_INSTRUCTION
 from recipes.bundled import SHIPPED, WORK, model
 from recipes.bundled import tokenizer as tok
 from recipes.bundled.data import policy_example
@@ -23,7 +24,6 @@ from recipes.bundled.generate import generate
 from recipes.bundled.measure_checker import measure
 from recipes.bundled.measure_python import measure_shipped
 from recipes.bundled.sample import steps_of
-from recipes.suites.arithmetic import PYTHON_INSTRUCTION
 from recipes.suites.steps import boxed
 
 PRM_RUNS = ("prm-attempts", "prm-samples")

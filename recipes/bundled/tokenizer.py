@@ -20,8 +20,9 @@ from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel, Split
 
 from reasoner.evaluation.suites.registry import POLICY_SUITES, get_family
+from reasoner.jobs.tool_specs import PYTHON_INSTRUCTION
 from recipes.bundled import SHIPPED, WORK
-from recipes.suites.arithmetic import PYTHON_INSTRUCTION, sample_calls
+from recipes.suites.arithmetic import sample_calls
 from recipes.suites.solutions import sample_solution
 
 PIECES = r"\n\n|\\boxed\{|\d+|[.,:]? ?[A-Za-z]+(?: (?=\d))?| [+\-*/=] |, (?=\d)|."

@@ -20,10 +20,6 @@ _VERBS: dict[Kind, str] = {
     "remainder": "take the remainder",
     "percent": "take the percentage",
 }
-PYTHON_INSTRUCTION = (
-    "You may run Python: write it in a ```python block, and what it prints follows in an ```output block."
-)
-"""System message with which the service offers Python."""
 INLINE = 0.2
 """Share of cells that are one expression instead of one line for each operation."""
 SPLIT = 0.2

@@ -15,12 +15,14 @@ from tokenizers import Tokenizer
 from reasoner.evaluation.suites.arithmetic import LEVELS, canonical, generate_problem
 from reasoner.evaluation.suites.problem import Problem, split_of
 from reasoner.evaluation.suites.registry import check_answer
+from reasoner.jobs.tool_specs import PYTHON_INSTRUCTION
+from reasoner.tools.fences import find_call
 from recipes.bundled import model
 from recipes.bundled import tokenizer as tok
-from recipes.bundled.calls import python_example, sample_problem, write_output, write_parts
+from recipes.bundled.calls import python_example, sample_problem, write_parts
 from recipes.bundled.data import Example
 from recipes.bundled.measure_python import Attempt, Solver
-from recipes.suites.arithmetic import PYTHON_INSTRUCTION, sample_calls
+from recipes.suites.arithmetic import sample_calls
 from recipes.suites.steps import boxed
 
 SEED = 5
@@ -76,11 +78,11 @@ def test_solutions_have_the_services_format_and_end_in_the_right_answer() -> Non
         assert check_answer(problem, boxed(text.split(tok.SEPARATOR)[-1]))
 
 
-def test_injected_parts_are_what_the_service_writes() -> None:
+def test_the_service_finds_the_calls_and_the_other_parts_are_their_outputs() -> None:
     for problem, rng in problems(30):
         for part in write_parts(problem, rng):
             assert part.is_injected == bool(INJECTED.fullmatch(part.text))
-    assert write_output("12") == "```output\n12\n```\n"
+            assert (find_call(part.text) is not None) == (not part.is_injected and "boxed" not in part.text)
 
 
 def find_targets(example: Example) -> set[int]:
@@ -160,11 +162,11 @@ class ScriptedSolver(Solver):
 
     async def run_text(self, problem: Problem, text: str) -> Attempt:
         attempt = Attempt(problem, [], self.tokenizer.encode(text, add_special_tokens=False).ids)
-        await self._run_cell(attempt)
+        await self._run_call(attempt)
         return attempt
 
 
-async def test_the_measurement_runs_cells_and_injects_what_they_print(tokenizer: Tokenizer) -> None:
+async def test_the_measurement_runs_calls_and_injects_what_they_print(tokenizer: Tokenizer) -> None:
     problem, _ = problems(1)[0]
     solver = ScriptedSolver(tokenizer)
     text = "Add.\n```python\ntotal = 123456 + 1\nprint(total)\n```"
