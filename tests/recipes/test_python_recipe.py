@@ -17,14 +17,19 @@ from reasoner.evaluation.suites.problem import Problem, split_of
 from reasoner.evaluation.suites.registry import check_answer
 from reasoner.jobs.tool_specs import PYTHON_INSTRUCTION
 from reasoner.tools.fences import find_call
+from recipes.bundled import SHIPPED as FOLDER
 from recipes.bundled import model
 from recipes.bundled import tokenizer as tok
 from recipes.bundled.calls import python_example, sample_problem, write_parts
 from recipes.bundled.data import Example
-from recipes.bundled.measure_python import Attempt, Solver
+from recipes.bundled.measure_python import Attempt, Solver, measure
 from recipes.suites.arithmetic import sample_calls
 from recipes.suites.steps import boxed
+from workers.config.settings import load_settings
 
+transformers = pytest.importorskip("transformers")
+
+SHIPPED = FOLDER / "policy-python"
 SEED = 5
 INJECTED = re.compile(r"```output\n(.*?)\n```\n", re.DOTALL)
 
@@ -177,3 +182,29 @@ async def test_the_measurement_runs_calls_and_injects_what_they_print(tokenizer:
     assert "ZeroDivisionError" in decode(tokenizer, attempt.written)
     assert attempt.num_errors == 1
     assert (await solver.run_text(problem, "Add. ```")).is_finished
+
+
+def test_the_shipped_chat_template_gives_the_recipes_prompt() -> None:
+    shipped = transformers.AutoTokenizer.from_pretrained(SHIPPED)
+    [(problem, _), *_] = problems(1)
+    user = {"role": "user", "content": problem.text}
+    for system in (None, PYTHON_INSTRUCTION):
+        messages = [user] if system is None else [{"role": "system", "content": system}, user]
+        rendered = shipped.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+        ours = tok.encode_prompt(tok.build_python(), problem.text, system)
+        assert shipped.encode(rendered, add_special_tokens=False) == ours
+
+
+def test_the_shipped_model_solves_held_out_problems_by_calling_python() -> None:
+    backbone, _ = model.load(SHIPPED)
+    found = measure(backbone, Tokenizer.from_file(str(SHIPPED / "tokenizer.json")), 18)
+    assert found["with Python, all"] >= 0.8
+    assert found["solutions without a call"] == 0
+    assert found["with Python, tokens"] < 150
+    assert found["without, all"] < found["with Python, all"]
+
+
+def test_the_shipped_model_has_no_verifier_and_the_bare_question_as_prompt() -> None:
+    settings = load_settings(model="policy-python")
+    assert settings.default_verifier("policy-python") is None
+    assert settings.models["policy-python"].prompt == "{problem}"
