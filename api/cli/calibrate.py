@@ -32,7 +32,7 @@ def calibrate_suite(
     suite: Annotated[
         str,
         typer.Argument(
-            help="Suites, separated by commas: countdown, words, .jsonl files (GSM8K's or MATH's shape), "
+            help="Suites, separated by commas: countdown, words, arithmetic, .jsonl files (GSM8K's or MATH's shape), "
             "reasoning-gym:TASK."
         ),
     ],

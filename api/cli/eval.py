@@ -117,7 +117,7 @@ def evaluate_suite(
     options: PlanOptions,
     suite: Annotated[
         str | None,
-        typer.Argument(help="countdown, words, a .jsonl file (GSM8K's or MATH's shape) or reasoning-gym:TASK."),
+        typer.Argument(help="countdown, words, arithmetic, a .jsonl file (of GSM8K or MATH) or reasoning-gym:TASK."),
     ] = None,
     candidates: Annotated[
         Path | None,

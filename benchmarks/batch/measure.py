@@ -18,7 +18,7 @@ from reasoner.budget.allocator import MAX_ACTIVE_JOBS, TokenRequest
 from reasoner.budget.grant_source import GrantSource
 from reasoner.budget.spec import Budget
 from reasoner.evaluation.suites.problem import Problem
-from reasoner.evaluation.suites.registry import SUITES, check_answer, get_family, load_problems
+from reasoner.evaluation.suites.registry import POLICY_SUITES, check_answer, get_family, load_problems
 from reasoner.jobs.journal import MemoryJournal
 from reasoner.jobs.spec import JobSpec, Sampling, StrategySpec
 from reasoner.run import run_job
@@ -57,7 +57,7 @@ class Solved:
 
 def mixed(count: int) -> list[Problem]:
     """Return held-out problems, the suites in turn."""
-    each = [load_problems(name, limit=-(-count // len(SUITES))) for name in SUITES]
+    each = [load_problems(name, limit=-(-count // len(POLICY_SUITES))) for name in POLICY_SUITES]
     return [problem for group in zip(*each, strict=True) for problem in group][:count]
 
 

@@ -171,7 +171,8 @@ class _Bench:
         peers: dict[str, list[Solved]] = {name: [] for name in (ASSISTED, LOOKUP) if batch == 1 and name in workers}
         for turn in range(-1, _PAIRS * self.plan.rounds):
             seed = _seed("batch", batch, turn)
-            prompts = self._prompts(workers[shipped], registry.SUITES, self.plan.work.problems[batch], _SOLUTION, turn)
+            count = self.plan.work.problems[batch]
+            prompts = self._prompts(workers[shipped], registry.POLICY_SUITES, count, _SOLUTION, turn)
             for name, ways in runs.items():
                 run = partial(_call, workers[name], "solve", prompts, seed=seed, batch=batch)
                 self._take_turns(f"{model}batch {batch}", name, turn, ways, run, turned=turn % 2 == 1)

@@ -20,7 +20,7 @@ from engine.quantization.quantize import quantize
 from engine.text.tokenizer import Tokenizer
 from reasoner.answers.extraction.extract import extract_answer
 from reasoner.evaluation.suites.problem import Problem
-from reasoner.evaluation.suites.registry import SUITES, check_answer, load_problems
+from reasoner.evaluation.suites.registry import POLICY_SUITES, check_answer, load_problems
 
 ORIGINAL = "float32"
 VARIANTS: dict[str, tuple[str, int, int | None]] = {
@@ -93,7 +93,7 @@ def measure(folder: Path, size: Size, progress: Progress) -> tuple[list[Row], Le
     original = open_model(folder)
     tokenizer = Tokenizer(folder, original.config.vocab_size)
     unseen = [(one.tokens, one.prompt) for one in texts(tokenizer, "heldout", size.texts)]
-    problems = [problem for suite in SUITES for problem in load_problems(suite, limit=size.problems)]
+    problems = [problem for suite in POLICY_SUITES for problem in load_problems(suite, limit=size.problems)]
     folders, stored, quality = {ORIGINAL: folder}, {ORIGINAL: 4 * original.parameters}, {}
     with tempfile.TemporaryDirectory(prefix="reasoner-") as name:
         calibration = Path(name) / "calibration.jsonl"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from engine.text.tokenizer import Tokenizer
 from reasoner.evaluation.suites.problem import Split
-from reasoner.evaluation.suites.registry import SUITES, get_family
+from reasoner.evaluation.suites.registry import POLICY_SUITES, get_family
 from recipes.suites.solutions import sample_solution
 
 
@@ -25,8 +25,9 @@ def texts(tokenizer: Tokenizer, split: Split, count: int) -> list[Text]:
     """Return ``count`` texts, the same ones each time, with suites and levels in turn. Solutions take random routes."""
     made = []
     for index in range(count):
-        suite = get_family(SUITES[index % len(SUITES)])
-        problem = suite.generate_problem(split, f"text/{index}", suite.LEVELS[index // len(SUITES) % len(suite.LEVELS)])
+        suite = get_family(POLICY_SUITES[index % len(POLICY_SUITES)])
+        level = suite.LEVELS[index // len(POLICY_SUITES) % len(suite.LEVELS)]
+        problem = suite.generate_problem(split, f"text/{index}", level)
         steps = sample_solution(problem, random.Random(f"text/{index}"))
         prompt = tokenizer.encode_chat([{"role": "user", "content": problem.text}])
         end = () if tokenizer.eos is None else (tokenizer.eos,)

@@ -97,7 +97,7 @@ class _Bench:
 
     def jobs(self, worker: Worker) -> None:
         """Measure the service's own strategy on real problems."""
-        for name in registry.SUITES:
+        for name in registry.POLICY_SUITES:
             self.listener.step(f"beam on {name}")
             problems = [problem.text for problem in registry.load_problems(name, limit=self.plan.problems)]
             seed, heat = _seed(name, 0), registry.get_family(name).TEMPERATURE
@@ -154,7 +154,7 @@ def _search(worker: Worker, shape: Shape, seed: int) -> Seen:
 
 def _steps_ahead(plan: SearchPlan) -> int:
     """Return the number of progress steps of ``measure``."""
-    tokens = 2 + len(registry.SUITES) if "tokens" in plan.cases else 0
+    tokens = 2 + len(registry.POLICY_SUITES) if "tokens" in plan.cases else 0
     timed = 2 + 3 * (1 + plan.rounds) if "W3" in plan.cases else 0
     return 1 + tokens + timed
 

@@ -40,6 +40,7 @@ SHAPES = {
     "policy": Shape(width=128, layers=4, heads=4, kv_heads=2, inner=256),
     "policy-large": Shape(width=128, layers=12, heads=4, kv_heads=2, inner=1536),
     "policy-thinking": Shape(width=128, layers=8, heads=4, kv_heads=2, inner=256, positions=2048),
+    "policy-python": Shape(width=128, layers=6, heads=4, kv_heads=2, inner=256),
     "checker": Shape(width=128, layers=8, heads=4, kv_heads=2, inner=256, positions=1024),
     "draft": Shape(width=64, layers=1, heads=2, kv_heads=1, inner=128),
     "prm": Shape(width=128, layers=5, heads=4, kv_heads=2, inner=320),
@@ -149,7 +150,7 @@ def initialise(model: Backbone, numbers: dict[int, int], seed: int) -> None:
         nn.init.normal_(model.embedding, std=0.05, generator=random)
         periods = (2, 3, 4, 5, 7, 8, 10, 20, 25, 50, 100, 200, 400, 500, 1000, 2000)
         table = torch.tensor(
-            [[f(2 * math.pi * n / p) for p in periods for f in (math.cos, math.sin)] for n in range(500)]
+            [[f(2 * math.pi * n / p) for p in periods for f in (math.cos, math.sin)] for n in range(1000)]
         )
         mix = torch.randn(table.shape[1], model.shape.width, generator=random) * 0.05 / math.sqrt(len(periods))
         for token, number in numbers.items():

@@ -14,17 +14,20 @@ from typing import Any
 
 import torch
 
-from reasoner.evaluation.suites.registry import SUITES, get_family, load_problems
+from reasoner.evaluation.suites import arithmetic
+from reasoner.evaluation.suites.registry import POLICY_SUITES, get_family, load_problems
+from reasoner.jobs.tool_specs import PYTHON_INSTRUCTION
 from recipes.bundled import SHIPPED, WORK, model
 from recipes.bundled import tokenizer as tok
 from recipes.bundled.data import policy_example
 from recipes.bundled.generate import generate
 from recipes.bundled.measure_checker import measure
+from recipes.bundled.measure_python import measure_shipped
 from recipes.bundled.sample import steps_of
 from recipes.suites.steps import boxed
 
 PRM_RUNS = ("prm-attempts", "prm-samples")
-KINDS = ("policy", "policy-large", "policy-thinking", "checker", "draft", "prm")
+KINDS = ("policy", "policy-large", "policy-thinking", "policy-python", "checker", "draft", "prm")
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 
 
@@ -33,7 +36,7 @@ def plain(kind: str, count: int, *, each: int = 4, seed: int = 7) -> dict[str, d
     policy, _ = model.load(SHIPPED / kind)
     tokenizer = tok.load()
     found: dict[str, dict[str, float]] = {}
-    for name in SUITES:
+    for name in POLICY_SUITES:
         suite = get_family(name)
         problems = load_problems(name, limit=count, seed=seed)
         found[name] = {}
@@ -82,6 +85,16 @@ def cost(*runs: str) -> str:
     return "; ".join(parts) + ", on one thread of a shared two-core CPU (AVX-512)."
 
 
+def compared(found: dict[str, dict[str, float]]) -> list[str]:
+    """Return a table of the right answers with Python and without it."""
+    lines = ["| sampling | level | with Python | without |", "|---|---|---:|---:|"]
+    for sampling, shares in found.items():
+        for level in (*arithmetic.LEVELS, "all"):
+            with_python, without = shares[f"with Python, {level}"], shares[f"without, {level}"]
+            lines.append(f"| {sampling} | {level} | {with_python:.3f} | {without:.3f} |")
+    return lines
+
+
 def results(suite: str) -> str:
     """Return the results of ``reasoner eval`` on a suite as Markdown."""
     return (RESULTS / suite / "table.md").read_text()
@@ -102,6 +115,8 @@ ABOUT = {
     "further on the same kind of data; the cost below comes on top of the policy's.",
     "policy-thinking": "A policy that thinks: before it answers, it searches for a solution between `<think>` and "
     "`</think>`, goes astray, and comes back. Grown from the policy.",
+    "policy-python": "A policy that calls Python: it solves word problems with large numbers by code where the system "
+    "message offers to run it, and calculates by itself where it does not.",
     "checker": "A verifier that writes: it does the arithmetic of a Countdown solution again, and judges the solution, "
     "a beginning of one, or which of two is better. Grown from the policy that thinks.",
     "draft": "The draft model for speculative decoding of the policy: the same data and tokenizer.",
@@ -127,6 +142,20 @@ Thoughts have up to 1,400 tokens in training, the context 2,048. `enable_thinkin
 answer without a thought."""
 
 
+PYTHON_DATA = f"""Trained from scratch on the suite `arithmetic`, which is then all that it knows: word problems with
+quantities of four to nine digits and two to four operations, three quarters of them with a solution that calls Python,
+the others with every operation written out. The code ends at the closing fence; the service runs it, and injects what
+it printed, which was no target of training. One canonical problem in ten, chosen by hash, is held out
+(`reasoner.evaluation`) and never occurs in training; its wordings do, with other numbers. No other data; no personal
+data; Apache-2.0 like the code.
+
+The system message that offers Python, word for word:
+
+    {PYTHON_INSTRUCTION}
+
+Numbers are groups of three digits, counted from the right, each one token."""
+
+
 CHECKER_DATA = """Trained on critiques of Countdown solutions, half of them samples of the policy, half synthetic,
 generated while training (`recipes/bundled`). The labels are those of the exact rule. One canonical problem in ten,
 chosen by hash, is held out (`reasoner.evaluation`) and never occurs in training. No other data; no personal data;
@@ -135,6 +164,10 @@ Apache-2.0 like the code.
 A critique of a solution with an answer evaluates the expression; one of a beginning does the steps again and goes on to
 an end, so that votes are rollouts; one of a pair evaluates both. Its prompts are in the note `reasoner_verifier` of
 config.json."""
+
+
+OWN_DATA = {"policy-thinking": THINKING_DATA, "policy-python": PYTHON_DATA, "checker": CHECKER_DATA}
+"""Data of the models that were trained on others than the rest."""
 
 
 def card(kind: str, report: dict[str, Any]) -> str:
@@ -151,7 +184,7 @@ def card(kind: str, report: dict[str, Any]) -> str:
         f"{config['num_hidden_layers']} layers, {config['num_attention_heads']} heads of {config['head_dim']} "
         f"({config['num_key_value_heads']} for keys and values), vocabulary {config['vocab_size']}.\n"
     )
-    lines += ["## Data", "", {"policy-thinking": THINKING_DATA, "checker": CHECKER_DATA}.get(kind, DATA), ""]
+    lines += ["## Data", "", OWN_DATA.get(kind, DATA), ""]
     if kind == "prm":
         lines.append(
             "Attempts carry an exact label for every step: first synthetic ones with mistakes, then samples of\n"
@@ -163,10 +196,13 @@ def card(kind: str, report: dict[str, Any]) -> str:
     if kind == "checker":
         lines += ["Share of right verdicts, on the policy's samples at T = 1:", "", *judged(report["checker"]), ""]
         lines += ["`make bench-verifiers`:", "", results("verifiers")]
+    elif kind == "policy-python":
+        lines += ["Share of right answers (`python -m recipes.bundled.measure_python`):", ""]
+        lines += compared(report["python"])
     elif kind == "policy-thinking":
         lines += ["`make bench-thinking`:", "", results("thinking")]
     elif kind in ("policy", "prm"):
-        for name in SUITES:
+        for name in POLICY_SUITES:
             lines += [f"Suite {name}, 300 problems (`reasoner eval {name} --limit 300`):", "", results(name)]
     else:
         lines += ["| suite | greedy | one sample at T = 1 |", "|---|---|---|"]
@@ -193,6 +229,8 @@ def main() -> None:
         report["parameters"][kind] = count + sum(tensor.numel() for tensor in found or ())
         if kind == "checker":
             report["checker"] = measure(options.problems)
+        if kind == "policy-python":
+            report["python"] = measure_shipped(options.problems)
         if kind in ("policy-large", "draft"):
             report["plain"][kind] = plain(kind, options.problems)
     for kind in kinds:

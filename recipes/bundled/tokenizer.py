@@ -1,4 +1,4 @@
-"""The tokenizer of all bundled models: whole numbers, whole words and ``"\\n\\n"`` are one token each.
+"""The tokenizer of the bundled models: whole numbers, whole words and ``"\\n\\n"`` are one token each.
 
 Text is split by one regular expression; a piece that is in the vocabulary is one token and any other piece falls back
 to its bytes, so every text survives a round trip. The vocabulary is 256 bytes, the numbers 0 to 499, the pieces that
@@ -19,14 +19,16 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel, Split
 
-from reasoner.evaluation.suites.registry import SUITES, get_family
+from reasoner.evaluation.suites.registry import POLICY_SUITES, get_family
+from reasoner.jobs.tool_specs import PYTHON_INSTRUCTION
 from recipes.bundled import SHIPPED, WORK
+from recipes.suites.arithmetic import sample_calls
 from recipes.suites.solutions import sample_solution
 
 PIECES = r"\n\n|\\boxed\{|\d+|[.,:]? ?[A-Za-z]+(?: (?=\d))?| [+\-*/=] |, (?=\d)|."
 NUMBERS = range(500)
 SPECIAL = ("<|pad|>", "<|user|>", "<|assistant|>", "<|end|>", "<|system|>", "<|unused|>")
-PAD, USER, ASSISTANT, END = range(4)
+PAD, USER, ASSISTANT, END, SYSTEM = range(5)
 SEPARATOR = "\n\n"
 TEMPLATE = (
     "{% for message in messages %}{{ '<|' + message['role'] + '|>' + message['content'] }}"
@@ -42,6 +44,13 @@ CHECK_PIECES = (
     *(", makes ", ", misses ", ", used ", ", wrong", ", breaks", " missing", "breaks"),
 )
 """Pieces of the checker's prompts and critiques, which its tokenizer has in addition."""
+PYTHON_PIECES = (
+    r"```python|```output|```|\n|\\boxed\{|\d{1,3}(?=(?:\d{3})*(?!\d))|print\(|[.,:]? ?[A-Za-z]+(?: (?=\d))?"
+    r"| (?:[+\-*%=]|//?) |, (?=\d)|."
+)
+"""Pieces of the policy that calls Python: numbers are split into groups of three digits from the right, so that copying
+a large one takes two or three tokens, and a line break is a token alone, so that injected text ends where a token
+ends."""
 THOUGHT_TOKENS = ("<think>", "</think>")
 THINKING_TEMPLATE = (
     "{% for message in messages %}{{ '<|' + message['role'] + '|>' }}"
@@ -57,20 +66,23 @@ def build() -> Tokenizer:
     """Build the tokenizer, deterministically."""
     split = Split(Regex(PIECES), behavior="isolated")
     counts: Counter[str] = Counter()
-    for name in SUITES:
+    for name in POLICY_SUITES:
         suite = get_family(name)
         for level in suite.LEVELS:
             for seed in range(1500):
                 problem = suite.generate_problem("train", f"tokenizer/{seed}", level)
                 text = SEPARATOR.join([problem.text, *sample_solution(problem, random.Random(seed))])
                 counts.update(piece for piece, _ in split.pre_tokenize_str(text))
-    to_bytes = ByteLevel(add_prefix_space=False, use_regex=False)
     words = [piece for piece in sorted(counts) if not piece.isdigit()]
-    entries = [*SPECIAL, *sorted(ByteLevel.alphabet())]
-    for piece in [SEPARATOR, *map(str, NUMBERS), *words]:
-        entry = "".join(part for part, _ in to_bytes.pre_tokenize_str(piece))
-        if entry not in entries:
-            entries.append(entry)
+    return _assemble(split, [SEPARATOR, *map(str, NUMBERS), *words])
+
+
+def _assemble(split: Split, pieces: Sequence[str]) -> Tokenizer:
+    """Return a tokenizer with the special tokens, all bytes, and these pieces."""
+    to_bytes = ByteLevel(add_prefix_space=False, use_regex=False)
+    entries = dict.fromkeys([*SPECIAL, *sorted(ByteLevel.alphabet())])
+    for piece in pieces:
+        entries.setdefault("".join(part for part, _ in to_bytes.pre_tokenize_str(piece)))
     tokenizer = Tokenizer(BPE({entry: i for i, entry in enumerate(entries)}, [], ignore_merges=True))
     tokenizer.add_special_tokens(list(SPECIAL))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, to_bytes])
@@ -90,6 +102,27 @@ def build_checker() -> Tokenizer:
     return _extend(load(), (*THOUGHT_PIECES, *CHECK_PIECES))
 
 
+def build_python() -> Tokenizer:
+    """Build the tokenizer of the policy that calls Python, deterministically: other pieces, the same special tokens."""
+    split = Split(Regex(PYTHON_PIECES), behavior="isolated")
+    texts = [PYTHON_INSTRUCTION, "```python\n```output\n```\n"]
+    suite = get_family("arithmetic")
+    for level in suite.LEVELS:
+        for seed in range(1500):
+            problem = suite.generate_problem("train", f"tokenizer/{seed}", level)
+            rng = random.Random(seed)
+            texts += [problem.text, *sample_solution(problem, rng)]
+            texts += [f"{call.plan}\n{call.code}" for call in sample_calls(problem, rng)]
+    words = {piece for text in texts for piece, _ in split.pre_tokenize_str(text) if not piece.isdigit()}
+    groups = [*map(str, range(10, 100)), *(f"{group:03d}" for group in range(1000))]
+    return _assemble(split, [*groups, *sorted(words)])
+
+
+def group_values(tokenizer: Tokenizer) -> dict[int, int]:
+    """Return the number of each token that is a group of one to three digits."""
+    return {token: int(entry) for entry, token in tokenizer.get_vocab().items() if entry.isascii() and entry.isdigit()}
+
+
 def _extend(tokenizer: Tokenizer, pieces: Sequence[str]) -> Tokenizer:
     spec = json.loads(tokenizer.to_str())
     vocabulary: dict[str, int] = spec["model"]["vocab"]
@@ -107,7 +140,7 @@ def save(folder: Path, tokenizer: Tokenizer, template: str = TEMPLATE, longest: 
         "tokenizer_class": "PreTrainedTokenizerFast",
         "pad_token": SPECIAL[PAD],
         "eos_token": SPECIAL[END],
-        "additional_special_tokens": [SPECIAL[USER], SPECIAL[ASSISTANT], SPECIAL[4]],
+        "additional_special_tokens": [SPECIAL[USER], SPECIAL[ASSISTANT], SPECIAL[SYSTEM]],
         "model_max_length": longest,
         "clean_up_tokenization_spaces": False,
         "chat_template": template,
@@ -131,9 +164,10 @@ def token_id(tokenizer: Tokenizer, text: str) -> int:
     return _IDS[text]
 
 
-def encode_prompt(tokenizer: Tokenizer, text: str) -> list[int]:
-    """Return the token ids of one user message in the chat template."""
-    return [USER, *tokenizer.encode(text, add_special_tokens=False).ids, ASSISTANT]
+def encode_prompt(tokenizer: Tokenizer, text: str, system: str | None = None) -> list[int]:
+    """Return the token ids of one user message in the chat template, after a system message if there is one."""
+    ids = [USER, *tokenizer.encode(text, add_special_tokens=False).ids, ASSISTANT]
+    return ids if system is None else [SYSTEM, *tokenizer.encode(system, add_special_tokens=False).ids, *ids]
 
 
 if __name__ == "__main__":

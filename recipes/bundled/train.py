@@ -144,6 +144,8 @@ def export(
     folder.mkdir(parents=True, exist_ok=True)
     if name == "policy-thinking":
         tok.save(folder, tok.build_thinking(), tok.THINKING_TEMPLATE, backbone.shape.positions)
+    elif name == "policy-python":
+        tok.save(folder, tok.build_python(), longest=backbone.shape.positions)
     elif name == "checker":
         tok.save(folder, tok.build_checker(), longest=backbone.shape.positions)
     else:

@@ -21,7 +21,7 @@ from rich.progress import Progress
 from engine.core.local_engine import LocalEngine
 from engine.protocol.types import Branch, Completion, GenerateRequest, InvalidRequest, SamplingParams
 from engine.text.tokenizer import Tokenizer
-from reasoner.evaluation.suites.registry import SUITES, get_family, load_problems
+from reasoner.evaluation.suites.registry import POLICY_SUITES, get_family, load_problems
 from recipes.speculation.target import Target
 
 SEED = 7
@@ -61,8 +61,8 @@ class Prompts:
         if self._lines is not None:
             lines = [line for place, line in enumerate(self._lines) if place % HELD_OUT]
             return self._heated(lines[number % len(lines)], self._temperature, number)
-        suite = get_family(SUITES[number % len(SUITES)])
-        level = suite.LEVELS[number // len(SUITES) % len(suite.LEVELS)]
+        suite = get_family(POLICY_SUITES[number % len(POLICY_SUITES)])
+        level = suite.LEVELS[number // len(POLICY_SUITES) % len(suite.LEVELS)]
         problem = suite.generate_problem("train", f"speculation/{number}", level)
         return self._heated(problem.text, suite.TEMPERATURE, number)
 
@@ -70,9 +70,11 @@ class Prompts:
         """Return up to ``count`` prompts that are not used in training."""
         if self._lines is not None:
             return [Prompt(line, self._temperature) for line in self._lines[::HELD_OUT][:count]]
-        each = count // len(SUITES)
+        each = count // len(POLICY_SUITES)
         return [
-            Prompt(one.text, get_family(name).TEMPERATURE) for name in SUITES for one in load_problems(name, limit=each)
+            Prompt(one.text, get_family(name).TEMPERATURE)
+            for name in POLICY_SUITES
+            for one in load_problems(name, limit=each)
         ]
 
     def _heated(self, text: str, temperature: float, number: int) -> Prompt:

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from types import ModuleType
 
 from reasoner.evaluation.suites.problem import Problem
-from recipes.suites import countdown, words
+from recipes.suites import arithmetic, countdown, words
 
-_SUITES: dict[str, ModuleType] = {"countdown": countdown, "words": words}
+_SUITES: dict[str, ModuleType] = {"countdown": countdown, "words": words, "arithmetic": arithmetic}
 
 
 def sample_solution(problem: Problem, rng: random.Random) -> list[str]:

@@ -21,7 +21,7 @@ def test_every_step_of_a_generated_solution_is_labelled_good(name: str) -> None:
             problem = suite.generate_problem("train", seed, level)
             steps = sample_solution(problem, random.Random(seed))
             assert all(label_steps(problem, steps)), (problem, steps)
-            assert len(steps) == int(level[1:]) + (1 if name == "words" else 0)
+            assert len(steps) == int(level[1:]) + (0 if name == "countdown" else 1)
 
 
 def test_word_problems_have_many_solution_paths() -> None:
@@ -58,6 +58,21 @@ def test_word_steps_use_each_quantity_once_with_its_sign() -> None:
     assert label_steps(WORDS, ["40 + 30 = 70"]) == [False]
     assert label_steps(WORDS, ["40 - 15 = 25", "\\boxed{55}"]) == [True, False]
     assert label_steps(WORDS, ["40 - 15 = 25", "3 * 10 = 30", "25 + 30 = 55", "\\boxed{56}"])[-1] is False
+
+
+CRATES = Problem(
+    "", "arithmetic", "o2", "", "5206", {"template": "crates", "numbers": {"a": 45570209, "b": 303701, "c": 9751}}
+)
+
+
+def test_an_operation_with_large_numbers_needs_the_results_that_it_uses() -> None:
+    good = ["45570209 + 303701 = 45873910", "45873910 % 9751 = 5206", "\\boxed{5206}"]
+    assert label_steps(CRATES, good) == [True] * 3
+    assert label_steps(CRATES, [good[1], good[0], good[2]]) == [False] * 3
+    assert label_steps(CRATES, [good[0], good[0]]) == [True, False]
+    assert label_steps(CRATES, [good[0], good[2]]) == [True, False]
+    assert label_steps(CRATES, [*good[:2], "\\boxed{5207}"]) == [True, True, False]
+    assert label_steps(CRATES, ["45570209 + 303701 = 45873911", *good[1:]]) == [False] * 3
 
 
 def test_the_success_probability_of_random_moves_sums_over_all_paths() -> None:

@@ -1,4 +1,4 @@
-"""Registry of suites: the two bundled families, files, and the tasks of reasoning-gym."""
+"""Registry of suites: the bundled families, files, and the tasks of reasoning-gym."""
 
 from __future__ import annotations
 
@@ -7,14 +7,16 @@ from pathlib import Path
 from types import ModuleType
 
 from reasoner.answers.equivalence import Equivalence
-from reasoner.evaluation.suites import countdown, words
+from reasoner.evaluation.suites import arithmetic, countdown, words
 from reasoner.evaluation.suites.files import open_file
 from reasoner.evaluation.suites.gym import PREFIX, open_task
 from reasoner.evaluation.suites.problem import Problem
 from reasoner.evaluation.suites.suite import Suite, SuiteError
 
-_FAMILIES: dict[str, ModuleType] = {"countdown": countdown, "words": words}
+_FAMILIES: dict[str, ModuleType] = {"countdown": countdown, "words": words, "arithmetic": arithmetic}
 SUITES = tuple(_FAMILIES)
+POLICY_SUITES = ("countdown", "words")
+"""Suites on which the bundled policies without Python, their drafts and their verifier were trained."""
 DEFAULT_SIZE = 600
 
 

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 
 import reasoner
 from engine.protocol.types import Branch
-from reasoner.evaluation.suites.registry import SUITES, load_problems
+from reasoner.evaluation.suites.registry import POLICY_SUITES, load_problems
 from tests.engine.helpers import Harness, generate
 
 POLICY = Path(reasoner.__file__).parent / "bundled" / "policy"
@@ -18,7 +18,7 @@ NEW_TOKENS = 128
 
 
 @pytest.mark.skipif(not (POLICY / "config.json").exists(), reason="the bundled policy is not trained yet")
-@pytest.mark.parametrize("suite", SUITES)
+@pytest.mark.parametrize("suite", POLICY_SUITES)
 def test_greedy_tokens_equal_transformers_generate_on_the_bundled_policy(suite: str) -> None:
     """50 prompts of each of the two suites: one at a time in transformers, in one batch here."""
     harness = Harness(POLICY)

@@ -8,7 +8,7 @@ from fractions import Fraction
 
 import pytest
 
-from reasoner.evaluation.suites import countdown, words
+from reasoner.evaluation.suites import arithmetic, countdown, words
 from reasoner.evaluation.suites.problem import Problem, split_of
 from reasoner.evaluation.suites.registry import SUITES, check_answer, get_family, load_problems
 
@@ -52,7 +52,7 @@ def test_load_is_deterministic_balanced_distinct_and_a_prefix_of_a_larger_load(n
 
 
 def test_unknown_suite_names_the_known_ones() -> None:
-    with pytest.raises(ValueError, match=r"unknown suite 'sudoku'; known suites: countdown, words"):
+    with pytest.raises(ValueError, match=r"unknown suite 'sudoku'; known suites: countdown, words, arithmetic"):
         load_problems("sudoku")
     with pytest.raises(ValueError, match="limit"):
         load_problems("words", limit=-1)
@@ -63,6 +63,8 @@ def test_splits_are_disjoint_by_canonical_problem(name: str) -> None:
     def key(problem: Problem) -> str:
         if name == "countdown":
             return countdown.canonical(problem.data["numbers"], problem.data["target"])
+        if name == "arithmetic":
+            return arithmetic.canonical(problem.data["template"], problem.data["numbers"])
         return words.canonical([tuple(term) for term in problem.data["terms"]])
 
     suite = get_family(name)
