@@ -31,14 +31,15 @@ JOB = {
 class Service:
     """A broker, with the workers and APIs that a test starts; reads their state directly from Redis."""
 
-    def __init__(self, folder: Path, slow: SlowEngine, running: contextlib.ExitStack) -> None:
+    def __init__(self, folder: Path, slow: SlowEngine, running: contextlib.ExitStack, **more: Any) -> None:
+        """``more``: settings of the service beyond those of a deployment in this folder."""
         self.slow = slow
         self.workers: dict[int, subprocess.Popen[bytes]] = {}
         self._folder = folder
         self._running = running
         self.broker = running.enter_context(EmbeddedBroker(folder))
         self.settings: Settings = load_settings(
-            redis_url=self.broker.url, engine_url=slow.url, port=free_port(), data_dir=folder, concurrency=2
+            redis_url=self.broker.url, engine_url=slow.url, port=free_port(), data_dir=folder, concurrency=2, **more
         )
         self.client = running.enter_context(httpx.Client(base_url=f"http://127.0.0.1:{self.settings.port}", timeout=70))
         self.redis = running.enter_context(redis.Redis.from_url(self.broker.url, decode_responses=True))
@@ -61,8 +62,8 @@ class Service:
             return response.json() if response.status_code == 200 else None
         return None
 
-    def submit(self) -> str:
-        response = self.client.post("/v1/jobs", json=JOB)
+    def submit(self, job: dict[str, Any] = JOB) -> str:
+        response = self.client.post("/v1/jobs", json=job)
         assert response.status_code == 202, response.text
         return str(response.json()["id"])
 
