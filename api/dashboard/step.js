@@ -63,13 +63,22 @@ function text(ancestors, selected, onPick) {
       const row = el(
         "li", { class: `${node === selected ? "mine" : ""} ${known ? "scored" : "unscored"}`, style: { "--s": part.score ?? 0 } },
         el("button", { type: "button", class: "margin", title: `step ${node.id}`, click: () => onPick(node.id) }, known ? score(part.score) : "·"),
-        el("p", {}, shown || "(nothing)"),
+        el("div", {}, shown ? prose(shown) : el("p", {}, "(nothing)")),
       );
       if (node === selected && index === 0 && !thought) row.dataset.first = "";
       rows.push(row);
     });
   }
   return el("section", { class: "solution" }, el("h3", {}, "Solution up to here"), el("ol", {}, rows));
+}
+
+/** Returns the paragraphs of a text, with the code that ran and its output set apart. */
+function prose(text) {
+  return text.split(/^(```(?:python|output)\n[\s\S]*?^```)[^\S\n]*$/m).flatMap((piece) => {
+    const block = /^```(python|output)\n([\s\S]*?)\n?```$/.exec(piece);
+    if (block) return [el("pre", { class: block[1], title: block[1] === "python" ? "ran in the sandbox" : "printed by the code" }, block[2])];
+    return piece.trim() ? [el("p", {}, piece.replace(/^\n+|\s+$/g, ""))] : [];
+  });
 }
 
 /** Returns a folded thought; one that its limit closed says so. */
@@ -80,7 +89,7 @@ function thoughtRow(node, thought, tokens, closed, isSelected) {
     el(
       "details", { class: "thought" },
       el("summary", {}, `Thought, ${whole(tokens)} ${tokens === 1 ? "token" : "tokens"}${closed ? ", closed by the search" : ""}`),
-      el("p", {}, thought.trim()),
+      prose(thought.trim()),
     ),
   );
   if (isSelected) row.dataset.first = "";
