@@ -34,6 +34,8 @@ REASONS = (
     "patternProperty regexes .* are not disjoint",
     "would be rounded",
     "exclusiveM",
+    "circular references with sibling keys",
+    "no multiple of 'multipleOf' is found",
     "no finite JSON is valid",
     "no text but the empty one fulfils it",
 )
@@ -172,9 +174,19 @@ def test_no_grammar_takes_what_is_invalid_in_an_unusual_way(schema: dict[str, An
             {"properties": {"x": {"type": "object", "minProperties": 2}}},
             "json_schema.properties.x: .* minProperties: 2 distinct names cannot be enforced",
         ),
+        (
+            {"items": {"type": "number", "minimum": 9.87, "maximum": 9.97, "multipleOf": 0.1}},
+            "json_schema.items: no multiple of 'multipleOf' is found between its bounds",
+        ),
+        (
+            {"properties": {"x": {"type": ["number", "integer"], "minimum": -12, "maximum": -12}}},
+            "json_schema.properties.x: it cannot be enforced: llguidance fails to compile it",
+        ),
     ],
 )
-def test_what_would_let_an_invalid_answer_pass_is_refused(schema: dict[str, Any], message: str) -> None:
+def test_what_would_let_an_invalid_answer_pass_or_stop_a_branch_is_refused(
+    schema: dict[str, Any], message: str
+) -> None:
     refusal = find_refusal(schema)
     assert refusal is not None
     assert re.search(message, refusal), refusal
