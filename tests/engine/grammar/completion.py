@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import random
 import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from decimal import Context, Decimal, localcontext
 from functools import cache
 from pathlib import Path
@@ -30,61 +32,76 @@ SOON, MAX_TOKENS = 150, 1500
 after which a text is given up."""
 
 
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """A vocabulary, in which each character of ``CLOSING`` is a token."""
+
+    encode: Callable[[str], Sequence[int]]
+    decode: Callable[[list[int]], str]
+    num_bytes: Mapping[int, int]
+    """Number of bytes of each token but the special ones."""
+    eos: int
+
+    @classmethod
+    def from_tokenizer(cls, tokenizer: Tokenizer, eos: int) -> Vocabulary:
+        entries = json.loads(tokenizer.to_json())["model"]["vocab"]  # a character of an entry stands for a byte
+        lengths = {token: len(entry) for entry, token in entries.items()}
+        return cls(tokenizer.encode, tokenizer.decode, lengths, eos)
+
+
 @cache
-def load_tokenizer() -> Tokenizer:
-    """Return the tokenizer of the bundled policy."""
-    return Tokenizer(FOLDER, VOCABULARY)
+def load_vocabulary() -> Vocabulary:
+    """Return the vocabulary of the bundled policy."""
+    return Vocabulary.from_tokenizer(Tokenizer(FOLDER, VOCABULARY), EOS)
 
 
 @cache
 def make_compiler() -> GrammarCompiler:
-    return GrammarCompiler(load_tokenizer().to_json, VOCABULARY, {EOS})
+    return GrammarCompiler(Tokenizer(FOLDER, VOCABULARY).to_json, VOCABULARY, {EOS})
+
+
+def start(schema: Any) -> Grammar:
+    return make_compiler().start(Constraint("json", json.dumps(schema)), (), frozenset())
 
 
 def complete(schema: Any, rng: random.Random) -> str | None:
     """Return a random text that the schema's grammar lets end; ``None`` if it did not within ``MAX_TOKENS``."""
-    grammar = make_compiler().start(Constraint("json", json.dumps(schema)), (), frozenset())
-    return complete_text(grammar, rng)
+    grammar = start(schema)
+
+    def compute_mask() -> Words:
+        words = grammar.compute_masks((), ())[0]
+        assert words is not None
+        return words
+
+    return complete_text(compute_mask, grammar.accept, load_vocabulary(), rng)
 
 
-def complete_text(grammar: Grammar, rng: random.Random) -> str | None:
-    tokenizer = load_tokenizer()
-    closing = [{EOS}, *({tokenizer.encode(character)[0] for character in text} for text in CLOSING)]
+def complete_text(
+    compute_mask: Callable[[], Words], accept: Callable[[int], object], vocabulary: Vocabulary, rng: random.Random
+) -> str | None:
+    closing = [{vocabulary.eos}, *({vocabulary.encode(one)[0] for one in characters} for characters in CLOSING)]
     tokens: list[int] = []
     haste = rng.choice((0.02, 0.1, 0.3))
     while len(tokens) < MAX_TOKENS:
-        words = grammar.compute_masks((), ())[0]
-        assert words is not None
-        allowed = list_allowed(words)
+        allowed = np.flatnonzero(np.unpackbits(compute_mask().view(np.uint8), bitorder="little")).tolist()
         if len(tokens) > SOON or rng.random() < haste:
             groups = [both for group in closing if (both := sorted(group.intersection(allowed)))] or [allowed]
-            while len(groups) > 1 and groups[0] != [EOS] and rng.random() < 0.4:
+            while len(groups) > 1 and groups[0] != [vocabulary.eos] and rng.random() < 0.4:
                 groups.pop(0)
             allowed = groups[0]
         token = rng.choice(allowed)
-        if token == EOS:
-            return _decode(tokens)
-        grammar.accept(token)
+        if token == vocabulary.eos:
+            return _decode(tokens, vocabulary)
+        accept(token)
         tokens.append(token)
     return None
 
 
-def list_allowed(words: Words) -> list[int]:
-    return np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little")).tolist()
-
-
-def _decode(tokens: list[int]) -> str:
-    text = load_tokenizer().decode(tokens)
-    lengths = _count_bytes()
-    assert len(text.encode()) == sum(lengths[token] for token in tokens), f"{text!r} has bytes that are no text"
+def _decode(tokens: list[int], vocabulary: Vocabulary) -> str:
+    text = vocabulary.decode(tokens)
+    num_bytes = sum(vocabulary.num_bytes[token] for token in tokens)
+    assert len(text.encode()) == num_bytes, f"{text!r} has bytes that are no text"
     return text
-
-
-@cache
-def _count_bytes() -> dict[int, int]:
-    """Return the number of bytes by token: each is a character of the token's entry in the vocabulary."""
-    vocabulary = json.loads(load_tokenizer().to_json())["model"]["vocab"]
-    return {token: len(entry) for entry, token in vocabulary.items()}
 
 
 def find_fault(schema: Any, text: str) -> str | None:
@@ -138,9 +155,8 @@ def _is_integer(value: object) -> bool:
 
 def accepts(schema: Any, text: str) -> bool:
     """Return True if the schema's grammar has this whole text."""
-    grammar = make_compiler().start(Constraint("json", json.dumps(schema)), (), frozenset())
-    tokens = [*load_tokenizer().encode(text), EOS]
-    return grammar.count_valid(tokens) == len(tokens)
+    tokens = [*load_vocabulary().encode(text), EOS]
+    return start(schema).count_valid(tokens) == len(tokens)
 
 
 def vary(value: Any, rng: random.Random) -> Any:
