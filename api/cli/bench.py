@@ -63,6 +63,9 @@ def bench_engine(
     head: Annotated[
         str, typer.Option(help="With --speculation: folders of more draft heads, separated by commas.")
     ] = "",
+    constrained: Annotated[
+        bool, typer.Option("--constrained", help="Measure the cost of holding branches to a JSON Schema instead.")
+    ] = False,
 ) -> None:
     """Compare the engine with transformers, openvino-genai and llama-cpp-python.
 
@@ -73,6 +76,8 @@ def bench_engine(
     With --speculation: drafters beside plain decoding and transformers' assisted generation, on problems (batch-1,
     batch-4, batch-16, batch-64; policy-large), on a large model (250M) and in a tree search (W3; policy-250M: the
     policy at the cost of a large model).
+
+    With --constrained: decode steps of 16 branches with and without the masks of a JSON Schema (250M).
     """
     with _require_benchmarks():
         from benchmarks.engine import measure, report, speculation_report
@@ -80,24 +85,19 @@ def bench_engine(
         from benchmarks.engine.checkpoint import SIZES
     threads = threads or find_processors().threads
     interpreter = None if peer_python is None else str(peer_python)
+    if constrained:
+        if speculation or case or peer or peer_python or head:
+            message = "--speculation, --head, --case, --peer and --peer-python have no effect with it: leave them out"
+            raise typer.BadParameter(message, param_hint="--constrained")
+        _bench_constrained(output, "250M" if model == ",".join(SIZES) else model, weights, rounds, threads)
+        return
     if not speculation:
         if head:
             raise typer.BadParameter("it needs --speculation", param_hint="--head")
         if "/" in model or model.endswith(".gguf") or Path(model).exists():
-            from benchmarks.engine.workloads import WORKLOADS
-            from benchmarks.gguf import speed
-
             if weights != measure.WEIGHTS[0]:
                 raise typer.BadParameter("a model has its own weights: leave it out", param_hint="--weights")
-            file_plan = speed.FilePlan(
-                path=Path(model).expanduser(),
-                cases=_parse_names(case, WORKLOADS, "--case"),
-                peers=_parse_names(peer, speed.SYSTEMS, "--peer"),
-                rounds=rounds,
-                threads=threads,
-                peer_python=interpreter,
-            )
-            _run(speed.measure, file_plan, speed, output, show=_print_systems)
+            _bench_file(output, Path(model).expanduser(), case, peer, rounds, threads, interpreter)
             return
         plan = measure.Plan(
             models=_parse_names(model, SIZES, "--model"),
@@ -117,6 +117,36 @@ def bench_engine(
     cases = _parse_names(case, speculation_benchmark.CASES, "--case")
     draft_plan = speculation_benchmark.SpeculationPlan(cases=cases, heads=heads, rounds=rounds, threads=threads)
     _run(speculation_benchmark.measure, draft_plan, speculation_report, output)
+
+
+def _bench_file(
+    output: OutputOptions, path: Path, case: str, peer: str, rounds: int, threads: int, interpreter: str | None
+) -> None:
+    from benchmarks.engine.workloads import WORKLOADS
+    from benchmarks.gguf import speed
+
+    plan = speed.FilePlan(
+        path=path,
+        cases=_parse_names(case, WORKLOADS, "--case"),
+        peers=_parse_names(peer, speed.SYSTEMS, "--peer"),
+        rounds=rounds,
+        threads=threads,
+        peer_python=interpreter,
+    )
+    _run(speed.measure, plan, speed, output, show=_print_systems)
+
+
+def _bench_constrained(output: OutputOptions, model: str, weights: str, rounds: int, threads: int) -> None:
+    from benchmarks.engine import constrained, measure
+    from benchmarks.engine.checkpoint import SIZES
+
+    plan = constrained.ConstrainedPlan(
+        model=_parse_names(model, SIZES, "--model")[0],
+        weights=_parse_names(weights, measure.WEIGHTS, "--weights")[0],
+        rounds=rounds,
+        threads=threads,
+    )
+    _run(constrained.measure_constrained, plan, constrained, output)
 
 
 @bench.command("kernels")

@@ -28,6 +28,7 @@ from benchmarks.engine import problems, workloads
 _SYSTEMS = "benchmarks.engine.systems"
 MODULES = {
     "ours": f"{_SYSTEMS}.ours",
+    "constrained": f"{_SYSTEMS}.constrained",
     "transformers": f"{_SYSTEMS}.transformers",
     "transformers-cb": f"{_SYSTEMS}.transformers_cb",
     "openvino-genai": f"{_SYSTEMS}.openvino_genai",
@@ -86,7 +87,7 @@ def _call(system: Any, folder: Path, name: str, arguments: dict[str, Any]) -> An
         with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
             work = partial(products.products, folder) if name == "products" else products.ceilings
             return pool.submit(work, **arguments).result(timeout=_PRODUCTS_SECONDS)
-    if name in ("tokenize", "imitate", "scored_search", "beam_jobs"):
+    if name in ("tokenize", "imitate", "scored_search", "beam_jobs", "constrained_step", "grammar_times"):
         return getattr(system, name)(**arguments)
     if name in ("solve", "search"):
         return problems.call(system, name, **arguments)

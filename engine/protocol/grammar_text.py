@@ -7,11 +7,16 @@ limit with blanks. ``\\d`` of a regular expression is one of 0 to 9.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from engine.protocol.constraint import Constraint
+from engine.protocol.json_schema import check_schema, tighten_formats
 from engine.protocol.types import InvalidRequest
 
 JSON_WHITESPACE = r"(\n[ \t]{0,64}| )?"
+_JSON_OPTIONS = {"whitespace_pattern": JSON_WHITESPACE, "json_allowed_escapes": 'nrbtf"\\'}
+"""Without ``\\u``, by which a name of ``properties`` could be written as an additional one: ``\\u0061`` for ``a``."""
 _ALL_TOKENIZATIONS = '%llguidance {"no_forcing": true}'
 """Directive without which a text that the language forces could be written by its canonical tokens alone."""
 
@@ -25,8 +30,10 @@ def write_grammar(constraint: Constraint) -> str:
             schema = json.loads(constraint.value)
             if not isinstance(schema, dict | bool):
                 raise InvalidRequest("the constraint is no JSON Schema, which is an object or a boolean", "constraint")
+            check_schema(schema)
+            tighten_formats(schema)
             schema = schema if isinstance(schema, dict) else {} if schema else {"not": {}}
-            text = f"start: %json {json.dumps(schema | {'x-guidance': {'whitespace_pattern': JSON_WHITESPACE}})}"
+            text = f"start: %json {json.dumps(schema | {'x-guidance': _JSON_OPTIONS})}"
         case "regex":
             text = f"start: /{regex_to_lark(constraint.value, use_ascii='d')}/"
         case "choice":
@@ -35,6 +42,17 @@ def write_grammar(constraint: Constraint) -> str:
         case "grammar":
             text = constraint.value
     return LLMatcher.grammar_from_lark(f"{_ALL_TOKENIZATIONS}\n{text}")
+
+
+@contextmanager
+def refuse_panics() -> Iterator[None]:
+    """Raise ``InvalidRequest`` where the library panics, which in Python is no ``Exception``."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":  # the class cannot be imported
+            raise
+        raise InvalidRequest(f"llguidance fails to compile it: {error}", "constraint") from None
 
 
 def summarize_error(message: str) -> str:

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.protocol.constraint import Constraint
-from engine.protocol.grammar_text import summarize_error, write_grammar
+from engine.protocol.grammar_text import refuse_panics, summarize_error, write_grammar
 from engine.protocol.types import EngineError, InvalidRequest, NotSupported
 
 if TYPE_CHECKING:
@@ -62,7 +62,8 @@ class GrammarCompiler:
     def _compile_uncached(self, constraint: Constraint) -> tuple[LLMatcher, LLTokenizer]:
         with self._lock:
             matcher_class, tokenizer = self._load()
-            matcher = matcher_class(tokenizer, write_grammar(constraint), log_level=0)
+            with refuse_panics():
+                matcher = matcher_class(tokenizer, write_grammar(constraint), log_level=0)
         if matcher.is_error():
             raise InvalidRequest(
                 f"the constraint cannot be enforced: {summarize_error(matcher.get_error())}", "constraint"

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
 
 from llguidance import LLMatcher, LLTokenizer
 
 from engine.protocol.constraint import Constraint
-from engine.protocol.grammar_text import summarize_error, write_grammar
+from engine.protocol.grammar_text import refuse_panics, summarize_error, write_grammar
+from engine.protocol.json_schema import has_bounded_multiples
 from engine.protocol.types import InvalidRequest
 from reasoner.admission.finite_languages import can_schema_end, find_endless_start
 from reasoner.admission.validation import JobRefused
@@ -34,6 +36,12 @@ def check_constraint(spec: ConstraintSpec) -> None:
         raise _refuse(field, f"it cannot be enforced: {error}")
     if isinstance(spec.json_schema, dict) and not can_schema_end(spec.json_schema):
         raise _refuse(field, "each value requires another one, so that no finite JSON is valid: leave one not required")
+    if isinstance(spec.json_schema, dict):
+        for path in _find_lost_numbers(spec.json_schema, spec.json_schema, ""):
+            message = (
+                "no multiple of 'multipleOf' is found between its bounds: widen them, or list the numbers in 'enum'"
+            )
+            raise _refuse(field + path, message)
     if spec.grammar is not None and (endless := find_endless_start(spec.grammar)):
         raise _refuse(field, f"no text of rule {endless!r} can end, since each alternative leads to it again: add one")
     if not _can_begin(constraint):
@@ -43,7 +51,8 @@ def check_constraint(spec: ConstraintSpec) -> None:
 def find_error(constraint: Constraint) -> str | None:
     """Return the reason why a constraint cannot be enforced, in one line; ``None`` if it can."""
     try:
-        has_error, messages = LLMatcher.validate_grammar_with_warnings(write_grammar(constraint))
+        with refuse_panics():
+            has_error, messages = LLMatcher.validate_grammar_with_warnings(write_grammar(constraint))
     except InvalidRequest as error:
         return str(error)
     if not has_error:
@@ -60,11 +69,25 @@ def find_error(constraint: Constraint) -> str | None:
 def _locate(root: dict[str, Any], schema: dict[str, Any], path: str, error: str) -> tuple[str, str]:
     """Return the path of the innermost schema that cannot be enforced, and the reason."""
     for step, child in _children(schema):
-        shared = {name: root[name] for name in ("$defs", "definitions") if name in root}
-        inner = find_error(Constraint("json", json.dumps(shared | child)))
+        inner = find_error(_within(root, child))
         if inner is not None:
             return _locate(root, child, f"{path}.{step}", inner)
     return path, error
+
+
+def _within(root: dict[str, Any], schema: dict[str, Any]) -> Constraint:
+    """Return the constraint of a schema within another one, with the definitions that it may refer to."""
+    shared = {name: root[name] for name in ("$defs", "definitions") if name in root}
+    return Constraint("json", json.dumps(shared | schema))
+
+
+def _find_lost_numbers(root: dict[str, Any], schema: dict[str, Any], path: str) -> Iterator[str]:
+    """Yield the paths of schemas of which no text can begin, although the library has no objection."""
+    constraint = _within(root, schema)
+    if has_bounded_multiples(schema, root) and find_error(constraint) is None and not _can_begin(constraint):
+        yield path
+    for step, child in _children(schema):
+        yield from _find_lost_numbers(root, child, f"{path}.{step}")
 
 
 def _children(schema: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:

@@ -11,6 +11,8 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from engine.protocol.json_schema import resolve
+
 _RULE = re.compile(r"^[ \t]*[?!]?([A-Za-z_]\w*)(?:\.\d+)?(?:\[[^\]]*\])?\s*:", re.MULTILINE)
 _TOKEN = re.compile(
     r"\s+|//[^\n]*|#[^\n]*"
@@ -41,7 +43,17 @@ def find_endless_start(grammar: str) -> str | None:
 
 def can_schema_end(schema: dict[str, Any]) -> bool:
     """Return False if each JSON value under the schema contains another one, so that none is finite."""
-    return _can_end(schema, schema, frozenset())
+    targets = {reference: resolve(schema, reference) for reference in set(_list_references(schema))}
+    productive = {reference for reference, target in targets.items() if target is None}
+    while True:
+        more = {
+            reference
+            for reference, target in targets.items()
+            if reference not in productive and _can_end(target, productive)
+        }
+        if not more:
+            return _can_end(schema, productive)
+        productive |= more
 
 
 def _split_rules(grammar: str) -> dict[str, list[tuple[str, str]]]:
@@ -108,26 +120,31 @@ class _Alternatives:
         return productive
 
 
-def _can_end(schema: Any, root: dict[str, Any], inside: frozenset[str]) -> bool:
-    """Return True if a finite value is valid. ``inside``: references that lead here, which must not be needed again."""
+def _list_references(part: Any) -> Iterator[str]:
+    if isinstance(part, dict) and isinstance(part.get("$ref"), str):
+        yield part["$ref"]
+    if isinstance(part, dict | list):
+        for inner in part.values() if isinstance(part, dict) else part:
+            yield from _list_references(inner)
+
+
+def _can_end(schema: Any, productive: set[str]) -> bool:
+    """Return True if a finite value is valid. ``productive``: references to schemas with finite values."""
     if not isinstance(schema, dict) or "const" in schema or "enum" in schema:
         return True
-    reference = schema.get("$ref")
-    if isinstance(reference, str):
-        target = _resolve(root, reference)
-        if reference in inside or (target is not None and not _can_end(target, root, inside | {reference})):
-            return False
+    if isinstance(schema.get("$ref"), str) and schema["$ref"] not in productive:
+        return False
     for name in ("anyOf", "oneOf"):
-        if schema.get(name) and not any(_can_end(option, root, inside) for option in schema[name]):
+        if schema.get(name) and not any(_can_end(option, productive) for option in schema[name]):
             return False
-    if not all(_can_end(part, root, inside) for part in schema.get("allOf") or ()):
+    if not all(_can_end(part, productive) for part in schema.get("allOf") or ()):
         return False
     types = schema.get("type", "null")
     types = [types] if isinstance(types, str) else types
-    return any(_can_type_end(kind, schema, root, inside) for kind in types)
+    return any(_can_type_end(kind, schema, productive) for kind in types)
 
 
-def _can_type_end(kind: str, schema: dict[str, Any], root: dict[str, Any], inside: frozenset[str]) -> bool:
+def _can_type_end(kind: str, schema: dict[str, Any], productive: set[str]) -> bool:
     if kind == "object":
         properties = schema.get("properties") or {}
         needed = [properties.get(name, schema.get("additionalProperties")) for name in schema.get("required") or ()]
@@ -137,15 +154,4 @@ def _can_type_end(kind: str, schema: dict[str, Any], root: dict[str, Any], insid
         needed = [*prefix[:count], *([schema.get("items")] if count > len(prefix) else [])]
     else:
         return True
-    return all(_can_end(value, root, inside) for value in needed)
-
-
-def _resolve(root: dict[str, Any], reference: str) -> Any:
-    """Return the schema of a reference within the document; ``None`` for any other."""
-    if not reference.startswith("#"):
-        return None
-    value: Any = root
-    for step in reference[1:].split("/")[1:]:
-        step = step.replace("~1", "/").replace("~0", "~")
-        value = value.get(step) if isinstance(value, dict) else None
-    return value
+    return all(_can_end(value, productive) for value in needed)

@@ -38,7 +38,11 @@ class ConstraintSpec(StrictModel):
         if self.choice is not None and len(set(self.choice)) < len(self.choice):
             twice = next(text for text in self.choice if self.choice.count(text) > 1)
             raise ValueError(f"choice: {twice!r} is listed twice")
-        if self.json_schema is not None and len(json.dumps(self.json_schema)) > MAX_CONSTRAINT_CHARS:
+        try:
+            length = len(json.dumps(self.json_schema))
+        except RecursionError:
+            raise ValueError("json_schema: it is nested too deeply") from None
+        if length > MAX_CONSTRAINT_CHARS:
             raise ValueError(f"json_schema: it has more than {MAX_CONSTRAINT_CHARS} characters")
         return self
 

@@ -18,16 +18,18 @@ from engine.protocol.options import EngineOptions
 from engine.protocol.types import Branch, Completion, GenerateRequest, SamplingParams
 
 
-class _Ours:
+class Ours:
+    """The engine in a loop of its own."""
+
     def __init__(self, folder: Path, kv_dtype: str) -> None:
-        self._loop = asyncio.Runner()
-        self._engine = LocalEngine({"model": folder}, EngineOptions(kv_dtype=kv_dtype))
+        self.loop = asyncio.Runner()
+        self.engine = LocalEngine({"model": folder}, EngineOptions(kv_dtype=kv_dtype))
 
     @contextmanager
     def session(self, *, seed: int, greedy: bool = False) -> Iterator[Generate]:
-        self._loop.run(self._engine.clear_cache())
+        self.loop.run(self.engine.clear_cache())
         sampling = SamplingParams(temperature=0.0 if greedy else 1.0, ignore_eos=True)
-        yield lambda requests: self._loop.run(self._all(requests, sampling, seed))
+        yield lambda requests: self.loop.run(self._all(requests, sampling, seed))
 
     async def _all(self, requests: Sequence[Request], sampling: SamplingParams, seed: int) -> Outputs:
         return list(await asyncio.gather(*(self._one(key, one, sampling, seed) for key, one in enumerate(requests))))
@@ -36,13 +38,13 @@ class _Ours:
         branches = tuple(Branch(seed, key << 16 | sample, request.tokens) for sample in range(request.samples))
         wanted = GenerateRequest(f"request-{key}", "model", request.prompt, branches, sampling)
         samples: list[list[int]] = [[] for _ in branches]
-        async for event in self._engine.generate(wanted):
+        async for event in self.engine.generate(wanted):
             if isinstance(event, Completion):
                 samples[event.index] = list(event.token_ids)
         return samples
 
 
-def load(folder: Path, threads: int, *, kv_dtype: str = "auto") -> _Ours:
+def load(folder: Path, threads: int, *, kv_dtype: str = "auto") -> Ours:
     """Return the engine with the checkpoint loaded."""
     torch.set_num_threads(threads)
-    return _Ours(folder, kv_dtype)
+    return Ours(folder, kv_dtype)
