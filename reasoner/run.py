@@ -27,7 +27,7 @@ from reasoner.sandbox.cells import CellLimits
 from reasoner.sandbox.lockdown import check_lockdown
 from reasoner.search.cache_lease import CacheLease
 from reasoner.search.calls import CallRunner
-from reasoner.search.function_calls import open_function_reader
+from reasoner.search.function_calls import find_model_format, open_function_reader
 from reasoner.search.policies.policy import Policy, tokenize_problem
 from reasoner.search.policies.selection import policy_selector, policy_selectors, verifier_selector
 from reasoner.search.policies.thoughts import find_thought_format
@@ -157,7 +157,9 @@ async def _open_policies(
     policies = []
     for selector, weight in policy_selectors(spec):
         model = selector.find(served.values())
-        thoughts = await find_thought_format(engine, model, spec.thoughts)
+        writes_channels = bool(spec.functions) and find_model_format(spec, model).name == "harmony"
+        # A thought in channels ends with the message to the user or with a call, of which no end can be injected.
+        thoughts = None if writes_channels else await find_thought_format(engine, model, spec.thoughts)
         _check_steps(spec, thoughts)
         _check_thinking_limit(spec, model, thoughts)
         check_budget(spec.budget, model.id, model, prices)

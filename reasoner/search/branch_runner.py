@@ -63,6 +63,7 @@ class BranchRunner:
         """Thoughts of the branches in flight, where they are no longer where their last part left them."""
         self._stop_reasons: dict[InFlightBranch, Reason] = {}
         self._call_runner = context.search.calls
+        self._shows_special = bool(context.search.functions and context.search.functions.shows_special)
         self._calling: set[InFlightBranch] = set()
         """Branches whose last segment ended with a call."""
         self._calls: dict[InFlightBranch, asyncio.Task[None]] = {}
@@ -114,7 +115,8 @@ class BranchRunner:
                 return [self._part(branch, self._ready.pop(branch)) for branch in expected]
             if self._failure is not None:  # after everything that did arrive
                 raise self._failure
-            await self._wait_for_change()
+            self._changed.clear()
+            await run_unless(self._cancelled, self._changed.wait)
 
     def put_back(self, parts: Sequence[BranchPart]) -> None:
         """Take back parts that could not be written; ``stop`` returns them again."""
@@ -185,6 +187,7 @@ class BranchRunner:
             probe=policy.reads_probe,
             thinking_limit=self._thinking_tokens if policy.model.limits_thoughts else None,
             constraint=self._constraint if self._is_constrained(siblings[0]) else None,
+            shows_special=self._shows_special and siblings[0].parent.solves,
             lifts_constraint=self._find_lifting_tokens(siblings[0]),
         )
         task = asyncio.create_task(self._read_stream(request, siblings))
@@ -347,11 +350,6 @@ class BranchRunner:
             self._stop_reasons[branch] = "tool"
         has_logprobs = branch.sampling.logprobs is not None
         return replace(_NOTHING, token_ids=output.token_ids, text=output.text, logprobs=() if has_logprobs else None)
-
-    async def _wait_for_change(self) -> None:
-        """Wait until a branch has arrived, the engine has failed, or the job is cancelled."""
-        self._changed.clear()
-        await run_unless(self._cancelled, self._changed.wait)
 
     # Parts.
 

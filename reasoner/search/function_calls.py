@@ -73,6 +73,11 @@ class FunctionReader:
         return SolutionEnd(show_calls(calls), "strict", f"calls {vote_key(calls, self._spec.tool_vote)}", calls, words)
 
     @property
+    def shows_special(self) -> bool:
+        """True if special tokens may stand between the calls, so that they have to be in the text."""
+        return bool(self._format.delimiters)
+
+    @property
     def must_call(self) -> bool:
         """True if a solution that calls nothing has no answer."""
         return self._spec.tool_choice not in ("auto", "none")

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from engine.protocol.types import Branch, EngineError, EngineUnavailable, FinishReason, TokenLogprob, Tokens
 from engine.protocol.wire import Json
+
+_END_OF_TURN = re.compile(
+    r"(<\|(im_end|eot_id|eom_id|end_of_text|endoftext|return|call)\|>|</s>|<\uff5cend\u2581of\u2581sentence\uff5c>)$"
+)
+"""The texts of public models' end-of-sequence tokens."""
 
 
 @dataclass
@@ -65,6 +71,8 @@ class Answer:
                 self.stop = next((stop for stop in stops if whole.endswith(stop)), None)
                 if self.stop is None and choice.get("token_ids"):
                     self.stop = self.ids[-1]  # vLLM does not name the model's own end of a sequence
+            if isinstance(self.stop, int):  # where special tokens are shown, so is the one that ends the turn
+                text = _END_OF_TURN.sub("", text)
             if self.stop in stops:
                 text += _rest_of_last_token(self.text + text, logprobs.get("tokens") or ())
         self.text += text

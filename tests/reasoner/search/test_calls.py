@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from engine.protocol.types import Branch, EngineUnavailable, InvalidRequest
+from prm.scorers.steps import StepScorer
 from reasoner.admission.validation import JobRefused
 from reasoner.jobs.journal import JobCancelled, MemoryJournal
 from reasoner.jobs.spec import JobSpec
@@ -216,6 +217,26 @@ async def test_a_long_output_leaves_half_of_the_tokens(sandbox: Sandbox) -> None
     for output in outputs:
         assert output["tokens"] < CONTEXT / 2
         assert "characters left out" in output["text"] or not output["text"]
+
+
+async def test_verifiers_read_the_output_and_answers_are_not_found_in_it(
+    sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sandbox.output = "\\boxed{7}"
+    read: list[str] = []
+    original = StepScorer.steps
+
+    def record(self: StepScorer, text: str, **more: Any) -> Any:
+        read.append(text)
+        return original(self, text, **more)
+
+    monkeypatch.setattr(StepScorer, "steps", record)
+    journal = MemoryJournal()
+    await solve(make_spec("weighted_vote", 2, n=32, answer="math"), journal)
+    outputs = {name for name, text in solutions(journal).items() if "```output\n\\boxed{7}\n```" in text}
+    assert outputs
+    assert any("```output\n\\boxed{7}\n```" in text for text in read)
+    assert "7" not in {entries[-1].data["answer"] for entries in nodes_of(journal).values()}
 
 
 async def test_cancelling_ends_the_calls(sandbox: Sandbox) -> None:
