@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 CALL_END = "\n```"
@@ -23,6 +23,8 @@ class _Block:
     is_closed: bool
     ends_text: bool
     """True if nothing but white space follows."""
+    follows_block: bool
+    """True if nothing but white space stands between it and the block before."""
 
 
 def find_call(text: str) -> str | None:
@@ -33,8 +35,17 @@ def find_call(text: str) -> str | None:
 
 
 def find_cells(text: str) -> list[str]:
-    """Return the codes of all closed Python blocks of a text, in order."""
-    return [block.code for block in _read_blocks(text) if block.is_closed and block.language in PYTHON_NAMES]
+    """Return the codes of the Python blocks that ran, whose output follows, and of one that ends the text.
+
+    A block that a limit kept from running is no part of the state, if the search goes on behind it.
+    """
+    blocks = list(_read_blocks(text))
+    following = [*blocks[1:], None]
+    return [
+        block.code
+        for block, after in zip(blocks, following, strict=True)
+        if block.is_closed and block.language in PYTHON_NAMES and (block.ends_text or _is_output(after))
+    ]
 
 
 def is_in_block(text: str) -> bool:
@@ -50,17 +61,27 @@ def format_output(before: str, output: str) -> str:
     return f"{'' if before.endswith(chr(10)) else chr(10)}{_FENCE}output\n{body}{_FENCE}\n"
 
 
+def _is_output(block: _Block | None) -> bool:
+    """Return True if a block is the output of the block before."""
+    return block is not None and block.language == "output" and block.follows_block
+
+
 def _read_blocks(text: str) -> Iterator[_Block]:
     """Yield the fenced blocks of a text, as Markdown has them, without indented ones."""
     lines = text.split("\n")
     language: str | None = None
-    begin = 0
+    begin, end = 0, -1
     for number, line in enumerate(lines):
         if language is not None and line.rstrip() == _FENCE:
-            ends_text = not any(rest.strip() for rest in lines[number + 1 :])
-            yield _Block(language, "\n".join(lines[begin:number]), True, ends_text)
-            language = None
+            code, ends_text = "\n".join(lines[begin:number]), not _has_text(lines[number + 1 :])
+            follows = end >= 0 and not _has_text(lines[end + 1 : begin - 1])
+            yield _Block(language, code, True, ends_text, follows)
+            language, end = None, number
         elif language is None and (opening := _OPENING.fullmatch(line)):
             language, begin = opening[1].lower(), number + 1
     if language is not None:
-        yield _Block(language, "\n".join(lines[begin:]), False, True)
+        yield _Block(language, "\n".join(lines[begin:]), False, True, False)
+
+
+def _has_text(lines: Sequence[str]) -> bool:
+    return any(line.strip() for line in lines)

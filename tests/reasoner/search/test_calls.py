@@ -126,7 +126,7 @@ def check(journal: MemoryJournal, outcome: JobOutcome, engine: ScriptedEngine) -
 
 @pytest.mark.parametrize("strategy", WRITING)
 @given(seed=SEEDS)
-@settings(SAME_PATCHES, max_examples=8)
+@settings(SAME_PATCHES, max_examples=12)
 async def test_every_strategy_goes_on_with_the_output_and_branches_share_no_state(
     sandbox: Sandbox, strategy: str, seed: int
 ) -> None:

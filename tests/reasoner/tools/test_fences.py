@@ -36,9 +36,12 @@ def test_a_call_is_a_closed_python_block_at_the_end(text: str, code: str | None)
     assert find_call(text) == code
 
 
-def test_cells_are_all_closed_python_blocks_in_order() -> None:
-    text = f"{BLOCK}\n```output\n```py\n```\n```json\n1\n```\n```python\nx\n```\n```python\nopen"
-    assert find_cells(text) == ["print(1)", "x"]
+def test_cells_are_the_python_blocks_that_ran_and_the_last_one() -> None:
+    text = f"{BLOCK}\n```output\n```py\n```\n```json\n1\n```\n```python\nx\n```\nWait.\n```python\nopen"
+    assert find_cells(text) == ["print(1)"]
+    assert find_cells(f"{text}\n```") == ["print(1)", "open"]
+    assert find_cells(f"{text}\n```\n\n```output\n```") == ["print(1)", "open"]
+    assert find_cells(f"{text}\n```\nSo:\n```output\n```") == ["print(1)"]
     assert is_in_block(text)
     assert not is_in_block(BLOCK)
 
