@@ -45,7 +45,8 @@ def rollouts(
     problems: Annotated[
         str,
         typer.Argument(
-            help='Training problems of countdown, words or reasoning-gym:TASK, or JSONL with "question" and "answer".'
+            help="Training problems of countdown, words, arithmetic or reasoning-gym:TASK, or JSONL with "
+            '"question" and "answer".'
         ),
     ],
     out: Annotated[Path, typer.Argument(help="JSONL file to write; one with the same settings is continued.")],

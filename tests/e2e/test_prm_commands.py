@@ -110,7 +110,7 @@ def test_an_interrupted_command_continues_when_run_again(tmp_path: Path) -> None
     [
         (
             ["rollouts", "nowhere", "out"],
-            "'nowhere' is neither a suite (countdown, words, reasoning-gym:TASK) nor a file",
+            "'nowhere' is neither a suite (countdown, words, arithmetic, reasoning-gym:TASK) nor a file",
         ),
         (["rollouts", "BAD", "out"], "line 1: 'question' is missing; there are nothing"),
         (["train", "BAD", "out", "--labels", "silver"], "'silver' is not one of"),

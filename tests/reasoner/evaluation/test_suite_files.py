@@ -138,7 +138,7 @@ def test_a_malformed_math_line_is_refused_with_its_number_and_field(
 
 def test_an_unknown_suite_is_refused_with_the_known_ones(tmp_path: Path) -> None:
     for where, said in (
-        ("poems", "give countdown, words, a .jsonl file or reasoning-gym:TASK"),
+        ("poems", "give countdown, words, arithmetic, a .jsonl file or reasoning-gym:TASK"),
         (str(tmp_path / "none.jsonl"), "No such file"),
         (str(tmp_path), "Is a directory"),
         (written(tmp_path), "holds no problem"),
