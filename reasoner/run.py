@@ -158,6 +158,7 @@ async def _open_policies(
         thoughts = await find_thought_format(engine, model, spec.thoughts)
         _check_steps(spec, thoughts)
         _check_thinking_limit(spec, model, thoughts)
+        _check_penalties(spec, model, thoughts)
         check_budget(spec.budget, model.id, model, prices)
         policies.append(Policy(model, spec.sampling.fill(model.sampling), thoughts, weight))
     return tuple(policies)
@@ -215,6 +216,18 @@ def _check_thinking_limit(spec: JobSpec, policy: ModelInfo, thoughts: ThoughtFor
             "with which the server limits thoughts, by 'thinking_limit' in its table [engines.NAME]"
         )
     raise InvalidRequest(f"budget.thinking_tokens: model {policy.id!r} {problem}", "budget.thinking_tokens")
+
+
+def _check_penalties(spec: JobSpec, policy: ModelInfo, thoughts: ThoughtFormat | None) -> None:
+    """Raise ``InvalidRequest`` for penalties of a solution that one request cannot write."""
+    is_split = thoughts is not None and not thoughts.is_told
+    if is_split and spec.sampling.counts_tokens and "penalty_continuation" in policy.lacks:
+        raise InvalidRequest(
+            f"sampling: the server of model {policy.id!r} counts the tokens of one request alone, and what follows a "
+            "thought is another one: leave out 'frequency_penalty' and 'presence_penalty', or use a model on our "
+            "engine",
+            "sampling",
+        )
 
 
 def _counts_exactly(spec: JobSpec, policies: Sequence[Policy], served: Mapping[str, ModelInfo]) -> bool:

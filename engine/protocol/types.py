@@ -15,9 +15,13 @@ Prompt = str | Sequence[dict[str, str]]
 TemplateKwargs = Mapping[str, object]
 """Variables of a chat template, such as ``enable_thinking``."""
 
-Capability = Literal["continuation", "logprobs", "constraint", "constraint_continuation"]
+Capability = Literal[
+    "continuation", "logprobs", "constraint", "constraint_continuation", "penalties", "penalty_continuation"
+]
 """``continuation``: goes on after the beginning of an answer. ``logprobs``: reports those of the likeliest tokens.
-``constraint``: holds a whole answer to a language. ``constraint_continuation``: also goes on within such an answer."""
+``constraint``: holds a whole answer to a language. ``constraint_continuation``: also goes on within such an answer.
+``penalties``: has OpenAI's frequency and presence penalty, which count generated tokens alone.
+``penalty_continuation``: also counts the tokens of an answer that it goes on with."""
 FinishReason = Literal["stop", "length", "context", "timeout", "cancelled"]
 """``stop``: end of sequence, a stop token or a stop string. ``length``: ``max_tokens``. ``context``: the model's
 context is full. ``timeout``: ``GenerateRequest.timeout`` passed. ``cancelled``: ``abort`` was called.
@@ -77,6 +81,10 @@ class SamplingParams:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     """Applied, like ``presence_penalty``, to generated tokens including ``Branch.generated``; 0 is off."""
+    penalty_start: int | None = None
+    """The position in the prompt from which its tokens count as generated for both; by default its end. A search sends
+    the beginning of a solution as a part of the prompt.
+    """
     logit_bias: tuple[tuple[int, float], ...] = ()
     """Pairs of a token id and the bias added to its logit."""
     min_tokens: int = 0
@@ -92,6 +100,11 @@ class SamplingParams:
     """The number of most likely tokens whose log-probabilities are reported besides that of each new token."""
     prompt_logprobs: int | None = None
     """The same for the tokens of the prompt, all of which are then computed. Reported with the first branch."""
+
+    @property
+    def counts_tokens(self) -> bool:
+        """True if the distribution of a token depends on the number of times that it was generated."""
+        return self.frequency_penalty != 0 or self.presence_penalty != 0
 
 
 @dataclass(frozen=True, slots=True)

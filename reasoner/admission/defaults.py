@@ -12,11 +12,10 @@ from reasoner.answers.spec import AnswerSpec
 from reasoner.base_model import StrictModel
 from reasoner.budget.prices import Prices
 from reasoner.budget.spec import Budget
+from reasoner.jobs.sampling_spec import MaxTokens, Sampling
 from reasoner.jobs.spec import (
     JobSpec,
-    MaxTokens,
     PromptTemplate,
-    Sampling,
     StopStrings,
     TemplateKwargs,
     Text,

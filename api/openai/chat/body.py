@@ -13,6 +13,7 @@ from api.openai.request import OpenAIRequest, Tokens
 from api.openai.unsupported import CHAT, remove_neutral_fields
 from reasoner.base_model import StrictModel
 from reasoner.jobs.constraint_spec import ConstraintSpec
+from reasoner.jobs.sampling_spec import Penalty
 from reasoner.jobs.spec import Message
 
 
@@ -40,6 +41,8 @@ class ChatBody(OpenAIRequest):
     messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=64)]
     max_completion_tokens: Tokens | None = Field(None, description="Bounds the job's tokens.")
     max_tokens: Tokens | None = Field(None, description="The same as max_completion_tokens.")
+    frequency_penalty: Penalty | None = Field(None, description="As in the job's sampling.")
+    presence_penalty: Penalty | None = Field(None, description="As in the job's sampling.")
     reasoning_effort: str | None = Field(None, description="The same as reasoning.effort.")
     reasoning_content: ReasoningContent | None = Field(
         None,
@@ -63,6 +66,10 @@ class ChatBody(OpenAIRequest):
     def efforts(self) -> dict[str, str]:
         own = {} if self.reasoning_effort is None else {"reasoning_effort": self.reasoning_effort}
         return own | super().efforts()
+
+    def sampling(self) -> dict[str, float | None]:
+        penalties = {"frequency_penalty": self.frequency_penalty, "presence_penalty": self.presence_penalty}
+        return super().sampling() | penalties
 
     def format_constraint(self) -> ConstraintSpec | None:
         return to_constraint(self.response_format)

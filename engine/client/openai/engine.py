@@ -10,7 +10,8 @@ Differences from our own server:
   temperature 1, which underrates how often a branch is sampled at a lower one; vLLM reports those of the sampling
   distribution if it is started with ``--logprobs-mode processed_logprobs``.
 - If a server reports text only, its token ids come from the local tokenizer and may be more than the server sampled.
-- A branch whose stream breaks off continues after what has arrived, in a request of its own.
+- A branch whose stream breaks off continues after what has arrived, in a request of its own. One with frequency or
+  presence penalty begins again, since these servers count the tokens of one request alone.
 """
 
 from __future__ import annotations
@@ -217,6 +218,8 @@ class OpenAICompatibleEngine:
         self._check_probe(request)
         check_no_thinking_limit(request)
         check_branches(request)
+        if request.sampling.counts_tokens and any(branch.generated for branch in request.branches):
+            raise self._cannot("count tokens of an earlier request for frequency_penalty and presence_penalty")
         if request.constraint is None:
             return
         if self._dialect.constrains is None:
@@ -268,6 +271,8 @@ class OpenAICompatibleEngine:
                 return
             except EngineUnavailable as error:
                 answers = [answer for answer in answers if answer.reason is None]
+                if request.sampling.counts_tokens:
+                    answers = [Answer(answer.index, answer.branch) for answer in answers]
                 for answer in answers:
                     await self._find_tokens(request.model, answer)
                 has_progress = sum(len(answer.ids) for answer in answers) > received
