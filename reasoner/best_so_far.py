@@ -8,15 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from reasoner.alternatives import choose_alternatives, list_rivals
 from reasoner.answers.canonical import canonicalize
 from reasoner.answers.votes import count_votes
 from reasoner.budget.usage import Usage
-from reasoner.jobs.job import FinishReason, JobResult
+from reasoner.jobs.job import Alternative, FinishReason, JobResult
 from reasoner.jobs.journal import Entry
 from reasoner.jobs.spec import JobSpec
 from reasoner.search.candidates import select_candidates
 from reasoner.search.replay import bill_model
-from reasoner.strategies.base import Choice, choose_best_scored, elect
+from reasoner.strategies.base import AnswerLeader, Choice, choose_best_scored, elect
 from reasoner.strategies.registry import STRATEGIES
 from reasoner.thoughts import strip_delimiters
 from reasoner.tree import Node, find_most_promising, read_answer_level, read_parts
@@ -36,41 +37,77 @@ def choose_best_so_far(spec: JobSpec, entries: Iterable[Entry]) -> JobResult | N
     candidates = select_candidates(root.walk(), spec)
     votes = strategy.votes and spec.strategy.params.get("by") not in ("verifier", "tournament")
     choice = _vote(spec, candidates) if votes else choose_best_scored(candidates)
+    rivals = list_rivals(spec, root, choice)
+    others = choose_alternatives(spec, choice, rivals, _group(spec, rivals))
     usages: dict[str, Usage] = {}
     for entry in entries:
         bill_model(usages, entry)
-    return build_result(spec, root, choice, "cancelled", usages)
+    return build_result(spec, root, choice, "cancelled", usages, others)
 
 
 def build_result(
-    spec: JobSpec, root: Node, choice: Choice, finish_reason: FinishReason, usage_by_model: Mapping[str, Usage]
+    spec: JobSpec,
+    root: Node,
+    choice: Choice,
+    finish_reason: FinishReason,
+    usage_by_model: Mapping[str, Usage],
+    alternatives: Sequence[AnswerLeader] = (),
 ) -> JobResult:
     """Return the result with the chosen solution; without one, its text is that of the most promising branch."""
     shown = choice.node or find_most_promising(root)
-    thinks = shown is not None and shown.thought is not None
-    own = (spec.thoughts.open, spec.thoughts.close) if spec.thoughts is not None else None
+    thought, content = (None, None) if shown is None else _split_solution(spec, shown)
     return JobResult(
         answer=choice.node and choice.node.answer,
         answer_level=choice.node and choice.node.answer_level,
         text=shown and shown.solution,
-        thought=strip_delimiters(shown.thought_text, own) if shown and thinks else None,
-        content=shown.answer_text.strip("\n") if shown and thinks else None,
+        thought=thought,
+        content=content,
         confidence=choice.confidence,
         votes=choice.votes,
         finish_reason=finish_reason,
         node=shown and shown.id,
+        alternatives=[_describe(spec, leader) for leader in alternatives],
         ranking=list(choice.ranking),
         usage_by_model=dict(usage_by_model),
     )
 
 
+def _describe(spec: JobSpec, leader: AnswerLeader) -> Alternative:
+    node = leader.node
+    thought, content = _split_solution(spec, node)
+    return Alternative(
+        answer=node.answer,
+        answer_level=node.answer_level,
+        text=node.solution,
+        thought=thought,
+        content=content,
+        share=leader.share,
+        score=node.score,
+        node=node.id,
+    )
+
+
+def _split_solution(spec: JobSpec, node: Node) -> tuple[str | None, str | None]:
+    """Return a solution's thought, and what follows it; ``None`` for both if the model's thoughts are not known."""
+    if node.thought is None:
+        return None, None
+    own = (spec.thoughts.open, spec.thoughts.close) if spec.thoughts is not None else None
+    return strip_delimiters(node.thought_text, own), node.answer_text.strip("\n")
+
+
 def _vote(spec: JobSpec, candidates: Sequence[Node]) -> Choice:
-    groups: dict[str, list[Node]] = {}
-    for node in candidates:
-        groups.setdefault(canonicalize(node.answer or "", spec.answer.compare), []).append(node)
     scored = any(node.score is not None for node in candidates)
     weights = {node: (node.score or 0.0) if scored else 1.0 for node in candidates}
-    return elect(count_votes(list(groups.values()), weights), weights)
+    return elect(count_votes(_group(spec, candidates), weights), weights)
+
+
+def _group(spec: JobSpec, candidates: Sequence[Node]) -> list[list[Node]]:
+    """Group solutions by the canonical text of their answers."""
+    groups: dict[str, list[Node]] = {}
+    for node in candidates:
+        if node.answer is not None:
+            groups.setdefault(canonicalize(node.answer, spec.answer.compare), []).append(node)
+    return list(groups.values())
 
 
 def _tree(entries: Iterable[Entry]) -> Node:

@@ -12,6 +12,7 @@ from typing import Literal
 
 from engine.protocol.types import EngineClient, InvalidRequest, ModelInfo
 from reasoner.admission.validation import check_job
+from reasoner.alternatives import find_alternatives
 from reasoner.answers.equivalence import Equivalence
 from reasoner.best_so_far import build_result, choose_best_so_far
 from reasoner.budget.ledger import Ledger
@@ -32,7 +33,7 @@ from reasoner.search.policies.selection import policy_selector, policy_selectors
 from reasoner.search.policies.thoughts import find_thought_format
 from reasoner.search.search import Search
 from reasoner.search.stream_context import SearchContext
-from reasoner.strategies.base import Choice
+from reasoner.strategies.base import AnswerLeader, Choice
 from reasoner.strategies.registry import STRATEGIES
 from reasoner.thoughts import ThoughtFormat
 from reasoner.tools.python import PythonRunner
@@ -78,13 +79,14 @@ async def run_job(
         async with opened as search:
             choice = await strategy.run(search, params)
             is_cut_short = search.is_cut_short
+            others = await find_alternatives(search, choice)
             if choice.node is None:
                 await search.score_finished()
             await search.record_selection(choice.node)
     except JobCancelled as end:
         end.result = choose_best_so_far(spec, await journal.load())
         raise
-    return _outcome(search, choice, is_cut_short)
+    return _outcome(search, choice, others, is_cut_short)
 
 
 @asynccontextmanager
@@ -274,8 +276,9 @@ def _warn(message: str) -> None:
     log.warning(message)
 
 
-def _outcome(search: Search, choice: Choice, is_cut_short: bool) -> JobOutcome:
+def _outcome(search: Search, choice: Choice, others: Sequence[AnswerLeader], is_cut_short: bool) -> JobOutcome:
     status: Literal["completed", "incomplete"] = "incomplete" if choice.node is None else "completed"
     ended: FinishReason = "no_answer" if choice.node is None else "answer"
-    result = build_result(search.spec, search.root, choice, "budget" if is_cut_short else ended, search.usage_by_model)
+    reason: FinishReason = "budget" if is_cut_short else ended
+    result = build_result(search.spec, search.root, choice, reason, search.usage_by_model, others)
     return JobOutcome(status, result, search.ledger.usage)

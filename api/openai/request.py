@@ -100,6 +100,10 @@ class OpenAIRequest(StrictModel):
         """Return the sampling parameters that the request may give."""
         return {"temperature": self.temperature, "top_p": self.top_p}
 
+    def more_job_fields(self) -> dict[str, Any]:
+        """Return the fields of the job that only some routes have."""
+        return {}
+
     def token_bounds(self) -> list[int]:
         """Return all bounds of the job's tokens, of which the smallest holds."""
         given = (
@@ -124,6 +128,7 @@ class OpenAIRequest(StrictModel):
             "sampling": {name: value for name, value in self.sampling().items() if value is not None},
             "metadata": {**(self.metadata or {}), **self._user_metadata()},
             **{name: getattr(self, name) for name in _JOB_FIELDS},
+            **self.more_job_fields(),
         }
         if (constraint := self.format_constraint()) is not None:
             fields["constraint"] = constraint

@@ -43,7 +43,6 @@ CHAT: dict[str, Unsupported] = _COMMON | {
     "logit_bias": Unsupported(({},), _SAMPLING),
     "logprobs": Unsupported((False,), _LOGPROBS),
     "modalities": Unsupported((["text"],), "answers are text"),
-    "n": Unsupported((1,), "a search gives one answer; 'n' of 'strategy' is the number of sampled solutions"),
     "prediction": Unsupported((), "speculative decoding needs no prediction"),
     "store": Unsupported((False,), "GET /v1/jobs/{id} has the job, until it is deleted"),
     "verbosity": Unsupported(("medium",), "ask for it in a message"),

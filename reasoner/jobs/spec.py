@@ -20,6 +20,7 @@ from reasoner.jobs.verifier_specs import PairwiseVerifier, PrmVerifier, Verifier
 MAX_PROBLEM_CHARS = 32_000
 MAX_N = 256
 MAX_POLICIES = 8
+MAX_ALTERNATIVES = 7
 MAX_METADATA_KEYS = 16
 MAX_ADDRESS_CHARS = 2048
 MAX_STOPS = 16
@@ -186,6 +187,11 @@ class JobSpec(StrictModel):
         None,
         description="Stop as soon as the answer is right, or stays the leader, with this probability. For strategies "
         "that stop by it: see stops_when_sure of GET /v1/strategies.",
+    )
+    alternatives: Annotated[int, Field(ge=0, le=MAX_ALTERNATIVES)] = Field(
+        0,
+        description="Solutions of other answers that the result has beside the chosen one, the next best first; fewer "
+        "if the search finds fewer answers.",
     )
     seed: Annotated[int, Field(ge=0, lt=2**63)] | None = Field(None, description="Without it one is drawn and echoed.")
     deterministic: bool = Field(

@@ -40,7 +40,10 @@ class AssistantMessage(BaseModel):
 
 
 class ChatChoice(BaseModel):
-    """``finish_reason`` is ``length`` if the budget ended before any branch stated an answer."""
+    """The chosen solution, or the best one of the next answers in their order.
+
+    ``finish_reason`` is ``length`` if the budget ended before any branch stated an answer.
+    """
 
     index: int
     message: AssistantMessage
@@ -63,14 +66,20 @@ def build_completion(
     job: JobDocument, narration: Narration, end: JobEnd, wanted: ReasoningContent | None
 ) -> ChatCompletion:
     """Return the completion of a job that has ended with a result."""
-    reasoning = narration.text if shows_narration(narration, wanted) else _thought(end)
-    message = AssistantMessage(role="assistant", content=end.content, reasoning_content=reasoning)
+    choices = [
+        ChatChoice(
+            index=index,
+            message=AssistantMessage(role="assistant", content=content, reasoning_content=reasoning),
+            finish_reason=_finish_reason(end),
+        )
+        for index, (reasoning, content) in enumerate(_messages(narration, end, wanted))
+    ]
     return ChatCompletion(
         id=completion_id(job["id"]),
         object="chat.completion",
         created=int(job["created_at"]),
         model=job["spec"]["model"],
-        choices=[ChatChoice(index=0, message=message, finish_reason=_finish_reason(end))],
+        choices=choices,
         usage=_usage(end),
         metadata=job["spec"]["metadata"],
         reasoner=Report.from_job(job, end),
@@ -86,7 +95,7 @@ async def stream_chunks(
     wanted: ReasoningContent | None,
 ) -> AsyncIterator[str]:
     """Yield the data of the server-sent events: the narration while the search runs, or the chosen thought at its end,
-    then the answer.
+    then the answer, and the further choices one after the other.
 
     With ``usage`` a chunk of its own has the usage. A failed search, and a service that shuts down, end the stream with
     an error.
@@ -104,13 +113,16 @@ async def stream_chunks(
     if end is None or end.result is None or end.status == "cancelled":
         yield json.dumps({"error": _error(end)})
         return
-    if not shows_narration(narration, wanted):
-        for line in _thought(end).splitlines(keepends=True):
-            yield _chunk(job, {"reasoning_content": line}, usage=usage)
-    for line in end.content.splitlines(keepends=True):
-        yield _chunk(job, {"content": line}, usage=usage)
-    report = Report.from_job(job, end).model_dump()
-    yield _chunk(job, {}, usage=usage, finish_reason=_finish_reason(end), reasoner=report)
+    for index, (reasoning, content) in enumerate(_messages(narration, end, wanted)):
+        if index:
+            yield _chunk(job, {"role": "assistant", "content": ""}, usage=usage, index=index)
+        if index or not shows_narration(narration, wanted):  # else it has been sent
+            for line in reasoning.splitlines(keepends=True):
+                yield _chunk(job, {"reasoning_content": line}, usage=usage, index=index)
+        for line in content.splitlines(keepends=True):
+            yield _chunk(job, {"content": line}, usage=usage, index=index)
+        report = {} if index else {"reasoner": Report.from_job(job, end).model_dump()}
+        yield _chunk(job, {}, usage=usage, index=index, finish_reason=_finish_reason(end), **report)
     if usage:
         yield json.dumps(_envelope(job) | {"choices": [], "usage": _usage(end).model_dump()})
     yield "[DONE]"
@@ -121,8 +133,13 @@ def shows_narration(narration: Narration, wanted: ReasoningContent | None) -> bo
     return wanted == "narration" if wanted is not None else not narration.has_thoughts
 
 
-def _thought(end: JobEnd) -> str:
-    return (end.result and end.result.thought) or ""
+def _messages(narration: Narration, end: JobEnd, wanted: ReasoningContent | None) -> list[tuple[str, str]]:
+    """Return the reasoning and the content of each choice. The search is described once, by the first."""
+    shown = [] if end.result is None else end.result.solutions
+    reasoning = [solution.thought or "" for solution in shown]
+    if shows_narration(narration, wanted):
+        reasoning = [narration.text, *[""] * (len(shown) - 1)]
+    return list(zip(reasoning, (end.content, *end.other_contents), strict=True))
 
 
 def completion_id(job_id: str) -> str:
@@ -130,8 +147,10 @@ def completion_id(job_id: str) -> str:
     return f"chatcmpl-{job_id.removeprefix('job_')}"
 
 
-def _chunk(job: JobDocument, delta: Json, *, usage: bool, finish_reason: str | None = None, **more: Json) -> str:
-    choice = {"index": 0, "delta": delta, "finish_reason": finish_reason, "logprobs": None}
+def _chunk(
+    job: JobDocument, delta: Json, *, usage: bool, index: int = 0, finish_reason: str | None = None, **more: Json
+) -> str:
+    choice = {"index": index, "delta": delta, "finish_reason": finish_reason, "logprobs": None}
     chunk = _envelope(job) | {"choices": [choice]} | more
     # ASCII: many clients end a line at U+2028 or U+0085 too, which a text may contain.
     return json.dumps(chunk | {"usage": None} if usage else chunk)

@@ -14,7 +14,7 @@ from api.openai.unsupported import CHAT, remove_neutral_fields
 from reasoner.base_model import StrictModel
 from reasoner.jobs.constraint_spec import ConstraintSpec
 from reasoner.jobs.sampling_spec import Penalty
-from reasoner.jobs.spec import Message
+from reasoner.jobs.spec import MAX_ALTERNATIVES, Message
 
 
 class ChatMessage(StrictModel):
@@ -41,6 +41,11 @@ class ChatBody(OpenAIRequest):
     messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=64)]
     max_completion_tokens: Tokens | None = Field(None, description="Bounds the job's tokens.")
     max_tokens: Tokens | None = Field(None, description="The same as max_completion_tokens.")
+    n: Annotated[int, Field(ge=1, le=MAX_ALTERNATIVES + 1)] | None = Field(
+        None,
+        description="Choices at most, each with another answer of one search, the best first. 'n' of 'strategy' is the "
+        "number of sampled solutions.",
+    )
     frequency_penalty: Penalty | None = Field(None, description="As in the job's sampling.")
     presence_penalty: Penalty | None = Field(None, description="As in the job's sampling.")
     reasoning_effort: str | None = Field(None, description="The same as reasoning.effort.")
@@ -70,6 +75,9 @@ class ChatBody(OpenAIRequest):
     def sampling(self) -> dict[str, float | None]:
         penalties = {"frequency_penalty": self.frequency_penalty, "presence_penalty": self.presence_penalty}
         return super().sampling() | penalties
+
+    def more_job_fields(self) -> dict[str, Any]:
+        return {} if self.n is None else {"alternatives": self.n - 1}
 
     def format_constraint(self) -> ConstraintSpec | None:
         return to_constraint(self.response_format)
