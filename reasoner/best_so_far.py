@@ -12,7 +12,7 @@ from reasoner.alternatives import choose_alternatives, list_rivals
 from reasoner.answers.canonical import canonicalize
 from reasoner.answers.votes import count_votes
 from reasoner.budget.usage import Usage
-from reasoner.jobs.job import Alternative, FinishReason, JobResult
+from reasoner.jobs.job import Alternative, FinishReason, JobResult, TokenProbability
 from reasoner.jobs.journal import Entry
 from reasoner.jobs.spec import JobSpec
 from reasoner.search.candidates import select_candidates
@@ -21,6 +21,9 @@ from reasoner.strategies.base import AnswerLeader, Choice, choose_best_scored, e
 from reasoner.strategies.registry import STRATEGIES
 from reasoner.thoughts import strip_delimiters
 from reasoner.tree import Node, find_most_promising, read_answer_level, read_parts
+
+Logprobs = Mapping[str, list[TokenProbability] | None]
+"""Log-probabilities of solutions by node."""
 
 
 def choose_best_so_far(spec: JobSpec, entries: Iterable[Entry]) -> JobResult | None:
@@ -52,8 +55,13 @@ def build_result(
     finish_reason: FinishReason,
     usage_by_model: Mapping[str, Usage],
     alternatives: Sequence[AnswerLeader] = (),
+    logprobs: Logprobs | None = None,
 ) -> JobResult:
-    """Return the result with the chosen solution; without one, its text is that of the most promising branch."""
+    """Return the result with the chosen solution; without one, its text is that of the most promising branch.
+
+    ``logprobs``: those of its solutions, by node.
+    """
+    logprobs = logprobs or {}
     shown = choice.node or find_most_promising(root)
     thought, content = (None, None) if shown is None else _split_solution(spec, shown)
     return JobResult(
@@ -66,13 +74,14 @@ def build_result(
         votes=choice.votes,
         finish_reason=finish_reason,
         node=shown and shown.id,
-        alternatives=[_describe(spec, leader) for leader in alternatives],
+        logprobs=logprobs.get(shown.id) if shown else None,
+        alternatives=[_describe(spec, leader, logprobs.get(leader.node.id)) for leader in alternatives],
         ranking=list(choice.ranking),
         usage_by_model=dict(usage_by_model),
     )
 
 
-def _describe(spec: JobSpec, leader: AnswerLeader) -> Alternative:
+def _describe(spec: JobSpec, leader: AnswerLeader, logprobs: list[TokenProbability] | None) -> Alternative:
     node = leader.node
     thought, content = _split_solution(spec, node)
     return Alternative(
@@ -84,6 +93,7 @@ def _describe(spec: JobSpec, leader: AnswerLeader) -> Alternative:
         share=leader.share,
         score=node.score,
         node=node.id,
+        logprobs=logprobs,
     )
 
 

@@ -14,7 +14,7 @@ from engine.protocol.types import EngineClient, InvalidRequest, ModelInfo
 from reasoner.admission.validation import check_job
 from reasoner.alternatives import find_alternatives
 from reasoner.answers.equivalence import Equivalence
-from reasoner.best_so_far import build_result, choose_best_so_far
+from reasoner.best_so_far import Logprobs, build_result, choose_best_so_far
 from reasoner.budget.ledger import Ledger
 from reasoner.budget.prices import Prices, check_budget
 from reasoner.budget.usage import Usage
@@ -37,6 +37,7 @@ from reasoner.strategies.base import AnswerLeader, Choice
 from reasoner.strategies.registry import STRATEGIES
 from reasoner.thoughts import ThoughtFormat
 from reasoner.tools.python import PythonRunner
+from reasoner.tree import find_most_promising
 from reasoner.verifiers.context import VerifierContext
 from reasoner.verifiers.probe import reads_while_decoding
 from reasoner.verifiers.registry import open_comparer, open_scorer
@@ -82,11 +83,12 @@ async def run_job(
             others = await find_alternatives(search, choice)
             if choice.node is None:
                 await search.score_finished()
+            logprobs = await _compute_logprobs(search, choice, others)
             await search.record_selection(choice.node)
     except JobCancelled as end:
         end.result = choose_best_so_far(spec, await journal.load())
         raise
-    return _outcome(search, choice, others, is_cut_short)
+    return _outcome(search, choice, others, is_cut_short, logprobs)
 
 
 @asynccontextmanager
@@ -276,9 +278,20 @@ def _warn(message: str) -> None:
     log.warning(message)
 
 
-def _outcome(search: Search, choice: Choice, others: Sequence[AnswerLeader], is_cut_short: bool) -> JobOutcome:
+async def _compute_logprobs(search: Search, choice: Choice, others: Sequence[AnswerLeader]) -> Logprobs:
+    """Return the log-probabilities of the solutions of a result, by node, if the job asks for them."""
+    count, shown = search.spec.logprobs, choice.node or find_most_promising(search.root)
+    if count is None or shown is None:
+        return {}
+    solutions = [shown, *(other.node for other in others)]
+    return {node.id: await search.compute_logprobs(node, count) for node in solutions}
+
+
+def _outcome(
+    search: Search, choice: Choice, others: Sequence[AnswerLeader], is_cut_short: bool, logprobs: Logprobs
+) -> JobOutcome:
     status: Literal["completed", "incomplete"] = "incomplete" if choice.node is None else "completed"
     ended: FinishReason = "no_answer" if choice.node is None else "answer"
     reason: FinishReason = "budget" if is_cut_short else ended
-    result = build_result(search.spec, search.root, choice, reason, search.usage_by_model, others)
+    result = build_result(search.spec, search.root, choice, reason, search.usage_by_model, others, logprobs)
     return JobOutcome(status, result, search.ledger.usage)

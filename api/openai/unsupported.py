@@ -21,7 +21,7 @@ _SAMPLING = "sampling has temperature, top_p, frequency_penalty and presence_pen
 _PENALTIES = "OpenAI's Responses have none: send it to /v1/chat/completions, or in 'sampling' of POST /v1/jobs"
 _TOOLS = "the model cannot call tools"
 _CACHE = "prompt prefixes are always cached"
-_LOGPROBS = "GET /v1/jobs/{id}/tree has the log-probability of every branch"
+_LOGPROBS = "send it to /v1/chat/completions, or 'logprobs' to POST /v1/jobs"
 _HISTORY = "send the whole conversation, or 'previous_response_id'"
 
 _COMMON: dict[str, Unsupported] = {
@@ -33,7 +33,6 @@ _COMMON: dict[str, Unsupported] = {
     "service_tier": Unsupported(("auto", "default"), "'priority' is 'interactive' or 'batch'"),
     "tool_choice": Unsupported(("auto", "none"), _TOOLS),
     "tools": Unsupported(([],), _TOOLS),
-    "top_logprobs": Unsupported((0,), _LOGPROBS),
 }
 
 CHAT: dict[str, Unsupported] = _COMMON | {
@@ -41,7 +40,6 @@ CHAT: dict[str, Unsupported] = _COMMON | {
     "function_call": Unsupported(("auto", "none"), _TOOLS),
     "functions": Unsupported(([],), _TOOLS),
     "logit_bias": Unsupported(({},), _SAMPLING),
-    "logprobs": Unsupported((False,), _LOGPROBS),
     "modalities": Unsupported((["text"],), "answers are text"),
     "prediction": Unsupported((), "speculative decoding needs no prediction"),
     "store": Unsupported((False,), "GET /v1/jobs/{id} has the job, until it is deleted"),
@@ -60,6 +58,7 @@ RESPONSES: dict[str, Unsupported] = _COMMON | {
     "presence_penalty": Unsupported((0,), _PENALTIES),
     "prompt": Unsupported((), "there are no stored prompts: write 'instructions' and 'input'"),
     "store": Unsupported((True,), "a response lives until it is deleted: DELETE /v1/responses/{id}"),
+    "top_logprobs": Unsupported((0,), _LOGPROBS),
     "truncation": Unsupported(("disabled",), "a conversation that is too long is refused, never truncated"),
 }
 

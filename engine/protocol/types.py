@@ -15,10 +15,12 @@ Prompt = str | Sequence[dict[str, str]]
 TemplateKwargs = Mapping[str, object]
 """Variables of a chat template, such as ``enable_thinking``."""
 
-Capability = Literal[
-    "continuation", "logprobs", "constraint", "constraint_continuation", "penalties", "penalty_continuation"
-]
+Capability = (
+    Literal["continuation", "logprobs", "prompt_logprobs", "constraint", "constraint_continuation"]
+    | Literal["penalties", "penalty_continuation"]
+)
 """``continuation``: goes on after the beginning of an answer. ``logprobs``: reports those of the likeliest tokens.
+``prompt_logprobs``: reports those of a given text.
 ``constraint``: holds a whole answer to a language. ``constraint_continuation``: also goes on within such an answer.
 ``penalties``: has OpenAI's frequency and presence penalty, which count generated tokens alone.
 ``penalty_continuation``: also counts the tokens of an answer that it goes on with."""
@@ -218,6 +220,8 @@ class Completion:
     """One entry for each token of the prompt, ``None`` for the first, if this is the first branch and they were
     requested; fewer if the branch ended before the prompt was computed.
     """
+    token_texts: dict[int, str] = field(default_factory=dict)
+    """The text of each token in ``prompt_logprobs``; one that is no whole character is ``token_id:`` and its id."""
     drafted_tokens: int = 0
     """The number of draft tokens verified (speculative decoding)."""
     accepted_tokens: int = 0

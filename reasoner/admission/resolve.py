@@ -25,6 +25,7 @@ _NEEDS: Mapping[Capability, str] = {
     "logprobs": "reads log-probabilities",
     "constraint": "holds solutions to a language",
     "constraint_continuation": "continues unfinished solutions, here within a constraint",
+    "prompt_logprobs": "reads the log-probabilities of finished solutions",
     "penalties": "is sampled with penalties",
     "penalty_continuation": "continues unfinished solutions, here with penalties",
 }
@@ -228,6 +229,11 @@ def _check_capabilities(spec: JobSpec, models: list[ModelInfo] | None) -> None:
             )
             raise JobRefused("unsupported-tool", "tools", f"{message}model on vLLM, SGLang or our engine")
         _check_penalties(spec, policy)
+        if spec.logprobs is not None and "prompt_logprobs" in policy.lacks:
+            message = (
+                f"the server of model {policy.id!r} does not report those of a given text: leave it out, or use a "
+            )
+            raise JobRefused("unsupported-logprobs", "logprobs", f"{message}model on vLLM or our engine")
         missing = [what for what in policy.lacks if what in _find_required(spec, spec.strategy.name)]
         if not missing:
             continue

@@ -35,6 +35,19 @@ class RankedCandidate(StrictModel):
     """The probability that it is the strongest of the tournament."""
 
 
+class TopToken(StrictModel):
+    """One of the likeliest tokens at a position. A token that is no whole character is ``token_id:`` and its id."""
+
+    token: str
+    logprob: float
+
+
+class TokenProbability(TopToken):
+    """A token of an answer, and the likeliest ones at its place, by the model's own distribution at temperature 1."""
+
+    top: list[TopToken] = Field(default_factory=list)
+
+
 class Alternative(StrictModel):
     """The best solution of an answer that came after the chosen one. Fields as in the result."""
 
@@ -49,6 +62,7 @@ class Alternative(StrictModel):
     score: float | None = None
     """The verifier's score."""
     node: str
+    logprobs: list[TokenProbability] | None = None
 
 
 class JobResult(StrictModel):
@@ -75,6 +89,9 @@ class JobResult(StrictModel):
     """``budget``: the search ended because the budget did."""
     node: str | None
     """Id of the chosen leaf of the search tree."""
+    logprobs: list[TokenProbability] | None = None
+    """Tokens of this solution after its thought, with the line breaks around it; ``None`` if the job does not ask for
+    them, or has used up its budget before they were computed."""
     alternatives: list[Alternative] = Field(default_factory=list)
     """The best solutions of the next answers, as many as the job asks for and the search has found."""
     ranking: list[RankedCandidate] = Field(default_factory=list)

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, field_validator, model_validator
 
-from engine.protocol.request_checks import check_template_kwargs
+from engine.protocol.request_checks import MAX_LOGPROBS, check_template_kwargs
 from engine.protocol.types import InvalidRequest
 from reasoner.answers.spec import AnswerSpec, CodeExtract
 from reasoner.base_model import StrictModel
@@ -192,6 +192,11 @@ class JobSpec(StrictModel):
         0,
         description="Solutions of other answers that the result has beside the chosen one, the next best first; fewer "
         "if the search finds fewer answers.",
+    )
+    logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = Field(
+        None,
+        description="Log-probabilities of the result's tokens, with this many of the likeliest at each position. They "
+        "are computed at the end, as the verifier's tokens of the bill, if the budget is not used up by then.",
     )
     seed: Annotated[int, Field(ge=0, lt=2**63)] | None = Field(None, description="Without it one is drawn and echoed.")
     deterministic: bool = Field(

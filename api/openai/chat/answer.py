@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from pydantic import BaseModel
 
@@ -13,6 +13,7 @@ from api.openai.errors import stream_error
 from api.openai.narration import JobEnd, Narration
 from api.openai.usage import CachedTokens, ReasoningTokens, Report, count_reasoning_tokens
 from reasoner.jobs.event import Event
+from reasoner.jobs.job import TopToken
 from workers.store.event_log import ShuttingDown
 from workers.store.serialization import JobDocument
 
@@ -39,6 +40,30 @@ class AssistantMessage(BaseModel):
     refusal: None = None
 
 
+class TopLogprob(BaseModel):
+    """``bytes`` are those of the text in UTF-8; none for a token that is no whole character, whose name has its id."""
+
+    token: str
+    logprob: float
+    bytes: list[int] | None
+
+    @classmethod
+    def from_token(cls, token: TopToken) -> Self:
+        encoded = None if token.token.startswith("token_id:") else list(token.token.encode())
+        return cls(token=token.token, logprob=token.logprob, bytes=encoded)
+
+
+class TokenLogprob(TopLogprob):
+    top_logprobs: list[TopLogprob] = []
+
+
+class ChoiceLogprobs(BaseModel):
+    """Log-probabilities of the content's tokens, with the line breaks around it."""
+
+    content: list[TokenLogprob]
+    refusal: None = None
+
+
 class ChatChoice(BaseModel):
     """The chosen solution, or the best one of the next answers in their order.
 
@@ -48,7 +73,7 @@ class ChatChoice(BaseModel):
     index: int
     message: AssistantMessage
     finish_reason: Literal["stop", "length"]
-    logprobs: None = None
+    logprobs: ChoiceLogprobs | None = None
 
 
 class ChatCompletion(BaseModel):
@@ -71,6 +96,7 @@ def build_completion(
             index=index,
             message=AssistantMessage(role="assistant", content=content, reasoning_content=reasoning),
             finish_reason=_finish_reason(end),
+            logprobs=_logprobs(end, index),
         )
         for index, (reasoning, content) in enumerate(_messages(narration, end, wanted))
     ]
@@ -122,7 +148,8 @@ async def stream_chunks(
         for line in content.splitlines(keepends=True):
             yield _chunk(job, {"content": line}, usage=usage, index=index)
         report = {} if index else {"reasoner": Report.from_job(job, end).model_dump()}
-        yield _chunk(job, {}, usage=usage, index=index, finish_reason=_finish_reason(end), **report)
+        logprobs = _logprobs(end, index)
+        yield _chunk(job, {}, usage=usage, index=index, finish_reason=_finish_reason(end), logprobs=logprobs, **report)
     if usage:
         yield json.dumps(_envelope(job) | {"choices": [], "usage": _usage(end).model_dump()})
     yield "[DONE]"
@@ -142,15 +169,34 @@ def _messages(narration: Narration, end: JobEnd, wanted: ReasoningContent | None
     return list(zip(reasoning, (end.content, *end.other_contents), strict=True))
 
 
+def _logprobs(end: JobEnd, index: int) -> ChoiceLogprobs | None:
+    """Return the log-probabilities of a choice, if there are any."""
+    tokens = None if end.result is None else end.result.solutions[index].logprobs
+    if tokens is None:
+        return None
+    content = [TokenLogprob.from_token(token) for token in tokens]
+    for shown, token in zip(content, tokens, strict=True):
+        shown.top_logprobs = [TopLogprob.from_token(other) for other in token.top]
+    return ChoiceLogprobs(content=content)
+
+
 def completion_id(job_id: str) -> str:
     """Return the id of a job's completion, which has the same digits."""
     return f"chatcmpl-{job_id.removeprefix('job_')}"
 
 
 def _chunk(
-    job: JobDocument, delta: Json, *, usage: bool, index: int = 0, finish_reason: str | None = None, **more: Json
+    job: JobDocument,
+    delta: Json,
+    *,
+    usage: bool,
+    index: int = 0,
+    finish_reason: str | None = None,
+    logprobs: ChoiceLogprobs | None = None,
+    **more: Json,
 ) -> str:
-    choice = {"index": index, "delta": delta, "finish_reason": finish_reason, "logprobs": None}
+    shown = logprobs and logprobs.model_dump()
+    choice = {"index": index, "delta": delta, "finish_reason": finish_reason, "logprobs": shown}
     chunk = _envelope(job) | {"choices": [choice]} | more
     # ASCII: many clients end a line at U+2028 or U+0085 too, which a text may contain.
     return json.dumps(chunk | {"usage": None} if usage else chunk)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from api.openai.chat.answer import ReasoningContent
 from api.openai.content import EmptyList, Text
 from api.openai.formats import ChatFormat, to_constraint
 from api.openai.request import OpenAIRequest, Tokens
 from api.openai.unsupported import CHAT, remove_neutral_fields
+from engine.protocol.request_checks import MAX_LOGPROBS
 from reasoner.base_model import StrictModel
 from reasoner.jobs.constraint_spec import ConstraintSpec
 from reasoner.jobs.sampling_spec import Penalty
@@ -46,6 +47,14 @@ class ChatBody(OpenAIRequest):
         description="Choices at most, each with another answer of one search, the best first. 'n' of 'strategy' is the "
         "number of sampled solutions.",
     )
+    logprobs: bool | None = Field(
+        None,
+        description="Log-probabilities of the tokens of each choice, computed at the end of the search, if its budget "
+        "is not used up by then.",
+    )
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = Field(
+        None, description="Likeliest tokens at each position; needs 'logprobs'."
+    )
     frequency_penalty: Penalty | None = Field(None, description="As in the job's sampling.")
     presence_penalty: Penalty | None = Field(None, description="As in the job's sampling.")
     reasoning_effort: str | None = Field(None, description="The same as reasoning.effort.")
@@ -64,6 +73,13 @@ class ChatBody(OpenAIRequest):
     def _refuse_unsupported(cls, body: Any) -> Any:
         return remove_neutral_fields(body, CHAT)
 
+    @field_validator("top_logprobs")
+    @classmethod
+    def _check_top_logprobs(cls, value: int | None, info: ValidationInfo) -> int | None:
+        if value and not info.data.get("logprobs"):
+            raise ValueError("it needs 'logprobs': give that as true")
+        return value
+
     def to_messages(self) -> list[Message]:
         """Return the conversation for the model."""
         return [to_message(message.role, message.content) for message in self.messages]
@@ -77,7 +93,8 @@ class ChatBody(OpenAIRequest):
         return super().sampling() | penalties
 
     def more_job_fields(self) -> dict[str, Any]:
-        return {} if self.n is None else {"alternatives": self.n - 1}
+        fields = {} if self.n is None else {"alternatives": self.n - 1}
+        return fields | {"logprobs": self.top_logprobs or 0} if self.logprobs else fields
 
     def format_constraint(self) -> ConstraintSpec | None:
         return to_constraint(self.response_format)

@@ -48,7 +48,7 @@ class ChatOptions:
         """
         lacks: list[Capability] = [] if self.is_literal else ["continuation"]
         lacks += ["penalties"] if self.omit.intersection(PENALTIES) else []
-        return (*lacks, "logprobs", "constraint_continuation", "penalty_continuation")
+        return (*lacks, "logprobs", "prompt_logprobs", "constraint_continuation", "penalty_continuation")
 
     def limit_thought(self, limit: int, max_tokens: int) -> Json:
         """Return the field with which the server limits the thought of an answer of at most ``max_tokens``.

@@ -44,6 +44,8 @@ class Dialect:
     """True if ``/health`` tells whether the server's engine lives; vLLM lists its models for seconds after its end."""
     penalizes: bool = True
     """True if its frequency and presence penalty are OpenAI's. llama.cpp's also count tokens of the prompt."""
+    scores_prompts: bool = False
+    """True if it reports the log-probabilities of a prompt's tokens (``prompt_logprobs``)."""
     tells_stops: bool = True
     """False if the server cuts a stop string off without telling which it was: no search can tell the end of a step
     from the end of a solution.
@@ -58,6 +60,7 @@ class Dialect:
     def lacks(self) -> tuple[Capability, ...]:
         """Capabilities that servers of this kind do not have."""
         lacks: list[Capability] = [] if self.tells_stops else ["continuation", "logprobs"]
+        lacks += [] if self.scores_prompts else ["prompt_logprobs"]
         lacks += [] if self.constrains else ["constraint"]
         lacks += [] if self.penalizes else ["penalties"]
         return (*lacks, "constraint_continuation", "penalty_continuation")
@@ -76,6 +79,7 @@ DIALECTS = {
             salts=True,
             numbers_seeds=True,
             reads_tokens=True,
+            scores_prompts=True,
             tells_health=True,
             constrains="structured_outputs",
             bundles_tokens=True,

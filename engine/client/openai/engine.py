@@ -76,6 +76,9 @@ class OpenAICompatibleEngine:
         """Added to the salt of requests after ``clear_cache``."""
 
     async def generate(self, request: GenerateRequest, *, stream: bool = False) -> Events:
+        if request.sampling.prompt_logprobs is not None:
+            yield await self._score_prompt(request)
+            return
         self._check(request)
         answers = [Answer(index, branch) for index, branch in enumerate(request.branches)]
         groups = [[answers[index] for index in group] for group in group_siblings(request.branches, self._dialect)]
@@ -116,6 +119,15 @@ class OpenAICompatibleEngine:
         if request.max_compute is not None and result.computed_tokens > request.max_compute:
             raise self._cannot(f"be held to a budget: it reports {result.computed_tokens} tokens for {needed}")
         return result
+
+    async def _score_prompt(self, request: GenerateRequest) -> Completion:
+        """Return the log-probabilities of the prompt, of a request that generates nothing."""
+        if not self._dialect.scores_prompts:
+            raise self._cannot("honour prompt_logprobs")
+        if [branch.max_tokens for branch in request.branches] != [0]:
+            raise self._cannot("score a prompt and generate at once: give one branch with max_tokens 0")
+        count = request.sampling.prompt_logprobs or 0
+        return await self._scores.score_prompt(request.model, request.prompt, count, self._salt(request))
 
     def _name(self, token: int) -> str:
         """Return the server's name for a token in lists of log-probabilities."""

@@ -1,17 +1,25 @@
-"""Several choices of one completion: the best solutions of the next answers of its search."""
+"""Several choices of one completion, the best solutions of the next answers, and log-probabilities of their tokens."""
 
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 from openai import AsyncOpenAI
 
-from tests.api.openai_client import MODEL, QUESTION, address, ai, http, job_of, worker
+from engine.core.local_engine import LocalEngine
+from engine.protocol.options import EngineOptions
+from tests.api.openai_client import MODEL, QUESTION, address, ai, http, job_of, listening, worker, working
+from workers.config.settings import Settings
+from workers.store.jobs import JobStore
 
 __all__ = ["address", "ai", "http", "worker"]
 
+POLICY = Path(__file__).parents[3] / "reasoner" / "bundled" / "policy"
 VOTE: dict[str, Any] = {"strategy": {"name": "weighted_vote", "n": 8}, "budget": {"tokens": 2000}}
 ASKED: dict[str, Any] = {"model": MODEL, "messages": QUESTION, "seed": 5, "extra_body": VOTE}
 
@@ -87,3 +95,51 @@ async def test_a_search_of_one_solution_has_one_choice(ai: AsyncOpenAI, worker: 
     body = {"strategy": {"name": "greedy"}}
     answer = await ai.chat.completions.create(model=MODEL, messages=QUESTION, seed=5, n=4, extra_body=body)
     assert len(answer.choices) == 1
+
+
+@pytest.fixture
+async def real(settings: Settings, url: str, store: JobStore) -> AsyncIterator[AsyncOpenAI]:
+    """Yield a client of the real engine with the bundled policy."""
+    engine = LocalEngine({MODEL: POLICY}, EngineOptions(kv_tokens=8192))
+    async with (
+        listening(settings, engine) as address,
+        working(url, store, engine=engine),
+        AsyncOpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0) as client,
+    ):
+        yield client
+    await engine.close()
+
+
+async def test_log_probabilities_are_those_of_the_contents_tokens(real: AsyncOpenAI) -> None:
+    search = {"strategy": {"name": "self_consistency", "n": 6}, "budget": {"tokens": 4000}}
+    question = "Make 68 with + - * / from the numbers 10, 12, 8 and 3, each used exactly once."
+    asked = ASKED | {"extra_body": search, "n": 2, "logprobs": True}
+    asked["messages"] = [{"role": "user", "content": question}]
+    answer = await real.chat.completions.create(**asked, top_logprobs=4)
+    assert len(answer.choices) == 2
+    for choice in answer.choices:
+        assert choice.logprobs is not None
+        assert choice.logprobs.content is not None
+        tokens = choice.logprobs.content
+        assert "".join(token.token for token in tokens).strip("\n") == (choice.message.content or "").strip("\n")
+        assert all(bytes(token.bytes or []).decode() == token.token for token in tokens)
+        for token in tokens:
+            values = [other.logprob for other in token.top_logprobs]
+            assert values == sorted(values, reverse=True)
+            assert len(values) == 4
+            assert token.logprob <= values[0] <= 0
+            assert {other.token: other.logprob for other in token.top_logprobs}.get(token.token, token.logprob) == (
+                token.logprob
+            )
+    stream = await real.chat.completions.create(**asked, top_logprobs=4, stream=True)
+    streamed: dict[int, list[Any]] = defaultdict(list)
+    async for chunk in stream:
+        for part in chunk.choices:
+            streamed[part.index] += (part.logprobs and part.logprobs.content) or []
+    assert [streamed[index] for index in (0, 1)] == [
+        choice.logprobs.content for choice in answer.choices if choice.logprobs
+    ]
+    bare = await real.chat.completions.create(**asked)
+    assert bare.choices[0].logprobs is not None
+    assert bare.choices[0].logprobs.content is not None
+    assert all(token.top_logprobs == [] for token in bare.choices[0].logprobs.content)

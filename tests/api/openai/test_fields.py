@@ -162,6 +162,8 @@ async def test_neutral_values_of_unsupported_fields_pass(client: httpx.AsyncClie
         ({"temperature": 3}, "temperature", "less than or equal to 2"),
         ({"frequency_penalty": 2.1}, "frequency_penalty", "less than or equal to 2"),
         ({"presence_penalty": -3}, "presence_penalty", "greater than or equal to -2"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "less than or equal to 20"),
+        ({"top_logprobs": 2}, "top_logprobs", "needs 'logprobs'"),
         ({"n": 9}, "n", "less than or equal to 8"),
         ({"n": 0}, "n", "greater than or equal to 1"),
         ({"seed": -1}, "seed", "greater than or equal to 0"),
