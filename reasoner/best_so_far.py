@@ -8,18 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from reasoner.alternatives import choose_alternatives, list_rivals
 from reasoner.answers.votes import count_votes, find_vote_form
 from reasoner.budget.usage import Usage
-from reasoner.jobs.job import FinishReason, JobResult
+from reasoner.jobs.job import Alternative, FinishReason, JobResult, TokenProbability
 from reasoner.jobs.journal import Entry
 from reasoner.jobs.messages import CalledFunction
 from reasoner.jobs.spec import JobSpec
 from reasoner.search.candidates import select_candidates
 from reasoner.search.replay import bill_model
-from reasoner.strategies.base import Choice, choose_best_scored, elect
+from reasoner.strategies.base import AnswerLeader, Choice, choose_best_scored, elect
 from reasoner.strategies.registry import STRATEGIES
 from reasoner.thoughts import strip_delimiters
 from reasoner.tree import Node, add_calls, find_most_promising, read_answer_level, read_parts
+
+Logprobs = Mapping[str, list[TokenProbability] | None]
+"""Log-probabilities of solutions by node."""
 
 
 def choose_best_so_far(spec: JobSpec, entries: Iterable[Entry]) -> JobResult | None:
@@ -36,55 +40,91 @@ def choose_best_so_far(spec: JobSpec, entries: Iterable[Entry]) -> JobResult | N
     candidates = select_candidates(root.walk(), spec)
     votes = strategy.votes and spec.strategy.params.get("by") not in ("verifier", "tournament")
     choice = _vote(spec, candidates) if votes else choose_best_scored(candidates)
+    rivals = list_rivals(spec, root, choice)
+    others = choose_alternatives(spec, choice, rivals, _group(spec, rivals))
     usages: dict[str, Usage] = {}
     for entry in entries:
         bill_model(usages, entry)
-    return build_result(spec, root, choice, "cancelled", usages)
+    return build_result(spec, root, choice, "cancelled", usages, others)
 
 
 def build_result(
-    spec: JobSpec, root: Node, choice: Choice, finish_reason: FinishReason, usage_by_model: Mapping[str, Usage]
+    spec: JobSpec,
+    root: Node,
+    choice: Choice,
+    finish_reason: FinishReason,
+    usage_by_model: Mapping[str, Usage],
+    alternatives: Sequence[AnswerLeader] = (),
+    logprobs: Logprobs | None = None,
 ) -> JobResult:
-    """Return the result with the chosen solution; without one, its text is that of the most promising branch."""
+    """Return the result with the chosen solution; without one, its text is that of the most promising branch.
+
+    ``logprobs``: those of its solutions, by node.
+    """
+    logprobs = logprobs or {}
     shown = choice.node or find_most_promising(root)
-    thinks = shown is not None and shown.thought is not None
-    own = (spec.thoughts.open, spec.thoughts.close) if spec.thoughts is not None else None
+    thought, content = (None, None) if shown is None else _split_solution(spec, shown)
     return JobResult(
         answer=choice.node and choice.node.answer,
         answer_level=choice.node and choice.node.answer_level,
         text=shown and shown.solution,
-        thought=strip_delimiters(shown.thought_text, own) if shown and thinks else None,
-        content=_find_content(shown),
-        tool_calls=[
-            CalledFunction(name=name, arguments=text) for name, text in (choice.node.calls if choice.node else ())
-        ],
+        thought=thought,
+        content=content,
+        tool_calls=[] if choice.node is None else _list_calls(choice.node),
         confidence=choice.confidence,
         votes=choice.votes,
         finish_reason=finish_reason,
         node=shown and shown.id,
+        logprobs=logprobs.get(shown.id) if shown else None,
+        alternatives=[_describe(spec, leader, logprobs.get(leader.node.id)) for leader in alternatives],
         ranking=list(choice.ranking),
         usage_by_model=dict(usage_by_model),
     )
 
 
-def _find_content(shown: Node | None) -> str | None:
-    """Return a solution's text after its thought and without its calls, where it has either."""
-    if shown is None or (shown.thought is None and not shown.calls):
-        return None
-    return shown.answer_text.strip("\n") if not shown.calls else shown.words
+def _describe(spec: JobSpec, leader: AnswerLeader, logprobs: list[TokenProbability] | None) -> Alternative:
+    node = leader.node
+    thought, content = _split_solution(spec, node)
+    return Alternative(
+        answer=node.answer,
+        answer_level=node.answer_level,
+        text=node.solution,
+        thought=thought,
+        content=content,
+        tool_calls=_list_calls(node),
+        share=leader.share,
+        score=node.score,
+        node=node.id,
+        logprobs=logprobs,
+    )
 
 
-def _show_call(name: str, arguments: str) -> CalledFunction:
-    return CalledFunction(name=name, arguments=arguments)
+def _split_solution(spec: JobSpec, node: Node) -> tuple[str | None, str | None]:
+    """Return a solution's thought, and what follows it without calls; ``None`` for what is not told apart."""
+    if node.thought is None:
+        return None, node.words if node.calls else None
+    own = (spec.thoughts.open, spec.thoughts.close) if spec.thoughts is not None else None
+    content = node.words if node.calls else node.answer_text.strip("\n")
+    return strip_delimiters(node.thought_text, own), content
+
+
+def _list_calls(node: Node) -> list[CalledFunction]:
+    return [CalledFunction(name=name, arguments=arguments) for name, arguments in node.calls]
 
 
 def _vote(spec: JobSpec, candidates: Sequence[Node]) -> Choice:
-    groups: dict[str, list[Node]] = {}
-    for node in candidates:
-        groups.setdefault(find_vote_form(node, spec.answer.compare), []).append(node)
     scored = any(node.score is not None for node in candidates)
     weights = {node: (node.score or 0.0) if scored else 1.0 for node in candidates}
-    return elect(count_votes(list(groups.values()), weights), weights)
+    return elect(count_votes(_group(spec, candidates), weights), weights)
+
+
+def _group(spec: JobSpec, candidates: Sequence[Node]) -> list[list[Node]]:
+    """Group solutions by the canonical text of their answers."""
+    groups: dict[str, list[Node]] = {}
+    for node in candidates:
+        if node.answer is not None:
+            groups.setdefault(find_vote_form(node, spec.answer.compare), []).append(node)
+    return list(groups.values())
 
 
 def _tree(entries: Iterable[Entry]) -> Node:

@@ -12,8 +12,9 @@ from typing import Literal
 
 from engine.protocol.types import EngineClient, InvalidRequest, ModelInfo
 from reasoner.admission.validation import check_job
+from reasoner.alternatives import find_alternatives
 from reasoner.answers.equivalence import Equivalence
-from reasoner.best_so_far import build_result, choose_best_so_far
+from reasoner.best_so_far import Logprobs, build_result, choose_best_so_far
 from reasoner.budget.ledger import Ledger
 from reasoner.budget.prices import Prices, check_budget
 from reasoner.budget.usage import Usage
@@ -33,10 +34,11 @@ from reasoner.search.policies.selection import policy_selector, policy_selectors
 from reasoner.search.policies.thoughts import find_thought_format
 from reasoner.search.search import Search
 from reasoner.search.stream_context import SearchContext
-from reasoner.strategies.base import Choice
+from reasoner.strategies.base import AnswerLeader, Choice
 from reasoner.strategies.registry import STRATEGIES
 from reasoner.thoughts import ThoughtFormat
 from reasoner.tools.python import PythonRunner
+from reasoner.tree import find_most_promising
 from reasoner.verifiers.context import VerifierContext
 from reasoner.verifiers.probe import reads_while_decoding
 from reasoner.verifiers.registry import open_comparer, open_scorer
@@ -79,13 +81,15 @@ async def run_job(
         async with opened as search:
             choice = await strategy.run(search, params)
             is_cut_short = search.is_cut_short
+            others = await find_alternatives(search, choice)
             if choice.node is None:
                 await search.score_finished()
+            logprobs = await _compute_logprobs(search, choice, others)
             await search.record_selection(choice.node)
     except JobCancelled as end:
         end.result = choose_best_so_far(spec, await journal.load())
         raise
-    return _outcome(search, choice, is_cut_short)
+    return _outcome(search, choice, others, is_cut_short, logprobs)
 
 
 @asynccontextmanager
@@ -162,6 +166,7 @@ async def _open_policies(
         thoughts = None if writes_channels else await find_thought_format(engine, model, spec.thoughts)
         _check_steps(spec, thoughts)
         _check_thinking_limit(spec, model, thoughts)
+        _check_penalties(spec, model, thoughts)
         check_budget(spec.budget, model.id, model, prices)
         policies.append(Policy(model, spec.sampling.fill(model.sampling), thoughts, weight))
     return tuple(policies)
@@ -221,6 +226,18 @@ def _check_thinking_limit(spec: JobSpec, policy: ModelInfo, thoughts: ThoughtFor
     raise InvalidRequest(f"budget.thinking_tokens: model {policy.id!r} {problem}", "budget.thinking_tokens")
 
 
+def _check_penalties(spec: JobSpec, policy: ModelInfo, thoughts: ThoughtFormat | None) -> None:
+    """Raise ``InvalidRequest`` for penalties of a solution that one request cannot write."""
+    is_split = thoughts is not None and not thoughts.is_told
+    if is_split and spec.sampling.counts_tokens and "penalty_continuation" in policy.lacks:
+        raise InvalidRequest(
+            f"sampling: the server of model {policy.id!r} counts the tokens of one request alone, and what follows a "
+            "thought is another one: leave out 'frequency_penalty' and 'presence_penalty', or use a model on our "
+            "engine",
+            "sampling",
+        )
+
+
 def _counts_exactly(spec: JobSpec, policies: Sequence[Policy], served: Mapping[str, ModelInfo]) -> bool:
     """Return True if the tokens of all requests of the job are known before."""
     selector = verifier_selector(spec.verifier)
@@ -265,8 +282,20 @@ def _warn(message: str) -> None:
     log.warning(message)
 
 
-def _outcome(search: Search, choice: Choice, is_cut_short: bool) -> JobOutcome:
+async def _compute_logprobs(search: Search, choice: Choice, others: Sequence[AnswerLeader]) -> Logprobs:
+    """Return the log-probabilities of the solutions of a result, by node, if the job asks for them."""
+    count, shown = search.spec.logprobs, choice.node or find_most_promising(search.root)
+    if count is None or shown is None:
+        return {}
+    solutions = [shown, *(other.node for other in others)]
+    return {node.id: await search.compute_logprobs(node, count) for node in solutions}
+
+
+def _outcome(
+    search: Search, choice: Choice, others: Sequence[AnswerLeader], is_cut_short: bool, logprobs: Logprobs
+) -> JobOutcome:
     status: Literal["completed", "incomplete"] = "incomplete" if choice.node is None else "completed"
     ended: FinishReason = "no_answer" if choice.node is None else "answer"
-    result = build_result(search.spec, search.root, choice, "budget" if is_cut_short else ended, search.usage_by_model)
+    reason: FinishReason = "budget" if is_cut_short else ended
+    result = build_result(search.spec, search.root, choice, reason, search.usage_by_model, others, logprobs)
     return JobOutcome(status, result, search.ledger.usage)

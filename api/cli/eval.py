@@ -33,7 +33,8 @@ from reasoner.evaluation.pool import NUM_DRAWS
 from reasoner.evaluation.runs import RUNS_FILE, EvaluationMismatch, RunFile, collect_runs
 from reasoner.evaluation.suites.registry import open_suite
 from reasoner.evaluation.suites.suite import Suite, SuiteError
-from reasoner.jobs.spec import JobSpec, Sampling
+from reasoner.jobs.sampling_spec import Sampling
+from reasoner.jobs.spec import JobSpec
 from reasoner.jobs.tool_specs import PythonTool
 from reasoner.jobs.verifier_specs import PrmVerifier, Verifier
 from workers.config.settings import Settings

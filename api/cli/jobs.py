@@ -273,7 +273,7 @@ def _describe_verifier(model: dict[str, Any]) -> str:
 def _describe_settings(defaults: dict[str, Any]) -> str:
     """Return the settings in use, without those that change nothing."""
     sampling = defaults["sampling"]
-    neutral = {"top_p": 1, "top_k": 0, "min_p": 0, "max_tokens": None}
+    neutral = {"top_p": 1, "top_k": 0, "min_p": 0, "max_tokens": None, "frequency_penalty": 0, "presence_penalty": 0}
     values = {name: value for name, value in sampling.items() if value != neutral.get(name, object())}
     values |= {name: defaults[name] for name in ("system", "prompt", "stop", "chat_template_kwargs") if defaults[name]}
     values["strategy"] = defaults["strategy"]["name"]

@@ -78,6 +78,8 @@ export function event({ type, data }) {
       return data.nodes.length === 1 ? `prunes ${data.nodes[0]}` : `prunes ${data.nodes.length} branches`;
     case "select":
       return data.node === null ? "chooses no answer" : `chooses ${data.node}`;
+    case "logprobs":
+      return `${data.node} is read for its log-probabilities`;
     case "decision":
       return `decides: ${line(decision(data), 80)}`;
     case "job.queued":

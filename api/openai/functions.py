@@ -120,14 +120,14 @@ class FunctionOutputItem(BaseModel):
     output: str
 
 
-def make_call_id(job_id: str, index: int) -> str:
-    """Return the id of one of the calls of a job's answer, which is always the same."""
-    return blake2b(f"{job_id}/{index}".encode(), digest_size=8).hexdigest()[:_ID_CHARS]
+def make_call_id(job_id: str, index: int, choice: int = 0) -> str:
+    """Return the id of a call of one of an answer's choices, which is always the same."""
+    return blake2b(f"{job_id}/{choice}/{index}".encode(), digest_size=8).hexdigest()[:_ID_CHARS]
 
 
-def build_calls(job_id: str, calls: Sequence[CalledFunction]) -> list[AnswerCall]:
-    """Return the calls of an answer, with their ids."""
-    return [AnswerCall(id=make_call_id(job_id, index), function=call) for index, call in enumerate(calls)]
+def build_calls(job_id: str, calls: Sequence[CalledFunction], choice: int = 0) -> list[AnswerCall]:
+    """Return the calls of one of an answer's choices, with their ids."""
+    return [AnswerCall(id=make_call_id(job_id, index, choice), function=call) for index, call in enumerate(calls)]
 
 
 def build_call_item(job_id: str, index: int, call: CalledFunction) -> FunctionCallItem:

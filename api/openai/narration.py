@@ -14,7 +14,7 @@ from reasoner.answers.canonical import canonicalize
 from reasoner.answers.extraction.extract import strip_thinking
 from reasoner.budget.usage import Usage
 from reasoner.jobs.event import Event
-from reasoner.jobs.job import TERMINAL_STATUSES, JobError, JobResult
+from reasoner.jobs.job import TERMINAL_STATUSES, Alternative, JobError, JobResult
 from reasoner.tree import read_answer_level, read_parts
 
 MAX_ANSWER_CHARS = 80
@@ -25,8 +25,9 @@ MAX_ANSWER_CHARS = 80
 class JobEnd:
     """The end of a job.
 
-    ``content`` is the chosen solution without its thought, ``num_visible_tokens`` the length of that; if the model's
-    thoughts are not known, estimated by the share of the characters.
+    ``content`` is the chosen solution without its thought, ``other_contents`` are those of the alternatives.
+    ``num_visible_tokens`` is the length of all that; if the model's thoughts are not known, estimated by the share of
+    the characters.
     """
 
     status: str
@@ -36,6 +37,7 @@ class JobEnd:
     usage: Usage
     content: str
     num_visible_tokens: int
+    other_contents: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
@@ -148,22 +150,34 @@ class Narration:
         data: Any = event.data
         result = None if data["result"] is None else JobResult.model_validate(data["result"])
         error = None if data["error"] is None else JobError.model_validate(data["error"])
-        text = (result and result.text) or ""
-        content = (strip_thinking(text) or "") if result is None or result.content is None else result.content
-        num_tokens, num_thought = self._count_solution_tokens(result)
-        num_visible = num_tokens - num_thought
-        if text and (result is None or result.node not in self._num_thought):
-            num_visible = round(num_tokens * len(content) / len(text))
-        return JobEnd(status, event.at, result, error, Usage.model_validate(data["usage"]), content, num_visible)
+        shown = [] if result is None else result.solutions
+        contents = [_read_content(solution) for solution in shown]
+        counted: set[str] = set()
+        num_visible = sum(self._count_visible_tokens(*pair, counted) for pair in zip(shown, contents, strict=True))
+        usage = Usage.model_validate(data["usage"])
+        content = contents[0] if contents else ""
+        return JobEnd(status, event.at, result, error, usage, content, num_visible, tuple(contents[1:]))
 
-    def _count_solution_tokens(self, result: JobResult | None) -> tuple[int, int]:
-        """Return the generated tokens of the chosen solution and those of its thought, up to the node that began it."""
-        node, length, thought = result.node if result and result.node else "", 0, 0
-        while node and node not in self._fresh_nodes:
-            length += self._num_tokens[node]
-            thought += self._num_thought.get(node, 0)
+    def _count_visible_tokens(self, solution: JobResult | Alternative, content: str, counted: set[str]) -> int:
+        """Return the generated tokens of a solution's content. Tokens of the nodes in ``counted`` are none of them.
+
+        The nodes that it has are added: those of a tree search may belong to several solutions.
+        """
+        num_tokens = num_thought = 0
+        node = solution.node or ""
+        while node and node not in self._fresh_nodes:  # up to the node that began the conversation
+            if node not in counted:
+                num_tokens += self._num_tokens[node]
+                num_thought += self._num_thought.get(node, 0)
+            counted.add(node)
             node = node.rpartition(".")[0]
-        return length, thought
+        if solution.text and solution.node not in self._num_thought:
+            return round(num_tokens * len(content) / len(solution.text))
+        return num_tokens - num_thought
+
+
+def _read_content(solution: JobResult | Alternative) -> str:
+    return (strip_thinking(solution.text or "") or "") if solution.content is None else solution.content
 
 
 def _describe_end(end: JobEnd) -> str:

@@ -106,6 +106,14 @@ class OpenAIRequest(StrictModel):
         """Return the constraint that OpenAI's format of the answer asks for."""
         return None
 
+    def sampling(self) -> dict[str, float | None]:
+        """Return the sampling parameters that the request may give."""
+        return {"temperature": self.temperature, "top_p": self.top_p}
+
+    def more_job_fields(self) -> dict[str, Any]:
+        """Return the fields of the job that only some routes have."""
+        return {}
+
     def token_bounds(self) -> list[int]:
         """Return all bounds of the job's tokens, of which the smallest holds."""
         given = (
@@ -121,16 +129,16 @@ class OpenAIRequest(StrictModel):
         """
         efforts = settings.effort
         budget = (self.budget or Budget()).model_copy(update={"effort": self._find_effort(efforts)})
-        sampling = {"temperature": self.temperature, "top_p": self.top_p}
         fields: dict[str, Any] = {
             "model": self.model,
             "messages": conversation,
             "seed": self.seed,
             "stop": self.stop,
             "budget": None if budget == Budget() else budget,
-            "sampling": {name: value for name, value in sampling.items() if value is not None},
+            "sampling": {name: value for name, value in self.sampling().items() if value is not None},
             "metadata": {**(self.metadata or {}), **self._user_metadata()},
             **{name: getattr(self, name) for name in _JOB_FIELDS},
+            **self.more_job_fields(),
         }
         if (constraint := self.format_constraint()) is not None:
             fields["constraint"] = constraint

@@ -17,10 +17,11 @@ class Unsupported:
     instead: str
 
 
-_SAMPLING = "sampling has temperature and top_p"
+_SAMPLING = "sampling has temperature, top_p, frequency_penalty and presence_penalty"
+_PENALTIES = "OpenAI's Responses have none: send it to /v1/chat/completions, or in 'sampling' of POST /v1/jobs"
 _TOOLS = "give 'tools' of type 'function' or 'python'"
 _CACHE = "prompt prefixes are always cached"
-_LOGPROBS = "GET /v1/jobs/{id}/tree has the log-probability of every branch"
+_LOGPROBS = "send it to /v1/chat/completions, or 'logprobs' to POST /v1/jobs"
 _HISTORY = "send the whole conversation, or 'previous_response_id'"
 
 _COMMON: dict[str, Unsupported] = {
@@ -29,20 +30,15 @@ _COMMON: dict[str, Unsupported] = {
     "prompt_cache_options": Unsupported((), _CACHE),
     "prompt_cache_retention": Unsupported((), _CACHE),
     "service_tier": Unsupported(("auto", "default"), "'priority' is 'interactive' or 'batch'"),
-    "top_logprobs": Unsupported((0,), _LOGPROBS),
 }
 
 CHAT: dict[str, Unsupported] = _COMMON | {
     "audio": Unsupported((), "answers are text"),
-    "frequency_penalty": Unsupported((0,), _SAMPLING),
     "function_call": Unsupported(("auto", "none"), _TOOLS),
     "functions": Unsupported(([],), _TOOLS),
     "logit_bias": Unsupported(({},), _SAMPLING),
-    "logprobs": Unsupported((False,), _LOGPROBS),
     "modalities": Unsupported((["text"],), "answers are text"),
-    "n": Unsupported((1,), "a search gives one answer; 'n' of 'strategy' is the number of sampled solutions"),
     "prediction": Unsupported((), "speculative decoding needs no prediction"),
-    "presence_penalty": Unsupported((0,), _SAMPLING),
     "store": Unsupported((False,), "GET /v1/jobs/{id} has the job, until it is deleted"),
     "verbosity": Unsupported(("medium",), "ask for it in a message"),
     "web_search_options": Unsupported((), _TOOLS),
@@ -52,11 +48,14 @@ RESPONSES: dict[str, Unsupported] = _COMMON | {
     "background_options": Unsupported((), "'priority' is 'interactive' or 'batch'"),
     "context_management": Unsupported(([],), _HISTORY),
     "conversation": Unsupported((), _HISTORY),
+    "frequency_penalty": Unsupported((0,), _PENALTIES),
     "image": Unsupported((), "images are not supported"),
     "include": Unsupported(([],), "the response is always complete; GET /v1/jobs/{id}/tree has the search"),
     "max_tool_calls": Unsupported((), "'calls' of the tool 'python' limits its calls"),
+    "presence_penalty": Unsupported((0,), _PENALTIES),
     "prompt": Unsupported((), "there are no stored prompts: write 'instructions' and 'input'"),
     "store": Unsupported((True,), "a response lives until it is deleted: DELETE /v1/responses/{id}"),
+    "top_logprobs": Unsupported((0,), _LOGPROBS),
     "truncation": Unsupported(("disabled",), "a conversation that is too long is refused, never truncated"),
 }
 

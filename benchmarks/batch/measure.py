@@ -20,7 +20,8 @@ from reasoner.budget.spec import Budget
 from reasoner.evaluation.suites.problem import Problem
 from reasoner.evaluation.suites.registry import POLICY_SUITES, check_answer, get_family, load_problems
 from reasoner.jobs.journal import MemoryJournal
-from reasoner.jobs.spec import JobSpec, Sampling, StrategySpec
+from reasoner.jobs.sampling_spec import Sampling
+from reasoner.jobs.spec import JobSpec, StrategySpec
 from reasoner.run import run_job
 
 Way = Literal["even", "shared"]

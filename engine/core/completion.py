@@ -80,9 +80,17 @@ def build_completion(sequence: GenerateSequence, finish: Finish) -> tuple[Delta 
         drafted_tokens=sequence.num_drafted,
         accepted_tokens=sequence.num_accepted,
         probe=sequence.probe_score,
+        token_texts=_read_token_texts(sequence),
     )
     last = _remaining(sequence, text) if sequence.job.stream else None
     return (last if last and (last.text or last.token_ids) else None), completion
+
+
+def _read_token_texts(sequence: GenerateSequence) -> dict[int, str]:
+    """Return the texts of the tokens in the branch's log-probabilities of the prompt."""
+    scored = [token for token in sequence.prompt_logprobs or () if token is not None]
+    ids = {token.token_id for token in scored} | {id for token in scored for id, _ in token.top}
+    return {id: sequence.reader.tokenizer.inner_piece(id) for id in ids}
 
 
 def build_score_result(sequence: ScoreSequence, *, is_over_budget: bool) -> ScoreResult:

@@ -86,6 +86,7 @@ def check_generate(request: GenerateRequest, model: ModelInfo, max_branches: int
                 "prompt",
             )
     _check_sampling(request.sampling, model)
+    _check_range("penalty_start", request.sampling.penalty_start, 0, len(request.prompt))
     _check_constraint(request)
     if request.timeout is not None and not 0 < request.timeout <= MAX_SECONDS:
         raise InvalidRequest(

@@ -15,9 +15,15 @@ Prompt = str | Sequence[dict[str, Any]]
 TemplateKwargs = Mapping[str, object]
 """Variables of a chat template, such as ``enable_thinking``."""
 
-Capability = Literal["continuation", "logprobs", "constraint", "constraint_continuation"]
+Capability = (
+    Literal["continuation", "logprobs", "prompt_logprobs", "constraint", "constraint_continuation"]
+    | Literal["penalties", "penalty_continuation"]
+)
 """``continuation``: goes on after the beginning of an answer. ``logprobs``: reports those of the likeliest tokens.
-``constraint``: holds a whole answer to a language. ``constraint_continuation``: also goes on within such an answer."""
+``prompt_logprobs``: reports those of a given text.
+``constraint``: holds a whole answer to a language. ``constraint_continuation``: also goes on within such an answer.
+``penalties``: has OpenAI's frequency and presence penalty, which count generated tokens alone.
+``penalty_continuation``: also counts the tokens of an answer that it goes on with."""
 FinishReason = Literal["stop", "length", "context", "timeout", "cancelled"]
 """``stop``: end of sequence, a stop token or a stop string. ``length``: ``max_tokens``. ``context``: the model's
 context is full. ``timeout``: ``GenerateRequest.timeout`` passed. ``cancelled``: ``abort`` was called.
@@ -77,6 +83,10 @@ class SamplingParams:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     """Applied, like ``presence_penalty``, to generated tokens including ``Branch.generated``; 0 is off."""
+    penalty_start: int | None = None
+    """The position in the prompt from which its tokens count as generated for both; by default its end. A search sends
+    the beginning of a solution as a part of the prompt.
+    """
     logit_bias: tuple[tuple[int, float], ...] = ()
     """Pairs of a token id and the bias added to its logit."""
     min_tokens: int = 0
@@ -92,6 +102,11 @@ class SamplingParams:
     """The number of most likely tokens whose log-probabilities are reported besides that of each new token."""
     prompt_logprobs: int | None = None
     """The same for the tokens of the prompt, all of which are then computed. Reported with the first branch."""
+
+    @property
+    def counts_tokens(self) -> bool:
+        """True if the distribution of a token depends on the number of times that it was generated."""
+        return self.frequency_penalty != 0 or self.presence_penalty != 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,15 +157,11 @@ class GenerateRequest:
     probe: bool = False
     """True to report the score of the model's probe (``ModelInfo.probe``) in each completion."""
     thinking_limit: int | None = None
-    """The maximum number of tokens of a thought, for servers that limit thoughts (``ModelInfo.limits_thoughts``); any
-    other refuses it.
-    """
+    """The maximum number of tokens of a thought, on servers that limit them (``ModelInfo.limits_thoughts``) alone."""
     constraint: Constraint | None = None
     """The language to which the branches are held, from ``Branch.constraint_start`` to their end."""
     shows_special: bool = False
-    """True to keep special tokens in the text, since calls of functions stand between them. Our engine always shows
-    those of calls and no others.
-    """
+    """True to keep special tokens in the text, between which calls stand. Our engine shows those of calls anyway."""
     lifts_constraint: Tokens = ()
     """Tokens that lift the constraint for the rest of the request if a branch begins its constrained text with one of
     them, such as the token that opens a thought.
@@ -209,6 +220,8 @@ class Completion:
     """One entry for each token of the prompt, ``None`` for the first, if this is the first branch and they were
     requested; fewer if the branch ended before the prompt was computed.
     """
+    token_texts: dict[int, str] = field(default_factory=dict)
+    """The text of each token in ``prompt_logprobs``; one that is no whole character is ``token_id:`` and its id."""
     drafted_tokens: int = 0
     """The number of draft tokens verified (speculative decoding)."""
     accepted_tokens: int = 0
@@ -317,7 +330,7 @@ class ModelInfo:
     limits_thoughts: bool = False
     """True if the server limits thoughts by ``GenerateRequest.thinking_limit``."""
     chat_template: str = ""
-    """The model's chat template, whose marks tell the format of its function calls; empty if it is not known."""
+    """The model's chat template, which shows the format of its calls of functions; empty if it is not known."""
     tells_calls: bool = False
     """True if the server takes functions in a field of its own, and its client writes calls in Hermes's format."""
 

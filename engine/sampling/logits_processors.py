@@ -52,6 +52,9 @@ class Penalties:
         self._bias = np.array([bias.get(token, 0.0) for token in tokens.tolist()], np.float32)
         self._seen = np.isin(tokens, seen)
         self._counts = np.zeros(len(tokens), np.float32)
+        if sampling.penalty_start is not None:
+            for token in prompt[sampling.penalty_start :]:
+                self.add(token)
 
     @classmethod
     def is_needed(cls, sampling: SamplingParams) -> bool:

@@ -132,6 +132,8 @@ class CompletionBody(_Body):
     repetition_penalty: Annotated[float, Field(ge=MIN_REPETITION_PENALTY, le=MAX_REPETITION_PENALTY)] = 1.0
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
+    penalty_start: _Count | None = None
+    """As in ``SamplingParams`` (extension)."""
     logit_bias: Annotated[
         dict[Annotated[str, Field(pattern="^[0-9]{1,9}$")], Annotated[float, Field(ge=-100, le=100)]],
         Field(max_length=MAX_LOGIT_BIASES),

@@ -48,7 +48,7 @@ class TextReader:
         """``tokens``: read again at every call; the owner appends to it."""
         self.text = ""
         """The text so far, complete characters only."""
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
         self._tokens = tokens
         self._lead = ""
         """The decoded text of tokens before the window that is not all in ``text`` yet."""
@@ -62,19 +62,19 @@ class TextReader:
         """Update ``text`` with new tokens."""
         if self._read == len(self._tokens):
             return
-        after = self._lead + self._tokenizer.decode(self._tokens[self._window :])
+        after = self._lead + self.tokenizer.decode(self._tokens[self._window :])
         complete = after.rstrip(_HALF)
         self.text += complete[self._shown :]
         self._shown = max(self._shown, len(complete))
         if len(complete) == len(after):
             self._lead, self._window, self._read = "", self._read, len(self._tokens)
-            self._shown = len(decode_complete_text(self._tokenizer, self._tokens[self._window :]))
+            self._shown = len(decode_complete_text(self.tokenizer, self._tokens[self._window :]))
         elif len(self._tokens) - self._read > _HELD:
             self._let_go()
 
     def final(self, end: int) -> str:
         """Return the text of the first ``end`` tokens, after which no more follow."""
-        rest = self._lead + self._tokenizer.decode(self._tokens[self._window : end])
+        rest = self._lead + self.tokenizer.decode(self._tokens[self._window : end])
         return self.text + rest.rstrip(_HALF)[self._shown :]
 
     def _let_go(self) -> None:
@@ -83,10 +83,10 @@ class TextReader:
         Otherwise each token of a branch that keeps generating such bytes would decode all of them again.
         """
         end = len(self._tokens)
-        window = self._tokenizer.decode(self._tokens[self._window :])
+        window = self.tokenizer.decode(self._tokens[self._window :])
         for cut in range(end - 1, max(self._read, end - _BYTES - 1), -1):
-            before = self._tokenizer.decode(self._tokens[self._window : cut])
-            after = self._tokenizer.decode(self._tokens[cut:])
+            before = self.tokenizer.decode(self._tokens[self._window : cut])
+            after = self.tokenizer.decode(self._tokens[cut:])
             # Tokens without text do not complete the preceding character.
             if after and before + after == window:
                 left = self._lead + before
@@ -100,7 +100,7 @@ class StopStrings:
 
     def __init__(self, tokenizer: Tokenizer, stops: Sequence[str]) -> None:
         self.stops = tuple(stops)
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
         self._last = "".join({stop[-1] for stop in stops})
         self._unseen = " " in self._last or _HALF in self._last
         self._may_end: dict[int, bool] = {}
@@ -116,7 +116,7 @@ class StopStrings:
         """
         may_end = self._may_end.get(token)
         if may_end is None:
-            piece = self._tokenizer.decode([token])
+            piece = self.tokenizer.decode([token])
             may_end = self._may_end[token] = self._unseen or any(mark in self._last + _HALF for mark in piece)
         return may_end
 

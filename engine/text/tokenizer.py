@@ -56,6 +56,9 @@ class Tokenizer:
         self.piece = lru_cache(_PARTS)(self._piece)
         """Return the text of a single token, also of special ones; invalid bytes as ``token_id:`` and the id."""
 
+        self.inner_piece = lru_cache(_PARTS)(self._inner_piece)
+        """Return the same for a token within a text: with its space, which some decoders leave out at the beginning."""
+
     def check_length(self, text: str, context: int, field: str) -> None:
         """Raise ``InvalidRequest`` for a text that exceeds ``context`` tokens with any tokenization.
 
@@ -124,6 +127,13 @@ class Tokenizer:
     def _piece(self, token: int) -> str:
         text = self.decode_all([token])
         return f"token_id:{token}" if "\ufffd" in text else text
+
+    def _inner_piece(self, token: int) -> str:
+        before = self.encode("a")
+        first, whole = self.decode_all(before), self.decode_all([*before, token])
+        if "\ufffd" in whole or not whole.startswith(first):
+            return self.piece(token)
+        return whole.removeprefix(first)
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text of the tokens without special ones, but for delimiters of function calls.

@@ -13,7 +13,8 @@ from reasoner.base_model import StrictModel
 from reasoner.budget.prices import Prices
 from reasoner.budget.spec import Budget
 from reasoner.jobs.messages import Text
-from reasoner.jobs.spec import JobSpec, MaxTokens, PromptTemplate, Sampling, StopStrings, TemplateKwargs
+from reasoner.jobs.sampling_spec import MaxTokens, Sampling
+from reasoner.jobs.spec import JobSpec, PromptTemplate, StopStrings, TemplateKwargs
 from reasoner.jobs.step_specs import Steps
 from reasoner.jobs.thought_spec import ThoughtSpec
 from reasoner.jobs.verifier_specs import Verifier

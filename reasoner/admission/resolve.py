@@ -26,6 +26,9 @@ _NEEDS: Mapping[Capability, str] = {
     "logprobs": "reads log-probabilities",
     "constraint": "holds solutions to a language",
     "constraint_continuation": "continues unfinished solutions, here within a constraint",
+    "prompt_logprobs": "reads the log-probabilities of finished solutions",
+    "penalties": "is sampled with penalties",
+    "penalty_continuation": "continues unfinished solutions, here with penalties",
 }
 
 
@@ -236,10 +239,16 @@ def _check_capabilities(spec: JobSpec, models: list[ModelInfo] | None) -> None:
                 f"the server of model {policy.id!r} cannot go on after the output of a tool: leave it out, or use a "
             )
             raise JobRefused("unsupported-tool", "tools", f"{message}model on vLLM, SGLang or our engine")
-        missing = [what for what in policy.lacks if what in _find_required(spec)]
+        _check_penalties(spec, policy)
+        if spec.logprobs is not None and "prompt_logprobs" in policy.lacks:
+            message = (
+                f"the server of model {policy.id!r} does not report those of a given text: leave it out, or use a "
+            )
+            raise JobRefused("unsupported-logprobs", "logprobs", f"{message}model on vLLM or our engine")
+        missing = [what for what in policy.lacks if what in _find_required(spec, spec.strategy.name)]
         if not missing:
             continue
-        able = [name for name, strategy in STRATEGIES.items() if strategy.required.isdisjoint(policy.lacks)]
+        able = [name for name in STRATEGIES if _find_required(spec, name).isdisjoint(policy.lacks)]
         raise JobRefused(
             "unsupported-strategy",
             "strategy",
@@ -248,11 +257,32 @@ def _check_capabilities(spec: JobSpec, models: list[ModelInfo] | None) -> None:
         )
 
 
-def _find_required(spec: JobSpec) -> frozenset[Capability]:
-    """Return the capabilities of a policy's server that the job's strategy needs."""
-    required = STRATEGIES[spec.strategy.name].required
-    is_cut = spec.constraint is not None and "continuation" in required
-    return required | {"constraint_continuation"} if is_cut else required
+def _check_penalties(spec: JobSpec, policy: ModelInfo) -> None:
+    if not spec.sampling.counts_tokens:
+        return
+    field = "sampling.frequency_penalty" if spec.sampling.frequency_penalty else "sampling.presence_penalty"
+    problem = None
+    if "penalties" in policy.lacks:
+        problem = "does not penalize tokens as OpenAI does"
+    elif spec.python is not None and "penalty_continuation" in policy.lacks:
+        problem = "counts the tokens of one request alone, and the output of a tool begins another"
+    if problem is not None:
+        raise JobRefused(
+            "unsupported-penalty",
+            field,
+            f"the server of model {policy.id!r} {problem}: leave it out, or use a model on our engine",
+        )
+
+
+def _find_required(spec: JobSpec, strategy: str) -> frozenset[Capability]:
+    """Return the capabilities of a policy's server that a strategy needs for the job."""
+    required = STRATEGIES[strategy].required
+    if "continuation" not in required:
+        return required
+    more: set[Capability] = set() if spec.constraint is None else {"constraint_continuation"}
+    if spec.sampling.counts_tokens:
+        more.add("penalty_continuation")
+    return required | more
 
 
 def _check_budget(spec: JobSpec, service: ServiceDefaults, models: list[ModelInfo] | None) -> None:

@@ -25,7 +25,8 @@ from reasoner.evaluation.runs import FinishedItem, Run, RunFile
 from reasoner.evaluation.suites.problem import Problem
 from reasoner.evaluation.suites.suite import Suite
 from reasoner.jobs.journal import MemoryJournal
-from reasoner.jobs.spec import JobSpec, Sampling
+from reasoner.jobs.sampling_spec import Sampling
+from reasoner.jobs.spec import JobSpec
 from reasoner.jobs.tool_specs import PythonTool
 from reasoner.jobs.verifier_specs import JudgeVerifier, PairwiseVerifier, WrittenVerifier
 from reasoner.run import open_search, run_job

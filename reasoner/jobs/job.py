@@ -36,6 +36,37 @@ class RankedCandidate(StrictModel):
     """The probability that it is the strongest of the tournament."""
 
 
+class TopToken(StrictModel):
+    """One of the likeliest tokens at a position. A token that is no whole character is ``token_id:`` and its id."""
+
+    token: str
+    logprob: float
+
+
+class TokenProbability(TopToken):
+    """A token of an answer, and the likeliest ones at its place, by the model's own distribution at temperature 1."""
+
+    top: list[TopToken] = Field(default_factory=list)
+
+
+class Alternative(StrictModel):
+    """The best solution of an answer that came after the chosen one. Fields as in the result."""
+
+    answer: str | None
+    """``None`` only in a tournament, and among the client's own candidates."""
+    answer_level: AnswerLevel | None = None
+    text: str
+    thought: str | None = None
+    content: str | None = None
+    tool_calls: list[CalledFunction] = Field(default_factory=list)
+    share: float | None = None
+    """The share of its answer in the vote; ``None`` without a vote."""
+    score: float | None = None
+    """The verifier's score."""
+    node: str
+    logprobs: list[TokenProbability] | None = None
+
+
 class JobResult(StrictModel):
     """The result of a search. ``answer`` is ``None`` when no candidate stated one.
 
@@ -62,10 +93,20 @@ class JobResult(StrictModel):
     """``budget``: the search ended because the budget did."""
     node: str | None
     """Id of the chosen leaf of the search tree."""
+    logprobs: list[TokenProbability] | None = None
+    """Tokens of this solution after its thought, with the line breaks around it; ``None`` if the job does not ask for
+    them, or has used up its budget before they were computed."""
+    alternatives: list[Alternative] = Field(default_factory=list)
+    """The best solutions of the next answers, as many as the job asks for and the search has found."""
     ranking: list[RankedCandidate] = Field(default_factory=list)
     """The candidates that the client gave, best first."""
     usage_by_model: dict[str, Usage] = Field(default_factory=dict)
     """The bill by model, without the time, of a job with several."""
+
+    @property
+    def solutions(self) -> list[JobResult | Alternative]:
+        """The chosen solution and its alternatives."""
+        return [self, *self.alternatives]
 
 
 class JobError(StrictModel):

@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any, Final, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, field_validator, model_validator
 
-from engine.protocol.request_checks import check_template_kwargs
+from engine.protocol.request_checks import MAX_LOGPROBS, check_template_kwargs
 from engine.protocol.types import InvalidRequest
 from reasoner.answers.spec import AnswerSpec, CodeExtract
 from reasoner.base_model import StrictModel
-from reasoner.budget.spec import MAX_BUDGET_TOKENS, Budget
+from reasoner.budget.spec import Budget
 from reasoner.jobs.candidate_spec import Candidates, read_candidate
 from reasoner.jobs.constraint_spec import ConstraintSpec
 from reasoner.jobs.messages import Message, Text, check_results
+from reasoner.jobs.sampling_spec import Sampling
 from reasoner.jobs.step_specs import DEFAULT_STEPS, StepRule, Steps
 from reasoner.jobs.thought_spec import ThoughtSpec
 from reasoner.jobs.tool_specs import FunctionTool, NamedChoice, PythonTool, ToolChoice, Tools
 from reasoner.jobs.verifier_specs import PairwiseVerifier, PrmVerifier, Verifier
 
 MAX_POLICIES = 8
-MAX_TOP_K = 1_000_000
-"""Larger than any vocabulary."""
+MAX_ALTERNATIVES = 7
 MAX_METADATA_KEYS = 16
 MAX_ADDRESS_CHARS = 2048
 MAX_STOPS = 16
@@ -55,42 +54,12 @@ def _check_template_kwargs(value: dict[str, JsonValue]) -> dict[str, JsonValue]:
 
 
 PromptTemplate = Annotated[Text, AfterValidator(_check_template)]
-MaxTokens = Annotated[int, Field(ge=1, le=MAX_BUDGET_TOKENS)]
 StopStrings = Annotated[
     list[Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]], Field(max_length=MAX_STOPS)
 ]
 TemplateKwargs = Annotated[
     dict[str, JsonValue], Field(max_length=MAX_TEMPLATE_KWARGS), AfterValidator(_check_template_kwargs)
 ]
-
-
-NEUTRAL: Final[dict[str, float]] = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
-"""Sampling parameters that change nothing."""
-
-
-class Sampling(StrictModel):
-    """Sampling parameters. Those left open are the model's own (its generation_config.json), else they change nothing.
-
-    A stored job has the values in use, unless it was accepted while no engine answered.
-    """
-
-    temperature: Annotated[float, Field(ge=0, le=10)] | None = Field(None, description="The model's own, else 1.")
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = Field(None, description="The model's own, else 1.")
-    top_k: Annotated[int, Field(ge=0, le=MAX_TOP_K)] | None = Field(
-        None, description="The model's own, else 0: all tokens."
-    )
-    min_p: Annotated[float, Field(ge=0, lt=1)] | None = Field(None, description="The model's own, else 0.")
-    thinking_tokens: Annotated[int, Field(ge=0, le=MAX_BUDGET_TOKENS)] | None = Field(
-        None, description="As in budget: the smaller one holds."
-    )
-    max_tokens: MaxTokens | None = Field(
-        None, description="Longest solution in tokens; without it the model's context is the limit."
-    )
-
-    def fill(self, defaults: Mapping[str, float]) -> Self:
-        """Return the parameters in which those left open have the defaults, or else change nothing."""
-        open_ones = {name: value for name, value in {**NEUTRAL, **defaults}.items() if getattr(self, name, 0) is None}
-        return self.model_copy(update=open_ones)
 
 
 class StrategySpec(BaseModel):
@@ -201,6 +170,16 @@ class JobSpec(StrictModel):
         None,
         description="Stop as soon as the answer is right, or stays the leader, with this probability. For strategies "
         "that stop by it: see stops_when_sure of GET /v1/strategies.",
+    )
+    alternatives: Annotated[int, Field(ge=0, le=MAX_ALTERNATIVES)] = Field(
+        0,
+        description="Solutions of other answers that the result has beside the chosen one, the next best first; fewer "
+        "if the search finds fewer answers.",
+    )
+    logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = Field(
+        None,
+        description="Log-probabilities of the result's tokens, with this many of the likeliest at each position. They "
+        "are computed at the end, as the verifier's tokens of the bill, if the budget is not used up by then.",
     )
     seed: Annotated[int, Field(ge=0, lt=2**63)] | None = Field(None, description="Without it one is drawn and echoed.")
     deterministic: bool = Field(

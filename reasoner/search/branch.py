@@ -10,7 +10,7 @@ from engine.protocol.types import Completion, SamplingParams
 from reasoner.budget.prices import NO_AMOUNT, Amount
 from reasoner.budget.usage import Usage
 from reasoner.confidence.token_confidence import compute_token_confidence
-from reasoner.jobs.spec import Sampling
+from reasoner.jobs.sampling_spec import Sampling
 from reasoner.jobs.step_specs import StepRule
 from reasoner.repetition import WINDOW_TOKENS, ends_in_loop
 from reasoner.sandbox.cells import Ending

@@ -20,6 +20,8 @@ from reasoner.answers.extraction.finder import AnswerFinder
 from reasoner.answers.votes import find_vote_form
 from reasoner.budget.allocator import MAX_TRUST, RULE_KINDS, JobProgress, TokenRequest
 from reasoner.budget.usage import Usage
+from reasoner.jobs.job import TokenProbability
+from reasoner.search.answer_logprobs import compute_logprobs
 from reasoner.search.candidates import add_candidates, select_candidates
 from reasoner.search.grants import Grants
 from reasoner.search.policies.policy import Policy, check_room, count_samples, find_sample_number
@@ -327,6 +329,10 @@ class Search:
     async def record_selection(self, node: Node | None) -> None:
         """Write the chosen leaf, as the last entry of a search."""
         await self._replay_log.record("select", "select", {"node": None if node is None else node.id}, Usage())
+
+    async def compute_logprobs(self, node: Node, count: int) -> list[TokenProbability] | None:
+        """Return the log-probabilities of a solution's tokens; ``None`` if the budget does not reach that far."""
+        return await compute_logprobs(self._shared, node, count)
 
     # Candidates.
 

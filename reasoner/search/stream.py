@@ -14,6 +14,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
+from engine.protocol.types import SamplingParams
 from reasoner.budget.prices import NO_AMOUNT, Amount
 from reasoner.budget.usage import Usage
 from reasoner.jobs.journal import Entry, JobCancelled
@@ -118,18 +119,17 @@ class Stream:
         """Abort the branches in flight and write their tokens so far.
 
         ``is_final``: the strategy is done, so branches end as ``cancelled`` and are added to the tree. Otherwise the
-        next attempt continues them, except in a deterministic job, where they would not arrive in waves and are only
-        billed.
+        next attempt continues them. Those that it cannot continue are only billed: in a deterministic job, where they
+        would not arrive in waves, and on a server that cannot go on after the beginning of a solution.
         """
         self._open_streams.discard(self)
         log = self._context.replay_log
         if is_final:
             self._apply([*log.replay(self._pending), *log.unseen_after_cancel])
         parts = await self._runner.stop(final=is_final)
-        entries: list[PendingEntry] = []
-        if self._context.search.spec.deterministic:
-            entries = [self._billed_only_entry(part, keep_reserved=is_final) for part in parts]
-            parts = []
+        lost = [part for part in parts if self._is_lost(part, is_final=is_final)]
+        entries = [self._billed_only_entry(part, keep_reserved=is_final) for part in lost]
+        parts = [part for part in parts if part not in lost]
         if is_final and not log.is_replaying:
             parts += self._cancel_waiting(parts)
         entries += [await self._part_entry(part) for part in parts]
@@ -173,7 +173,8 @@ class Stream:
                     op,
                     parent,
                     (*parent.path, index),
-                    params[parent.policy][parent.solves],  # a conversation about solutions calls nothing
+                    # A conversation about solutions calls nothing.
+                    _count_earlier_tokens(params[parent.policy][parent.solves], parent),
                     max_tokens,
                     thought=self._context.thought_at(parent),
                     ends_with_thought=steps is not None or ends_with_thought,
@@ -221,6 +222,12 @@ class Stream:
             self._runner.put_back(parts)
             raise
         return await self._context.replay_log.write(entries)
+
+    def _is_lost(self, part: BranchPart, *, is_final: bool) -> bool:
+        """Return True for a part of a stopped stream that is no part of the tree, now or in the next attempt."""
+        search = self._context.search
+        is_open = not is_final and part.reason is None
+        return search.spec.deterministic or (is_open and not search.policy(part.branch.parent).can_continue)
 
     def _cancel_waiting(self, stopped: Iterable[BranchPart]) -> list[BranchPart]:
         """Return the ends of pending branches that have parts but were not in flight."""
@@ -333,3 +340,9 @@ class Stream:
         data = {"node": part.branch.id, "tokens": len(part.token_ids), "withheld": list(rest)}
         data |= self._context.name_model(self._context.search.policy(part.branch.parent).model)
         return PendingEntry(f"lost:{uuid.uuid4().hex}", BILLED_ONLY, data, part.spend, part.reserved - rest)
+
+
+def _count_earlier_tokens(sampling: SamplingParams, parent: Node) -> SamplingParams:
+    """Return parameters whose penalties count what the solution has before the branch, which is part of its prompt."""
+    num_written = len(parent.written) if sampling.counts_tokens else 0
+    return replace(sampling, penalty_start=len(parent.prefix) - num_written) if num_written else sampling

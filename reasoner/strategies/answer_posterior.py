@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from reasoner.answers.votes import Vote, group_equivalent
 from reasoner.confidence.posterior import Evidence, leader_probability
 from reasoner.search.search import Search
-from reasoner.strategies.base import Choice
+from reasoner.strategies.base import AnswerLeader, Choice
 from reasoner.tree import Node
 
 DEFAULT_CONFIDENCE = 0.95
@@ -39,8 +39,10 @@ async def estimate_posterior(search: Search) -> Choice:
     votes = [
         Vote(answer=group[0].answer or "", count=len(group), weight=w) for group, w in zip(groups, weights, strict=True)
     ]
-    leader = max(range(len(groups)), key=lambda index: weights[index])
-    return Choice(chosen[leader], confidence, sorted(votes, key=lambda vote: -vote.weight))
+    order = sorted(range(len(groups)), key=lambda index: -weights[index])
+    total = sum(weights)
+    leaders = [AnswerLeader(chosen[index], weights[index] / total if total > 0 else None) for index in order]
+    return Choice(chosen[order[0]], confidence, [votes[index] for index in order], leaders)
 
 
 def num_independent(group: Sequence[Node]) -> int:

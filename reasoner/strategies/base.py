@@ -29,12 +29,22 @@ class Params(StrictModel):
 
 
 @dataclass(frozen=True, slots=True)
+class AnswerLeader:
+    """The best solution that states one answer; ``share`` is the answer's share of a vote, ``None`` without one."""
+
+    node: Node
+    share: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Choice:
     """A strategy's result: the chosen leaf, its confidence (0 to 1), and the votes if there was a vote."""
 
     node: Node | None
     confidence: float | None = None
     votes: list[Vote] = field(default_factory=list)
+    leaders: Sequence[AnswerLeader] | None = None
+    """The best solution of each answer of a vote, by falling share; ``None`` without a vote."""
     standings: Sequence[Mapping[str, Any]] = ()
     """The strengths of the solutions of a tournament, strongest first."""
     ranking: Sequence[RankedCandidate] = ()
@@ -133,6 +143,7 @@ def elect(counted: Sequence[tuple[Vote, list[Node]]], weights: dict[Node, float]
     if not counted:
         return Choice(None)
     total = sum(vote.weight for vote, _ in counted)
-    winner, members = counted[0]
-    node = max(members, key=lambda member: weights[member])
-    return Choice(node, winner.weight / total if total > 0 else None, [vote for vote, _ in counted])
+    shares = [vote.weight / total if total > 0 else None for vote, _ in counted]
+    best = [max(members, key=lambda member: weights[member]) for _, members in counted]
+    leaders = [AnswerLeader(node, share) for node, share in zip(best, shares, strict=True)]
+    return Choice(best[0], shares[0], [vote for vote, _ in counted], leaders)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Iterator
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Any, Literal, Self
 
 from pydantic import BaseModel
 
@@ -14,6 +15,7 @@ from api.openai.functions import AnswerCall, build_calls, split_arguments
 from api.openai.narration import JobEnd, Narration
 from api.openai.usage import CachedTokens, ReasoningTokens, Report, count_reasoning_tokens
 from reasoner.jobs.event import Event
+from reasoner.jobs.job import TopToken
 from workers.store.event_log import ShuttingDown
 from workers.store.serialization import JobDocument
 
@@ -43,13 +45,40 @@ class AssistantMessage(BaseModel):
     tool_calls: list[AnswerCall] | None = None
 
 
+class TopLogprob(BaseModel):
+    """``bytes`` are those of the text in UTF-8; none for a token that is no whole character, whose name has its id."""
+
+    token: str
+    logprob: float
+    bytes: list[int] | None
+
+    @classmethod
+    def from_token(cls, token: TopToken) -> Self:
+        encoded = None if token.token.startswith("token_id:") else list(token.token.encode())
+        return cls(token=token.token, logprob=token.logprob, bytes=encoded)
+
+
+class TokenLogprob(TopLogprob):
+    top_logprobs: list[TopLogprob] = []
+
+
+class ChoiceLogprobs(BaseModel):
+    """Log-probabilities of the content's tokens, with the line breaks around it."""
+
+    content: list[TokenLogprob]
+    refusal: None = None
+
+
 class ChatChoice(BaseModel):
-    """``finish_reason`` is ``length`` if the budget ended before any branch stated an answer."""
+    """The chosen solution, or the best one of the next answers in their order.
+
+    ``finish_reason`` is ``length`` if the budget ended before any branch stated an answer.
+    """
 
     index: int
     message: AssistantMessage
     finish_reason: FinishReason
-    logprobs: None = None
+    logprobs: ChoiceLogprobs | None = None
 
 
 class ChatCompletion(BaseModel):
@@ -67,20 +96,26 @@ def build_completion(
     job: JobDocument, narration: Narration, end: JobEnd, wanted: ReasoningContent | None
 ) -> ChatCompletion:
     """Return the completion of a job that has ended with a result."""
-    reasoning = narration.text if shows_narration(narration, wanted) else _thought(end)
-    calls = build_calls(job["id"], end.result.tool_calls) if end.result is not None else []
-    message = AssistantMessage(
-        role="assistant",
-        content=None if calls and not end.content else end.content,
-        reasoning_content=reasoning,
-        tool_calls=calls or None,
-    )
+    choices = [
+        ChatChoice(
+            index=index,
+            message=AssistantMessage(
+                role="assistant",
+                content=None if shown.calls and not shown.content else shown.content,
+                reasoning_content=shown.reasoning,
+                tool_calls=shown.calls or None,
+            ),
+            finish_reason=_finish_reason(end, shown),
+            logprobs=_logprobs(end, index),
+        )
+        for index, shown in enumerate(_list_choices(job["id"], narration, end, wanted))
+    ]
     return ChatCompletion(
         id=completion_id(job["id"]),
         object="chat.completion",
         created=int(job["created_at"]),
         model=job["spec"]["model"],
-        choices=[ChatChoice(index=0, message=message, finish_reason=_finish_reason(end))],
+        choices=choices,
         usage=_usage(end),
         metadata=job["spec"]["metadata"],
         reasoner=Report.from_job(job, end),
@@ -96,7 +131,7 @@ async def stream_chunks(
     wanted: ReasoningContent | None,
 ) -> AsyncIterator[str]:
     """Yield the data of the server-sent events: the narration while the search runs, or the chosen thought at its end,
-    then the answer.
+    then the answer, and the further choices one after the other.
 
     With ``usage`` a chunk of its own has the usage. A failed search, and a service that shuts down, end the stream with
     an error.
@@ -114,15 +149,19 @@ async def stream_chunks(
     if end is None or end.result is None or end.status == "cancelled":
         yield json.dumps({"error": _error(end)})
         return
-    if not shows_narration(narration, wanted):
-        for line in _thought(end).splitlines(keepends=True):
-            yield _chunk(job, {"reasoning_content": line}, usage=usage)
-    for line in end.content.splitlines(keepends=True):
-        yield _chunk(job, {"content": line}, usage=usage)
-    for delta in _call_deltas(job["id"], end):
-        yield _chunk(job, {"tool_calls": [delta]}, usage=usage)
-    report = Report.from_job(job, end).model_dump()
-    yield _chunk(job, {}, usage=usage, finish_reason=_finish_reason(end), reasoner=report)
+    for index, shown in enumerate(_list_choices(job["id"], narration, end, wanted)):
+        if index:
+            yield _chunk(job, {"role": "assistant", "content": ""}, usage=usage, index=index)
+        if index or not shows_narration(narration, wanted):  # else it has been sent
+            for line in shown.reasoning.splitlines(keepends=True):
+                yield _chunk(job, {"reasoning_content": line}, usage=usage, index=index)
+        for line in shown.content.splitlines(keepends=True):
+            yield _chunk(job, {"content": line}, usage=usage, index=index)
+        for delta in _call_deltas(shown.calls):
+            yield _chunk(job, {"tool_calls": [delta]}, usage=usage, index=index)
+        report = {} if index else {"reasoner": Report.from_job(job, end).model_dump()}
+        logprobs, reason = _logprobs(end, index), _finish_reason(end, shown)
+        yield _chunk(job, {}, usage=usage, index=index, finish_reason=reason, logprobs=logprobs, **report)
     if usage:
         yield json.dumps(_envelope(job) | {"choices": [], "usage": _usage(end).model_dump()})
     yield "[DONE]"
@@ -133,13 +172,37 @@ def shows_narration(narration: Narration, wanted: ReasoningContent | None) -> bo
     return wanted == "narration" if wanted is not None else not narration.has_thoughts
 
 
-def _thought(end: JobEnd) -> str:
-    return (end.result and end.result.thought) or ""
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    reasoning: str
+    content: str
+    calls: list[AnswerCall]
 
 
-def _call_deltas(job_id: str, end: JobEnd) -> Iterator[Json]:
-    """Yield the parts of the answer's calls: of each first its name, then its arguments in pieces."""
-    for index, call in enumerate(build_calls(job_id, end.result.tool_calls) if end.result is not None else ()):
+def _list_choices(job_id: str, narration: Narration, end: JobEnd, wanted: ReasoningContent | None) -> list[_Choice]:
+    """Return the choices of an answer. The search is described once, by the first."""
+    shown = [] if end.result is None else end.result.solutions
+    reasoning = [solution.thought or "" for solution in shown]
+    if shows_narration(narration, wanted):
+        reasoning = [narration.text, *[""] * (len(shown) - 1)]
+    calls = [build_calls(job_id, solution.tool_calls, choice) for choice, solution in enumerate(shown)]
+    return [_Choice(*parts) for parts in zip(reasoning, (end.content, *end.other_contents), calls, strict=True)]
+
+
+def _logprobs(end: JobEnd, index: int) -> ChoiceLogprobs | None:
+    """Return the log-probabilities of a choice, if there are any."""
+    tokens = None if end.result is None else end.result.solutions[index].logprobs
+    if tokens is None:
+        return None
+    content = [TokenLogprob.from_token(token) for token in tokens]
+    for shown, token in zip(content, tokens, strict=True):
+        shown.top_logprobs = [TopLogprob.from_token(other) for other in token.top]
+    return ChoiceLogprobs(content=content)
+
+
+def _call_deltas(calls: list[AnswerCall]) -> Iterator[Json]:
+    """Yield the parts of a choice's calls: of each first its name, then its arguments in pieces."""
+    for index, call in enumerate(calls):
         function = {"name": call.function.name, "arguments": ""}
         yield {"index": index, "id": call.id, "type": "function", "function": function}
         for piece in split_arguments(call.function.arguments):
@@ -151,8 +214,18 @@ def completion_id(job_id: str) -> str:
     return f"chatcmpl-{job_id.removeprefix('job_')}"
 
 
-def _chunk(job: JobDocument, delta: Json, *, usage: bool, finish_reason: str | None = None, **more: Json) -> str:
-    choice = {"index": 0, "delta": delta, "finish_reason": finish_reason, "logprobs": None}
+def _chunk(
+    job: JobDocument,
+    delta: Json,
+    *,
+    usage: bool,
+    index: int = 0,
+    finish_reason: str | None = None,
+    logprobs: ChoiceLogprobs | None = None,
+    **more: Json,
+) -> str:
+    shown = logprobs and logprobs.model_dump()
+    choice = {"index": index, "delta": delta, "finish_reason": finish_reason, "logprobs": shown}
     chunk = _envelope(job) | {"choices": [choice]} | more
     # ASCII: many clients end a line at U+2028 or U+0085 too, which a text may contain.
     return json.dumps(chunk | {"usage": None} if usage else chunk)
@@ -167,9 +240,9 @@ def _envelope(job: JobDocument) -> Json:
     }
 
 
-def _finish_reason(end: JobEnd) -> FinishReason:
+def _finish_reason(end: JobEnd, shown: _Choice) -> FinishReason:
     """Return ``length`` only if the budget cut off the answer itself, not if it ended after one was found."""
-    if end.result is not None and end.result.tool_calls:
+    if shown.calls:
         return "tool_calls"
     is_cut = end.result is not None and end.result.answer is None and end.result.finish_reason == "budget"
     return "length" if is_cut else "stop"

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Annotated, Any, Literal
 
 from fastapi.exceptions import RequestValidationError
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from api.openai.chat.answer import ReasoningContent
 from api.openai.content import EmptyList, Text
@@ -14,9 +14,12 @@ from api.openai.formats import ChatFormat, to_constraint
 from api.openai.functions import ChatNamedChoice, ChatTool, Plain, to_tool_choice, to_tools
 from api.openai.request import OpenAIRequest, Tokens
 from api.openai.unsupported import CHAT, remove_neutral_fields
+from engine.protocol.request_checks import MAX_LOGPROBS
 from reasoner.base_model import StrictModel
 from reasoner.jobs.constraint_spec import ConstraintSpec
 from reasoner.jobs.messages import MAX_CALLS, CallId, Message, MessageCall
+from reasoner.jobs.sampling_spec import Penalty
+from reasoner.jobs.spec import MAX_ALTERNATIVES
 from reasoner.jobs.tool_specs import MAX_TOOLS, FunctionTool, PythonTool, ToolChoice
 
 
@@ -52,6 +55,21 @@ class ChatBody(OpenAIRequest):
     messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=64)]
     max_completion_tokens: Tokens | None = Field(None, description="Bounds the job's tokens.")
     max_tokens: Tokens | None = Field(None, description="The same as max_completion_tokens.")
+    n: Annotated[int, Field(ge=1, le=MAX_ALTERNATIVES + 1)] | None = Field(
+        None,
+        description="Choices at most, each with another answer of one search, the best first. 'n' of 'strategy' is the "
+        "number of sampled solutions.",
+    )
+    logprobs: bool | None = Field(
+        None,
+        description="Log-probabilities of the tokens of each choice, computed at the end of the search, if its budget "
+        "is not used up by then.",
+    )
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = Field(
+        None, description="Likeliest tokens at each position; needs 'logprobs'."
+    )
+    frequency_penalty: Penalty | None = Field(None, description="As in the job's sampling.")
+    presence_penalty: Penalty | None = Field(None, description="As in the job's sampling.")
     reasoning_effort: str | None = Field(None, description="The same as reasoning.effort.")
     reasoning_content: ReasoningContent | None = Field(
         None,
@@ -73,6 +91,13 @@ class ChatBody(OpenAIRequest):
     def _refuse_unsupported(cls, body: Any) -> Any:
         return remove_neutral_fields(body, CHAT)
 
+    @field_validator("top_logprobs")
+    @classmethod
+    def _check_top_logprobs(cls, value: int | None, info: ValidationInfo) -> int | None:
+        if value and not info.data.get("logprobs"):
+            raise ValueError("it needs 'logprobs': give that as true")
+        return value
+
     def to_messages(self) -> list[Message]:
         """Return the conversation for the model."""
         return build_messages(message.to_message for message in self.messages)
@@ -83,6 +108,14 @@ class ChatBody(OpenAIRequest):
     def efforts(self) -> dict[str, str]:
         own = {} if self.reasoning_effort is None else {"reasoning_effort": self.reasoning_effort}
         return own | super().efforts()
+
+    def sampling(self) -> dict[str, float | None]:
+        penalties = {"frequency_penalty": self.frequency_penalty, "presence_penalty": self.presence_penalty}
+        return super().sampling() | penalties
+
+    def more_job_fields(self) -> dict[str, Any]:
+        fields = {} if self.n is None else {"alternatives": self.n - 1}
+        return fields | {"logprobs": self.top_logprobs or 0} if self.logprobs else fields
 
     def format_constraint(self) -> ConstraintSpec | None:
         return to_constraint(self.response_format)

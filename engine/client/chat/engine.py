@@ -29,7 +29,7 @@ from engine.client.chat.encoding import (
     encode_prompt,
     measure_thought,
 )
-from engine.client.chat.options import ChatOptions
+from engine.client.chat.options import PENALTIES, ChatOptions
 from engine.client.connection import Connection
 from engine.client.openai.request import branch_seed, routing_headers
 from engine.client.retries import Retries
@@ -57,11 +57,9 @@ from engine.protocol.types import (
 )
 from engine.protocol.wire import Json
 
-_EFFORT = "reasoning_effort"
-"""The variable of chat templates that is a field of OpenAI's requests, too."""
-_TOOLS = "tools"
-"""The variable of chat templates that holds functions, which is a field of OpenAI's requests, too."""
-_SETTINGS = ("temperature", "top_p", "presence_penalty", "frequency_penalty", "stop")
+_EFFORT, _TOOLS = "reasoning_effort", "tools"
+"""The variables of chat templates that are fields of OpenAI's requests, too."""
+_SETTINGS = ("temperature", "top_p", *PENALTIES, "stop")
 _VERDICT_TOKENS = 16
 _UNLIKELY = -30.0
 """Log-probability of a verdict that is not among the likeliest."""
@@ -182,8 +180,7 @@ class ChatEngine:
             extra={"server": "chat"},
             counts_exactly=False,
             isolates=False,
-            # Steps end at stop strings, and a search must tell them from the end of a solution: only these servers do.
-            lacks=(*(() if self._is_literal else ("continuation",)), "logprobs", "constraint_continuation"),
+            lacks=self._options.lacks,
             tells_thoughts=True,
             limits_thoughts=self._options.thinking_limit != "none",
             tells_calls=not self._is_literal,
@@ -192,7 +189,7 @@ class ChatEngine:
     @property
     def _is_literal(self) -> bool:
         """True if the server goes on exactly where a given text ends, and renders its template with given variables."""
-        return self._options.prefill == "continue_final_message"
+        return self._options.is_literal
 
     # Generation.
 
@@ -213,7 +210,7 @@ class ChatEngine:
                 return
             except EngineUnavailable as error:
                 _LISTS.pop(self._place, None)
-                can_go_on = self._options.prefill != "none"
+                can_go_on = self._options.prefill != "none" and not running.request.sampling.counts_tokens
                 has_progress = can_go_on and bool(answer.split()[1])
                 if not await running.wait_to_retry(error, retries, has_progress=has_progress):
                     break
@@ -322,6 +319,8 @@ class ChatEngine:
         """Raise ``EngineError``, naming the setting, if the server would ignore or refuse one."""
         if (name := find_setting_outside(request.sampling, _SETTINGS)) is not None:
             raise self._cannot(f"honour {name}")
+        if request.sampling.counts_tokens and any(branch.generated for branch in request.branches):
+            raise self._cannot("count tokens of an earlier request for frequency_penalty and presence_penalty")
         if request.probe:
             raise self._cannot("read a probe, which needs the model's hidden states: serve the model on our engine")
         if request.cache_salt is not None:

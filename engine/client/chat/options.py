@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from engine.protocol.types import Capability
 from engine.protocol.wire import Json
 
 Prefill = Literal["none", "last_message", "prefix", "continue_final_message"]
 ThinkingLimit = Literal["none", "thinking", "reasoning", "thinking_budget"]
 
+PENALTIES = ("presence_penalty", "frequency_penalty")
 DEFAULT_CONTEXT = 32_768
 _LEAST_BUDGET = 1024
 """The smallest limit of a thought that Anthropic accepts."""
@@ -32,6 +34,21 @@ class ChatOptions:
     omit: frozenset[str] = frozenset()
     prefill: Prefill = "none"
     thinking_limit: ThinkingLimit = "none"
+
+    @property
+    def is_literal(self) -> bool:
+        """True if the server goes on exactly where a given text ends (vLLM, SGLang)."""
+        return self.prefill == "continue_final_message"
+
+    @property
+    def lacks(self) -> tuple[Capability, ...]:
+        """The capabilities that the server does not have.
+
+        Steps end at stop strings, which a search must tell from the end of a solution: only literal servers do.
+        """
+        lacks: list[Capability] = [] if self.is_literal else ["continuation"]
+        lacks += ["penalties"] if self.omit.intersection(PENALTIES) else []
+        return (*lacks, "logprobs", "prompt_logprobs", "constraint_continuation", "penalty_continuation")
 
     def limit_thought(self, limit: int, max_tokens: int) -> Json:
         """Return the field with which the server limits the thought of an answer of at most ``max_tokens``.

@@ -8,7 +8,8 @@ from typing import Literal
 from engine.protocol.types import Capability
 from engine.protocol.wire import Json
 
-_OPENAI = frozenset({"temperature", "top_p", "stop", "presence_penalty", "frequency_penalty", "logit_bias"})
+_PENALTIES = frozenset({"presence_penalty", "frequency_penalty"})
+_OPENAI = frozenset({"temperature", "top_p", "stop", "logit_bias"}) | _PENALTIES
 _MORE = frozenset({"top_k", "min_p", "repetition_penalty", "min_tokens", "stop_token_ids", "ignore_eos"})
 _VLLM_FIELDS: Json = {"include_stop_str_in_output": True, "return_token_ids": True, "logprobs": 0}
 _SGLANG_FIELDS: Json = {"no_stop_trim": True, "logprobs": 0}
@@ -41,6 +42,10 @@ class Dialect:
     """True if the log-probabilities of named tokens can be asked for (``logprob_token_ids``)."""
     tells_health: bool = False
     """True if ``/health`` tells whether the server's engine lives; vLLM lists its models for seconds after its end."""
+    penalizes: bool = True
+    """True if its frequency and presence penalty are OpenAI's. llama.cpp's also count tokens of the prompt."""
+    scores_prompts: bool = False
+    """True if it reports the log-probabilities of a prompt's tokens (``prompt_logprobs``)."""
     tells_stops: bool = True
     """False if the server cuts a stop string off without telling which it was: no search can tell the end of a step
     from the end of a solution.
@@ -55,7 +60,10 @@ class Dialect:
     def lacks(self) -> tuple[Capability, ...]:
         """Capabilities that servers of this kind do not have."""
         lacks: list[Capability] = [] if self.tells_stops else ["continuation", "logprobs"]
-        return (*lacks, *(() if self.constrains else ("constraint",)), "constraint_continuation")
+        lacks += [] if self.scores_prompts else ["prompt_logprobs"]
+        lacks += [] if self.constrains else ["constraint"]
+        lacks += [] if self.penalizes else ["penalties"]
+        return (*lacks, "constraint_continuation", "penalty_continuation")
 
 
 DIALECTS = {
@@ -71,6 +79,7 @@ DIALECTS = {
             salts=True,
             numbers_seeds=True,
             reads_tokens=True,
+            scores_prompts=True,
             tells_health=True,
             constrains="structured_outputs",
             bundles_tokens=True,
@@ -88,12 +97,13 @@ DIALECTS = {
         ),
         Dialect(
             "llamacpp",
-            _OPENAI | {"top_k", "min_p", "ignore_eos"},
+            _OPENAI - _PENALTIES | {"top_k", "min_p", "ignore_eos"},
             {},
             tokenizes=False,
             chats=False,
             likeliest=0,
             salts=False,
+            penalizes=False,
             tells_stops=False,
         ),
         Dialect("openai", _OPENAI, {}, tokenizes=False, chats=False, likeliest=5, salts=False),

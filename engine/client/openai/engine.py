@@ -10,7 +10,8 @@ Differences from our own server:
   temperature 1, which underrates how often a branch is sampled at a lower one; vLLM reports those of the sampling
   distribution if it is started with ``--logprobs-mode processed_logprobs``.
 - If a server reports text only, its token ids come from the local tokenizer and may be more than the server sampled.
-- A branch whose stream breaks off continues after what has arrived, in a request of its own.
+- A branch whose stream breaks off continues after what has arrived, in a request of its own. One with frequency or
+  presence penalty begins again, since these servers count the tokens of one request alone.
 """
 
 from __future__ import annotations
@@ -75,6 +76,9 @@ class OpenAICompatibleEngine:
         """Added to the salt of requests after ``clear_cache``."""
 
     async def generate(self, request: GenerateRequest, *, stream: bool = False) -> Events:
+        if request.sampling.prompt_logprobs is not None:
+            yield await self._score_prompt(request)
+            return
         self._check(request)
         answers = [Answer(index, branch) for index, branch in enumerate(request.branches)]
         groups = [[answers[index] for index in group] for group in group_siblings(request.branches, self._dialect)]
@@ -115,6 +119,15 @@ class OpenAICompatibleEngine:
         if request.max_compute is not None and result.computed_tokens > request.max_compute:
             raise self._cannot(f"be held to a budget: it reports {result.computed_tokens} tokens for {needed}")
         return result
+
+    async def _score_prompt(self, request: GenerateRequest) -> Completion:
+        """Return the log-probabilities of the prompt, of a request that generates nothing."""
+        if not self._dialect.scores_prompts:
+            raise self._cannot("honour prompt_logprobs")
+        if [branch.max_tokens for branch in request.branches] != [0]:
+            raise self._cannot("score a prompt and generate at once: give one branch with max_tokens 0")
+        count = request.sampling.prompt_logprobs or 0
+        return await self._scores.score_prompt(request.model, request.prompt, count, self._salt(request))
 
     def _name(self, token: int) -> str:
         """Return the server's name for a token in lists of log-probabilities."""
@@ -223,6 +236,8 @@ class OpenAICompatibleEngine:
         self._check_probe(request)
         check_no_thinking_limit(request)
         check_branches(request)
+        if request.sampling.counts_tokens and any(branch.generated for branch in request.branches):
+            raise self._cannot("count tokens of an earlier request for frequency_penalty and presence_penalty")
         if request.constraint is None:
             return
         if self._dialect.constrains is None:
@@ -274,6 +289,8 @@ class OpenAICompatibleEngine:
                 return
             except EngineUnavailable as error:
                 answers = [answer for answer in answers if answer.reason is None]
+                if request.sampling.counts_tokens:
+                    answers = [Answer(answer.index, answer.branch) for answer in answers]
                 for answer in answers:
                     await self._find_tokens(request.model, answer)
                 has_progress = sum(len(answer.ids) for answer in answers) > received

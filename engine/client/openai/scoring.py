@@ -18,7 +18,7 @@ from typing import Literal
 
 from engine.client.connection import Connection
 from engine.client.openai.dialects import Dialect
-from engine.protocol.types import EngineError, ScoreResult
+from engine.protocol.types import Completion, EngineError, ScoreResult, TokenLogprob
 from engine.protocol.wire import Json
 
 _AT_ONCE = 16
@@ -86,6 +86,48 @@ class OpenAIScorer:
             num_computed, num_cached = _bill(answer)
             computed, cached = computed + num_computed, cached + num_cached
         return ScoreResult(index, tuple(values), computed, cached)
+
+    async def score_prompt(self, model: str, prompt: Sequence[int], count: int, salt: Json) -> Completion:
+        """Return the log-probabilities of a prompt's tokens, and of the ``count`` likeliest at each position.
+
+        The server samples a token after them, too, which is on the bill of a completion without tokens.
+        """
+        body = {"model": model, "prompt": list(prompt), "max_tokens": 1, "temperature": 0.0, "prompt_logprobs": count}
+        async with self._slots:
+            answer = await self._connection.call("POST", "/v1/completions", body | salt)
+        try:
+            rows: list[Json | None] = answer["choices"][0]["prompt_logprobs"]
+            scored = [_read_position(row, token, count) for row, token in zip(rows, prompt, strict=True)]
+        except (KeyError, IndexError, TypeError, ValueError) as error:
+            raise EngineError(f"the answer with prompt_logprobs is not understood: {error!r}") from error
+        texts = {int(id): _text_of(id, entry) for row in rows if row for id, entry in row.items()}
+        computed, cached = _bill(answer)
+        return Completion(
+            index=0,
+            token_ids=(),
+            text="",
+            finish_reason="length",
+            stop=None,
+            logprob=0.0,
+            prompt_tokens=computed + cached,
+            cached_tokens=cached,
+            prompt_logprobs=tuple(scored),
+            token_texts=texts,
+        )
+
+
+def _read_position(row: Json | None, token: int, count: int) -> TokenLogprob | None:
+    if row is None:  # the first one
+        return None
+    likeliest = sorted(row.items(), key=lambda pair: pair[1]["rank"])[:count]
+    return TokenLogprob(
+        token, row[str(token)]["logprob"], tuple((int(id), entry["logprob"]) for id, entry in likeliest)
+    )
+
+
+def _text_of(token: str, entry: Json) -> str:
+    text: str = entry.get("decoded_token") or ""
+    return text if text and "\ufffd" not in text else f"token_id:{token}"
 
 
 def _read_rows(answer: Json) -> list[Row]:

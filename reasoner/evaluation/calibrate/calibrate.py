@@ -26,7 +26,8 @@ from reasoner.evaluation.calibrate.fitting import (
 )
 from reasoner.evaluation.calibrate.trials import POOL, VOTING_POOL, Ask, TrialFile, get_problem_key, measure
 from reasoner.evaluation.suites.suite import Suite
-from reasoner.jobs.spec import JobSpec, Sampling, StrategySpec
+from reasoner.jobs.sampling_spec import Sampling
+from reasoner.jobs.spec import JobSpec, StrategySpec
 from reasoner.jobs.verifier_specs import PrmVerifier, ProbeVerifier
 from reasoner.search.policies.selection import policy_selector, verifier_selector
 from reasoner.search.policies.thoughts import find_thought_format

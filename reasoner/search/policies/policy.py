@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from itertools import islice
 
 from engine.protocol.types import EngineClient, InvalidRequest, ModelInfo
-from reasoner.jobs.spec import JobSpec, Sampling
+from reasoner.jobs.sampling_spec import Sampling
+from reasoner.jobs.spec import JobSpec
 from reasoner.thoughts import ThoughtFormat
 
 
@@ -27,7 +28,8 @@ class Policy:
     @property
     def can_continue(self) -> bool:
         """True if its server can go on after the beginning of a solution."""
-        return "continuation" not in self.model.lacks
+        lacks = self.model.lacks
+        return "continuation" not in lacks and not (self.sampling.counts_tokens and "penalty_continuation" in lacks)
 
 
 def spread_samples(weights: Sequence[float]) -> Iterator[int]:

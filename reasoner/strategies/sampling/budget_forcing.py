@@ -81,7 +81,7 @@ async def run(search: Search, params: BudgetForcing) -> Choice:
     last = [forcing.chains[index].last for index in sorted(forcing.chains)]
     answers = select_candidates([node for node in last if node is not None], search.spec)
     choice = await choose_by_majority(search, answers, dict.fromkeys(answers, 1.0))
-    return choice if params.n > 1 else Choice(choice.node)
+    return choice if params.n > 1 else Choice(choice.node, leaders=choice.leaders)
 
 
 class _Forcing:

@@ -68,6 +68,15 @@ async def test_bounds_of_a_chat_are_the_same(
         await stream.close()
 
 
+async def test_penalties_of_a_chat_are_those_of_its_job(ai: AsyncOpenAI, http: httpx.AsyncClient) -> None:
+    for given, stored in (({"frequency_penalty": 0.5, "presence_penalty": -2}, (0.5, -2.0)), ({}, (0.0, 0.0))):
+        stream = await ai.chat.completions.create(model=MODEL, messages=QUESTION, stream=True, extra_body=given)
+        first = await anext(aiter(stream))
+        sampling = (await http.get(f"/v1/jobs/{job_of(first.id)}")).json()["spec"]["sampling"]
+        assert (sampling["frequency_penalty"], sampling["presence_penalty"]) == stored
+        await stream.close()
+
+
 async def test_without_a_bound_the_default_budget_applies(client: httpx.AsyncClient, settings: Settings) -> None:
     budget = (await spec_of(client))["budget"]
     assert (budget["tokens"], budget["seconds"]) == (settings.budget_tokens, settings.budget_seconds)
@@ -151,6 +160,12 @@ async def test_neutral_values_of_unsupported_fields_pass(client: httpx.AsyncClie
     ("fields", "param", "hint"),
     [
         ({"temperature": 3}, "temperature", "less than or equal to 2"),
+        ({"frequency_penalty": 2.1}, "frequency_penalty", "less than or equal to 2"),
+        ({"presence_penalty": -3}, "presence_penalty", "greater than or equal to -2"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "less than or equal to 20"),
+        ({"top_logprobs": 2}, "top_logprobs", "needs 'logprobs'"),
+        ({"n": 9}, "n", "less than or equal to 8"),
+        ({"n": 0}, "n", "greater than or equal to 1"),
         ({"seed": -1}, "seed", "greater than or equal to 0"),
         ({"max_completion_tokens": 0}, "max_completion_tokens", "greater than or equal to 1"),
         ({"top_k": 5}, "top_k", "known fields: model"),

@@ -51,7 +51,7 @@ async def lists_the_model(vllm: HttpEngine, ours: LocalEngine) -> None:
     assert theirs.parameters == expected.parameters
     assert theirs.extra["server"] == "vllm"
     assert theirs.counts_exactly
-    assert theirs.lacks == ("constraint_continuation",)
+    assert theirs.lacks == ("constraint_continuation", "penalty_continuation")
 
 
 async def tokenizes_like_our_engine(vllm: HttpEngine, ours: LocalEngine) -> None:

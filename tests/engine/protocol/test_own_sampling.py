@@ -15,7 +15,7 @@ from engine.gguf.file import GgufModel
 from engine.models.config import read_raw_config
 from engine.protocol.own_sampling import read_own_sampling
 from engine.protocol.types import EngineError
-from reasoner.jobs.spec import Sampling
+from reasoner.jobs.sampling_spec import Sampling
 from workers.config.types import require_model_folder
 
 
@@ -56,4 +56,5 @@ def test_a_gguf_file_recommends_its_general_sampling_fields() -> None:
 
 def test_open_fields_alone_are_filled() -> None:
     filled = Sampling(temperature=0.0, max_tokens=9).fill({"temperature": 0.6, "top_k": 20})
-    assert filled == Sampling(temperature=0.0, top_p=1.0, top_k=20, min_p=0.0, max_tokens=9)
+    no_penalties = {"frequency_penalty": 0.0, "presence_penalty": 0.0}
+    assert filled == Sampling(temperature=0.0, top_p=1.0, top_k=20, min_p=0.0, max_tokens=9, **no_penalties)

@@ -143,6 +143,22 @@ def test_cut_preempted_and_batched_branches_have_the_same_penalties(folder: Path
         assert second.token_ids == alone[3][cut:]
 
 
+def test_a_part_of_the_prompt_counts_as_generated_from_where_the_request_says(folder: Path) -> None:
+    """A search sends the beginning of a solution as a part of the prompt, whose penalties are those of one branch."""
+    harness = Harness(folder)
+    law = {"frequency_penalty": 1.4, "presence_penalty": 0.3, "temperature": 0.9, "ignore_eos": True}
+    [whole] = harness.complete(generate(PROMPT, [Branch(5, 3, 60)], **law))
+    for cut, more in ((20, 0), (20, 7)):
+        prompt, begun = PROMPT + whole.token_ids[:cut], whole.token_ids[cut : cut + more]
+        rest = Branch(5, 3, 60 - cut - more, generated=begun)
+        [counted] = harness.complete(generate(prompt, [rest], **law, penalty_start=len(PROMPT)))
+        [forgotten] = harness.complete(generate(prompt, [rest], **law))
+        assert counted.token_ids == whole.token_ids[cut + more :]
+        assert forgotten.token_ids != counted.token_ids
+    with pytest.raises(InvalidRequest, match="penalty_start is 38; it must be between 0 and 37"):
+        harness.submit(generate(PROMPT, [Branch(1, 1, 1)], penalty_start=38))
+
+
 def test_nothing_stops_a_branch_before_min_tokens(folder: Path) -> None:
     harness = Harness(folder)
     [free] = harness.complete(generate(PROMPT, [Branch(4, 4, 60)], ignore_eos=True))

@@ -43,7 +43,7 @@ async def test_sampling_that_is_left_open_is_the_models_own_and_else_neutral() -
     job = JobSpec.model_validate({"problem": "2 + 2?", "sampling": {"temperature": 1}})
     resolved = await resolve_job(job, Settings(), Serving())
     echoed = {"temperature": 1.0, "top_p": 1.0, "top_k": 20, "min_p": 0.0, "max_tokens": None}
-    echoed["thinking_tokens"] = None
+    echoed |= {"thinking_tokens": None, "frequency_penalty": 0.0, "presence_penalty": 0.0}
     assert resolved.sampling.model_dump() == echoed
 
 

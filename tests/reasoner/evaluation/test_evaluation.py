@@ -23,7 +23,8 @@ from reasoner.evaluation.runs import FORMAT, RUNS_FILE, EvaluationMismatch, Fini
 from reasoner.evaluation.suites.registry import load_problems, open_suite
 from reasoner.evaluation.suites.suite import Suite
 from reasoner.jobs.journal import MemoryJournal
-from reasoner.jobs.spec import JobSpec, Sampling
+from reasoner.jobs.sampling_spec import Sampling
+from reasoner.jobs.spec import JobSpec
 from reasoner.jobs.verifier_specs import JudgeVerifier, PrmVerifier
 from reasoner.run import open_search, run_job
 from reasoner.search.search import Search

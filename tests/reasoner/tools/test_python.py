@@ -11,7 +11,7 @@ from engine.protocol.options import EngineOptions
 from engine.protocol.types import SamplingParams
 from reasoner.budget.ledger import Ledger
 from reasoner.budget.spec import Budget
-from reasoner.jobs.spec import Sampling
+from reasoner.jobs.sampling_spec import Sampling
 from reasoner.sandbox.cells import CellLimits, Ending
 from reasoner.search.branch import InFlightBranch
 from reasoner.search.calls import CallRunner

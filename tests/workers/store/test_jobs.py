@@ -228,6 +228,8 @@ async def test_a_cancelled_job_without_a_worker_gets_the_result_of_its_journal(
         "votes": [],
         "finish_reason": "cancelled",
         "node": "0",
+        "logprobs": None,
+        "alternatives": [],
         "ranking": [],
         "usage_by_model": {},
     }

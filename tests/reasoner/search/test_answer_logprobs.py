@@ -1,0 +1,135 @@
+"""Log-probabilities of a result's tokens, compared with a forward pass of transformers; their bill and their budget."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from engine.core.local_engine import LocalEngine
+from engine.protocol.options import EngineOptions
+from engine.protocol.types import ModelInfo
+from reasoner.admission.resolve import resolve_job
+from reasoner.admission.validation import JobRefused
+from reasoner.jobs.journal import MemoryJournal
+from reasoner.jobs.spec import JobSpec
+from reasoner.run import JobOutcome, run_job
+from tests.scripted import ScriptedEngine
+from workers.config.settings import Settings
+
+BUNDLED = Path(__file__).parents[3] / "reasoner" / "bundled"
+QUESTION = "Make 68 with + - * / from the numbers 10, 12, 8 and 3, each used exactly once."
+VOTE = {"name": "self_consistency", "n": 6}
+
+
+@pytest.fixture
+async def engine() -> AsyncIterator[LocalEngine]:
+    models = {"policy": BUNDLED / "policy", "thinker": BUNDLED / "policy-thinking", "prm": BUNDLED / "prm"}
+    local = LocalEngine(models, EngineOptions(kv_tokens=16_384, draft="off"))
+    yield local
+    await local.close()
+
+
+def make_job(**fields: Any) -> JobSpec:
+    common: dict[str, Any] = {"problem": QUESTION, "seed": 5, "model": "policy", "verifier": None, "strategy": VOTE}
+    return JobSpec.model_validate(common | {"logprobs": 3, "alternatives": 1} | fields)
+
+
+async def solve(engine: Any, journal: MemoryJournal | None = None, **fields: Any) -> JobOutcome:
+    return await run_job(make_job(**fields), engine, journal or MemoryJournal())
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"sampling": {"temperature": 0.7, "frequency_penalty": 0.5}},
+        {
+            "strategy": {"name": "beam", "n": 4},
+            "verifier": {"kind": "prm", "model": "prm"},
+            "steps": {"by": "tokens", "every": 5},
+        },
+        {"model": "thinker", "sampling": {"thinking_tokens": 60}},
+    ],
+    ids=["whole", "steps", "thoughts"],
+)
+async def test_they_equal_a_forward_pass_of_transformers(engine: LocalEngine, fields: dict[str, Any]) -> None:
+    """They are the model's own at temperature 1, whatever the sampling, and of the text after the thought."""
+    outcome = await solve(engine, **fields)
+    job = make_job(**fields)
+    folder = {"policy": "policy", "thinker": "policy-thinking"}[job.model or ""]
+    model = AutoModelForCausalLM.from_pretrained(BUNDLED / folder, dtype=torch.float32)
+    prompt = await engine.tokenize(job.model or "", job.to_messages())
+    num_compared = 0
+    for solution in outcome.result.solutions:
+        assert solution.logprobs is not None
+        text = "".join(token.token for token in solution.logprobs)
+        shown = solution.text if solution.content is None else solution.content
+        assert text.strip("\n") == (shown or "").strip("\n")
+        whole = solution.text or ""
+        before, answer = whole[: len(whole) - len(text)], whole[len(whole) - len(text) :]
+        assert answer == text
+        ids = [await engine.tokenize(job.model or "", part, special=False) for part in (before, answer)]
+        if len(ids[1]) != len(solution.logprobs):
+            continue  # the model has sampled another tokenization of its text
+        num_compared += 1
+        tokens = [*prompt, *ids[0], *ids[1]]
+        with torch.no_grad():
+            rows = model(torch.tensor([tokens])).logits[0, -len(ids[1]) - 1 : -1].double().log_softmax(-1).numpy()
+        own = rows[np.arange(len(ids[1])), list(ids[1])]
+        np.testing.assert_allclose([token.logprob for token in solution.logprobs], own, atol=1e-4)
+        for row, token in zip(rows, solution.logprobs, strict=True):
+            np.testing.assert_allclose([other.logprob for other in token.top], np.sort(row)[::-1][:3], atol=1e-4)
+    assert num_compared > 0
+
+
+async def test_they_are_billed_as_computed_and_a_replay_costs_nothing(engine: LocalEngine) -> None:
+    journal = MemoryJournal()
+    outcome = await solve(engine, journal)
+    plain = await solve(engine, logprobs=None)
+    assert len(outcome.result.solutions) == 2
+    assert [solution.node for solution in outcome.result.solutions] == [one.node for one in plain.result.solutions]
+    entries = [entry for entry in journal.entries if entry.type == "logprobs"]
+    assert len(entries) == 2
+    assert journal.entries[-1].type == "select"
+    prompt = len(await engine.tokenize("policy", make_job().to_messages()))
+    lengths = {entry.data["node"]: entry.data["tokens"] for entry in journal.entries if entry.type == "node"}
+    closed = {entry.data["node"]: entry.data["closed"] for entry in journal.entries if entry.type == "node"}
+    expected = [prompt + lengths[name] - closed[name] for name in (entry.data["node"] for entry in entries)]
+    assert [entry.spend.verifier_computed for entry in entries] == expected
+    assert outcome.usage.verifier_computed == sum(expected)
+    assert outcome.usage.total == plain.usage.total + sum(expected)
+    again = await run_job(make_job(), ScriptedServer(), journal)
+    assert (again.result, again.usage.total) == (outcome.result, outcome.usage.total)
+
+
+async def test_a_budget_that_is_used_up_leaves_them_out(engine: LocalEngine) -> None:
+    plain = await solve(engine, logprobs=None)
+    budget = {"tokens": plain.usage.total + 30}
+    outcome = await solve(engine, budget=budget)
+    assert outcome.result.answer is not None
+    assert [solution.logprobs for solution in outcome.result.solutions] == [None, None]
+    assert outcome.usage.total <= budget["tokens"]
+    room = await solve(engine, budget={"tokens": plain.usage.total + 10_000})
+    assert all(solution.logprobs for solution in room.result.solutions)
+
+
+class ScriptedServer(ScriptedEngine):
+    """An engine that serves the policy of a journal and generates nothing new."""
+
+    def __init__(self, *lacks: Any) -> None:
+        super().__init__(die_after=0, context=2000)
+        self._lacks = lacks
+
+    async def models(self) -> list[ModelInfo]:
+        return [ModelInfo("policy", "generate", 2000, 100, 1000, lacks=self._lacks)]
+
+
+async def test_a_server_without_them_is_refused_before_a_token_is_spent() -> None:
+    with pytest.raises(JobRefused, match="does not report those of a given text") as refusal:
+        await resolve_job(make_job(), Settings(), ScriptedServer("prompt_logprobs"))
+    assert refusal.value.field == "logprobs"
