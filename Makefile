@@ -151,6 +151,7 @@ bench-engine: .venv/.installed-bench
 	@$(BIN)/reasoner bench engine --model 50M --weights int8 --case W1,W2,W3,W4 --out benchmarks/results/engine-int8
 	@$(BIN)/reasoner bench kernels --out benchmarks/results/kernels
 	@$(BIN)/reasoner bench engine --speculation --out benchmarks/results/speculation
+	@$(BIN)/reasoner bench engine --constrained --out benchmarks/results/constrained
 
 bench-search: .venv/.installed
 	@$(BIN)/reasoner bench search --out benchmarks/results/search

@@ -34,6 +34,7 @@ REASONS = (
     "patternProperty regexes .* are not disjoint",
     "would be rounded",
     "exclusiveM",
+    "llguidance fails to compile it",
     "circular references with sibling keys",
     "no multiple of 'multipleOf' is found",
     "no finite JSON is valid",
