@@ -130,7 +130,7 @@ def describe(
             "mask_us": {"median": statistics.median(masks), "p99": masks[int(0.99 * len(masks))], "count": len(masks)},
             "compile_ms": {"median": statistics.median(compiling), "p99": compiling[int(0.99 * len(compiling))]},
             "start_s": dict(starting[name]),
-            "invalid": {told["index"]: told["reason"][:150] for told in own if told["outcome"] == "invalid"},
+            "invalid": {index: told["reason"][:150] for index, told in enumerate(own) if told["outcome"] == "invalid"},
         }
     return {
         "machine": {"cores": os.cpu_count(), "versions": dict(versions)},

@@ -54,7 +54,7 @@ def test_outcomes_of_libraries_are_counted(tmp_path: Path, monkeypatch: pytest.M
     ]
     assert [told["outcome"] for told in own] == ["valid", "refused", "valid", "valid"]
     other = [told | {"outcome": "invalid" if told["outcome"] == "refused" else "refused"} for told in own]
-    other = [{"masks": [1.0], "compile": 1.0} | told for told in other]
+    other = [{"masks": [1.0], "compile": 1.0} | told | {"reason": "no number"} for told in other]
     start = {"import": 0.1, "vocabulary": 0.2}
     document = describe({"ours": own, "xgrammar": other}, {"ours": start, "xgrammar": start}, {"llguidance": "1"})
     assert document["systems"]["ours"]["counts"]["random"]["valid"] == 2
