@@ -7,7 +7,7 @@ LLAMACPP ?= build/llamacpp
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-long test-real test-vllm test-failed check docs bench bench-accuracy bench-countdown bench-words bench-engine bench-search bench-thinking bench-verifiers bench-batch bench-service bench-vllm bench-real gpu clean
+.PHONY: help demo test test-long test-real test-vllm test-failed check docs bench bench-accuracy bench-countdown bench-words bench-engine bench-search bench-thinking bench-verifiers bench-tools bench-batch bench-service bench-vllm bench-real gpu clean
 
 help:
 	@echo "make demo            solve sample problems with every part of the service running on this machine"
@@ -24,6 +24,7 @@ help:
 	@echo "make bench-search      search with a verifier (some minutes)"
 	@echo "make bench-thinking    searches with a policy that thinks (about an hour; not part of bench)"
 	@echo "make bench-verifiers   verifiers that write, merging and several policies (about an hour; not part of bench)"
+	@echo "make bench-tools       solutions with and without Python (about five minutes; not part of bench)"
 	@echo "make bench-service     the service beside Celery alone (some minutes)"
 	@echo "make bench-vllm        searches on a real vLLM (about 45 minutes; not part of bench)"
 	@echo "make bench-real        a public model on reasoning-gym's tasks (about an hour; not part of bench)"
@@ -129,6 +130,12 @@ bench-thinking: .venv/.installed
 VERIFIERS := benchmarks/results/verifiers
 MERGING := aggregate,synthesize:mode=write,synthesize:mode=select,ab_mcts
 MEASURE := TTY_COMPATIBLE=0 OMP_NUM_THREADS=1 $(BIN)/reasoner eval countdown --seeds 3
+
+TOOLS := $(BIN)/reasoner eval arithmetic --model policy-python --strategy greedy,self_consistency --n 1,4,16 --limit 100
+
+bench-tools: .venv/.installed
+	@$(TOOLS) --python --out benchmarks/results/python/with > /dev/null
+	@$(TOOLS) --out benchmarks/results/python/without > /dev/null
 
 bench-verifiers: .venv/.installed
 	@$(MEASURE) --strategy self_consistency,best_of_n,$(MERGING) --n 1,4,16,64 --live-n 16 --out $(VERIFIERS)/prm > /dev/null

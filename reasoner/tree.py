@@ -155,6 +155,11 @@ class Node:
         return "".join(text for part, text in own if self.thought is None or part.kind == "answer")
 
     @property
+    def output_tokens(self) -> int:
+        """Number of this node's own tokens that are output of tools, which nobody generated."""
+        return sum(part.num_tokens for part in self.parts if part.origin == "tool")
+
+    @property
     def num_calls(self) -> int:
         """Number of its conversation's calls of tools through this node."""
         return sum(part.origin == "tool" for node in self.lineage() for part in node.parts)

@@ -236,8 +236,7 @@ class PoolStream(Stream):
 
     def _bill(self, node: Node, tokens: int) -> None:
         """Add the first ``tokens`` of a branch, without the output of tools."""
-        outputs = sum(part.num_tokens for part in node.parts if part.origin == "tool")
-        self._search.tokens += max(0, tokens - outputs)
+        self._search.tokens += max(0, tokens - node.output_tokens)
         self._search.thought_tokens += min(tokens, node.thought_tokens)
 
 
@@ -289,7 +288,7 @@ def _ceiling(pool: SamplePool, problem: str, seed: int, n: int) -> Run:
     strict = [sample for sample in pool.samples if sample.node.answer_level == "strict"]
     correct_strict = pass_at_n(n, size, sum(sample.right for sample in strict))
     flexible = answered - pass_at_n(n, size, len(strict))
-    tokens = n * sum(sample.node.tokens for sample in pool.samples) / size
+    tokens = n * sum(sample.node.tokens - sample.node.output_tokens for sample in pool.samples) / size
     thought_tokens = n * sum(sample.node.thought_tokens for sample in pool.samples) / size
     cost = _cost(pool, tokens, 0.0)
     return Run(
