@@ -224,6 +224,7 @@ async def test_a_cancelled_job_without_a_worker_gets_the_result_of_its_journal(
         "text": "\\boxed{2}",
         "thought": None,
         "content": None,
+        "tool_calls": [],
         "confidence": None,
         "votes": [],
         "finish_reason": "cancelled",
