@@ -115,8 +115,9 @@ def find_fault(schema: Any, text: str) -> str | None:
         return f"no JSON: {error}"
     exact = json.loads(json.dumps(schema), parse_float=Decimal)
     with localcontext(EXACT):
-        for error in make_validator(exact).iter_errors(value):
-            return f"jsonschema: {error.message}"
+        fault = next(iter(make_validator(exact).iter_errors(value)), None)
+    if fault is not None:
+        return f"jsonschema: {fault.message}"
     if _HUGE.search(text):
         return None  # jsonschema_rs reads such numbers as null
     validator = jsonschema_rs.Draft202012Validator(exact, validate_formats=True)
@@ -180,8 +181,15 @@ def vary(value: Any, rng: random.Random) -> Any:
     if isinstance(value, str) and rng.random() < 0.8:
         at = rng.randint(0, len(value))
         return value[:at] + rng.choice(("", "a", "😀", "\n", "0", value)) + value[at + rng.randrange(2) :]
-    if isinstance(value, int | Decimal) and not isinstance(value, bool) and abs(value) < 10**30 and rng.random() < 0.8:
-        return rng.choice((-value, *(value + step for step in (1, -1, Decimal("0.5"), Decimal("-0.001"), 10, -100))))
+    if (
+        isinstance(value, int | Decimal)
+        and not isinstance(value, bool)
+        and -(10**30) < value < 10**30
+        and rng.random() < 0.8
+    ):
+        steps: tuple[Any, ...] = (1, -1, Decimal("0.5"), Decimal("-0.001"), 10, -100)
+        numbers: list[Any] = [-value, *(value + step for step in steps)]
+        return rng.choice(numbers)
     return rng.choice((None, True, 0, -1, Decimal("1.5"), 3, "", "a", "red", [], [0], {}, {"id": 1}, {"a": None}))
 
 

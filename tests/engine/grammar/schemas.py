@@ -95,7 +95,7 @@ class SchemaGenerator:
         nested = (self._object, self._object, self._object, self._array, self._array)
         combined = (self._any_of, self._one_of, self._all_of, self._reference, self._recursive, self._several_types)
         writers = (*leaves, *(nested * 2 + combined if depth else ()))
-        schema = self._rng.choice(writers)(max(0, depth - 1))
+        schema: Schema = self._rng.choice(writers)(max(0, depth - 1))
         if self._rng.random() < 0.1:
             name = self._rng.choice(list(ANNOTATIONS))
             schema.setdefault(name, ANNOTATIONS[name])
@@ -148,7 +148,7 @@ class SchemaGenerator:
     def _value(self) -> Any:
         numbers = (0, 1, -1, 42, 0.5, -2.25, 1.0, 1e3, 2**53, 2**60 if self._chance(0.2) else 7)
         flat = self._rng.choice((*TEXTS, *numbers, None, True, False))
-        nested = ([], [1, "a"], {}, {"a": 1}, {"id": None, "x": [True]}, [[0.5]])
+        nested: tuple[Any, ...] = ([], [1, "a"], {}, {"a": 1}, {"id": None, "x": [True]}, [[0.5]])
         return flat if self._chance(0.8) else self._rng.choice(nested)
 
     def _enum(self, depth: int) -> Schema:
