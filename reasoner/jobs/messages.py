@@ -7,7 +7,7 @@ import json
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import Field, model_validator
 
 from reasoner.base_model import StrictModel
 
@@ -50,8 +50,10 @@ class Message(StrictModel):
 
     role: Literal["system", "user", "assistant", "tool"]
     content: Annotated[str, Field(max_length=MAX_PROBLEM_CHARS)] | None = None
-    tool_calls: Annotated[list[MessageCall], Field(max_length=MAX_CALLS)] = Field(default_factory=list)
-    tool_call_id: CallId | None = None
+    tool_calls: Annotated[list[MessageCall], Field(max_length=MAX_CALLS)] = Field(
+        default_factory=list, exclude_if=lambda calls: not calls
+    )
+    tool_call_id: CallId | None = Field(None, exclude_if=lambda call: call is None)
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -62,11 +64,6 @@ class Message(StrictModel):
         if not self.content and not self.tool_calls and self.role != "tool":
             raise ValueError("content: it is empty: write the text of the message")
         return self
-
-    @model_serializer(mode="wrap")
-    def _leave_out_open_fields(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        fields: dict[str, Any] = dump(self)
-        return {name: value for name, value in fields.items() if name in ("role", "content") or value}
 
     def render(self, *, arguments_as_text: bool = False) -> dict[str, Any]:
         """Return the message for a chat template, which reads the arguments of calls as values or as text."""
