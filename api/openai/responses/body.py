@@ -132,6 +132,7 @@ class EchoedFields(StrictModel):
     effort: str | None = None
     summary: Summary = "auto"
     previous_response_id: str | None = None
+    format: dict[str, Any] | None = None
 
 
 class ResponseBody(OpenAIRequest):
@@ -186,4 +187,10 @@ class ResponseBody(OpenAIRequest):
             effort=next(iter(self.efforts().values()), None),
             summary=(self.reasoning and self.reasoning.summary) or "auto",
             previous_response_id=self.previous_response_id,
+            format=self._dump_format(),
         )
+
+    def _dump_format(self) -> dict[str, Any] | None:
+        """Return the answer's format as the request gives it."""
+        given = None if self.text is None else self.text.format
+        return None if given is None else given.model_dump(by_alias=True, exclude_none=True)

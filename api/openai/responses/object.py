@@ -74,14 +74,6 @@ class ReasoningSettings(BaseModel):
     summary: str
 
 
-class TextFormat(BaseModel):
-    type: Literal["text"] = "text"
-
-
-class TextSettings(BaseModel):
-    format: TextFormat = TextFormat()
-
-
 class Response(BaseModel):
     """OpenAI's response object. ``reasoner`` is added by this service: the job, its resolved budget and its votes."""
 
@@ -104,7 +96,7 @@ class Response(BaseModel):
     service_tier: Literal["default"] = "default"
     store: Literal[True] = True
     temperature: float | None
-    text: TextSettings = TextSettings()
+    text: dict[str, dict[str, Any]]
     tool_choice: str | dict[str, Any]
     tools: list[dict[str, Any]]
     top_p: float | None
@@ -134,6 +126,7 @@ class Response(BaseModel):
             previous_response_id=echoed.previous_response_id,
             reasoning=ReasoningSettings(effort=echoed.effort, summary=echoed.summary),
             temperature=spec["sampling"]["temperature"],
+            text={"format": echoed.format or {"type": "text"}},
             tool_choice=_tool_choice(spec.get("tool_choice", "auto")),
             tools=spec.get("tools", []),
             top_p=spec["sampling"]["top_p"],

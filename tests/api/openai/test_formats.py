@@ -59,6 +59,10 @@ async def test_an_answer_is_parsed_into_a_pydantic_model(ai: AsyncOpenAI) -> Non
 async def test_a_response_is_parsed_into_a_pydantic_model(ai: AsyncOpenAI) -> None:
     answer = await ai.responses.parse(model=MODEL, input="1 + 1?", text_format=Sum, extra_body=SEARCH)
     assert isinstance(answer.output_parsed, Sum)
+    echoed: Any = answer.text
+    assert (echoed.format.type, echoed.format.name) == ("json_schema", "Sum")
+    again = await ai.responses.retrieve(answer.id)
+    assert again.text == answer.text
 
 
 async def test_a_stream_ends_with_the_same_json(ai: AsyncOpenAI) -> None:
