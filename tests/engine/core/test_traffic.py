@@ -53,6 +53,7 @@ class Prompted:
     def __init__(self, drafter: Drafter) -> None:
         self._drafter = drafter
         self.kind, self.layers, self.hidden_state_needs = drafter.kind, drafter.layers, drafter.hidden_state_needs
+        self.observed_layers = drafter.observed_layers
         self._random = random.Random(0)
         self.known: set[GenerateSequence] = set()
         self.right: dict[tuple[int, tuple[int, ...]], tuple[int, ...]] = {}

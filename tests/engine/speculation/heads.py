@@ -100,6 +100,7 @@ class Recorder:
     def __init__(self, drafter: Drafter) -> None:
         self._drafter = drafter
         self.kind, self.layers, self.hidden_state_needs = drafter.kind, drafter.layers, drafter.hidden_state_needs
+        self.observed_layers = drafter.observed_layers
         self.asked: list[Asked] = []
 
     def reset(self, cache: KVCache) -> None:

@@ -120,6 +120,7 @@ class Likeliest:
 
     kind = "likeliest"
     hidden_state_needs = HiddenStateNeeds.ALL
+    observed_layers: tuple[int, ...] = ()
     layers = 0
 
     def __init__(self, law: Law) -> None:
