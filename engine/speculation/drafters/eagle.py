@@ -86,7 +86,7 @@ class DraftLayer(Protocol):
     state_size: int
     """Size of the state that it reads of each of the target's positions."""
     observed_layers: tuple[int, ...]
-    """See ``Drafter``."""
+    """The same as those of ``Drafter``."""
 
     def create_rotary_tables(self, positions: int) -> tuple[Tensor, Tensor]:
         """Return the ``rotary_tables`` of its attention."""
