@@ -133,7 +133,7 @@ class Eagle3Reference:
         dtype: torch.dtype,
         bias: Sequence[tuple[int, float]] = (),
     ) -> None:
-        """``layers``: numbers of the layers whose states are fused. ``bias``: added to logits of the target's tokens."""
+        """``layers``: numbers of the layers whose states are fused. ``bias``: added to logits of tokens."""
         config, tensors = parts
         self._target, self._layers, self._bias, self._flags = Target(folder, dtype), layers, bias, config
         self._weights = {

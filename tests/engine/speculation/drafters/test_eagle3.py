@@ -124,7 +124,7 @@ def test_drafts_after_accepted_and_rejected_tokens_are_the_same(deep: Deep, tmp_
     folder, parts = deep("qwen3"), eagle3_parts(**HEADS["speculators"][2])
     bias = tuple((token, 60.0) for token in (5, 17, 41, 90))
     harness, recorder = drafting(folder, save_head(tmp_path, *parts), SHAPES[shape])
-    request = generate(PROMPTS[1], [Branch(3, 0, 40)], ignore_eos=True, logit_bias=bias)
+    request = generate(PROMPTS[1], [Branch(3, 0, 60)], ignore_eos=True, temperature=4.0, logit_bias=bias)
     [one] = harness.complete(request)
     made = drafted(recorder)
     stats = harness.core.speculation_stats
