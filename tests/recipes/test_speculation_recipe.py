@@ -18,7 +18,7 @@ from engine.speculation.load import load_drafter
 from recipes.bundled.train import Plan
 from recipes.speculation import measure, report, texts
 from recipes.speculation import train as training
-from recipes.speculation.heads import HEADS
+from recipes.speculation.kinds import HEADS
 from recipes.speculation.objective import collate, levels
 from recipes.speculation.small import KIND, Small
 from recipes.speculation.target import Target
@@ -90,9 +90,9 @@ def test_the_engine_drafts_the_trained_modules_argmax(
         known = len(one.tokens)
         ids = collate([Text(one.tokens, list(one.draft.tokens), 0.0)], "cpu").ids
         with torch.no_grad():
-            states = head(target.features(ids), target.embed(ids))
+            states = head(head.inputs(target, target.features(ids)), target.embed(ids))
             said = [
-                int(target.read(state[0, known - 2]).argmax())
+                int(head.read(target, state[0, known - 2]).argmax())
                 for _, state in zip(one.draft.tokens, states, strict=False)
             ]
         assert list(one.draft.tokens) == said
