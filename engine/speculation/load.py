@@ -46,6 +46,8 @@ def load_drafter(wanted: str, folder: Path, model: Model, *, context: int) -> Dr
     if kind == "medusa" and where:
         return load_medusa(Path(where), model)
     if kind == "eagle" and where:
+        if is_eagle3(read_json(Path(where) / "config.json")):
+            raise EngineError(f"{where} is an EAGLE-3 head; use {EAGLE3}={where}")
         return load_eagle(Path(where), model)
     if kind == EAGLE3 and where:
         return load_eagle3(Path(where), model)

@@ -68,6 +68,8 @@ _EAGLE_CONFIG = {
     "use_input_layernorm_in_first_layer": True,
     "use_last_layernorm": True,
     "use_mtp_layernorm": False,
+    "next_layer_regular": True,
+    "parallel_draft_step": 1,
 }
 """Fields of ``eagle_config`` beside the layers, with the value that describes the head computed here."""
 
@@ -223,8 +225,9 @@ def _read_rope(path: Path, layer: dict[str, Any], head_dim: int) -> Rope:
 def _read_target_layers(path: Path, fields: dict[str, Any], num_layers: int) -> tuple[int, ...]:
     """Return the numbers of the layers whose hidden states are fused."""
     eagle_config = fields.get("eagle_config") or {}
+    ignored = {"eagle_aux_hidden_state_layer_ids", "parallel_draft_heads_num_layers"}
     for name, value in eagle_config.items():
-        if name != "eagle_aux_hidden_state_layer_ids" and value != _EAGLE_CONFIG.get(name):
+        if name not in ignored and value is not None and value != _EAGLE_CONFIG.get(name, False):
             only = f"; only {_EAGLE_CONFIG[name]!r} is supported" if name in _EAGLE_CONFIG else " and not supported"
             raise EngineError(f"{path}: {name} of eagle_config is {value!r}{only}")
     layers = fields.get("eagle_aux_hidden_state_layer_ids")

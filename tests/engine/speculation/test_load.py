@@ -119,6 +119,12 @@ def test_a_draft_length_beyond_the_cap_is_rejected_with_both_numbers(checkpoints
         EngineCore("m", checkpoints("qwen3"), replace(SMALL, draft="ngram", draft_length=length))
 
 
+def test_an_eagle3_head_as_eagle_is_rejected_with_the_right_option(checkpoints: Checkpoints, tmp_path: Path) -> None:
+    head = save_head(tmp_path, *eagle3_parts())
+    with pytest.raises(EngineError, match=f"{head} is an EAGLE-3 head; use eagle3={head}"):
+        kind(checkpoints("qwen3"), f"eagle={head}")
+
+
 def test_heads_of_another_width_are_rejected_with_both_numbers(checkpoints: Checkpoints, tmp_path: Path) -> None:
     config, tensors = medusa_parts()
     head = save_head(tmp_path / "medusa", config | {"hidden_size": 64}, tensors)

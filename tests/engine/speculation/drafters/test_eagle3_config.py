@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -23,6 +24,137 @@ from tests.engine.speculation.heads import HEAD_DIM, KV_HEADS, VOCAB, save_head
 def target(num_layers: int) -> ModelConfig:
     sizes = {"vocab_size": VOCAB, "hidden_size": 48, "kv_heads": KV_HEADS, "head_dim": HEAD_DIM, "max_context": 256}
     return cast(ModelConfig, SimpleNamespace(num_layers=num_layers, **sizes))
+
+
+QWEN3_8B: dict[str, Any] = {
+    "vocab_size": 151936,
+    "hidden_size": 4096,
+    "num_layers": 36,
+    "kv_heads": 8,
+    "head_dim": 128,
+    "max_context": 40960,
+}
+LLAMA_8B = QWEN3_8B | {"vocab_size": 128256, "num_layers": 32, "max_context": 131072}
+_LLAMA_LAYER: dict[str, Any] = {
+    "bos_token_id": 128000,
+    "eos_token_id": 128001,
+    "hidden_act": "silu",
+    "hidden_size": 4096,
+    "initializer_range": 0.02,
+    "intermediate_size": 14336,
+    "max_position_embeddings": 2048,
+    "model_type": "llama",
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "num_hidden_layers": 1,
+    "pad_token_id": 0,
+    "rms_norm_eps": 1e-05,
+    "tie_word_embeddings": False,
+    "torch_dtype": "float16",
+    "transformers_version": "4.28.1",
+    "use_cache": True,
+    "vocab_size": 128256,
+}
+PUBLISHED: dict[str, tuple[dict[str, Any], dict[str, Any], tuple[int, ...]]] = {
+    "speculators": (
+        {
+            "architectures": ["Eagle3Speculator"],
+            "auto_map": {"": "eagle3.Eagle3SpeculatorConfig"},
+            "base_model_ep_plan": None,
+            "draft_vocab_size": 32000,
+            "dtype": "bfloat16",
+            "eagle_aux_hidden_state_layer_ids": None,
+            "embed_requires_grad": False,
+            "fc_norm": False,
+            "has_no_defaults_at_init": False,
+            "norm_before_fc": False,
+            "norm_before_residual": True,
+            "norm_output": False,
+            "speculators_config": {"algorithm": "eagle3", "default_proposal_method": "greedy"},
+            "speculators_model_type": "eagle3",
+            "speculators_version": "0.4.0.1",
+            "target_hidden_size": None,
+            "transformer_layer_config": {
+                "attention_bias": False,
+                "attention_dropout": 0.0,
+                "head_dim": 128,
+                "hidden_act": "silu",
+                "hidden_size": 4096,
+                "initializer_range": 0.02,
+                "intermediate_size": 12288,
+                "layer_types": ["full_attention"],
+                "max_position_embeddings": 40960,
+                "max_window_layers": 36,
+                "mlp_bias": False,
+                "model_type": "llama",
+                "num_attention_heads": 32,
+                "num_hidden_layers": 1,
+                "num_key_value_heads": 8,
+                "pretraining_tp": 1,
+                "rms_norm_eps": 1e-06,
+                "rope_parameters": {"rope_theta": 1000000, "rope_type": "default"},
+                "sliding_window": None,
+                "use_cache": True,
+                "vocab_size": 151936,
+            },
+            "transformers_version": "5.0.0",
+        },
+        QWEN3_8B,
+        (2, 18, 33),
+    ),
+    "safeai": (
+        {"architectures": ["LlamaForCausalLM"], **_LLAMA_LAYER, "draft_vocab_size": 32000},
+        LLAMA_8B,
+        (2, 16, 29),
+    ),
+    "modelopt": (
+        {
+            "architectures": ["LlamaForCausalLMEagle3"],
+            **_LLAMA_LAYER,
+            "draft_vocab_size": 32000,
+            "rope_scaling": {
+                "factor": 8.0,
+                "high_freq_factor": 4.0,
+                "low_freq_factor": 1.0,
+                "original_max_position_embeddings": 8192,
+                "rope_type": "llama3",
+            },
+            "rope_theta": 500000.0,
+            "attention_bias": False,
+            "attention_dropout": 0.0,
+            "head_dim": 128,
+            "mlp_bias": False,
+            "pretraining_tp": 1,
+            "eagle_config": {
+                "eagle_aux_hidden_state_layer_ids": [1, 15, 28],
+                "use_aux_hidden_state": True,
+                "use_input_layernorm_in_first_layer": True,
+                "use_last_layernorm": True,
+                "use_mtp_layernorm": False,
+                "next_layer_regular": True,
+                "parallel_draft_step": 1,
+                "parallel_draft_heads_num_layers": None,
+            },
+        },
+        LLAMA_8B,
+        (2, 16, 29),
+    ),
+}
+"""Configs with the fields of published heads, their targets, and the layers that they were trained on."""
+
+
+@pytest.mark.parametrize("form", list(PUBLISHED))
+def test_configs_with_the_fields_of_published_heads_are_read(tmp_path: Path, form: str) -> None:
+    fields, sizes, layers = PUBLISHED[form]
+    assert is_eagle3(fields)
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    config = read_eagle3_config(tmp_path, cast(ModelConfig, SimpleNamespace(**sizes)))
+    assert config.target_layers == layers
+    assert (config.draft_vocab_size, config.attention.heads, config.attention.kv_heads) == (32000, 32, 8)
+    assert config.norm_before_residual == (form == "speculators")
+    theta = {"speculators": 1_000_000.0, "safeai": 10_000.0, "modelopt": 500_000.0}
+    assert config.rope.parameters["rope_theta"] == theta[form]
+    assert config.rope.kind == ("llama3" if form == "modelopt" else "default")
 
 
 @pytest.mark.parametrize(("num_layers", "layers"), [(7, (2, 3, 4)), (32, (2, 16, 29)), (36, (2, 18, 33))])
@@ -128,6 +260,7 @@ FORMATS: list[tuple[str, Change, str]] = [
     ("safeai", {"architectures": ["MedusaModel"]}, r"not an EAGLE-3 head's: architectures are \['MedusaModel'\]"),
     ("safeai", {"hidden_size": None}, "hidden_size must be a whole number above 0, but is None"),
     ("modelopt", {"eagle_config": {"use_aux_hidden_state": False}}, "use_aux_hidden_state .* False; only True"),
+    ("modelopt", {"eagle_config": {"parallel_draft_step": 4}}, "parallel_draft_step of eagle_config is 4; only 1 is"),
     ("modelopt", {"eagle_config": {"use_spirals": True}}, "use_spirals of eagle_config is True and not supported"),
 ]
 
