@@ -37,7 +37,7 @@ from engine.scheduler.scheduler import Scheduler
 from engine.scheduler.sequence import GenerateSequence, Job, ScoreSequence, Sequence
 from engine.scheduler.timings import Timings
 from engine.speculation.control.controller import Controller, DraftOutcome
-from engine.speculation.drafter import Drafter, HiddenStateNeeds
+from engine.speculation.drafter import Drafter
 from engine.speculation.speculator import Speculator
 from engine.speculation.stats import SpeculationStats
 from engine.speculation.verify import find_accepted
@@ -221,10 +221,10 @@ class EngineCore:
         else:
             scheduled = speculator.add_drafts(schedule.scheduled, self._options.step_tokens)
         batch, rows, scheduled = build_batch(scheduled, self.cache, self.model.config.attention[0])
-        # A drafter that observes steps gets all hidden states.
-        only_needed_rows = speculator is None or speculator.drafter.hidden_state_needs is HiddenStateNeeds.NONE
-        read = rows_needed(scheduled) if only_needed_rows else None
+        read = None if speculator is not None and speculator.needs_all_hidden_states else rows_needed(scheduled)
         layers = self.model.probed_layers(sequence for sequence, *_ in scheduled)
+        if speculator is not None:
+            layers |= speculator.observed_layers
         hidden = self._forward(batch, rows, read, layers)
         decoder, fused_sampler = self.model.decoder, self._forward.fused_sampler
         probe = self.model.create_probe_reader(self._forward.kept, hidden, read)
@@ -232,7 +232,7 @@ class EngineCore:
         self._commit(scheduled, started_at)
         outcomes = self._append_sampled_tokens(sampled, probe)
         if speculator is not None:
-            speculator.update(scheduled, outcomes, hidden)
+            speculator.update(scheduled, outcomes, hidden, self._forward.kept)
 
     def _commit(self, scheduled: list[ScheduledSequence], started_at: float) -> None:
         """Count the scheduled tokens as computed; draft tokens are not yet."""

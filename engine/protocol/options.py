@@ -40,7 +40,7 @@ class EngineOptions:
     draft: str = _option(
         "off",
         "The drafter of speculative decoding, which changes no result: auto (what ships in the model's folder "
-        "'drafter', else ngram), off, ngram, draft_model=FOLDER, medusa=FOLDER or eagle=FOLDER",
+        "'drafter', else ngram), off, ngram, draft_model=FOLDER, medusa=FOLDER, eagle=FOLDER or eagle3=FOLDER",
     )
     draft_length: int = _option(
         8, "The maximum number of draft tokens in a row for one sequence in a step, up to 16", ge=1

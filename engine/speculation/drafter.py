@@ -58,6 +58,8 @@ class Drafter(Protocol):
     """Layers of keys and values that it keeps in the target's pages, after the target's own; usually 0."""
     hidden_state_needs: HiddenStateNeeds
     """Steps that ``observe_step`` must be called for."""
+    observed_layers: tuple[int, ...]
+    """Layers of the target before its last, from 1, ascending, after which it observes hidden states; usually none."""
 
     def reset(self, cache: KVCache) -> None:
         """Forget all branches and start with an empty ``cache`` of the target. Called before any other method."""
@@ -70,7 +72,8 @@ class Drafter(Protocol):
     def observe_step(self, steps: Sequence[StepResult], hidden: Tensor) -> None:
         """Observe the result of a step, chunks of prompts included; see ``hidden_state_needs``.
 
-        ``hidden`` ``[rows, width]``: the target's final hidden states, before its last norm.
+        ``hidden`` ``[rows, width]``: the target's final hidden states, before its last norm; with ``observed_layers``
+        instead the hidden states after each of these, side by side.
         """
         ...
 

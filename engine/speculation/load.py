@@ -11,6 +11,9 @@ from engine.protocol.types import EngineError
 from engine.speculation.drafter import Drafter
 from engine.speculation.drafters.draft_model import DraftModel
 from engine.speculation.drafters.eagle import EagleDrafter, load_eagle
+from engine.speculation.drafters.eagle3 import load_eagle3
+from engine.speculation.drafters.eagle3_config import KIND as EAGLE3
+from engine.speculation.drafters.eagle3_config import is_eagle3
 from engine.speculation.drafters.medusa import load_medusa
 from engine.speculation.drafters.ngram import NgramDrafter
 
@@ -25,7 +28,7 @@ SHIPPED = "drafter"
 """Folder of the fastest drafter inside a checkpoint's folder, or of a ``config.json`` whose ``folder`` is the relative
 path of a smaller model of its family."""
 
-FORMS = "auto, off, ngram, draft_model=FOLDER, medusa=FOLDER, eagle=FOLDER"
+FORMS = "auto, off, ngram, draft_model=FOLDER, medusa=FOLDER, eagle=FOLDER, eagle3=FOLDER"
 
 
 def load_drafter(wanted: str, folder: Path, model: Model, *, context: int) -> Drafter | None:
@@ -43,7 +46,11 @@ def load_drafter(wanted: str, folder: Path, model: Model, *, context: int) -> Dr
     if kind == "medusa" and where:
         return load_medusa(Path(where), model)
     if kind == "eagle" and where:
+        if is_eagle3(read_json(Path(where) / "config.json")):
+            raise EngineError(f"{where} is an EAGLE-3 head; use {EAGLE3}={where}")
         return load_eagle(Path(where), model)
+    if kind == EAGLE3 and where:
+        return load_eagle3(Path(where), model)
     if kind == "draft_model" and where:
         return _load_draft_model(Path(where), model, context)
     found = f" of kind {kind!r}, which {where} says it is" if wanted == "auto" else f" {wanted!r}"
@@ -53,7 +60,7 @@ def load_drafter(wanted: str, folder: Path, model: Model, *, context: int) -> Dr
 def extra_layers(wanted: str, folder: Path) -> int:
     """Return the number of layers that the drafter keeps in the target's pages."""
     kind, where = _resolved(wanted, folder)
-    return EagleDrafter.layers if kind == "eagle" and where else 0
+    return EagleDrafter.layers if kind in ("eagle", EAGLE3) and where else 0
 
 
 def check_length(length: int) -> None:
@@ -70,8 +77,10 @@ def _resolved(wanted: str, folder: Path) -> tuple[str, str]:
     shipped = folder / SHIPPED
     if not shipped.is_dir():
         return "ngram", ""
-    # Configurations of draft heads have a kind; all others are those of models.
+    # Configurations of our own draft heads have a kind; all others are those of EAGLE-3 heads and of models.
     about = read_json(shipped / "config.json")
+    if is_eagle3(about):
+        return EAGLE3, str(shipped)
     return str(about.get("kind", "draft_model")), str(shipped / str(about.get("folder", "")))
 
 

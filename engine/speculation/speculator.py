@@ -6,9 +6,11 @@ import logging
 import math
 import time
 from collections import abc
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
 
+import torch
 from torch import Tensor
 
 from engine.cache.paged_kv import KVCache
@@ -90,6 +92,11 @@ class Speculator:
         self._phase = _Phase.IDLE
         self._step = _Step()
         self._skipped = _SkippedSteps()
+        self.observed_layers = frozenset(drafter.observed_layers)
+        """Layers whose hidden states the drafter observes, see ``Drafter``."""
+        has_needs = drafter.hidden_state_needs is not HiddenStateNeeds.NONE
+        self.needs_all_hidden_states = has_needs and not drafter.observed_layers
+        """True if the drafter observes the final hidden states of all tokens."""
         self._max_unobserved = _OBSERVED_STEPS[drafter.hidden_state_needs]
         self._controller_seconds = 0.0
         """Duration of the controller's last update, not yet counted."""
@@ -152,28 +159,37 @@ class Speculator:
         return [ScheduledSequence(sequence, count, drafts.get(sequence, EMPTY_DRAFT)) for sequence, count in scheduled]
 
     def update(
-        self, scheduled: abc.Sequence[ScheduledSequence], outcomes: abc.Sequence[DraftOutcome], hidden: Tensor
+        self,
+        scheduled: abc.Sequence[ScheduledSequence],
+        outcomes: abc.Sequence[DraftOutcome],
+        hidden: Tensor,
+        kept: Mapping[int, Tensor],
     ) -> None:
         """Report the finished step that ``add_drafts`` began to the drafter and the controller.
 
-        ``scheduled`` is in the order of the batch; ``hidden``: its final hidden states ``[tokens, width]``.
+        ``scheduled`` is in the order of the batch; ``hidden``: its final hidden states ``[tokens, width]``, of all
+        tokens if the drafter ``needs_all_hidden_states``; ``kept``: those after the ``observed_layers``.
         """
         if self._phase is _Phase.OBSERVED:
             started_at = self._clock()
-            self._observe(_step_results(scheduled, outcomes), hidden)
+            self._observe(_step_results(scheduled, outcomes), hidden, kept)
             self.stats.record_step(len(scheduled), (), self._clock() - started_at)
             self._skipped.advance()
         else:
-            self._measure(scheduled, outcomes, hidden)
+            self._measure(scheduled, outcomes, hidden, kept)
         self._release_finished()
 
     def _measure(
-        self, scheduled: abc.Sequence[ScheduledSequence], outcomes: abc.Sequence[DraftOutcome], hidden: Tensor
+        self,
+        scheduled: abc.Sequence[ScheduledSequence],
+        outcomes: abc.Sequence[DraftOutcome],
+        hidden: Tensor,
+        kept: Mapping[int, Tensor],
     ) -> None:
         step, finished_at = self._step, self._clock()
         step_seconds = finished_at - step.started_at
         has_needs = self.drafter.hidden_state_needs is not HiddenStateNeeds.NONE
-        self._observe(_step_results(scheduled, outcomes) if has_needs else [], hidden)
+        self._observe(_step_results(scheduled, outcomes) if has_needs else [], hidden, kept)
         observed_at = self._clock()
         observing_seconds = observed_at - finished_at
         drafting_seconds = step.drafting_seconds + observing_seconds
@@ -234,10 +250,12 @@ class Speculator:
             self._handle_failure()
             return [EMPTY_DRAFT] * len(requests)
 
-    def _observe(self, results: list[StepResult], hidden: Tensor) -> None:
+    def _observe(self, results: list[StepResult], hidden: Tensor, kept: Mapping[int, Tensor]) -> None:
         if self._num_paused:
             return
         try:
+            if self.drafter.observed_layers:
+                hidden = torch.cat([kept[layer] for layer in self.drafter.observed_layers], dim=1)
             self.drafter.observe_step(results, hidden)
         except Exception:
             self._handle_failure()

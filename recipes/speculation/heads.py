@@ -26,11 +26,19 @@ class Medusa(nn.Module):
     def __init__(self, target: Target, levels: int) -> None:
         super().__init__()
         hidden, inner = target.config.hidden_size, 3 * target.config.hidden_size
-        self.gate = nn.Parameter(_random(inner, 2 * hidden))
-        self.up = nn.Parameter(_random(inner, 2 * hidden))
-        self.heads = nn.Parameter(_random(levels * hidden, inner) * 0.5)
+        self.gate = nn.Parameter(random_matrix(inner, 2 * hidden))
+        self.up = nn.Parameter(random_matrix(inner, 2 * hidden))
+        self.heads = nn.Parameter(random_matrix(levels * hidden, inner) * 0.5)
         self.bias = nn.Parameter(torch.zeros(levels * hidden))
         self._levels, self._embedding_scale = levels, target.embedding_scale
+
+    def inputs(self, _target: Target, features: Tensor) -> Tensor:
+        """Return what the head reads of the texts whose features the target computed last."""
+        return features
+
+    def read(self, target: Target, state: Tensor) -> Tensor:
+        """Return the float32 logits of outputs."""
+        return target.read(state)
 
     def forward(self, features: Tensor, embedded: Tensor) -> Iterator[Tensor]:
         """Yield the inputs of the target's output projection for each level: ``[texts, positions, hidden]``.
@@ -54,7 +62,7 @@ class Medusa(nn.Module):
             "heads.weight": self.heads,
             "heads.bias": self.bias,
         }
-        _save(folder, {"kind": "medusa", **_sizes(target), **sizes}, tensors)
+        save_head(folder, {"kind": "medusa", **target_sizes(target), **sizes}, tensors)
 
 
 class Eagle(nn.Module):
@@ -70,14 +78,22 @@ class Eagle(nn.Module):
         queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
         # The layer is initialised to the identity of the hidden state.
         repeat = torch.cat((torch.eye(hidden), torch.zeros(hidden, hidden)), 1)
-        self.fc = nn.Parameter(repeat + 0.3 * _random(hidden, 2 * hidden))
-        self.q, self.k = nn.Parameter(_random(queries, hidden)), nn.Parameter(_random(keys, hidden))
-        self.v, self.o = nn.Parameter(_random(keys, hidden)), nn.Parameter(_random(hidden, queries) * 0.5)
-        self.gate, self.up = nn.Parameter(_random(inner, hidden)), nn.Parameter(_random(inner, hidden))
-        self.down = nn.Parameter(_random(hidden, inner) * 0.5)
+        self.fc = nn.Parameter(repeat + 0.3 * random_matrix(hidden, 2 * hidden))
+        self.q, self.k = nn.Parameter(random_matrix(queries, hidden)), nn.Parameter(random_matrix(keys, hidden))
+        self.v, self.o = nn.Parameter(random_matrix(keys, hidden)), nn.Parameter(random_matrix(hidden, queries) * 0.5)
+        self.gate, self.up = nn.Parameter(random_matrix(inner, hidden)), nn.Parameter(random_matrix(inner, hidden))
+        self.down = nn.Parameter(random_matrix(hidden, inner) * 0.5)
         self.hidden_norm = nn.Parameter(torch.ones(hidden))
         self._levels, self._config, self._embedding_scale = levels, config, target.embedding_scale
         self._theta = config.ropes[0].parameters["rope_theta"]
+
+    def inputs(self, _target: Target, features: Tensor) -> Tensor:
+        """Return what the head reads of the texts whose features the target computed last."""
+        return features
+
+    def read(self, target: Target, state: Tensor) -> Tensor:
+        """Return the float32 logits of outputs."""
+        return target.read(state)
 
     def forward(self, features: Tensor, embedded: Tensor) -> Iterator[Tensor]:
         """Yield the inputs of the target's output projection for each level, as ``Medusa.forward``."""
@@ -94,9 +110,9 @@ class Eagle(nn.Module):
                 F.linear(hidden, weight).view(*hidden.shape[:2], -1, config.head_dim).transpose(1, 2)
                 for weight in (self.q, self.k, self.v)
             )
-            q, k = self._turned(q, level), self._turned(k, level)
+            q, k = rotate(q, level, self._theta), rotate(k, level, self._theta)
             entries.append((k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)))
-            mixed = _attend(q * config.head_dim**-0.5, entries, before[:count])
+            mixed = attend(q * config.head_dim**-0.5, entries, before[:count])
             inner = F.silu(F.linear(hidden, self.gate)) * F.linear(hidden, self.up)
             state = hidden + F.linear(mixed.transpose(1, 2).flatten(2), self.o) + F.linear(inner, self.down)
             yield state
@@ -105,7 +121,7 @@ class Eagle(nn.Module):
         """Write the checkpoint for ``engine.speculation.drafters.eagle``."""
         config = {
             "kind": "eagle",
-            **_sizes(target),
+            **target_sizes(target),
             "intermediate_size": target.config.intermediate,
             "num_attention_heads": target.config.heads,
             "num_key_value_heads": target.config.kv_heads,
@@ -119,23 +135,23 @@ class Eagle(nn.Module):
             "hidden_norm": "hidden_norm",
         }
         tensors = {f"{public}.weight": getattr(self, name) for name, public in names.items()}
-        _save(folder, config, tensors | {"fc.weight": _scaled(self.fc, self._embedding_scale)})
-
-    def _turned(self, x: Tensor, first: int) -> Tensor:
-        """Apply RoPE to ``x`` ``[texts, heads, positions, head_dim]`` at the positions from ``first`` on."""
-        dim = x.shape[-1]
-        frequencies = self._theta ** (-torch.arange(0, dim, 2, device=x.device) / dim)
-        angles = torch.arange(first, first + x.shape[2], device=x.device)[:, None] * frequencies
-        cos, sin = angles.cos(), angles.sin()
-        left, right = x.chunk(2, -1)
-        return torch.cat((left * cos - right * sin, left * sin + right * cos), -1)
+        save_head(folder, config, tensors | {"fc.weight": _scaled(self.fc, self._embedding_scale)})
 
 
-HEADS: dict[str, type[Medusa] | type[Eagle]] = {"medusa": Medusa, "eagle": Eagle}
 EPS = 1e-6
 
 
-def _attend(q: Tensor, entries: list[tuple[Tensor, Tensor]], before: Tensor) -> Tensor:
+def rotate(x: Tensor, first: int, theta: float) -> Tensor:
+    """Apply RoPE to ``x`` ``[texts, heads, positions, head_dim]`` at the positions from ``first`` on."""
+    dim = x.shape[-1]
+    frequencies = theta ** (-torch.arange(0, dim, 2, device=x.device) / dim)
+    angles = torch.arange(first, first + x.shape[2], device=x.device)[:, None] * frequencies
+    cos, sin = angles.cos(), angles.sin()
+    left, right = x.chunk(2, -1)
+    return torch.cat((left * cos - right * sin, left * sin + right * cos), -1)
+
+
+def attend(q: Tensor, entries: list[tuple[Tensor, Tensor]], before: Tensor) -> Tensor:
     """Compute the attention of each query ``t`` over keys and values of all levels.
 
     It attends to those of the first level up to ``t`` (mask ``before`` ``[positions, tokens]``), and to its own of each
@@ -156,7 +172,7 @@ def _normal(x: Tensor) -> Tensor:
     return normal
 
 
-def _random(rows: int, columns: int) -> Tensor:
+def random_matrix(rows: int, columns: int) -> Tensor:
     return torch.randn(rows, columns) / math.sqrt(columns)
 
 
@@ -166,11 +182,11 @@ def _scaled(weight: Tensor, embedding_scale: float) -> Tensor:
     return torch.cat((states, embeddings * embedding_scale), dim=1)
 
 
-def _sizes(target: Target) -> dict[str, int]:
+def target_sizes(target: Target) -> dict[str, int]:
     return {"hidden_size": target.config.hidden_size, "vocab_size": target.config.vocab_size}
 
 
-def _save(folder: Path, config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+def save_head(folder: Path, config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     halves = {name: tensor.detach().to("cpu", torch.float16).contiguous() for name, tensor in tensors.items()}

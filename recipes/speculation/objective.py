@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from recipes.speculation.heads import Eagle, Medusa
+from recipes.speculation.kinds import Head
 from recipes.speculation.small import Small
 from recipes.speculation.target import Target
 from recipes.speculation.texts import Text
@@ -40,7 +40,7 @@ class Level:
         return (self.target.exp() * (self.target - self.head)).sum(-1).mean()
 
 
-def levels(head: Medusa | Eagle | Small, target: Target, batch: Batch) -> Iterator[Level]:
+def levels(head: Head | Small, target: Target, batch: Batch) -> Iterator[Level]:
     """Yield the levels of a head on a batch, at all positions whose token and the one before it were generated.
 
     A draft model has one level, since it predicts all draft tokens in the same way."""
@@ -54,13 +54,13 @@ def levels(head: Medusa | Eagle | Small, target: Target, batch: Batch) -> Iterat
         yield Level(head(batch.ids)[wanted].log_softmax(-1), distributions, wanted)
         return
     row = (wanted.flatten().cumsum(0) - 1).view_as(wanted)
-    for level, state in enumerate(head(features, target.embed(batch.ids))):
+    for level, state in enumerate(head(head.inputs(target, features), target.embed(batch.ids))):
         count = state.shape[1] - 1
         roots = (place[:count] >= batch.start - 1) & (place[:count] + 2 + level < batch.end)
         if not roots.any():
             return
         distribution = row[:, 1 + level : 1 + level + count][roots]
-        yield Level(target.read(state[:, :count][roots]).log_softmax(-1), distributions[distribution], roots)
+        yield Level(head.read(target, state[:, :count][roots]).log_softmax(-1), distributions[distribution], roots)
 
 
 def collate(texts: Sequence[Text], device: str) -> Batch:

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from recipes.speculation.heads import Eagle, Medusa
+from recipes.speculation.kinds import Head
 from recipes.speculation.measure import GRID, kind_of, tokens_per_step
 from recipes.speculation.objective import Batch, collate, levels
 from recipes.speculation.small import Small
@@ -35,7 +35,7 @@ class LevelReport:
 
 
 @torch.inference_mode()
-def held_out(head: Medusa | Eagle | Small, target: Target, texts: Sequence[Text]) -> list[LevelReport]:
+def held_out(head: Head | Small, target: Target, texts: Sequence[Text]) -> list[LevelReport]:
     """Evaluate a head on held-out texts; return a report for each level."""
     sums: list[Tensor] = []
     for batch in _batches(texts, target.device):
@@ -54,14 +54,14 @@ def held_out(head: Medusa | Eagle | Small, target: Target, texts: Sequence[Text]
 
 
 def write_card(
-    folder: Path, head: Medusa | Eagle | Small, target: Target, texts: Sequence[Text], cost: dict[str, float | int]
+    folder: Path, head: Head | Small, target: Target, texts: Sequence[Text], cost: dict[str, float | int]
 ) -> None:
     """Write ``README.md`` beside the weights."""
     (folder / "README.md").write_text("\n".join(_card(folder, head, target, texts, cost)) + "\n")
 
 
 def _card(
-    folder: Path, head: Medusa | Eagle | Small, target: Target, texts: Sequence[Text], cost: dict[str, float | int]
+    folder: Path, head: Head | Small, target: Target, texts: Sequence[Text], cost: dict[str, float | int]
 ) -> Iterator[str]:
     kind = kind_of(folder)
     size = (folder / "model.safetensors").stat().st_size
@@ -105,6 +105,8 @@ ABOUT = {
     "medusa": "Heads that predict the next tokens all at once from one hidden state (Cai et al. 2024). Embedding and "
     "head are the target's.",
     "draft_model": "A smaller model of the same vocabulary, grown from a bundled one: it reads the text alone.",
+    "eagle3": "A decoder layer on hidden states of three layers, which drafts on from its own outputs (EAGLE-3, Li et "
+    "al. 2025). The embedding is the target's.",
     "eagle": "A decoder layer that predicts the next hidden states one by one (EAGLE, Li et al. 2024). Embedding and "
     "head are the target's.",
 }

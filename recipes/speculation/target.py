@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +37,29 @@ class Target:
         self._read_last = torch.empty(0)
         """Latest input of the last norm."""
         self._body.norm.register_forward_pre_hook(lambda _, inputs: setattr(self, "_read_last", inputs[0]))
+        self._read_states: dict[int, Tensor] = {}
+        """Latest hidden states after each observed layer, numbered from 1."""
         table = self.model.get_input_embeddings().weight
         self.embedding_scale = 1 / float(table.float().square().mean().sqrt())
         """Factor that scales the embedding table's entries to a mean square of 1."""
+
+    def observe(self, layers: Sequence[int]) -> None:
+        """Keep the hidden states after these layers, numbered from 1 and before the last, of all later texts."""
+        for layer in set(layers) - self._read_states.keys():
+            self._read_states[layer] = torch.empty(0)
+            self._body.layers[layer].register_forward_pre_hook(
+                lambda _, inputs, layer=layer: self._read_states.update({layer: inputs[0]})
+            )
+
+    @property
+    def states(self) -> Tensor:
+        """Return the hidden states after the observed layers, side by side, of the texts of the last ``features``."""
+        return torch.cat([self._read_states[layer].float() for layer in sorted(self._read_states)], dim=-1)
+
+    @property
+    def output_weights(self) -> tuple[Tensor, Tensor]:
+        """Return the weights of the last norm and of the output projection, in float32."""
+        return self._body.norm.weight.float(), self.model.get_output_embeddings().weight.float()
 
     @torch.no_grad()
     def features(self, ids: Tensor) -> Tensor:

@@ -26,7 +26,7 @@ from recipes.bundled import SHIPPED
 from recipes.bundled.optim import Optimizer
 from recipes.bundled.train import Plan, resume, save
 from recipes.speculation import WORK
-from recipes.speculation.heads import HEADS, Eagle, Medusa
+from recipes.speculation.kinds import HEADS, Head
 from recipes.speculation.objective import Batch, collate, levels
 from recipes.speculation.report import write_card
 from recipes.speculation.small import KIND, Small
@@ -57,7 +57,7 @@ def batches(texts: Sequence[Text], device: str, first: int) -> Iterator[Batch]:
 
 
 def train(
-    head: Medusa | Eagle | Small, target: Target, texts: Sequence[Text], plan: Plan, folder: Path
+    head: Head | Small, target: Target, texts: Sequence[Text], plan: Plan, folder: Path
 ) -> dict[str, float | int]:
     """Train until the plan ends; return the costs of the training."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -117,7 +117,9 @@ def main() -> None:
     parser.add_argument("--temperature", type=float, default=1.0, help="of texts from a file of prompts")
     parser.add_argument("--tokens", type=int, default=1_000_000, help="tokens of the texts to learn from")
     parser.add_argument("--max-tokens", type=int, default=1024, help="tokens of one text")
-    parser.add_argument("--levels", type=int, default=5, help="heads of medusa; draft tokens that eagle is trained for")
+    parser.add_argument(
+        "--levels", type=int, default=5, help="heads of medusa; draft tokens that eagle and eagle3 are trained for"
+    )
     parser.add_argument("--layers", type=int, default=2, help="of a draft model")
     parser.add_argument("--start", type=Path, default=SHIPPED / "draft", help="the model that a draft model grows from")
     parser.add_argument("--steps", type=int, default=4000, help="optimizer steps")

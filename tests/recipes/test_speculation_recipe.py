@@ -18,7 +18,8 @@ from engine.speculation.load import load_drafter
 from recipes.bundled.train import Plan
 from recipes.speculation import measure, report, texts
 from recipes.speculation import train as training
-from recipes.speculation.heads import HEADS
+from recipes.speculation.eagle3 import choose_layers
+from recipes.speculation.kinds import HEADS
 from recipes.speculation.objective import collate, levels
 from recipes.speculation.small import KIND, Small
 from recipes.speculation.target import Target
@@ -90,9 +91,9 @@ def test_the_engine_drafts_the_trained_modules_argmax(
         known = len(one.tokens)
         ids = collate([Text(one.tokens, list(one.draft.tokens), 0.0)], "cpu").ids
         with torch.no_grad():
-            states = head(target.features(ids), target.embed(ids))
+            states = head(head.inputs(target, target.features(ids)), target.embed(ids))
             said = [
-                int(target.read(state[0, known - 2]).argmax())
+                int(head.read(target, state[0, known - 2]).argmax())
                 for _, state in zip(one.draft.tokens, states, strict=False)
             ]
         assert list(one.draft.tokens) == said
@@ -182,6 +183,12 @@ def test_a_draft_models_targets_are_the_target_models_distributions_and_the_engi
             ids = torch.tensor([one.tokens + list(one.draft.tokens)])
             said = small(ids)[0, len(one.tokens) - 1 : -1].argmax(-1)
             assert list(one.draft.tokens) == said.tolist()
+
+
+def test_eagle3_heads_fuse_the_layers_of_published_ones_where_the_target_has_them() -> None:
+    assert [choose_layers(count) for count in (4, 6, 7, 36)] == [(1, 2, 3), (1, 3, 5), (2, 3, 4), (2, 18, 33)]
+    with pytest.raises(SystemExit, match="the target has 3 layers; eagle3 needs at least 4"):
+        choose_layers(3)
 
 
 def test_training_lowers_the_loss_of_a_head(target: Target, written: list[Text], tmp_path: Path) -> None:

@@ -155,6 +155,7 @@ class _SimulatedDrafter:
 
     kind = "simulated"
     hidden_state_needs = HiddenStateNeeds.NONE
+    observed_layers: tuple[int, ...] = ()
     layers = 0
 
     def __init__(self, right: float, vocab: int) -> None:

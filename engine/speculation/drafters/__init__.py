@@ -1,4 +1,4 @@
-"""Drafters: n-gram lookup, a draft model, Medusa heads and EAGLE.
+"""Drafters: n-gram lookup, a draft model, Medusa heads, EAGLE and EAGLE-3.
 
 ``proposal`` samples draft tokens from a drafter's logits with the branch's noise; ``tree_draft`` grows trees of them.
 """

@@ -125,6 +125,7 @@ class DraftModel:
     kind = "draft_model"
     layers = 0
     hidden_state_needs = HiddenStateNeeds.NONE
+    observed_layers: tuple[int, ...] = ()
 
     def __init__(self, model: Model, *, context: int, pool_bytes: int = POOL_BYTES, catch_up: int = CATCH_UP) -> None:
         """``context``: maximum number of tokens of a sequence that ``model`` was loaded for."""

@@ -71,6 +71,7 @@ class MedusaDrafter:
     kind = "medusa"
     layers = 0
     hidden_state_needs = HiddenStateNeeds.LAST
+    observed_layers: tuple[int, ...] = ()
 
     def __init__(self, trunk: Linear, blocks: Linear, heads: int, model: Model) -> None:
         """``trunk``: product with the gate and the other half of the hidden layer; ``blocks``: product from it to the

@@ -58,6 +58,7 @@ class NgramDrafter:
     kind = "ngram"
     layers = 0
     hidden_state_needs = HiddenStateNeeds.NONE
+    observed_layers: tuple[int, ...] = ()
 
     def __init__(self) -> None:
         self._table = NgramTable()

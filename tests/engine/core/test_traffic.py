@@ -27,6 +27,7 @@ from engine.speculation.load import load_drafter
 from tests.engine.conftest import Checkpoints
 from tests.engine.exact import float32_loss
 from tests.engine.helpers import Harness, generate, score
+from tests.engine.speculation.eagle3_heads import eagle3_parts
 from tests.engine.speculation.heads import eagle_parts, medusa_parts, save_head
 
 LAW = {"temperature": 1.1, "top_k": 50, "ignore_eos": True}
@@ -53,6 +54,7 @@ class Prompted:
     def __init__(self, drafter: Drafter) -> None:
         self._drafter = drafter
         self.kind, self.layers, self.hidden_state_needs = drafter.kind, drafter.layers, drafter.hidden_state_needs
+        self.observed_layers = drafter.observed_layers
         self._random = random.Random(0)
         self.known: set[GenerateSequence] = set()
         self.right: dict[tuple[int, tuple[int, ...]], tuple[int, ...]] = {}
@@ -119,7 +121,7 @@ class Timed(AdaptiveController):
 
 
 def drafter_of(kind: str, folder: Path, draft: Path, heads: Path, harness: Harness) -> Prompted:
-    parts = {"medusa": medusa_parts, "eagle": eagle_parts}
+    parts = {"medusa": medusa_parts, "eagle": eagle_parts, "eagle3": eagle3_parts}
     where = {"draft_model": f"={draft}", "ngram": ""}
     wanted = kind + (where[kind] if kind in where else f"={save_head(heads, *parts[kind]())}")
     model = harness.core.model
@@ -128,7 +130,7 @@ def drafter_of(kind: str, folder: Path, draft: Path, heads: Path, harness: Harne
     return Prompted(drafter)
 
 
-@pytest.mark.parametrize("kind", ["off", "ngram", "draft_model", "medusa", "eagle"])
+@pytest.mark.parametrize("kind", ["off", "ngram", "draft_model", "medusa", "eagle", "eagle3"])
 def test_random_traffic_on_a_small_pool_changes_no_tokens(checkpoints: Checkpoints, tmp_path: Path, kind: str) -> None:
     folder = checkpoints("qwen3")
     quiet, loss = Harness(folder), 2 * float32_loss(folder).logit

@@ -52,6 +52,7 @@ class Guesses:
 
     kind = "guesses"
     hidden_state_needs = HiddenStateNeeds.NONE
+    observed_layers: tuple[int, ...] = ()
     layers = 0
 
     def __init__(self, law: Law) -> None:

@@ -22,6 +22,7 @@ from tests.engine.conftest import Checkpoints
 from tests.engine.exact import float32_loss, gap
 from tests.engine.gpu import EMULATED_GPU, EmulatedGraph, emulate_gpu
 from tests.engine.helpers import SMALL, Harness, generate, score
+from tests.engine.speculation.eagle3_heads import eagle3_parts
 from tests.engine.speculation.heads import Recorder, eagle_parts, medusa_parts, save_head
 from tests.engine.speculation.stub_drafters import Oracle
 
@@ -45,7 +46,8 @@ def drafter(kind: str, checkpoints: Checkpoints, folder: Path) -> str:
         return kind
     if kind == "draft_model":
         return f"{kind}={checkpoints('llama')}"
-    return f"{kind}={save_head(folder / kind, *{'medusa': medusa_parts, 'eagle': eagle_parts}[kind]())}"
+    parts = {"medusa": medusa_parts, "eagle": eagle_parts, "eagle3": eagle3_parts}
+    return f"{kind}={save_head(folder / kind, *parts[kind]())}"
 
 
 def requests(size: int = 24) -> list[GenerateRequest]:
@@ -102,7 +104,7 @@ def test_preemption_on_the_gpu_changes_no_token(checkpoints: Checkpoints, monkey
 
 
 @pytest.mark.parametrize("kv_dtype", ["auto", "int8"])
-@pytest.mark.parametrize("kind", ["ngram", "draft_model", "medusa", "eagle"])
+@pytest.mark.parametrize("kind", ["ngram", "draft_model", "medusa", "eagle", "eagle3"])
 def test_speculation_on_the_gpu_changes_no_token(
     kind: str, kv_dtype: str, checkpoints: Checkpoints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -116,7 +118,7 @@ def test_speculation_on_the_gpu_changes_no_token(
 
 
 @pytest.mark.parametrize("shape", [(4, 4), (3, 8)], ids=["chain", "tree"])
-@pytest.mark.parametrize("kind", ["draft_model", "medusa", "eagle"])
+@pytest.mark.parametrize("kind", ["draft_model", "medusa", "eagle", "eagle3"])
 def test_a_drafter_proposes_the_same_tokens_on_gpu_and_cpu(
     kind: str, shape: tuple[int, int], checkpoints: Checkpoints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -142,7 +144,7 @@ def test_a_drafter_proposes_the_same_tokens_on_gpu_and_cpu(
     assert same >= 0.99 * len(expected)
 
 
-@pytest.mark.parametrize("kind", ["draft_model", "medusa", "eagle"])
+@pytest.mark.parametrize("kind", ["draft_model", "medusa", "eagle", "eagle3"])
 def test_a_drafter_computes_in_the_dtype_of_its_target(
     kind: str, checkpoints: Checkpoints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -263,7 +265,7 @@ def test_a_real_gpu_samples_the_same_tokens_in_float32(kind: str, checkpoints: C
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
-@pytest.mark.parametrize("kind", ["ngram", "draft_model", "medusa", "eagle"])
+@pytest.mark.parametrize("kind", ["ngram", "draft_model", "medusa", "eagle", "eagle3"])
 def test_drafters_on_a_real_gpu_change_no_token_in_float32(kind: str, checkpoints: Checkpoints, tmp_path: Path) -> None:
     folder, wanted = checkpoints("qwen3"), drafter(kind, checkpoints, tmp_path)
     expected = answers(folder, replace(SMALL, device="cpu"))

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -100,6 +100,7 @@ class Recorder:
     def __init__(self, drafter: Drafter) -> None:
         self._drafter = drafter
         self.kind, self.layers, self.hidden_state_needs = drafter.kind, drafter.layers, drafter.hidden_state_needs
+        self.observed_layers = drafter.observed_layers
         self.asked: list[Asked] = []
 
     def reset(self, cache: KVCache) -> None:
@@ -139,6 +140,19 @@ class Target:
         hook.remove()
         return seen[0][0]
 
+    def states(self, tokens: Sequence[int], layers: Sequence[int]) -> Tensor:
+        """Return the hidden states after each of ``layers``, from 1 and before the last, side by side."""
+        seen: list[Tensor] = []
+        hooks = [
+            self._model.model.layers[layer].register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0][0]))
+            for layer in layers
+        ]
+        with self._computing():
+            self._model(torch.tensor([tokens]))
+        for hook in hooks:
+            hook.remove()
+        return torch.cat(seen, dim=1)
+
     def read_direction(self, features: Tensor) -> Floats:
         """Return the logits of states scaled to length 1, like ``readout``: the norm's epsilon has a larger effect."""
         return self.read(features / features.norm(dim=-1, keepdim=True))
@@ -150,6 +164,30 @@ class Target:
 
     def _computing(self) -> AbstractContextManager[None]:
         return float64() if self.dtype == torch.float64 else torch.no_grad()
+
+
+class Logits(Protocol):
+    """A drafter's definition, computed without a cache."""
+
+    def logits(self, tokens: Sequence[int], guessed: Sequence[int]) -> Floats:
+        """Return the logits of the token after the branch's tokens and some draft tokens."""
+        ...
+
+
+def check_drafts(peer: Logits, exact: Logits, made: Sequence[Asked]) -> None:
+    """Compare drafts with their definition in float32 and in float64."""
+    guessed = Guessed()
+    for one in made:
+        chain = one.wish.nodes == one.wish.depth
+        assert len(one.draft) == one.wish.depth if chain else one.wish.depth <= len(one.draft) <= one.wish.nodes
+        for parent, before, token, chance in paths(one.draft):
+            place = len(one.tokens) + len(before)
+            rough, law = (dict(ranked(each.logits(one.tokens, before), one, place)) for each in (peer, exact))
+            guessed.add(chance, token, rough, law)
+            best = [t for t, p in zip(one.draft.tokens, one.draft.parents, strict=True) if p == parent]
+            for taken, likeliest in zip(best, law.values(), strict=False):
+                guessed.choose(law[taken], likeliest)
+    guessed.check()
 
 
 class Guessed:

@@ -21,6 +21,7 @@ class Oracle:
 
     kind = "oracle"
     hidden_state_needs = HiddenStateNeeds.ALL
+    observed_layers: tuple[int, ...] = ()
     layers = 0
 
     def __init__(self, known: Mapping[Place, int], vocab: int, right: float, seed: int = 0) -> None:

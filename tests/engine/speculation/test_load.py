@@ -14,6 +14,7 @@ from engine.core.engine_core import EngineCore
 from engine.protocol.types import EngineError
 from tests.engine.conftest import Checkpoints
 from tests.engine.helpers import SMALL
+from tests.engine.speculation.eagle3_heads import eagle3_parts
 from tests.engine.speculation.heads import eagle_parts, medusa_parts, save_head
 
 
@@ -26,6 +27,7 @@ def test_every_form_of_the_option_loads_its_drafter(checkpoints: Checkpoints, tm
     folder = checkpoints("qwen3")
     medusa = save_head(tmp_path / "medusa", *medusa_parts())
     eagle = save_head(tmp_path / "eagle", *eagle_parts())
+    eagle3 = save_head(tmp_path / "eagle3", *eagle3_parts())
     forms = {
         "off": None,
         "ngram": "ngram",
@@ -33,15 +35,18 @@ def test_every_form_of_the_option_loads_its_drafter(checkpoints: Checkpoints, tm
         f"draft_model={checkpoints('llama')}": "draft_model",
         f"medusa={medusa}": "medusa",
         f"eagle={eagle}": "eagle",
+        f"eagle3={eagle3}": "eagle3",
     }
     assert {wanted: kind(folder, wanted) for wanted in forms} == forms
 
 
-def test_the_pool_size_includes_the_layer_of_an_eagle_head(checkpoints: Checkpoints, tmp_path: Path) -> None:
+@pytest.mark.parametrize("form", ["eagle", "eagle3"])
+def test_the_pool_size_includes_the_layer_of_an_eagle_head(checkpoints: Checkpoints, tmp_path: Path, form: str) -> None:
     """By default the pool has 1 GiB, the head's layer included."""
-    folder, eagle = checkpoints("qwen3"), save_head(tmp_path / "eagle", *eagle_parts())
+    folder = checkpoints("qwen3")
+    head = save_head(tmp_path / "head", *{"eagle": eagle_parts, "eagle3": eagle3_parts}[form]())
     pools = {}
-    for wanted in ("off", f"eagle={eagle}"):
+    for wanted in ("off", f"{form}={head}"):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("engine.core.model_setup._DEFAULT_KV_BYTES", 1 << 20)
             core = EngineCore("m", folder, replace(SMALL, draft=wanted, kv_tokens=None))
@@ -66,8 +71,9 @@ def test_auto_loads_the_draft_model_that_the_checkpoint_names(checkpoints: Check
 def test_auto_loads_the_heads_in_the_checkpoint(checkpoints: Checkpoints, tmp_path: Path) -> None:
     folder = tmp_path / "model"
     shutil.copytree(checkpoints("qwen3"), folder)
-    save_head(folder / "drafter", *eagle_parts())
-    assert kind(folder, "auto") == "eagle"
+    for parts, expected in ((eagle_parts, "eagle"), (eagle3_parts, "eagle3")):
+        save_head(folder / "drafter", *parts())
+        assert kind(folder, "auto") == expected
     assert kind(folder, "off") is None
 
 
@@ -111,6 +117,12 @@ def test_a_classifier_is_rejected_as_draft_model(checkpoints: Checkpoints) -> No
 def test_a_draft_length_beyond_the_cap_is_rejected_with_both_numbers(checkpoints: Checkpoints, length: int) -> None:
     with pytest.raises(EngineError, match=f"a draft length of {length} is not between 1 and 16"):
         EngineCore("m", checkpoints("qwen3"), replace(SMALL, draft="ngram", draft_length=length))
+
+
+def test_an_eagle3_head_as_eagle_is_rejected_with_the_right_option(checkpoints: Checkpoints, tmp_path: Path) -> None:
+    head = save_head(tmp_path, *eagle3_parts())
+    with pytest.raises(EngineError, match=f"{head} is an EAGLE-3 head; use eagle3={head}"):
+        kind(checkpoints("qwen3"), f"eagle={head}")
 
 
 def test_heads_of_another_width_are_rejected_with_both_numbers(checkpoints: Checkpoints, tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ class Slow:
 
     kind = "slow"
     layers = 0
+    observed_layers: tuple[int, ...] = ()
 
     def __init__(self, clock: Clock, hidden_state_needs: HiddenStateNeeds, depth: int, rest: int = 0) -> None:
         self.hidden_state_needs = hidden_state_needs

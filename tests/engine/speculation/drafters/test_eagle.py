@@ -32,12 +32,10 @@ from tests.engine.speculation.heads import (
     THETA,
     Asked,
     Floats,
-    Guessed,
     Recorder,
     Target,
+    check_drafts,
     eagle_parts,
-    paths,
-    ranked,
     rms,
     save_head,
 )
@@ -106,18 +104,7 @@ def _everything_is_followed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def check_guesses(folder: Path, tensors: dict[str, Tensor], made: Sequence[Asked]) -> None:
-    references, guessed = [Reference(folder, tensors, dtype) for dtype in (torch.float32, torch.float64)], Guessed()
-    for one in made:
-        chain = one.wish.nodes == one.wish.depth
-        assert len(one.draft) == one.wish.depth if chain else one.wish.depth <= len(one.draft) <= one.wish.nodes
-        for parent, before, token, chance in paths(one.draft):
-            place = len(one.tokens) + len(before)
-            peer, law = (dict(ranked(each.logits(one.tokens, before), one, place)) for each in references)
-            guessed.add(chance, token, peer, law)
-            best = [t for t, p in zip(one.draft.tokens, one.draft.parents, strict=True) if p == parent]
-            for taken, likeliest in zip(best, law.values(), strict=False):
-                guessed.choose(law[taken], likeliest)
-    guessed.check()
+    check_drafts(*(Reference(folder, tensors, dtype) for dtype in (torch.float32, torch.float64)), made)
 
 
 @pytest.mark.parametrize("shape", list(SHAPES))
