@@ -135,8 +135,7 @@ class NumbaAttention(_KernelLauncher):
         lengths = metadata.page_table, metadata.query_lens, metadata.seq_lens
         rows = [torch.from_numpy(np.ascontiguousarray(array)) for array in lengths]
         shape = num_rows, tokens, columns, self._blocks_per_page, metadata.page_size
-        costs = metadata.cost_model
-        cost = costs.kv_bytes_per_token, costs.piece_cost_bytes, costs.query_cost_bytes
+        cost = metadata.cost_model.as_bytes
         for window, step in self._steps.items():
             buffer = self._plan_buffers[window] = _grow(self._plan_buffers[window], num_words)
             settings = window or 0, int(self._sharing), tile, *cost, scratch_stride

@@ -27,6 +27,7 @@ from kernels.common.attention_schedule import (
     shared_prefix_segment,
 )
 from kernels.common.paged_keys import PagedKeys
+from kernels.cpu.attention.decode_tiles import DecodeTilePlanner
 from kernels.layers.norm import rms_norm
 
 _MAX_KEPT_BUFFERS = 128
@@ -53,6 +54,13 @@ class TritonAttention:
         ]
         self._windows = list(dict.fromkeys(layer.window for layer in layers))
         self._programs = count_busy_programs(kv.device)
+        about = layers[0]
+        self._decode_planner = DecodeTilePlanner(
+            heads_per_kv=about.heads // about.kv_heads,
+            kv_heads=about.kv_heads,
+            head_dim=kv.shape[-1],
+            programs=self._programs,
+        )
         self._kept: dict[tuple[int | None, TileShape], TileBuffers] = {}
         self._work: dict[int | None, AttentionTiles] = {}
 
@@ -60,15 +68,10 @@ class TritonAttention:
         """Plan a step and copy the plan to the device."""
         self.is_repeatable = int(metadata.query_lens.max()) <= _MAX_REPEATABLE_QUERIES
         """True if every row of the prepared step has few new tokens."""
-        plans = [self._plan(metadata, window) for window in self._windows]
-        self.buffers = tuple(
-            self._take_buffers(window, TileShape.of(plan, rounded=self.is_repeatable), is_kept=self.is_repeatable)
-            for window, plan in zip(self._windows, plans, strict=True)
-        )
+        self.buffers = tuple(self._fill_buffers(metadata, window) for window in self._windows)
         """Index tensors of the prepared step. Their shapes bound the number of tokens of a batch."""
-        work = [buffers.fill(plan) for buffers, plan in zip(self.buffers, plans, strict=True)]
-        self._work = dict(zip(self._windows, work, strict=True))
-        self._slots = work[0].slots
+        self._work = {window: buffers.work for window, buffers in zip(self._windows, self.buffers, strict=True)}
+        self._slots = self.buffers[0].work.slots
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         cos = torch.ones(len(q), 2, device=q.device)  # a rotation by zero
@@ -98,7 +101,22 @@ class TritonAttention:
         )
         return out.flatten(1)
 
+    def _fill_buffers(self, metadata: AttentionMetadata, window: int | None) -> TileBuffers:
+        plan = self._plan(metadata, window)
+        shape = TileShape.of(plan, rounded=self.is_repeatable)
+        buffers = self._take_buffers(window, shape, is_kept=self.is_repeatable)
+        buffers.fill(plan)
+        return buffers
+
     def _plan(self, metadata: AttentionMetadata, window: int | None) -> TilePlan:
+        if metadata.is_decode:
+            return self._decode_planner.plan(
+                metadata.page_table,
+                metadata.seq_lens,
+                metadata.page_size,
+                costs=metadata.cost_model.as_bytes,
+                window=window,
+            )
         segments, positions, sees = _build_segments(metadata, should_share=window is None)
         num_columns = -(-int(metadata.seq_lens.max()) // metadata.page_size)
         return plan_tiles(

@@ -46,6 +46,11 @@ class AttentionCostModel:
         """Return the costs of ``NumbaAttention``, which launches and gathers nothing for a shared prefix."""
         return cls(kv_bytes_per_token, piece_cost_bytes=100_000, query_cost_bytes=2_000)
 
+    @property
+    def as_bytes(self) -> tuple[int, int, int]:
+        """All three numbers, as kernels take them."""
+        return self.kv_bytes_per_token, self.piece_cost_bytes, self.query_cost_bytes
+
     def should_share(self, num_tokens: int, num_rows: int, num_queries: int) -> bool:
         """Return True if rows with ``num_queries`` queries in all should read ``num_tokens`` tokens together."""
         saved_bytes = (num_rows - 1) * num_tokens * self.kv_bytes_per_token
@@ -89,6 +94,11 @@ class AttentionMetadata:
     cost_model: AttentionCostModel
     tree_masks: Mapping[int, TreeMask] = field(default_factory=dict)
     """Masks of the rows whose new tokens form a tree."""
+
+    @cached_property
+    def is_decode(self) -> bool:
+        """True if every row has one new token."""
+        return int(self.query_lens.max()) == 1 and not self.tree_masks
 
     @cached_property
     def token_indices(self) -> IntArray:

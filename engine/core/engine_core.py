@@ -29,6 +29,7 @@ from engine.models.transformers_backend import TransformersModel
 from engine.protocol.options import EngineOptions
 from engine.protocol.types import EngineError, FinishReason
 from engine.runner.batch import ScheduledSequence, build_batch
+from engine.runner.decode_batch import DecodeBatch, find_decode_batch
 from engine.runner.forward import create_forward
 from engine.runner.probe import ProbeReader
 from engine.runner.sample_step import SampledTokens, Sampler, rows_needed, sample_and_score, sample_on_cpu
@@ -75,6 +76,8 @@ class EngineCore:
         self._scheduled: list[tuple[Sequence, int]] = []
         """Work of the current step, for the analysis of a failure."""
         self._recovery = Recovery(name)
+        self._decode: DecodeBatch | None = None
+        """Branches of the last step, if it only decoded without drafts."""
         self.timings = Timings()
         self._generated, self._scored = 0, 0
         self._speculator = load_speculator(folder, model, options, context=self.model.info.context)
@@ -209,26 +212,31 @@ class EngineCore:
                 self._run_next_group()
 
     def _advance(self, started_at: float) -> None:
+        previous, self._decode = self._decode, None
         schedule = self._scheduler.schedule()
         self._scheduled = schedule.scheduled
         for sequence in schedule.over_budget:
             self._emit_score(sequence, is_over_budget=True)
         if not schedule.scheduled:
             return
-        speculator = self._speculator
+        speculator, decode = self._speculator, None
         if speculator is None or speculator.should_skip_step(len(schedule.scheduled)):
-            speculator, scheduled = None, [ScheduledSequence(*entry) for entry in schedule.scheduled]
+            speculator, decode = None, find_decode_batch(schedule.scheduled, previous)
+            scheduled = decode.scheduled if decode else [ScheduledSequence(*entry) for entry in schedule.scheduled]
         else:
             scheduled = speculator.add_drafts(schedule.scheduled, self._options.step_tokens)
-        batch, rows, scheduled = build_batch(scheduled, self.cache, self.model.config.attention[0])
-        read = None if speculator is not None and speculator.needs_all_hidden_states else rows_needed(scheduled)
+        self._decode = decode
+        decode_rows, plan = (decode.rows, decode.samples) if decode else (None, None)
+        batch, rows, scheduled = build_batch(scheduled, self.cache, self.model.config.attention[0], decode_rows)
+        needs_all_rows = speculator is not None and speculator.needs_all_hidden_states
+        read = None if needs_all_rows or decode else rows_needed(scheduled)
         layers = self.model.probed_layers(sequence for sequence, *_ in scheduled)
         if speculator is not None:
             layers |= speculator.observed_layers
         hidden = self._forward(batch, rows, read, layers)
         decoder, fused_sampler = self.model.decoder, self._forward.fused_sampler
         probe = self.model.create_probe_reader(self._forward.kept, hidden, read)
-        sampled = sample_and_score(scheduled, read, hidden, decoder, fused_sampler, self._sampler, probe)
+        sampled = sample_and_score(scheduled, read, hidden, decoder, fused_sampler, self._sampler, probe, plan)
         self._commit(scheduled, started_at)
         outcomes = self._append_sampled_tokens(sampled, probe)
         if speculator is not None:
@@ -301,15 +309,7 @@ class EngineCore:
         sequence, token = samples.sequence, 0
         for index in indices:
             token = samples.tokens[index]
-            sequence.tokens.append(token)
-            sequence.generated.append(token)
-            sequence.logprob += samples.logprobs[index]
-            if sequence.penalties is not None:
-                sequence.penalties.add(token)
-            if sequence.grammar is not None:
-                sequence.grammar.accept(token)
-            if sequence.logprobs is not None:
-                sequence.logprobs.append(samples.details[index])
+            sequence.append(token, samples.logprobs[index], samples.details[index] if samples.details else None)
         self._generated += len(indices)
         num_accepted = len(sequence.tokens) - 1 - sequence.num_computed
         if num_accepted:  # the tokens before the last are draft tokens, whose keys and values are computed
@@ -390,6 +390,7 @@ class EngineCore:
 
     def _connect(self) -> None:
         """Create the forward pass over the cache, which is empty, and reset the drafter."""
+        self._decode = None
         self._forward = create_forward(self.model.decoder, self.cache, deterministic=self._options.deterministic)
         if self._speculator is not None:
             self._speculator.reset(self.cache)

@@ -25,15 +25,38 @@ class ScheduledSequence(NamedTuple):
     draft: Draft = EMPTY_DRAFT
 
 
+class DecodeRows:
+    """Rows of a step that computes the last token of every sequence, without drafts; the same in all such steps."""
+
+    def __init__(self, sequences: abc.Sequence[Sequence]) -> None:
+        """``sequences``: in the order of the batch."""
+        self._sequences = sequences
+        self._table_rows = np.array([sequence.pages.row for sequence in sequences])
+        self._query_lens = np.ones(len(sequences), np.int64)
+
+    def build(self, cache: KVCache, attention: LayerAttentionConfig) -> tuple[Batch, AttentionMetadata]:
+        """Return the batch and its rows for the attention."""
+        tokens = np.array([sequence.tokens[-1] for sequence in self._sequences])
+        positions = np.array([sequence.num_computed for sequence in self._sequences])
+        rows = lay_out(cache, attention, self._table_rows, self._query_lens, positions + 1, {})
+        return Batch(torch.from_numpy(tokens), torch.from_numpy(positions)), rows
+
+
 def build_batch(
-    scheduled: abc.Sequence[ScheduledSequence], cache: KVCache, attention: LayerAttentionConfig
+    scheduled: abc.Sequence[ScheduledSequence],
+    cache: KVCache,
+    attention: LayerAttentionConfig,
+    decode_rows: DecodeRows | None = None,
 ) -> tuple[Batch, AttentionMetadata, list[ScheduledSequence]]:
     """Return the batch, its rows for the attention, and the scheduled sequences in its order, similar shapes together.
 
     Draft tokens follow the tokens of their row, in the order of the draft, in the slots after theirs. ``attention``:
-    that of any layer; they agree in what matters here.
+    that of any layer; they agree in what matters here. ``decode_rows``: those of ``scheduled``, which is in their
+    order, if they are known.
     """
-    scheduled = sorted(scheduled, key=_shape)
+    if decode_rows is not None:
+        return *decode_rows.build(cache, attention), list(scheduled)
+    scheduled = sort_by_shape(scheduled)
     ids: list[int] = []
     positions: list[int] = []
     table_rows: list[int] = []
@@ -55,6 +78,11 @@ def build_batch(
         contexts.append(end)
     rows = lay_out(cache, attention, np.array(table_rows), np.array(queries), np.array(contexts), trees)
     return Batch(torch.from_numpy(np.array(ids)), torch.from_numpy(np.array(positions))), rows, scheduled
+
+
+def sort_by_shape(scheduled: abc.Sequence[ScheduledSequence]) -> list[ScheduledSequence]:
+    """Return scheduled sequences in the order of a batch."""
+    return sorted(scheduled, key=_shape)
 
 
 def _shape(scheduled: ScheduledSequence) -> tuple[int, int]:

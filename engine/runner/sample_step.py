@@ -42,7 +42,9 @@ class SampledTokens(NamedTuple):
     """Row of the hidden state that predicted the first of ``tokens``; those of the others follow."""
 
 
-class _SampleRequest(NamedTuple):
+class SampleRequest(NamedTuple):
+    """A branch to sample for."""
+
     sequence: GenerateSequence
     draft: Draft
     row: int
@@ -51,6 +53,65 @@ class _SampleRequest(NamedTuple):
     @property
     def num_samples(self) -> int:
         return 1 + len(self.draft.tokens)
+
+
+class SamplePlan:
+    """The rows to sample in a step, branch by branch, and their parameters.
+
+    It holds for later steps of the same branches with the same drafts: only their positions are read in each step.
+    """
+
+    def __init__(self, requests: list[SampleRequest]) -> None:
+        self.requests = requests
+        self.rows = [request.row + offset for request in requests for offset in range(request.num_samples)]
+        """Row of the hidden state of each sample."""
+        self.num_logprobs = _num_logprobs_by_row(requests)
+        """Number of likeliest tokens to report, by sample; samples whose log-probabilities are not requested are
+        left out."""
+        self.can_change_logits = any(request.sequence.can_have_logits_processors for request in requests)
+        self._reads_first_rows = self.rows == list(range(len(self.rows)))
+        self.single_results: list[SampledTokens] | None = None
+        """Results to overwrite in each step, if each branch has one sample and none has details: making hundreds of
+        them anew takes longer than the rest of their step, and wakes the garbage collector."""
+        if len(self.rows) == len(requests) and not self.num_logprobs:
+            self.single_results = [
+                SampledTokens(sequence, draft, [-1], [0.0], [], row) for sequence, draft, row in requests
+            ]
+        drafts = [request.draft for request in requests]
+        self._sequences = [request.sequence for request in requests]
+        self._branches: Ints | None = None
+        """Index of each sample's branch, unless each has one sample."""
+        if len(self.rows) > len(requests):
+            counts = [request.num_samples for request in requests]
+            self._branches = np.repeat(np.arange(len(counts)), counts)
+            self._depths = np.array([depth for draft in drafts for depth in (0, *draft.depths)])
+        floats = np.array(
+            [(one.sampling.temperature, one.sampling.top_p, one.sampling.min_p) for one in self._sequences]
+        )
+        ints = np.array([(one.sampling.top_k, one.seed, one.key) for one in self._sequences], np.int64)
+        if self._branches is not None:
+            floats, ints = floats[self._branches], ints[self._branches]
+        temperature, top_p, min_p = floats.T
+        top_k, self._seed, self._key = ints.T
+        self.params: SamplingTensors[Array] = SamplingTensors(temperature, top_p, min_p, top_k)
+
+    def select(self, hidden: Tensor) -> Tensor:
+        """Return the hidden states of the samples."""
+        if self._reads_first_rows:
+            return hidden if len(self.rows) == hidden.shape[0] else hidden[: len(self.rows)]
+        return _select_rows(hidden, self.rows)
+
+    def noise_keys(self) -> NoiseKeys[Array]:
+        """Return the noise keys of the samples at the branches' present positions."""
+        position = np.array([len(sequence.tokens) for sequence in self._sequences])
+        if self._branches is not None:
+            position = position[self._branches] + self._depths
+        return NoiseKeys(self._seed, self._key, position)
+
+    @property
+    def changes_logits(self) -> bool:
+        """True if logits processors change the logits of a sample now."""
+        return self.can_change_logits and any(sequence.has_logits_processors for sequence in self._sequences)
 
 
 class _ScoreRequest(NamedTuple):
@@ -110,13 +171,34 @@ def sample_and_score(
     fused_sampler: FusedCpuSampler | None,
     sampler: Sampler,
     probe: ProbeReader | None = None,
+    plan: SamplePlan | None = None,
 ) -> list[SampledTokens]:
     """Sample for every branch whose tokens are all computed now, and set scores and prompts' log-probabilities.
 
     ``scheduled`` is in the order of the batch and not committed yet. ``hidden`` ``[rows, width]``: the final hidden
     states of its ``rows_needed``. ``fused_sampler`` is tried before ``sampler``. ``probe`` is needed if a sequence is
-    probed. Raises ``EngineError`` if logits are not finite.
+    probed. ``plan``: that of the step, if it only samples and the plan is known. Raises ``EngineError`` if logits are
+    not finite.
     """
+    if plan is None:
+        samples = _score(scheduled, rows, hidden, model, probe)
+        if not samples:
+            return []
+        plan = SamplePlan(samples)
+    sampled = _sample_fused(plan, hidden, fused_sampler)
+    if sampled is None:
+        sampled = _sample(plan, hidden, model, sampler)
+    return _split_by_branch(plan, sampled)
+
+
+def _score(
+    scheduled: list[ScheduledSequence],
+    rows: list[int] | None,
+    hidden: Tensor,
+    model: Model,
+    probe: ProbeReader | None,
+) -> list[SampleRequest]:
+    """Set the scores and prompts' log-probabilities of a step; return the branches to sample for."""
     samples, scores = _collect_requests(scheduled, rows, hidden, model)
     for token_ids, requests in scores.items():
         if requests[0].sequence.is_probed and probe is not None:
@@ -128,25 +210,19 @@ def sample_and_score(
         for (sequence, position, _), values in zip(requests, values_by_row, strict=True):
             require_finite_logits(all(map(math.isfinite, values)))
             sequence.values[position] = tuple(values)
-    if not samples:
-        return []
-    num_logprobs = _num_logprobs_by_row(samples)
-    sampled = _sample_fused(samples, num_logprobs, hidden, fused_sampler)
-    if sampled is None:
-        sampled = _sample(samples, num_logprobs, hidden, model, sampler)
-    return _split_by_branch(samples, sampled, num_logprobs)
+    return samples
 
 
 def _collect_requests(
     scheduled: list[ScheduledSequence], rows: list[int] | None, hidden: Tensor, model: Model
-) -> tuple[list[_SampleRequest], dict[tuple[int, ...], list[_ScoreRequest]]]:
+) -> tuple[list[SampleRequest], dict[tuple[int, ...], list[_ScoreRequest]]]:
     """Return the branches to sample for, and the positions to score by the token ids whose logits are the scores.
 
     There are no token ids for classifiers, and none for language models' probes.
 
     Log-probabilities of prompts are read on the way.
     """
-    samples: list[_SampleRequest] = []
+    samples: list[SampleRequest] = []
     scores: dict[tuple[int, ...], list[_ScoreRequest]] = {}
     hidden_rows: Sequence[int] | Mapping[int, int]
     hidden_rows = range(len(hidden)) if rows is None else {row: index for index, row in enumerate(rows)}
@@ -157,7 +233,7 @@ def _collect_requests(
             if sequence.prompt_logprobs is not None and len(sequence.prompt_logprobs) < sequence.prompt_len:
                 read_prompt(sequence, num_tokens, hidden[start : start + num_tokens], model)
             if end == len(sequence.tokens) and sequence.branch.max_tokens:
-                samples.append(_SampleRequest(sequence, draft, hidden_rows[start + num_tokens - 1]))
+                samples.append(SampleRequest(sequence, draft, hidden_rows[start + num_tokens - 1]))
         elif isinstance(sequence, ScoreSequence):
             for position in set(sequence.read_positions):
                 if sequence.num_computed <= position < end:
@@ -167,7 +243,7 @@ def _collect_requests(
     return samples, scores
 
 
-def _num_logprobs_by_row(requests: list[_SampleRequest]) -> dict[int, int]:
+def _num_logprobs_by_row(requests: list[SampleRequest]) -> dict[int, int]:
     """Return the number of likeliest tokens to report for each sampled row whose log-probabilities are requested."""
     num_logprobs: dict[int, int] = {}
     row = 0
@@ -179,52 +255,50 @@ def _num_logprobs_by_row(requests: list[_SampleRequest]) -> dict[int, int]:
     return num_logprobs
 
 
-def _sample_fused(
-    requests: list[_SampleRequest],
-    num_logprobs: Mapping[int, int],
-    hidden: Tensor,
-    fused_sampler: FusedCpuSampler | None,
-) -> _SampledRows | None:
+def _sample_fused(plan: SamplePlan, hidden: Tensor, fused_sampler: FusedCpuSampler | None) -> _SampledRows | None:
     """Sample in recorded kernels; ``None`` if there is no fused sampler or it does not support this step."""
     if fused_sampler is None:
         return None
-    counts = [request.num_samples for request in requests]
     # Samples have distinct rows, so if there are as many samples as hidden states, they are all rows in order.
-    if sum(counts) != hidden.shape[0] or any(request.sequence.has_logits_processors for request in requests):
+    if len(plan.rows) != hidden.shape[0] or plan.changes_logits:
         return None
+    requests = plan.requests
+    counts = [request.num_samples for request in requests]
     sampled = fused_sampler.sample(hidden, [request.sequence for request in requests], counts)
     if sampled is None:
         return None
     logits, tokens, logprobs = sampled
-    return _SampledRows(tokens, logprobs, _select_rows(logits, num_logprobs) if num_logprobs else None)
+    return _SampledRows(tokens, logprobs, _select_rows(logits, plan.num_logprobs) if plan.num_logprobs else None)
 
 
-def _sample(
-    requests: list[_SampleRequest], num_logprobs: Mapping[int, int], hidden: Tensor, model: Model, sampler: Sampler
-) -> _SampledRows:
+def _sample(plan: SamplePlan, hidden: Tensor, model: Model, sampler: Sampler) -> _SampledRows:
     """Sample from logits on the device that computes them."""
-    rows = [request.row + offset for request in requests for offset in range(request.num_samples)]
-    logits = model.compute_logits(hidden if len(rows) == hidden.shape[0] else _select_rows(hidden, rows))
+    logits = model.compute_logits(plan.select(hidden))
     # No wait of its own: the copy is complete once the sampled tokens, which are waited for, have arrived.
-    raw_logits = _select_rows(logits, num_logprobs).to("cpu", non_blocking=True) if num_logprobs else None
+    raw_logits = None
+    if plan.num_logprobs:
+        raw_logits = _select_rows(logits, plan.num_logprobs).to("cpu", non_blocking=True)
     logits_rows: list[LogitsRow] = []
-    if any(request.sequence.has_logits_processors for request in requests):
-        logits_rows = [row for request in requests for row in _logits_rows(request.sequence, request.draft)]
-    tokens, logprobs = sampler(logits, logits_rows, *_params_and_noise_keys(requests))
+    if plan.changes_logits:
+        logits_rows = [row for request in plan.requests for row in _logits_rows(request.sequence, request.draft)]
+    tokens, logprobs = sampler(logits, logits_rows, plan.params, plan.noise_keys())
     return _SampledRows(tokens, logprobs, raw_logits)
 
 
-def _split_by_branch(
-    requests: list[_SampleRequest], sampled: _SampledRows, num_logprobs: Mapping[int, int]
-) -> list[SampledTokens]:
+def _split_by_branch(plan: SamplePlan, sampled: _SampledRows) -> list[SampledTokens]:
     details: Iterator[TokenLogprob] = iter(())
+    num_logprobs = plan.num_logprobs
     if sampled.raw_logits is not None:
         tokens_read = sampled.tokens[list(num_logprobs)]
         details = iter(log_probabilities(sampled.raw_logits.numpy(), tokens_read, list(num_logprobs.values())))
     tokens, logprobs = sampled.tokens.tolist(), sampled.logprobs.tolist()
+    if plan.single_results is not None:
+        for result, token, logprob in zip(plan.single_results, tokens, logprobs, strict=True):
+            result.tokens[0], result.logprobs[0] = token, logprob
+        return plan.single_results
     by_branch: list[SampledTokens] = []
     end = 0
-    for request in requests:
+    for request in plan.requests:
         start, end = end, end + request.num_samples
         sequence = request.sequence
         own_details = [] if sequence.logprobs is None else list(islice(details, request.num_samples))
@@ -245,29 +319,6 @@ def _logits_rows(sequence: GenerateSequence, draft: Draft) -> Iterator[LogitsRow
     for index in range(-1, len(draft)):
         path = draft.path(index)
         yield sequence.logits_row(path, len(path), masks[index + 1])
-
-
-def _params_and_noise_keys(requests: list[_SampleRequest]) -> tuple[SamplingTensors[Array], NoiseKeys[Array]]:
-    """Return the parameters and noise keys of every sampled row, branch by branch."""
-    float_params: list[tuple[float, float, float]] = []
-    int_params: list[tuple[int, int, int, int]] = []
-    counts: list[int] = []
-    depths: list[int] = []
-    for sequence, draft, _ in requests:
-        sampling, num_drafted = sequence.sampling, len(draft.tokens)
-        float_params.append((sampling.temperature, sampling.top_p, sampling.min_p))
-        int_params.append((sampling.top_k, sequence.seed, sequence.key, len(sequence.tokens)))
-        counts.append(1 + num_drafted)
-        depths += range(1 + num_drafted) if draft.is_chain else (0, *draft.depths)
-    floats, ints = np.array(float_params), np.array(int_params, np.int64)
-    if len(depths) > len(counts):
-        branches = np.repeat(np.arange(len(counts)), counts)
-        floats, ints = floats[branches], ints[branches]
-        ints[:, 3] += depths
-    temperature, top_p, min_p = floats.T
-    top_k, seed, key, position = ints.T
-    params = SamplingTensors(temperature=temperature, top_p=top_p, min_p=min_p, top_k=top_k)
-    return params, NoiseKeys(seed=seed, key=key, position=position)
 
 
 def _select_rows(rows: Tensor, indices: Iterable[int]) -> Tensor:

@@ -145,10 +145,27 @@ class GenerateSequence(Sequence):
         return len(self.tokens) - 1
 
     @property
+    def can_have_logits_processors(self) -> bool:
+        """True if the request changes logits before some of its tokens are sampled from them."""
+        return self.grammar is not None or self.penalties is not None or self.forbidden is not None
+
+    @property
     def has_logits_processors(self) -> bool:
         """True if the request changes logits before tokens are sampled from them."""
         is_held = self.grammar is not None and not self.grammar.is_lifted
         return is_held or self.penalties is not None or self.forbidden is not None
+
+    def append(self, token: int, logprob: float, detail: TokenLogprob | None) -> None:
+        """Append a sampled token. ``detail``: its log-probability by the model, if requested."""
+        self.tokens.append(token)
+        self.generated.append(token)
+        self.logprob += logprob
+        if self.penalties is not None:
+            self.penalties.add(token)
+        if self.grammar is not None:
+            self.grammar.accept(token)
+        if self.logprobs is not None and detail is not None:
+            self.logprobs.append(detail)
 
     def logits_row(
         self, draft_prefix: abc.Sequence[int], num_draft_tokens: int, allowed: Words | None = None

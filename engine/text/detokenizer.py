@@ -68,7 +68,9 @@ class TextReader:
         self._shown = max(self._shown, len(complete))
         if len(complete) == len(after):
             self._lead, self._window, self._read = "", self._read, len(self._tokens)
-            self._shown = len(decode_complete_text(self.tokenizer, self._tokens[self._window :]))
+            window = self._tokens[self._window :]
+            after = self.tokenizer.decode_token(window[0]) if len(window) == 1 else self.tokenizer.decode(window)
+            self._shown = len(after.rstrip(_HALF))
         elif len(self._tokens) - self._read > _HELD:
             self._let_go()
 

@@ -56,6 +56,9 @@ class Tokenizer:
         self.piece = lru_cache(_PARTS)(self._piece)
         """Return the text of a single token, also of special ones; invalid bytes as ``token_id:`` and the id."""
 
+        self.decode_token = lru_cache(_PARTS)(self._decode_token)
+        """Return the same as ``decode`` of one token, cached: a stream needs it for each of its tokens."""
+
         self.inner_piece = lru_cache(_PARTS)(self._inner_piece)
         """Return the same for a token within a text: with its space, which some decoders leave out at the beginning."""
 
@@ -127,6 +130,9 @@ class Tokenizer:
     def _piece(self, token: int) -> str:
         text = self.decode_all([token])
         return f"token_id:{token}" if "\ufffd" in text else text
+
+    def _decode_token(self, token: int) -> str:
+        return self.decode([token])
 
     def _inner_piece(self, token: int) -> str:
         before = self.encode("a")

@@ -4,7 +4,7 @@ A *segment* is a set of queries that all read the same range of one row's keys: 
 a prompt, a tree of draft tokens, or the queries of many sequences that share a prefix. Segments are cut by queries,
 into tiles of a height that suits the matrix units: a tile has ``queries * heads_per_kv`` rows, since the heads that
 share a key-value head read the same keys. And they are cut by keys, into chunks of about equal length, as many as keep
-the GPU busy (Dao et al. 2023, "Flash-Decoding"): a chunk has ``_MIN_KEYS`` keys or more, so that a short context is
+the GPU busy (Dao et al. 2023, "Flash-Decoding"): a chunk has ``MIN_KEYS`` keys or more, so that a short context is
 never cut.
 
 A token whose keys are read by one tile gets its result from it. Otherwise the token's tiles write *partial* results,
@@ -31,9 +31,9 @@ NO_TREE = 1 << 30
 """First key of the tree of a segment without a tree: after all keys."""
 LOW = 16
 """Rows of a low tile: the fewest that the matrix units take."""
-_MIN_KEYS = 256
+MIN_KEYS = 256
 """Keys of a chunk. Fewer are read faster than the merge of their results is launched."""
-_KEY_ALIGNMENT = 64
+KEY_ALIGNMENT = 64
 """Chunks begin at multiples of this."""
 
 ROW, FIRST, COUNT, BEGIN, END, FREE, TREE, START, PARTIAL = range(9)
@@ -209,9 +209,9 @@ def _cut_by_keys(tiles: Ints, num_tiles: int) -> Ints:
     if not len(tiles):
         return tiles
     lengths = tiles[:, END] - tiles[:, BEGIN]
-    chunk = max(_MIN_KEYS, -(-int(lengths.sum()) // num_tiles))
+    chunk = max(MIN_KEYS, -(-int(lengths.sum()) // num_tiles))
     share = -(-lengths // np.maximum(1, -(-lengths // chunk)))
-    share = np.maximum(1, -(-share // _KEY_ALIGNMENT)) * _KEY_ALIGNMENT
+    share = np.maximum(1, -(-share // KEY_ALIGNMENT)) * KEY_ALIGNMENT
     counts = np.maximum(1, -(-lengths // share))
     cut = np.repeat(tiles, counts, axis=0)
     offset = np.arange(len(cut)) - np.repeat(np.cumsum(counts) - counts, counts)

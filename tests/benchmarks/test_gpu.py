@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.gpu import __main__ as command
-from benchmarks.gpu import decode
+from benchmarks.gpu import decode, host_cost
 from benchmarks.gpu.__main__ import Command, run_stage
 
 
@@ -47,3 +47,14 @@ def test_bytes_of_a_step_are_its_weights_and_keys() -> None:
 def test_the_decoding_step_is_timed_on_an_emulated_gpu(capsys: pytest.CaptureFixture[str]) -> None:
     assert decode.main(["--tiny", "2:64:32"]) == 0
     assert "2 × 64, 32 of them shared: loaded in" in capsys.readouterr().out
+
+
+def test_the_host_cost_of_a_step_is_measured_without_a_gpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert host_cost.main(["--steps", "3", "--batches", "2", "--out", str(tmp_path)]) == 0
+    rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
+    assert len(rows) == len(host_cost.VARIANTS)
+    table = (tmp_path / "table.md").read_text()
+    assert table.startswith("# ")
+    assert all(row in table for row in rows)
+    for row in rows:
+        assert all(float(cell) >= 0 for cell in row.split("|")[3:-1])

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from kernels.cpu.attention.keys import STEP_WORDS
 from kernels.cpu.runtime.kernel import function, int64_array, kernel, read_arguments
 
-_MAX_SHARED = 8
+MAX_SHARED = 8
 """Mean number of shared pieces that a token is in, at most. Keys of further pieces it reads for itself."""
 _NO_PAGE = 1 << 62
 _ROW_WORDS = 7
@@ -19,7 +19,7 @@ _ROW_WORDS = 7
 
 def plan_size(rows: int, tokens: int, pages: int, tile: int) -> int:
     """Return the words of result and scratch that ``plan_step`` needs. ``pages``: those of all rows, for ``attend``."""
-    return pages + (7 + _MAX_SHARED) * tokens + 5 * _max_pieces(rows, tokens, tile) + _ROW_WORDS * rows
+    return pages + (7 + MAX_SHARED) * tokens + 5 * _max_pieces(rows, tokens, tile) + _ROW_WORDS * rows
 
 
 @function
@@ -28,7 +28,7 @@ def _max_pieces(rows: int, tokens: int, tile: int) -> int:
     return 2 * rows + tokens // tile
 
 
-class _Step(NamedTuple):
+class PrefixStep(NamedTuple):
     """The rows of a step, and the plan of their tokens."""
 
     pages: Any
@@ -43,7 +43,7 @@ class _Step(NamedTuple):
     """Bytes of a token's keys and values; costs of a piece and of its queries in bytes (``AttentionCostModel``)."""
 
 
-class _Scratch(NamedTuple):
+class PrefixScratch(NamedTuple):
     """Scratch, ``_ROW_WORDS`` words for each row."""
 
     starts: Any
@@ -80,7 +80,7 @@ def plan_step(address: Any) -> None:
     token_arrays = a[1] + 8 * rows * columns * blocks
     pieces = token_arrays + 48 * tokens
     members = pieces + 40 * max_pieces
-    scratch = members + 8 * (1 + _MAX_SHARED) * tokens
+    scratch = members + 8 * (1 + MAX_SHARED) * tokens
     attend_pages = int64_array(a[1], (rows, columns, blocks))
     for row in range(rows):
         for column in range(columns):
@@ -92,10 +92,12 @@ def plan_step(address: Any) -> None:
     _place_tokens(pages, queries, contexts, a[14], arrays, (trees, a[6]), window)
     count, first, end = 0, arrays[1], arrays[2]
     if a[16] and not window and tokens > 1:
-        piece_arrays = int64_array(pieces, (max_pieces, 5)), int64_array(members, (1 + _MAX_SHARED) * tokens)
-        step = _Step(pages, queries, contexts, a[14], first, piece_arrays[0], piece_arrays[1], (a[18], a[19], a[20]))
+        piece_arrays = int64_array(pieces, (max_pieces, 5)), int64_array(members, (1 + MAX_SHARED) * tokens)
+        step = PrefixStep(
+            pages, queries, contexts, a[14], first, piece_arrays[0], piece_arrays[1], (a[18], a[19], a[20])
+        )
         lists, groups = int64_array(scratch, (4, rows)), int64_array(scratch + 32 * rows, (rows, 3))
-        count = _share_keys(step, _Scratch(lists[0], lists[1], lists[2], lists[3], groups), trees, tile)
+        count = _share_keys(step, PrefixScratch(lists[0], lists[1], lists[2], lists[3], groups), trees, tile)
     longest = 1
     for token in range(tokens):
         longest = max(longest, end[token] - first[token])
@@ -142,7 +144,7 @@ def _share_keys(step: Any, scratch: Any, trees: Any, tile: int) -> int:
         scratch.starts[row], scratch.own_page[row], scratch.order[row] = start, 0, row
         scratch.full_pages[row] = (step.contexts[row] - step.queries[row]) // size
         start += step.queries[row]
-    pieces, used = _share_prefixes(step, scratch)
+    pieces, used = share_prefixes(step, scratch)
     for row in range(rows):
         start, count, before = scratch.starts[row], step.queries[row], step.contexts[row] - step.queries[row]
         begin = scratch.own_page[row] * size
@@ -185,9 +187,9 @@ def _add_tokens(members: Any, start: int, count: int, used: int) -> int:
 
 
 @function
-def _share_prefixes(step: Any, scratch: Any) -> Any:
+def share_prefixes(step: Any, scratch: Any) -> Any:
     """Write the pieces of ``engine.attention.plan.find_shared_prefixes``; return the numbers of pieces and members."""
-    order, pieces, used, max_members, size = scratch.order, 0, 0, _MAX_SHARED * len(step.first), step.page_size
+    order, pieces, used, max_members, size = scratch.order, 0, 0, MAX_SHARED * len(step.first), step.page_size
     num_groups = _push_groups(step.pages, scratch, 0, len(order), 0, 0)
     while num_groups:
         num_groups -= 1

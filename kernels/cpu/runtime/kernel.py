@@ -269,6 +269,12 @@ def int64_array(address: int, shape: Any) -> Any:
 
 
 @function
+def int32_array(address: int, shape: Any) -> Any:
+    """Return the contiguous int32 tensor at an address."""
+    return carray(_pointer(address), shape, np.int32)
+
+
+@function
 def uint8_array(address: int, shape: Any) -> Any:
     """Return the contiguous uint8 or bool tensor at an address."""
     return carray(_pointer(address), shape, np.uint8)

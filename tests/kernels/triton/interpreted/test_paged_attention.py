@@ -30,7 +30,7 @@ STEPS: dict[str, Callable[..., Step]] = {
 
 @pytest.fixture(autouse=True)
 def _short_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention_schedule, "_MIN_KEYS", 64)
+    monkeypatch.setattr(attention_schedule, "MIN_KEYS", 64)
 
 
 def check(step: Step, launch: Callable[..., Any] = module.launch) -> None:
