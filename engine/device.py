@@ -10,8 +10,9 @@ from torch import Tensor
 
 from engine.protocol.options import Device, DType, KVDType
 from engine.protocol.types import EngineError
+from kernels.common.int4 import INT4
 
-_KV_DTYPES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
+_KV_DTYPES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn, "int4": INT4}
 KV_DTYPES: tuple[str, ...] = get_args(KVDType)
 _FP8_CAPABILITY = 8, 9
 """The first compute capability with float8."""
@@ -62,6 +63,8 @@ def select_kv_dtype(name: str, device_config: DeviceConfig) -> torch.dtype:
     """
     if name not in KV_DTYPES:
         raise EngineError(f"kv_dtype {name!r} is not supported; choose one of {', '.join(KV_DTYPES)}")
+    if name == "int4" and device_config.uses_gpu_kernels:
+        raise EngineError("kv_dtype 'int4' is not supported on a GPU yet; choose auto, int8 or fp8 there")
     if name == "fp8" and device_config.device.type == "cuda":
         capability = torch.cuda.get_device_capability(device_config.device)
         if capability < _FP8_CAPABILITY:
