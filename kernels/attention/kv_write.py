@@ -1,7 +1,7 @@
 """RoPE of queries and keys, and the write of keys and values into the pages of a cache.
 
-A quantized cache has one scale for each token, head and kind, or several. So what a token is rounded to never depends on the other
-tokens of its page.
+A quantized cache has one scale or several for each token, head and kind. So what a token is rounded to never depends on
+the other tokens of its page.
 """
 
 from __future__ import annotations
