@@ -2,10 +2,12 @@
 
 The rotation, by an orthonormal Hadamard matrix, spreads a number that is far larger than its neighbours over its group
 (QuaRot, Ashkboos et al. 2024, https://arxiv.org/abs/2404.00456), whose numbers then are nearly normal: a few large ones
-no longer leave most of the 16 codes to none. The codes are the middles of 16 equal steps from the negative largest
-magnitude to the positive one, so that no code is lost to symmetry. (A minimum for each group beside the scale would cut the KL divergence by a fifth,
-but take 5 bits a number instead of 4.5.) The matrix is its own inverse and keeps dot products: rotated
-queries can be multiplied by rotated keys as they are.
+no longer leave most of the 16 codes to none. The matrix is its own inverse and keeps dot products: rotated queries can
+be multiplied by rotated keys as they are.
+
+The codes are the middles of 16 equal steps from the negative largest magnitude to the positive one, so that no code is
+lost to symmetry. A minimum for each group beside the scale would cut the KL divergence by a fifth, but take 5 bits a
+number instead of 4.5.
 """
 
 from __future__ import annotations

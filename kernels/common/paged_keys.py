@@ -18,8 +18,8 @@ class PagedKeys:
     values: Tensor
     """As ``keys``."""
     key_scales: Tensor | None = None
-    """``[kv_heads, pages, page_size]`` float32, if the keys are of 8 bits; if they are of 4, float16 ``[kv_heads, pages,
-    page_size, head_dim / 32]``."""
+    """``[kv_heads, pages, page_size]`` float32, if the keys are of 8 bits; float16 ``[kv_heads, pages, page_size,
+    head_dim / 32]``, if they are of 4."""
     value_scales: Tensor | None = None
     """As ``key_scales``."""
 
