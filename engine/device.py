@@ -63,8 +63,6 @@ def select_kv_dtype(name: str, device_config: DeviceConfig) -> torch.dtype:
     """
     if name not in KV_DTYPES:
         raise EngineError(f"kv_dtype {name!r} is not supported; choose one of {', '.join(KV_DTYPES)}")
-    if name == "int4" and device_config.uses_gpu_kernels:
-        raise EngineError("kv_dtype 'int4' is not supported on a GPU yet; choose auto, int8 or fp8 there")
     if name == "fp8" and device_config.device.type == "cuda":
         capability = torch.cuda.get_device_capability(device_config.device)
         if capability < _FP8_CAPABILITY:

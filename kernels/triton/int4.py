@@ -83,10 +83,10 @@ def _pack(
     byte = CACHE + kind * kind_stride + kv_head * head_stride + slot * (16 * GROUPS) + 16 * low_run
     packed = _code(low, low_scale) | (_code(high, high_scale) << 4)
     tl.store(byte + tl.arange(0, 16)[None, :], packed, mask=inside)
-    # Both runs of a group write the same scale.
+    # Of the two runs of a group the first writes the scale.
     scales = SCALES + ((kind * kv_heads + kv_head) * slots + slot) * GROUPS
-    tl.store(scales + low_run // 2, low_scale, mask=inside)
-    tl.store(scales + high_run // 2, high_scale, mask=inside)
+    tl.store(scales + low_run // 2, low_scale, mask=inside & (low_run % 2 == 0))
+    tl.store(scales + high_run // 2, high_scale, mask=inside & (high_run % 2 == 0))
 
 
 def rotate_groups(x: Tensor, dtype: torch.dtype) -> Tensor:
