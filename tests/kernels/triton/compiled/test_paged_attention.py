@@ -48,7 +48,7 @@ KINDS = {
     "decode, int4, head dim 64": Kind(112, "HMMA", INT4, dim=64, occupancy=0.25),
     "a prompt, int4": Kind(255, "HGMMA", INT4, queries=64),
     "a tree, int4": Kind(255, "HGMMA", INT4, queries=12, trees=True, window=4096),
-    "decode, int4, Blackwell": Kind(136, "HMMA", INT4, capability=100, occupancy=0.18),
+    "decode, int4, Blackwell": Kind(144, "HMMA", INT4, capability=100, occupancy=0.18),
 }
 
 
