@@ -10,8 +10,9 @@ from torch import Tensor
 
 from engine.protocol.options import Device, DType, KVDType
 from engine.protocol.types import EngineError
+from kernels.common.int4 import INT4
 
-_KV_DTYPES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
+_KV_DTYPES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn, "int4": INT4}
 KV_DTYPES: tuple[str, ...] = get_args(KVDType)
 _FP8_CAPABILITY = 8, 9
 """The first compute capability with float8."""

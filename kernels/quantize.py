@@ -1,20 +1,31 @@
-"""Quantization of vectors to int8 or float8 with a scale each: of activations before a product, of keys and values."""
+"""Quantization of vectors to int8 or float8 with a scale each: of activations before a product, of keys and values.
+
+Keys and values may also be quantized to 4 bits; see ``quantize_int4``.
+"""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
+from kernels.common.int4 import INT4, dequantize_int4, quantize_int4
+
 LIMITS = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
-"""Largest number of each type."""
+"""Largest number of each 8-bit type."""
+QUANTIZED = (*LIMITS, INT4)
+"""Types of quantized keys and values."""
 
 
 def quantize_vectors(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Quantize each vector ``[..., n]``; return numbers of ``dtype`` (int8 or float8_e4m3fn) and scales ``[...]``.
 
+    With ``INT4`` see ``quantize_int4``.
+
     A vector is its numbers times its scale; its largest magnitude becomes the largest number of the type. Rounded to
     nearest, ties to even.
     """
+    if dtype == INT4:
+        return quantize_int4(x)
     if x.is_cuda:
         from kernels.triton import quantize as on_gpu
 
@@ -27,4 +38,6 @@ def quantize_vectors(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 
 def dequantize_vectors(numbers: Tensor, scales: Tensor) -> Tensor:
     """Return the float32 vectors of the results of ``quantize_vectors``."""
+    if numbers.dtype == INT4:
+        return dequantize_int4(numbers, scales)
     return numbers.float() * scales[..., None]

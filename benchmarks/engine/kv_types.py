@@ -1,4 +1,4 @@
-"""Step time with 8-bit keys and values: ``python -m benchmarks.engine.kv_types``.
+"""Step time with quantized keys and values: ``python -m benchmarks.engine.kv_types``.
 
 Milliseconds of a step of the 50M checkpoint that generates a token for each of 16 sequences without common prefixes, by
 context length, on one thread. Types take turns.
@@ -29,10 +29,16 @@ def main() -> None:
     torch.set_num_threads(1)
     table = Table("tokens before", *(f"{name}, ms" for name in KV_DTYPES))
     for length in LENGTHS:
-        engines = [_filled(name, length) for name in KV_DTYPES]
-        times = [[_step(engine) for engine in engines] for _ in range(STEPS)]
-        table.add_row(str(length), *(f"{statistics.median(column) * 1e3:.1f}" for column in zip(*times, strict=True)))
+        table.add_row(str(length), *(f"{time_of_step:.1f}" for time_of_step in measure_steps(length).values()))
     Console().print(table)
+
+
+def measure_steps(length: int) -> dict[str, float]:
+    """Return the median milliseconds of a step by type, with ``length`` tokens before."""
+    engines = [_filled(name, length) for name in KV_DTYPES]
+    times = [[_step(engine) for engine in engines] for _ in range(STEPS)]
+    medians = (statistics.median(column) * 1e3 for column in zip(*times, strict=True))
+    return dict(zip(KV_DTYPES, medians, strict=True))
 
 
 def _filled(kv_dtype: str, length: int) -> EngineCore:

@@ -40,6 +40,7 @@ from engine.protocol.types import Branch, EngineError, GenerateRequest, Sampling
 from engine.runner.forward_gpu import GpuForward
 from engine.scheduler.sequence import Event, Job
 from engine.weights.formats.registry import MatrixReader
+from kernels.common.int4 import GROUP
 
 SIZES = shapes.SIZES | {"num_hidden_layers": 32}
 TINY = {
@@ -147,7 +148,7 @@ def count_bytes(work: Work, sizes: dict[str, int], *, int4: bool, kv_dtype: str)
     query, key = sizes["num_attention_heads"] * head_dim, 2 * sizes["num_key_value_heads"] * head_dim
     weights = layers * hidden * (2 * query + key + 3 * sizes["intermediate_size"])
     bits = 4 + 24 / shapes.GROUP if int4 else 16
-    kv_bytes = 2 if kv_dtype == "auto" else 1 + 4 / head_dim
+    kv_bytes = {"auto": 2, "int4": 0.5 + 2 / GROUP}.get(kv_dtype, 1 + 4 / head_dim)
     tokens = work.prompt_tokens + work.batch * (_WARM_STEPS + _STEPS // 2)
     return int(weights * bits / 8 + 2 * sizes["vocab_size"] * hidden + tokens * layers * key * kv_bytes)
 

@@ -32,8 +32,9 @@ from kernels.common.attention_schedule import (
     plan_tiles,
     shared_prefix_segment,
 )
+from kernels.common.int4 import GROUP, INT4
 from kernels.common.paged_keys import PagedKeys
-from kernels.quantize import LIMITS, quantize_vectors
+from kernels.quantize import QUANTIZED, dequantize_vectors, quantize_vectors
 
 _HEADS, _KV_HEADS, _DIM, _PAGE = 32, 8, 128, 16
 _SCALE = _DIM**-0.5
@@ -62,12 +63,12 @@ def cases(
     batches: tuple[int, ...] = (1, 16, 64), contexts: tuple[int, ...] = (1024, 4096, 32768), prompt: int = 2048
 ) -> Iterator[Case]:
     """Yield decoding for all batch sizes and contexts; the other kinds for the second of each."""
-    for stored in (torch.bfloat16, *LIMITS):
+    for stored in (torch.bfloat16, *QUANTIZED):
         for rows in batches:
             for context in contexts:
                 if rows * context > _MAX_KEYS:
                     continue
-                name = f"decode, {str(stored).removeprefix('torch.')}, {rows} × {context}"
+                name = f"decode, {'int4' if stored == INT4 else str(stored).removeprefix('torch.')}, {rows} × {context}"
                 yield _case(name, _Step(rows, 1, context, stored))
     rows, context = batches[1], contexts[1]
     yield _case(f"{prompt} tokens of a prompt behind {context}", _Step(1, prompt, context + prompt))
@@ -80,7 +81,11 @@ def cases(
 
 def _case(name: str, step: _Step) -> Case:
     keys = step.prefix + step.rows * (step.context - step.prefix)
-    of_key = 2 * _KV_HEADS * (_DIM * step.stored.itemsize + (4 if step.stored in LIMITS else 0))
+    if step.stored == INT4:
+        vector = _DIM // 2 + 2 * _DIM // GROUP
+    else:
+        vector = _DIM * step.stored.itemsize + (4 if step.stored in QUANTIZED else 0)
+    of_key = 2 * _KV_HEADS * vector
     moved = keys * of_key + 2 * step.rows * step.queries * _HEADS * _DIM * 2
     seen = int(_seen(step).sum()) if step.queries > 1 else 0
     return Case(name, moved, partial(_runs, step=step), 4.0 * step.rows * seen * _HEADS * _DIM)
@@ -91,10 +96,10 @@ def _runs(device: torch.device, step: _Step) -> Runs:
     count = int(pages.max()) + 1
     numbers = torch.randn(2, _KV_HEADS, count, _PAGE, _DIM, device=device, dtype=torch.bfloat16)
     q = torch.randn(step.rows * step.queries, _HEADS, _DIM, device=device, dtype=torch.bfloat16)
-    if step.stored in LIMITS:
+    if step.stored in QUANTIZED:
         stored, scales = quantize_vectors(numbers, step.stored)
         cache = PagedKeys(*stored, *scales)
-        numbers = (stored.float() * scales[..., None]).bfloat16()
+        numbers = dequantize_vectors(stored, scales).bfloat16()
     else:
         cache = PagedKeys(*numbers)
     work = _work(device, step, pages, together=step.prefix > 0)

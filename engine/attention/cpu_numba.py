@@ -114,7 +114,7 @@ class NumbaAttention(_KernelLauncher):
         self, layers: Sequence[LayerAttentionConfig], kv: Tensor, scales: Tensor | None = None, *, sharing: bool = True
     ) -> None:
         """``kv``: ``[layers, 2, kv_heads, pages, page_size, head_dim]``, keys before values; ``head_dim`` a multiple of
-        16. float32, or 8-bit with ``scales``: ``[layers, 2, kv_heads, pages, page_size]`` float32."""
+        16. float32, or quantized with ``scales``, see ``KVCache``."""
         super().__init__(layers, kv, scales)
         self._sharing = sharing
         self._windows = list(dict.fromkeys(layer.window for layer in layers))

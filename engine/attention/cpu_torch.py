@@ -34,8 +34,8 @@ class TorchAttention:
         *,
         deterministic: bool = False,
     ) -> None:
-        """``kv``: ``[layers, 2, kv_heads, pages, page_size, head_dim]``, keys before values. With 8-bit ``kv``,
-        ``scales``: ``[layers, 2, kv_heads, pages, page_size]`` float32. ``deterministic`` steps have no trees."""
+        """``kv``: ``[layers, 2, kv_heads, pages, page_size, head_dim]``, keys before values. For quantized
+        ``kv`` with ``scales`` see ``KVCache``. ``deterministic`` steps have no trees."""
         self._layers, self._kv, self._deterministic = layers, list(kv), deterministic
         self._scales: list[Tensor | None] = [None] * len(kv) if scales is None else list(scales)
 
@@ -80,9 +80,10 @@ class TorchAttention:
         columns = slice(first_page, -(-seq_len // metadata.page_size))
         head_offsets = metadata.num_pool_pages * torch.arange(metadata.kv_heads)[:, None]
         pages = (torch.from_numpy(metadata.page_table[row, columns]) + head_offsets).flatten()
-        out = torch.empty(len(pages), pool.shape[2] * pool.shape[3])
+        head_dim = self._layers[layer].head_dim
+        out = torch.empty(len(pages), metadata.page_size * head_dim)
         gather_pages(pool, None if scales is None else scales[kind], pages, out)
-        return out.view(1, metadata.kv_heads, -1, pool.shape[3])[:, :, : seq_len - first_page * metadata.page_size]
+        return out.view(1, metadata.kv_heads, -1, head_dim)[:, :, : seq_len - first_page * metadata.page_size]
 
     def _mask(self, row: int, first_key: int, window: int | None) -> Tensor:
         """Return ``[queries, keys]`` float32: 0 where a query sees a key, -inf elsewhere."""

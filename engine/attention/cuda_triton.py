@@ -45,8 +45,8 @@ class TritonAttention:
     """
 
     def __init__(self, layers: Sequence[LayerAttentionConfig], kv: Tensor, scales: Tensor | None = None) -> None:
-        """``kv``: ``[layers, 2, kv_heads, pages, page_size, head_dim]``, keys before values. With 8-bit ``kv``,
-        ``scales``: ``[layers, 2, kv_heads, pages, page_size]`` float32."""
+        """``kv``: ``[layers, 2, kv_heads, pages, page_size, head_dim]``, keys before values. For quantized
+        ``kv`` with ``scales`` see ``KVCache``."""
         self._layers = layers
         self._kv, self._scales = kv, scales
         self._caches = [
@@ -126,7 +126,7 @@ class TritonAttention:
             metadata.slots,
             heads_per_kv=metadata.heads_per_kv,
             kv_heads=metadata.kv_heads,
-            head_dim=self._kv.shape[-1],
+            head_dim=self._layers[0].head_dim,
             programs=self._programs,
             window=window,
             sees=sees,

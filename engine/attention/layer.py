@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from kernels.quantize import LIMITS
+from kernels.quantize import QUANTIZED
 
 _MAX_HEADS_PER_KV = 64
 """Query heads for each key-value head that the compiled kernel has room for."""
@@ -32,7 +32,7 @@ class LayerAttentionConfig:
 def has_compiled_kernel(config: LayerAttentionConfig, kv: Tensor) -> bool:
     """Return True if there is a compiled CPU kernel for a layer over a cache like ``kv``."""
     fits = config.head_dim % 16 == 0 and config.heads // config.kv_heads <= _MAX_HEADS_PER_KV
-    return fits and kv.device.type == "cpu" and kv.dtype in (torch.float32, *LIMITS)
+    return fits and kv.device.type == "cpu" and kv.dtype in (torch.float32, *QUANTIZED)
 
 
 class AttentionBackend(Protocol):

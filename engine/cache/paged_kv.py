@@ -31,14 +31,19 @@ from engine.cache.leases import Leases
 from engine.cache.pages import PagePool
 from engine.cache.radix_tree import Match, Node, RadixTree
 from engine.device import CPU, DeviceConfig, to_device
+from engine.protocol.types import EngineError
+from kernels.common.int4 import GROUP, INT4
 from kernels.cpu.runtime.memory import allocate_resident
-from kernels.quantize import LIMITS
+from kernels.quantize import LIMITS, QUANTIZED
 
 
 def kv_bytes_per_token(layer: LayerAttentionConfig, dtype: torch.dtype) -> int:
-    """Return the bytes of one token's keys and values in one layer of a cache of ``dtype``, with scales if it has 8
-    bits."""
-    vector_bytes = layer.head_dim * dtype.itemsize + (torch.float32.itemsize if dtype in LIMITS else 0)
+    """Return the bytes of one token's keys and values in one layer of a cache of ``dtype``, scales
+    included."""
+    if dtype == INT4:
+        vector_bytes = layer.head_dim // 2 + layer.head_dim // GROUP * torch.float16.itemsize
+    else:
+        vector_bytes = layer.head_dim * dtype.itemsize + (torch.float32.itemsize if dtype in LIMITS else 0)
     return 2 * layer.kv_heads * vector_bytes
 
 
@@ -70,7 +75,8 @@ class KVCache:
 
     ``data``: ``[layers, 2, kv_heads, pages, page_size, head_dim]``, keys before values. A head's consecutive pages
     are one matrix, which a product can read in place. Each vector of 8-bit ``data`` has a float32 in ``scales``,
-    ``[layers, 2, kv_heads, pages, page_size]``.
+    ``[layers, 2, kv_heads, pages, page_size]``. ``INT4`` data has two numbers in a byte, ``[…, head_dim / 2]``, and a
+    float16 for each 32 numbers, ``[…, head_dim / 32]``; see ``kernels.common.int4``.
     """
 
     def __init__(
@@ -91,16 +97,18 @@ class KVCache:
     ) -> None:
         """Allocate the cache. ``rows``: most tables at a time; ``context``: most tokens of a table.
 
-        ``dtype``: of ``data``, by default that of ``device_config``; the 8-bit ones are int8 and float8_e4m3fn.
+        ``dtype``: of ``data``, by default that of ``device_config``; quantized if it is one of ``QUANTIZED``.
         ``max_pinned``: pages that leases may pin; a lease expires when it is not touched for ``lease_seconds``.
         """
         self.page_size = page_size
         slots = layers, 2, kv_heads, pages, page_size
-        self.data = _zeros((*slots, head_dim), dtype or device_config.dtype, device_config)
-        self.scales = _zeros(slots, torch.float32, device_config) if self.data.dtype in LIMITS else None
+        dtype = dtype or device_config.dtype
+        check_head_dim(head_dim, dtype)
+        self.data = _zeros((*slots, head_dim // 2 if dtype == INT4 else head_dim), dtype, device_config)
+        self.scales = _create_scales(slots, head_dim, dtype, device_config)
         # Torch can copy float8 but not scatter it; its bytes can be scattered.
         vectors = self.data if self.scales is None else self.data.view(torch.int8)
-        self._slot_tensors = [vectors] if self.scales is None else [vectors, self.scales[..., None]]
+        self._slot_tensors = [vectors] if self.scales is None else [vectors, self.scales.view(*slots, -1)]
         """Everything stored per slot, ``[layers, 2, kv_heads, pages, page_size, …]``."""
         # NumPy copies a few slots in a fifth of the time that torch takes to set the copy up.
         self._slot_arrays: list[Any] = (
@@ -126,7 +134,7 @@ class KVCache:
         self._start_empty()
 
     def scales_of(self, layers: int | slice) -> Tensor | None:
-        """Return the scales of one or several layers, if ``data`` has 8 bits."""
+        """Return the scales of one or several layers, if ``data`` is quantized."""
         return None if self.scales is None else self.scales[layers]
 
     @property
@@ -307,6 +315,26 @@ class KVCache:
         while page is None and (self.tree.evict() or self.leases.evict_oldest_pins()):
             page = self.pool.allocate()
         return page
+
+
+def check_head_dim(head_dim: int, dtype: torch.dtype) -> None:
+    """Raise ``EngineError`` if vectors of ``head_dim`` numbers cannot be stored in ``dtype``."""
+    if dtype == INT4 and head_dim % GROUP:
+        raise EngineError(
+            f"kv_dtype 'int4' needs heads whose size is a multiple of {GROUP}; those of this model have {head_dim} "
+            "numbers: choose int8"
+        )
+
+
+def _create_scales(
+    slots: tuple[int, ...], head_dim: int, dtype: torch.dtype, device_config: DeviceConfig
+) -> Tensor | None:
+    """Return the scales of a cache of ``dtype``, if it is quantized."""
+    if dtype not in QUANTIZED:
+        return None
+    if dtype == INT4:
+        return _zeros((*slots, head_dim // GROUP), torch.float16, device_config)
+    return _zeros(slots, torch.float32, device_config)
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device_config: DeviceConfig) -> Tensor:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from engine.cache.paged_kv import KVCache, kv_bytes_per_token
+from engine.cache.paged_kv import KVCache, check_head_dim, kv_bytes_per_token
 from engine.device import DeviceConfig, select_device
 from engine.models.config import ModelConfig, read_raw_config
 from engine.models.interface import Model
@@ -39,7 +39,11 @@ class KVCapacity:
         self._num_draft_layers = extra_layers(options.draft, folder)
 
     def num_tokens(self, config: ModelConfig) -> int:
-        """Return how many tokens the pool holds: whole pages, at least one."""
+        """Return how many tokens the pool holds: whole pages, at least one.
+
+        Raises ``EngineError``, before the weights are read, if the dtype does not hold the model's heads.
+        """
+        check_head_dim(config.head_dim, self._kv_dtype)
         options = self._options
         num_tokens = options.kv_tokens or min(_DEFAULT_KV_TOKENS, _DEFAULT_KV_BYTES // self.bytes_per_token(config))
         return max(1, num_tokens // options.page_size) * options.page_size

@@ -7,7 +7,7 @@ from typing import Any, Literal, get_args
 
 Device = Literal["auto", "cpu", "cuda"]
 DType = Literal["auto", "float32", "bfloat16"]
-KVDType = Literal["auto", "int8", "fp8"]
+KVDType = Literal["auto", "int8", "fp8", "int4"]
 
 
 def _option(default: Any, help_text: str, **limits: Any) -> Any:
@@ -65,10 +65,11 @@ class EngineOptions:
     )
     kv_dtype: str = _option(
         "auto",
-        "The dtype of the KV cache; int8 and fp8 keep two to four times as many tokens; auto is the dtype",
+        "The dtype of the KV cache; int8 and fp8 keep two to four times as many tokens, and int4 four to seven times, "
+        "at a loss, for heads whose size is a multiple of 32; auto is the dtype",
         choices=get_args(KVDType),
     )
-    """8 bits (``fp8`` is e4m3) have a scale for each token and head.
+    """8 bits (``fp8`` is e4m3) have a scale for each token and head, 4 bits one for each 32 of their numbers.
 
     The entry of a token in the cache is a function of its own key and value, whoever computed it, when and in which
     batch: ``deterministic`` holds to the bit. Without it, rounding before the quantization may tip a number to its

@@ -1,7 +1,7 @@
 """RoPE of queries and keys, and the write of keys and values into the pages of a cache.
 
-A quantized cache has one scale for each token, head and kind. So what a token is rounded to never depends on the other
-tokens of its page.
+A quantized cache has one scale or several for each token, head and kind. So what a token is rounded to never depends on
+the other tokens of its page.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from kernels.common.rotary import rotary
-from kernels.quantize import LIMITS, quantize_vectors
+from kernels.quantize import LIMITS, QUANTIZED, quantize_vectors
 
 
 def rotary_write(
@@ -22,9 +22,10 @@ def rotary_write(
     and ``sin``: float32 rows of ``rotary_tables``, ``[tokens, dim]`` with ``dim`` at most ``head_dim``. ``slots``:
     ``[tokens]``, ``page * page_size + offset``; a token with a negative slot is padding and not written. ``cache``: one
     layer, ``[2, kv_heads, pages, page_size, head_dim]``, of the type of ``qk``, or int8 or float8_e4m3fn with
-    ``scales``: float32 ``[2, kv_heads, pages, page_size]``. Raises ``ValueError`` if the type and ``scales`` disagree.
+    ``scales``: float32 ``[2, kv_heads, pages, page_size]``, or packed to 4 bits with float16 scales, see
+    ``kernels.common.int4``. Raises ``ValueError`` if the type and ``scales`` disagree.
     """
-    if (scales is not None) != (cache.dtype in LIMITS):
+    if (scales is not None) != (cache.dtype in QUANTIZED):
         raise ValueError(f"a cache of type {cache.dtype} {'needs' if scales is None else 'cannot have'} scales")
     if qk.is_cuda:
         from kernels.triton import kv_write as on_gpu

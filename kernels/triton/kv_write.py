@@ -7,6 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.common.int4 import INT4
+from kernels.triton.int4 import write_packed
 from kernels.triton.rounding import round_to_even
 
 _HEADS = 8
@@ -17,9 +19,11 @@ _HEADS = 8
 def _rotary_write(
     QK, V, COS, SIN, SLOTS, CACHE, SCALES, OUT, heads, kv_heads, qk_stride, v_stride, kind_stride, head_stride, slots,
     LIMIT: tl.constexpr, ROTATED: tl.constexpr, DIM: tl.constexpr, HALF: tl.constexpr, REST: tl.constexpr,
-    HEADS: tl.constexpr,
+    HEADS: tl.constexpr, STORED: tl.constexpr,
 ):  # fmt: skip
     """Process one token and some of its heads: queries first, then keys, then values.
+
+    Unless ``STORED``, keys and values go behind the queries in ``OUT`` and not into the cache.
 
     One piece, because all of it works on the two halves of the same vectors in registers.
     """
@@ -45,8 +49,9 @@ def _rotary_write(
     # The cache gets what was rounded as the queries are.
     first, second = first.to(OUT.dtype.element_ty), second.to(OUT.dtype.element_ty)
 
-    out = OUT + (token * heads + head) * DIM
-    is_query = head < heads
+    written_heads = heads if STORED else num_rotated_heads + kv_heads
+    out = OUT + (token * written_heads + head) * DIM
+    is_query = head < written_heads
     tl.store(out + d, first, mask=is_query & inside)
     tl.store(out + half + d, second, mask=is_query & inside)
 
@@ -78,10 +83,11 @@ def _rotary_write(
             rest = rest / scale
             if LIMIT == 127:
                 rest = round_to_even(rest)
-    tl.store(cache + d, first.to(CACHE.dtype.element_ty), mask=is_stored & inside)
-    tl.store(cache + half + d, second.to(CACHE.dtype.element_ty), mask=is_stored & inside)
-    if REST > 0:
-        tl.store(cache + r, rest.to(CACHE.dtype.element_ty), mask=is_stored & in_rest)
+    if STORED:
+        tl.store(cache + d, first.to(CACHE.dtype.element_ty), mask=is_stored & inside)
+        tl.store(cache + half + d, second.to(CACHE.dtype.element_ty), mask=is_stored & inside)
+        if REST > 0:
+            tl.store(cache + r, rest.to(CACHE.dtype.element_ty), mask=is_stored & in_rest)
 
 
 def rotary_write(
@@ -95,12 +101,17 @@ def rotary_write(
     heads = qk.shape[1] - kv_heads
     qk, v = (x if x.stride()[1:] == (dim, 1) else x.contiguous() for x in (qk, v))
     rotated = cos.shape[1]
-    out = torch.empty(tokens, heads, dim, dtype=qk.dtype, device=qk.device)
+    is_packed = cache.dtype == INT4
+    written_heads = heads + 2 * kv_heads if is_packed else heads
+    out = torch.empty(tokens, written_heads, dim, dtype=qk.dtype, device=qk.device)
     if tokens:
         _rotary_write[(tokens, triton.cdiv(heads + 2 * kv_heads, _HEADS))](
             qk, v, cos, sin, slots, cache, slots if scales is None else scales, out, heads, kv_heads,
             qk.stride(0), v.stride(0), cache.stride(0), cache.stride(1), cache.shape[2] * cache.shape[3],
             LIMIT=limit, ROTATED=rotated, DIM=dim, HALF=triton.next_power_of_2(rotated // 2),
-            REST=triton.next_power_of_2(dim - rotated) if dim > rotated else 0, HEADS=_HEADS, num_warps=2,
+            REST=triton.next_power_of_2(dim - rotated) if dim > rotated else 0, HEADS=_HEADS, STORED=not is_packed,
+            num_warps=2,
         )  # fmt: skip
-    return out
+    if is_packed and scales is not None:
+        write_packed(out[:, heads:], slots, cache, scales)
+    return out[:, :heads]

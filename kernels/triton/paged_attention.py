@@ -8,6 +8,10 @@ Keys and values of 8 bits are converted to float16, which holds them exactly. A 
 value's its weights, which are fewer numbers than the keys and values. The queries become float16 as well, each divided
 by its largest number first, so that none is too large.
 
+Keys and values of 4 bits (``kernels.common.int4``) are multiplied by their scales as float16. The queries are rotated
+before, and the results after, as their groups are. A byte is read for both of its numbers, which lie half a vector
+apart; the second read hits a cache.
+
 Reads after the last key are clamped to the last key instead of being masked: what is read is then always a number of
 the step, and its weight is zero.
 """
@@ -20,7 +24,9 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.common.attention_schedule import FIELDS, LOW, AttentionTiles
+from kernels.common.int4 import INT4
 from kernels.common.paged_keys import PagedKeys
+from kernels.triton.int4 import rotate_groups
 
 _FIELDS = tl.constexpr(FIELDS)
 _LOG2_E = tl.constexpr(1.4426950408889634)
@@ -40,25 +46,63 @@ def _half(x):
 
 
 @triton.jit
+def _locate_codes(dim, HALF: tl.constexpr):
+    """Return the bytes of some numbers of a vector of 4 bits, and the shifts of their codes."""
+    byte = tl.max_contiguous(tl.multiple_of(dim % HALF, 16), 16)
+    return byte, (dim // HALF * 4).to(tl.uint8)
+
+
+@triton.jit
+def _code_half(x, shift):
+    """Convert 4-bit codes in bytes to float16, from -7.5 to 7.5; see ``_half``."""
+    bits = ((x >> shift) & 15).to(tl.uint16) | 0x6400
+    return bits.to(tl.float16, bitcast=True) - 1024.0 - 7.5
+
+
+@triton.jit
+def _load_packed_keys(keys, scales, slot, DIM: tl.constexpr, WIDE: tl.constexpr, KEYS: tl.constexpr):
+    """Return rotated keys ``[WIDE, KEYS]`` of 4 bits as float16."""
+    dim, group = tl.arange(0, WIDE), tl.arange(0, WIDE // 32)
+    byte, shift = _locate_codes(dim, DIM // 2)
+    x = tl.load(keys + slot[None, :] * (DIM // 2) + byte[:, None], mask=dim[:, None] < DIM, other=0)
+    scale = tl.load(scales + slot[None, :] * (DIM // 32) + group[:, None], mask=group[:, None] < DIM // 32, other=0.0)
+    numbers = tl.reshape(_code_half(x, shift[:, None]), (WIDE // 32, 32, KEYS)) * scale[:, None, :]
+    return tl.reshape(numbers, (WIDE, KEYS))
+
+
+@triton.jit
+def _load_packed_values(values, scales, slot, DIM: tl.constexpr, WIDE: tl.constexpr, KEYS: tl.constexpr):
+    """Return rotated values ``[KEYS, WIDE]`` of 4 bits as float16."""
+    dim, group = tl.arange(0, WIDE), tl.arange(0, WIDE // 32)
+    byte, shift = _locate_codes(dim, DIM // 2)
+    x = tl.load(values + slot[:, None] * (DIM // 2) + byte[None, :], mask=dim[None, :] < DIM, other=0)
+    scale = tl.load(scales + slot[:, None] * (DIM // 32) + group[None, :], mask=group[None, :] < DIM // 32, other=0.0)
+    numbers = tl.reshape(_code_half(x, shift[None, :]), (KEYS, WIDE // 32, 32)) * scale[:, :, None]
+    return tl.reshape(numbers, (KEYS, WIDE))
+
+
+@triton.jit
 def _block(
     q, top, total, mixed, position, mask_row, start, end, tree, tree_start, keys, values, key_scales, value_scales,
     pages, positions, scale, softcap, window,
     PAGE: tl.constexpr, DIM: tl.constexpr, WIDE: tl.constexpr, KEYS: tl.constexpr, QUANTIZED: tl.constexpr,
-    CAPPED: tl.constexpr, WINDOWED: tl.constexpr, TREES: tl.constexpr, MASKED: tl.constexpr,
+    PACKED: tl.constexpr, CAPPED: tl.constexpr, WINDOWED: tl.constexpr, TREES: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """One step of the online softmax: ``KEYS`` keys from ``start`` on."""
     key = start + tl.arange(0, KEYS)
     read = tl.minimum(key, end - 1) if MASKED else key
     slot = tl.load(pages + read // PAGE) * PAGE + read % PAGE
     dim = tl.arange(0, WIDE)
-    if WIDE == DIM:
+    if PACKED:
+        k = _load_packed_keys(keys, key_scales, slot, DIM, WIDE, KEYS)
+    elif WIDE == DIM:
         k = tl.load(keys + slot[None, :] * DIM + dim[:, None])
     else:
         k = tl.load(keys + slot[None, :] * DIM + dim[:, None], mask=dim[:, None] < DIM, other=0.0)
-    if QUANTIZED:
+    if QUANTIZED and not PACKED:
         k = _half(k)
     scores = tl.dot(q, k, input_precision="ieee") * scale
-    if QUANTIZED:
+    if QUANTIZED and not PACKED:
         scores *= tl.load(key_scales + slot)[None, :]
     if CAPPED:
         # tanh(x) = 2 * sigmoid(2 * x) - 1
@@ -83,11 +127,13 @@ def _block(
     weights = tl.exp2(scores - base[:, None])
     kept = tl.exp2(top - base)
     total = total * kept + tl.sum(weights, axis=1)
-    if WIDE == DIM:
+    if PACKED:
+        v = _load_packed_values(values, value_scales, slot, DIM, WIDE, KEYS)
+    elif WIDE == DIM:
         v = tl.load(values + slot[:, None] * DIM + dim[None, :])
     else:
         v = tl.load(values + slot[:, None] * DIM + dim[None, :], mask=dim[None, :] < DIM, other=0.0)
-    if QUANTIZED:
+    if QUANTIZED and not PACKED:
         v = _half(v)
         weights *= tl.load(value_scales + slot)[None, :]
     mixed = tl.dot(weights.to(v.dtype), v, mixed * kept[:, None], input_precision="ieee")
@@ -101,8 +147,8 @@ def _attend(
     scale, softcap, window, q_token_stride, q_head_stride, key_head_stride, value_head_stride, scale_head_stride,
     pages_stride, sees_stride,
     HEADS: tl.constexpr, GROUP: tl.constexpr, PAGE: tl.constexpr, DIM: tl.constexpr, WIDE: tl.constexpr,
-    ROWS: tl.constexpr, KEYS: tl.constexpr, QUANTIZED: tl.constexpr, CAPPED: tl.constexpr, WINDOWED: tl.constexpr,
-    TREES: tl.constexpr, LOW: tl.constexpr,
+    ROWS: tl.constexpr, KEYS: tl.constexpr, QUANTIZED: tl.constexpr, PACKED: tl.constexpr, CAPPED: tl.constexpr,
+    WINDOWED: tl.constexpr, TREES: tl.constexpr, LOW: tl.constexpr,
 ):  # fmt: skip
     """Compute one tile for one key-value head. One piece: its state is in registers, its parts take 20 arguments."""
     tile = tiles + tl.program_id(0) * _FIELDS
@@ -145,14 +191,14 @@ def _attend(
         for start in range(begin, masked, KEYS):
             top, total, mixed = _block(
                 query, top, total, mixed, position, mask_row, start, end, tree, tree_start, keys, values, key_scales,
-                value_scales, pages, positions, factor, softcap, window, PAGE, DIM, WIDE, KEYS, QUANTIZED, CAPPED,
-                WINDOWED, TREES, False,
+                value_scales, pages, positions, factor, softcap, window, PAGE, DIM, WIDE, KEYS, QUANTIZED, PACKED,
+                CAPPED, WINDOWED, TREES, False,
             )  # fmt: skip
     for start in range(masked, end, KEYS):
         top, total, mixed = _block(
             query, top, total, mixed, position, mask_row, start, end, tree, tree_start, keys, values, key_scales,
-            value_scales, pages, positions, factor, softcap, window, PAGE, DIM, WIDE, KEYS, QUANTIZED, CAPPED,
-            WINDOWED, TREES, True,
+            value_scales, pages, positions, factor, softcap, window, PAGE, DIM, WIDE, KEYS, QUANTIZED, PACKED,
+            CAPPED, WINDOWED, TREES, True,
         )  # fmt: skip
     total = tl.where(total == 0.0, 1.0, total)  # no 0 / 0 for a query without keys here, which its largest score marks
     mixed = mixed / total[:, None]
@@ -206,9 +252,10 @@ def launch(
     tokens, heads, dim = q.shape
     kv_heads, _, page, _ = cache.keys.shape
     group, wide = heads // kv_heads, max(16, triton.next_power_of_2(dim))
-    quantized = cache.key_scales is not None
+    quantized, packed = cache.key_scales is not None, cache.keys.dtype == INT4
     scale_stride = 0 if cache.key_scales is None else cache.key_scales.stride(0)
-    out = torch.empty((tokens, heads, dim), dtype=q.dtype, device=q.device)
+    rotated = rotate_groups(q, torch.float32) if packed else q
+    out = torch.empty((tokens, heads, dim), dtype=rotated.dtype, device=q.device)
     partial_out = torch.empty((len(plan.partials), heads, dim), device=q.device)
     partial_total = torch.empty((len(plan.partials), heads), device=q.device)
     low_height = max(LOW, triton.next_power_of_2(group))
@@ -218,11 +265,11 @@ def launch(
         trees = plan.sees is not None and not low
         sees = plan.sees if plan.sees is not None else plan.tokens
         _attend[(len(tiles), kv_heads)](
-            q, cache.keys, cache.values, cache.key_scales, cache.value_scales, tiles, plan.tokens, plan.positions,
+            rotated, cache.keys, cache.values, cache.key_scales, cache.value_scales, tiles, plan.tokens, plan.positions,
             plan.pages, sees, out, partial_out, partial_total, scale, softcap or 1.0,
-            window or 0, q.stride(0), q.stride(1), cache.keys.stride(0), cache.values.stride(0),
+            window or 0, rotated.stride(0), rotated.stride(1), cache.keys.stride(0), cache.values.stride(0),
             scale_stride, plan.pages.stride(0), sees.stride(0),
-            HEADS=heads, GROUP=group, PAGE=page, DIM=dim, WIDE=wide, ROWS=rows, QUANTIZED=quantized,
+            HEADS=heads, GROUP=group, PAGE=page, DIM=dim, WIDE=wide, ROWS=rows, QUANTIZED=quantized, PACKED=packed,
             CAPPED=softcap is not None, WINDOWED=window is not None, TREES=trees, LOW=low,
             **_tuning(rows, wide, cache.keys.element_size(), low, trees),
         )  # fmt: skip
@@ -231,7 +278,7 @@ def launch(
             out, partial_out, partial_total, plan.merged, plan.partials, HEADS=heads, DIM=dim, WIDE=wide, PARTS=16,
             num_warps=2,
         )  # fmt: skip
-    return out
+    return rotate_groups(out, q.dtype) if packed else out
 
 
 def _tuning(rows: int, wide: int, size: int, low: bool, trees: bool) -> dict[str, int]:

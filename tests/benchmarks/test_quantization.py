@@ -10,7 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 from api.cli.main import app
-from benchmarks.quantization import report
+from benchmarks.quantization import kv, report
+from benchmarks.quantization.quality import open_model
 from benchmarks.quantization.report import Size, document, draw, markdown, measure, pareto
 from engine.text.tokenizer import Tokenizer
 from tests.engine.conftest import save_checkpoint
@@ -63,3 +64,18 @@ def test_the_command_writes_a_checkpoint_or_gives_the_reason_in_one_line(tmp_pat
 @pytest.mark.parametrize("wrong", [["MODEL"], ["MODEL", "OUT", "--json"], ["MODEL", "OUT", "--report"]])
 def test_incompatible_arguments_are_a_usage_error(wrong: list[str]) -> None:
     assert CliRunner().invoke(app, ["quantize", *wrong]).exit_code == 2
+
+
+def test_the_loss_by_quantized_keys_and_values_grows_as_their_bytes_shrink() -> None:
+    model = open_model(POLICY)
+    items = [(text.tokens, text.prompt) for text in report.texts(Tokenizer(POLICY, 4096), "heldout", 3)]
+    exact, int8, fp8, int4 = rows = kv.measure_loss("policy", model, items)
+    assert [row.kv_dtype for row in rows] == ["auto", "int8", "fp8", "int4"]
+    assert (exact.divergence, exact.agreement) == (0, 1)
+    assert 0 < int8.divergence < fp8.divergence < int4.divergence < 0.05
+    # Four layers of two heads of 32 numbers, keys and values.
+    assert [row.bytes_per_token for row in rows] == [16 * size for size in (128, 36, 36, 18)]
+    steps = {"100": dict.fromkeys(("auto", "int8", "fp8", "int4"), 1.0)}
+    table = kv.markdown({"rows": [asdict(row) for row in rows], "steps": steps})
+    assert "| policy | int4 | 288 |" in table
+    assert "| float32 | 1.0 ms |" in table

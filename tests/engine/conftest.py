@@ -83,6 +83,10 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "qwen2_classify": ("Qwen2ForTokenClassification", {"num_labels": 4, "token_classification_bias": False}),
     "qwen3": ("Qwen3ForCausalLM", {"tie_word_embeddings": True, "initializer_range": 0.4}),
+    "qwen3_wide": (
+        "Qwen3ForCausalLM",
+        {"tie_word_embeddings": True, "initializer_range": 0.4, "head_dim": 32},
+    ),
     "qwen3_window": (
         "Qwen3ForCausalLM",
         {

@@ -19,6 +19,12 @@ from engine.protocol.types import (
 )
 from engine.scheduler.sequence import Event, Job
 
+
+def qwen3_for(kv_dtype: str) -> str:
+    """Return the kind of a small Qwen3 checkpoint whose heads can be stored in a dtype: those of 4 bits are wider."""
+    return "qwen3_wide" if kv_dtype == "int4" else "qwen3"
+
+
 SMALL = EngineOptions(kv_tokens=4096, max_running=32, step_tokens=512)
 
 

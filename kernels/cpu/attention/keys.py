@@ -10,18 +10,21 @@ from typing import Any, NamedTuple
 
 import torch
 
+from kernels.common.int4 import GROUP, INT4
 from kernels.cpu.runtime.kernel import float32_array, function, int64_array
+from kernels.cpu.simd.convert_4bit import load_float16, load_high_codes, load_low_codes
 from kernels.cpu.simd.convert_8bit import load_float8, load_int8
 from kernels.cpu.simd.vector import load, multiply, prefetch, splat, store
 
 STEP_WORDS = 17
 """Words of a step's arguments of ``attend``."""
-CACHE_TYPES = {torch.float32: 0, torch.int8: 1, torch.float8_e4m3fn: 2}
+CACHE_TYPES = {torch.float32: 0, torch.int8: 1, torch.float8_e4m3fn: 2, INT4: 3}
 """Types of a cache, by the number that kernels take."""
 UNBOUNDED = 1 << 40
 """Length of an array of unknown length, which is never indexed beyond its end."""
 BLOCK = 16
 """Tokens whose keys or values are read together."""
+IS_INT4 = CACHE_TYPES[INT4]
 _INT8 = CACHE_TYPES[torch.int8]
 
 
@@ -55,7 +58,15 @@ class Head(NamedTuple):
 @function
 def key_bytes(head: Any) -> int:
     """Return the size of a key."""
+    if head.cache_type == IS_INT4:
+        return head.dim // 2
     return head.dim if head.cache_type else 4 * head.dim
+
+
+@function
+def scale_bytes(dim: int, cache_type: int) -> int:
+    """Return the size of the scales of a quantized key."""
+    return 2 * (dim // GROUP) if cache_type == IS_INT4 else 4
 
 
 @function
@@ -98,15 +109,20 @@ def next_block(head: Any, start: int, row: int, position: int, end: int) -> int:
 
 @function
 def prefetch_block(head: Any, index: int) -> None:
-    """Prefetch a block of 8-bit keys or values from a cache index on."""
-    prefetch(head.scales + 4 * index)
-    for i in range(0, BLOCK * head.dim, 64):
-        prefetch(head.cache + head.dim * index + i)
+    """Prefetch a block of quantized keys or values from a cache index on."""
+    size = scale_bytes(head.dim, head.cache_type)
+    for i in range(0, BLOCK * size, 64):
+        prefetch(head.scales + size * index + i)
+    for i in range(0, BLOCK * key_bytes(head), 64):
+        prefetch(head.cache + key_bytes(head) * index + i)
 
 
 @function
 def _copy(head: Any, index: int, count: int, to: int) -> None:
     """Write ``count`` consecutive keys or values as float32."""
+    if head.cache_type == IS_INT4:
+        _copy_int4(head, index, count, to)
+        return
     dim, codes, scales = (
         head.dim,
         head.cache + key_bytes(head) * index,
@@ -123,3 +139,15 @@ def _copy(head: Any, index: int, count: int, to: int) -> None:
         for key in range(count):
             for i in range(dim * key, dim * (key + 1), 16):
                 store(to + 4 * i, multiply(load_float8(codes + i), splat(scales[key])))
+
+
+@function
+def _copy_int4(head: Any, index: int, count: int, to: int) -> None:
+    """Write ``count`` consecutive keys or values as float32, rotated as they are."""
+    dim, half, size = head.dim, head.dim // 2, scale_bytes(head.dim, head.cache_type)
+    for key in range(count):
+        codes, scales, out = head.cache + half * (index + key), head.scales + size * (index + key), to + 4 * dim * key
+        for i in range(0, half, 16):
+            low, high = load_float16(scales + i // GROUP * 2), load_float16(scales + (half + i) // GROUP * 2)
+            store(out + 4 * i, multiply(load_low_codes(codes + i), splat(low)))
+            store(out + 4 * (half + i), multiply(load_high_codes(codes + i), splat(high)))

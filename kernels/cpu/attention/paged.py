@@ -4,7 +4,9 @@ Queries, keys and values of a step's tokens lie together, ``[tokens, heads + 2 k
 wrote them. The cache of one layer is ``[2, kv_heads, slots, dim]``, keys before values. All of it is float32 and
 contiguous, and ``dim`` a multiple of 16. The cache may also be int8 or float8, with a float32 scale for each token,
 head and kind, ``[2, kv_heads, slots]``: sixteen keys or values become float32 when they are read, once for all queries
-that read them then.
+that read them then. A cache of 4 bits (``kernels.common.int4``) has ``[2, kv_heads, slots, dim / 2]`` bytes and
+float16 scales ``[2, kv_heads, slots, dim / 32]``. Its keys and values are rotated by group; so are the queries, by
+``rotary_write``, and the results are rotated back.
 
 The keys of a token come in pieces. A piece that several tokens see whole is attended to by all of them together
 (``tiled``); the rest each token reads for itself (``per_row``). What a token gets depends on how its keys are cut into
@@ -17,8 +19,9 @@ from typing import Any
 
 import numpy as np
 
+from kernels.common.int4 import GROUP
 from kernels.cpu.attention import per_row, tiled
-from kernels.cpu.attention.keys import STEP_WORDS, UNBOUNDED, Head
+from kernels.cpu.attention.keys import IS_INT4, STEP_WORDS, UNBOUNDED, Head
 from kernels.cpu.attention.per_row import OwnKeys, per_row_attention
 from kernels.cpu.attention.tiled import MAX_QUERIES, shared_prefix_attention
 from kernels.cpu.runtime.kernel import (
@@ -30,6 +33,7 @@ from kernels.cpu.runtime.kernel import (
     split_range,
     uint8_array,
 )
+from kernels.cpu.simd.convert_4bit import rotate_group
 
 
 def max_tile_tokens(heads_per_kv: int) -> int:
@@ -113,3 +117,7 @@ def attend(address: Any) -> None:
         # The next part of this thread is another head.
         next_head = capacity * ((part + threads) % kv_heads - kv_head)
         per_row_attention(head, first, end, next_head, own_keys, longest, states, scale, softcap)
+        if a[3] == IS_INT4:
+            for token in range(first, end):
+                for i in range(0, heads_per_kv * dim, GROUP):
+                    rotate_group(head.out + 4 * (dim * token * heads + i))

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from kernels.cpu.attention.keys import CACHE_TYPES, STEP_WORDS, UNBOUNDED
+from kernels.common.int4 import GROUP
+from kernels.cpu.attention.keys import CACHE_TYPES, IS_INT4, STEP_WORDS, UNBOUNDED, scale_bytes
 from kernels.cpu.runtime.kernel import (
     as_float,
     float32_array,
@@ -20,6 +21,7 @@ from kernels.cpu.runtime.kernel import (
     read_arguments,
     split_range,
 )
+from kernels.cpu.simd.convert_4bit import rotate_group, store_codes, store_float16
 from kernels.cpu.simd.convert_8bit import magnitude, store_float8, store_int8
 from kernels.cpu.simd.vector import add, divide, largest, load, maximum, multiply, splat, store, total
 
@@ -34,7 +36,8 @@ def rotary_write(address: Any) -> None:
     capacity)``. Queries and keys are first normalised by their root mean square unless ``weight`` (``[heads + kv_heads,
     dim]``) is 0. Their first ``rotated`` coordinates are rotated by ``cos`` and ``sin`` (``[tokens, rotated]``,
     ``rotary_tables``). ``cache`` has ``capacity`` slots; those of the tokens are ``slots`` ``[tokens]`` of the ``step``
-    of ``attend``. ``scales`` is 0 for a float32 cache.
+    of ``attend``. ``scales`` is 0 for a float32 cache. For a cache of 4 bits the groups of all heads are rotated, too
+    (``kernels.common.int4``), as queries must be for such keys.
     """
     a, thread, threads = read_arguments(address)
     tokens, heads, kv_heads, dim, rotated, capacity = a[9], a[10], a[11], a[12], a[13], a[14]
@@ -59,6 +62,9 @@ def rotary_write(address: Any) -> None:
                 left, right = x[i], x[i + half]
                 x[i] = left * cos[token, i] + right * sin[token, i]
                 x[i + half] = right * cos[token, i + half] + left * sin[token, i + half]
+        if a[8] == IS_INT4:
+            for i in range(0, (num_rotated_heads + kv_heads) * dim, GROUP):
+                rotate_group(a[0] + 4 * (token * (num_rotated_heads + kv_heads) * dim + i))
         for kv in range(2 * kv_heads):
             source = a[0] + 4 * dim * (token * (num_rotated_heads + kv_heads) + heads + kv)
             _write(source, dim, kv * capacity + slot, a[6], a[7], a[8])
@@ -70,6 +76,9 @@ def _write(source: int, dim: int, index: int, cache: int, scales: int, cache_typ
     if cache_type == 0:
         for i in range(0, 4 * dim, 64):
             store(cache + 4 * dim * index + i, load(source + i))
+        return
+    if cache_type == IS_INT4:
+        _write_int4(source, dim, index, cache, scales)
         return
     top = zeros = splat(np.float32(0))
     for i in range(0, 4 * dim, 64):
@@ -85,3 +94,20 @@ def _write(source: int, dim: int, index: int, cache: int, scales: int, cache_typ
             store_int8(cache + dim * index + i, part)
         else:
             store_float8(cache + dim * index + i, part)
+
+
+@function
+def _write_int4(source: int, dim: int, index: int, cache: int, scales: int) -> None:
+    """Write a key or value that is rotated by group; see ``kernels.common.int4``."""
+    half, first = dim // 2, scales + scale_bytes(dim, IS_INT4) * index
+    for group in range(0, dim, GROUP):
+        left, right = load(source + 4 * group), load(source + 4 * group + 64)
+        zeros = multiply(add(left, right), splat(np.float32(0)))
+        top = maximum(magnitude(left), magnitude(right))
+        # The sum of zeros is NaN if a number is, which must not become a number.
+        scale = store_float16(first + group // GROUP * 2, largest(top) * np.float32(0.125) + total(zeros))
+        step = splat(max(scale, np.float32(2.0**-24)))
+        store(source + 4 * group, divide(left, step))
+        store(source + 4 * group + 64, divide(right, step))
+    for i in range(0, half, 16):
+        store_codes(cache + half * index + i, load(source + 4 * i), load(source + 4 * (half + i)))

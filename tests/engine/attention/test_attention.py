@@ -17,11 +17,14 @@ from engine.attention.cpu_torch import TorchAttention
 from engine.attention.cuda_triton import TritonAttention
 from engine.attention.layer import LayerAttentionConfig
 from engine.attention.plan import AttentionCostModel, AttentionMetadata, TreeMask, find_shared_prefixes
-from kernels.quantize import dequantize_vectors, quantize_vectors
+from kernels.common.int4 import INT4
+from kernels.quantize import LIMITS, QUANTIZED, dequantize_vectors, quantize_vectors
 from tests.closeness import assert_rounded, attention_bound
 from tests.long import mostly_long_grid
 
 PAGE, KV_HEADS, PER_KV, DIM, POOL = 4, 2, 3, 16, 700
+INT4_DIM = 32
+"""Head size of the steps with 4 bits, the smallest that they have."""
 ALWAYS, NEVER = AttentionCostModel(1, piece_cost_bytes=0, query_cost_bytes=0), AttentionCostModel(0)
 USUAL = AttentionCostModel(2 * KV_HEADS * DIM * 4, piece_cost_bytes=4000, query_cost_bytes=100)
 
@@ -31,9 +34,13 @@ Backend = Callable[
 ]
 deterministic_torch_attention = partial(TorchAttention, deterministic=True)
 unshared_numba_attention = partial(NumbaAttention, sharing=False)
-EIGHT_BIT = [torch.int8, torch.float8_e4m3fn]
-kv_types = pytest.mark.parametrize("dtype", [torch.float32, *EIGHT_BIT], ids=["float32", "int8", "fp8"])
+quantized_types = pytest.mark.parametrize("dtype", QUANTIZED, ids=["int8", "fp8", "int4"])
+kv_types = pytest.mark.parametrize("dtype", [torch.float32, *QUANTIZED], ids=["float32", "int8", "fp8", "int4"])
 """Data types of the cache."""
+
+
+def size_of_heads(dtype: torch.dtype) -> int:
+    return INT4_DIM if dtype == INT4 else DIM
 
 
 class Step:
@@ -53,6 +60,7 @@ class Step:
         cache.
         """
         rng = random.Random(seed)
+        dim = max(dim, size_of_heads(dtype))
         self.kv = torch.full((1, 2, KV_HEADS, POOL, page, dim), 1e30)
         self.fresh = list(range(POOL))
         if seed % 2:
@@ -91,7 +99,7 @@ class Step:
                 if slot.max() > 1e20:
                     slot.copy_(torch.randn(2, KV_HEADS, dim))
         self.scales: Tensor | None = None
-        if dtype in EIGHT_BIT:
+        if dtype in QUANTIZED:
             self.kv, self.scales = quantize_vectors(self.kv, dtype)
 
     def take(self, count: int) -> list[int]:
@@ -153,14 +161,14 @@ def random_tree(rng: random.Random, queries: int) -> TreeMask:
 @pytest.mark.parametrize(
     ("cost", "limits", "dtype"),
     mostly_long_grid(
-        [ALWAYS, NEVER, USUAL], [(None, None), (9, None), (40, 1.5), (None, 1.5)], [torch.float32, *EIGHT_BIT], every=5
+        [ALWAYS, NEVER, USUAL], [(None, None), (9, None), (40, 1.5), (None, 1.5)], [torch.float32, *QUANTIZED], every=5
     ),
 )
 def test_torch_attention_equals_dense_attention_in_float64(
     cost: AttentionCostModel, limits: tuple[int | None, float | None], dtype: torch.dtype
 ) -> None:
     window, softcap = limits
-    config = LayerAttentionConfig(KV_HEADS * PER_KV, KV_HEADS, DIM, 0.4, window, softcap)
+    config = LayerAttentionConfig(KV_HEADS * PER_KV, KV_HEADS, size_of_heads(dtype), 0.4, window, softcap)
     shared = 0
     for seed in range(12):
         step = Step(seed, cost, dtype=dtype)
@@ -174,7 +182,7 @@ def test_torch_attention_equals_dense_attention_in_float64(
     mostly_long_grid(
         [ALWAYS, NEVER, USUAL],
         [(None, None), (3, None), (9, None), (40, 1.5), (None, 1.5)],
-        [torch.float32, *EIGHT_BIT],
+        [torch.float32, *QUANTIZED],
         every=4,
     ),
 )
@@ -182,7 +190,7 @@ def test_tokens_of_a_tree_attend_to_their_ancestors_only(
     cost: AttentionCostModel, limits: tuple[int | None, float | None], dtype: torch.dtype
 ) -> None:
     window, softcap = limits
-    config = LayerAttentionConfig(KV_HEADS * PER_KV, KV_HEADS, DIM, 0.4, window, softcap)
+    config = LayerAttentionConfig(KV_HEADS * PER_KV, KV_HEADS, size_of_heads(dtype), 0.4, window, softcap)
     trees = 0
     for seed in range(12):
         step = Step(seed, cost, trees=True, dtype=dtype)
@@ -196,7 +204,7 @@ def test_tokens_of_a_tree_attend_to_their_ancestors_only(
 def test_deterministic_attention_equals_dense_attention_in_float64(
     window: int | None, softcap: float | None, dtype: torch.dtype
 ) -> None:
-    config = LayerAttentionConfig(KV_HEADS * PER_KV, KV_HEADS, DIM, 0.4, window, softcap)
+    config = LayerAttentionConfig(KV_HEADS * PER_KV, KV_HEADS, size_of_heads(dtype), 0.4, window, softcap)
     for seed in range(12):
         step = Step(seed, USUAL, dtype=dtype)
         ours = step.attend(config, deterministic_torch_attention)
@@ -210,7 +218,7 @@ def test_deterministic_attention_equals_dense_attention_in_float64(
         [ALWAYS, NEVER, USUAL],
         [(None, None), (9, None), (40, 1.5), (None, 1.5)],
         [False, True],
-        [torch.float32, *EIGHT_BIT],
+        [torch.float32, *QUANTIZED],
         every=7,
     ),
 )
@@ -218,7 +226,7 @@ def test_compiled_attention_equals_dense_attention_in_float64(
     page: int, cost: AttentionCostModel, limits: tuple[int | None, float | None], trees: bool, dtype: torch.dtype
 ) -> None:
     window, softcap = limits
-    config = LayerAttentionConfig(KV_HEADS * PER_KV, KV_HEADS, DIM, 0.4, window, softcap)
+    config = LayerAttentionConfig(KV_HEADS * PER_KV, KV_HEADS, size_of_heads(dtype), 0.4, window, softcap)
     for seed in range(12 if dtype is torch.float32 else 4):
         step = Step(seed, cost, page=page, trees=trees, dtype=dtype)
         ours = step.attend(config, NumbaAttention)
@@ -226,7 +234,11 @@ def test_compiled_attention_equals_dense_attention_in_float64(
 
 
 @pytest.mark.parametrize(
-    ("dim", "page", "dtype"), mostly_long_grid([48, 64, 80, 128], [4, 16], [torch.float32, *EIGHT_BIT], every=5)
+    ("dim", "page", "dtype"),
+    [
+        *mostly_long_grid([48, 64, 80, 128], [4, 16], [torch.float32, *LIMITS], every=5),
+        *mostly_long_grid([64, 96, 128], [4, 16], [INT4], every=3),
+    ],
 )
 def test_compiled_attention_equals_dense_attention_in_float64_for_heads_of_any_width(
     dim: int, page: int, dtype: torch.dtype
@@ -248,11 +260,11 @@ def test_compiled_attention_equals_float64_when_later_keys_have_much_higher_scor
         step.check(ours, config)
 
 
-@pytest.mark.parametrize("dtype", EIGHT_BIT, ids=["int8", "fp8"])
+@quantized_types
 @pytest.mark.parametrize("other", [NumbaAttention, deterministic_torch_attention, TritonAttention])
 def test_every_backend_writes_identical_keys_and_values(other: Backend, dtype: torch.dtype) -> None:
     """One vector is zero, one is tiny, and one is near the smallest float32."""
-    config = LayerAttentionConfig(KV_HEADS * PER_KV, KV_HEADS, DIM, 0.4)
+    config = LayerAttentionConfig(KV_HEADS * PER_KV, KV_HEADS, size_of_heads(dtype), 0.4)
     for seed in range(4):
         steps = [Step(seed, USUAL, page=16, dtype=dtype) for _ in range(2)]
         for step, backend in zip(steps, (TorchAttention, other), strict=True):
@@ -263,13 +275,13 @@ def test_every_backend_writes_identical_keys_and_values(other: Backend, dtype: t
         assert all(torch.equal(*pair) for pair in zip(ours, theirs, strict=True))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("dtype", EIGHT_BIT, ids=["int8", "fp8"])
+@quantized_types
 @pytest.mark.parametrize("backend", [NumbaAttention, TorchAttention, deterministic_torch_attention])
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
-def test_nan_and_infinity_stay_in_an_8_bit_cache(backend: Backend, dtype: torch.dtype, value: float) -> None:
+def test_nan_and_infinity_stay_in_a_quantized_cache(backend: Backend, dtype: torch.dtype, value: float) -> None:
     step = Step(3, USUAL, dtype=dtype)
     step.v[0, 1, 5] = value
-    out = step.attend(LayerAttentionConfig(KV_HEADS * PER_KV, KV_HEADS, DIM, 0.4), backend)
+    out = step.attend(LayerAttentionConfig(KV_HEADS * PER_KV, KV_HEADS, size_of_heads(dtype), 0.4), backend)
     assert not out[0].isfinite().all()
 
 
@@ -293,7 +305,7 @@ def test_without_prefix_sharing_results_are_identical_in_any_batch(
     backend: Backend, window: int | None, dtype: torch.dtype
 ) -> None:
     """Rows one at a time, and their new tokens one at a time, are compared with all at once."""
-    config = LayerAttentionConfig(KV_HEADS * PER_KV, KV_HEADS, DIM, 0.4, window)
+    config = LayerAttentionConfig(KV_HEADS * PER_KV, KV_HEADS, size_of_heads(dtype), 0.4, window)
     several = 0
     for seed in range(6):
         step = Step(seed, ALWAYS, page=16, dtype=dtype)

@@ -1,4 +1,4 @@
-"""8-bit keys and values: accuracy, memory, and refusals of unsupported types."""
+"""Quantized keys and values: accuracy, memory, and refusals of unsupported types."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from engine.device import KV_DTYPES, DeviceConfig, select_kv_dtype
 from engine.protocol.options import EngineOptions
 from engine.protocol.types import Branch, Completion, EngineError
 from engine.runner.forward_cpu import CpuForward
+from kernels.common.int4 import INT4
 from reasoner.evaluation.suites.registry import load_problems
 from tests.engine.conftest import Checkpoints
-from tests.engine.helpers import SMALL, Harness, generate
+from tests.engine.helpers import SMALL, Harness, generate, qwen3_for
 from tests.engine.models.test_models import engine_logits, random_tokens
 
 POLICY = Path(reasoner.__file__).parent / "bundled" / "policy"
@@ -39,7 +40,10 @@ def test_logits_are_close_to_those_of_float32_keys_and_values(
     assert 0 < (ours - exact).std() < bound * exact.std()
 
 
-@pytest.mark.parametrize(("kv_dtype", "same", "usual", "most"), [("int8", 0.85, 0.01, 0.2), ("fp8", 0.6, 0.05, 0.8)])
+@pytest.mark.parametrize(
+    ("kv_dtype", "same", "usual", "most"),
+    [("int8", 0.85, 0.01, 0.2), ("fp8", 0.6, 0.05, 0.8), ("int4", 0.2, 0.12, 2.0)],
+)
 def test_the_bundled_policy_generates_nearly_the_same_texts(
     kv_dtype: str, same: float, usual: float, most: float
 ) -> None:
@@ -64,14 +68,24 @@ def greedy(harness: Harness, prompts: list[tuple[int, ...]]) -> list[tuple[int, 
     return [one.token_ids for some in events for one in some if isinstance(one, Completion)]
 
 
+@pytest.mark.parametrize("page_size", [16, 5])
+def test_logits_are_near_those_of_float32_with_4_bits(checkpoints: Checkpoints, page_size: int) -> None:
+    """The weights are random, so attention is far sharper than a trained model's."""
+    text, options = random_tokens(90, 4), replace(SMALL, page_size=page_size)
+    exact = engine_logits(Harness(checkpoints("qwen3_wide"), options), text)
+    ours = engine_logits(Harness(checkpoints("qwen3_wide"), replace(options, kv_dtype="int4")), text)
+    assert 0 < (ours - exact).std() < 0.5 * exact.std()
+
+
 def test_8_bit_caches_hold_more_tokens_in_the_same_memory(
     checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A vector of 16 numbers takes 64 bytes in float32, or 16 bytes and a scale of 4."""
+    """A vector of 16 numbers takes 64 bytes in float32, or 16 bytes and a scale of 4; one of 32 takes 128 bytes, or in
+    4 bits 16 and a scale of 2."""
     monkeypatch.setattr("engine.core.model_setup._DEFAULT_KV_BYTES", 1 << 20)
     capacities = {}
     for kv_dtype in KV_DTYPES:
-        engine = Harness(checkpoints("qwen3"), EngineOptions(kv_dtype=kv_dtype)).core
+        engine = Harness(checkpoints(qwen3_for(kv_dtype)), EngineOptions(kv_dtype=kv_dtype)).core
         tensors = [engine.cache.data] + ([] if engine.cache.scales is None else [engine.cache.scales])
         size = sum(tensor.numel() * tensor.itemsize for tensor in tensors)
         capacities[kv_dtype] = engine.stats.kv_capacity
@@ -80,17 +94,18 @@ def test_8_bit_caches_hold_more_tokens_in_the_same_memory(
     assert capacities["int8"] == capacities["fp8"]
     page = 16 / capacities["auto"]  # relative size of a page: each capacity may be up to one page too small
     assert capacities["int8"] / capacities["auto"] == pytest.approx(64 / 20, rel=page)
+    assert capacities["int4"] / capacities["auto"] == pytest.approx(64 / 18, rel=page)
 
 
-def test_a_vector_of_64_int8_numbers_takes_little_more_than_a_quarter(checkpoints: Checkpoints) -> None:
+def test_a_vector_of_64_numbers_takes_little_more_than_its_bits(checkpoints: Checkpoints) -> None:
     about = replace(Harness(checkpoints("qwen3")).core.model.config.attention[0], head_dim=64)
-    sizes = [kv_bytes_per_token(about, dtype) for dtype in (torch.float32, torch.bfloat16, torch.int8)]
-    assert sizes == [2 * about.kv_heads * size for size in (256, 128, 68)]
+    sizes = [kv_bytes_per_token(about, dtype) for dtype in (torch.float32, torch.bfloat16, torch.int8, INT4)]
+    assert sizes == [2 * about.kv_heads * size for size in (256, 128, 68, 36)]
 
 
 def test_an_unsupported_kv_dtype_is_refused(checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(EngineError, match="kv_dtype 'int4' is not supported; choose one of auto, int8, fp8"):
-        Harness(checkpoints("qwen3"), EngineOptions(kv_dtype="int4"))
+    with pytest.raises(EngineError, match="kv_dtype 'int2' is not supported; choose one of auto, int8, fp8, int4"):
+        Harness(checkpoints("qwen3"), EngineOptions(kv_dtype="int2"))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
     assert select_kv_dtype("int8", CUDA) is torch.int8
     with pytest.raises(EngineError, match=r"kv_dtype 'fp8' needs a GPU of compute capability 8\.9; this one has 8\.0"):
@@ -100,17 +115,23 @@ def test_an_unsupported_kv_dtype_is_refused(checkpoints: Checkpoints, monkeypatc
     assert select_kv_dtype("auto", CUDA) is torch.bfloat16
 
 
+def test_heads_that_are_no_multiple_of_32_are_refused_with_4_bits(checkpoints: Checkpoints) -> None:
+    message = "kv_dtype 'int4' needs heads whose size is a multiple of 32; those of this model have 16 numbers"
+    with pytest.raises(EngineError, match=message):
+        Harness(checkpoints("qwen3"), EngineOptions(kv_dtype="int4"))
+
+
 @pytest.mark.parametrize("deterministic", [False, True])
-@pytest.mark.parametrize("kv_dtype", EIGHT)
+@pytest.mark.parametrize(("kind", "kv_dtype"), [*(("mistral", name) for name in EIGHT), ("qwen3_wide", "int4")])
 def test_without_compiled_kernels_the_tokens_are_the_same(
-    checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch, kv_dtype: str, deterministic: bool
+    checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch, kind: str, kv_dtype: str, deterministic: bool
 ) -> None:
     options = replace(SMALL, kv_dtype=kv_dtype, deterministic=deterministic)
     asked = generate(random_tokens(60, 3), [Branch(2, key, 30) for key in range(6)], temperature=0.9, ignore_eos=True)
-    expected = Harness(checkpoints("mistral"), options).complete(asked)
+    expected = Harness(checkpoints(kind), options).complete(asked)
     for module in ("engine.attention.select", "engine.runner.batch", "engine.runner.forward_cpu"):
         monkeypatch.setattr(f"{module}.has_compiled_kernel", lambda *_: False)
-    plain = Harness(checkpoints("mistral"), options)
+    plain = Harness(checkpoints(kind), options)
     assert isinstance(plain.core._forward, CpuForward)
     assert isinstance(plain.core._forward._attend, TorchAttention)
     ours = plain.complete(asked)

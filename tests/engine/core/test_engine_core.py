@@ -23,7 +23,7 @@ from engine.protocol.types import (
 )
 from tests.engine.conftest import Checkpoints
 from tests.engine.exact import float32_loss, gap
-from tests.engine.helpers import SMALL, Harness, generate, score
+from tests.engine.helpers import SMALL, Harness, generate, qwen3_for, score
 
 PROMPT = tuple(random.Random(0).choices(range(3, 360), k=37))
 LAW = {"temperature": 0.9, "top_p": 0.97, "ignore_eos": True}
@@ -45,13 +45,13 @@ def tokens_of(completions: list[Completion]) -> list[tuple[int, ...]]:
 
 def alone(checkpoints: Checkpoints, branch: Branch, kv_dtype: str = "auto") -> tuple[int, ...]:
     """Return the branch's tokens in a new engine that runs nothing else."""
-    harness = Harness(checkpoints("qwen3"), replace(SMALL, kv_dtype=kv_dtype))
+    harness = Harness(checkpoints(qwen3_for(kv_dtype)), replace(SMALL, kv_dtype=kv_dtype))
     [completion] = harness.complete(generate(PROMPT, [branch], **LAW))
     return completion.token_ids
 
 
 def test_a_branch_has_the_same_tokens_alone_and_in_a_batch_of_sixteen(checkpoints: Checkpoints, kv_dtype: str) -> None:
-    harness = Harness(checkpoints("qwen3"), replace(SMALL, kv_dtype=kv_dtype))
+    harness = Harness(checkpoints(qwen3_for(kv_dtype)), replace(SMALL, kv_dtype=kv_dtype))
     branches = [Branch(seed=5, key=key, max_tokens=30) for key in range(16)]
     together = tokens_of(harness.complete(generate(PROMPT, branches, **LAW)))
     assert together == [alone(checkpoints, branch, kv_dtype) for branch in branches]
@@ -59,7 +59,7 @@ def test_a_branch_has_the_same_tokens_alone_and_in_a_batch_of_sixteen(checkpoint
 
 
 def test_a_branch_has_the_same_tokens_after_a_cache_hit(checkpoints: Checkpoints, kv_dtype: str) -> None:
-    harness = Harness(checkpoints("qwen3"), replace(SMALL, kv_dtype=kv_dtype))
+    harness = Harness(checkpoints(qwen3_for(kv_dtype)), replace(SMALL, kv_dtype=kv_dtype))
     branch = Branch(seed=5, key=1, max_tokens=30)
     [first] = harness.complete(generate(PROMPT, [branch], **LAW))
     [second] = harness.complete(generate(PROMPT, [branch], **LAW))
@@ -70,7 +70,7 @@ def test_a_branch_has_the_same_tokens_after_a_cache_hit(checkpoints: Checkpoints
 def test_a_branch_has_the_same_tokens_after_preemption(checkpoints: Checkpoints, kv_dtype: str) -> None:
     # Room for about three of the eight branches at their full length.
     options = EngineOptions(kv_tokens=320, max_running=8, step_tokens=64, kv_dtype=kv_dtype)
-    harness = Harness(checkpoints("qwen3"), options)
+    harness = Harness(checkpoints(qwen3_for(kv_dtype)), options)
     branches = [Branch(seed=5, key=key, max_tokens=60) for key in range(8)]
     squeezed = tokens_of(harness.complete(generate(PROMPT, branches, **LAW)))
     assert harness.core.stats.preemptions > 0
@@ -78,7 +78,7 @@ def test_a_branch_has_the_same_tokens_after_preemption(checkpoints: Checkpoints,
 
 
 def test_cutting_a_branch_anywhere_changes_no_token(checkpoints: Checkpoints, kv_dtype: str) -> None:
-    harness = Harness(checkpoints("qwen3"), replace(SMALL, kv_dtype=kv_dtype))
+    harness = Harness(checkpoints(qwen3_for(kv_dtype)), replace(SMALL, kv_dtype=kv_dtype))
     whole = alone(checkpoints, Branch(seed=9, key=2, max_tokens=24), kv_dtype)
     for cut in range(1, 24):
         rest = Branch(seed=9, key=2, max_tokens=24 - cut, generated=whole[:cut])

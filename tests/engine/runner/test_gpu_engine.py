@@ -84,7 +84,8 @@ def agree(ours: list[Completion], theirs: list[Completion], folder: Path, kv_dty
 
 
 @pytest.mark.parametrize(
-    ("kind", "kv_dtype"), [*((kind, "auto") for kind in FAMILIES), ("qwen3", "int8"), ("qwen3_window", "fp8")]
+    ("kind", "kv_dtype"),
+    [*((kind, "auto") for kind in FAMILIES), ("qwen3", "int8"), ("qwen3_window", "fp8"), ("qwen3_wide", "int4")],
 )
 def test_the_gpu_samples_the_same_tokens_as_the_cpu(
     kind: str, kv_dtype: str, checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch

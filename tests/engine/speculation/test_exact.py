@@ -18,7 +18,7 @@ from engine.speculation.control.controller import FixedController
 from engine.speculation.verify import find_accepted
 from tests.engine.conftest import Checkpoints
 from tests.engine.exact import gap
-from tests.engine.helpers import SMALL, Harness, generate, score
+from tests.engine.helpers import SMALL, Harness, generate, qwen3_for, score
 from tests.engine.speculation.stub_drafters import Oracle, Place
 
 VOCAB = 360
@@ -180,7 +180,7 @@ def test_preemption_in_a_small_pool_changes_no_token(checkpoints: Checkpoints, s
 @pytest.mark.parametrize("kv_dtype", KV_DTYPES)
 def test_a_prefix_generated_with_drafts_is_a_cache_hit(checkpoints: Checkpoints, kv_dtype: str) -> None:
     """Only committed tokens are cached: every generated token is found, and no rejected draft token."""
-    folder, options = checkpoints("qwen3"), replace(SMALL, kv_dtype=kv_dtype)
+    folder, options = checkpoints(qwen3_for(kv_dtype)), replace(SMALL, kv_dtype=kv_dtype)
     asked = requests("plain")
     plain_harness = Harness(folder, options)
     plain = completions(answers(plain_harness, asked))
@@ -201,7 +201,7 @@ def test_a_prefix_generated_with_drafts_is_a_cache_hit(checkpoints: Checkpoints,
 
 @pytest.mark.parametrize("kv_dtype", KV_DTYPES)
 def test_in_deterministic_mode_speculation_gives_the_same_bits(checkpoints: Checkpoints, kv_dtype: str) -> None:
-    folder = checkpoints("qwen3")
+    folder = checkpoints(qwen3_for(kv_dtype))
     options = replace(SMALL, deterministic=True, kv_dtype=kv_dtype)
     asked = requests("logprobs")
     plain = completions(answers(Harness(folder, options), asked))

@@ -1,4 +1,4 @@
-"""Compile the kernels for a Hopper GPU on a machine that has none, and read the machine code.
+"""Compile the kernels for a Hopper GPU, or a Blackwell one, on a machine that has none, and read the machine code.
 
 Inside ``compiling`` a launch compiles its kernel exactly as a launch on a GPU would, with the same specialisation by
 divisibility of sizes and strides, and does not run it. Tensors on torch's device ``meta`` do as arguments: they have
@@ -81,11 +81,14 @@ class Compiled:
 class _NoGPU:
     """The driver that Triton queries before it compiles."""
 
+    def __init__(self, capability: int) -> None:
+        self._capability = capability
+
     def get_current_target(self) -> GPUTarget:
-        return GPUTarget("cuda", 90, 32)
+        return GPUTarget("cuda", self._capability, 32)
 
     def get_current_device(self) -> int:
-        return 0
+        return self._capability  # compiled kernels are kept by device
 
     def get_current_stream(self, device: int) -> int:
         return 0
@@ -95,8 +98,11 @@ class _NoGPU:
 
 
 @contextmanager
-def compiling() -> Iterator[list[Compiled]]:
-    """Make launches compile for Hopper and do nothing else; the list gets the compiled kernels."""
+def compiling(capability: int = 90) -> Iterator[list[Compiled]]:
+    """Make launches compile for Hopper and do nothing else; the list gets the compiled kernels.
+
+    ``capability``: the compute capability in tenths; 100 is Blackwell.
+    """
     made: list[Compiled] = []
     run, active = JITFunction.run, driver._active
 
@@ -105,7 +111,7 @@ def compiling() -> Iterator[list[Compiled]]:
         made.append(_inspect(kernel))
         return kernel
 
-    driver.set_active(_NoGPU())
+    driver.set_active(_NoGPU(capability))
     JITFunction.run = compile_only
     try:
         yield made

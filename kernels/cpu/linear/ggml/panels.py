@@ -12,9 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
-from numba import types
-from numba.extending import intrinsic
 
 from kernels.cpu.linear.gemm_tile import WIDE
 from kernels.cpu.linear.ggml.formats import GROUP, TABLE, BlockFormat
@@ -27,7 +24,7 @@ from kernels.cpu.runtime.kernel import (
     split_range,
     uint8_array,
 )
-from kernels.cpu.simd.llvm_ir import FLOAT, pointer_at
+from kernels.cpu.simd.convert_4bit import load_float16
 
 QUADS = GROUP // 4
 """Groups of four columns, which one instruction multiplies."""
@@ -57,16 +54,6 @@ def layout_of(block_format: BlockFormat) -> BlockLayout:
 def shifts_of(planes: tuple[int, ...]) -> tuple[int, ...]:
     """Return the position of each plane's lowest bit in a code."""
     return tuple(sum(planes[:index]) for index in range(len(planes)))
-
-
-@intrinsic
-def _load_float16(_context: Any, _address: Any) -> Any:
-    """Return the float16 at an address as a float32."""
-
-    def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        return builder.fpext(builder.load(pointer_at(builder, arguments[0], 0, ir.HalfType()), align=2), FLOAT)
-
-    return types.float32(types.int64), generate
 
 
 def create_packer(block_format: BlockFormat) -> Body:
@@ -139,9 +126,9 @@ def create_reader(block_format: BlockFormat) -> Body:
     def read_group(start: int, group: int, lane: int, result: Any) -> None:
         block = uint8_array(start, (block_bytes,))
         for part in range(num_scales):
-            scale, minimum = _load_float16(start + 2 * lane), np.float32(0)
+            scale, minimum = load_float16(start + 2 * lane), np.float32(0)
             if has_minimum:
-                minimum = _load_float16(start + 2 * (WIDE + lane))
+                minimum = load_float16(start + 2 * (WIDE + lane))
             if num_factors:
                 at = factors_at + group * num_factors * WIDE + lane
                 factor = np.int32(np.int8(block[at + part * WIDE]))

@@ -8,7 +8,7 @@ import pytest
 
 from engine.protocol.types import Branch, GenerateRequest
 from tests.engine.conftest import Checkpoints
-from tests.engine.helpers import SMALL, generate
+from tests.engine.helpers import SMALL, generate, qwen3_for
 from tests.engine.speculation.drafters.draft_models import (
     LAW,
     PENALISED,
@@ -65,12 +65,14 @@ def test_the_target_as_its_own_draft_model_is_always_accepted(
     assert drafted == accepted > 150
 
 
-@pytest.mark.parametrize(("kv_dtype", "kv_bytes_per_token"), [("auto", 512), ("int8", 160), ("fp8", 160)])
+@pytest.mark.parametrize(
+    ("kv_dtype", "kv_bytes_per_token"), [("auto", 512), ("int8", 160), ("fp8", 160), ("int4", 144)]
+)
 @pytest.mark.usefixtures("_all_noise")
 def test_all_drafts_are_accepted_under_preemption_and_with_a_small_pool_of_the_drafter(
     checkpoints: Checkpoints, kv_dtype: str, kv_bytes_per_token: int
 ) -> None:
-    folder, options = checkpoints("qwen3"), replace(TIGHT, kv_dtype=kv_dtype)
+    folder, options = checkpoints(qwen3_for(kv_dtype)), replace(TIGHT, kv_dtype=kv_dtype)
     asked = [generate(PROMPT[:37], [Branch(5, key, 60) for key in range(8)], **LAW)]
     expected = plain(folder, asked, replace(SMALL, kv_dtype=kv_dtype))
     for pool_bytes, pages in ((1 << 28, 20), (8 * 16 * kv_bytes_per_token, 8)):

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from engine.device import KV_DTYPES
 from engine.protocol.options import EngineOptions
 from engine.protocol.types import Branch, EngineError
 from engine.scheduler.draft import EMPTY_DRAFT, Draft
@@ -158,7 +157,7 @@ def test_8_bit_keys_and_values_give_nearly_the_same_drafts(
 
 
 @pytest.mark.parametrize("shape", list(SHAPES))
-@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
+@pytest.mark.parametrize("kv_dtype", ["auto", "int8", "fp8"])
 def test_branches_that_share_pages_are_answered_exactly(
     checkpoints: Checkpoints, tmp_path: Path, shape: str, kv_dtype: str
 ) -> None:

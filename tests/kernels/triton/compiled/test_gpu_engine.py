@@ -20,6 +20,7 @@ from engine.attention.plan import AttentionCostModel, AttentionMetadata
 from engine.device import KV_DTYPES, DeviceConfig, select_kv_dtype
 from engine.models.interface import Batch
 from engine.models.load import load_model
+from kernels.common.int4 import GROUP, INT4
 from kernels.common.sampling_tensors import NoiseKeys, SamplingTensors
 from kernels.sampling.sampling import sample
 from tests.engine.conftest import save_random_model
@@ -46,7 +47,7 @@ def test_a_decoding_step_compiles(
         "_rms_norm",
         "_rms_norm",
         "_rotary_write",
-        "_attend",
+        *(["_pack", "_rotate", "_attend", "_rotate"] if kv_dtype == "int4" else ["_attend"]),
         "_rms_norm",
         "_gated",
         "_rms_norm",
@@ -101,10 +102,12 @@ def step(folder: Path, dtype: torch.dtype, kv_dtype: str, monkeypatch: pytest.Mo
     rows = AttentionMetadata(
         pages, np.ones(3, np.int64), contexts, PAGE, 64, about.kv_heads, per_kv, AttentionCostModel(1024)
     )
-    kv = torch.empty(
-        1, 2, about.kv_heads, 64, PAGE, about.head_dim, dtype=select_kv_dtype(kv_dtype, device_config), device="meta"
-    )
-    scales = None if kv_dtype == "auto" else torch.empty(kv.shape[:-1], device="meta")
+    slots, stored = (1, 2, about.kv_heads, 64, PAGE), select_kv_dtype(kv_dtype, device_config)
+    width = about.head_dim // 2 if stored == INT4 else about.head_dim
+    kv = torch.empty(*slots, width, dtype=stored, device="meta")
+    scales = None if kv_dtype == "auto" else torch.empty(slots, device="meta")
+    if stored == INT4:
+        scales = torch.empty(*slots, about.head_dim // GROUP, dtype=torch.float16, device="meta")
     attend = TritonAttention(model.config.attention, kv, scales)
     attend.prepare(rows)
     monkeypatch.setattr(torch.Tensor, "is_cuda", True)

@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.triton import activation, kv_write, norm, sampling
+from kernels.common.int4 import INT4
+from kernels.triton import activation, int4, kv_write, norm, sampling
 from tests.kernels.triton.hopper import compiling
 
 F32, F64, I32, I64, BF16 = torch.float32, torch.float64, torch.int32, torch.int64, torch.bfloat16
@@ -26,6 +27,11 @@ def write(dtype: torch.dtype, limit: float) -> None:
     angles, slots = empty(16, 128, dtype=F32), empty(16, dtype=I64)
     cache = empty(2, 8, 64, 16, 128, dtype=dtype)
     kv_write.rotary_write(empty(16, 40, 128), empty(16, 8, 128), angles, angles, slots, cache, scales, limit)
+
+
+def write_int4() -> None:
+    cache, scales = empty(2, 8, 64, 16, 64, dtype=INT4), empty(2, 8, 64, 16, 4, dtype=torch.float16)
+    int4.write_packed(empty(16, 16, 128), empty(16, dtype=I64), cache, scales)
 
 
 def sample() -> None:
@@ -47,6 +53,7 @@ CASES: list[tuple[str, Callable[[], object], int, float, int]] = [
     ("write", lambda: write(BF16, 0), 56, 0.5, 4),
     ("write int8", lambda: write(torch.int8, 127), 64, 0.5, 4),
     ("write float8", lambda: write(torch.float8_e4m3fn, 448), 64, 0.5, 4),
+    ("write int4", write_int4, 128, 0.25, 4),
     ("sample", sample, 128, 0.25, 4),
     ("apply_penalties", apply_penalties, 40, 0.75, 0),
 ]

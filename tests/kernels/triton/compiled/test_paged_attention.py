@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from kernels.common.attention_schedule import FIELDS, AttentionTiles, tile_height
+from kernels.common.int4 import INT4
 from kernels.common.paged_keys import PagedKeys
 from kernels.triton.paged_attention import launch
 from tests.kernels.triton.hopper import SHARED_MEMORY, Compiled, compiling
@@ -30,6 +31,7 @@ class Kind:
     window: int | None = None
     softcap: float | None = None
     occupancy: float = 0.125
+    capability: int = 90
 
 
 KINDS = {
@@ -42,6 +44,11 @@ KINDS = {
     "a prompt, int8, head dim 256": Kind(255, "HGMMA", torch.int8, dim=256, queries=64),
     "a tree": Kind(248, "HGMMA", queries=12, trees=True),
     "a tree, int8": Kind(248, "HGMMA", torch.int8, queries=12, trees=True, window=4096),
+    "decode, int4": Kind(136, "HMMA", INT4, occupancy=0.18),
+    "decode, int4, head dim 64": Kind(112, "HMMA", INT4, dim=64, occupancy=0.25),
+    "a prompt, int4": Kind(255, "HGMMA", INT4, queries=64),
+    "a tree, int4": Kind(255, "HGMMA", INT4, queries=12, trees=True, window=4096),
+    "decode, int4, Blackwell": Kind(144, "HMMA", INT4, capability=100, occupancy=0.18),
 }
 
 
@@ -62,10 +69,14 @@ def compiled(kind: Kind) -> list[Compiled]:
     )
     narrow = kind.kv_type.itemsize == 1
     q = torch.empty(64, HEADS, kind.dim, dtype=torch.bfloat16 if narrow else kind.kv_type, device="meta")
-    kv = torch.empty(2, KV_HEADS, 1024, PAGE, kind.dim, dtype=kind.kv_type, device="meta")
-    scales = torch.empty(2, KV_HEADS, 1024, PAGE, device="meta")
+    slots = 2, KV_HEADS, 1024, PAGE
+    kv = torch.empty(*slots, kind.dim, dtype=kind.kv_type, device="meta")
+    scales = torch.empty(slots, device="meta")
+    if kind.kv_type == INT4:
+        kv = torch.empty(*slots, kind.dim // 2, dtype=INT4, device="meta")
+        scales = torch.empty(*slots, kind.dim // 32, dtype=torch.float16, device="meta")
     cache = PagedKeys(*kv, *(scales if narrow else ()))
-    with compiling() as made:
+    with compiling(kind.capability) as made:
         launch(q, cache, work, scale=0.1, window=kind.window, softcap=kind.softcap)
     return made
 
@@ -73,14 +84,19 @@ def compiled(kind: Kind) -> list[Compiled]:
 @pytest.mark.parametrize("name", mostly_long(KINDS, every=2))
 def test_attention_fits_a_hopper_gpu(name: str) -> None:
     kind = KINDS[name]
-    attend, *merge = compiled(kind)
-    for kernel in (attend, *merge):
+    made = compiled(kind)
+    rotations = [kernel for kernel in made if kernel.kernel == "_rotate"]
+    assert len(rotations) == (2 if kind.kv_type == INT4 else 0)
+    attend, *merge = (kernel for kernel in made if kernel.kernel != "_rotate")
+    for kernel in made:
         assert kernel.spills == kernel.stack == 0, kernel
         assert kernel.shared <= SHARED_MEMORY, kernel
     assert attend.registers <= kind.registers, attend
     assert attend.occupancy >= kind.occupancy, attend
     assert attend.count(kind.product) > 0, attend
     assert attend.count("LDGSTS", ".128") > 0, attend
+    for kernel in rotations:
+        assert kernel.registers <= 80, kernel
     for kernel in merge:
         assert kernel.registers <= 64, kernel
         assert kernel.count("LDG", ".128") > 0, kernel

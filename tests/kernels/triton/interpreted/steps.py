@@ -20,8 +20,9 @@ from kernels.common.attention_schedule import (
     plan_tiles,
     shared_prefix_segment,
 )
+from kernels.common.int4 import INT4
 from kernels.common.paged_keys import PagedKeys
-from kernels.quantize import quantize_vectors
+from kernels.quantize import dequantize_vectors, quantize_vectors
 from tests.kernels.triton.device import DEVICE
 
 
@@ -63,7 +64,11 @@ class Step:
                 slot = numbers[:, :, pages[position // self.page], position % self.page]
                 if slot.isnan().any():
                     slot.copy_(torch.randn(slot.shape))
-        if self.kv_type.itemsize == 1:
+        if self.kv_type == INT4:
+            stored, scales = quantize_vectors(numbers, self.kv_type)
+            self.cache = PagedKeys(*stored.to(DEVICE), *scales.to(DEVICE))
+            self.exact = dequantize_vectors(stored, scales).double()
+        elif self.kv_type.itemsize == 1:
             stored, scales = quantize_vectors(numbers, self.kv_type)
             self.cache = PagedKeys(*stored.to(DEVICE), *scales.to(DEVICE))
             self.exact = stored.double() * scales[..., None].double()

@@ -14,7 +14,7 @@ from engine.protocol.types import Branch
 from tests.engine.conftest import save_checkpoint
 from tests.engine.exact import gap
 from tests.engine.gpu import EmulatedGraph, emulate_gpu
-from tests.engine.helpers import Harness, generate
+from tests.engine.helpers import Harness, generate, qwen3_for
 from tests.engine.quantization.models import ROUNDS, quantised
 from tests.kernels.triton.device import DEVICE
 from tests.long import mostly_long
@@ -32,7 +32,7 @@ LAWS: list[dict[str, object]] = [
 def test_kernels_sample_the_tokens_that_the_cpu_samples(
     kv_dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    save_checkpoint("qwen3", tmp_path)
+    save_checkpoint(qwen3_for(kv_dtype), tmp_path)
     options = EngineOptions(kv_tokens=256, max_running=4, device="cpu", kv_dtype=kv_dtype)
     requests = [generate(PROMPT, [Branch(seed=1, key=key, max_tokens=4) for key in range(2)], **law) for law in LAWS]
     plain = Harness(tmp_path, options)

@@ -12,6 +12,7 @@ from triton.runtime.errors import InterpreterError
 
 from kernels.attention.paged import reference
 from kernels.common import attention_schedule
+from kernels.common.int4 import INT4
 from kernels.triton import paged_attention as module
 from tests.closeness import assert_rounded, attention_bound, unit_bound
 from tests.kernels.triton.device import DEVICE
@@ -72,6 +73,13 @@ def test_windows_hide_earlier_keys(name: str, window: int) -> None:
 def test_keys_of_every_type_equal_float64(q_type: torch.dtype, kv_type: torch.dtype) -> None:
     check(STEPS["a shared prefix"](q_type=q_type, kv_type=kv_type, softcap=2.0))
     check(STEPS["trees"](q_type=q_type, kv_type=kv_type))
+
+
+@pytest.mark.parametrize("dim", [32, 64, 96, 128])
+@pytest.mark.parametrize("name", ["a shared prefix", "trees", "a chunk of a prompt and a token"])
+def test_keys_of_4_bits_equal_float64(name: str, dim: int) -> None:
+    check(STEPS[name](q_type=torch.bfloat16, kv_type=INT4, dim=dim, scale=dim**-0.5))
+    check(STEPS[name](q_type=torch.bfloat16, kv_type=INT4, dim=dim, scale=dim**-0.5), reference)
 
 
 @pytest.mark.parametrize(("group", "dim", "page"), [(1, 64, 1), (3, 80, 7), (7, 8, 32), (24, 16, 16)])
