@@ -78,3 +78,9 @@ def to_device(values: Tensor, device: torch.device) -> Tensor:
     if device.type != "cuda":
         return values.to(device)
     return values.pin_memory().to(device, non_blocking=True)
+
+
+def release_freed_memory(device: torch.device) -> None:
+    """Return the memory of freed tensors to a GPU, which torch otherwise keeps in pieces of their sizes."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
