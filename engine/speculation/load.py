@@ -9,7 +9,7 @@ from engine.models.interface import Model
 from engine.models.load import load_model
 from engine.protocol.types import EngineError
 from engine.speculation.drafter import Drafter
-from engine.speculation.drafters.draft_model import DraftModel
+from engine.speculation.drafters.draft_model import POOL_BYTES, DraftModel
 from engine.speculation.drafters.eagle import EagleDrafter, load_eagle
 from engine.speculation.drafters.medusa import load_medusa
 from engine.speculation.drafters.ngram import NgramDrafter
@@ -54,6 +54,11 @@ def extra_layers(wanted: str, folder: Path) -> int:
     """Return the number of layers that the drafter keeps in the target's pages."""
     kind, where = _resolved(wanted, folder)
     return EagleDrafter.layers if kind == "eagle" and where else 0
+
+
+def max_own_bytes(drafter: Drafter | None) -> int:
+    """Return the size of the keys and values that a drafter may keep in memory of its own."""
+    return POOL_BYTES if isinstance(drafter, DraftModel) else 0
 
 
 def check_length(length: int) -> None:
