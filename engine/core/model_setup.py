@@ -10,6 +10,7 @@ import torch
 from engine.cache.paged_kv import KVCache, kv_bytes_per_token
 from engine.core.gpu_memory import GpuMemory, NotEnoughMemory, measure_peak
 from engine.device import DeviceConfig, select_device, select_kv_dtype
+from engine.gpu_requirements import check_gpu
 from engine.models.config import ModelConfig, read_raw_config
 from engine.models.interface import Model
 from engine.models.load import choose_decoder, load_model
@@ -35,7 +36,10 @@ def select_model_device(folder: Path, options: EngineOptions) -> DeviceConfig:
         cpu_only_reason = "deterministic mode is for the CPU alone"
     elif isinstance(choice, str):
         cpu_only_reason = f"{choice}: transformers runs it, on the CPU alone"
-    return select_device(options.device, options.dtype, cpu_only_reason=cpu_only_reason)
+    device_config = select_device(options.device, options.dtype, cpu_only_reason=cpu_only_reason)
+    if device_config.device.type == "cuda":
+        check_gpu(device_config.device)
+    return device_config
 
 
 class ModelWeights:
