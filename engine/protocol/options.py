@@ -54,7 +54,8 @@ class EngineOptions:
     deterministic: bool = _option(
         False, "Make the bits of each result independent of what else runs or is cached; slower"
     )
-    """Without it, results depend on the batch and on the cache by rounding only (about 1e-6 of a logit)."""
+    """Without it, results depend on the batch and on the cache by rounding only (about 1e-6 of a logit in float32, and
+    a hundredth in bfloat16)."""
     device: str = _option(
         "auto", "The device that computes models; auto is a GPU if there is one", choices=get_args(Device)
     )
