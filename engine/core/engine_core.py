@@ -31,6 +31,7 @@ from engine.runner.batch import ScheduledSequence, build_batch
 from engine.runner.forward import create_forward
 from engine.runner.probe import ProbeReader
 from engine.runner.sample_step import SampledTokens, Sampler, rows_needed, sample_and_score, sample_on_cpu
+from engine.runner.warm_up import warm_up
 from engine.sampling.gpu import sample_on_gpu
 from engine.scheduler.scheduler import Scheduler
 from engine.scheduler.sequence import GenerateSequence, Job, ScoreSequence, Sequence
@@ -76,6 +77,7 @@ class EngineCore:
         except RuntimeError as error:
             num_bytes = capacity * weights.bytes_per_token
             raise NotEnoughMemory(f"{capacity} tokens of keys and values need {num_bytes} bytes: {error}") from None
+        warm_up(name, weights.model, self.cache, self._forward, options)
 
     @property
     def can_change_threads(self) -> bool:

@@ -49,12 +49,12 @@ def run_largest_step(
         model.compute_logits(hidden[: min(num_tokens, max_scored_rows(model))])
         logits = model.compute_logits(hidden[:num_sampled])
         reported = logits.clone()  # the logits whose log-probabilities are requested
-        _sample(logits)
+        sample_with_masks(logits)
         del reported
 
 
-def _sample(logits: torch.Tensor) -> None:
-    """Sample from all rows with a mask each."""
+def sample_with_masks(logits: torch.Tensor) -> None:
+    """Sample from all rows of logits on a GPU, with a mask each that allows all tokens."""
     rows, vocab = logits.shape
     mask = np.full(-(-vocab // 32), -1, np.int32)
     zeros = np.zeros(rows, np.int64)

@@ -48,7 +48,7 @@ class EmulatedGraph:
 
 
 def emulate_gpu(monkeypatch: pytest.MonkeyPatch, device_config: DeviceConfig = EMULATED_GPU) -> None:
-    """Make engines that are created from now on run their GPU code."""
+    """Make engines that are created from now on run their GPU code, without the steps that warm it up."""
 
     def forward(model: Model, attend: TritonAttention, device: torch.device) -> GpuForward:
         return GpuForward(model, attend, device, lambda compute: EmulatedGraph(compute, attend))
@@ -57,5 +57,6 @@ def emulate_gpu(monkeypatch: pytest.MonkeyPatch, device_config: DeviceConfig = E
     monkeypatch.setattr(EmulatedGraph, "replayed", 0)
     monkeypatch.setattr("engine.runner.forward.GpuForward", forward)
     monkeypatch.setattr("engine.core.model_setup.select_device", lambda *_, **__: device_config)
+    monkeypatch.setattr("engine.core.engine_core.warm_up", lambda *_: None)
     monkeypatch.setattr("engine.core.gpu_memory.read_memory", lambda _: MemoryReading(EMULATED_BYTES, EMULATED_BYTES))
     monkeypatch.setattr("engine.core.model_setup.measure_peak", lambda _, compute: compute() or EMULATED_STEP_BYTES)
