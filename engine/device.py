@@ -8,6 +8,7 @@ from typing import get_args
 import torch
 from torch import Tensor
 
+from engine.gpu_requirements import refuse_old_driver
 from engine.protocol.options import Device, DType, KVDType
 from engine.protocol.types import EngineError
 from kernels.common.int4 import INT4
@@ -44,10 +45,12 @@ def select_device(device: str, dtype: str, *, cpu_only_reason: str | None = None
     for value, choices, option in ((device, get_args(Device), "device"), (dtype, get_args(DType), "dtype")):
         if value not in choices:
             raise EngineError(f"{option} {value!r} is not supported; choose one of {', '.join(choices)}")
-    if device == "cuda" and not torch.cuda.is_available():
-        raise EngineError("device 'cuda' was requested, but torch finds no CUDA device")
     if device == "cuda" and cpu_only_reason:
         raise EngineError(f"device 'cuda' was requested, but {cpu_only_reason}")
+    if device == "cuda" or (device == "auto" and not cpu_only_reason):
+        refuse_old_driver()
+    if device == "cuda" and not torch.cuda.is_available():
+        raise EngineError("device 'cuda' was requested, but torch finds no CUDA device")
     if device == "cuda" or (device == "auto" and not cpu_only_reason and torch.cuda.is_available()):
         gpu_dtype = torch.float32 if dtype == "float32" else torch.bfloat16
         return DeviceConfig(torch.device("cuda"), gpu_dtype, uses_gpu_kernels=True)
@@ -79,3 +82,9 @@ def to_device(values: Tensor, device: torch.device) -> Tensor:
     if device.type != "cuda":
         return values.to(device)
     return values.pin_memory().to(device, non_blocking=True)
+
+
+def release_freed_memory(device: torch.device) -> None:
+    """Return the memory of freed tensors to a GPU, which torch otherwise keeps in pieces of their sizes."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()

@@ -57,6 +57,7 @@ class CommonEngineOptions:
     engine_threads: Annotated[int | None, _option("engine_threads")] = None
     engine_device: Annotated[str | None, _option("engine_device")] = None
     engine_kv_dtype: Annotated[str | None, _option("engine_kv_dtype")] = None
+    engine_gpu_memory_utilization: Annotated[float | None, _option("engine_gpu_memory_utilization")] = None
     draft: Annotated[str | None, _option("draft")] = None
     probe: Annotated[str | None, _option("probe")] = None
 

@@ -128,10 +128,14 @@ class KVCache:
 
     def reset(self) -> None:
         """Drop every table, prefix and lease, whatever state they are in, and zero what was written; see ``_zeros``."""
-        for tensor in self._slot_tensors:
-            tensor[:, :, :, : self.pool.high_water_mark] = 0
-        self.page_table.fill(0)
+        self.zero_pages(self.pool.high_water_mark)
         self._start_empty()
+
+    def zero_pages(self, num_pages: int) -> None:
+        """Zero the first pages and the page table, which no table uses any more or a warm-up has written to."""
+        for tensor in self._slot_tensors:
+            tensor[:, :, :, :num_pages] = 0
+        self.page_table.fill(0)
 
     def scales_of(self, layers: int | slice) -> Tensor | None:
         """Return the scales of one or several layers, if ``data`` is quantized."""

@@ -19,13 +19,12 @@ from engine.core.completion import (
     split_at_possible_stops,
     take_delta,
 )
+from engine.core.gpu_memory import NotEnoughMemory
 from engine.core.loaded_model import LoadedModel
-from engine.core.model_setup import KVCapacity, create_cache, keep_freed_memory, load_speculator, select_model_device
-from engine.core.recovery import Recovery, RequestFailed
+from engine.core.model_setup import ModelWeights, create_cache, create_speculator
+from engine.core.recovery import Recovery, RequestFailed, free_failed_step
 from engine.core.stats import CoreStats
-from engine.device import select_kv_dtype
-from engine.models.load import load_model
-from engine.models.transformers_backend import TransformersModel
+from engine.device import release_freed_memory
 from engine.protocol.options import EngineOptions
 from engine.protocol.types import EngineError, FinishReason
 from engine.runner.batch import ScheduledSequence, build_batch
@@ -33,6 +32,7 @@ from engine.runner.decode_batch import DecodeBatch, find_decode_batch
 from engine.runner.forward import create_forward
 from engine.runner.probe import ProbeReader
 from engine.runner.sample_step import SampledTokens, Sampler, rows_needed, sample_and_score, sample_on_cpu
+from engine.runner.warm_up import warm_up
 from engine.sampling.gpu import sample_on_gpu
 from engine.scheduler.scheduler import Scheduler
 from engine.scheduler.sequence import GenerateSequence, Job, ScoreSequence, Sequence
@@ -46,30 +46,24 @@ from engine.speculation.verify import find_accepted
 _log = logging.getLogger(__name__)
 
 _NO_ACCEPTED = ((0,),)
-"""Parts of the samples that a branch without accepted draft tokens receives: the first token."""
+"""Parts of the samples that a branch without accepted draft tokens gets."""
 
 
 class EngineCore:
     """One model with its cache, scheduler and drafter."""
 
-    def __init__(self, name: str, folder: Path, options: EngineOptions) -> None:
-        """Load the checkpoint in ``folder``; raise ``EngineError`` with the reason if it is invalid."""
-        self._options = options
-        keep_freed_memory()
-        self._device_config = select_model_device(folder, options)
-        self._kv_dtype = select_kv_dtype(options.kv_dtype, self._device_config)
-        if not self._device_config.uses_gpu_kernels:
-            from kernels.cpu.precompile import compile_kernels
+    def __init__(self, name: str, folder: Path, options: EngineOptions, weights: ModelWeights | None = None) -> None:
+        """Load the checkpoint in ``folder``; raise ``EngineError`` with the reason if it is invalid.
 
-            compile_kernels()
-        kv_capacity = KVCapacity(folder, options, self._kv_dtype)
-        model = load_model(folder, kv_capacity.num_tokens, self._device_config, strict_config=options.strict_config)
-        if options.deterministic and isinstance(model, TransformersModel):
-            raise EngineError(f"{folder}: deterministic mode is not supported for architectures run by transformers")
+        ``weights``: of the checkpoint, if they are loaded already.
+        """
+        self._options = options
+        weights = ModelWeights(name, folder, options) if weights is None else weights
+        self._device_config, self._kv_dtype = weights.device_config, weights.kv_dtype
         # What the pool cannot hold could never run, so it bounds the context too.
-        capacity = kv_capacity.num_tokens(model.config)
+        capacity = weights.choose_num_tokens()
         self._pages = capacity // options.page_size
-        self.model = LoadedModel(name, folder, model, options, max_tokens=capacity)
+        self.model = LoadedModel(name, folder, weights.model, options, max_tokens=capacity)
         self._jobs: list[Job] = []
         self._deadline = math.inf
         """Lower bound of all jobs' deadlines."""
@@ -80,12 +74,13 @@ class EngineCore:
         """Branches of the last step, if it only decoded without drafts."""
         self.timings = Timings()
         self._generated, self._scored = 0, 0
-        self._speculator = load_speculator(folder, model, options, context=self.model.info.context)
+        self._speculator = create_speculator(weights.drafter, options, context=self.model.info.context)
         try:
             self._start_empty()
         except RuntimeError as error:
-            num_bytes = capacity * kv_capacity.bytes_per_token(model.config)
-            raise EngineError(f"{capacity} tokens of keys and values need {num_bytes} bytes: {error}") from None
+            num_bytes = capacity * weights.bytes_per_token
+            raise NotEnoughMemory(f"{capacity} tokens of keys and values need {num_bytes} bytes: {error}") from None
+        warm_up(name, weights.model, self.cache, self._forward, options)
 
     @property
     def can_change_threads(self) -> bool:
@@ -131,8 +126,10 @@ class EngineCore:
         """Enable speculative decoding. Only while there are no jobs; the cache is emptied."""
         if self._jobs:
             raise RuntimeError("there are jobs in flight")
-        context, trees = self.model.info.context, not self._options.deterministic
-        self._speculator = Speculator(drafter, controller, context=context, trees=trees)
+        self._disconnect()
+        del self.cache, self._scheduler
+        trees = not self._options.deterministic
+        self._speculator = Speculator(drafter, controller, context=self.model.info.context, trees=trees)
         self._start_empty()
 
     def submit(self, job: Job) -> None:
@@ -201,6 +198,7 @@ class EngineCore:
                 self._advance(now)
         except Exception as error:
             culprit, reason = self._recovery.record_failure(error, self._scheduled, self._jobs)
+            free_failed_step(error)
             self._restart()
             if culprit is not None:
                 self._fail(culprit, reason)
@@ -372,6 +370,7 @@ class EngineCore:
 
     def _restart(self) -> None:
         """Empty the cache and unschedule every job."""
+        self._disconnect()
         self.cache.reset()
         for job in self._jobs:
             job.waiting = []
@@ -380,10 +379,15 @@ class EngineCore:
         self._scheduler.reset()
         self._connect()
 
+    def _disconnect(self) -> None:
+        """Free the forward pass with its graphs, which a GPU has no room to keep while another one is created."""
+        del self._forward
+        release_freed_memory(self._device_config.device)
+
     def _start_empty(self) -> None:
         options, num_draft_layers = self._options, 0 if self._speculator is None else self._speculator.drafter.layers
-        model, place = self.model, (self._device_config, self._kv_dtype)
-        self.cache = create_cache(model.config, options, num_draft_layers, self._pages, model.info.context, *place)
+        sizes = num_draft_layers, self._pages, self.model.info.context, self._device_config, self._kv_dtype
+        self.cache = create_cache(self.model.config, options, *sizes)
         self._sampler: Sampler = sample_on_gpu if self._device_config.uses_gpu_kernels else sample_on_cpu
         self._scheduler = Scheduler(self.cache, max_running=options.max_running, step_tokens=options.step_tokens)
         self._connect()

@@ -18,6 +18,8 @@ import torch
 
 from engine.core.engine_core import EngineCore
 from engine.core.event_queue import EventQueue
+from engine.core.gpu_memory import GpuMemory
+from engine.core.model_setup import ModelWeights
 from engine.core.stats import CoreStats
 from engine.gguf.folder import open_checkpoint
 from engine.protocol.options import EngineOptions
@@ -245,12 +247,12 @@ class LocalEngine:
         # and once the pools have more threads than there are processors, their threads sleep between two operators,
         # which halves the speed.
         try:
-            loaded.set_result(
-                {
-                    name: EngineCore(name, open_checkpoint(Path(folder)), self._options)
-                    for name, folder in models.items()
-                }
-            )
+            memory = GpuMemory(self._options.gpu_memory_utilization)
+            weights = [
+                ModelWeights(name, open_checkpoint(Path(folder)), self._options, memory)
+                for name, folder in models.items()
+            ]
+            loaded.set_result({one.name: EngineCore(one.name, one.folder, self._options, one) for one in weights})
         except Exception as error:
             loaded.set_exception(error)
             return

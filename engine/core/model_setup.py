@@ -1,20 +1,29 @@
-"""Set up one model from its options: device, capacity of the key-value pool, and drafter."""
+"""Set up one model from its options: device, weights, size of the KV cache, and drafter."""
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import torch
 
 from engine.cache.paged_kv import KVCache, check_head_dim, kv_bytes_per_token
-from engine.device import DeviceConfig, select_device
+from engine.core.gpu_memory import GpuMemory, NotEnoughMemory, measure_peak
+from engine.device import DeviceConfig, select_device, select_kv_dtype
+from engine.gpu_requirements import check_gpu
 from engine.models.config import ModelConfig, read_raw_config
 from engine.models.interface import Model
-from engine.models.load import choose_decoder
+from engine.models.load import choose_decoder, load_model
+from engine.models.transformers_backend import TransformersModel
 from engine.protocol.options import EngineOptions
+from engine.protocol.types import EngineError
+from engine.runner.largest_step import run_largest_step
 from engine.speculation.control.adaptive import AdaptiveController
-from engine.speculation.load import MAX_NODES, check_length, extra_layers, load_drafter
+from engine.speculation.drafter import Drafter
+from engine.speculation.load import MAX_NODES, check_length, extra_layers, load_drafter, max_own_bytes
 from engine.speculation.speculator import Speculator
+
+_log = logging.getLogger(__name__)
 
 _DEFAULT_KV_BYTES = 1 << 30
 _DEFAULT_KV_TOKENS = 1 << 17
@@ -27,31 +36,108 @@ def select_model_device(folder: Path, options: EngineOptions) -> DeviceConfig:
         cpu_only_reason = "deterministic mode is for the CPU alone"
     elif isinstance(choice, str):
         cpu_only_reason = f"{choice}: transformers runs it, on the CPU alone"
-    return select_device(options.device, options.dtype, cpu_only_reason=cpu_only_reason)
+    device_config = select_device(options.device, options.dtype, cpu_only_reason=cpu_only_reason)
+    if device_config.device.type == "cuda":
+        check_gpu(device_config.device)
+    return device_config
 
 
-class KVCapacity:
-    """Capacity of the key-value pool of the model in a folder, its drafter's layers included."""
+class ModelWeights:
+    """Weights of a model and its drafter on their device, before its KV cache has a size.
 
-    def __init__(self, folder: Path, options: EngineOptions, kv_dtype: torch.dtype) -> None:
-        self._options = options
-        self._kv_dtype = kv_dtype
-        self._num_draft_layers = extra_layers(options.draft, folder)
+    All models of an engine are loaded before the first cache is allocated: caches share the memory that weights leave.
+    """
 
-    def num_tokens(self, config: ModelConfig) -> int:
-        """Return how many tokens the pool holds: whole pages, at least one.
+    def __init__(self, name: str, folder: Path, options: EngineOptions, memory: GpuMemory | None = None) -> None:
+        """Load the checkpoint in ``folder``; raise ``EngineError`` with the reason if it is invalid.
 
-        Raises ``EngineError``, before the weights are read, if the dtype does not hold the model's heads.
+        ``memory``: of the GPU, shared with other models; ``None`` if there is no other.
         """
-        check_head_dim(config.head_dim, self._kv_dtype)
-        options = self._options
-        num_tokens = options.kv_tokens or min(_DEFAULT_KV_TOKENS, _DEFAULT_KV_BYTES // self.bytes_per_token(config))
-        return max(1, num_tokens // options.page_size) * options.page_size
+        self.name, self._options = name, options
+        self._memory = memory = GpuMemory(options.gpu_memory_utilization) if memory is None else memory
+        keep_freed_memory()
+        self.folder = folder
+        self.device_config = select_model_device(folder, options)
+        self.kv_dtype = select_kv_dtype(options.kv_dtype, self.device_config)
+        self._num_draft_layers = extra_layers(options.draft, folder)
+        self._is_sized_by_gpu = self.device_config.uses_gpu_kernels and options.kv_tokens is None
+        allowed = memory.open(self.device_config.device) if self._is_sized_by_gpu else 0
+        _compile_cpu_kernels(self.device_config)
+        try:
+            self.model = load_model(
+                folder,
+                lambda config: self._bound_tokens(config, allowed),
+                self.device_config,
+                strict_config=options.strict_config,
+            )
+            context = min(self.model.config.max_context, self._bound_tokens(self.model.config, allowed))
+            self.drafter = _load_drafter(folder, self.model, options, context)
+        except torch.OutOfMemoryError:
+            raise NotEnoughMemory(
+                f"{folder}: the weights need more memory than this GPU has free: use a larger GPU, or a checkpoint "
+                "with fewer bits"
+            ) from None
+        if options.deterministic and isinstance(self.model, TransformersModel):
+            raise EngineError(f"{folder}: deterministic mode is not supported for architectures run by transformers")
+        if self._is_sized_by_gpu:
+            memory.add(name, step=self._measure_largest_step(context), drafter=max_own_bytes(self.drafter))
 
-    def bytes_per_token(self, config: ModelConfig) -> int:
-        """Return the size of one token's keys and values in all layers."""
+    @property
+    def bytes_per_token(self) -> int:
+        """Size of one token's keys and values in all layers, the drafter's included."""
+        return self._bytes_per_token(self.model.config)
+
+    def choose_num_tokens(self) -> int:
+        """Return how many tokens the KV cache holds: whole pages, at least one. Called once, when all are loaded."""
+        config, device = self.model.config, self.device_config.device
+        if not self._is_sized_by_gpu:
+            return self._bound_tokens(config, 0)
+        least = min(config.max_context, self._options.step_tokens)
+        num_tokens = self._memory.take(self.name, device, self.bytes_per_token, least)
+        _log.info("model %s: %d tokens of keys and values fit into the GPU's memory", self.name, num_tokens)
+        return self._whole_pages(num_tokens)
+
+    def _bound_tokens(self, config: ModelConfig, allowed: int) -> int:
+        """Return an upper bound of the cache's tokens, its size unless the GPU's memory decides.
+
+        ``allowed``: bytes of the GPU's memory. Raises ``EngineError``, before the weights are read, if the dtype does
+        not hold the model's heads.
+        """
+        check_head_dim(config.head_dim, self.kv_dtype)
+        bytes_per_token = self._bytes_per_token(config)
+        if self._is_sized_by_gpu:
+            return self._whole_pages(allowed // bytes_per_token)
+        default = min(_DEFAULT_KV_TOKENS, _DEFAULT_KV_BYTES // bytes_per_token)
+        return self._whole_pages(self._options.kv_tokens or default)
+
+    def _bytes_per_token(self, config: ModelConfig) -> int:
         num_layers = config.num_layers + (0 if config.num_labels else self._num_draft_layers)
-        return num_layers * kv_bytes_per_token(config.attention[0], self._kv_dtype)
+        return num_layers * kv_bytes_per_token(config.attention[0], self.kv_dtype)
+
+    def _whole_pages(self, num_tokens: int) -> int:
+        return max(1, num_tokens // self._options.page_size) * self._options.page_size
+
+    def _measure_largest_step(self, context: int) -> int:
+        """Return the bytes that the largest step needs. Raises ``NotEnoughMemory`` if it needs more than there is."""
+        options = self._options
+        per_sequence = 1 if self.drafter is None else 1 + MAX_NODES
+        try:
+            return measure_peak(
+                self.device_config.device,
+                lambda: run_largest_step(
+                    self.model,
+                    self.kv_dtype,
+                    page_size=options.page_size,
+                    num_tokens=options.step_tokens,
+                    num_sampled=min(options.step_tokens, options.max_running * per_sequence),
+                    context=context,
+                ),
+            )
+        except torch.OutOfMemoryError:
+            raise NotEnoughMemory(
+                f"model {self.name!r} leaves too little of this GPU's memory for a step of {options.step_tokens} "
+                "tokens: use a larger GPU, a checkpoint with fewer bits, or fewer --step-tokens"
+            ) from None
 
 
 def create_cache(
@@ -79,16 +165,18 @@ def create_cache(
     )
 
 
-def load_speculator(folder: Path, model: Model, options: EngineOptions, *, context: int) -> Speculator | None:
-    """Load the drafter that the options select; ``None`` for none, and for classifiers, which do not generate."""
-    check_length(options.draft_length)
-    if model.config.num_labels:
-        return None
-    drafter = load_drafter(options.draft, folder, model, context=context)
+def create_speculator(drafter: Drafter | None, options: EngineOptions, *, context: int) -> Speculator | None:
+    """Return the speculation with a drafter; ``None`` without one."""
     if drafter is None:
         return None
     controller = AdaptiveController(options.draft_length, MAX_NODES)
     return Speculator(drafter, controller, context=context, trees=not options.deterministic)
+
+
+def _load_drafter(folder: Path, model: Model, options: EngineOptions, context: int) -> Drafter | None:
+    """Load the drafter that the options select; ``None`` for none, and for classifiers, which do not generate."""
+    check_length(options.draft_length)
+    return None if model.config.num_labels else load_drafter(options.draft, folder, model, context=context)
 
 
 def keep_freed_memory() -> None:
@@ -98,3 +186,11 @@ def keep_freed_memory() -> None:
     sixth of a step's time. Freeing one large block, never touched, raises the threshold (mallopt(3), M_MMAP_THRESHOLD).
     """
     torch.empty(31 << 20, dtype=torch.uint8)
+
+
+def _compile_cpu_kernels(device_config: DeviceConfig) -> None:
+    """Compile the kernels that steps on the CPU run; a GPU needs none of them."""
+    if not device_config.uses_gpu_kernels:
+        from kernels.cpu.precompile import compile_kernels
+
+        compile_kernels()

@@ -7,6 +7,7 @@ culprit about ``2 log2 n`` groups are tried, which compute each context about tw
 from __future__ import annotations
 
 import logging
+import traceback
 from collections.abc import Iterable
 
 from engine.scheduler.sequence import Job, Sequence
@@ -26,6 +27,13 @@ class RequestFailed(Exception):
     def __init__(self, job: Job) -> None:
         super().__init__(job.request_id)
         self.job = job
+
+
+def free_failed_step(error: BaseException | None) -> None:
+    """Free the tensors of a failed step, which the tracebacks of its error and of the error's causes keep."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
 
 
 class FailureBisection:

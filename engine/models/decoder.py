@@ -172,10 +172,12 @@ class Decoder:
         return self.embedding(tokens)
 
     def compute_logits(self, hidden: Tensor, token_ids: Sequence[int] = ()) -> Tensor:
-        logits = self._head[0](rms_norm(hidden, self._norm, self.config.norm_eps))
-        for matrix in self._head[1:]:
-            logits = matrix(torch.relu(logits))
-        logits = logits.float()
+        read = rms_norm(hidden, self._norm, self.config.norm_eps)
+        for matrix in self._head[:-1]:
+            read = torch.relu(matrix(read))
+        head = self._head[-1]
+        # Rounded to bfloat16, every logit near 20 would be a multiple of an eighth: many ties, and seeds of no use.
+        logits = head.to_float32(read) if isinstance(head, Linear) else head(read).float()
         if token_ids:
             logits = logits[:, to_device(torch.tensor(token_ids), logits.device)]
         if self.config.logit_softcap is not None and not self.config.num_labels:

@@ -26,7 +26,7 @@ class EngineOptions:
     kv_tokens: int | None = _option(
         None,
         "The number of tokens whose keys and values each model keeps, in running sequences and cached prefixes. "
-        "Without it, what 1 GiB holds, at most 131072",
+        "Without it, on a CPU what 1 GiB holds, at most 131072; on a GPU what fits (gpu_memory_utilization)",
         ge=1,
     )
     page_size: int = _option(16, "The number of tokens in a page of the KV cache", ge=1)
@@ -54,7 +54,8 @@ class EngineOptions:
     deterministic: bool = _option(
         False, "Make the bits of each result independent of what else runs or is cached; slower"
     )
-    """Without it, results depend on the batch and on the cache by rounding only (about 1e-6 of a logit)."""
+    """Without it, results depend on the batch and on the cache by rounding only (about 1e-6 of a logit in float32, and
+    a hundredth in bfloat16)."""
     device: str = _option(
         "auto", "The device that computes models; auto is a GPU if there is one", choices=get_args(Device)
     )
@@ -76,6 +77,14 @@ class EngineOptions:
     neighbour, which changes logits by up to 1e-3. The logits of the bundled policy differ from those of float32 by
     0.6 % of their spread with int8, and by 3 % with fp8.
     """
+    gpu_memory_utilization: float = _option(
+        0.9,
+        "The share of a GPU's memory that the engine may use in all: weights, the largest step and, without kv_tokens, "
+        "keys and values in what is left, the same for each model",
+        gt=0,
+        le=1,
+    )
+    """The rest is for what torch and the driver do not count, such as the code of kernels and CUDA graphs."""
     strict_config: bool = _option(
         False,
         "Refuse a model whose config.json has a field that the engine's own implementation of its architecture does "

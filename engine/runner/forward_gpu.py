@@ -111,13 +111,14 @@ class GpuForward:
         graph = self._graphs.pop(key, None)
         if graph is None:
             warmup.count_first_run()
+        model, attend = self._model, self._attend
         if has_occurred and graph is None:
-            graph = self._capture(lambda: self._model.forward(Batch(*inputs), self._attend, keep))
+            graph = self._capture(lambda: model.forward(Batch(*inputs), attend, keep))
         self._graphs[key] = graph
         if len(self._graphs) > _MAX_GRAPHS:
             del self._graphs[next(iter(self._graphs))]
         if graph is None:
-            return self._model.forward(Batch(*inputs), self._attend, keep)
+            return model.forward(Batch(*inputs), attend, keep)
         return graph()
 
     def _keep(self, layers: frozenset[int], size: int | None = None) -> KeepState | None:

@@ -26,6 +26,9 @@ from engine.scheduler.draft import Draft
 from engine.scheduler.sequence import GenerateSequence, ScoreSequence
 from kernels.common.sampling_tensors import NoiseKeys, SamplingTensors
 
+_MAX_LOGITS = 1 << 26
+"""Maximum number of logits in memory at once while scores are read: 256 MiB, which no step of a small model has."""
+
 
 class SampledTokens(NamedTuple):
     """Tokens that were sampled for one branch in a step."""
@@ -142,6 +145,11 @@ def sample_on_cpu(
     return sample(logits, params, noise_keys)
 
 
+def max_scored_rows(model: Model) -> int:
+    """Return the maximum number of rows whose logits are in memory at once while scores are read."""
+    return max(1, _MAX_LOGITS // (model.config.num_labels or model.config.vocab_size))
+
+
 def rows_needed(scheduled: list[ScheduledSequence]) -> list[int] | None:
     """Return the rows of the batch whose hidden states ``sample_and_score`` reads, ascending; ``None`` for all."""
     if all(num_tokens == 1 for _, num_tokens, _ in scheduled):
@@ -204,9 +212,10 @@ def _score(
         if requests[0].sequence.is_probed and probe is not None:
             values_by_row = [(probe.read(request.row),) for request in requests]
         else:
-            values_by_row = model.compute_logits(
-                _select_rows(hidden, [row for *_, row in requests]), token_ids
-            ).tolist()
+            values_by_row = []
+            for start in range(0, len(requests), max_scored_rows(model)):
+                read = [row for *_, row in requests[start : start + max_scored_rows(model)]]
+                values_by_row += model.compute_logits(_select_rows(hidden, read), token_ids).tolist()
         for (sequence, position, _), values in zip(requests, values_by_row, strict=True):
             require_finite_logits(all(map(math.isfinite, values)))
             sequence.values[position] = tuple(values)

@@ -26,6 +26,9 @@ from engine.sampling.sampler import Array, Floats, require_finite_logits
 from kernels.common.sampling_tensors import NoiseKeys, SamplingTensors
 from kernels.sampling import sampling
 
+_MASKED_ROWS = 64
+"""Maximum number of rows whose masks are spread to a word for each token at once, which takes three times the memory of
+the logits."""
 _NO_PENALTIES = Penalties(SamplingParams(), ())
 
 
@@ -68,9 +71,12 @@ def restrict_on_gpu(logits: Tensor, masks: Mapping[int, Words]) -> None:
     """
     words = to_device(torch.from_numpy(np.stack(list(masks.values()))), logits.device)
     rows = to_device(torch.tensor(list(masks)), logits.device)
-    bits = words[:, :, None] >> torch.arange(32, dtype=torch.int32, device=logits.device) & 1
-    allowed = bits.flatten(1)[:, : logits.shape[1]].bool()
-    logits[rows] = logits[rows].masked_fill(~allowed, -math.inf)
+    shifts = torch.arange(32, dtype=torch.int32, device=logits.device)
+    for start in range(0, len(rows), _MASKED_ROWS):
+        some = rows[start : start + _MASKED_ROWS]
+        bits = words[start : start + _MASKED_ROWS, :, None] >> shifts & 1
+        allowed = bits.flatten(1)[:, : logits.shape[1]].bool()
+        logits[some] = logits[some].masked_fill(~allowed, -math.inf)
 
 
 def _penalty_tensors(

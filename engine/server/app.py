@@ -23,6 +23,7 @@ import torch
 import uvicorn
 from fastapi import FastAPI
 
+from engine.core.gpu_memory import NotEnoughMemory
 from engine.core.local_engine import LocalEngine
 from engine.protocol.types import EngineError
 from engine.server.body_limit import BodyLimit
@@ -63,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         engine = LocalEngine(read_model_folders(arguments.model), read_options(arguments))
     except EngineError as error:
         print(f"engine: {error}", file=sys.stderr)
-        return 2
+        return 1 if isinstance(error, NotEnoughMemory) else 2
     except (MemoryError, OSError, torch.OutOfMemoryError) as error:
         if isinstance(error, OSError) and error.errno != errno.ENOMEM:
             raise

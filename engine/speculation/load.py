@@ -9,7 +9,7 @@ from engine.models.interface import Model
 from engine.models.load import load_model
 from engine.protocol.types import EngineError
 from engine.speculation.drafter import Drafter
-from engine.speculation.drafters.draft_model import DraftModel
+from engine.speculation.drafters.draft_model import POOL_BYTES, DraftModel
 from engine.speculation.drafters.eagle import EagleDrafter, load_eagle
 from engine.speculation.drafters.eagle3 import load_eagle3
 from engine.speculation.drafters.eagle3_config import KIND as EAGLE3
@@ -61,6 +61,11 @@ def extra_layers(wanted: str, folder: Path) -> int:
     """Return the number of layers that the drafter keeps in the target's pages."""
     kind, where = _resolved(wanted, folder)
     return EagleDrafter.layers if kind in ("eagle", EAGLE3) and where else 0
+
+
+def max_own_bytes(drafter: Drafter | None) -> int:
+    """Return the size of the keys and values that a drafter may keep in memory of its own."""
+    return POOL_BYTES if isinstance(drafter, DraftModel) else 0
 
 
 def check_length(length: int) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Protocol
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -65,8 +66,23 @@ class Linear(WeightProduct):
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         """Keeps no reference to a ``weight`` that is packed."""
         is_kernel = availability.can_use_kernels(weight)
+        self._narrow_weight = weight if weight.dtype != torch.float32 else None
         multiply = PackedFloat32(weight).product if is_kernel else partial(_multiply_unpacked, weight)
         super().__init__(multiply, weight.numel(), bias, is_kernel=is_kernel)
+
+    def to_float32(self, x: Tensor) -> Tensor:
+        """Return the product as it is accumulated, in float32, whatever the dtype of ``x`` and the weight."""
+        if self._narrow_weight is None:
+            return self(x).float()
+        return multiply_to_float32(x, self._narrow_weight, self._bias)
+
+
+def multiply_to_float32(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Return ``x @ weight.T + bias`` of narrow floats in float32, without a rounding of the result."""
+    if x.is_cuda:
+        product = torch.mm(x, weight.T, out_dtype=torch.float32)
+        return product if bias is None else product.add_(bias)
+    return F.linear(x.float(), weight.float(), None if bias is None else bias.float())
 
 
 def _multiply_unpacked(weight: Tensor, x: Tensor, bias: Tensor | None, residual: Tensor | None) -> Tensor:

@@ -11,11 +11,16 @@ import torch
 from torch import Tensor
 
 from engine.attention.cuda_triton import TritonAttention
+from engine.core.gpu_memory import MemoryReading
 from engine.device import DeviceConfig
 from engine.models.interface import Model
 from engine.runner.forward_gpu import GpuForward
 
 EMULATED_GPU = DeviceConfig(torch.device("cpu"), torch.float32, uses_gpu_kernels=True)
+EMULATED_BYTES = 20 << 20
+"""Memory of the emulated GPU, in which weights take none."""
+EMULATED_STEP_BYTES = 8 << 20
+"""Memory that a step of any model takes."""
 
 
 class EmulatedGraph:
@@ -43,7 +48,7 @@ class EmulatedGraph:
 
 
 def emulate_gpu(monkeypatch: pytest.MonkeyPatch, device_config: DeviceConfig = EMULATED_GPU) -> None:
-    """Make engines that are created from now on run their GPU code."""
+    """Make engines that are created from now on run their GPU code, without the steps that warm it up."""
 
     def forward(model: Model, attend: TritonAttention, device: torch.device) -> GpuForward:
         return GpuForward(model, attend, device, lambda compute: EmulatedGraph(compute, attend))
@@ -52,3 +57,6 @@ def emulate_gpu(monkeypatch: pytest.MonkeyPatch, device_config: DeviceConfig = E
     monkeypatch.setattr(EmulatedGraph, "replayed", 0)
     monkeypatch.setattr("engine.runner.forward.GpuForward", forward)
     monkeypatch.setattr("engine.core.model_setup.select_device", lambda *_, **__: device_config)
+    monkeypatch.setattr("engine.core.engine_core.warm_up", lambda *_: None)
+    monkeypatch.setattr("engine.core.gpu_memory.read_memory", lambda _: MemoryReading(EMULATED_BYTES, EMULATED_BYTES))
+    monkeypatch.setattr("engine.core.model_setup.measure_peak", lambda _, compute: compute() or EMULATED_STEP_BYTES)

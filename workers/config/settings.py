@@ -76,6 +76,7 @@ class Settings(ModelSettings):
     engine_device: Device | None = engine_option("device")
     engine_dtype: DType | None = engine_option("dtype")
     engine_kv_dtype: KVDType | None = engine_option("kv_dtype")
+    engine_gpu_memory_utilization: float | None = engine_option("gpu_memory_utilization")
     engine_deterministic: bool = engine_option("deterministic", False)
     engine_strict_config: bool = engine_option("strict_config", False)
     engine_threads: Annotated[int, Field(ge=1, le=1024)] | None = Field(

@@ -138,6 +138,7 @@ class DraftModel:
         self._sampler = DraftSampler(())
 
     def reset(self, cache: KVCache) -> None:
+        self._free_cache()
         about, device_config = self._model.config, self._model.device_config
         dtype = device_config.dtype if cache.scales is None else cache.data.dtype
         page_bytes = about.num_layers * kv_bytes_per_token(about.attention[0], dtype) * cache.page_size
@@ -158,7 +159,12 @@ class DraftModel:
         model = self._model
         self._chains = FusedChains(model, self.cache, self._limit) if supports_fused_chains(model, self.cache) else None
         """Fused levels, if the model supports them."""
+
+    def _free_cache(self) -> None:
+        """Free the cache and what computes in it, which a GPU has no room to keep while others are created."""
         self._rows.clear()
+        for name in ("_chains", "_compute", "cache"):  # absent before the first reset
+            vars(self).pop(name, None)
 
     def propose(self, requests: Items[DraftRequest]) -> list[Draft]:
         """Return drafts; none for branches that catch up, exceed the model's context, or have no memory."""

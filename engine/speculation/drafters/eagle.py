@@ -172,6 +172,7 @@ class EagleDrafter:
         self._layer, self._device_config = layer, model.device_config
 
     def reset(self, cache: KVCache) -> None:
+        vars(self).pop("_waiting", None)  # freed before another one is allocated
         self._cache = cache
         about, device_config = self._layer.about, self._device_config
         attention = TritonAttention if device_config.uses_gpu_kernels else create_cpu_attention

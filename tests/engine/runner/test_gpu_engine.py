@@ -208,6 +208,17 @@ def test_steps_with_drafts_are_captured(
     assert EmulatedGraph.replayed - before >= 6
 
 
+@pytest.mark.parametrize("kind", ["qwen3", "gemma2", "qwen3_classify"])
+def test_logits_are_not_rounded_to_the_dtype_of_the_weights(
+    kind: str, checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    emulate_gpu(monkeypatch, replace(EMULATED_GPU, dtype=torch.bfloat16))
+    model = Harness(checkpoints(kind)).core.model.decoder
+    logits = model.compute_logits(torch.randn(5, model.config.hidden_size).bfloat16())
+    assert logits.dtype == torch.float32
+    assert float((logits.bfloat16().float() == logits).float().mean()) < 0.1
+
+
 def test_all_batch_sizes_pad_to_few_sizes() -> None:
     assert [pad_num_tokens(size) for size in (1, 2, 3, 5, 8, 9, 16, 17, 250)] == [1, 2, 4, 8, 8, 16, 16, 24, 256]
 

@@ -1,0 +1,79 @@
+"""Before the first request the common shapes of steps are compiled and captured, and leave nothing in the cache."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from engine.protocol.types import Branch
+from engine.runner.warm_up import StepShape, list_shapes, warm_up
+from tests.engine.conftest import Checkpoints
+from tests.engine.gpu import EmulatedGraph, emulate_gpu
+from tests.engine.helpers import SMALL, Harness, generate
+from tests.engine.runner.test_gpu_engine import agree
+
+REQUEST = generate(
+    range(3, 240), [Branch(1, key, 12) for key in range(4)], temperature=1.0, ignore_eos=True, request_id="r"
+)
+
+
+def test_the_shapes_are_prompts_and_all_common_batch_sizes() -> None:
+    shapes = list_shapes(256, 2048, 100_000)
+    assert shapes[:3] == [StepShape(1, 64, 64), StepShape(1, 512, 512), StepShape(1, 2048, 2048)]
+    assert {shape.num_sequences for shape in shapes[3:]} == {1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256}
+    assert {(shape.num_new, shape.context) for shape in shapes[3:]} == {(1, 256), (1, 2048)}
+
+
+@pytest.mark.parametrize(
+    ("max_running", "step_tokens", "context"), [(1, 1, 1), (5, 2048, 100), (300, 64, 300), (4, 10, 5000)]
+)
+def test_shapes_stay_within_the_limits_and_include_the_largest_batch(
+    max_running: int, step_tokens: int, context: int
+) -> None:
+    shapes = list_shapes(max_running, step_tokens, context)
+    assert len(set(shapes)) == len(shapes)
+    assert all(shape.num_sequences * shape.num_new <= step_tokens for shape in shapes)
+    assert all(shape.num_new <= shape.context <= context for shape in shapes)
+    assert max(shape.num_sequences for shape in shapes) == min(max_running, step_tokens)
+
+
+@pytest.mark.parametrize(
+    ("kind", "kv_dtype"), [("qwen3", "auto"), ("qwen3_window", "int8"), ("qwen3", "fp8"), ("qwen3_moe", "auto")]
+)
+def test_a_warm_engine_captures_nothing_for_common_shapes_and_samples_the_same(
+    kind: str,
+    kv_dtype: str,
+    checkpoints: Checkpoints,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    options = replace(SMALL, max_running=4, kv_dtype=kv_dtype)
+    expected = Harness(checkpoints(kind), replace(options, device="cpu")).complete(REQUEST)
+    emulate_gpu(monkeypatch)
+    harness = Harness(checkpoints(kind), options)
+    core = harness.core
+    with caplog.at_level(logging.WARNING):
+        warm_up("m", core.model.decoder, core.cache, core._forward, options)
+    assert "all shapes are ready" in caplog.text
+    assert not core.cache.data.float().any()
+    assert not np.any(core.cache.page_table)
+    core.check_invariants()
+    captured = EmulatedGraph.captured
+    assert (captured > 0) == (kind != "qwen3_moe")
+    agree(harness.complete(REQUEST), expected, checkpoints(kind), kv_dtype)
+    assert EmulatedGraph.captured - captured <= 1
+
+
+def test_a_loaded_engine_on_a_gpu_is_warm_and_one_on_a_cpu_runs_nothing(
+    checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = replace(SMALL, max_running=2, step_tokens=64)
+    core = Harness(checkpoints("qwen3"), options).core
+    warm_up("m", core.model.decoder, core.cache, None, options)  # type: ignore[arg-type]
+    emulate_gpu(monkeypatch)
+    monkeypatch.setattr("engine.core.engine_core.warm_up", warm_up)
+    Harness(checkpoints("qwen3"), options)
+    assert EmulatedGraph.captured >= 2
