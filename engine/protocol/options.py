@@ -75,7 +75,7 @@ class EngineOptions:
     The entry of a token in the cache is a function of its own key and value, whoever computed it, when and in which
     batch: ``deterministic`` holds to the bit. Without it, rounding before the quantization may tip a number to its
     neighbour, which changes logits by up to 1e-3. The logits of the bundled policy differ from those of float32 by
-    0.6 % of their spread with int8, and by 3 % with fp8.
+    0.6 % of their spread with int8, and by 3 % with fp8; ``benchmarks/results/kv`` has the divergence with each type.
     """
     gpu_memory_utilization: float = _option(
         0.9,

@@ -96,7 +96,7 @@ def test_attention_fits_a_hopper_gpu(name: str) -> None:
     assert attend.count(kind.product) > 0, attend
     assert attend.count("LDGSTS", ".128") > 0, attend
     for kernel in rotations:
-        assert kernel.registers <= 80, kernel
+        assert kernel.registers <= 88, kernel
     for kernel in merge:
         assert kernel.registers <= 64, kernel
         assert kernel.count("LDG", ".128") > 0, kernel
