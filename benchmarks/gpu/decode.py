@@ -123,7 +123,7 @@ def random_weights(read: MatrixReader) -> Iterator[None]:
         context = min(config.max_context, capacity(config))
         return Decoder(config, shapes.RandomWeights(device_config.device), context, read, device_config)
 
-    with patch("engine.core.engine_core.load_model", load):
+    with patch("engine.core.model_setup.load_model", load):
         yield
 
 
@@ -138,6 +138,7 @@ def emulated_gpu() -> Iterator[None]:
     with (
         patch("engine.runner.forward.GpuForward", forward),
         patch("engine.core.model_setup.select_device", lambda *_, **__: EMULATED_GPU),
+        patch("engine.core.engine_core.warm_up", lambda *_: None),
     ):
         yield
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from engine.attention.layer import FusedAttentionBackend
 from engine.device import CPU, DeviceConfig, to_device
 from engine.models.families import DecoderConfig
-from engine.models.feed_forward import Experts, GatedMlp
+from engine.models.feed_forward import Experts, GatedMlp, has_grouped_products, stack_experts
 from engine.models.interface import Batch, KeepState
 from engine.weights.formats.registry import MatrixReader
 from engine.weights.matmul import create_embedding, create_product
@@ -110,6 +110,11 @@ class Decoder:
             and all(product.is_kernel for product in (layer.qkv, layer.output, *layer.mlp.products))
             for layer in self._layers
         )
+
+    @property
+    def is_capturable(self) -> bool:
+        """True if the host waits for nothing in ``forward``, so that a CUDA graph can be captured."""
+        return all(isinstance(layer.mlp, GatedMlp) or layer.mlp.is_stacked for layer in self._layers)
 
     @property
     def layouts(self) -> dict[str, int]:
@@ -288,9 +293,10 @@ class LayerBuilder:
         else:
             router = moe.router
             pairs = [self._expert(f"{prefix}{router}.experts.{index}.") for index in range(moe.num_experts)]
+        stacked_experts = stack_experts(pairs, self._activation) if has_grouped_products(self._device_config) else None
         return Experts(
             self.linear(f"{prefix}{router}.gate", moe.num_experts, hidden, bias=False),
-            [GatedMlp(gate_up, down, self._activation) for gate_up, down in pairs],
+            stacked_experts or [GatedMlp(gate_up, down, self._activation) for gate_up, down in pairs],
             moe.per_token,
             is_normalized=moe.is_normalized,
         )

@@ -7,9 +7,22 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from kernels.linear.fp32 import Product
+from engine.device import DeviceConfig
+from kernels.linear.fp32 import Linear, Product
 
 Activation = Callable[[Tensor], Tensor]
+_GROUPED_MAJORS = 9, 10
+"""Major compute capabilities, Hopper's and Blackwell's, for which torch has a kernel of grouped products."""
+
+
+def has_grouped_products(device_config: DeviceConfig) -> bool:
+    """Return True if grouped products of this dtype are one kernel on this device.
+
+    Elsewhere torch computes them by a loop on the host, which waits for the sizes of the groups.
+    """
+    if device_config.device.type != "cuda" or device_config.dtype != torch.bfloat16:
+        return False
+    return torch.cuda.get_device_capability(device_config.device)[0] in _GROUPED_MAJORS
 
 
 class GatedMlp:
@@ -27,15 +40,53 @@ class GatedMlp:
         return self._down.add(self._activation(self._gate_up(x)), residual)
 
 
+class StackedExperts:
+    """All experts' matrices, for one grouped product of each kind.
+
+    The groups' boundaries stay on the device, so the host never waits for the router, and CUDA graphs can be captured.
+    """
+
+    def __init__(self, gate_up: Tensor, down: Tensor, activation: Activation) -> None:
+        """``gate_up``: ``[experts, 2 * intermediate, hidden]``, ``down``: ``[experts, hidden, intermediate]``."""
+        self.num_experts = len(gate_up)
+        # Views: the product reads the matrices as they are, with the inputs of a row of weights side by side.
+        self._gate_up, self._down, self._activation = gate_up.transpose(1, 2), down.transpose(1, 2), activation
+
+    def __call__(self, x: Tensor, ends: Tensor) -> Tensor:
+        """Return the outputs ``[rows, hidden]`` of rows sorted by expert. ``ends``: the row after each expert's last
+        one, int32 ``[experts]``."""
+        gate_up = torch._grouped_mm(x, self._gate_up, offs=ends)
+        return torch._grouped_mm(self._activation(gate_up), self._down, offs=ends)
+
+
+def stack_experts(pairs: Sequence[tuple[Product, Product]], activation: Activation) -> StackedExperts | None:
+    """Return the experts with these products of gate and up, and of down, stacked; ``None`` if they are quantised."""
+    gate_ups, downs = (_narrow_weights([pair[index] for pair in pairs]) for index in (0, 1))
+    return None if gate_ups is None or downs is None else StackedExperts(gate_ups, downs, activation)
+
+
+def _narrow_weights(products: Sequence[Product]) -> Tensor | None:
+    """Return the products' weights, stacked; ``None`` if they are quantised."""
+    weights = [product.narrow_weight for product in products if isinstance(product, Linear)]
+    narrow = [weight for weight in weights if weight is not None]
+    return torch.stack(narrow) if len(narrow) == len(products) else None
+
+
 class Experts:
     """Route each token to its best experts, weighted by the router's softmax over all experts.
 
-    Tokens are sorted by expert, so that a step costs one product per expert that any token is routed to.
+    Tokens are sorted by expert, so that a step costs one product per expert that any token is routed to, or one grouped
+    product if they are stacked.
     """
 
-    def __init__(self, router: Product, experts: Sequence[GatedMlp], per_token: int, *, is_normalized: bool) -> None:
+    def __init__(
+        self, router: Product, experts: Sequence[GatedMlp] | StackedExperts, per_token: int, *, is_normalized: bool
+    ) -> None:
         """``router``: ``[experts, hidden]``. ``is_normalized``: scale a token's weights to sum to 1."""
-        self.products = tuple(product for expert in experts for product in expert.products)
+        self.is_stacked = isinstance(experts, StackedExperts)
+        """True if the host need not wait for the router."""
+        separate = () if isinstance(experts, StackedExperts) else experts
+        self.products = tuple(product for expert in separate for product in expert.products)
         self._router = router
         self._experts = experts
         self._per_token = per_token
@@ -47,9 +98,15 @@ class Experts:
             weights = weights / weights.sum(dim=-1, keepdim=True)
         chosen = chosen.flatten()
         order = chosen.argsort(stable=True)
-        counts = chosen.bincount(minlength=len(self._experts)).tolist()
-        rows = torch.split(x[order // self._per_token], counts)
-        sorted_outputs = torch.cat([expert(own) for expert, own in zip(self._experts, rows, strict=True) if len(own)])
+        inputs = x[order // self._per_token]
+        if isinstance(self._experts, StackedExperts):
+            indices = torch.arange(self._experts.num_experts, device=x.device)
+            ends = torch.searchsorted(chosen[order], indices, right=True, out_int32=True)
+            sorted_outputs = self._experts(inputs, ends)
+        else:
+            rows = torch.split(inputs, chosen.bincount(minlength=len(self._experts)).tolist())
+            pairs = zip(self._experts, rows, strict=True)
+            sorted_outputs = torch.cat([expert(own) for expert, own in pairs if len(own)])
         outputs = torch.empty_like(sorted_outputs)
         outputs[order] = sorted_outputs
         return (weights[:, None] @ outputs.view(len(x), self._per_token, -1)).squeeze(1)

@@ -15,7 +15,7 @@ from torch import Tensor
 from engine.attention.cuda_triton import TritonAttention
 from engine.attention.plan import AttentionMetadata
 from engine.device import to_device
-from engine.models.families import DecoderConfig
+from engine.models.decoder import Decoder
 from engine.models.interface import Batch, KeepState, Model
 from engine.runner.fused_sampler_cpu import FusedCpuSampler
 from kernels.common import warmup
@@ -62,7 +62,7 @@ class GpuForward:
 
     Steps in which every sequence has few new tokens (one and its draft) are padded (``pad_num_tokens``) and captured
     the second time their shape occurs; later ones are replays. All other steps launch kernel by kernel, and so do
-    mixtures of experts, whose sizes the host must know.
+    mixtures of experts whose sizes the host must know.
     """
 
     fused_sampler: FusedCpuSampler | None = None
@@ -78,7 +78,7 @@ class GpuForward:
         self._attend = attend
         self._device = device
         self._capture = capture or GraphPool().capture
-        self._can_capture = isinstance(model.config, DecoderConfig) and model.config.experts is None
+        self._can_capture = isinstance(model, Decoder) and model.is_capturable
         self._inputs_gpu: dict[int, Tensor] = {}
         """Tokens and positions ``[2, size]`` that the graphs of each padded size read."""
         self._graphs: dict[tuple[int, tuple[TileBuffers, ...], frozenset[int]], Replay | None] = {}

@@ -66,15 +66,16 @@ class Linear(WeightProduct):
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         """Keeps no reference to a ``weight`` that is packed."""
         is_kernel = availability.can_use_kernels(weight)
-        self._narrow_weight = weight if weight.dtype != torch.float32 else None
+        self.narrow_weight = weight if weight.dtype != torch.float32 else None
+        """The weight, if it is of a narrower dtype than float32."""
         multiply = PackedFloat32(weight).product if is_kernel else partial(_multiply_unpacked, weight)
         super().__init__(multiply, weight.numel(), bias, is_kernel=is_kernel)
 
     def to_float32(self, x: Tensor) -> Tensor:
         """Return the product as it is accumulated, in float32, whatever the dtype of ``x`` and the weight."""
-        if self._narrow_weight is None:
+        if self.narrow_weight is None:
             return self(x).float()
-        return multiply_to_float32(x, self._narrow_weight, self._bias)
+        return multiply_to_float32(x, self.narrow_weight, self._bias)
 
 
 def multiply_to_float32(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

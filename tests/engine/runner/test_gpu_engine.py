@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 import torch
 
-from engine.device import CPU, select_device
+from engine.device import CPU, DeviceConfig, select_device
+from engine.models.decoder import Decoder
+from engine.models.feed_forward import Experts, has_grouped_products
 from engine.protocol.options import EngineOptions
 from engine.protocol.types import Branch, Completion, EngineError, GenerateRequest, ScoreItem
 from engine.runner.forward_gpu import pad_num_tokens
@@ -217,6 +219,41 @@ def test_logits_are_not_rounded_to_the_dtype_of_the_weights(
     logits = model.compute_logits(torch.randn(5, model.config.hidden_size).bfloat16())
     assert logits.dtype == torch.float32
     assert float((logits.bfloat16().float() == logits).float().mean()) < 0.1
+
+
+def test_stacked_experts_are_captured_and_sample_the_same(
+    checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on Hopper, where torch multiplies the groups in one kernel; on a CPU it has the same function as a loop."""
+    emulate_gpu(monkeypatch, replace(EMULATED_GPU, dtype=torch.bfloat16))
+    plain = Harness(checkpoints("qwen3_moe")).core.model.decoder
+    monkeypatch.setattr("engine.models.decoder.has_grouped_products", lambda _: True)
+    harness = Harness(checkpoints("qwen3_moe"))
+    stacked = harness.core.model.decoder
+    assert isinstance(plain, Decoder)
+    assert isinstance(stacked, Decoder)
+    assert (plain.is_capturable, stacked.is_capturable) == (False, True)
+    pairs = [
+        (one.mlp, other.mlp)
+        for one, other in zip(plain._layers, stacked._layers, strict=True)
+        if isinstance(one.mlp, Experts)
+    ]
+    assert len(pairs) > 0
+    for one, other in pairs:
+        for rows in (1, 2, 33):
+            x = torch.randn(rows, plain.config.hidden_size).bfloat16()
+            torch.testing.assert_close(other(x), one(x))
+    assert len(harness.complete(requests()[3])) == 3
+    assert EmulatedGraph.replayed > 0
+
+
+def test_grouped_products_are_used_where_they_are_one_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    hopper = DeviceConfig(torch.device("cuda"), torch.bfloat16, uses_gpu_kernels=True)
+    for capability, expected in (((9, 0), True), ((10, 3), True), ((8, 9), False), ((12, 0), False)):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _, capability=capability: capability)
+        assert has_grouped_products(hopper) == expected
+    assert not has_grouped_products(replace(hopper, dtype=torch.float32))
+    assert not has_grouped_products(CPU)
 
 
 def test_all_batch_sizes_pad_to_few_sizes() -> None:
