@@ -158,7 +158,7 @@ def null_engine(folder: Path) -> Iterator[None]:
         if not torch.cuda.is_available():
             stack.enter_context(emulated_gpu())
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        stack.enter_context(patch("engine.core.engine_core.load_model", load))
+        stack.enter_context(patch("engine.core.model_setup.load_model", load))
         stack.enter_context(patch("engine.runner.forward.GpuForward", _create_forward))
         stack.enter_context(patch("engine.sampling.gpu.sampling.sample", NullSampler(device)))
         yield

@@ -77,13 +77,18 @@ def test_a_decoding_step_with_quantized_weights_launches_only_kernels(
     folder = quantised("Qwen2ForCausalLM", method, tmp_path, **SIZES | {"num_attention_heads": 4})
     launched: list[str] = []
     dense: list[torch.Size] = []
-    linear = torch.nn.functional.linear
+    linear, multiply = torch.nn.functional.linear, torch.mm
 
     def counted(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         dense.append(weight.shape)
         return linear(x, weight, bias)
 
+    def counted_head(x: Tensor, columns: Tensor, *, out_dtype: torch.dtype) -> Tensor:
+        dense.append(columns.T.shape)
+        return multiply(x, columns, out_dtype=out_dtype)
+
     monkeypatch.setattr(torch.nn.functional, "linear", counted)
+    monkeypatch.setattr(torch, "mm", counted_head)
     monkeypatch.setattr(JITFunction, "run", lambda self, *_, **__: launched.append(self.fn.__name__))
     step(folder, torch.bfloat16, "auto", monkeypatch)
     products = Counter(name for name in launched if name in PRODUCTS)
