@@ -44,7 +44,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     home = tmp_path_factory.mktemp("s")
     configuration = re.search(r"```toml\n(.*?)```", (ROOT / "docs/tutorials/budgets.md").read_text(), re.DOTALL)
     assert configuration is not None
-    more = "".join(f'[models.{name}]\npath = "{name}"\n' for name in ("policy-thinking", "checker"))
+    more = "".join(f'[models.{name}]\npath = "{name}"\n' for name in ("policy-thinking", "policy-python", "checker"))
     (home / "reasoner.toml").write_text(configuration[1] + more)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
