@@ -22,6 +22,11 @@ class StrictModel(BaseModel):
         return validated
 
 
+def read_type(value: Any) -> str:
+    """Return ``type`` of a document or of its model, which tells the members of a union apart."""
+    return str(value.get("type") if isinstance(value, dict) else getattr(value, "type", None))
+
+
 class VerifierSpec(StrictModel):
     """Base of all kinds of verifiers."""
 

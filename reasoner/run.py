@@ -161,9 +161,9 @@ async def _open_policies(
     policies = []
     for selector, weight in policy_selectors(spec):
         model = selector.find(served.values())
-        writes_channels = bool(spec.functions) and find_model_format(spec, model).name == "harmony"
+        has_channels = bool(spec.functions) and find_model_format(spec, model).has_channels
         # A thought in channels ends with the message to the user or with a call, of which no end can be injected.
-        thoughts = None if writes_channels else await find_thought_format(engine, model, spec.thoughts)
+        thoughts = None if has_channels else await find_thought_format(engine, model, spec.thoughts)
         _check_steps(spec, thoughts)
         _check_thinking_limit(spec, model, thoughts)
         _check_penalties(spec, model, thoughts)

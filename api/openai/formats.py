@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from reasoner.base_model import StrictModel
+from reasoner.base_model import StrictModel, read_type
 from reasoner.jobs.constraint_spec import ConstraintSpec
 
 _Name = Annotated[str, Field(pattern="^[a-zA-Z0-9_-]{1,64}$")]
@@ -38,12 +38,8 @@ class ResponseSchemaFormat(NamedSchema):
     type: Literal["json_schema"]
 
 
-def _read_type(value: Any) -> str:
-    return str(value.get("type") if isinstance(value, dict) else getattr(value, "type", None))
-
-
 _BY_TYPE = Discriminator(
-    _read_type,
+    read_type,
     custom_error_type="format_type",
     custom_error_message="there is no such format; known types are text, json_object and json_schema",
 )

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Discriminator, Tag
 
-from reasoner.base_model import StrictModel
+from reasoner.base_model import StrictModel, read_type
 from reasoner.jobs.messages import CalledFunction, FunctionName
 from reasoner.jobs.tool_specs import FunctionTool, NamedChoice, PythonTool, ToolChoice
 
@@ -41,12 +41,8 @@ class CodeInterpreter(StrictModel):
     container: Any = None
 
 
-def _read_type(value: Any) -> str:
-    return str(value.get("type") if isinstance(value, dict) else getattr(value, "type", None))
-
-
 _BY_TYPE = Discriminator(
-    _read_type,
+    read_type,
     custom_error_type="tool_type",
     custom_error_message="there is no such type of tool; known are function, python and code_interpreter",
 )

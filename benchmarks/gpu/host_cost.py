@@ -56,7 +56,7 @@ _BYTES = 256
 
 @dataclass(frozen=True)
 class Variant:
-    """What the requests ask for."""
+    """Fields of the requests."""
 
     name: str
     stop: tuple[str, ...] = ()

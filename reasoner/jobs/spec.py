@@ -19,6 +19,7 @@ from reasoner.jobs.step_specs import DEFAULT_STEPS, StepRule, Steps
 from reasoner.jobs.thought_spec import ThoughtSpec
 from reasoner.jobs.tool_specs import FunctionTool, NamedChoice, PythonTool, ToolChoice, Tools
 from reasoner.jobs.verifier_specs import PairwiseVerifier, PrmVerifier, Verifier
+from reasoner.tools.formats.registry import FORMATS
 
 MAX_POLICIES = 8
 MAX_ALTERNATIVES = 7
@@ -29,8 +30,6 @@ MAX_STOP_CHARS = 256
 MAX_TEMPLATE_KWARGS = 32
 PLACEHOLDER = "{problem}"
 DEFAULT_STRATEGY = "best_of_n"
-ARGUMENTS_AS_TEXT = frozenset({"deepseek", "deepseek_v31"})
-"""Formats of calls whose chat templates read the arguments as text."""
 FALLBACK_STRATEGY = "self_consistency"
 """Strategies of jobs that name none: ``DEFAULT_STRATEGY`` with a verifier, ``FALLBACK_STRATEGY`` without one."""
 COMPARING_STRATEGY = "tournament"
@@ -342,7 +341,8 @@ class JobSpec(StrictModel):
     def to_messages(self) -> list[dict[str, Any]]:
         """Return the question as the model gets it: after the system message, and within the prompt template."""
         given = self.messages or [Message(role="user", content=self.problem)]
-        arguments_as_text = self.tool_format in ARGUMENTS_AS_TEXT
+        tool_format = FORMATS.get(self.tool_format or "")
+        arguments_as_text = tool_format is not None and tool_format.has_text_arguments
         messages = [message.render(arguments_as_text=arguments_as_text) for message in given]
         last = messages[-1]
         if self.prompt is not None and last["role"] == "user":

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Discriminator, Field, Tag, field_validator
 
-from reasoner.base_model import StrictModel
+from reasoner.base_model import StrictModel, read_type
 from reasoner.jobs.messages import FunctionName
 
 MAX_TOOLS = 128
@@ -70,14 +70,10 @@ class FunctionTool(StrictModel):
         return {"type": "function", "function": function}
 
 
-def _read_type(value: Any) -> str:
-    return str(value.get("type") if isinstance(value, dict) else getattr(value, "type", None))
-
-
 Tool = Annotated[
     Annotated[PythonTool, Tag("python")] | Annotated[FunctionTool, Tag("function")],
     Discriminator(
-        _read_type,
+        read_type,
         custom_error_type="tool_type",
         custom_error_message="there is no such type of tool; known are python and function",
     ),

@@ -346,7 +346,7 @@ class BranchRunner:
         thought = self._thought(branch)
         assert thought is not None
         self._thoughts[branch] = thought.add_output(output.text, len(output.token_ids))
-        if output.is_fatal:
+        if output.result.is_fatal:
             self._stop_reasons[branch] = "tool"
         has_logprobs = branch.sampling.logprobs is not None
         return replace(_NOTHING, token_ids=output.token_ids, text=output.text, logprobs=() if has_logprobs else None)
@@ -374,7 +374,7 @@ class BranchRunner:
         self._calling.discard(branch)
         call = self._outputs.pop(branch, None)
         if call is not None:
-            spend = spend.model_copy(update={"tool_calls": 1, "tool_seconds": call.seconds})
+            spend = spend.model_copy(update={"tool_calls": 1, "tool_seconds": call.result.seconds})
         reason = self._stop_reasons.pop(branch, None)
         if reason is None:
             reason = branch.find_end_reason(completion, self._job_stops, self._context_of(branch))
@@ -391,7 +391,7 @@ class BranchRunner:
             completion.probe,
             thought,
             is_calling=is_calling and reason is None,
-            call_ended=None if call is None else call.ended,
+            call_ended=None if call is None else call.result.ended,
         )
 
     def _context_of(self, branch: InFlightBranch) -> int:

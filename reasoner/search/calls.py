@@ -7,10 +7,9 @@ import re
 from dataclasses import dataclass
 
 from engine.protocol.types import EngineClient, Tokens
-from reasoner.sandbox.cells import Ending
 from reasoner.search.branch import InFlightBranch
 from reasoner.search.policies.policy import Policy
-from reasoner.tools.python import PythonRunner
+from reasoner.tools.python import CallResult, PythonRunner
 
 MAX_REQUESTS = 8
 """Number of requests to the tokenizer at the same time."""
@@ -24,10 +23,7 @@ class Output:
 
     text: str
     token_ids: Tokens
-    ended: Ending
-    seconds: float
-    is_fatal: bool
-    """True if the call reached a limit, which ends the branch."""
+    result: CallResult
 
 
 class CallRunner:
@@ -58,7 +54,7 @@ class CallRunner:
         if len(tokens) > room:
             text = result.format(before, len(result.output) * room // (2 * len(tokens)))
             tokens = await self._tokenize(model, text)
-        return Output(text, tokens, result.ended, result.seconds, result.is_fatal)
+        return Output(text, tokens, result)
 
     async def _tokenize(self, model: str, text: str) -> Tokens:
         """Return the tokens of a text, in which delimiters of the chat template are spelled and thus have no effect."""

@@ -151,7 +151,7 @@ def find_model_format(spec: JobSpec, policy: ModelInfo) -> ToolFormat:
             f"give 'tool_format', one of {known}; an operator sets it in [models.{policy.id}]",
             "tools",
         )
-    if found.name == "harmony" and "server" not in policy.extra:
+    if found.has_channels and "server" not in policy.extra:
         raise InvalidRequest(
             f"tools: this engine leaves the delimiters of model {policy.id!r}'s calls out of its text: serve it with "
             "vLLM",

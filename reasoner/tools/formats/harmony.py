@@ -20,19 +20,15 @@ from reasoner.tools.formats.answer import AnswerWriter
 from reasoner.tools.formats.base import ToolFormat
 from reasoner.tools.formats.call import MalformedCall, excerpt
 from reasoner.tools.formats.json_reading import read_arguments
-from reasoner.tools.formats.source import Reading, Source, StartPattern, read_text, split_literal
+from reasoner.tools.formats.source import Source, read_text
 
 START, END, MESSAGE, CHANNEL = "<|start|>", "<|end|>", "<|message|>", "<|channel|>"
 CONSTRAIN, CALL, RETURN = "<|constrain|>", "<|call|>", "<|return|>"
 NAMESPACE = "functions."
-_ROLE = "assistant"
 _FIRST_RECIPIENT = "to=" + NAMESPACE
 _RECIPIENT = re.compile(r"\bto=([^\s<]*)")
 _CHANNEL_NAME = re.compile(re.escape(CHANNEL) + r"\s*(\w*)")
-_TO = (r"\s*", "t", "o", "=")
-_TO_AFTER_CHANNEL = (*split_literal(CHANNEL), r"\w*", *_TO)
-_FIRST_CHANNEL = (r"\A\s*<", *split_literal(CHANNEL[1:]), r"\w*", *_TO)
-_MESSAGE_END = StartPattern(*(split_literal(token) for token in (START, END, CALL, RETURN)))
+_MESSAGE_END = re.compile("|".join(map(re.escape, (START, END, CALL, RETURN))))
 
 
 class Harmony(ToolFormat):
@@ -40,45 +36,36 @@ class Harmony(ToolFormat):
 
     name = "harmony"
     delimiters = (START, END, MESSAGE, CHANNEL, CONSTRAIN, CALL, RETURN)
-    start = StartPattern(
-        (*split_literal(START + _ROLE), *_TO),
-        (*split_literal(START + _ROLE), *_TO_AFTER_CHANNEL),
-        _FIRST_CHANNEL,
-        (r"\A\s*t", *split_literal(_FIRST_RECIPIENT[1:])),
-    )
+    has_channels = True
 
     def detect(self, template: str) -> bool:
         return CHANNEL in template and MESSAGE in template
 
-    def read(self, source: Source, writer: AnswerWriter) -> Reading[None]:
-        header = yield from _read_first_header(source)
+    def read(self, source: Source, writer: AnswerWriter) -> None:
+        header = _read_first_header(source)
         while True:
-            yield from _read_message(source, writer, header)
-            yield from source.accept(END, CALL, RETURN)
-            if not (yield from source.peek()):
+            _read_message(source, writer, header)
+            source.accept(END, CALL, RETURN)
+            if not source.peek():
                 return
-            yield from source.expect(START)
-            header = yield from _read_header(source)
-
-    def force(self, name: str | None) -> str:
-        begin = f"{CHANNEL}commentary to={NAMESPACE}"
-        return begin if name is None else f"{begin}{name} {CONSTRAIN}json{MESSAGE}"
+            source.expect(START)
+            header = _read_header(source)
 
 
-def _read_first_header(source: Source) -> Reading[str]:
+def _read_first_header(source: Source) -> str:
     """Return the header of the first message, or an empty text if the prompt has it."""
-    begin = yield from source.accept(START, CHANNEL, _FIRST_RECIPIENT)
+    begin = source.accept(START, CHANNEL, _FIRST_RECIPIENT)
     if begin is None:
         source.position = 0  # a white space at the beginning is text
         return ""
-    rest = yield from _read_header(source)
+    rest = _read_header(source)
     return begin + rest
 
 
-def _read_header(source: Source) -> Reading[str]:
+def _read_header(source: Source) -> str:
     begin = source.position
     try:
-        header, _ = yield from source.take_until(MESSAGE)
+        header, _ = source.take_until(MESSAGE)
     except MalformedCall:
         if "to=" in source.text[begin:]:
             raise
@@ -87,22 +74,21 @@ def _read_header(source: Source) -> Reading[str]:
     return header
 
 
-def _read_message(source: Source, writer: AnswerWriter, header: str) -> Reading[None]:
+def _read_message(source: Source, writer: AnswerWriter, header: str) -> None:
     recipient = _RECIPIENT.search(header)
     if recipient is not None:
-        yield from _read_call(source, writer, recipient.group(1))
+        _read_call(source, writer, recipient.group(1))
         return
     channel = _CHANNEL_NAME.search(header)
     if channel is not None and channel.group(1) == "analysis":
-        for delta in read_text(source, AnswerWriter(()), _MESSAGE_END):
-            if delta is None:
-                yield None
+        read_text(source, AnswerWriter(()), _MESSAGE_END)
     else:
-        yield from read_text(source, writer, _MESSAGE_END)
+        read_text(source, writer, _MESSAGE_END)
 
 
-def _read_call(source: Source, writer: AnswerWriter, recipient: str) -> Reading[None]:
+def _read_call(source: Source, writer: AnswerWriter, recipient: str) -> None:
     if not recipient.startswith(NAMESPACE):
         raise MalformedCall(f"a call is to {NAMESPACE + 'NAME'!r}, not to {excerpt(recipient)}")
-    yield writer.begin_call(recipient.removeprefix(NAMESPACE))
-    yield from read_arguments(source, writer)
+    name = recipient.removeprefix(NAMESPACE)
+    writer.find_tool(name)
+    writer.add_call(name, read_arguments(source))

@@ -11,12 +11,12 @@ Hermes 2 Pro writes the arguments before the name.
 
 from __future__ import annotations
 
-import json
+import re
 
 from reasoner.tools.formats.answer import AnswerWriter
 from reasoner.tools.formats.base import InlineFormat
 from reasoner.tools.formats.json_reading import read_call_object
-from reasoner.tools.formats.source import Reading, Source, StartPattern, split_literal
+from reasoner.tools.formats.source import Source
 
 OPENING = "<tool_call>"
 CLOSING = "</tool_call>"
@@ -29,16 +29,13 @@ class Hermes(InlineFormat):
 
     name = "hermes"
     delimiters = (OPENING, CLOSING)
-    start = StartPattern(split_literal(OPENING))
+    start = re.compile(re.escape(OPENING))
 
     def detect(self, template: str) -> bool:
         is_other = any(mark in template for mark in _MARKS_OF_OTHERS)
         return OPENING in template and "arguments" in template and not is_other
 
-    def read_calls(self, source: Source, writer: AnswerWriter) -> Reading[None]:
-        yield from source.expect(OPENING)
-        yield from read_call_object(source, writer, "arguments")
-        yield from source.expect(CLOSING)
-
-    def force(self, name: str | None) -> str:
-        return f'{OPENING}\n{{"name": ' + ('"' if name is None else f'{json.dumps(name)}, "arguments":')
+    def read_calls(self, source: Source, writer: AnswerWriter) -> None:
+        source.expect(OPENING)
+        read_call_object(source, writer, "arguments")
+        source.expect(CLOSING)

@@ -6,20 +6,18 @@ at the beginning of a line whose first fields are these is a call, so that an an
 
 from __future__ import annotations
 
-import json
+import re
 
 from reasoner.tools.formats.answer import AnswerWriter
 from reasoner.tools.formats.base import InlineFormat
 from reasoner.tools.formats.json_reading import read_call_object
-from reasoner.tools.formats.source import Reading, Source, StartPattern, split_literal
+from reasoner.tools.formats.source import Source
 
 TAG = "<|python_tag|>"
 _FIELDS = ("parameters", "arguments")
-_COLON = (r"\s*", ":", r"\s*")
-_COMMA = (r"\s*", ",", r"\s*")
-_TYPE = (*split_literal('"type"'), *_COLON, *split_literal('"function"'), *_COMMA)
-_NAME = (*split_literal('"name"'), *_COLON, '"', r'[^"\\\n]*', '"', *_COMMA)
-_OBJECT = (r"^[ \t]*\{", r"\s*")
+_TYPE = r'(?:"type"\s*:\s*"function"\s*,\s*)?'
+_NAME = r'"name"\s*:\s*"[^"\\\n]*"\s*,\s*'
+_OBJECT = rf"^[ \t]*\{{\s*{_TYPE}{_NAME}\"(?:{'|'.join(_FIELDS)})\"\s*:"
 
 
 class Llama3Json(InlineFormat):
@@ -27,25 +25,15 @@ class Llama3Json(InlineFormat):
 
     name = "llama3_json"
     delimiters = (TAG,)
-    start = StartPattern(
-        split_literal(TAG),
-        *(
-            (*_OBJECT, *before, *_NAME, *split_literal(f'"{field}"'), r"\s*", ":")
-            for before in ((), _TYPE)
-            for field in _FIELDS
-        ),
-    )
+    start = re.compile(f"{re.escape(TAG)}|{_OBJECT}", re.MULTILINE)
 
     def detect(self, template: str) -> bool:
         return '"name": function name, "parameters": dictionary of argument name' in template
 
-    def read_calls(self, source: Source, writer: AnswerWriter) -> Reading[None]:
-        yield from source.accept(TAG)
+    def read_calls(self, source: Source, writer: AnswerWriter) -> None:
+        source.accept(TAG)
         while True:
-            yield from read_call_object(source, writer, *_FIELDS)
-            is_separated = (yield from source.accept(";")) is not None
-            if not is_separated or not (yield from source.peek()):
+            read_call_object(source, writer, *_FIELDS)
+            is_separated = source.accept(";") is not None
+            if not is_separated or not source.peek():
                 return
-
-    def force(self, name: str | None) -> str:
-        return '{"name": ' + ('"' if name is None else f'{json.dumps(name)}, "parameters":')

@@ -13,11 +13,11 @@ from reasoner.tools.formats.answer import AnswerWriter
 from reasoner.tools.formats.base import InlineFormat
 from reasoner.tools.formats.call import MAX_DEPTH, MalformedCall, excerpt, make_object
 from reasoner.tools.formats.json_reading import write_json
-from reasoner.tools.formats.source import Reading, Source, StartPattern, split_literal
+from reasoner.tools.formats.source import Source
 
 TAG, BEGIN, END = "<|python_tag|>", "<|python_start|>", "<|python_end|>"
 _NAME_PART = r"[A-Za-z_][\w.-]*"
-_OPENING = (r"^[ \t]*\[", r"\s*", _NAME_PART, r"\s*", r"\(", r"\s*")
+_OPENING = rf"^[ \t]*\[\s*{_NAME_PART}\s*\(\s*(?:\)|[\"']|{_NAME_PART}\s*=)"
 _JSON_CONSTANTS = {"true": True, "false": False, "null": None}
 _TOKEN = re.compile(r"\"\"\"|'''|[\"'()\[\]{}]")
 _STRING_TOKENS = {quote: re.compile(rf"\\|{quote}") for quote in ('"""', "'''", '"', "'")}
@@ -39,60 +39,35 @@ class Pythonic(InlineFormat):
 
     name = "pythonic"
     delimiters = (TAG, BEGIN, END)
-    start = StartPattern(
-        split_literal(TAG),
-        split_literal(BEGIN),
-        *((*_OPENING, *argument) for argument in ((r"\)",), ("[\"']",), (_NAME_PART, r"\s*", "="))),
-    )
+    start = re.compile(rf"{re.escape(TAG)}|{re.escape(BEGIN)}|{_OPENING}", re.MULTILINE)
 
     def detect(self, template: str) -> bool:
         return "[func_name1(" in template
 
-    def read_calls(self, source: Source, writer: AnswerWriter) -> Reading[None]:
-        yield from source.accept(TAG, BEGIN)
-        yield from source.expect("[")
+    def read_calls(self, source: Source, writer: AnswerWriter) -> None:
+        source.accept(TAG, BEGIN)
+        source.expect("[")
         while True:
-            name, _ = yield from source.take_until("(")
-            yield writer.begin_call(name.strip())
-            body = yield from _read_balanced(source)
-            yield writer.write_arguments(_convert_arguments(name.strip(), body))
-            if (yield from source.expect(",", "]")) == "]":
+            name, _ = source.take_until("(")
+            writer.find_tool(name.strip())
+            writer.add_call(name.strip(), _convert_arguments(name.strip(), _read_balanced(source)))
+            if source.expect(",", "]") == "]":
                 break
-            if (yield from source.accept("]")) is not None:
+            if source.accept("]") is not None:
                 break
-        yield from source.accept(END)
-
-    def force(self, name: str | None) -> str:
-        return "[" if name is None else f"[{name}("
+        source.accept(END)
 
 
-def _read_balanced(source: Source) -> Reading[str]:
+def _read_balanced(source: Source) -> str:
     """Read up to the bracket that closes the one before the position, and return the text between them."""
-    start = source.position
+    text, start = source.text, source.position
     open_brackets = ["("]
     quote: str | None = None
-    while True:
-        quote = _scan(source, open_brackets, quote)
-        if not open_brackets:
-            return source.text[start : source.position - 1]
-        if source.is_final:
-            raise MalformedCall(f"the arguments are not complete: {excerpt(source.text, start)}")
-        yield None
-
-
-def _scan(source: Source, open_brackets: list[str], quote: str | None) -> str | None:
-    """Read up to the last closing bracket or the end of the text, and return the quote of the string that is open."""
-    text = source.text
     while open_brackets:
         match = (_TOKEN if quote is None else _STRING_TOKENS[quote]).search(text, source.position)
         if match is None:
-            source.position = max(source.position, len(text) - 2)  # it may be the beginning of three quotes
-            return quote
-        token, index = match.group(), match.start()
-        is_short = token == "\\" or (quote is None and token in ('"', "'"))
-        if is_short and index + 3 > len(text) and not source.is_final:
-            source.position = index  # the escaped character is missing, or it may be the beginning of three quotes
-            return quote
+            raise MalformedCall(f"the arguments are not complete: {excerpt(text, start)}")
+        token = match.group()
         source.position = match.end() + (token == "\\")
         if token == "\\" or token == quote:
             quote = quote if token == "\\" else None
@@ -103,8 +78,9 @@ def _scan(source: Source, open_brackets: list[str], quote: str | None) -> str | 
             if len(open_brackets) > MAX_DEPTH:
                 raise MalformedCall(f"the arguments are nested more than {MAX_DEPTH} deep")
         elif token != _CLOSING[open_brackets.pop()]:
-            raise MalformedCall(f"the arguments are not Python: no bracket is closed by {excerpt(text, index)}")
-    return None
+            where = excerpt(text, match.start())
+            raise MalformedCall(f"the arguments are not Python: no bracket is closed by {where}")
+    return text[start : source.position - 1]
 
 
 def _convert_arguments(name: str, body: str) -> str:

@@ -17,12 +17,13 @@ omits the outer tags.
 from __future__ import annotations
 
 import json
+import re
 
 from reasoner.tools.formats.answer import AnswerWriter
 from reasoner.tools.formats.base import InlineFormat
 from reasoner.tools.formats.call import FunctionTool, MalformedCall
 from reasoner.tools.formats.schema_values import convert_value
-from reasoner.tools.formats.source import Reading, Source, StartPattern, split_literal
+from reasoner.tools.formats.source import Source
 
 OPENING, CLOSING = "<tool_call>", "</tool_call>"
 FUNCTION, FUNCTION_END = "<function=", "</function>"
@@ -34,35 +35,30 @@ class QwenXml(InlineFormat):
 
     name = "qwen_xml"
     delimiters = (OPENING, CLOSING)
-    start = StartPattern(split_literal(OPENING), split_literal(FUNCTION))
+    start = re.compile(f"{OPENING}|{FUNCTION}")
 
     def detect(self, template: str) -> bool:
         return all(mark in template for mark in (OPENING, FUNCTION, PARAMETER))
 
-    def read_calls(self, source: Source, writer: AnswerWriter) -> Reading[None]:
-        is_enclosed = (yield from source.accept(OPENING)) is not None
-        yield from source.expect(FUNCTION)
-        name, _ = yield from source.take_until(">")
-        yield writer.begin_call(name)
-        yield from _read_parameters(source, writer, writer.find_tool(name))
+    def read_calls(self, source: Source, writer: AnswerWriter) -> None:
+        is_enclosed = source.accept(OPENING) is not None
+        source.expect(FUNCTION)
+        name, _ = source.take_until(">")
+        writer.add_call(name, _read_parameters(source, writer.find_tool(name)))
         if is_enclosed:
-            yield from source.expect(CLOSING)
+            source.expect(CLOSING)
         else:
-            yield from source.accept(CLOSING)
-
-    def force(self, name: str | None) -> str:
-        begin = f"{OPENING}\n{FUNCTION}"
-        return begin if name is None else f"{begin}{name}>\n"
+            source.accept(CLOSING)
 
 
-def _read_parameters(source: Source, writer: AnswerWriter, tool: FunctionTool) -> Reading[None]:
-    names: set[str] = set()
-    while (yield from source.expect(PARAMETER, FUNCTION_END)) == PARAMETER:
-        name, _ = yield from source.take_until(">")
-        written, _ = yield from source.take_until(PARAMETER_END)
-        if name in names:
+def _read_parameters(source: Source, tool: FunctionTool) -> str:
+    """Return the JSON text of the arguments."""
+    values: dict[str, str] = {}
+    while source.expect(PARAMETER, FUNCTION_END) == PARAMETER:
+        name, _ = source.take_until(">")
+        written, _ = source.take_until(PARAMETER_END)
+        if name in values:
             raise MalformedCall(f"the arguments give {name!r} twice")
-        value = convert_value(tool, name, written.removeprefix("\n").removesuffix("\n"))
-        yield writer.write_arguments(f"{', ' if names else '{'}{json.dumps(name, ensure_ascii=False)}: {value}")
-        names.add(name)
-    yield writer.write_arguments("}" if names else "{}")
+        values[name] = convert_value(tool, name, written.removeprefix("\n").removesuffix("\n"))
+    members = ", ".join(f"{json.dumps(name, ensure_ascii=False)}: {value}" for name, value in values.items())
+    return f"{{{members}}}"

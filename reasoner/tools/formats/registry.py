@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from reasoner.tools.formats.base import ToolFormat
-from reasoner.tools.formats.deepseek import DeepSeek, DeepSeekV31
+from reasoner.tools.formats.deepseek import DeepSeek
 from reasoner.tools.formats.harmony import Harmony
 from reasoner.tools.formats.hermes import Hermes
 from reasoner.tools.formats.llama3_json import Llama3Json
-from reasoner.tools.formats.mistral import Mistral, MistralList
+from reasoner.tools.formats.mistral import Mistral
 from reasoner.tools.formats.pythonic import Pythonic
 from reasoner.tools.formats.qwen_xml import QwenXml
 
@@ -18,9 +18,7 @@ FORMATS: Mapping[str, ToolFormat] = {
     for tool_format in (
         Harmony(),
         DeepSeek(),
-        DeepSeekV31(),
         Mistral(),
-        MistralList(),
         QwenXml(),
         Hermes(),
         Pythonic(),

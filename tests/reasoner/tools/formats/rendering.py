@@ -194,11 +194,11 @@ RENDERERS: Mapping[str, tuple[str, Renderer]] = {
     "llama3_json with a tag": ("llama3_json", write_llama3_tagged),
     "mistral": ("mistral", write_mistral),
     "mistral with ids": ("mistral", write_mistral_with_ids),
-    "mistral_list": ("mistral_list", write_mistral_list),
+    "mistral_list": ("mistral", write_mistral_list),
     "harmony": ("harmony", write_harmony),
     "harmony, recipient first": ("harmony", write_harmony_recipient_first),
     "deepseek": ("deepseek", write_deepseek),
-    "deepseek_v31": ("deepseek_v31", write_deepseek_v31),
+    "deepseek_v31": ("deepseek", write_deepseek_v31),
     "pythonic": ("pythonic", write_pythonic),
     "pythonic with tags": ("pythonic", write_pythonic_tagged),
 }

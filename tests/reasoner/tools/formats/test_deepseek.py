@@ -5,14 +5,11 @@ from __future__ import annotations
 import pytest
 
 from reasoner.tools.formats.answer import ParsedAnswer
-from reasoner.tools.formats.base import ToolFormat
 from reasoner.tools.formats.call import MalformedCall, ToolCall
 from reasoner.tools.formats.registry import FORMATS
 from tests.reasoner.tools.formats.rendering import TOOLS, deepseek_token, named_tools
 
-each_format = pytest.mark.parametrize(
-    "tool_format", [FORMATS["deepseek"], FORMATS["deepseek_v31"]], ids=lambda f: f.name
-)
+DEEPSEEK = FORMATS["deepseek"]
 BEGIN, END = deepseek_token("calls begin"), deepseek_token("calls end")
 CALL, CALL_END, SEP = deepseek_token("call begin"), deepseek_token("call end"), deepseek_token("sep")
 CITY = '{"city": "Paris"}'
@@ -21,39 +18,29 @@ PLAIN = f"{CALL}get_weather{SEP}{CITY}{CALL_END}"
 PARIS = ToolCall("get_weather", CITY)
 
 
-@each_format
 @pytest.mark.parametrize("call", [BLOCK, PLAIN], ids=["block", "plain"])
 @pytest.mark.parametrize("separator", ["", "\n"])
-def test_both_formats_read_all_versions(tool_format: ToolFormat, call: str, separator: str) -> None:
+def test_all_versions_are_read(call: str, separator: str) -> None:
     text = f"I look.\n{BEGIN}{separator}{call}{separator}{call}{separator}{END}"
-    assert tool_format.parse(text, TOOLS) == ParsedAnswer("I look.", (PARIS, PARIS))
+    assert DEEPSEEK.parse(text, TOOLS) == ParsedAnswer("I look.", (PARIS, PARIS))
 
 
-@each_format
-def test_the_last_token_may_be_missing(tool_format: ToolFormat) -> None:
-    assert tool_format.parse(BEGIN + BLOCK, TOOLS).calls == (PARIS,)
-    assert tool_format.parse(BEGIN + PLAIN + "\n", TOOLS).calls == (PARIS,)
+def test_the_last_token_may_be_missing() -> None:
+    assert DEEPSEEK.parse(BEGIN + BLOCK, TOOLS).calls == (PARIS,)
+    assert DEEPSEEK.parse(BEGIN + PLAIN + "\n", TOOLS).calls == (PARIS,)
 
 
-@each_format
-def test_a_function_may_be_named_function(tool_format: ToolFormat) -> None:
+def test_a_function_may_be_named_function() -> None:
     text = f"{BEGIN}{CALL}function{SEP}{{}}{CALL_END}{END}"
-    assert tool_format.parse(text, named_tools("function")).calls == (ToolCall("function", "{}"),)
+    assert DEEPSEEK.parse(text, named_tools("function")).calls == (ToolCall("function", "{}"),)
 
 
-@each_format
-def test_arguments_may_hold_a_fence(tool_format: ToolFormat) -> None:
+def test_arguments_may_hold_a_fence() -> None:
     arguments = '{"city": "```json\\n{}\\n```"}'
     text = BEGIN + BLOCK.replace(CITY, arguments) + END
-    assert tool_format.parse(text, TOOLS).calls == (ToolCall("get_weather", arguments),)
+    assert DEEPSEEK.parse(text, TOOLS).calls == (ToolCall("get_weather", arguments),)
 
 
-def test_each_version_is_forced_in_its_own_way() -> None:
-    assert FORMATS["deepseek"].force("f") == f"{BEGIN}{CALL}function{SEP}f\n```json\n"
-    assert FORMATS["deepseek_v31"].force("f") == f"{BEGIN}{CALL}f{SEP}"
-
-
-@each_format
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -68,7 +55,7 @@ def test_each_version_is_forced_in_its_own_way() -> None:
         (f"{BEGIN}{PLAIN}and", f"{CALL!r} or {END!r} was expected, not 'and'"),
     ],
 )
-def test_a_malformed_call_is_refused_with_the_reason(tool_format: ToolFormat, text: str, message: str) -> None:
+def test_a_malformed_call_is_refused_with_the_reason(text: str, message: str) -> None:
     with pytest.raises(MalformedCall) as caught:
-        tool_format.parse(text, TOOLS)
+        DEEPSEEK.parse(text, TOOLS)
     assert message in str(caught.value)

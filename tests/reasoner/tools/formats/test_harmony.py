@@ -19,7 +19,6 @@ def test_the_documented_call_after_an_analysis() -> None:
         f" to=functions.get_weather <|constrain|>json<|message|>{CITY}<|call|>"
     )
     assert HARMONY.parse(text, TOOLS) == ParsedAnswer("", (ToolCall("get_weather", CITY),))
-    assert HARMONY.starts_call(text) == text.index("<|start|>")
 
 
 def test_the_documented_preamble_is_text() -> None:
@@ -40,7 +39,6 @@ def test_the_documented_answer_without_a_call() -> None:
         "<|start|>assistant<|channel|>final<|message|>2 + 2 = 4.<|return|>"
     )
     assert HARMONY.parse(text, TOOLS) == ParsedAnswer("2 + 2 = 4.", ())
-    assert HARMONY.starts_call(text) is None
 
 
 @pytest.mark.parametrize(
@@ -57,7 +55,6 @@ def test_the_documented_answer_without_a_call() -> None:
 def test_the_recipient_may_be_anywhere_in_the_header(header: str, end: str) -> None:
     text = f"{header}{CITY}{end}"
     assert HARMONY.parse(text, TOOLS) == ParsedAnswer("", (ToolCall("get_weather", CITY),))
-    assert HARMONY.starts_call(text) == len(header) - len(header.lstrip())
 
 
 def test_a_prompt_may_open_the_first_message() -> None:

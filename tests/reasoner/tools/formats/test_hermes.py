@@ -97,11 +97,3 @@ def test_a_malformed_call_is_refused_with_the_reason(call: str, message: str) ->
 def test_without_tools_every_call_is_refused() -> None:
     with pytest.raises(MalformedCall, match="there are no functions"):
         HERMES.parse(wrap('{"name": "get_time", "arguments": {}}'), ())
-
-
-@pytest.mark.parametrize(
-    ("text", "start"),
-    [("abc", None), ("abc<tool_call>", 3), ("abc<", 3), ("a<tool_c", 1), ("a<tool_x", None), ("<a<tool_call>", 2)],
-)
-def test_a_call_starts_where_its_delimiter_may_begin(text: str, start: int | None) -> None:
-    assert HERMES.starts_call(text) == start

@@ -81,22 +81,3 @@ def test_a_malformed_call_is_refused_with_the_reason(text: str, message: str) ->
     with pytest.raises(MalformedCall) as caught:
         LLAMA.parse(text, TOOLS)
     assert message in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("text", "start"),
-    [
-        ("{", 0),
-        ("  {", 2),
-        ("Hi.\n{", 4),
-        ("Hi. {", None),
-        ('{"name": "Bo', 0),
-        ('{"name": "Bob", ', 0),
-        ('{"name": "Bob", "ag', None),
-        ("a <|python", 2),
-        ("", None),
-        ("Hi\n", None),
-    ],
-)
-def test_a_call_starts_at_a_tag_or_at_the_first_fields_of_a_call(text: str, start: int | None) -> None:
-    assert LLAMA.starts_call(text) == start
