@@ -83,6 +83,17 @@ async def working(
             await worker
 
 
+@contextlib.asynccontextmanager
+async def talking(settings: Settings, url: str, store: JobStore, engine: EngineClient) -> AsyncIterator[AsyncOpenAI]:
+    """Yield OpenAI's client of a service whose worker and application have this engine."""
+    async with (
+        listening(settings, engine) as address,
+        working(url, store, engine=engine),
+        AsyncOpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0) as client,
+    ):
+        yield client
+
+
 @pytest.fixture
 async def address(settings: Settings) -> AsyncIterator[str]:
     async with listening(settings) as address:

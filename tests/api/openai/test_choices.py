@@ -13,7 +13,7 @@ from openai import AsyncOpenAI
 
 from engine.core.local_engine import LocalEngine
 from engine.protocol.options import EngineOptions
-from tests.api.openai_client import MODEL, QUESTION, address, ai, http, job_of, listening, worker, working
+from tests.api.openai_client import MODEL, QUESTION, address, ai, http, job_of, talking, worker
 from workers.config.settings import Settings
 from workers.store.jobs import JobStore
 
@@ -101,11 +101,7 @@ async def test_a_search_of_one_solution_has_one_choice(ai: AsyncOpenAI, worker: 
 async def real(settings: Settings, url: str, store: JobStore) -> AsyncIterator[AsyncOpenAI]:
     """Yield a client of the real engine with the bundled policy."""
     engine = LocalEngine({MODEL: POLICY}, EngineOptions(kv_tokens=8192))
-    async with (
-        listening(settings, engine) as address,
-        working(url, store, engine=engine),
-        AsyncOpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0) as client,
-    ):
+    async with talking(settings, url, store, engine) as client:
         yield client
     await engine.close()
 

@@ -15,7 +15,7 @@ from pydantic import BaseModel, Field
 
 from engine.core.local_engine import LocalEngine
 from engine.protocol.options import EngineOptions
-from tests.api.openai_client import MODEL, QUESTION, job_of, listening, working
+from tests.api.openai_client import MODEL, QUESTION, job_of, talking
 from workers.config.settings import Settings
 from workers.store.jobs import JobStore
 
@@ -37,11 +37,7 @@ class Sum(BaseModel):
 @pytest.fixture
 async def ai(settings: Settings, url: str, store: JobStore) -> AsyncIterator[AsyncOpenAI]:
     engine = LocalEngine({MODEL: POLICY}, EngineOptions(kv_tokens=8192))
-    async with (
-        listening(settings, engine) as address,
-        working(url, store, engine=engine),
-        AsyncOpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0) as client,
-    ):
+    async with talking(settings, url, store, engine) as client:
         yield client
     await engine.close()
 

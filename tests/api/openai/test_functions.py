@@ -12,7 +12,7 @@ import pytest
 from openai import AsyncOpenAI, BadRequestError, UnprocessableEntityError
 
 from engine.protocol.types import Branch, ModelInfo
-from tests.api.openai_client import MODEL, listening, working
+from tests.api.openai_client import MODEL, talking
 from tests.scripted import EOS, TEXTS, ScriptedEngine
 from workers.config.settings import Settings
 from workers.store.jobs import JobStore
@@ -65,11 +65,7 @@ def bot(monkeypatch: pytest.MonkeyPatch) -> WeatherBot:
 
 @pytest.fixture
 async def ai(settings: Settings, url: str, store: JobStore, bot: WeatherBot) -> AsyncIterator[AsyncOpenAI]:
-    async with (
-        listening(settings, bot) as address,
-        working(url, store, engine=bot),
-        AsyncOpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0) as client,
-    ):
+    async with talking(settings, url, store, bot) as client:
         yield client
 
 

@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
@@ -19,6 +18,7 @@ from reasoner.admission.validation import JobRefused
 from reasoner.jobs.journal import MemoryJournal
 from reasoner.jobs.spec import JobSpec
 from reasoner.run import JobOutcome, run_job
+from tests.closeness import assert_as_exact_as
 from tests.scripted import ScriptedEngine
 from workers.config.settings import Settings
 
@@ -62,7 +62,9 @@ async def test_they_equal_a_forward_pass_of_transformers(engine: LocalEngine, fi
     outcome = await solve(engine, **fields)
     job = make_job(**fields)
     folder = {"policy": "policy", "thinker": "policy-thinking"}[job.model or ""]
-    model = AutoModelForCausalLM.from_pretrained(BUNDLED / folder, dtype=torch.float32)
+    model, exact = (
+        AutoModelForCausalLM.from_pretrained(BUNDLED / folder, dtype=dtype) for dtype in (torch.float32, torch.float64)
+    )
     prompt = await engine.tokenize(job.model or "", job.to_messages())
     num_compared = 0
     for solution in outcome.result.solutions:
@@ -79,11 +81,14 @@ async def test_they_equal_a_forward_pass_of_transformers(engine: LocalEngine, fi
         num_compared += 1
         tokens = [*prompt, *ids[0], *ids[1]]
         with torch.no_grad():
-            rows = model(torch.tensor([tokens])).logits[0, -len(ids[1]) - 1 : -1].double().log_softmax(-1).numpy()
-        own = rows[np.arange(len(ids[1])), list(ids[1])]
-        np.testing.assert_allclose([token.logprob for token in solution.logprobs], own, atol=1e-4)
-        for row, token in zip(rows, solution.logprobs, strict=True):
-            np.testing.assert_allclose([other.logprob for other in token.top], np.sort(row)[::-1][:3], atol=1e-4)
+            peer, true = (
+                each(torch.tensor([tokens])).logits[0, -len(ids[1]) - 1 : -1].log_softmax(-1) for each in (model, exact)
+            )
+        own = torch.tensor(ids[1])[:, None]
+        ours = torch.tensor([[token.logprob] for token in solution.logprobs])
+        assert_as_exact_as(ours, peer.gather(1, own), true.gather(1, own))
+        tops = torch.tensor([[other.logprob for other in token.top] for token in solution.logprobs])
+        assert_as_exact_as(tops, peer.topk(3).values, true.topk(3).values)
     assert num_compared > 0
 
 
