@@ -146,7 +146,7 @@ class Tokenizer:
 
         An incomplete character becomes U+FFFD.
         """
-        if self._shown.keys().isdisjoint(tokens):
+        if not self._shown or self._shown.keys().isdisjoint(tokens):
             text: str = self._fast.decode(tokens, skip_special_tokens=True)
             return text
         runs = itertools.groupby(tokens, key=lambda token: self._shown.get(token))

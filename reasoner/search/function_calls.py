@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine.protocol.types import InvalidRequest, ModelInfo
+from reasoner.answers.extraction.extract import strip_thinking
 from reasoner.answers.extraction.finder import AnswerFinder
 from reasoner.answers.extraction.phrases import ExtractionStopped
 from reasoner.answers.json_schema import is_valid_json
@@ -58,8 +59,13 @@ class FunctionReader:
             for tool in spec.functions
         }
 
-    async def read(self, text: str) -> SolutionEnd | None:
-        """Return the calls in a finished solution's text; ``None`` for one of words, which may state an answer."""
+    async def read(self, text: str, *, has_thought: bool) -> SolutionEnd:
+        """Return the calls in a finished solution's text, or its words, which may state an answer.
+
+        ``has_thought``: False if a thought, whose calls are no answer, is no part of the text.
+        """
+        if has_thought and not self._format.has_channels:
+            text = strip_thinking(text) or ""
         try:
             parsed = self._format.parse(text, list(self._tools.values()))
         except MalformedCall as error:
@@ -69,7 +75,7 @@ class FunctionReader:
         if fault is not None:
             return SolutionEnd(calls=calls, words=words, fault=fault)
         if not calls:
-            return None
+            return SolutionEnd(words=words)
         return SolutionEnd(show_calls(calls), "strict", f"calls {vote_key(calls, self._spec.tool_vote)}", calls, words)
 
     @property
@@ -101,16 +107,20 @@ class FunctionReader:
 async def read_end(node: Node, reason: Reason, answers: AnswerFinder, functions: FunctionReader | None) -> SolutionEnd:
     """Return the answer that a branch states at its end, or the calls that it makes there."""
     text = node.stated_text
-    if functions is not None:
-        read = await functions.read(text) if reason == "stop" else None
-        if read is not None or (functions.must_call and reason != "stop"):
-            return read or SolutionEnd()
+    has_thought = node.thought is None
+    words: str | None = None
+    if functions is not None and reason == "stop":
+        read = await functions.read(text, has_thought=has_thought)
+        if read.calls or read.fault is not None:
+            return read
+        words, has_thought = read.words, False
+    elif functions is not None and functions.must_call:
+        return SolutionEnd()
     stopped = STOPPED_BY_REASON.get(reason, "inside")
-    stated = await answers.find(text, stopped, has_thought=node.thought is None)
+    stated = await answers.find(text if words is None else words, stopped, has_thought=has_thought)
     if stated is not None:
         return SolutionEnd(stated.text, stated.level)
-    is_reply = functions is not None and reason == "stop" and bool(text.strip())
-    return SolutionEnd(text.strip(), "strict", REPLY) if is_reply else SolutionEnd()
+    return SolutionEnd(words, "strict", REPLY) if words else SolutionEnd()
 
 
 def show_calls(calls: Sequence[ToolCall]) -> str:

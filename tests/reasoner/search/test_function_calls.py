@@ -47,7 +47,8 @@ class CallingEngine(ScriptedEngine):
         self.messages: list[Any] = []
 
     async def models(self) -> list[ModelInfo]:
-        return [replace(info, chat_template=self._template) for info in await super().models()]
+        infos = await super().models()
+        return [replace(info, chat_template=self._template, extra=info.extra | {"server": "vllm"}) for info in infos]
 
     async def tokenize(
         self, model: str, text: str | Sequence[dict[str, Any]], *, template_kwargs: Any = None, **more: Any
@@ -115,6 +116,26 @@ async def test_replies_in_words_vote_together_against_calls(texts: Any) -> None:
     required = await solve(engine, tool_choice="required")
     assert [name for name, _ in read_calls(required)] == ["weather"]
     assert len(required.result.votes) == 1
+
+
+async def test_calls_in_a_thought_are_no_answer(texts: Any) -> None:
+    thought = f"<think>Perhaps {write(('clock', 'none'))}</think>"
+    outcome = await solve(texts(thought + write(("weather", PARIS))), n=4)
+    assert [name for name, _ in read_calls(outcome)] == ["weather"]
+    words = await solve(texts(f"<think>{write(('clock', '{}'))}</think>It is late."), n=4)
+    assert words.result.tool_calls == []
+    assert words.result.answer == "It is late."
+
+
+async def test_channels_are_told_apart(texts: Any) -> None:
+    analysis = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"
+    final = f"{analysis}<|channel|>final<|message|>It is \\boxed{{4}}.<|return|>"
+    called = f"{analysis}<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{PARIS}<|call|>"
+    outcome = await solve(texts(called), tool_format="harmony", n=2)
+    assert read_calls(outcome) == [("weather", json.loads(PARIS))]
+    assert (await solve(texts(final), tool_format="harmony", n=2)).result.answer == "4"
+    words = await solve(texts(final.replace("\\boxed{4}", "late")), tool_format="harmony", n=2)
+    assert words.result.answer == "It is late."
 
 
 async def test_stated_answers_still_vote_by_their_value(texts: Any) -> None:
