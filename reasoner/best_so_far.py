@@ -102,9 +102,9 @@ def _describe(spec: JobSpec, leader: AnswerLeader, logprobs: list[TokenProbabili
 def _split_solution(spec: JobSpec, node: Node) -> tuple[str | None, str | None]:
     """Return a solution's thought, and what follows it without calls; ``None`` for what is not told apart."""
     if node.thought is None:
-        return None, node.words if node.calls else None
+        return None, node.words
     own = (spec.thoughts.open, spec.thoughts.close) if spec.thoughts is not None else None
-    content = node.words if node.calls else node.answer_text.strip("\n")
+    content = node.answer_text.strip("\n") if node.words is None else node.words
     return strip_delimiters(node.thought_text, own), content
 
 

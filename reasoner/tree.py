@@ -77,7 +77,7 @@ class Node:
     calls: tuple[tuple[str, str], ...] = ()
     """Calls of the client's functions with which it ends: the name and the JSON text of the arguments of each."""
     words: str | None = None
-    """The answer's text without its calls, if it has any."""
+    """The text of the answer without thought and calls, of a job with functions."""
     scores: tuple[float, ...] = ()
     """The verifier's scores of all steps from the root through this node, in order; empty until scored, and always
     for verifiers of whole solutions."""

@@ -36,7 +36,7 @@ class SolutionEnd:
     """Text that is the same for solutions of equal calls; ``None`` where answers are compared."""
     calls: tuple[ToolCall, ...] = ()
     words: str | None = None
-    """The answer's text without its calls, if it has any."""
+    """The text of the answer without thought and calls, of a job with functions."""
     fault: str | None = None
     """Reason for which calls, or their absence, are no answer."""
 
@@ -119,8 +119,8 @@ async def read_end(node: Node, reason: Reason, answers: AnswerFinder, functions:
     stopped = STOPPED_BY_REASON.get(reason, "inside")
     stated = await answers.find(text if words is None else words, stopped, has_thought=has_thought)
     if stated is not None:
-        return SolutionEnd(stated.text, stated.level)
-    return SolutionEnd(words, "strict", REPLY) if words else SolutionEnd()
+        return SolutionEnd(stated.text, stated.level, words=words)
+    return SolutionEnd(words, "strict", REPLY, words=words) if words else SolutionEnd()
 
 
 def show_calls(calls: Sequence[ToolCall]) -> str:

@@ -135,7 +135,7 @@ async def test_channels_are_told_apart(texts: Any) -> None:
     assert read_calls(outcome) == [("weather", json.loads(PARIS))]
     assert (await solve(texts(final), tool_format="harmony", n=2)).result.answer == "4"
     words = await solve(texts(final.replace("\\boxed{4}", "late")), tool_format="harmony", n=2)
-    assert words.result.answer == "It is late."
+    assert words.result.answer == words.result.content == "It is late."
 
 
 async def test_stated_answers_still_vote_by_their_value(texts: Any) -> None:
