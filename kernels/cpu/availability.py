@@ -12,10 +12,13 @@ def target_features() -> set[str]:
     """Return the processor features that numba compiles for, which numba's settings may narrow.
 
     A process that executes an instruction that its processor lacks is killed. If ``NUMBA_CPU_NAME`` names another
-    processor, only the features that ``NUMBA_CPU_FEATURES`` adds are known to be there.
+    processor, only the features that ``NUMBA_CPU_FEATURES`` adds are known to be there. Even for this processor they
+    replace its own list, and LLVM knows some processors by the name of an older one without VNNI.
     """
     configured, features = config.CPU_FEATURES, set[str]()
     host = get_host_cpu_features() if configured is None or config.CPU_NAME is None else ""
+    if configured is not None:
+        host += ",-avxvnni,-avx512vnni"
     for names in (host, configured or ""):
         for name in filter(None, names.split(",")):
             features = features | {name[1:]} if name[0] == "+" else features - {name[1:]}

@@ -19,8 +19,8 @@ HOST = "+sse2,+fma,+avx,+avx2,+avx512f,+avx512bw,+avx512vnni,+avxvnni,-amx-tile"
     [
         (None, None, {"sse2", "fma", "avx", "avx2", "avx512f", "avx512bw", "avx512vnni", "avxvnni"}),
         ("haswell", None, {"sse2", "fma", "avx", "avx2", "avx512f", "avx512bw", "avx512vnni", "avxvnni"}),
-        (None, "-avx512f", {"sse2", "fma", "avx", "avx2", "avxvnni"}),
-        (None, "-avx512f,-avxvnni", {"sse2", "fma", "avx", "avx2"}),
+        (None, "-avx512f", {"sse2", "fma", "avx", "avx2"}),
+        (None, "-avx512f,+avxvnni", {"sse2", "fma", "avx", "avx2", "avxvnni"}),
         ("haswell", "+avx2,+fma", {"avx2", "fma"}),
         ("haswell", "", set()),
         ("generic", "", set()),
@@ -54,6 +54,7 @@ print(LANES)
     ("settings", "max_lanes"),
     [
         ({"NUMBA_CPU_FEATURES": "-avx512f"}, 8),
+        ({"NUMBA_CPU_NAME": "rocketlake", "NUMBA_CPU_FEATURES": "-avx512f,+avx2,+fma"}, 8),
         ({"NUMBA_CPU_NAME": "haswell", "NUMBA_CPU_FEATURES": "+avx2,+fma"}, 8),
         ({"NUMBA_ENABLE_AVX": "0"}, 4),
         ({"NUMBA_CPU_NAME": "generic"}, 4),
