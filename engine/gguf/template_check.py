@@ -19,8 +19,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from engine.protocol.types import EngineError
 
-_SECONDS = 5
-"""Processor time, a thousand times of what templates take."""
+_SECONDS = 2
+"""Processor time, hundreds of times of what templates take."""
 _BYTES = 1 << 30
 """Address space of the process, interpreter included."""
 _PATIENCE = 60.0

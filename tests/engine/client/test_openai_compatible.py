@@ -360,6 +360,7 @@ async def test_server_failures_become_the_exceptions_of_the_interface(
     response: httpx.Response, expected: type[EngineError]
 ) -> None:
     client = scripted("vllm", lambda _: response)
+    client._connection._backoff = (0.0, 0.0)
     with pytest.raises(expected):
         await collect(client, generate((5, 6), [Branch(1, key, 9) for key in range(1)]))
     await client.close()

@@ -82,7 +82,7 @@ def exact(logits: Tensor, laws: SamplingTensors, tokens: Ints) -> Floats:
 @pytest.mark.parametrize("vocab", [1, 2, 17, 129, 1000, 32_000])
 def test_tokens_equal_those_of_the_reference(vocab: int, kind: str, filtered: bool) -> None:
     logits, laws = rows_of(vocab, kind), some_laws(vocab, filtered)
-    for offset in range(2 if vocab == 32_000 else 12):
+    for offset in range(1 if vocab == 32_000 else 12):
         tokens, logprobs = sample(logits, laws, places(offset))
         expected, theirs = reference(logits, laws, places(offset))
         assert tokens.tolist() == expected.tolist()
