@@ -114,8 +114,10 @@ class LevelAttention:
         if key not in self._tables:
             self._tables[key] = merge_table(*key, self.device)
         own = DraftKeys(self._keys[layer], self.pages[:branches], ends, positions)
-        options = {"scale": config.scale, "window": config.window, "softcap": config.softcap}
-        return draft_attention(q, own, drafts, *self._tables[key], **options).flatten(1)
+        scale, window, softcap = config.scale, config.window, config.softcap
+        return draft_attention(q, own, drafts, *self._tables[key], scale=scale, window=window, softcap=softcap).flatten(
+            1
+        )
 
 
 class LevelStep:

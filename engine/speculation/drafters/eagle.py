@@ -176,8 +176,8 @@ class EagleDrafter:
             kept += step.rows
         if rows:
             places = [row * _WAITING + place for row, place in zip(rows, places, strict=True)]
-            new = hidden[_indices(kept, hidden)]
-            self._waiting.flatten(0, 1).index_copy_(0, _indices(places, hidden), new)
+            states = hidden[_indices(kept, hidden)]
+            self._waiting.flatten(0, 1).index_copy_(0, _indices(places, hidden), states)
         if due:
             self._compute(due, hidden)
 

@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 
 from engine.cache.paged_kv import KVCache
+from engine.device import to_device
 from engine.models.decoder import Decoder
 from engine.models.interface import Model
 from engine.sampling.sampler import Ints
@@ -119,7 +120,7 @@ class MedusaDrafter:
     def _logits(self, requests: Sequence[DraftRequest], states: Floats32, depth: int) -> Tensor:
         """Return logits ``[requests * depth, vocab]``, request by request."""
         count, sampled = len(requests), [request.sequence.tokens[-1] for request in requests]
-        embedded = self._model.embed(torch.tensor(sampled))
+        embedded = self._model.embed(to_device(torch.tensor(sampled), self._device_config.device))
         if not self._is_recordable or count > _MAX_RECORDED_BRANCHES:
             return self._compute_logits(self._device_config.convert(torch.from_numpy(states)), embedded, depth)
         inputs = self._inputs[:, :count]

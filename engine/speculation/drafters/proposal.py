@@ -89,11 +89,7 @@ class DraftSampler:
         rows = _Rows(self.float_params.take(branches, axis=1), self.int_params.take(branches, axis=1))
         rows.int_params[3] += ahead
         if logits.is_cuda:
-            device = logits.device
-            params = [to_device(torch.from_numpy(params), device) for params in rows]
-            ahead = torch.zeros(len(logits), dtype=torch.int64, device=device)
-            tokens, probs = (x.cpu().numpy() for x in rank_on_device(logits, *params, ahead, width, candidate_rules()))
-            return tokens, probs
+            return _best_on_device(logits, rows, width)
         from kernels.cpu.sampling.topk_drafts import rank_drafts
 
         return rank_drafts(
@@ -123,6 +119,16 @@ def write_best(
     launch_rank_drafts(
         logits, float_params, int_params, ahead, tokens, probs, max_candidates=_CANDIDATES, reach=_REACH, noise=NOISE
     )
+
+
+def _best_on_device(logits: Tensor, rows: _Rows, width: int) -> tuple[Ints, Floats]:
+    """Return ``DraftSampler.best`` for logits on a device, by one copy to the host."""
+    device = logits.device
+    floats, ints = (to_device(torch.from_numpy(params), device) for params in rows)
+    ahead = torch.zeros(len(logits), dtype=torch.int64, device=device)
+    tokens, probs = rank_on_device(logits, floats, ints, ahead, width, candidate_rules())
+    both = torch.stack((tokens, probs.view(torch.int64))).cpu().numpy()
+    return both[0], both[1].view(np.float64)
 
 
 def candidate_rules() -> CandidateRules:

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from engine.protocol.types import Completion
+from engine.scheduler.sequence import Event
 from tests.engine.conftest import Checkpoints
 from tests.engine.gpu import EmulatedGraph, emulate_gpu
 from tests.engine.helpers import SMALL
