@@ -276,7 +276,7 @@ class EagleDrafter:
 
 def _indices(places: Sequence[int], like: Tensor) -> Tensor:
     """Return an index on a tensor's device, without waiting for it as an index of Python's does."""
-    return to_device(torch.tensor(places), like.device)
+    return to_device(torch.tensor(places, dtype=torch.int64), like.device)
 
 
 def _successors(sequences: Sequence[GenerateSequence], spans: Sequence[Span]) -> list[int]:
