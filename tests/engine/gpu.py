@@ -50,8 +50,10 @@ class EmulatedGraph:
 class EmulatedPool:
     """Graphs of computations whose state is all in tensors, which ``EmulatedGraph`` would compute at the capture."""
 
+    captured = 0
+
     def capture(self, compute: Callable[[], Tensor]) -> Callable[[], Tensor]:
-        EmulatedGraph.captured += 1
+        EmulatedPool.captured += 1
 
         def replay() -> Tensor:
             EmulatedGraph.replayed += 1
@@ -68,6 +70,7 @@ def emulate_gpu(monkeypatch: pytest.MonkeyPatch, device_config: DeviceConfig = E
 
     monkeypatch.setattr(EmulatedGraph, "captured", 0)
     monkeypatch.setattr(EmulatedGraph, "replayed", 0)
+    monkeypatch.setattr(EmulatedPool, "captured", 0)
     monkeypatch.setattr("engine.runner.forward.GpuForward", forward)
     monkeypatch.setattr("engine.speculation.drafters.device_levels.GraphPool", EmulatedPool)
     monkeypatch.setattr("engine.core.model_setup.select_device", lambda *_, **__: device_config)

@@ -6,7 +6,9 @@ before. Penalties do not count draft tokens.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import product
 
 import numpy as np
 import torch
@@ -16,7 +18,6 @@ from engine.cache.paged_kv import KVCache
 from engine.device import to_device
 from engine.models.decoder import Decoder
 from engine.models.interface import Batch, Model
-from engine.runner.forward_gpu import pad_num_tokens
 from engine.sampling.sampler import Floats, Ints
 from engine.speculation.drafters.device_levels import (
     MAX_BRANCHES,
@@ -25,6 +26,8 @@ from engine.speculation.drafters.device_levels import (
     LevelStep,
     RepeatedCalls,
     change_logits,
+    list_sizes,
+    pad_branches,
 )
 from engine.speculation.drafters.fused_chain import DUE, ChainStart
 from engine.speculation.drafters.proposal import DraftSampler, candidate_rules
@@ -34,12 +37,15 @@ _FLOATS, _INTS, _POSITION, _END = slice(0, 3), slice(3, 7), 6, 7
 """Rows of a step's inputs: parameters of the sampling, the position of the first draft token among them, and the number
 of a branch's tokens; padding has none."""
 
+_LEAST_WIDE = 8
+"""Candidates of each level if there are runners-up, or a power of two above."""
+
 
 class DeviceChains:
     """Chains of one model over one cache."""
 
     def __init__(self, model: Model, cache: KVCache) -> None:
-        self._model = model
+        self._model, self._max_branches = model, len(cache.page_table)
         self._attention = LevelAttention(model.config.attention, cache, slice(model.config.num_layers))
         self._device = self._attention.device
         self._inputs = torch.zeros(_END + 1, MAX_BRANCHES, dtype=torch.int64, device=self._device)
@@ -55,15 +61,19 @@ class DeviceChains:
     def __call__(
         self, starts: Sequence[ChainStart], sampler: DraftSampler, depth: int, width: int
     ) -> tuple[Ints, Floats]:
-        """Return tokens and probabilities ``[depth, branches, width]``: ``FusedChains``."""
+        """Return tokens and probabilities ``[depth, branches, width or more]``: ``FusedChains``."""
+        width = width if width == 1 else max(_LEAST_WIDE, 1 << (width - 1).bit_length())  # few numbers, few graphs
         groups = [range(first, len(starts))[:MAX_BRANCHES] for first in range(0, len(starts), MAX_BRANCHES)]
         found = torch.cat([self._draft(starts, group, sampler, depth, width) for group in groups], dim=2)
         # The only copy to the host.
         tokens, probs = found.cpu().numpy()
         return tokens, probs.view(np.float64)
 
-    def warm_up(self, size: int, width: int) -> None:
-        """Compute the levels of ``size`` branches that are padding."""
+    def warm_ups(self) -> list[Callable[[], None]]:
+        """Return ``Drafter.warm_ups``: chains of branches that are padding."""
+        return [partial(self._warm_up, *shape) for shape in product(list_sizes(self._max_branches), (1, _LEAST_WIDE))]
+
+    def _warm_up(self, size: int, width: int) -> None:
         self._inputs.zero_()
         self._due.zero_()
         self._due[2] = -1
@@ -73,7 +83,7 @@ class DeviceChains:
     def _draft(
         self, starts: Sequence[ChainStart], group: range, sampler: DraftSampler, depth: int, width: int
     ) -> Tensor:
-        size = pad_num_tokens(len(group))
+        size = pad_branches(len(group))
         self._fill([starts[index] for index in group], sampler, group, size, depth)
         for level in range(depth):
             self._run(size, width, level, sampler if sampler.has_processors else None, group)

@@ -15,7 +15,7 @@ from torch import Tensor
 from engine.attention.layer import LayerAttentionConfig
 from engine.cache.paged_kv import KVCache
 from engine.device import to_device
-from engine.runner.forward_gpu import GraphPool, Replay, pad_num_tokens
+from engine.runner.forward_gpu import GraphPool, Replay
 from engine.sampling.gpu import apply_logits_processors_on_gpu
 from engine.sampling.sampler import Ints
 from engine.speculation.drafters.proposal import DraftSampler
@@ -31,10 +31,18 @@ MAX_BRANCHES = 64
 """Maximum number of branches that draft together."""
 MAX_DEPTH = 16
 """Maximum number of levels."""
-BATCH_SIZES = tuple(dict.fromkeys(pad_num_tokens(size) for size in (1, 2, 4, 8, 16, 32, 64)))
-"""Common numbers of branches."""
 _MAX_PARTS = 32
 """Maximum number of parts that the keys of a branch are cut into."""
+
+
+def pad_branches(count: int) -> int:
+    """Return the number of branches that ``count`` are padded to: few numbers, so that few graphs are captured."""
+    return 1 << (count - 1).bit_length()
+
+
+def list_sizes(max_branches: int) -> list[int]:
+    """Return all padded numbers of up to ``max_branches`` branches."""
+    return [1 << power for power in range(pad_branches(min(max_branches, MAX_BRANCHES)).bit_length())]
 
 
 class RepeatedCalls:

@@ -8,7 +8,9 @@ its draft tokens.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import product
 
 import numpy as np
 import torch
@@ -17,7 +19,6 @@ from torch import Tensor
 from engine.attention.layer import LayerAttentionConfig
 from engine.cache.paged_kv import KVCache
 from engine.device import to_device
-from engine.runner.forward_gpu import pad_num_tokens
 from engine.sampling.sampler import Ints
 from engine.scheduler.draft import Draft
 from engine.speculation.drafter import DraftRequest
@@ -29,6 +30,8 @@ from engine.speculation.drafters.device_levels import (
     LevelStep,
     RepeatedCalls,
     change_logits,
+    list_sizes,
+    pad_branches,
 )
 from engine.speculation.drafters.draft_entries import Span
 from engine.speculation.drafters.draft_layer import DraftLayer
@@ -52,7 +55,7 @@ class EagleTrees:
 
     def __init__(self, layer: DraftLayer, cache: KVCache, waiting: Tensor, angles: tuple[Tensor, Tensor]) -> None:
         """``waiting``: ``[rows, any, state_size]`` states without entries; ``angles``: rotary tables."""
-        self._layer, self._cache, self._angles = layer, cache, angles
+        self._layer, self._angles, self._max_branches = layer, angles, len(cache.page_table)
         self._max_first, self._waiting = waiting.shape[1], waiting.flatten(0, 1)
         self._attention = LevelAttention([layer.about], cache, slice(-1, None))
         device = self._attention.device
@@ -71,16 +74,21 @@ class EagleTrees:
         trees = torch.cat(found).cpu().numpy()
         return [_read(tree) for tree in trees]
 
-    def warm_up(self, size: int, num_first: int, *, is_tree: bool) -> None:
-        """Compute all levels of a draft of ``size`` branches that are padding."""
+    def warm_ups(self) -> list[Callable[[], None]]:
+        """Return ``Drafter.warm_ups``: drafts of branches that are padding."""
+        lengths = [1 << power for power in range(self._max_first.bit_length())]
+        shapes = product(list_sizes(self._max_branches), lengths, (1, _wide()))
+        return [partial(self._warm_up, *shape) for shape in shapes]
+
+    def _warm_up(self, size: int, num_first: int, wide: int) -> None:
         self._inputs.zero_()
         self._first_rows.zero_()
         self._first_rows[3] = -1
-        self._run(size, num_first, _wide() if is_tree else 1, 2)
+        self._run(size, num_first, wide, 2)
 
     def _draft(self, requests: Sequence[DraftRequest], spans: Sequence[Span]) -> Tensor:
         sampler = DraftSampler([request.sequence for request in requests])
-        size, longest = pad_num_tokens(len(requests)), max(span.length for span in spans)
+        size, longest = pad_branches(len(requests)), max(span.length for span in spans)
         num_first = 1 << (longest - 1).bit_length()
         self._fill(requests, spans, sampler, size, num_first)
         wide = 1 if all(request.nodes == request.depth for request in requests) else _wide()

@@ -15,7 +15,7 @@ before each. On a GPU tokens stay there between levels (``device_chain``).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from collections.abc import Sequence as Items
 
 import numpy as np
@@ -127,6 +127,9 @@ class DraftModel:
         if row is not None:
             row.follow(sequence.tokens)
             self._close(row)
+
+    def warm_ups(self) -> list[Callable[[], None]]:
+        return self._chains.warm_ups() if isinstance(self._chains, DeviceChains) else []
 
     def clear_cache(self) -> None:
         self.cache.clear()

@@ -20,7 +20,7 @@ copies a branch's entries once and appends those of its draft tokens.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -209,6 +209,9 @@ class EagleDrafter:
 
     def release(self, sequence: GenerateSequence) -> None:
         """Do nothing: the branch's state is replaced with its row of the page table."""
+
+    def warm_ups(self) -> list[Callable[[], None]]:
+        return [] if self._trees is None else self._trees.warm_ups()
 
     def clear_cache(self) -> None:
         """Do nothing: all entries are in the target's pages."""

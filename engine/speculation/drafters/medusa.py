@@ -19,7 +19,7 @@ Llama family's does.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
 
@@ -113,6 +113,10 @@ class MedusaDrafter:
 
     def release(self, sequence: GenerateSequence) -> None:
         """Do nothing: the branch's state is replaced with its row of the page table."""
+
+    def warm_ups(self) -> list[Callable[[], None]]:
+        """Return nothing: no draft is captured."""
+        return []
 
     def clear_cache(self) -> None:
         """Do nothing: there are no keys and values."""
