@@ -57,6 +57,8 @@ def grow(tokens: Tensor, probs: Tensor, buffers: TreeBuffers, floor: float, *, i
     ``tokens`` and ``probs``: ``rank_drafts`` of the latest level's rows, all ``wide`` of each branch, or if
     ``is_first`` one for each branch, which begins the tree. A node is expanded if it is one of the best so far, has a
     value of ``floor`` or more, and does not end the branch.
+
+    One piece: on the CPU it is the definition of one kernel, in its order.
     """
     if tokens.is_cuda:
         from kernels.triton import draft_tree as on_gpu
