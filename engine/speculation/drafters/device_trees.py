@@ -142,7 +142,9 @@ class EagleTrees:
             return self._attention(0, q, self._inputs[_END, :size], positions, drafts)
 
         features, embedded = trees.read(buffers), self._layer.embed(buffers.row_tokens)
-        return self._layer(features, embedded, self._at(buffers.positions), attend)
+        # Padding may be behind the end of the context.
+        positions = buffers.positions.clamp_max(len(self._angles[0]) - 1)
+        return self._layer(features, embedded, self._at(positions), attend)
 
     def _grow(self, logits: Tensor, buffers: TreeBuffers, *, is_first: bool) -> None:
         size = buffers.branches

@@ -14,8 +14,9 @@ requests computed, and the last tokens of a finished branch, have no entries. Bo
 correctness: every draft token is verified.
 
 The entries of a decoding branch's latest tokens are computed when it drafts, or when there are enough of them to be
-worth the fixed cost, so a branch without drafts pays little. Entries of draft tokens never go into pages: drafting
-copies a branch's entries once and appends those of its draft tokens.
+worth the fixed cost, so a branch without drafts pays little. Entries of draft tokens never go into pages: on the CPU
+drafting copies a branch's entries once and appends those of its draft tokens (``draft_entries``), on a GPU they have
+places of their own, and nothing is copied (``device_trees``).
 """
 
 from __future__ import annotations
@@ -247,7 +248,7 @@ class EagleDrafter:
     def _draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         sequences = [request.sequence for request in requests]
         spans = [self._spans[one.pages.row] for one in sequences]
-        entries = DraftEntries(spans, requests, self._cache, self._layer.about, self._device_config)
+        entries = DraftEntries(spans, requests, self._cache, self._layer.about)
         embedded = self._layer.embed(torch.tensor(_successors(sequences, spans)))
         states = torch.cat([self._waiting[span.table.row, : span.length] for span in spans])
         features = self._layer.fuse(states)

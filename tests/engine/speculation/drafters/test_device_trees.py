@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from engine.protocol.options import EngineOptions
-from engine.protocol.types import Completion
+from engine.protocol.types import Branch, Completion
 from engine.scheduler.draft import EMPTY_DRAFT, Draft
 from engine.scheduler.sequence import Event
 from engine.speculation.drafters.device_trees import EagleTrees
 from tests.engine.conftest import Checkpoints
 from tests.engine.gpu import EmulatedGraph, emulate_gpu
-from tests.engine.helpers import SMALL, Harness
+from tests.engine.helpers import SMALL, Harness, generate
 from tests.engine.speculation import heads
 from tests.engine.speculation.drafters.test_eagle import SHAPES, guessing
 from tests.engine.speculation.heads import eagle_parts, save_head
@@ -111,3 +111,20 @@ def test_more_branches_than_draft_together_get_the_same_drafts(
         answers(harness, requests("plain"))
         drafts.append([(one.draft.tokens, one.draft.parents) for one in recorder.asked])
     assert drafts[0] == drafts[1]
+
+
+def test_a_branch_may_end_the_context_while_another_drafts_on(
+    checkpoints: Checkpoints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = checkpoints("qwen3")
+    context = Harness(folder, SMALL).core.model.info.context
+    prompts = [[5, *range(3, 3 + length)] for length in (context - 12, 20)]
+    asked = [
+        generate(prompt, [Branch(1, 0, 11)], request_id=str(len(prompt)), ignore_eos=True, temperature=1.0)
+        for prompt in prompts
+    ]
+    emulate_gpu(monkeypatch)
+    plain = texts(answers(Harness(folder, SMALL), asked))
+    harness, recorder = guessing(folder, save_head(tmp_path, *eagle_parts()), SHAPES["tree"])
+    assert texts(answers(harness, asked)) == plain
+    assert max(len(one.tokens) + one.wish.depth for one in recorder.asked) >= context - 2
