@@ -18,8 +18,6 @@ from kernels.common.int4 import INT4
 from kernels.triton.int4 import rotate_groups
 from kernels.triton.paged_attention import _block, _merge, _tuning
 
-_MAX_PARTS = 32
-
 
 @triton.jit(do_not_specialize=["window", "pages_stride", "first_part"])
 def _attend_level(
@@ -102,11 +100,6 @@ def draft_attention(
         out, partial_out, partial_total, merged, partials, HEADS=heads, DIM=dim, WIDE=wide, PARTS=16, num_warps=2
     )
     return out
-
-
-def count_parts(branches: int, kv_heads: int, programs: int) -> int:
-    """Return the number of parts of each branch's own keys that keeps a GPU busy with ``programs`` programs."""
-    return max(1, min(_MAX_PARTS, programs // (branches * kv_heads)))
 
 
 def _launch(

@@ -120,11 +120,17 @@ def test_a_branch_may_end_the_context_while_another_drafts_on(
     context = Harness(folder, SMALL).core.model.info.context
     prompts = [[5, *range(3, 3 + length)] for length in (context - 12, 20)]
     asked = [
-        generate(prompt, [Branch(1, 0, 11)], request_id=str(len(prompt)), ignore_eos=True, temperature=1.0)
+        generate(
+            prompt,
+            [Branch(1, 0, 11 if len(prompt) > 50 else 40)],
+            request_id=str(len(prompt)),
+            ignore_eos=True,
+            temperature=1.0,
+        )
         for prompt in prompts
     ]
     emulate_gpu(monkeypatch)
     plain = texts(answers(Harness(folder, SMALL), asked))
-    harness, recorder = guessing(folder, save_head(tmp_path, *eagle_parts()), SHAPES["tree"])
+    harness, recorder = guessing(folder, save_head(tmp_path, *eagle_parts()), (6, 12))
     assert texts(answers(harness, asked)) == plain
     assert max(len(one.tokens) + one.wish.depth for one in recorder.asked) >= context - 2
