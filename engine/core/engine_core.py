@@ -80,7 +80,7 @@ class EngineCore:
         except RuntimeError as error:
             num_bytes = capacity * weights.bytes_per_token
             raise NotEnoughMemory(f"{capacity} tokens of keys and values need {num_bytes} bytes: {error}") from None
-        warm_up(name, weights.model, self.cache, self._forward, options)
+        warm_up(name, weights.model, self.cache, self._forward, options, weights.drafter)
 
     @property
     def can_change_threads(self) -> bool:

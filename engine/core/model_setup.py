@@ -20,7 +20,7 @@ from engine.protocol.types import EngineError
 from engine.runner.largest_step import run_largest_step
 from engine.speculation.control.adaptive import AdaptiveController
 from engine.speculation.drafter import Drafter
-from engine.speculation.load import MAX_NODES, check_length, extra_layers, load_drafter, max_own_bytes
+from engine.speculation.load import MAX_NODES, check_kv_dtype, check_length, extra_layers, load_drafter, max_own_bytes
 from engine.speculation.speculator import Speculator
 
 _log = logging.getLogger(__name__)
@@ -101,9 +101,11 @@ class ModelWeights:
         """Return an upper bound of the cache's tokens, its size unless the GPU's memory decides.
 
         ``allowed``: bytes of the GPU's memory. Raises ``EngineError``, before the weights are read, if the dtype does
-        not hold the model's heads.
+        not hold the model's heads or its drafter's.
         """
         check_head_dim(config.head_dim, self.kv_dtype)
+        if not config.num_labels:
+            check_kv_dtype(self._options.draft, self.folder, self.kv_dtype)
         bytes_per_token = self._bytes_per_token(config)
         if self._is_sized_by_gpu:
             return self._whole_pages(allowed // bytes_per_token)

@@ -1,4 +1,4 @@
-"""Steps before the first request: they compile the GPU's kernels and capture the CUDA graphs of common shapes.
+"""Steps and drafts before the first request: they compile the GPU's kernels and capture the graphs of common shapes.
 
 Otherwise the first requests wait for them, some seconds for each kernel and a part of a second for each graph."""
 
@@ -6,11 +6,15 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import NamedTuple
+from collections.abc import Callable
+from functools import partial
+from itertools import product
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
 
+from engine.attention.plan import TreeMask
 from engine.cache.paged_kv import KVCache
 from engine.models.interface import Batch, Model
 from engine.protocol.options import EngineOptions
@@ -25,6 +29,10 @@ _CONTEXTS = (256, 2048)
 """Lengths of contexts in decode steps: their numbers of tiles, and so their graphs, differ."""
 _PROMPTS = (64, 512)
 """Lengths of short prompts; the longest is a whole step."""
+_CHAINS, _TREES = (2, 4), (8, 16)
+"""Numbers of draft tokens of a sequence, in chains and in trees."""
+_MAX_DRAFTING = 16
+"""Maximum number of sequences with drafts: at larger batch sizes drafts are short or none."""
 _PROGRESS_SECONDS = 10.0
 
 
@@ -36,23 +44,51 @@ class StepShape(NamedTuple):
     """New tokens of each sequence."""
     context: int
     """Tokens of each sequence, the new ones included."""
+    is_tree: bool = False
+    """True if all new tokens but the first are a tree of draft tokens."""
 
 
-def list_shapes(max_running: int, step_tokens: int, context: int) -> list[StepShape]:
+class WarmDrafter(Protocol):
+    """The part of a drafter that concerns the warm-up."""
+
+    observed_layers: tuple[int, ...]
+
+    def warm_ups(self) -> list[Callable[[], None]]:
+        """Return computations to run twice."""
+        ...
+
+
+def list_shapes(max_running: int, step_tokens: int, context: int, *, has_drafts: bool = False) -> list[StepShape]:
     """Return the shapes to warm up, the prompts before the decode steps, none twice.
 
-    ``context``: maximum number of tokens of a sequence.
+    ``context``: maximum number of tokens of a sequence. ``has_drafts``: also steps that verify drafts.
     """
     prompts = [min(length, step_tokens, context) for length in (*_PROMPTS, step_tokens)]
     largest = min(max_running, step_tokens)
     sizes = [size for size in _BATCH_SIZES if size < largest] + [largest]
     shapes = [StepShape(1, length, length) for length in prompts]
     shapes += [StepShape(size, 1, min(length, context)) for length in _CONTEXTS for size in sizes]
+    if has_drafts:
+        drafts = [*((count, False) for count in _CHAINS), *((count, True) for count in _TREES)]
+        shapes += [
+            StepShape(size, 1 + count, min(length, context), is_tree)
+            for (count, is_tree), length, size in product(drafts, _CONTEXTS, sizes)
+            if size <= _MAX_DRAFTING and size * (1 + count) <= step_tokens and count < context
+        ]
     return [*dict.fromkeys(shapes)]
 
 
-def warm_up(name: str, model: Model, cache: KVCache, forward: Forward, options: EngineOptions) -> None:
+def warm_up(
+    name: str,
+    model: Model,
+    cache: KVCache,
+    forward: Forward,
+    options: EngineOptions,
+    drafter: WarmDrafter | None = None,
+) -> None:
     """Run the common shapes on a GPU, each twice: it is captured the second time. The cache must be empty and stays so.
+
+    The drafts of a drafter are run too, and steps that verify some.
 
     ``name``: of the model, for the log. On a CPU, where kernels are compiled for any shape before, nothing is run.
     """
@@ -60,29 +96,38 @@ def warm_up(name: str, model: Model, cache: KVCache, forward: Forward, options: 
         return
     max_rows, num_columns = cache.page_table.shape
     max_rows = min(max_rows, cache.pool.size)
-    shapes = list_shapes(max_rows, options.step_tokens, min(num_columns * cache.page_size, model.config.max_context))
+    context = min(num_columns * cache.page_size, model.config.max_context)
+    shapes = list_shapes(max_rows, options.step_tokens, context, has_drafts=drafter is not None)
+    layers = frozenset(() if drafter is None else drafter.observed_layers)
+    runs: list[Callable[[], None]] = [partial(_run, shape, model, cache, forward, layers) for shape in shapes]
+    runs += [] if drafter is None else drafter.warm_ups()
     begun = told = time.monotonic()
     # A warning, as this is all that a server says before it is ready, which may take minutes.
-    _log.warning("model %s: compiling kernels and capturing CUDA graphs for %d shapes of steps", name, len(shapes))
+    _log.warning("model %s: compiling kernels and capturing CUDA graphs for %d shapes of steps", name, len(runs))
     with torch.inference_mode():
-        for index, shape in enumerate(shapes):
+        for index, run in enumerate(runs):
             for _ in range(2):
-                _run(shape, model, cache, forward)
+                run()
             if time.monotonic() - told > _PROGRESS_SECONDS:
                 told = time.monotonic()
-                _log.warning("model %s: %d of %d shapes are ready", name, index + 1, len(shapes))
+                _log.warning("model %s: %d of %d shapes are ready", name, index + 1, len(runs))
     cache.zero_pages(max_rows)
     _log.warning("model %s: all shapes are ready, after %.1f s", name, time.monotonic() - begun)
 
 
-def _run(shape: StepShape, model: Model, cache: KVCache, forward: Forward) -> None:
+def _run(shape: StepShape, model: Model, cache: KVCache, forward: Forward, layers: frozenset[int]) -> None:
     """Run one step on sequences of one page each, which stands for all their pages, and sample for each."""
     rows = np.arange(shape.num_sequences)
     cache.page_table[rows] = rows[:, None]
     queries, contexts = np.full(len(rows), shape.num_new), np.full(len(rows), shape.context)
-    metadata = lay_out(cache, model.config.attention[0], rows, queries, contexts, trees={})
-    positions = torch.arange(shape.context - shape.num_new, shape.context).repeat(len(rows))
-    hidden = forward(Batch(torch.zeros_like(positions), positions), metadata)
+    depths, trees = np.arange(shape.num_new), {}
+    if shape.is_tree:
+        depths, visible = np.minimum(depths, 1), np.eye(shape.num_new, dtype=np.bool_)
+        visible[:, 0] = True
+        trees = {int(row): TreeMask(depths, visible) for row in rows}
+    metadata = lay_out(cache, model.config.attention[0], rows, queries, contexts, trees)
+    positions = torch.from_numpy(shape.context - shape.num_new + depths).repeat(len(rows))
+    hidden = forward(Batch(torch.zeros_like(positions), positions), metadata, layers=layers)
     logits = model.compute_logits(hidden[: shape.num_sequences])
     if not model.config.num_labels:
         sample_with_masks(logits)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import Enum, auto
 from typing import NamedTuple, Protocol
 
@@ -79,6 +79,11 @@ class Drafter(Protocol):
 
     def release(self, sequence: GenerateSequence) -> None:
         """Release the state of a finished branch, for which no other method may have been called."""
+        ...
+
+    def warm_ups(self) -> list[Callable[[], None]]:
+        """Return computations, to run twice on an empty cache, that compile and capture drafts of common shapes on a
+        GPU."""
         ...
 
     def clear_cache(self) -> None:

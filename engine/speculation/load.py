@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from engine.models.config import read_json
+import torch
+
+from engine.cache.paged_kv import check_head_dim
+from engine.models.config import read_json, read_raw_config
 from engine.models.interface import Model
-from engine.models.load import load_model
+from engine.models.load import choose_decoder, load_model
 from engine.protocol.types import EngineError
 from engine.speculation.drafter import Drafter
 from engine.speculation.drafters.draft_model import POOL_BYTES, DraftModel
@@ -61,6 +64,20 @@ def extra_layers(wanted: str, folder: Path) -> int:
     """Return the number of layers that the drafter keeps in the target's pages."""
     kind, where = _resolved(wanted, folder)
     return EagleDrafter.layers if kind in ("eagle", EAGLE3) and where else 0
+
+
+def check_kv_dtype(wanted: str, folder: Path, dtype: torch.dtype) -> None:
+    """Raise ``EngineError`` if a draft model's keys and values cannot be stored in ``dtype``, before it is loaded."""
+    kind, where = _resolved(wanted, folder)
+    if kind != "draft_model" or not where:
+        return
+    config = choose_decoder(read_raw_config(Path(where)))
+    if isinstance(config, str):
+        return  # transformers reads the sizes of such a model as it loads it
+    try:
+        check_head_dim(config.head_dim, dtype)
+    except EngineError as error:
+        raise EngineError(f"{where}, the draft model: {error}") from None
 
 
 def max_own_bytes(drafter: Drafter | None) -> int:

@@ -47,6 +47,21 @@ class EmulatedGraph:
         return self.output
 
 
+class EmulatedPool:
+    """Graphs of computations whose state is all in tensors, which ``EmulatedGraph`` would compute at the capture."""
+
+    captured = 0
+
+    def capture(self, compute: Callable[[], Tensor]) -> Callable[[], Tensor]:
+        EmulatedPool.captured += 1
+
+        def replay() -> Tensor:
+            EmulatedGraph.replayed += 1
+            return compute()
+
+        return replay
+
+
 def emulate_gpu(monkeypatch: pytest.MonkeyPatch, device_config: DeviceConfig = EMULATED_GPU) -> None:
     """Make engines that are created from now on run their GPU code, without the steps that warm it up."""
 
@@ -55,7 +70,9 @@ def emulate_gpu(monkeypatch: pytest.MonkeyPatch, device_config: DeviceConfig = E
 
     monkeypatch.setattr(EmulatedGraph, "captured", 0)
     monkeypatch.setattr(EmulatedGraph, "replayed", 0)
+    monkeypatch.setattr(EmulatedPool, "captured", 0)
     monkeypatch.setattr("engine.runner.forward.GpuForward", forward)
+    monkeypatch.setattr("engine.speculation.drafters.device_levels.GraphPool", EmulatedPool)
     monkeypatch.setattr("engine.core.model_setup.select_device", lambda *_, **__: device_config)
     monkeypatch.setattr("engine.core.engine_core.warm_up", lambda *_: None)
     monkeypatch.setattr("engine.core.gpu_memory.read_memory", lambda _: MemoryReading(EMULATED_BYTES, EMULATED_BYTES))

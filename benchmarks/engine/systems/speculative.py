@@ -182,6 +182,9 @@ class _SimulatedDrafter:
     def release(self, sequence: GenerateSequence) -> None:
         pass
 
+    def warm_ups(self) -> list[Callable[[], None]]:
+        return []
+
     def clear_cache(self) -> None:
         pass
 

@@ -1,4 +1,4 @@
-"""Keys and values of a draft layer that exist only while some branches draft.
+"""Keys and values of a draft layer on the CPU that exist only while some branches draft.
 
 The entries of a branch's own tokens are in its pages; those of draft tokens are here alone.
 """
@@ -18,7 +18,6 @@ from engine.attention.layer import LayerAttentionConfig
 from engine.attention.paged_tensors import gather_pages, write_kv
 from engine.attention.plan import kv_slots
 from engine.cache.paged_kv import KVCache, PageTable
-from engine.device import DeviceConfig, to_device
 from engine.sampling.sampler import Ints
 from engine.speculation.drafter import DraftRequest
 from engine.speculation.drafters.tree_draft import Level
@@ -50,7 +49,6 @@ class DraftEntries:
         requests: Sequence[DraftRequest],
         cache: KVCache,
         about: LayerAttentionConfig,
-        device_config: DeviceConfig,
     ) -> None:
         """Start with the spans, which are chains of missing entries, as the first level."""
         self._about, self._spans, self._count = about, spans, len(spans)
@@ -61,12 +59,12 @@ class DraftEntries:
         pages = -(-self._end // cache.page_size)
         room = self._end + int(counts.max()) + (depth - 1) * wide
         shape = 2, about.kv_heads, self._count, room, about.head_dim
-        self._kv = torch.empty(shape, dtype=device_config.dtype, device=device_config.device)
+        self._kv = torch.empty(shape)
         if pages:
             heads = cache.pool.size * np.arange(2 * about.kv_heads)[:, None]
             chosen = torch.from_numpy((heads + cache.page_table[rows, :pages].reshape(-1)).reshape(-1))
             own = self._kv.new_empty(len(chosen), cache.page_size * about.head_dim)
-            gather_pages(cache.data[-1], cache.scales_of(-1), to_device(chosen, device_config.device), own)
+            gather_pages(cache.data[-1], cache.scales_of(-1), chosen, own)
             own = own.view(2, about.kv_heads, self._count, pages * cache.page_size, about.head_dim)
             self._kv[:, :, :, : self._end] = own[:, :, :, : self._end]
         branches = np.arange(self._count).repeat(counts)
@@ -104,7 +102,7 @@ class DraftEntries:
         page, offset = np.divmod(self.positions, size)
         slots = kv_slots(cache.page_table[rows, page] * size + offset, cache.pool.size * size, self._about.kv_heads)
         k, v = kv[:, self._places] if self._padded else kv
-        write_kv(cache.data[-1], cache.scales_of(-1), to_device(torch.from_numpy(slots), k.device), k, v)
+        write_kv(cache.data[-1], cache.scales_of(-1), torch.from_numpy(slots), k, v)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Compute the attention of the level's rows: ``q`` ``[rows, heads, head_dim]``, ``k`` and ``v`` ``[rows,
@@ -115,7 +113,7 @@ class DraftEntries:
         new[1] = self._spread(v).permute(2, 0, 1, 3)
         own = self._spread(q).view(count, wide, about.kv_heads, -1, about.head_dim).permute(2, 0, 3, 1, 4)
         keys, values = self._kv[:, :, :, : self._end]
-        mask = None if self._sees.all() else to_device(self._mask(), keys.device)
+        mask = None if self._sees.all() else self._mask()
         mixed = F.scaled_dot_product_attention(own.flatten(2, 3), keys, values, mask, scale=about.scale)
         mixed = mixed.view(about.kv_heads, count, -1, wide, about.head_dim).permute(1, 3, 0, 2, 4)
         mixed = mixed.reshape(count * wide, -1)

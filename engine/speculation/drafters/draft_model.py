@@ -9,15 +9,14 @@ A tree is the chain of the likeliest draft tokens with runners-up beside it, whi
 the chain and cost no pass of the draft model. In simulations with the bundled models, expanding them too brings at most
 4 % more tokens per step with two tokens beyond the chain and at most 8 % with four, and takes passes over all paths.
 
-A small model's levels are computed in one call (``fused_chain``), unless penalties must count the tokens before each.
+On the CPU a small model's levels are computed in one call (``fused_chain``), unless penalties must count the tokens
+before each. On a GPU tokens stay there between levels (``device_chain``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from collections.abc import Sequence as Items
-from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -25,13 +24,15 @@ from torch import Tensor
 
 from engine.cache.paged_kv import KVCache, kv_bytes_per_token
 from engine.cache.radix_tree import Node
-from engine.device import to_device
 from engine.models.interface import Model
 from engine.runner.batch import ScheduledSequence, build_batch
 from engine.runner.forward import create_forward
 from engine.scheduler.draft import EMPTY_DRAFT, Draft
 from engine.scheduler.sequence import GenerateSequence, Sequence
 from engine.speculation.drafter import DraftRequest, HiddenStateNeeds, StepResult
+from engine.speculation.drafters.device_chain import DeviceChains
+from engine.speculation.drafters.device_levels import MAX_DEPTH
+from engine.speculation.drafters.draft_rows import DraftInProgress, DraftRow, ReadyRow, possible_chain
 from engine.speculation.drafters.fused_chain import DUE, MOST, ChainStart, FusedChains, supports_fused_chains
 from engine.speculation.drafters.proposal import DraftSampler
 
@@ -42,81 +43,6 @@ CATCH_UP = 512
 
 _Page = tuple[Node | str | None, tuple[int, ...]]
 """Key of a page in progress: the cached page (or the namespace) before it, and its tokens."""
-
-
-@dataclass(eq=False, slots=True, kw_only=True)
-class _Row(Sequence):
-    """A branch in the draft model: its tokens, then the tokens drafted last."""
-
-    num_own: int
-    """Number of the branch's own tokens."""
-
-    def follow(self, tokens: list[int]) -> None:
-        """Set the branch's own tokens. Accepted draft tokens stay computed."""
-        num_own, new = self.num_own, tokens[self.num_own :]
-        right = num_own
-        for draft_token, token in zip(self.tokens[num_own:], new, strict=False):
-            if draft_token != token:
-                break
-            right += 1
-        # The last token is always computed again: the first draft token comes from it.
-        self.num_computed = min(self.num_computed, right, len(tokens) - 1)
-        self.tokens[num_own:] = new
-        self.num_own = len(tokens)
-
-
-class _Ready(NamedTuple):
-    """A branch that is in step after the scheduled work."""
-
-    row: _Row
-    request: DraftRequest
-    depth: int
-    """Maximum depth."""
-    width: int
-    """Maximum number of draft tokens per level: 1 for a chain."""
-
-
-@dataclass(slots=True)
-class _DraftInProgress:
-    """A branch's draft in progress."""
-
-    ready: _Ready
-    place: int
-    """Index among the ready branches."""
-    tokens: list[int] = field(default_factory=list)
-    """Tokens of the chain."""
-    probs: list[float] = field(default_factory=list)
-    beside: list[tuple[float, int, int, float]] = field(default_factory=list)
-    """Runners-up: the probability that the chain before it and the token itself are accepted, the chain's length before
-    it, the token, and its own probability."""
-    prob: float = 1.0
-    """Probability that the whole chain is accepted."""
-
-    def add(self, tokens: list[int], probs: list[float]) -> bool:
-        """Append the best token to the chain; return True if the chain continues."""
-        # A probability is 0 for tokens that the branch cannot sample, and NaN if logits are not finite.
-        candidates = [(token, prob) for token, prob in zip(tokens, probs, strict=True) if prob > 0]
-        candidates = candidates[: self.ready.width]
-        if not candidates:
-            return False
-        self.beside += [(self.prob * prob, len(self.tokens), token, prob) for token, prob in candidates[1:]]
-        token, prob = candidates[0]
-        self.tokens.append(token)
-        self.probs.append(prob)
-        self.prob *= prob
-        return len(self.tokens) < self.ready.depth and token not in self.ready.request.sequence.terminal_tokens
-
-    @property
-    def draft(self) -> Draft:
-        """Return the chain with as many runners-up as fit."""
-        if not self.beside:
-            return Draft.chain(self.tokens, self.probs)
-        best = sorted(self.beside, key=lambda one: -one[0])[: self.ready.request.nodes - len(self.tokens)]
-        return Draft(
-            (*self.tokens, *(token for _, _, token, _ in best)),
-            (*range(-1, len(self.tokens) - 1), *(before - 1 for _, before, _, _ in best)),
-            (*self.probs, *(prob for _, _, _, prob in best)),
-        )
 
 
 class DraftModel:
@@ -133,7 +59,7 @@ class DraftModel:
         self._context = context
         self._pool_bytes = pool_bytes
         self._catch_up = catch_up
-        self._rows: dict[GenerateSequence, _Row] = {}
+        self._rows: dict[GenerateSequence, DraftRow] = {}
         """Rows of the branches, the most recently drafted one last."""
         self._sampler = DraftSampler(())
 
@@ -157,8 +83,12 @@ class DraftModel:
         )
         self._compute = create_forward(self._model, self.cache)
         model = self._model
-        self._chains = FusedChains(model, self.cache, self._limit) if supports_fused_chains(model, self.cache) else None
-        """Fused levels, if the model supports them."""
+        self._chains: FusedChains | DeviceChains | None = None
+        """All levels in one call, if the model supports that."""
+        if device_config.uses_gpu_kernels:
+            self._chains = DeviceChains(model, self.cache)
+        elif supports_fused_chains(model, self.cache):
+            self._chains = FusedChains(model, self.cache, self._limit)
 
     def _free_cache(self) -> None:
         """Free the cache and what computes in it, which a GPU has no room to keep while others are created."""
@@ -173,9 +103,12 @@ class DraftModel:
         drafts: list[Draft] = []
         if ready:
             sampler = self._get_sampler([request.sequence for _, request, _, _ in ready])
-            depth = max([depth for _, _, depth, _ in ready])
-            fits = len(ready) <= MOST and max([row.num_own for row, _, _, _ in ready]) + depth - 1 <= self._limit
-            if self._chains is not None and fits and not sampler.has_processors:
+            depth, longest = max([one.depth for one in ready]), max([one.row.num_own for one in ready])
+            fits = len(ready) <= MOST and longest + depth - 1 <= self._limit
+            if isinstance(self._chains, DeviceChains):
+                depth = min(depth, MAX_DEPTH, self._limit - longest + 1)
+                drafts = self._draft_fused(self._chains, work, ready, sampler, depth)
+            elif self._chains is not None and fits and not sampler.has_processors:
                 drafts = self._draft_fused(self._chains, work, ready, sampler, depth)
             else:
                 drafts = self._draft_by_level(work, ready, sampler)
@@ -195,6 +128,9 @@ class DraftModel:
             row.follow(sequence.tokens)
             self._close(row)
 
+    def warm_ups(self) -> list[Callable[[], None]]:
+        return self._chains.warm_ups() if isinstance(self._chains, DeviceChains) else []
+
     def clear_cache(self) -> None:
         self.cache.clear()
 
@@ -204,11 +140,11 @@ class DraftModel:
             self._sampler = DraftSampler(sequences)
         return self._sampler
 
-    def _row(self, sequence: GenerateSequence) -> _Row:
+    def _row(self, sequence: GenerateSequence) -> DraftRow:
         row = self._rows.pop(sequence, None)
         if row is None:
             tokens = list(sequence.tokens)
-            row = _Row(job=sequence.job, index=0, tokens=tokens, num_prefix_tokens=len(tokens), num_own=len(tokens))
+            row = DraftRow(job=sequence.job, index=0, tokens=tokens, num_prefix_tokens=len(tokens), num_own=len(tokens))
         else:
             row.follow(sequence.tokens)
         self._rows[sequence] = row
@@ -216,13 +152,13 @@ class DraftModel:
 
     # Catching up: tokens of the branches that the draft model has not computed.
 
-    def _schedule(self, requested: Mapping[_Row, DraftRequest]) -> tuple[list[ScheduledSequence], list[_Ready]]:
+    def _schedule(self, requested: Mapping[DraftRow, DraftRequest]) -> tuple[list[ScheduledSequence], list[ReadyRow]]:
         """Return the tokens to compute, with pages for them and for the drafts, and the branches that are in step
         then."""
         size, limit, left = self.cache.page_size, self._limit, self._catch_up
         max_depth = max([request.depth for request in requested.values()], default=0)
         work: list[ScheduledSequence] = []
-        ready: list[_Ready] = []
+        ready: list[ReadyRow] = []
         pending_pages: set[_Page] = set()
         # Open rows first: others may wait for the pages that they compute.
         for row in sorted(requested, key=lambda row: row.table is None):
@@ -244,10 +180,12 @@ class DraftModel:
             if count:
                 work.append(ScheduledSequence(row, count))
             if count == due:
-                ready.append(_Ready(row, request, depth, 1 + request.nodes - request.depth))
+                ready.append(ReadyRow(row, request, depth, 1 + request.nodes - request.depth))
         return work, ready
 
-    def _make_room(self, row: _Row, tokens: int, requested: Collection[_Row], pending_pages: Collection[_Page]) -> bool:
+    def _make_room(
+        self, row: DraftRow, tokens: int, requested: Collection[DraftRow], pending_pages: Collection[_Page]
+    ) -> bool:
         """Reserve pages for ``tokens`` tokens of a row, closing branches without a request; close the row itself if
         that fails."""
         if row.table is None and not self._open(row, tokens, requested, pending_pages):
@@ -258,7 +196,9 @@ class DraftModel:
                 return False
         return True
 
-    def _open(self, row: _Row, tokens: int, requested: Collection[_Row], pending_pages: Collection[_Page]) -> bool:
+    def _open(
+        self, row: DraftRow, tokens: int, requested: Collection[DraftRow], pending_pages: Collection[_Page]
+    ) -> bool:
         """Open a row on its cached prefix, unless it has to wait for memory or for another row that computes its next
         page."""
         cache, namespace = self.cache, row.job.namespace
@@ -275,7 +215,7 @@ class DraftModel:
         row.num_computed = row.table.num_cached_tokens
         return True
 
-    def _close_another(self, requested: Collection[_Row]) -> bool:
+    def _close_another(self, requested: Collection[DraftRow]) -> bool:
         """Close the least recently drafted branch without a request."""
         for row in self._rows.values():
             if row in requested:
@@ -285,13 +225,13 @@ class DraftModel:
                 return True
         return False
 
-    def _close(self, row: _Row) -> None:
+    def _close(self, row: DraftRow) -> None:
         if row.table is not None:
             self.cache.publish(row.table, row.tokens, min(row.num_computed, row.num_own), include_partial=True)
             self.cache.close_table(row.table)
             row.table, row.num_computed = None, 0
 
-    def _publish(self, rows: Iterable[_Row]) -> None:
+    def _publish(self, rows: Iterable[DraftRow]) -> None:
         """Publish full pages of the branches' own tokens."""
         size = self.cache.page_size
         for row in rows:
@@ -302,17 +242,16 @@ class DraftModel:
     # Drafting.
 
     def _draft_by_level(
-        self, work: Items[ScheduledSequence], ready: Items[_Ready], sampler: DraftSampler
+        self, work: Items[ScheduledSequence], ready: Items[ReadyRow], sampler: DraftSampler
     ) -> list[Draft]:
         """Compute the scheduled tokens, then draft level by level until every chain has ended."""
         hidden, last = self._forward(work)
         sampler.move()
-        drafts = active = [_DraftInProgress(one, place) for place, one in enumerate(ready)]
+        drafts = active = [DraftInProgress(one, place) for place, one in enumerate(ready)]
         width = max(one.width for one in ready)
         ahead = 0
         while True:
-            rows = torch.tensor([last[one.ready.row] for one in active])
-            logits = self._model.compute_logits(hidden[to_device(rows, hidden.device)])
+            logits = self._model.compute_logits(hidden[torch.tensor([last[one.ready.row] for one in active])])
             branches = np.array([one.place for one in active])
             paths = [one.tokens for one in active]
             best = sampler.best(logits, branches, np.full(len(active), ahead), width, paths)
@@ -327,9 +266,9 @@ class DraftModel:
 
     def _draft_fused(
         self,
-        chains: FusedChains,
+        chains: FusedChains | DeviceChains,
         work: Items[ScheduledSequence],
-        ready: Items[_Ready],
+        ready: Items[ReadyRow],
         sampler: DraftSampler,
         depth: int,
     ) -> list[Draft]:
@@ -351,10 +290,10 @@ class DraftModel:
         for (row, _, max_depth, _), chain, chain_probs in zip(ready, best, best_probs, strict=True):
             row.tokens += chain[:-1]
             row.num_computed = len(row.tokens)
-            drafts.append(_possible(chain[:max_depth], chain_probs[:max_depth]))
+            drafts.append(possible_chain(chain[:max_depth], chain_probs[:max_depth]))
         if width == 1:
             return drafts
-        trees = [_DraftInProgress(one, place) for place, one in enumerate(ready)]
+        trees = [DraftInProgress(one, place) for place, one in enumerate(ready)]
         for tree, *found in zip(trees, tokens.swapaxes(0, 1).tolist(), probs.swapaxes(0, 1).tolist(), strict=True):
             for level in zip(*found, strict=True):
                 if not tree.add(*level):
@@ -380,20 +319,10 @@ class DraftModel:
         return hidden, last
 
 
-def _possible(tokens: list[int], probs: list[float]) -> Draft:
-    """Return the chain up to the first token that cannot be sampled or is not finite."""
-    count = 0
-    for prob in probs:
-        if not prob > 0:
-            break
-        count += 1
-    return Draft.chain(tokens[:count], probs[:count])
-
-
-def _end(row: _Row) -> Node | str | None:
+def _end(row: DraftRow) -> Node | str | None:
     """Return the cached page (or the namespace) before a row's next page."""
     return row.pages.last_node or row.pages.namespace
 
 
-def _page(row: _Row, index: int, size: int) -> tuple[int, ...]:
+def _page(row: DraftRow, index: int, size: int) -> tuple[int, ...]:
     return tuple(row.tokens[index * size : (index + 1) * size])

@@ -14,15 +14,15 @@ requests computed, and the last tokens of a finished branch, have no entries. Bo
 correctness: every draft token is verified.
 
 The entries of a decoding branch's latest tokens are computed when it drafts, or when there are enough of them to be
-worth the fixed cost, so a branch without drafts pays little. Entries of draft tokens never go into pages: drafting
-copies a branch's entries once and appends those of its draft tokens.
+worth the fixed cost, so a branch without drafts pays little. Entries of draft tokens never go into pages: on the CPU
+drafting copies a branch's entries once and appends those of its draft tokens (``draft_entries``), on a GPU they have
+places of their own, and nothing is copied (``device_trees``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -33,6 +33,7 @@ from engine.attention.cuda_triton import TritonAttention
 from engine.attention.layer import LayerAttentionConfig
 from engine.attention.select import create_cpu_attention
 from engine.cache.paged_kv import KVCache
+from engine.device import to_device
 from engine.models.interface import Model
 from engine.protocol.types import EngineError
 from engine.runner.batch import lay_out
@@ -40,7 +41,9 @@ from engine.sampling.sampler import Ints
 from engine.scheduler.draft import EMPTY_DRAFT, Draft
 from engine.scheduler.sequence import GenerateSequence
 from engine.speculation.drafter import DraftRequest, HiddenStateNeeds, StepResult
+from engine.speculation.drafters.device_trees import EagleTrees
 from engine.speculation.drafters.draft_entries import NO_SPAN, DraftEntries, Span
+from engine.speculation.drafters.draft_layer import Attend, DraftLayer
 from engine.speculation.drafters.head_config import fits, product, read_head_config, readout
 from engine.speculation.drafters.tree_draft import Level, grow_trees
 from engine.weights.safetensors import Weights
@@ -55,9 +58,6 @@ _NUMBERS = (
     *("intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim"),
     *("layer_norm_eps", "rope_theta"),
 )
-
-Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""Attention function from queries, keys and values ``[tokens, heads, head_dim]`` to ``[tokens, heads * head_dim]``."""
 
 
 def load_eagle(folder: Path, model: Model) -> EagleDrafter:
@@ -75,39 +75,6 @@ def load_eagle(folder: Path, model: Model) -> EagleDrafter:
     about = LayerAttentionConfig(heads, target.kv_heads, target.head_dim, target.head_dim**-0.5)
     inner, eps = int(fields["intermediate_size"]), fields["layer_norm_eps"]
     return EagleDrafter(_Layer(Weights(folder), about, inner, eps, fields["rope_theta"], model), model)
-
-
-class DraftLayer(Protocol):
-    """A head's weights, and its forward pass around any attention."""
-
-    kind: str
-    """Kind of the drafter."""
-    about: LayerAttentionConfig
-    state_size: int
-    """Size of the state that it reads of each of the target's positions."""
-    observed_layers: tuple[int, ...]
-    """The same as those of ``Drafter``."""
-
-    def create_rotary_tables(self, positions: int) -> tuple[Tensor, Tensor]:
-        """Return the ``rotary_tables`` of its attention."""
-        ...
-
-    def embed(self, tokens: Tensor) -> Tensor:
-        """Return the embeddings ``[tokens, hidden]`` of tokens on the host."""
-        ...
-
-    def fuse(self, states: Tensor) -> Tensor:
-        """Return the features ``[tokens, hidden]`` of positions from the target's states ``[tokens, state_size]``."""
-        ...
-
-    def __call__(self, features: Tensor, embedded: Tensor, angles: tuple[Tensor, Tensor], attend: Attend) -> Tensor:
-        """Return the next features, from those at some positions and the embeddings of the tokens after them,
-        ``[tokens, hidden]`` each."""
-        ...
-
-    def compute_logits(self, features: Tensor) -> Tensor:
-        """Return float32 logits ``[rows, vocab]`` of the target's vocabulary from predicted features."""
-        ...
 
 
 class _Layer:
@@ -172,7 +139,8 @@ class EagleDrafter:
         self._layer, self._device_config = layer, model.device_config
 
     def reset(self, cache: KVCache) -> None:
-        vars(self).pop("_waiting", None)  # freed before another one is allocated
+        for name in ("_waiting", "_trees"):  # freed before others are allocated
+            vars(self).pop(name, None)
         self._cache = cache
         about, device_config = self._layer.about, self._device_config
         attention = TritonAttention if device_config.uses_gpu_kernels else create_cpu_attention
@@ -185,6 +153,9 @@ class EagleDrafter:
         self._waiting = torch.zeros(shape, dtype=device_config.dtype, device=device_config.device)
         """States without entries, for each row of the page table."""
         self._spans = [NO_SPAN] * rows
+        is_gpu = device_config.uses_gpu_kernels
+        self._trees = EagleTrees(self._layer, cache, self._waiting, self._angles) if is_gpu else None
+        """Drafts on a GPU."""
 
     def observe_step(self, steps: Sequence[StepResult], hidden: Tensor) -> None:
         """Store hidden states; the token after each is known from the prompt or was just sampled."""
@@ -205,7 +176,9 @@ class EagleDrafter:
             places += range(span.length, span.length + new)
             kept += step.rows
         if rows:
-            self._waiting[rows, places] = hidden[kept]
+            places = [row * _WAITING + place for row, place in zip(rows, places, strict=True)]
+            states = hidden[_indices(kept, hidden)]
+            self._waiting.flatten(0, 1).index_copy_(0, _indices(places, hidden), states)
         if due:
             self._compute(due, hidden)
 
@@ -214,6 +187,8 @@ class EagleDrafter:
         size = 2 * self._layer.about.kv_heads * self._layer.about.head_dim
         # Branches of similar length draft together, as many as there is memory for.
         known = [index for index, request in enumerate(requests) if self._is_known(request.sequence)]
+        if self._trees is not None:
+            return self._draft_on_gpu(self._trees, requests, known)
         known.sort(key=lambda index: len(requests[index].sequence.tokens))
         while known:
             longest = len(requests[known[-1]].sequence.tokens)
@@ -223,8 +198,21 @@ class EagleDrafter:
                 drafts[index] = draft
         return drafts
 
+    def _draft_on_gpu(self, trees: EagleTrees, requests: Sequence[DraftRequest], known: Sequence[int]) -> list[Draft]:
+        drafts = [EMPTY_DRAFT] * len(requests)
+        if known:
+            some = [requests[index] for index in known]
+            spans = [self._spans[request.sequence.pages.row] for request in some]
+            for index, draft in zip(known, trees(some, spans), strict=True):
+                drafts[index] = draft
+            self._clear(spans)
+        return drafts
+
     def release(self, sequence: GenerateSequence) -> None:
         """Do nothing: the branch's state is replaced with its row of the page table."""
+
+    def warm_ups(self) -> list[Callable[[], None]]:
+        return [] if self._trees is None else self._trees.warm_ups()
 
     def clear_cache(self) -> None:
         """Do nothing: all entries are in the target's pages."""
@@ -239,31 +227,34 @@ class EagleDrafter:
     def _compute(self, due: Sequence[tuple[StepResult, Span]], hidden: Tensor) -> None:
         """Compute the entries of stored and new hidden states, all but the last, which waits for a draft."""
         states = [
-            torch.cat((self._waiting[span.table.row, : span.length], hidden[step.rows[:-1]])) for step, span in due
+            torch.cat((self._waiting[span.table.row, : span.length], hidden[_indices(step.rows[:-1], hidden)]))
+            for step, span in due
         ]
         spans = [Span(span.table, span.first, len(some)) for (_, span), some in zip(due, states, strict=True)]
         rows, firsts, queries = np.array([(span.table.row, span.first, span.length) for span in spans]).T
         layout = lay_out(self._cache, self._layer.about, rows, queries, firsts + queries, {})
         self._attention.prepare(layout)
-        embedded = self._layer.embed(torch.tensor(_successors([step.sequence for step, _ in due], spans)))
+        device = self._waiting.device
+        tokens = torch.tensor(_successors([step.sequence for step, _ in due], spans))
+        embedded = self._layer.embed(to_device(tokens, device))
         angles = self._at(layout.token_indices)
         features = self._layer.fuse(torch.cat(states))
         self._layer(features, embedded, angles, lambda q, k, v: self._attention(0, q, k, v))
-        self._waiting[rows, 0] = hidden[[step.rows[-1] for step, _ in due]]
+        last = hidden[_indices([step.rows[-1] for step, _ in due], hidden)]
+        self._waiting.flatten(0, 1).index_copy_(0, _indices((rows * _WAITING).tolist(), hidden), last)
         for row, span in zip(rows.tolist(), spans, strict=True):
             self._spans[row] = Span(span.table, span.first + span.length, 1)
 
     def _draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         sequences = [request.sequence for request in requests]
         spans = [self._spans[one.pages.row] for one in sequences]
-        entries = DraftEntries(spans, requests, self._cache, self._layer.about, self._device_config)
+        entries = DraftEntries(spans, requests, self._cache, self._layer.about)
         embedded = self._layer.embed(torch.tensor(_successors(sequences, spans)))
         states = torch.cat([self._waiting[span.table.row, : span.length] for span in spans])
         features = self._layer.fuse(states)
         predicted = self._layer(features, embedded, self._at(entries.positions), entries.attend)
         entries.publish(self._cache)
-        for span in spans:
-            self._spans[span.table.row] = Span(span.table, span.first + span.length, 0)
+        self._clear(spans)
         predicted = predicted[entries.last]
 
         def follow(level: Level) -> Tensor:
@@ -276,10 +267,20 @@ class EagleDrafter:
 
         return grow_trees(requests, self._layer.compute_logits(predicted), follow)
 
+    def _clear(self, spans: Sequence[Span]) -> None:
+        """Note that the entries of all waiting states were computed."""
+        for span in spans:
+            self._spans[span.table.row] = Span(span.table, span.first + span.length, 0)
+
     def _at(self, positions: Ints) -> tuple[Tensor, Tensor]:
         cos, sin = self._angles
-        where = torch.from_numpy(positions)
+        where = to_device(torch.from_numpy(positions), cos.device)
         return cos[where], sin[where]
+
+
+def _indices(places: Sequence[int], like: Tensor) -> Tensor:
+    """Return an index on a tensor's device, without waiting for it as an index of Python's does."""
+    return to_device(torch.tensor(places, dtype=torch.int64), like.device)
 
 
 def _successors(sequences: Sequence[GenerateSequence], spans: Sequence[Span]) -> list[int]:

@@ -23,7 +23,8 @@ from torch import Tensor
 from engine.device import to_device
 from engine.models.interface import Model
 from engine.protocol.types import EngineError
-from engine.speculation.drafters.eagle import Attend, EagleDrafter
+from engine.speculation.drafters.draft_layer import Attend
+from engine.speculation.drafters.eagle import EagleDrafter
 from engine.speculation.drafters.eagle3_config import KIND, Eagle3Config, read_eagle3_config
 from engine.speculation.drafters.head_config import product
 from engine.weights.safetensors import Weights

@@ -6,21 +6,17 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from engine.cache.paged_kv import KVCache, PageTable
-from engine.device import to_device
+from engine.device import DeviceConfig, to_device
 from engine.models.config import read_json
 from engine.models.interface import Model
 from engine.protocol.types import EngineError
 from engine.speculation.drafter import DraftRequest, StepResult
 from kernels.linear.fp32 import Linear
-
-Floats32 = npt.NDArray[np.float32]
 
 _SMALL = 1 << 18
 """Maximum number of elements of a small matrix: 1 MiB, which fits into a core's second-level cache."""
@@ -81,12 +77,13 @@ def readout(model: Model) -> Callable[[Tensor], Tensor]:
 class LastStates:
     """The last hidden state of each running branch, in a table with a row for each row of the page table.
 
-    Memory is bounded, and a branch that lost its pages has none until it is computed again. The table is on the host,
-    where reading and writing a few rows is fastest."""
+    Memory is bounded, and a branch that lost its pages has none until it is computed again."""
 
-    def __init__(self, cache: KVCache, width: int) -> None:
+    def __init__(self, cache: KVCache, width: int, device_config: DeviceConfig) -> None:
         rows = len(cache.page_table)
-        self._vectors = np.zeros((rows, width), np.float32)
+        self._vectors = torch.zeros(rows, width, dtype=device_config.dtype, device=device_config.device)
+        # NumPy reads and writes a few rows fastest.
+        self._array = None if device_config.uses_gpu_kernels else self._vectors.numpy()
         self._tables: list[PageTable | None] = [None] * rows
         self._positions = [0] * rows
 
@@ -94,19 +91,23 @@ class LastStates:
         """Store the rows ``which`` of ``vectors`` ``[any, width]`` as the states of the last positions that the steps
         computed."""
         rows = [step.sequence.pages.row for step in steps]
-        if vectors.dtype == torch.float32 and not vectors.is_cuda:
-            self._vectors[rows] = vectors.numpy()[which]
+        if self._array is not None:
+            self._array[rows] = vectors.numpy()[which]
         else:
-            self._vectors[rows] = vectors[to_device(torch.tensor(which), vectors.device)].float().cpu().numpy()
+            indices = to_device(torch.tensor((rows, which)), vectors.device)
+            self._vectors.index_copy_(0, indices[0], vectors[indices[1]])
         for row, step in zip(rows, steps, strict=True):
             self._tables[row] = step.sequence.pages
             self._positions[row] = step.first_position + len(step.rows) - 1
 
-    def get(self, requests: Sequence[DraftRequest]) -> tuple[list[int], Floats32]:
+    def get(self, requests: Sequence[DraftRequest]) -> tuple[list[int], Tensor]:
         """Return the indices of the requests whose state before the last token is stored, and the states ``[found,
-        width]``."""
+        width]``, on the model's device."""
         found = [index for index, request in enumerate(requests) if self._has(request)]
-        return found, self._vectors[[requests[index].sequence.pages.row for index in found]]
+        rows = [requests[index].sequence.pages.row for index in found]
+        if self._array is not None:
+            return found, torch.from_numpy(self._array[rows])
+        return found, self._vectors[to_device(torch.tensor(rows, dtype=torch.int64), self._vectors.device)]
 
     def _has(self, request: DraftRequest) -> bool:
         table = request.sequence.pages

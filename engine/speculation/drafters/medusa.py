@@ -19,7 +19,7 @@ Llama family's does.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
 
@@ -28,13 +28,14 @@ import torch
 from torch import Tensor
 
 from engine.cache.paged_kv import KVCache
+from engine.device import to_device
 from engine.models.decoder import Decoder
 from engine.models.interface import Model
 from engine.sampling.sampler import Ints
 from engine.scheduler.draft import EMPTY_DRAFT, Draft
 from engine.scheduler.sequence import GenerateSequence
 from engine.speculation.drafter import DraftRequest, HiddenStateNeeds, StepResult
-from engine.speculation.drafters.head_config import Floats32, LastStates, read_head_config
+from engine.speculation.drafters.head_config import LastStates, read_head_config
 from engine.speculation.drafters.proposal import DraftSampler
 from engine.weights.safetensors import Weights
 from kernels.cpu.availability import can_use_kernels
@@ -86,7 +87,7 @@ class MedusaDrafter:
         self._graphs: KernelGraphCache[Tensor] = KernelGraphCache()
 
     def reset(self, cache: KVCache) -> None:
-        self._last = LastStates(cache, self._model.config.hidden_size)
+        self._last = LastStates(cache, self._model.config.hidden_size, self._device_config)
 
     def observe_step(self, steps: Sequence[StepResult], hidden: Tensor) -> None:
         if steps:
@@ -113,18 +114,22 @@ class MedusaDrafter:
     def release(self, sequence: GenerateSequence) -> None:
         """Do nothing: the branch's state is replaced with its row of the page table."""
 
+    def warm_ups(self) -> list[Callable[[], None]]:
+        """Return nothing: no draft is captured."""
+        return []
+
     def clear_cache(self) -> None:
         """Do nothing: there are no keys and values."""
 
-    def _logits(self, requests: Sequence[DraftRequest], states: Floats32, depth: int) -> Tensor:
+    def _logits(self, requests: Sequence[DraftRequest], states: Tensor, depth: int) -> Tensor:
         """Return logits ``[requests * depth, vocab]``, request by request."""
         count, sampled = len(requests), [request.sequence.tokens[-1] for request in requests]
-        embedded = self._model.embed(torch.tensor(sampled))
+        embedded = self._model.embed(to_device(torch.tensor(sampled), self._device_config.device))
         if not self._is_recordable or count > _MAX_RECORDED_BRANCHES:
-            return self._compute_logits(self._device_config.convert(torch.from_numpy(states)), embedded, depth)
+            return self._compute_logits(states, embedded, depth)
         inputs = self._inputs[:, :count]
         filled = inputs.numpy()
-        filled[0], filled[1] = states, embedded.numpy()
+        filled[0], filled[1] = states.numpy(), embedded.numpy()
         return self._graphs(
             (count, depth, torch.get_num_threads()), lambda: self._compute_logits(inputs[0], inputs[1], depth)
         )

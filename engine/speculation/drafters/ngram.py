@@ -13,7 +13,7 @@ with the next drafts, some of them in each step."""
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -154,6 +154,10 @@ class NgramDrafter:
             self._num_unread -= dropped.num_unread
             if dropped.slot >= 0:
                 self._table.release_branch(dropped.slot)
+
+    def warm_ups(self) -> list[Callable[[], None]]:
+        """Return nothing: no draft is captured."""
+        return []
 
     def clear_cache(self) -> None:
         """Do nothing: there are no keys and values."""

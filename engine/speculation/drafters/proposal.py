@@ -5,8 +5,7 @@ A draft token is sampled with the noise that the branch's own sample will have, 
 that argmax are the best other candidates for a tree (top-k with shared noise). Only the likeliest tokens are
 considered: others are hardly ever sampled, and accepted even less often.
 
-``kernels.cpu.sampling.topk_drafts`` does this for logits on the host; for logits on a device, the largest are selected
-there.
+``kernels.cpu.sampling.topk_drafts`` does this for logits on the host, ``kernels.sampling.draft_tree`` on a device.
 
 A drafter is less accurate than the target, so its distribution is flatter, and the target's sample depends less on the
 noise than the drafter's would: so the noise is weighted (``NOISE``). Of the tokens that the bundled ``policy-large``
@@ -21,15 +20,17 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
+import torch
 from torch import Tensor
 
+from engine.device import to_device
 from engine.protocol.types import SamplingParams
 from engine.sampling.gpu import apply_logits_processors_on_gpu
 from engine.sampling.logits_processors import apply_logits_processors
 from engine.sampling.sampler import Floats, Ints
 from engine.scheduler.sequence import GenerateSequence
-from kernels.common.noise import SAMPLE, gumbel_noise, noise_streams
+from kernels.common.draft_trees import CandidateRules
+from kernels.sampling.draft_tree import rank_drafts as rank_on_device
 
 NOISE = 0.75
 """Weight of the noise; with 1 all draft tokens of a drafter that equals the target are accepted."""
@@ -88,7 +89,7 @@ class DraftSampler:
         rows = _Rows(self.float_params.take(branches, axis=1), self.int_params.take(branches, axis=1))
         rows.int_params[3] += ahead
         if logits.is_cuda:
-            return best_with_numpy(logits, rows, width)
+            return _best_on_device(logits, rows, width)
         from kernels.cpu.sampling.topk_drafts import rank_drafts
 
         return rank_drafts(
@@ -120,36 +121,19 @@ def write_best(
     )
 
 
-def best_with_numpy(logits: Tensor, rows: _Rows, width: int) -> tuple[Ints, Floats]:
-    """Return ``DraftSampler.best`` for logits on a device."""
-    top = logits.topk(min(_CANDIDATES, logits.shape[1]))
-    tokens, values = top.indices.cpu().numpy(), top.values.cpu().numpy()
-    temperature, _, _ = rows.float_params[..., None]
-    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
-        gaps = values - values[:, :1].astype(np.float64)
-        gaps = np.where(gaps < -_REACH * np.maximum(temperature, 1), -np.inf, gaps)
-        _, seed, key, position = rows.int_params
-        noise = gumbel_noise(noise_streams(seed, key, position, SAMPLE)[:, None], tokens)
-        scores = np.where(_kept(gaps, rows), gaps + NOISE * temperature * noise, -np.inf)
-        scores[~np.isfinite(values[:, 0])] = np.nan
-        weights = np.exp(scores - scores.max(axis=1, keepdims=True))
-        weights /= weights.sum(axis=1, keepdims=True)
-    order = np.argsort(-scores, axis=1, kind="stable")[:, :width]
-    chosen = np.arange(len(scores))[:, None]
-    return tokens[chosen, order], weights[chosen, order]
+def _best_on_device(logits: Tensor, rows: _Rows, width: int) -> tuple[Ints, Floats]:
+    """Return ``DraftSampler.best`` for logits on a device, by one copy to the host."""
+    device = logits.device
+    floats, ints = (to_device(torch.from_numpy(params), device) for params in rows)
+    ahead = torch.zeros(len(logits), dtype=torch.int64, device=device)
+    tokens, probs = rank_on_device(logits, floats, ints, ahead, width, candidate_rules())
+    both = torch.stack((tokens, probs.view(torch.int64))).cpu().numpy()
+    return both[0], both[1].view(np.float64)
 
 
-def _kept(gaps: Floats, rows: _Rows) -> npt.NDArray[np.bool_]:
-    """Return the mask of candidates kept by truncation; top-p is applied to the candidates, a close approximation.
-
-    ``gaps``: ``[rows, candidates]``, the logits minus the first, descending.
-    """
-    temperature, top_p, min_p = rows.float_params[..., None]
-    first = np.arange(gaps.shape[1]) < rows.int_params[0][:, None]
-    weights = np.exp(gaps / np.where(temperature > 0, temperature, 1)) * first
-    mass = weights.cumsum(axis=1)
-    kept: npt.NDArray[np.bool_] = (mass - weights < top_p * mass[:, -1:]) & (weights >= min_p) & (weights > 0)
-    return np.where((top_p >= 1) & (min_p <= 0), first, kept)
+def candidate_rules() -> CandidateRules:
+    """Return the candidates of a distribution, for kernels on a device."""
+    return CandidateRules(_CANDIDATES, _REACH, NOISE)
 
 
 def _float_params(sampling: SamplingParams) -> tuple[float, float, float]:

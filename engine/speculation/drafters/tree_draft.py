@@ -19,7 +19,7 @@ from engine.scheduler.draft import Draft
 from engine.speculation.drafter import DraftRequest
 from engine.speculation.drafters.proposal import DraftSampler
 
-_WIDTH = 4
+WIDTH = 4
 """Maximum number of children of a node."""
 FLOOR = 0.2
 """Minimum value of a node that is expanded. One more draft token costs a bundled model's drafter about a fifth of the
@@ -44,7 +44,7 @@ def grow_trees(requests: Sequence[DraftRequest], logits: Tensor, follow: Callabl
     depth = max(request.depth for request in requests)
     sampler = DraftSampler([request.sequence for request in requests])
     trees = [_Tree(request) for request in requests]
-    width = _WIDTH if any(request.nodes > request.depth for request in requests) else 1
+    width = WIDTH if any(request.nodes > request.depth for request in requests) else 1
     branches, nodes = np.arange(len(requests)), [-1] * len(requests)
     for ahead in range(depth):
         paths = (

@@ -121,6 +121,18 @@ def test_heads_that_are_no_multiple_of_32_are_refused_with_4_bits(checkpoints: C
         Harness(checkpoints("qwen3"), EngineOptions(kv_dtype="int4"))
 
 
+def test_a_draft_model_whose_heads_are_no_multiple_of_32_is_refused_before_weights_are_read(
+    checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draft = checkpoints("qwen3")
+    monkeypatch.setattr("engine.models.load.open_weights", lambda _: pytest.fail("weights were read"))
+    message = (
+        f"{draft}, the draft model: kv_dtype 'int4' needs heads whose size is a multiple of 32; those of this model"
+    )
+    with pytest.raises(EngineError, match=message):
+        Harness(checkpoints("qwen3_wide"), EngineOptions(kv_dtype="int4", draft=f"draft_model={draft}"))
+
+
 @pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize(("kind", "kv_dtype"), [*(("mistral", name) for name in EIGHT), ("qwen3_wide", "int4")])
 def test_without_compiled_kernels_the_tokens_are_the_same(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -91,6 +91,9 @@ class Prompted:
     def release(self, sequence: GenerateSequence) -> None:
         self.known.discard(sequence)
         self._drafter.release(sequence)
+
+    def warm_ups(self) -> list[Callable[[], None]]:
+        return []
 
     def clear_cache(self) -> None:
         self._drafter.clear_cache()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -87,6 +87,9 @@ class Guesses:
 
     def release(self, sequence: GenerateSequence) -> None:
         pass
+
+    def warm_ups(self) -> list[Callable[[], None]]:
+        return []
 
     def clear_cache(self) -> None:
         pass

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from engine.models.load import load_model
 from engine.protocol.types import Branch
 from engine.runner.warm_up import StepShape, list_shapes, warm_up
+from engine.speculation.control.controller import FixedController
+from engine.speculation.drafter import Drafter
+from engine.speculation.drafters.draft_model import DraftModel
+from engine.speculation.drafters.eagle import load_eagle
 from tests.engine.conftest import Checkpoints
-from tests.engine.gpu import EmulatedGraph, emulate_gpu
+from tests.engine.gpu import EmulatedGraph, EmulatedPool, emulate_gpu
 from tests.engine.helpers import SMALL, Harness, generate
 from tests.engine.runner.test_gpu_engine import agree
+from tests.engine.speculation.heads import Recorder, eagle_parts, save_head
 
 REQUEST = generate(
     range(3, 240), [Branch(1, key, 12) for key in range(4)], temperature=1.0, ignore_eos=True, request_id="r"
@@ -77,3 +84,46 @@ def test_a_loaded_engine_on_a_gpu_is_warm_and_one_on_a_cpu_runs_nothing(
     monkeypatch.setattr("engine.core.engine_core.warm_up", warm_up)
     Harness(checkpoints("qwen3"), options)
     assert EmulatedGraph.captured >= 2
+
+
+@pytest.mark.parametrize("kind", ["eagle", "draft_model"])
+def test_a_warm_drafter_captures_nothing_and_drafts_the_same(
+    kind: str,
+    checkpoints: Checkpoints,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Steps that verify trees are warm too, and the drafts of a drafter that was warmed up are those of a cold one."""
+    folder, options, drafted, captured = checkpoints("qwen3"), replace(SMALL, max_running=4), [], []
+    emulate_gpu(monkeypatch)
+    for is_warm in (False, True):
+        harness = Harness(folder, options)
+        core = harness.core
+        config = core.model.decoder.device_config
+        if kind == "eagle":
+            drafter: Drafter = load_eagle(save_head(tmp_path, *eagle_parts()), core.model.decoder)
+        else:
+            drafter = DraftModel(load_model(checkpoints("mistral"), lambda _: 256, config), context=256)
+        recorder = Recorder(drafter)
+        core.start_speculation(recorder, FixedController(3, 8))
+        if is_warm:
+            with caplog.at_level(logging.WARNING):
+                warm_up("m", core.model.decoder, core.cache, core._forward, options, recorder)
+            assert not core.cache.data.float().any()
+        before = EmulatedPool.captured
+        harness.complete(REQUEST)
+        captured.append(EmulatedPool.captured - before)
+        drafted.append([(one.draft.tokens, one.draft.parents) for one in recorder.asked])
+    assert "all shapes are ready" in caplog.text
+    assert drafted[0] == drafted[1]
+    assert len(drafted[0]) > 10
+    assert captured[0] > captured[1] == 0
+
+
+def test_steps_that_verify_drafts_are_warm() -> None:
+    shapes = list_shapes(4, 40, 300, has_drafts=True)
+    drafts = [shape for shape in shapes if 1 < shape.num_new < 20]
+    assert {(shape.num_new, shape.is_tree) for shape in drafts} == {(3, False), (5, False), (9, True), (17, True)}
+    assert max(shape.num_sequences for shape in drafts) == 4
+    assert all(shape.num_sequences * shape.num_new <= 40 for shape in drafts)

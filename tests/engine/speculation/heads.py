@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -118,6 +118,9 @@ class Recorder:
 
     def release(self, sequence: GenerateSequence) -> None:
         self._drafter.release(sequence)
+
+    def warm_ups(self) -> list[Callable[[], None]]:
+        return self._drafter.warm_ups()
 
     def clear_cache(self) -> None:
         self._drafter.clear_cache()

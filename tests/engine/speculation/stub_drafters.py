@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from torch import Tensor
 
@@ -71,6 +71,9 @@ class Oracle:
 
     def release(self, sequence: GenerateSequence) -> None:
         self.known.discard(sequence)
+
+    def warm_ups(self) -> list[Callable[[], None]]:
+        return []
 
     def clear_cache(self) -> None:
         pass

@@ -159,6 +159,9 @@ class Likeliest:
     def release(self, sequence: GenerateSequence) -> None:
         pass
 
+    def warm_ups(self) -> list[Callable[[], None]]:
+        return []
+
     def clear_cache(self) -> None:
         pass
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 
 import pytest
@@ -68,6 +68,9 @@ class Slow:
 
     def release(self, sequence: GenerateSequence) -> None:
         pass
+
+    def warm_ups(self) -> list[Callable[[], None]]:
+        return []
 
     def clear_cache(self) -> None:
         pass

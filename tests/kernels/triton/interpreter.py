@@ -72,7 +72,9 @@ def correct() -> None:
 
     def binary(self: Any, x: Any, y: Any, operation: Any) -> Any:
         if x.dtype.scalar not in _NARROW or operation in _BITWISE:
-            return plain_binary(self, x, y, operation)
+            plain = plain_binary(self, x, y, operation)
+            # Otherwise a comparison of scalars is broadcast as numbers.
+            return handle(plain.data, tl.int1) if plain.data.dtype == np.bool_ else plain
         result = operation(wide(x), wide(y))
         return handle(result, tl.int1) if result.dtype == np.bool_ else rounded(result, x.dtype.scalar)
 

@@ -17,6 +17,7 @@ from engine.scheduler.draft import EMPTY_DRAFT, Draft
 from engine.speculation.control.controller import FixedController
 from engine.speculation.drafters.medusa import load_medusa
 from tests.engine.conftest import Checkpoints
+from tests.engine.gpu import emulate_gpu
 from tests.engine.helpers import SMALL, Harness
 from tests.engine.speculation.heads import Asked, Guessed, Recorder, Target, medusa_parts, paths, ranked, rms, save_head
 from tests.engine.speculation.test_exact import answers, completions, requests, same
@@ -66,6 +67,22 @@ def test_drafts_equal_the_closed_form(checkpoints: Checkpoints, tmp_path: Path, 
             for token, law in zip(one.draft.tokens, laws, strict=False):
                 guessed.choose(law[token], max(law.values()))
     guessed.check()
+
+
+@pytest.mark.parametrize("shape", list(SHAPES))
+def test_drafts_on_a_gpu_are_those_of_the_cpu(
+    checkpoints: Checkpoints, tmp_path: Path, shape: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """States stay on the device, and the host copies candidates alone."""
+    head, drafts = save_head(tmp_path, *medusa_parts()), []
+    for is_gpu in (False, True):
+        if is_gpu:
+            emulate_gpu(monkeypatch)
+        harness, recorder = guessing(checkpoints("qwen3"), head, SHAPES[shape])
+        answers(harness, requests("plain"))
+        drafts.append([(one.draft.tokens, one.draft.parents) for one in recorder.asked])
+    assert drafts[0] == drafts[1]
+    assert len(drafts[0]) > 10
 
 
 def test_a_tree_is_made_of_the_likeliest_combinations(checkpoints: Checkpoints, tmp_path: Path) -> None:

@@ -14,9 +14,10 @@ from torch import Tensor
 from engine.protocol.types import Branch
 from engine.sampling.sampler import Floats, Ints, sample
 from engine.scheduler.sequence import GenerateSequence, Job
-from engine.speculation.drafters.proposal import NOISE, DraftSampler, _Rows, best_with_numpy
+from engine.speculation.drafters.proposal import NOISE, DraftSampler, candidate_rules
 from kernels.common.noise import SAMPLE, gumbel_noise, noise_streams
 from kernels.common.sampling_tensors import NoiseKeys, SamplingTensors
+from kernels.sampling.draft_tree import rank_drafts
 from tests.engine.conftest import Checkpoints
 from tests.engine.helpers import Harness, generate
 from tests.engine.sampling.test_sampler import closed_form
@@ -172,14 +173,18 @@ def test_logits_that_are_not_finite_have_probability_zero(harness: Harness) -> N
 
 @pytest.mark.parametrize("law", LAWS, ids=str)
 @pytest.mark.parametrize(("vocab", "scale"), [(40, 4.0), (400, 4.0), (826, 0.3), (1000, 0.01)])
-def test_the_kernel_proposes_what_numpy_does(harness: Harness, law: dict[str, float], vocab: int, scale: float) -> None:
+def test_the_kernel_proposes_what_a_device_does(
+    harness: Harness, law: dict[str, float], vocab: int, scale: float
+) -> None:
     """Peaked distributions, of which few tokens are examined, and flat ones, which have too many."""
     sequences = branches(harness, 30, **law)
     logits = random_logits(30, vocab, 4) * (scale / 4)
     logits[7, :], logits[8, 3] = math.nan, math.inf
     tokens, chances = best(sequences, logits, 5)
     rows = DraftSampler(sequences)
-    expected, likely = best_with_numpy(logits, _Rows(rows.float_params, rows.int_params), 5)
+    params = (torch.from_numpy(params) for params in (rows.float_params, rows.int_params))
+    ahead = torch.zeros(30, dtype=torch.int64)
+    expected, likely = (x.numpy() for x in rank_drafts(logits, *params, ahead, 5, candidate_rules()))
     sound = np.delete(np.arange(30), (7, 8))
     assert not (chances[[7, 8]] > 0).any()
     assert not (likely[[7, 8]] > 0).any()

@@ -9,13 +9,19 @@ import pytest
 import torch
 
 from engine.device import KV_DTYPES
+from engine.models.load import load_model
 from engine.protocol.options import EngineOptions
 from engine.protocol.types import Branch
+from engine.speculation.control.controller import FixedController
+from engine.speculation.drafter import Drafter
+from engine.speculation.drafters.draft_model import DraftModel
+from engine.speculation.drafters.eagle import load_eagle
 from tests.engine.conftest import save_checkpoint
 from tests.engine.exact import gap
 from tests.engine.gpu import EmulatedGraph, emulate_gpu
 from tests.engine.helpers import Harness, generate, qwen3_for
 from tests.engine.quantization.models import ROUNDS, quantised
+from tests.engine.speculation.heads import Recorder, eagle_parts, save_head
 from tests.kernels.triton.device import DEVICE
 from tests.long import mostly_long
 
@@ -67,3 +73,32 @@ def test_quantized_weights_use_their_kernels_and_sample_the_same_tokens(
     ours = Harness(folder, options).complete(request)
     assert [one.token_ids for one in ours] == [one.token_ids for one in expected]
     assert [one.logprob for one in ours] == pytest.approx([one.logprob for one in expected], abs=bound)
+
+
+@pytest.mark.skipif(DEVICE != "cpu", reason="on a GPU tests/engine/runner/test_gpu_engine.py runs the engine as it is")
+@pytest.mark.parametrize("kind", mostly_long(["draft_model", "eagle"], every=2))
+def test_drafts_from_the_kernels_are_those_of_their_references(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_checkpoint("qwen3", tmp_path)
+    options = EngineOptions(kv_tokens=64, page_size=8, max_running=2, device="cpu")
+    request = generate(PROMPT, [Branch(seed=1, key=key, max_tokens=5) for key in range(2)], temperature=0.9)
+    emulate_gpu(monkeypatch)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(multi_processor_count=2))
+    answers, drafts = [], []
+    for is_cuda in (False, True):
+        if is_cuda:
+            monkeypatch.setattr(torch.Tensor, "is_cuda", True)
+        harness = Harness(tmp_path, options)
+        model = harness.core.model.decoder
+        if kind == "eagle":
+            drafter: Drafter = load_eagle(save_head(tmp_path / "head", *eagle_parts()), model)
+        else:
+            drafter = DraftModel(load_model(tmp_path, lambda _: 64, model.device_config), context=64)
+        recorder = Recorder(drafter)
+        harness.core.start_speculation(recorder, FixedController(2, 5))
+        answers.append([one.token_ids for one in harness.complete(request)])
+        drafts.append([one.draft for one in recorder.asked])
+    assert answers[0] == answers[1]
+    assert [(draft.tokens, draft.parents) for draft in drafts[1]] == [(one.tokens, one.parents) for one in drafts[0]]
+    assert sum(len(draft) for draft in drafts[0]) >= 10

@@ -1,0 +1,46 @@
+"""On a GPU, a draft model's tokens stay on the device between levels, and the drafts are those of the CPU."""
+
+from __future__ import annotations
+
+import pytest
+
+from engine.models.load import load_model
+from engine.protocol.types import Branch
+from engine.speculation.control.controller import FixedController
+from engine.speculation.drafters.draft_model import DraftModel
+from tests.engine.conftest import Checkpoints
+from tests.engine.gpu import EmulatedGraph, emulate_gpu
+from tests.engine.helpers import SMALL, Harness, generate
+from tests.engine.speculation.drafters.draft_models import CONTEXT, LAW, PROMPT, complete
+from tests.engine.speculation.heads import Recorder
+
+
+@pytest.mark.parametrize("shape", [(4, 4), (3, 9)], ids=["chain", "tree"])
+@pytest.mark.parametrize("family", ["qwen3", "gemma2", "mixtral"])
+def test_drafts_are_those_of_the_cpu(
+    checkpoints: Checkpoints, family: str, shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model of another family than the target's, with windows and soft caps, and one that cannot be captured."""
+    folder = checkpoints("qwen3")
+    asked = [
+        generate(prompt, [Branch(4, key, 20) for key in range(3)], request_id=str(number), **LAW)
+        for number, prompt in enumerate((PROMPT, [*PROMPT[:41], *range(200, 230)], PROMPT[:1]))
+    ]
+    recorded = []
+    for is_gpu in (False, True):
+        if is_gpu:
+            emulate_gpu(monkeypatch)
+        harness = Harness(folder, SMALL)
+        config = harness.core.model.decoder.device_config
+        drafter = DraftModel(load_model(checkpoints(family), lambda _: CONTEXT, config), context=CONTEXT)
+        recorder = Recorder(drafter)
+        harness.core.start_speculation(recorder, FixedController(*shape))
+        answers = [[one.token_ids for one in some] for some in complete(harness, drafter, asked)]
+        recorded.append((answers, recorder.asked))
+    (plain, on_cpu), (ours, on_gpu) = recorded
+    assert ours == plain
+    assert EmulatedGraph.replayed > 10
+    assert len(on_gpu) == len(on_cpu) > 20
+    for one, other in zip(on_gpu, on_cpu, strict=True):
+        assert (one.draft.tokens, one.draft.parents) == (other.draft.tokens, other.draft.parents)
+        assert one.draft.probs == pytest.approx(other.draft.probs, rel=1e-3)
