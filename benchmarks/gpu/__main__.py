@@ -60,6 +60,7 @@ STAGES: dict[str, tuple[Command, ...]] = {
         Command(suite, ("-m", "benchmarks.kernels", suite, "--rounds", "3", "--out", f"{{out}}/{suite}"), 240)
         for suite in ("attention", "linear", "sampling", "norm", "step")
     ),
+    "cascade": (Command("shared prefixes", ("-m", "benchmarks.gpu.cascade", "--out", "{out}/cascade.json"), 150),),
     "cold-start": (
         Command("empty cache of kernels", ("-m", "benchmarks.gpu.cold_start", "--cache", "{out}/cache"), 150),
         Command("filled cache of kernels", ("-m", "benchmarks.gpu.cold_start", "--cache", "{out}/cache"), 150),

@@ -9,6 +9,7 @@ import pytest
 from benchmarks.gpu import __main__ as command
 from benchmarks.gpu import decode, host_cost
 from benchmarks.gpu.__main__ import Command, run_stage
+from benchmarks.kernels.dry_run import TINY_MODEL
 
 
 def test_a_stage_that_has_passed_is_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -37,7 +38,7 @@ def test_a_failed_or_slow_command_fails_its_stage_and_the_others_still_run(
 
 def test_bytes_of_a_step_are_its_weights_and_keys() -> None:
     """Computed by hand for a model of one layer: 16 bits for a weight, shared keys once."""
-    sizes = decode.TINY | {"num_hidden_layers": 1}
+    sizes = TINY_MODEL | {"num_hidden_layers": 1}
     weights = 128 * (2 * 128 + 2 * 64 + 3 * 256) + 512 * 128
     tokens = 2 * (100 - 60) + 60 + 2 * (40 + 50)
     work = decode.Work.parse("2:100:60")
