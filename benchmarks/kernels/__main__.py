@@ -1,4 +1,8 @@
-"""``python -m benchmarks.kernels``: time every kernel on a GPU and write ``results.json`` and ``table.md``."""
+"""``python -m benchmarks.kernels``: time every kernel on a GPU and write ``results.json`` and ``table.md``.
+
+``python -m benchmarks.kernels resources`` compiles them instead, on any machine, and writes their registers, spills,
+shared memory and occupancy (``benchmarks.kernels.resources``).
+"""
 
 from __future__ import annotations
 
@@ -31,6 +35,8 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=5, help="timings of each case, whose median counts")
     parser.add_argument("--dry-run", action="store_true", help="tiny cases on the CPU, to try the command")
     arguments = parser.parse_args()
+    if arguments.suites == ["resources"]:
+        return write_resources()
     if unknown := set(arguments.suites) - set(SUITES):
         parser.error(f"there is no suite {min(unknown)!r}; there are {', '.join(SUITES)}")
     if not arguments.dry_run and not torch.cuda.is_available():
@@ -45,6 +51,17 @@ def main() -> int:
             (arguments.out / "table.md").write_text(markdown(result), encoding="utf-8")
     print(markdown(result))
     return 1 if result["failed"] else 0
+
+
+def write_resources() -> int:
+    """Write and print the table of the compiled kernels' resources; return the exit status."""
+    from benchmarks.kernels import resources  # its tests' modules need Triton's compiler, and choose Triton's cache
+
+    table = resources.markdown(lambda name: print(name, file=sys.stderr))
+    resources.TABLE.parent.mkdir(parents=True, exist_ok=True)
+    resources.TABLE.write_text(table, encoding="utf-8")
+    print(table)
+    return 0
 
 
 if __name__ == "__main__":
