@@ -27,6 +27,7 @@ from torch.autograd import DeviceType  # type: ignore[attr-defined]
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.kernels import step as shapes
+from benchmarks.kernels.dry_run import TINY_MODEL
 from benchmarks.kernels.measure import copy_rate
 from engine.attention.cuda_triton import TritonAttention
 from engine.core.engine_core import EngineCore
@@ -43,15 +44,6 @@ from engine.weights.formats.registry import MatrixReader
 from kernels.common.int4 import GROUP
 
 SIZES = shapes.SIZES | {"num_hidden_layers": 32}
-TINY = {
-    "vocab_size": 512,
-    "hidden_size": 128,
-    "intermediate_size": 256,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 32,
-}
 _NEW_TOKENS = 400
 _WARM_STEPS, _STEPS, _PROFILED = 40, 100, 5
 _TOP = 14
@@ -86,7 +78,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--int4", action="store_true", help="4-bit weights")
     parser.add_argument("--tiny", action="store_true", help="a tiny model, on whatever device there is")
     arguments = parser.parse_args(argv)
-    sizes = TINY if arguments.tiny else SIZES
+    sizes = TINY_MODEL if arguments.tiny else SIZES
     copy = copy_rate(torch.device("cuda")) if torch.cuda.is_available() else float("nan")
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))

@@ -28,7 +28,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.gpu.decode import TINY, emulated_gpu, write_checkpoint
+from benchmarks.gpu.decode import emulated_gpu, write_checkpoint
+from benchmarks.kernels.dry_run import TINY_MODEL
 from engine.attention.layer import FusedAttentionBackend
 from engine.core import engine_core
 from engine.core.engine_core import EngineCore
@@ -176,7 +177,7 @@ def measure(variant: Variant, batch: int, steps: int) -> HostCost:
     """Run ``batch`` branches of one prompt; return the medians of ``steps`` steps."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        write_checkpoint(folder, TINY)
+        write_checkpoint(folder, TINY_MODEL)
         with null_engine(folder):
             new_tokens = _WARM_STEPS + 2 * steps + 64
             kv_tokens = 2 * _PROMPT_TOKENS + batch * (new_tokens + _MAX_BEGUN + 64)

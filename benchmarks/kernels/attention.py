@@ -68,25 +68,38 @@ def cases(
             for context in contexts:
                 if rows * context > _MAX_KEYS:
                     continue
-                name = f"decode, {'int4' if stored == INT4 else str(stored).removeprefix('torch.')}, {rows} × {context}"
-                yield _case(name, _Step(rows, 1, context, stored))
+                yield _case(f"decode, {_type_name(stored)}, {rows} × {context}", _Step(rows, 1, context, stored))
     rows, context = batches[1], contexts[1]
     yield _case(f"{prompt} tokens of a prompt behind {context}", _Step(1, prompt, context + prompt))
     yield _case(f"trees of {_TREE_TOKENS} tokens, {rows} × {context}", _Step(rows, _TREE_TOKENS, context, tree=True))
     for rows in batches[1:]:
         for prefix in (*_SHORT_PREFIXES, *contexts):
-            name = f"{rows} branches of a prefix of {prefix}"
-            yield _case(name, _Step(rows, 1, prefix + _OWN_TOKENS, prefix=prefix))
+            yield prefix_case(rows, prefix)
+
+
+def prefix_case(rows: int, prefix: int, stored: torch.dtype = torch.bfloat16) -> Case:
+    """Return the case of decoding branches of a shared prefix, read once or by each for itself."""
+    of_type = "" if stored == torch.bfloat16 else f", {_type_name(stored)}"
+    step = _Step(rows, 1, prefix + _OWN_TOKENS, stored, prefix=prefix)
+    return _case(f"{rows} branches of a prefix of {prefix}{of_type}", step)
+
+
+def bytes_per_token(stored: torch.dtype) -> int:
+    """Return the bytes of one token's keys and values."""
+    if stored == INT4:
+        vector = _DIM // 2 + 2 * _DIM // GROUP
+    else:
+        vector = _DIM * stored.itemsize + (4 if stored in QUANTIZED else 0)
+    return 2 * _KV_HEADS * vector
+
+
+def _type_name(stored: torch.dtype) -> str:
+    return "int4" if stored == INT4 else str(stored).removeprefix("torch.")
 
 
 def _case(name: str, step: _Step) -> Case:
     keys = step.prefix + step.rows * (step.context - step.prefix)
-    if step.stored == INT4:
-        vector = _DIM // 2 + 2 * _DIM // GROUP
-    else:
-        vector = _DIM * step.stored.itemsize + (4 if step.stored in QUANTIZED else 0)
-    of_key = 2 * _KV_HEADS * vector
-    moved = keys * of_key + 2 * step.rows * step.queries * _HEADS * _DIM * 2
+    moved = keys * bytes_per_token(step.stored) + 2 * step.rows * step.queries * _HEADS * _DIM * 2
     seen = int(_seen(step).sum()) if step.queries > 1 else 0
     return Case(name, moved, partial(_runs, step=step), 4.0 * step.rows * seen * _HEADS * _DIM)
 

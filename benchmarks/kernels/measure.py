@@ -24,6 +24,7 @@ Run = Callable[[], Tensor]
 P = ParamSpec("P")
 R = TypeVar("R")
 
+DEVICE = "cuda"
 _CALLS = 40
 """Approximate number of calls in a graph."""
 _SETS = 256
@@ -69,7 +70,7 @@ def documents(cases: Iterable[Case], *, rounds: int, progress: Callable[[str], N
 
     So an interrupted run leaves something. A case that fails, or whose result is wrong, is reported and not timed.
     """
-    device = torch.device("cuda")
+    device = torch.device(DEVICE)
     about = torch.cuda.get_device_properties(device)
     copy, peak = copy_rate(device), cache(partial(matrix_rate, device))
     rows: list[Row] = []

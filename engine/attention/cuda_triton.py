@@ -60,6 +60,7 @@ class TritonAttention:
             kv_heads=about.kv_heads,
             head_dim=kv.shape[-1],
             programs=self._programs,
+            is_float32=kv.dtype == torch.float32,
         )
         self._kept: dict[tuple[int | None, TileShape], TileBuffers] = {}
         self._work: dict[int | None, AttentionTiles] = {}
@@ -128,6 +129,7 @@ class TritonAttention:
             kv_heads=metadata.kv_heads,
             head_dim=self._layers[0].head_dim,
             programs=self._programs,
+            is_float32=self._kv.dtype == torch.float32,
             window=window,
             sees=sees,
         )

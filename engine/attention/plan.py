@@ -30,8 +30,9 @@ class AttentionCostModel:
     """Decide when reading a shared prefix once is faster, in bytes of keys and values that one layer reads.
 
     A shared prefix saves every row but the first the reading of its keys and values. It costs a fixed time, and some
-    for each query whose two results are merged. Both are expressed as the bytes that could be read meanwhile;
-    ``python -m benchmarks.engine.cascade`` measures both sides.
+    for each query whose two results are merged. Both are expressed as the bytes that could be read meanwhile. The
+    defaults are those of torch on a CPU. ``python -m benchmarks.engine.cascade`` measures both sides on a CPU; for a
+    GPU see ``engine.attention.gpu_costs``.
     """
 
     kv_bytes_per_token: int

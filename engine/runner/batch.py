@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from engine.attention.gpu_costs import gpu_costs
 from engine.attention.layer import LayerAttentionConfig, has_compiled_kernel
 from engine.attention.plan import AttentionCostModel, AttentionMetadata, IntArray, TreeMask
 from engine.cache.paged_kv import KVCache, kv_bytes_per_token
@@ -120,6 +121,8 @@ def lay_out(
 @lru_cache(8)
 def _cost(attention: LayerAttentionConfig, dtype: torch.dtype, device: torch.device) -> AttentionCostModel:
     size = kv_bytes_per_token(attention, dtype)
+    if device.type == "cuda":
+        return gpu_costs(device).cost_model(size, dtype)
     compiled = has_compiled_kernel(attention, torch.empty(0, dtype=dtype, device=device))
     return AttentionCostModel.for_compiled_kernel(size) if compiled else AttentionCostModel(size)
 

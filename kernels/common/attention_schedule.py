@@ -117,19 +117,21 @@ def plan_tiles(
     kv_heads: int,
     head_dim: int,
     programs: int,
+    is_float32: bool = False,
     window: int | None = None,
     sees: npt.NDArray[np.int32] | None = None,
 ) -> TilePlan:
     """Cut segments into tiles.
 
     ``pages``: ``[rows, width]``. ``positions`` and ``slots``: ``[flat tokens]``. ``sees``: as in ``AttentionTiles``, if
-    there are trees. ``programs``: the number of tiles times key-value heads that keeps the device busy. With ``window``
-    a query sees only that many of the latest keys, its own included, and tiles begin at the first key that one of their
-    queries sees.
+    there are trees. ``programs``: the number of tiles times key-value heads that keeps the device busy. ``is_float32``:
+    products are computed in float32, without the matrix units. With ``window`` a query sees only that many of the
+    latest keys, its own included, and tiles begin at the first key that one of their queries sees.
     """
     low_height = max(LOW, 1 << (heads_per_kv - 1).bit_length())
     is_low = (segments.counts * heads_per_kv <= low_height) & (segments.trees == NO_TREE)
-    height = tile_height(int(segments.counts[~is_low].max(initial=0)) * heads_per_kv, heads_per_kv, head_dim)
+    longest = int(segments.counts[~is_low].max(initial=0))
+    height = tile_height(longest * heads_per_kv, heads_per_kv, head_dim, is_float32=is_float32)
     per_tile = np.where(is_low, low_height, height) // heads_per_kv
     tiles, owner = _cut_by_queries(segments, per_tile)
     _drop_unseen_keys(tiles, segments, positions, window)
@@ -160,12 +162,15 @@ def count_busy_programs(device: torch.device) -> int:
     return 2 * torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 16
 
 
-def tile_height(rows: int, heads_per_kv: int, head_dim: int) -> int:
+def tile_height(rows: int, heads_per_kv: int, head_dim: int, *, is_float32: bool = False) -> int:
     """Return the rows of a high tile: 64, one product of four warps, or 128, to read keys for twice as many queries.
 
-    128 if there are enough rows and the registers hold their results.
+    128 if there are enough rows and the registers hold their results. In float32, where the operands of a product are
+    in registers too, 64, or 32 with long heads.
     """
     height = 64 if rows <= 64 or head_dim > 128 else 128
+    if is_float32:
+        height = 64 if head_dim <= 128 else 32
     return max(height, 1 << (heads_per_kv - 1).bit_length())
 
 

@@ -285,8 +285,10 @@ def _tuning(rows: int, wide: int, size: int, low: bool, trees: bool) -> dict[str
     """Return the keys of a block, the warps, and the stages of the pipeline of loads; page numbers take two of them.
 
     Longer keys and tree masks need more registers, and so fewer keys or stages; 8-bit keys, which must be converted,
-    most of all.
+    most of all. Products in float32 have their operands in registers too: more warps have more of them.
     """
+    if size == 4 and not low:
+        return {"KEYS": 16, "num_warps": 16 if rows * wide >= 8192 else 8, "num_stages": 2}
     keys = (64 if wide <= 128 else 32 if low or size > 1 else 16) // (2 if trees else 1)
     stages = 5 if low else 2 if rows >= 128 or keys <= 16 else 3
     return {"KEYS": max(16, keys), "num_warps": 8 if rows >= 128 else 4, "num_stages": stages}

@@ -2,30 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from benchmarks.gpu.decode import TINY
 from benchmarks.kernels import __main__ as command
-from benchmarks.kernels import attention, linear, measure, norm, sampling, step
+from benchmarks.kernels import attention, dry_run, linear, measure, norm
 from benchmarks.kernels.measure import Case, Runs, WrongResultError, check, documents, markdown
 
-SMALL: dict[str, Iterator[Case]] = {
-    "norm": norm.cases((3,), 64),
-    "linear": linear.cases((1, 5), ((256, 128),)),
-    "attention": attention.cases((1, 2), (96, 160), 48),
-    "sampling": sampling.cases((2,), 300),
-    "step": step.cases((2,), 64, TINY),
-}
 
-
-@pytest.mark.parametrize("suite", SMALL)
+@pytest.mark.parametrize("suite", dry_run.SUITES)
 def test_every_case_computes_the_expected_result(suite: str) -> None:
     torch.manual_seed(0)
-    cases = list(SMALL[suite])
+    cases = list(dry_run.SUITES[suite]())
     assert len({case.name for case in cases}) == len(cases)
     for case in cases:
         check(case.name, case.build(torch.device("cpu")))

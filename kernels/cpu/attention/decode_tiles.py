@@ -42,9 +42,12 @@ _HEADER = 6
 class DecodeTilePlanner:
     """Plans steps of the same model, one after the other: a plan is valid until the next one."""
 
-    def __init__(self, *, heads_per_kv: int, kv_heads: int, head_dim: int, programs: int) -> None:
+    def __init__(
+        self, *, heads_per_kv: int, kv_heads: int, head_dim: int, programs: int, is_float32: bool = False
+    ) -> None:
         """For the sizes see ``plan_tiles``."""
-        self._heads_per_kv, self._head_dim = heads_per_kv, head_dim
+        self._heads_per_kv = heads_per_kv
+        self._heights = [tile_height(rows, heads_per_kv, head_dim, is_float32=is_float32) for rows in (64, 65)]
         self._num_tiles = max(1, programs // kv_heads)
         self._header = torch.zeros(_HEADER, dtype=torch.int64)
         self._header_numpy = self._header.numpy()
@@ -69,7 +72,6 @@ class DecodeTilePlanner:
             self._results["pages"] = torch.empty(2 * pages.size, dtype=torch.int32)
             self._arrays["pages"] = self._results["pages"].numpy()
         low_height = max(LOW, 1 << (self._heads_per_kv - 1).bit_length())
-        heights = [tile_height(rows, self._heads_per_kv, self._head_dim) for rows in (64, 65)]
         plan_decode_tiles(
             self._header,
             *self._results.values(),
@@ -82,7 +84,7 @@ class DecodeTilePlanner:
             window or 0,
             self._heads_per_kv,
             low_height,
-            *heights,
+            *self._heights,
             self._num_tiles,
             *costs,
             threads=1,

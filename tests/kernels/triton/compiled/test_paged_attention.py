@@ -11,7 +11,7 @@ from kernels.common.attention_schedule import FIELDS, AttentionTiles, tile_heigh
 from kernels.common.int4 import INT4
 from kernels.common.paged_keys import PagedKeys
 from kernels.triton.paged_attention import launch
-from tests.kernels.triton.hopper import SHARED_MEMORY, Compiled, compiling
+from tests.kernels.triton.hopper import SHARED_MEMORY, compiling
 from tests.long import mostly_long
 
 HEADS, KV_HEADS, PAGE = 32, 8, 16
@@ -48,11 +48,18 @@ KINDS = {
     "decode, int4, head dim 64": Kind(112, "HMMA", INT4, dim=64, occupancy=0.25),
     "a prompt, int4": Kind(255, "HGMMA", INT4, queries=64),
     "a tree, int4": Kind(255, "HGMMA", INT4, queries=12, trees=True, window=4096),
+    "decode, float32": Kind(136, "FFMA", torch.float32, occupancy=0.0625),
+    "decode, float32, head dim 256": Kind(255, "FFMA", torch.float32, dim=256, occupancy=0.0625),
+    "a prompt, float32": Kind(88, "FFMA", torch.float32, queries=64, occupancy=0.25),
+    "a prompt, float32, head dim 64": Kind(112, "FFMA", torch.float32, dim=64, queries=64, occupancy=0.25),
+    "a prompt, float32, head dim 256": Kind(128, "FFMA", torch.float32, dim=256, queries=64, softcap=30.0),
+    "a tree, float32": Kind(96, "FFMA", torch.float32, queries=12, trees=True, window=4096, occupancy=0.25),
     "decode, int4, Blackwell": Kind(144, "HMMA", INT4, capability=100, occupancy=0.18),
 }
 
 
-def compiled(kind: Kind) -> list[Compiled]:
+def launch_kind(kind: Kind) -> None:
+    """Launch a specialisation on tensors without memory."""
     numbers = {"dtype": torch.int32, "device": "meta"}
     low = kind.queries == 1
     work = AttentionTiles(
@@ -62,7 +69,9 @@ def compiled(kind: Kind) -> list[Compiled]:
         tokens=torch.empty(64, **numbers),
         low=torch.empty(64 if low else 0, FIELDS, **numbers),
         high=torch.empty(0 if low else 64, FIELDS, **numbers),
-        height=tile_height(kind.queries * HEADS // KV_HEADS, HEADS // KV_HEADS, kind.dim),
+        height=tile_height(
+            kind.queries * HEADS // KV_HEADS, HEADS // KV_HEADS, kind.dim, is_float32=kind.kv_type == torch.float32
+        ),
         merged=torch.empty(64 if low else 0, 3, **numbers),
         partials=torch.empty(64, **numbers),
         sees=torch.empty(64, 1, **numbers) if kind.trees else None,
@@ -76,15 +85,14 @@ def compiled(kind: Kind) -> list[Compiled]:
         kv = torch.empty(*slots, kind.dim // 2, dtype=INT4, device="meta")
         scales = torch.empty(*slots, kind.dim // 32, dtype=torch.float16, device="meta")
     cache = PagedKeys(*kv, *(scales if narrow else ()))
-    with compiling(kind.capability) as made:
-        launch(q, cache, work, scale=0.1, window=kind.window, softcap=kind.softcap)
-    return made
+    launch(q, cache, work, scale=0.1, window=kind.window, softcap=kind.softcap)
 
 
 @pytest.mark.parametrize("name", mostly_long(KINDS, every=2))
 def test_attention_fits_a_hopper_gpu(name: str) -> None:
     kind = KINDS[name]
-    made = compiled(kind)
+    with compiling(kind.capability) as made:
+        launch_kind(kind)
     rotations = [kernel for kernel in made if kernel.kernel == "_rotate"]
     assert len(rotations) == (2 if kind.kv_type == INT4 else 0)
     attend, *merge = (kernel for kernel in made if kernel.kernel != "_rotate")
@@ -98,5 +106,5 @@ def test_attention_fits_a_hopper_gpu(name: str) -> None:
     for kernel in rotations:
         assert kernel.registers <= 88, kernel
     for kernel in merge:
-        assert kernel.registers <= 64, kernel
+        assert kernel.registers <= (64 if kind.dim <= 128 else 80), kernel
         assert kernel.count("LDG", ".128") > 0, kernel

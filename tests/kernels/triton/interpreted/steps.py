@@ -102,6 +102,7 @@ class Step:
             kv_heads=self.kv_heads,
             head_dim=self.dim,
             programs=programs,
+            is_float32=self.kv_type == torch.float32,
             window=self.window,
             sees=sees,
         )
