@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from engine.device import DeviceConfig
+from engine.protocol.types import EngineError
 from engine.weights.matrix import (
     BlockMatrix,
     Float8Matrix,
@@ -16,7 +17,6 @@ from engine.weights.matrix import (
     Int8Matrix,
     Matrix,
     Nf4Matrix,
-    QuantizedMatrix,
     have_same_groups,
     stack,
 )
@@ -30,8 +30,6 @@ from kernels.linear.weight_only_int8 import int8_linear, int8_weight_linear
 T = TypeVar("T")
 Multiply = Callable[[Tensor, Tensor | None], Tensor]
 """Function from ``x`` ``[rows, in]`` and a bias ``[out]`` to ``[rows, out]``, in the dtype of ``x``."""
-_FLOAT8_CAPABILITY = 8, 9
-"""The first compute capability with float8: Ada's, before Hopper's 9.0."""
 _DEPTH = 16
 """Inputs that a matrix instruction takes at once."""
 _DEPTH_8BIT = 32
@@ -41,12 +39,13 @@ _DEPTH_8BIT = 32
 def create_gpu_product(parts: Sequence[Matrix], bias: Tensor | None, device_config: DeviceConfig) -> Product:
     """Return the product with matrices of the same input, one below the other, for activations in the config's dtype.
 
-    Parts that are stored alike are one launch. Parts that no kernel supports are widened to the config's dtype: groups
-    of fewer than 16 inputs or of different sizes; blocks of float8 other than 128 by 128, if activations are rounded,
-    too; float8 on a GPU without it.
+    Parts that are stored alike are one launch. Blocks of GGUF files other than Q4_0 are widened to the config's dtype.
+    Raises ``EngineError`` for other parts that no kernel supports.
     """
-    parts = [(part.to_groups() or part) if isinstance(part, BlockMatrix) else part for part in parts]
-    parts = [part if isinstance(part, Tensor) or _has_kernel(part, device_config) else part.dense() for part in parts]
+    parts = [(part.to_groups() or part.dense()) if isinstance(part, BlockMatrix) else part for part in parts]
+    for part in parts:
+        if missing := _find_missing_kernel(part):
+            raise EngineError(f"no kernel of a GPU multiplies {missing}: quantize otherwise, or use --device cpu")
     if _can_fuse(parts):
         return _fuse(parts, bias, device_config)
     sizes = [_shape(part)[0] for part in parts]
@@ -82,22 +81,28 @@ class ConcatenatedProducts(QuantizedLinear):
         )
 
 
-def _has_kernel(matrix: QuantizedMatrix, device_config: DeviceConfig) -> bool:
-    if isinstance(matrix, BlockMatrix):
-        return False
+def _find_missing_kernel(matrix: Matrix) -> str | None:
+    """Return a description of a weight that no kernel supports; ``None`` for the others."""
     columns = _shape(matrix)[1]
-    if isinstance(matrix, Int8Matrix):
-        return columns % _DEPTH_8BIT == 0
+    size = f"weights of {columns} inputs"
+    if isinstance(matrix, Int8Matrix) and columns % _DEPTH_8BIT:
+        return f"{size} by activations of 8 bits, which takes multiples of {_DEPTH_8BIT}"
     if isinstance(matrix, GroupedMatrix):
-        return matrix.has_equal_groups and columns // matrix.scales.shape[1] % _DEPTH == 0
+        if not matrix.has_equal_groups:
+            return f"{size} in groups of different sizes"
+        if columns // matrix.scales.shape[1] % _DEPTH:
+            return f"{size} in {matrix.scales.shape[1]} groups, each of which must be a multiple of {_DEPTH} inputs"
     if isinstance(matrix, Float8Matrix):
-        blocks, device = matrix.scales.shape[1], device_config.device
-        if device.type == "cuda" and torch.cuda.get_device_capability(device) < _FLOAT8_CAPABILITY:
-            return False
-        if not matrix.rounds_activations:
-            return columns % (blocks * _DEPTH) == 0 and columns // blocks == min(columns, matrix.block[1])
-        return columns % _DEPTH_8BIT == 0 if blocks == 1 else matrix.block == (BLOCK, BLOCK) and columns % BLOCK == 0
-    return True
+        blocks, (height, width) = matrix.scales.shape[1], matrix.block
+        if matrix.rounds_activations:
+            is_whole = columns % _DEPTH_8BIT == 0 if blocks == 1 else matrix.block == (BLOCK, BLOCK)
+            if not is_whole or (blocks > 1 and columns % BLOCK):
+                return (
+                    f"float8 {size} in blocks of {height} by {width}; {BLOCK} by {BLOCK} and whole rows are supported"
+                )
+        elif columns % (blocks * _DEPTH) or columns // blocks != min(columns, width):
+            return f"float8 {size} in blocks of {width} inputs, which must be multiples of {_DEPTH} that divide a row"
+    return None
 
 
 def _can_fuse(parts: Sequence[Matrix]) -> bool:
