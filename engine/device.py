@@ -25,6 +25,8 @@ class DeviceConfig:
     dtype: torch.dtype
     uses_gpu_kernels: bool
     """Run steps with Triton kernels and CUDA graphs, and sample on the device. Tests set it on a CPU, too."""
+    is_batch_invariant: bool = False
+    """Compute for each token what depends, bit for bit, on its sequence alone."""
 
     def convert(self, weights: Tensor) -> Tensor:
         """Return ``weights`` on the device in its dtype; the same tensor if it is there already."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TypeVar
+from collections.abc import Sequence
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -28,8 +28,21 @@ from kernels.linear.weight_only_int4 import Int4, int4_linear
 from kernels.linear.weight_only_int8 import int8_linear, int8_weight_linear
 
 T = TypeVar("T")
-Multiply = Callable[[Tensor, Tensor | None], Tensor]
-"""Function from ``x`` ``[rows, in]`` and a bias ``[out]`` to ``[rows, out]``, in the dtype of ``x``."""
+
+
+class Multiply(Protocol):
+    """A function that multiplies by a quantized weight ``[out, in]``."""
+
+    def __call__(
+        self, x: Tensor, bias: Tensor | None, *, dtype: torch.dtype | None = None, is_batch_invariant: bool = False
+    ) -> Tensor:
+        """Return ``[rows, out]`` in ``dtype`` for ``x`` ``[rows, in]``; ``None``: in that of ``x``.
+
+        ``is_batch_invariant``: no row depends, to the bit, on the others.
+        """
+        ...
+
+
 _DEPTH = 16
 """Inputs that a matrix instruction takes at once."""
 _DEPTH_8BIT = 32
@@ -58,27 +71,39 @@ class QuantizedLinear:
 
     is_kernel = False
 
-    def __init__(self, multiply: Multiply, parameters: int, bias: Tensor | None) -> None:
+    def __init__(
+        self, multiply: Multiply, parameters: int, bias: Tensor | None, *, is_batch_invariant: bool = False
+    ) -> None:
         self.parameters = parameters
-        self._multiply, self._bias = multiply, bias
+        self._multiply, self._bias, self._is_batch_invariant = multiply, bias, is_batch_invariant
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self._multiply(x, self._bias)
+        return self._multiply(x, self._bias, is_batch_invariant=self._is_batch_invariant)
+
+    def to_float32(self, x: Tensor) -> Tensor:
+        return self._multiply(x, self._bias, dtype=torch.float32, is_batch_invariant=self._is_batch_invariant)
 
     def add(self, x: Tensor, residual: Tensor) -> Tensor:
         return self(x).add_(residual)
 
 
-class ConcatenatedProducts(QuantizedLinear):
+class ConcatenatedProducts:
     """Several products of the same input, with their results side by side."""
+
+    is_kernel = False
 
     def __init__(self, products: Sequence[Product]) -> None:
         self.products = products
-        super().__init__(
-            lambda x, _: torch.cat([product(x) for product in products], dim=1),
-            sum(product.parameters for product in products),
-            bias=None,
-        )
+        self.parameters = sum(product.parameters for product in products)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return torch.cat([product(x) for product in self.products], dim=1)
+
+    def to_float32(self, x: Tensor) -> Tensor:
+        return torch.cat([product.to_float32(x) for product in self.products], dim=1)
+
+    def add(self, x: Tensor, residual: Tensor) -> Tensor:
+        return self(x).add_(residual)
 
 
 def _find_missing_kernel(matrix: Matrix) -> str | None:
@@ -130,7 +155,8 @@ def _fuse(parts: Sequence[Matrix], bias: Tensor | None, device_config: DeviceCon
     """Return the product with parts that can be fused."""
     bias = None if bias is None else device_config.convert(bias)
     if dense := _select(parts, Tensor):
-        return Linear(stack([device_config.convert(part) for part in dense]), bias)
+        weight = stack([device_config.convert(part) for part in dense])
+        return Linear(weight, bias, is_batch_invariant=device_config.is_batch_invariant)
     num_parameters = sum(rows * columns for rows, columns in map(_shape, parts)) + (0 if bias is None else bias.numel())
     if int8_parts := _select(parts, Int8Matrix):
         multiply = _multiply_int8(int8_parts, device_config.device)
@@ -140,18 +166,18 @@ def _fuse(parts: Sequence[Matrix], bias: Tensor | None, device_config: DeviceCon
         multiply = _multiply_float8(floats, device_config.device)
     else:
         multiply = _multiply_nf4(_select(parts, Nf4Matrix), device_config.device)
-    return QuantizedLinear(multiply, num_parameters, bias)
+    return QuantizedLinear(multiply, num_parameters, bias, is_batch_invariant=device_config.is_batch_invariant)
 
 
 def _multiply_int8(parts: Sequence[Int8Matrix], device: torch.device) -> Multiply:
     codes, scales = stack([part.codes for part in parts]).to(device), stack([part.scales for part in parts]).to(device)
-    return lambda x, bias: int8_linear(x, codes, scales, bias)
+    return lambda x, bias, **options: int8_linear(x, codes, scales, bias, **options)
 
 
 def _multiply_int4(parts: Sequence[GroupedMatrix], device: torch.device) -> Multiply:
     codes, scales, zeros, order = _stack_groups(parts, device)
     weight = Int4(pack(codes, 4).T.contiguous(), scales, zeros.to(torch.uint8), order)
-    return lambda x, bias: int4_linear(x, weight, bias)
+    return lambda x, bias, **options: int4_linear(x, weight, bias, **options)
 
 
 def _multiply_int8_weights(parts: Sequence[GroupedMatrix], device: torch.device) -> Multiply:
@@ -159,7 +185,9 @@ def _multiply_int8_weights(parts: Sequence[GroupedMatrix], device: torch.device)
     middle = 1 << 7
     symmetric = all(bool((part.zeros == middle).all()) for part in parts)
     shifted, offsets = (codes.to(torch.int16) - middle).to(torch.int8), None if symmetric else zeros - middle
-    return lambda x, bias: int8_weight_linear(x, shifted, scales, bias, zeros=offsets, order=order)
+    return lambda x, bias, **options: int8_weight_linear(
+        x, shifted, scales, bias, zeros=offsets, order=order, **options
+    )
 
 
 def _stack_groups(parts: Sequence[GroupedMatrix], device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
@@ -179,16 +207,16 @@ def _multiply_float8(parts: Sequence[Float8Matrix], device: torch.device) -> Mul
     by_row = torch.cat([part.row_scales() for part in parts])
     if not parts[0].rounds_activations:
         groups = by_row.T.contiguous().to(device)
-        return lambda x, bias: int8_weight_linear(x, codes, groups, bias)
+        return lambda x, bias, **options: int8_weight_linear(x, codes, groups, bias, **options)
     blocks = by_row.flatten() if by_row.shape[1] == 1 else torch.cat([part.scales for part in parts])
     scales = blocks.to(device)
-    return lambda x, bias: fp8_linear(x, codes, scales, bias)
+    return lambda x, bias, **options: fp8_linear(x, codes, scales, bias, **options)
 
 
 def _multiply_nf4(parts: Sequence[Nf4Matrix], device: torch.device) -> Multiply:
     packed = stack([part.weight.packed for part in parts]).to(device)
     scales = torch.cat([part.weight.scales for part in parts], dim=1).to(device)
-    return lambda x, bias: nf4_linear(x, Nf4(packed, scales), bias)
+    return lambda x, bias, **options: nf4_linear(x, Nf4(packed, scales), bias, **options)
 
 
 def _select(parts: Sequence[Matrix], kind: type[T]) -> list[T]:

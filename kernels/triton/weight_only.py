@@ -21,6 +21,10 @@ INT4, BYTES, NF4 = 0, 1, 2
 ``[out, in]``. ``NF4``: uint8 ``[out, in / 2]``, high nibble first."""
 
 
+_INVARIANT_ROWS = 64
+"""Rows of a tile where they must not depend on the number of rows."""
+
+
 @triton.jit
 def unpack_nibbles(words):
     """Return the nibbles of words ``[rows, columns]``, lowest first: ``[rows, 8 * columns]``."""
@@ -45,7 +49,7 @@ def _centred(q, zero, DTYPE: tl.constexpr):
     return centred
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _weight_only(
     X, W, SCALES, ZEROS, CODES, ORDER, BIAS, OUT, rows, out, into, group, x_stride, w_stride, steps,
     LAYOUT: tl.constexpr, HAS_ZEROS: tl.constexpr, HAS_ORDER: tl.constexpr, HAS_BIAS: tl.constexpr,
@@ -121,24 +125,25 @@ def _int4_vector(
 def weight_only(
     x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None, layout: int, *,
     zeros: Tensor | None = None, codes: Tensor | None = None, order: Tensor | None = None,
+    dtype: torch.dtype | None = None, is_batch_invariant: bool = False,
 ) -> Tensor:  # fmt: skip
     """Return ``x @ dequantized.T + bias`` for ``x`` ``[rows, in]``.
 
-    ``scales``: ``[groups, out]``; ``zeros``: the same, uint8
-    for 4-bit integers, floats for bytes, which may have none; ``codes``: float32 ``[16]``, for NF4; ``order``: int32
-    ``[in]``, the column of ``x`` that each input of the weight is. ``in`` is a multiple of the group size, and that of
-    16.
+    ``scales``: ``[groups, out]``; ``zeros``: the same, uint8 for 4-bit integers, floats for bytes, which may have none;
+    ``codes``: float32 ``[16]``, for NF4; ``order``: int32 ``[in]``, the column of ``x`` that each input of the weight
+    is. ``in`` is a multiple of the group size, and that of 16. ``dtype``: of the result, ``None`` for that of ``x``.
+    ``is_batch_invariant``: choose tiles and parts by the weight alone, so that no row depends, to the bit, on others.
     """
     x = x if x.stride(-1) == 1 else x.contiguous()
     weight, scales = weight.contiguous(), scales.contiguous()
     (rows, into), (groups, out) = x.shape, scales.shape
     group = into // groups
-    result = torch.empty(rows, out, dtype=x.dtype, device=x.device)
+    result = torch.empty(rows, out, dtype=dtype or x.dtype, device=x.device)
     if rows == 0:
         return result
     zeroed, codes = zeros is not None, scales if codes is None else codes
     zeros = scales if zeros is None else zeros.contiguous()
-    if rows == 1 and layout == INT4:
+    if rows == 1 and layout == INT4 and not is_batch_invariant:
         wide, deep = 128, math.gcd(group, 128)
         columns, steps = triton.cdiv(out, wide), into // deep
         parts = count_parts(x, columns, steps, 8)
@@ -150,10 +155,10 @@ def weight_only(
         )  # fmt: skip
         sum_parts(partial, bias, result)
         return result
-    tall, wide, deep, warps, stages = _tiles(rows, group)
+    tall, wide, deep, warps, stages = _tiles(_INVARIANT_ROWS if is_batch_invariant else rows, group)
     grid = triton.cdiv(out, wide), triton.cdiv(rows, tall)
     steps = into // deep
-    parts = count_parts(x, grid[0] * grid[1], steps, 4)
+    parts = count_parts(x, grid[0] * (1 if is_batch_invariant else grid[1]), steps, 4)
     target = result if parts == 1 else torch.empty(parts, rows, out, dtype=torch.float32, device=x.device)
     _weight_only[(*grid, parts)](
         x, weight, scales, zeros, codes, weight if order is None else order, scales if bias is None else bias, target,
