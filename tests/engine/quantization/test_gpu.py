@@ -123,6 +123,19 @@ def test_products_are_fused_as_far_as_possible_and_exact(name: str) -> None:
             assert (product(x).double() - expected).norm() / expected.norm() > 1e-4
 
 
+@pytest.mark.parametrize("name", [name for name, (*_, tolerance) in CASES.items() if tolerance == EXACT])
+def test_heads_return_float32_without_a_rounding_to_the_activations_dtype(name: str) -> None:
+    parts, *_ = CASES[name]
+    weight = torch.cat([dense(part) for part in parts]).bfloat16()
+    x = torch.randn(5, INTO, generator=torch.Generator().manual_seed(0)).bfloat16()
+    head = create_gpu_product(parts, None, replace(EMULATED_GPU, dtype=torch.bfloat16))
+    found = head.to_float32(x)
+    assert found.dtype == torch.float32
+    assert not torch.equal(found, found.bfloat16().float())
+    if type(head) is Linear:
+        assert_rounded(found, x.double() @ weight.double().T, product_bound(x, weight))
+
+
 @pytest.mark.parametrize(
     ("part", "words"),
     [

@@ -103,6 +103,18 @@ def test_int4_products_of_16_bits_are_rounded_once(layout: str, rows: int, dtype
     close(int4_product(x, weight, None), x.double() @ wide.T, dtype)
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("rows", [1, 5])
+def test_products_of_a_head_are_not_rounded_to_16_bits(layout: str, rows: int) -> None:
+    weight, wide = checkpoint(layout, 128, 72, 64)
+    x = activations(rows, 128, torch.bfloat16)
+    packed, scales, zeros, order = (None if part is None else part.to(DEVICE) for part in weight)
+    ours = weight_only.weight_only(
+        x.to(DEVICE), packed, scales, None, weight_only.INT4, zeros=zeros, order=order, dtype=torch.float32
+    )
+    close(ours, x.double() @ wide.T, torch.float32)
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("rows", "groups"), [(1, 3), (5, 1), (16, 6)])
 def test_int8_weights_equal_float64(rows: int, groups: int, dtype: torch.dtype) -> None:
