@@ -13,6 +13,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.nn import functional as F
 
 from kernels.triton.split import count_parts, sum_parts
 
@@ -21,6 +22,9 @@ INT4, BYTES, NF4 = 0, 1, 2
 ``[out, in]``. ``NF4``: uint8 ``[out, in / 2]``, high nibble first."""
 
 
+_DENSE_ROWS = 128
+"""Rows from which the weight is dequantised once, into memory that the product returns to torch at its end, and
+multiplied by the library, whose matrix products then gain more than the copy costs. It is rounded to ``x``'s dtype."""
 _INVARIANT_ROWS = 64
 """Rows of a tile where they must not depend on the number of rows."""
 
@@ -49,6 +53,50 @@ def _centred(q, zero, DTYPE: tl.constexpr):
     return centred
 
 
+@triton.jit
+def _load_weight(
+    W, ZEROS, CODES, n, is_output, step, group, out, w_stride,
+    DTYPE: tl.constexpr, LAYOUT: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
+):  # fmt: skip
+    """Return the weights of a step without their scales, and in ``BYTES`` without their zeros: ``[N, K]``."""
+    if LAYOUT == 0:
+        word = step * (K // 8) + tl.arange(0, K // 8)
+        words = tl.load(W + word[None, :] * w_stride + n[:, None], mask=is_output[:, None], other=0)
+        zero = tl.load(ZEROS + (step * K // group) * out + n, mask=is_output, other=0).to(tl.int32)
+        weight = _centred(unpack_nibbles(words), zero[:, None], DTYPE)
+    elif LAYOUT == 1:
+        k = step * K + tl.arange(0, K)
+        q = tl.load(W + n.to(tl.int64)[:, None] * w_stride + k[None, :], mask=is_output[:, None], other=0.0)
+        weight = q.to(DTYPE)
+    else:
+        pair = step * (K // 2) + tl.arange(0, K // 2)
+        pairs = tl.load(W + n.to(tl.int64)[:, None] * w_stride + pair[None, :], mask=is_output[:, None], other=0)
+        q = tl.interleave(pairs >> 4, pairs & 15)
+        codes = tl.load(CODES + tl.arange(0, 16)).to(DTYPE)
+        weight = tl.reshape(tl.gather(codes, tl.reshape(q, [N * K]).to(tl.int32), 0), [N, K])
+    return weight
+
+
+@triton.jit
+def _dequantize(
+    W, SCALES, ZEROS, CODES, OUT, out, into, group, w_stride,
+    LAYOUT: tl.constexpr, HAS_ZEROS: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
+):  # fmt: skip
+    """Write a tile of the weight, in the order in which its inputs are stored."""
+    step = tl.program_id(1)
+    n = tl.program_id(0) * N + tl.arange(0, N)
+    is_output = n < out
+    dtype: tl.constexpr = OUT.dtype.element_ty
+    codes: tl.constexpr = tl.float32 if LAYOUT == 2 else dtype
+    weight = _load_weight(W, ZEROS, CODES, n, is_output, step, group, out, w_stride, codes, LAYOUT, N, K).to(tl.float32)
+    about = (step * K // group) * out + n
+    if LAYOUT == 1 and HAS_ZEROS:
+        weight -= tl.load(ZEROS + about, mask=is_output, other=0.0).to(tl.float32)[:, None]
+    weight *= tl.load(SCALES + about, mask=is_output, other=0.0).to(tl.float32)[:, None]
+    k = step * K + tl.arange(0, K)
+    tl.store(OUT + n.to(tl.int64)[:, None] * into + k[None, :], weight.to(dtype), mask=is_output[:, None])
+
+
 @triton.jit(do_not_specialize=["rows"])
 def _weight_only(
     X, W, SCALES, ZEROS, CODES, ORDER, BIAS, OUT, rows, out, into, group, x_stride, w_stride, steps,
@@ -67,24 +115,7 @@ def _weight_only(
         column = tl.load(ORDER + k) if HAS_ORDER else k
         x = tl.load(x_rows + column[:, None], mask=(m < rows)[None, :], other=0.0)
         scale = tl.load(SCALES + (step * K // group) * out + n, mask=is_output, other=0.0).to(tl.float32)
-        if LAYOUT == 0:
-            word = step * (K // 8) + tl.arange(0, K // 8)
-            words = tl.load(W + word[None, :] * w_stride + n[:, None], mask=is_output[:, None], other=0)
-            q = unpack_nibbles(words)
-        elif LAYOUT == 1:
-            q = tl.load(W + n.to(tl.int64)[:, None] * w_stride + k[None, :], mask=is_output[:, None], other=0.0)
-        else:
-            pair = step * (K // 2) + tl.arange(0, K // 2)
-            pairs = tl.load(W + n.to(tl.int64)[:, None] * w_stride + pair[None, :], mask=is_output[:, None], other=0)
-            q = tl.interleave(pairs >> 4, pairs & 15)
-        if LAYOUT == 0:
-            zero = tl.load(ZEROS + (step * K // group) * out + n, mask=is_output, other=0).to(tl.int32)
-            weight = _centred(q, zero[:, None], dtype)
-        elif LAYOUT == 1:
-            weight = q.to(dtype)
-        else:
-            codes = tl.load(CODES + tl.arange(0, 16)).to(dtype)
-            weight = tl.reshape(tl.gather(codes, tl.reshape(q, [N * K]).to(tl.int32), 0), [N, K])
+        weight = _load_weight(W, ZEROS, CODES, n, is_output, step, group, out, w_stride, dtype, LAYOUT, N, K)
         products = tl.dot(weight, x, input_precision="ieee")
         if LAYOUT == 1 and HAS_ZEROS:  # 16 bits do not hold every difference of a byte and a zero
             zero = tl.load(ZEROS + (step * K // group) * out + n, mask=is_output, other=0.0).to(tl.float32)
@@ -155,6 +186,14 @@ def weight_only(
         )  # fmt: skip
         sum_parts(partial, bias, result)
         return result
+    if rows >= _DENSE_ROWS and dtype in (None, x.dtype) and not is_batch_invariant:
+        dense = torch.empty(out, into, dtype=x.dtype, device=x.device)
+        deep = math.gcd(group, 128)
+        _dequantize[(triton.cdiv(out, 64), into // deep)](
+            weight, scales, zeros, codes, dense, out, into, group, weight.stride(0),
+            LAYOUT=layout, HAS_ZEROS=zeroed, N=64, K=deep, num_warps=4,
+        )  # fmt: skip
+        return F.linear(x if order is None else x.index_select(1, order), dense, bias)
     tall, wide, deep, warps, stages = _tiles(_INVARIANT_ROWS if is_batch_invariant else rows, group)
     grid = triton.cdiv(out, wide), triton.cdiv(rows, tall)
     steps = into // deep

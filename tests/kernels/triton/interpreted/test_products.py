@@ -103,6 +103,39 @@ def test_int4_products_of_16_bits_are_rounded_once(layout: str, rows: int, dtype
     close(int4_product(x, weight, None), x.double() @ wide.T, dtype)
 
 
+MANY = 130
+"""Rows for which a weight is dequantized once."""
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(("into", "out", "group"), [(192, 72, 64), (128, 136, 32), (256, 64, 128)])
+def test_int4_products_of_many_rows_equal_float64(
+    layout: str, into: int, out: int, group: int, dtype: torch.dtype
+) -> None:
+    weight, wide = checkpoint(layout, into, out, group)
+    x, bias = activations(MANY, into, dtype), torch.randn(out, generator=generator(1)).to(dtype)
+    close(int4_product(x, weight, bias), x.double() @ wide.T + bias.double(), dtype)
+
+
+@pytest.mark.skipif(DEVICE != "cpu", reason="bugs are planted in the interpreter")
+@pytest.mark.parametrize(
+    ("layout", "right", "wrong"),
+    [
+        ("in order", "about = (step * K // group) * out + n", "about = n"),
+        ("in order", "zero + 8388608", "zero + 8388609"),
+        ("act-order", "x.index_select(1, order)", "x"),
+        ("in order", "k = step * K + tl.arange(0, K)\n    tl.store", "k = tl.arange(0, K)\n    tl.store"),
+    ],
+)
+def test_planted_bugs_of_dequantization_are_detected(layout: str, right: str, wrong: str, tmp_path: Path) -> None:
+    weight, wide = checkpoint(layout, 256, 72, 64)
+    x = activations(MANY, 256)
+    ours = int4_product(x, weight, None, planted("weight_only", right, wrong, "weight_only", tmp_path))
+    expected = x.double() @ wide.T
+    assert not torch.allclose(ours.double(), expected, atol=0.02 * float(expected.abs().max()))
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("rows", [1, 5])
 def test_products_of_a_head_are_not_rounded_to_16_bits(layout: str, rows: int) -> None:
@@ -116,7 +149,7 @@ def test_products_of_a_head_are_not_rounded_to_16_bits(layout: str, rows: int) -
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize(("rows", "groups"), [(1, 3), (5, 1), (16, 6)])
+@pytest.mark.parametrize(("rows", "groups"), [(1, 3), (5, 1), (16, 6), (MANY, 3)])
 def test_int8_weights_equal_float64(rows: int, groups: int, dtype: torch.dtype) -> None:
     into, out = 192, 70
     weight = torch.randint(-127, 128, (out, into), generator=generator(0), dtype=torch.int8)
@@ -131,9 +164,10 @@ def test_int8_weights_equal_float64(rows: int, groups: int, dtype: torch.dtype) 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("stored", [torch.int8, torch.float8_e4m3fn], ids=str)
-def test_int8_weights_with_zeros_and_order_equal_float64(stored: torch.dtype, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("rows", [5, MANY])
+def test_int8_weights_with_zeros_and_order_equal_float64(stored: torch.dtype, dtype: torch.dtype, rows: int) -> None:
     """Zeros are far from the weights, with differences that 16 bits cannot hold."""
-    rows, into, out, groups = 5, 192, 70, 3
+    into, out, groups = 192, 70, 3
     weight = torch.randint(-128, 128, (out, into), generator=generator(0)).to(stored)
     scales, zeros = torch.rand(2, groups, out, generator=generator(1)) + 0.1
     zeros = (zeros * 256 - 140).round()
@@ -151,7 +185,7 @@ def test_int8_weights_with_zeros_and_order_equal_float64(stored: torch.dtype, dt
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize(("rows", "group"), [(1, 64), (5, 32), (16, 192)])
+@pytest.mark.parametrize(("rows", "group"), [(1, 64), (5, 32), (16, 192), (MANY, 64)])
 def test_nf4_products_equal_float64(rows: int, group: int, dtype: torch.dtype) -> None:
     into, out = 192, 70
     codes = torch.randint(0, 16, (out * into,), generator=generator(0))
