@@ -22,6 +22,8 @@ INT4, BYTES, NF4 = 0, 1, 2
 ``[out, in]``. ``NF4``: uint8 ``[out, in / 2]``, high nibble first."""
 
 
+_UNIT = 0x4B000000
+"""The bits of 2**23 in float32, whose last place is worth 1."""
 _DENSE_ROWS = 128
 """Rows from which the weight is dequantised once, into memory that the product returns to torch at its end, and
 multiplied by the library, whose matrix products then gain more than the copy costs. It is rounded to ``x``'s dtype."""
@@ -131,10 +133,15 @@ def _weight_only(
 
 @triton.jit
 def _int4_vector(
-    X, W, SCALES, ZEROS, ORDER, OUT, out, into, group, w_stride, steps,
+    X, W, SCALES, ZEROS, ORDER, OUT, out, into, group, w_stride, steps, unit,
     HAS_ORDER: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
 ):  # fmt: skip
-    """Compute the product of one row without the matrix units, which would multiply mostly zeros."""
+    """Compute the product of one row without the matrix units, which would multiply mostly zeros.
+
+    The codes are not shifted to the lowest bits, as each instruction counts: the j-th of 16 bits is or-ed in its place
+    into ``unit`` and is 16**j times too large, by which its activation is divided. ``unit`` is an argument, as an
+    instruction takes one constant.
+    """
     part = tl.program_id(1)
     n = tl.program_id(0) * N + tl.arange(0, N)
     is_output = n < out
@@ -147,8 +154,11 @@ def _int4_vector(
         sums = tl.zeros([K // 8, N], tl.float32)
         for nibble in tl.static_range(8):
             column = tl.load(ORDER + word * 8 + nibble) if HAS_ORDER else word * 8 + nibble
-            x = tl.load(X + column).to(tl.float32)
-            sums += _centred((words >> (4 * nibble)) & 15, zero[None, :], tl.float32) * x[:, None]
+            x = tl.load(X + column).to(tl.float32) * 2.0 ** (-4 * (nibble % 4))
+            code = (words >> (16 * (nibble // 4))) & (15 << (4 * (nibble % 4)))
+            number = (code | unit).to(tl.float32, bitcast=True)
+            offset = ((zero << (4 * (nibble % 4))) | unit).to(tl.float32, bitcast=True)
+            sums += (number - offset[None, :]) * x[:, None]
         total += sums * scale[None, :]
     tl.store(OUT + part.to(tl.int64) * out + n, tl.sum(total, axis=0), mask=is_output)
 
@@ -181,7 +191,7 @@ def weight_only(
         partial = torch.empty(parts, 1, out, dtype=torch.float32, device=x.device)
         _int4_vector[(columns, parts)](
             x, weight, scales, zeros, weight if order is None else order, partial, out, into, group,
-            weight.stride(0), triton.cdiv(steps, parts),
+            weight.stride(0), triton.cdiv(steps, parts), _UNIT,
             HAS_ORDER=order is not None, N=wide, K=deep, num_warps=4,
         )  # fmt: skip
         sum_parts(partial, bias, result)

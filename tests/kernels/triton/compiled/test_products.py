@@ -88,6 +88,9 @@ def test_a_product_of_one_row_uses_no_matrix_units() -> None:
         assert kernel.spills == kernel.stack == 0, kernel
         assert kernel.count("LDG", ".128") + kernel.count("LDGSTS", ".128") > 0, kernel
     assert vector.registers <= 128, vector
+    # A thread multiplies 128 weights in a step: one instruction takes the code of each out of its word.
+    assert vector.count("LOP3") < 1.3 * 128, vector
+    assert vector.instructions.total() < 7.5 * 128, vector
     assert vector.count("HGMMA") + vector.count("HMMA") == 0, vector
     assert total.occupancy >= 0.75, total
 

@@ -303,7 +303,9 @@ def test_shapes_that_disagree_are_refused_with_their_numbers() -> None:
         ("in order", "zero + 128", "zero + 129"),
         ("in order", "zero + 8388608", "zero + 8388609"),
         ("in order", "words >> 16", "words >> 8"),
-        ("in order", "4 * nibble", "4 * (7 - nibble)"),
+        ("in order", "16 * (nibble // 4)", "16 * (1 - nibble // 4)"),
+        ("in order", "zero << (4 * (nibble % 4))", "zero << (2 * (nibble % 4))"),
+        ("in order", "* 2.0 ** (-4 * (nibble % 4))", "* 2.0 ** (-4 * (nibble % 3))"),
         ("in order", "step * K // group", "0"),
         ("in order", "(step * K // group) * out + n", "(step * K // group) + n"),
         ("act-order", "ORDER + k", "ORDER + tl.arange(0, K)"),
@@ -320,7 +322,16 @@ def test_planted_bugs_are_detected(layout: str, right: str, wrong: str, rows: in
     dtype = torch.bfloat16 if "128" in right or "129" in wrong else torch.float32
     x = activations(rows, 256, dtype)
     ours = int4_product(x, weight, None, planted("weight_only", right, wrong, "weight_only", tmp_path))
-    only = {"zero + 128": 5, "words >> 16": 5, "4 * nibble": 1, "ORDER + k": 5, "ORDER + word * 8 + nibble": 1}
+    only = {
+        "zero + 128": 5,
+        "zero + 8388608": 5,
+        "words >> 16": 5,
+        "16 * (nibble // 4)": 1,
+        "ORDER + k": 5,
+        "ORDER + word * 8 + nibble": 1,
+        "zero << (4 * (nibble % 4))": 1,
+        "* 2.0 ** (-4 * (nibble % 4))": 1,
+    }
     expected = x.double() @ wide.T
     # A bug changes a large part of the result, not its last bits.
     wrong_result = not torch.allclose(ours.double(), expected, atol=0.02 * float(expected.abs().max()))
