@@ -12,6 +12,12 @@ from torch import Tensor
 from kernels.quantize import quantize_vectors
 
 BLOCK = 128
+_LIBRARY_ROWS = 65
+"""Rows from which torch's product is used: with fewer ones its tiles leave most of a GPU idle, as it splits no sums."""
+_LIBRARY_MAJORS = 9, 10
+"""Major compute capabilities, those of Hopper and Blackwell, for which torch has a product with such scales."""
+_ALIGNMENT = 16
+"""Inputs and outputs come in multiples of this there."""
 
 
 def fp8_linear(
@@ -44,6 +50,8 @@ def _product(
     x: Tensor, rows: Tensor, row_scales: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None,
     dtype: torch.dtype, is_batch_invariant: bool,
 ) -> Tensor:  # fmt: skip
+    if x.is_cuda and not is_batch_invariant and scales.dim() == 1 and _has_library_product(rows, weight, dtype):
+        return multiply_by_library(rows, row_scales, weight, scales, bias)
     if x.is_cuda:
         from kernels.triton import scaled as on_gpu
 
@@ -56,3 +64,23 @@ def _product(
         dequantized, x_rounded = dequantized * spread, rows.float() * row_scales.repeat_interleave(BLOCK, dim=1)
     products = x_rounded @ dequantized.T
     return (products if bias is None else products + bias).to(dtype)
+
+
+def _has_library_product(rows: Tensor, weight: Tensor, dtype: torch.dtype) -> bool:
+    if len(rows) < _LIBRARY_ROWS or dtype != torch.bfloat16 or any(size % _ALIGNMENT for size in weight.shape):
+        return False
+    return torch.cuda.get_device_capability(rows.device)[0] in _LIBRARY_MAJORS
+
+
+def multiply_by_library(
+    rows: Tensor, row_scales: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None
+) -> Tensor:
+    """Return the product of float8 numbers with a scale for each row and each channel, in bfloat16, by torch."""
+    return torch._scaled_mm(
+        rows,
+        weight.T,
+        scale_a=row_scales[:, None].contiguous(),
+        scale_b=scales[None, :].contiguous(),
+        bias=None if bias is None else bias.to(torch.bfloat16),
+        out_dtype=torch.bfloat16,
+    )

@@ -259,6 +259,24 @@ def test_products_of_8_bits_equal_float64(stored: torch.dtype, blocks: bool, row
     close(eight_product(case, torch.bfloat16), case.expected, torch.bfloat16)
 
 
+@pytest.mark.parametrize("rows", [1, 70])
+def test_the_librarys_product_of_float8_takes_the_same_scales(rows: int) -> None:
+    case, bias = eight(torch.float8_e4m3fn, False, rows, 128, 64), torch.randn(64, generator=generator(3)).bfloat16()
+    given = (part.to(DEVICE) for part in case[:4])
+    close(fp8.multiply_by_library(*given, bias.to(DEVICE)), case.expected + bias.double(), torch.bfloat16)
+
+
+def test_the_librarys_product_serves_many_rows_of_bfloat16_on_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, weight = torch.zeros(70, 128), torch.zeros(64, 128).to(torch.float8_e4m3fn)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    assert fp8._has_library_product(x, weight, torch.bfloat16)
+    assert not fp8._has_library_product(x[:64], weight, torch.bfloat16)
+    assert not fp8._has_library_product(x, weight, torch.float32)
+    assert not fp8._has_library_product(x, weight[:60], torch.bfloat16)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 9))
+    assert not fp8._has_library_product(x, weight, torch.bfloat16)
+
+
 def test_reference_products_round_rows_and_equal_float64() -> None:
     x = torch.randn(5, 256, generator=generator(0)) * torch.logspace(-2, 2, 5)[:, None]
     for stored in (torch.int8, torch.float8_e4m3fn):
