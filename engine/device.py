@@ -8,15 +8,13 @@ from typing import get_args
 import torch
 from torch import Tensor
 
-from engine.gpu_requirements import refuse_old_driver
+from engine.gpu_requirements import check_format, refuse_old_driver
 from engine.protocol.options import Device, DType, KVDType
 from engine.protocol.types import EngineError
 from kernels.common.int4 import INT4
 
 _KV_DTYPES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn, "int4": INT4}
 KV_DTYPES: tuple[str, ...] = get_args(KVDType)
-_FP8_CAPABILITY = 8, 9
-"""The first compute capability with float8."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +25,8 @@ class DeviceConfig:
     dtype: torch.dtype
     uses_gpu_kernels: bool
     """Run steps with Triton kernels and CUDA graphs, and sample on the device. Tests set it on a CPU, too."""
+    is_batch_invariant: bool = False
+    """Compute for each token what depends, bit for bit, on its sequence alone."""
 
     def convert(self, weights: Tensor) -> Tensor:
         """Return ``weights`` on the device in its dtype; the same tensor if it is there already."""
@@ -66,11 +66,8 @@ def select_kv_dtype(name: str, device_config: DeviceConfig) -> torch.dtype:
     """
     if name not in KV_DTYPES:
         raise EngineError(f"kv_dtype {name!r} is not supported; choose one of {', '.join(KV_DTYPES)}")
-    if name == "fp8" and device_config.device.type == "cuda":
-        capability = torch.cuda.get_device_capability(device_config.device)
-        if capability < _FP8_CAPABILITY:
-            has, needs = (".".join(map(str, version)) for version in (capability, _FP8_CAPABILITY))
-            raise EngineError(f"kv_dtype 'fp8' needs a GPU of compute capability {needs}; this one has {has}")
+    if name != "auto":
+        check_format(f"kv_dtype {name!r}", device_config.device)
     return _KV_DTYPES.get(name, device_config.dtype)
 
 

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from shutil import which
+from typing import NamedTuple
 
 import torch
 
@@ -20,6 +21,30 @@ from engine.protocol.types import EngineError
 _MIN_CAPABILITY = 8, 0
 """The first compute capability that Triton supports and that multiplies bfloat16: Ampere's."""
 _CPU_INSTEAD = "or compute on the CPU (--device cpu)"
+
+
+class _Need(NamedTuple):
+    capability: tuple[int, int]
+    instead: str
+    """The choice for a GPU that lacks it."""
+
+
+_INTEGERS = f"serve a checkpoint with integers (int4, int8 or W8A8) {_CPU_INSTEAD}"
+_NEEDS = {
+    "fp8 weights": _Need((8, 9), _INTEGERS),
+    "fp8 weights and activations": _Need((8, 9), _INTEGERS),
+    "kv_dtype 'fp8'": _Need((8, 9), "use --kv-dtype int8, which takes as many bytes"),
+    "kv_dtype 'int8'": _Need(_MIN_CAPABILITY, _CPU_INSTEAD),
+    "kv_dtype 'int4'": _Need(_MIN_CAPABILITY, _CPU_INSTEAD),
+    "int4 weights": _Need(_MIN_CAPABILITY, _CPU_INSTEAD),
+    "int8 weights": _Need(_MIN_CAPABILITY, _CPU_INSTEAD),
+    "int8 weights and activations": _Need(_MIN_CAPABILITY, _CPU_INSTEAD),
+    "NF4 weights": _Need(_MIN_CAPABILITY, _CPU_INSTEAD),
+    "GGUF weights": _Need(_MIN_CAPABILITY, _CPU_INSTEAD),
+}
+"""The first compute capability with a kernel for each format. Float8, with scales for a tensor, for channels or for
+blocks, is converted by instructions that Ada (8.9) has first; the others are converted by those for integers. Of the
+blocks of GGUF files Q4_0 alone has a kernel, as int4; the rest are dequantised on any GPU, which is said at start."""
 
 
 def refuse_old_driver() -> None:
@@ -52,6 +77,18 @@ def check_gpu(device: torch.device) -> None:
         )
     check_compiler()
     check_cache_folder(find_cache_folder(os.environ))
+
+
+def check_format(name: str, device: torch.device) -> None:
+    """Raise ``EngineError`` unless this GPU has kernels for a format of ``_NEEDS``; other devices have theirs."""
+    if device.type != "cuda":
+        return
+    has, need = torch.cuda.get_device_capability(device), _NEEDS[name]
+    if has < need.capability:
+        raise EngineError(
+            f"{name}: needs a GPU of compute capability {_dotted(need.capability)} or later; this one has "
+            f"{_dotted(has)}: {need.instead}"
+        )
 
 
 def has_code_for(capability: tuple[int, int], architectures: Sequence[str]) -> bool:

@@ -44,10 +44,19 @@ class TritonAttention:
     computes every other step with the same ``buffers``.
     """
 
-    def __init__(self, layers: Sequence[LayerAttentionConfig], kv: Tensor, scales: Tensor | None = None) -> None:
+    def __init__(
+        self,
+        layers: Sequence[LayerAttentionConfig],
+        kv: Tensor,
+        scales: Tensor | None = None,
+        *,
+        is_batch_invariant: bool = False,
+    ) -> None:
         """``kv``: ``[layers, 2, kv_heads, pages, page_size, head_dim]``, keys before values. For quantized
-        ``kv`` with ``scales`` see ``KVCache``."""
+        ``kv`` with ``scales`` see ``KVCache``. ``is_batch_invariant``: a token's result is, bit for bit, a function of
+        its sequence alone; steps have no trees then."""
         self._layers = layers
+        self._is_batch_invariant = is_batch_invariant
         self._kv, self._scales = kv, scales
         self._caches = [
             PagedKeys(*layer, *(scales[index] if scales is not None else ())) for index, layer in enumerate(kv)
@@ -99,6 +108,7 @@ class TritonAttention:
             scale=config.scale,
             window=config.window,
             softcap=config.softcap,
+            merges_in_order=self._is_batch_invariant,
         )
         return out.flatten(1)
 
@@ -110,7 +120,7 @@ class TritonAttention:
         return buffers
 
     def _plan(self, metadata: AttentionMetadata, window: int | None) -> TilePlan:
-        if metadata.is_decode:
+        if metadata.is_decode and not self._is_batch_invariant:
             return self._decode_planner.plan(
                 metadata.page_table,
                 metadata.seq_lens,
@@ -118,7 +128,9 @@ class TritonAttention:
                 costs=metadata.cost_model.as_bytes,
                 window=window,
             )
-        segments, positions, sees = _build_segments(metadata, should_share=window is None)
+        segments, positions, sees = _build_segments(
+            metadata, should_share=window is None and not self._is_batch_invariant
+        )
         num_columns = -(-int(metadata.seq_lens.max()) // metadata.page_size)
         return plan_tiles(
             segments,
@@ -132,6 +144,7 @@ class TritonAttention:
             is_float32=self._kv.dtype == torch.float32,
             window=window,
             sees=sees,
+            is_batch_invariant=self._is_batch_invariant,
         )
 
     def _take_buffers(self, window: int | None, shape: TileShape, *, is_kept: bool) -> TileBuffers:

@@ -395,6 +395,6 @@ class EngineCore:
     def _connect(self) -> None:
         """Create the forward pass over the cache, which is empty, and reset the drafter."""
         self._decode = None
-        self._forward = create_forward(self.model.decoder, self.cache, deterministic=self._options.deterministic)
+        self._forward = create_forward(self.model.decoder, self.cache)
         if self._speculator is not None:
             self._speculator.reset(self.cache)

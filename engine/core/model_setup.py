@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -32,11 +33,10 @@ _DEFAULT_KV_TOKENS = 1 << 17
 def select_model_device(folder: Path, options: EngineOptions) -> DeviceConfig:
     """Return the device for the model in ``folder``; raise ``EngineError`` if the requested one does not support it."""
     choice, cpu_only_reason = choose_decoder(read_raw_config(folder), strict_config=options.strict_config), None
-    if options.deterministic:
-        cpu_only_reason = "deterministic mode is for the CPU alone"
-    elif isinstance(choice, str):
+    if isinstance(choice, str):
         cpu_only_reason = f"{choice}: transformers runs it, on the CPU alone"
     device_config = select_device(options.device, options.dtype, cpu_only_reason=cpu_only_reason)
+    device_config = replace(device_config, is_batch_invariant=options.deterministic)
     if device_config.device.type == "cuda":
         check_gpu(device_config.device)
     return device_config

@@ -25,7 +25,7 @@ from engine.weights.safetensors import Weights
 from kernels.cpu.runtime.recorder import end_layer
 from kernels.layers.activation import gelu_tanh_mul, silu_mul
 from kernels.layers.norm import rms_norm
-from kernels.linear.fp32 import Linear, Product
+from kernels.linear.fp32 import Product
 
 _ACTIVATIONS = {"silu": silu_mul, "gelu_pytorch_tanh": gelu_tanh_mul}
 
@@ -180,9 +180,8 @@ class Decoder:
         read = rms_norm(hidden, self._norm, self.config.norm_eps)
         for matrix in self._head[:-1]:
             read = torch.relu(matrix(read))
-        head = self._head[-1]
         # Rounded to bfloat16, every logit near 20 would be a multiple of an eighth: many ties, and seeds of no use.
-        logits = head.to_float32(read) if isinstance(head, Linear) else head(read).float()
+        logits = self._head[-1].to_float32(read)
         if token_ids:
             logits = logits[:, to_device(torch.tensor(token_ids), logits.device)]
         if self.config.logit_softcap is not None and not self.config.num_labels:
@@ -286,7 +285,10 @@ class LayerBuilder:
             gate_ups = self._weights.take(f"{stacked}gate_up_proj", moe.num_experts, 2 * moe.intermediate, hidden)
             downs = self._weights.take(f"{stacked}down_proj", moe.num_experts, hidden, moe.intermediate)
             pairs: list[tuple[Product, Product]] = [
-                (Linear(self._device_config.convert(gate_up)), Linear(self._device_config.convert(down)))
+                (
+                    create_product([gate_up], None, self._device_config),
+                    create_product([down], None, self._device_config),
+                )
                 for gate_up, down in zip(gate_ups, downs, strict=True)
             ]
             router = "mlp"
@@ -299,6 +301,7 @@ class LayerBuilder:
             stacked_experts or [GatedMlp(gate_up, down, self._activation) for gate_up, down in pairs],
             moe.per_token,
             is_normalized=moe.is_normalized,
+            is_batch_invariant=self._device_config.is_batch_invariant,
         )
 
     def _expert(self, prefix: str) -> tuple[Product, Product]:

@@ -18,9 +18,10 @@ _GROUPED_MAJORS = 9, 10
 def has_grouped_products(device_config: DeviceConfig) -> bool:
     """Return True if grouped products of this dtype are one kernel on this device.
 
-    Elsewhere torch computes them by a loop on the host, which waits for the sizes of the groups.
+    Elsewhere torch computes them by a loop on the host, which waits for the sizes of the groups. False, too, if rows
+    must not depend on each other: torch chooses the kernel by the number of rows.
     """
-    if device_config.device.type != "cuda" or device_config.dtype != torch.bfloat16:
+    if device_config.device.type != "cuda" or device_config.dtype != torch.bfloat16 or device_config.is_batch_invariant:
         return False
     return torch.cuda.get_device_capability(device_config.device)[0] in _GROUPED_MAJORS
 
@@ -80,9 +81,11 @@ class Experts:
     """
 
     def __init__(
-        self, router: Product, experts: Sequence[GatedMlp] | StackedExperts, per_token: int, *, is_normalized: bool
-    ) -> None:
-        """``router``: ``[experts, hidden]``. ``is_normalized``: scale a token's weights to sum to 1."""
+        self, router: Product, experts: Sequence[GatedMlp] | StackedExperts, per_token: int, *,
+        is_normalized: bool, is_batch_invariant: bool = False,
+    ) -> None:  # fmt: skip
+        """``router``: ``[experts, hidden]``. ``is_normalized``: scale a token's weights to sum to 1.
+        ``is_batch_invariant``: add a token's outputs in an order that does not depend on the other tokens."""
         self.is_stacked = isinstance(experts, StackedExperts)
         """True if the host need not wait for the router."""
         separate = () if isinstance(experts, StackedExperts) else experts
@@ -91,6 +94,7 @@ class Experts:
         self._experts = experts
         self._per_token = per_token
         self._is_normalized = is_normalized
+        self._is_batch_invariant = is_batch_invariant
 
     def __call__(self, x: Tensor) -> Tensor:
         weights, chosen = torch.softmax(self._router(x), dim=-1).topk(self._per_token, dim=-1)
@@ -109,7 +113,13 @@ class Experts:
             sorted_outputs = torch.cat([expert(own) for expert, own in pairs if len(own)])
         outputs = torch.empty_like(sorted_outputs)
         outputs[order] = sorted_outputs
-        return (weights[:, None] @ outputs.view(len(x), self._per_token, -1)).squeeze(1)
+        parts = outputs.view(len(x), self._per_token, -1)
+        if not self._is_batch_invariant:
+            return (weights[:, None] @ parts).squeeze(1)
+        total = weights[:, :1] * parts[:, 0]
+        for index in range(1, self._per_token):
+            total += weights[:, index, None] * parts[:, index]
+        return total
 
     def add(self, x: Tensor, residual: Tensor) -> Tensor:
         return residual + self(x)

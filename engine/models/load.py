@@ -8,6 +8,7 @@ from pathlib import Path
 
 from engine.device import CPU, DeviceConfig
 from engine.gguf.folder import weight_files
+from engine.gpu_requirements import check_format
 from engine.models.config import ModelConfig, RawConfig, read_raw_config
 from engine.models.config_fields import UnsupportedField
 from engine.models.decoder import Decoder
@@ -15,7 +16,7 @@ from engine.models.families import DecoderConfig, decoder_config, is_defined
 from engine.models.interface import Model
 from engine.models.transformers_backend import TransformersModel
 from engine.protocol.types import EngineError
-from engine.weights.formats.registry import MatrixReader, create_reader
+from engine.weights.formats.registry import MatrixReader, create_reader, list_formats
 from engine.weights.gguf import GgufWeights
 from engine.weights.safetensors import Weights
 from kernels.linear import blocks
@@ -43,6 +44,9 @@ def load_model(
     try:
         context = min(config.max_context, capacity(config))
         weights, read = open_weights(raw)
+        is_gguf = isinstance(weights, GgufWeights)
+        for name in ["GGUF weights"] if is_gguf else list_formats(raw.fields.get("quantization_config")):
+            check_format(name, device_config.device)
         if isinstance(weights, GgufWeights):
             _tell_layout(folder, weights.block_formats(), device_config)
         return Decoder(config, weights, context, read, device_config)

@@ -52,7 +52,7 @@ class EngineOptions:
         "train --probe' wrote",
     )
     deterministic: bool = _option(
-        False, "Make the bits of each result independent of what else runs or is cached; slower"
+        False, "Make the bits of each result independent of what else runs or is cached, on CPU and GPU; slower"
     )
     """Without it, results depend on the batch and on the cache by rounding only (about 1e-6 of a logit in float32, and
     a hundredth in bfloat16)."""

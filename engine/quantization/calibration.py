@@ -76,6 +76,9 @@ class Observed:
             self.num_inputs += len(x)
         return self._linear(x)
 
+    def to_float32(self, x: Tensor) -> Tensor:
+        return self(x).float()
+
     def add(self, x: Tensor, residual: Tensor) -> Tensor:
         return self(x) + residual
 

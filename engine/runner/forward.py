@@ -42,14 +42,13 @@ class Forward(Protocol):
         ...
 
 
-def create_forward(model: Model, cache: KVCache, *, deterministic: bool = False) -> Forward:
-    """Create the forward pass of a model over the first layers of a cache on the same device.
-
-    ``deterministic``: on the CPU, what is computed for a token depends, bit for bit, on its sequence alone.
-    """
+def create_forward(model: Model, cache: KVCache) -> Forward:
+    """Create the forward pass of a model over the first layers of a cache on the same device."""
+    is_batch_invariant = model.device_config.is_batch_invariant
     attention, layers = model.config.attention, slice(model.config.num_layers)
     kv, scales = cache.data[layers], cache.scales_of(layers)
     if model.device_config.uses_gpu_kernels:
-        return GpuForward(model, TritonAttention(attention, kv, scales), model.device_config.device)
-    attend = create_cpu_attention(attention, kv, scales, deterministic=deterministic)
+        on_gpu = TritonAttention(attention, kv, scales, is_batch_invariant=is_batch_invariant)
+        return GpuForward(model, on_gpu, model.device_config.device)
+    attend = create_cpu_attention(attention, kv, scales, deterministic=is_batch_invariant)
     return CpuForward(model, attend, kv, num_rows=len(cache.page_table))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TypeVar
+from collections.abc import Sequence
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from engine.device import DeviceConfig
+from engine.protocol.types import EngineError
 from engine.weights.matrix import (
     BlockMatrix,
     Float8Matrix,
@@ -16,7 +17,6 @@ from engine.weights.matrix import (
     Int8Matrix,
     Matrix,
     Nf4Matrix,
-    QuantizedMatrix,
     have_same_groups,
     stack,
 )
@@ -28,10 +28,21 @@ from kernels.linear.weight_only_int4 import Int4, int4_linear
 from kernels.linear.weight_only_int8 import int8_linear, int8_weight_linear
 
 T = TypeVar("T")
-Multiply = Callable[[Tensor, Tensor | None], Tensor]
-"""Function from ``x`` ``[rows, in]`` and a bias ``[out]`` to ``[rows, out]``, in the dtype of ``x``."""
-_FLOAT8_CAPABILITY = 8, 9
-"""The first compute capability with float8: Ada's, before Hopper's 9.0."""
+
+
+class Multiply(Protocol):
+    """A function that multiplies by a quantized weight ``[out, in]``."""
+
+    def __call__(
+        self, x: Tensor, bias: Tensor | None, *, dtype: torch.dtype | None = None, is_batch_invariant: bool = False
+    ) -> Tensor:
+        """Return ``[rows, out]`` in ``dtype`` for ``x`` ``[rows, in]``; ``None``: in that of ``x``.
+
+        ``is_batch_invariant``: no row depends, to the bit, on the others.
+        """
+        ...
+
+
 _DEPTH = 16
 """Inputs that a matrix instruction takes at once."""
 _DEPTH_8BIT = 32
@@ -41,12 +52,13 @@ _DEPTH_8BIT = 32
 def create_gpu_product(parts: Sequence[Matrix], bias: Tensor | None, device_config: DeviceConfig) -> Product:
     """Return the product with matrices of the same input, one below the other, for activations in the config's dtype.
 
-    Parts that are stored alike are one launch. Parts that no kernel supports are widened to the config's dtype: groups
-    of fewer than 16 inputs or of different sizes; blocks of float8 other than 128 by 128, if activations are rounded,
-    too; float8 on a GPU without it.
+    Parts that are stored alike are one launch. Blocks of GGUF files other than Q4_0 are widened to the config's dtype.
+    Raises ``EngineError`` for other parts that no kernel supports.
     """
-    parts = [(part.to_groups() or part) if isinstance(part, BlockMatrix) else part for part in parts]
-    parts = [part if isinstance(part, Tensor) or _has_kernel(part, device_config) else part.dense() for part in parts]
+    parts = [(part.to_groups() or part.dense()) if isinstance(part, BlockMatrix) else part for part in parts]
+    for part in parts:
+        if missing := _find_missing_kernel(part):
+            raise EngineError(f"no kernel of a GPU multiplies {missing}: quantize otherwise, or use --device cpu")
     if _can_fuse(parts):
         return _fuse(parts, bias, device_config)
     sizes = [_shape(part)[0] for part in parts]
@@ -59,45 +71,63 @@ class QuantizedLinear:
 
     is_kernel = False
 
-    def __init__(self, multiply: Multiply, parameters: int, bias: Tensor | None) -> None:
+    def __init__(
+        self, multiply: Multiply, parameters: int, bias: Tensor | None, *, is_batch_invariant: bool = False
+    ) -> None:
         self.parameters = parameters
-        self._multiply, self._bias = multiply, bias
+        self._multiply, self._bias, self._is_batch_invariant = multiply, bias, is_batch_invariant
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self._multiply(x, self._bias)
+        return self._multiply(x, self._bias, is_batch_invariant=self._is_batch_invariant)
+
+    def to_float32(self, x: Tensor) -> Tensor:
+        return self._multiply(x, self._bias, dtype=torch.float32, is_batch_invariant=self._is_batch_invariant)
 
     def add(self, x: Tensor, residual: Tensor) -> Tensor:
         return self(x).add_(residual)
 
 
-class ConcatenatedProducts(QuantizedLinear):
+class ConcatenatedProducts:
     """Several products of the same input, with their results side by side."""
+
+    is_kernel = False
 
     def __init__(self, products: Sequence[Product]) -> None:
         self.products = products
-        super().__init__(
-            lambda x, _: torch.cat([product(x) for product in products], dim=1),
-            sum(product.parameters for product in products),
-            bias=None,
-        )
+        self.parameters = sum(product.parameters for product in products)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return torch.cat([product(x) for product in self.products], dim=1)
+
+    def to_float32(self, x: Tensor) -> Tensor:
+        return torch.cat([product.to_float32(x) for product in self.products], dim=1)
+
+    def add(self, x: Tensor, residual: Tensor) -> Tensor:
+        return self(x).add_(residual)
 
 
-def _has_kernel(matrix: QuantizedMatrix, device_config: DeviceConfig) -> bool:
-    if isinstance(matrix, BlockMatrix):
-        return False
+def _find_missing_kernel(matrix: Matrix) -> str | None:
+    """Return a description of a weight that no kernel supports; ``None`` for the others."""
     columns = _shape(matrix)[1]
-    if isinstance(matrix, Int8Matrix):
-        return columns % _DEPTH_8BIT == 0
+    size = f"weights of {columns} inputs"
+    if isinstance(matrix, Int8Matrix) and columns % _DEPTH_8BIT:
+        return f"{size} by activations of 8 bits, which takes multiples of {_DEPTH_8BIT}"
     if isinstance(matrix, GroupedMatrix):
-        return matrix.has_equal_groups and columns // matrix.scales.shape[1] % _DEPTH == 0
+        if not matrix.has_equal_groups:
+            return f"{size} in groups of different sizes"
+        if columns // matrix.scales.shape[1] % _DEPTH:
+            return f"{size} in {matrix.scales.shape[1]} groups, each of which must be a multiple of {_DEPTH} inputs"
     if isinstance(matrix, Float8Matrix):
-        blocks, device = matrix.scales.shape[1], device_config.device
-        if device.type == "cuda" and torch.cuda.get_device_capability(device) < _FLOAT8_CAPABILITY:
-            return False
-        if not matrix.rounds_activations:
-            return columns % (blocks * _DEPTH) == 0 and columns // blocks == min(columns, matrix.block[1])
-        return columns % _DEPTH_8BIT == 0 if blocks == 1 else matrix.block == (BLOCK, BLOCK) and columns % BLOCK == 0
-    return True
+        blocks, (height, width) = matrix.scales.shape[1], matrix.block
+        if matrix.rounds_activations:
+            is_whole = columns % _DEPTH_8BIT == 0 if blocks == 1 else matrix.block == (BLOCK, BLOCK)
+            if not is_whole or (blocks > 1 and columns % BLOCK):
+                return (
+                    f"float8 {size} in blocks of {height} by {width}; {BLOCK} by {BLOCK} and whole rows are supported"
+                )
+        elif columns % (blocks * _DEPTH) or columns // blocks != min(columns, width):
+            return f"float8 {size} in blocks of {width} inputs, which must be multiples of {_DEPTH} that divide a row"
+    return None
 
 
 def _can_fuse(parts: Sequence[Matrix]) -> bool:
@@ -125,7 +155,8 @@ def _fuse(parts: Sequence[Matrix], bias: Tensor | None, device_config: DeviceCon
     """Return the product with parts that can be fused."""
     bias = None if bias is None else device_config.convert(bias)
     if dense := _select(parts, Tensor):
-        return Linear(stack([device_config.convert(part) for part in dense]), bias)
+        weight = stack([device_config.convert(part) for part in dense])
+        return Linear(weight, bias, is_batch_invariant=device_config.is_batch_invariant)
     num_parameters = sum(rows * columns for rows, columns in map(_shape, parts)) + (0 if bias is None else bias.numel())
     if int8_parts := _select(parts, Int8Matrix):
         multiply = _multiply_int8(int8_parts, device_config.device)
@@ -135,18 +166,18 @@ def _fuse(parts: Sequence[Matrix], bias: Tensor | None, device_config: DeviceCon
         multiply = _multiply_float8(floats, device_config.device)
     else:
         multiply = _multiply_nf4(_select(parts, Nf4Matrix), device_config.device)
-    return QuantizedLinear(multiply, num_parameters, bias)
+    return QuantizedLinear(multiply, num_parameters, bias, is_batch_invariant=device_config.is_batch_invariant)
 
 
 def _multiply_int8(parts: Sequence[Int8Matrix], device: torch.device) -> Multiply:
     codes, scales = stack([part.codes for part in parts]).to(device), stack([part.scales for part in parts]).to(device)
-    return lambda x, bias: int8_linear(x, codes, scales, bias)
+    return lambda x, bias, **options: int8_linear(x, codes, scales, bias, **options)
 
 
 def _multiply_int4(parts: Sequence[GroupedMatrix], device: torch.device) -> Multiply:
     codes, scales, zeros, order = _stack_groups(parts, device)
     weight = Int4(pack(codes, 4).T.contiguous(), scales, zeros.to(torch.uint8), order)
-    return lambda x, bias: int4_linear(x, weight, bias)
+    return lambda x, bias, **options: int4_linear(x, weight, bias, **options)
 
 
 def _multiply_int8_weights(parts: Sequence[GroupedMatrix], device: torch.device) -> Multiply:
@@ -154,7 +185,9 @@ def _multiply_int8_weights(parts: Sequence[GroupedMatrix], device: torch.device)
     middle = 1 << 7
     symmetric = all(bool((part.zeros == middle).all()) for part in parts)
     shifted, offsets = (codes.to(torch.int16) - middle).to(torch.int8), None if symmetric else zeros - middle
-    return lambda x, bias: int8_weight_linear(x, shifted, scales, bias, zeros=offsets, order=order)
+    return lambda x, bias, **options: int8_weight_linear(
+        x, shifted, scales, bias, zeros=offsets, order=order, **options
+    )
 
 
 def _stack_groups(parts: Sequence[GroupedMatrix], device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
@@ -174,16 +207,16 @@ def _multiply_float8(parts: Sequence[Float8Matrix], device: torch.device) -> Mul
     by_row = torch.cat([part.row_scales() for part in parts])
     if not parts[0].rounds_activations:
         groups = by_row.T.contiguous().to(device)
-        return lambda x, bias: int8_weight_linear(x, codes, groups, bias)
+        return lambda x, bias, **options: int8_weight_linear(x, codes, groups, bias, **options)
     blocks = by_row.flatten() if by_row.shape[1] == 1 else torch.cat([part.scales for part in parts])
     scales = blocks.to(device)
-    return lambda x, bias: fp8_linear(x, codes, scales, bias)
+    return lambda x, bias, **options: fp8_linear(x, codes, scales, bias, **options)
 
 
 def _multiply_nf4(parts: Sequence[Nf4Matrix], device: torch.device) -> Multiply:
     packed = stack([part.weight.packed for part in parts]).to(device)
     scales = torch.cat([part.weight.scales for part in parts], dim=1).to(device)
-    return lambda x, bias: nf4_linear(x, Nf4(packed, scales), bias)
+    return lambda x, bias, **options: nf4_linear(x, Nf4(packed, scales), bias, **options)
 
 
 def _select(parts: Sequence[Matrix], kind: type[T]) -> list[T]:

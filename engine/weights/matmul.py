@@ -57,7 +57,7 @@ def create_embedding(matrix: Matrix, device_config: DeviceConfig = CPU) -> Embed
     """Return the embedding table of a matrix, in the same layout as its product."""
     if isinstance(matrix, BlockMatrix) and blocks.is_supported() and not device_config.uses_gpu_kernels:
         return BlockEmbedding(*_pack_blocks([matrix]))
-    return EmbeddingTable(device_config.convert(dense(matrix)))
+    return EmbeddingTable(device_config.convert(dense(matrix)), is_batch_invariant=device_config.is_batch_invariant)
 
 
 def _pack_blocks(parts: Sequence[BlockMatrix]) -> list[PackedBlocks]:

@@ -24,17 +24,19 @@ def paged_attention(
     scale: float,
     window: int | None = None,
     softcap: float | None = None,
+    merges_in_order: bool = False,
 ) -> Tensor:
     """Return the attention of a step's tokens to the keys that each may see: ``[tokens, heads, head_dim]``.
 
     ``q``: ``[tokens, heads, head_dim]``; its last axis has stride 1. Scores are multiplied by ``scale``; with
     ``softcap`` c they become ``c * tanh(score / c)``. ``window`` must be what the tiles were planned with. Tokens that
-    are in no tile are undefined.
+    are in no tile are undefined. ``merges_in_order``: merge a token's partial results one by one, in the order of their
+    keys, as a batch-invariant plan needs.
     """
     if q.is_cuda:
         from kernels.triton.paged_attention import launch
 
-        return launch(q, cache, tiles, scale=scale, window=window, softcap=softcap)
+        return launch(q, cache, tiles, scale=scale, window=window, softcap=softcap, merges_in_order=merges_in_order)
     return reference(q, cache, tiles, scale=scale, window=window, softcap=softcap)
 
 

@@ -10,6 +10,10 @@ never cut.
 A token whose keys are read by one tile gets its result from it. Otherwise the token's tiles write *partial* results,
 which are merged by their log-sum-exps.
 
+A *batch-invariant* plan depends, for each query, on its own position alone: all tiles have one height, and keys are cut
+at multiples of a length that the position decides (``fixed_chunk``), so that the query's sums are made in one order
+whatever else is in the step. A tile's further keys, which a query does not see, change none of its bits.
+
 All of this is arithmetic on small integer arrays, done once a step; the arrays are sent to the device in one copy.
 """
 
@@ -35,6 +39,8 @@ MIN_KEYS = 256
 """Keys of a chunk. Fewer are read faster than the merge of their results is launched."""
 KEY_ALIGNMENT = 64
 """Chunks begin at multiples of this."""
+MAX_FIXED_CHUNKS = 16
+"""Chunks of the keys of one query in a batch-invariant plan."""
 
 ROW, FIRST, COUNT, BEGIN, END, FREE, TREE, START, PARTIAL = range(9)
 FIELDS = 9
@@ -120,6 +126,7 @@ def plan_tiles(
     is_float32: bool = False,
     window: int | None = None,
     sees: npt.NDArray[np.int32] | None = None,
+    is_batch_invariant: bool = False,
 ) -> TilePlan:
     """Cut segments into tiles.
 
@@ -127,17 +134,21 @@ def plan_tiles(
     there are trees. ``programs``: the number of tiles times key-value heads that keeps the device busy. ``is_float32``:
     products are computed in float32, without the matrix units. With ``window`` a query sees only that many of the
     latest keys, its own included, and tiles begin at the first key that one of their queries sees.
+    ``is_batch_invariant``: segments have no trees then, and share no prefix.
     """
+    if is_batch_invariant:
+        segments = _split_by_chunk(segments, positions)
     low_height = max(LOW, 1 << (heads_per_kv - 1).bit_length())
-    is_low = (segments.counts * heads_per_kv <= low_height) & (segments.trees == NO_TREE)
-    longest = int(segments.counts[~is_low].max(initial=0))
-    height = tile_height(longest * heads_per_kv, heads_per_kv, head_dim, is_float32=is_float32)
+    is_low = (segments.counts * heads_per_kv <= low_height) & (segments.trees == NO_TREE) & (not is_batch_invariant)
+    num_tall = 0 if is_batch_invariant else int(segments.counts[~is_low].max(initial=0)) * heads_per_kv
+    height = tile_height(num_tall, heads_per_kv, head_dim, is_float32=is_float32)
     per_tile = np.where(is_low, low_height, height) // heads_per_kv
     tiles, owner = _cut_by_queries(segments, per_tile)
     _drop_unseen_keys(tiles, segments, positions, window)
     parts, low = [], is_low[owner]
     for kind in (low, ~low):
-        parts.append(_cut_by_keys(tiles[kind], max(1, programs // kv_heads)))
+        num_tiles = max(1, programs // kv_heads)
+        parts.append(_cut_at_fixed_keys(tiles[kind]) if is_batch_invariant else _cut_by_keys(tiles[kind], num_tiles))
     every = np.concatenate(parts)
     merged, partials = _number_partials(every, segments.tokens)
     arrays: dict[str, npt.NDArray[np.signedinteger[Any]]] = {
@@ -224,6 +235,41 @@ def _cut_by_keys(tiles: Ints, num_tiles: int) -> Ints:
     cut[:, BEGIN] += offset * share
     cut[:, END] = np.minimum(cut[:, END], cut[:, BEGIN] + share)
     cut[:, FREE] = np.clip(cut[:, FREE], cut[:, BEGIN], cut[:, END])
+    return cut
+
+
+def fixed_chunk(num_keys: Ints) -> Ints:
+    """Return the keys of a chunk for queries that see that many: a power of two, ``MIN_KEYS`` or more."""
+    shares = -(-num_keys // (MAX_FIXED_CHUNKS * MIN_KEYS))
+    return MIN_KEYS << np.ceil(np.log2(np.maximum(shares, 1))).astype(np.int64)
+
+
+def _split_by_chunk(segments: Segments, positions: Ints) -> Segments:
+    """Split segments where the next query has chunks of another length."""
+    owner = np.repeat(np.arange(len(segments.counts)), segments.counts)
+    chunk = fixed_chunk(positions[segments.tokens] + 1)
+    is_first = np.append(True, (owner[1:] != owner[:-1]) | (chunk[1:] != chunk[:-1]))
+    first = np.flatnonzero(is_first)
+    rows, begins, ends, trees, starts = (
+        values[owner[first]]
+        for values in (segments.rows, segments.begins, segments.ends, segments.trees, segments.starts)
+    )
+    return Segments(rows, np.diff(first, append=len(owner)), segments.tokens, begins, ends, trees, starts)
+
+
+def _cut_at_fixed_keys(tiles: Ints) -> Ints:
+    """Cut tiles at multiples of their queries' chunks, the first one included, and leave no key without a mask."""
+    if not len(tiles):
+        return tiles
+    chunk = fixed_chunk(tiles[:, END])
+    first = tiles[:, BEGIN] // chunk
+    counts = -(-tiles[:, END] // chunk) - first
+    cut = np.repeat(tiles, counts, axis=0)
+    chunk, index = np.repeat(chunk, counts), np.arange(len(cut)) - np.repeat(np.cumsum(counts) - counts, counts)
+    cut[:, BEGIN] = (np.repeat(first, counts) + index) * chunk
+    cut[:, END] = np.minimum(cut[:, END], cut[:, BEGIN] + chunk)
+    # The code for keys without a mask may contract other products and sums.
+    cut[:, FREE] = cut[:, BEGIN]
     return cut
 
 

@@ -28,8 +28,10 @@ class Embedding(Protocol):
 class EmbeddingTable:
     """A table of floats."""
 
-    def __init__(self, table: Tensor) -> None:
+    def __init__(self, table: Tensor, *, is_batch_invariant: bool = False) -> None:
+        """``is_batch_invariant``: of the product, see ``Linear``."""
         self._table = table.contiguous()
+        self._is_batch_invariant = is_batch_invariant
 
     def __call__(self, tokens: Tensor, scale: float = 1.0) -> Tensor:
         if can_use_kernels(self._table):
@@ -38,7 +40,7 @@ class EmbeddingTable:
         return rows if scale == 1 else rows * scale
 
     def create_product(self) -> Product:
-        return Linear(self._table)
+        return Linear(self._table, is_batch_invariant=self._is_batch_invariant)
 
 
 class BlockEmbedding:

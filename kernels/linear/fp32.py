@@ -35,6 +35,10 @@ class Product(Protocol):
         """Return ``residual + self(x)``, in one pass if there is a kernel."""
         ...
 
+    def to_float32(self, x: Tensor) -> Tensor:
+        """Return the product as it is accumulated, in float32, whatever the dtype of ``x`` and the weight."""
+        ...
+
 
 Multiply = Callable[[Tensor, Tensor | None, Tensor | None], Tensor]
 """A function ``(x, bias, residual) -> x @ weight.T + bias + residual``."""
@@ -55,6 +59,9 @@ class WeightProduct:
     def add(self, x: Tensor, residual: Tensor) -> Tensor:
         return self._multiply(x, self._bias, residual)
 
+    def to_float32(self, x: Tensor) -> Tensor:
+        return self(x).float()
+
 
 class Linear(WeightProduct):
     """``x @ weight.T + bias`` for many ``x`` and one float32 ``weight`` ``[out, in]``.
@@ -63,19 +70,26 @@ class Linear(WeightProduct):
     independent of the other rows.
     """
 
-    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
-        """Keeps no reference to a ``weight`` that is packed."""
+    def __init__(self, weight: Tensor, bias: Tensor | None = None, *, is_batch_invariant: bool = False) -> None:
+        """Keeps no reference to a ``weight`` that is packed. ``is_batch_invariant``: make the rows independent on a
+        GPU, too."""
         is_kernel = availability.can_use_kernels(weight)
         self.narrow_weight = weight if weight.dtype != torch.float32 else None
         """The weight, if it is of a narrower dtype than float32."""
-        multiply = PackedFloat32(weight).product if is_kernel else partial(_multiply_unpacked, weight)
+        self._is_batch_invariant = is_batch_invariant
+        multiply = PackedFloat32(weight).product if is_kernel else partial(self._multiply_unpacked, weight)
         super().__init__(multiply, weight.numel(), bias, is_kernel=is_kernel)
 
     def to_float32(self, x: Tensor) -> Tensor:
-        """Return the product as it is accumulated, in float32, whatever the dtype of ``x`` and the weight."""
         if self.narrow_weight is None:
-            return self(x).float()
+            return super().to_float32(x)
+        if self._is_batch_invariant:
+            return multiply_invariantly(x, self.narrow_weight, self._bias, torch.float32)
         return multiply_to_float32(x, self.narrow_weight, self._bias)
+
+    def _multiply_unpacked(self, weight: Tensor, x: Tensor, bias: Tensor | None, residual: Tensor | None) -> Tensor:
+        out = multiply_invariantly(x, weight, bias, x.dtype) if self._is_batch_invariant else F.linear(x, weight, bias)
+        return out if residual is None else residual + out
 
 
 def multiply_to_float32(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -83,9 +97,18 @@ def multiply_to_float32(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tenso
     if x.is_cuda:
         product = torch.mm(x, weight.T, out_dtype=torch.float32)
         return product if bias is None else product.add_(bias)
-    return F.linear(x.float(), weight.float(), None if bias is None else bias.float())
+    return multiply_in_float32(x, weight, bias, torch.float32)
 
 
-def _multiply_unpacked(weight: Tensor, x: Tensor, bias: Tensor | None, residual: Tensor | None) -> Tensor:
-    out = F.linear(x, weight, bias)
-    return out if residual is None else residual + out
+def multiply_invariantly(x: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """Return ``x @ weight.T + bias`` in ``dtype``; on a GPU no row depends, to the bit, on the others."""
+    if x.is_cuda:
+        from kernels.triton import invariant as on_gpu
+
+        return on_gpu.product(x, weight, bias, dtype)
+    return multiply_in_float32(x, weight, bias, dtype)
+
+
+def multiply_in_float32(x: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """Return ``x @ weight.T + bias``, multiplied and added in float32, in ``dtype``."""
+    return F.linear(x.float(), weight.float(), None if bias is None else bias.float()).to(dtype)

@@ -6,28 +6,40 @@ if the weight has a scale for each block of 128 by 128 (DeepSeek-V3, https://arx
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from kernels.quantize import quantize_vectors
 
 BLOCK = 128
+_LIBRARY_ROWS = 65
+"""Rows from which torch's product is used: with fewer ones its tiles leave most of a GPU idle, as it splits no sums."""
+_LIBRARY_MAJORS = 9, 10
+"""Major compute capabilities, those of Hopper and Blackwell, for which torch has a product with such scales."""
+_ALIGNMENT = 16
+"""Inputs and outputs come in multiples of this there."""
 
 
-def fp8_linear(x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Return ``x @ (weight * scales).T + bias`` for ``x`` ``[rows, in]``, in the type of ``x``.
+def fp8_linear(
+    x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None = None, *,
+    dtype: torch.dtype | None = None, is_batch_invariant: bool = False,
+) -> Tensor:  # fmt: skip
+    """Return ``x @ (weight * scales).T + bias`` for ``x`` ``[rows, in]``, in ``dtype``.
 
     ``weight``: float8_e4m3fn ``[out, in]``, ``in`` a multiple of 32 (of 128 with blocks). ``scales``: float32 ``[]``
-    (or ``[1]``), ``[out]`` (or ``[out, 1]``) or ``[ceil(out / 128), in / 128]``. Raises ``ValueError`` for others.
+    (or ``[1]``), ``[out]`` (or ``[out, 1]``) or ``[ceil(out / 128), in / 128]``. ``dtype``: ``None`` for that of ``x``.
+    ``is_batch_invariant``: on a GPU no row depends, to the bit, on the others. Raises ``ValueError`` for other shapes.
     """
     out, into = weight.shape
+    options = dtype or x.dtype, is_batch_invariant
     blocks = -(-out // BLOCK), into // BLOCK
     if scales.numel() == 1:
         scales = scales.reshape(1).expand(out)
     if scales.numel() == out and scales.shape[0] == out and into % 32 == 0:
-        return _product(x, *quantize_vectors(x, weight.dtype), weight, scales.reshape(out), bias)
+        return _product(x, *quantize_vectors(x, weight.dtype), weight, scales.reshape(out), bias, *options)
     if scales.shape == blocks and into % BLOCK == 0:
         rows, row_scales = quantize_vectors(x.reshape(len(x), blocks[1], BLOCK), weight.dtype)
-        return _product(x, rows.flatten(1), row_scales, weight, scales, bias)
+        return _product(x, rows.flatten(1), row_scales, weight, scales, bias, *options)
     raise ValueError(
         f"a float8 weight {(out, into)} with scales {tuple(scales.shape)}; expected 1, {out}, or {blocks} with inputs "
         f"in multiples of {BLOCK}"
@@ -35,12 +47,15 @@ def fp8_linear(x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None = 
 
 
 def _product(
-    x: Tensor, rows: Tensor, row_scales: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None
-) -> Tensor:
+    x: Tensor, rows: Tensor, row_scales: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None,
+    dtype: torch.dtype, is_batch_invariant: bool,
+) -> Tensor:  # fmt: skip
+    if x.is_cuda and not is_batch_invariant and scales.dim() == 1 and _has_library_product(rows, weight, dtype):
+        return multiply_by_library(rows, row_scales, weight, scales, bias)
     if x.is_cuda:
         from kernels.triton import scaled as on_gpu
 
-        return on_gpu.scaled(rows, row_scales, weight, scales, bias, x.dtype)
+        return on_gpu.scaled(rows, row_scales, weight, scales, bias, dtype, is_batch_invariant=is_batch_invariant)
     dequantized = weight.float()
     if scales.dim() == 1:
         dequantized, x_rounded = dequantized * scales[:, None], rows.float() * row_scales[:, None]
@@ -48,4 +63,24 @@ def _product(
         spread = scales.repeat_interleave(BLOCK, dim=0)[: len(weight)].repeat_interleave(BLOCK, dim=1)
         dequantized, x_rounded = dequantized * spread, rows.float() * row_scales.repeat_interleave(BLOCK, dim=1)
     products = x_rounded @ dequantized.T
-    return (products if bias is None else products + bias).to(x.dtype)
+    return (products if bias is None else products + bias).to(dtype)
+
+
+def _has_library_product(rows: Tensor, weight: Tensor, dtype: torch.dtype) -> bool:
+    if len(rows) < _LIBRARY_ROWS or dtype != torch.bfloat16 or any(size % _ALIGNMENT for size in weight.shape):
+        return False
+    return torch.cuda.get_device_capability(rows.device)[0] in _LIBRARY_MAJORS
+
+
+def multiply_by_library(
+    rows: Tensor, row_scales: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None
+) -> Tensor:
+    """Return the product of float8 numbers with a scale for each row and each channel, in bfloat16, by torch."""
+    return torch._scaled_mm(
+        rows,
+        weight.T,
+        scale_a=row_scales[:, None].contiguous(),
+        scale_b=scales[None, :].contiguous(),
+        bias=None if bias is None else bias.to(torch.bfloat16),
+        out_dtype=torch.bfloat16,
+    )

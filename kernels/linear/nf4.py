@@ -9,6 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from kernels.linear.fp32 import multiply_in_float32
+
 CODES = (
     -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
     -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
@@ -48,16 +50,23 @@ def dequantize(weight: Nf4) -> Tensor:
     return _codes(weight.packed.device)[codes] * weight.scales.T.repeat_interleave(size, dim=1)
 
 
-def nf4_linear(x: Tensor, weight: Nf4, bias: Tensor | None = None) -> Tensor:
-    """Return ``x @ dequantize(weight).T + bias`` for ``x`` ``[rows, in]``, in the type of ``x``.
+def nf4_linear(
+    x: Tensor, weight: Nf4, bias: Tensor | None = None, *,
+    dtype: torch.dtype | None = None, is_batch_invariant: bool = False,
+) -> Tensor:  # fmt: skip
+    """Return ``x @ dequantize(weight).T + bias`` for ``x`` ``[rows, in]``, in ``dtype``.
 
-    On a GPU the codes are rounded to the type of ``x``, the scales are not.
+    On a GPU the codes are rounded to the type of ``x``, the scales are not. ``dtype``: ``None`` for that of
+    ``x``. ``is_batch_invariant``: on a GPU no row depends, to the bit, on the others.
     """
     if x.is_cuda:
         from kernels.triton import weight_only as on_gpu
 
-        return on_gpu.weight_only(x, weight.packed, weight.scales, bias, on_gpu.NF4, codes=_codes(x.device))
-    return torch.nn.functional.linear(x, dequantize(weight).to(x.dtype), bias)
+        return on_gpu.weight_only(
+            x, weight.packed, weight.scales, bias, on_gpu.NF4,
+            codes=_codes(x.device), dtype=dtype, is_batch_invariant=is_batch_invariant,
+        )  # fmt: skip
+    return multiply_in_float32(x, dequantize(weight), bias, dtype or x.dtype)
 
 
 @cache

@@ -11,6 +11,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from kernels.linear.fp32 import multiply_in_float32
+
 
 class Int4(NamedTuple):
     """A 4-bit weight ``[out, in]``."""
@@ -37,11 +39,27 @@ def dequantize(weight: Int4) -> Tensor:
     return torch.empty_like(sorted_by_group).index_copy_(1, weight.order.long(), sorted_by_group)
 
 
-def int4_linear(x: Tensor, weight: Int4, bias: Tensor | None = None) -> Tensor:
-    """Return ``x @ dequantize(weight).T + bias`` for ``x`` ``[rows, in]``, in the type of ``x``."""
+def int4_linear(
+    x: Tensor, weight: Int4, bias: Tensor | None = None, *,
+    dtype: torch.dtype | None = None, is_batch_invariant: bool = False,
+) -> Tensor:  # fmt: skip
+    """Return ``x @ dequantize(weight).T + bias`` for ``x`` ``[rows, in]``, in ``dtype``.
+
+    ``dtype``: ``None`` for that of ``x``. ``is_batch_invariant``: on a GPU no row depends, to the bit, on the others.
+    """
     if x.is_cuda:
         from kernels.triton import weight_only as on_gpu
 
         packed, scales, zeros, order = weight
-        return on_gpu.weight_only(x, packed, scales, bias, on_gpu.INT4, zeros=zeros, order=order)
-    return torch.nn.functional.linear(x, dequantize(weight).to(x.dtype), bias)
+        return on_gpu.weight_only(
+            x,
+            packed,
+            scales,
+            bias,
+            on_gpu.INT4,
+            zeros=zeros,
+            order=order,
+            dtype=dtype,
+            is_batch_invariant=is_batch_invariant,
+        )
+    return multiply_in_float32(x, dequantize(weight), bias, dtype or x.dtype)

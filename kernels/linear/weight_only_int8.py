@@ -5,17 +5,20 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from kernels.linear.fp32 import multiply_in_float32
 from kernels.quantize import quantize_vectors
 
 
 def int8_weight_linear(
     x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None = None, *,
     zeros: Tensor | None = None, order: Tensor | None = None,
+    dtype: torch.dtype | None = None, is_batch_invariant: bool = False,
 ) -> Tensor:  # fmt: skip
-    """Return ``x[:, order] @ ((weight - zeros) * scales).T + bias`` for ``x`` ``[rows, in]``, in the type of ``x``.
+    """Return ``x[:, order] @ ((weight - zeros) * scales).T + bias`` for ``x`` ``[rows, in]``, in ``dtype``.
 
     ``weight``: int8 or float8_e4m3fn ``[out, in]``; ``scales`` and ``zeros``: floats ``[groups, out]``, one for each
-    group of inputs (a multiple of 16) and output; ``order``: int32 ``[in]``. Raises ``ValueError`` if the shapes
+    group of inputs (a multiple of 16) and output; ``order``: int32 ``[in]``; ``dtype``: ``None`` for that of ``x``.
+    ``is_batch_invariant``: on a GPU no row depends, to the bit, on the others. Raises ``ValueError`` if the shapes
     disagree.
     """
     (out, into), groups = weight.shape, len(scales)
@@ -29,19 +32,32 @@ def int8_weight_linear(
     if x.is_cuda:
         from kernels.triton import weight_only as on_gpu
 
-        return on_gpu.weight_only(x, weight, scales, bias, on_gpu.BYTES, zeros=zeros, order=order)
+        return on_gpu.weight_only(
+            x,
+            weight,
+            scales,
+            bias,
+            on_gpu.BYTES,
+            zeros=zeros,
+            order=order,
+            dtype=dtype,
+            is_batch_invariant=is_batch_invariant,
+        )
     dequantized, size = weight.float(), into // groups
     if zeros is not None:
         dequantized = dequantized - zeros.float().T.repeat_interleave(size, dim=1)
     dequantized = dequantized * scales.float().T.repeat_interleave(size, dim=1)
-    return torch.nn.functional.linear(x if order is None else x[:, order], dequantized.to(x.dtype), bias)
+    return multiply_in_float32(x if order is None else x[:, order], dequantized, bias, dtype or x.dtype)
 
 
-def int8_linear(x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None = None) -> Tensor:
+def int8_linear(
+    x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None = None, *,
+    dtype: torch.dtype | None = None, is_batch_invariant: bool = False,
+) -> Tensor:  # fmt: skip
     """Return ``x @ (weight * scales).T + bias`` with each row of ``x`` rounded to int8; the sums are exact integers.
 
     ``weight``: int8 ``[out, in]``, ``in`` a multiple of 32; ``scales``: floats ``[out]``. Raises ``ValueError`` if
-    the shapes disagree.
+    the shapes disagree. For the options see ``int8_weight_linear``.
     """
     out, into = weight.shape
     if scales.shape != (out,) or into % 32:
@@ -52,6 +68,8 @@ def int8_linear(x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None =
     if x.is_cuda:
         from kernels.triton import scaled as on_gpu
 
-        return on_gpu.scaled(rows, row_scales, weight, scales, bias, x.dtype)
+        return on_gpu.scaled(
+            rows, row_scales, weight, scales, bias, dtype or x.dtype, is_batch_invariant=is_batch_invariant
+        )
     products = torch._int_mm(rows, weight.T).float() * row_scales[:, None] * scales.float()
-    return (products if bias is None else products + bias).to(x.dtype)
+    return (products if bias is None else products + bias).to(dtype or x.dtype)

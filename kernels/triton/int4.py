@@ -28,7 +28,7 @@ def _rotate_halves(left, right):
     return sums * _UNIT, differences * _UNIT
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"])
 def _rotate(X, OUT, count, heads, token_stride, head_stride, GROUPS: tl.constexpr, ROWS: tl.constexpr):
     """Rotate ``ROWS`` groups."""
     group = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)

@@ -13,7 +13,8 @@ _MAX_ROW = 1 << 16
 """A longer row does not fit the registers of one program."""
 
 
-@triton.jit
+# The same code for every number of rows, so that no row depends on it.
+@triton.jit(do_not_specialize=["rows"])
 def _rms_norm(
     X, RESIDUAL, WEIGHT, SUM, OUT, rows, heads, n, token_stride, head_stride, weight_stride, eps,
     ADD: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,

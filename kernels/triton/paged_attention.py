@@ -246,8 +246,9 @@ def _merge(
 
 
 def launch(
-    q: Tensor, cache: PagedKeys, plan: AttentionTiles, *, scale: float, window: int | None, softcap: float | None
-) -> Tensor:
+    q: Tensor, cache: PagedKeys, plan: AttentionTiles, *,
+    scale: float, window: int | None, softcap: float | None, merges_in_order: bool = False,
+) -> Tensor:  # fmt: skip
     """``kernels.attention.paged.paged_attention`` of CUDA tensors."""
     tokens, heads, dim = q.shape
     kv_heads, _, page, _ = cache.keys.shape
@@ -275,8 +276,8 @@ def launch(
         )  # fmt: skip
     if len(plan.merged):
         _merge[(len(plan.merged), heads)](
-            out, partial_out, partial_total, plan.merged, plan.partials, HEADS=heads, DIM=dim, WIDE=wide, PARTS=16,
-            num_warps=2,
+            out, partial_out, partial_total, plan.merged, plan.partials, HEADS=heads, DIM=dim, WIDE=wide,
+            PARTS=1 if merges_in_order else 16, num_warps=2,
         )  # fmt: skip
     return rotate_groups(out, q.dtype) if packed else out
 

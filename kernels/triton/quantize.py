@@ -12,7 +12,7 @@ from kernels.triton.rounding import round_to_even
 _TILE = 2048
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _quantize(X, OUT, SCALES, rows, n, LIMIT: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, COLUMNS)[None, :]

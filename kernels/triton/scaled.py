@@ -16,7 +16,7 @@ from torch import Tensor
 from kernels.triton.split import count_parts, sum_parts
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _scaled(
     X, ROW_SCALES, W, SCALES, BIAS, OUT, rows, out, into, steps,
     BLOCKS: tl.constexpr, HAS_BIAS: tl.constexpr, SPLIT: tl.constexpr,
@@ -54,13 +54,14 @@ def _scaled(
 
 
 def scaled(
-    x: Tensor, row_scales: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None, dtype: torch.dtype
-) -> Tensor:
+    x: Tensor, row_scales: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None, dtype: torch.dtype, *,
+    is_batch_invariant: bool = False,
+) -> Tensor:  # fmt: skip
     """Return ``x @ weight.T`` with scales and ``bias``, in ``dtype``.
 
     ``x``: ``[rows, in]`` of the type of ``weight`` ``[out,
     in]``. ``row_scales`` and ``scales``: ``[rows]`` and ``[out]``, or ``[rows, in / 128]`` and ``[ceil(out / 128), in /
-    128]``.
+    128]``. ``is_batch_invariant``: as in ``weight_only``.
     """
     (rows, into), out, blocks = x.shape, len(weight), scales.dim() == 2
     result = torch.empty(rows, out, dtype=dtype, device=x.device)
@@ -68,10 +69,12 @@ def scaled(
         return result
     deep = math.gcd(into, 128)
     tall, wide, warps, stages = max(16, triton.next_power_of_2(rows)), 64, 4, 4
-    if rows > 64:  # two sums need twice the registers
+    if is_batch_invariant:
+        tall = 64
+    elif rows > 64:  # two sums need twice the registers
         tall, wide, warps, stages = 64 if blocks else 128, 128, 8, 3
     grid, steps = (triton.cdiv(out, wide), triton.cdiv(rows, tall)), into // deep
-    parts = count_parts(x, grid[0] * grid[1], steps, 2)
+    parts = count_parts(x, grid[0] * (1 if is_batch_invariant else grid[1]), steps, 2)
     target = result if parts == 1 else torch.empty(parts, rows, out, dtype=torch.float32, device=x.device)
     _scaled[(*grid, parts)](
         x.contiguous(), row_scales.contiguous(), weight.contiguous(), scales.contiguous(),

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from engine import gpu_requirements
+from engine.core.model_setup import select_model_device
 from engine.device import select_device
 from engine.gpu_requirements import (
     check_cache_folder,
@@ -21,6 +22,7 @@ from engine.gpu_requirements import (
     has_code_for,
     refuse_old_driver,
 )
+from engine.protocol.options import EngineOptions
 from engine.protocol.types import EngineError
 from tests.engine.conftest import Checkpoints
 from tests.engine.helpers import SMALL, Harness
@@ -49,6 +51,13 @@ def gpu(checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
 def test_a_complete_machine_passes(tmp_path: Path) -> None:
     check_gpu(torch.device("cuda"))
     assert (tmp_path / "cache").is_dir()
+
+
+@pytest.mark.usefixtures("gpu")
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_a_gpu_computes_in_deterministic_mode_too(checkpoints: Checkpoints, *, deterministic: bool) -> None:
+    found = select_model_device(checkpoints("qwen3"), EngineOptions(deterministic=deterministic))
+    assert (found.device.type, found.is_batch_invariant) == ("cuda", deterministic)
 
 
 @pytest.mark.usefixtures("gpu")

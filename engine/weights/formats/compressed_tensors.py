@@ -88,6 +88,17 @@ def _create_scheme_reader(scheme: dict[str, Any], config: dict[str, Any]) -> _Ma
     return partial(_read_packed, bits=bits, size=size, symmetric=symmetric)
 
 
+def list_formats(config: dict[str, Any]) -> list[str]:
+    """Return the formats of the groups' weights, as ``registry.list_formats``."""
+    formats = []
+    for scheme in config["config_groups"].values():
+        layout = (scheme if config["format"] == "mixed-precision" else config)["format"]
+        kind = "fp8" if layout == "float-quantized" else f"int{scheme['weights']['num_bits']}"
+        rounds = layout != "pack-quantized" and scheme.get("input_activations") is not None
+        formats.append(f"{kind} weights and activations" if rounds else f"{kind} weights")
+    return formats
+
+
 def build_config(bits: int, size: int | None, skipped: list[str], *, w8a8_module: str | None = None) -> dict[str, Any]:
     """Return the ``quantization_config`` for tensors of ``pack_matrix``.
 

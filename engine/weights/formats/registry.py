@@ -39,5 +39,24 @@ def create_reader(config: dict[str, Any] | None) -> MatrixReader:
     return _FORMATS[method](config)
 
 
+def list_formats(config: dict[str, Any] | None) -> list[str]:
+    """Return the formats of weights (``engine.gpu_requirements.check_format``) that a checkpoint's config names.
+
+    The config must be one that ``create_reader`` accepts.
+    """
+    if not config:
+        return []
+    match config["quant_method"]:
+        case "compressed-tensors":
+            return compressed_tensors.list_formats(config)
+        case "fp8":
+            return ["fp8 weights and activations"]
+        case "bitsandbytes":
+            return ["NF4 weights"]
+        case "gptq" | "awq":
+            return [f"int{config['bits']} weights"]
+    return []
+
+
 def _read_plain(weights: Weights, name: str, rows: int, columns: int) -> Matrix:
     return weights.take(f"{name}.weight", rows, columns)

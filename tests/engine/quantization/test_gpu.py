@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from dataclasses import replace
 from pathlib import Path
@@ -17,21 +18,24 @@ from engine.models.decoder import Decoder
 from engine.models.feed_forward import GatedMlp
 from engine.models.load import load_model
 from engine.protocol.options import EngineOptions
-from engine.protocol.types import Branch, ScoreItem
+from engine.protocol.types import Branch, EngineError, ScoreItem
 from engine.weights.gpu_matmul import ConcatenatedProducts, QuantizedLinear, create_gpu_product
 from engine.weights.matrix import Float8Matrix, GroupedMatrix, Int8Matrix, Matrix, Nf4Matrix, dense
 from kernels.linear.fp32 import Linear, Product
 from kernels.linear.nf4 import Nf4
 from tests.closeness import EPS, assert_rounded, product_bound
+from tests.engine.conftest import save_random_model
 from tests.engine.exact import float32_loss, float32_share
 from tests.engine.gpu import EMULATED_GPU, EmulatedGraph, emulate_gpu
 from tests.engine.helpers import SMALL, Harness, generate, score
-from tests.engine.quantization.models import METHODS, ROUNDS, dense_product, quantised
+from tests.engine.quantization.models import METHODS, ROUNDS, SIZES, dense_product, quantised
 
 INTO = 256
 
 
-def groups(rows: int, size: int = 32, *, bits: int = 4, shuffled: int | None = None, zero: int | None = None) -> Matrix:
+def groups(
+    rows: int, size: int = 32, *, bits: int = 4, shuffled: int | None = None, zero: int | None = None
+) -> GroupedMatrix:
     rng = torch.Generator().manual_seed(rows)
     codes = torch.randint(0, 1 << bits, (rows, INTO), generator=rng).byte()
     scales = torch.rand(rows, INTO // size, generator=rng) + 0.1
@@ -77,7 +81,6 @@ CASES: dict[str, tuple[list[Matrix], type, float]] = {
     "8 bits, whole rows": ([groups(64, INTO, bits=8, zero=128)], QuantizedLinear, EXACT),
     "8 bits, zeros": ([groups(64, bits=8), groups(32, bits=8, zero=128)], QuantizedLinear, EXACT),
     "8 bits, act-order": ([groups(64, bits=8, shuffled=1)], QuantizedLinear, EXACT),
-    "groups of 8": ([groups(64, 8), groups(32, 8)], Linear, EXACT),
     "W8A8": ([ints(64), ints(32)], QuantizedLinear, ROUNDED),
     "float8 by tensor": ([floats(64), floats(32)], QuantizedLinear, ROUNDED),
     "float8 by channel": ([floats(64, (1, INTO)), floats(32, (1, INTO))], QuantizedLinear, ROUNDED),
@@ -88,7 +91,6 @@ CASES: dict[str, tuple[list[Matrix], type, float]] = {
         ConcatenatedProducts,
         ROUNDED,
     ),
-    "float8 by odd block": ([floats(64, (48, 80)), floats(32, (48, 80))], Linear, EXACT),
     "float8 weights alone": ([floats(64, rounds=False), floats(32, rounds=False)], QuantizedLinear, EXACT),
     "float8 weights alone, by block": (
         [floats(64, (48, 64), rounds=False), floats(32, (48, 64), rounds=False)], QuantizedLinear, EXACT,
@@ -121,14 +123,76 @@ def test_products_are_fused_as_far_as_possible_and_exact(name: str) -> None:
             assert (product(x).double() - expected).norm() / expected.norm() > 1e-4
 
 
-@pytest.mark.parametrize(("capability", "kind"), [((8, 0), Linear), ((9, 0), QuantizedLinear)])
-def test_a_gpu_without_float8_uses_wider_weights(
-    capability: tuple[int, int], kind: type, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("name", [name for name, (*_, tolerance) in CASES.items() if tolerance == EXACT])
+def test_heads_return_float32_without_a_rounding_to_the_activations_dtype(name: str) -> None:
+    parts, *_ = CASES[name]
+    weight = torch.cat([dense(part) for part in parts]).bfloat16()
+    x = torch.randn(5, INTO, generator=torch.Generator().manual_seed(0)).bfloat16()
+    head = create_gpu_product(parts, None, replace(EMULATED_GPU, dtype=torch.bfloat16))
+    found = head.to_float32(x)
+    assert found.dtype == torch.float32
+    assert not torch.equal(found, found.bfloat16().float())
+    if type(head) is Linear:
+        assert_rounded(found, x.double() @ weight.double().T, product_bound(x, weight))
+
+
+@pytest.mark.parametrize(
+    ("part", "words"),
+    [
+        (groups(64, 8), "256 inputs in 32 groups, each of which must be a multiple of 16"),
+        (replace(groups(64, shuffled=1), group_of=torch.arange(INTO) // 40), "groups of different sizes"),
+        (floats(64, (48, 80)), "blocks of 48 by 80; 128 by 128 and whole rows are supported"),
+        (floats(64, (48, 40), rounds=False), "blocks of 40 inputs"),
+        (Int8Matrix(torch.zeros(64, 48, dtype=torch.int8), torch.ones(64)), "48 inputs by activations of 8 bits"),
+    ],
+)
+def test_weights_without_a_kernel_are_refused_and_not_widened(part: Matrix, words: str) -> None:
+    with pytest.raises(EngineError, match=words):
+        create_gpu_product([groups(64), part], None, EMULATED_GPU)
+
+
+FP8_BY = {
+    "tensor": {"quant_method": "fp8"},
+    "block": {"quant_method": "fp8", "weight_block_size": [128, 128]},
+    **{
+        name: {
+            "quant_method": "compressed-tensors",
+            "format": "float-quantized",
+            "config_groups": {"g": {"weights": {"num_bits": 8, "strategy": "channel"}, "input_activations": rounded}},
+        }
+        for name, rounded in (("channel", {"num_bits": 8, "dynamic": True}), ("channel, weights alone", None))
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("config", "first"),
+    [
+        *[pytest.param(config, (8, 9), id=f"fp8 by {name}") for name, config in FP8_BY.items()],
+        pytest.param({"quant_method": "gptq", "bits": 4}, (8, 0), id="gptq"),
+        pytest.param({"quant_method": "awq", "bits": 4}, (8, 0), id="awq"),
+        pytest.param(
+            {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}, (8, 0), id="nf4"
+        ),
+    ],
+)
+def test_a_format_is_refused_before_weights_are_read_on_a_gpu_that_lacks_it(
+    config: dict[str, object], first: tuple[int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    monkeypatch.setattr(torch.Tensor, "to", lambda self, *_: self)
-    there = DeviceConfig(torch.device("cuda"), torch.float32, uses_gpu_kernels=True)
-    assert isinstance(create_gpu_product([floats(64)], None, there), kind)
+    """On every GPU from the first with the format on, loading goes on; the checkpoint's weights are plain."""
+    save_random_model(QWEN2, SIZES, tmp_path)
+    described = json.loads((tmp_path / "config.json").read_text()) | {"quantization_config": config}
+    (tmp_path / "config.json").write_text(json.dumps(described))
+    cuda = DeviceConfig(torch.device("cuda"), torch.bfloat16, uses_gpu_kernels=True)
+    monkeypatch.setattr("engine.models.load.Decoder", lambda *_: "weights are read")
+    for capability in ((8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0)):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _, capability=capability: capability)
+        if capability >= first:
+            assert load_model(tmp_path, lambda _: 8, cuda) == "weights are read"
+            continue
+        with pytest.raises(EngineError, match=r"needs a GPU of compute capability 8\.9 .*serve a checkpoint") as caught:
+            load_model(tmp_path, lambda _: 8, cuda)
+        assert "\n" not in str(caught.value)
 
 
 def packed(product: Product) -> bool:

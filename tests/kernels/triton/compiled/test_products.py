@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from kernels.triton.invariant import product
 from kernels.triton.quantize import quantize_vectors
 from kernels.triton.scaled import scaled
 from kernels.triton.weight_only import BYTES, INT4, NF4, weight_only
@@ -49,7 +50,7 @@ def eight(rows: int, stored: torch.dtype, *, blocks: bool = False) -> None:
 
 CASES: list[tuple[str, Callable[[], object], str, int, float]] = [
     ("int4, 16 rows", lambda: int4(16), "HGMMA", 112, 0.25),
-    ("int4, 256 rows", lambda: int4(256), "HGMMA", 224, 0.12),
+    ("int4, 64 rows", lambda: int4(64), "HGMMA", 168, 0.12),
     ("int8 weights, 16 rows", lambda: byte(16), "HGMMA", 112, 0.25),
     ("int8 weights and zeros, 16 rows", lambda: byte(16, groups=GROUPS, zeroed=True), "HGMMA", 128, 0.25),
     ("float8 weights, 16 rows", lambda: byte(16, stored=FP8), "HGMMA", 112, 0.25),
@@ -87,8 +88,42 @@ def test_a_product_of_one_row_uses_no_matrix_units() -> None:
         assert kernel.spills == kernel.stack == 0, kernel
         assert kernel.count("LDG", ".128") + kernel.count("LDGSTS", ".128") > 0, kernel
     assert vector.registers <= 128, vector
+    # A thread multiplies 128 weights in a step: one instruction takes the code of each out of its word.
+    assert vector.count("LOP3") < 1.3 * 128, vector
+    assert vector.instructions.total() < 7.5 * 128, vector
     assert vector.count("HGMMA") + vector.count("HMMA") == 0, vector
     assert total.occupancy >= 0.75, total
+
+
+@pytest.mark.parametrize("capability", [90, 100])
+@pytest.mark.parametrize("launch", [int4, nf4, byte])
+def test_a_weight_is_dequantized_once_for_many_rows_with_wide_stores(
+    launch: Callable[[int], object], capability: int
+) -> None:
+    with compiling(capability) as made:
+        launch(128)
+    [kernel] = made  # the product itself is the library's
+    assert kernel.kernel == "_dequantize"
+    assert kernel.spills == kernel.stack == 0, kernel
+    assert kernel.count("STG", ".128") > 0, kernel
+    assert kernel.occupancy >= 0.5, kernel
+
+
+@pytest.mark.parametrize("dtype", [BF16, F32], ids=str)
+def test_an_invariant_product_has_one_code_for_all_numbers_of_rows(dtype: torch.dtype) -> None:
+    """Otherwise a row alone, or one of 16, would be computed by other instructions."""
+    with compiling() as made:
+        for rows in (1, 16, 17, 256):
+            product(empty(rows, IN, dtype=dtype), empty(OUT, IN, dtype=dtype), None, F32)
+            weight = empty(IN // 8, OUT, dtype=I32), empty(GROUPS, OUT, dtype=F16)
+            zeros = empty(GROUPS, OUT, dtype=U8)
+            weight_only(empty(rows, IN), *weight, None, INT4, zeros=zeros, is_batch_invariant=True)
+    for name in ("_product", "_weight_only"):
+        kernels = [kernel for kernel in made if kernel.kernel == name]
+        assert len(kernels) == 4
+        assert len({str(sorted(kernel.instructions.items())) for kernel in kernels}) == 1
+        assert kernels[0].spills == kernels[0].stack == 0, kernels[0]
+        assert kernels[0].shared <= SHARED_MEMORY, kernels[0]
 
 
 def test_rows_are_quantized_with_wide_loads() -> None:

@@ -103,8 +103,53 @@ def test_int4_products_of_16_bits_are_rounded_once(layout: str, rows: int, dtype
     close(int4_product(x, weight, None), x.double() @ wide.T, dtype)
 
 
+MANY = 130
+"""Rows for which a weight is dequantized once."""
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize(("rows", "groups"), [(1, 3), (5, 1), (16, 6)])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(("into", "out", "group"), [(192, 72, 64), (128, 136, 32), (256, 64, 128)])
+def test_int4_products_of_many_rows_equal_float64(
+    layout: str, into: int, out: int, group: int, dtype: torch.dtype
+) -> None:
+    weight, wide = checkpoint(layout, into, out, group)
+    x, bias = activations(MANY, into, dtype), torch.randn(out, generator=generator(1)).to(dtype)
+    close(int4_product(x, weight, bias), x.double() @ wide.T + bias.double(), dtype)
+
+
+@pytest.mark.skipif(DEVICE != "cpu", reason="bugs are planted in the interpreter")
+@pytest.mark.parametrize(
+    ("layout", "right", "wrong"),
+    [
+        ("in order", "about = (step * K // group) * out + n", "about = n"),
+        ("in order", "zero + 8388608", "zero + 8388609"),
+        ("act-order", "x.index_select(1, order)", "x"),
+        ("in order", "k = step * K + tl.arange(0, K)\n    tl.store", "k = tl.arange(0, K)\n    tl.store"),
+    ],
+)
+def test_planted_bugs_of_dequantization_are_detected(layout: str, right: str, wrong: str, tmp_path: Path) -> None:
+    weight, wide = checkpoint(layout, 256, 72, 64)
+    x = activations(MANY, 256)
+    ours = int4_product(x, weight, None, planted("weight_only", right, wrong, "weight_only", tmp_path))
+    expected = x.double() @ wide.T
+    assert not torch.allclose(ours.double(), expected, atol=0.02 * float(expected.abs().max()))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("rows", [1, 5])
+def test_products_of_a_head_are_not_rounded_to_16_bits(layout: str, rows: int) -> None:
+    weight, wide = checkpoint(layout, 128, 72, 64)
+    x = activations(rows, 128, torch.bfloat16)
+    packed, scales, zeros, order = (None if part is None else part.to(DEVICE) for part in weight)
+    ours = weight_only.weight_only(
+        x.to(DEVICE), packed, scales, None, weight_only.INT4, zeros=zeros, order=order, dtype=torch.float32
+    )
+    close(ours, x.double() @ wide.T, torch.float32)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("rows", "groups"), [(1, 3), (5, 1), (16, 6), (MANY, 3)])
 def test_int8_weights_equal_float64(rows: int, groups: int, dtype: torch.dtype) -> None:
     into, out = 192, 70
     weight = torch.randint(-127, 128, (out, into), generator=generator(0), dtype=torch.int8)
@@ -119,9 +164,10 @@ def test_int8_weights_equal_float64(rows: int, groups: int, dtype: torch.dtype) 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("stored", [torch.int8, torch.float8_e4m3fn], ids=str)
-def test_int8_weights_with_zeros_and_order_equal_float64(stored: torch.dtype, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("rows", [5, MANY])
+def test_int8_weights_with_zeros_and_order_equal_float64(stored: torch.dtype, dtype: torch.dtype, rows: int) -> None:
     """Zeros are far from the weights, with differences that 16 bits cannot hold."""
-    rows, into, out, groups = 5, 192, 70, 3
+    into, out, groups = 192, 70, 3
     weight = torch.randint(-128, 128, (out, into), generator=generator(0)).to(stored)
     scales, zeros = torch.rand(2, groups, out, generator=generator(1)) + 0.1
     zeros = (zeros * 256 - 140).round()
@@ -139,7 +185,7 @@ def test_int8_weights_with_zeros_and_order_equal_float64(stored: torch.dtype, dt
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize(("rows", "group"), [(1, 64), (5, 32), (16, 192)])
+@pytest.mark.parametrize(("rows", "group"), [(1, 64), (5, 32), (16, 192), (MANY, 64)])
 def test_nf4_products_equal_float64(rows: int, group: int, dtype: torch.dtype) -> None:
     into, out = 192, 70
     codes = torch.randint(0, 16, (out * into,), generator=generator(0))
@@ -213,6 +259,24 @@ def test_products_of_8_bits_equal_float64(stored: torch.dtype, blocks: bool, row
     close(eight_product(case, torch.bfloat16), case.expected, torch.bfloat16)
 
 
+@pytest.mark.parametrize("rows", [1, 70])
+def test_the_librarys_product_of_float8_takes_the_same_scales(rows: int) -> None:
+    case, bias = eight(torch.float8_e4m3fn, False, rows, 128, 64), torch.randn(64, generator=generator(3)).bfloat16()
+    given = (part.to(DEVICE) for part in case[:4])
+    close(fp8.multiply_by_library(*given, bias.to(DEVICE)), case.expected + bias.double(), torch.bfloat16)
+
+
+def test_the_librarys_product_serves_many_rows_of_bfloat16_on_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, weight = torch.zeros(70, 128), torch.zeros(64, 128).to(torch.float8_e4m3fn)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    assert fp8._has_library_product(x, weight, torch.bfloat16)
+    assert not fp8._has_library_product(x[:64], weight, torch.bfloat16)
+    assert not fp8._has_library_product(x, weight, torch.float32)
+    assert not fp8._has_library_product(x, weight[:60], torch.bfloat16)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 9))
+    assert not fp8._has_library_product(x, weight, torch.bfloat16)
+
+
 def test_reference_products_round_rows_and_equal_float64() -> None:
     x = torch.randn(5, 256, generator=generator(0)) * torch.logspace(-2, 2, 5)[:, None]
     for stored in (torch.int8, torch.float8_e4m3fn):
@@ -257,7 +321,9 @@ def test_shapes_that_disagree_are_refused_with_their_numbers() -> None:
         ("in order", "zero + 128", "zero + 129"),
         ("in order", "zero + 8388608", "zero + 8388609"),
         ("in order", "words >> 16", "words >> 8"),
-        ("in order", "4 * nibble", "4 * (7 - nibble)"),
+        ("in order", "16 * (nibble // 4)", "16 * (1 - nibble // 4)"),
+        ("in order", "zero << (4 * (nibble % 4))", "zero << (2 * (nibble % 4))"),
+        ("in order", "* 2.0 ** (-4 * (nibble % 4))", "* 2.0 ** (-4 * (nibble % 3))"),
         ("in order", "step * K // group", "0"),
         ("in order", "(step * K // group) * out + n", "(step * K // group) + n"),
         ("act-order", "ORDER + k", "ORDER + tl.arange(0, K)"),
@@ -274,7 +340,16 @@ def test_planted_bugs_are_detected(layout: str, right: str, wrong: str, rows: in
     dtype = torch.bfloat16 if "128" in right or "129" in wrong else torch.float32
     x = activations(rows, 256, dtype)
     ours = int4_product(x, weight, None, planted("weight_only", right, wrong, "weight_only", tmp_path))
-    only = {"zero + 128": 5, "words >> 16": 5, "4 * nibble": 1, "ORDER + k": 5, "ORDER + word * 8 + nibble": 1}
+    only = {
+        "zero + 128": 5,
+        "zero + 8388608": 5,
+        "words >> 16": 5,
+        "16 * (nibble // 4)": 1,
+        "ORDER + k": 5,
+        "ORDER + word * 8 + nibble": 1,
+        "zero << (4 * (nibble % 4))": 1,
+        "* 2.0 ** (-4 * (nibble % 4))": 1,
+    }
     expected = x.double() @ wide.T
     # A bug changes a large part of the result, not its last bits.
     wrong_result = not torch.allclose(ours.double(), expected, atol=0.02 * float(expected.abs().max()))
