@@ -36,12 +36,12 @@ def write_int4() -> None:
 
 def sample() -> None:
     columns = [empty(8, dtype=dtype) for dtype in (F64, F64, F64, I64, I64, I64, I64)]
-    sampling.sample(empty(8, 128256, dtype=F32), *columns, 0)
+    sampling.sample(empty(8, 128256, dtype=F32), *columns, purpose=0)
 
 
 def apply_penalties() -> None:
     columns = [empty(99, dtype=dtype) for dtype in (I64, F32, torch.bool, F32)]
-    sampling.apply_penalties(empty(8, 128256, dtype=F32), empty(9, dtype=I64), *columns, empty(8, 3, dtype=F32))
+    sampling.apply_penalties(empty(8, 128256, dtype=F32), empty(9, dtype=I64), *columns, settings=empty(8, 3, dtype=F32))
 
 
 CASES: list[tuple[str, Callable[[], object], int, float, int]] = [

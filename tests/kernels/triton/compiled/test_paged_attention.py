@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
@@ -60,7 +61,7 @@ KINDS = {
 
 def launch_kind(kind: Kind) -> None:
     """Launch a specialisation on tensors without memory."""
-    numbers = {"dtype": torch.int32, "device": "meta"}
+    numbers: dict[str, Any] = {"dtype": torch.int32, "device": "meta"}
     low = kind.queries == 1
     work = AttentionTiles(
         pages=torch.empty(64, 256, **numbers),
