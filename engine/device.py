@@ -1,9 +1,10 @@
-"""Device and dtype of a model, and asynchronous copies of small arrays to the device."""
+"""Device and dtype of a model, its stream of work, and asynchronous copies of small arrays to and from the device."""
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import get_args
+from typing import Protocol, get_args
 
 import torch
 from torch import Tensor
@@ -79,6 +80,59 @@ def to_device(values: Tensor, device: torch.device) -> Tensor:
     if device.type != "cuda":
         return values.to(device)
     return values.pin_memory().to(device, non_blocking=True)
+
+
+def to_host(values: Tensor) -> Tensor:
+    """Copy a tensor to the host without waiting for the copy, which is complete once the stream has come that far."""
+    # Torch allocates pinned memory for such a copy.
+    return values.to("cpu", non_blocking=True)
+
+
+class DeviceEvent(Protocol):
+    """A point in a device's stream of work."""
+
+    def query(self) -> bool:
+        """Return True if the device has come that far."""
+        ...
+
+    def synchronize(self) -> None:
+        """Wait until the device has come that far."""
+        ...
+
+
+class _ReachedEvent:
+    """An event on a device whose work is done when a call returns."""
+
+    def query(self) -> bool:
+        return True
+
+    def synchronize(self) -> None:
+        pass
+
+
+_REACHED = _ReachedEvent()
+
+
+def record_event(device: torch.device) -> DeviceEvent:
+    """Return the point after all work that was launched on the current stream."""
+    if device.type != "cuda":
+        return _REACHED
+    event: DeviceEvent = torch.cuda.current_stream(device).record_event()
+    return event
+
+
+def create_stream(device: torch.device) -> torch.cuda.Stream | None:
+    """Return a stream for one model, after what was launched before; ``None`` if the device has no streams."""
+    if device.type != "cuda":
+        return None
+    stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    stream.wait_stream(torch.cuda.current_stream(device))
+    return stream
+
+
+def use_stream(stream: torch.cuda.Stream | None) -> AbstractContextManager[object]:
+    """Launch on a stream within a context. Memory that is allocated there is reused on this stream alone."""
+    return nullcontext() if stream is None else torch.cuda.stream(stream)
 
 
 def release_freed_memory(device: torch.device) -> None:

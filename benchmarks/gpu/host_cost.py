@@ -31,15 +31,16 @@ from torch import Tensor
 from benchmarks.gpu.decode import emulated_gpu, write_checkpoint
 from benchmarks.kernels.dry_run import TINY_MODEL
 from engine.attention.layer import FusedAttentionBackend
-from engine.core import engine_core
+from engine.core import pipeline
 from engine.core.engine_core import EngineCore
 from engine.device import DeviceConfig
 from engine.models.config import ModelConfig, read_raw_config
 from engine.models.families import decoder_config
 from engine.models.interface import Batch, KeepState, Model
 from engine.protocol.options import EngineOptions
-from engine.protocol.types import Branch, EngineError, GenerateRequest, SamplingParams
+from engine.protocol.types import Branch, Completion, EngineError, GenerateRequest, SamplingParams
 from engine.runner.forward_gpu import GpuForward
+from engine.runner.sample_step import PendingResults
 from engine.scheduler.sequence import Event, Job
 from kernels.common.sampling_tensors import NoiseKeys, SamplingTensors
 
@@ -233,10 +234,11 @@ def time_phases(core: EngineCore, steps: int) -> list[dict[str, float]]:
     stopwatch = Stopwatch()
     targets: tuple[tuple[str, Any, str], ...] = (
         ("plan", core._scheduler, "schedule"),
-        ("prepare", engine_core, "build_batch"),
+        ("prepare", pipeline, "build_batch"),
         ("prepare", core, "_forward"),
-        ("sample", engine_core, "sample_and_score"),
-        ("commit", core, "_commit"),
+        ("sample", pipeline, "sample_and_score"),
+        ("sample", PendingResults, "read"),
+        ("commit", pipeline, "commit"),
         ("emit", core, "_append_sampled_tokens"),
     )
     forward = core._forward
@@ -251,6 +253,50 @@ def time_phases(core: EngineCore, steps: int) -> list[dict[str, float]]:
             core.step()
             phases.append(stopwatch.take())
     return phases
+
+
+def measure_overlap(rounds: int = 40, width: int = 64) -> float:
+    """Run a simulated tree search; return the share of steps that are launched while another is in flight.
+
+    A branch ends after a random number of tokens and is forked at once, ``rounds`` times for each of ``width``.
+    """
+    dice, num_ahead, num_steps = np.random.default_rng(0), 0, 0
+    real = pipeline.launch_step
+
+    def launch(work: pipeline.StepWork, steps: pipeline.StepsInFlight, *parts: Any) -> pipeline.LaunchedStep:
+        nonlocal num_ahead, num_steps
+        num_ahead, num_steps = num_ahead + (steps.unread is not None), num_steps + 1
+        return real(work, steps, *parts)
+
+    with tempfile.TemporaryDirectory() as name, patch.object(pipeline, "launch_step", launch):
+        folder = Path(name)
+        write_checkpoint(folder, TINY)
+        with null_engine(folder):
+            core = EngineCore("m", folder, EngineOptions(kv_tokens=width * 2048, step_tokens=8192))
+            left, ended = width * rounds, [tuple(dice.integers(0, _BYTES, 256).tolist())] * width
+            while left or core.has_work:
+                for prompt in ended[:left]:
+                    _fork(core, (*prompt[:256], *prompt[-256:]), int(dice.integers(16, 128)), ended)
+                left -= min(left, len(ended))
+                ended.clear()
+                core.step()
+    return num_ahead / num_steps
+
+
+def _fork(core: EngineCore, prompt: tuple[int, ...], max_tokens: int, ended: list[tuple[int, ...]]) -> None:
+    """Submit a branch, whose tokens are added to ``ended`` at its end."""
+
+    def receive(event: Event) -> None:
+        if isinstance(event, EngineError):
+            raise event
+        if isinstance(event, Completion):
+            ended.append((*prompt, *event.token_ids))
+
+    branches = (Branch(seed=1, key=0, max_tokens=max_tokens),)
+    request = GenerateRequest("r", "m", prompt, branches, SamplingParams(stop=("\n\n",)), None, 0, None, None)
+    job = Job(request.request_id, receive)
+    core.model.add_branches(request, job)
+    core.submit(job)
 
 
 def render(costs: list[HostCost]) -> str:
@@ -272,8 +318,12 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--batches", type=int, nargs="+", default=BATCHES, metavar="BRANCHES")
     parser.add_argument("--steps", type=int, default=300, help="number of steps measured")
     parser.add_argument("--name", default="table", help="name of the table's file")
+    parser.add_argument("--overlap", action="store_true", help="print the share of steps launched ahead, alone")
     arguments = parser.parse_args(argv)
     torch.set_num_threads(1)
+    if arguments.overlap:
+        print(f"{measure_overlap():.1%} of the steps of a tree search are launched while another is in flight")
+        return 0
     costs = []
     for variant in VARIANTS:
         for batch in arguments.batches:

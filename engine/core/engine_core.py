@@ -1,4 +1,6 @@
-"""The step loop of one model: schedule, forward, sample, commit, emit. Not thread-safe; ``LocalEngine`` drives it."""
+"""The step loop of one model: schedule, forward, sample, commit, emit. Not thread-safe; ``LocalEngine`` drives it.
+
+On a GPU the next step is launched before the results of the latest one are read (``engine.core.pipeline``)."""
 
 from __future__ import annotations
 
@@ -11,6 +13,7 @@ from pathlib import Path
 
 import torch
 
+from engine.core import pipeline
 from engine.core.completion import (
     Finish,
     build_completion,
@@ -22,16 +25,15 @@ from engine.core.completion import (
 from engine.core.gpu_memory import NotEnoughMemory
 from engine.core.loaded_model import LoadedModel
 from engine.core.model_setup import ModelWeights, create_cache, create_speculator
+from engine.core.pipeline import LaunchedStep, StepsInFlight
 from engine.core.recovery import Recovery, RequestFailed, free_failed_step
 from engine.core.stats import CoreStats
-from engine.device import release_freed_memory
+from engine.device import create_stream, release_freed_memory, use_stream
 from engine.protocol.options import EngineOptions
 from engine.protocol.types import EngineError, FinishReason
-from engine.runner.batch import ScheduledSequence, build_batch
-from engine.runner.decode_batch import DecodeBatch, find_decode_batch
 from engine.runner.forward import create_forward
 from engine.runner.probe import ProbeReader
-from engine.runner.sample_step import SampledTokens, Sampler, rows_needed, sample_and_score, sample_on_cpu
+from engine.runner.sample_step import SampledTokens, Sampler, sample_on_cpu
 from engine.runner.warm_up import warm_up
 from engine.sampling.gpu import sample_on_gpu
 from engine.scheduler.scheduler import Scheduler
@@ -68,19 +70,20 @@ class EngineCore:
         self._deadline = math.inf
         """Lower bound of all jobs' deadlines."""
         self._scheduled: list[tuple[Sequence, int]] = []
-        """Work of the current step, for the analysis of a failure."""
+        """Work of the step that is launched or read now, for the analysis of a failure."""
+        self._steps = StepsInFlight()
+        self._stream = create_stream(self._device_config.device)
         self._recovery = Recovery(name)
-        self._decode: DecodeBatch | None = None
-        """Branches of the last step, if it only decoded without drafts."""
         self.timings = Timings()
         self._generated, self._scored = 0, 0
         self._speculator = create_speculator(weights.drafter, options, context=self.model.info.context)
-        try:
-            self._start_empty()
-        except RuntimeError as error:
-            num_bytes = capacity * weights.bytes_per_token
-            raise NotEnoughMemory(f"{capacity} tokens of keys and values need {num_bytes} bytes: {error}") from None
-        warm_up(name, weights.model, self.cache, self._forward, options, weights.drafter)
+        with use_stream(self._stream):
+            try:
+                self._start_empty()
+            except RuntimeError as error:
+                num_bytes = capacity * weights.bytes_per_token
+                raise NotEnoughMemory(f"{capacity} tokens of keys and values need {num_bytes} bytes: {error}") from None
+            warm_up(name, weights.model, self.cache, self._forward, options, weights.drafter)
 
     @property
     def can_change_threads(self) -> bool:
@@ -92,6 +95,11 @@ class EngineCore:
         return bool(self._jobs)
 
     @property
+    def has_results(self) -> bool:
+        """True if ``finish`` does not wait for the device."""
+        return self._steps.unread is None or self._steps.unread.event.query()
+
+    @property
     def num_waiting(self) -> int:
         """Number of waiting sequences. May be read from another thread."""
         bisection = self._recovery.bisection
@@ -101,21 +109,12 @@ class EngineCore:
     @property
     def stats(self) -> CoreStats:
         """Current statistics. May be read from another thread, and are approximate then."""
-        scheduler, speculation = self._scheduler, self.speculation_stats
-        return CoreStats(
-            running=len(scheduler.running),
+        return CoreStats.of(
+            self._scheduler,
+            self.speculation_stats,
             waiting=self.num_waiting,
-            kv_tokens=self.cache.num_used_tokens,
-            kv_capacity=self._pages * self._options.page_size,
-            pinned_tokens=self.cache.tree.num_pinned * self._options.page_size,
-            leases=len(self.cache.leases),
-            prompt_tokens=scheduler.prompt_tokens,
-            cached_tokens=scheduler.cached_tokens,
             generated_tokens=self._generated,
-            drafted_tokens=speculation.drafted if speculation else 0,
-            accepted_tokens=speculation.accepted if speculation else 0,
             scored_tokens=self._scored,
-            preemptions=scheduler.num_preemptions,
         )
 
     @property
@@ -126,11 +125,12 @@ class EngineCore:
         """Enable speculative decoding. Only while there are no jobs; the cache is emptied."""
         if self._jobs:
             raise RuntimeError("there are jobs in flight")
-        self._disconnect()
-        del self.cache, self._scheduler
-        trees = not self._options.deterministic
-        self._speculator = Speculator(drafter, controller, context=self.model.info.context, trees=trees)
-        self._start_empty()
+        with use_stream(self._stream):
+            self._disconnect()
+            del self.cache, self._scheduler
+            trees = not self._options.deterministic
+            self._speculator = Speculator(drafter, controller, context=self.model.info.context, trees=trees)
+            self._start_empty()
 
     def submit(self, job: Job) -> None:
         """Start a job with sequences created by ``LoadedModel``."""
@@ -145,6 +145,8 @@ class EngineCore:
     def cancel(self, chosen: Callable[[Job], bool], reason: FinishReason = "cancelled") -> None:
         """End jobs immediately: branches with the tokens that they have, score requests with an error."""
         for job in [job for job in self._jobs if chosen(job)]:
+            for sequence in job.sequences:
+                sequence.drop_unread()
             self._scheduler.remove_job(job)
             sequences = self._take_sequences(job)
             if any(isinstance(sequence, ScoreSequence) for sequence in sequences):
@@ -156,12 +158,14 @@ class EngineCore:
             except Exception as error:
                 _log.exception("request %s was %s and its answer failed", job.request_id, reason)
                 job.sink(EngineError(f"the engine failed while ending this request: {error!r}"))
+        self._drop_useless_steps()
 
     def fail(self, error: EngineError) -> None:
         """End all jobs with an error; the engine is unusable afterwards."""
         for job in self._jobs:
             job.sink(error)
         self._jobs.clear()
+        self._drop_useless_steps()
         self._recovery.bisection = None
 
     def release(self, lease: str, tokens: abc.Sequence[int] | None = None) -> None:
@@ -186,90 +190,98 @@ class EngineCore:
             raise RuntimeError("sequences wait or pages are held although there are no jobs")
 
     def step(self) -> None:
-        """Run one forward pass. An exception empties the cache, whose state is unknown (``engine.core.recovery``)."""
-        now = time.monotonic()
-        self._scheduled = []
-        try:
-            if now >= self._deadline:
-                self.cancel(lambda job: job.deadline <= now, "timeout")
-                self._deadline = min((job.deadline for job in self._jobs), default=math.inf)
-            self.cache.leases.expire()
-            with torch.inference_mode():
-                self._advance(now)
-        except Exception as error:
-            culprit, reason = self._recovery.record_failure(error, self._scheduled, self._jobs)
-            free_failed_step(error)
-            self._restart()
-            if culprit is not None:
-                self._fail(culprit, reason)
-            self._run_next_group()
-        else:
-            if self._recovery.bisection is not None and self._recovery.bisection.has_passed:
-                for job in self._recovery.bisection.group:
-                    self._scheduler.remove_job(job)
-                self._run_next_group()
+        """Launch a step and read the results of the one before it, on a CPU those of the same step."""
+        self.launch()
+        self.finish()
 
-    def _advance(self, started_at: float) -> None:
-        previous, self._decode = self._decode, None
+    def launch(self) -> None:
+        """Plan and launch a step without waiting for the device, unless results must be read first."""
+        if self._steps.unread is None:
+            self._run(self._launch)
+
+    def finish(self) -> None:
+        """Read the results of the step before the latest one, once the device has computed them."""
+        if self._steps.unread is not None:
+            self._run(lambda: self._read(self._steps.take_unread()))
+
+    def _run(self, part: Callable[[], None]) -> None:
+        """Run a part of a step. An exception empties the cache, whose state is unknown (``engine.core.recovery``)."""
+        self._scheduled = []
+        with use_stream(self._stream):
+            try:
+                with torch.inference_mode():
+                    part()
+            except Exception as error:
+                culprit, reason = self._recovery.record_failure(error, self._scheduled, self._jobs)
+                free_failed_step(error)
+                self._restart()
+                if culprit is not None:
+                    self._fail(culprit, reason)
+                self._run_next_group()
+                return
+        bisection = self._recovery.bisection
+        if bisection is not None and not self._steps and bisection.has_passed:
+            for job in bisection.group:
+                self._scheduler.remove_job(job)
+            self._run_next_group()
+
+    def _launch(self) -> None:
+        now = time.monotonic()
+        if now >= self._deadline:
+            self.cancel(lambda job: job.deadline <= now, "timeout")
+            self._deadline = min((job.deadline for job in self._jobs), default=math.inf)
+        self.cache.leases.expire()
+        previous = self._steps.move()
+        is_bisecting = self._recovery.bisection is not None
+        if previous and pipeline.must_read_first(
+            previous, self._scheduler, self._speculator, is_bisecting=is_bisecting
+        ):
+            return
         schedule = self._scheduler.schedule()
         self._scheduled = schedule.scheduled
         for sequence in schedule.over_budget:
             self._emit_score(sequence, is_over_budget=True)
         if not schedule.scheduled:
             return
-        speculator, decode = self._speculator, None
-        if speculator is None or speculator.should_skip_step(len(schedule.scheduled)):
-            speculator, decode = None, find_decode_batch(schedule.scheduled, previous)
-            scheduled = decode.scheduled if decode else [ScheduledSequence(*entry) for entry in schedule.scheduled]
+        parts = self.model, self.cache, self._forward, self._sampler, self._speculator, self._options.step_tokens
+        step = pipeline.launch_step(schedule.scheduled, self._steps, *parts)
+        pipeline.commit(step, self.cache, self.timings, now)
+        if step.is_read_at_once:
+            self._read(step)
         else:
-            scheduled = speculator.add_drafts(schedule.scheduled, self._options.step_tokens)
-        self._decode = decode
-        decode_rows, plan = (decode.rows, decode.samples) if decode else (None, None)
-        batch, rows, scheduled = build_batch(scheduled, self.cache, self.model.config.attention[0], decode_rows)
-        needs_all_rows = speculator is not None and speculator.needs_all_hidden_states
-        read = None if needs_all_rows or decode else rows_needed(scheduled)
-        layers = self.model.probed_layers(sequence for sequence, *_ in scheduled)
-        if speculator is not None:
-            layers |= speculator.observed_layers
-        hidden = self._forward(batch, rows, read, layers)
-        decoder, fused_sampler = self.model.decoder, self._forward.fused_sampler
-        probe = self.model.create_probe_reader(self._forward.kept, hidden, read)
-        sampled = sample_and_score(scheduled, read, hidden, decoder, fused_sampler, self._sampler, probe, plan)
-        self._commit(scheduled, started_at)
-        outcomes = self._append_sampled_tokens(sampled, probe)
-        if speculator is not None:
-            speculator.update(scheduled, outcomes, hidden, self._forward.kept)
+            pipeline.append_unread(step, self.model.info.context)
+            self._steps.latest = step
 
-    def _commit(self, scheduled: list[ScheduledSequence], started_at: float) -> None:
-        """Count the scheduled tokens as computed; draft tokens are not yet."""
-        for sequence, num_tokens, _ in scheduled:
-            if sequence.started_at is None:
-                self.timings.record_start(sequence, started_at)
-            completes_prefix = self._advance_computed(sequence, num_tokens)
-            if isinstance(sequence, ScoreSequence):
-                self._scored += num_tokens
-                if completes_prefix:
-                    self._scheduler.finish(sequence)
-                    self._emit_score(sequence, is_over_budget=False)
-            elif isinstance(sequence, GenerateSequence) and completes_prefix and not sequence.branch.max_tokens:
+    def _read(self, step: LaunchedStep) -> None:
+        """Wait for a step and act on its results."""
+        self._scheduled = step.work
+        step.event.synchronize()
+        # Branches that have ended since the launch are left out.
+        sampled = [one for one in step.results.read() if one.sequence.table is not None]
+        self._scored += step.num_scored
+        for sequence in step.completed:
+            if isinstance(sequence, ScoreSequence) and sequence.table is not None:
+                self._scheduler.finish(sequence)
+                self._emit_score(sequence, is_over_budget=False)
+            elif isinstance(sequence, GenerateSequence) and sequence.table is not None:
                 try:
                     self._finish_branch(sequence, ("length", None))
                 except Exception as error:
                     raise RequestFailed(sequence.job) from error
+        outcomes = self._append_sampled_tokens(sampled, step.probe)
+        if step.speculator is not None and step.observed is not None:
+            step.speculator.update(step.scheduled, outcomes, *step.observed)
+        self._drop_useless_steps()
 
-    def _advance_computed(self, sequence: Sequence, num_tokens: int) -> bool:
-        """Count more tokens as computed and share full pages; return True if they complete the sequence's prefix."""
-        page_size = self.cache.page_size
-        before, sequence.num_computed = sequence.num_computed, sequence.num_computed + num_tokens
-        completes_prefix = before < sequence.num_prefix_tokens <= sequence.num_computed
-        if completes_prefix or sequence.num_computed // page_size > before // page_size:
-            self.cache.publish(sequence.pages, sequence.tokens, sequence.num_computed, include_partial=completes_prefix)
-        return completes_prefix
+    def _drop_useless_steps(self) -> None:
+        """Forget the steps in flight if no job is left."""
+        if not self._jobs:
+            self._steps.clear()
 
     def _append_sampled_tokens(self, sampled: list[SampledTokens], probe: ProbeReader | None) -> list[DraftOutcome]:
         """Append to each branch its next token and, after each accepted draft token, the one sampled there."""
         paths = [find_accepted(one.draft, one.tokens) if one.draft.tokens else () for one in sampled]
-        self._move_accepted(sampled, paths)
+        pipeline.move_accepted(self.cache, sampled, paths)
         now = time.monotonic()
         outcomes: list[DraftOutcome] = []
         for samples, path in zip(sampled, paths, strict=True):
@@ -290,35 +302,21 @@ class EngineCore:
                 outcomes.append(DraftOutcome(sequence, draft, path[: sequence.num_accepted - num_accepted_before]))
         return outcomes
 
-    def _move_accepted(self, sampled: list[SampledTokens], paths: list[tuple[int, ...]]) -> None:
-        """Move the keys and values of a tree's accepted path to the slots of its tokens in the sequence."""
-        moves = [
-            (samples.sequence.pages, samples.sequence.num_computed + index, samples.sequence.num_computed + depth)
-            for samples, path in zip(sampled, paths, strict=True)
-            if path and path[-1] != len(path) - 1  # else it is the beginning of the draft
-            for depth, index in enumerate(path)
-            if index != depth
-        ]
-        if moves:
-            self.cache.move_tokens(moves)
-
     def _append(self, samples: SampledTokens, indices: abc.Sequence[int], probe: ProbeReader | None) -> None:
         """Append some of the sampled tokens to their branch; only the last of them can end it."""
-        sequence, token = samples.sequence, 0
-        for index in indices:
-            token = samples.tokens[index]
-            sequence.append(token, samples.logprobs[index], samples.details[index] if samples.details else None)
+        sequence, token = samples.sequence, samples.tokens[indices[-1]]
+        is_computed = pipeline.append_samples(self.cache, samples, indices)
         self._generated += len(indices)
-        num_accepted = len(sequence.tokens) - 1 - sequence.num_computed
-        if num_accepted:  # the tokens before the last are draft tokens, whose keys and values are computed
-            sequence.num_accepted += num_accepted
-            self._advance_computed(sequence, num_accepted)
         finish = find_finish(sequence, token, self.model.info.context)
         if finish is not None:
             if sequence.is_probed and probe is not None:
                 sequence.probe_score = probe.read(samples.row + indices[-1])
+            pipeline.drop_last_computed(sequence)
             self._finish_branch(sequence, finish)
-        elif sequence.job.stream and (delta := take_delta(sequence)):
+            return
+        if is_computed:
+            pipeline.share_read_page(self.cache, sequence)
+        if sequence.job.stream and (delta := take_delta(sequence)):
             sequence.job.sink(delta)
 
     def _finish_branch(self, sequence: GenerateSequence, finish: Finish) -> None:
@@ -369,12 +367,14 @@ class EngineCore:
         return sequences
 
     def _restart(self) -> None:
-        """Empty the cache and unschedule every job."""
+        """Empty the cache and unschedule every job; the results of steps in flight are lost."""
+        self._steps.clear()
         self._disconnect()
         self.cache.reset()
         for job in self._jobs:
             job.waiting = []
             for sequence in job.sequences:
+                sequence.drop_unread()
                 sequence.table, sequence.match, sequence.num_computed = None, None, 0
         self._scheduler.reset()
         self._connect()
@@ -394,7 +394,7 @@ class EngineCore:
 
     def _connect(self) -> None:
         """Create the forward pass over the cache, which is empty, and reset the drafter."""
-        self._decode = None
+        self._steps.clear()
         self._forward = create_forward(self.model.decoder, self.cache)
         if self._speculator is not None:
             self._speculator.reset(self.cache)

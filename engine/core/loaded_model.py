@@ -18,6 +18,7 @@ from engine.models.interface import Model
 from engine.protocol.options import EngineOptions
 from engine.protocol.request_checks import check_generate, check_score, check_tokens
 from engine.protocol.types import Branch, GenerateRequest, InvalidRequest, ModelInfo, ScoreItem, ScoreRequest
+from engine.runner.batch import ScheduledSequence
 from engine.runner.probe import ProbeReader, load_probe
 from engine.sampling.grammar import Grammar, GrammarCompiler
 from engine.sampling.logits_processors import Penalties
@@ -142,10 +143,16 @@ class LoadedModel:
         return frozenset(self.probe.layers) - {self.config.num_layers}
 
     def create_probe_reader(
-        self, kept: Mapping[int, Tensor], hidden: Tensor, rows: abc.Sequence[int] | None
+        self,
+        kept: Mapping[int, Tensor],
+        hidden: Tensor,
+        rows: abc.Sequence[int] | None,
+        scheduled: Iterable[ScheduledSequence],
     ) -> ProbeReader | None:
-        """Return the probe over a step's hidden states; ``None`` if there is no probe."""
-        return None if self.probe is None else ProbeReader(self.probe, kept, hidden, rows, self.config.num_layers)
+        """Return the probe over a step's hidden states; ``None`` if there is no probe, or no sequence to probe."""
+        if self.probe is None or not any(sequence.is_probed for sequence, *_ in scheduled):
+            return None
+        return ProbeReader(self.probe, kept, hidden, rows, self.config.num_layers)
 
     def _flatten(self, item: ScoreItem) -> tuple[list[int], Positions]:
         """Return an item's tokens up to the last position to score, and the positions to score."""

@@ -47,6 +47,9 @@ from engine.threads.contention import ThreadGovernor, waiting_clock
 
 _log = logging.getLogger(__name__)
 
+_POLL_SECONDS = 2e-5
+"""Time between two looks at the results of several models, for which there is no common event."""
+
 _Command = Callable[[], None]
 _Event = TypeVar("_Event", Completion | Delta, ScoreResult)
 
@@ -287,15 +290,34 @@ class LocalEngine:
                 break
             for core in cores:
                 if core.has_work:
-                    core.step()
+                    core.launch()
                     self._outbox.send()
                     if governor is not None:
                         governor.step()
-                if self._options.debug and not core.has_work:
-                    core.check_invariants()
+                self._check(core)
+            for core in _wait_for_any([core for core in cores if core.has_work]):
+                core.finish()
+                self._outbox.send()
+                self._check(core)
         for core in cores:
             core.fail(EngineUnavailable("the engine was closed"))
         self._outbox.send()
+
+    def _check(self, core: EngineCore) -> None:
+        if self._options.debug and not core.has_work:
+            core.check_invariants()
+
+
+def _wait_for_any(cores: Sequence[EngineCore]) -> Sequence[EngineCore]:
+    """Wait until the device has results of one of the models or can be given more work; return these models.
+
+    Several models compute beside each other on a GPU, and none waits for the results of another.
+    """
+    ready = [core for core in cores if core.has_results]
+    while len(cores) > 1 and not ready:
+        time.sleep(_POLL_SECONDS)
+        ready = [core for core in cores if core.has_results]
+    return ready or cores
 
 
 def _governor(cores: Sequence[EngineCore]) -> ThreadGovernor | None:

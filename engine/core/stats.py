@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from engine.scheduler.scheduler import Scheduler
+from engine.speculation.stats import SpeculationStats
+
 
 @dataclass(frozen=True, slots=True)
 class CoreStats:
@@ -25,6 +28,34 @@ class CoreStats:
     """Draft tokens that were accepted, each of which saved a step."""
     scored_tokens: int
     preemptions: int
+
+    @classmethod
+    def of(
+        cls,
+        scheduler: Scheduler,
+        speculation: SpeculationStats | None,
+        *,
+        waiting: int,
+        generated_tokens: int,
+        scored_tokens: int,
+    ) -> CoreStats:
+        """Collect the statistics of a scheduler, its cache and its model's speculation."""
+        cache = scheduler.cache
+        return cls(
+            running=len(scheduler.running),
+            waiting=waiting,
+            kv_tokens=cache.num_used_tokens,
+            kv_capacity=cache.pool.size * cache.page_size,
+            pinned_tokens=cache.tree.num_pinned * cache.page_size,
+            leases=len(cache.leases),
+            prompt_tokens=scheduler.prompt_tokens,
+            cached_tokens=scheduler.cached_tokens,
+            generated_tokens=generated_tokens,
+            drafted_tokens=speculation.drafted if speculation else 0,
+            accepted_tokens=speculation.accepted if speculation else 0,
+            scored_tokens=scored_tokens,
+            preemptions=scheduler.num_preemptions,
+        )
 
     @property
     def hit_rate(self) -> float:

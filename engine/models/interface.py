@@ -6,10 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from engine.attention.layer import FusedAttentionBackend
-from engine.device import DeviceConfig
+from engine.device import DeviceConfig, to_device
 from engine.models.config import ModelConfig
 
 KeepState = Callable[[int, Tensor], None]
@@ -20,6 +21,25 @@ They must be copied if kernels are recorded, which may overwrite them.
 
 
 @dataclass(frozen=True, slots=True)
+class UnreadTokens:
+    """Tokens of a batch that the step before it has sampled on the device, and that the host has not read."""
+
+    sampled: Tensor
+    """``[samples]`` all tokens that the step before has sampled; -1 where logits were not finite."""
+    sources: tuple[Sequence[int], Sequence[int]] | None = None
+    """Indices in the batch, and the index in ``sampled`` for each of them; ``None``: all, in their order."""
+
+    def fill(self, tokens: Tensor) -> None:
+        """Write them to their places among the tokens ``[tokens or more]`` of the batch on the device."""
+        # The host finds out about logits that are not finite later; -1 must not be looked up in the embedding table.
+        if self.sources is None:
+            torch.clamp(self.sampled, min=0, out=tokens[: len(self.sampled)])
+        else:
+            rows, indices = to_device(torch.tensor(self.sources, dtype=torch.int64), tokens.device)
+            tokens[rows] = self.sampled[indices].clamp_(min=0)
+
+
+@dataclass(frozen=True, slots=True)
 class Batch:
     """The new tokens of one step, rows one after the other."""
 
@@ -27,6 +47,8 @@ class Batch:
     """``[tokens]`` token ids."""
     positions: Tensor
     """``[tokens]`` positions in their sequences."""
+    unread: UnreadTokens | None = None
+    """Tokens to write over those of a batch on the host, once it is on the device."""
 
 
 class Model(Protocol):

@@ -102,6 +102,8 @@ class GpuForward:
         self._attend.prepare(rows)
         if not self._can_capture or not self._attend.is_repeatable:
             tokens, positions = to_device(torch.stack((batch.tokens, batch.positions)), self._device)
+            if batch.unread is not None:
+                batch.unread.fill(tokens)
             return self._model.forward(Batch(tokens, positions), self._attend, self._keep(layers))
         size = pad_num_tokens(len(batch.tokens))
         inputs = self._copy_inputs(batch, size)
@@ -148,4 +150,7 @@ class GpuForward:
         inputs = self._inputs_gpu.get(size)
         if inputs is None:
             inputs = self._inputs_gpu[size] = torch.empty(2, size, dtype=torch.int64, device=self._device)
-        return inputs.copy_(to_device(torch.from_numpy(host), self._device))
+        inputs.copy_(to_device(torch.from_numpy(host), self._device))
+        if batch.unread is not None:
+            batch.unread.fill(inputs[0])
+        return inputs

@@ -1,10 +1,12 @@
-"""The results of a step's hidden states: sampled tokens, log-probabilities of prompts, and scores."""
+"""The results of a step's hidden states: sampled tokens, log-probabilities of prompts, and scores.
+
+``sample_and_score`` launches their computation and ``PendingResults.read`` takes them, on a GPU some time later."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import NamedTuple
 
@@ -12,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.device import to_device
+from engine.device import to_device, to_host
 from engine.models.interface import Model
 from engine.protocol.types import TokenLogprob
 from engine.runner.batch import ScheduledSequence
@@ -21,7 +23,8 @@ from engine.runner.logprobs import log_probabilities, read_prompt
 from engine.runner.probe import ProbeReader
 from engine.sampling.grammar import Words
 from engine.sampling.logits_processors import LogitsRow, apply_logits_processors
-from engine.sampling.sampler import Array, Floats, Ints, require_finite_logits, sample
+from engine.sampling.sampler import Array, Ints, require_finite_logits, sample
+from engine.sampling.samples import HostSamples, Samples
 from engine.scheduler.draft import Draft
 from engine.scheduler.sequence import GenerateSequence, ScoreSequence
 from kernels.common.sampling_tensors import NoiseKeys, SamplingTensors
@@ -116,6 +119,12 @@ class SamplePlan:
         """True if logits processors change the logits of a sample now."""
         return self.can_change_logits and any(sequence.has_logits_processors for sequence in self._sequences)
 
+    @property
+    def reads_own_tokens(self) -> bool:
+        """True if a branch's next logits depend on the token that is sampled now in other ways than through the
+        model."""
+        return self.can_change_logits and any(sequence.reads_own_tokens for sequence in self._sequences)
+
 
 class _ScoreRequest(NamedTuple):
     sequence: ScoreSequence
@@ -123,26 +132,61 @@ class _ScoreRequest(NamedTuple):
     row: int
 
 
+class _PendingScores(NamedTuple):
+    """Scores of some positions, the values of each in a row of the tensors, which come one after the other."""
+
+    requests: list[_ScoreRequest]
+    values: list[Tensor]
+    """On the host once the step is finished."""
+
+
 @dataclass(slots=True)
 class _SampledRows:
     """Samples of a step, a row for each token, branch by branch."""
 
-    tokens: Ints
-    logprobs: Floats
+    samples: Samples
     raw_logits: Tensor | None
     """Logits before logits processors of the rows whose log-probabilities are requested, on the host."""
 
 
-Sampler = Callable[[Tensor, Sequence[LogitsRow], SamplingTensors[Array], NoiseKeys[Array]], tuple[Ints, Floats]]
+@dataclass(slots=True)
+class PendingResults:
+    """Results of a step, which may be in flight."""
+
+    plan: SamplePlan | None = None
+    """Samples of the step, if there are any."""
+    scores: list[_PendingScores] = field(default_factory=list)
+    sampled: _SampledRows | None = None
+
+    @property
+    def tokens_gpu(self) -> Tensor | None:
+        """The sampled tokens on the device, in the order of the plan; ``None`` without any."""
+        return None if self.sampled is None else self.sampled.samples.tokens_gpu
+
+    def read(self) -> list[SampledTokens]:
+        """Set the scores and return the sampled tokens, once the step is finished.
+
+        Branches and items that have ended since the step was launched are left out, or to be ignored. Raises
+        ``EngineError`` if logits of others are not finite.
+        """
+        for requests, values in self.scores:
+            for (sequence, position, _), own in zip(requests, torch.cat(values).tolist(), strict=True):
+                if sequence.table is not None:
+                    require_finite_logits(all(map(math.isfinite, own)))
+                    sequence.values[position] = tuple(own)
+        return [] if self.plan is None or self.sampled is None else _split_by_branch(self.plan, self.sampled)
+
+
+Sampler = Callable[[Tensor, Sequence[LogitsRow], SamplingTensors[Array], NoiseKeys[Array]], Samples]
 """Applies the logits processors in place and samples one token per row. See ``engine.sampling.sampler.sample``."""
 
 
 def sample_on_cpu(
     logits: Tensor, rows: Sequence[LogitsRow], params: SamplingTensors[Array], noise_keys: NoiseKeys[Array]
-) -> tuple[Ints, Floats]:
+) -> Samples:
     """Sample from logits on the host; a ``Sampler``."""
     apply_logits_processors(logits, rows)
-    return sample(logits, params, noise_keys)
+    return HostSamples(*sample(logits, params, noise_keys))
 
 
 def max_scored_rows(model: Model) -> int:
@@ -180,23 +224,24 @@ def sample_and_score(
     sampler: Sampler,
     probe: ProbeReader | None = None,
     plan: SamplePlan | None = None,
-) -> list[SampledTokens]:
-    """Sample for every branch whose tokens are all computed now, and set scores and prompts' log-probabilities.
+) -> PendingResults:
+    """Sample for every branch whose tokens are all computed now, score, and set prompts' log-probabilities.
 
     ``scheduled`` is in the order of the batch and not committed yet. ``hidden`` ``[rows, width]``: the final hidden
     states of its ``rows_needed``. ``fused_sampler`` is tried before ``sampler``. ``probe`` is needed if a sequence is
     probed. ``plan``: that of the step, if it only samples and the plan is known. Raises ``EngineError`` if logits are
-    not finite.
+    not finite and that is known at once.
     """
+    scores: list[_PendingScores] = []
     if plan is None:
-        samples = _score(scheduled, rows, hidden, model, probe)
-        if not samples:
-            return []
-        plan = SamplePlan(samples)
+        requests, scores = _score(scheduled, rows, hidden, model, probe)
+        if not requests:
+            return PendingResults(scores=scores)
+        plan = SamplePlan(requests)
     sampled = _sample_fused(plan, hidden, fused_sampler)
     if sampled is None:
         sampled = _sample(plan, hidden, model, sampler)
-    return _split_by_branch(plan, sampled)
+    return PendingResults(plan, scores, sampled)
 
 
 def _score(
@@ -205,21 +250,20 @@ def _score(
     hidden: Tensor,
     model: Model,
     probe: ProbeReader | None,
-) -> list[SampleRequest]:
-    """Set the scores and prompts' log-probabilities of a step; return the branches to sample for."""
-    samples, scores = _collect_requests(scheduled, rows, hidden, model)
-    for token_ids, requests in scores.items():
+) -> tuple[list[SampleRequest], list[_PendingScores]]:
+    """Set the prompts' log-probabilities of a step; return the branches to sample for, and the scores."""
+    samples, by_token_ids = _collect_requests(scheduled, rows, hidden, model)
+    scores: list[_PendingScores] = []
+    for token_ids, requests in by_token_ids.items():
         if requests[0].sequence.is_probed and probe is not None:
-            values_by_row = [(probe.read(request.row),) for request in requests]
+            values = [torch.tensor([[probe.read(request.row)] for request in requests], dtype=torch.float64)]
         else:
-            values_by_row = []
+            values = []
             for start in range(0, len(requests), max_scored_rows(model)):
                 read = [row for *_, row in requests[start : start + max_scored_rows(model)]]
-                values_by_row += model.compute_logits(_select_rows(hidden, read), token_ids).tolist()
-        for (sequence, position, _), values in zip(requests, values_by_row, strict=True):
-            require_finite_logits(all(map(math.isfinite, values)))
-            sequence.values[position] = tuple(values)
-    return samples
+                values.append(to_host(model.compute_logits(_select_rows(hidden, read), token_ids)))
+        scores.append(_PendingScores(requests, values))
+    return samples, scores
 
 
 def _collect_requests(
@@ -277,30 +321,35 @@ def _sample_fused(plan: SamplePlan, hidden: Tensor, fused_sampler: FusedCpuSampl
     if sampled is None:
         return None
     logits, tokens, logprobs = sampled
-    return _SampledRows(tokens, logprobs, _select_rows(logits, plan.num_logprobs) if plan.num_logprobs else None)
+    raw_logits = _select_rows(logits, plan.num_logprobs) if plan.num_logprobs else None
+    return _SampledRows(HostSamples(tokens, logprobs), raw_logits)
 
 
 def _sample(plan: SamplePlan, hidden: Tensor, model: Model, sampler: Sampler) -> _SampledRows:
     """Sample from logits on the device that computes them."""
     logits = model.compute_logits(plan.select(hidden))
-    # No wait of its own: the copy is complete once the sampled tokens, which are waited for, have arrived.
-    raw_logits = None
-    if plan.num_logprobs:
-        raw_logits = _select_rows(logits, plan.num_logprobs).to("cpu", non_blocking=True)
+    raw_logits = to_host(_select_rows(logits, plan.num_logprobs)) if plan.num_logprobs else None
     logits_rows: list[LogitsRow] = []
     if plan.changes_logits:
         logits_rows = [row for request in plan.requests for row in _logits_rows(request.sequence, request.draft)]
-    tokens, logprobs = sampler(logits, logits_rows, plan.params, plan.noise_keys())
-    return _SampledRows(tokens, logprobs, raw_logits)
+    return _SampledRows(sampler(logits, logits_rows, plan.params, plan.noise_keys()), raw_logits)
 
 
 def _split_by_branch(plan: SamplePlan, sampled: _SampledRows) -> list[SampledTokens]:
     details: Iterator[TokenLogprob] = iter(())
     num_logprobs = plan.num_logprobs
+    sampled_tokens, sampled_logprobs = sampled.samples.read()
+    if sampled_tokens.min() < 0:
+        # Branches that ended while the step was in flight have one sample each, as all branches of such a step.
+        has_ended = [request.sequence.table is None for request in plan.requests]
+        require_finite_logits(len(has_ended) == len(sampled_tokens) and all(sampled_tokens[np.invert(has_ended)] >= 0))
+        for index, row in enumerate(num_logprobs):
+            if has_ended[row] and sampled.raw_logits is not None:
+                sampled.raw_logits[index] = 0.0
     if sampled.raw_logits is not None:
-        tokens_read = sampled.tokens[list(num_logprobs)]
+        tokens_read = sampled_tokens[list(num_logprobs)]
         details = iter(log_probabilities(sampled.raw_logits.numpy(), tokens_read, list(num_logprobs.values())))
-    tokens, logprobs = sampled.tokens.tolist(), sampled.logprobs.tolist()
+    tokens, logprobs = sampled_tokens.tolist(), sampled_logprobs.tolist()
     if plan.single_results is not None:
         for result, token, logprob in zip(plan.single_results, tokens, logprobs, strict=True):
             result.tokens[0], result.logprobs[0] = token, logprob
@@ -311,8 +360,8 @@ def _split_by_branch(plan: SamplePlan, sampled: _SampledRows) -> list[SampledTok
         start, end = end, end + request.num_samples
         sequence = request.sequence
         own_details = [] if sequence.logprobs is None else list(islice(details, request.num_samples))
-        sampled_tokens = tokens[start:end], logprobs[start:end], own_details, request.row
-        by_branch.append(SampledTokens(sequence, request.draft, *sampled_tokens))
+        own_tokens = tokens[start:end], logprobs[start:end]
+        by_branch.append(SampledTokens(sequence, request.draft, *own_tokens, own_details, request.row))
     return by_branch
 
 

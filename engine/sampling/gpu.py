@@ -1,6 +1,6 @@
 """Sampling on a GPU, the counterpart of ``logits_processors`` and ``sampler``.
 
-The host synchronizes once per step, to copy tokens and log-probabilities together."""
+The host does not wait for the samples; the next step takes the tokens on the device."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ from engine.sampling.logits_processors import (
     masks_by_row,
     penalties_by_row,
 )
-from engine.sampling.sampler import Array, Floats, require_finite_logits
+from engine.sampling.sampler import Array
+from engine.sampling.samples import DeviceSamples, Samples
 from kernels.common.sampling_tensors import NoiseKeys, SamplingTensors
 from kernels.sampling import sampling
 
@@ -34,7 +35,7 @@ _NO_PENALTIES = Penalties(SamplingParams(), ())
 
 def sample_on_gpu(
     logits: Tensor, logits_rows: Sequence[LogitsRow], params: SamplingTensors[Array], noise_keys: NoiseKeys[Array]
-) -> tuple[Ints, Floats]:
+) -> Samples:
     """Sample one token per row of ``logits`` on a GPU; a ``Sampler``."""
     apply_logits_processors_on_gpu(logits, logits_rows)
     rows = len(logits)
@@ -50,9 +51,7 @@ def sample_on_gpu(
     tokens, logprobs = sampling.sample(
         logits, SamplingTensors(temperature, top_p, min_p, top_k), NoiseKeys(seed, key, position)
     )
-    samples = torch.stack((tokens, logprobs.view(torch.int64))).cpu().numpy()
-    require_finite_logits(samples[0].min() >= 0)
-    return samples[0], samples[1].view(np.float64)
+    return DeviceSamples(tokens, logprobs)
 
 
 def apply_logits_processors_on_gpu(logits: Tensor, rows: Sequence[LogitsRow]) -> None:

@@ -128,6 +128,17 @@ class Scheduler:
             if sequence.table is not None:
                 self.finish(sequence)
 
+    def may_preempt(self) -> bool:
+        """Return True if the next step may find too few pages for the running sequences."""
+        size, num_available = self.cache.page_size, self.cache.num_available_pages
+        if num_available >= len(self.running) + self._step_tokens // size:
+            return False
+        num_needed = 0
+        for sequence in self.running:
+            end = min(len(sequence.tokens), sequence.num_computed + self._step_tokens)
+            num_needed += max(0, -(-end // size) - len(sequence.pages.pages))
+        return num_needed > num_available
+
     def check_invariants(self) -> None:
         """Raise ``RuntimeError`` if the queue, the running sequences and the cache are inconsistent."""
         self.cache.check()
@@ -178,7 +189,9 @@ class Scheduler:
         decoding: list[Sequence] = []
         prompts: list[Sequence] = []
         for sequence in self.running:
-            (prompts if len(sequence.tokens) - sequence.num_computed > 1 else decoding).append(sequence)
+            num_left = len(sequence.tokens) - sequence.num_computed
+            if num_left:  # else all is launched, and the sequence ends when the results are read
+                (prompts if num_left > 1 else decoding).append(sequence)
         has_prompts = prompts or (self._queue and len(self.running) < self._max_running)
         max_decoding = max(1, self._step_tokens - (max(1, self._step_tokens // 4) if has_prompts else 0))
         if len(decoding) > max_decoding:

@@ -15,6 +15,9 @@ from engine.sampling.grammar import Grammar, Words
 from engine.sampling.logits_processors import Ints, LogitsRow, Penalties
 from engine.text.detokenizer import StopStrings, TextReader
 
+UNREAD = -1
+"""Stands in ``Sequence.tokens`` for a token that was sampled on the device, until the host has read it."""
+
 Event = Completion | Delta | ScoreResult | EngineError
 """An event of a job for its sink: a result, or an error that ends the job."""
 
@@ -56,11 +59,13 @@ class Sequence:
     job: Job
     index: int
     tokens: list[int]
+    """All tokens; the last two of a branch may be ``UNREAD`` while steps are in flight."""
     num_prefix_tokens: int
     """Number of tokens on arrival; only pages of these can be awaited by other sequences."""
     order: int = 0
     """Arrival number, given by the scheduler: smaller is older."""
     num_computed: int = 0
+    """Number of tokens whose keys and values are computed, or will be by the steps in flight."""
     num_cached: int | None = None
     """Cached tokens when the sequence first ran; a preemption does not change what the client is billed for."""
     started_at: float | None = None
@@ -76,6 +81,9 @@ class Sequence:
     def max_cached(self) -> int:
         """Maximum number of tokens to take from the cache; the hidden states of the others are needed."""
         return len(self.tokens) - 1
+
+    def drop_unread(self) -> None:
+        """Forget the tokens that the host has not read: the sequence ends, or starts again from those that it has."""
 
     @property
     def pages(self) -> PageTable:
@@ -99,6 +107,8 @@ class GenerateSequence(Sequence):
     """End-of-sequence tokens, which are no text; empty if the request ignores them."""
     stop_tokens: frozenset[int] = field(init=False)
     """All tokens that end the branch: ``eos`` and the request's ``stop_token_ids``."""
+    max_len: int = field(init=False)
+    """Number of tokens with which ``branch.max_tokens`` is reached."""
     terminal_tokens: frozenset[int] = field(init=False)
     """``stop_tokens`` and tokens that are a stop string by themselves: drafting what follows them is useless. Before
     ``min_tokens`` such a string does not end the branch."""
@@ -134,6 +144,7 @@ class GenerateSequence(Sequence):
 
     def __post_init__(self) -> None:
         self.stop_tokens = self.eos.union(self.sampling.stop_token_ids)
+        self.max_len = self.num_prefix_tokens + self.branch.max_tokens
         own_tokens = frozenset[int]() if self.stop_strings is None else self.stop_strings.tokens
         self.terminal_tokens = self.stop_tokens | own_tokens
 
@@ -150,14 +161,30 @@ class GenerateSequence(Sequence):
         return self.grammar is not None or self.penalties is not None or self.forbidden is not None
 
     @property
+    def reads_own_tokens(self) -> bool:
+        """True if the logits of the next token depend on the last one in other ways than through the model."""
+        return self.penalties is not None or (self.grammar is not None and not self.grammar.is_lifted)
+
+    @property
+    def num_read(self) -> int:
+        """Number of tokens that the host knows."""
+        return self.prompt_len + len(self.generated)
+
+    @property
     def has_logits_processors(self) -> bool:
         """True if the request changes logits before tokens are sampled from them."""
-        is_held = self.grammar is not None and not self.grammar.is_lifted
-        return is_held or self.penalties is not None or self.forbidden is not None
+        return self.reads_own_tokens or self.forbidden is not None
 
     def append(self, token: int, logprob: float, detail: TokenLogprob | None) -> None:
-        """Append a sampled token. ``detail``: its log-probability by the model, if requested."""
-        self.tokens.append(token)
+        """Append a sampled token, or read the first ``UNREAD`` one.
+
+        ``detail``: its log-probability by the model, if requested.
+        """
+        index = self.prompt_len + len(self.generated)
+        if index < len(self.tokens):
+            self.tokens[index] = token
+        else:
+            self.tokens.append(token)
         self.generated.append(token)
         self.logprob += logprob
         if self.penalties is not None:
@@ -167,6 +194,10 @@ class GenerateSequence(Sequence):
         if self.logprobs is not None and detail is not None:
             self.logprobs.append(detail)
 
+    def drop_unread(self) -> None:
+        del self.tokens[self.num_read :]
+        self.num_computed = min(self.num_computed, len(self.tokens))
+
     def logits_row(
         self, draft_prefix: abc.Sequence[int], num_draft_tokens: int, allowed: Words | None = None
     ) -> LogitsRow:
@@ -175,7 +206,7 @@ class GenerateSequence(Sequence):
         ``draft_prefix``: these tokens, or empty if the penalties should not count them. ``allowed``: the mask of the
         branch's grammar there.
         """
-        is_short = len(self.generated) + num_draft_tokens < self.sampling.min_tokens
+        is_short = len(self.tokens) - self.prompt_len + num_draft_tokens < self.sampling.min_tokens
         return LogitsRow(self.penalties, self.forbidden if is_short else None, draft_prefix, allowed)
 
     @property

@@ -115,19 +115,26 @@ class Speculator:
         self.drafter.reset(cache)
         self._release_finished()
 
-    def should_skip_step(self, num_sequences: int) -> bool:
+    @property
+    def reads_next_step(self) -> bool:
+        """True unless the next step is skipped: else it needs the tokens of the steps before it."""
+        return not self._skipped.num_left or self._skipped.num_left <= self._max_unobserved
+
+    def should_skip_step(self, num_sequences: int, *, has_unread: bool = False) -> bool:
         """Return True if the next step, of ``num_sequences``, needs no speculation: no drafts and nothing to observe.
 
-        To be called before every step; if False, ``add_drafts`` and ``update`` follow.
+        To be called before every step; if False, ``add_drafts`` and ``update`` follow. ``has_unread``: tokens of the
+        step before it are not read, which is allowed unless it ``reads_next_step``.
         """
         skipped = self._skipped
         if not skipped.num_left:
             return False
         # Drafts that cost more than they save at a large batch size may save time at a small one.
         if 8 * abs(num_sequences - skipped.baseline) > skipped.baseline:
-            skipped.num_left = 0
-            return False
-        if skipped.num_left <= self._max_unobserved:
+            skipped.num_left = 1 if has_unread else 0
+            if not has_unread:
+                return False
+        elif skipped.num_left <= self._max_unobserved:
             return False
         skipped.advance()
         self.stats.record_step(num_sequences, (), 0.0)

@@ -71,7 +71,7 @@ def fail_in_step(harness: Harness, job: Job, after: int, patch: pytest.MonkeyPat
             raise RuntimeError("something broke")
         return real(work, *rest)
 
-    patch.setattr("engine.core.engine_core.sample_and_score", sample_and_score)
+    patch.setattr("engine.core.pipeline.sample_and_score", sample_and_score)
     return "something broke"
 
 
@@ -85,7 +85,7 @@ def fail_by_numbers(harness: Harness, job: Job, after: int, patch: pytest.Monkey
                 harness.core.cache.data[:, :, :, sequence.pages.pages] = torch.nan
         return real(work, *rest)
 
-    patch.setattr("engine.core.engine_core.build_batch", build_batch)
+    patch.setattr("engine.core.pipeline.build_batch", build_batch)
     return "not finite"
 
 
@@ -244,7 +244,7 @@ def test_a_step_that_fails_once_changes_no_result(
     for _ in range(4):
         harness.core.step()
         with monkeypatch.context() as patch:
-            patch.setattr("engine.core.engine_core.sample_and_score", lambda *_: 1 / 0)
+            patch.setattr("engine.core.pipeline.sample_and_score", lambda *_: 1 / 0)
             harness.core.step()
         while harness.core._recovery.bisection is not None:
             harness.core.step()
@@ -256,7 +256,7 @@ def test_a_step_that_fails_once_changes_no_result(
 def test_an_error_in_every_step_fails_each_request_once(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     heard = [harness.submit(request) for request in HEALTHY]
     with monkeypatch.context() as patch:
-        patch.setattr("engine.core.engine_core.sample_and_score", lambda *_: 1 / 0)
+        patch.setattr("engine.core.pipeline.sample_and_score", lambda *_: 1 / 0)
         harness.run()
     for events in heard:
         [error] = events
@@ -275,7 +275,7 @@ def test_requests_that_fail_only_together_are_retried_up_to_a_limit(
         return real(work, *rest)
 
     [plain] = harness.complete(generate(SHARED, [Branch(1, 1, 5)], ignore_eos=True))
-    monkeypatch.setattr("engine.core.engine_core.sample_and_score", crowded)
+    monkeypatch.setattr("engine.core.pipeline.sample_and_score", crowded)
     short = [harness.submit(generate(SHARED, [Branch(1, 1, 5)], ignore_eos=True)) for _ in range(2)]
     harness.run()
     assert [one.token_ids for events in short for one in answers(events)] == [plain.token_ids] * 2

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from engine.core import engine_core
+from engine.core import pipeline
 from engine.protocol.options import EngineOptions
 from engine.protocol.types import Branch, Completion
 from engine.runner import batch as batch_module
@@ -60,7 +60,7 @@ def test_results_are_the_same_bits_as_if_every_step_was_made_anew(
         emulate_gpu(monkeypatch)
     ours, num_preemptions = run(checkpoints("llama"))
     assert num_preemptions
-    monkeypatch.setattr(engine_core, "find_decode_batch", lambda *_: None)
+    monkeypatch.setattr(pipeline, "find_decode_batch", lambda *_: None)
     anew, _ = run(checkpoints("llama"))
     assert ours == anew
 
@@ -70,7 +70,7 @@ def test_batches_and_plans_are_those_made_anew(checkpoints: Checkpoints, monkeyp
     last: list[Any] = [None]
 
     def find(entries: list[tuple[Any, int]], previous: Any) -> Any:
-        found = engine_core_find(entries, previous)
+        found = find_really(entries, previous)
         if found is not None:
             seen.append((len(entries), found is previous))
         last[0] = found
@@ -84,9 +84,9 @@ def test_batches_and_plans_are_those_made_anew(checkpoints: Checkpoints, monkeyp
             check_plan(decode.samples, decode.scheduled)
         return made
 
-    engine_core_find = engine_core.find_decode_batch
-    monkeypatch.setattr(engine_core, "find_decode_batch", find)
-    monkeypatch.setattr(engine_core, "build_batch", build)
+    find_really = pipeline.find_decode_batch
+    monkeypatch.setattr(pipeline, "find_decode_batch", find)
+    monkeypatch.setattr(pipeline, "build_batch", build)
     run(checkpoints("llama"))
     assert sum(is_kept for _, is_kept in seen) > 30
     assert sum(not is_kept for _, is_kept in seen) > 10

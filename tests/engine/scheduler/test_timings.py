@@ -39,7 +39,7 @@ def test_timings_cover_arrival_first_step_first_token_and_finish(
     )  # other threads read the clock too
     for _ in range(4):
         before = clock
-        harness.core._advance(tick())
+        harness.core.step()
         assert clock > before
     times = harness.core.timings
     assert len(events) == 1

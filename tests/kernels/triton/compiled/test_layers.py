@@ -6,6 +6,7 @@ Nothing is spilled, loads are vectors, and registers leave room for enough warps
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -35,13 +36,14 @@ def write_int4() -> None:
 
 
 def sample() -> None:
-    columns = [empty(8, dtype=dtype) for dtype in (F64, F64, F64, I64, I64, I64, I64)]
+    columns: Any = [empty(8, dtype=dtype) for dtype in (F64, F64, F64, I64, I64, I64, I64)]
     sampling.sample(empty(8, 128256, dtype=F32), *columns, purpose=0)
 
 
 def apply_penalties() -> None:
-    columns = [empty(99, dtype=dtype) for dtype in (I64, F32, torch.bool, F32)]
-    sampling.apply_penalties(empty(8, 128256, dtype=F32), empty(9, dtype=I64), *columns, settings=empty(8, 3, dtype=F32))
+    starts, *columns = (empty(99, dtype=dtype) for dtype in (I64, I64, F32, torch.bool, F32))
+    tensors: Any = starts[:9], *columns, empty(8, 3, dtype=F32)
+    sampling.apply_penalties(empty(8, 128256, dtype=F32), *tensors)
 
 
 CASES: list[tuple[str, Callable[[], object], int, float, int]] = [

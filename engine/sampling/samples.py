@@ -1,0 +1,52 @@
+"""Sampled tokens of a step, known at once on a CPU and on their way from a GPU."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from engine.device import to_host
+from engine.sampling.sampler import Floats, Ints
+
+
+class Samples(Protocol):
+    """Sampled tokens and their log-probabilities, one of each for each row of logits."""
+
+    @property
+    def tokens_gpu(self) -> Tensor | None:
+        """The tokens ``[rows]`` on a GPU, where a later step takes them before the host reads them; else ``None``."""
+        ...
+
+    def read(self) -> tuple[Ints, Floats]:
+        """Return both on the host. A GPU must have reached an event after the step.
+
+        Its tokens are -1 where logits are not finite.
+        """
+        ...
+
+
+class HostSamples:
+    """``Samples`` that a CPU has computed."""
+
+    tokens_gpu = None
+
+    def __init__(self, tokens: Ints, logprobs: Floats) -> None:
+        self._values = tokens, logprobs
+
+    def read(self) -> tuple[Ints, Floats]:
+        return self._values
+
+
+class DeviceSamples:
+    """``Samples`` that a GPU computes. The copy to the host is launched at once, in the order of the stream."""
+
+    def __init__(self, tokens: Tensor, logprobs: Tensor) -> None:
+        """``tokens``: int64, and ``logprobs``: float64, ``[rows]`` each, on the device."""
+        self.tokens_gpu = tokens
+        self._host = to_host(torch.stack((tokens, logprobs.view(torch.int64))))
+
+    def read(self) -> tuple[Ints, Floats]:
+        tokens, logprobs = self._host.numpy()
+        return tokens, logprobs.view("float64")
