@@ -270,7 +270,7 @@ def measure_overlap(rounds: int = 40, width: int = 64) -> float:
 
     with tempfile.TemporaryDirectory() as name, patch.object(pipeline, "launch_step", launch):
         folder = Path(name)
-        write_checkpoint(folder, TINY)
+        write_checkpoint(folder, TINY_MODEL)
         with null_engine(folder):
             core = EngineCore("m", folder, EngineOptions(kv_tokens=width * 2048, step_tokens=8192))
             left, ended = width * rounds, [tuple(dice.integers(0, _BYTES, 256).tolist())] * width

@@ -36,8 +36,8 @@ def write_int4() -> None:
 
 
 def sample() -> None:
-    columns: Any = [empty(8, dtype=dtype) for dtype in (F64, F64, F64, I64, I64, I64, I64)]
-    sampling.sample(empty(8, 128256, dtype=F32), *columns, purpose=0)
+    columns: Any = *(empty(8, dtype=dtype) for dtype in (F64, F64, F64, I64, I64, I64, I64)), 0
+    sampling.sample(empty(8, 128256, dtype=F32), *columns)
 
 
 def apply_penalties() -> None:
