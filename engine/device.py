@@ -84,6 +84,11 @@ def to_device(values: Tensor, device: torch.device) -> Tensor:
     return values.pin_memory().to(device, non_blocking=True)
 
 
+def copy_to_place(values: Tensor, target: Tensor) -> Tensor:
+    """Copy a CPU tensor to ``target`` without waiting for the copy, as ``to_device`` does; return ``target``."""
+    return target.copy_(values.pin_memory() if target.device.type == "cuda" else values, non_blocking=True)
+
+
 def release_freed_memory(device: torch.device) -> None:
     """Return the memory of freed tensors to a GPU, which torch otherwise keeps in pieces of their sizes."""
     if device.type == "cuda":
