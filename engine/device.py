@@ -85,7 +85,7 @@ def to_device(values: Tensor, device: torch.device) -> Tensor:
 def to_host(values: Tensor) -> Tensor:
     """Copy a tensor to the host without waiting for the copy, which is complete once the stream has come that far."""
     # Torch allocates pinned memory for such a copy.
-    return values.to("cpu", non_blocking=True)
+    return values.to("cpu", non_blocking=True, copy=True)
 
 
 class DeviceEvent(Protocol):
@@ -133,6 +133,11 @@ def create_stream(device: torch.device) -> torch.cuda.Stream | None:
 def use_stream(stream: torch.cuda.Stream | None) -> AbstractContextManager[object]:
     """Launch on a stream within a context. Memory that is allocated there is reused on this stream alone."""
     return nullcontext() if stream is None else torch.cuda.stream(stream)
+
+
+def copy_to_place(values: Tensor, target: Tensor) -> Tensor:
+    """Copy a CPU tensor to ``target`` without waiting for the copy, as ``to_device`` does; return ``target``."""
+    return target.copy_(values.pin_memory() if target.device.type == "cuda" else values, non_blocking=True)
 
 
 def release_freed_memory(device: torch.device) -> None:

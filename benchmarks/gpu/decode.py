@@ -29,7 +29,6 @@ from torch.profiler import ProfilerActivity, profile
 from benchmarks.kernels import step as shapes
 from benchmarks.kernels.dry_run import TINY_MODEL
 from benchmarks.kernels.measure import copy_rate
-from engine.attention.cuda_triton import TritonAttention
 from engine.core.engine_core import EngineCore
 from engine.device import DeviceConfig
 from engine.models.config import ModelConfig, read_raw_config
@@ -38,7 +37,6 @@ from engine.models.families import decoder_config
 from engine.models.interface import Model
 from engine.protocol.options import EngineOptions
 from engine.protocol.types import Branch, EngineError, GenerateRequest, SamplingParams
-from engine.runner.forward_gpu import GpuForward
 from engine.scheduler.sequence import Event, Job
 from engine.weights.formats.registry import MatrixReader
 from kernels.common.int4 import GROUP
@@ -122,13 +120,10 @@ def random_weights(read: MatrixReader) -> Iterator[None]:
 @contextmanager
 def emulated_gpu() -> Iterator[None]:
     """Make engines that are created in this context run their GPU code on the CPU."""
-    from tests.engine.gpu import EMULATED_GPU, EmulatedGraph
-
-    def forward(model: Model, attend: TritonAttention, device: torch.device) -> GpuForward:
-        return GpuForward(model, attend, device, lambda compute: EmulatedGraph(compute, attend))
+    from tests.engine.gpu import EMULATED_GPU, emulated_forward
 
     with (
-        patch("engine.runner.forward.GpuForward", forward),
+        patch("engine.runner.forward.GpuForward", emulated_forward),
         patch("engine.core.model_setup.select_device", lambda *_, **__: EMULATED_GPU),
         patch("engine.core.engine_core.warm_up", lambda *_: None),
     ):

@@ -40,6 +40,7 @@ from engine.models.interface import Batch, KeepState, Model
 from engine.protocol.options import EngineOptions
 from engine.protocol.types import Branch, Completion, EngineError, GenerateRequest, SamplingParams
 from engine.runner.forward_gpu import GpuForward
+from engine.runner.graph_pool import Replay
 from engine.runner.sample_step import PendingResults
 from engine.scheduler.sequence import Event, Job
 from kernels.common.sampling_tensors import NoiseKeys, SamplingTensors
@@ -167,9 +168,8 @@ def null_engine(folder: Path) -> Iterator[None]:
 
 
 def _create_forward(model: Model, attend: Any, device: torch.device) -> GpuForward:
-    def capture(compute: Callable[[], Tensor]) -> Callable[[], Tensor]:
-        hidden = compute()
-        return lambda: hidden
+    def capture(compute: Callable[[], Tensor]) -> tuple[Replay, Tensor]:
+        return lambda: None, compute()
 
     return GpuForward(model, attend, device, capture)
 

@@ -24,7 +24,7 @@ from engine.weights.matmul import create_embedding, create_product
 from engine.weights.safetensors import Weights
 from kernels.cpu.runtime.recorder import end_layer
 from kernels.layers.activation import gelu_tanh_mul, silu_mul
-from kernels.layers.norm import rms_norm
+from kernels.layers.norm import add_rms_norm, rms_norm
 from kernels.linear.fp32 import Product
 
 _ACTIVATIONS = {"silu": silu_mul, "gelu_pytorch_tanh": gelu_tanh_mul}
@@ -46,25 +46,57 @@ class Layer:
     mlp_norm: Tensor
     mlp: GatedMlp | Experts
     mlp_output_norm: Tensor | None
+    fuses_norms: bool
+    """True if a sum and its norm are one kernel, so that a layer also normalises the next one's input."""
 
-    def forward_attention(self, hidden: Tensor, angles: Sequence[Tensor], attend: FusedAttentionBackend) -> Tensor:
+    def project(self, hidden: Tensor, normed: Tensor | None = None) -> Tensor:
+        """Return queries, keys and values ``[tokens, heads + 2 * kv_heads, head_dim]``.
+
+        ``normed``: the layer's normalised input, if it was computed with ``hidden``.
+        """
+        if normed is None:
+            normed = rms_norm(hidden, self.input_norm, self.config.norm_eps)
+        return self.qkv(normed).view(len(hidden), -1, self.config.head_dim)
+
+    def attend(self, qkv: Tensor, angles: Sequence[Tensor], attend: FusedAttentionBackend) -> Tensor:
         """Return the attention output ``[tokens, heads * head_dim]``. ``angles``: cosines and sines of positions."""
-        config = self.config
-        normed = rms_norm(hidden, self.input_norm, config.norm_eps)
-        qkv = self.qkv(normed).view(len(hidden), -1, config.head_dim)
-        return attend.forward_qkv(self.index, qkv, self.qk_norm, config.norm_eps, *angles)
+        return attend.forward_qkv(self.index, qkv, self.qk_norm, self.config.norm_eps, *angles)
 
-    def forward_mlp(self, hidden: Tensor, attn_out: Tensor) -> Tensor:
-        """Return the hidden states after the layer, from those before it. No token depends on another."""
+    def forward_mlp(
+        self, hidden: Tensor, attn_out: Tensor, next_norm: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return the hidden states after the layer, from those before it. No token depends on another.
+
+        ``next_norm``: weights of the next layer's ``input_norm``. Also returns the next layer's normalised input if
+        they are given and the layer ``fuses_norms``.
+        """
+        hidden, normed = self._add(self.output, attn_out, hidden, self.output_norm, self.mlp_norm)
+        assert normed is not None
+        next_norm = next_norm if self.fuses_norms else None
+        return self._add(self.mlp, normed, hidden, self.mlp_output_norm, next_norm)
+
+    def _add(
+        self,
+        product: Product | GatedMlp | Experts,
+        x: Tensor,
+        residual: Tensor,
+        output_norm: Tensor | None,
+        next_norm: Tensor | None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return ``residual`` plus the product of ``x``, and with ``next_norm`` also that sum normalised.
+
+        The product is normalised before, if there is an ``output_norm``. The sum is rounded to the dtype of
+        ``residual`` before it is normalised, in one kernel or in two: both give the same numbers.
+        """
         eps = self.config.norm_eps
-        if self.output_norm is None:
-            hidden = self.output.add(attn_out, hidden)
-        else:
-            hidden = hidden + rms_norm(self.output(attn_out), self.output_norm, eps)
-        normed = rms_norm(hidden, self.mlp_norm, eps)
-        if self.mlp_output_norm is None:
-            return self.mlp.add(normed, hidden)
-        return hidden + rms_norm(self.mlp(normed), self.mlp_output_norm, eps)
+        if output_norm is None and (next_norm is None or not self.fuses_norms):
+            total = product.add(x, residual)
+            return total, None if next_norm is None else rms_norm(total, next_norm, eps)
+        added = product(x) if output_norm is None else rms_norm(product(x), output_norm, eps)
+        if next_norm is None:
+            return residual + added, None
+        normed, total = add_rms_norm(added, residual, next_norm, eps)
+        return total, normed
 
 
 class Decoder:
@@ -159,19 +191,40 @@ class Decoder:
 
         Returns the last layer's input ``[tokens, hidden]`` and attention output ``[tokens, heads * head_dim]``.
         """
-        last = len(self._layers) - 1
-        for layer, rope in zip(self._layers, self._rope_of, strict=True):
-            attn_out = layer.forward_attention(hidden, angles[2 * rope : 2 * rope + 2], attend)
-            if layer.index < last:
-                hidden = layer.forward_mlp(hidden, attn_out)
-                if keep is not None:
-                    keep(layer.index + 1, hidden)
-                end_layer()
+        qkv = self.project_first(hidden)
+        for index in range(len(self._layers)):
+            attn_out = self.attend(index, qkv, angles, attend)
+            if index < len(self._layers) - 1:
+                hidden, qkv = self.forward_between(index, hidden, attn_out, keep)
         return hidden, attn_out
+
+    def project_first(self, hidden: Tensor) -> Tensor:
+        """Return the first layer's queries, keys and values ``[tokens, heads + 2 * kv_heads, head_dim]``."""
+        return self._layers[0].project(hidden)
+
+    def attend(self, index: int, qkv: Tensor, angles: Sequence[Tensor], attend: FusedAttentionBackend) -> Tensor:
+        """Return the attention output ``[tokens, heads * head_dim]`` of a layer, by its index."""
+        rope = self._rope_of[index]
+        return self._layers[index].attend(qkv, angles[2 * rope : 2 * rope + 2], attend)
+
+    def forward_between(
+        self, index: int, hidden: Tensor, attn_out: Tensor, keep: KeepState | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Compute what lies between the attention of a layer, by its index, and that of the next. No token depends on
+        another.
+
+        Returns the hidden states after the layer, and the next layer's queries, keys and values.
+        """
+        following = self._layers[index + 1]
+        hidden, normed = self._layers[index].forward_mlp(hidden, attn_out, following.input_norm)
+        if keep is not None:
+            keep(index + 1, hidden)
+        end_layer()
+        return hidden, following.project(hidden, normed)
 
     def forward_last_mlp(self, hidden: Tensor, attn_out: Tensor) -> Tensor:
         """Return the final hidden states ``[rows, hidden]`` from some rows of ``forward_until_last_attention``."""
-        return self._layers[-1].forward_mlp(hidden, attn_out)
+        return self._layers[-1].forward_mlp(hidden, attn_out)[0]
 
     def embed(self, tokens: Tensor) -> Tensor:
         return self.embedding(tokens)
@@ -231,6 +284,7 @@ class LayerBuilder:
             mlp_norm=self.norm(prefix + mlp_norm),
             mlp=self._experts(prefix) if config.experts and index in config.experts.layers else self._mlp(prefix),
             mlp_output_norm=mlp_output_norm,
+            fuses_norms=self._device_config.uses_gpu_kernels,
         )
 
     def head(self) -> list[Product]:

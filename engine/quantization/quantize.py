@@ -157,8 +157,9 @@ class _Quantization:
         attend = DenseAttention(self._config.attention)
         outputs = []
         for states in hidden:
-            attn_out = layer.forward_attention(states, [table[: len(states)] for table in tables], attend)
-            outputs.append(layer.forward_mlp(states, attn_out))
+            angles = [table[: len(states)] for table in tables]
+            attn_out = layer.attend(layer.project(states), angles, attend)
+            outputs.append(layer.forward_mlp(states, attn_out)[0])
         return outputs
 
 

@@ -14,14 +14,16 @@ from engine.cache.paged_kv import KVCache
 from engine.models.interface import Batch, Model
 from engine.runner.forward_cpu import CpuForward
 from engine.runner.forward_gpu import GpuForward
-from engine.runner.fused_sampler_cpu import FusedCpuSampler
+from engine.runner.sample_step import FusedSampler
 
 
 class Forward(Protocol):
     """Forward pass of one model over one cache."""
 
-    fused_sampler: FusedCpuSampler | None
-    """Sampler that reads the hidden states of this forward pass in recorded kernels; ``None`` if there is none."""
+    @property
+    def fused_sampler(self) -> FusedSampler | None:
+        """Sampler of the hidden states of this forward pass; ``None`` if there is none."""
+        ...
 
     kept: Mapping[int, Tensor]
     """Hidden states ``[tokens or more, hidden]`` of the last call after each of the layers that it was to keep."""

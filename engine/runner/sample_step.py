@@ -19,15 +19,19 @@ from engine.models.interface import Model
 from engine.protocol.types import TokenLogprob
 from engine.runner.batch import ScheduledSequence
 from engine.runner.fused_sampler_cpu import FusedCpuSampler
+from engine.runner.fused_sampler_gpu import FusedGpuSampler
 from engine.runner.logprobs import log_probabilities, read_prompt
 from engine.runner.probe import ProbeReader
 from engine.sampling.grammar import Words
 from engine.sampling.logits_processors import LogitsRow, apply_logits_processors
 from engine.sampling.sampler import Array, Ints, require_finite_logits, sample
-from engine.sampling.samples import HostSamples, Samples
+from engine.sampling.samples import DeviceSamples, HostSamples, Samples
 from engine.scheduler.draft import Draft
 from engine.scheduler.sequence import GenerateSequence, ScoreSequence
 from kernels.common.sampling_tensors import NoiseKeys, SamplingTensors
+
+FusedSampler = FusedCpuSampler | FusedGpuSampler
+"""Sampler that computes logits and samples in recorded kernels or in a CUDA graph."""
 
 _MAX_LOGITS = 1 << 26
 """Maximum number of logits in memory at once while scores are read: 256 MiB, which no step of a small model has."""
@@ -220,7 +224,7 @@ def sample_and_score(
     rows: list[int] | None,
     hidden: Tensor,
     model: Model,
-    fused_sampler: FusedCpuSampler | None,
+    fused_sampler: FusedSampler | None,
     sampler: Sampler,
     probe: ProbeReader | None = None,
     plan: SamplePlan | None = None,
@@ -308,12 +312,18 @@ def _num_logprobs_by_row(requests: list[SampleRequest]) -> dict[int, int]:
     return num_logprobs
 
 
-def _sample_fused(plan: SamplePlan, hidden: Tensor, fused_sampler: FusedCpuSampler | None) -> _SampledRows | None:
+def _sample_fused(plan: SamplePlan, hidden: Tensor, fused_sampler: FusedSampler | None) -> _SampledRows | None:
     """Sample in recorded kernels; ``None`` if there is no fused sampler or it does not support this step."""
-    if fused_sampler is None:
+    if fused_sampler is None or plan.changes_logits:
         return None
+    if isinstance(fused_sampler, FusedGpuSampler):
+        # Its logits are overwritten by the next step, so nothing more is read from them.
+        samples = None
+        if not plan.num_logprobs:
+            samples = fused_sampler.launch(plan.select(hidden), plan.params, plan.noise_keys())
+        return None if samples is None else _SampledRows(DeviceSamples(samples), None)
     # Samples have distinct rows, so if there are as many samples as hidden states, they are all rows in order.
-    if len(plan.rows) != hidden.shape[0] or plan.changes_logits:
+    if len(plan.rows) != hidden.shape[0]:
         return None
     requests = plan.requests
     counts = [request.num_samples for request in requests]

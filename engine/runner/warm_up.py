@@ -20,15 +20,18 @@ from engine.models.interface import Batch, Model
 from engine.protocol.options import EngineOptions
 from engine.runner.batch import lay_out
 from engine.runner.forward import Forward
+from engine.runner.fused_sampler_gpu import FusedGpuSampler
 from engine.runner.largest_step import sample_with_masks
+from engine.runner.piecewise_gpu import SIZES
+from kernels.common.sampling_tensors import NoiseKeys, SamplingTensors
 
 _log = logging.getLogger(__name__)
 
 _BATCH_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 _CONTEXTS = (256, 2048)
 """Lengths of contexts in decode steps: their numbers of tiles, and so their graphs, differ."""
-_PROMPTS = (64, 512)
-"""Lengths of short prompts; the longest is a whole step."""
+_PROMPTS = tuple(size for size in SIZES if size >= 32)
+"""Numbers of tokens of steps with short prompts, captured in pieces; the longest prompt is a whole step."""
 _CHAINS, _TREES = (2, 4), (8, 16)
 """Numbers of draft tokens of a sequence, in chains and in trees."""
 _MAX_DRAFTING = 16
@@ -127,7 +130,12 @@ def _run(shape: StepShape, model: Model, cache: KVCache, forward: Forward, layer
         trees = {int(row): TreeMask(depths, visible) for row in rows}
     metadata = lay_out(cache, model.config.attention[0], rows, queries, contexts, trees)
     positions = torch.from_numpy(shape.context - shape.num_new + depths).repeat(len(rows))
-    hidden = forward(Batch(torch.zeros_like(positions), positions), metadata, layers=layers)
-    logits = model.compute_logits(hidden[: shape.num_sequences])
-    if not model.config.num_labels:
-        sample_with_masks(logits)
+    hidden = forward(Batch(torch.zeros_like(positions), positions), metadata, layers=layers)[: shape.num_sequences]
+    logits = model.compute_logits(hidden)
+    if model.config.num_labels:
+        return
+    sample_with_masks(logits)
+    if isinstance(forward.fused_sampler, FusedGpuSampler):
+        ones, zeros = np.ones(len(rows)), np.zeros(len(rows), np.int64)
+        params = SamplingTensors(ones, ones, zeros, zeros)
+        forward.fused_sampler.launch(hidden, params, NoiseKeys(zeros, zeros, zeros))

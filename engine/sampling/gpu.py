@@ -39,19 +39,42 @@ def sample_on_gpu(
     """Sample one token per row of ``logits`` on a GPU; a ``Sampler``."""
     apply_logits_processors_on_gpu(logits, logits_rows)
     rows = len(logits)
-    # An even number of columns: each row then begins at a multiple of 16 bytes, and the kernel is compiled once.
-    packed = np.zeros((7, rows + rows % 2), np.int64)
+    columns = to_device(pack_columns(params, noise_keys, rows), logits.device)[:, :rows]
+    return DeviceSamples(launch_sampling(logits, columns))
+
+
+def num_columns(rows: int) -> int:
+    """Return the width of ``pack_columns`` for so many rows.
+
+    It is an even number: each column then begins at a multiple of 16 bytes, and the kernel is compiled once.
+    """
+    return rows + rows % 2
+
+
+def pack_columns(params: SamplingTensors[Array], noise_keys: NoiseKeys[Array], rows: int) -> Tensor:
+    """Return sampling parameters and noise keys as int64 ``[7, num_columns(rows)]``, with the bits of the floats.
+
+    Rows behind those of the parameters are padding, and their parameters 0.
+    """
+    packed, count = np.zeros((7, num_columns(rows)), np.int64), len(params.temperature)
     floats = packed[:3].view(np.float64)
-    floats[0, :rows], floats[1, :rows], floats[2, :rows] = params.temperature, params.top_p, params.min_p
+    floats[0, :count], floats[1, :count], floats[2, :count] = params.temperature, params.top_p, params.min_p
     for index, column in enumerate((params.top_k, *noise_keys), 3):
-        packed[index, :rows] = column
-    columns = to_device(torch.from_numpy(packed), logits.device)[:, :rows]
+        packed[index, :count] = column
+    return torch.from_numpy(packed)
+
+
+def launch_sampling(logits: Tensor, columns: Tensor) -> Tensor:
+    """Sample one token per row on the device, without waiting. ``columns``: of ``pack_columns``, ``[7, rows]``.
+
+    Returns int64 ``[2, rows]``: tokens, and the bits of their float64 log-probabilities.
+    """
     temperature, top_p, min_p = columns[:3].view(torch.float64)
     top_k, seed, key, position = columns[3:]
     tokens, logprobs = sampling.sample(
         logits, SamplingTensors(temperature, top_p, min_p, top_k), NoiseKeys(seed, key, position)
     )
-    return DeviceSamples(tokens, logprobs)
+    return torch.stack((tokens, logprobs.view(torch.int64)))
 
 
 def apply_logits_processors_on_gpu(logits: Tensor, rows: Sequence[LogitsRow]) -> None:

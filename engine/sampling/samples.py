@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Protocol
 
-import torch
 from torch import Tensor
 
 from engine.device import to_host
@@ -42,10 +41,13 @@ class HostSamples:
 class DeviceSamples:
     """``Samples`` that a GPU computes. The copy to the host is launched at once, in the order of the stream."""
 
-    def __init__(self, tokens: Tensor, logprobs: Tensor) -> None:
-        """``tokens``: int64, and ``logprobs``: float64, ``[rows]`` each, on the device."""
-        self.tokens_gpu = tokens
-        self._host = to_host(torch.stack((tokens, logprobs.view(torch.int64))))
+    def __init__(self, samples: Tensor) -> None:
+        """``samples``: int64 ``[2, rows]``, tokens and the bits of their float64 log-probabilities, on the device.
+
+        They may change once the next step is launched.
+        """
+        self.tokens_gpu = samples[0]
+        self._host = to_host(samples)
 
     def read(self) -> tuple[Ints, Floats]:
         tokens, logprobs = self._host.numpy()

@@ -15,6 +15,7 @@ from engine.core.gpu_memory import MemoryReading
 from engine.device import DeviceConfig
 from engine.models.interface import Model
 from engine.runner.forward_gpu import GpuForward
+from engine.runner.graph_pool import Replay
 
 EMULATED_GPU = DeviceConfig(torch.device("cpu"), torch.float32, uses_gpu_kernels=True)
 EMULATED_BYTES = 20 << 20
@@ -35,16 +36,29 @@ class EmulatedGraph:
         EmulatedGraph.captured += 1
         self._compute, self._attend = compute, attend
         self._memory = attend._work, attend._slots
-        self.output = torch.full_like(compute(), torch.nan)  # a capture computes nothing
+        self.output = _unknown(compute())  # a capture computes nothing
 
-    def __call__(self) -> Tensor:
+    def replay(self) -> None:
         EmulatedGraph.replayed += 1
         attend = self._attend
         now = attend._work, attend._slots
         attend._work, attend._slots = self._memory
         self.output.copy_(self._compute())
         attend._work, attend._slots = now
-        return self.output
+
+
+def _unknown(like: Tensor) -> Tensor:
+    return torch.full_like(like, torch.nan if like.is_floating_point() else -1)
+
+
+def emulated_forward(model: Model, attend: TritonAttention, device: torch.device) -> GpuForward:
+    """Create a forward pass whose graphs are emulated."""
+
+    def capture(compute: Callable[[], Tensor]) -> tuple[Replay, Tensor]:
+        graph = EmulatedGraph(compute, attend)
+        return graph.replay, graph.output
+
+    return GpuForward(model, attend, device, capture)
 
 
 class EmulatedPool:
@@ -52,26 +66,22 @@ class EmulatedPool:
 
     captured = 0
 
-    def capture(self, compute: Callable[[], Tensor]) -> Callable[[], Tensor]:
+    def capture(self, compute: Callable[[], Tensor]) -> tuple[Replay, Tensor]:
         EmulatedPool.captured += 1
 
-        def replay() -> Tensor:
+        def replay() -> None:
             EmulatedGraph.replayed += 1
-            return compute()
+            compute()
 
-        return replay
+        return replay, torch.empty(0)
 
 
 def emulate_gpu(monkeypatch: pytest.MonkeyPatch, device_config: DeviceConfig = EMULATED_GPU) -> None:
     """Make engines that are created from now on run their GPU code, without the steps that warm it up."""
-
-    def forward(model: Model, attend: TritonAttention, device: torch.device) -> GpuForward:
-        return GpuForward(model, attend, device, lambda compute: EmulatedGraph(compute, attend))
-
     monkeypatch.setattr(EmulatedGraph, "captured", 0)
     monkeypatch.setattr(EmulatedGraph, "replayed", 0)
     monkeypatch.setattr(EmulatedPool, "captured", 0)
-    monkeypatch.setattr("engine.runner.forward.GpuForward", forward)
+    monkeypatch.setattr("engine.runner.forward.GpuForward", emulated_forward)
     monkeypatch.setattr("engine.speculation.drafters.device_levels.GraphPool", EmulatedPool)
     monkeypatch.setattr("engine.core.model_setup.select_device", lambda *_, **__: device_config)
     monkeypatch.setattr("engine.core.engine_core.warm_up", lambda *_: None)

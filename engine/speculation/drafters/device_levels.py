@@ -15,7 +15,7 @@ from torch import Tensor
 from engine.attention.layer import LayerAttentionConfig
 from engine.cache.paged_kv import KVCache
 from engine.device import to_device
-from engine.runner.forward_gpu import GraphPool, Replay
+from engine.runner.graph_pool import GraphPool, Replay
 from engine.sampling.gpu import apply_logits_processors_on_gpu
 from engine.sampling.sampler import Ints
 from engine.speculation.drafters.proposal import DraftSampler
@@ -67,7 +67,8 @@ class RepeatedCalls:
             self._graphs[key] = None
             compute()
         else:
-            self._graphs[key] = graph = self._pool.capture(compute)
+            graph, _ = self._pool.capture(compute)
+            self._graphs[key] = graph
             graph()
 
 

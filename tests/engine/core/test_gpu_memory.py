@@ -155,10 +155,10 @@ def test_the_largest_step_computes_all_tokens_and_samples_all_rows(
             return out
 
         monkeypatch.setattr(model, name, watched)
-    run_largest_step(model, torch.float32, page_size=16, num_tokens=100, num_sampled=7, context=48)
+    run_largest_step(model, torch.float32, page_size=16, num_tokens=600, num_sampled=7, context=48)
     config = model.config
-    assert seen[0] == (100, config.hidden_size)
-    assert seen[1] == (100, config.num_labels or config.vocab_size)
+    assert seen[0] == (600, config.hidden_size)
+    assert seen[1] == (600, config.num_labels or config.vocab_size)
     assert seen[2:] == ([] if config.num_labels else [(7, config.vocab_size)])
 
 

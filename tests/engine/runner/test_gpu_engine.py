@@ -17,7 +17,7 @@ from engine.models.decoder import Decoder
 from engine.models.feed_forward import Experts, has_grouped_products
 from engine.protocol.options import EngineOptions
 from engine.protocol.types import Branch, Completion, EngineError, GenerateRequest, ScoreItem
-from engine.runner.forward_gpu import pad_num_tokens
+from engine.runner.graph_pool import pad_num_tokens
 from engine.speculation.control.controller import FixedController
 from tests.engine.conftest import Checkpoints
 from tests.engine.exact import float32_loss, gap

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from engine.device import KV_DTYPES
+from engine.models import decoder
+from engine.models.decoder import Decoder
+from engine.models.interface import Batch
 from engine.models.load import load_model
 from engine.protocol.options import EngineOptions
 from engine.protocol.types import Branch
@@ -16,9 +22,10 @@ from engine.speculation.control.controller import FixedController
 from engine.speculation.drafter import Drafter
 from engine.speculation.drafters.draft_model import DraftModel
 from engine.speculation.drafters.eagle import load_eagle
+from kernels.triton import norm
 from tests.engine.conftest import save_checkpoint
 from tests.engine.exact import gap
-from tests.engine.gpu import EmulatedGraph, emulate_gpu
+from tests.engine.gpu import EMULATED_GPU, EmulatedGraph, emulate_gpu
 from tests.engine.helpers import Harness, generate, qwen3_for
 from tests.engine.quantization.models import ROUNDS, quantised
 from tests.engine.speculation.heads import Recorder, eagle_parts, save_head
@@ -102,3 +109,53 @@ def test_drafts_from_the_kernels_are_those_of_their_references(
     assert answers[0] == answers[1]
     assert [(draft.tokens, draft.parents) for draft in drafts[1]] == [(one.tokens, one.parents) for one in drafts[0]]
     assert sum(len(draft) for draft in drafts[0]) >= 10
+
+
+class NoAttention:
+    """Attention that returns each token's own queries, so that layers need no cache."""
+
+    def __init__(self, heads: int) -> None:
+        self._heads = heads
+
+    def forward_qkv(self, layer: int, qkv: Tensor, norm: Tensor | None, eps: float, cos: Tensor, sin: Tensor) -> Tensor:
+        return qkv[:, : self._heads].flatten(1)
+
+
+def hidden_states(model: Decoder) -> list[Tensor]:
+    """Return the hidden states of some tokens after each layer."""
+    kept: list[Tensor] = []
+    tokens = torch.arange(5)
+    attend: Any = NoAttention(model.config.attention[0].heads)
+    kept.append(model.forward(Batch(tokens + 7, tokens), attend, lambda _, hidden: kept.append(hidden)))
+    return kept
+
+
+def add_then_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    total = residual + x
+    return norm.rms_norm(total, weight, eps), total
+
+
+@pytest.mark.skipif(DEVICE != "cpu", reason="compares kernels in the interpreter")
+@pytest.mark.parametrize("kind", ["qwen3", "gemma2", "qwen3_moe"])
+def test_sums_fused_with_norms_change_no_bit(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each sum is rounded to bfloat16 before it is normalised, as by a kernel for each."""
+    save_checkpoint(kind, tmp_path)
+    device_config = replace(EMULATED_GPU, dtype=torch.bfloat16)
+    model = load_model(tmp_path, lambda config: config.max_context, device_config)
+    assert isinstance(model, Decoder)
+    monkeypatch.setattr(torch.Tensor, "is_cuda", True)
+    fused, add_rms_norm = [0], norm.add_rms_norm
+
+    def counted(*arguments: Any) -> tuple[Tensor, Tensor]:
+        fused[0] += 1
+        return add_rms_norm(*arguments)
+
+    monkeypatch.setattr(norm, "add_rms_norm", counted)
+    with torch.inference_mode():
+        found = hidden_states(model)
+        monkeypatch.setattr(decoder, "add_rms_norm", add_then_norm)
+        expected = hidden_states(model)
+    # All norms of a layer's inputs but the first, and the last one, of rows that are read alone.
+    assert fused == [2 * model.config.num_layers - 1]
+    assert len(found) == len(expected) == model.config.num_layers
+    assert all(map(torch.equal, found, expected))

@@ -1,0 +1,101 @@
+"""Steps with chunks of prompts on a GPU, from a CUDA graph for each piece between two attentions.
+
+The attention of such a step has another shape nearly every time, so it is launched kernel by kernel. All else depends
+on the number of tokens alone, which is padded to few sizes.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from engine.attention.layer import FusedAttentionBackend
+from engine.models.decoder import Decoder
+from engine.models.interface import Batch, KeepState
+from engine.runner.graph_pool import Capture, Replay
+
+SIZES = (8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 256, 320, 384, 448, 512)
+"""Padded sizes. In larger steps the GPU takes longer than the host needs to launch its kernels."""
+
+
+def pad_to_size(num_tokens: int) -> int | None:
+    """Return the smallest of the ``SIZES`` that holds so many tokens; ``None`` if there is none."""
+    return next((size for size in SIZES if num_tokens <= size), None)
+
+
+class PiecewiseStep:
+    """The steps of one padded size: launched kernel by kernel until they are captured, then replayed.
+
+    Pieces and attention exchange what they compute in tensors of fixed places. Attention reads and writes the rows of
+    the step's own tokens alone, so padding never reaches the cache.
+    """
+
+    def __init__(self, model: Decoder, inputs: Tensor, keep: KeepState | None) -> None:
+        """``inputs``: where tokens and positions ``[2, size]`` are read. ``keep``: keeps hidden states as copies."""
+        self._model, self._inputs, self._keep = model, inputs, keep
+        about, size, device_config = model.config.attention[0], inputs.shape[1], model.device_config
+        device, dtype = device_config.device, device_config.dtype
+        num_heads = about.heads + 2 * about.kv_heads
+        self._qkv = torch.empty(size, num_heads, about.head_dim, dtype=dtype, device=device)
+        self._attn_out = torch.zeros(size, about.heads * about.head_dim, dtype=dtype, device=device)
+        self._angles = [torch.empty(size, table.shape[1], device=device) for table in model.rope_tables]
+        self._replays: list[Replay] = []
+        self._output: Tensor | None = None
+        """Final hidden states of the captured pieces."""
+
+    def run(self, num_tokens: int, attend: FusedAttentionBackend) -> Tensor:
+        """Return the final hidden states of a step, kernel by kernel. ``attend`` is prepared for ``num_tokens``."""
+        hidden = self._begin()
+        for index in range(self._model.config.num_layers):
+            self._attend(index, num_tokens, attend)
+            hidden = self._continue(index, hidden)
+        return hidden
+
+    def capture(self, capture: Capture) -> None:
+        """Capture all pieces, in the order in which they are replayed."""
+        replay, hidden = capture(self._begin)
+        self._replays = [replay]
+        for index in range(self._model.config.num_layers):
+            # The hidden states before are given up here, and so the graphs after this one reuse their memory.
+            replay, hidden = capture(partial(self._continue, index, hidden))
+            self._replays.append(replay)
+        self._output = hidden
+
+    def replay(self, num_tokens: int, attend: FusedAttentionBackend) -> Tensor:
+        """Return the final hidden states of a step, as ``run`` does, from the captured pieces."""
+        assert self._output is not None
+        begin, *continuations = self._replays
+        begin()
+        for index, replay in enumerate(continuations):
+            self._attend(index, num_tokens, attend)
+            replay()
+        return self._output
+
+    @property
+    def is_captured(self) -> bool:
+        """True once ``capture`` was called."""
+        return self._output is not None
+
+    def _begin(self) -> Tensor:
+        """Compute all before the first attention."""
+        hidden, angles = self._model.embed_inputs(Batch(*self._inputs))
+        for own, computed in zip(self._angles, angles, strict=True):
+            own.copy_(computed)
+        self._qkv.copy_(self._model.project_first(hidden))
+        return hidden
+
+    def _attend(self, index: int, num_tokens: int, attend: FusedAttentionBackend) -> None:
+        """Compute the attention of a layer, by its index."""
+        angles = [table[:num_tokens] for table in self._angles]
+        attn_out = self._model.attend(index, self._qkv[:num_tokens], angles, attend)
+        self._attn_out[:num_tokens].copy_(attn_out)
+
+    def _continue(self, index: int, hidden: Tensor) -> Tensor:
+        """Compute all from the attention of a layer, by its index, to the next one, or to the end."""
+        if index == self._model.config.num_layers - 1:
+            return self._model.forward_last_mlp(hidden, self._attn_out)
+        hidden, qkv = self._model.forward_between(index, hidden, self._attn_out, self._keep)
+        self._qkv.copy_(qkv)
+        return hidden
