@@ -87,6 +87,7 @@ class LateDevice:
         patch.setattr("engine.core.engine_core.sample_on_gpu", self.sample)
         patch.setattr("engine.core.engine_core.sample_on_cpu", self.sample)
         patch.setattr("engine.runner.sample_step._select_rows", self.select)
+        patch.setattr("engine.runner.sample_step.to_host", self.copy)
         patch.setattr("engine.runner.sample_step.read_prompt", self._read_prompt)
         patch.setattr("engine.core.pipeline.record_event", lambda _: LateEvent(self, len(self._queue)))
 
@@ -156,6 +157,11 @@ class LateDevice:
         indices = list(indices)
         out = torch.full((len(indices), rows.shape[1]), torch.nan, dtype=rows.dtype)
         self.launch(lambda: out.copy_(rows[indices]))
+        return out
+
+    def copy(self, values: Tensor) -> Tensor:
+        out = torch.full_like(values, torch.nan)
+        self.launch(lambda: out.copy_(values))
         return out
 
     def compute_logits(self, hidden: Tensor, token_ids: Sequence[int] = ()) -> Tensor:
