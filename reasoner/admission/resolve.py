@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from engine.protocol.types import Capability, EngineError, InvalidRequest, ModelInfo
@@ -17,7 +17,7 @@ from reasoner.budget.prices import Prices, check_budget
 from reasoner.budget.spec import Budget
 from reasoner.jobs.spec import COMPARING_STRATEGY, FALLBACK_STRATEGY, JobSpec, StrategySpec
 from reasoner.jobs.verifier_specs import JudgeVerifier, PairwiseVerifier, PrmVerifier, ProbeVerifier, WrittenVerifier
-from reasoner.search.function_calls import find_model_format
+from reasoner.search.policies.call_format import find_model_format, resolve_python
 from reasoner.search.policies.selection import ModelSelector, policy_selectors, verifier_selector
 from reasoner.strategies.registry import STRATEGIES, parse_params
 
@@ -160,6 +160,8 @@ async def _complete(spec: JobSpec, service: ServiceDefaults, catalog: ModelCatal
         changes["sampling"] = spec.sampling.fill(info.sampling)
     if info is not None and spec.functions:
         changes["tool_format"] = _find_tool_format(spec, info)
+    if len(policies := _policies(spec, models)) == len(policy_selectors(spec)):
+        changes["tools"] = _resolve_python(spec, policies).tools
     if spec.seed is None:
         changes["seed"] = secrets.randbelow(2**53)  # exact as a JavaScript number
     return spec.model_copy(update=changes)
@@ -169,6 +171,14 @@ def _find_tool_format(spec: JobSpec, policy: ModelInfo) -> str:
     """Return the name of the format in which a policy writes calls. Raises ``JobRefused`` if it is not known."""
     try:
         return find_model_format(spec, policy).name
+    except InvalidRequest as error:
+        raise JobRefused("unsupported-tool", error.field, str(error)) from None
+
+
+def _resolve_python(spec: JobSpec, policies: Sequence[ModelInfo]) -> JobSpec:
+    """Return the job with the format of its models' own calls of Python. Raises ``JobRefused`` if one has another."""
+    try:
+        return resolve_python(spec, policies)
     except InvalidRequest as error:
         raise JobRefused("unsupported-tool", error.field, str(error)) from None
 

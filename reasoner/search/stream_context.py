@@ -110,7 +110,8 @@ class StreamContext:
             return None if self.search.calls is None else ThoughtProgress(UNKNOWN, "closed")
         if thoughts.is_told:
             return ToldThought(thoughts, node.thought, node.thought_tokens)
-        return ThoughtProgress(thoughts, node.thought, node.thought_tokens, self.search.spec.thinking_tokens)
+        limit = self.search.spec.thinking_tokens
+        return ThoughtProgress(thoughts, node.thought, node.thought_tokens, limit, above=node.turn_parts)
 
     def max_new_tokens(self, node: Node) -> int:
         """Return the tokens that a continuation of the node may have, by the context and the job's own limit."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Sequence
 from typing import ClassVar
 
@@ -18,6 +19,10 @@ class ToolFormat(ABC):
     name: ClassVar[str]
     delimiters: ClassVar[tuple[str, ...]]
     """Special tokens that must stay in the text when it is decoded."""
+    start: ClassVar[re.Pattern[str]]
+    """Pattern of the beginning of calls."""
+    call_end: ClassVar[str | None] = None
+    """The text that ends each call; ``None`` if only the end of the model's turn shows that a call is complete."""
     has_channels: ClassVar[bool] = False
     """True if thoughts, calls and answers are messages of their own, which the format tells apart itself."""
     has_text_arguments: ClassVar[bool] = False
@@ -31,6 +36,11 @@ class ToolFormat(ABC):
     def read(self, source: Source, writer: AnswerWriter) -> None:
         """Read a whole answer."""
 
+    def is_in_call(self, text: str) -> bool:
+        """Return True if a text ends within a call."""
+        last = next(iter(deque(self.start.finditer(text), maxlen=1)), None)
+        return last is not None and (self.call_end is None or self.call_end not in text[last.start() :])
+
     def parse(self, text: str, tools: Sequence[FunctionTool]) -> ParsedAnswer:
         """Return the calls of a finished text. Raises ``MalformedCall`` for one that is broken or cut off."""
         writer = AnswerWriter(tools)
@@ -40,9 +50,6 @@ class ToolFormat(ABC):
 
 class InlineFormat(ToolFormat):
     """A format whose calls stand in the text of the answer."""
-
-    start: ClassVar[re.Pattern[str]]
-    """Pattern of the beginning of calls."""
 
     def read(self, source: Source, writer: AnswerWriter) -> None:
         while read_text(source, writer, self.start):

@@ -6,7 +6,8 @@ r"""Harmony, the format of gpt-oss: an answer is a sequence of messages with hea
     <|constrain|>json<|message|>{"city": "Paris"}<|call|>
 
 without line breaks. The recipient may also come before the channel. The text of the answer is that of the messages
-without a recipient, apart from the analysis: that is the model's thought, which is not shown.
+without a recipient, apart from the analysis: that is the model's thought, which is not shown. A message to ``python``
+is bare code instead of JSON.
 
 A prompt ends in ``<|start|>assistant``, so the first header lacks it. The first message has no header at all if the
 prompt goes on to open it.
@@ -18,7 +19,7 @@ import re
 
 from reasoner.tools.formats.answer import AnswerWriter
 from reasoner.tools.formats.base import ToolFormat
-from reasoner.tools.formats.call import MalformedCall, excerpt
+from reasoner.tools.formats.call import PYTHON, MalformedCall, excerpt
 from reasoner.tools.formats.json_reading import read_arguments
 from reasoner.tools.formats.source import Source, read_text
 
@@ -37,6 +38,8 @@ class Harmony(ToolFormat):
     name = "harmony"
     delimiters = (START, END, MESSAGE, CHANNEL, CONSTRAIN, CALL, RETURN)
     has_channels = True
+    start = re.compile(r"\bto=(?=[^<]*<\|)")
+    call_end = CALL
 
     def detect(self, template: str) -> bool:
         return CHANNEL in template and MESSAGE in template
@@ -87,6 +90,12 @@ def _read_message(source: Source, writer: AnswerWriter, header: str) -> None:
 
 
 def _read_call(source: Source, writer: AnswerWriter, recipient: str) -> None:
+    if recipient == PYTHON and writer.has_python:
+        end = _MESSAGE_END.search(source.text, source.position)
+        stop = len(source.text) if end is None else end.start()
+        writer.add_code(source.text[source.position : stop])
+        source.position = stop
+        return
     if not recipient.startswith(NAMESPACE):
         raise MalformedCall(f"a call is to {NAMESPACE + 'NAME'!r}, not to {excerpt(recipient)}")
     name = recipient.removeprefix(NAMESPACE)

@@ -29,6 +29,7 @@ class Hermes(InlineFormat):
 
     name = "hermes"
     delimiters = (OPENING, CLOSING)
+    call_end = CLOSING
     start = re.compile(re.escape(OPENING))
 
     def detect(self, template: str) -> bool:

@@ -1,6 +1,6 @@
 r"""The JSON format of Llama 3.1 to 4: ``{"name": "get_weather", "parameters": {"city": "Paris"}}``.
 
-A special token may announce it. Several calls are separated by semicolons or lines. Without the token, only an object
+A special token may announce it, or bare Python code up to the end of the turn, the built-in tool of Llama 3. Several calls are separated by semicolons or lines. Without the token, only an object
 at the beginning of a line whose first fields are these is a call, so that an answer may be JSON.
 """
 
@@ -17,6 +17,7 @@ TAG = "<|python_tag|>"
 _FIELDS = ("parameters", "arguments")
 _TYPE = r'(?:"type"\s*:\s*"function"\s*,\s*)?'
 _NAME = r'"name"\s*:\s*"[^"\\\n]*"\s*,\s*'
+_CALL = re.compile(rf"\{{\s*{_TYPE}\"name\"\s*:")
 _OBJECT = rf"^[ \t]*\{{\s*{_TYPE}{_NAME}\"(?:{'|'.join(_FIELDS)})\"\s*:"
 
 
@@ -31,7 +32,12 @@ class Llama3Json(InlineFormat):
         return '"name": function name, "parameters": dictionary of argument name' in template
 
     def read_calls(self, source: Source, writer: AnswerWriter) -> None:
-        source.accept(TAG)
+        is_tagged = source.accept(TAG) is not None
+        source.peek()
+        if is_tagged and writer.has_python and _CALL.match(source.text, source.position) is None:
+            writer.add_code(source.text[source.position :])
+            source.position = len(source.text)
+            return
         while True:
             read_call_object(source, writer, *_FIELDS)
             is_separated = source.accept(";") is not None
