@@ -60,8 +60,8 @@ class Part:
 def find_turn(parts: Sequence[Part]) -> int:
     """Return the index of the first part of the model's current turn.
 
-    A tool's output that ends a turn is followed by the tokens that begin the next one, which have no text. Other outputs
-    stand within the turn.
+    A tool's output that ends a turn is followed by the tokens that begin the next one, which have no text. Other
+    outputs stand within the turn.
     """
     breaks = [
         before.origin == "tool" and after.origin == "injected" and not after.num_chars

@@ -65,7 +65,9 @@ class CallReader:
 
     def is_in_call(self, text: str) -> bool:
         """Return True if a text ends within a block or a call that is not closed yet."""
-        return is_in_block(text) or (self._format is not None and self._format.is_in_call(text))
+        end = None if self._format is None else self._format.call_end
+        rest = text if end is None else text.rpartition(end)[2]  # DeepSeek's calls have blocks of their own
+        return is_in_block(rest) or (self._format is not None and self._format.is_in_call(text))
 
     def _find_own(self, text: str) -> PythonCall | None:
         if self._format is None or self._format.start.search(text) is None:

@@ -10,7 +10,6 @@ import asyncio
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from os.path import commonprefix
 from typing import Any
 
 from engine.protocol.types import EngineClient, InvalidRequest, Tokens
@@ -77,7 +76,7 @@ async def find_tool_messages(
     )
     begin, end = _count_common(first, other_output), len(first) - _count_common(first[::-1], other_output[::-1])
     call_end = len(first) - _count_common(first[::-1], other_code[::-1])
-    if not call_end <= begin < end < len(first):
+    if not 0 < call_end <= begin < end < len(first):
         raise InvalidRequest(
             f"tools: the chat template of model {model!r} does not render the output of a call after it: give the tool "
             "'python' the 'call_format' 'blocks'",
@@ -89,7 +88,7 @@ async def find_tool_messages(
     after_turn = _find(between[after_call:], turn_end) + after_call
     at_turn_end = after_turn - 1 if after_turn > after_call else after_call
     return ToolMessages(
-        between[after_call:],
+        between[after_call or at_turn_end :],
         between[at_turn_end:],
         between[after_turn:],
         first[end:],
@@ -99,7 +98,8 @@ async def find_tool_messages(
 
 def _count_common(first: Tokens, second: Tokens) -> int:
     """Return the length of the longest common beginning."""
-    return len(commonprefix([first, second]))
+    pairs = zip(first, second, strict=False)
+    return next((index for index, (own, other) in enumerate(pairs) if own != other), min(len(first), len(second)))
 
 
 def _find(tokens: Tokens, part: Tokens) -> int:

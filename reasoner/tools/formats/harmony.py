@@ -26,7 +26,7 @@ from reasoner.tools.formats.source import Source, read_text
 START, END, MESSAGE, CHANNEL = "<|start|>", "<|end|>", "<|message|>", "<|channel|>"
 CONSTRAIN, CALL, RETURN = "<|constrain|>", "<|call|>", "<|return|>"
 NAMESPACE = "functions."
-_FIRST_RECIPIENT = "to=" + NAMESPACE
+_FIRST_RECIPIENTS = ("to=" + NAMESPACE, "to=" + PYTHON)
 _RECIPIENT = re.compile(r"\bto=([^\s<]*)")
 _CHANNEL_NAME = re.compile(re.escape(CHANNEL) + r"\s*(\w*)")
 _MESSAGE_END = re.compile("|".join(map(re.escape, (START, END, CALL, RETURN))))
@@ -38,7 +38,7 @@ class Harmony(ToolFormat):
     name = "harmony"
     delimiters = (START, END, MESSAGE, CHANNEL, CONSTRAIN, CALL, RETURN)
     has_channels = True
-    start = re.compile(r"\bto=(?=[^<]*<\|)")
+    start = re.compile(r"(?:<\|(?:start|channel)\|>[^<]*|^\s*)\bto=\w")
     call_end = CALL
 
     def detect(self, template: str) -> bool:
@@ -57,7 +57,7 @@ class Harmony(ToolFormat):
 
 def _read_first_header(source: Source) -> str:
     """Return the header of the first message, or an empty text if the prompt has it."""
-    begin = source.accept(START, CHANNEL, _FIRST_RECIPIENT)
+    begin = source.accept(START, CHANNEL, *_FIRST_RECIPIENTS)
     if begin is None:
         source.position = 0  # a white space at the beginning is text
         return ""

@@ -1,7 +1,8 @@
 r"""The JSON format of Llama 3.1 to 4: ``{"name": "get_weather", "parameters": {"city": "Paris"}}``.
 
-A special token may announce it, or bare Python code up to the end of the turn, the built-in tool of Llama 3. Several calls are separated by semicolons or lines. Without the token, only an object
-at the beginning of a line whose first fields are these is a call, so that an answer may be JSON.
+A special token may announce it, or bare Python code up to the end of the turn, the built-in tool of Llama 3. Several
+calls are separated by semicolons or lines. Without the token, only an object at the beginning of a line whose first
+fields are these is a call, so that an answer may be JSON.
 """
 
 from __future__ import annotations
