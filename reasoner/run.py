@@ -30,6 +30,7 @@ from reasoner.search.cache_lease import CacheLease
 from reasoner.search.calls import CallRunner
 from reasoner.search.function_calls import list_functions, open_function_reader
 from reasoner.search.policies.call_format import find_model_format, find_python_format, resolve_python
+from reasoner.search.policies.forced_calls import force_calls
 from reasoner.search.policies.policy import Policy, tokenize_problem
 from reasoner.search.policies.selection import policy_selector, policy_selectors, verifier_selector
 from reasoner.search.policies.thoughts import find_thought_format
@@ -150,6 +151,7 @@ async def open_search(
             table,
             open_function_reader(spec, [policy.model for policy in policies]),
             calls,
+            force_calls(spec, [policy.model for policy in policies], strategy.constraint_needs),
         )
         search = await Search.begin(context, prompt)
         try:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from engine.protocol.types import Capability, EngineError, InvalidRequest, ModelInfo
-from reasoner.admission.constraints import check_constraint
+from reasoner.admission.constraints import check_constraint, check_schema
 from reasoner.admission.defaults import ModelDefaults, apply_defaults
 from reasoner.admission.effort import Effort, apply_effort
 from reasoner.admission.prompt import add_instruction
@@ -16,8 +16,10 @@ from reasoner.base_model import VerifierSpec
 from reasoner.budget.prices import Prices, check_budget
 from reasoner.budget.spec import Budget
 from reasoner.jobs.spec import COMPARING_STRATEGY, FALLBACK_STRATEGY, JobSpec, StrategySpec
+from reasoner.jobs.tool_specs import FunctionTool
 from reasoner.jobs.verifier_specs import JudgeVerifier, PairwiseVerifier, PrmVerifier, ProbeVerifier, WrittenVerifier
 from reasoner.search.policies.call_format import find_model_format, resolve_python
+from reasoner.search.policies.forced_calls import can_force, list_forced, make_schema
 from reasoner.search.policies.selection import ModelSelector, policy_selectors, verifier_selector
 from reasoner.strategies.registry import STRATEGIES, parse_params
 
@@ -162,6 +164,7 @@ async def _complete(spec: JobSpec, service: ServiceDefaults, catalog: ModelCatal
         changes["tool_format"] = _find_tool_format(spec, info)
     if len(policies := _policies(spec, models)) == len(policy_selectors(spec)):
         changes["tools"] = _resolve_python(spec, policies).tools
+        _check_forced_calls(spec, policies)
     if spec.seed is None:
         changes["seed"] = secrets.randbelow(2**53)  # exact as a JavaScript number
     return spec.model_copy(update=changes)
@@ -173,6 +176,15 @@ def _find_tool_format(spec: JobSpec, policy: ModelInfo) -> str:
         return find_model_format(spec, policy).name
     except InvalidRequest as error:
         raise JobRefused("unsupported-tool", error.field, str(error)) from None
+
+
+def _check_forced_calls(spec: JobSpec, policies: Sequence[ModelInfo]) -> None:
+    """Raise ``JobRefused`` for a demanded function whose arguments cannot be held to its schema, with its path."""
+    if can_force(spec, policies, STRATEGIES[spec.strategy.name].constraint_needs):
+        forced = list_forced(spec)
+        for index, tool in enumerate(spec.tools):
+            if isinstance(tool, FunctionTool) and tool in forced:
+                check_schema(make_schema(tool), f"tools.{index}.parameters")
 
 
 def _resolve_python(spec: JobSpec, policies: Sequence[ModelInfo]) -> JobSpec:

@@ -54,8 +54,8 @@ class BranchRunner:
         self._cancelled = context.search.cancelled
         self._thinking_tokens = context.search.spec.thinking_tokens
         self._job_stops = frozenset(context.search.spec.stop)
-        constraint = context.search.spec.constraint
-        self._constraint = None if constraint is None else constraint.to_constraint()
+        self._constraint = context.search.constraint
+        self._is_only_demanded = context.search.spec.constraint is None
         self._requests: dict[str, asyncio.Task[None]] = {}
         self._reserved = Reservations(context)
         self._segments: dict[InFlightBranch, Completion] = {}
@@ -161,6 +161,9 @@ class BranchRunner:
         """Return True if the branch's next token is part of the text that the job's constraint holds."""
         thought = self._thought(branch)
         is_free = thought is not None and not thought.can_begin_answer
+        if self._is_only_demanded and thought is not None and thought.state == "undecided":
+            # Where a server cannot lift it for a thought, calls that 'tool_choice' demands are filtered instead.
+            is_free |= "constraint_continuation" in self._policies[branch.parent.policy].model.lacks
         return self._constraint is not None and branch.parent.solves and not is_free
 
     def _order(self, branch: InFlightBranch) -> tuple[tuple[int, ...], ...]:

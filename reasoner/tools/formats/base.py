@@ -6,11 +6,25 @@ import re
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import ClassVar
 
 from reasoner.tools.formats.answer import AnswerWriter, ParsedAnswer
 from reasoner.tools.formats.call import FunctionTool
 from reasoner.tools.formats.source import Source, read_text
+
+
+@dataclass(frozen=True, slots=True)
+class CallFrame:
+    """The texts around the arguments of a call, which are JSON, for calls that an engine is made to write."""
+
+    begin: str
+    """The text before the arguments, in which ``NAME`` stands for the function's name as a JSON string."""
+    end: str
+    separator: str
+    """The text between two calls."""
+    arguments_field: str | None = None
+    """The field of the arguments, if a whole call is a JSON object."""
 
 
 class ToolFormat(ABC):
@@ -23,6 +37,8 @@ class ToolFormat(ABC):
     """Pattern of the beginning of calls."""
     call_end: ClassVar[str | None] = None
     """The text that ends each call; ``None`` if only the end of the model's turn shows that a call is complete."""
+    frame: ClassVar[CallFrame | None] = None
+    """Texts around arguments; ``None`` for calls that no engine can be made to write."""
     has_channels: ClassVar[bool] = False
     """True if thoughts, calls and answers are messages of their own, which the format tells apart itself."""
     has_text_arguments: ClassVar[bool] = False

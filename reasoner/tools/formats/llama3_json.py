@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 
 from reasoner.tools.formats.answer import AnswerWriter
-from reasoner.tools.formats.base import InlineFormat
+from reasoner.tools.formats.base import CallFrame, InlineFormat
 from reasoner.tools.formats.json_reading import read_call_object
 from reasoner.tools.formats.source import Source
 
@@ -27,6 +27,7 @@ class Llama3Json(InlineFormat):
 
     name = "llama3_json"
     delimiters = (TAG,)
+    frame = CallFrame('{"name": NAME, "parameters": ', "}", "; ", "parameters")
     start = re.compile(f"{re.escape(TAG)}|{_OBJECT}", re.MULTILINE)
 
     def detect(self, template: str) -> bool:
