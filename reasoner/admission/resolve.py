@@ -163,8 +163,7 @@ async def _complete(spec: JobSpec, service: ServiceDefaults, catalog: ModelCatal
     if info is not None and spec.functions:
         changes["tool_format"] = _find_tool_format(spec, info)
     if len(policies := _policies(spec, models)) == len(policy_selectors(spec)):
-        changes["tools"] = _resolve_python(spec, policies).tools
-        _check_forced_calls(spec, policies)
+        changes["tools"] = _resolve_tools(spec, policies).tools
     if spec.seed is None:
         changes["seed"] = secrets.randbelow(2**53)  # exact as a JavaScript number
     return spec.model_copy(update=changes)
@@ -178,21 +177,22 @@ def _find_tool_format(spec: JobSpec, policy: ModelInfo) -> str:
         raise JobRefused("unsupported-tool", error.field, str(error)) from None
 
 
-def _check_forced_calls(spec: JobSpec, policies: Sequence[ModelInfo]) -> None:
-    """Raise ``JobRefused`` for a demanded function whose arguments cannot be held to its schema, with its path."""
-    if can_force(spec, policies, STRATEGIES[spec.strategy.name].constraint_needs):
-        forced = list_forced(spec)
-        for index, tool in enumerate(spec.tools):
-            if isinstance(tool, FunctionTool) and tool in forced:
-                check_schema(make_schema(tool), f"tools.{index}.parameters")
+def _resolve_tools(spec: JobSpec, policies: Sequence[ModelInfo]) -> JobSpec:
+    """Return the job with the format of its models' own calls of Python.
 
-
-def _resolve_python(spec: JobSpec, policies: Sequence[ModelInfo]) -> JobSpec:
-    """Return the job with the format of its models' own calls of Python. Raises ``JobRefused`` if one has another."""
+    Raises ``JobRefused`` if one has another, or, with its path, for a schema to which demanded calls cannot be held.
+    """
     try:
-        return resolve_python(spec, policies)
+        spec = resolve_python(spec, policies)
+        forced = list_forced(spec)
+        if not can_force(spec, policies, STRATEGIES[spec.strategy.name].constraint_needs):
+            return spec
     except InvalidRequest as error:
         raise JobRefused("unsupported-tool", error.field, str(error)) from None
+    for index, tool in enumerate(spec.tools):
+        if isinstance(tool, FunctionTool) and tool in forced:
+            check_schema(make_schema(tool), f"tools.{index}.parameters")
+    return spec
 
 
 def _apply_model_defaults(spec: JobSpec, service: ServiceDefaults) -> JobSpec:

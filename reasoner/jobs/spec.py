@@ -138,7 +138,8 @@ class JobSpec(StrictModel):
     tool_choice: ToolChoice = Field(
         "auto",
         description="auto: a solution may call functions; required: one that calls none has no answer, and so with "
-        "{'name': …} one that calls another function; none: the model does not see them.",
+        "{'name': …} one that calls another function; none: the model does not see them. Where the engine can, "
+        "solutions are held to demanded calls, with arguments of the function's schema.",
     )
     tool_vote: Literal["name", "arguments", "exact"] = Field(
         "arguments",

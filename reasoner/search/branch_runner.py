@@ -152,9 +152,13 @@ class BranchRunner:
 
     # Requests.
 
-    def _can_continue(self, branch: InFlightBranch) -> bool:
+    def _can_continue(self, branch: InFlightBranch, num_tokens: int | None = None) -> bool:
+        """Return True if another request may go on, after so many tokens; there a constrained text may still begin."""
         policy = self._policies[branch.parent.policy]
         is_whole = "constraint_continuation" in policy.model.lacks and self._is_constrained(branch)
+        if is_whole and num_tokens is not None:
+            start = branch.find_constraint_start(self._thought(branch), num_tokens)
+            is_whole = start < len(branch.parent.prefix) + num_tokens
         return policy.can_continue and not is_whole
 
     def _is_constrained(self, branch: InFlightBranch) -> bool:
@@ -257,7 +261,7 @@ class BranchRunner:
             generated = len(whole.token_ids) - self._num_injected(branch)
             if reason is not None:
                 self._stop_reasons[branch] = reason
-            elif not self._can_continue(branch):
+            elif not self._can_continue(branch, len(branch.token_ids) + len(whole.token_ids)):
                 self._stop_reasons[branch] = "budget"
             elif generated < self._reserved.tokens(branch) and not self._is_stopping:
                 self._segments[branch] = whole

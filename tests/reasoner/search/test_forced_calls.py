@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,9 @@ from reasoner.search.policies.forced_calls import MAX_CALLS, choose_natively, fo
 from reasoner.strategies.registry import STRATEGIES
 from reasoner.tools.formats.registry import FORMATS
 from tests.reasoner.search.test_constraints import HELD, PLAIN
-from tests.reasoner.search.test_thoughts import nodes_of
+from tests.reasoner.search.test_thoughts import Thinker, nodes_of
 from tests.reasoner.search.test_thoughts_on_engine import POLICY
+from tests.scripted import THOUGHT
 
 SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -144,6 +146,29 @@ def test_solutions_are_held_where_an_engine_can_and_filtered_elsewhere(
     spec = make_spec(**fields)
     forced = force_calls(spec, [model], STRATEGIES[spec.strategy.name].constraint_needs)
     assert (None if forced is None else forced.kind) == kind
+
+
+class Remote(Thinker):
+    """Server that holds whole answers to a schema, but cannot lift it for a thought."""
+
+    async def models(self) -> list[ModelInfo]:
+        lacks = ("constraint_continuation", "penalty_continuation")
+        return [replace(info, lacks=lacks, extra=info.extra | {"server": "vllm"}) for info in await super().models()]
+
+
+@pytest.mark.parametrize("opens", ["prompt", "model"])
+async def test_a_server_that_cannot_lift_a_constraint_gets_it_after_the_thought_alone(opens: str) -> None:
+    engine = Remote(opens=opens)
+    spec = make_spec(tool_format="llama3_json", tools=[NO_REFERENCE], problem="how?", sampling={})
+    await run_job(spec, engine, MemoryJournal())
+    assert not any(request.lifts_constraint for request in engine.requests)
+    held = [branch for request in engine.requests if request.constraint for branch in request.branches]
+    assert held
+    for branch in held:
+        assert branch.generated[-1] == THOUGHT
+        assert branch.constraint_start == len(engine.requests[0].prompt) + len(branch.generated)
+    free = [request for request in engine.requests if not request.constraint]
+    assert all(branch.generated == () or THOUGHT not in branch.generated for each in free for branch in each.branches)
 
 
 def test_a_call_that_is_a_json_object_is_held_by_a_schema() -> None:
