@@ -102,9 +102,10 @@ def _describe(spec: JobSpec, leader: AnswerLeader, logprobs: list[TokenProbabili
 def _split_solution(spec: JobSpec, node: Node) -> tuple[str | None, str | None]:
     """Return a solution's thought, and what follows it without calls; ``None`` for what is not told apart."""
     if node.thought is None:
-        return None, node.words
+        has_turns = len(node.reply_text) < len(node.solution)
+        return None, node.reply_text.strip("\n") if node.words is None and has_turns else node.words
     own = (spec.thoughts.open, spec.thoughts.close) if spec.thoughts is not None else None
-    content = node.answer_text.strip("\n") if node.words is None else node.words
+    content = node.reply_text.strip("\n") if node.words is None else node.words
     return strip_delimiters(node.thought_text, own), content
 
 

@@ -28,15 +28,19 @@ from reasoner.sandbox.cells import CellLimits
 from reasoner.sandbox.lockdown import check_lockdown
 from reasoner.search.cache_lease import CacheLease
 from reasoner.search.calls import CallRunner
-from reasoner.search.function_calls import find_model_format, open_function_reader
+from reasoner.search.function_calls import list_functions, open_function_reader
+from reasoner.search.policies.call_format import find_model_format, find_python_format, resolve_python
+from reasoner.search.policies.forced_calls import force_calls
 from reasoner.search.policies.policy import Policy, tokenize_problem
 from reasoner.search.policies.selection import policy_selector, policy_selectors, verifier_selector
 from reasoner.search.policies.thoughts import find_thought_format
+from reasoner.search.policies.tool_messages import find_tool_messages
 from reasoner.search.search import Search
 from reasoner.search.stream_context import SearchContext
 from reasoner.strategies.base import AnswerLeader, Choice
 from reasoner.strategies.registry import STRATEGIES
 from reasoner.thoughts import ThoughtFormat
+from reasoner.tools.calls import CallReader
 from reasoner.tools.python import PythonRunner
 from reasoner.tree import find_most_promising
 from reasoner.verifiers.context import VerifierContext
@@ -116,6 +120,7 @@ async def open_search(
             strategy.stops_when_sure and strategy.welcomes_verifier and calibration is not None
         ):  # the shipped table is one for scores
             table = _keep_if_fitting(calibration, calibration.find_mismatch(ModelFingerprint.of_model(policy), None))
+        spec = resolve_python(spec, [selector.find(served.values()) for selector, _ in policy_selectors(spec)])
         policies = await _open_policies(spec, engine, served, prices or {})
         prompt = await tokenize_problem(spec, engine, policy)
         ledger = Ledger(
@@ -146,6 +151,7 @@ async def open_search(
             table,
             open_function_reader(spec, [policy.model for policy in policies]),
             calls,
+            force_calls(spec, [policy.model for policy in policies], strategy.constraint_needs),
         )
         search = await Search.begin(context, prompt)
         try:
@@ -161,7 +167,8 @@ async def _open_policies(
     policies = []
     for selector, weight in policy_selectors(spec):
         model = selector.find(served.values())
-        has_channels = bool(spec.functions) and find_model_format(spec, model).has_channels
+        own = find_model_format(spec, model) if spec.functions else find_python_format(spec)
+        has_channels = own is not None and own.has_channels
         # A thought in channels ends with the message to the user or with a call, of which no end can be injected.
         thoughts = None if has_channels else await find_thought_format(engine, model, spec.thoughts)
         _check_steps(spec, thoughts)
@@ -183,7 +190,11 @@ async def _open_calls(
         await run_within(ledger.seconds_until_cut(), lambda: check_lockdown("a model's Python", "tools"))
     limits = CellLimits(tool.seconds, tool.memory_mb << 20, tool.output_chars)
     python = PythonRunner(limits, ledger.seconds_until_cut, locked=not unlocked)
-    return CallRunner(python, engine, policies, tool.calls)
+    own, variables = find_python_format(spec), spec.template_kwargs
+    if own is None:
+        return CallRunner(python, engine, policies, tool.calls)
+    messages = [await find_tool_messages(engine, policy.model.id, own, variables) for policy in policies]
+    return CallRunner(python, engine, policies, tool.calls, CallReader(own, list_functions(spec)), messages)
 
 
 def _find_verifier_model(spec: JobSpec, policy: ModelInfo, served: Mapping[str, ModelInfo]) -> ModelInfo | None:

@@ -2,7 +2,8 @@
 
 A conversation begins ``undecided``: its prompt neither opens a thought nor holds an empty one. The state becomes
 ``open`` where the model opens its thought, or the prompt does, and ``closed`` after the first closing delimiter, or as
-soon as the model answers without a thought. Later delimiters are text of the answer. If the end of a thought is a token
+soon as the model answers without a thought. Later delimiters are text of the answer, unless the output of a tool has
+ended the model's turn: in its next one it may think again. If the end of a thought is a token
 of its own, only that token ends it: a quotation of the delimiter, spelled by other tokens, does not.
 
 A server that only chats has no tokens: it tells which part of an answer is a thought, and closes thoughts itself.
@@ -15,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from engine.protocol.types import Completion, SamplingParams, Tokens
-from reasoner.tree import Part, PartKind, ThoughtState, read_parts
+from reasoner.tree import Part, PartKind, ThoughtState, find_turn, read_parts
 
 DELIMITERS: tuple[tuple[str, str], ...] = (
     ("<think>", "</think>"),
@@ -91,6 +92,8 @@ class ThoughtProgress:
     """The maximum number of generated tokens of a thought."""
     parts: tuple[Part, ...] = ()
     """The parts of the branch."""
+    above: tuple[Part, ...] = ()
+    """The parts of the model's current turn before the branch."""
 
     @property
     def can_be_cut(self) -> bool:
@@ -100,7 +103,19 @@ class ThoughtProgress:
     @property
     def can_begin_answer(self) -> bool:
         """True if the next token may be one of the answer."""
-        return self.state == "closed" or (self.state == "undecided" and self.num_tokens == 0)
+        return self.state == "closed" or self._is_at_start
+
+    @property
+    def _is_at_start(self) -> bool:
+        """True if the model may open a thought with its next token."""
+        has_begun = any(part.kind == "thought" and part.origin == "generated" for part in self.turn_parts)
+        return self.state == "undecided" and not has_begun
+
+    @property
+    def turn_parts(self) -> tuple[Part, ...]:
+        """The parts of the model's current turn."""
+        start = find_turn(self.parts)
+        return self.parts[start:] if start else self.above + self.parts
 
     @property
     def is_at_limit(self) -> bool:
@@ -149,7 +164,7 @@ class ThoughtProgress:
     def add(self, segment: Completion, earlier: Tokens) -> tuple[ThoughtProgress, Completion]:
         """Return the progress after a segment, and the segment with the closing delimiter in its text.
 
-        ``earlier``: the tokens of the conversation after the prompt and before the segment.
+        ``earlier``: the tokens of the model's current turn before the segment.
         """
         if self.state == "closed":
             return self._append("answer", segment), segment
@@ -187,16 +202,22 @@ class ThoughtProgress:
         state: ThoughtState = "open" if opens else self.state
         return replace(self, state=state, parts=_join(self.parts, Part(kind, "injected", len(text), num_tokens)))
 
-    def add_output(self, text: str, num_tokens: int) -> ThoughtProgress:
-        """Return the progress after the output of a tool, which opens and closes nothing."""
+    def add_output(self, text: str, output: Tokens, next_turn: Tokens = ()) -> ThoughtProgress:
+        """Return the progress after the output of a tool, which opens and closes nothing within a turn of the model.
+
+        ``next_turn``: the last of its tokens, if they begin the model's next turn, in which it may think again.
+        """
         kind: PartKind = "answer" if self.can_begin_answer else "thought"
         state: ThoughtState = "closed" if kind == "answer" else "open"
-        return replace(self, state=state, parts=_join(self.parts, Part(kind, "tool", len(text), num_tokens)))
+        if next_turn and self.is_known:
+            state = self.format.find_state(output)
+        parts = Part(kind, "tool", len(text), len(output) - len(next_turn)), Part(kind, "injected", 0, len(next_turn))
+        return replace(self, state=state, parts=_join(self.parts, *parts))
 
     def forced_end(self) -> tuple[str, Tokens]:
         """Return the text and the tokens that close the thought now."""
         text, ids = self.format.forced, self.format.forced_ids
-        if self.state == "undecided" and self.num_tokens == 0:
+        if self._is_at_start:
             return self.format.opening + text, self.format.opening_ids + ids
         return text, ids
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from itertools import pairwise
 from typing import Any, Literal
 
 Reason = Literal[
@@ -54,6 +55,19 @@ class Part:
     origin: Origin
     num_chars: int
     num_tokens: int
+
+
+def find_turn(parts: Sequence[Part]) -> int:
+    """Return the index of the first part of the model's current turn.
+
+    A tool's output that ends a turn is followed by the tokens that begin the next one, which have no text. Other
+    outputs stand within the turn.
+    """
+    breaks = [
+        before.origin == "tool" and after.origin == "injected" and not after.num_chars
+        for before, after in pairwise(parts)
+    ]
+    return max((index + 2 for index, is_break in enumerate(breaks) if is_break), default=0)
 
 
 @dataclass(slots=True, eq=False)
@@ -145,14 +159,44 @@ class Node:
         return "".join(text for part, text in self._split_solution() if part.kind == "answer")
 
     @property
+    def reply_text(self) -> str:
+        """The text of the model's last turn without its thought."""
+        pieces = self._split_solution()
+        turn = pieces[find_turn([part for part, _ in pieces]) :]
+        return "".join(text for part, text in turn if part.kind == "answer")
+
+    @property
     def thought_text(self) -> str:
         return "".join(text for part, text in self._split_solution() if part.kind == "thought")
 
     @property
     def stated_text(self) -> str:
-        """The text in which the solution may state its answer: without its thought and the output of tools."""
-        own = ((part, text) for part, text in self._split_solution() if part.origin != "tool")
+        """The text in which the solution may state its answer: without its thought and the output of tools, and only
+        of the model's last turn."""
+        pieces = self._split_solution()
+        turn = pieces[find_turn([part for part, _ in pieces]) :]
+        own = ((part, text) for part, text in turn if part.origin != "tool")
         return "".join(text for part, text in own if self.thought is None or part.kind == "answer")
+
+    @property
+    def turn_parts(self) -> tuple[Part, ...]:
+        """Parts of the model's current turn at its end."""
+        parts = [part for node in self.lineage() for part in node.parts]
+        return tuple(parts[find_turn(parts) :])
+
+    @property
+    def texts_between_outputs(self) -> list[str]:
+        """The texts that outputs of tools follow, and the text after the last output. Of each text it is what belongs
+        to the thought alone, or to the answer alone, at its end."""
+        texts: list[str] = []
+        last: list[tuple[Part, str]] = []
+        for part, text in self._split_solution():
+            if part.origin == "tool":
+                texts.append("".join(text for _, text in last))
+                last = []
+            elif text:
+                last = [*(last if last and last[-1][0].kind == part.kind else []), (part, text)]
+        return [*texts, "".join(text for _, text in last)]
 
     @property
     def output_tokens(self) -> int:

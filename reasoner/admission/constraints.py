@@ -28,22 +28,30 @@ def check_constraint(spec: ConstraintSpec) -> None:
     field = "constraint." + next(name for name in type(spec).model_fields if getattr(spec, name) is not None)
     if spec.json_schema is False:
         raise _refuse(field, "no JSON is valid under the schema false: give an object of keywords")
+    if isinstance(spec.json_schema, dict):
+        check_schema(spec.json_schema, field)
+        return
     error = find_error(constraint)
-    if error is not None and isinstance(spec.json_schema, dict):
-        path, error = _locate(spec.json_schema, spec.json_schema, "", error)
-        field += path
     if error is not None:
         raise _refuse(field, f"it cannot be enforced: {error}")
-    if isinstance(spec.json_schema, dict) and not can_schema_end(spec.json_schema):
-        raise _refuse(field, "each value requires another one, so that no finite JSON is valid: leave one not required")
-    if isinstance(spec.json_schema, dict):
-        for path in _find_lost_numbers(spec.json_schema, spec.json_schema, ""):
-            message = (
-                "no multiple of 'multipleOf' is found between its bounds: widen them, or list the numbers in 'enum'"
-            )
-            raise _refuse(field + path, message)
     if spec.grammar is not None and (endless := find_endless_start(spec.grammar)):
         raise _refuse(field, f"no text of rule {endless!r} can end, since each alternative leads to it again: add one")
+    if not _can_begin(constraint):
+        raise _refuse(field, "no text but the empty one fulfils it: write a language with at least one text")
+
+
+def check_schema(schema: dict[str, Any], field: str) -> None:
+    """Raise ``JobRefused``, with the keyword and its path in ``field``, for a schema that no JSON could be held to."""
+    constraint = Constraint("json", json.dumps(schema))
+    error = find_error(constraint)
+    if error is not None:
+        path, error = _locate(schema, schema, "", error)
+        raise _refuse(field + path, f"it cannot be enforced: {error}")
+    if not can_schema_end(schema):
+        raise _refuse(field, "each value requires another one, so that no finite JSON is valid: leave one not required")
+    for path in _find_lost_numbers(schema, schema, ""):
+        message = "no multiple of 'multipleOf' is found between its bounds: widen them, or list the numbers in 'enum'"
+        raise _refuse(field + path, message)
     if not _can_begin(constraint):
         raise _refuse(field, "no text but the empty one fulfils it: write a language with at least one text")
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from engine.protocol.types import Capability, EngineError, InvalidRequest, ModelInfo
-from reasoner.admission.constraints import check_constraint
+from reasoner.admission.constraints import check_constraint, check_schema
 from reasoner.admission.defaults import ModelDefaults, apply_defaults
 from reasoner.admission.effort import Effort, apply_effort
 from reasoner.admission.prompt import add_instruction
@@ -16,8 +16,10 @@ from reasoner.base_model import VerifierSpec
 from reasoner.budget.prices import Prices, check_budget
 from reasoner.budget.spec import Budget
 from reasoner.jobs.spec import COMPARING_STRATEGY, FALLBACK_STRATEGY, JobSpec, StrategySpec
+from reasoner.jobs.tool_specs import FunctionTool
 from reasoner.jobs.verifier_specs import JudgeVerifier, PairwiseVerifier, PrmVerifier, ProbeVerifier, WrittenVerifier
-from reasoner.search.function_calls import find_model_format
+from reasoner.search.policies.call_format import find_model_format, resolve_python
+from reasoner.search.policies.forced_calls import can_force, list_forced, make_schema
 from reasoner.search.policies.selection import ModelSelector, policy_selectors, verifier_selector
 from reasoner.strategies.registry import STRATEGIES, parse_params
 
@@ -160,6 +162,8 @@ async def _complete(spec: JobSpec, service: ServiceDefaults, catalog: ModelCatal
         changes["sampling"] = spec.sampling.fill(info.sampling)
     if info is not None and spec.functions:
         changes["tool_format"] = _find_tool_format(spec, info)
+    if len(policies := _policies(spec, models)) == len(policy_selectors(spec)):
+        changes["tools"] = _resolve_tools(spec, policies).tools
     if spec.seed is None:
         changes["seed"] = secrets.randbelow(2**53)  # exact as a JavaScript number
     return spec.model_copy(update=changes)
@@ -171,6 +175,24 @@ def _find_tool_format(spec: JobSpec, policy: ModelInfo) -> str:
         return find_model_format(spec, policy).name
     except InvalidRequest as error:
         raise JobRefused("unsupported-tool", error.field, str(error)) from None
+
+
+def _resolve_tools(spec: JobSpec, policies: Sequence[ModelInfo]) -> JobSpec:
+    """Return the job with the format of its models' own calls of Python.
+
+    Raises ``JobRefused`` if one has another, or, with its path, for a schema to which demanded calls cannot be held.
+    """
+    try:
+        spec = resolve_python(spec, policies)
+        forced = list_forced(spec)
+        if not can_force(spec, policies, STRATEGIES[spec.strategy.name].constraint_needs):
+            return spec
+    except InvalidRequest as error:
+        raise JobRefused("unsupported-tool", error.field, str(error)) from None
+    for index, tool in enumerate(spec.tools):
+        if isinstance(tool, FunctionTool) and tool in forced:
+            check_schema(make_schema(tool), f"tools.{index}.parameters")
+    return spec
 
 
 def _apply_model_defaults(spec: JobSpec, service: ServiceDefaults) -> JobSpec:

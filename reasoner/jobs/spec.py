@@ -131,13 +131,15 @@ class JobSpec(StrictModel):
     )
     tools: Tools = Field(
         default_factory=list,
-        description="python: each ```python block of a solution runs in a sandbox, and its output is the solution's "
-        "next text. function: a function of the client, which a solution may end by calling.",
+        description="python: each ```python block of a solution, and each call of Python in the model's own format, "
+        "runs in a sandbox, and its output is the solution's next text. function: a function of the client, which a "
+        "solution may end by calling.",
     )
     tool_choice: ToolChoice = Field(
         "auto",
         description="auto: a solution may call functions; required: one that calls none has no answer, and so with "
-        "{'name': …} one that calls another function; none: the model does not see them.",
+        "{'name': …} one that calls another function; none: the model does not see them. Where the engine can, "
+        "solutions are held to demanded calls, with arguments of the function's schema.",
     )
     tool_vote: Literal["name", "arguments", "exact"] = Field(
         "arguments",
@@ -312,8 +314,10 @@ class JobSpec(StrictModel):
     @property
     def template_kwargs(self) -> dict[str, Any]:
         """The variables of the chat template with which the question is asked."""
-        tools = {"tools": [function.render() for function in self.functions]} if self.functions else {}
-        return self.chat_template_kwargs | tools
+        tools = [function.render() for function in self.functions]
+        if self.python is not None and self.python.is_declared:
+            tools.insert(0, self.python.render())
+        return self.chat_template_kwargs | ({"tools": tools} if tools else {})
 
     @property
     def thinking_tokens(self) -> int | None:
@@ -349,7 +353,7 @@ class JobSpec(StrictModel):
             last["content"] = self.prompt.replace(PLACEHOLDER, last["content"])
         if self.system is not None:
             messages = [{"role": "system", "content": self.system}, *messages]
-        if self.python is None or self.python.instruction is None:
+        if self.python is None or self.python.instruction is None or self.python.is_declared:
             return messages
         first = next((message for message in messages if message["role"] == "system"), None)
         if first is None:

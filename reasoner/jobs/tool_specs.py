@@ -9,17 +9,30 @@ from pydantic import AfterValidator, Discriminator, Field, Tag, field_validator
 
 from reasoner.base_model import StrictModel, read_type
 from reasoner.jobs.messages import FunctionName
+from reasoner.tools.calls import PYTHON_FUNCTION
+from reasoner.tools.formats.registry import FORMATS
 
 MAX_TOOLS = 128
 MAX_PARAMETERS_CHARS = 65_536
 
+BLOCKS = "blocks"
+"""Name of the calls of Python that are fenced blocks alone."""
 PYTHON_INSTRUCTION = (
     "You may run Python: write it in a ```python block, and what it prints follows in an ```output block."
 )
 
 
+def _check_call_format(name: str) -> str:
+    if name != BLOCKS and name not in FORMATS:
+        raise ValueError(f"there is no format {name!r}; known are {BLOCKS}, {', '.join(FORMATS)}")
+    return name
+
+
 class PythonTool(StrictModel):
-    """Python in the middle of a solution: a closed block of it runs, and its output is the solution's next text."""
+    """Python in the middle of a solution: a call runs when it is complete, and its output is the solution's next text.
+
+    A call is a closed ```python block, or one of the function ``python`` in the model's own format.
+    """
 
     type: Literal["python"]
     calls: Annotated[int, Field(ge=1, le=64)] = Field(
@@ -37,8 +50,26 @@ class PythonTool(StrictModel):
         "the solution.",
     )
     instruction: Annotated[str, Field(min_length=1, max_length=4000)] | None = Field(
-        PYTHON_INSTRUCTION, description="Text that is added to the system message, or is one; null: none."
+        PYTHON_INSTRUCTION,
+        description="Text that is added to the system message, or is one; null: none. Without it, a model with a "
+        "format of its own is shown the function 'python' by its chat template instead.",
     )
+    call_format: Annotated[str, AfterValidator(_check_call_format)] | None = Field(
+        None,
+        description="Format of the model's own calls, which run beside ```python blocks; without it that of the field "
+        "'tool_format', or of the model's chat template if it shows one; 'blocks': ```python blocks alone.",
+    )
+
+    @staticmethod
+    def render() -> dict[str, Any]:
+        """Return the function for a chat template, in OpenAI's form."""
+        function = PYTHON_FUNCTION
+        return _render(function.name, function.description, dict(function.parameters))
+
+    @property
+    def is_declared(self) -> bool:
+        """True if the chat template declares it as a function."""
+        return self.call_format not in (None, BLOCKS) and self.instruction == PYTHON_INSTRUCTION
 
 
 class FunctionTool(StrictModel):
@@ -65,9 +96,11 @@ class FunctionTool(StrictModel):
 
     def render(self) -> dict[str, Any]:
         """Return the function for a chat template, in OpenAI's form."""
-        parameters = self.parameters or {"type": "object", "properties": {}}
-        function = {"name": self.name, "description": self.description or "", "parameters": parameters}
-        return {"type": "function", "function": function}
+        return _render(self.name, self.description or "", self.parameters or {"type": "object", "properties": {}})
+
+
+def _render(name: str, description: str, parameters: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}
 
 
 Tool = Annotated[

@@ -44,8 +44,7 @@ def count_answer_tokens(node: Node) -> int:
     if node.thought is None:
         num_tokens = len(node.written)
     else:
-        parts = [part for each in node.lineage() for part in each.parts]
-        num_tokens = sum(part.num_tokens for part in parts if part.kind == "answer")
+        num_tokens = sum(part.num_tokens for part in node.turn_parts if part.kind == "answer")
     return max(0, min(num_tokens, len(node.written)) - node.closed)
 
 

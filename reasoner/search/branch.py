@@ -15,7 +15,7 @@ from reasoner.jobs.step_specs import StepRule
 from reasoner.repetition import WINDOW_TOKENS, ends_in_loop
 from reasoner.sandbox.cells import Ending
 from reasoner.thoughts import ThoughtProgress
-from reasoner.tools.fences import CALL_END, find_call, is_in_block
+from reasoner.tools.calls import CallReader
 from reasoner.tree import Node, Reason
 
 SEGMENT_TOKENS = 512
@@ -67,8 +67,12 @@ class InFlightBranch:
     call: int = 0
     """Index within the stream of the call that requested the branch."""
     watch: Watch | None = None
+    reader: CallReader | None = None
+    """Reader of its calls of tools; ``None`` if it calls none."""
     is_calling: bool = False
     """True if it ends with a call of a tool, whose output is its next part."""
+    has_ended_turn: bool = False
+    """True if its last token is an end-of-sequence token."""
     token_ids: tuple[int, ...] = ()
     text: str = ""
     logprob: float = 0.0
@@ -119,19 +123,30 @@ class InFlightBranch:
         """Stop strings of ``sampling`` that do not apply within thoughts."""
         return () if self.steps is None or self.splits_thoughts else self.steps.stops
 
-    def is_short_step(self, text: str, num_tokens: int, stop: str | int | None) -> bool:
-        """Return True if this stop, after so much of the branch, does not end a step yet.
+    def is_short_step(self, more: Completion, thought: ThoughtProgress | None, stop: str | int | None) -> bool:
+        """Return True if this stop, at the end of an addition, does not end a step yet.
 
         The line breaks between a thought and the answer are no step either, nor is a part of a block that may be a
         call.
         """
-        if stop == CALL_END and CALL_END in self.sampling.stop:
+        if self.reader is not None and stop in self.reader.stops:
             return True
         if self.steps is None or stop not in self.steps.stops:
             return False
-        is_blank = self.thought is not None and not text.strip()
-        is_in_call = CALL_END in self.sampling.stop and is_in_block(self.parent.solution + text)
+        is_blank = self.thought is not None and not (self.text + more.text).strip()
+        is_in_call = self.reader is not None and self.reader.is_in_call(self._find_tail(more, thought))
+        num_tokens = len(self.token_ids) + len(more.token_ids)
         return is_blank or is_in_call or num_tokens < (self.steps.min_tokens or 0)
+
+    def make_node(self, more: str = "", thought: ThoughtProgress | None = None) -> Node:
+        """Return the node that it would be with this addition, as far as its text is concerned."""
+        thought = thought or self.thought
+        parts = () if thought is None else thought.parts
+        return Node(self.path, self.parent, (), self.text + more, parts=parts)
+
+    def _find_tail(self, more: Completion, thought: ThoughtProgress | None) -> str:
+        """Return the text after the last output of a tool, with this addition."""
+        return self.make_node(more.text, thought).texts_between_outputs[-1]
 
     @property
     def segment_tokens(self) -> int:
@@ -151,11 +166,18 @@ class InFlightBranch:
         """Number of the solution's calls of tools so far."""
         return self.parent.num_calls + (0 if self.thought is None else self.thought.num_calls)
 
-    def ends_with_call(self, more: Completion) -> bool:
-        """Return True if, with this addition, the solution ends with a call."""
-        if CALL_END not in self.sampling.stop or more.stop != CALL_END:
+    def ends_with_call(self, more: Completion, thought: ThoughtProgress | None, job_stops: Collection[str]) -> bool:
+        """Return True if, with this addition, the solution ends with a call.
+
+        ``job_stops``: the stop strings of the job, which end no turn of the model.
+        """
+        if self.reader is None or more.finish_reason != "stop":
             return False
-        return find_call(self.parent.solution + self.text + more.text) is not None
+        is_delimiter = more.stop in self.reader.stops
+        ends_turn = not is_delimiter and more.stop not in (*self.sampling.stop, *job_stops)
+        if not is_delimiter and not ends_turn:
+            return False
+        return self.reader.find(self._find_tail(more, thought), ends_turn=ends_turn) is not None
 
     def find_end_reason(self, more: Completion, job_stops: Collection[str], context: int) -> Reason | None:
         """Return the reason for which the branch ends with its next part; ``None`` if the part can be continued.

@@ -14,6 +14,7 @@ import asyncio
 import uuid
 from collections.abc import Collection, Sequence
 from dataclasses import replace
+from functools import partial
 
 from engine.protocol.types import (
     Branch,
@@ -26,7 +27,7 @@ from engine.protocol.types import (
 from reasoner.deadline import run_unless
 from reasoner.jobs.journal import JobCancelled
 from reasoner.search.branch import BranchPart, InFlightBranch, join_segments, token_confidences
-from reasoner.search.calls import Output
+from reasoner.search.calls import BranchCalls, Output
 from reasoner.search.reservations import Reservations
 from reasoner.search.stream_context import StreamContext
 from reasoner.thoughts import ThoughtProgress
@@ -53,8 +54,8 @@ class BranchRunner:
         self._cancelled = context.search.cancelled
         self._thinking_tokens = context.search.spec.thinking_tokens
         self._job_stops = frozenset(context.search.spec.stop)
-        constraint = context.search.spec.constraint
-        self._constraint = None if constraint is None else constraint.to_constraint()
+        self._constraint = context.search.constraint
+        self._is_only_demanded = context.search.spec.constraint is None
         self._requests: dict[str, asyncio.Task[None]] = {}
         self._reserved = Reservations(context)
         self._segments: dict[InFlightBranch, Completion] = {}
@@ -62,13 +63,9 @@ class BranchRunner:
         self._thoughts: dict[InFlightBranch, ThoughtProgress] = {}
         """Thoughts of the branches in flight, where they are no longer where their last part left them."""
         self._stop_reasons: dict[InFlightBranch, Reason] = {}
-        self._call_runner = context.search.calls
-        self._shows_special = bool(context.search.functions and context.search.functions.shows_special)
-        self._calling: set[InFlightBranch] = set()
-        """Branches whose last segment ended with a call."""
-        self._calls: dict[InFlightBranch, asyncio.Task[None]] = {}
-        """Running calls of tools."""
-        self._outputs: dict[InFlightBranch, Output] = {}
+        self._calls = BranchCalls(context.search.calls)
+        functions = context.search.functions
+        self._shows_special = self._calls.shows_special or (functions is not None and functions.shows_special)
         self._ready: dict[InFlightBranch, Completion] = {}
         self._put_back_parts: list[BranchPart] = []
         self._is_stopping = False
@@ -86,7 +83,7 @@ class BranchRunner:
         for branch in [branch for branch in waiting if branch.is_calling]:
             waiting.remove(branch)
             self._reserved.add(branch, 0)
-            self._calls[branch] = asyncio.create_task(self._run_call(branch))
+            self._calls.run(branch, partial(self._add_output, branch), self._fail)
         if not waiting:
             return
         starting, max_tokens = self._reserved.select(waiting)
@@ -142,9 +139,7 @@ class BranchRunner:
             _, late = await asyncio.wait(self._requests.values(), timeout=ABORT_TIMEOUT_SECONDS)
             for task in late:
                 task.cancel()
-        for call in self._calls.values():
-            call.cancel()
-        await asyncio.gather(*self._calls.values(), return_exceptions=True)
+        await self._calls.cancel()
         parts = []
         for part in [*self._put_back_parts, *(self._part(*ready) for ready in self._ready.items())]:
             if part.reason in (None, "cancelled"):
@@ -157,15 +152,22 @@ class BranchRunner:
 
     # Requests.
 
-    def _can_continue(self, branch: InFlightBranch) -> bool:
+    def _can_continue(self, branch: InFlightBranch, num_tokens: int | None = None) -> bool:
+        """Return True if another request may go on, after so many tokens; there a constrained text may still begin."""
         policy = self._policies[branch.parent.policy]
         is_whole = "constraint_continuation" in policy.model.lacks and self._is_constrained(branch)
+        if is_whole and num_tokens is not None:
+            start = branch.find_constraint_start(self._thought(branch), num_tokens)
+            is_whole = start < len(branch.parent.prefix) + num_tokens
         return policy.can_continue and not is_whole
 
     def _is_constrained(self, branch: InFlightBranch) -> bool:
         """Return True if the branch's next token is part of the text that the job's constraint holds."""
         thought = self._thought(branch)
         is_free = thought is not None and not thought.can_begin_answer
+        if self._is_only_demanded and thought is not None and thought.state == "undecided":
+            # Where a server cannot lift it for a thought, calls that 'tool_choice' demands are filtered instead.
+            is_free |= "constraint_continuation" in self._policies[branch.parent.policy].model.lacks
         return self._constraint is not None and branch.parent.solves and not is_free
 
     def _order(self, branch: InFlightBranch) -> tuple[tuple[int, ...], ...]:
@@ -230,29 +232,36 @@ class BranchRunner:
         except Exception as error:  # ``arrivals`` raises it after everything that did arrive
             for branch in [siblings[index] for index in missing if siblings[index] in self._segments]:
                 self._ready[branch] = self._segments.pop(branch)
-            self._failure = error
-            self._changed.set()
+            self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        self._failure = error
+        self._changed.set()
 
     async def _add_segment(self, branch: InFlightBranch, segment: Completion) -> None:
         """Add a segment to its branch, and request the next one unless the branch ended or used up its reservation."""
         segments = self._segments.pop(branch, None)
         segment = self._read_thought(branch, segment, segments)
         whole = segment if segments is None else join_segments(segments, segment)
-        if branch.ends_with_call(replace(segment, text=whole.text)):
-            whole = replace(whole, finish_reason="length", stop=None)
-            self._calling.add(branch)
-            if self._call_runner is not None and branch.num_calls >= self._call_runner.max_calls:
+        thought = self._thought(branch)
+        if branch.ends_with_call(replace(segment, text=whole.text), thought, self._job_stops):
+            end_of_turn = whole.stop if isinstance(whole.stop, int) else None
+            whole = replace(whole, finish_reason="length", stop=end_of_turn)
+            if not self._calls.add(branch):
                 self._stop_reasons[branch] = "tool"
-        elif branch.is_short_step(branch.text + whole.text, len(branch.token_ids) + len(whole.token_ids), segment.stop):
+        elif branch.is_short_step(whole, thought, segment.stop):
             segment = replace(segment, finish_reason="length", stop=None)
             whole = replace(whole, finish_reason="length", stop=None)
-        is_calling = branch in self._calling
-        if not is_calling and segment.finish_reason == "length" and len(whole.token_ids) < branch.tokens_left:
+        if (
+            branch not in self._calls
+            and segment.finish_reason == "length"
+            and len(whole.token_ids) < branch.tokens_left
+        ):
             reason = await branch.find_stop_reason(whole)
             generated = len(whole.token_ids) - self._num_injected(branch)
             if reason is not None:
                 self._stop_reasons[branch] = reason
-            elif not self._can_continue(branch):
+            elif not self._can_continue(branch, len(branch.token_ids) + len(whole.token_ids)):
                 self._stop_reasons[branch] = "budget"
             elif generated < self._reserved.tokens(branch) and not self._is_stopping:
                 self._segments[branch] = whole
@@ -284,6 +293,7 @@ class BranchRunner:
         if thought is None:
             return segment
         written = branch.parent.written + branch.token_ids + (() if earlier is None else earlier.token_ids)
+        written = written[max(0, len(written) - sum(part.num_tokens for part in thought.turn_parts)) :]
         closes = thought.closes(segment, written)
         thought, segment = thought.add(segment, written)
         if closes:
@@ -322,30 +332,22 @@ class BranchRunner:
 
     # Calls of tools.
 
-    async def _run_call(self, branch: InFlightBranch) -> None:
-        """Run the call with which a branch ends, whose output is its next part."""
-        assert self._call_runner is not None
-        try:
-            output = await self._call_runner.run(branch)
-        except Exception as error:  # ``arrivals`` raises it after everything that did arrive
-            self._failure = error
-        else:
-            self._ready[branch] = self._add_output(branch, output)
-        del self._calls[branch]
+    def _add_output(self, branch: InFlightBranch, output: Output | None) -> None:
+        """Add the output of a branch's call as its next part; ``None`` if the job's time ended before the call did."""
+        self._ready[branch] = self._make_output_segment(branch, output)
         self._changed.set()
 
-    def _add_output(self, branch: InFlightBranch, output: Output | None) -> Completion:
-        """Return the output of a branch's call as a segment; ``None`` if the job's time ended before the call did."""
+    def _make_output_segment(self, branch: InFlightBranch, output: Output | None) -> Completion:
         if output is None:
             self._stop_reasons[branch] = "timeout"
             return _NOTHING
-        self._outputs[branch] = output
+        self._calls.outputs[branch] = output
         if len(output.token_ids) >= branch.tokens_left:
             self._stop_reasons[branch] = branch.find_limit_reason(self._context_of(branch))
             return _NOTHING
         thought = self._thought(branch)
         assert thought is not None
-        self._thoughts[branch] = thought.add_output(output.text, len(output.token_ids))
+        self._thoughts[branch] = thought.add_output(output.text, output.token_ids, output.next_turn)
         if output.result.is_fatal:
             self._stop_reasons[branch] = "tool"
         has_logprobs = branch.sampling.logprobs is not None
@@ -370,9 +372,8 @@ class BranchRunner:
         thought = self._thoughts.pop(branch, branch.thought)
         if thought is not None and branch.thought is not None:
             spend = spend.model_copy(update={"thought": thought.num_tokens - branch.thought.num_tokens})
-        is_calling = branch in self._calling
-        self._calling.discard(branch)
-        call = self._outputs.pop(branch, None)
+        is_calling = self._calls.remove(branch)
+        call = self._calls.outputs.pop(branch, None)
         if call is not None:
             spend = spend.model_copy(update={"tool_calls": 1, "tool_seconds": call.result.seconds})
         reason = self._stop_reasons.pop(branch, None)
@@ -387,7 +388,7 @@ class BranchRunner:
             spend,
             reserved,
             token_confidences(completion),
-            completion.finish_reason == "stop" and isinstance(completion.stop, int),
+            (is_calling or completion.finish_reason == "stop") and completion.token_ids[-1:] == (completion.stop,),
             completion.probe,
             thought,
             is_calling=is_calling and reason is None,

@@ -14,9 +14,9 @@ from reasoner.answers.extraction.phrases import ExtractionStopped
 from reasoner.answers.json_schema import is_valid_json
 from reasoner.jobs.spec import JobSpec
 from reasoner.jobs.tool_specs import NamedChoice
+from reasoner.search.policies.call_format import find_model_format, find_python_format
 from reasoner.tools.formats.base import ToolFormat
 from reasoner.tools.formats.call import FunctionTool, MalformedCall, ToolCall, vote_key
-from reasoner.tools.formats.registry import FORMATS, find_format
 from reasoner.tree import AnswerLevel, Node, Reason
 
 REPLY = "reply"
@@ -49,15 +49,12 @@ class SolutionEnd:
 
 
 class FunctionReader:
-    """Reads the calls of one job's solutions."""
+    """Reads the calls of one job's solutions, and the words of those that are messages in channels."""
 
     def __init__(self, spec: JobSpec, tool_format: ToolFormat) -> None:
         self._spec = spec
         self._format = tool_format
-        self._tools = {
-            tool.name: FunctionTool(tool.name, tool.description or "", tool.parameters or {}, bool(tool.strict))
-            for tool in spec.functions
-        }
+        self._tools = {tool.name: tool for tool in list_functions(spec)}
 
     async def read(self, text: str, *, has_thought: bool) -> SolutionEnd:
         """Return the calls in a finished solution's text, or its words, which may state an answer.
@@ -82,6 +79,11 @@ class FunctionReader:
     def shows_special(self) -> bool:
         """True if special tokens may stand between the calls, so that they have to be in the text."""
         return bool(self._format.delimiters)
+
+    @property
+    def has_functions(self) -> bool:
+        """True if solutions may call functions of the client."""
+        return bool(self._tools)
 
     @property
     def must_call(self) -> bool:
@@ -120,7 +122,9 @@ async def read_end(node: Node, reason: Reason, answers: AnswerFinder, functions:
     stated = await answers.find(text if words is None else words, stopped, has_thought=has_thought)
     if stated is not None:
         return SolutionEnd(stated.text, stated.level, words=words)
-    return SolutionEnd(words, "strict", REPLY, words=words) if words else SolutionEnd()
+    if not words or functions is None or not functions.has_functions:
+        return SolutionEnd(words=words)
+    return SolutionEnd(words, "strict", REPLY, words=words)
 
 
 def show_calls(calls: Sequence[ToolCall]) -> str:
@@ -130,41 +134,24 @@ def show_calls(calls: Sequence[ToolCall]) -> str:
     )
 
 
+def list_functions(spec: JobSpec) -> list[FunctionTool]:
+    """Return the client's functions as the readers of calls take them."""
+    return [
+        FunctionTool(tool.name, tool.description or "", tool.parameters or {}, bool(tool.strict))
+        for tool in spec.functions
+    ]
+
+
 def open_function_reader(spec: JobSpec, policies: Sequence[ModelInfo]) -> FunctionReader | None:
-    """Return the reader for a job with functions. Raises ``InvalidRequest`` for a model whose format is not known."""
+    """Return the reader for a job with functions, or with Python calls in channels, beside which the words stand.
+
+    Raises ``InvalidRequest`` for a model whose format is not known.
+    """
+    python = find_python_format(spec)
     if not spec.functions:
-        return None
+        return FunctionReader(spec, python) if python is not None and python.has_channels else None
     formats = {policy.id: find_model_format(spec, policy) for policy in policies}
     if len(set(formats.values())) > 1:
         named = ", ".join(f"{model} ({found.name})" for model, found in formats.items())
         raise InvalidRequest(f"models: they write calls in several formats: {named}: give models of one", "models")
     return FunctionReader(spec, formats[policies[0].id])
-
-
-def find_model_format(spec: JobSpec, policy: ModelInfo) -> ToolFormat:
-    """Return the format in which a model writes calls. Raises ``InvalidRequest`` that names the known ones."""
-    known = ", ".join(FORMATS)
-    if spec.tool_format is not None:
-        found = FORMATS.get(spec.tool_format)
-        if found is None:
-            raise InvalidRequest(
-                f"tool_format: there is no format {spec.tool_format!r}; known are {known}", "tool_format"
-            )
-    elif policy.tells_calls:
-        found = FORMATS["hermes"]
-    else:
-        found = find_format(policy.chat_template)
-    if found is None:
-        problem = "has none that is known" if policy.chat_template else "is not known here"
-        raise InvalidRequest(
-            f"tools: model {policy.id!r} writes calls in the format of its chat template, which {problem}: "
-            f"give 'tool_format', one of {known}; an operator sets it in [models.{policy.id}]",
-            "tools",
-        )
-    if found.has_channels and "server" not in policy.extra:
-        raise InvalidRequest(
-            f"tools: this engine leaves the delimiters of model {policy.id!r}'s calls out of its text: serve it with "
-            "vLLM",
-            "tools",
-        )
-    return found

@@ -24,6 +24,7 @@ from reasoner.jobs.job import TokenProbability
 from reasoner.search.answer_logprobs import compute_logprobs
 from reasoner.search.candidates import add_candidates, select_candidates
 from reasoner.search.grants import Grants
+from reasoner.search.policies.forced_calls import choose_natively
 from reasoner.search.policies.policy import Policy, check_room, count_samples, find_sample_number
 from reasoner.search.replay import PendingEntry, ReplayLog
 from reasoner.search.score_recorder import ComparisonRecorder, Pair, ScoreRecorder
@@ -242,10 +243,9 @@ class Search:
         not in the journal.
         """
         context, spec = self._context, self._context.spec
-        variables = spec.template_kwargs if calls else spec.chat_template_kwargs
-        return await context.engine.tokenize(
-            context.policies[policy].model.id, text, special=False, template_kwargs=variables
-        )
+        model = context.policies[policy].model
+        variables = spec.template_kwargs | choose_natively(spec, model) if calls else spec.chat_template_kwargs
+        return await context.engine.tokenize(model.id, text, special=False, template_kwargs=variables)
 
     async def _start_roots(self) -> list[Node]:
         """Ask each policy the question. Raises ``InvalidRequest`` if that leaves one of them no room for an answer."""

@@ -26,7 +26,6 @@ from reasoner.search.replay import ARRIVED_AT_SHUTDOWN, BILLED_ONLY, PendingEntr
 from reasoner.search.shared_branches import copy_entry
 from reasoner.search.stream_context import StreamContext
 from reasoner.thoughts import describe_thought, read_thought
-from reasoner.tools.fences import CALL_END
 from reasoner.tree import Node, Reason, add_calls, read_answer_level
 
 
@@ -153,7 +152,8 @@ class Stream:
         ends_with_thought: bool = False,
     ) -> int:
         spec = self._context.search.spec
-        calls = () if spec.python is None else (CALL_END,)
+        reader = None if self._context.search.calls is None else self._context.search.calls.reader
+        calls = () if reader is None else reader.stops
         params = [
             [
                 make_sampling_params(policy.sampling, greedy=greedy, stop=stops, logprobs=confidence)
@@ -183,6 +183,7 @@ class Stream:
                     ends_at_limit=steps is not None and max_tokens < most,
                     call=self._calls,
                     watch=watch,
+                    reader=reader if parent.solves else None,
                 )
                 self._pending[branch.key] = branch
             parent.created += count
@@ -295,6 +296,7 @@ class Stream:
         branch.part += 1
         branch.thought = read_thought(branch.thought, data)
         branch.is_calling = data.get("calling", False)
+        branch.has_ended_turn = data.get("closed", False)
         reason: Reason | None = data["reason"]
         if reason is None:
             self._pending[branch.key] = branch

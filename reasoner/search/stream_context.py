@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
+from engine.protocol.constraint import Constraint
 from engine.protocol.types import EngineClient, ModelInfo
 from reasoner.answers.equivalence import Equivalence
 from reasoner.answers.extraction.finder import AnswerFinder
@@ -57,6 +58,14 @@ class SearchContext:
     """Reads calls of the client's functions, if the job has any."""
     calls: CallRunner | None = None
     """Runs the calls of branches, if the job allows a tool."""
+
+    forced_calls: Constraint | None = None
+    """Language of the calls with which solutions must end, if the engine can hold them to it."""
+
+    @property
+    def constraint(self) -> Constraint | None:
+        """Language of the solutions after their thoughts, if there is one."""
+        return self.forced_calls if self.spec.constraint is None else self.spec.constraint.to_constraint()
 
     def policy(self, node: Node) -> Policy:
         """Return the policy that continues a node."""
@@ -110,7 +119,8 @@ class StreamContext:
             return None if self.search.calls is None else ThoughtProgress(UNKNOWN, "closed")
         if thoughts.is_told:
             return ToldThought(thoughts, node.thought, node.thought_tokens)
-        return ThoughtProgress(thoughts, node.thought, node.thought_tokens, self.search.spec.thinking_tokens)
+        limit = self.search.spec.thinking_tokens
+        return ThoughtProgress(thoughts, node.thought, node.thought_tokens, limit, above=node.turn_parts)
 
     def max_new_tokens(self, node: Node) -> int:
         """Return the tokens that a continuation of the node may have, by the context and the job's own limit."""

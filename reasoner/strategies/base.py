@@ -90,6 +90,13 @@ class Strategy(Generic[P]):
         """The capabilities of the policy's server that the strategy needs, in all."""
         return frozenset(self.needs) | (frozenset({"continuation"}) if self.needs_steps else frozenset())
 
+    @property
+    def constraint_needs(self) -> frozenset[Capability] | None:
+        """The same under a constraint; ``None`` if no constraint can hold its solutions."""
+        if self.injects_text or self.takes_candidates:
+            return None
+        return self.required | ({"constraint_continuation"} if "continuation" in self.required else set())
+
     def verifier_use(self, params: P) -> VerifierUse:
         """Return what the strategy asks of the job's verifier with these parameters."""
         if self.choose_use is not None:

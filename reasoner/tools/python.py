@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from engine.threads.processors import find_processors
 from reasoner.deadline import SecondsLeft, run_within
 from reasoner.sandbox.cells import CellLimits, CellResult, Ending, run_cells
-from reasoner.tools.fences import find_cells, format_output
+from reasoner.tools.fences import format_output
 
 MAX_CONCURRENT_CALLS = min(4, find_processors().threads)
 """Number of calls of one job that run at the same time."""
@@ -35,17 +36,21 @@ class CallResult:
         """True if the call reached a limit, which ends its branch."""
         return self.ended in _FATAL
 
-    def format(self, before: str, max_chars: int | None = None) -> str:
-        """Return the block that follows the text ``before``, with at most so many characters of output."""
+    def shorten(self, max_chars: int) -> CallResult:
+        """Return the result with at most so many characters of output."""
         output = self.output
-        if max_chars is not None and len(output) > max_chars:
-            head, tail = output[: max_chars - max_chars // 2], output[len(output) - max_chars // 2 :]
-            output = f"{head}\n[{len(output) - max_chars} characters left out]\n{tail}"
-        return format_output(before, output)
+        if len(output) <= max_chars:
+            return self
+        head, tail = output[: max_chars - max_chars // 2], output[len(output) - max_chars // 2 :]
+        return replace(self, output=f"{head}\n[{len(output) - max_chars} characters left out]\n{tail}")
+
+    def format(self, before: str) -> str:
+        """Return the block that follows the text ``before``."""
+        return format_output(before, self.output)
 
 
 class PythonRunner:
-    """Runs the calls of one job. The state of a branch is that of its Python blocks, run in order in one process."""
+    """Runs the calls of one job. The state of a branch is that of its own calls, run in order in one process."""
 
     def __init__(self, limits: CellLimits, seconds_left: SecondsLeft, *, locked: bool = True) -> None:
         self._limits = limits
@@ -53,15 +58,13 @@ class PythonRunner:
         self._locked = locked
         self._slots = asyncio.Semaphore(MAX_CONCURRENT_CALLS)
 
-    async def run(self, text: str) -> CallResult | None:
-        """Run the Python block that ends a solution's text; ``None`` if the job's time ends first.
+    async def run(self, cells: Sequence[str]) -> CallResult | None:
+        """Run the last of a branch's codes after the others; ``None`` if the job's time ends first.
 
         Raises ``SandboxRefused`` where the system has no lockdown.
         """
         async with self._slots:
-            result = await run_within(
-                self._seconds_left(), lambda: run_cells(find_cells(text), self._limits, locked=self._locked)
-            )
+            result = await run_within(self._seconds_left(), lambda: run_cells(cells, self._limits, locked=self._locked))
         return None if result is None else CallResult(self._explain(result), result.ended, result.seconds)
 
     def _explain(self, result: CellResult) -> str:

@@ -25,7 +25,7 @@ from reasoner.evaluation.suites.problem import Problem
 from reasoner.evaluation.suites.registry import check_answer, load_problems
 from reasoner.jobs.tool_specs import PYTHON_INSTRUCTION
 from reasoner.sandbox.cells import CellLimits
-from reasoner.tools.fences import find_call
+from reasoner.tools.fences import find_call, find_cells
 from reasoner.tools.python import PythonRunner
 from recipes.bundled import SHIPPED, model
 from recipes.bundled import tokenizer as tok
@@ -88,7 +88,7 @@ class Solver:
     async def _run_call(self, attempt: Attempt) -> None:
         """Run the call with which the text ends. A text that ends with none is finished."""
         text = self.tokenizer.decode(attempt.written)
-        result = await self._python.run(text) if find_call(text) is not None else None
+        result = await self._python.run(find_cells(text)) if find_call(text) is not None else None
         if result is None:
             attempt.is_finished = True
             return

@@ -57,7 +57,7 @@ from engine.protocol.types import (
 )
 from engine.protocol.wire import Json
 
-_EFFORT, _TOOLS = "reasoning_effort", "tools"
+_EFFORT, _TOOLS, _CHOICE = "reasoning_effort", "tools", "tool_choice"
 """The variables of chat templates that are fields of OpenAI's requests, too."""
 _SETTINGS = ("temperature", "top_p", *PENALTIES, "stop")
 _VERDICT_TOKENS = 16
@@ -128,7 +128,7 @@ class ChatEngine:
         generation_prompt: bool = True,  # noqa: ARG002
         template_kwargs: TemplateKwargs | None = None,
     ) -> Tokens:
-        names = set() if self._is_literal else set(template_kwargs or ()) - {_EFFORT, _TOOLS}
+        names = set() if self._is_literal else set(template_kwargs or ()) - {_EFFORT, _TOOLS, _CHOICE}
         if names:
             raise InvalidRequest(
                 f"the server at {self._connection.url} (chat) has no field for {min(names)!r}: of chat_template_kwargs "
@@ -285,7 +285,7 @@ class ChatEngine:
         if kwargs := conversation.template_kwargs:
             kwargs = dict(kwargs)
             if _TOOLS in kwargs:  # a server that continues texts leaves calls in the text, as its model writes them
-                fields |= {_TOOLS: kwargs.pop(_TOOLS)} | ({"tool_choice": "none"} if self._is_literal else {})
+                fields |= {_TOOLS: kwargs.pop(_TOOLS)} | ({_CHOICE: "none"} if self._is_literal else {})
             fields |= {"chat_template_kwargs": kwargs} if self._is_literal else kwargs
         is_whole = self._is_literal and conversation.has_open_thought
         answer = conversation.written if is_whole else conversation.answer

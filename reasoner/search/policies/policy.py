@@ -9,6 +9,7 @@ from itertools import islice
 from engine.protocol.types import EngineClient, InvalidRequest, ModelInfo
 from reasoner.jobs.sampling_spec import Sampling
 from reasoner.jobs.spec import JobSpec
+from reasoner.search.policies.forced_calls import choose_natively
 from reasoner.thoughts import ThoughtFormat
 
 
@@ -59,7 +60,8 @@ def find_sample_number(weights: Sequence[float], policy: int, index: int) -> int
 
 async def tokenize_problem(spec: JobSpec, engine: EngineClient, policy: ModelInfo) -> tuple[int, ...]:
     """Return the prompt of the job's question. Raises ``InvalidRequest`` if it leaves no room for an answer."""
-    prompt = await engine.tokenize(policy.id, spec.to_messages(), template_kwargs=spec.template_kwargs)
+    variables = spec.template_kwargs | choose_natively(spec, policy)
+    prompt = await engine.tokenize(policy.id, spec.to_messages(), template_kwargs=variables)
     if spec.candidates is None:  # else nothing is written behind it
         check_room(prompt, policy)
     return prompt

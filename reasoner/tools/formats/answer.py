@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from reasoner.tools.formats.call import MAX_QUOTED, FunctionTool, MalformedCall, ToolCall
+from reasoner.tools.formats.call import CODE, MAX_QUOTED, PYTHON, FunctionTool, MalformedCall, ToolCall
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,15 @@ class AnswerWriter:
         """Add a call. Raises ``MalformedCall`` if there is no such function."""
         self.find_tool(name)
         self._calls.append(ToolCall(name, arguments))
+
+    @property
+    def has_python(self) -> bool:
+        """True if one of the functions runs Python, which some formats also write as bare code."""
+        return PYTHON in self._tools
+
+    def add_code(self, code: str) -> None:
+        """Add a call of Python that is written as bare code. Raises ``MalformedCall`` if there is no such function."""
+        self.add_call(PYTHON, json.dumps({CODE: code}))
 
     def find_tool(self, name: str) -> FunctionTool:
         """Return the tool of this name. Raises ``MalformedCall`` that names those there are."""

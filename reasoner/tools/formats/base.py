@@ -4,12 +4,27 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import ClassVar
 
 from reasoner.tools.formats.answer import AnswerWriter, ParsedAnswer
 from reasoner.tools.formats.call import FunctionTool
 from reasoner.tools.formats.source import Source, read_text
+
+
+@dataclass(frozen=True, slots=True)
+class CallFrame:
+    """The texts around the arguments of a call, which are JSON, for calls that an engine is made to write."""
+
+    begin: str
+    """The text before the arguments, in which ``NAME`` stands for the function's name as a JSON string."""
+    end: str
+    separator: str
+    """The text between two calls."""
+    arguments_field: str | None = None
+    """The field of the arguments, if a whole call is a JSON object."""
 
 
 class ToolFormat(ABC):
@@ -18,6 +33,12 @@ class ToolFormat(ABC):
     name: ClassVar[str]
     delimiters: ClassVar[tuple[str, ...]]
     """Special tokens that must stay in the text when it is decoded."""
+    start: ClassVar[re.Pattern[str]]
+    """Pattern of the beginning of calls."""
+    call_end: ClassVar[str | None] = None
+    """The text that ends each call; ``None`` if only the end of the model's turn shows that a call is complete."""
+    frame: ClassVar[CallFrame | None] = None
+    """Texts around arguments; ``None`` for calls that no engine can be made to write."""
     has_channels: ClassVar[bool] = False
     """True if thoughts, calls and answers are messages of their own, which the format tells apart itself."""
     has_text_arguments: ClassVar[bool] = False
@@ -31,6 +52,11 @@ class ToolFormat(ABC):
     def read(self, source: Source, writer: AnswerWriter) -> None:
         """Read a whole answer."""
 
+    def is_in_call(self, text: str) -> bool:
+        """Return True if a text ends within a call."""
+        last = next(iter(deque(self.start.finditer(text), maxlen=1)), None)
+        return last is not None and (self.call_end is None or self.call_end not in text[last.start() :])
+
     def parse(self, text: str, tools: Sequence[FunctionTool]) -> ParsedAnswer:
         """Return the calls of a finished text. Raises ``MalformedCall`` for one that is broken or cut off."""
         writer = AnswerWriter(tools)
@@ -40,9 +66,6 @@ class ToolFormat(ABC):
 
 class InlineFormat(ToolFormat):
     """A format whose calls stand in the text of the answer."""
-
-    start: ClassVar[re.Pattern[str]]
-    """Pattern of the beginning of calls."""
 
     def read(self, source: Source, writer: AnswerWriter) -> None:
         while read_text(source, writer, self.start):

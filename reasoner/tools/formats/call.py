@@ -15,6 +15,9 @@ MAX_DEPTH = 100
 MAX_QUOTED = 60
 """Maximum number of characters of an answer that an error message quotes."""
 
+PYTHON, CODE = "python", "code"
+"""Name of the function by which a model runs Python, and of its argument."""
+
 Vote = Literal["name", "arguments", "exact"]
 """Parts of a call that must be equal in equal answers."""
 

@@ -29,6 +29,7 @@ class DeepSeek(InlineFormat):
     name = "deepseek"
     has_text_arguments = True
     delimiters = (CALLS_BEGIN, CALL_BEGIN, SEPARATOR, CALL_END, CALLS_END)
+    call_end = CALL_END
     start = re.compile(re.escape(CALLS_BEGIN))
 
     def detect(self, template: str) -> bool:

@@ -6,7 +6,8 @@ r"""Harmony, the format of gpt-oss: an answer is a sequence of messages with hea
     <|constrain|>json<|message|>{"city": "Paris"}<|call|>
 
 without line breaks. The recipient may also come before the channel. The text of the answer is that of the messages
-without a recipient, apart from the analysis: that is the model's thought, which is not shown.
+without a recipient, apart from the analysis: that is the model's thought, which is not shown. A message to ``python``
+is bare code instead of JSON.
 
 A prompt ends in ``<|start|>assistant``, so the first header lacks it. The first message has no header at all if the
 prompt goes on to open it.
@@ -18,14 +19,14 @@ import re
 
 from reasoner.tools.formats.answer import AnswerWriter
 from reasoner.tools.formats.base import ToolFormat
-from reasoner.tools.formats.call import MalformedCall, excerpt
+from reasoner.tools.formats.call import PYTHON, MalformedCall, excerpt
 from reasoner.tools.formats.json_reading import read_arguments
 from reasoner.tools.formats.source import Source, read_text
 
 START, END, MESSAGE, CHANNEL = "<|start|>", "<|end|>", "<|message|>", "<|channel|>"
 CONSTRAIN, CALL, RETURN = "<|constrain|>", "<|call|>", "<|return|>"
 NAMESPACE = "functions."
-_FIRST_RECIPIENT = "to=" + NAMESPACE
+_FIRST_RECIPIENTS = ("to=" + NAMESPACE, "to=" + PYTHON)
 _RECIPIENT = re.compile(r"\bto=([^\s<]*)")
 _CHANNEL_NAME = re.compile(re.escape(CHANNEL) + r"\s*(\w*)")
 _MESSAGE_END = re.compile("|".join(map(re.escape, (START, END, CALL, RETURN))))
@@ -37,6 +38,8 @@ class Harmony(ToolFormat):
     name = "harmony"
     delimiters = (START, END, MESSAGE, CHANNEL, CONSTRAIN, CALL, RETURN)
     has_channels = True
+    start = re.compile(r"(?:<\|(?:start|channel)\|>[^<]*|^\s*)\bto=\w")
+    call_end = CALL
 
     def detect(self, template: str) -> bool:
         return CHANNEL in template and MESSAGE in template
@@ -54,7 +57,7 @@ class Harmony(ToolFormat):
 
 def _read_first_header(source: Source) -> str:
     """Return the header of the first message, or an empty text if the prompt has it."""
-    begin = source.accept(START, CHANNEL, _FIRST_RECIPIENT)
+    begin = source.accept(START, CHANNEL, *_FIRST_RECIPIENTS)
     if begin is None:
         source.position = 0  # a white space at the beginning is text
         return ""
@@ -87,6 +90,12 @@ def _read_message(source: Source, writer: AnswerWriter, header: str) -> None:
 
 
 def _read_call(source: Source, writer: AnswerWriter, recipient: str) -> None:
+    if recipient == PYTHON and writer.has_python:
+        end = _MESSAGE_END.search(source.text, source.position)
+        stop = len(source.text) if end is None else end.start()
+        writer.add_code(source.text[source.position : stop])
+        source.position = stop
+        return
     if not recipient.startswith(NAMESPACE):
         raise MalformedCall(f"a call is to {NAMESPACE + 'NAME'!r}, not to {excerpt(recipient)}")
     name = recipient.removeprefix(NAMESPACE)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 
 from reasoner.tools.formats.answer import AnswerWriter
-from reasoner.tools.formats.base import InlineFormat
+from reasoner.tools.formats.base import CallFrame, InlineFormat
 from reasoner.tools.formats.json_reading import read_call_object
 from reasoner.tools.formats.source import Source
 
@@ -29,6 +29,8 @@ class Hermes(InlineFormat):
 
     name = "hermes"
     delimiters = (OPENING, CLOSING)
+    call_end = CLOSING
+    frame = CallFrame(f'{OPENING}\n{{"name": NAME, "arguments": ', f"}}\n{CLOSING}", "\n")
     start = re.compile(re.escape(OPENING))
 
     def detect(self, template: str) -> bool:

@@ -35,6 +35,7 @@ class QwenXml(InlineFormat):
 
     name = "qwen_xml"
     delimiters = (OPENING, CLOSING)
+    call_end = CLOSING
     start = re.compile(f"{OPENING}|{FUNCTION}")
 
     def detect(self, template: str) -> bool:

@@ -55,6 +55,14 @@ async def test_a_chat_server_gets_functions_and_its_calls_become_text(words: str
     await hosted.engine.close()
 
 
+async def test_a_chat_server_gets_the_demanded_choice() -> None:
+    hosted = Hosted(lambda _: stream(said("", tool_calls=[call(0, "f", "{}")]), said("", "tool_calls"), usage(9, 3)))
+    prompt = await hosted.engine.tokenize("m", QUESTION, template_kwargs=TOOLS | {"tool_choice": "required"})
+    await collect(hosted.engine, GenerateRequest("r", "m", prompt, (Branch(1, 1, 50),)))
+    assert (hosted.bodies[0]["tools"], hosted.bodies[0]["tool_choice"]) == ([FUNCTION], "required")
+    await hosted.engine.close()
+
+
 async def test_a_server_that_continues_texts_leaves_calls_in_its_models_own_format() -> None:
     options = ChatOptions(("m",), prefill="continue_final_message")
     hosted = Hosted(lambda _: stream(said("<tool_call>", "stop"), usage(9, 3)), options)

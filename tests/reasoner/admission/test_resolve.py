@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from engine.protocol.types import EngineUnavailable, ModelInfo
 from reasoner.admission.resolve import resolve_batch_job, resolve_job
+from reasoner.admission.validation import JobRefused
 from reasoner.jobs.spec import JobSpec
 from workers.config.settings import Settings
 
@@ -50,3 +53,32 @@ async def test_sampling_that_is_left_open_is_the_models_own_and_else_neutral() -
 async def test_sampling_stays_open_until_an_engine_answers() -> None:
     resolved = await resolve_job(JobSpec(problem="2 + 2?"), Settings(), NoEngine())
     assert set(resolved.sampling.model_dump().values()) == {None}
+
+
+class Calling:
+    """Engine with a model whose chat template shows a format of calls."""
+
+    async def models(self) -> list[ModelInfo]:
+        template = "{{ tools }}<tool_call>{{ call.arguments }}</tool_call>"
+        return [ModelInfo("policy", "generate", 256, 100, 1000, chat_template=template)]
+
+
+async def test_the_format_of_python_is_filled_in() -> None:
+    job = JobSpec.model_validate({"problem": "2 + 2?", "tools": [{"type": "python"}]})
+    for engine, chosen in ((Calling(), "hermes"), (Serving(), "blocks"), (NoEngine(), None)):
+        resolved = await resolve_job(job, Settings(), engine)
+        assert resolved.python is not None
+        assert resolved.python.call_format == chosen
+        assert [message["role"] for message in resolved.to_messages()] == ["system"] * (chosen != "hermes") + ["user"]
+
+
+async def test_a_schema_to_which_a_demanded_call_cannot_be_held_is_refused_with_its_path() -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
+    tools = [{"type": "function", "name": "clock"}, {"type": "function", "name": "f", "parameters": schema}]
+    fields = {"problem": "2 + 2?", "tools": tools, "strategy": {"name": "self_consistency"}, "verifier": None}
+    for choice in ("required", {"name": "f"}):
+        with pytest.raises(JobRefused, match="uniqueItems") as caught:
+            await resolve_job(JobSpec.model_validate(fields | {"tool_choice": choice}), Settings(), Calling())
+        assert caught.value.field == "tools.1.parameters.properties.a"
+    for choice in ("auto", {"name": "clock"}):
+        await resolve_job(JobSpec.model_validate(fields | {"tool_choice": choice}), Settings(), Calling())

@@ -30,7 +30,7 @@ def write(*cells: str) -> str:
 
 
 async def run(*cells: str) -> CallResult:
-    result = await PythonRunner(LIMITS, Ledger(Budget()).seconds_until_cut).run(write(*cells))
+    result = await PythonRunner(LIMITS, Ledger(Budget()).seconds_until_cut).run(cells)
     assert result is not None
     return result
 
