@@ -73,7 +73,7 @@ async def test_completions_take_vllms_structured_outputs(address: str) -> None:
     async with httpx.AsyncClient(transport=transport, base_url="http://engine") as http:
 
         async def complete(outputs: dict[str, Any]) -> httpx.Response:
-            body = {"model": "m", "prompt": list(PROMPT), "max_tokens": 200, "structured_outputs": outputs}
+            body = {"model": "m", "prompt": list(PROMPT), "max_tokens": 200, "seed": 1, "structured_outputs": outputs}
             return await http.post("/v1/completions", json=body)
 
         text = (await complete({"json": SCHEMA})).json()["choices"][0]["text"]
