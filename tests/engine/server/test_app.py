@@ -105,8 +105,8 @@ async def test_a_disconnected_client_cancels_its_request(
     address: str, engine: LocalEngine, monkeypatch: pytest.MonkeyPatch, form: dict[str, bool]
 ) -> None:
     core, gate = engine._cores["m"], threading.Event()
-    step, before = core.step, core.stats.generated_tokens
-    monkeypatch.setattr(core, "step", lambda: (gate.wait(30), step()))
+    launch, before = core.launch, core.stats.generated_tokens
+    monkeypatch.setattr(core, "launch", lambda: (gate.wait(30), launch()))
     body = json.dumps({"model": "m", "prompt": "add", "n": 8, "max_tokens": 200, "ignore_eos": True} | form)
     head = f"POST /v1/completions HTTP/1.1\r\nHost: e\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
     _, writer = await asyncio.open_unix_connection(address.removeprefix("unix://"))
