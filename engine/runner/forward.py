@@ -7,10 +7,10 @@ from typing import Protocol
 
 from torch import Tensor
 
-from engine.attention.cuda_triton import TritonAttention
 from engine.attention.plan import AttentionMetadata
-from engine.attention.select import create_cpu_attention
+from engine.attention.select import create_cpu_attention, create_gpu_attention
 from engine.cache.paged_kv import KVCache
+from engine.models.decoder import Decoder
 from engine.models.interface import Batch, Model
 from engine.runner.forward_cpu import CpuForward
 from engine.runner.forward_gpu import GpuForward
@@ -50,6 +50,8 @@ def create_forward(model: Model, cache: KVCache, *, deterministic: bool = False)
     attention, layers = model.config.attention, slice(model.config.num_layers)
     kv, scales = cache.data[layers], cache.scales_of(layers)
     if model.device_config.uses_gpu_kernels:
-        return GpuForward(model, TritonAttention(attention, kv, scales), model.device_config.device)
+        has_graphs = isinstance(model, Decoder) and model.is_capturable
+        on_gpu = create_gpu_attention(attention, kv, scales, has_graphs=has_graphs)
+        return GpuForward(model, on_gpu, model.device_config.device)
     attend = create_cpu_attention(attention, kv, scales, deterministic=deterministic)
     return CpuForward(model, attend, kv, num_rows=len(cache.page_table))
