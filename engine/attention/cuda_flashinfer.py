@@ -81,7 +81,7 @@ class FlashInferAttention(TritonAttention):
         self._is_faster, self._has_graphs = is_faster, has_graphs
         self._pages = [(keys.transpose(0, 1), values.transpose(0, 1)) for keys, values in kv]
         workspace = _create_workspace(kv.device, _count_workspace_bytes(layers[0], self._programs))
-        limits = {Limits.of(layer) for layer in layers}
+        limits = dict.fromkeys(map(Limits.of, layers))
         options = {"kv_layout": "HND", "backend": "fa2"}
         self._wrappers = {PREFILL: {each: getattr(flashinfer, PREFILL)(workspace, **options) for each in limits}}
         if not has_graphs:
@@ -119,8 +119,9 @@ class FlashInferAttention(TritonAttention):
     def _plan_wrappers(self, name: str, arrays: StepArrays) -> Mapping[Limits, Any]:
         """Plan a step for all layers and return the wrappers.
 
-        FlashInfer copies the arrays, which are pinned, and what it plans from them, which it keeps in pinned memory of
-        its own, without waiting. It does not ask whether its last copy from there is done, which is waited for here.
+        FlashInfer copies to the device: the arrays, which are pinned; the rows' lengths, which are few bytes and staged
+        by the driver; and what it plans, from pinned memory of its own. None of this waits for the device. But the last
+        plan's copy may not have begun when that memory is written again, and so it is waited for here.
         """
         if self._kv.is_cuda:
             arrays = StepArrays(*(array.pin_memory() for array in arrays))
