@@ -24,6 +24,10 @@ from engine.attention.plan import AttentionMetadata, TreeMask
 from tests.closeness import assert_rounded, unit_bound
 from tests.engine.attention import fake_flashinfer
 from tests.engine.attention.test_attention import ALWAYS, KV_HEADS, NEVER, Step
+from tests.engine.conftest import Checkpoints
+from tests.engine.gpu import EmulatedGraph, emulate_gpu
+from tests.engine.helpers import SMALL
+from tests.engine.runner.test_gpu_engine import agree, answers
 
 BF16, DIM = torch.bfloat16, 64
 LIMITS = [(None, None), (9, None), (40, 1.5)]
@@ -293,6 +297,29 @@ def test_a_version_with_another_interface_is_logged_once_and_not_used(
     del vars(older)[cuda_flashinfer.DECODE]
     assert str(find_missing(older)).startswith("BatchDecodeWithPagedKVCacheWrapper.__init__")
     assert find_missing(fake_flashinfer.install(monkeypatch)) is None
+
+
+@pytest.mark.parametrize("kind", ["gemma2", "qwen3_window", "qwen3_moe"])
+def test_an_engine_with_flashinfer_samples_the_same_tokens_as_the_cpu(
+    kind: str, checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In float32, which the stand-in computes too. Decoding uses FlashInfer only where no graphs are captured."""
+    expected = answers(checkpoints(kind), replace(SMALL, device="cpu"))
+    kinds = set()
+
+    def is_faster(metadata: AttentionMetadata) -> bool:
+        kinds.add("decode" if metadata.is_decode else "prefill")
+        return True
+
+    fake_flashinfer.install(monkeypatch)
+    monkeypatch.setattr(fake_flashinfer, "DTYPES", (torch.float32,))
+    monkeypatch.setattr(fake_flashinfer, "HEAD_DIMS", range(8, 65))
+    monkeypatch.setattr(select, "is_supported", lambda *_: True)
+    monkeypatch.setattr(select, "step_times", lambda _: SimpleNamespace(is_flashinfer_faster=is_faster))
+    emulate_gpu(monkeypatch)
+    agree(answers(checkpoints(kind)), expected, checkpoints(kind))
+    assert kinds == ({"prefill", "decode"} if kind == "qwen3_moe" else {"prefill"})
+    assert (EmulatedGraph.replayed > 0) == (kind != "qwen3_moe")
 
 
 @pytest.mark.gpu
