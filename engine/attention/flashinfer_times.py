@@ -1,7 +1,8 @@
 """Times of steps whose attention Triton's kernels and FlashInfer's computed, by the name of the GPU.
 
 ``flashinfer_times.json`` has an entry for each GPU on which both were measured. ``python -m
-benchmarks.gpu.flashinfer_times`` measures the GPU at hand and writes its entry. A GPU without one never uses FlashInfer.
+benchmarks.gpu.flashinfer_times`` measures the GPU at hand and writes its entry. A GPU without one never uses
+FlashInfer.
 """
 
 from __future__ import annotations
