@@ -54,11 +54,13 @@ class Step:
         trees: bool = False,
         page: int = PAGE,
         dim: int = DIM,
+        per_kv: int = PER_KV,
         dtype: torch.dtype = torch.float32,
     ) -> None:
-        """``trees``: the new tokens of most rows form trees. ``page``: tokens per page. ``dtype``: data type of the
-        cache.
+        """``trees``: the new tokens of most rows form trees. ``page``: tokens per page. ``per_kv``: query heads for
+        each key-value head. ``dtype``: data type of the cache.
         """
+        self.per_kv = per_kv
         rng = random.Random(seed)
         dim = max(dim, size_of_heads(dtype))
         self.kv = torch.full((1, 2, KV_HEADS, POOL, page, dim), 1e30)
@@ -87,10 +89,10 @@ class Step:
         lengths = np.array(self.query_lens), np.array(self.seq_lens)
         wide = [row for row, queries in enumerate(self.query_lens) if 1 < queries <= 50 and rng.random() < 0.8]
         self.trees = {row: random_tree(rng, self.query_lens[row]) for row in wide} if trees else {}
-        self.metadata = AttentionMetadata(pages, *lengths, page, POOL, KV_HEADS, PER_KV, cost, self.trees)
+        self.metadata = AttentionMetadata(pages, *lengths, page, POOL, KV_HEADS, per_kv, cost, self.trees)
         torch.manual_seed(seed)
         tokens = sum(self.query_lens)
-        self.q = torch.randn(tokens, KV_HEADS * PER_KV, dim)
+        self.q = torch.randn(tokens, KV_HEADS * per_kv, dim)
         self.k, self.v = torch.randn(tokens, KV_HEADS, dim), torch.randn(tokens, KV_HEADS, dim)
         # Fill the slots of earlier tokens; all others keep a huge value, so that reading one of them shows.
         for table, queries, context in zip(tables, self.query_lens, self.seq_lens, strict=True):
@@ -131,7 +133,7 @@ class Step:
         lengths = zip(self.tables, self.query_lens, self.seq_lens, strict=True)
         for row, (table, queries, context) in enumerate(lengths):
             own = kv[0][:, :, table].flatten(2, 3)[:, :, :context].double()
-            k, v = own.repeat_interleave(PER_KV, dim=1)
+            k, v = own.repeat_interleave(self.per_kv, dim=1)
             q = self.q[start : start + queries].double().transpose(0, 1)
             scores = q @ k.transpose(1, 2) * config.scale
             if config.softcap is not None:
