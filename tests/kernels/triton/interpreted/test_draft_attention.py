@@ -19,6 +19,7 @@ from kernels.triton import draft_attention
 from tests.closeness import EPS
 from tests.kernels.triton.device import DEVICE
 from tests.kernels.triton.planted import planted
+from tests.long import mostly_long
 
 BRANCHES, ROWS, GROUP, KV_HEADS, DIM, PAGE, ROOM = 4, 3, 2, 2, 32, 16, 40
 ENDS = [1, 600, 0, 143]
@@ -119,16 +120,19 @@ def test_windows_and_soft_caps_apply_to_own_keys() -> None:
 @pytest.mark.skipif(DEVICE != "cpu", reason="bugs are planted in the interpreter")
 @pytest.mark.parametrize(
     ("right", "wrong"),
-    [
-        ("begin = first + part * share", "begin = first"),
-        ("stop = tl.minimum(begin + share, end)", "stop = tl.minimum(begin + share, end - 1)"),
-        ("branch.to(tl.int64) * pages_stride", "branch.to(tl.int64) * 0"),
-        ("head.to(tl.int64) * value_head_stride", "head.to(tl.int64) * 0"),
-        ("token.to(tl.int64) * WORDS", "token.to(tl.int64) * 1"),
-        ("((first_part + part).to(tl.int64) * tokens + token)", "(part.to(tl.int64) * tokens + token)"),
-        ("top + tl.log2(total)", "top"),
-        ("tl.load(positions + token)", "tl.load(ends + branch)"),
-    ],
+    mostly_long(
+        [
+            ("begin = first + part * share", "begin = first"),
+            ("stop = tl.minimum(begin + share, end)", "stop = tl.minimum(begin + share, end - 1)"),
+            ("branch.to(tl.int64) * pages_stride", "branch.to(tl.int64) * 0"),
+            ("head.to(tl.int64) * value_head_stride", "head.to(tl.int64) * 0"),
+            ("token.to(tl.int64) * WORDS", "token.to(tl.int64) * 1"),
+            ("((first_part + part).to(tl.int64) * tokens + token)", "(part.to(tl.int64) * tokens + token)"),
+            ("top + tl.log2(total)", "top"),
+            ("tl.load(positions + token)", "tl.load(ends + branch)"),
+        ],
+        every=3,
+    ),
 )
 def test_planted_bugs_are_detected(right: str, wrong: str, tmp_path: Path) -> None:
     module = planted("draft_attention", right, wrong, "draft_attention", tmp_path)

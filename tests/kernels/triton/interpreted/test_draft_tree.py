@@ -24,6 +24,7 @@ from kernels.sampling import draft_tree as plain
 from kernels.triton import draft_tree
 from tests.kernels.triton.device import DEVICE
 from tests.kernels.triton.planted import planted
+from tests.long import mostly_long
 
 RULES = CandidateRules(64, 12.0, 0.75)
 WIDTH = 4
@@ -94,7 +95,7 @@ def ranks_right(rank: Rank, vocab: int) -> bool:
     return True
 
 
-@pytest.mark.parametrize("vocab", [40, 400, 2100])
+@pytest.mark.parametrize("vocab", [40, pytest.param(400, marks=pytest.mark.long), 2100])
 def test_candidates_are_ranked_by_the_definition(vocab: int) -> None:
     """One chunk of a row, which is smaller than the number of candidates, and several."""
     assert ranks_right(plain.rank_drafts, vocab)
@@ -104,17 +105,20 @@ def test_candidates_are_ranked_by_the_definition(vocab: int) -> None:
 @pytest.mark.skipif(DEVICE != "cpu", reason="bugs are planted in the interpreter")
 @pytest.mark.parametrize(
     ("right", "wrong"),
-    [
-        ("(0x7FFFFFFF - token).to(tl.int64)", "token.to(tl.int64)"),
-        ("tl.where(x == 0, 0.0, x)", "-x"),
-        ("gap < -reach", "gap < -0.5 * reach"),
-        ("mass - weight < top_p", "mass < top_p"),
-        ("lane < top_k", "lane <= top_k"),
-        ("+ tl.load(AHEAD + branch)", ""),
-        ("branch = row // ROWS", "branch = row // ROWS * 0"),
-        ("score = tl.where(lane == chosen, float", "score = tl.where(lane < chosen, float"),
-        ("tl.where(x != x, 0x7FFFFFFF,", "tl.where(x != x, 0,"),
-    ],
+    mostly_long(
+        [
+            ("(0x7FFFFFFF - token).to(tl.int64)", "token.to(tl.int64)"),
+            ("tl.where(x == 0, 0.0, x)", "-x"),
+            ("gap < -reach", "gap < -0.5 * reach"),
+            ("mass - weight < top_p", "mass < top_p"),
+            ("lane < top_k", "lane <= top_k"),
+            ("+ tl.load(AHEAD + branch)", ""),
+            ("branch = row // ROWS", "branch = row // ROWS * 0"),
+            ("score = tl.where(lane == chosen, float", "score = tl.where(lane < chosen, float"),
+            ("tl.where(x != x, 0x7FFFFFFF,", "tl.where(x != x, 0,"),
+        ],
+        every=4,
+    ),
 )
 def test_bugs_planted_in_the_ranking_are_detected(right: str, wrong: str, tmp_path: Path) -> None:
     module = planted("draft_tree", right, wrong, "draft_tree", tmp_path)
@@ -240,19 +244,22 @@ def test_without_a_floor_levels_are_as_wide_as_the_tree(monkeypatch: pytest.Monk
 @pytest.mark.skipif(DEVICE != "cpu", reason="bugs are planted in the interpreter")
 @pytest.mark.parametrize(
     ("right", "wrong"),
-    [
-        ("(lane[None, :] < lane[:, None])", "(lane[None, :] > lane[:, None])"),
-        ("new_prob > 0", "new_prob >= 0"),
-        ("(value >= floor)", "(value > floor)"),
-        ("base * new_prob", "new_prob"),
-        ("(level + 1 < depth)", "(level < depth)"),
-        ("((is_chain == 0) | (rank == 0))", "(is_chain >= 0)"),
-        ("tl.sum(tl.where(is_parent, index[None, :], 0), axis=1)", "parent"),
-        ("& (ends == 0)", ""),
-        ("seen |= tl.load", "seen += 2 * tl.load"),
-        ("branch * room + level * WIDE", "branch * room"),
-        ("tl.full([LANES], -2, tl.int64)", "tl.full([LANES], 0, tl.int64)"),
-    ],
+    mostly_long(
+        [
+            ("(lane[None, :] < lane[:, None])", "(lane[None, :] > lane[:, None])"),
+            ("new_prob > 0", "new_prob >= 0"),
+            ("(value >= floor)", "(value > floor)"),
+            ("base * new_prob", "new_prob"),
+            ("(level + 1 < depth)", "(level < depth)"),
+            ("((is_chain == 0) | (rank == 0))", "(is_chain >= 0)"),
+            ("tl.sum(tl.where(is_parent, index[None, :], 0), axis=1)", "parent"),
+            ("& (ends == 0)", ""),
+            ("seen |= tl.load", "seen += 2 * tl.load"),
+            ("branch * room + level * WIDE", "branch * room"),
+            ("tl.full([LANES], -2, tl.int64)", "tl.full([LANES], 0, tl.int64)"),
+        ],
+        every=4,
+    ),
 )
 def test_bugs_planted_in_the_growth_are_detected(right: str, wrong: str, tmp_path: Path) -> None:
     module = planted("draft_tree", right, wrong, "draft_tree", tmp_path)

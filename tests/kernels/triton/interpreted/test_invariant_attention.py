@@ -22,6 +22,7 @@ from kernels.quantize import quantize_vectors
 from kernels.triton.paged_attention import launch
 from tests.closeness import attention_bound
 from tests.kernels.triton.device import DEVICE
+from tests.long import mostly_long
 
 LENGTHS = (530, 300)
 """Tokens of the sequences: three chunks of keys, the last just begun, and two."""
@@ -105,7 +106,7 @@ def differing_tokens(cache: Cache) -> list[tuple[int, int]]:
 
 @pytest.mark.parametrize(
     ("window", "dtype"),
-    [(None, torch.float32), (90, torch.float32), pytest.param(None, torch.int8, marks=pytest.mark.long)],
+    mostly_long([(90, torch.float32), (None, torch.float32), (None, torch.int8)], every=3),
 )
 def test_a_token_attends_alike_in_every_step(window: int | None, dtype: torch.dtype) -> None:
     assert differing_tokens(Cache(window, dtype)) == []
