@@ -20,7 +20,7 @@ LONG = [pytest.mark.long, pytest.mark.timeout(900)]
 
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed: it exists for Linux alone")
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("folder", "marks"),
     [
