@@ -289,10 +289,12 @@ def test_a_planted_bug_is_found(
     plant: Callable[[pytest.MonkeyPatch], None], checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plant(monkeypatch)
-    found = 0
-    for seed in range(6):
+
+    def is_found(seed: int) -> bool:
         try:
             compare(checkpoints("llama"), seed)
         except (AssertionError, RuntimeError):
-            found += 1
-    assert found > 0
+            return True
+        return False
+
+    assert any(map(is_found, range(24)))
