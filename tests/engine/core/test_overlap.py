@@ -103,6 +103,8 @@ class Run:
                 while harness.core.has_work:
                     harness.core.step()
                     harness.core.check_invariants()
+                    branches = [one for job in harness.core._jobs for one in job.sequences if hasattr(one, "max_len")]
+                    assert all(len(one.tokens) <= one.max_len for one in branches), "launched past the end"
                     disturb(harness, dice)
             self.stats, self.paths = harness.core.stats, paths(harness.core)
         assert not [event for events in self.events for event in events if isinstance(event, EngineError)]
