@@ -1,0 +1,110 @@
+"""A failure while a step is in flight ends the job that causes it alone; the others get the plain loop's answers."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.protocol.types import Branch, Completion, EngineError
+from engine.runner import sample_step
+from engine.runner.batch import ScheduledSequence
+from engine.sampling.logits_processors import LogitsRow
+from engine.scheduler.sequence import Event, GenerateSequence
+from tests.engine.conftest import Checkpoints
+from tests.engine.core.late_device import LateDevice, LateSamples
+from tests.engine.core.test_overlap import AMPLE
+from tests.engine.helpers import Harness, generate
+
+BAD = "bad"
+Fail = Callable[[int, LateDevice, pytest.MonkeyPatch], None]
+
+
+def is_due(sequence: object, after: int) -> bool:
+    return (
+        isinstance(sequence, GenerateSequence)
+        and sequence.job.request_id == BAD
+        and len(sequence.tokens) >= sequence.prompt_len + after
+    )
+
+
+def fail_at_launch(after: int, device: LateDevice, patch: pytest.MonkeyPatch) -> None:
+    real = sample_step.sample_and_score
+
+    def sample_and_score(work: list[ScheduledSequence], *rest: Any) -> Any:
+        if any(is_due(one.sequence, after) for one in work):
+            raise RuntimeError("something broke")
+        return real(work, *rest)
+
+    patch.setattr("engine.core.pipeline.sample_and_score", sample_and_score)
+
+
+def fail_by_numbers(after: int, device: LateDevice, patch: pytest.MonkeyPatch) -> None:
+    """Let the device sample -1 of the job's rows, as the sampling kernels do where logits are not finite."""
+    real = sample_step._sample
+    bad: list[int] = []
+
+    def sample_rows(plan: sample_step.SamplePlan, *rest: Any) -> Any:
+        bad[:] = [row for row, one in enumerate(plan.requests) if is_due(one.sequence, after)]
+        return real(plan, *rest)
+
+    def sample(logits: Any, rows: Sequence[LogitsRow], *rest: Any) -> LateSamples:
+        samples, marked = device.sample(logits, rows, *rest), [*bad]
+        device.launch(lambda: samples.tokens_gpu.__setitem__(marked, -1))
+        return samples
+
+    patch.setattr("engine.runner.sample_step._sample", sample_rows)
+    patch.setattr("engine.core.engine_core.sample_on_gpu", sample)
+    patch.setattr("engine.core.engine_core.sample_on_cpu", sample)
+
+
+def run(
+    folder: Path, seed: int, after: int, fail: Fail | None, *, is_late: bool
+) -> tuple[LateDevice, list[list[Event]]]:
+    """Run five jobs together, of which the third fails once it has ``after`` tokens."""
+    dice, device = random.Random(seed), LateDevice(is_late=is_late)
+    shared = dice.choices(range(3, 360), k=40)
+    with pytest.MonkeyPatch.context() as patch:
+        device.install(patch)
+        if fail is not None:
+            fail(after, device, patch)
+        harness = Harness(folder, AMPLE)
+        events: list[list[Event]] = []
+        for number in range(5):
+            prompt = shared[: dice.choice((1, 16, 33, 40))] + dice.choices(range(3, 360), k=dice.randint(1, 20))
+            branches = [Branch(seed, 10 * number + key, dice.choice((9, 25, 40))) for key in range(dice.randint(1, 3))]
+            name = BAD if number == 2 else f"{number}"
+            events.append(harness.submit(generate(prompt, branches, request_id=name, stop_token_ids=(9, 50, 77))))
+        harness.run()
+        harness.core.check_invariants()
+    return device, events
+
+
+def completions(events: list[Event]) -> list[Completion]:
+    return sorted((one for one in events if isinstance(one, Completion)), key=lambda one: one.index)
+
+
+def check(folder: Path, seed: int, fail: Fail) -> None:
+    after = seed % 4
+    device, late = run(folder, seed, after, fail, is_late=True)
+    _, plain = run(folder, seed, after, None, is_late=False)
+    assert device.num_launched_ahead > 0
+    for number, (ours, theirs) in enumerate(zip(late, plain, strict=True)):
+        errors = [event for event in ours if isinstance(event, EngineError)]
+        if number == 2:
+            assert len(errors) == 1
+            assert ours[-1] is errors[0]
+        else:
+            assert not errors
+            assert completions(ours) == completions(theirs)
+
+
+@pytest.mark.parametrize("fail", [fail_at_launch, fail_by_numbers])
+@pytest.mark.parametrize("seed", range(8))
+def test_the_failing_job_ends_alone_and_the_others_have_the_plain_answers_and_bills(
+    fail: Fail, seed: int, checkpoints: Checkpoints
+) -> None:
+    check(checkpoints("llama"), seed, fail)
