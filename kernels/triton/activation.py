@@ -8,9 +8,11 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.common.quantization import LIMITS, Quantization, QuantizedRows, Rows
-from kernels.triton.quantize import empty_codes, store_quantized
+from kernels.triton.quantize import empty_codes, quantize_vectors, store_quantized
 
 _BLOCK = 2048
+_MAX_ROW = 1 << 14
+"""A longer row with one scale does not fit the registers of one program: a second kernel quantizes it."""
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -46,6 +48,10 @@ def gelu_tanh_mul(gate_up: Tensor, quantization: Quantization | None = None) -> 
 def _launch(gate_up: Tensor, quantization: Quantization | None, *, gelu: bool) -> Rows:
     gate_up = gate_up.contiguous()
     rows, n = gate_up.shape[0], gate_up.shape[1] // 2
+    if quantization is not None and quantization.block is None and n > _MAX_ROW:
+        result = _launch(gate_up, None, gelu=gelu)
+        assert isinstance(result, Tensor)
+        return QuantizedRows(*quantize_vectors(result, quantization.dtype, LIMITS[quantization.dtype]), result.dtype)
     limit, size, columns = 0.0, _BLOCK, _BLOCK
     if quantization is None:
         out = scales = torch.empty(rows, n, dtype=gate_up.dtype, device=gate_up.device)
@@ -57,6 +63,6 @@ def _launch(gate_up: Tensor, quantization: Quantization | None, *, gelu: bool) -
     if rows:
         _gated[(rows, triton.cdiv(n, columns))](
             gate_up, out, scales, rows, n, GELU=gelu, LIMIT=limit, SIZE=size, BLOCK=columns,
-            num_warps=min(32, max(4, columns // 1024)),
+            num_warps=max(4, columns // 1024),
         )  # fmt: skip
     return out if quantization is None else QuantizedRows(out, scales, gate_up.dtype)
