@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from kernels.common.int4 import INT4, dequantize_int4, quantize_int4
+from kernels.common.quantization import LIMITS as LIMITS
+from kernels.common.quantization import Quantization, QuantizedRows
 
-LIMITS = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
-"""Largest number of each 8-bit type."""
 QUANTIZED = (*LIMITS, INT4)
 """Types of quantized keys and values."""
 
@@ -34,6 +34,13 @@ def quantize_vectors(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     scales = x.abs().amax(dim=-1).float().clamp(min=1e-20) / limit
     values = (x / scales[..., None]).clamp(-limit, limit)
     return (values.round() if dtype == torch.int8 else values).to(dtype), scales
+
+
+def quantize_rows(x: Tensor, quantization: Quantization) -> QuantizedRows:
+    """Quantize each row of ``x`` ``[rows, n]``, or each block of it."""
+    dtype, block = quantization
+    codes, scales = quantize_vectors(x if block is None else x.reshape(len(x), x.shape[1] // block, block), dtype)
+    return QuantizedRows(codes.view(x.shape), scales, x.dtype)
 
 
 def dequantize_vectors(numbers: Tensor, scales: Tensor) -> Tensor:

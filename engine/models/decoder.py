@@ -22,6 +22,7 @@ from engine.models.interface import Batch, KeepState
 from engine.weights.formats.registry import MatrixReader
 from engine.weights.matmul import create_embedding, create_product
 from engine.weights.safetensors import Weights
+from kernels.common.quantization import Quantization, Rows
 from kernels.cpu.runtime.recorder import end_layer
 from kernels.layers.activation import gelu_tanh_mul, silu_mul
 from kernels.layers.norm import add_rms_norm, rms_norm
@@ -49,13 +50,13 @@ class Layer:
     fuses_norms: bool
     """True if a sum and its norm are one kernel, so that a layer also normalises the next one's input."""
 
-    def project(self, hidden: Tensor, normed: Tensor | None = None) -> Tensor:
+    def project(self, hidden: Tensor, normed: Rows | None = None) -> Tensor:
         """Return queries, keys and values ``[tokens, heads + 2 * kv_heads, head_dim]``.
 
         ``normed``: the layer's normalised input, if it was computed with ``hidden``.
         """
         if normed is None:
-            normed = rms_norm(hidden, self.input_norm, self.config.norm_eps)
+            normed = rms_norm(hidden, self.input_norm, self.config.norm_eps, self.qkv.quantization)
         return self.qkv(normed).view(len(hidden), -1, self.config.head_dim)
 
     def attend(self, qkv: Tensor, angles: Sequence[Tensor], attend: FusedAttentionBackend) -> Tensor:
@@ -63,39 +64,40 @@ class Layer:
         return attend.forward_qkv(self.index, qkv, self.qk_norm, self.config.norm_eps, *angles)
 
     def forward_mlp(
-        self, hidden: Tensor, attn_out: Tensor, next_norm: Tensor | None = None
-    ) -> tuple[Tensor, Tensor | None]:
+        self, hidden: Tensor, attn_out: Tensor, following: Layer | None = None
+    ) -> tuple[Tensor, Rows | None]:
         """Return the hidden states after the layer, from those before it. No token depends on another.
 
-        ``next_norm``: weights of the next layer's ``input_norm``. Also returns the next layer's normalised input if
-        they are given and the layer ``fuses_norms``.
+        ``following``: the next layer. Also returns its normalised input if it is given and the layer ``fuses_norms``.
         """
-        hidden, normed = self._add(self.output, attn_out, hidden, self.output_norm, self.mlp_norm)
+        read = self.mlp_norm, self.mlp.quantization
+        hidden, normed = self._add(self.output, attn_out, hidden, self.output_norm, read)
         assert normed is not None
-        next_norm = next_norm if self.fuses_norms else None
-        return self._add(self.mlp, normed, hidden, self.mlp_output_norm, next_norm)
+        read_next = (following.input_norm, following.qkv.quantization) if following and self.fuses_norms else None
+        return self._add(self.mlp, normed, hidden, self.mlp_output_norm, read_next)
 
     def _add(
         self,
         product: Product | GatedMlp | Experts,
-        x: Tensor,
+        x: Rows,
         residual: Tensor,
         output_norm: Tensor | None,
-        next_norm: Tensor | None,
-    ) -> tuple[Tensor, Tensor | None]:
-        """Return ``residual`` plus the product of ``x``, and with ``next_norm`` also that sum normalised.
+        read: tuple[Tensor, Quantization | None] | None,
+    ) -> tuple[Tensor, Rows | None]:
+        """Return ``residual`` plus the product of ``x``, and with ``read`` also that sum as the next product reads it:
+        normalised with these weights, and quantized.
 
         The product is normalised before, if there is an ``output_norm``. The sum is rounded to the dtype of
         ``residual`` before it is normalised, in one kernel or in two: both give the same numbers.
         """
         eps = self.config.norm_eps
-        if output_norm is None and (next_norm is None or not self.fuses_norms):
+        if output_norm is None and (read is None or not self.fuses_norms):
             total = product.add(x, residual)
-            return total, None if next_norm is None else rms_norm(total, next_norm, eps)
+            return total, None if read is None else rms_norm(total, read[0], eps, read[1])
         added = product(x) if output_norm is None else rms_norm(product(x), output_norm, eps)
-        if next_norm is None:
+        if read is None:
             return residual + added, None
-        normed, total = add_rms_norm(added, residual, next_norm, eps)
+        normed, total = add_rms_norm(added, residual, read[0], eps, read[1])
         return total, normed
 
 
@@ -216,7 +218,7 @@ class Decoder:
         Returns the hidden states after the layer, and the next layer's queries, keys and values.
         """
         following = self._layers[index + 1]
-        hidden, normed = self._layers[index].forward_mlp(hidden, attn_out, following.input_norm)
+        hidden, normed = self._layers[index].forward_mlp(hidden, attn_out, following)
         if keep is not None:
             keep(index + 1, hidden)
         end_layer()

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import Protocol, overload
 
 import torch
 from torch import Tensor
 
 from engine.device import DeviceConfig
+from kernels.common.quantization import Quantization, QuantizedRows, Rows
 from kernels.linear.fp32 import Linear, Product
 
-Activation = Callable[[Tensor], Tensor]
 _GROUPED_MAJORS = 9, 10
 """Major compute capabilities, Hopper's and Blackwell's, for which torch has a kernel of grouped products."""
+
+
+class Activation(Protocol):
+    """A function of ``kernels.layers.activation``."""
+
+    @overload
+    def __call__(self, gate_up: Tensor, quantization: None = None) -> Tensor: ...
+    @overload
+    def __call__(self, gate_up: Tensor, quantization: Quantization) -> QuantizedRows: ...
 
 
 def has_grouped_products(device_config: DeviceConfig) -> bool:
@@ -32,13 +42,17 @@ class GatedMlp:
     def __init__(self, gate_up: Product, down: Product, activation: Activation) -> None:
         """``gate_up``: ``[2 * intermediate, hidden]``, ``down``: ``[hidden, intermediate]``."""
         self.products = gate_up, down
+        self.quantization = gate_up.quantization
         self._gate_up, self._down, self._activation = gate_up, down, activation
 
-    def __call__(self, x: Tensor) -> Tensor:
-        return self._down(self._activation(self._gate_up(x)))
+    def __call__(self, x: Rows) -> Tensor:
+        return self._down(self._activate(x))
 
-    def add(self, x: Tensor, residual: Tensor) -> Tensor:
-        return self._down.add(self._activation(self._gate_up(x)), residual)
+    def add(self, x: Rows, residual: Tensor) -> Tensor:
+        return self._down.add(self._activate(x), residual)
+
+    def _activate(self, x: Rows) -> Rows:
+        return self._activation(self._gate_up(x), self._down.quantization)
 
 
 class StackedExperts:
@@ -80,6 +94,9 @@ class Experts:
     product if they are stacked.
     """
 
+    quantization = None
+    """None, as the router reads the inputs as they are."""
+
     def __init__(
         self, router: Product, experts: Sequence[GatedMlp] | StackedExperts, per_token: int, *,
         is_normalized: bool, is_batch_invariant: bool = False,
@@ -96,7 +113,8 @@ class Experts:
         self._is_normalized = is_normalized
         self._is_batch_invariant = is_batch_invariant
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Rows) -> Tensor:
+        assert isinstance(x, Tensor)
         weights, chosen = torch.softmax(self._router(x), dim=-1).topk(self._per_token, dim=-1)
         if self._is_normalized:
             weights = weights / weights.sum(dim=-1, keepdim=True)
@@ -121,5 +139,5 @@ class Experts:
             total += weights[:, index, None] * parts[:, index]
         return total
 
-    def add(self, x: Tensor, residual: Tensor) -> Tensor:
+    def add(self, x: Rows, residual: Tensor) -> Tensor:
         return residual + self(x)

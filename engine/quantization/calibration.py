@@ -19,6 +19,7 @@ from engine.text.tokenizer import Tokenizer
 from engine.weights.formats.registry import MatrixReader
 from engine.weights.matrix import dense
 from engine.weights.safetensors import Weights
+from kernels.common.quantization import Rows
 from kernels.linear.fp32 import Linear
 
 _MAX_TOKENS = 512
@@ -46,6 +47,8 @@ def calibration_sequences(path: Path, folder: Path, config: DecoderConfig) -> li
 class Observed:
     """A ``Product`` that accumulates statistics of its inputs, and whose matrices can be replaced."""
 
+    quantization = None
+
     def __init__(self, matrices: dict[str, Tensor], bias: Tensor | None) -> None:
         columns = next(iter(matrices.values())).shape[1]
         self.matrices = matrices
@@ -69,7 +72,8 @@ class Observed:
         self.matrices, self.is_observing = matrices, False
         self._linear = self._fuse()
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Rows) -> Tensor:
+        assert isinstance(x, Tensor)
         if self.is_observing:
             self.gram.addmm_(x.T, x)
             self.input_sums += x.abs().sum(0)
@@ -79,7 +83,7 @@ class Observed:
     def to_float32(self, x: Tensor) -> Tensor:
         return self(x).float()
 
-    def add(self, x: Tensor, residual: Tensor) -> Tensor:
+    def add(self, x: Rows, residual: Tensor) -> Tensor:
         return self(x) + residual
 
     def _fuse(self) -> Linear:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -21,11 +21,12 @@ from engine.weights.matrix import (
     stack,
 )
 from engine.weights.packing import pack
-from kernels.linear.fp8 import BLOCK, fp8_linear
+from kernels.common.quantization import Quantization, Rows
+from kernels.linear.fp8 import BLOCK, find_quantization, fp8_linear
 from kernels.linear.fp32 import Linear, Product
 from kernels.linear.nf4 import Nf4, nf4_linear
 from kernels.linear.weight_only_int4 import Int4, int4_linear
-from kernels.linear.weight_only_int8 import int8_linear, int8_weight_linear
+from kernels.linear.weight_only_int8 import QUANTIZATION, int8_linear, int8_weight_linear
 
 T = TypeVar("T")
 
@@ -34,9 +35,11 @@ class Multiply(Protocol):
     """A function that multiplies by a quantized weight ``[out, in]``."""
 
     def __call__(
-        self, x: Tensor, bias: Tensor | None, *, dtype: torch.dtype | None = None, is_batch_invariant: bool = False
+        self, x: Any, bias: Tensor | None, *, dtype: torch.dtype | None = None, is_batch_invariant: bool = False
     ) -> Tensor:
         """Return ``[rows, out]`` in ``dtype`` for ``x`` ``[rows, in]``; ``None``: in that of ``x``.
+
+        ``x``: a tensor, or ``QuantizedRows`` if the function quantizes its inputs.
 
         ``is_batch_invariant``: no row depends, to the bit, on the others.
         """
@@ -72,18 +75,19 @@ class QuantizedLinear:
     is_kernel = False
 
     def __init__(
-        self, multiply: Multiply, parameters: int, bias: Tensor | None, *, is_batch_invariant: bool = False
-    ) -> None:
-        self.parameters = parameters
+        self, multiply: Multiply, parameters: int, bias: Tensor | None, *,
+        quantization: Quantization | None = None, is_batch_invariant: bool = False,
+    ) -> None:  # fmt: skip
+        self.parameters, self.quantization = parameters, quantization
         self._multiply, self._bias, self._is_batch_invariant = multiply, bias, is_batch_invariant
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Rows) -> Tensor:
         return self._multiply(x, self._bias, is_batch_invariant=self._is_batch_invariant)
 
     def to_float32(self, x: Tensor) -> Tensor:
         return self._multiply(x, self._bias, dtype=torch.float32, is_batch_invariant=self._is_batch_invariant)
 
-    def add(self, x: Tensor, residual: Tensor) -> Tensor:
+    def add(self, x: Rows, residual: Tensor) -> Tensor:
         return self(x).add_(residual)
 
 
@@ -94,15 +98,17 @@ class ConcatenatedProducts:
 
     def __init__(self, products: Sequence[Product]) -> None:
         self.products = products
+        quantizations = {product.quantization for product in products}
+        self.quantization = quantizations.pop() if len(quantizations) == 1 else None
         self.parameters = sum(product.parameters for product in products)
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Rows) -> Tensor:
         return torch.cat([product(x) for product in self.products], dim=1)
 
     def to_float32(self, x: Tensor) -> Tensor:
         return torch.cat([product.to_float32(x) for product in self.products], dim=1)
 
-    def add(self, x: Tensor, residual: Tensor) -> Tensor:
+    def add(self, x: Rows, residual: Tensor) -> Tensor:
         return self(x).add_(residual)
 
 
@@ -158,15 +164,22 @@ def _fuse(parts: Sequence[Matrix], bias: Tensor | None, device_config: DeviceCon
         weight = stack([device_config.convert(part) for part in dense])
         return Linear(weight, bias, is_batch_invariant=device_config.is_batch_invariant)
     num_parameters = sum(rows * columns for rows, columns in map(_shape, parts)) + (0 if bias is None else bias.numel())
+    quantization = None
     if int8_parts := _select(parts, Int8Matrix):
-        multiply = _multiply_int8(int8_parts, device_config.device)
+        multiply, quantization = _multiply_int8(int8_parts, device_config.device), QUANTIZATION
     elif grouped := _select(parts, GroupedMatrix):
         multiply = (_multiply_int4 if grouped[0].bits == 4 else _multiply_int8_weights)(grouped, device_config.device)
     elif floats := _select(parts, Float8Matrix):
-        multiply = _multiply_float8(floats, device_config.device)
+        multiply, quantization = _multiply_float8(floats, device_config.device)
     else:
         multiply = _multiply_nf4(_select(parts, Nf4Matrix), device_config.device)
-    return QuantizedLinear(multiply, num_parameters, bias, is_batch_invariant=device_config.is_batch_invariant)
+    return QuantizedLinear(
+        multiply,
+        num_parameters,
+        bias,
+        quantization=quantization,
+        is_batch_invariant=device_config.is_batch_invariant,
+    )
 
 
 def _multiply_int8(parts: Sequence[Int8Matrix], device: torch.device) -> Multiply:
@@ -202,15 +215,16 @@ def _stack_groups(parts: Sequence[GroupedMatrix], device: torch.device) -> tuple
     return codes, scales.contiguous().to(device), zeros, order
 
 
-def _multiply_float8(parts: Sequence[Float8Matrix], device: torch.device) -> Multiply:
+def _multiply_float8(parts: Sequence[Float8Matrix], device: torch.device) -> tuple[Multiply, Quantization | None]:
     codes = torch.cat([part.codes.view(torch.uint8) for part in parts]).to(device).view(torch.float8_e4m3fn)
     by_row = torch.cat([part.row_scales() for part in parts])
     if not parts[0].rounds_activations:
         groups = by_row.T.contiguous().to(device)
-        return lambda x, bias, **options: int8_weight_linear(x, codes, groups, bias, **options)
+        return lambda x, bias, **options: int8_weight_linear(x, codes, groups, bias, **options), None
     blocks = by_row.flatten() if by_row.shape[1] == 1 else torch.cat([part.scales for part in parts])
     scales = blocks.to(device)
-    return lambda x, bias, **options: fp8_linear(x, codes, scales, bias, **options)
+    quantization = find_quantization(codes, scales)
+    return lambda x, bias, **options: fp8_linear(x, codes, scales, bias, **options), quantization
 
 
 def _multiply_nf4(parts: Sequence[Nf4Matrix], device: torch.device) -> Multiply:

@@ -1,36 +1,53 @@
 """The gated activations of Llama-family feed-forward layers (Shazeer 2020, https://arxiv.org/abs/2002.05202).
 
 Each takes a fused ``[rows, 2 n]`` projection, gate first and up second, and returns ``[rows, n]``. A row of the result
-of a kernel does not depend on the other rows, to the bit.
+of a kernel does not depend on the other rows, to the bit. The result may be quantized for the product that reads it,
+in the same kernel on a GPU; the numbers are those of ``kernels.quantize.quantize_rows``.
 """
 
 from __future__ import annotations
 
+from typing import overload
+
 from torch import Tensor
 from torch.nn import functional as F
 
+from kernels.common.quantization import Quantization, QuantizedRows, Rows
 from kernels.cpu.availability import can_use_kernels
 from kernels.cpu.layers import activation as on_cpu
+from kernels.quantize import quantize_rows
 
 
-def silu_mul(gate_up: Tensor) -> Tensor:
+@overload
+def silu_mul(gate_up: Tensor, quantization: None = None) -> Tensor: ...
+@overload
+def silu_mul(gate_up: Tensor, quantization: Quantization) -> QuantizedRows: ...
+def silu_mul(gate_up: Tensor, quantization: Quantization | None = None) -> Rows:
     """Return ``silu(gate) * up`` (SwiGLU)."""
     if gate_up.is_cuda:
         from kernels.triton import activation as on_gpu
 
-        return on_gpu.silu_mul(gate_up)
+        return on_gpu.silu_mul(gate_up, quantization)
+    if quantization is not None:
+        return quantize_rows(silu_mul(gate_up), quantization)
     if can_use_kernels(gate_up):
         return on_cpu.silu_mul(gate_up)
     gate, up = gate_up.chunk(2, dim=-1)
     return F.silu(gate) * up
 
 
-def gelu_tanh_mul(gate_up: Tensor) -> Tensor:
+@overload
+def gelu_tanh_mul(gate_up: Tensor, quantization: None = None) -> Tensor: ...
+@overload
+def gelu_tanh_mul(gate_up: Tensor, quantization: Quantization) -> QuantizedRows: ...
+def gelu_tanh_mul(gate_up: Tensor, quantization: Quantization | None = None) -> Rows:
     """Return ``gelu(gate) * up`` with the tanh approximation of gelu (GeGLU)."""
     if gate_up.is_cuda:
         from kernels.triton import activation as on_gpu
 
-        return on_gpu.gelu_tanh_mul(gate_up)
+        return on_gpu.gelu_tanh_mul(gate_up, quantization)
+    if quantization is not None:
+        return quantize_rows(gelu_tanh_mul(gate_up), quantization)
     if can_use_kernels(gate_up):
         return on_cpu.gelu_tanh_mul(gate_up)
     gate, up = gate_up.chunk(2, dim=-1)

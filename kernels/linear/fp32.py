@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from kernels.common.quantization import Quantization, Rows
 from kernels.cpu import availability
 from kernels.cpu.linear.fp32 import PackedFloat32
 
@@ -27,11 +28,16 @@ class Product(Protocol):
         """True if the product only launches a kernel of ``kernels.cpu``, so that kernel graphs can record it."""
         ...
 
-    def __call__(self, x: Tensor) -> Tensor:
+    @property
+    def quantization(self) -> Quantization | None:
+        """The way in which inputs are quantized that the product also takes as ``QuantizedRows``."""
+        ...
+
+    def __call__(self, x: Rows) -> Tensor:
         """Return the product ``[rows, out]`` of ``x`` ``[rows, in]``."""
         ...
 
-    def add(self, x: Tensor, residual: Tensor) -> Tensor:
+    def add(self, x: Rows, residual: Tensor) -> Tensor:
         """Return ``residual + self(x)``, in one pass if there is a kernel."""
         ...
 
@@ -47,16 +53,20 @@ Multiply = Callable[[Tensor, Tensor | None, Tensor | None], Tensor]
 class WeightProduct:
     """A ``Product`` computed by a function that holds the packed weight."""
 
+    quantization = None
+
     def __init__(self, multiply: Multiply, num_weights: int, bias: Tensor | None, *, is_kernel: bool) -> None:
         self.parameters = num_weights + (0 if bias is None else bias.numel())
         self.is_kernel = is_kernel
         self._multiply = multiply
         self._bias = None if bias is None else bias.contiguous()
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Rows) -> Tensor:
+        assert isinstance(x, Tensor)
         return self._multiply(x, self._bias, None)
 
-    def add(self, x: Tensor, residual: Tensor) -> Tensor:
+    def add(self, x: Rows, residual: Tensor) -> Tensor:
+        assert isinstance(x, Tensor)
         return self._multiply(x, self._bias, residual)
 
     def to_float32(self, x: Tensor) -> Tensor:

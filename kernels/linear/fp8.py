@@ -9,7 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernels.quantize import quantize_vectors
+from kernels.common.quantization import Quantization, QuantizedRows, Rows
+from kernels.quantize import quantize_rows
 
 BLOCK = 128
 _LIBRARY_ROWS = 65
@@ -20,39 +21,45 @@ _ALIGNMENT = 16
 """Inputs and outputs come in multiples of this there."""
 
 
-def fp8_linear(
-    x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None = None, *,
-    dtype: torch.dtype | None = None, is_batch_invariant: bool = False,
-) -> Tensor:  # fmt: skip
-    """Return ``x @ (weight * scales).T + bias`` for ``x`` ``[rows, in]``, in ``dtype``.
-
-    ``weight``: float8_e4m3fn ``[out, in]``, ``in`` a multiple of 32 (of 128 with blocks). ``scales``: float32 ``[]``
-    (or ``[1]``), ``[out]`` (or ``[out, 1]``) or ``[ceil(out / 128), in / 128]``. ``dtype``: ``None`` for that of ``x``.
-    ``is_batch_invariant``: on a GPU no row depends, to the bit, on the others. Raises ``ValueError`` for other shapes.
-    """
+def find_quantization(weight: Tensor, scales: Tensor) -> Quantization:
+    """Return the way in which ``fp8_linear`` quantizes its activations. Raises ``ValueError`` as it does."""
     out, into = weight.shape
-    options = dtype or x.dtype, is_batch_invariant
     blocks = -(-out // BLOCK), into // BLOCK
-    if scales.numel() == 1:
-        scales = scales.reshape(1).expand(out)
-    if scales.numel() == out and scales.shape[0] == out and into % 32 == 0:
-        return _product(x, *quantize_vectors(x, weight.dtype), weight, scales.reshape(out), bias, *options)
+    if (scales.numel() == 1 or (scales.numel() == out and scales.shape[0] == out)) and into % 32 == 0:
+        return Quantization(weight.dtype)
     if scales.shape == blocks and into % BLOCK == 0:
-        rows, row_scales = quantize_vectors(x.reshape(len(x), blocks[1], BLOCK), weight.dtype)
-        return _product(x, rows.flatten(1), row_scales, weight, scales, bias, *options)
+        return Quantization(weight.dtype, BLOCK)
     raise ValueError(
         f"a float8 weight {(out, into)} with scales {tuple(scales.shape)}; expected 1, {out}, or {blocks} with inputs "
         f"in multiples of {BLOCK}"
     )
 
 
-def _product(
-    x: Tensor, rows: Tensor, row_scales: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None,
-    dtype: torch.dtype, is_batch_invariant: bool,
+def fp8_linear(
+    x: Rows, weight: Tensor, scales: Tensor, bias: Tensor | None = None, *,
+    dtype: torch.dtype | None = None, is_batch_invariant: bool = False,
 ) -> Tensor:  # fmt: skip
-    if x.is_cuda and not is_batch_invariant and scales.dim() == 1 and _has_library_product(rows, weight, dtype):
+    """Return ``x @ (weight * scales).T + bias`` for ``x`` ``[rows, in]``, in ``dtype``.
+
+    ``x`` may be quantized already, as ``find_quantization`` says. ``weight``: float8_e4m3fn ``[out, in]``, ``in`` a
+    multiple of 32 (of 128 with blocks). ``scales``: float32 ``[]`` (or ``[1]``), ``[out]`` (or ``[out, 1]``) or
+    ``[ceil(out / 128), in / 128]``. ``dtype``: ``None`` for that of ``x``. ``is_batch_invariant``: on a GPU no row
+    depends, to the bit, on the others. Raises ``ValueError`` for other shapes.
+    """
+    quantization = find_quantization(weight, scales)
+    quantized = x if isinstance(x, QuantizedRows) else quantize_rows(x, quantization)
+    if quantization.block is None:
+        scales = scales.reshape(-1).expand(len(weight))
+    return _product(quantized, weight, scales, bias, dtype or x.dtype, is_batch_invariant)
+
+
+def _product(
+    x: QuantizedRows, weight: Tensor, scales: Tensor, bias: Tensor | None, dtype: torch.dtype, is_batch_invariant: bool
+) -> Tensor:
+    rows, row_scales = x.codes, x.scales
+    if weight.is_cuda and not is_batch_invariant and scales.dim() == 1 and _has_library_product(rows, weight, dtype):
         return multiply_by_library(rows, row_scales, weight, scales, bias)
-    if x.is_cuda:
+    if weight.is_cuda:
         from kernels.triton import scaled as on_gpu
 
         return on_gpu.scaled(rows, row_scales, weight, scales, bias, dtype, is_batch_invariant=is_batch_invariant)

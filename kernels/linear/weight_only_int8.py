@@ -5,8 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from kernels.common.quantization import Quantization, QuantizedRows, Rows
 from kernels.linear.fp32 import multiply_in_float32
-from kernels.quantize import quantize_vectors
+from kernels.quantize import quantize_rows
+
+QUANTIZATION = Quantization(torch.int8)
+"""The way in which ``int8_linear`` quantizes its activations."""
 
 
 def int8_weight_linear(
@@ -51,21 +55,22 @@ def int8_weight_linear(
 
 
 def int8_linear(
-    x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None = None, *,
+    x: Rows, weight: Tensor, scales: Tensor, bias: Tensor | None = None, *,
     dtype: torch.dtype | None = None, is_batch_invariant: bool = False,
 ) -> Tensor:  # fmt: skip
     """Return ``x @ (weight * scales).T + bias`` with each row of ``x`` rounded to int8; the sums are exact integers.
 
-    ``weight``: int8 ``[out, in]``, ``in`` a multiple of 32; ``scales``: floats ``[out]``. Raises ``ValueError`` if
-    the shapes disagree. For the options see ``int8_weight_linear``.
+    ``x`` may be quantized already. ``weight``: int8 ``[out, in]``, ``in`` a multiple of 32; ``scales``: floats
+    ``[out]``. Raises ``ValueError`` if the shapes disagree. For the options see ``int8_weight_linear``.
     """
     out, into = weight.shape
     if scales.shape != (out,) or into % 32:
         raise ValueError(
             f"an int8 weight {(out, into)} with scales {tuple(scales.shape)}; inputs come in multiples of 32"
         )
-    rows, row_scales = quantize_vectors(x, torch.int8)
-    if x.is_cuda:
+    quantized = x if isinstance(x, QuantizedRows) else quantize_rows(x, QUANTIZATION)
+    rows, row_scales = quantized.codes, quantized.scales
+    if weight.is_cuda:
         from kernels.triton import scaled as on_gpu
 
         return on_gpu.scaled(

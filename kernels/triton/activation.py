@@ -1,4 +1,4 @@
-"""Gated activations in one pass over memory."""
+"""Gated activations in one pass over memory, quantized or not."""
 
 from __future__ import annotations
 
@@ -7,35 +7,62 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.common.quantization import LIMITS, Quantization, QuantizedRows, Rows
+from kernels.triton.quantize import empty_codes, quantize_vectors, store_quantized
+
 _BLOCK = 2048
+_MAX_ROW = 1 << 14
+"""A longer row with one scale does not fit the registers of one program: a second kernel quantizes it."""
 
 
-@triton.jit
-def _gated(X, OUT, n, GELU: tl.constexpr, BLOCK: tl.constexpr):
+@triton.jit(do_not_specialize=["rows"])
+def _gated(X, OUT, SCALES, rows, n, GELU: tl.constexpr, LIMIT: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
-    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    first = tl.program_id(1) * BLOCK
+    column = first + tl.arange(0, BLOCK)
     inside = column < n
     gate = tl.load(X + row * 2 * n + column, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(X + row * 2 * n + n + column, mask=inside, other=0.0).to(tl.float32)
     # (1 + tanh(y)) / 2 is sigmoid(2 y), so that gelu is a gate times a sigmoid as silu is.
     slope = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate) if GELU else gate
-    tl.store(OUT + row * n + column, (gate * tl.sigmoid(slope) * up).to(OUT.dtype.element_ty), mask=inside)
+    result = (gate * tl.sigmoid(slope) * up).to(X.dtype.element_ty)
+    offset = row * n + column
+    if LIMIT != 0:
+        # Rounded before it is quantized, as two separate operators would.
+        wide = result.to(tl.float32)[None, :]
+        store_quantized(wide, OUT, SCALES, offset[None, :], inside[None, :], row, rows, first, n, LIMIT, SIZE, 1, BLOCK)
+    else:
+        tl.store(OUT + offset, result, mask=inside)
 
 
-def silu_mul(gate_up: Tensor) -> Tensor:
+def silu_mul(gate_up: Tensor, quantization: Quantization | None = None) -> Rows:
     """``kernels.layers.activation.silu_mul`` of CUDA tensors."""
-    return _launch(gate_up, gelu=False)
+    return _launch(gate_up, quantization, gelu=False)
 
 
-def gelu_tanh_mul(gate_up: Tensor) -> Tensor:
+def gelu_tanh_mul(gate_up: Tensor, quantization: Quantization | None = None) -> Rows:
     """``kernels.layers.activation.gelu_tanh_mul`` of CUDA tensors."""
-    return _launch(gate_up, gelu=True)
+    return _launch(gate_up, quantization, gelu=True)
 
 
-def _launch(gate_up: Tensor, *, gelu: bool) -> Tensor:
+def _launch(gate_up: Tensor, quantization: Quantization | None, *, gelu: bool) -> Rows:
     gate_up = gate_up.contiguous()
     rows, n = gate_up.shape[0], gate_up.shape[1] // 2
-    out = torch.empty(rows, n, dtype=gate_up.dtype, device=gate_up.device)
+    if quantization is not None and quantization.block is None and n > _MAX_ROW:
+        result = _launch(gate_up, None, gelu=gelu)
+        assert isinstance(result, Tensor)
+        return QuantizedRows(*quantize_vectors(result, quantization.dtype, LIMITS[quantization.dtype]), result.dtype)
+    limit, size, columns = 0.0, _BLOCK, _BLOCK
+    if quantization is None:
+        out = scales = torch.empty(rows, n, dtype=gate_up.dtype, device=gate_up.device)
+    else:
+        # One program sees all values that share a scale.
+        columns = triton.next_power_of_2(n) if quantization.block is None else _BLOCK
+        limit, size = LIMITS[quantization.dtype], quantization.block or columns
+        out, scales = empty_codes(rows, n, quantization, gate_up.device)
     if rows:
-        _gated[(rows, triton.cdiv(n, _BLOCK))](gate_up, out, n, GELU=gelu, BLOCK=_BLOCK, num_warps=4)
-    return out
+        _gated[(rows, triton.cdiv(n, columns))](
+            gate_up, out, scales, rows, n, GELU=gelu, LIMIT=limit, SIZE=size, BLOCK=columns,
+            num_warps=max(4, columns // 1024),
+        )  # fmt: skip
+    return out if quantization is None else QuantizedRows(out, scales, gate_up.dtype)

@@ -13,14 +13,21 @@ import torch
 from torch import Tensor
 
 from kernels.common.int4 import INT4
+from kernels.common.quantization import Quantization
 from kernels.triton import activation, int4, kv_write, norm, sampling
 from tests.kernels.triton.hopper import compiling
 
+ROW8, BLOCK8 = Quantization(torch.int8), Quantization(torch.float8_e4m3fn, 128)
+ROW_FP8 = Quantization(torch.float8_e4m3fn)
 F32, F64, I32, I64, BF16 = torch.float32, torch.float64, torch.int32, torch.int64, torch.bfloat16
 
 
 def empty(*shape: int, dtype: torch.dtype = BF16) -> Tensor:
     return torch.empty(*shape, dtype=dtype, device="meta")
+
+
+def add_norm(quantization: Quantization) -> None:
+    norm.add_rms_norm(empty(16, 4096), empty(16, 4096), empty(4096), 1e-6, quantization)
 
 
 def write(dtype: torch.dtype, limit: float) -> None:
@@ -52,6 +59,12 @@ CASES: list[tuple[str, Callable[[], object], int, float, int]] = [
     ("norm of a sum", lambda: norm.add_rms_norm(empty(16, 4096), empty(16, 4096), empty(4096), 1e-6), 48, 0.5, 3),
     ("silu", lambda: activation.silu_mul(empty(16, 2 * 14336)), 40, 0.75, 2),
     ("gelu", lambda: activation.gelu_tanh_mul(empty(16, 2 * 14336)), 40, 0.75, 2),
+    ("norm to int8", lambda: norm.rms_norm(empty(16, 4096), empty(4096), 1e-6, ROW8), 64, 0.5, 2),
+    ("norm of a sum to float8", lambda: add_norm(ROW_FP8), 64, 0.5, 3),
+    ("norm of a sum to float8 in blocks", lambda: add_norm(BLOCK8), 64, 0.5, 3),
+    ("silu to int8", lambda: activation.silu_mul(empty(16, 2 * 14336), ROW8), 128, 0.25, 2),
+    ("silu to float8", lambda: activation.silu_mul(empty(16, 2 * 14336), ROW_FP8), 128, 0.25, 2),
+    ("silu to float8 in blocks", lambda: activation.silu_mul(empty(16, 2 * 14336), BLOCK8), 64, 0.5, 2),
     ("write", lambda: write(BF16, 0), 56, 0.5, 4),
     ("write int8", lambda: write(torch.int8, 127), 64, 0.5, 4),
     ("write float8", lambda: write(torch.float8_e4m3fn, 448), 64, 0.5, 4),

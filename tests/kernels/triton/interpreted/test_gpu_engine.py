@@ -22,6 +22,7 @@ from engine.speculation.control.controller import FixedController
 from engine.speculation.drafter import Drafter
 from engine.speculation.drafters.draft_model import DraftModel
 from engine.speculation.drafters.eagle import load_eagle
+from kernels.common.quantization import Quantization
 from kernels.triton import norm
 from tests.engine.conftest import save_checkpoint
 from tests.engine.exact import gap
@@ -130,7 +131,10 @@ def hidden_states(model: Decoder) -> list[Tensor]:
     return kept
 
 
-def add_then_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+def add_then_norm(
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float, quantization: Quantization | None = None
+) -> tuple[Tensor, Tensor]:
+    assert quantization is None
     total = residual + x
     return norm.rms_norm(total, weight, eps), total
 
