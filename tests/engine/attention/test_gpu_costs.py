@@ -69,14 +69,14 @@ def test_a_longer_prefix_and_more_branches_are_shared_if_less_was(name: str, mon
 
 
 def test_a_step_on_a_measured_gpu_has_its_costs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The bytes are those that are read in the measured times."""
+    """The bytes, whole ones, are those that are read in the measured times."""
     mock_gpu(monkeypatch, properties("NVIDIA H200"))
     entry = read_costs()["NVIDIA H200"]
     cost = batch._cost(LAYER, torch.bfloat16, CUDA)
     assert cost.kv_bytes_per_token == TOKEN_BYTES
     rate = entry.read_gb_s["bfloat16"]
-    assert cost.piece_cost_bytes == pytest.approx(entry.prefix_us * 1e-6 * rate * 1e9, rel=1e-3)
-    assert cost.query_cost_bytes == pytest.approx(entry.query_us * 1e-6 * rate * 1e9, rel=1e-2)
+    assert cost.piece_cost_bytes == pytest.approx(entry.prefix_us * 1e-6 * rate * 1e9, abs=1)
+    assert cost.query_cost_bytes == pytest.approx(entry.query_us * 1e-6 * rate * 1e9, abs=1)
 
 
 def test_a_dtype_that_was_not_measured_counts_as_read_at_the_highest_rate() -> None:

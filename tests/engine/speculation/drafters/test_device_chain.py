@@ -9,6 +9,7 @@ from engine.protocol.types import Branch
 from engine.speculation.control.controller import FixedController
 from engine.speculation.drafters.draft_model import DraftModel
 from tests.engine.conftest import Checkpoints
+from tests.engine.exact import float32_loss
 from tests.engine.gpu import EmulatedGraph, emulate_gpu
 from tests.engine.helpers import SMALL, Harness, generate
 from tests.engine.speculation.drafters.draft_models import CONTEXT, LAW, PROMPT, complete
@@ -41,6 +42,8 @@ def test_drafts_are_those_of_the_cpu(
     assert ours == plain
     assert EmulatedGraph.replayed > 10
     assert len(on_gpu) == len(on_cpu) > 20
+    # A softmax of logits that two runs round differently.
+    bound = 4 * float32_loss(checkpoints(family)).logit
     for one, other in zip(on_gpu, on_cpu, strict=True):
         assert (one.draft.tokens, one.draft.parents) == (other.draft.tokens, other.draft.parents)
-        assert one.draft.probs == pytest.approx(other.draft.probs, rel=1e-3)
+        assert one.draft.probs == pytest.approx(other.draft.probs, rel=bound, abs=1e-12)

@@ -16,6 +16,7 @@ from engine.scheduler.draft import EMPTY_DRAFT, Draft
 from engine.scheduler.sequence import Event
 from engine.speculation.drafters.device_trees import EagleTrees
 from tests.engine.conftest import Checkpoints
+from tests.engine.exact import float32_loss
 from tests.engine.gpu import EmulatedGraph, emulate_gpu
 from tests.engine.helpers import SMALL, Harness, generate
 from tests.engine.speculation import heads
@@ -43,9 +44,11 @@ def test_the_trees_are_those_that_the_host_grows(
     assert texts(answers(harness, asked)) == plain
     assert EmulatedGraph.replayed > 20
     assert len(on_gpu.asked) == len(on_cpu.asked) > 20
+    # A softmax of logits that two runs round differently.
+    bound = 4 * float32_loss(folder).logit
     for one, other in zip(on_gpu.asked, on_cpu.asked, strict=True):
         assert (one.draft.tokens, one.draft.parents) == (other.draft.tokens, other.draft.parents)
-        assert one.draft.probs == pytest.approx(other.draft.probs, rel=1e-3)
+        assert one.draft.probs == pytest.approx(other.draft.probs, rel=bound, abs=1e-12)
 
 
 @pytest.mark.parametrize("shape", list(SHAPES))
