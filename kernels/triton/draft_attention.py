@@ -16,7 +16,7 @@ from kernels.common.attention_schedule import LOW
 from kernels.common.draft_keys import DraftKeys
 from kernels.common.int4 import INT4
 from kernels.triton.int4 import rotate_groups
-from kernels.triton.paged_attention import _block, _merge, _tuning
+from kernels.triton.paged_attention import attend_block, choose_tuning, load_queries, merge_parts
 
 
 @triton.jit(do_not_specialize=["window", "pages_stride", "first_part"])
@@ -44,16 +44,9 @@ def _attend_level(
     stop = tl.minimum(begin + share, end)
     dim = tl.arange(0, WIDE)
     mask = inside[:, None] & (dim < DIM)[None, :]
-    query = tl.load(
-        q + token.to(tl.int64)[:, None] * q_token_stride + query_head[:, None] * q_head_stride + dim[None, :],
-        mask=mask,
-        other=0.0,
-    )
-    factor = tl.full((ROWS, 1), scale, tl.float32)
+    query = q + token.to(tl.int64)[:, None] * q_token_stride + query_head[:, None] * q_head_stride + dim[None, :]
+    query, factor = load_queries(query, mask, scale, QUANTIZED)
     if QUANTIZED:
-        largest = tl.maximum(tl.max(tl.abs(query.to(tl.float32)), axis=1), 1e-30)[:, None]
-        query = (query.to(tl.float32) / largest).to(tl.float16)
-        factor *= largest
         key_scales += head.to(tl.int64) * scale_head_stride
         value_scales += head.to(tl.int64) * scale_head_stride
     keys += head.to(tl.int64) * key_head_stride
@@ -64,7 +57,7 @@ def _attend_level(
     total = tl.zeros((ROWS,), tl.float32)
     mixed = tl.zeros((ROWS, WIDE), tl.float32)
     for start in range(begin, stop, KEYS):
-        top, total, mixed = _block(
+        top, total, mixed = attend_block(
             query, top, total, mixed, position, mask_row, start, stop, 0, 0, keys, values, key_scales, value_scales,
             pages, positions, factor, softcap, window, PAGE, DIM, WIDE, KEYS, QUANTIZED, PACKED, CAPPED, WINDOWED,
             TREES, True,
@@ -96,7 +89,7 @@ def draft_attention(
         _launch(q, drafts, partial_out, partial_total, num_own, 1, scale, None, softcap)
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
     wide = max(16, triton.next_power_of_2(dim))
-    _merge[(tokens, heads)](
+    merge_parts[(tokens, heads)](
         out, partial_out, partial_total, merged, partials, HEADS=heads, DIM=dim, WIDE=wide, PARTS=16, num_warps=2
     )
     return out
@@ -113,7 +106,7 @@ def _launch(
     rows = max(LOW, triton.next_power_of_2(queries * group))
     trees = part.sees is not None
     sees = part.pages if part.sees is None else part.sees
-    tuning = _tuning(rows, wide, cache.keys.element_size(), rows <= LOW, trees)
+    tuning = choose_tuning(rows, wide, cache.keys.element_size(), rows <= LOW, trees)
     _attend_level[(branches, kv_heads, parts)](
         q, cache.keys, cache.values, cache.key_scales, cache.value_scales, part.ends, part.positions, part.pages, sees,
         partial_out, partial_total, scale, softcap or 1.0, window or 0, q.stride(0), q.stride(1),

@@ -82,7 +82,7 @@ def _load_packed_values(values, scales, slot, DIM: tl.constexpr, WIDE: tl.conste
 
 
 @triton.jit
-def _block(
+def attend_block(
     q, top, total, mixed, position, mask_row, start, end, tree, tree_start, keys, values, key_scales, value_scales,
     pages, positions, scale, softcap, window,
     PAGE: tl.constexpr, DIM: tl.constexpr, WIDE: tl.constexpr, KEYS: tl.constexpr, QUANTIZED: tl.constexpr,
@@ -140,6 +140,21 @@ def _block(
     return new_top, total, mixed
 
 
+@triton.jit
+def load_queries(pointers, mask, scale, QUANTIZED: tl.constexpr):
+    """Return queries ``[ROWS, WIDE]`` and the factors ``[ROWS, 1]`` of their scores.
+
+    For ``QUANTIZED`` keys the queries become float16, each divided by its largest number.
+    """
+    query = tl.load(pointers, mask=mask, other=0.0)
+    factor = tl.full((query.shape[0], 1), scale, tl.float32)
+    if QUANTIZED:
+        largest = tl.maximum(tl.max(tl.abs(query.to(tl.float32)), axis=1), 1e-30)[:, None]
+        query = (query.to(tl.float32) / largest).to(tl.float16)
+        factor *= largest
+    return query, factor
+
+
 # Values that differ between steps must not be specialised for: a step would wait for a compilation.
 @triton.jit(do_not_specialize=["window", "pages_stride", "sees_stride"])
 def _attend(
@@ -165,16 +180,9 @@ def _attend(
     position = tl.load(positions + token, mask=inside, other=0)
     dim = tl.arange(0, WIDE)
     mask = inside[:, None] & (dim < DIM)[None, :]
-    query = tl.load(
-        q + token.to(tl.int64)[:, None] * q_token_stride + query_head[:, None] * q_head_stride + dim[None, :],
-        mask=mask,
-        other=0.0,
-    )
-    factor = tl.full((ROWS, 1), scale, tl.float32)
+    query = q + token.to(tl.int64)[:, None] * q_token_stride + query_head[:, None] * q_head_stride + dim[None, :]
+    query, factor = load_queries(query, mask, scale, QUANTIZED)
     if QUANTIZED:
-        largest = tl.maximum(tl.max(tl.abs(query.to(tl.float32)), axis=1), 1e-30)[:, None]
-        query = (query.to(tl.float32) / largest).to(tl.float16)
-        factor *= largest
         key_scales += head.to(tl.int64) * scale_head_stride
         value_scales += head.to(tl.int64) * scale_head_stride
     keys += head.to(tl.int64) * key_head_stride
@@ -189,13 +197,13 @@ def _attend(
         # Most keys of a prompt are seen by all queries of a tile and need no mask. Low tiles wait for memory anyway.
         masked = begin + (free - begin) // KEYS * KEYS
         for start in range(begin, masked, KEYS):
-            top, total, mixed = _block(
+            top, total, mixed = attend_block(
                 query, top, total, mixed, position, mask_row, start, end, tree, tree_start, keys, values, key_scales,
                 value_scales, pages, positions, factor, softcap, window, PAGE, DIM, WIDE, KEYS, QUANTIZED, PACKED,
                 CAPPED, WINDOWED, TREES, False,
             )  # fmt: skip
     for start in range(masked, end, KEYS):
-        top, total, mixed = _block(
+        top, total, mixed = attend_block(
             query, top, total, mixed, position, mask_row, start, end, tree, tree_start, keys, values, key_scales,
             value_scales, pages, positions, factor, softcap, window, PAGE, DIM, WIDE, KEYS, QUANTIZED, PACKED,
             CAPPED, WINDOWED, TREES, True,
@@ -212,7 +220,7 @@ def _attend(
 
 
 @triton.jit
-def _merge(
+def merge_parts(
     out, partial_out, partial_total, merged, partials,
     HEADS: tl.constexpr, DIM: tl.constexpr, WIDE: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
@@ -272,17 +280,17 @@ def launch(
             scale_stride, plan.pages.stride(0), sees.stride(0),
             HEADS=heads, GROUP=group, PAGE=page, DIM=dim, WIDE=wide, ROWS=rows, QUANTIZED=quantized, PACKED=packed,
             CAPPED=softcap is not None, WINDOWED=window is not None, TREES=trees, LOW=low,
-            **_tuning(rows, wide, cache.keys.element_size(), low, trees),
+            **choose_tuning(rows, wide, cache.keys.element_size(), low, trees),
         )  # fmt: skip
     if len(plan.merged):
-        _merge[(len(plan.merged), heads)](
+        merge_parts[(len(plan.merged), heads)](
             out, partial_out, partial_total, plan.merged, plan.partials, HEADS=heads, DIM=dim, WIDE=wide,
             PARTS=1 if merges_in_order else 16, num_warps=2,
         )  # fmt: skip
     return rotate_groups(out, q.dtype) if packed else out
 
 
-def _tuning(rows: int, wide: int, size: int, low: bool, trees: bool) -> dict[str, int]:
+def choose_tuning(rows: int, wide: int, size: int, low: bool, trees: bool) -> dict[str, int]:
     """Return the keys of a block, the warps, and the stages of the pipeline of loads; page numbers take two of them.
 
     Longer keys and tree masks need more registers, and so fewer keys or stages; 8-bit keys, which must be converted,

@@ -139,7 +139,7 @@ def test_the_kernels_of_a_draft_compile(model: Model, tmp_path: Path, kv_dtype: 
     with compiling(capability) as made:
         compute()
     launched = {kernel.kernel for kernel in made}
-    assert {"_sort_chunks", "_rank", "_grow", "_attend_level", "_merge", "_rotary_write"} <= launched
+    assert {"_sort_chunks", "_rank", "_grow", "_attend_level", "merge_parts", "_rotary_write"} <= launched
     for kernel in made:
         assert kernel.spills == kernel.stack == 0, kernel
         assert kernel.shared <= SHARED_MEMORY, kernel
