@@ -17,7 +17,7 @@ help:
 	@echo "make test-vllm       run the clients and the service on a real vLLM and servers beside it (installs 5 GB into build/)"
 	@echo "make test-failed     run again, alone, what failed in the run before"
 	@echo "make check           check style, types and import contracts"
-	@echo "make docs            build the documentation into build/site and check its links"
+	@echo "make docs            write the generated pages of docs/ and build the site into build/site"
 	@echo "make bench           make every table of the documentation, by the five targets below"
 	@echo "make bench-accuracy    strategies on two suites (about two hours)"
 	@echo "make bench-engine      the engine beside others (about an hour)"
@@ -93,7 +93,7 @@ check: .venv/.installed-test
 	@$(BIN)/lint-imports
 
 docs: .venv/.installed-docs
-	@echo "Writing the reference from the code ..."
+	@echo "Writing the reference from the code, and the tables from the results ..."
 	@$(BIN)/python -m docs.generate
 	@$(BIN)/zensical build --clean --strict
 	@$(BIN)/python -m docs.generate.check_site

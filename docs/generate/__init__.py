@@ -1,6 +1,7 @@
-"""Generator of the documentation's sources: ``python -m docs.generate`` writes ``build/docs``, which Zensical renders.
+"""Generator of the documentation: ``python -m docs.generate``, the first step of ``make docs``.
 
-Hand-written pages are copied, with links that leave ``docs/`` rewritten. Reference pages come from the code: HTTP
+It writes what comes from elsewhere into the committed pages of ``docs/``: reference pages from the code (HTTP
 interfaces from OpenAPI, the command line from typer, settings, strategies and verifiers from pydantic models, metrics
-from their collectors. Nothing of this is committed.
+from their collectors), tables from ``benchmarks/results``, diagrams. Then it copies all pages to ``build/docs``, which
+Zensical renders, with links that leave ``docs/`` rewritten.
 """

@@ -1,7 +1,4 @@
-"""Draw the diagrams of the documentation: ``python -m docs.generate.diagrams`` writes ``docs/images/*.svg``.
-
-They are committed, so that pages can be read without building the site; a test proves that they are fresh.
-"""
+"""The diagrams of the documentation, ``docs/images/*.svg``."""
 
 from __future__ import annotations
 
@@ -197,13 +194,3 @@ def layers() -> Drawing:
 
 
 DRAWINGS = {"job.svg": job, "token.svg": token, "durability.svg": durability, "layers.svg": layers}
-
-
-def main() -> None:
-    IMAGES.mkdir(exist_ok=True)
-    for name, draw in DRAWINGS.items():
-        (IMAGES / name).write_text(draw().svg())
-
-
-if __name__ == "__main__":
-    main()

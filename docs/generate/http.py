@@ -56,12 +56,12 @@ def _operation(method: str, path: str, operation: dict[str, Any]) -> str:
 
 
 def _link(name: str) -> str:
-    return f"[{name}](#schema-{name.lower()})"
+    return f"[{name}](#{name.lower()})"
 
 
 def _schema(name: str, schema: dict[str, Any]) -> str:
     text = str(schema.get("description", "")).replace("``", "`")
-    return "\n".join([f"### {name} {{#schema-{name.lower()}}}\n", f"{text}\n", fields(schema, _link)])
+    return "\n".join([f"### {name}\n", f"{text}\n", fields(schema, _link)])
 
 
 def _json(title: str, value: object) -> str:

@@ -46,7 +46,7 @@ def verifiers(kinds: Mapping[str, Any]) -> str:
         ),
     ]
     for name, kind in kinds.items():
-        parts += [f"## {name} {{#{name}}}\n", f"{_paragraph(kind)}\n", _fields(kind.model_json_schema())]
+        parts += [f"## {name}\n", f"{_paragraph(kind)}\n", _fields(kind.model_json_schema())]
     return "\n".join(parts)
 
 

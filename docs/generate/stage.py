@@ -6,8 +6,6 @@ import re
 import shutil
 from pathlib import Path
 
-from docs.generate import layers
-
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "docs"
 STAGE = ROOT / "build" / "docs"
@@ -24,9 +22,6 @@ PAGES = {
 _FILES = "files"
 """Folder of the site for what is linked and is no page."""
 _LINK = re.compile(r"(?<=\]\()([^)#\s]+)(#[^)\s]*)?(?=\))")
-_TABLE = re.compile(r"^<!-- table: (\S+?)(?: #(\d+))? -->$", re.MULTILINE)
-
-_LAYERS = "<!-- layers -->"
 
 
 def stage() -> None:
@@ -44,18 +39,8 @@ def _copy(page: Path, to: Path) -> None:
     if page.suffix != ".md":
         shutil.copy2(page, to)
         return
-    text = _TABLE.sub(lambda match: _included(match[1], match[2]), page.read_text())
-    text = text.replace(_LAYERS, layers.text(ROOT / "pyproject.toml"))
+    text = page.read_text()
     to.write_text(_LINK.sub(lambda match: _rewritten(page, to, match[1]) + (match[2] or ""), text))
-
-
-def _included(path: str, number: str | None) -> str:
-    """Return a table of a results file: all of the file below its title, or its table of that number, from 1."""
-    text = (ROOT / path).read_text()
-    if number is None:
-        return text.split("\n", 1)[1] if text.startswith("# ") else text
-    tables: list[str] = re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE)
-    return tables[int(number) - 1]
 
 
 def _rewritten(page: Path, to: Path, link: str) -> str:

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from docs.generate import diagrams
 from reasoner.strategies.registry import STRATEGIES
 from tests.docs.blocks import ROOT, blocks, pages
 from workers.config.settings import Settings
@@ -54,20 +53,6 @@ def test_a_diff_is_one_of_the_file_that_it_names(page: Path) -> None:
             lines = (ROOT / block.mark.removeprefix("diff: ")).read_text().splitlines()
             kept = [line[1:] for line in block.code.splitlines() if line.startswith((" ", "-")) and line != " …"]
             assert [line for line in kept if line not in lines] == []
-
-
-@pytest.mark.parametrize("name", ["README.md", "examples/README.md"])
-def test_links_of_pages_that_the_site_does_not_have_lead_to_files(name: str) -> None:
-    page = ROOT / name
-    links = re.findall(r"\]\(([^)#\s]+)|(?:src|srcset)=\"([^\"]+)", page.read_text())
-    targets = [link or source for link, source in links if "://" not in link]
-    assert targets
-    assert [target for target in targets if not (page.parent / target).exists()] == []
-
-
-@pytest.mark.parametrize("name", diagrams.DRAWINGS)
-def test_a_diagram_is_what_its_script_draws(name: str) -> None:
-    assert (diagrams.IMAGES / name).read_text() == diagrams.DRAWINGS[name]().svg()
 
 
 async def test_the_strategy_of_the_guide_passes_its_own_test(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

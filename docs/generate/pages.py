@@ -1,0 +1,74 @@
+"""The reference pages, from the code."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from prometheus_client import CollectorRegistry, generate_latest
+
+from api.app.app import create_app
+from api.cli.main import app as cli
+from api.http.metrics import render_metrics
+from docs.generate import command_line, http, metrics, models, settings
+from engine.server.app import create_app as create_engine_app
+from engine.server.metrics import EngineCollector
+from reasoner.admission.effort import Effort
+from reasoner.budget.prices import Prices
+from reasoner.jobs.verifier_specs import VERIFIER_KINDS
+from reasoner.strategies.registry import describe_strategies
+from workers.config.model_profiles import ModelProfile
+from workers.config.rate_limits import Limits
+from workers.config.settings import RELOADABLE, Settings
+from workers.store.reaping import DEAD
+
+NESTED = {
+    "[models.NAME]": ModelProfile,
+    "[models.NAME.prices]": Prices,
+    "[effort.NAME]": Effort,
+    "[limits]": Limits,
+}
+
+
+class _IdleEngine:
+    """Stand-in for an engine that serves no model: each of its methods returns an empty mapping."""
+
+    def __getattr__(self, name: str) -> Any:
+        return dict
+
+
+def create_pages() -> dict[str, str]:
+    """Return the generated pages of ``docs/reference`` by file name."""
+    return {
+        "http.md": http.page(
+            "HTTP API",
+            "A running service has this page with a form for each call at `/docs`, and the OpenAPI document at "
+            "`/openapi.json`. Errors are problem details (RFC 9457); on OpenAI's routes they have OpenAI's form.\n",
+            create_app(Settings.model_construct()).openapi(),
+        ),
+        "engine.md": http.page(
+            "Engine API",
+            "Routes of `reasoner engine`. It asks for no keys: keep it on loopback or on a Unix socket.\n",
+            create_engine_app(cast(Any, _IdleEngine())).openapi(),
+        ),
+        "cli.md": command_line.page(cli),
+        "settings.md": settings.page(Settings, cast(Any, NESTED), RELOADABLE),
+        "metrics.md": _metrics(),
+        "strategies.md": models.strategies(describe_strategies()),
+        "verifiers.md": models.verifiers(VERIFIER_KINDS),
+    }
+
+
+def _metrics() -> str:
+    registry = CollectorRegistry()
+    registry.register(EngineCollector(cast(Any, _IdleEngine())))
+    service = render_metrics({"queued": 0, DEAD: 0}, {}, [])
+    return "\n".join(
+        [
+            "# Metrics\n",
+            "`GET /metrics` of the API and of each engine is in Prometheus' text format. Numbers about jobs are read "
+            "from the store and are the same in every API process; those about HTTP and engines belong to the process "
+            "that is scraped.\n",
+            metrics.section("API", service.decode()),
+            metrics.section("Engine", generate_latest(registry).decode()),
+        ]
+    )
