@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from engine.gguf.file import GgufModel, refuse_wrong_types
+from engine.gguf.special_tokens import read_special_tokens
 from engine.protocol.types import EngineError
 
 _ARCHITECTURES = {
@@ -65,7 +66,9 @@ def generation_fields(model: GgufModel) -> dict[str, Any]:
     """Return the fields of ``generation_config.json``: end tokens, and the sampling that the file recommends."""
     values = {ours: model.metadata.get(f"general.sampling.{theirs}") for theirs, ours in _SAMPLING.items()}
     sampling = {name: round(value, 6) for name, value in values.items() if value is not None}  # of float32
-    return {"eos_token_id": end_tokens(model)} | ({"do_sample": True} | sampling if sampling else {})
+    return {"eos_token_id": list(read_special_tokens(model).ends)} | (
+        {"do_sample": True} | sampling if sampling else {}
+    )
 
 
 def config_fields(model: GgufModel) -> dict[str, Any]:
@@ -95,7 +98,7 @@ def _config_fields(model: GgufModel, architecture: str) -> dict[str, Any]:
         "rms_norm_eps": float(metadata.require("attention.layer_norm_rms_epsilon")),
         "rope_theta": float(metadata.get("rope.freq_base", 10_000.0)),
         "tie_word_embeddings": "output.weight" not in model.tensors,
-        "eos_token_id": end_tokens(model),
+        "eos_token_id": list(read_special_tokens(model).ends),
     }
     if wrong := [name for name, value in fields.items() if type(value) is int and value < 1]:
         raise EngineError(f"{model.paths[0]}: {wrong[0]} follows as {fields[wrong[0]]}, but must be at least 1")
@@ -121,13 +124,6 @@ def _num_layers(metadata: _Metadata) -> int:
     if not 0 < claimed <= len(found):
         raise EngineError(f"{model.paths[0]} has tensors of {len(found)} layers, its metadata says {claimed}")
     return claimed
-
-
-def end_tokens(model: GgufModel) -> list[int]:
-    """Return the tokens that end a text or a turn."""
-    names = ("eos_token_id", "eot_token_id", "eom_token_id")
-    found = (model.metadata.get(f"tokenizer.ggml.{name}") for name in names)
-    return list(dict.fromkeys(int(token) for token in found if token is not None))
 
 
 def _one_number(metadata: _Metadata, name: str, default: int | None = None) -> int:

@@ -19,7 +19,7 @@ from engine.gguf.template_check import check_template
 from engine.gguf.tokenizer import build_tokenizer, tokenizer_settings
 from engine.protocol.types import EngineError
 
-_VERSION = 3
+_VERSION = 4
 """Part of a folder's name; to be raised when the files' content changes."""
 WEIGHTS = "weights.json"
 """File with the paths of the GGUF files."""

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers, processors
 from tokenizers.models import BPE
 
 from engine.gguf.file import GgufModel, refuse_wrong_types
+from engine.gguf.special_tokens import CONTROL, NORMAL, UNUSED, USER_DEFINED, SpecialTokens, read_special_tokens
 from engine.protocol.types import EngineError
+
+_log = logging.getLogger(__name__)
 
 _MOST_CUTS = 1 << 30
 """Characters that a search for SentencePiece's merges may copy; Gemma's 262,144 tokens need a hundredth of it."""
-_NORMAL, _CONTROL, _USER_DEFINED, _UNUSED = 1, 3, 4, 5
 _SPACE = "▁"
 
 _WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
@@ -22,30 +24,42 @@ _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _CASED = rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*"
+_CASED_CONTRACTED = _CASED.replace("|", f"{_CONTRACTIONS}?|") + f"{_CONTRACTIONS}?"
 _CASED_REST = r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+
+
+_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"
 
 
 @dataclass(frozen=True, slots=True)
 class _Splitting:
     """Splitting of a text before the merges."""
 
-    pattern: str | None = None
-    """Regular expression of the parts; ``None`` stands for GPT-2's."""
-    single_digits: bool = False
+    patterns: tuple[str, ...]
+    """Regular expressions, each of which splits the parts that the one before has left."""
     keeps_whole_tokens: bool = False
     """A part that is a token is not built from merges."""
 
 
-_LLAMA3 = _Splitting(rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}{{1,3}}|{_REST}", keeps_whole_tokens=True)
-_QWEN2 = _Splitting(rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}|{_REST}")
+_LLAMA3 = _Splitting((rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}{{1,3}}|{_REST}",), keeps_whole_tokens=True)
+_QWEN2 = _Splitting((rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}|{_REST}",))
+_MARKED_REST = _REST.replace(r"\p{L}", r"\p{L}\p{M}")
+_DEFAULT = "default"
 _SPLITTINGS = (
-    dict.fromkeys(("gpt-2", "olmo", "phi-2", "granite-docling"), _Splitting())
-    | dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "smaug-bpe"), _LLAMA3)
-    | dict.fromkeys(("qwen2", "deepseek-r1-qwen", "qwen35"), _QWEN2)
-    | dict.fromkeys(("smollm", "starcoder", "refact", "command-r"), _Splitting(single_digits=True))
-    | {"dbrx": _Splitting(_LLAMA3.pattern), "smollm3": _LLAMA3}
-    | {"tekken": _Splitting(rf"{_CASED}|\p{{N}}|{_CASED_REST}", keeps_whole_tokens=True)}
-    | {"gpt-4o": _Splitting(rf"{_CASED}{_CONTRACTIONS}?|\p{{N}}{{1,3}}|{_CASED_REST}")}
+    dict.fromkeys(("gpt-2", "olmo", "phi-2", "granite-docling"), _Splitting((_GPT2,)))
+    | dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "lfm2"), _LLAMA3)
+    | {"smollm3": _LLAMA3}
+    | dict.fromkeys(("dbrx", "smaug-bpe"), _Splitting(_LLAMA3.patterns))
+    | dict.fromkeys(("qwen2", "deepseek-r1-qwen"), _QWEN2)
+    | {
+        "qwen35": _Splitting(
+            (rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}|{_MARKED_REST}",),
+        )
+    }
+    | dict.fromkeys(("smollm", "starcoder", "refact", "command-r"), _Splitting((r"\p{N}", _GPT2)))
+    | {"tekken": _Splitting((rf"{_CASED}|\p{{N}}|{_CASED_REST}",), keeps_whole_tokens=True)}
+    | {"gpt-4o": _Splitting((rf"{_CASED_CONTRACTED}|\p{{N}}{{1,3}}|{_CASED_REST}",))}
+    | {_DEFAULT: _Splitting((r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]"))}
 )
 """Splitting by ``tokenizer.ggml.pre``, a name that llama.cpp gives to the expression of each tokenizer."""
 
@@ -65,15 +79,6 @@ class _Vocabulary:
             raise EngineError(f"{self.model.paths[0]} lacks the field tokenizer.ggml.{name}")
         return value
 
-    def token(self, name: str) -> str | None:
-        """Return the text of a special token, such as ``bos``."""
-        index, tokens = self.get(f"{name}_token_id"), self.require("tokens")
-        if index is None:
-            return None
-        if not 0 <= index < len(tokens):
-            raise EngineError(f"{self.model.paths[0]}: tokenizer.ggml.{name}_token_id is {index}, no token")
-        return str(tokens[index])
-
 
 def build_tokenizer(model: GgufModel) -> Tokenizer:
     """Return the tokenizer. Raises ``EngineError`` for a kind or a splitting that is not supported."""
@@ -83,33 +88,31 @@ def build_tokenizer(model: GgufModel) -> Tokenizer:
 
 def _build_tokenizer(model: GgufModel, vocabulary: _Vocabulary) -> Tokenizer:
     kind, tokens = vocabulary.require("model"), vocabulary.require("tokens")
-    if len(set(tokens)) != len(tokens):
-        raise EngineError(f"{model.paths[0]}: tokenizer.ggml.tokens has a token twice")
-    types = vocabulary.get("token_type", np.full(len(tokens), _NORMAL))
-    if len(types) != len(tokens):
-        raise EngineError(f"{model.paths[0]}: {len(types)} token types for {len(tokens)} tokens")
+    special = read_special_tokens(model)
     # Unused tokens only fill the embedding table up.
-    ids = {token: index for index, token in enumerate(tokens) if types[index] != _UNUSED}
+    ids = {token: index for index, token in enumerate(tokens) if special.types[index] != UNUSED}
     if kind == "gpt2":
         tokenizer = _byte_level(vocabulary, ids)
     elif kind == "llama":
-        tokenizer = _sentencepiece(vocabulary, ids, types)
+        tokenizer = _sentencepiece(vocabulary, ids, special)
     else:
         raise EngineError(
             f"{model.paths[0]}: the tokenizer {kind!r:.80} is not supported; supported are 'gpt2' and 'llama'"
         )
-    special = [AddedToken(text, normalized=False, special=True) for text in _of_type(tokens, types, _CONTROL)]
-    tokenizer.add_special_tokens(special)
-    tokenizer.add_tokens([AddedToken(text, normalized=False) for text in _of_type(tokens, types, _USER_DEFINED)])
-    _add_bos(tokenizer, vocabulary, default=kind == "llama")
+    for warning in special.warnings:
+        _log.warning("%s: %s", model.paths[0], warning)
+    control = _of_type(tokens, special, CONTROL)
+    tokenizer.add_special_tokens([AddedToken(text, normalized=False, special=True) for text in control])
+    tokenizer.add_tokens([AddedToken(text, normalized=False) for text in _of_type(tokens, special, USER_DEFINED)])
+    _add_bos_and_eos(tokenizer, tokens, special)
     return tokenizer
 
 
 def tokenizer_settings(model: GgufModel) -> dict[str, Any]:
     """Return the fields of ``tokenizer_config.json``, with the chat template if there is one."""
-    vocabulary = _Vocabulary(model)
+    tokens, ids = _Vocabulary(model).require("tokens"), read_special_tokens(model).ids
     names = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
-    settings = {f"{ours}_token": vocabulary.token(theirs) for ours, theirs in names.items()}
+    settings = {f"{ours}_token": str(tokens[ids[theirs]]) for ours, theirs in names.items() if theirs in ids}
     template = model.metadata.get("tokenizer.chat_template")
     if not isinstance(template, str | None):
         raise EngineError(f"{model.paths[0]}: tokenizer.chat_template must be a text")
@@ -120,37 +123,42 @@ def tokenizer_settings(model: GgufModel) -> dict[str, Any]:
     }
 
 
-def _of_type(tokens: list[str], types: Any, wanted: int) -> list[str]:
-    return [token for token, kind in zip(tokens, types.tolist(), strict=True) if kind == wanted]
+def _of_type(tokens: list[str], special: SpecialTokens, wanted: int) -> list[str]:
+    return [token for token, kind in zip(tokens, special.types.tolist(), strict=True) if kind == wanted]
 
 
 def _byte_level(vocabulary: _Vocabulary, ids: dict[str, int]) -> Tokenizer:
-    name = vocabulary.get("pre", "gpt-2")
+    path, name = vocabulary.model.paths[0], vocabulary.get("pre")
+    if not name:
+        _log.warning(
+            "%s does not say how texts are split (tokenizer.ggml.pre): they are split as llama.cpp does by default, "
+            "which need not be what the model was trained with; convert the model again",
+            path,
+        )
+        name = _DEFAULT
     splitting = _SPLITTINGS.get(name)
     if splitting is None:
         raise EngineError(
-            f"{vocabulary.model.paths[0]}: the splitting tokenizer.ggml.pre {name!r:.80} is not supported; supported "
-            f"are {', '.join(_SPLITTINGS)}"
+            f"{path}: the splitting tokenizer.ggml.pre {name!r:.80} is not supported; supported are "
+            f"{', '.join(_SPLITTINGS)}"
         )
     merges = [tuple(merge.split(" ", 1)) for merge in vocabulary.require("merges")]
     if wrong := next((merge for merge in merges if len(merge) != 2), None):
-        raise EngineError(f"{vocabulary.model.paths[0]} has no valid tokenizer: the merge {wrong!r:.80} is no pair")
+        raise EngineError(f"{path} has no valid tokenizer: the merge {wrong!r:.80} is no pair")
     tokenizer = _create(vocabulary, ids, merges, ignore_merges=splitting.keeps_whole_tokens)
-    steps: list[Any] = [pre_tokenizers.Digits(individual_digits=True)] if splitting.single_digits else []
-    if splitting.pattern is not None:
-        steps.append(pre_tokenizers.Split(Regex(splitting.pattern), "isolated"))
-    steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=splitting.pattern is None))
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps)
+    steps = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in splitting.patterns]
+    to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*steps, to_bytes])
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer
 
 
-def _sentencepiece(vocabulary: _Vocabulary, ids: dict[str, int], types: Any) -> Tokenizer:
+def _sentencepiece(vocabulary: _Vocabulary, ids: dict[str, int], special: SpecialTokens) -> Tokenizer:
     """SentencePiece's BPE merges the neighbours whose token has the best score: merges in the order of scores."""
     scores = vocabulary.require("scores")
-    if len(scores) != len(types):
-        raise EngineError(f"{vocabulary.model.paths[0]}: {len(scores)} scores for {len(types)} tokens")
-    mergeable = {token for token, index in ids.items() if types[index] == _NORMAL}
+    if len(scores) != len(special.types):
+        raise EngineError(f"{vocabulary.model.paths[0]}: {len(scores)} scores for {len(special.types)} tokens")
+    mergeable = {token for token, index in ids.items() if special.types[index] == NORMAL}
     if sum(len(token) ** 2 for token in mergeable) > _MOST_CUTS:
         longest = max(map(len, mergeable))
         raise EngineError(f"{vocabulary.model.paths[0]}: tokens of up to {longest} characters are too long to merge")
@@ -162,9 +170,9 @@ def _sentencepiece(vocabulary: _Vocabulary, ids: dict[str, int], types: Any) -> 
             if left in mergeable and right in mergeable:
                 found.append((-float(scores[index]), index, ids[left], ids[right], left, right))
     merges = [(left, right) for *_, left, right in sorted(found)]
-    tokenizer = _create(
-        vocabulary, ids, merges, fuse_unk=True, byte_fallback=True, unk_token=vocabulary.token("unknown")
-    )
+    unknown = special.ids.get("unknown")
+    unk_token = None if unknown is None else str(vocabulary.require("tokens")[unknown])
+    tokenizer = _create(vocabulary, ids, merges, fuse_unk=True, byte_fallback=True, unk_token=unk_token)
     has_prefix = bool(vocabulary.get("add_space_prefix", True))
     replace = normalizers.Replace(" ", _SPACE)
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend(_SPACE), replace]) if has_prefix else replace
@@ -180,14 +188,13 @@ def _create(vocabulary: _Vocabulary, ids: dict[str, int], merges: list[Any], **o
         raise EngineError(f"{vocabulary.model.paths[0]} has no valid tokenizer: {error}") from None
 
 
-def _add_bos(tokenizer: Tokenizer, vocabulary: _Vocabulary, *, default: bool) -> None:
-    """Add the tokens that begin and end every text, if the file asks for them."""
-    parts = ["$A"]
-    specials = []
-    for name, place, is_added in (("bos", 0, default), ("eos", 2, False)):
-        text = vocabulary.token(name)
-        if text is not None and vocabulary.get(f"add_{name}_token", is_added):
-            parts.insert(place, text)
-            specials.append((text, tokenizer.token_to_id(text)))
-    if specials:
-        tokenizer.post_processor = processors.TemplateProcessing(single=" ".join(parts), special_tokens=specials)
+def _add_bos_and_eos(tokenizer: Tokenizer, tokens: list[str], special: SpecialTokens) -> None:
+    """Let the tokenizer begin and end every text with the tokens that the file asks for."""
+    added = {"bos": special.adds_bos, "eos": special.adds_eos}
+    texts = {name: str(tokens[special.ids[name]]) for name, is_added in added.items() if is_added}
+    if texts:
+        # As a list, since a token may have a colon, which a text would take for the mark of its type.
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single=[*([texts["bos"]] if "bos" in texts else []), "$A", *([texts["eos"]] if "eos" in texts else [])],
+            special_tokens=[(text, special.ids[name]) for name, text in texts.items()],
+        )

@@ -73,6 +73,23 @@ def test_byte_level_tokenizers_encode_and_decode_as_the_original(pre: str) -> No
     check()
 
 
+@pytest.mark.parametrize(
+    ("pre", "text", "parts"),
+    [
+        ("gpt-4o", "word's WORD'S", ["word's", " WORD'S"]),  # contractions belong to words in either case
+        ("qwen35", "हिन्दी", ["हिन्दी"]),  # and marks to their letters
+        ("qwen2", "हिन्दी", ["ह", "िन", "्द", "ी"]),
+        ("smaug-bpe", "12345", ["123", "45"]),
+    ],
+)
+def test_texts_are_split_as_the_tokenizer_of_that_name_does(pre: str, text: str, parts: list[str]) -> None:
+    """The parts are llama.cpp's."""
+    ours = build_tokenizer(as_model(train(SPLITS["gpt-2"]), model="gpt2", pre=pre))
+    assert ours.pre_tokenizer is not None
+    spans = [span for _, span in ours.pre_tokenizer.pre_tokenize_str(text)]
+    assert [text[start:end] for start, end in spans] == parts
+
+
 def test_sentencepiece_tokens_merge_in_the_order_of_their_scores() -> None:
     """The original's merges are in the order of training, which is the order of SentencePiece's scores."""
     original = Tokenizer(BPE(fuse_unk=True, byte_fallback=True, unk_token="<unk>"))
@@ -83,7 +100,7 @@ def test_sentencepiece_tokens_merge_in_the_order_of_their_scores() -> None:
     bytes_of = [f"<0x{value:02X}>" for value in range(256)]
     trainer = trainers.BpeTrainer(vocab_size=420, special_tokens=["<unk>", *bytes_of])
     original.train_from_iterator(CORPUS[:1] * 3, trainer)
-    model = as_model(original, model="llama", unknown_token_id=0)
+    model = as_model(original, model="llama", unknown_token_id=0, add_bos_token=False)
     tokens = model.metadata["tokenizer.ggml.tokens"]
     types = model.metadata["tokenizer.ggml.token_type"]
     for index in range(257):

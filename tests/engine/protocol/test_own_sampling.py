@@ -49,7 +49,8 @@ def test_engine_and_local_tokenizer_read_the_file_of_a_checkpoint() -> None:
 
 def test_a_gguf_file_recommends_its_general_sampling_fields() -> None:
     metadata = {"general.sampling.temp": np.float32(0.6).item(), "general.sampling.top_k": 20}
-    model = GgufModel((Path("x.gguf"),), metadata | {"tokenizer.ggml.eos_token_id": 2}, {})
+    vocabulary = {"tokenizer.ggml.tokens": ["a", "b", "c"], "tokenizer.ggml.eos_token_id": 2}
+    model = GgufModel((Path("x.gguf"),), metadata | vocabulary, {})
     own = read_own_sampling(generation_fields(model), "x.gguf")
     assert own == {"temperature": 0.6, "top_k": 20}
 
