@@ -7,9 +7,11 @@ any process with the journal, whether or not a worker runs the job.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from reasoner.alternatives import choose_alternatives, list_rivals
 from reasoner.answers.votes import count_votes, find_vote_form
+from reasoner.best_text import find_best_text
 from reasoner.budget.usage import Usage
 from reasoner.jobs.job import Alternative, FinishReason, JobResult, TokenProbability
 from reasoner.jobs.journal import Entry
@@ -30,7 +32,7 @@ def choose_best_so_far(spec: JobSpec, entries: Iterable[Entry]) -> JobResult | N
     """Return the result of a job that was cancelled, or ``None`` if its search had not begun.
 
     The answer is chosen as by the strategy: by a vote, weighted by scores where there are any, or by the best score.
-    Without an answer the text is that of the best branch so far.
+    Without an answer the text is that of the best finished solution, or else of the best branch so far.
     """
     entries = list(entries)
     root = _tree(entries)
@@ -40,6 +42,8 @@ def choose_best_so_far(spec: JobSpec, entries: Iterable[Entry]) -> JobResult | N
     candidates = select_candidates(root.walk(), spec)
     votes = strategy.votes and spec.strategy.params.get("by") not in ("verifier", "tournament")
     choice = _vote(spec, candidates) if votes else choose_best_scored(candidates)
+    if choice.node is None and spec.candidates is None:
+        choice = replace(choice, node=find_best_text(spec, root.walk()))
     rivals = list_rivals(spec, root, choice)
     others = choose_alternatives(spec, choice, rivals, _group(spec, rivals))
     usages: dict[str, Usage] = {}

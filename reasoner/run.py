@@ -15,6 +15,7 @@ from reasoner.admission.validation import check_job
 from reasoner.alternatives import find_alternatives
 from reasoner.answers.equivalence import Equivalence
 from reasoner.best_so_far import Logprobs, build_result, choose_best_so_far
+from reasoner.best_text import choose_text
 from reasoner.budget.ledger import Ledger
 from reasoner.budget.prices import Prices, check_budget
 from reasoner.budget.usage import Usage
@@ -52,7 +53,7 @@ log = logging.getLogger("reasoner.run")
 
 @dataclass(frozen=True, slots=True)
 class JobOutcome:
-    """The end of a job. ``completed`` has an answer, ``incomplete`` has none."""
+    """The end of a job. ``completed`` has a finished solution, ``incomplete`` has none."""
 
     status: Literal["completed", "incomplete"]
     result: JobResult
@@ -85,9 +86,8 @@ async def run_job(
         async with opened as search:
             choice = await strategy.run(search, params)
             is_cut_short = search.is_cut_short
+            choice = await choose_text(search, choice)
             others = await find_alternatives(search, choice)
-            if choice.node is None:
-                await search.score_finished()
             logprobs = await _compute_logprobs(search, choice, others)
             await search.record_selection(choice.node)
     except JobCancelled as end:
@@ -306,7 +306,7 @@ def _outcome(
     search: Search, choice: Choice, others: Sequence[AnswerLeader], is_cut_short: bool, logprobs: Logprobs
 ) -> JobOutcome:
     status: Literal["completed", "incomplete"] = "incomplete" if choice.node is None else "completed"
-    ended: FinishReason = "no_answer" if choice.node is None else "answer"
+    ended: FinishReason = "no_answer" if choice.node is None or choice.node.answer is None else "answer"
     reason: FinishReason = "budget" if is_cut_short else ended
     result = build_result(search.spec, search.root, choice, reason, search.usage_by_model, others, logprobs)
     return JobOutcome(status, result, search.ledger.usage)

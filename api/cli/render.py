@@ -108,7 +108,8 @@ def print_job(console: Console, job: Job, *, show_thought: bool = False) -> None
         for name, bill in result.usage_by_model.items():
             console.print(Text(f"  {name:<11} {bill.total} tokens, {bill.flops:.3g} FLOPs, cost {bill.cost:.6g}"))
         if result.answer is None and result.text:
-            console.print(Text(f"  best text   {plain(result.text).strip()}"))
+            name = "best text" if job.status == "completed" else "unfinished"
+            console.print(Text(f"  {name:<11} {plain(result.text).strip()}"))
     thought = f" ({usage.thought} in thoughts)" if usage.thought else ""
     parts = f"{usage.generated} generated{thought}, {usage.verifier_computed} by the verifier"
     console.print(Text(f"  bill        {usage.total} tokens ({parts}), {usage.seconds:.2f} s"))

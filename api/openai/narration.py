@@ -187,7 +187,7 @@ def _describe_end(end: JobEnd) -> str:
     if end.result is None or end.status == "cancelled":
         return f"Cancelled: {tokens}."
     if end.result.answer is None:
-        return f"No answer: {tokens}."
+        return f"{'Chosen a text without an answer' if end.status == 'completed' else 'No answer'}: {tokens}."
     confidence = "" if end.result.confidence is None else f", confidence {end.result.confidence:.2g}"
     return f"Chosen: {_shorten(end.result.answer)}{confidence}, {tokens}."
 

@@ -17,7 +17,7 @@ from reasoner.base_model import StrictModel
 from reasoner.budget.spec import MAX_BUDGET_TOKENS, Budget
 from reasoner.jobs.constraint_spec import ConstraintSpec
 from reasoner.jobs.messages import Message
-from reasoner.jobs.spec import JobSpec, StopStrings, StrategySpec, TemplateKwargs
+from reasoner.jobs.spec import FALLBACK_STRATEGY, JobSpec, StopStrings, StrategySpec, TemplateKwargs
 from reasoner.jobs.thought_spec import ThoughtSpec
 from reasoner.jobs.tool_specs import FunctionTool, PythonTool, ToolChoice
 from reasoner.jobs.verifier_specs import Verifier
@@ -144,13 +144,32 @@ class OpenAIRequest(StrictModel):
             fields["constraint"] = constraint
         tools, fields["tool_choice"] = self.job_tools()
         fields["tools"] = tools or None
+        compares = self._compares_answers(settings)
+        if not compares and fields["constraint"] is None:
+            fields["answer"] = AnswerSpec(compare="text", extract="all")
         try:
             given = {name: value for name, value in fields.items() if value not in (None, {})}
             spec = JobSpec.model_validate(given)
         except ValidationError as error:
             errors = [{**part, "loc": ("body", *part["loc"])} for part in error.errors()]
             raise RequestValidationError(errors) from None
-        return _apply_bounds(use_available_verifier(spec, settings), self.token_bounds(), efforts)
+        spec = use_available_verifier(spec, settings)
+        if not compares and spec.verifier is None:  # nothing could choose among several
+            samples = StrategySpec.model_validate({"name": FALLBACK_STRATEGY, "n": spec.alternatives + 1})
+            spec = spec.model_copy(update={"strategy": samples})
+        return _apply_bounds(spec, self.token_bounds(), efforts)
+
+    def _compares_answers(self, settings: Settings) -> bool:
+        """Return True if the client, its effort or the operator says how answers are found, compared or searched for.
+
+        Otherwise the request is a conversation, whose solutions are chosen as whole texts.
+        """
+        effort = settings.effort.get(next(iter(self.efforts().values()), ""))
+        defaults = settings.models.get(self.model)
+        own = (self.strategy, self.answer, self.confidence, self.tool_vote)
+        others = (effort and effort.strategy, defaults and defaults.strategy, defaults and defaults.answer)
+        is_rule = self.verifier is not None and self.verifier.is_conclusive
+        return is_rule or any(value is not None for value in (*own, *others))
 
     def _user_metadata(self) -> dict[str, str]:
         fields = {"user": self.user, "safety_identifier": self.safety_identifier}

@@ -8,13 +8,24 @@ from reasoner.admission.defaults import ModelDefaults, apply_defaults
 from reasoner.answers.instruction import find_instruction
 from reasoner.budget.spec import Budget
 from reasoner.jobs.spec import PLACEHOLDER, JobSpec
+from reasoner.strategies.registry import STRATEGIES
 
 
 def add_instruction(spec: JobSpec) -> JobSpec:
-    """Return the job with a prompt that asks for the answer, unless it has a system message or a prompt already."""
+    """Return the job with a prompt that asks for the answer, unless it has a system message or a prompt already.
+
+    The answer is asked for only where it is compared, so that a conversation is left as it is.
+    """
+    if not _compares_answers(spec):
+        return spec
     has_prompt = spec.system is not None or spec.prompt is not None or spec.has_system_message
     instruction = None if has_prompt or spec.conversation[-1]["role"] != "user" else find_instruction(spec.answer)
     return spec if instruction is None else spec.model_copy(update={"prompt": f"{PLACEHOLDER}\n\n{instruction}"})
+
+
+def _compares_answers(spec: JobSpec) -> bool:
+    """Return True if a vote, a rule or the client, who says what an answer is, compares what solutions state."""
+    return "answer" in spec.model_fields_set or STRATEGIES[spec.strategy.name].votes or spec.has_conclusive_verifier
 
 
 def resolve_prompt(spec: JobSpec, models: Mapping[str, ModelDefaults]) -> JobSpec:

@@ -128,9 +128,8 @@ async def _complete(spec: JobSpec, service: ServiceDefaults, catalog: ModelCatal
     """Apply the effort, check models and budget, and fill in all fields that are still open."""
     if spec.constraint is not None:
         check_constraint(spec.constraint)
-    spec = add_instruction(spec)
     try:
-        spec = apply_effort(spec, service.effort)
+        spec = add_instruction(apply_effort(spec, service.effort))
     except InvalidRequest as error:
         raise _impossible_budget(error) from None
     try:

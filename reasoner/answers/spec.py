@@ -58,8 +58,8 @@ class AnswerSpec(StrictModel):
     )
     instruct: bool = Field(
         True,
-        description="Ask the model to state its answer so that it is found: without a system message and a prompt of "
-        "the job or the model, the job's prompt becomes one that ends with such an instruction.",
+        description="Ask the model to state its answer so that it is found: where answers are compared, and without a "
+        "system message and a prompt of the job or the model, the job's prompt ends with such an instruction.",
     )
 
     @model_validator(mode="before")

@@ -68,7 +68,7 @@ class Alternative(StrictModel):
 
 
 class JobResult(StrictModel):
-    """The result of a search. ``answer`` is ``None`` when no candidate stated one.
+    """The result of a search. ``answer`` is ``None`` when the chosen solution states none.
 
     A job that was cancelled has what it had found by then, and none if its search had not begun.
     """
@@ -90,7 +90,8 @@ class JobResult(StrictModel):
     confidence: float | None
     votes: list[Vote] = Field(default_factory=list)
     finish_reason: FinishReason
-    """``budget``: the search ended because the budget did."""
+    """``answer``: the chosen solution states one; ``no_answer``: it states none, or no solution was finished, and the
+    text is the best one; ``budget``: the search ended because the budget did."""
     node: str | None
     """Id of the chosen leaf of the search tree."""
     logprobs: list[TokenProbability] | None = None

@@ -27,6 +27,12 @@ def select_candidates(nodes: Iterable[Node], spec: JobSpec) -> list[Node]:
     return strict if strict and not spec.has_conclusive_verifier else stated
 
 
+def list_finished(nodes: Iterable[Node]) -> list[Node]:
+    """Return the solutions that the model ended, whether or not they state an answer, in the order of their paths."""
+    ended = (node for node in nodes if node.reason in ("answer", "stop") and node.solves)
+    return sorted((node for node in ended if node.solution.strip()), key=lambda node: node.path)
+
+
 async def add_candidates(context: StreamContext) -> list[Node]:
     """Add the client's candidates to the tree, as finished solutions below the root, and return them."""
     log = context.replay_log

@@ -22,7 +22,7 @@ from reasoner.budget.allocator import MAX_TRUST, RULE_KINDS, JobProgress, TokenR
 from reasoner.budget.usage import Usage
 from reasoner.jobs.job import TokenProbability
 from reasoner.search.answer_logprobs import compute_logprobs
-from reasoner.search.candidates import add_candidates, select_candidates
+from reasoner.search.candidates import add_candidates, list_finished, select_candidates
 from reasoner.search.grants import Grants
 from reasoner.search.policies.forced_calls import choose_natively
 from reasoner.search.policies.policy import Policy, check_room, count_samples, find_sample_number
@@ -354,10 +354,10 @@ class Search:
         return self.candidates()
 
     async def score_finished(self) -> None:
-        """Score the finished solutions of a search without an answer, so that the best text is known."""
+        """Score the finished solutions of a search, also those without an answer, so that the best text is known."""
         self.ledger.release_set_aside()
         if self._scores is not None:
-            await self.score([node for node in self.root.walk() if node.reason == "stop" and node.solves])
+            await self.score(list_finished(self.root.walk()))
 
     async def _finish_from_reserve(self) -> bool:
         """Complete the best branch with the budget that was set aside for it; return True if there was some."""

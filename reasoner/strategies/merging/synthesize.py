@@ -12,10 +12,10 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from reasoner.jobs.candidate_spec import MAX_N
+from reasoner.search.candidates import list_finished
 from reasoner.search.search import Search
 from reasoner.strategies.base import Choice, Params, Strategy, choose_by_majority, read_answer
 from reasoner.strategies.merging.prompts import MergingPrompt, OptionalTemplate
-from reasoner.strategies.merging.tournament import find_finished
 from reasoner.tree import Node
 
 _JUDGMENT = re.compile(r"judge?ment\W{0,8}(\d{1,3})(?!\d)", re.IGNORECASE)
@@ -37,7 +37,7 @@ async def run(search: Search, params: Synthesize) -> Choice:
     """
     async for _ in search.complete([search.root], params.n):
         pass
-    solutions = find_finished(search)
+    solutions = list_finished(search.root.walk())
     chosen = await merge(search, solutions, params)
     if chosen is not None:
         return Choice(chosen)

@@ -16,6 +16,7 @@ from reasoner.confidence.bradley_terry import Match, fit_strengths
 from reasoner.jobs.candidate_spec import MAX_N
 from reasoner.jobs.selection import ScheduleName
 from reasoner.jobs.spec import COMPARING_STRATEGY
+from reasoner.search.candidates import list_finished
 from reasoner.search.search import Search
 from reasoner.strategies.base import Choice, Params, Strategy
 from reasoner.strategies.merging.schedules import SCHEDULES
@@ -41,13 +42,7 @@ async def run(search: Search, params: Tournament) -> Choice:
     """
     async for _ in search.complete(*search.spread(params.n)):
         pass
-    return await hold_tournament(search, find_finished(search), params.schedule)
-
-
-def find_finished(search: Search) -> list[Node]:
-    """Return the finished solutions, whether or not they state an answer, in the order of their paths."""
-    ended = (node for node in search.root.walk() if node.reason in ("answer", "stop") and node.solves)
-    return sorted((node for node in ended if node.solution.strip()), key=lambda node: node.path)
+    return await hold_tournament(search, list_finished(search.root.walk()), params.schedule)
 
 
 async def hold_tournament(search: Search, players: Sequence[Node], schedule: ScheduleName) -> Choice:

@@ -11,6 +11,7 @@ ones are cancelled.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -55,7 +56,8 @@ async def run(search: Search, params: SelfConsistency) -> Choice:
                 break
             arrived += nodes
     candidates = search.candidates()
-    return await choose_by_majority(search, candidates, dict.fromkeys(candidates, 1.0))
+    choice = await choose_by_majority(search, candidates, dict.fromkeys(candidates, 1.0))
+    return choice if params.n > 1 else replace(choice, confidence=None)  # nothing agrees with a single sample
 
 
 async def _needed(search: Search, params: SelfConsistency, arrived: list[Node]) -> int:

@@ -16,6 +16,7 @@ from reasoner.jobs.spec import JobSpec
 from workers.config.settings import Settings, load_settings
 
 BOXED = "Reason step by step, and put the final answer in \\boxed{}."
+VOTE = {"name": "self_consistency"}
 QUESTION = {"role": "user", "content": "2 + 2?"}
 
 
@@ -25,7 +26,7 @@ class NoEngine:
 
 
 async def resolve(service: Settings | None = None, **fields: Any) -> JobSpec:
-    body = {"problem": "2 + 2?"} if "messages" not in fields else {}
+    body: dict[str, Any] = {"strategy": VOTE} | ({"problem": "2 + 2?"} if "messages" not in fields else {})
     return await resolve_job(JobSpec.model_validate(body | fields), service or Settings(), NoEngine())
 
 
@@ -39,8 +40,28 @@ async def test_the_instruction_is_in_the_stored_prompt_and_in_the_last_message()
     assert asked == [*turns[:2], {"role": "user", "content": "And 3 + 3?\n\n" + BOXED}]
 
 
+@pytest.mark.parametrize("strategy", ["best_of_n", "greedy", "beam", "mcts", "ab_mcts"])
+async def test_a_strategy_that_compares_no_answers_asks_the_bare_question(strategy: str) -> None:
+    fields: dict[str, Any] = {"strategy": {"name": strategy}, "messages": [QUESTION]}
+    assert (await resolve(**fields)).to_messages() == [QUESTION]
+    assert (await resolve(**fields, answer="choice")).prompt is not None  # the client says what an answer is
+    if strategy not in ("greedy", "beam"):
+        assert BOXED in str((await resolve(**fields, verifier={"kind": "numeric", "expected": 4})).prompt)
+
+
+@pytest.mark.parametrize("strategy", ["self_consistency", "weighted_vote", "auto", "first_finished", "rebase"])
+async def test_a_strategy_that_votes_asks_for_the_answer(strategy: str) -> None:
+    assert BOXED in str((await resolve(strategy={"name": strategy})).prompt)
+
+
+async def test_the_instruction_follows_the_strategy_of_an_effort() -> None:
+    for effort, asks in (("minimal", False), ("medium", True)):
+        spec = JobSpec.model_validate({"problem": "2 + 2?", "budget": {"effort": effort}})
+        assert ((await resolve_job(spec, Settings(), NoEngine())).prompt is not None) == asks
+
+
 async def test_a_job_of_a_batch_is_asked_alike() -> None:
-    spec = JobSpec(problem="2 + 2?")
+    spec = JobSpec.model_validate({"problem": "2 + 2?", "strategy": VOTE})
     assert (await resolve_batch_job(spec, Settings(), NoEngine())).prompt == (await resolve()).prompt
 
 
@@ -86,7 +107,8 @@ async def test_an_evaluations_job_is_asked_as_a_services_job() -> None:
     for defaults in ({}, {"prompt": "{problem} Answer:"}, {"system": "Be short."}):
         models = {"policy": ModelDefaults.model_validate(defaults)}
         served = await resolve(Settings.model_validate({"models": {"policy": defaults}}))
-        measured = resolve_prompt(JobSpec(problem="2 + 2?", model="policy"), models)
+        question = JobSpec.model_validate({"problem": "2 + 2?", "model": "policy", "strategy": VOTE})
+        measured = resolve_prompt(question, models)
         assert measured.to_messages() == served.to_messages()
 
 

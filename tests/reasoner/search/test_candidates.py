@@ -89,13 +89,54 @@ async def test_without_an_answer_the_likeliest_finished_text_is_returned() -> No
     engine = Telling(("none to see", -9.0), ("who knows", -2.0), ("a longer text without an answer", -5.0))
     outcome = await solve(engine, strategy=vote(3))
     result = outcome.result
-    assert (outcome.status, result.finish_reason, result.answer, result.answer_level) == (
+    assert (outcome.status, result.finish_reason, result.confidence) == ("completed", "no_answer", None)
+    assert (result.answer, result.answer_level) == (None, None)
+    assert (result.text, result.node) == ("who knows", "1")
+
+
+async def test_only_a_search_in_which_nothing_is_finished_is_incomplete() -> None:
+    cut = Telling(("a text that goes", -1.0), reason="length")
+    outcome = await solve(cut, strategy=vote(1), sampling={"max_tokens": NUM_TOKENS})
+    assert (outcome.status, outcome.result.finish_reason, outcome.result.text) == (
         "incomplete",
         "no_answer",
-        None,
-        None,
+        "a text that goes",
     )
-    assert (result.text, result.node) == ("who knows", "1")
+    outcome = await solve(Telling(("  ", -1.0)), strategy=vote(1))
+    assert (outcome.status, outcome.result.answer) == ("incomplete", None)
+
+
+async def test_a_number_in_a_text_is_no_advantage_where_the_score_decides() -> None:
+    """Of solutions that state no answer the verifier's best is chosen, whether or not it ends in a number."""
+    texts = ["an apple", "a pear, of which there are 3", "a plum", "2 figs"]
+    chosen = set()
+    for first in range(len(texts)):
+        engine = Telling(*[(text, -1.0) for text in [*texts[first:], *texts[:first]]])
+        journal = MemoryJournal()
+        fields: dict[str, Any] = {"verifier": {"kind": "prm"}, "strategy": {"name": "best_of_n", "n": 4}}
+        outcome = await solve(engine, journal, **fields)
+        scores = {entry.data["node"]: entry.data["score"] for entry in journal.entries if entry.type == "score"}
+        assert len(scores) == 4
+        assert (outcome.result.node, outcome.result.confidence) == max(scores.items(), key=lambda item: item[1])
+        chosen.add(outcome.result.answer)
+        again = await solve(engine, MemoryJournal(journal.entries), **fields)
+        assert again.result == outcome.result
+    assert None in chosen
+
+
+async def test_a_cancelled_search_without_an_answer_has_its_best_finished_text() -> None:
+    journal = MemoryJournal()
+    spec = JobSpec.model_validate({"problem": "how many?", "seed": 1, "verifier": None, "strategy": vote(3)})
+    await run_job(spec, Telling(("none to see", -9.0), ("who knows", -2.0), ("hard to say", -5.0)), journal)
+    best = choose_best_so_far(spec, journal.entries)
+    assert best is not None
+    assert (best.answer, best.text, best.finish_reason) == (None, "who knows", "cancelled")
+
+
+async def test_a_single_sample_has_no_confidence() -> None:
+    result = (await solve(Telling((SEVEN, -1.0)), strategy=vote(1))).result
+    assert (result.answer, result.confidence) == ("7", None)
+    assert [(ballot.answer, ballot.count) for ballot in result.votes] == [("7", 1)]
 
 
 async def test_without_an_answer_the_text_with_the_best_score_is_returned_and_scores_are_billed() -> None:

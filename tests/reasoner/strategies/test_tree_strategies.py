@@ -388,8 +388,8 @@ NAMES: Sequence[str] = ("beam", "dvts", "lookahead", "rebase", "mcts", "particle
 
 
 @pytest.mark.parametrize("name", NAMES)
-async def test_every_tree_search_ends_without_an_answer_when_no_branch_leads_anywhere(name: str) -> None:
+async def test_every_tree_search_returns_a_finished_text_when_no_branch_states_an_answer(name: str) -> None:
     plan = {(index,): Planned("nothing", 0.5) for index in range(64)}
     outcome, _, _ = await search(plan, {"name": name, "n": 4})
-    assert outcome.status == "incomplete"
-    assert outcome.result.finish_reason == "no_answer"
+    assert (outcome.status, outcome.result.finish_reason) == ("completed", "no_answer")
+    assert (outcome.result.answer, outcome.result.text) == (None, "nothing")
