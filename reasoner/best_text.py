@@ -35,7 +35,9 @@ async def choose_text(search: Search, choice: Choice) -> Choice:
 
 def find_best_text(spec: JobSpec, nodes: Iterable[Node]) -> Node | None:
     """Return the best finished solution; ``None`` if none has a text that may be the result."""
-    texts = [node for node in list_finished(nodes) if read_answer(node).strip() and _is_allowed(spec, node)]
+    texts = [node for node in list_finished(nodes) if read_answer(node).strip()]
+    if spec.functions:  # what a solution says in words is its answer, and one without any calls functions wrongly
+        texts = [node for node in texts if node.answer is not None]
     return max(texts, key=lambda node: (-1.0 if node.score is None else node.score, node.mean_logprob), default=None)
 
 
@@ -46,8 +48,3 @@ def _is_settled(spec: JobSpec, choice: Choice) -> bool:
         return False
     decides_by_score = not STRATEGIES[spec.strategy.name].votes and not choice.standings
     return not decides_by_score or choice.node.answer_level == "strict" or spec.has_conclusive_verifier
-
-
-def _is_allowed(spec: JobSpec, node: Node) -> bool:
-    """Return True unless the solution breaks a demand for calls of functions."""
-    return node.answer is not None or (spec.tool_choice in ("auto", "none") and not node.calls)

@@ -62,4 +62,4 @@ async def test_job_extracts_as_its_spec_says() -> None:
     assert outcome.result.answer is not None
     assert outcome.result.answer.startswith("w")
     hashes = JobSpec.model_validate(body | {"answer": {"extract": "hash"}})
-    assert (await run_job(hashes, ScriptedEngine(), MemoryJournal())).status == "incomplete"
+    assert (await run_job(hashes, ScriptedEngine(), MemoryJournal())).result.finish_reason == "no_answer"
