@@ -107,7 +107,7 @@ async def test_only_a_search_in_which_nothing_is_finished_is_incomplete() -> Non
 
 
 async def test_a_number_in_a_text_is_no_advantage_where_the_score_decides() -> None:
-    """Of solutions that state no answer the verifier's best is chosen, whether or not it ends in a number."""
+    """The best score wins among solutions that state no answer, whether or not they end in a number."""
     texts = ["an apple", "a pear, of which there are 3", "a plum", "2 figs"]
     chosen = set()
     for first in range(len(texts)):
