@@ -30,6 +30,8 @@ def read_type(value: Any) -> str:
 class VerifierSpec(StrictModel):
     """Base of all kinds of verifiers."""
 
+    kind: str
+
     scores_steps: ClassVar[bool] = False
     """True if it scores unfinished solutions."""
     compares: ClassVar[bool] = False

@@ -16,7 +16,7 @@ from starlette.routing import compile_path
 from starlette.types import Scope
 
 from reasoner.admission.validation import JobRefused
-from reasoner.jobs.verifier_specs import VERIFIER_KINDS
+from reasoner.jobs.verifier_specs import verifier_kinds
 from workers.config.rate_limits import QuotaExceeded
 from workers.store.batches import NoSuchBatch
 from workers.store.event_log import ShuttingDown
@@ -186,7 +186,7 @@ def _field(location: Sequence[int | str]) -> str:
 
 def _without_kinds(location: Sequence[int | str]) -> list[int | str]:
     """Return pydantic's location as a path in the request, without the tags of unions, which are not fields."""
-    kinds = {"verifier": VERIFIER_KINDS, "extract": ("name", "regex", "code")}
+    kinds = {"verifier": verifier_kinds(), "extract": ("name", "regex", "code")}
     items = ("message", "reasoning")
     return [
         part
@@ -215,8 +215,8 @@ def _model_at(location: Sequence[int | str], body: type[BaseModel]) -> type[Base
     for name in location[1:]:
         if isinstance(name, str) and name in model.model_fields:
             model = _model_in(model.model_fields[name].annotation) or model
-        elif name in VERIFIER_KINDS:
-            model = VERIFIER_KINDS[str(name)]
+        elif name in verifier_kinds():
+            model = verifier_kinds()[str(name)]
     return model
 
 

@@ -10,10 +10,12 @@ import time
 from collections.abc import Iterator
 from urllib.parse import urlsplit
 
+import structlog
 import uvicorn
 from fastapi import FastAPI
 
 from api.app.app import create_app
+from api.roles.plugin_report import describe_plugins, describe_unusable
 from api.roles.supervisor import Supervisor, check_bind, check_port, engine_command
 from workers.broker.embedded import EmbeddedBroker
 from workers.config.model_folders import check_models
@@ -28,11 +30,14 @@ from workers.telemetry.tracing import start_tracing
 GRACEFUL_SECONDS = 3
 LOOK_SECONDS = 0.5
 
+log = structlog.get_logger("reasoner.plugins")
+
 
 def run_api(settings: Settings) -> None:
     """Serve HTTP until SIGTERM or Ctrl-C."""
     check_port(settings.host, settings.port)
     configure_logging()
+    _log_plugins()
     start_tracing(settings, "api")
     with _broker(settings):
         check_bind(settings)
@@ -67,6 +72,7 @@ class Server(uvicorn.Server):
 def run_worker(settings: Settings) -> None:
     """Run jobs until SIGTERM or Ctrl-C, then hand back those in progress."""
     with _broker(settings):
+        _log_plugins()
         start_tracing(settings, "worker")
         serve_worker(make_worker(settings), settings.queues)
 
@@ -95,6 +101,8 @@ def run_engine(settings: Settings) -> None:
 
 def serve(settings: Settings) -> None:
     """Run all roles on this machine until SIGTERM or Ctrl-C."""
+    for line in (*describe_plugins(), *describe_unusable()):
+        _say(line)
     with Supervisor(settings, log_dir=settings.data_dir / "logs", on_progress=_say):
         while True:  # not a single unlimited wait: a signal that arrives just before it is handled when it ends
             time.sleep(LOOK_SECONDS)
@@ -107,6 +115,13 @@ def _broker(settings: Settings) -> Iterator[None]:
         return
     with EmbeddedBroker(settings.data_dir):
         yield
+
+
+def _log_plugins() -> None:
+    for line in describe_plugins():
+        log.info(line)
+    for line in describe_unusable():
+        log.warning(line)
 
 
 def _say(message: str) -> None:

@@ -16,8 +16,10 @@ from api.openai.errors import ErrorDocument
 from engine.protocol.types import EngineError, ModelInfo
 from reasoner.admission.resolve import describe_defaults
 from reasoner.jobs.spec import DEFAULT_STRATEGY, FALLBACK_STRATEGY
+from reasoner.plugins import STRATEGIES_GROUP, VERIFIERS_GROUP, list_unusable
 from reasoner.search.policies.selection import can_generate
 from reasoner.strategies.registry import describe_strategies
+from reasoner.verifiers.registry import describe_verifiers
 from workers.store.redis_client import BROKER_DOWN
 
 router = APIRouter(tags=["service"], responses={"default": {"model": ProblemDocument}})
@@ -26,13 +28,22 @@ router = APIRouter(tags=["service"], responses={"default": {"model": ProblemDocu
 @router.get("/v1/strategies", summary="Strategies and the JSON schemas of their parameters")
 async def strategies(state: State, _: AnyPrincipal) -> dict[str, Any]:
     """``default`` is the strategy of a job that names none. Strategies that are not ``available`` need a verifier, and
-    the service has no process reward model: the job must bring a ``verifier`` of its own."""
+    the service has no process reward model: the job must bring a ``verifier`` of its own. ``package`` is where a
+    strategy comes from, ``left_out`` are those of other packages that cannot be used, with the reason."""
     has_verifier = state.settings.default_verifier(state.settings.model_name) is not None
     listed = [
         {"name": name, "available": has_verifier or not schema["needs_verifier"], **schema}
         for name, schema in describe_strategies().items()
     ]
-    return {"default": DEFAULT_STRATEGY if has_verifier else FALLBACK_STRATEGY, "data": listed}
+    default = DEFAULT_STRATEGY if has_verifier else FALLBACK_STRATEGY
+    return {"default": default, "data": listed, "left_out": _list_left_out(STRATEGIES_GROUP)}
+
+
+@router.get("/v1/verifiers", summary="Kinds of verifiers and the JSON schemas of their fields")
+async def verifiers(_: AnyPrincipal) -> dict[str, Any]:
+    """``package`` is where a kind comes from, ``left_out`` are those of other packages that cannot be used."""
+    listed = [{"kind": kind, **schema} for kind, schema in describe_verifiers().items()]
+    return {"data": listed, "left_out": _list_left_out(VERIFIERS_GROUP)}
 
 
 @router.get("/v1/models", summary="Models that the engines serve")
@@ -86,6 +97,14 @@ async def metrics(state: State, _: MetricsReader) -> Response:
         render_metrics(*await state.store.get_stats(), state.catalog.engines()),
         media_type="text/plain; version=0.0.4; charset=utf-8",
     )
+
+
+def _list_left_out(group: str) -> list[dict[str, str]]:
+    return [
+        {"name": plugin.name, "package": plugin.package, "reason": plugin.reason}
+        for plugin in list_unusable()
+        if plugin.group == group
+    ]
 
 
 async def _list_models(state: ServiceState) -> dict[str, dict[str, Any]]:

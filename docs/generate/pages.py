@@ -14,7 +14,7 @@ from engine.server.app import create_app as create_engine_app
 from engine.server.metrics import EngineCollector
 from reasoner.admission.effort import Effort
 from reasoner.budget.prices import Prices
-from reasoner.jobs.verifier_specs import VERIFIER_KINDS
+from reasoner.jobs.verifier_specs import verifier_kinds
 from reasoner.strategies.registry import describe_strategies
 from workers.config.model_profiles import ModelProfile
 from workers.config.rate_limits import Limits
@@ -54,7 +54,7 @@ def create_pages() -> dict[str, str]:
         "settings.md": settings.page(Settings, cast(Any, NESTED), RELOADABLE),
         "metrics.md": _metrics(),
         "strategies.md": models.strategies(describe_strategies()),
-        "verifiers.md": models.verifiers(VERIFIER_KINDS),
+        "verifiers.md": models.verifiers(verifier_kinds()),
     }
 
 

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from reasoner.answers.spec import CodeExtract
+from reasoner.jobs.job import Job
 from reasoner.jobs.rule_specs import PythonVerifier
 from reasoner.jobs.spec import FALLBACK_STRATEGY, JobSpec
-from reasoner.jobs.verifier_specs import VERIFIER_KINDS, ProbeVerifier
+from reasoner.jobs.verifier_specs import ProbeVerifier, verifier_kinds
 from reasoner.strategies.registry import STRATEGIES, parse_params
 from reasoner.tools.fences import PYTHON_NAMES
+
+# The verifiers of other packages can be imported by now. What holds a job, such as a route, is built at once again.
+for _model in (JobSpec, Job):
+    _model.model_config["defer_build"] = False
+    _model.model_rebuild()
 
 
 class JobRefused(Exception):
@@ -38,7 +44,7 @@ def check_job(spec: JobSpec) -> None:
             f"strategy {name!r} needs a verifier, but 'verifier' is null: name one, or use {FALLBACK_STRATEGY}"
         )
     if use == "comparisons" and not (verifier is not None and verifier.compares):
-        suitable = ", ".join(kind for kind, model in VERIFIER_KINDS.items() if model.compares)
+        suitable = ", ".join(kind for kind, model in verifier_kinds().items() if model.compares)
         given = "null" if verifier is None else repr(verifier.kind)
         raise _invalid(
             f"strategy {name!r} needs a verifier that compares two solutions, and 'verifier' is {given}: leave it out, "
@@ -51,7 +57,7 @@ def check_job(spec: JobSpec) -> None:
             f"none: use one of {able}, or another kind of verifier"
         )
     if verifier is not None and strategy.needs_steps and not verifier.scores_steps:
-        suitable = ", ".join(kind for kind, model in VERIFIER_KINDS.items() if model.scores_steps)
+        suitable = ", ".join(kind for kind, model in verifier_kinds().items() if model.scores_steps)
         raise _invalid(
             f"strategy {name!r} needs a verifier of single steps, and {verifier.kind!r} scores finished solutions "
             f"alone: use one of {suitable}"

@@ -14,6 +14,7 @@ import httpx
 from reasoner.client._errors import ServiceError
 from reasoner.jobs.batch import Batch
 from reasoner.jobs.job import Job
+from reasoner.jobs.verifier_specs import accept_unknown_verifiers
 
 Json = dict[str, Any]
 T = TypeVar("T")
@@ -138,7 +139,8 @@ def revoke_key(key_id: str) -> Call[Json]:
 
 
 def _read_job(response: httpx.Response) -> Job:
-    return Job.model_validate(response.json())
+    with accept_unknown_verifiers():
+        return Job.model_validate(response.json())
 
 
 def _read_batch(response: httpx.Response) -> Batch:

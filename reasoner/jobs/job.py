@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from reasoner.answers.votes import Vote
 from reasoner.base_model import StrictModel
@@ -127,6 +127,7 @@ class Delivery(StrictModel):
 class Job(StrictModel):
     """A job as the API shows it. Times are seconds since the epoch."""
 
+    model_config = ConfigDict(defer_build=True)  # as of ``JobSpec``
     id: str
     status: Status
     created_at: float

@@ -27,6 +27,10 @@ class RuleSpec(VerifierSpec):
 
     is_conclusive: ClassVar[bool] = True
 
+    def check(self, answer: str) -> float:
+        """Return the score of an answer, 0 to 1. Rules of other packages define it; it runs in a thread."""
+        raise NotImplementedError(f"the rule {self.kind!r} has no check")
+
 
 class ExactVerifier(RuleSpec):
     """1 for one text, without the white space around it."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 from pydantic.json_schema import SkipJsonSchema
 
 from reasoner.jobs.candidate_spec import Candidates
@@ -26,6 +26,7 @@ Schedule = Annotated[ScheduleName, Field(description="Who meets whom in a tourna
 class Selection(JobSpec):
     """A ranking of a client's own candidates: a job with the fields of the strategy ``select`` beside its own."""
 
+    model_config = ConfigDict(defer_build=False)
     candidates: Candidates
     by: By = None
     schedule: Schedule = "swiss"

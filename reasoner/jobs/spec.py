@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, field_validator, model_validator
@@ -18,7 +19,7 @@ from reasoner.jobs.sampling_spec import Sampling
 from reasoner.jobs.step_specs import DEFAULT_STEPS, StepRule, Steps
 from reasoner.jobs.thought_spec import ThoughtSpec
 from reasoner.jobs.tool_specs import FunctionTool, NamedChoice, PythonTool, ToolChoice, Tools
-from reasoner.jobs.verifier_specs import PairwiseVerifier, PrmVerifier, Verifier
+from reasoner.jobs.verifier_specs import PairwiseVerifier, PrmVerifier, Verifier, accept_unknown_verifiers
 from reasoner.tools.formats.registry import FORMATS
 
 MAX_POLICIES = 8
@@ -85,6 +86,7 @@ class PolicySpec(StrictModel):
 class JobSpec(StrictModel):
     """A question, a way to search for its answer, and what the search may cost."""
 
+    model_config = ConfigDict(defer_build=True)  # until the verifiers of other packages can be imported
     problem: Text | None = None
     messages: Annotated[list[Message], Field(min_length=1, max_length=64)] | None = None
     model: str | None = Field(None, description="Name of a served model; without it the service's own.")
@@ -360,3 +362,9 @@ class JobSpec(StrictModel):
             return [{"role": "system", "content": self.python.instruction}, *messages]
         first["content"] += f"\n\n{self.python.instruction}"
         return messages
+
+
+def read_conversation(spec: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the question of a stored job as chat messages, also if the package of its verifier is gone."""
+    with accept_unknown_verifiers():
+        return JobSpec.model_validate(spec).conversation

@@ -1,15 +1,21 @@
 """The verifiers that a job can ask for: one model per kind, discriminated by ``kind``.
 
-To add a kind, add its model here and its scorer in ``reasoner.verifiers``. No kind takes an address: the service's
-configuration alone decides which servers are contacted.
+To add a kind, add its model here and its scorer in ``reasoner.verifiers``, or declare it in another package. No kind
+takes an address: the service's configuration alone decides which servers are contacted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Annotated, Any, ClassVar, Literal, Self, get_args
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import cache
+from inspect import iscoroutinefunction
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, Union, get_args
 
-from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
+from pydantic import AfterValidator, ConfigDict, Discriminator, Field, GetCoreSchemaHandler, Tag, model_validator
+from pydantic.json_schema import SkipJsonSchema
+from pydantic_core import CoreSchema
 
 from prm.scorers.templates import TemplateRefused
 from prm.scorers.verdict_formats import (
@@ -29,7 +35,9 @@ from reasoner.jobs.rule_specs import (
     NumericVerifier,
     PythonVerifier,
     RegexVerifier,
+    RuleSpec,
 )
+from reasoner.plugins import OWN_PACKAGE, VERIFIERS_GROUP, Plugin, PluginError, explain_unusable, load_plugins
 from reasoner.tree import Reads
 
 Aggregation = Literal["last", "min", "prod", "mean", "max"]
@@ -191,36 +199,105 @@ class OutcomeVerifier(VerifierSpec):
     reads: ReadParts = "answer"
 
 
-def get_verifier_kind(value: Any) -> str:
+class UnknownVerifier(VerifierSpec):
+    """A verifier of a package that this process lacks, in a job that is only shown."""
+
+    model_config = ConfigDict(extra="allow")
+
+
+_UNKNOWN = "unknown kind"
+"""The tag of ``UnknownVerifier``, which no kind has."""
+_accepts_unknown: ContextVar[bool] = ContextVar("accepts_unknown", default=False)
+
+
+@contextmanager
+def accept_unknown_verifiers() -> Iterator[None]:
+    """Accept jobs with verifiers of any kind, as clients must, which show jobs and run none."""
+    token = _accepts_unknown.set(True)
+    try:
+        yield
+    finally:
+        _accepts_unknown.reset(token)
+
+
+def get_verifier_kind(value: Any) -> str | None:
     """Return the tag of the member of ``Verifier`` that ``value`` selects; without ``kind`` a process reward model."""
-    kind = value.get("kind", "prm") if isinstance(value, dict) else getattr(value, "kind", "prm")
-    return str(kind)
+    kind = str(value.get("kind", "prm") if isinstance(value, dict) else getattr(value, "kind", "prm"))
+    if kind in load_verifier_kinds():
+        return kind
+    return _UNKNOWN if isinstance(value, UnknownVerifier) or _accepts_unknown.get() else None
 
 
-_Kinds = (
-    Annotated[PrmVerifier, Tag("prm")]
-    | Annotated[JudgeVerifier, Tag("judge")]
-    | Annotated[OutcomeVerifier, Tag("outcome")]
-    | Annotated[ProbeVerifier, Tag("probe")]
-    | Annotated[GenerativeVerifier, Tag("generative")]
-    | Annotated[PairwiseVerifier, Tag("pairwise")]
-    | Annotated[ExactVerifier, Tag("exact")]
-    | Annotated[NumericVerifier, Tag("numeric")]
-    | Annotated[MathVerifier, Tag("math")]
-    | Annotated[RegexVerifier, Tag("regex")]
-    | Annotated[JsonSchemaVerifier, Tag("json_schema")]
-    | Annotated[PythonVerifier, Tag("python")]
+_OWN_KINDS: tuple[type[VerifierSpec], ...] = (
+    PrmVerifier,
+    JudgeVerifier,
+    OutcomeVerifier,
+    ProbeVerifier,
+    GenerativeVerifier,
+    PairwiseVerifier,
+    ExactVerifier,
+    NumericVerifier,
+    MathVerifier,
+    RegexVerifier,
+    JsonSchemaVerifier,
+    PythonVerifier,
 )
 
-VERIFIER_KINDS: dict[str, type[VerifierSpec]] = {
-    get_args(member)[1].tag: get_args(member)[0] for member in get_args(_Kinds)
-}
 
-Verifier = Annotated[
-    _Kinds,
-    Discriminator(
-        get_verifier_kind,
-        custom_error_type="verifier_kind",
-        custom_error_message=f"unknown kind of verifier; use one of {', '.join(VERIFIER_KINDS)}",
-    ),
-]
+@cache
+def load_verifier_kinds() -> Mapping[str, Plugin[type[VerifierSpec]]]:
+    """Return the models of all kinds of verifiers with their packages, the service's own first."""
+    own = {kind: Plugin(kind, OWN_PACKAGE, model) for model in _OWN_KINDS for kind in _list_kinds(model)}
+    return own | {plugin.name: plugin for plugin in load_plugins(VERIFIERS_GROUP, own.keys(), _read_plugin)}
+
+
+def verifier_kinds() -> dict[str, type[VerifierSpec]]:
+    """Return the model of each kind of verifier."""
+    return {kind: plugin.value for kind, plugin in load_verifier_kinds().items()}
+
+
+def _read_plugin(value: object) -> tuple[str, type[VerifierSpec]]:
+    if not (isinstance(value, type) and issubclass(value, VerifierSpec)):
+        raise PluginError(f"{value!r} is no subclass of VerifierSpec (reasoner.base_model)")
+    kinds = _list_kinds(value)
+    if len(kinds) != 1:
+        raise PluginError("its 'kind' is no Literal of one text")
+    checks = issubclass(value, RuleSpec) and value.check is not RuleSpec.check
+    if not checks and not iscoroutinefunction(getattr(value, "open", None)):
+        raise PluginError("it has neither an async method 'open' nor, as a RuleSpec, a method 'check'")
+    try:
+        value.model_json_schema()
+    except Exception as error:
+        raise PluginError(f"its parameters have no JSON schema: {error}") from error
+    return kinds[0], value
+
+
+def _list_kinds(model: type[VerifierSpec]) -> tuple[str, ...]:
+    return tuple(kind for kind in get_args(model.model_fields["kind"].annotation) if isinstance(kind, str))
+
+
+class _InstalledKinds:
+    """Annotation that becomes the union of all kinds once a model with it is built.
+
+    Not when this module is imported: the module of a plug-in imports it, too.
+    """
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        kinds = verifier_kinds()
+        members = (
+            *(Annotated[model, Tag(kind)] for kind, model in kinds.items()),
+            Annotated[SkipJsonSchema[UnknownVerifier], Tag(_UNKNOWN)],
+        )
+        unusable = explain_unusable(VERIFIERS_GROUP)
+        discriminator = Discriminator(
+            get_verifier_kind,
+            custom_error_type="verifier_kind",
+            custom_error_message=f"unknown kind of verifier; use one of {', '.join(kinds)}{unusable}",
+        )
+        return handler.generate_schema(Annotated[Union[members], discriminator])  # noqa: UP007  # a tuple of types
+
+
+if TYPE_CHECKING:
+    Verifier = VerifierSpec
+else:
+    Verifier = Annotated[Any, _InstalledKinds()]  # FastAPI would list the base class in the schema

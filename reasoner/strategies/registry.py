@@ -1,10 +1,15 @@
-"""Registry of strategies by name. Each is decision logic on a ``Search`` with a pydantic model of its parameters."""
+"""Registry of strategies by name, those of other packages included.
+
+Each is decision logic on a ``Search`` with a pydantic model of its parameters.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from inspect import iscoroutinefunction
 from typing import Any
 
+from reasoner.plugins import OWN_PACKAGE, STRATEGIES_GROUP, PluginError, explain_unusable, load_plugins
 from reasoner.strategies import auto
 from reasoner.strategies.base import Params, Strategy
 from reasoner.strategies.merging import aggregate, select, synthesize, tournament
@@ -49,12 +54,35 @@ _STAGES: dict[str, Strategy[Any]] = {
 }
 
 STRATEGIES: dict[str, Strategy[Any]] = {**_STAGES, "auto": auto.create_strategy(_STAGES)}
+STRATEGY_PACKAGES = dict.fromkeys(STRATEGIES, OWN_PACKAGE)
+"""The package of each strategy."""
+
+
+def _read_plugin(value: object) -> tuple[str, Strategy[Any]]:
+    if not isinstance(value, Strategy):
+        raise PluginError(f"a {type(value).__name__}, not a Strategy (reasoner.strategies.base)")
+    if not (isinstance(value.params, type) and issubclass(value.params, Params)):
+        raise PluginError("its 'params' is no subclass of Params (reasoner.strategies.base)")
+    if "name" in value.params.model_fields:
+        raise PluginError("a parameter cannot be called 'name', which in a job is the strategy's own")
+    if not iscoroutinefunction(value.run):
+        raise PluginError("its 'run' is no async function")
+    try:
+        value.params.model_json_schema()
+    except Exception as error:
+        raise PluginError(f"its parameters have no JSON schema: {error}") from error
+    return value.name, value
+
+
+for _plugin in load_plugins(STRATEGIES_GROUP, STRATEGIES.keys(), _read_plugin):
+    STRATEGIES[_plugin.name], STRATEGY_PACKAGES[_plugin.name] = _plugin.value, _plugin.package
 
 
 def parse_params(name: str, params: Mapping[str, Any]) -> Params:
     """Return a strategy's validated parameters with defaults. Raises ``ValueError`` with a correction."""
     if name not in STRATEGIES:
-        raise ValueError(f"unknown strategy {name!r}; known are {', '.join(STRATEGIES)}")
+        known = ", ".join(STRATEGIES)
+        raise ValueError(f"unknown strategy {name!r}; known are {known}{explain_unusable(STRATEGIES_GROUP)}")
     parsed: Params = STRATEGIES[name].parse(params)
     return parsed
 
@@ -64,6 +92,7 @@ def describe_strategies() -> dict[str, dict[str, Any]]:
     return {
         name: {
             "summary": (strategy.run.__doc__ or "").strip().split("\n")[0],
+            "package": STRATEGY_PACKAGES.get(name),
             "needs_verifier": strategy.needs_verifier,
             "takes_candidates": strategy.takes_candidates,
             "samples_several": strategy.samples_several,

@@ -20,8 +20,9 @@ from reasoner.jobs.rule_specs import (
     NumericVerifier,
     PythonVerifier,
     RegexVerifier,
-    Rule,
+    RuleSpec,
 )
+from reasoner.plugins import PluginError
 from reasoner.regex import find_pattern_error, matches_fully
 from reasoner.sandbox.lockdown import check_lockdown
 from reasoner.sandbox.runner import Limits, run_tests
@@ -41,7 +42,7 @@ async def open_rule(context: VerifierContext) -> NodeScorer:
     """Raises ``InvalidRequest`` when a sandbox is needed and this worker's system has none, and for a pattern that
     cannot be used: it is compiled here for the first time."""
     rule = context.spec.verifier
-    assert isinstance(rule, Rule)
+    assert isinstance(rule, RuleSpec)
     match rule:
         case PythonVerifier() if not context.unlocked_tests:
             seconds = context.ledger.seconds_until_cut()
@@ -85,7 +86,7 @@ class RuleScorer:
                 self._known[answer] = score
 
 
-def _check(rule: Rule, context: VerifierContext) -> Check:
+def _check(rule: RuleSpec, context: VerifierContext) -> Check:
     """Return the rule as a function from an answer to its score."""
 
     async def check(answer: str) -> float:
@@ -102,8 +103,24 @@ def _check(rule: Rule, context: VerifierContext) -> Check:
                 return float(await is_valid_json(answer, rule.json_schema))
             case PythonVerifier():
                 return await _tested(rule, answer, locked=not context.unlocked_tests)
+            case _:
+                return await _check_by_plugin(rule, answer)
 
     return check
+
+
+async def _check_by_plugin(rule: RuleSpec, answer: str) -> float:
+    """Run the check of another package in a thread: the job's own renews its lease meanwhile.
+
+    Raises ``PluginError`` if the check fails: that is a fault of the package, and no score.
+    """
+    try:
+        score = float(await asyncio.to_thread(rule.check, answer))
+    except Exception as error:
+        raise PluginError(f"the check of verifier {rule.kind!r} failed: {type(error).__name__}: {error}") from error
+    if not 0.0 <= score <= 1.0:
+        raise PluginError(f"the check of verifier {rule.kind!r} returned {score}: a score is from 0 to 1")
+    return score
 
 
 def is_within_tolerance(answer: str, rule: NumericVerifier) -> bool:

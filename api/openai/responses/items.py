@@ -9,7 +9,7 @@ from pydantic import BaseModel, Field
 from api.openai.functions import FunctionCallItem, FunctionOutputItem
 from api.openai.responses.body import EchoedFields
 from reasoner.base_model import StrictModel
-from reasoner.jobs.spec import JobSpec
+from reasoner.jobs.spec import read_conversation
 from workers.store.serialization import JobDocument
 
 
@@ -51,7 +51,7 @@ class InputItems(BaseModel):
 
 def list_input_items(job: JobDocument, echoed: EchoedFields, query: ListItems) -> InputItems:
     """Return a page of input items. Raises ``KeyError`` if there is no item ``query.after``."""
-    turns = JobSpec.model_validate(job["spec"]).conversation[echoed.instructions is not None :]
+    turns = read_conversation(job["spec"])[echoed.instructions is not None :]
     items = [item for index, turn in enumerate(turns) for item in _build_items(job["id"], index, turn)]
     if query.order == "desc":
         items.reverse()

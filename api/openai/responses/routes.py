@@ -33,7 +33,7 @@ from reasoner.base_model import StrictModel
 from reasoner.jobs.event import MAX_SEQ
 from reasoner.jobs.job import TERMINAL_STATUSES, JobResult
 from reasoner.jobs.messages import Message, MessageCall
-from reasoner.jobs.spec import JobSpec
+from reasoner.jobs.spec import read_conversation
 from workers.store.jobs import NoSuchJob
 from workers.store.serialization import JobDocument
 
@@ -186,7 +186,7 @@ async def _history(response_id: str, state: ServiceState, principal: Principal) 
     if not answer and not calls:
         message = f"{response_id} is {job['status']} and has no text to continue from: name a completed response"
         raise Problem(422, "invalid-request", f"{field}: {message}", errors=[(field, message)])
-    turns = [Message.model_validate(turn) for turn in JobSpec.model_validate(job["spec"]).conversation]
+    turns = [Message.model_validate(turn) for turn in read_conversation(job["spec"])]
     has_instructions = (await _load_echoed_fields(state, job["id"])).instructions is not None
     return [*turns[has_instructions:], Message(role="assistant", content=answer or None, tool_calls=calls)]
 

@@ -20,7 +20,7 @@ from workers.store.keys import SCOPES, KeySpec, KeyStore
 
 OPEN = {("GET", "/healthz"), ("GET", "/readyz")}
 """Calls that need no key."""
-ANY_KEY = {("GET", "/v1/strategies"), ("GET", "/v1/models"), ("GET", "/v1/models/{model}")}
+ANY_KEY = {("GET", "/v1/strategies"), ("GET", "/v1/verifiers"), ("GET", "/v1/models"), ("GET", "/v1/models/{model}")}
 """Calls that any key may make, with the same answer for all."""
 ADMIN = "/v1/keys"
 SECRET = "what-ann-asked"
