@@ -12,7 +12,6 @@ from typing import Self
 
 from prm.records import BadRecord, JsonRecord, read_records
 from prm.rollouts.rollouts import RolloutProblem
-from reasoner.answers.canonical import canonicalize
 from reasoner.answers.equivalence import Equivalence
 from reasoner.answers.extraction.extract import extract_answer, find_answer
 from reasoner.answers.spec import AnswerSpec
@@ -94,7 +93,7 @@ class LabelledProblems:
         if isinstance(answer, Problem):
             return registry.check_answer(answer, stated.text)
         async with self._judge_lock:
-            return await self._equivalence.equal(canonicalize(answer), canonicalize(stated.text))
+            return await self._equivalence.are_same(answer, stated.text)
 
 
 def _read_suite(name: str, count: int, seed: int) -> Iterator[tuple[RolloutProblem, Problem]]:

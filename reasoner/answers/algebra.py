@@ -1,9 +1,10 @@
 r"""Symbolic equality of two formulas. Imports sympy, so only a child process may import this module.
 
 Rules: two equations are equal if lhs - rhs agree up to a constant factor. An equation equals an expression only if its
-left side is a name, as in ``x = \sqrt{2}``. Values are compared by relative difference. Lists of formulas are compared
-element by element, as sets within braces or without brackets, and else in order. math-verify must give the same result
-for both argument orders, except for a relation compared with a set.
+left side is a name, as in ``x = \sqrt{2}``. Values are compared exactly, unless one of the two is a long decimal. Lists
+of formulas are compared element by element, as sets within braces or without brackets, and else in order. Sets of reals
+are compared by their ends (``reasoner.answers.inequalities``). math-verify, which decides what is left, must give the
+same result for both argument orders, except for a relation compared with a set.
 """
 
 from __future__ import annotations
@@ -20,13 +21,16 @@ from math_verify import LatexExtractionConfig, parse, verify
 from sympy import Expr, Float, I, Integral, Limit, Product, Rational, Set, Sum, Symbol, Tuple, UnevaluatedExpr
 from sympy.core.relational import Relational
 
-from reasoner.answers import arithmetic, numbers, plain
-from reasoner.answers.units import are_same_amount
+from reasoner.answers import numbers, plain
+from reasoner.answers.inequalities import are_same_set, read_set, split_relation
+from reasoner.answers.notation.units import are_same_amount
 
-EXACT = float(arithmetic.NEARLY)
-"""Relative tolerance between two values without decimals."""
+EXACT = 1e-9
+"""Relative difference up to which two values are compared to ``MAX_DIGITS`` digits, by their difference."""
+MAX_DIGITS = 400
+"""Maximum number of digits to which a difference is computed; one that is zero to so many is zero."""
 ROUNDED = 1e-5
-"""Relative tolerance if one of the values is written in decimals."""
+"""Maximum relative tolerance if one of the values is a long decimal."""
 MAX_ITEMS = 50
 _UNITS_ARE_READ = NormalizationConfig(
     basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="all", equations=False
@@ -40,6 +44,7 @@ _OPERATORS = re.compile(r"[+\-*/^<>]|\\(?:times|cdot|le|ge|leq|geq|ne|neq|pm|int
 _SUBSCRIPT = re.compile(r"_(?:\{[^{}]*\}|\w)")
 _APPROX = re.compile(r"(?<=[\w})])\s*\\approx.*")
 _COMPARES = re.compile(r"[<>]|\\(?:le|ge|leq|geq|lt|gt|ne|neq|leqslant|geqslant)(?![A-Za-z])")
+_LONG_DECIMAL = re.compile(rf"\.\d{{{numbers.ROUNDED_DIGITS},}}")
 _WORDY = re.compile(r"\s*,?\s*(?<![A-Za-z\\])(?:and|or)(?![A-Za-z])\s*")
 
 
@@ -52,7 +57,45 @@ def are_equal(a: str, b: str) -> bool:
     b, other = numbers.split_unit(b)
     if not are_same_amount(Fraction(1), unit, Fraction(1), other):
         return False
+    if any(_COMPARES.search(side) or _is_set(side) for side in (a, b)):
+        decided = _equal_sets(a, b)
+        if decided is not None:
+            return decided
     return _equal_lists(a, b) if _is_list(a) or _is_list(b) else _equal_formulas(a, b)
+
+
+# Sets and inequalities
+
+
+def _is_set(text: str) -> bool:
+    return re.search(r"\\(?:cup|cap|setminus|mathbb|emptyset)(?![A-Za-z])|^\\\{\\\}$", text) is not None
+
+
+def _equal_sets(a: str, b: str) -> bool | None:
+    """Compare two sets of reals, or two inequalities of several variables; ``None`` if they are others."""
+    ours, theirs = read_set(a, _parse_one), read_set(b, _parse_one)
+    if ours is not None and theirs is not None:
+        return are_same_set(ours, theirs, lambda x, y: x == y or _same_values(x, y) is True)
+    relations = split_relation(a), split_relation(b)
+    if relations[0] is None or relations[1] is None:
+        return None
+    sides = [_move_left(*relation) for relation in relations if relation is not None]
+    if sides[0] is None or sides[1] is None or sides[0][0] != sides[1][0]:
+        return None
+    factor = _find_factor(sides[0][1], sides[1][1])
+    return factor is not None and (factor > 0 or sides[0][0] == "!=")
+
+
+def _move_left(left: str, operator: str, right: str) -> tuple[str, Any] | None:
+    """Return "<", "<=" or "!=" and the difference that is so compared with zero."""
+    first, second = _parse_one(left.strip()), _parse_one(right.strip())
+    if first is None or second is None:
+        return None
+    return operator.replace(">", "<"), second - first if ">" in operator else first - second
+
+
+def _parse_one(text: str) -> Any | None:
+    return _one_expression(_read(text)) if text else None
 
 
 # Several formulas
@@ -136,7 +179,19 @@ def _equal_formulas(a: str, b: str) -> bool:
         for equation, other in ((ours, b), (theirs, a)):
             if equation:
                 return _is_name(equation[0]) and are_equal(equation[1], other)
-    return _equal_expressions(_read(_without_member(a, b)), _read(_without_member(b, a)))
+    a, b = _without_member(a, b), _without_member(b, a)
+    return _equal_expressions(_read(a), _read(b), _find_last_place(a, b))
+
+
+def _find_last_place(a: str, b: str) -> float | None:
+    """Return the absolute tolerance, if one of the answers has a long decimal: its last place, if that is all of it."""
+    if (_LONG_DECIMAL.search(a) is None) == (_LONG_DECIMAL.search(b) is None):
+        return None
+    long, other = (a, b) if _LONG_DECIMAL.search(a) else (b, a)
+    parsed = plain.parse_plain(long)
+    if isinstance(parsed, numbers.Number) and parsed.last_place is not None:
+        return float(parsed.last_place)
+    return None if re.search(r"\.\d", other) else float("inf")
 
 
 def _without_member(text: str, other: str) -> str:
@@ -172,38 +227,45 @@ def _one_expression(parsed: list[Any]) -> Any | None:
 
 def _proportional(f: Any, g: Any) -> bool:
     """Return True if two expressions are equal up to a constant factor, by their values at sample points."""
+    return _find_factor(f, g) is not None
+
+
+def _find_factor(f: Any, g: Any) -> Any | None:
+    """Return the number f / g; ``None`` if that depends on the letters."""
     letters = tuple(sorted(f.free_symbols | g.free_symbols, key=str))
     if f.free_symbols != g.free_symbols:
-        return False
-    ratio = None
+        return None
+    factor: Any = None
+    reference: Any = None
     for start, step in (*_POSITIVE, _NEGATIVE):
         x, y = (_value(side, letters, start, step) for side in (f, g))
         if x is None or y is None or not x or not y:
             if (x is None) != (y is None) or bool(x) != bool(y):
-                return False
+                return None
             continue
-        if ratio is not None and abs(x / y - ratio) > EXACT * abs(ratio):
-            return False
-        ratio = x / y
-    return ratio is not None
+        if reference is None:
+            points = {letter: start + step * index for index, letter in enumerate(letters)}
+            factor, reference = x / y, f * g.xreplace(points) - g * f.xreplace(points)
+        elif abs(x / y - factor) > EXACT * abs(factor) or _value(reference, letters, start, step) != 0:
+            return None
+    return factor
 
 
-def _equal_expressions(a: list[Any], b: list[Any]) -> bool:
+def _equal_expressions(a: list[Any], b: list[Any], last_place: float | None) -> bool:
     if not a or not b:
         return False
     ours, theirs = _one_expression(a), _one_expression(b)
     if ours is not None and theirs is not None:
-        verdict = _same_values(ours, theirs)
+        verdict = _same_values(ours, theirs, last_place)
         if verdict is not None:
             return verdict
         return _both_ways([ours], [theirs])
     return _both_ways(a, b)
 
 
-def _same_values(a: Any, b: Any) -> bool | None:
-    """Compare the values at sample points to many digits; ``None`` if that is inconclusive."""
+def _same_values(a: Any, b: Any, last_place: float | None = None) -> bool | None:
+    """Compare the values at sample points; ``None`` if that is inconclusive. ``last_place``: absolute tolerance."""
     letters = tuple(sorted(a.free_symbols | b.free_symbols, key=str))
-    rounded = a.has(Float) or b.has(Float)
     points = (*_POSITIVE, _NEGATIVE) if letters else _POSITIVE[:1]
     agreed = 0
     for start, step in points:
@@ -211,9 +273,12 @@ def _same_values(a: Any, b: Any) -> bool | None:
         if x is None or y is None:
             continue
         largest = max(abs(x), abs(y))
-        if abs(x - y) <= EXACT * largest:
-            agreed += 1
-        elif not (rounded and abs(x - y) <= ROUNDED * largest) and (start, step) != _NEGATIVE:
+        if last_place is None:
+            is_same = bool(abs(x - y) <= EXACT * largest) and _value(a - b, letters, start, step) == 0
+        else:
+            is_same = bool(abs(x - y) <= min(ROUNDED * largest, last_place))
+        agreed += is_same
+        if not is_same and (start, step) != _NEGATIVE:
             return False  # elsewhere roots and logarithms may have other branches
     return True if agreed == len(points) else None
 
@@ -222,7 +287,7 @@ def _same_values(a: Any, b: Any) -> bool | None:
 def _value(expression: Any, letters: tuple[Any, ...], start: Any, step: Any) -> Any | None:
     """Return the value at fixed numbers for the letters, ``None`` if it has none; 0 if all its digits cancel."""
     points = {letter: start + step * index for index, letter in enumerate(letters)}
-    value = expression.evalf(18, subs=points)  # not floats: 10^{10^{10}} is a number here
+    value = expression.evalf(18, subs=points, maxn=MAX_DIGITS)  # not floats: 10^{10^{10}} is a number here
     if not value.is_number or not value.is_finite:
         return None
     parts = [0 if isinstance(part, Float) and part._prec == 1 else part for part in value.as_real_imag()]
@@ -230,11 +295,12 @@ def _value(expression: Any, letters: tuple[Any, ...], start: Any, step: Any) -> 
 
 
 def _unified(expression: Any) -> Any:
-    """Make all letters real, since the parser does so for some formulas only; i is the imaginary unit."""
-    letters = {
+    """Make all letters real, since the parser does so for some formulas only, and decimals exact; i is imaginary."""
+    exact: dict[Any, Any] = {
         letter: I if letter.name == "i" else Symbol(letter.name, real=True) for letter in expression.free_symbols
     }
-    return expression.xreplace(letters)
+    exact |= {decimal: Rational(str(decimal)) for decimal in expression.atoms(Float)}
+    return expression.xreplace(exact)
 
 
 # math-verify
@@ -245,17 +311,9 @@ def _read(text: str) -> list[Any]:
     """Return math-verify's parses of an answer: expressions, then the text."""
     number = plain.parse_plain(text)
     if isinstance(number, numbers.Number) and not number.percent:
-        return [_number(number.value)]
+        return [Rational(number.value.numerator, number.value.denominator)]
     parsed: list[Any] = parse(f"${text}$", extraction_config=_LATEX, parsing_timeout=None)
     return parsed
-
-
-def _number(value: Fraction) -> Any:
-    """Convert a decimal with many digits to a float, for which sympy allows rounding."""
-    places = numbers.count_decimals(value)
-    if places is None or places < numbers.ROUNDED_DIGITS:
-        return Rational(value.numerator, value.denominator)
-    return Float(Rational(value.numerator, value.denominator), 15)
 
 
 def _verified(a: str, b: str) -> bool:

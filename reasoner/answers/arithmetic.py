@@ -18,8 +18,6 @@ _OPERATIONS: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] 
     ast.Mult: operator.mul,
     ast.Div: operator.truediv,
 }
-NEARLY = Fraction(1, 10**9)
-"""Relative difference up to which algebra takes values for equal (``reasoner.answers.algebra``)."""
 
 
 @lru_cache(maxsize=4096)
@@ -35,13 +33,6 @@ def evaluate(text: str) -> Fraction | None:
         return _value(ast.parse(text, mode="eval").body)
     except (SyntaxError, ZeroDivisionError):
         return None
-
-
-def decide_equal(a: Fraction, b: Fraction) -> bool | None:
-    """Return True if two values are equal; ``None`` if they differ by so little that algebra has to decide."""
-    if a == b:
-        return True
-    return None if abs(a - b) <= NEARLY * max(abs(a), abs(b)) else False
 
 
 def _value(node: ast.expr) -> Fraction | None:

@@ -7,6 +7,7 @@ import re
 from fractions import Fraction
 from functools import lru_cache
 
+from reasoner.answers import arithmetic
 from reasoner.answers.normalize import normalize, simplify_characters
 from reasoner.answers.numbers import split_unit
 from reasoner.answers.plain import parse_plain
@@ -44,7 +45,11 @@ def canonicalize(answer: str, compare: Compare = "math") -> str:
         form = str(plain)
         if len(form) <= _MAX_DIGITS:
             return form
-    text, unit = split_unit(normalize(answer))
+    normal = normalize(answer)
+    value = arithmetic.evaluate(normal)
+    if value is not None:
+        return str(value)
+    text, unit = split_unit(normal)
     text = _FREE_SPACE.sub("", text)
     letter = _LETTER_ALONE.fullmatch(text)
     return letter.group(1) if letter else f"{text} {unit}".rstrip()

@@ -10,6 +10,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack
 
 from reasoner.answers import plain
+from reasoner.answers.canonical import canonicalize
+from reasoner.answers.spec import Compare
 from reasoner.deadline import SecondsLeft, run_within, unlimited
 from reasoner.subprocess_pool import WorkerPool, keep_workers_alive
 
@@ -56,6 +58,11 @@ class Equivalence:
 
     async def equal(self, a: str, b: str) -> bool:
         return await self.representative(a, [b]) == b
+
+    async def are_same(self, answer: str, other: str, compare: Compare = "math") -> bool:
+        """Return True if two answers are equal as in a vote; they need not be canonical."""
+        a, b = canonicalize(answer, compare), canonicalize(other, compare)
+        return await self.equal(a, b) if compare == "math" else a == b
 
     async def representative(self, answer: str, others: Sequence[str]) -> str:
         """Return the first of ``others`` that is equivalent to ``answer``, or ``answer`` itself if there is none."""

@@ -37,6 +37,20 @@ _CHARACTERS = str.maketrans(
 )  # fmt: skip
 
 _GROUPS = re.compile(r"(?<=\d)(?:\s*\{\s*,\s*\}\s*|,\s*\\!\s*|\\,)(?=\d{3}(?!\d))")
+_SIGNED_GROUPS = re.compile(r"(?<![\w.])[1-9]\d{0,2}(?:(?:'\d{3})+|(?:_\d{3})+)(?![\d'_])")
+"""Pattern of a whole number in groups of three between apostrophes or low lines."""
+_FUNCTION_NAMES = re.compile(
+    r"\\(?:operatorname\*?|mathrm|text|mathop)\s*\{\s*(arcsin|arccos|arctan|sinh|cosh|tanh|sin|cos|tan|cot|sec|csc|ln|log|exp"
+    r"|gcd|max|min|det)\s*\}"
+)
+_DEGREES_INSIDE = re.compile(
+    r"(\\(?:sin|cos|tan|cot|sec|csc))(\s*\^\s*(?:\{\s*\d\s*\}|\d))?\s*"
+    r"(?:\(\s*(-?\d+(?:\.\d+)?)\s*(?:°|degrees?\b)\s*\)|\{?\s*(-?\d+(?:\.\d+)?)\s*(?:°|degrees?\b)\s*\}?)"
+)
+_REVERSED = re.compile(r"([\[\]])([^\[\]]*[,;][^\[\]]*)([\[\]])")
+_OR, _AND = re.compile(r"\\(?:lor|vee)(?![A-Za-z])"), re.compile(r"\\(?:land|wedge)(?![A-Za-z])")
+_MICRO = re.compile(r"(?<=[\d\s}])(?:\\mu\s?|[µ\u03bc])(?=(?:[mgslLAVFW]|mol|Pa)(?:$|[\s/^)]))")
+_OHM = re.compile(r"(?<=[\d\s}kM])(?:\\Omega|\u2126)$")
 _NARROW = re.compile(r"(?<!\\)\\!\s*")
 _SPACE = re.compile(
     r"(?<!\\)\\[,;: ]|~|\\(?:q?quad|enspace|thinspace|displaystyle|textstyle|bf|rm|it|large|Large)(?![A-Za-z])"
@@ -48,7 +62,7 @@ _COLOUR = re.compile(r"\\(?:textcolor|color)\s*\{[A-Za-z]{1,20}\}")
 _WRAPPED = re.compile(rf"\\(?:({_WORDS})|{_BOXES})\s*\{{((?:[^{{}}\\]|\\[^{{}}])*)\}}")
 _NUMERATOR = r"(\{[^{}]*\}|\d|[A-Za-z]|\\[A-Za-z]+(?![A-Za-z{])|(?=\{))"
 _FRACTION = re.compile(rf"\\[dtc]?frac(?![A-Za-z])\s*{_NUMERATOR}\s*{_NUMERATOR}")
-_OTHER_FRACTION = re.compile(r"\\[dtc]frac(?![A-Za-z])")
+_OTHER_FRACTION = re.compile(r"\\(?:[dtcsx]|nice)frac(?![A-Za-z])")
 _SQUARE_ROOT = re.compile(r"\\sqrt\s*(\d|[A-Za-z])")
 _DEGREE = re.compile(
     r"\^\s*(?:\{\s*\\(?:circ|degree)\s*\}|\\(?:circ|degree)(?![A-Za-z])|°)|\\(?:text)?degree(?![A-Za-z])"
@@ -106,7 +120,10 @@ def normalize(text: str) -> str:
     """Return the normalized answer; beyond ``MAX_CHARS``, only runs of white space are collapsed."""
     if len(text) > MAX_CHARS:
         return _SPACES.sub(" ", text).strip()
+    text = _MICRO.sub("µ", text)
     text = _GROUPS.sub("", _unwrap(strip_signs(_unwrap(simplify_characters(text)))))
+    text = _SIGNED_GROUPS.sub(lambda match: re.sub("['_]", "", match.group()), text)
+    text = _FUNCTION_NAMES.sub(r"\\\1 ", text)
     text = _SPACE.sub(" ", _NARROW.sub("", text))
     text = _COLOUR.sub("", _SIZED.sub("", text))
     for _ in range(3):  # one round per level of nesting
@@ -118,8 +135,22 @@ def normalize(text: str) -> str:
     text = _PLAIN_ROOT.sub(lambda match: "\\sqrt{" + (match.group(1) or match.group(2) or "") + "}", text)
     text = _PLAIN_NAME.sub(lambda match: "\\pi " if match.group(1) == "pi" else "\\infty ", text)
     text = strip_signs(_SIGN.sub(r"\1", _DEGREE.sub("°", text))).replace("**", "^")
+    text = _OHM.sub("Ω", _MICRO.sub("µ", _REVERSED.sub(_turn_brackets, text)))
+    text = _DEGREES_INSIDE.sub(_to_radians, text).replace("\\varnothing", "\\emptyset").replace("^{\\prime}", "'")
+    text = _AND.sub(" and ", _OR.sub(" or ", text))
     text = _unwrap(_SPACES.sub(" ", text))
     return _unwrap(_HEDGE.sub("", text))
+
+
+def _to_radians(match: re.Match[str]) -> str:
+    r"""Write degrees within a function as radians: \sin 30° is \sin(\frac{30\pi}{180})."""
+    return f"{match[1]}{match[2] or ''}(\\frac{{{match[3] or match[4]}\\pi}}{{180}})"
+
+
+def _turn_brackets(match: re.Match[str]) -> str:
+    """Write ]2,5[ as (2,5)."""
+    opening, inner, closing = match.groups()
+    return f"{'(' if opening == ']' else opening}{inner}{')' if closing == '[' else closing}"
 
 
 def _content(match: re.Match[str]) -> str:

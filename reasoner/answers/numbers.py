@@ -7,7 +7,18 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 
-from reasoner.answers.units import CURRENCIES, NO_UNIT, Unit, are_same_amount, convert, parse_measure, read_unit
+from reasoner.answers.notation.number_words import replace_words
+from reasoner.answers.notation.units import (
+    CURRENCIES,
+    NO_UNIT,
+    Unit,
+    are_same_amount,
+    convert,
+    is_glued_measure,
+    parse_currency,
+    parse_measure,
+    read_unit,
+)
 
 MAX_EXPONENT = 400
 """Largest power of ten that is expanded."""
@@ -15,7 +26,8 @@ ROUNDED_DIGITS = 6
 """Number of decimals from which a decimal number may be a rounded or truncated fraction."""
 
 _DIGITS = (
-    r"(?:[1-9]\d{0,2}(?:,\d{3})+|[1-9]\d?(?:,\d{2})+,\d{3}|[1-9]\d{0,2}(?: \d{3})*(?: 0\d\d)(?: \d{3})*|\d+)(?![\d])"
+    r"(?:[1-9]\d{0,2}(?:,\d{3})+|[1-9]\d?(?:,\d{2})+,\d{3}|[1-9]\d{0,2}(?: \d{3})*(?: 0\d\d)(?: \d{3})*"
+    r"|[1-9]\d?(?: \d{3}){2,}|\d+)(?![\d])"
 )
 _DECIMAL = rf"(?:{_DIGITS}(?:\.\d+|\.(?!\d))?|\.\d+)"
 _POWER = r"10\s?\^\s?(?:\{\s?(?P<power>[+-]?\d{1,4})\s?\}|(?P<bare_power>[+-]?\d{1,4}))"
@@ -34,19 +46,23 @@ _NAME = re.compile(
 _LONG_NAME = re.compile(r"(?:the )?[A-Za-z]{4,20}(?: [A-Za-z]{1,20}){0,3}\s?(?:=|:|\\approx)\s?", re.IGNORECASE)
 _MONEY = re.compile(rf"(?:US|CA|AU)?\s?([{CURRENCIES}])\s?|(USD|EUR|GBP|INR|Rs\.?)\s", re.IGNORECASE)
 _MONEY_BEHIND = re.compile(rf"\s?([{CURRENCIES}])")
-_EUROPEAN = re.compile(r"(\d{1,9}),(\d{2})(?!\d)")
+_EUROPEAN = re.compile(r"(\d{1,3}(?:\.\d{3})+|\d{1,9}),(\d{2})(?![\d,])")
 _PERCENT = re.compile(r"\s?%|\s(?:percent(?:age(?: points?)?)?|per cent|pct)\b\.?", re.IGNORECASE)
-_GLUED = re.compile(r"/?\s?([A-Za-zµ¢°]+)")
+_GLUED = re.compile(r"/?\s?([A-Za-zµΩ¢°]+)")
 _LARGE = {
     "hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12, "k": 3, "K": 3, "M": 6, "B": 9, "bn": 9,
-    "mn": 6, "m": 6,
+    "mn": 6, "m": 6, "lakh": 5, "lakhs": 5, "crore": 7, "crores": 7,
 }  # fmt: skip
-_LARGE_WORD = re.compile(r"\s?(hundred|thousand|million|billion|trillion)\b", re.IGNORECASE)
+_LARGE_WORD = re.compile(r"\s?(hundred|thousand|million|billion|trillion|lakhs?|crores?)\b", re.IGNORECASE)
+_DOZENS = re.compile(r"\s?dozens?\b", re.IGNORECASE)
 _LARGE_LETTER = re.compile(r"(k|K|M|B|bn|mn|m)\b")
 _COUNTED = re.compile(
-    r"(?:[\s,/]++|\^\{?\d\}?|[A-Za-zµ¢°]++(?:['.-][A-Za-z]++)*+\.?|[(\[][A-Za-z][A-Za-z ,.'-]*+[)\]])*+"
+    r"(?:[\s,/]++|\s?\^\{?\s?-?\d\s?\}?|\\cdot\s?|\*|[A-Za-zµΩ¢°]++(?:['.-][A-Za-z]++)*+\.?"
+    r"|[(\[][A-Za-z](?:[A-Za-z ,.'*-]|\\cdot\s?|\^\{?-?\d\}?)*+[)\]])*+"
 )
-_MEASURED = re.compile(r"(.*(?:[\d})]|\\pi)) ((?:(?:square|sq|cubic|cu)\.? )?[A-Za-z°][A-Za-z°/^0-9 .]{0,60})")
+_MEASURED = re.compile(
+    r"(.*(?:[\d})]|\\pi)) ((?:(?:square|sq|cubic|cu)\.? )?[A-Za-zµΩ°](?:[A-Za-zµΩ°/^0-9 .{}-]|\\cdot ?){0,60})"
+)
 """Pattern of a formula followed by its unit or a counted noun."""
 _STEP = (
     rf"(?:[\s+\-*/.()%^{{}}!{CURRENCIES}]|(?<=\d),(?=\d{{3}})|(?<=[\d\s])x(?=\s?\d)"
@@ -77,13 +93,16 @@ class Number:
     percent: bool = False
     name: str = ""
     base: str = ""
+    last_place: Fraction | None = None
+    """The value of the last decimal place, if there are so many that the number may be rounded."""
 
     def __str__(self) -> str:
         if self.base:
             return self.base
         unit = str(self.unit)
         name = f"{self.name}=" if self.name else ""
-        return f"{name}{self.value}{'%' if self.percent else ''}{' ' * bool(unit)}{unit}"
+        value = str(self.value) if self.last_place is None else write_decimal(self.value, self.last_place)
+        return f"{name}{value}{'%' if self.percent else ''}{' ' * bool(unit)}{unit}"
 
 
 def read_number(text: str, *, alone: bool = True) -> Number | None:
@@ -92,14 +111,14 @@ def read_number(text: str, *, alone: bool = True) -> Number | None:
     if based is not None:
         return _in_base(*based.groups())
     name, text = split_name(text)
-    sign, text = _signed(_bare(text))
+    sign, text = _signed(replace_words(_bare(text)))
     money = _MONEY.match(text)
     unit = NO_UNIT
     if money is not None:
-        unit = Unit(parse_measure(money.group(1) or money.group(2).lower().rstrip(".")) or "")
+        unit = parse_currency(money.group(1) or money.group(2).lower().rstrip("."))
         more, text = _signed(text[money.end() :])
         sign *= more
-        text = _EUROPEAN.sub(r"\1.\2", text)
+        text = _EUROPEAN.sub(lambda match: f"{match.group(1).replace('.', '')}.{match.group(2)}", text, count=1)
     found = _CORE.match(text)
     if found is None or (not alone and "," in found.group()):
         return None
@@ -109,7 +128,10 @@ def read_number(text: str, *, alone: bool = True) -> Number | None:
     tail = _tail(text[found.end() :], value, unit)
     if tail is None:
         return None
-    return Number(sign * tail[0], tail[1], tail[2], name)
+    last_place = _last_place(found)
+    if last_place is not None and value:
+        last_place *= tail[0] / value
+    return Number(sign * tail[0], tail[1], tail[2], name, last_place=last_place)
 
 
 def _in_base(digits: str, base: str) -> Number | None:
@@ -170,24 +192,50 @@ def _value(found: re.Match[str]) -> Fraction | None:
     return Fraction(digits_text) * Fraction(10) ** exponent
 
 
+def _last_place(found: re.Match[str]) -> Fraction | None:
+    """Return the value of the last place of a decimal with ``ROUNDED_DIGITS`` decimals or more; ``None`` for others."""
+    part = found.groupdict()
+    digits = (part["number"] or part["mantissa"] or "").partition(".")
+    significant = len((digits[0].replace(",", "").replace(" ", "") + digits[2]).lstrip("0"))
+    if min(len(digits[2]), significant + 1) < ROUNDED_DIGITS:
+        return None
+    exponent = int(part["exponent"] or part["power"] or part["bare_power"] or 0)
+    return Fraction(10) ** (exponent - len(digits[2]))
+
+
+def write_decimal(value: Fraction, last_place: Fraction) -> str:
+    """Return a number with the places that it was written with, so that reading it gives the same."""
+    exponent = 0
+    while last_place * 10**ROUNDED_DIGITS > 1:
+        value, last_place, exponent = value / 10, last_place / 10, exponent + 1
+    places = count_decimals(last_place, MAX_EXPONENT + 1000)
+    if places is None or last_place.numerator != 1:
+        return str(value * Fraction(10) ** exponent)
+    digits = str(abs(value.numerator) * 10**places // value.denominator).rjust(places + 1, "0")
+    sign = "-" if value < 0 else ""
+    return f"{sign}{digits[:-places]}.{digits[-places:]}{f'e{exponent}' if exponent else ''}"
+
+
 def _tail(tail: str, value: Fraction, unit: Unit) -> tuple[Fraction, Unit, bool] | None:
     """Return (value, unit, is a percentage) by the text after the digits; ``None`` if it is no number."""
     large = _LARGE_WORD.match(tail) or (_LARGE_LETTER.match(tail) if unit.above else None)
     if large is not None:
         word = large.group(1)
         value, tail = value * 10 ** _LARGE.get(word, _LARGE.get(word.lower(), 0)), tail[large.end() :]
+    elif (dozens := _DOZENS.match(tail)) is not None:
+        value, tail = value * 12, tail[dozens.end() :]
     percent = _PERCENT.match(tail)
     if percent is not None:
         tail = tail[percent.end() :]
     else:
         behind = _MONEY_BEHIND.match(tail)
         if behind is not None and not unit.above:
-            unit, tail = Unit(parse_measure(behind.group(1)) or ""), tail[behind.end() :]
+            unit, tail = parse_currency(behind.group(1)), tail[behind.end() :]
     if tail:
         if not _counts(tail):
             return None
         following = read_unit(tail)
-        unit = Unit(unit.above, 1, following.below, following.below_power) if unit.above else following
+        unit = Unit(unit.above, following.below) if unit.above else following
     return value, NO_UNIT if percent is not None else unit, percent is not None
 
 
@@ -207,9 +255,10 @@ def _counts(tail: str) -> bool:
         if glued is None:
             return tail[0] in "°¢"
         letters = glued.group(1)
-        return letters in ("st", "nd", "rd", "th") or (
-            parse_measure(letters) is not None and (len(letters) > 1 or tail[0] == "/")
-        )
+        if letters in ("st", "nd", "rd", "th") or (is_glued_measure(letters) and (len(letters) > 1 or tail[0] == "/")):
+            return True
+        following = re.match(r"\s?\^|\s[A-Za-z]{1,2}\s?\^\{?-", tail[len(letters) :])  # 5m s^{-1}
+        return following is not None and parse_measure(letters) is not None and "^{-" in tail
     first = WORD.findall(tail)[0]
     return parse_measure(first) is not None or len(first) >= 3 or first.lower() in _SHORT or tail.strip()[0] in "([°"
 
@@ -269,25 +318,23 @@ def are_same_number(a: Number, b: Number) -> bool:
     if a.percent != b.percent and NO_UNIT in (a.unit, b.unit):
         part, whole = (a.value, b.value) if a.percent else (b.value, a.value)
         return whole in (part, part / 100)
-    return are_same_amount(a.value, a.unit, b.value, b.unit) or (a.unit == b.unit and _rounded(a.value, b.value))
+    return are_same_amount(a.value, a.unit, b.value, b.unit) or (a.unit == b.unit and _is_rounded(a, b))
 
 
 def _digits(number: Number) -> str:
     return number.base.partition("_")[0] or str(number.value)
 
 
-def _rounded(a: Fraction, b: Fraction) -> bool:
+def _is_rounded(a: Number, b: Number) -> bool:
     """Return True if one is a long decimal and the other the periodic fraction of which it is rounded or truncated."""
-    ours, theirs = count_decimals(a), count_decimals(b)
-    if (ours is None) == (theirs is None):
+    if (a.last_place is None) == (b.last_place is None):
         return False
-    decimal, periodic, count = (a, b, ours) if ours is not None else (b, a, theirs)
-    assert count is not None
-    digits = len(str(abs(decimal.numerator) * 10**count // decimal.denominator))
-    return min(count, digits + 1) >= ROUNDED_DIGITS and abs(decimal - periodic) < Fraction(1, 10**count)
+    decimal, exact = (a, b) if a.last_place is not None else (b, a)
+    assert decimal.last_place is not None
+    return count_decimals(exact.value) is None and abs(a.value - b.value) < decimal.last_place
 
 
 @lru_cache(maxsize=1024)
-def count_decimals(value: Fraction) -> int | None:
-    """Return the number of decimals; ``None`` for more than fifty."""
-    return next((count for count in range(50) if not 10**count % value.denominator), None)
+def count_decimals(value: Fraction, limit: int = 50) -> int | None:
+    """Return the number of decimals; ``None`` for more than the limit."""
+    return next((count for count in range(limit) if not 10**count % value.denominator), None)

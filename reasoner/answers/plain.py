@@ -1,7 +1,7 @@
-r"""Answers that need no algebra: numbers with units, lists of numbers, words and arithmetic, parsed and compared.
+r"""Answers that need no algebra: numbers with units, lists of numbers, dates and the like, words and arithmetic.
 
 Ignored in comparisons: the form of a number (7, 7.0, 14/2, 3 1/2, ``3\frac{1}{2}``, 1.6e-19, ``0.\overline{3}``), the
-counted noun (18 eggs), a unit that one of the two lacks (``reasoner.answers.units``), and a name that one lacks (x = 5
+unit or counted noun that one of the two lacks (``reasoner.answers.notation.units``), and a name that one lacks (x = 5
 equals 5, but not y = 5). 50% equals both 50 and 1/2. Lists are sets (1, 2 equals 2, 1) by default; a tuple is ordered
 and equals a list in the same order. Words are compared by their letters, ignoring case.
 """
@@ -17,16 +17,18 @@ from typing import TypeVar
 
 from reasoner.answers import arithmetic
 from reasoner.answers.normalize import MAX_CHARS, normalize
+from reasoner.answers.notation.codes import read_code
+from reasoner.answers.notation.units import NO_UNIT
+from reasoner.answers.notation.units import count_details as count_unit_details
 from reasoner.answers.numbers import (
-    ROUNDED_DIGITS,
     WORD,
     Number,
     are_same_number,
-    count_decimals,
     have_same_name,
     read_compound,
     read_number,
     split_name,
+    split_unit,
     take_result,
 )
 
@@ -40,6 +42,9 @@ _FUNCTIONS = frozenset(
 _LETTERS = re.compile(r"[^\W\d_](?:[^\W\d_]|[ '.,-])*[^\W\d_.]")
 _COMMAND = re.compile(r"\\(?:begin|end)\{[A-Za-z*]+\}|\\[A-Za-z]+")
 _JOINED = re.compile(r"\s*(?:,\s*(?:and|or)\b|;|,|\b(?:and|or)\b)\s*", re.IGNORECASE)
+
+
+_SAME_WORDS = {"no solutions": "no solution"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +71,17 @@ class Words:
         return self.text
 
 
-Plain = Number | Items | Words
+@dataclass(frozen=True, slots=True)
+class Code:
+    """A date, a time or a number in groups (``reasoner.answers.notation.codes``)."""
+
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+
+Plain = Number | Items | Words | Code
 
 
 @lru_cache(maxsize=4096)
@@ -74,7 +89,11 @@ def parse_plain(answer: str) -> Plain | None:
     """Parse an answer as a number, list or words; ``None`` if it is a formula or too long."""
     if len(answer) > MAX_CHARS:
         return None
-    text = take_result(normalize(answer))
+    text = normalize(answer)
+    code = read_code(split_name(text)[1])
+    if code is not None:
+        return Code(code)
+    text = take_result(text)
     return read_number(text) or read_compound(text) or _items(text) or _words(text)
 
 
@@ -133,9 +152,7 @@ def _words(text: str) -> Words | None:
         return Words(text)
     bare = _COMMAND.sub(" ", text)
     long = [word for word in WORD.findall(bare) if len(word) >= 3 and word.lower() not in _FUNCTIONS]
-    if len(long) >= 2 or "\u2015" in text or re.fullmatch(r"\d{1,2}:\d\d(?::\d\d)?(?: ?[AaPp]\.?[Mm]\.?)?", text):
-        return Words(text)
-    return None
+    return Words(text) if len(long) >= 2 or "\u2015" in text else None
 
 
 def decide_equal(a: str, b: str) -> bool | None:
@@ -143,21 +160,31 @@ def decide_equal(a: str, b: str) -> bool | None:
     ours, theirs = parse_plain(a), parse_plain(b)
     if ours is not None and theirs is not None:
         return are_same(ours, theirs)
+    if isinstance(ours, Code) or isinstance(theirs, Code):
+        return False
     first, second = _exact_value(a, ours), _exact_value(b, theirs)
     if first is not None and second is not None:
-        return arithmetic.decide_equal(first, second)
+        return first == second
     prose = next((one for one in (ours, theirs) if isinstance(one, Words)), None)
-    return None if prose is None or prose.text.isalpha() or ":" in prose.text else False
+    return None if prose is None or prose.text.isalpha() else False
 
 
 def _exact_value(text: str, parsed: Plain | None) -> Fraction | None:
     """Return the value of arithmetic, or of a number that is neither rounded nor has a unit or a name."""
     if parsed is None:
         return arithmetic.evaluate(text)
-    if not isinstance(parsed, Number) or parsed != Number(parsed.value):
-        return None
-    places = count_decimals(parsed.value)
-    return None if places is not None and places >= ROUNDED_DIGITS else parsed.value
+    return parsed.value if isinstance(parsed, Number) and parsed == Number(parsed.value) else None
+
+
+def count_details(answer: str) -> int:
+    """Return how much an answer says that another may leave out and still be equal: units, names, exact values."""
+    parsed = parse_plain(answer)
+    numbers = [parsed] if isinstance(parsed, Number) else parsed.items if isinstance(parsed, Items) else ()
+    details = sum(
+        count_unit_details(one.unit) + bool(one.name) - one.percent - (one.last_place is not None) for one in numbers
+    )
+    named = isinstance(parsed, Items) and bool(parsed.name)
+    return details + named + (parsed is None and ("=" in answer or split_unit(answer)[1] != NO_UNIT))
 
 
 def differs_plainly(a: str, b: str) -> bool:
@@ -173,6 +200,8 @@ def are_same(a: Plain, b: Plain) -> bool:
         return _same_items(a, b)
     if isinstance(a, Words) and isinstance(b, Words):
         return _letters(a.text) == _letters(b.text)
+    if isinstance(a, Code) and isinstance(b, Code):
+        return a == b
     for one, other in ((a, b), (b, a)):
         if isinstance(one, Items) and isinstance(other, Number) and one.kind == "{}" and len(one.items) == 1:
             return have_same_name(one.name, other.name) and are_same_number(one.items[0], other)
@@ -180,7 +209,8 @@ def are_same(a: Plain, b: Plain) -> bool:
 
 
 def _letters(text: str) -> str:
-    return " ".join(text.casefold().replace(",", " ").split()).strip(" .")
+    letters = " ".join(text.casefold().replace(",", " ").split()).strip(" .")
+    return _SAME_WORDS.get(letters, letters)
 
 
 def _same_items(a: Items, b: Items) -> bool:

@@ -16,9 +16,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from reasoner.answers.canonical import canonicalize
 from reasoner.answers.equivalence import Equivalence
-from reasoner.answers.plain import parse_number
 from reasoner.answers.spec import AnswerSpec
 from reasoner.answers.votes import count_votes, group_equivalent
 from reasoner.evaluation.runs import ItemFile
@@ -144,7 +142,7 @@ async def measure_rules(
         for question in measured:
             equivalence = Equivalence()
             for rule, answers in (await _choose_by_rules(by_id[question.id], spec, equivalence)).items():
-                is_right = await _is_right_any(answers, question.gold or "", equivalence)
+                is_right = await _is_right_any(answers, question.gold or "", spec, equivalence)
                 counts[rule] = counts.get(rule, 0) + is_right
     total = len(measured)
     shares = {rule: right / total for rule, right in counts.items()}
@@ -177,14 +175,10 @@ def _read_answer(node: Node | None) -> str | None:
     return None if node is None else node.answer
 
 
-async def _is_right_any(answers: Sequence[str | None], gold: str, equivalence: Equivalence) -> bool:
-    """Return True if an answer is equal to the right one: the same number if that is one, else by mathematics."""
-    number = parse_number(gold)
-    for answer in {answer for answer in answers if answer is not None}:
-        if number is not None:
-            if parse_number(answer) == number:
-                return True
-        elif await equivalence.equal(canonicalize(answer), canonicalize(gold)):
+async def _is_right_any(answers: Sequence[str | None], gold: str, spec: AnswerSpec, equivalence: Equivalence) -> bool:
+    """Return True if an answer is equal to the right one, as in a vote."""
+    for answer in dict.fromkeys(answers):
+        if answer is not None and await equivalence.are_same(answer, gold, spec.compare):
             return True
     return False
 

@@ -8,7 +8,6 @@ from fractions import Fraction
 
 from engine.protocol.types import InvalidRequest
 from engine.threads.processors import find_processors
-from reasoner.answers.canonical import canonicalize
 from reasoner.answers.json_schema import is_valid_json
 from reasoner.answers.plain import parse_number
 from reasoner.budget.ledger import Ledger
@@ -96,7 +95,7 @@ def _check(rule: RuleSpec, context: VerifierContext) -> Check:
             case NumericVerifier():
                 return float(is_within_tolerance(answer, rule))
             case MathVerifier():
-                return float(await context.equivalence.equal(canonicalize(rule.expected), canonicalize(answer)))
+                return float(await context.equivalence.are_same(rule.expected, answer))
             case RegexVerifier():
                 return float(await matches_fully(rule.pattern, answer))
             case JsonSchemaVerifier():

@@ -7,7 +7,6 @@ import re
 from reasoner.answers import plain
 from reasoner.answers.normalize import MAX_CHARS
 from reasoner.answers.numbers import Number, take_result
-from reasoner.answers.units import NO_UNIT
 
 _MATHEMATICS = re.compile(
     r"[~\u2248]?\s{0,20}[+\-\u2212\u2013±]?\s{0,20}"
@@ -65,7 +64,7 @@ def extract_mathematics(content: str) -> str | None:
     if looks_like_mathematics(content):
         return content
     measured = plain.parse_plain(f"{number} {unit}")
-    if following[:1].isdigit() or not isinstance(measured, Number) or measured.unit == NO_UNIT:
+    if following[:1].isdigit() or not isinstance(measured, Number) or not measured.unit.above:
         return None
     return f"{number} {unit}"
 

@@ -13,12 +13,10 @@ import re
 from pathlib import Path
 from typing import Any
 
-from reasoner.answers.canonical import canonicalize
 from reasoner.answers.equivalence import Equivalence
 from reasoner.answers.extraction.extract import extract_answer
-from reasoner.answers.plain import parse_number
 from reasoner.evaluation.suites.problem import Problem
-from reasoner.evaluation.suites.suite import Rule, Suite, SuiteError
+from reasoner.evaluation.suites.suite import Suite, SuiteError
 from reasoner.jobs.messages import MAX_PROBLEM_CHARS
 
 TEMPERATURE = 0.8
@@ -47,19 +45,12 @@ def open_file(path: Path, limit: int | None) -> Suite:
         raise SuiteError(f"{path}: {error.strerror}") from None
     if not problems:
         raise SuiteError(f"{path} holds no problem: it needs one JSON object a line")
-    rule: Rule = same_number if format_name == "gsm8k" else same_mathematics
-    return Suite(path.stem, problems, rule, TEMPERATURE, "math")
-
-
-async def same_number(problem: Problem, answer: str, equal: Equivalence) -> bool:  # noqa: ARG001
-    """Return True if the answer states one number, equal to the problem's answer in any notation and unit."""
-    value = parse_number(answer)
-    return value is not None and value == parse_number(problem.answer)
+    return Suite(path.stem, problems, same_mathematics, TEMPERATURE, "math")
 
 
 async def same_mathematics(problem: Problem, answer: str, equal: Equivalence) -> bool:
-    """Return True if the answer is mathematically equal to the problem's answer."""
-    return await equal.equal(canonicalize(answer), canonicalize(problem.answer))
+    """Return True if the answer is mathematically equal to the problem's answer, as in a vote."""
+    return await equal.are_same(answer, problem.answer)
 
 
 def read_gold(text: str) -> str:

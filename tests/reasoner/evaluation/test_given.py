@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
-from reasoner.answers.spec import AnswerSpec
+from reasoner.answers.equivalence import Equivalence
+from reasoner.answers.spec import AnswerSpec, Compare
+from reasoner.answers.votes import group_equivalent
 from reasoner.evaluation.given import (
     RANKINGS_FILE,
     GivenQuestion,
@@ -22,6 +24,7 @@ from reasoner.evaluation.runs import EvaluationMismatch
 from reasoner.evaluation.statistics import wilson_interval
 from reasoner.evaluation.suites.suite import SuiteError
 from reasoner.jobs.job import RankedCandidate
+from reasoner.tree import Node
 
 CANDIDATES = ["\\boxed{1}", "\\boxed{2}"]
 
@@ -139,3 +142,28 @@ async def test_without_scores_there_is_no_weighted_vote_and_failures_are_left_ou
     rankings = [ranked("a", ("1", None), ("2", None)), RankedQuestion("b", [], failed="too long")]
     rows = {row.rule: row.accuracy for row in await measure_rules(questions, rankings, AnswerSpec())}
     assert rows == {"first": 1.0, "majority": 1.0, "ranked": 1.0, "oracle": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("gold", "answer", "compare", "right"),
+    [
+        ("0.5", "50%", "math", 1),
+        ("3 m", "3 cm", "math", 0),
+        ("3 m", "300 cm", "math", 1),
+        ("2147483648", "2^{31}", "math", 1),
+        ("x<3", "2x<6", "math", 1),
+        ("Paris", "paris", "math", 1),
+        ("Paris", "paris", "text", 0),
+        ("(B)", "B", "choice", 1),
+        ('{"a": 1.0}', '{"a":1}', "json", 1),
+    ],
+)
+async def test_an_answer_is_right_if_it_would_share_the_vote_of_the_right_one(
+    gold: str, answer: str, compare: Compare, right: int
+) -> None:
+    spec = AnswerSpec(compare=compare)
+    rows = await measure_rules([GivenQuestion("a", "?", CANDIDATES, gold)], [ranked("a", (answer, None))], spec)
+    assert {row.right for row in rows} == {right}
+    nodes = [Node((index,), None, (), answer=text) for index, text in enumerate((gold, answer))]
+    async with Equivalence() as equivalence:
+        assert (len(await group_equivalent(nodes, spec, equivalence)) == 1) == bool(right)

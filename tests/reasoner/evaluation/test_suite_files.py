@@ -50,7 +50,18 @@ def test_gsm8k_answers_are_the_published_ones() -> None:
 
 @pytest.mark.parametrize(
     "answer",
-    ["70000", "70,000", "$70,000$", "70000.00", "\\$70,000", "70000 \\text{ dollars}", "+70000", "7e4", "70{,}000"],
+    [
+        "70000",
+        "70,000",
+        "$70,000$",
+        "70000.00",
+        "\\$70,000",
+        "70000 \\text{ dollars}",
+        "+70000",
+        "7e4",
+        "70{,}000",
+        "seventy thousand",
+    ],
 )
 async def test_a_number_is_right_in_every_notation(answer: str) -> None:
     suite = open_suite(str(GSM8K), limit=3)
@@ -65,7 +76,7 @@ async def test_a_number_is_right_in_every_notation(answer: str) -> None:
         "7000",
         "70000 or 80000",
         "7 0000",
-        "seventy thousand",
+        "seventy thousand and one",
         "70000/0",
         "-70000",
         "70000.5",

@@ -58,7 +58,7 @@ async def test_exact_compares_the_text_itself() -> None:
         ("3 \\times 10^{8}", 300_000_000), ("2\\cdot10^{-2}", Fraction(1, 50)), ("$18", 18), ("18 dollars", 18),
         ("5 \\text{ cm}^2", 5), ("x = 7", 7), ("50\\%", 50), ("\\frac{1}{0}", None), ("1/0", None), ("1,2", None),
         ("2^3", None), ("10^{10^{10}}", None), ("1e99999", None), ("nan", None), ("inf", None), ("", None),
-        ("seven", None), ("9" * 5000, None), ("3 or 4", None),
+        ("seven", 7), ("seven to eight", None), ("9" * 5000, None), ("3 or 4", None),
     ],
 )  # fmt: skip
 def test_a_number_is_parsed_exactly_or_not_at_all(text: str, value: object) -> None:

@@ -1,0 +1,1 @@
+"""Parsing of units, number words, dates and numbers in groups."""
