@@ -17,10 +17,10 @@ from api.cli.options import PageSize, ServiceOptions, expand_options, parse_dura
 from reasoner.client import ServiceError
 from workers.broker.embedded import EmbeddedBroker, broker_url
 from workers.config.settings import load_settings
+from workers.store.broker_errors import BROKER_DOWN, describe_outage
 from workers.store.jobs import JobStore
 from workers.store.keys import SCOPES, KeySpec, KeyStore, NewKey, NoSuchKey
 from workers.store.keys import Key as StoredKey
-from workers.store.redis_client import BROKER_DOWN
 
 T = TypeVar("T")
 
@@ -111,9 +111,7 @@ def _on_broker(action: Callable[[KeyStore], Awaitable[T]]) -> T:
         except NoSuchKey as error:
             raise ServiceError(f"there is no key {str(error)!r}: 'reasoner keys list' shows the ids") from None
         except BROKER_DOWN as error:
-            raise ServiceError(
-                f"the broker cannot be reached ({error}): start it, or correct REASONER_REDIS_URL"
-            ) from None
+            raise ServiceError(f"{describe_outage(error)}: start it, or correct REASONER_REDIS_URL") from None
         finally:
             await store.close()
 

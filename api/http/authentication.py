@@ -11,12 +11,12 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.http.principal import LOCAL_PRINCIPAL, Principal
-from api.http.problems import BROKER_UNAVAILABLE, Problem, refusal_response
+from api.http.problems import Problem, broker_problem, refusal_response
 from api.http.state import ServiceState
 from workers.config.settings import Settings
 from workers.config.types import is_loopback
+from workers.store.broker_errors import BROKER_DOWN
 from workers.store.keys import SCOPES, KeyStore
-from workers.store.redis_client import BROKER_DOWN
 
 OPEN_PATHS = frozenset({"/", "/healthz", "/readyz", "/docs", "/openapi.json", "/favicon.ico"})
 """Paths that need no key: health checks, and pages without any data."""
@@ -47,8 +47,8 @@ class AuthenticationMiddleware:
         except Problem as problem:
             await refusal_response(scope, problem)(scope, receive, send)
             return
-        except BROKER_DOWN:  # without the key store no key can be accepted
-            await refusal_response(scope, BROKER_UNAVAILABLE)(scope, receive, send)
+        except BROKER_DOWN as error:  # without the key store no key can be accepted
+            await refusal_response(scope, broker_problem(error))(scope, receive, send)
             return
         await self._run_while_authenticated(scope, receive, send)
 

@@ -11,13 +11,13 @@ from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.http.principal import Principal
-from api.http.problems import BROKER_UNAVAILABLE, Problem, refusal_response
+from api.http.problems import Problem, broker_problem, refusal_response
 from api.http.state import ServiceState
 from reasoner.budget.spec import Budget
 from workers.config.rate_limits import Limits
 from workers.config.settings import Settings
+from workers.store.broker_errors import BROKER_DOWN
 from workers.store.jobs import JobStore
-from workers.store.redis_client import BROKER_DOWN
 
 _RETRY_SECONDS = "1"
 
@@ -48,8 +48,8 @@ class RateLimitMiddleware:
         except Problem as problem:
             await refusal_response(scope, problem)(scope, receive, send)
             return
-        except BROKER_DOWN:
-            await refusal_response(scope, BROKER_UNAVAILABLE)(scope, receive, send)
+        except BROKER_DOWN as error:
+            await refusal_response(scope, broker_problem(error))(scope, receive, send)
             return
 
         async def send_with_headers(message: Message) -> None:

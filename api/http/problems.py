@@ -19,10 +19,10 @@ from reasoner.admission.validation import JobRefused
 from reasoner.jobs.verifier_specs import verifier_kinds
 from workers.config.rate_limits import QuotaExceeded
 from workers.store.batches import NoSuchBatch
+from workers.store.broker_errors import BROKER_DOWN, describe_outage
 from workers.store.event_log import ShuttingDown
 from workers.store.jobs import IdempotencyConflict, JobActive, NoSuchJob, NotRetryable, QueueFull
 from workers.store.keys import NoSuchKey
-from workers.store.redis_client import BROKER_DOWN
 
 MEDIA_TYPE = "application/problem+json"
 RETRY_AFTER = {"Retry-After": "1"}
@@ -69,13 +69,6 @@ SHUTTING_DOWN = Problem(
     "this process is shutting down: send the request again; with the same Idempotency-Key it continues the same job",
     headers=RETRY_AFTER,
 )
-BROKER_UNAVAILABLE = Problem(
-    503,
-    "broker-unavailable",
-    "the job store cannot be reached (its broker does not answer): try again in a moment",
-    headers=RETRY_AFTER,
-)
-
 
 _STORE_PROBLEMS: dict[type[Exception], tuple[int, str, str]] = {
     NoSuchJob: (404, "no-such-job", "there is no job {0!r}: GET /v1/jobs lists the ids of all jobs"),
@@ -88,6 +81,16 @@ _STORE_PROBLEMS: dict[type[Exception], tuple[int, str, str]] = {
     QueueFull: (503, "queue-full", "{0}, which is the limit: try again later"),
 }
 """Status, code and detail of the problem by the store's error, whose text replaces ``{0}``."""
+
+
+def broker_problem(error: Exception) -> Problem:
+    """Return the problem for one of ``BROKER_DOWN``."""
+    detail = f"{describe_outage(error)}: try again in a moment"
+    return Problem(503, "broker-unavailable", detail, headers=RETRY_AFTER)
+
+
+BROKER_UNAVAILABLE = broker_problem(ConnectionError())
+"""The problem of a broker that does not answer."""
 
 
 def refusal_problem(refusal: JobRefused) -> Problem:
@@ -159,7 +162,7 @@ async def _on_store_error(request: Request, error: Exception) -> Response:
     if isinstance(error, ShuttingDown):
         return _respond(request, SHUTTING_DOWN)
     if isinstance(error, BROKER_DOWN):
-        return _respond(request, BROKER_UNAVAILABLE)
+        return _respond(request, broker_problem(error))
     status, code, detail = _STORE_PROBLEMS[type(error)]
     retry_after = 10 if isinstance(error, QueueFull) else getattr(error, "retry_after", None)
     headers = None if retry_after is None else {"Retry-After": str(retry_after)}

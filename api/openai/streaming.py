@@ -12,8 +12,8 @@ from fastapi.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from api.openai.narration import JobEnd, Narration
+from workers.store.broker_errors import BROKER_DOWN, describe_outage
 from workers.store.jobs import JobStore, NoSuchJob
-from workers.store.redis_client import BROKER_DOWN
 
 KEEP_ALIVE_SECONDS = 15.0
 
@@ -56,7 +56,7 @@ async def cancel_abandoned_job(store: JobStore, job_id: str, narration: Narratio
         except NoSuchJob:
             log.info("a job that nobody waits for was deleted", job=job_id)
         except BROKER_DOWN as error:  # the job goes on until its budget ends it
-            log.warning("a job that nobody waits for runs on", job=job_id, reason=type(error).__name__)
+            log.warning("a job that nobody waits for runs on", job=job_id, reason=describe_outage(error))
 
 
 class EventStream(StreamingResponse):

@@ -21,6 +21,7 @@ from types import TracebackType
 
 import httpx
 
+from workers.broker.console_watch import BrokerWatch
 from workers.broker.embedded import EmbeddedBroker, broker_url, socket_path
 from workers.config.engine_options import ENGINE_OPTIONS
 from workers.config.model_folders import check_models
@@ -111,6 +112,7 @@ class Supervisor:
         self._say = on_progress
         self._ephemeral = ephemeral
         self._broker: EmbeddedBroker | None = None
+        self._broker_watch: BrokerWatch | None = None
         self._roles: list[Role] = []
         self._cleanup_process: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()
@@ -153,8 +155,10 @@ class Supervisor:
         if redis_url is None:
             self._say("starting the broker")
             self._broker = EmbeddedBroker(settings.data_dir)
-            self._broker.start()
+            self._start_broker(self._broker)
             redis_url = self._broker.url
+        self._broker_watch = BrokerWatch(redis_url, self._say)
+        self._broker_watch.check_policy()
         check_bind(settings)
         addresses: dict[str, object] = {"redis_url": redis_url}
         if local_engine:
@@ -207,6 +211,8 @@ class Supervisor:
                 if self._broker is not None and self._broker.ended:
                     self._say("the broker ended; starting it again")
                     self._restart(self._broker)
+                assert self._broker_watch is not None
+                self._broker_watch.check_when_due()
                 for role in self._roles:
                     status = role.exit_status
                     if status is not None and (pause := role.restart_when_due()) is not None:
@@ -215,9 +221,17 @@ class Supervisor:
 
     def _restart(self, broker: EmbeddedBroker) -> None:
         try:
-            broker.start()
+            self._start_broker(broker)
         except StartError as error:  # the other roles need the broker: report the failure and try again
             self._say(str(error))
+
+    def _start_broker(self, broker: EmbeddedBroker) -> None:
+        broker.start()
+        if broker.process is None:
+            self._say(
+                f"sharing the broker of {broker.data_dir}, which process {broker.starter} started; when it ends, this "
+                "process starts its own"
+            )
 
     def stop(self) -> None:
         """Stop all children, each before those that it depends on. May be called again.
@@ -259,8 +273,8 @@ def _missing(errors: Sequence[dict[str, str]]) -> str:
     """Return the unmet conditions of readiness. They are shown because a misconfigured model never becomes ready by
     itself.
     """
-    wrong = [part["message"] for part in errors if part["field"] == "models"]
-    parts = [part["field"] for part in errors if part["field"] != "models"]
+    wrong = [part["message"] for part in errors if part["field"] != "engine"]
+    parts = [part["field"] for part in errors if part["field"] == "engine"]
     return "; ".join([*([f"waiting for the {' and the '.join(parts)}"] if parts else []), *wrong])
 
 

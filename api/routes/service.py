@@ -20,7 +20,7 @@ from reasoner.plugins import STRATEGIES_GROUP, VERIFIERS_GROUP, list_unusable
 from reasoner.search.policies.selection import can_generate
 from reasoner.strategies.registry import describe_strategies
 from reasoner.verifiers.registry import describe_verifiers
-from workers.store.redis_client import BROKER_DOWN
+from workers.store.broker_errors import BROKER_DOWN, describe_outage
 
 router = APIRouter(tags=["service"], responses={"default": {"model": ProblemDocument}})
 
@@ -75,9 +75,9 @@ async def healthz() -> dict[str, str]:
 async def readyz(state: State) -> Response:
     failures = []
     try:
-        await state.store.ping()
+        await state.store.check_broker()
     except BROKER_DOWN as error:
-        failures.append(("broker", f"cannot be reached: {type(error).__name__}"))
+        failures.append(("broker", describe_outage(error)))
     try:
         await state.catalog.refresh()
         failures += [("models", problem) for problem in await state.readiness.problems(state.settings)]

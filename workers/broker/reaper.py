@@ -14,8 +14,8 @@ from celery import Celery
 from kombu.exceptions import OperationalError
 
 from workers.broker.wakeups import send_wakeup
+from workers.store.broker_errors import BROKER_DOWN, describe_eviction, describe_outage
 from workers.store.jobs import JobStore
-from workers.store.redis_client import BROKER_DOWN
 
 SWEEP_INTERVAL_SECONDS = 0.5
 
@@ -31,6 +31,8 @@ class Reaper:
         self._app = app
         self._max_attempts = max_attempts
         self._retention = retention
+        self._outage = ""
+        self._is_policy_checked = False
         self._nudged = asyncio.Event()
         self._stopping = False
 
@@ -44,18 +46,24 @@ class Reaper:
 
     async def run(self) -> None:
         while not self._stopping:
-            try:
-                await self.sweep()
-            except (*BROKER_DOWN, OperationalError) as error:
-                log.warning("broker unreachable", error=type(error).__name__)
-            except Exception:
-                # Jobs depend on this loop: the next sweep tries again.
-                log.exception("sweep failed")
+            await self.sweep_and_report()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(SWEEP_INTERVAL_SECONDS):
                     await self._nudged.wait()
             if not self._stopping:
                 self._nudged.clear()
+
+    async def sweep_and_report(self) -> None:
+        """Sweep once. Log what prevents it instead of raising it, since jobs depend on further sweeps."""
+        try:
+            await self.sweep()
+            await self._check_policy()
+        except (*BROKER_DOWN, OperationalError) as error:
+            self._log_outage(describe_outage(error))
+        except Exception:
+            log.exception("sweep failed")
+        else:
+            self._log_outage("")
 
     async def sweep(self) -> int:
         """Sweep once. Return the number of wake-ups sent."""
@@ -64,3 +72,18 @@ class Reaper:
             await asyncio.to_thread(send_wakeup, self._app, job_id, queue)
         await self._store.expire(self._retention)
         return len(due)
+
+    def _log_outage(self, outage: str) -> None:
+        """Log what is wrong with the broker when that changes."""
+        if outage and outage != self._outage:
+            log.warning("broker unavailable", reason=outage)
+        elif self._outage and not outage:
+            log.info("broker available again")
+        self._outage = outage
+
+    async def _check_policy(self) -> None:
+        """Name an evicting broker in the log, once."""
+        if not self._is_policy_checked:
+            self._is_policy_checked = True
+            if warning := describe_eviction(await self._store.get_eviction_policy()):
+                log.warning(warning)

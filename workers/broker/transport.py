@@ -8,26 +8,58 @@ with it all its running searches.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from celery.app.amqp import AMQP
 from kombu import Connection
+from kombu.transport import TRANSPORT_ALIASES
 from kombu.transport.redis import Channel, Transport
+
+from workers.config.broker_address import BrokerAddress
+from workers.store.broker_connections import CONNECTIONS
+from workers.store.broker_errors import WRITE_PROBE
+
+CELERY_URL: Final = "reasoner://broker"
+"""The broker's URL for Celery: it only selects the transport, which connects to the address in the options."""
+ADDRESS: Final = "reasoner_address"
+"""The transport option with the broker's ``BrokerAddress``."""
+_TCP_ARGUMENTS: Final = ("host", "port", "socket_connect_timeout", "socket_keepalive", "socket_keepalive_options")
+TRANSPORT_ALIASES["reasoner"] = f"{__name__}:WakeupTransport"
 
 
 class _Channel(Channel):  # type: ignore[misc]
     ack_emulation = False
     do_restore = False
 
+    def _connparams(self, asynchronous: bool = False) -> dict[str, Any]:
+        """Connect to the address in the options as the store does: kombu reads URLs, and verifies TLS, differently."""
+        address: BrokerAddress = self.connection.client.transport_options[ADDRESS]
+        self.connection_class = CONNECTIONS[address.kind]
+        arguments: dict[str, Any] = super()._connparams(asynchronous)
+        if address.kind == "unix":
+            arguments = {name: value for name, value in arguments.items() if name not in _TCP_ARGUMENTS}
+        return arguments | address.connection_arguments
 
-class _Transport(Transport):  # type: ignore[misc]
+
+class WakeupTransport(Transport):  # type: ignore[misc]
     Channel = _Channel
+
+    def establish_connection(self) -> Any:
+        """Connect, and fail like a broker that is away if it cannot write: otherwise each fetch would reconnect."""
+        connection = super().establish_connection()
+        try:
+            self._avail_channels[-1].client.execute_command(*WRITE_PROBE)
+        except Exception:
+            self.close_connection(connection)
+            raise
+        return connection
 
 
 class _Connection(Connection):  # type: ignore[misc]
-    def get_transport_cls(self) -> type[_Transport]:
-        """Return the transport for any URL, since each broker speaks the protocol of Redis."""
-        return _Transport
+    def as_uri(self, *_: Any, **__: Any) -> str:
+        """Return the address for logs."""
+        address: BrokerAddress = self.transport_options[ADDRESS]
+        return address.public_url
 
     def ensure_connection(self, *args: Any, **kwargs: Any) -> Any:
         """Retry every 2 seconds at least, so that work goes on soon after the broker returns. The default is 32."""
@@ -36,6 +68,6 @@ class _Connection(Connection):  # type: ignore[misc]
 
 
 class WakeupAMQP(AMQP):  # type: ignore[misc]
-    """Value of ``Celery(amqp=…)`` that selects this transport."""
+    """Value of ``Celery(amqp=…)`` for this transport."""
 
     Connection = _Connection

@@ -11,7 +11,8 @@ from typing import Final
 from celery import Celery
 
 from workers.broker.embedded import broker_url
-from workers.broker.transport import WakeupAMQP
+from workers.broker.transport import ADDRESS, CELERY_URL, WakeupAMQP
+from workers.config.broker_address import parse_broker_url
 from workers.config.settings import QUEUES, Settings
 
 RUN_TASK: Final = "reasoner.run"
@@ -21,7 +22,8 @@ WEBHOOKS: Final = "webhooks"
 
 def make_celery(settings: Settings) -> Celery:
     """Return the Celery application of senders and workers."""
-    app = Celery("reasoner", broker=celery_url(broker_url(settings)), amqp=WakeupAMQP)
+    address = parse_broker_url(broker_url(settings))
+    app = Celery("reasoner", broker=CELERY_URL, amqp=WakeupAMQP)
     app.conf.update(
         task_serializer="json",
         accept_content=["json"],
@@ -37,9 +39,12 @@ def make_celery(settings: Settings) -> Celery:
         worker_hijack_root_logger=False,
         worker_redirect_stdouts=False,
         broker_connection_retry_on_startup=True,
+        broker_channel_error_retry=True,  # an error that the broker answers must not end a worker with its searches
         broker_connection_max_retries=None,
         broker_connection_timeout=2.0,
         broker_transport_options={
+            ADDRESS: address,
+            "reasoner_identity": hash(address),  # pools are found by the text of these options, which has no password
             "queue_order_strategy": "priority",
             # Otherwise a publish or a poll on a dead connection would block for ever.
             "socket_timeout": 5.0,
@@ -53,13 +58,3 @@ def send_wakeup(app: Celery, job_id: str, queue: str) -> None:
     """Publish one message, without retries: the reaper sends it again if it is lost."""
     task = WEBHOOK_TASK if queue == WEBHOOKS else RUN_TASK
     app.send_task(task, args=[job_id], queue=queue, ignore_result=True, retry=False)
-
-
-def celery_url(redis_url: str) -> str:
-    """Return the broker's URL in the syntax of Celery's transport, which differs for Unix sockets."""
-    scheme, separator, path = redis_url.partition("://")
-    if scheme != "unix":
-        return redis_url
-    path, _, query = path.partition("?")
-    database = dict(pair.split("=", 1) for pair in query.split("&") if "=" in pair).get("db", "0")
-    return f"redis+socket{separator}{path}?virtual_host={database}"

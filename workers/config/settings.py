@@ -27,13 +27,13 @@ from reasoner.budget.spec import MAX_BUDGET_SECONDS, MAX_BUDGET_TOKENS
 from reasoner.confidence.calibration import Calibration, CalibrationError
 from reasoner.jobs.spec import FALLBACK_STRATEGY
 from reasoner.strategies.registry import STRATEGIES
+from workers.config.broker_address import parse_broker_url
 from workers.config.engine_options import ENGINE_OPTIONS, engine_option
 from workers.config.explain import CONFIG_FILE, describe_origin, explain, find_moved_variable
 from workers.config.model_settings import ModelSettings
 from workers.config.rate_limits import LimitsTable
 from workers.config.types import (
     ConfigError,
-    check_url,
     decode_webhook_secret,
     is_loopback,
     require_model_folder,
@@ -62,7 +62,9 @@ RELOADABLE: Final = frozenset(
 class Settings(ModelSettings):
     """All settings of a service."""
 
-    model_config = SettingsConfigDict(env_prefix="REASONER_", extra="forbid", toml_file=CONFIG_FILE, frozen=True)
+    model_config = SettingsConfigDict(
+        env_prefix="REASONER_", extra="forbid", toml_file=CONFIG_FILE, frozen=True, hide_input_in_errors=True
+    )
 
     redis_url: str | None = Field(
         None, description="The URL of the broker and store; without it, an embedded one in data_dir is used."
@@ -157,7 +159,9 @@ class Settings(ModelSettings):
     @field_validator("redis_url")
     @classmethod
     def _broker(cls, value: str | None) -> str | None:
-        return None if value is None else check_url(value, ("redis://", "rediss://", "unix://"))
+        if value is not None:
+            parse_broker_url(value)
+        return value
 
     @field_validator("otlp_url")
     @classmethod

@@ -8,8 +8,8 @@ from collections.abc import Awaitable, Callable
 
 import structlog
 
+from workers.store.broker_errors import BROKER_DOWN
 from workers.store.jobs import JobStore
-from workers.store.redis_client import BROKER_DOWN
 
 CHECK_INTERVAL_SECONDS = 0.25
 MIN_WAKE_INTERVAL_SECONDS = 3.0

@@ -23,10 +23,10 @@ from reasoner.jobs.spec import JobSpec
 from reasoner.run import JobOutcome
 from workers.engines.tenant_isolation import TenantEngine
 from workers.store.batches import BatchStore
+from workers.store.broker_errors import BROKER_DOWN, describe_outage
 from workers.store.claims import Claim
 from workers.store.jobs import JobStore
 from workers.store.journal import RedisJournal
-from workers.store.redis_client import BROKER_DOWN
 from workers.telemetry import tracing
 
 ENGINE_RETRY_SECONDS = 3.0
@@ -92,7 +92,7 @@ async def execute(
             log.warning("lease lost: another worker has the job")
         except BROKER_DOWN as error:
             # The journal is safe; the next claim continues from it.
-            log.error("broker lost: the job is handed back once it answers", error=type(error).__name__)
+            log.error("broker lost: the job is handed back once it answers", error=describe_outage(error))
             await _hand_back_late(claim, store, shutting_down)
         finally:
             heartbeat.cancel()

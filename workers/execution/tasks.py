@@ -6,11 +6,13 @@ import asyncio
 import contextlib
 import functools
 import signal
+import sys
 import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from celery import Celery
+from celery.platforms import EX_FAILURE, EX_OK
 from celery.signals import setup_logging, worker_init, worker_shutdown, worker_shutting_down
 
 from engine.client.health import Health
@@ -25,8 +27,8 @@ from workers.engines.connect import connect
 from workers.execution.execute import RunJob, execute
 from workers.execution.liveness import touch_while_consuming
 from workers.processes.shutdown import treat_as_first_signal
+from workers.store.broker_errors import BROKER_DOWN
 from workers.store.jobs import JobStore
-from workers.store.redis_client import BROKER_DOWN
 from workers.telemetry.logs import configure_logging
 from workers.telemetry.tracing import traced
 from workers.webhooks.deliver import deliver
@@ -128,14 +130,22 @@ def make_worker(settings: Settings, run: RunJob | None = None) -> Celery:
 
 
 def serve(app: Celery, queues: Sequence[str]) -> None:
-    """Work for these queues, in order of precedence, until SIGTERM or Ctrl-C. Raises ``KeyboardInterrupt``."""
+    """Work for these queues, in order of precedence, until SIGTERM or Ctrl-C. Raises ``KeyboardInterrupt``.
+
+    Raises ``SystemExit`` with a status other than 0 if the worker ended for another reason.
+    """
     stopped_by: list[str] = []
+    workers: list[Any] = []
 
     def shutting_down(sig: str, **_: Any) -> None:
         stopped_by.append(sig)
         treat_as_first_signal(signal.Signals[sig])  # with Celery's handler a second Ctrl-C would wait for timeouts
 
+    def starting(sender: Any, **_: Any) -> None:
+        workers.append(sender)
+
     worker_shutting_down.connect(shutting_down, weak=False)
+    worker_init.connect(starting, weak=False)
     app.worker_main(
         [
             "--quiet",
@@ -150,3 +160,6 @@ def serve(app: Celery, queues: Sequence[str]) -> None:
     )
     if "SIGINT" in stopped_by:
         raise KeyboardInterrupt
+    exit_code = workers[0].exitcode if workers else None
+    if not stopped_by and exit_code != EX_OK:  # Celery has logged the reason, and returns as after an orderly end
+        sys.exit(exit_code or EX_FAILURE)

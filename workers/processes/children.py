@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from workers.processes.shutdown import call_before_forced_exit, is_forced
@@ -28,9 +28,15 @@ class StartError(Exception):
 
 
 def spawn(
-    command: Sequence[str], *, log: Path, env: Mapping[str, str] | None = None, death_signal: signal.Signals
+    command: Sequence[str],
+    *,
+    log: Path,
+    env: Mapping[str, str] | None = None,
+    death_signal: signal.Signals,
+    pass_fds: Collection[int] = (),
 ) -> subprocess.Popen[bytes]:
-    """Start a command in a new session, so that Ctrl-C does not reach it. Its output is appended to ``log``.
+    """Start a command in a new session, so that Ctrl-C does not reach it. Its output is appended to ``log``, and it
+    inherits the file descriptors ``pass_fds``.
 
     When the calling thread ends for any reason, ``kill -9`` included, the kernel sends ``death_signal`` to the child
     (on Linux only), so call it from a thread that lives as long as the child may.
@@ -44,6 +50,7 @@ def spawn(
             env=None if env is None else dict(env),
             start_new_session=True,
             preexec_fn=_die_with_parent(death_signal),
+            pass_fds=pass_fds,
         )
         _running[:] = [(process, number) for process, number in _running if process.returncode is None]
         _running.append((child, death_signal))

@@ -10,7 +10,8 @@ from reasoner.jobs.event import Event
 from reasoner.jobs.job import TERMINAL_STATUSES
 from reasoner.jobs.journal import Entry
 from workers.store import serialization
-from workers.store.redis_client import BLOCK_SECONDS, BROKER_DOWN, RedisClient
+from workers.store.broker_errors import BROKER_DOWN
+from workers.store.redis_client import BLOCK_SECONDS, RedisClient
 from workers.store.serialization import job_key
 
 TERMINAL_EVENTS: Final = frozenset(f"job.{status}" for status in TERMINAL_STATUSES)

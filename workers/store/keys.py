@@ -13,8 +13,8 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import Field
 
 from reasoner.base_model import StrictModel
+from workers.store.broker_errors import BROKER_DOWN
 from workers.store.jobs import JobStore
-from workers.store.redis_client import BROKER_DOWN
 
 Scope = Literal["jobs:read", "jobs:write", "metrics:read", "admin"]
 SCOPES: Final[frozenset[Scope]] = frozenset({"jobs:read", "jobs:write", "metrics:read", "admin"})

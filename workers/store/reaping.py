@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from reasoner.jobs.job import TERMINAL_STATUSES
+from workers.store.broker_errors import BrokerRefused, read_eviction_policy
 from workers.store.redis_client import RedisClient
 
 DEAD: Final = "dead"
@@ -42,6 +43,13 @@ class Reaping(RedisClient):
         counts = [await self.command("ZCARD", f"reasoner:jobs:{status}") for status in statuses]
         counters = await self.command("HGETALL", "reasoner:stats")
         return dict(zip(statuses, counts, strict=True)), {name: float(value) for name, value in counters.items()}
+
+    async def get_eviction_policy(self) -> str | None:
+        """Return the broker's ``maxmemory-policy``; ``None`` if its user may not ask."""
+        try:
+            return read_eviction_policy(await self.command("INFO", "memory"))
+        except BrokerRefused:
+            return None
 
     async def increment_counters(self, counters: Mapping[str, int]) -> None:
         """Add to the counters of ``get_stats``."""

@@ -6,15 +6,16 @@ import asyncio
 import functools
 from collections.abc import Coroutine
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
-from redis import exceptions
 from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import ExponentialBackoff, NoBackoff
 
-BROKER_DOWN: Final = (exceptions.ConnectionError, exceptions.TimeoutError)
-"""Exceptions that the Redis client raises while the broker cannot answer."""
+from workers.config.broker_address import parse_broker_url
+from workers.store.broker_connections import make_async_client
+from workers.store.broker_errors import WRITE_PROBE
+
 BLOCK_SECONDS = 5.0
 """The longest time that one blocking read waits."""
 
@@ -44,9 +45,9 @@ class RedisClient:
         await self._redis.aclose()
         await self._blocking.aclose()
 
-    async def ping(self) -> None:
-        """Raise one of ``BROKER_DOWN`` if the broker does not answer."""
-        await self.command("PING")
+    async def check_broker(self) -> None:
+        """Raise one of ``BROKER_DOWN`` if the broker does not answer, or cannot write."""
+        await self.command(*WRITE_PROBE)
 
     async def command(self, *command: str | int) -> Any:
         """Run one Redis command."""
@@ -102,12 +103,11 @@ def _read_scripts() -> dict[str, str]:
 
 
 def _connect(url: str, timeout: float, retry: Retry) -> Redis:
-    client: Redis = Redis.from_url(
-        url,
+    return make_async_client(
+        parse_broker_url(url),
         decode_responses=True,
         max_connections=_MAX_CONNECTIONS,
         socket_timeout=timeout,
         socket_connect_timeout=timeout,
         retry=retry,
     )
-    return client

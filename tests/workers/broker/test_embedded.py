@@ -8,15 +8,18 @@ import stat
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import redis
 
 from tests.chaos.processes import alive, until
 from workers.broker.embedded import EmbeddedBroker, broker_url, find_server, socket_path
-from workers.broker.wakeups import celery_url
+from workers.broker.wakeups import make_celery, send_wakeup
+from workers.config.broker_address import parse_broker_url
 from workers.config.settings import load_settings
 from workers.processes.children import StartError
+from workers.store.broker_connections import make_client
 
 
 def test_data_survives_a_restart_and_no_other_file_remains(tmp_path: Path) -> None:
@@ -102,13 +105,68 @@ def test_a_configured_broker_takes_precedence(tmp_path: Path) -> None:
     assert broker_url(load_settings(data_dir=tmp_path)) == f"unix://{tmp_path}/run/broker.sock"
 
 
-@pytest.mark.parametrize(
-    ("ours", "celerys"),
-    [
-        ("redis://h:1/2", "redis://h:1/2"),
-        ("unix:///a/b.sock", "redis+socket:///a/b.sock?virtual_host=0"),
-        ("unix:///a/b.sock?db=3", "redis+socket:///a/b.sock?virtual_host=3"),
-    ],
-)
-def test_celery_gets_the_same_address_in_its_own_syntax(ours: str, celerys: str) -> None:
-    assert celery_url(ours) == celerys
+@pytest.mark.parametrize("name", ["50% off", "a b", "what?db=7", "a#b", "a@b", "ü", "a+b"])
+def test_the_store_and_celery_find_the_broker_of_a_folder_with_any_name(tmp_path: Path, name: str) -> None:
+    settings = load_settings(data_dir=tmp_path / name)
+    with EmbeddedBroker(settings.data_dir) as broker:
+        assert broker.url == broker_url(settings)
+        address = parse_broker_url(broker.url)
+        assert (address.path, address.database) == (str(broker.socket), 0)
+        send_wakeup(make_celery(settings), "job_1", "interactive")
+        with make_client(address) as client:
+            assert client.llen("interactive") == 1
+
+
+def test_a_guest_knows_who_started_its_broker_and_starts_its_own_when_that_goes(tmp_path: Path) -> None:
+    owner, guest = EmbeddedBroker(tmp_path), EmbeddedBroker(tmp_path)
+    owner.start()
+    try:
+        guest.start()
+        assert (guest.process, guest.starter, guest.ended) == (None, str(os.getpid()), False)
+        with redis.Redis.from_url(owner.url) as client:
+            client.set("key", "value")
+        owner.stop()
+        assert guest.ended
+        guest.start()
+        assert guest.process is not None
+        assert not guest.ended
+        with redis.Redis.from_url(guest.url) as client:
+            assert client.get("key") == b"value"
+    finally:
+        owner.stop()
+        guest.stop()
+
+
+def test_no_second_server_starts_on_the_file_of_one_that_is_still_ending(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("workers.broker.embedded.START_SECONDS", 0.3)
+    with EmbeddedBroker(tmp_path) as owner, EmbeddedBroker(tmp_path) as guest:
+        assert owner.process is not None
+        owner.process.send_signal(signal.SIGSTOP)  # it neither answers nor ends
+        try:
+            with pytest.raises(StartError, match="does not answer"):
+                guest.start()
+        finally:
+            owner.process.send_signal(signal.SIGCONT)
+        guest.start()
+        assert guest.process is None
+
+
+def test_a_broker_that_cannot_write_is_shared_and_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with EmbeddedBroker(tmp_path):
+        monkeypatch.setattr(redis.Redis, "ping", _refuse_as_with_a_full_disk)
+        with EmbeddedBroker(tmp_path) as guest:
+            assert guest.process is None
+
+
+def _refuse_as_with_a_full_disk(_: redis.Redis) -> bool:
+    raise redis.ResponseError("MISCONF Errors writing to the AOF file: No space left on device")
+
+
+def test_a_folder_on_a_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "broker").mkdir()
+    (tmp_path / "broker" / "appendonlydir").write_text("in the way")
+    monkeypatch.setattr("workers.broker.embedded.shutil.disk_usage", lambda _: SimpleNamespace(free=0))
+    with pytest.raises(StartError, match="the broker cannot write: disk full"):
+        EmbeddedBroker(tmp_path).start()
