@@ -18,6 +18,7 @@ from rich.text import Text
 
 from api.cli.console import print_json, result_console
 from api.cli.job_options import EXTRA, JobOptions, Question, list_more_models, name_models, name_strategy
+from api.cli.models_check import check_models
 from api.cli.options import Connection, PageSize, ServiceOptions, configured_url, expand_options, parse_time
 from api.cli.render import plain, print_job, print_tree, show_progress, watch_tree
 from api.roles.private_service import run_private_service
@@ -246,8 +247,21 @@ def _print(job: Job, as_json: bool, *, show_thought: bool = False) -> None:
 
 
 @expand_options
-def list_models(service: ServiceOptions) -> None:
+def list_models(
+    service: ServiceOptions,
+    check: Annotated[
+        bool,
+        typer.Option(
+            "--check",
+            help="Instead, let the configured engines of others write a short text and read it again, and say where "
+            "log-probabilities differ: such an engine computes something else than it says.",
+        ),
+    ] = False,
+) -> None:
     """List the models of a running service, with the settings of their jobs."""
+    if check:
+        check_models(_out, as_json=service.as_json)
+        return
     with service.connect() as client:
         listed = client.models()
     if service.as_json:

@@ -37,26 +37,15 @@ def connect(
     """
     health = health or Health()
     main: EngineClient | None = None
-    if addresses := urls or settings.engine_addresses:
-        place = _Place(addresses, settings.engine_api_key, settings.engine_tokenizer)
-        main = _connect_replicas(place, health, reports_health)
-    places = {
-        name: _Place(profile.url, profile.read_api_key(), profile.tokenizer)
-        for name, profile in settings.models.items()
-        if profile.url
-    }
-    prm = settings.prm_name
-    if prm is not None and settings.prm_url:
-        places[prm] = _Place(settings.prm_url, settings.prm_api_key, settings.prm_tokenizer)
-    overrides: dict[str, EngineClient] = {
-        name: _connect_replicas(place, health, reports_health) for name, place in places.items()
-    }
-    for name, profile in settings.engines.items():
-        limits = profile.limits
-        throttle = LocalThrottle(limits) if redis is None else SharedThrottle(redis, name, limits)
-        place = _Place(profile.url, profile.read_api_key(), profile.tokenizer, profile.kind, profile.chat, throttle)
-        overrides |= dict.fromkeys(profile.models, _connect_replicas(place, health, reports_health))
+    overrides: dict[str, EngineClient] = {}
+    for place in list_places(settings, urls, redis=redis):
+        client = _connect_replicas(place, health, reports_health)
+        if place.models:
+            overrides |= dict.fromkeys(place.models, client)
+        else:
+            main = client
     main = main or next(iter(overrides.values()))
+    prm = settings.prm_name
     known: dict[str, KnownProperties] = {
         name: KnownProperties(_format_note(profile.prm_format), profile.parameters)
         for name, profile in settings.models.items()
@@ -68,9 +57,11 @@ def connect(
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class Place:
     """Interchangeable servers. The fields are those of ``HttpEngine``."""
 
+    models: Sequence[str]
+    """The names of its models; none for the place of all that have no other."""
     urls: Sequence[str]
     api_key: SecretStr | None
     tokenizer: Path | None
@@ -78,18 +69,42 @@ class _Place:
     chat: ChatOptions | None = None
     throttle: Throttle | None = None
 
+    @property
+    def key(self) -> str | None:
+        """The secret to send."""
+        return None if self.api_key is None else self.api_key.get_secret_value()
+
+
+def list_places(settings: Settings, urls: Sequence[str] = (), *, redis: RedisClient | None = None) -> list[Place]:
+    """Return where engines are, later ones taking precedence: the one of all models, of single ones, of profiles."""
+    places = []
+    if addresses := urls or settings.engine_addresses:
+        places.append(Place((), addresses, settings.engine_api_key, settings.engine_tokenizer))
+    places += [
+        Place((name,), profile.url, profile.read_api_key(), profile.tokenizer)
+        for name, profile in settings.models.items()
+        if profile.url
+    ]
+    if settings.prm_name is not None and settings.prm_url:
+        places.append(Place((settings.prm_name,), settings.prm_url, settings.prm_api_key, settings.prm_tokenizer))
+    for name, engine in settings.engines.items():
+        limits = engine.limits
+        throttle = LocalThrottle(limits) if redis is None else SharedThrottle(redis, name, limits)
+        key = engine.read_api_key()
+        places.append(Place(engine.models, engine.url, key, engine.tokenizer, engine.kind, engine.chat, throttle))
+    return places
+
 
 def _format_note(format_name: str | None) -> dict[str, object]:
     return {} if format_name is None else {FORMAT_NOTE: format_name}
 
 
-def _connect_replicas(place: _Place, health: Health, reports_health: bool) -> ReplicatedEngine:
+def _connect_replicas(place: Place, health: Health, reports_health: bool) -> ReplicatedEngine:
     is_single = len(place.urls) == 1  # no replica can take over
-    key = None if place.api_key is None else place.api_key.get_secret_value()
     engines = {
         hide_login(url): HttpEngine(
             url,
-            api_key=key,
+            api_key=place.key,
             tokenizer=place.tokenizer,
             dialect=place.kind,
             chat=place.chat,
