@@ -17,6 +17,7 @@ import httpx
 
 from api.roles.supervisor import free_port
 from tests.chaos.processes import until
+from tests.vllm.computing import skip_unless_it_computes
 from workers.processes.children import read_tail
 
 ROOT = Path(__file__).parents[2]
@@ -65,6 +66,9 @@ class Server:
         name = Path(self._command[0]).name
         until(self._answers, f"{name} answers; the end of its log:\n{read_tail(self.log, 30)}", START_SECONDS)
 
+    def check(self) -> None:
+        """Skip the test if the server does not compute its model, where that can be found out."""
+
     def kill(self) -> None:
         """Kill the server and the processes that it has started."""
         if self._process is not None:
@@ -86,6 +90,9 @@ class Vllm(Server):
 
     def __init__(self, log: Path, model: Path, name: str, *options: str) -> None:
         self.model = model
+        self._name = name
+        self._key = options[options.index("--api-key") + 1] if "--api-key" in options else None
+        self._writes = "pooling" not in options
         port = free_port()
         common = ("--served-model-name", name, "--dtype", "float32", "--enforce-eager", "--block-size", "32")
         place = ("--host", "127.0.0.1", "--port", str(port))
@@ -100,6 +107,10 @@ class Vllm(Server):
     def prm(cls, log: Path, *, last: bool) -> Self:
         """``last``: score the last token, which reads cached prefixes, and not every token."""
         return cls(log, PRM, "prm", *(_LAST if last else _ALL))
+
+    def check(self) -> None:
+        if self._writes:
+            skip_unless_it_computes(self.url, self._name, self.model, api_key=self._key)
 
     def metric(self, name: str, label: str = "") -> float:
         """Return the sum of a metric's values, those with a label of this value."""
@@ -132,12 +143,14 @@ class Servers:
 
 @contextmanager
 def running(*servers: Server) -> Iterator[None]:
-    """Run servers; they start side by side."""
+    """Run servers; they start side by side. Skips the test if one does not compute its model."""
     try:
         for server in servers:
             server.start()
         for server in servers:
             server.wait()
+        for server in servers:
+            server.check()
         yield
     finally:
         for server in servers:
