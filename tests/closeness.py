@@ -1,6 +1,6 @@
 """Bounds on rounding errors, derived from the computation and never from the processor, its vectors or its threads.
 
-Three kinds of comparison need none of these:
+Those of a whole model's results come from ``tests.rounding``. Three kinds of comparison need none of these:
 
 - ``pytest.approx`` and ``assert_close`` of float64 with their own tolerance (1e-6): the same formula in another order.
 - ``torch.equal`` and a tolerance of 0: the same operations in the same order, or numbers that float32 holds exactly.
@@ -10,36 +10,12 @@ Three kinds of comparison need none of these:
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 EPS = torch.finfo(torch.float32).eps
 """Distance from 1 to the next float32: twice the largest relative error of one rounding."""
-RMS, MOST = 2.0, 4.0
-"""Largest allowed ratio of a result's error to a peer's, for the mean error and for the largest.
-
-Both round, in different orders, so either may be closer by chance. Over 432 models, texts and processors the largest
-ratios were 1.45 and 2.53. A result computed in 16 bits somewhere has hundreds of times the error.
-"""
-
-
-def assert_as_exact_as(ours: Tensor | Sequence[float], peer: Tensor | Sequence[float], exact: Tensor) -> None:
-    """Assert that a float32 result's errors against float64 are within ``RMS`` and ``MOST`` times ``peer``'s."""
-    ours, peer = torch.as_tensor(ours), torch.as_tensor(peer)
-    assert exact.dtype == torch.float64
-    assert ours.shape == peer.shape == exact.shape
-    error, allowed = (ours.double() - exact).abs(), (peer.double() - exact).abs()
-    # A peer may be exact by chance, so the rounding of the result itself is always allowed.
-    last = EPS / 2 * exact.abs()
-    for name, times, of in (("root mean square", RMS, _rms), ("largest", MOST, torch.amax)):
-        found, most = float(of(error)), times * float(torch.maximum(of(allowed), of(last)))
-        assert found <= most, f"{name} error is {found:.3g}, the peer's allows {most:.3g}"
-
-
-def _rms(x: Tensor) -> Tensor:
-    return x.square().mean().sqrt()
 
 
 def assert_rounded(ours: Tensor, exact: Tensor, bound: Tensor | float) -> None:

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests import seeds
+
 # A run started in the background inherits an ignored Ctrl-C, which all its child processes would ignore too. Ignored
 # signals are inherited, handlers are not.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -17,6 +19,28 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 _LONGEST = {"test_triton.py"}
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--seed",
+        type=int,
+        default=seeds.run_seed(),
+        help="shift the seeds of all random weights, inputs and prompts (default 0)",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    os.environ[seeds.VARIABLE] = str(config.getoption("seed"))
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    return f"random weights, inputs and prompts: --seed {config.getoption('seed')}"
+
+
+@pytest.fixture(autouse=True)
+def _global_generators() -> None:
+    seeds.seed_global_generators()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

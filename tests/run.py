@@ -1,6 +1,7 @@
 """Run every section of the tests, even if one fails, and end with the passed, failed and skipped tests.
 
-``python -m tests.run`` runs the suite, ``python -m tests.run --long`` the soak and statistical runs. Tests of running
+``python -m tests.run`` runs the suite, ``python -m tests.run --long`` the soak and statistical runs, and then the
+numerical tests with seeds that it draws and prints; ``--seed N`` repeats either with that seed. Tests of running
 services, which mostly wait, run beside those that compute. Exit status 1 if a test or a section failed.
 
 ``python -m tests.run --failed`` runs once more, alone, the tests that failed in the run before, and names those that
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import secrets
 import subprocess
 import sys
 import tempfile
@@ -18,18 +20,18 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from xml.etree import ElementTree
 
 TESTS = Path(__file__).parent
 FAILED = TESTS.parent / "build" / "failed-tests.txt"
-"""Node ids of the tests that failed in the last run, one per line."""
+"""Tests that failed in the last run, one per line: the seed and the node id."""
 
 
 @dataclass(frozen=True)
 class Section:
-    """One run of pytest: the tests of ``folders`` selected by ``marks``.
+    """One run of pytest: the tests of ``folders`` selected by ``marks``, with a seed (``tests.seeds``).
 
     ``niceness`` lowers its priority in favour of sections that run beside it.
     """
@@ -39,11 +41,12 @@ class Section:
     folders: Sequence[str] = ()
     options: Sequence[str] = ()
     niceness: int = 0
+    seed: int = 0
 
     @property
     def command(self) -> list[str]:
         places = [str(TESTS / folder) for folder in self.folders or [""]]
-        return [sys.executable, "-m", "pytest", "-m", self.marks, *self.options, *places]
+        return [sys.executable, "-m", "pytest", "-m", self.marks, f"--seed={self.seed}", *self.options, *places]
 
 
 # A pytest process imports all that it collects, for some seconds, so folders without selected tests are left out.
@@ -64,6 +67,13 @@ COMPUTING = Section(
 )
 SERVICES = Section("services", "not long and not real and not vllm", WITH_SERVICES, ("-n", "2", "--dist", "loadfile"))
 LONG = Section("long", "long and not vllm", options=("-n", "2", "--dist", "worksteal"))
+NUM_DRAWN_SEEDS = 2
+
+
+def numerical(seed: int) -> Section:
+    """Return the section of the quick tests of numbers, whose weights and inputs a seed changes."""
+    quick = Section(f"seed {seed}", COMPUTING.marks, ("kernels", "engine", "prm"), ("-n", "2", "--dist", "worksteal"))
+    return replace(quick, seed=seed)
 
 
 @dataclass
@@ -135,17 +145,25 @@ def record_failures(outcomes: Sequence[Outcome]) -> None:
     """Record the failed tests for ``--failed``; none if a section failed for another reason than its tests."""
     FAILED.parent.mkdir(exist_ok=True)
     by_tests = all(outcome.is_good or outcome.failed for outcome in outcomes)
-    FAILED.write_text("".join(f"{name}\n" for outcome in outcomes for name in outcome.failed if by_tests))
+    failed = [f"{outcome.section.seed} {name}\n" for outcome in outcomes for name in outcome.failed]
+    FAILED.write_text("".join(failed) if by_tests else "")
 
 
 def run_failed_again() -> int:
     """Run the previously failed tests again, alone; return 0 if they pass now."""
-    names = FAILED.read_text().splitlines() if FAILED.exists() else []
-    if not names:
+    by_seed: dict[str, list[str]] = {}
+    for line in FAILED.read_text().splitlines() if FAILED.exists() else []:
+        seed, _, name = line.partition(" ")
+        by_seed.setdefault(seed, []).append(name)
+    if not by_seed:
         print("the run before recorded no test that failed")
         return 1
-    status = subprocess.run([sys.executable, "-m", "pytest", *names], cwd=TESTS.parent).returncode
+    status = 0
+    for seed, names in by_seed.items():
+        command = [sys.executable, "-m", "pytest", f"--seed={seed}", *names]
+        status = subprocess.run(command, cwd=TESTS.parent).returncode or status
     if status == 0:
+        names = [f"{name} (--seed {seed})" for seed, names in by_seed.items() for name in names]
         print("\nfailed in the whole suite and passed alone, to be mended:", *names, sep="\n  ")
     return status
 
@@ -155,7 +173,8 @@ def summarize(outcomes: Sequence[Outcome], not_run: str) -> str:
     lines = []
     for outcome in outcomes:
         verdict = "passed" if outcome.is_good else f"FAILED (exit status {outcome.status})"
-        lines.append(f"{outcome.section.name}: {verdict}, {outcome.passed} tests in {minutes(outcome.seconds)}")
+        again = f"; again: pytest --seed {outcome.section.seed}" if outcome.section.seed else ""
+        lines.append(f"{outcome.section.name}: {verdict}, {outcome.passed} tests in {minutes(outcome.seconds)}{again}")
     skipped = sum((outcome.skipped for outcome in outcomes), Counter[str]())
     for reason, count in skipped.most_common():
         lines.append(f"skipped {count}: {reason}")
@@ -174,6 +193,7 @@ def minutes(seconds: float) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--long", action="store_true", help="run the soak and statistical tests instead of the others")
+    parser.add_argument("--seed", type=int, help="shift all random weights, inputs and prompts (default 0)")
     parser.add_argument("--failed", action="store_true", help="run once more, alone, what failed in the run before")
     options = parser.parse_args()
     if options.failed:
@@ -181,11 +201,14 @@ def main() -> int:
     long = options.long
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor() as pool:
         place = Path(folder)
+        seed = options.seed or 0
         if long:
-            outcomes = [run(LONG, place, live=True)]
+            drawn = [secrets.randbelow(2**31) for _ in range(NUM_DRAWN_SEEDS)] if options.seed is None else [seed]
+            print("the numerical tests run with the seeds", *drawn, flush=True)
+            outcomes = [run(one, place, live=True) for one in (replace(LONG, seed=seed), *map(numerical, drawn))]
         else:
-            beside = pool.submit(run, SERVICES, place, live=False)
-            computing = run(COMPUTING, place, live=True)
+            beside = pool.submit(run, replace(SERVICES, seed=seed), place, live=False)
+            computing = run(replace(COMPUTING, seed=seed), place, live=True)
             services = beside.result()
             print(f"\n{services.section.name}, run beside it:\n{services.output}", flush=True)
             outcomes = [computing, services]

@@ -29,6 +29,7 @@ from engine.protocol.types import (
     TokenLogprob,
 )
 from prm.scorers.verdict_formats import NOTE
+from tests.seeds import shift
 
 EOS, SEPARATOR, ANSWER, THOUGHT, OPENING = 0, 1, 2, 3, 4
 TEXTS = {EOS: "", SEPARATOR: "\n\n", ANSWER: "\\boxed{%d}", THOUGHT: "</think>", OPENING: "<think>"}
@@ -74,7 +75,7 @@ class ScriptedEngine:
         self.total = 0
         self.most = 0
         """Largest value so far of spent plus still allowed tokens."""
-        self._order = random.Random(order)
+        self._order = random.Random(shift(order))
         self._die_after = die_after
         self._answers = 0
         self._warm = warm

@@ -132,3 +132,48 @@ def test_a_planted_import_against_the_layers_breaks_the_contracts(where: str, tm
     )
     assert run.returncode == 1, run.stdout + run.stderr
     assert "BROKEN" in run.stdout
+
+
+_SEEDING = {"manual_seed", "default_rng", "Random", "RandomState", "seed"}
+"""Functions and classes of random, numpy and torch that take a seed."""
+
+
+def test_every_seed_of_the_tests_is_shifted_by_the_run_or_says_why_not() -> None:
+    """``pytest --seed`` would leave out weights or inputs with a bare seed; those with none differ at every run."""
+    bare = []
+    for path in python_files("tests"):
+        if path.name != "seeds.py":
+            nodes = list(ast.walk(parse(path)))
+            seeded = {id(node.value) for node in nodes if isinstance(node, ast.Attribute)}
+            bare += [describe(path, node.lineno, ast.unparse(node)) for node in nodes if _has_bare_seed(node, seeded)]
+    assert bare == []
+
+
+def _has_bare_seed(node: ast.AST, seeded: set[int]) -> bool:
+    """``seeded``: ids of the nodes whose attributes are read, such as a generator's ``manual_seed``."""
+    match node:
+        case ast.Call(func=ast.Attribute(attr="Generator", value=ast.Name("torch"))):
+            return id(node) not in seeded
+        case ast.Call(func=ast.Attribute(attr=name) | ast.Name(name), args=arguments) if name in _SEEDING:
+            return not (arguments and ast.unparse(arguments[0]).startswith(("shift(", "keep(")))
+    return False
+
+
+@pytest.mark.parametrize(
+    ("line", "is_bare"),
+    [
+        ("torch.manual_seed(7)", True),
+        ("torch.Generator().manual_seed(size)", True),
+        ("torch.Generator()", True),
+        ("np.random.default_rng()", True),
+        ("Random(3)", True),
+        ("random.seed(seed)", True),
+        ("random.Random(shift(3))", False),
+        ("torch.Generator().manual_seed(shift(size))", False),
+        ('np.random.default_rng(keep(3, "a p-value"))', False),
+    ],
+)
+def test_a_bare_seed_is_found(line: str, is_bare: bool) -> None:
+    nodes = list(ast.walk(ast.parse(line)))
+    seeded = {id(node.value) for node in nodes if isinstance(node, ast.Attribute)}
+    assert any(_has_bare_seed(node, seeded) for node in nodes) == is_bare

@@ -18,6 +18,7 @@ from api.app.app import create_app
 from engine.protocol.types import EngineClient
 from reasoner.run import run_job
 from tests.scripted import ScriptedEngine
+from tests.seeds import shift
 from tests.workers.fixtures import broker, store, url
 from workers.config.settings import Settings, load_settings
 from workers.execution.execute import execute
@@ -34,7 +35,7 @@ def _quiet() -> None:
 @pytest.fixture(autouse=True)
 def _same_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Give jobs without a seed the same ones in every run: an engine without a model finds no answer for some."""
-    monkeypatch.setattr("reasoner.admission.resolve.secrets.randbelow", random.Random(0).randrange)
+    monkeypatch.setattr("reasoner.admission.resolve.secrets.randbelow", random.Random(shift(0)).randrange)
 
 
 @contextlib.asynccontextmanager

@@ -12,6 +12,7 @@ import pytest
 
 from tests.chaos import processes
 from tests.chaos.fleet import NULL_ENGINE, Client, Fleet, Role, alone, check, until
+from tests.seeds import shift
 
 JOBS = 50
 STRATEGIES: list[dict[str, Any]] = [
@@ -81,7 +82,7 @@ async def wreak(fleet: Fleet, rounds: list[asyncio.Event], rng: random.Random) -
 
 
 async def test_every_accepted_job_gets_its_undisturbed_result_whatever_is_killed(tmp_path: Path) -> None:
-    rng = random.Random(7)
+    rng = random.Random(shift(7))
     rounds = [asyncio.Event() for _ in ROUNDS]  # each round has its own jobs, however fast the previous ones were
     fleet = Fleet(tmp_path, workers=3, apis=2, token_seconds=0.02, concurrency=3, max_attempts=20)
     with fleet:

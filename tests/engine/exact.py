@@ -15,8 +15,10 @@ from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
 
 from engine.core.reference import float64
 from engine.protocol.types import ScoreItem
-from tests.closeness import MOST, RMS
+from tests.closeness import assert_rounded
 from tests.engine.helpers import SMALL, Harness, score
+from tests.rounding import MARGIN, compute_rounded
+from tests.seeds import shift
 
 
 def _loader(folder: Path) -> Any:
@@ -51,16 +53,30 @@ def exact_logits(folder: Path, tokens: Sequence[int]) -> Tensor:
     return logits
 
 
+def assert_equal_logits(ours: Tensor, folder: Path, tokens: Sequence[int], start: int = 0) -> None:
+    """Check that logits from position ``start`` on err by no more than float32 does."""
+    assert_rounded(ours, exact_logits(folder, tokens)[start:], float32_loss(folder).logit)
+
+
+@lru_cache
+def _rounded(folder: Path) -> tuple[Tensor, Tensor]:
+    """Return the logits of a text in float64, and those of several runs with random roundings."""
+    tokens = _text(folder, 250)
+    with float64():
+        model = exact_reference(folder)
+    runs = compute_rounded(lambda: model(torch.tensor([tokens])).logits[0])
+    return exact_logits(folder, tokens), torch.stack(runs)
+
+
 @lru_cache
 def float32_share(folder: Path) -> float:
     """Return the relative difference in the Euclidean norm that two runs in float32 may have along a text."""
-    tokens = _text(250)
-    peer, exact = peer_logits(folder, tokens).double(), exact_logits(folder, tokens)
-    return 2 * RMS * float((peer - exact).norm() / exact.norm())
+    exact, runs = _rounded(folder)
+    return 2 * MARGIN * float((runs - exact).flatten(1).norm(dim=1).max() / exact.norm())
 
 
 class Loss(NamedTuple):
-    """Bounds on the error of a checkpoint in float32 against float64: ``MOST`` times the worst of transformers."""
+    """Bounds on the error of a checkpoint in float32: ``MARGIN`` times the worst of random roundings in float64."""
 
     logit: float
     logprob: float
@@ -69,10 +85,9 @@ class Loss(NamedTuple):
 @lru_cache
 def float32_loss(folder: Path) -> Loss:
     """Return the bounds of the error of float32 along a text of the engine's tests."""
-    tokens = _text(250)
-    peer, exact = peer_logits(folder, tokens).double(), exact_logits(folder, tokens)
-    differences = peer - exact, peer.log_softmax(-1) - exact.log_softmax(-1)
-    return Loss(*(MOST * float(one.abs().max()) for one in differences))
+    exact, runs = _rounded(folder)
+    differences = runs - exact, runs.log_softmax(-1) - exact.log_softmax(-1)
+    return Loss(*(MARGIN * float(one.abs().max()) for one in differences))
 
 
 @lru_cache
@@ -85,7 +100,7 @@ def gap(folder: Path, kv_dtype: str = "auto") -> float:
     """
     if kv_dtype == "auto":
         return 2 * float32_loss(folder).logprob
-    tokens = tuple(_text(120))
+    tokens = tuple(_text(folder, 120))
     options = (replace(SMALL, kv_dtype=dtype, device="cpu") for dtype in ("auto", kv_dtype))
     plain, rounded = (_logprobs(Harness(folder, one), tokens) for one in options)
     return float((rounded - plain).square().mean().sqrt())
@@ -97,6 +112,7 @@ def _logprobs(harness: Harness, tokens: Sequence[int]) -> Tensor:
     return torch.tensor(result.values, dtype=torch.float64).log_softmax(-1)
 
 
-def _text(size: int) -> list[int]:
-    tokens: list[int] = torch.randint(3, 360, (size,), generator=torch.Generator().manual_seed(0)).tolist()
+def _text(folder: Path, size: int) -> list[int]:
+    vocab = min(360, json.loads((folder / "config.json").read_text())["vocab_size"])
+    tokens: list[int] = torch.randint(3, vocab, (size,), generator=torch.Generator().manual_seed(shift(0))).tolist()
     return tokens

@@ -10,15 +10,18 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from engine.core.reference import float64
 from engine.fingerprint import fingerprint
 from engine.gguf.folder import weight_files
 from engine.models.config import read_raw_config
 from engine.runner.probe import Probe
+from tests.rounding import float32_bound
+from tests.seeds import shift
 
 
 def plant_probe(model: Path, folder: Path, layers: Sequence[int] = (1, 2), *, units: int = 1, seed: int = 0) -> Probe:
     """Write a probe with random weights for a model of small width into a new folder."""
-    rng, width = np.random.default_rng(seed), len(layers) * int(read_raw_config(model).fields["hidden_size"])
+    rng, width = np.random.default_rng(shift(seed)), len(layers) * int(read_raw_config(model).fields["hidden_size"])
     weight, bias = (
         (rng.normal(0, 1 / np.sqrt(width), shape).astype(np.float32).astype(np.float64))
         for shape in ((units, width), units)
@@ -30,9 +33,17 @@ def plant_probe(model: Path, folder: Path, layers: Sequence[int] = (1, 2), *, un
     return probe
 
 
-def peer_scores(model: Path, probe: Probe, texts: Sequence[Sequence[int]], dtype: torch.dtype) -> list[Tensor]:
-    """Return the head's probabilities at every token of each text, from transformers' hidden states in ``dtype``."""
-    loaded = AutoModelForCausalLM.from_pretrained(model, dtype=dtype, attn_implementation="eager").eval()
+def exact_scores(model: Path, probe: Probe, texts: Sequence[Sequence[int]]) -> tuple[list[Tensor], float]:
+    """Return the head's probabilities at every token of each text in float64, and the bound on the error of float32."""
+    with float64():
+        exact = _peer_scores(model, probe, texts)
+    return exact, float32_bound(lambda: torch.cat(_peer_scores(model, probe, texts)))
+
+
+def _peer_scores(model: Path, probe: Probe, texts: Sequence[Sequence[int]]) -> list[Tensor]:
+    """Compute the head on transformers' hidden states in torch's default dtype."""
+    how = {"dtype": torch.get_default_dtype(), "attn_implementation": "eager"}
+    loaded = AutoModelForCausalLM.from_pretrained(model, **how).eval()
     inputs: list[Tensor] = []
     body = loaded.get_decoder()
     # What transformers lists as the last hidden state comes after the final norm.

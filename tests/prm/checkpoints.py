@@ -25,8 +25,8 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from engine.core.reference import float64
-from tests.closeness import MOST
+from tests.rounding import float32_bound
+from tests.seeds import shift
 
 FORMATS = {
     "token_classification": "token_classification",
@@ -73,7 +73,7 @@ def save_checkpoint(kind: str, folder: Path, *, special: Sequence[str] = ("ки"
 
     ``special``: additional special tokens of a byte-level tokenizer.
     """
-    torch.manual_seed(11)
+    torch.manual_seed(shift(11))
     folder.mkdir(parents=True, exist_ok=True)
     spaces = kind in ("math_shepherd", "rlhflow_mistral")
     tokenizer = _metaspace() if spaces else _byte_level([*_SPECIAL, *special])
@@ -238,14 +238,11 @@ def _stored(folder: Path) -> dict[str, Tensor]:
 def score_gap(kind: str, folder: Path) -> float:
     """Return the largest allowed difference of a score from another float32 computation of it.
 
-    Each logit may err by ``MOST`` times the error of transformers in float32 along a text. A probability changes by at
-    most a quarter of a logit's change, or of the change of a difference of two.
+    Each logit may err by the bound of float32 along a text. A probability changes by at most a quarter of a logit's
+    change, or of the change of a difference of two.
     """
-    ids = torch.randint(10, 380, (250,), generator=torch.Generator().manual_seed(0)).tolist()
-    peer = _logits(kind, folder, ids).double()
-    with float64():
-        exact = _logits(kind, folder, ids)
-    return 2 * MOST * 2 / 4 * float((peer - exact).abs().max())
+    ids = torch.randint(10, 380, (250,), generator=torch.Generator().manual_seed(shift(0))).tolist()
+    return 2 * 2 / 4 * float32_bound(lambda: _logits(kind, folder, ids))
 
 
 def _logits(kind: str, folder: Path, ids: Sequence[int]) -> Tensor:

@@ -29,6 +29,7 @@ from recipes.bundled.data import Example, countdown_attempt
 from recipes.bundled.measure_checker import measure
 from recipes.suites import countdown
 from recipes.suites.steps import boxed
+from tests.seeds import shift
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +38,7 @@ def tokenizer() -> Tokenizer:
 
 
 def attempt(index: int) -> tuple[Problem, list[str], random.Random]:
-    rng = random.Random(index)
+    rng = random.Random(shift(index))
     problem = generate_problem("train", f"test/{index}", rng.choice(("n3", "n4", "n5")))
     return problem, countdown_attempt(problem, rng, []), rng
 

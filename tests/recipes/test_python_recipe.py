@@ -25,6 +25,7 @@ from recipes.bundled.data import Example
 from recipes.bundled.measure_python import Attempt, Solver, measure
 from recipes.suites.arithmetic import sample_calls
 from recipes.suites.steps import boxed
+from tests.seeds import shift
 from workers.config.settings import load_settings
 
 transformers = pytest.importorskip("transformers")
@@ -55,7 +56,7 @@ def run(cell: str, namespace: dict[str, Any]) -> str:
 
 def problems(count: int) -> list[tuple[Problem, random.Random]]:
     return [
-        (generate_problem("train", f"test/{seed}", level), random.Random(f"{seed}/{level}"))
+        (generate_problem("train", f"test/{seed}", level), random.Random(shift(f"{seed}/{level}")))
         for seed in range(count)
         for level in LEVELS
     ]

@@ -27,6 +27,7 @@ from recipes.speculation.texts import Author, Prompts, Text
 from tests.closeness import log_sum_bound
 from tests.engine.exact import float32_loss, gap
 from tests.engine.speculation.heads import Asked, Recorder
+from tests.seeds import shift
 
 POLICY = Path(__file__).parents[2] / "reasoner" / "bundled" / "policy"
 DRAFT = POLICY.parent / "draft"
@@ -36,7 +37,7 @@ KINDS = sorted(HEADS)
 @pytest.fixture(autouse=True)
 def _one_thread() -> None:
     torch.set_num_threads(1)
-    torch.manual_seed(0)
+    torch.manual_seed(shift(0))
 
 
 @pytest.fixture(scope="module")
@@ -134,7 +135,7 @@ def test_a_stopped_run_resumes_exactly(
 
     def run(folder: Path, stops: tuple[int, ...]) -> dict[str, torch.Tensor]:
         for stop in stops:
-            torch.manual_seed(1)
+            torch.manual_seed(shift(1))
             head = HEADS[kind](target, 2)
             # The learning rate depends on the plan's last step, so the run is stopped by the plan's time limit, not by
             # fewer steps.

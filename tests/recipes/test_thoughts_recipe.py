@@ -16,6 +16,7 @@ from recipes.bundled import tokenizer as tok
 from recipes.bundled.data import Example
 from recipes.bundled.relabel import own_example, sampled_problem
 from recipes.bundled.thoughts import CLOSE, LONGEST, OPEN, Trace, sample_problem, thinking_example
+from tests.seeds import keep, shift
 
 MOVE = re.compile(r"(\d+) ([-+*/]) (\d+) = (\d+), left ([\d ]+)")
 SEED = 5
@@ -27,8 +28,8 @@ def tokenizer() -> Tokenizer:
 
 
 def searched(tokenizer: Tokenizer, index: int) -> tuple[Problem, Trace]:
-    problem = sample_problem(random.Random(f"test/{index}"), f"test/{index}")
-    trace = Trace(tokenizer, problem, random.Random(index))
+    problem = sample_problem(random.Random(shift(f"test/{index}")), f"test/{index}")
+    trace = Trace(tokenizer, problem, random.Random(shift(index)))
     trace.search()
     return problem, trace
 
@@ -41,7 +42,7 @@ def decode(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
 def test_the_tokenizer_has_the_ids_of_the_other_models_and_one_token_for_each_delimiter(tokenizer: Tokenizer) -> None:
     base = tok.load()
     for index in range(20):
-        text = sample_problem(random.Random(index), str(index)).text
+        text = sample_problem(random.Random(shift(index)), str(index)).text
         assert tokenizer.encode(text).ids == base.encode(text).ids
     for delimiter in tok.THOUGHT_TOKENS:
         [token] = tokenizer.encode(delimiter, add_special_tokens=False).ids
@@ -106,7 +107,8 @@ def test_examples_end_in_a_right_answer_and_their_targets_are_their_next_tokens(
     kinds = set()
     for index in range(120):
         example = thinking_example(tokenizer, SEED, index)
-        problem = sample_problem(random.Random(f"thinking/{SEED}/{index}"), f"thinking/{SEED}/{index}")
+        name = f"thinking/{SEED}/{index}"
+        problem = sample_problem(random.Random(keep(name, "the recipe's own")), name)
         assert split_of(canonical(problem.data["numbers"], problem.data["target"])) == "train"
         whole = [*example.ids, tok.END]
         assert all(token == whole[position + 1] for position, token in example.targets)
@@ -138,7 +140,7 @@ def test_the_end_of_a_thought_that_found_nothing_is_no_target(tokenizer: Tokeniz
 
 def own_thought(tokenizer: Tokenizer, index: int) -> tuple[Problem, list[int]]:
     problem = sampled_problem(index)
-    trace = Trace(tokenizer, problem, random.Random(index))
+    trace = Trace(tokenizer, problem, random.Random(shift(index)))
     trace.search()
     return problem, trace.ids
 

@@ -21,6 +21,7 @@ from kernels.common.int4 import INT4
 from kernels.quantize import LIMITS, QUANTIZED, dequantize_vectors, quantize_vectors
 from tests.closeness import assert_rounded, attention_bound
 from tests.long import mostly_long_grid
+from tests.seeds import shift
 
 PAGE, KV_HEADS, PER_KV, DIM, POOL = 4, 2, 3, 16, 700
 INT4_DIM = 32
@@ -61,7 +62,7 @@ class Step:
         each key-value head. ``dtype``: data type of the cache.
         """
         self.per_kv = per_kv
-        rng = random.Random(seed)
+        rng = random.Random(shift(seed))
         dim = max(dim, size_of_heads(dtype))
         self.kv = torch.full((1, 2, KV_HEADS, POOL, page, dim), 1e30)
         self.fresh = list(range(POOL))
@@ -90,7 +91,7 @@ class Step:
         wide = [row for row, queries in enumerate(self.query_lens) if 1 < queries <= 50 and rng.random() < 0.8]
         self.trees = {row: random_tree(rng, self.query_lens[row]) for row in wide} if trees else {}
         self.metadata = AttentionMetadata(pages, *lengths, page, POOL, KV_HEADS, per_kv, cost, self.trees)
-        torch.manual_seed(seed)
+        torch.manual_seed(shift(seed))
         tokens = sum(self.query_lens)
         self.q = torch.randn(tokens, KV_HEADS * per_kv, dim)
         self.k, self.v = torch.randn(tokens, KV_HEADS, dim), torch.randn(tokens, KV_HEADS, dim)

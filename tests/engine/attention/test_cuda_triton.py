@@ -14,6 +14,7 @@ from engine.attention.plan import AttentionCostModel, AttentionMetadata
 from kernels.common.attention_schedule import COUNT
 from kernels.quantize import quantize_vectors
 from tests.engine.attention.test_attention import ALWAYS, DIM, KV_HEADS, NEVER, PAGE, PER_KV, POOL, USUAL, Step
+from tests.seeds import shift
 
 
 @pytest.mark.parametrize("cost", [ALWAYS, NEVER, USUAL], ids=["always", "never", "usual"])
@@ -81,7 +82,7 @@ def test_decoding_steps_of_one_shape_use_the_same_memory() -> None:
 def test_padding_does_not_change_outputs_or_the_cache() -> None:
     """Sequences get the outputs that they get alone, and so does the cache, although the padding is NaN."""
     about = LayerAttentionConfig(KV_HEADS * PER_KV, KV_HEADS, DIM, 0.4)
-    torch.manual_seed(0)
+    torch.manual_seed(shift(0))
     kv = torch.randn(1, 2, KV_HEADS, POOL, PAGE, DIM)
     q, k, v = (torch.randn(8, heads, DIM) for heads in (about.heads, KV_HEADS, KV_HEADS))
     for x in (q, k, v):
@@ -99,7 +100,7 @@ def test_padding_does_not_change_outputs_or_the_cache() -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
 def test_a_captured_graph_computes_other_steps_of_the_same_shape() -> None:
     about = LayerAttentionConfig(KV_HEADS * PER_KV, KV_HEADS, DIM, 0.4)
-    torch.manual_seed(0)
+    torch.manual_seed(shift(0))
     kv = torch.randn(1, 2, KV_HEADS, POOL, PAGE, DIM, device="cuda")
     q, k, v = (torch.randn(6, heads, DIM, device="cuda") for heads in (about.heads, KV_HEADS, KV_HEADS))
     attend, eager = TritonAttention([about], kv), TritonAttention([about], kv.clone())

@@ -14,6 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from engine.cache.paged_kv import KVCache, PageTable
 from engine.cache.pages import PagePool
 from tests.engine.simulation import PAGE, marks, read_marks, write_marks
+from tests.seeds import shift
 
 PAGES, ROWS = 14, 5
 CONTEXT = PAGES * PAGE
@@ -265,7 +266,7 @@ def test_the_longest_of_several_partial_pages_is_chosen() -> None:
 
 def test_a_partial_page_is_dropped_when_another_page_extends_it() -> None:
     """Sequences are random over two tokens, so many are neighbours in sorted order."""
-    rng = random.Random(4)
+    rng = random.Random(shift(4))
     tree = make_cache(pages=512).tree
     root, keys = tree.root(None), set[tuple[int, ...]]()
     for _ in range(400):
@@ -341,7 +342,7 @@ def test_many_releases_without_eviction_do_not_grow_the_eviction_queue() -> None
 
 
 def test_random_traffic_far_beyond_the_memory_loses_no_page() -> None:
-    cache, chance = make_cache(), random.Random(0)
+    cache, chance = make_cache(), random.Random(shift(0))
     for _ in range(400):
         run_through(cache, [chance.randrange(3) for _ in range(chance.randrange(1, CONTEXT))])
     assert cache.num_available_pages == PAGES

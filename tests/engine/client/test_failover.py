@@ -26,6 +26,7 @@ from engine.protocol.types import (
 from tests.engine.client.fleet import BRANCHES, NAMES, Engine, Fleet, completions, request, scoring
 from tests.engine.conftest import Checkpoints
 from tests.scripted import ScriptedEngine
+from tests.seeds import shift
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -71,7 +72,7 @@ async def test_a_recovered_engine_is_found_when_the_last_other_one_dies(fleet: F
 
 @pytest.mark.parametrize("seed", range(10))
 async def test_every_branch_completes_while_engines_die_and_return_as_long_as_one_lives(seed: int) -> None:
-    fleet, rng = Fleet(3), random.Random(seed)
+    fleet, rng = Fleet(3), random.Random(shift(seed))
     expected = await completions(ScriptedEngine(), request())
     for turn in range(12):
         lives = rng.choice(list(fleet.engines))

@@ -13,6 +13,7 @@ from engine.client.throttle import LocalThrottle, RateLimits, admitted
 from engine.protocol.types import Branch, EngineBusy
 from tests.engine.client.test_openai_compatible import chunks, collect, piece, scripted
 from tests.engine.helpers import generate
+from tests.seeds import shift
 
 
 class Clock:
@@ -31,7 +32,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 async def test_no_window_of_a_minute_exceeds_the_limits(clock: Clock) -> None:
-    dice = random.Random(5)
+    dice = random.Random(shift(5))
     throttle = LocalThrottle(RateLimits(requests_per_minute=20, tokens_per_minute=3_000))
     sent: list[tuple[float, int]] = []
     for _ in range(2_000):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -24,8 +25,10 @@ from engine.protocol.types import (
 from tests.engine.conftest import Checkpoints
 from tests.engine.exact import float32_loss, gap
 from tests.engine.helpers import SMALL, Harness, generate, qwen3_for, score
+from tests.engine.ties import assert_same_tokens
+from tests.seeds import shift
 
-PROMPT = tuple(random.Random(0).choices(range(3, 360), k=37))
+PROMPT = tuple(random.Random(shift(0)).choices(range(3, 360), k=37))
 LAW = {"temperature": 0.9, "top_p": 0.97, "ignore_eos": True}
 
 
@@ -50,11 +53,20 @@ def alone(checkpoints: Checkpoints, branch: Branch, kv_dtype: str = "auto") -> t
     return completion.token_ids
 
 
+def same_as_alone(
+    checkpoints: Checkpoints, branches: Sequence[Branch], ours: Sequence[Sequence[int]], kv_dtype: str = "auto"
+) -> None:
+    """Check that the branches' tokens are those that they have alone, up to ties."""
+    plain = [alone(checkpoints, branch, kv_dtype) for branch in branches]
+    request = generate(PROMPT, branches, **LAW)
+    assert_same_tokens(checkpoints(qwen3_for(kv_dtype)), [request], ours, plain, kv_dtype)
+
+
 def test_a_branch_has_the_same_tokens_alone_and_in_a_batch_of_sixteen(checkpoints: Checkpoints, kv_dtype: str) -> None:
     harness = Harness(checkpoints(qwen3_for(kv_dtype)), replace(SMALL, kv_dtype=kv_dtype))
     branches = [Branch(seed=5, key=key, max_tokens=30) for key in range(16)]
     together = tokens_of(harness.complete(generate(PROMPT, branches, **LAW)))
-    assert together == [alone(checkpoints, branch, kv_dtype) for branch in branches]
+    same_as_alone(checkpoints, branches, together, kv_dtype)
     assert len(set(together)) == 16
 
 
@@ -64,7 +76,7 @@ def test_a_branch_has_the_same_tokens_after_a_cache_hit(checkpoints: Checkpoints
     [first] = harness.complete(generate(PROMPT, [branch], **LAW))
     [second] = harness.complete(generate(PROMPT, [branch], **LAW))
     assert (first.cached_tokens, second.cached_tokens) == (0, len(PROMPT) - 1)
-    assert first.token_ids == second.token_ids == alone(checkpoints, branch, kv_dtype)
+    same_as_alone(checkpoints, [branch] * 2, [first.token_ids, second.token_ids], kv_dtype)
 
 
 def test_a_branch_has_the_same_tokens_after_preemption(checkpoints: Checkpoints, kv_dtype: str) -> None:
@@ -74,7 +86,7 @@ def test_a_branch_has_the_same_tokens_after_preemption(checkpoints: Checkpoints,
     branches = [Branch(seed=5, key=key, max_tokens=60) for key in range(8)]
     squeezed = tokens_of(harness.complete(generate(PROMPT, branches, **LAW)))
     assert harness.core.stats.preemptions > 0
-    assert squeezed == [alone(checkpoints, branch, kv_dtype) for branch in branches]
+    same_as_alone(checkpoints, branches, squeezed, kv_dtype)
 
 
 def test_cutting_a_branch_anywhere_changes_no_token(checkpoints: Checkpoints, kv_dtype: str) -> None:
@@ -83,15 +95,17 @@ def test_cutting_a_branch_anywhere_changes_no_token(checkpoints: Checkpoints, kv
     for cut in range(1, 24):
         rest = Branch(seed=9, key=2, max_tokens=24 - cut, generated=whole[:cut])
         [completion] = harness.complete(generate(PROMPT, [rest], **LAW))
-        assert completion.token_ids == whole[cut:]
+        folder = checkpoints(qwen3_for(kv_dtype))
+        assert_same_tokens(folder, [generate(PROMPT, [rest], **LAW)], [completion.token_ids], [whole[cut:]], kv_dtype)
 
 
 def test_prompt_tokens_and_generated_tokens_give_the_same_continuation(
     checkpoints: Checkpoints, harness: Harness
 ) -> None:
     whole = alone(checkpoints, Branch(seed=9, key=2, max_tokens=20))
-    [completion] = harness.complete(generate((*PROMPT, *whole[:8]), [Branch(seed=9, key=2, max_tokens=12)], **LAW))
-    assert completion.token_ids == whole[8:]
+    request = generate((*PROMPT, *whole[:8]), [Branch(seed=9, key=2, max_tokens=12)], **LAW)
+    [completion] = harness.complete(request)
+    assert_same_tokens(checkpoints("qwen3"), [request], [completion.token_ids], [whole[8:]])
 
 
 def test_extending_a_cached_branch_computes_only_its_new_tokens(harness: Harness) -> None:
@@ -227,7 +241,7 @@ def test_a_branch_has_the_same_tokens_whatever_its_priority_lease_and_namespace(
     assert harness.core.stats.preemptions > 0
     for request, events in zip(requests, answers, strict=True):
         [completion] = [event for event in events if isinstance(event, Completion)]
-        assert completion.token_ids == alone(checkpoints, request.branches[0])
+        same_as_alone(checkpoints, request.branches, [completion.token_ids])
 
 
 def test_a_failing_step_fails_its_requests_and_the_engine_continues(
@@ -241,7 +255,7 @@ def test_a_failing_step_fails_its_requests_and_the_engine_continues(
     assert isinstance(error, EngineError)
     assert "ZeroDivisionError" in str(error)
     [completion] = harness.complete(generate(PROMPT, [Branch(1, 1, 10)], **LAW))
-    assert completion.token_ids == alone(checkpoints, Branch(1, 1, 10))
+    same_as_alone(checkpoints, [Branch(1, 1, 10)], [completion.token_ids])
 
 
 def test_a_stream_adds_up_to_the_completion(harness: Harness) -> None:

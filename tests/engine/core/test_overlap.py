@@ -26,6 +26,7 @@ from engine.speculation.drafters.ngram import NgramDrafter
 from tests.engine.conftest import Checkpoints
 from tests.engine.core.late_device import LateDevice
 from tests.engine.helpers import Harness, generate, score
+from tests.seeds import shift
 
 AMPLE = EngineOptions(kv_tokens=8192, max_running=64, step_tokens=48)
 SCARCE = EngineOptions(kv_tokens=272, max_running=6, step_tokens=32)
@@ -46,8 +47,8 @@ CHANGING: tuple[dict[str, Any], ...] = (
 
 def wave(seed: int, number: int) -> list[Any]:
     """Return the requests of one wave; those of all waves share prefixes."""
-    dice = random.Random(1000 * seed + number)
-    shared = random.Random(seed).choices(range(3, 360), k=90)
+    dice = random.Random(shift(1000 * seed + number))
+    shared = random.Random(shift(seed)).choices(range(3, 360), k=90)
     kinds = SAMPLING + CHANGING if seed % 3 == 0 else SAMPLING
     made: list[Any] = []
     for index in range(dice.randint(1, 4)):
@@ -104,7 +105,7 @@ class Run:
         self.events: list[list[Event]] = []
         with pytest.MonkeyPatch.context() as patch:
             self.device.install(patch)
-            harness, dice = Harness(folder, options), random.Random(seed)
+            harness, dice = Harness(folder, options), random.Random(shift(seed))
             prepare(harness)
             for number in range(3):
                 for request in wave(seed, number):
@@ -190,7 +191,7 @@ def test_cancelled_branches_have_a_prefix_of_their_answers(seed: int, checkpoint
 def test_branches_past_their_deadline_have_a_prefix_of_their_answers(
     seed: int, checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    dice, now = random.Random(seed), 0
+    dice, now = random.Random(shift(seed)), 0
 
     def tick(*_: object) -> None:
         nonlocal now

@@ -18,6 +18,7 @@ from tests.engine.conftest import Checkpoints
 from tests.engine.core.late_device import LateDevice, LateSamples
 from tests.engine.core.test_overlap import AMPLE
 from tests.engine.helpers import Harness, generate
+from tests.seeds import shift
 
 BAD = "bad"
 Fail = Callable[[int, LateDevice, pytest.MonkeyPatch], None]
@@ -65,7 +66,7 @@ def run(
     folder: Path, seed: int, after: int, fail: Fail | None, *, is_late: bool
 ) -> tuple[LateDevice, list[list[Event]]]:
     """Run five jobs together, of which the third fails once it has ``after`` tokens."""
-    dice, device = random.Random(seed), LateDevice(is_late=is_late)
+    dice, device = random.Random(shift(seed)), LateDevice(is_late=is_late)
     shared = dice.choices(range(3, 360), k=40)
     with pytest.MonkeyPatch.context() as patch:
         device.install(patch)

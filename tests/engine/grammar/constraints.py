@@ -15,6 +15,7 @@ from engine.protocol.types import Branch, GenerateRequest, SamplingParams
 from engine.scheduler.draft import Draft
 from engine.scheduler.sequence import GenerateSequence
 from engine.speculation.drafter import DraftRequest, HiddenStateNeeds, StepResult
+from tests.seeds import shift
 
 PROMPT = (17, 5, 90, 41, 5)
 EOS = 0
@@ -56,7 +57,7 @@ class Guesses:
     layers = 0
 
     def __init__(self, law: Law) -> None:
-        self._rng = np.random.default_rng(5)
+        self._rng = np.random.default_rng(shift(5))
         self._sequences = list(law)
 
     def reset(self, cache: KVCache) -> None:

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from tests.seeds import shift
+
 Schema = dict[str, Any]
 
 NAMES = ("id", "name", "tags", "x", "x-size", "größe", "a/b", "c~d", "S_1", "two words")
@@ -44,14 +46,14 @@ class Planted:
 
 def generate_schemas(seed: int, count: int) -> list[Schema]:
     """Return ``count`` schemas, each valid under the meta-schema; many constrain one thing by several keywords."""
-    return [SchemaGenerator(random.Random(f"{seed} {index}")).generate() for index in range(count)]
+    return [SchemaGenerator(random.Random(shift(f"{seed} {index}"))).generate() for index in range(count)]
 
 
 def plant_keywords(seed: int, count: int) -> list[Planted]:
     """Return ``count`` schemas whose only fault is one unsupported keyword, at any depth."""
     planted = []
     for index in range(count):
-        rng = random.Random(f"planted {seed} {index}")
+        rng = random.Random(shift(f"planted {seed} {index}"))
         keyword = list(UNSUPPORTED)[index % len(UNSUPPORTED)]
         schema: Schema = {keyword: UNSUPPORTED[keyword]}
         steps: list[str] = []

@@ -25,6 +25,7 @@ from engine.speculation.control.controller import FixedController
 from tests.engine.conftest import Checkpoints, small_tokenizer
 from tests.engine.grammar.constraints import CHOICE, EOS, KINDS, PROMPT, WORDS, Guesses, make_request
 from tests.engine.helpers import Harness
+from tests.seeds import shift
 
 
 def is_valid(constraint: Constraint, text: str) -> bool:
@@ -164,7 +165,7 @@ def _allowed(mask: Any) -> list[int]:
 
 
 def test_the_gpu_path_masks_the_same_logits_as_the_cpu_path() -> None:
-    rng = np.random.default_rng(0)
+    rng = np.random.default_rng(shift(0))
     logits = torch.from_numpy(rng.normal(size=(5, 333)).astype(np.float32))
     masks = {row: rng.integers(-(2**31), 2**31, 11, np.int32) for row in (0, 2, 4)}
     expected = logits.clone()

@@ -22,6 +22,7 @@ from reasoner.jobs.constraint_spec import ConstraintSpec
 from tests.engine.grammar.completion import accepts, complete, find_fault, parse, vary, write
 from tests.engine.grammar.published import EXAMPLES, REFUSED
 from tests.engine.grammar.schemas import FORMATS, generate_schemas, plant_keywords
+from tests.seeds import shift
 
 ATTEMPTS = 4
 VARIATIONS = 3
@@ -54,7 +55,7 @@ def find_refusal(schema: Any) -> str | None:
 def sample(schema: Any, name: str) -> str | None:
     """Return an answer, from one of some attempts: a few languages are hard to end by chance."""
     for attempt in range(ATTEMPTS):
-        text = complete(schema, random.Random(f"{name} {attempt}"))
+        text = complete(schema, random.Random(shift(f"{name} {attempt}")))
         if text is not None:
             return text
     return None
@@ -76,7 +77,7 @@ def check_schemas(seed: int, count: int) -> Counter[str]:
             continue
         assert (schema, text, find_fault(schema, text)) == (schema, text, None)
         seen["valid"] += 1
-        rng = random.Random(f"vary {seed} {index}")
+        rng = random.Random(shift(f"vary {seed} {index}"))
         for _ in range(VARIATIONS):
             other = write(vary(parse(text), rng), rng)
             if accepts(schema, other):

@@ -16,8 +16,10 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from engine.models.decoder import Decoder
 from engine.models.transformers_backend import TransformersModel
 from tests.engine.conftest import small_tokenizer
+from tests.engine.exact import assert_equal_logits
 from tests.engine.helpers import Harness
-from tests.engine.models.test_models import assert_equal_logits, engine_logits, random_tokens
+from tests.engine.models.test_models import engine_logits, random_tokens
+from tests.seeds import shift
 
 CONFIGS = sorted((Path(__file__).parent / "configs").glob("*.json"))
 BY_TRANSFORMERS = (
@@ -76,7 +78,7 @@ def save_small_model(published: Path, folder: Path) -> None:
     text = json.dumps(shrink(json.loads(published.read_text())))
     folder.mkdir()
     (folder / "config.json").write_text(text)
-    torch.manual_seed(7)
+    torch.manual_seed(shift(7))
     model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
     with torch.no_grad():
         for name, weight in model.named_parameters():

@@ -15,8 +15,9 @@ from engine.models.decoder import Decoder
 from engine.models.transformers_backend import TransformersModel
 from engine.protocol.types import EngineError
 from tests.engine.conftest import Checkpoints, save_random_model
+from tests.engine.exact import assert_equal_logits
 from tests.engine.helpers import SMALL, Harness
-from tests.engine.models.test_models import assert_equal_logits, copy_checkpoint, engine_logits, random_tokens
+from tests.engine.models.test_models import copy_checkpoint, engine_logits, random_tokens
 
 STRICT = replace(SMALL, strict_config=True)
 UNSUPPORTED = [

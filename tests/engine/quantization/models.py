@@ -15,6 +15,7 @@ from engine.quantization.quantize import quantize
 from engine.weights.matrix import Matrix, dense
 from kernels.linear.fp32 import Linear
 from tests.engine.conftest import CORPUS, save_random_model
+from tests.seeds import shift
 
 SIZES = {
     "hidden_size": 128,
@@ -46,7 +47,7 @@ def quantised(architecture: str, method: str, folder: Path, **config: object) ->
     if not original.exists():
         original.mkdir()
         save_random_model(architecture, SIZES | config, original)
-        file.write_text(" ".join(random.Random(0).choices(" ".join(CORPUS).split(), k=1500)))
+        file.write_text(" ".join(random.Random(shift(0)).choices(" ".join(CORPUS).split(), k=1500)))
     quantize(original, out, create_options(*METHODS[method], file), lambda *_: None)
     return out
 

@@ -19,9 +19,10 @@ from engine.weights.formats.registry import create_reader
 from engine.weights.matrix import Float8Matrix, GroupedMatrix, Int8Matrix, Matrix, dense
 from engine.weights.safetensors import Weights
 from kernels.linear.nf4 import CODES
+from tests.seeds import shift
 
 ROWS, COLUMNS, GROUP = 16, 64, 32
-_RANDOM = np.random.default_rng(3)
+_RANDOM = np.random.default_rng(shift(3))
 SCALES = _RANDOM.uniform(0.5, 2.0, (ROWS, COLUMNS // GROUP)).astype(np.float16).astype(np.float32)
 
 

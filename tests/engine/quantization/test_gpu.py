@@ -29,6 +29,7 @@ from tests.engine.exact import float32_loss, float32_share
 from tests.engine.gpu import EMULATED_GPU, EmulatedGraph, emulate_gpu
 from tests.engine.helpers import SMALL, Harness, generate, score
 from tests.engine.quantization.models import METHODS, ROUNDS, SIZES, dense_product, quantised
+from tests.seeds import shift
 
 INTO = 256
 
@@ -36,7 +37,7 @@ INTO = 256
 def groups(
     rows: int, size: int = 32, *, bits: int = 4, shuffled: int | None = None, zero: int | None = None
 ) -> GroupedMatrix:
-    rng = torch.Generator().manual_seed(rows)
+    rng = torch.Generator().manual_seed(shift(rows))
     codes = torch.randint(0, 1 << bits, (rows, INTO), generator=rng).byte()
     scales = torch.rand(rows, INTO // size, generator=rng) + 0.1
     zeros = torch.randint(0, (1 << bits) + 1, scales.shape, generator=rng).float()
@@ -44,12 +45,12 @@ def groups(
         zeros = torch.full_like(zeros, float(zero))
     order = None
     if shuffled is not None:
-        order = torch.randperm(INTO, generator=torch.Generator().manual_seed(shuffled)) // size
+        order = torch.randperm(INTO, generator=torch.Generator().manual_seed(shift(shuffled))) // size
     return GroupedMatrix(codes, scales, zeros, bits, order)
 
 
 def ints(rows: int) -> Matrix:
-    rng = torch.Generator().manual_seed(rows)
+    rng = torch.Generator().manual_seed(shift(rows))
     return Int8Matrix(torch.randint(-127, 128, (rows, INTO), generator=rng).to(torch.int8), torch.rand(rows) + 0.1)
 
 
@@ -107,7 +108,7 @@ def test_products_are_fused_as_far_as_possible_and_exact(name: str) -> None:
     """Results are exact up to the rounding of activations that a format asks for."""
     parts, kind, tolerance = CASES[name]
     weight = torch.cat([dense(part) for part in parts]).double()
-    torch.manual_seed(0)
+    torch.manual_seed(shift(0))
     x, bias, residual = torch.randn(5, INTO), torch.randn(len(weight)), torch.randn(5, len(weight))
     for added in (None, bias):
         product = create_gpu_product(parts, added, EMULATED_GPU)
@@ -127,7 +128,7 @@ def test_products_are_fused_as_far_as_possible_and_exact(name: str) -> None:
 def test_heads_return_float32_without_a_rounding_to_the_activations_dtype(name: str) -> None:
     parts, *_ = CASES[name]
     weight = torch.cat([dense(part) for part in parts]).bfloat16()
-    x = torch.randn(5, INTO, generator=torch.Generator().manual_seed(0)).bfloat16()
+    x = torch.randn(5, INTO, generator=torch.Generator().manual_seed(shift(0))).bfloat16()
     head = create_gpu_product(parts, None, replace(EMULATED_GPU, dtype=torch.bfloat16))
     found = head.to_float32(x)
     assert found.dtype == torch.float32
@@ -217,7 +218,7 @@ def test_weights_stay_quantized_and_logits_equal_those_of_dequantized_weights(
         assert all(map(packed, (layer.qkv, layer.output, *layer.mlp.products)))
     assert packed(model._head[0]) == (method in ("W8A8", "int4"))
     assert model.parameters == open_model(folder.with_name("original")).parameters
-    tokens = random.Random(0).choices(range(3, 360), k=40)
+    tokens = random.Random(shift(0)).choices(range(3, 360), k=40)
     found = compute_text_logits(model, tokens)
     monkeypatch.setattr(decoder, "create_product", dense_product)
     expected = compute_text_logits(open_model(folder), tokens)
@@ -249,7 +250,7 @@ def test_quantized_models_run_on_a_gpu(method: str, dtype: str, tmp_path: Path) 
 
 def worst_token(folder: Path, options: EngineOptions) -> float:
     """Return the largest difference between the highest logit and that of the token the engine chose."""
-    prompt = tuple(random.Random(1).choices(range(3, 360), k=20))
+    prompt = tuple(random.Random(shift(1)).choices(range(3, 360), k=20))
     [found] = Harness(folder, options).complete(
         generate(prompt, [Branch(seed=1, key=0, max_tokens=12)], temperature=0.0)
     )
@@ -261,7 +262,7 @@ def worst_token(folder: Path, options: EngineOptions) -> float:
 def test_a_quantized_reward_model_gives_the_values_of_its_dequantized_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    text = tuple(random.Random(1).choices(range(3, 360), k=30))
+    text = tuple(random.Random(shift(1)).choices(range(3, 360), k=30))
     folder = quantised("Qwen3ForTokenClassification", "int4", tmp_path, num_labels=2)
     asked = score(ScoreItem((text, text[:7]), (0, 1)))
     bound = 2 * float32_loss(folder.with_name("original")).logit

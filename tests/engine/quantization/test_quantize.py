@@ -28,6 +28,7 @@ from kernels.linear.int8 import Int8Linear
 from tests.engine.conftest import CORPUS, Checkpoints, save_random_model
 from tests.engine.exact import float32_loss
 from tests.engine.quantization.conftest import POLICY
+from tests.seeds import shift
 
 WIDE = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
 
@@ -38,7 +39,7 @@ def made(folder: Path, out: Path, method: str, bits: int | None, size: int | Non
 
 
 def tokens(count: int, seed: int = 0) -> list[int]:
-    return random.Random(seed).choices(range(3, 360), k=count)
+    return random.Random(shift(seed)).choices(range(3, 360), k=count)
 
 
 def divergences(original: Path, model: Path, texts: Sequence[tuple[Sequence[int], int]]) -> np.ndarray:
@@ -77,7 +78,7 @@ def outliers(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_gptq_and_awq_beat_rounding_to_the_nearest_where_channels_have_outliers(outliers: Path, tmp_path: Path) -> None:
-    dice, words, file = random.Random(0), " ".join(CORPUS).split(), tmp_path / "text.txt"
+    dice, words, file = random.Random(shift(0)), " ".join(CORPUS).split(), tmp_path / "text.txt"
     file.write_text(" ".join(dice.choices(words, k=1500)))
     tokenizer = Tokenizer(outliers, 400)
     texts = [(tokenizer.encode(" ".join(dice.choices(words, k=40))), 1) for _ in range(8)]

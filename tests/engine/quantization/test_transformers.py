@@ -23,10 +23,11 @@ from engine.quantization.quantize import quantize
 from tests.engine.conftest import Checkpoints, save_random_model
 from tests.engine.exact import float32_share
 from tests.engine.quantization.models import METHODS, SIZES, dense_product, quantised
+from tests.seeds import shift
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # transformers' own
 KIND = "Qwen2ForCausalLM"
-TOKENS = random.Random(0).choices(range(3, 360), k=60)
+TOKENS = random.Random(shift(0)).choices(range(3, 360), k=60)
 
 
 def load(folder: Path, **how: Any) -> Any:

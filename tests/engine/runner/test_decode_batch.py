@@ -21,6 +21,7 @@ from engine.scheduler.sequence import GenerateSequence
 from tests.engine.conftest import Checkpoints
 from tests.engine.gpu import emulate_gpu
 from tests.engine.helpers import Harness, generate
+from tests.seeds import shift
 
 SCARCE = EngineOptions(kv_tokens=272, max_running=12, step_tokens=64)
 """Memory for a part of the branches, so that some are preempted and start again."""
@@ -36,7 +37,7 @@ SAMPLING: tuple[dict[str, Any], ...] = (
 
 def run(folder: Path) -> tuple[list[list[Completion]], int]:
     """Run requests that arrive at different times; return their completions and the number of preemptions."""
-    harness, dice = Harness(folder, SCARCE), random.Random(1)
+    harness, dice = Harness(folder, SCARCE), random.Random(shift(1))
     received = []
     for number in range(12):
         prompt = dice.choices(range(3, 360), k=dice.choice((5, 33, 70)))

@@ -23,6 +23,7 @@ from tests.engine.conftest import Checkpoints
 from tests.engine.gpu import EmulatedGraph, emulate_gpu, emulated_forward
 from tests.engine.helpers import Harness, generate
 from tests.engine.runner.test_piecewise_gpu import load, mixed_steps, new_cache
+from tests.seeds import shift
 
 PROMPT = tuple(range(3, 40))
 
@@ -46,7 +47,7 @@ def new_sampler(model: Decoder) -> FusedGpuSampler:
 
 def equals_present(model: Decoder, num_steps: int = 60) -> bool:
     """Return True if steps of random sizes and parameters give the samples of ``sample_on_gpu``."""
-    rng, sampler = np.random.default_rng(0), new_sampler(model)
+    rng, sampler = np.random.default_rng(shift(0)), new_sampler(model)
     for _ in range(num_steps):
         rows = int(rng.integers(1, 20))
         hidden = torch.from_numpy(rng.standard_normal((rows, model.config.hidden_size))).float()
@@ -117,7 +118,7 @@ def test_more_logits_than_the_graphs_hold_are_not_captured(
     model = load("qwen3", checkpoints)
     monkeypatch.setattr(fused_sampler_gpu, "_MAX_LOGITS", 8 * model.config.vocab_size)
     sampler = new_sampler(model)
-    params = random_params(np.random.default_rng(0), 9)
+    params = random_params(np.random.default_rng(shift(0)), 9)
     with torch.inference_mode():
         assert sampler.launch(torch.zeros(9, model.config.hidden_size), *params) is None
         few = SamplingTensors(*(column[:8] for column in params[0])), NoiseKeys(*(column[:8] for column in params[1]))

@@ -15,8 +15,9 @@ from tests.closeness import log_sum_bound
 from tests.engine.conftest import Checkpoints
 from tests.engine.exact import exact_logits, float32_loss
 from tests.engine.helpers import SMALL, Harness, generate
+from tests.seeds import shift
 
-PROMPT = tuple(random.Random(0).randrange(3, 360) for _ in range(90))
+PROMPT = tuple(random.Random(shift(0)).randrange(3, 360) for _ in range(90))
 
 
 @pytest.fixture(scope="module")
@@ -147,7 +148,7 @@ def test_prompt_logprobs_continue_after_a_preemption(folder: Path) -> None:
 
 def test_prompt_logprobs_need_no_generated_tokens(folder: Path) -> None:
     harness = Harness(folder)
-    full = [random.Random(1).randrange(3, 360) for _ in range(256)]
+    full = [random.Random(shift(1)).randrange(3, 360) for _ in range(256)]
     for prompt in (PROMPT, (5,), full):
         [answer] = harness.complete(generate(prompt, [Branch(1, 1, 0)], prompt_logprobs=1))
         assert (answer.token_ids, answer.text, answer.finish_reason) == ((), "", "length")

@@ -22,6 +22,7 @@ from engine.runner.batch import lay_out
 from engine.runner.piecewise_gpu import SIZES, PiecewiseStep, pad_to_size
 from tests.engine.conftest import Checkpoints
 from tests.engine.gpu import EMULATED_GPU, EmulatedGraph, emulated_forward
+from tests.seeds import shift
 
 ROWS, CONTEXT, PAGE = 4, 224, 16
 
@@ -51,7 +52,7 @@ def new_cache(model: Decoder) -> KVCache:
 
 def mixed_steps(model: Decoder, cache: KVCache, seed: int) -> Iterator[tuple[Batch, AttentionMetadata]]:
     """Yield random steps, each with a chunk of a prompt and perhaps some rows that decode, until all rows are full."""
-    rng, computed = np.random.default_rng(seed), np.zeros(ROWS, np.int64)
+    rng, computed = np.random.default_rng(shift(seed)), np.zeros(ROWS, np.int64)
     while (computed < CONTEXT - 26).all():
         rows = np.sort(rng.permutation(ROWS)[: rng.integers(1, ROWS + 1)])
         queries = np.where(rng.random(len(rows)) < 0.5, 1, rng.integers(1, 40, len(rows)))

@@ -18,8 +18,9 @@ from engine.sampling.logits_processors import Penalties, forbid, penalise
 from tests.closeness import EPS
 from tests.engine.conftest import Checkpoints
 from tests.engine.helpers import Harness, generate
+from tests.seeds import shift
 
-PROMPT = tuple(random.Random(0).randrange(3, 360) for _ in range(37))
+PROMPT = tuple(random.Random(shift(0)).randrange(3, 360) for _ in range(37))
 VOCAB = 60
 ALL: dict[str, object] = {
     "repetition_penalty": 1.3,
@@ -45,10 +46,10 @@ def reference(logits: Sequence[float], law: SamplingParams, prompt: Sequence[int
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
 def test_penalised_logits_equal_the_definition(settings: dict[str, object]) -> None:
     """One batch has rows with long, short and no histories, and one without penalties."""
-    law, dice = SamplingParams(**settings), random.Random(1)  # type: ignore[arg-type]
+    law, dice = SamplingParams(**settings), random.Random(shift(1))  # type: ignore[arg-type]
     prompt = [dice.randrange(VOCAB) for _ in range(15)]
     histories = [[dice.randrange(VOCAB) for _ in range(length)] for length in (0, 1, 40, 200)]
-    logits = torch.randn(5, VOCAB, generator=torch.Generator().manual_seed(1)) * 3
+    logits = torch.randn(5, VOCAB, generator=torch.Generator().manual_seed(shift(1))) * 3
     ours, base = logits.clone(), Penalties(law, prompt)
     penalise(ours.numpy(), {row: base.fork(history) for row, history in zip((0, 1, 3, 4), histories, strict=True)})
     expected = [reference(logits[row].tolist(), law, prompt, new) for row, new in zip((0, 1, 3, 4), histories)]  # noqa: B905
@@ -59,7 +60,7 @@ def test_penalised_logits_equal_the_definition(settings: dict[str, object]) -> N
 
 
 def test_the_repetition_penalty_equals_that_of_transformers() -> None:
-    logits = torch.randn(1, VOCAB, generator=torch.Generator().manual_seed(2)) * 3
+    logits = torch.randn(1, VOCAB, generator=torch.Generator().manual_seed(shift(2))) * 3
     prompt, new = [1, 5, 5, 9], [5, 30, 31, 31]
     ours = logits.clone()
     penalise(ours.numpy(), {0: Penalties(SamplingParams(repetition_penalty=1.7), prompt).fork(new)})
@@ -72,7 +73,7 @@ def test_adding_tokens_one_by_one_equals_forking_with_all_of_them() -> None:
         return Penalties(SamplingParams(**ALL), [4, 5, 6])  # type: ignore[arg-type]
 
     base = fresh()
-    dice = random.Random(3)
+    dice = random.Random(shift(3))
     new = [4, 3, *(dice.randrange(VOCAB) for _ in range(120))]
     growing, sibling = base.fork([]), base.fork([7])
     for token in new:

@@ -20,6 +20,7 @@ from kernels.common.noise import SAMPLE, gumbel_noise, noise_streams
 from kernels.common.sampling_tensors import NoiseKeys, SamplingTensors
 from kernels.cpu.sampling.sampler import launch_sampling
 from tests.closeness import log_sum_bound
+from tests.seeds import shift
 
 LEVEL = 1e-4
 """Probability that a correct sampler fails one of these tests; the seeds are fixed, so no test is flaky."""
@@ -81,7 +82,7 @@ def kept(
 
 
 def some_logits(scale: float = 1.5) -> Tensor:
-    return torch.randn(VOCAB, generator=torch.Generator().manual_seed(3)) * scale
+    return torch.randn(VOCAB, generator=torch.Generator().manual_seed(shift(3))) * scale
 
 
 def where(rows: int, *, seed: int = 11, key: int = 0) -> NoiseKeys:
@@ -113,7 +114,7 @@ def test_samples_follow_the_closed_form_distribution(law: dict[str, float]) -> N
 @pytest.mark.parametrize("law", LAWS, ids=str)
 def test_truncation_keeps_the_same_tokens_as_transformers(law: dict[str, float]) -> None:
     for seed in range(20):
-        logits = torch.randn(VOCAB, generator=torch.Generator().manual_seed(seed)) * (1 + seed / 4)
+        logits = torch.randn(VOCAB, generator=torch.Generator().manual_seed(shift(seed))) * (1 + seed / 4)
         warpers = LogitsProcessorList([TemperatureLogitsWarper(law.get("temperature", 1.0))])
         if "top_k" in law:
             warpers.append(TopKLogitsWarper(int(law["top_k"])))
@@ -143,7 +144,7 @@ def test_branches_with_different_keys_sample_independently() -> None:
 @pytest.mark.parametrize("vocab", [1, 3, 700, 40_000])
 def test_a_row_has_the_same_bits_alone_and_in_any_batch(vocab: int) -> None:
     rows = 24
-    logits = torch.randn(rows, vocab, generator=torch.Generator().manual_seed(0)) * 2
+    logits = torch.randn(rows, vocab, generator=torch.Generator().manual_seed(shift(0))) * 2
     mixed = SamplingTensors(
         temperature=np.array([0.0, 1.0, 0.7, 1.0] * 6),
         top_p=np.array([1.0, 1.0, 0.9, 0.999, 0.5, 1.0] * 4),
@@ -168,7 +169,7 @@ def test_a_row_has_the_same_bits_alone_and_in_any_batch(vocab: int) -> None:
 def test_a_sample_without_truncation_is_the_argmax_over_all_tokens(scale: float) -> None:
     rows, vocab = 400, 1000
     for temperature in (1e-300, 0.01, 0.8, 3.0, 1e300):
-        logits = torch.randn(rows, vocab, generator=torch.Generator().manual_seed(5)) * scale
+        logits = torch.randn(rows, vocab, generator=torch.Generator().manual_seed(shift(5))) * scale
         tokens, logprobs = sample(logits, laws(rows, temperature=temperature), where(rows))
         x = logits.double().numpy()
         with np.errstate(over="ignore"):
@@ -181,7 +182,7 @@ def test_a_sample_without_truncation_is_the_argmax_over_all_tokens(scale: float)
 @pytest.mark.parametrize("law", LAWS, ids=str)
 def test_a_truncated_sample_is_the_argmax_over_the_tokens_kept(law: dict[str, float]) -> None:
     rows = 300
-    logits = torch.randn(rows, VOCAB, generator=torch.Generator().manual_seed(6)) * 2
+    logits = torch.randn(rows, VOCAB, generator=torch.Generator().manual_seed(shift(6))) * 2
     tokens, _ = sample(logits, laws(rows, **law), where(rows))  # type: ignore[arg-type]
     scores = logits.double().numpy() / law.get("temperature", 1.0)
     for row, gumbel in enumerate(noise(where(rows), VOCAB)):
@@ -190,7 +191,7 @@ def test_a_truncated_sample_is_the_argmax_over_the_tokens_kept(law: dict[str, fl
 
 
 def test_temperature_zero_is_argmax_with_the_models_own_probability() -> None:
-    logits = torch.randn(50, 300, generator=torch.Generator().manual_seed(1))
+    logits = torch.randn(50, 300, generator=torch.Generator().manual_seed(shift(1)))
     tokens, logprobs = sample(logits, laws(50, temperature=0.0, top_k=3, top_p=0.1), where(50))
     assert tokens.tolist() == logits.argmax(-1).tolist()
     np.testing.assert_allclose(
@@ -208,7 +209,7 @@ def test_log_probabilities_are_those_of_the_truncated_distribution() -> None:
 
 @pytest.mark.parametrize("scale", [0.1, 1.0, 8.0])
 def test_a_nucleus_of_any_width_is_complete(scale: float) -> None:
-    logits = torch.randn(5000, generator=torch.Generator().manual_seed(2)) * scale
+    logits = torch.randn(5000, generator=torch.Generator().manual_seed(shift(2))) * scale
     widths = []
     for top_p in (0.5, 0.9, 0.999):
         expected = np.flatnonzero(closed_form(logits, top_p=top_p)).tolist()
@@ -245,7 +246,7 @@ def test_a_row_without_any_possible_token_is_an_error() -> None:
 
 
 def test_the_largest_logits_come_in_order_and_equal_ones_by_token() -> None:
-    logits = torch.randn(6, 3000, generator=torch.Generator().manual_seed(4)).round(decimals=1)
+    logits = torch.randn(6, 3000, generator=torch.Generator().manual_seed(shift(4))).round(decimals=1)
     for count in (1, 20, 700, 3000):
         tokens, values = largest(logits.numpy(), count)
         expected = np.argsort(-logits.numpy(), axis=-1, kind="stable")[:, :count]

@@ -16,6 +16,7 @@ from kernels.cpu.sampling.blocks import weigh_block
 from kernels.cpu.sampling.sampler import sample
 from kernels.sampling import sampling
 from tests.closeness import log_sum_bound
+from tests.seeds import shift
 
 ROWS = 160
 TEMPERATURES = (1e-300, 1e-3, 0.05, 0.4, 0.7, 1.0, 1.6, 5.0, 1e300)
@@ -30,7 +31,7 @@ def some_threads() -> Iterator[None]:
 
 
 def rows_of(vocab: int, kind: str) -> Tensor:
-    chance = torch.Generator().manual_seed(vocab)
+    chance = torch.Generator().manual_seed(shift(vocab))
     logits = torch.randn(ROWS, vocab, generator=chance) * torch.logspace(-2, 1.2, ROWS)[:, None]
     if kind == "flat":
         logits *= 0
@@ -45,7 +46,7 @@ def rows_of(vocab: int, kind: str) -> Tensor:
 
 
 def some_laws(vocab: int, filtered: bool) -> SamplingTensors:
-    chance = np.random.default_rng(vocab)
+    chance = np.random.default_rng(shift(vocab))
     temperature = chance.choice(TEMPERATURES, ROWS)
     if not filtered:
         return SamplingTensors(temperature, np.ones(ROWS), np.zeros(ROWS), np.zeros(ROWS, np.int64))
@@ -59,7 +60,7 @@ def some_laws(vocab: int, filtered: bool) -> SamplingTensors:
 
 
 def places(offset: int = 0) -> NoiseKeys:
-    chance = np.random.default_rng(offset)
+    chance = np.random.default_rng(shift(offset))
     seed, key = (chance.integers(-(1 << 63), 1 << 63, ROWS, np.int64) for _ in range(2))
     return NoiseKeys(seed, key, np.arange(ROWS) + offset)
 
@@ -109,7 +110,7 @@ def test_near_ties_are_resolved_as_by_the_reference(vocab: int, monkeypatch: pyt
 def test_exactly_the_near_ties_are_resolved(monkeypatch: pytest.MonkeyPatch) -> None:
     """Exactly the near ties are resolved, compared with the leads under the noise of all tokens."""
     close, rows, vocab = 5e-4, 40_000, 17
-    logits = torch.randn(vocab, generator=torch.Generator().manual_seed(8)).expand(rows, vocab)
+    logits = torch.randn(vocab, generator=torch.Generator().manual_seed(shift(8))).expand(rows, vocab)
     where = NoiseKeys(np.full(rows, 3), np.full(rows, 4), np.arange(rows))
     streams = noise_streams(where.seed, where.key, where.position, SAMPLE)
     best = np.sort(logits.double().numpy() + gumbel_noise(streams[:, None], np.arange(vocab)), axis=-1)
@@ -166,6 +167,6 @@ def test_a_sum_of_weights_does_not_depend_on_their_memory_location() -> None:
     for gap in (0, 1, 16, 64, 1000):
         memory = np.empty(2000, np.float32)
         x, weights = memory[:16], memory[16 + gap : 32 + gap]
-        x[:] = np.random.default_rng(0).normal(size=16)
+        x[:] = np.random.default_rng(shift(0)).normal(size=16)
         sums.add(float(weigh_block(x, x.max(), np.float32(1), np.float32(-np.inf), weights)))
     assert len(sums) == 1

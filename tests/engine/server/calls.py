@@ -12,8 +12,9 @@ from engine.protocol.types import (
     GenerateRequest,
 )
 from tests.engine.helpers import generate
+from tests.seeds import shift
 
-PROMPT = tuple(random.Random(0).choices(range(3, 360), k=37))
+PROMPT = tuple(random.Random(shift(0)).choices(range(3, 360), k=37))
 OPTIONS = EngineOptions(kv_tokens=4096, max_running=16, max_waiting=64, step_tokens=512, debug=True)
 
 

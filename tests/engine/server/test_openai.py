@@ -17,8 +17,9 @@ from engine.protocol.types import Branch, Completion, TokenLogprob
 from tests.engine.conftest import Checkpoints
 from tests.engine.exact import gap
 from tests.engine.helpers import generate
+from tests.seeds import shift
 
-PROMPT = [random.Random(0).randrange(3, 360) for _ in range(20)]
+PROMPT = [random.Random(shift(0)).randrange(3, 360) for _ in range(20)]
 OPTIONS = EngineOptions(kv_tokens=4096, max_running=16, max_waiting=256, step_tokens=512)
 EXTRA = {"ignore_eos": True, "return_token_ids": True}
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tests.engine.speculation.heads import EPS, HEAD_DIM, HEADS, HIDDEN, INNER, KV_HEADS, THETA, VOCAB, Floats, Target
+from tests.seeds import shift
 
 Parts = tuple[dict[str, Any], dict[str, Tensor]]
 DRAFT_IDS = torch.tensor([token for token in range(VOCAB) if token % 8 != 6])
@@ -86,7 +87,7 @@ def _tensors(
     has_embedding: bool,
     has_bias: bool,
 ) -> dict[str, Tensor]:
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(shift(0))
     queries, keys, states = HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM, num_states * HIDDEN
     layer = "midlayer." if form == "safeai" else "layers.0."
     with_bias = {
@@ -130,14 +131,13 @@ class Eagle3Reference:
         folder: Path,
         parts: Parts,
         layers: Sequence[int],
-        dtype: torch.dtype,
         bias: Sequence[tuple[int, float]] = (),
     ) -> None:
         """``layers``: numbers of the layers whose states are fused. ``bias``: added to logits of tokens."""
         config, tensors = parts
-        self._target, self._layers, self._bias, self._flags = Target(folder, dtype), layers, bias, config
+        self._target, self._layers, self._bias, self._flags = Target(folder), layers, bias, config
         self._weights = {
-            name.removesuffix(".weight").removeprefix("midlayer.").removeprefix("layers.0."): tensor.to(dtype)
+            name.removesuffix(".weight").removeprefix("midlayer.").removeprefix("layers.0."): tensor.double()
             for name, tensor in tensors.items()
             if tensor.is_floating_point()
         }

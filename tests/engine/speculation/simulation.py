@@ -18,6 +18,7 @@ from engine.scheduler.draft import EMPTY_DRAFT, Draft
 from engine.scheduler.sequence import GenerateSequence
 from engine.speculation.control.controller import Controller, DraftOutcome
 from engine.speculation.drafter import DraftRequest
+from tests.seeds import shift
 
 AcceptanceCalibrator = Callable[[random.Random, float], tuple[float, float]]
 
@@ -94,7 +95,7 @@ class Simulation:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        self.rng = random.Random(self.seed)
+        self.rng = random.Random(shift(self.seed))
         self.running: list[Branch] = []
         self.born = 0
         self.seconds = 0.0
@@ -116,7 +117,7 @@ class Simulation:
     def _advance(self, controller: Controller) -> None:
         del self.running[self.branches :]
         while len(self.running) < self.branches:
-            rng = random.Random(self.seed << 32 | self.born)
+            rng = random.Random(shift(self.seed << 32 | self.born))
             self.running.append(Branch(self.usual(rng), rng.randint(1, 2 * self.length), rng))
             self.born += 1
         rows = cast(list[GenerateSequence], self.running)

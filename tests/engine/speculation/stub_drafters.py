@@ -11,6 +11,7 @@ from engine.cache.paged_kv import KVCache
 from engine.scheduler.draft import Draft
 from engine.scheduler.sequence import GenerateSequence
 from engine.speculation.drafter import DraftRequest, HiddenStateNeeds, StepResult
+from tests.seeds import shift
 
 Place = tuple[int, int, int]
 """A branch's seed and key, and a position."""
@@ -26,7 +27,7 @@ class Oracle:
 
     def __init__(self, known: Mapping[Place, int], vocab: int, right: float, seed: int = 0) -> None:
         self._known, self._vocab, self._right = known, vocab, right
-        self._random = random.Random(seed)
+        self._random = random.Random(shift(seed))
         self.wishes = 0
         self.known: set[GenerateSequence] = set()
 

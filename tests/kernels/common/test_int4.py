@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from kernels.common.int4 import GROUP, dequantize_int4, quantize_int4, rotate_groups, unpack_int4
+from tests.seeds import shift
 
 
 def hadamard() -> torch.Tensor:
@@ -17,7 +18,7 @@ def hadamard() -> torch.Tensor:
 
 
 def random(*shape: int) -> torch.Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(1))
+    return torch.randn(shape, generator=torch.Generator().manual_seed(shift(1)))
 
 
 def test_groups_are_rotated_by_an_orthonormal_matrix_that_is_its_own_inverse() -> None:

@@ -12,6 +12,7 @@ from engine.attention.cuda_triton import _build_segments
 from engine.attention.plan import AttentionCostModel, AttentionMetadata, IntArray
 from kernels.common.attention_schedule import BEGIN, COUNT, END, FIRST, FREE, PARTIAL, ROW, TREE, TilePlan, plan_tiles
 from kernels.cpu.attention.decode_tiles import DecodeTilePlanner
+from tests.seeds import shift
 
 SIZE = 16
 ALWAYS, USUAL, NEVER = AttentionCostModel(1024, 0, 0), AttentionCostModel(4096), AttentionCostModel(1, 1 << 60)
@@ -19,7 +20,7 @@ ALWAYS, USUAL, NEVER = AttentionCostModel(1024, 0, 0), AttentionCostModel(4096),
 
 def decode_step(seed: int, cost: AttentionCostModel) -> AttentionMetadata:
     """Return a step whose rows come from a random tree of pages, with few levels."""
-    dice = random.Random(seed)
+    dice = random.Random(shift(seed))
     unused = iter(range(1 << 20))
     paths: list[list[int]] = [[]]
     for _ in range(dice.choice([1, 3, 17, 60])):

@@ -6,12 +6,14 @@ import numpy as np
 import pytest
 import torch
 
+from tests.seeds import shift
+
 chain = pytest.importorskip("kernels.cpu.sampling.draft_chain")
 
 
 @pytest.mark.parametrize("depth", [1, 2, 5])
 def test_chain_tokens_are_planned_level_by_level(depth: int) -> None:
-    random = np.random.default_rng(depth)
+    random = np.random.default_rng(shift(depth))
     pages = random.permutation(60).reshape(6, 10)
     starts = [(4, 17, 2), (0, 8, 1), (3, 29, 2)]  # row, tokens, num_tokens
     expected = []
@@ -27,7 +29,7 @@ def test_chain_tokens_are_planned_level_by_level(depth: int) -> None:
 
 @pytest.mark.parametrize("stride", [1, 3])
 def test_rows_are_gathered_in_any_order_and_scaled(stride: int) -> None:
-    table = torch.randn(9, 20, generator=torch.Generator().manual_seed(0))
+    table = torch.randn(9, 20, generator=torch.Generator().manual_seed(shift(0)))
     index = torch.tensor([8, 0, 3, 3])
     strided = torch.zeros(4, stride, dtype=torch.int64)
     strided[:, 0] = index

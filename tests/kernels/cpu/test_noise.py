@@ -11,6 +11,7 @@ from kernels.common.noise import SAMPLE, noise_streams, uniform_noise
 from kernels.common.noise import gumbel_noise as expected_noise
 from kernels.cpu.runtime.kernel import float32_array, int64_array, kernel, read_arguments
 from kernels.cpu.sampling.noise import gumbel_noise, noise_stream, race_bits
+from tests.seeds import shift
 
 
 @kernel
@@ -27,7 +28,7 @@ def _write_noise(address: Any) -> None:
 
 def test_noise_equals_numpys_and_race_bits_bound_the_uniforms_closely() -> None:
     rows, vocab = 64, 20_000
-    keys = np.random.default_rng(17).integers(-(1 << 63), 1 << 63, (3, rows), np.int64)
+    keys = np.random.default_rng(shift(17)).integers(-(1 << 63), 1 << 63, (3, rows), np.int64)
     bits, noise = torch.empty(rows, vocab), torch.empty(rows, vocab, dtype=torch.float64)
     _write_noise(torch.from_numpy(keys), bits, noise, rows, vocab)
     streams, tokens = noise_streams(*keys, SAMPLE)[:, None], np.arange(vocab)

@@ -11,12 +11,13 @@ from torch import Tensor
 
 from kernels.layers.activation import gelu_tanh_mul, silu_mul
 from tests.closeness import EPS, assert_rounded
+from tests.seeds import shift
 
 Activation = Callable[[Tensor], Tensor]
 
 
 def random(*shape: int) -> Tensor:
-    return 4 * torch.randn(*shape, generator=torch.Generator().manual_seed(0))
+    return 4 * torch.randn(*shape, generator=torch.Generator().manual_seed(shift(0)))
 
 
 def silu(x: Tensor) -> Tensor:

@@ -10,12 +10,13 @@ from torch import Tensor
 from kernels.common.rotary import frequencies, rotary, rotary_tables
 from kernels.layers.norm import rms_norm
 from tests.closeness import EPS, assert_rounded
+from tests.seeds import shift
 
 PAGE = 4
 
 
 def random(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(shift(seed)))
 
 
 def test_rms_norm_equals_the_float64_formula() -> None:

@@ -17,6 +17,7 @@ from kernels.linear.blocks import BlockLinear
 from kernels.linear.embedding import BlockEmbedding
 from tests.closeness import EPS, assert_rounded
 from tests.kernels.linear.test_int4 import rounded
+from tests.seeds import shift
 
 pytestmark = pytest.mark.skipif(not blocks.is_supported(), reason="this processor lacks products of bytes")
 KINDS = sorted(FORMATS)
@@ -25,7 +26,7 @@ SHAPES = [(1, 256), (33, 256), (70, 768), (64, 1536)]
 
 def random_blocks(kind: str, out: int, into: int, *, powers: bool = False) -> Tensor:
     """Return random rows of blocks, uint8 ``[out, bytes]``. ``powers``: scales and minimums are powers of 2."""
-    generator, block_format = np.random.default_rng(out + into), FORMATS[kind]
+    generator, block_format = np.random.default_rng(shift(out + into)), FORMATS[kind]
     shape = out, into // block_format.columns, block_format.size
     result = generator.integers(0, 256, shape, dtype=np.uint8)
     for start in (block_format.scale_at, block_format.minimum_at):
@@ -66,7 +67,7 @@ def test_every_float16_scale_is_read_exactly(kind: str) -> None:
 @pytest.mark.parametrize(("out", "into"), SHAPES[:3])
 def test_sums_within_groups_are_exact(kind: str, out: int, into: int) -> None:
     """Scales are powers of 2 and rounding leaves each group of x unchanged, so float32 holds every sum."""
-    torch.manual_seed(out)
+    torch.manual_seed(shift(out))
     rows = random_blocks(kind, out, into, powers=True)
     linear, right = BlockLinear([pack(kind, rows)]), dequantize(kind, rows).double()
     for count in (*range(1, 20), 113):
@@ -81,7 +82,7 @@ def test_sums_within_groups_are_exact(kind: str, out: int, into: int) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("out", "into"), SHAPES)
 def test_products_equal_those_of_groups_rounded_to_127_levels(kind: str, out: int, into: int) -> None:
-    torch.manual_seed(out)
+    torch.manual_seed(shift(out))
     rows, bias = random_blocks(kind, out, into), torch.randn(out)
     linear, right = BlockLinear([pack(kind, rows)], bias), dequantize(kind, rows).double()
     for count in (1, 7, 40):

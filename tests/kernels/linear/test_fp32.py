@@ -7,6 +7,7 @@ import torch
 
 from kernels.linear.fp32 import Linear
 from tests.closeness import EPS, assert_rounded, product_bound
+from tests.seeds import shift
 
 SHAPES = [(96, 48), (48, 96), (400, 48), (33, 7), (1, 1), (500, 1537), (1536, 512), (512, 1536)]
 
@@ -14,7 +15,7 @@ SHAPES = [(96, 48), (48, 96), (400, 48), (33, 7), (1, 1), (500, 1537), (1536, 51
 @pytest.mark.parametrize(("out", "into"), SHAPES)
 @pytest.mark.parametrize("bias", [False, True])
 def test_products_equal_float64(out: int, into: int, bias: bool) -> None:
-    torch.manual_seed(out)
+    torch.manual_seed(shift(out))
     weight, offset = torch.randn(out, into), torch.randn(out) if bias else None
     linear = Linear(weight.clone(), offset)
     for rows in (*range(1, 71), 250):
@@ -28,7 +29,7 @@ def test_products_equal_float64(out: int, into: int, bias: bool) -> None:
 
 @pytest.mark.parametrize("has_bias", [True, False])
 def test_a_product_of_narrow_floats_is_returned_as_it_is_accumulated(has_bias: bool) -> None:
-    torch.manual_seed(3)
+    torch.manual_seed(shift(3))
     weight, x = torch.randn(300, 64).bfloat16(), torch.randn(9, 64).bfloat16()
     bias = torch.randn(300).bfloat16() if has_bias else None
     exact = x.double() @ weight.double().T + (0 if bias is None else bias.double())

@@ -10,6 +10,7 @@ from kernels.cpu import availability
 from kernels.linear.int4 import Int4Linear
 from tests.closeness import EPS, assert_rounded
 from tests.kernels.layouts import random_int4, require_int8_dot
+from tests.seeds import shift
 
 SHAPES = [(32, 16, 16), (33, 64, 32), (31, 48, 16), (1, 32, 32), (400, 64, 64), (100, 512, 256), (70, 1536, 128)]
 """Outputs, inputs, and columns of a group."""
@@ -49,7 +50,7 @@ def rounded(x: Tensor, size: int) -> Tensor:
 @pytest.mark.usefixtures("panels")
 def test_sums_within_groups_are_exact(out: int, into: int, size: int, ordered: bool) -> None:
     """Scales are powers of 2 and rounding leaves each group of x unchanged, so float32 holds every sum."""
-    torch.manual_seed(out)
+    torch.manual_seed(shift(out))
     codes, scales, zeros = random_int4(out, into, size)
     scales, groups = 2.0 ** torch.randint(-1, 2, scales.shape), scales.shape[1]
     order = torch.randperm(into) if ordered else None
@@ -68,7 +69,7 @@ def test_sums_within_groups_are_exact(out: int, into: int, size: int, ordered: b
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.usefixtures("panels")
 def test_products_equal_those_of_groups_rounded_to_127_levels(out: int, into: int, size: int, bias: bool) -> None:
-    torch.manual_seed(out)
+    torch.manual_seed(shift(out))
     codes, scales, zeros = random_int4(out, into, size)
     offset = torch.randn(out) if bias else torch.zeros(out)
     linear, right = Int4Linear(codes, scales, zeros, offset if bias else None), weight(codes, scales, zeros)
@@ -96,7 +97,7 @@ def test_the_largest_sums_do_not_overflow() -> None:
 @pytest.mark.usefixtures("panels")
 def test_groups_of_many_columns_are_split() -> None:
     """A group may be a whole row, for one scale per output."""
-    torch.manual_seed(0)
+    torch.manual_seed(shift(0))
     codes, scales, zeros = random_int4(50, 1536, 1536)
     x, right = torch.randn(5, 1536), weight(codes, scales, zeros)
     near = rounded(x, 256)
@@ -107,7 +108,7 @@ def test_groups_of_many_columns_are_split() -> None:
 @pytest.mark.parametrize(("out", "into"), [(50, 128), (400, 64), (512, 1536)])
 @pytest.mark.usefixtures("layout")
 def test_rounding_activations_changes_the_product_little(out: int, into: int) -> None:
-    torch.manual_seed(out)
+    torch.manual_seed(shift(out))
     codes, scales, zeros = random_int4(out, into, 32)
     scales, offset, order = scales.bfloat16().float(), torch.randn(out), torch.randperm(into)
     linear, right = Int4Linear(codes, scales, zeros, offset, order), weight(codes, scales, zeros)

@@ -9,6 +9,7 @@ from kernels.cpu import availability
 from kernels.linear.int8 import Int8Linear
 from tests.closeness import EPS, assert_rounded
 from tests.kernels.layouts import random_int8, require_int8_dot
+from tests.seeds import shift
 
 SHAPES = [(50, 128), (33, 7), (1, 1), (31, 17), (500, 1537), (400, 64), (512, 1536)]
 
@@ -42,7 +43,7 @@ def defined(codes: torch.Tensor, scales: torch.Tensor, x: torch.Tensor) -> torch
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.usefixtures("layout")
 def test_products_equal_those_of_rows_rounded_to_127_levels(out: int, into: int, bias: bool) -> None:
-    torch.manual_seed(out)
+    torch.manual_seed(shift(out))
     codes, scales = random_int8(out, into)
     weight, offset = codes.double() * scales.double()[:, None], torch.randn(out)
     linear = Int8Linear(codes, scales, offset if bias else None)
@@ -69,7 +70,7 @@ def test_products_equal_those_of_rows_rounded_to_127_levels(out: int, into: int,
 @pytest.mark.usefixtures("panels")
 def test_integer_sums_are_exact(out: int, into: int) -> None:
     """Results are bit-identical, with and without a residual."""
-    torch.manual_seed(out)
+    torch.manual_seed(shift(out))
     codes, scales = random_int8(out, into)
     offset = torch.randn(out)
     plain, linear = Int8Linear(codes, scales), Int8Linear(codes, scales, offset)

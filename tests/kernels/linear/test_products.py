@@ -12,6 +12,7 @@ from kernels.linear.fp32 import Linear, Product
 from kernels.linear.int4 import Int4Linear
 from kernels.linear.int8 import Int8Linear
 from tests.kernels.layouts import random_int4, random_int8, require_int8_dot
+from tests.seeds import shift
 
 Make = Callable[[int, int, bool], Product]
 """Function of the numbers of outputs and inputs, and True for a bias."""
@@ -69,7 +70,7 @@ def test_parameters_count_weights_and_bias(make: Make, bias: bool) -> None:
 @pytest.mark.parametrize(("out", "into"), SHAPES)
 def test_a_row_of_the_result_does_not_depend_on_the_other_rows(make: Make, out: int, into: int) -> None:
     """Results are bit-identical, wherever the row is in a batch of any size."""
-    torch.manual_seed(into)
+    torch.manual_seed(shift(into))
     linear = make(out, into, True)
     x, residual = torch.randn(200, into) * torch.logspace(-2, 2, 200)[:, None], torch.randn(200, out)
     whole, added = linear(x), linear.add(x, residual)
@@ -83,7 +84,7 @@ def test_a_row_of_the_result_does_not_depend_on_the_other_rows(make: Make, out: 
 @pytest.mark.parametrize(("out", "into"), SHAPES)
 @pytest.mark.usefixtures("threads")
 def test_results_do_not_depend_on_the_number_of_threads(make: Make, out: int, into: int) -> None:
-    torch.manual_seed(into)
+    torch.manual_seed(shift(into))
     linear, x = make(out, into, True), torch.randn(130, into)
     torch.set_num_threads(1)
     alone = [linear(x[:rows]) for rows in (1, 2, 17, 130)]
@@ -96,7 +97,7 @@ def test_results_do_not_depend_on_the_number_of_threads(make: Make, out: int, in
 def test_non_finite_numbers_affect_only_their_row(make: Make, request: pytest.FixtureRequest) -> None:
     if "FBGEMM" in request.node.name:
         pytest.skip("FBGEMM rounds infinity to a number")
-    torch.manual_seed(0)
+    torch.manual_seed(shift(0))
     linear, x = make(70, 64, True), torch.randn(20, 64)
     clean = linear(x)
     x[7, 63], x[11, 0], x[12, 63] = torch.inf, torch.nan, -torch.nan
@@ -107,7 +108,7 @@ def test_non_finite_numbers_affect_only_their_row(make: Make, request: pytest.Fi
 
 
 def test_x_and_the_residual_may_be_strided(make: Make) -> None:
-    torch.manual_seed(0)
+    torch.manual_seed(shift(0))
     linear, wide, long = make(70, 64, True), torch.randn(20, 76), torch.randn(76, 20)
     residual = torch.randn(20, 100)[:, 30:]
     for x in (wide[:, 7:71], wide[::2, :64], wide[5:6, 12:], long[12:].T, wide[:1].expand(20, 76)[:, :64]):

@@ -32,6 +32,7 @@ from prm.records import BadRecord, read_records
 from prm.rollouts.rollouts import RolloutPlan, RolloutProblem, RolloutStats, roll_out
 from prm.training.data import Example, read_examples
 from prm.training.probe_data import read_rollouts
+from tests.seeds import shift
 
 STEPS = 3
 BAD = 0.3
@@ -56,7 +57,7 @@ class World:
         self.leases: set[str | None] = set()
         self._lives = lives
         self._context = context
-        self._order = random.Random(lives)
+        self._order = random.Random(shift(lives))
 
     async def models(self) -> list[ModelInfo]:
         return [ModelInfo("policy", "generate", self._context, 5, 10), ModelInfo("prm", "classify", 100, 5, 10)]
@@ -183,7 +184,7 @@ async def test_a_repeatedly_crashed_run_ends_with_the_same_labels_and_pays_nothi
     whole, broken = tmp_path / "whole.jsonl", tmp_path / "broken.jsonl"
     undisturbed = World()
     await roll_out(PROBLEMS, PLAN, undisturbed, judge, whole)
-    noise = random.Random(1)
+    noise = random.Random(shift(1))
     drawn: list[tuple[int, int]] = []
     deaths = 0
     while True:

@@ -21,10 +21,10 @@ from prm.records import BadRecord
 from prm.training import probe as training
 from prm.training.probe import ProbePlan, TrainedProbe, train_probe
 from prm.training.probe_data import collect_states, read_rollouts
-from tests.closeness import MOST
 from tests.engine.conftest import save_checkpoint
 from tests.engine.helpers import Harness, generate
-from tests.engine.probes import peer_scores
+from tests.engine.probes import exact_scores
+from tests.seeds import keep, shift
 
 QUESTIONS, SOLUTIONS = 40, 4
 LOW, HIGH = 7, 300
@@ -41,7 +41,7 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def write_rollouts(path: Path, label: Label, *, questions: int = QUESTIONS) -> Path:
     """Write rollouts of random tokens, two steps each, as ``prm.rollouts`` does; ``label`` is of a step's tokens."""
-    rng, lines = random.Random(0), [json.dumps({"settings": {}})]
+    rng, lines = random.Random(shift(0)), [json.dumps({"settings": {}})]
     for question in range(questions):
         for solution in range(SOLUTIONS):
             key, prompt = [f"q{question}", solution], rng.choices(range(3, 360), k=5)
@@ -72,7 +72,7 @@ def test_a_planted_separable_feature_is_found_with_an_auc_of_1_and_noise_with_ab
     policy: Path, hidden: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The states are drawn at random, and those of the second layer are shifted by the label."""
-    rng = np.random.default_rng(0)
+    rng = np.random.default_rng(keep(0, "a statistical claim"))
 
     def plant(*arguments: object) -> training.StepStates:
         data = collect_states(*arguments)  # type: ignore[arg-type]
@@ -82,7 +82,7 @@ def test_a_planted_separable_feature_is_found_with_an_auc_of_1_and_noise_with_ab
         return training.StepStates(states, data.labels, data.questions)
 
     monkeypatch.setattr(training, "collect_states", plant)
-    coin = random.Random(1)
+    coin = random.Random(keep(1, "a statistical claim"))
     data = write_rollouts(tmp_path / "data.jsonl", lambda _: float(coin.random() < 0.5), questions=120)
     trained = train(policy, data, tmp_path / "probe", hidden=hidden)
     noise, planted = trained.by_layer
@@ -100,12 +100,9 @@ def test_the_position_that_is_read_is_that_of_the_token_before_a_steps_last(poli
     assert found is not None
     probe = Probe("", (1, 2), np.eye(1, 96, 5) / 4, np.zeros(1))
     texts = [rollout.tokens[: end - 1] for rollout in rollouts for end in rollout.ends]
-    peer, exact = (
-        torch.stack([rows[-1] for rows in peer_scores(policy, probe, texts, dtype)])
-        for dtype in (torch.float32, torch.float64)
-    )
+    exact, allowed = exact_scores(policy, probe, texts)
     ours = probe.estimate(np.concatenate(list(found.states), axis=1).astype(np.float64))
-    assert np.abs(ours - exact.numpy()).max() <= MOST * float((peer - exact).abs().max())
+    assert np.abs(ours - torch.stack([rows[-1] for rows in exact]).numpy()).max() <= allowed
 
 
 def test_the_engine_scores_as_the_fitted_head_does(policy: Path, tmp_path: Path) -> None:
@@ -118,8 +115,7 @@ def test_the_engine_scores_as_the_fitted_head_does(policy: Path, tmp_path: Path)
     request = generate(range(3, 20), [Branch(0, key, 9) for key in range(4)], ignore_eos=True)
     completions = harness.complete(replace(request, probe=True))
     texts = [(*range(3, 20), *completion.token_ids[:-1]) for completion in completions]
-    peer, exact = (peer_scores(policy, probe, texts, dtype) for dtype in (torch.float32, torch.float64))
-    allowed = MOST * max(float((one - other).abs().max()) for one, other in zip(peer, exact, strict=True))
+    exact, allowed = exact_scores(policy, probe, texts)
     for completion, rows in zip(completions, exact, strict=True):
         assert completion.probe == pytest.approx(float(rows[-1]), abs=allowed)
 

@@ -24,6 +24,7 @@ from prm.training.data import EncodedExample, Example, encode, make_batches, sel
 from prm.training.train import Trained, TrainPlan, _backward, schedule, train
 from prm.training.validation import auc
 from tests.prm.checkpoints import score_gap
+from tests.seeds import keep, shift
 
 POLICY = Path(__file__).parents[3] / "reasoner" / "bundled" / "policy"
 FACTS = [(a, b) for a in range(2, 8) for b in range(2, 8)]
@@ -42,7 +43,7 @@ def _one_thread() -> None:
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Write a random model with the bundled tokenizer."""
     folder = tmp_path_factory.mktemp("base") / "tiny"
-    torch.manual_seed(0)
+    torch.manual_seed(shift(0))
     config = Qwen3Config(
         vocab_size=826,
         hidden_size=32,
@@ -64,7 +65,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def write(path: Path, label: Callable[[str, random.Random], float], count: int = 400) -> Path:
     """Write solutions of four steps, each a sum that is right or too large by one."""
-    noise = random.Random(4)
+    noise = random.Random(keep(4, "a statistical claim"))
     with path.open("w") as file:
         for number in range(count):
             steps = [f"{a} + {b} = {a + b + noise.randrange(2)}" for a, b in noise.choices(FACTS, k=4)]
@@ -174,11 +175,11 @@ def test_the_bundled_policy_is_a_valid_base_model(tmp_path: Path) -> None:
 
 
 def test_the_loss_is_the_mean_cross_entropy_at_separators_for_any_batching(base: Path, tmp_path: Path) -> None:
-    torch.manual_seed(1)
+    torch.manual_seed(shift(1))
     model = AutoModelForTokenClassification.from_pretrained(base, num_labels=2, dtype=torch.float32)
     model.save_pretrained(tmp_path)
     gap = score_gap("token_classification", tmp_path)
-    noise = np.random.default_rng(2)
+    noise = np.random.default_rng(shift(2))
     group = []
     for length in (9, 30, 17, 12):
         ids = tuple(int(token) for token in noise.integers(10, 800, length))
@@ -248,7 +249,7 @@ def test_the_learning_rate_warms_up_and_follows_a_cosine() -> None:
 
 
 def test_the_area_under_the_curve_is_the_fraction_of_ordered_pairs() -> None:
-    noise = np.random.default_rng(3)
+    noise = np.random.default_rng(shift(3))
     scores, good = noise.integers(0, 6, 60) / 5, noise.random(60) < 0.4
     pairs = [(a > b) + 0.5 * (a == b) for a in scores[good] for b in scores[~good]]
     assert auc(scores, good) == pytest.approx(np.mean(pairs))

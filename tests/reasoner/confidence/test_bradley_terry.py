@@ -10,6 +10,7 @@ import pytest
 
 from reasoner.confidence.bradley_terry import NUM_SAMPLES, PRIOR_DEVIATION, Match, fit_strengths
 from reasoner.strategies.merging.schedules import SCHEDULES, ScheduleName, max_matches
+from tests.seeds import shift
 
 
 def test_two_players_have_the_mode_of_the_posterior_on_a_grid() -> None:
@@ -23,7 +24,7 @@ def test_two_players_have_the_mode_of_the_posterior_on_a_grid() -> None:
 
 
 def test_strengths_are_the_stationary_point_of_the_posterior() -> None:
-    rng = random.Random(1)
+    rng = random.Random(shift(1))
     matches = [Match(*rng.sample(range(6), 2), rng.random()) for _ in range(30)]
     means = fit_strengths(6, matches).means
     gradient = -means / PRIOR_DEVIATION**2
@@ -43,7 +44,7 @@ def test_without_matches_all_are_equally_likely_the_best() -> None:
 @pytest.mark.parametrize("count", range(2, 40))
 @pytest.mark.parametrize("name", list(SCHEDULES))
 def test_a_schedule_has_at_most_the_promised_matches_and_repeats_none(name: ScheduleName, count: int) -> None:
-    rng = random.Random(count)
+    rng = random.Random(shift(count))
     rounds, results, met = SCHEDULES[name](count, rng), None, []
     while True:
         try:

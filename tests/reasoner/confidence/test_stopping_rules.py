@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from scipy.stats import beta
 
 from reasoner.confidence.stopping_rules import ReceivedAnswers, num_needed_by_beta, num_needed_by_window
+from tests.seeds import shift
 
 Rule = Callable[[ReceivedAnswers, int], int]
 ANSWERS = st.lists(st.sampled_from([0, 0, 0, 1, 1, 2, None]), min_size=1, max_size=40)
@@ -91,7 +92,7 @@ def test_windows_use_the_sequential_samples_in_any_order(answers: list[int | Non
 
 def hear(rule: Rule, answers: Sequence[int | None], seed: int) -> int:
     """Start the samples that the rule certainly needs, deliver them in random order, and return the number started."""
-    rng, heard, started = random.Random(seed), dict[int, int | None](), 0
+    rng, heard, started = random.Random(shift(seed)), dict[int, int | None](), 0
     while (needed := rule(heard, len(answers))) > len(heard):
         assert needed >= started, "a sample was started that the rule no longer needs"
         started = needed

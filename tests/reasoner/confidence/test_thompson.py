@@ -18,17 +18,18 @@ from reasoner.confidence.thompson import (
     draw_beta,
     draw_means,
 )
+from tests.seeds import keep
 
 
 def test_beta_draws_have_the_posterior_of_fractional_successes() -> None:
-    rng, scores = random.Random(1), [1.0, 0.5, 0.25]
+    rng, scores = random.Random(keep(1, "a statistical claim")), [1.0, 0.5, 0.25]
     draws = [draw_beta(scores, rng) for _ in range(4000)]
     posterior = beta(PRIOR_COUNT + 1.75, PRIOR_COUNT + 1.25)
     assert kstest(draws, posterior.cdf).pvalue > 1e-4
 
 
 def test_without_scores_a_new_groups_mean_is_drawn_from_the_prior() -> None:
-    rng = random.Random(2)
+    rng = random.Random(keep(2, "a statistical claim"))
     draws = [draw_means([[]], rng)[0] for _ in range(4000)]
     reference = [
         rng.gauss(PRIOR_MEAN, math.sqrt(PRIOR_VARIANCE + PRIOR_BETWEEN / rng.gammavariate(PRIOR_SHAPE, 1.0)))
@@ -40,7 +41,7 @@ def test_without_scores_a_new_groups_mean_is_drawn_from_the_prior() -> None:
 def test_the_draws_of_the_mixed_model_agree_with_integration_over_its_variances() -> None:
     """The posterior means of two groups, computed in closed form for each pair of variances drawn from the priors."""
     groups = [[0.9, 0.8, 1.0, 0.9], [0.2]]
-    rng = random.Random(3)
+    rng = random.Random(keep(3, "a statistical claim"))
     drawn = [draw_means(groups, rng) for _ in range(3000)]
     total, sums = 0.0, [0.0, 0.0]
     for _ in range(20000):
@@ -85,7 +86,7 @@ def normal(x: float, mean: float, variance: float) -> float:
 
 
 def test_a_group_with_many_good_scores_is_drawn_above_a_bad_one_and_a_new_one_stays_uncertain() -> None:
-    rng = random.Random(4)
+    rng = random.Random(keep(4, "a statistical claim"))
     draws = [draw_means([[0.9] * 20, [0.1] * 20, []], rng) for _ in range(500)]
     assert all(good > bad for good, bad, _ in draws)
     assert pvariance([new for _, _, new in draws]) > 10 * pvariance([good for good, _, _ in draws])

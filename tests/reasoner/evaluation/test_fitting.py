@@ -47,6 +47,7 @@ from reasoner.jobs.spec import JobSpec
 from reasoner.jobs.verifier_specs import ProbeVerifier
 from reasoner.run import run_job
 from tests.scripted import ScriptedEngine
+from tests.seeds import shift
 
 FLAT = Curve(constant=0.0, score=0.0, rival_score=0.0, votes=0.0, rival_votes=0.0)
 
@@ -90,7 +91,7 @@ def test_one_candidate_per_answer_has_its_score() -> None:
 
 def planted(count: int, seed: int) -> list[Measured]:
     """Return problems with one sample each, right with a probability half as extreme in log-odds as its score says."""
-    rng = random.Random(seed)
+    rng = random.Random(shift(seed))
     problems = []
     for _ in range(count):
         odds = rng.uniform(-5, 5)

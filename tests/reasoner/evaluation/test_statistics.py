@@ -22,6 +22,7 @@ from reasoner.evaluation.statistics import (
     sign_flip_p_value,
     wilson_interval,
 )
+from tests.seeds import keep
 
 
 def run(
@@ -85,7 +86,7 @@ def test_intervals_over_problems_and_seeds_have_their_nominal_coverage() -> None
     With a coverage of 0.95 the true value lies in fewer than 1868 or more than 1930 of the intervals with p < 1e-3
     (binomial). Intervals that treat runs as independent have a coverage of 87 %.
     """
-    rng, truth, trials = np.random.default_rng(11), 0.3, 2000
+    rng, truth, trials = np.random.default_rng(keep(11, "a statistical claim")), 0.3, 2000
     held = naive = boot = 0
     for _ in range(trials):
         values = _clusters(rng, 60, 3)
@@ -103,7 +104,7 @@ def test_intervals_over_problems_and_seeds_have_their_nominal_coverage() -> None
 
 
 def test_intervals_of_paired_differences_have_their_nominal_coverage() -> None:
-    rng, trials, held = np.random.default_rng(12), 1000, 0
+    rng, trials, held = np.random.default_rng(keep(12, "a statistical claim")), 1000, 0
     bootstrap = Bootstrap(80, 1000)
     for _ in range(trials):
         difficulty = rng.beta(0.6, 1.4, size=80)

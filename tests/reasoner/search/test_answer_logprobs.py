@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
 
 from engine.core.local_engine import LocalEngine
 from engine.protocol.options import EngineOptions
@@ -18,8 +17,10 @@ from reasoner.admission.validation import JobRefused
 from reasoner.jobs.journal import MemoryJournal
 from reasoner.jobs.spec import JobSpec
 from reasoner.run import JobOutcome, run_job
-from tests.closeness import assert_as_exact_as
+from tests.closeness import assert_rounded
+from tests.engine.exact import exact_logits, float32_loss
 from tests.scripted import ScriptedEngine
+from tests.seeds import shift
 from workers.config.settings import Settings
 
 BUNDLED = Path(__file__).parents[3] / "reasoner" / "bundled"
@@ -36,7 +37,13 @@ async def engine() -> AsyncIterator[LocalEngine]:
 
 
 def make_job(**fields: Any) -> JobSpec:
-    common: dict[str, Any] = {"problem": QUESTION, "seed": 5, "model": "policy", "verifier": None, "strategy": VOTE}
+    common: dict[str, Any] = {
+        "problem": QUESTION,
+        "seed": shift(5),
+        "model": "policy",
+        "verifier": None,
+        "strategy": VOTE,
+    }
     return JobSpec.model_validate(common | {"logprobs": 3, "alternatives": 1} | fields)
 
 
@@ -61,10 +68,8 @@ async def test_they_equal_a_forward_pass_of_transformers(engine: LocalEngine, fi
     """They are the model's own at temperature 1, whatever the sampling, and of the text after the thought."""
     outcome = await solve(engine, **fields)
     job = make_job(**fields)
-    folder = {"policy": "policy", "thinker": "policy-thinking"}[job.model or ""]
-    model, exact = (
-        AutoModelForCausalLM.from_pretrained(BUNDLED / folder, dtype=dtype) for dtype in (torch.float32, torch.float64)
-    )
+    folder = BUNDLED / {"policy": "policy", "thinker": "policy-thinking"}[job.model or ""]
+    loss = float32_loss(folder).logprob
     prompt = await engine.tokenize(job.model or "", job.to_messages())
     num_compared = 0
     for solution in outcome.result.solutions:
@@ -80,15 +85,11 @@ async def test_they_equal_a_forward_pass_of_transformers(engine: LocalEngine, fi
             continue  # the model has sampled another tokenization of its text
         num_compared += 1
         tokens = [*prompt, *ids[0], *ids[1]]
-        with torch.no_grad():
-            peer, true = (
-                each(torch.tensor([tokens])).logits[0, -len(ids[1]) - 1 : -1].log_softmax(-1) for each in (model, exact)
-            )
-        own = torch.tensor(ids[1])[:, None]
+        exact = exact_logits(folder, tokens)[-len(ids[1]) - 1 : -1].log_softmax(-1)
         ours = torch.tensor([[token.logprob] for token in solution.logprobs])
-        assert_as_exact_as(ours, peer.gather(1, own), true.gather(1, own))
+        assert_rounded(ours, exact.gather(1, torch.tensor(ids[1])[:, None]), loss)
         tops = torch.tensor([[other.logprob for other in token.top] for token in solution.logprobs])
-        assert_as_exact_as(tops, peer.topk(3).values, true.topk(3).values)
+        assert_rounded(tops, exact.topk(3).values, loss)
     assert num_compared > 0
 
 

@@ -24,6 +24,7 @@ from reasoner.search.search import Search
 from reasoner.search.stream_context import SearchContext
 from reasoner.tree import Node
 from tests.scripted import ScriptedEngine
+from tests.seeds import shift
 from tests.strategies import WRITING
 
 
@@ -32,7 +33,7 @@ class Delayed(ScriptedEngine):
 
     def __init__(self, delays: int, **more: int) -> None:
         super().__init__(**more)
-        self._delays = random.Random(delays)
+        self._delays = random.Random(shift(delays))
 
     async def generate(self, request: GenerateRequest, *, stream: bool = False) -> AsyncIterator[Completion | Delta]:
         for _ in range(self._delays.randrange(30)):

@@ -18,6 +18,7 @@ from reasoner.jobs.journal import Entry, JobCancelled, Journal, LeaseLost
 from reasoner.jobs.spec import JobSpec
 from reasoner.run import JobOutcome, run_job
 from tests.scripted import ScriptedEngine
+from tests.seeds import shift
 from tests.workers.store.helpers import expire, solution
 from workers.execution.execute import RunJob, execute
 from workers.store.batches import BatchStore, NoSuchBatch
@@ -73,7 +74,7 @@ async def test_a_batch_grants_each_job_a_floor_and_keeps_the_rest_in_the_pool(st
 
 @pytest.mark.parametrize("seed", range(8))
 async def test_random_histories_get_the_grants_of_the_allocator(store: JobStore, url: str, seed: int) -> None:
-    rng = random.Random(seed)
+    rng = random.Random(shift(seed))
     budget = rng.choice([40, 400, 4000])
     batch_id, jobs = await submit(store, 24, budget)
     pool, batches = TokenPool(budget, jobs), BatchStore(store)
@@ -254,7 +255,7 @@ async def test_workers_finish_a_batch_within_its_budget_even_if_they_die(
     store: JobStore, url: str, seed: int, die: bool
 ) -> None:
     """Several workers run all due jobs, as wake-ups would make them; with ``die``, engines fail repeatedly."""
-    rng, budget = random.Random(seed), 2500
+    rng, budget = random.Random(shift(seed)), 2500
     names = ["weighted_vote", "best_of_n", "self_consistency", "beam", "greedy"]
     specs = []
     for number in range(2 * MAX_ACTIVE_JOBS):

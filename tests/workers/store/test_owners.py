@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from tests.seeds import shift
 from tests.workers.store.helpers import SPEC, claim, submit
 from tests.workers.store.test_batches import submit as submit_batch
 from workers.store.batches import BatchStore, NoSuchBatch
@@ -39,7 +40,7 @@ async def test_a_claim_contains_the_owner(store: JobStore) -> None:
 
 
 async def test_lists_contain_the_jobs_of_the_owner_in_every_status(store: JobStore) -> None:
-    draw, owner_of, status_of = random.Random(3), {}, {}
+    draw, owner_of, status_of = random.Random(shift(3)), {}, {}
     for _ in range(24):
         owner = draw.choice(OWNERS)
         job_id = await submit(store, owner=owner)

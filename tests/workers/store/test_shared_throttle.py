@@ -7,13 +7,14 @@ import random
 import pytest
 
 from engine.client.throttle import LocalThrottle, RateLimits
+from tests.seeds import shift
 from workers.store.jobs import JobStore
 from workers.store.shared_throttle import SharedThrottle
 
 
 @pytest.mark.parametrize("seed", range(3))
 async def test_shared_limits_decide_like_local_ones(store: JobStore, seed: int) -> None:
-    dice = random.Random(seed)
+    dice = random.Random(shift(seed))
     limits = RateLimits(requests_per_minute=25, tokens_per_minute=2_500, concurrency=4)
     local = LocalThrottle(limits)
     shared = [SharedThrottle(store, "hosted", limits) for _ in range(2)]

@@ -34,6 +34,7 @@ from tests.engine.speculation.simulation import (
     mute,
 )
 from tests.long import mostly_long
+from tests.seeds import shift
 
 CASES = {
     "alone, free guesses of one quality": Simulation(small, lookup, always(0.8)),
@@ -93,7 +94,7 @@ def test_drafting_that_costs_more_than_it_saves_stops_without_loss_of_speed(simu
 @pytest.mark.parametrize("seed", range(12))
 def test_adaptive_depth_is_never_slower_than_plain_decoding_in_the_long_run(seed: int) -> None:
     """For any costs, acceptance rates and estimates of the drafter, from the first step on."""
-    rng = random.Random(seed)
+    rng = random.Random(shift(seed))
     base, token, branch, knee = (
         rng.choice(values) for values in ((1e-3, 1e-2), (2e-5, 2e-4, 1e-3), (0, 1e-4), (1, 32))
     )
@@ -188,7 +189,7 @@ def test_interrupted_steps_are_ignored_as_outliers() -> None:
     """One step in eight takes ten times as long, with or without drafts."""
 
     def simulation() -> Simulation:
-        noise = random.Random(0)
+        noise = random.Random(shift(0))
         interrupted = lambda branches, tokens: small(branches, tokens) * (10 if noise.random() < 0.125 else 1)  # noqa: E731
         return Simulation(interrupted, lookup, always(0.8))
 
@@ -243,7 +244,7 @@ def test_idle_compute_is_used_for_trees() -> None:
 
 def test_a_step_with_a_prompt_has_drafts_only_if_they_are_cheaper_there() -> None:
     """Alone, the branch computes 4 tokens in the time of one; beside a prompt each token costs half of that time."""
-    rng, controller = random.Random(0), adaptive()
+    rng, controller = random.Random(shift(0)), adaptive()
     branch = cast(GenerateSequence, Branch(0.8, 1 << 30, rng))
     guesses: dict[int, list[int]] = {0: [], 300: []}
     asked: dict[int, int] = {0: 0, 300: 0}

@@ -39,6 +39,7 @@ from tests.engine.speculation.simulation import (
     honest,
     informed,
 )
+from tests.seeds import shift
 
 
 def test_the_same_steps_lead_to_the_same_decisions() -> None:
@@ -82,7 +83,7 @@ def test_shortened_skipping_does_not_change_the_interval_between_trials() -> Non
     """The interval between trials does not depend on how soon arriving and finishing branches end skipping."""
 
     def trials(allowed: int) -> list[int]:
-        controller, branch = adaptive(), cast(GenerateSequence, Branch(0.5, 1 << 30, random.Random(0)))
+        controller, branch = adaptive(), cast(GenerateSequence, Branch(0.5, 1 << 30, random.Random(shift(0))))
         begun, steps, rested, guessed = [], 0, 0, False
         while len(begun) < 5:
             [(depth, _)] = controller.choose_sizes([branch], 0, rested)
@@ -159,7 +160,7 @@ def test_long_chains_are_soon_requested_at_a_high_acceptance_rate() -> None:
 
 def test_the_controller_keeps_little_state_per_load_and_none_per_branch() -> None:
     controller, gone = adaptive(), []
-    rng = random.Random(0)
+    rng = random.Random(shift(0))
     for number in range(512):
         branches = [cast(GenerateSequence, Branch(0.5, 1, rng)) for _ in range(1 + number % 256)]
         gone += [weakref.ref(branch) for branch in branches]
@@ -179,7 +180,7 @@ def test_the_controller_keeps_little_state_per_load_and_none_per_branch() -> Non
 @given(st.data())
 def test_a_trimmed_draft_is_a_subtree_of_the_proposal(data: st.DataObject) -> None:
     controller = adaptive()
-    rng = random.Random(data.draw(st.integers(0, 1 << 20)))
+    rng = random.Random(shift(data.draw(st.integers(0, 1 << 20))))
     branches = [cast(GenerateSequence, Branch(0.5, 1 << 30, rng)) for _ in range(data.draw(st.integers(1, 5)))]
     for _ in range(40):
         sizes = controller.choose_sizes(branches, rng.choice((0, 0, 100)), 0)

@@ -16,9 +16,10 @@ from engine.protocol.types import Completion, GenerateRequest
 from engine.speculation.control.controller import FixedController
 from engine.speculation.drafters.draft_model import DraftModel
 from tests.engine.helpers import SMALL, Harness
+from tests.seeds import shift
 
 CONTEXT = 256
-PROMPT = random.Random(0).choices(range(3, 360), k=70)
+PROMPT = random.Random(shift(0)).choices(range(3, 360), k=70)
 LAW = {"temperature": 0.8, "top_k": 40, "ignore_eos": True}
 PENALISED = {
     **LAW,

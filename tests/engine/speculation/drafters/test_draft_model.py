@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from engine.protocol.types import Branch, GenerateRequest
+from engine.protocol.types import Branch, Completion, GenerateRequest
 from tests.engine.conftest import Checkpoints
 from tests.engine.helpers import SMALL, generate, qwen3_for
 from tests.engine.speculation.drafters.draft_models import (
@@ -21,6 +23,7 @@ from tests.engine.speculation.drafters.draft_models import (
     speculating,
     texts,
 )
+from tests.engine.ties import assert_same_tokens
 
 
 @pytest.fixture
@@ -37,6 +40,17 @@ def requests(law: dict[str, object], namespace: str | None = None) -> list[Gener
     ]
     cut = [Branch(4, 9, 20, generated=tuple(range(100, 150)))]
     return [*asked, generate(PROMPT, cut, request_id="cut", cache_salt=namespace, **law)]
+
+
+def same_tokens(
+    folder: Path,
+    asked: Sequence[GenerateRequest],
+    answers: Sequence[Sequence[Completion]],
+    expected: Sequence[Sequence[Sequence[int]]],
+    kv_dtype: str = "auto",
+) -> None:
+    ours, theirs = ([one.token_ids for some in answers for one in some], [one for some in expected for one in some])
+    assert_same_tokens(folder, asked, ours, theirs, kv_dtype)
 
 
 @pytest.mark.parametrize(
@@ -60,7 +74,7 @@ def test_the_target_as_its_own_draft_model_is_always_accepted(
     asked = requests(law | {"stop_token_ids": ()})
     harness, drafter = speculating(folder, folder, depth=5, nodes=5)
     answers = complete(harness, drafter, asked)
-    assert [[one.token_ids for one in some] for some in answers] == plain(folder, asked)
+    same_tokens(folder, asked, answers, plain(folder, asked))
     drafted, accepted = counts(harness)
     assert drafted == accepted > 150
 
@@ -80,7 +94,7 @@ def test_all_drafts_are_accepted_under_preemption_and_with_a_small_pool_of_the_d
         assert drafter.cache.pool.size == pages
         answers = complete(harness, drafter, asked)
         assert harness.core.stats.preemptions > 0
-        assert [[one.token_ids for one in some] for some in answers] == expected
+        same_tokens(folder, asked, answers, expected, kv_dtype)
         drafted, accepted = counts(harness)
         assert drafted == accepted > 20
 
@@ -91,10 +105,10 @@ def test_another_draft_model_changes_no_token_and_is_accepted_in_part(checkpoint
     expected = plain(folder, asked)
     chains = speculating(folder, checkpoints("llama"))
     answers = complete(*chains, asked)
-    assert [[one.token_ids for one in some] for some in answers] == expected
+    same_tokens(folder, asked, answers, expected)
     trees = speculating(folder, checkpoints("llama"), depth=4, nodes=12)
     answers = complete(*trees, asked)
-    assert [[one.token_ids for one in some] for some in answers] == expected
+    same_tokens(folder, asked, answers, expected)
     assert counts(trees[0])[1] > counts(chains[0])[1] > 0
 
 

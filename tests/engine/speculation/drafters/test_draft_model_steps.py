@@ -27,6 +27,7 @@ from tests.engine.speculation.drafters.draft_models import (
     complete,
     speculating,
 )
+from tests.seeds import shift
 
 
 def branches(harness: Harness, *asked: GenerateRequest) -> list[GenerateSequence]:
@@ -111,7 +112,7 @@ def test_two_tokens_are_computed_after_full_acceptance_and_one_after_none(checkp
 
 def test_a_draft_is_a_function_of_the_branch_alone(checkpoints: Checkpoints) -> None:
     harness, drafter = speculating(checkpoints("qwen3"), checkpoints("llama"))
-    rng = random.Random(3)
+    rng = random.Random(shift(3))
     one, other = branches(harness, generate(PROMPT[:20], [Branch(1, key, 90) for key in range(2)], **LAW))
     bound = 4 * float32_loss(checkpoints("llama")).logit  # a share of exponentials, in two runs
     for _ in range(25):
@@ -216,7 +217,7 @@ def test_without_memory_a_branch_gets_no_draft_while_others_do(checkpoints: Chec
     pages = 7
     harness, drafter = speculating(checkpoints("qwen3"), checkpoints("llama"), pool_bytes=pages * 16 * 512)
     assert drafter.cache.pool.size == pages
-    prompts = [random.Random(key).choices(range(3, 360), k=40) for key in range(4)]
+    prompts = [random.Random(shift(key)).choices(range(3, 360), k=40) for key in range(4)]
     asked = branches(harness, *(generate(prompt, [Branch(1, 1, 90)], **LAW) for prompt in prompts))
     drafts = propose(drafter, asked)
     assert [len(draft) > 0 for draft in drafts] == [True, True, False, False]

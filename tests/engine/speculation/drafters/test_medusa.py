@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,21 @@ from engine.speculation.drafters.medusa import load_medusa
 from tests.engine.conftest import Checkpoints
 from tests.engine.gpu import emulate_gpu
 from tests.engine.helpers import SMALL, Harness
-from tests.engine.speculation.heads import Asked, Guessed, Recorder, Target, medusa_parts, paths, ranked, rms, save_head
+from tests.engine.speculation.heads import (
+    Asked,
+    Guessed,
+    Recorder,
+    Target,
+    assert_same_drafts,
+    bound_drafts,
+    medusa_parts,
+    paths,
+    ranked,
+    rms,
+    save_head,
+)
 from tests.engine.speculation.test_exact import answers, completions, requests, same
+from tests.rounding import compute_rounded
 
 SHAPES = {"chain": (3, 3), "tree": (3, 12), "more than there are heads": (6, 6)}
 
@@ -33,8 +46,8 @@ def guessing(folder: Path, head: Path, shape: tuple[int, int]) -> tuple[Harness,
 
 
 def head_logits(target: Target, tensors: dict[str, Tensor], asked: Asked) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """Return every head's logits ``[heads, vocab]``, from the whole text in the target's data type."""
-    tensors = {name: tensor.to(target.dtype) for name, tensor in tensors.items()}
+    """Return every head's logits ``[heads, vocab]``, from the whole text."""
+    tensors = {name: tensor.double() for name, tensor in tensors.items()}
     state = rms(target.features(asked.tokens[:-1])[-1])
     both = torch.cat((state, target.embedding[asked.tokens[-1]]))
     gate, up = (tensors[f"trunk.{name}_proj.weight"] @ both for name in ("gate", "up"))
@@ -42,10 +55,14 @@ def head_logits(target: Target, tensors: dict[str, Tensor], asked: Asked) -> np.
     return target.read(state + blocks.view(-1, len(state)))
 
 
-def ranked_by(target: Target, tensors: dict[str, Tensor], asked: Asked) -> list[list[tuple[int, float]]]:
-    """Return the likeliest draft tokens of every head."""
-    logits = head_logits(target, tensors, asked)
-    return [ranked(row, asked, len(asked.tokens) + place) for place, row in enumerate(logits)]
+def ranked_by(target: Target, tensors: dict[str, Tensor], asked: Asked) -> Iterator[list[list[tuple[int, float]]]]:
+    """Yield the likeliest draft tokens of every head, with random roundings and without."""
+
+    def compute() -> np.ndarray[Any, np.dtype[np.float64]]:
+        return head_logits(target, tensors, asked)
+
+    for logits in (*compute_rounded(compute, runs=1), compute()):
+        yield [ranked(row, asked, len(asked.tokens) + place) for place, row in enumerate(logits)]
 
 
 @pytest.mark.parametrize("shape", list(SHAPES))
@@ -54,12 +71,12 @@ def test_drafts_equal_the_closed_form(checkpoints: Checkpoints, tmp_path: Path, 
     folder, (config, tensors) = checkpoints("qwen3"), medusa_parts()
     harness, recorder = guessing(folder, save_head(tmp_path, config, tensors), SHAPES[shape])
     asked = requests(law)
-    same(completions(answers(harness, asked)), completions(answers(Harness(folder, SMALL), asked)), folder)
-    targets, guessed = [Target(folder, dtype) for dtype in (torch.float32, torch.float64)], Guessed()
+    same(asked, completions(answers(harness, asked)), completions(answers(Harness(folder, SMALL), asked)), folder)
+    target, guessed = Target(folder), Guessed()
     made = [one for one in recorder.asked if one.draft != EMPTY_DRAFT]
     assert len(made) > 0.9 * len(recorder.asked)
     for one in made[::9]:
-        peer, laws = ([dict(law) for law in ranked_by(target, tensors, one)] for target in targets)
+        peer, laws = ([dict(law) for law in each] for each in ranked_by(target, tensors, one))
         for _, before, token, chance in paths(one.draft):
             guessed.add(chance, token, peer[len(before)], laws[len(before)])
         if one.wish.nodes == one.wish.depth:
@@ -74,26 +91,28 @@ def test_drafts_on_a_gpu_are_those_of_the_cpu(
     checkpoints: Checkpoints, tmp_path: Path, shape: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """States stay on the device, and the host copies candidates alone."""
-    head, drafts = save_head(tmp_path, *medusa_parts()), []
+    folder, (config, tensors), made = checkpoints("qwen3"), medusa_parts(), []
+    head = save_head(tmp_path, config, tensors)
     for is_gpu in (False, True):
         if is_gpu:
             emulate_gpu(monkeypatch)
-        harness, recorder = guessing(checkpoints("qwen3"), head, SHAPES[shape])
+        harness, recorder = guessing(folder, head, SHAPES[shape])
         answers(harness, requests("plain"))
-        drafts.append([(one.draft.tokens, one.draft.parents) for one in recorder.asked])
-    assert drafts[0] == drafts[1]
-    assert len(drafts[0]) > 10
+        made.append(recorder.asked)
+    assert len(made[0]) > 10
+    target = Target(folder)
+    assert_same_drafts(*made, bound_drafts(lambda one: head_logits(target, tensors, one), made[0]))
 
 
 def test_a_tree_is_made_of_the_likeliest_combinations(checkpoints: Checkpoints, tmp_path: Path) -> None:
     folder, (config, tensors) = checkpoints("qwen3"), medusa_parts()
     harness, recorder = guessing(folder, save_head(tmp_path, config, tensors), SHAPES["tree"])
-    targets, guessed = [Target(folder, dtype) for dtype in (torch.float32, torch.float64)], Guessed()
+    target, guessed = Target(folder), Guessed()
     answers(harness, requests("plain"))
     made = [one for one in recorder.asked if one.draft != EMPTY_DRAFT and one.wish.depth == 3]
     assert len(made) > 100
     for one in made[::9]:
-        peer, worth = (worths(ranked_by(target, tensors, one)[: one.wish.depth]) for target in targets)
+        peer, worth = (worths(each[: one.wish.depth]) for each in ranked_by(target, tensors, one))
         chosen = {tuple(one.draft.path(index)) for index in range(len(one.draft))}
         assert len(chosen) == 12
         for path in chosen:

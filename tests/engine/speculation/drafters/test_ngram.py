@@ -35,6 +35,7 @@ from tests.engine.speculation.drafters.ngram_requests import (
     step,
     write,
 )
+from tests.seeds import keep, shift
 
 
 @dataclass
@@ -328,7 +329,7 @@ def test_an_unknown_branch_can_be_released() -> None:
 def test_estimated_probabilities_match_acceptance_rates() -> None:
     """Twelve siblings at a time sample from a random second-order Markov source. For each decile of the estimates, and
     each depth, the hypothesis that the acceptance rate is off by more than 0.1 is rejected at p < 0.001."""
-    noise = random.Random(4)
+    noise = random.Random(keep(4, "a statistical claim"))
     law = {(a, b): [noise.expovariate(1) ** 3 for _ in range(12)] for a in range(12) for b in range(12)}
 
     def draw(tokens: list[int]) -> int:
@@ -368,7 +369,7 @@ def test_results_are_unchanged_and_a_repeated_search_is_drafted(checkpoints: Che
     drafter = NgramDrafter()
     plain, guessing = Harness(folder), Harness(folder)
     guessing.core.start_speculation(drafter, FixedController(4, 8))
-    noise = random.Random(2)
+    noise = random.Random(shift(2))
     for temperature in (0.0, 1.0):
         prompt = noise.choices(range(3, 300), k=40)
         asked = generate(

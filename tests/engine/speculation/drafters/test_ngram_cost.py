@@ -31,6 +31,7 @@ from tests.engine.speculation.drafters.ngram_requests import (
     step,
     write,
 )
+from tests.seeds import shift
 
 
 class Watched(list[int]):
@@ -78,7 +79,7 @@ def test_no_state_is_kept_of_a_request_cancelled_with_waiting_branches(checkpoin
 
 
 def test_the_cost_of_a_step_does_not_depend_on_text_lengths() -> None:
-    noise = random.Random(5)
+    noise = random.Random(shift(5))
 
     def text(length: int) -> list[int]:
         """Return a text in which two tokens may follow each token, so that longer texts have no longer matches."""
@@ -102,7 +103,7 @@ def test_the_cost_of_a_step_does_not_depend_on_text_lengths() -> None:
 
 
 def test_a_step_without_draft_requests_costs_almost_nothing_per_branch() -> None:
-    noise = random.Random(7)
+    noise = random.Random(shift(7))
     costs = {}
     for count in (128, 512):
         drafter = NgramDrafter()

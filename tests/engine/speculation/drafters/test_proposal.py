@@ -21,6 +21,7 @@ from kernels.sampling.draft_tree import rank_drafts
 from tests.engine.conftest import Checkpoints
 from tests.engine.helpers import Harness, generate
 from tests.engine.sampling.test_sampler import closed_form
+from tests.seeds import keep, shift
 
 VOCAB = 400
 LEVEL = 1e-4
@@ -52,7 +53,7 @@ def branches(harness: Harness, count: int, **law: object) -> list[GenerateSequen
 
 def random_logits(rows: int, vocab: int, seed: int) -> Tensor:
     """Return logits so peaked that the likeliest 64 tokens have nearly all of the mass."""
-    return torch.randn(rows, vocab, generator=torch.Generator().manual_seed(seed)) * 4
+    return torch.randn(rows, vocab, generator=torch.Generator().manual_seed(shift(seed))) * 4
 
 
 def best(sequences: Sequence[GenerateSequence], logits: Tensor, width: int = 1) -> tuple[Ints, Floats]:
@@ -132,7 +133,7 @@ def test_an_imprecise_drafter_is_accepted_more_often_with_part_of_the_noise(
     harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The drafter's distribution is the mean of the target's over the unknown part of the target's logits."""
-    rows, generator = 3000, torch.Generator().manual_seed(9)
+    rows, generator = 3000, torch.Generator().manual_seed(keep(9, "a statistical claim"))
     sequences = branches(harness, rows)
     known = random_logits(rows, 60, 6).mul_(0.75)
 

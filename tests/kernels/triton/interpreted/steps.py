@@ -24,6 +24,7 @@ from kernels.common.int4 import INT4
 from kernels.common.paged_keys import PagedKeys
 from kernels.quantize import dequantize_vectors, quantize_vectors
 from tests.kernels.triton.device import DEVICE
+from tests.seeds import shift
 
 
 @dataclass
@@ -47,7 +48,7 @@ class Step:
     scale: float = 0.3
 
     def __post_init__(self) -> None:
-        torch.manual_seed(len(self.contexts) + max(self.contexts))
+        torch.manual_seed(shift(len(self.contexts) + max(self.contexts)))
         self.starts = np.cumsum(self.queries) - self.queries
         counts = [-(-context // self.page) for context in self.contexts]
         own = [count - self.shared for count in counts]
@@ -135,7 +136,7 @@ class Step:
 
 def random_tree(tokens: int, seed: int) -> np.ndarray:
     """Return the mask of a random tree, ``[tokens, tokens]``: the tokens that each token attends to."""
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(shift(seed))
     sees = np.eye(tokens, dtype=np.bool_)
     for token in range(1, tokens):
         sees[token] |= sees[rng.integers(max(0, token - 5), token)]

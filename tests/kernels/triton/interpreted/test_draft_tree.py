@@ -25,6 +25,7 @@ from kernels.triton import draft_tree
 from tests.kernels.triton.device import DEVICE
 from tests.kernels.triton.planted import planted
 from tests.long import mostly_long
+from tests.seeds import shift
 
 RULES = CandidateRules(64, 12.0, 0.75)
 WIDTH = 4
@@ -43,7 +44,7 @@ def _without_purpose(rank: Any, *args: Any) -> tuple[Tensor, Tensor]:
 @cache
 def distributions(vocab: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return logits of two rows a branch, many of them equal, and the parameters of 11 branches."""
-    generator = torch.Generator().manual_seed(vocab)
+    generator = torch.Generator().manual_seed(shift(vocab))
     laws = [*product((0.0, 1.0, 0.4, 1.7), (64, 5), (1.0, 0.8), (0.0, 0.05))][::3]
     logits = torch.randn(22, vocab + 5, generator=generator)[:, :vocab] * 3
     logits[::3] = (logits[::3] * 2).round() / 2
@@ -172,7 +173,7 @@ def grows_right(grow: Grow, seed: int, wide: int = 5) -> bool:
     """Return True if random candidates give the host's trees, and each level's rows are the host's.
 
     Every probability is a power of two, so that many values are equal."""
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(shift(seed))
     requests: list[Any] = [
         DraftRequest(SimpleNamespace(terminal_tokens=frozenset(ENDING)), *shape)  # type: ignore[arg-type]
         for shape in SHAPES

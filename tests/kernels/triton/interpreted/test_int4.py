@@ -21,6 +21,7 @@ from tests.closeness import EPS, unit_bound
 from tests.kernels.triton.device import DEVICE
 from tests.kernels.triton.interpreted.steps import Step
 from tests.kernels.triton.planted import planted
+from tests.seeds import shift
 
 PAGES, PAGE, KV_HEADS, HEADS = 3, 5, 2, 6
 SLOTS = torch.tensor([0, 14, -1, 7, 9])
@@ -28,7 +29,7 @@ SLOTS = torch.tensor([0, 14, -1, 7, 9])
 
 
 def random(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(shift(seed))).to(dtype)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 
 from tests.closeness import assert_rounded, product_bound
+from tests.seeds import shift
 
 NARROW = [torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2]
 
@@ -77,7 +78,7 @@ def test_casts_round_to_nearest_even_and_float8_saturates(dtype: torch.dtype) ->
 
 @pytest.mark.parametrize("dtype", [*NARROW, torch.float16], ids=str)
 def test_products_of_matrices_are_computed_in_float32(dtype: torch.dtype) -> None:
-    torch.manual_seed(0)
+    torch.manual_seed(shift(0))
     a, b = torch.randn(32, 32).to(dtype), torch.randn(32, 32).to(dtype)
     ours = torch.empty(32, 32)
     _dot[(1,)](a, b, ours, 32)
@@ -85,7 +86,7 @@ def test_products_of_matrices_are_computed_in_float32(dtype: torch.dtype) -> Non
 
 
 def test_arithmetic_in_bfloat16_equals_torch() -> None:
-    torch.manual_seed(0)
+    torch.manual_seed(shift(0))
     a, b = torch.randn(64).bfloat16(), torch.randn(64).bfloat16()
     ours = torch.empty(5, 64, dtype=torch.bfloat16)
     _arithmetic[(1,)](a, b, ours, 64)
@@ -103,7 +104,7 @@ def test_the_maximum_of_only_nan_gives_no_warning() -> None:
 
 
 def test_sort_returns_sorted_numbers() -> None:
-    torch.manual_seed(0)
+    torch.manual_seed(shift(0))
     values, ours = torch.randn(64), torch.empty(64)
     _sort[(1,)](values, ours, 64)
     torch.testing.assert_close(ours, values.sort().values, atol=0, rtol=0)

@@ -23,6 +23,7 @@ from kernels.triton.paged_attention import launch
 from tests.closeness import attention_bound
 from tests.kernels.triton.device import DEVICE
 from tests.long import mostly_long
+from tests.seeds import shift
 
 LENGTHS = (530, 300)
 """Tokens of the sequences: three chunks of keys, the last just begun, and two."""
@@ -41,7 +42,7 @@ class Cache:
     dtype: torch.dtype = torch.float32
 
     def __post_init__(self) -> None:
-        torch.manual_seed(0)
+        torch.manual_seed(shift(0))
         self.pages = np.zeros((len(LENGTHS), -(-max(LENGTHS) // PAGE)), np.int64)
         count = SHARED // PAGE
         for row, length in enumerate(LENGTHS):
@@ -85,7 +86,7 @@ class Cache:
 
 def differing_tokens(cache: Cache) -> list[tuple[int, int]]:
     """Return the tokens whose results in a random step are not those of a step of their own."""
-    rng, alone = random.Random(1), {}
+    rng, alone = random.Random(shift(1)), {}
     watched = [(row, position) for row, length in enumerate(LENGTHS) for position in (257, length - 1)]
     for row, position in watched:
         alone[row, position] = cache.attend({row: (position, position + 1)})[row][0]

@@ -18,12 +18,13 @@ from kernels.triton.kv_write import rotary_write
 from kernels.triton.quantize import quantize_vectors
 from tests.closeness import EPS, unit_bound
 from tests.kernels.triton.device import DEVICE
+from tests.seeds import shift
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 
 
 def random(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(shift(seed))).to(dtype)
 
 
 def close(ours: Tensor, expected: Tensor, tolerance: float) -> None:

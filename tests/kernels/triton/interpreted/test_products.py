@@ -20,12 +20,13 @@ from kernels.triton import scaled, weight_only
 from tests.closeness import EPS, assert_rounded, unit_bound
 from tests.kernels.triton.device import DEVICE
 from tests.kernels.triton.planted import planted
+from tests.seeds import shift
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 
 
 def generator(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
+    return torch.Generator().manual_seed(shift(seed))
 
 
 def words(numbers: list[list[int]]) -> Tensor:

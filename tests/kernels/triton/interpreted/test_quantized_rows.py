@@ -16,6 +16,7 @@ from kernels.quantize import quantize_rows
 from kernels.triton import activation, norm, quantize
 from tests.kernels.triton.device import DEVICE
 from tests.kernels.triton.planted import planted
+from tests.seeds import shift
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 WAYS = [Quantization(dtype, block) for dtype in LIMITS for block in (None, 128)]
@@ -26,7 +27,7 @@ ODD_SIZES = [(7, 1), (5, 48), (2, 1001)]
 
 def random(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
     """Return rows of different magnitudes; the first is zero."""
-    x = torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+    x = torch.randn(*shape, generator=torch.Generator().manual_seed(shift(seed)))
     return (x * torch.logspace(-2, 1, shape[0])[:, None] * (torch.arange(shape[0])[:, None] > 0)).to(dtype).to(DEVICE)
 
 
@@ -112,7 +113,7 @@ def test_planted_bugs_are_detected(name: str, tmp_path: Path, monkeypatch: pytes
 def test_a_product_of_quantized_rows_is_that_of_the_rows(kind: str, is_batch_invariant: bool) -> None:
     x, stored = random(5, 256).cpu(), torch.int8 if kind == "int8" else torch.float8_e4m3fn
     weight = quantize_rows(random(200, 256, seed=1).cpu(), Quantization(stored)).codes
-    scales = torch.rand((2, 2) if kind == "blocks" else (200,), generator=torch.Generator().manual_seed(2))
+    scales = torch.rand((2, 2) if kind == "blocks" else (200,), generator=torch.Generator().manual_seed(shift(2)))
     product = int8_linear if kind == "int8" else fp8_linear
     way = QUANTIZATION if kind == "int8" else find_quantization(weight, scales)
     assert way.block == (128 if kind == "blocks" else None)

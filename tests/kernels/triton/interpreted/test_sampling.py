@@ -28,6 +28,7 @@ from kernels.triton import sampling
 from tests.closeness import EPS, log_sum_bound
 from tests.kernels.triton.device import DEVICE
 from tests.kernels.triton.planted import planted
+from tests.seeds import shift
 
 VOCAB = 2100
 """Vocabulary of more than one block that is not a multiple of a block."""
@@ -35,7 +36,7 @@ VOCAB = 2100
 
 def laws() -> tuple[SamplingTensors, NoiseKeys]:
     """Return sampling parameters with all kinds of temperatures and filters, in a random order, and noise keys."""
-    rng = np.random.default_rng(7)
+    rng = np.random.default_rng(shift(7))
     every = [*itertools.product((0.0, 1.0, 0.6, 1e-6, 4.0), (0, 1, 40, VOCAB - 1, 9999), (1.0, 0.9, 0.2), (0.0, 0.1))]
     temperature, top_k, top_p, min_p = np.array([every[index] for index in rng.permutation(len(every))[:16]]).T
     law = SamplingTensors(*(torch.from_numpy(x.copy()) for x in (temperature, top_p, min_p, top_k.astype(np.int64))))
@@ -47,7 +48,7 @@ def logits() -> Tensor:
 
     The row stride is larger than the rows, and the numbers in between are larger than all logits.
     """
-    x = torch.randn(16, VOCAB + 3, generator=torch.Generator().manual_seed(3)) * 3
+    x = torch.randn(16, VOCAB + 3, generator=torch.Generator().manual_seed(shift(3))) * 3
     x[:, VOCAB:] = 99
     x = x[:, :VOCAB]
     x[::2] = x[::2].bfloat16().float()
@@ -74,7 +75,7 @@ def test_the_kernel_and_its_reference_sample_the_same_tokens_as_the_cpu() -> Non
 
 def test_non_finite_logits_give_no_token() -> None:
     law, where = laws()
-    x = torch.randn(4, 300, generator=torch.Generator().manual_seed(0))
+    x = torch.randn(4, 300, generator=torch.Generator().manual_seed(shift(0)))
     x[0, 7], x[1, 299], x[2, :] = torch.nan, torch.inf, -torch.inf
     law, where = SamplingTensors(*(y[:4] for y in law)), NoiseKeys(*(y[:4] for y in where))
     for tokens, logprobs in (drawn(x, law, where), plain_sample(x, law, where)):
@@ -92,8 +93,8 @@ def test_every_noise_key_changes_the_sample() -> None:
 
 
 def test_penalties_equal_the_engines_bit_for_bit() -> None:
-    rng = np.random.default_rng(1)
-    x = torch.randn(3, 400, generator=torch.Generator().manual_seed(1)) * 5
+    rng = np.random.default_rng(shift(1))
+    x = torch.randn(3, 400, generator=torch.Generator().manual_seed(shift(1))) * 5
     settings = [(1.3, 0.7, 0.1), (1.0, -0.3, 0.0), (0.8, 0.0, 1.9)]
     penalties = []
     for repetition, frequency, presence in settings:
@@ -141,7 +142,7 @@ def same_noise(module: ModuleType) -> bool:
     The bits must be equal, the Gumbel noise up to the last place of the logarithm, and the bound a close one where the
     noise is large.
     """
-    rng, n = np.random.default_rng(2), 4096
+    rng, n = np.random.default_rng(shift(2)), 4096
     where = rng.integers(-(2**63), 2**63 - 1, (3, 5))
     streams = noise.noise_streams(*where, 3)[:, None]
     bits = torch.empty(5, n, dtype=torch.int64, device=DEVICE)
