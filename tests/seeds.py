@@ -8,6 +8,7 @@ import sys
 from typing import TypeVar
 
 import numpy as np
+import pytest
 
 Seed = TypeVar("Seed", int, str)
 
@@ -31,6 +32,11 @@ def keep(seed: Seed, reason: str) -> Seed:
     """Return a seed that no run shifts, since the test's meaning needs this one; ``reason`` says why."""
     assert reason
     return seed
+
+
+def unshifted(reason: str) -> pytest.MarkDecorator:
+    """Return the mark of tests that no other run repeats: those of p-values that random weights have a part in."""
+    return pytest.mark.skipif(run_seed() != 0, reason=f"of the default seed alone: {reason}")
 
 
 def seed_global_generators() -> None:

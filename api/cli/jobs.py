@@ -5,8 +5,10 @@ With ``--json`` a command prints exactly one JSON document on stdout; progress g
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,7 +20,6 @@ from rich.text import Text
 
 from api.cli.console import print_json, result_console
 from api.cli.job_options import EXTRA, JobOptions, Question, list_more_models, name_models, name_strategy
-from api.cli.models_check import check_models
 from api.cli.options import Connection, PageSize, ServiceOptions, configured_url, expand_options, parse_time
 from api.cli.render import plain, print_job, print_tree, show_progress, watch_tree
 from api.roles.private_service import run_private_service
@@ -26,6 +27,7 @@ from reasoner.client import Client, ServiceError
 from reasoner.jobs.job import Job
 from reasoner.tree_picture import draw_tree
 from workers.config.settings import load_settings
+from workers.engines.check import check_engines
 
 
 def _check_picture(path: Path | None) -> Path | None:
@@ -260,7 +262,7 @@ def list_models(
 ) -> None:
     """List the models of a running service, with the settings of their jobs."""
     if check:
-        check_models(_out, as_json=service.as_json)
+        _check_engines(as_json=service.as_json)
         return
     with service.connect() as client:
         listed = client.models()
@@ -274,6 +276,21 @@ def list_models(
         cells = ("-", "scores only") if defaults is None else (_describe_verifier(model), _describe_settings(defaults))
         table.add_row(plain(name), str(model["context"]), f"{model['parameters']:,}", *map(plain, cells))
     _out.print(table)
+
+
+def _check_engines(*, as_json: bool) -> None:
+    """Print a line for each model of the configured engines; exit status 1 if one does not compute what it says."""
+    results = asyncio.run(check_engines(load_settings()))
+    if as_json:
+        print_json({"data": [asdict(result) for result in results]})
+    elif not results:
+        _out.print("No engine of others is configured: the service runs its models itself.")
+    else:
+        for result in results:
+            server = f" ({result.server})" if result.server else ""
+            _out.print(plain(f"{result.model} at {result.url}{server}: {result.detail}"), markup=False, soft_wrap=True)
+    if any(result.verdict in ("differs", "unreachable") for result in results):
+        raise typer.Exit(1)
 
 
 def _describe_verifier(model: dict[str, Any]) -> str:

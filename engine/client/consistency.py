@@ -51,7 +51,7 @@ class TokenCheck:
     written: float
     read: float
     likeliest: float
-    """That of the likeliest token when the text is read, which a greedy one should be."""
+    """The value of the likeliest token when the text is read, which a greedy one should be."""
 
     @property
     def difference(self) -> float:

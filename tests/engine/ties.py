@@ -114,8 +114,10 @@ def _find_kept(
     """Return the tokens that truncation surely keeps, and those that it may keep, if differences err by ``slack``."""
     surely, maybe = (np.isfinite(x) for _ in range(2))
     if 0 < top_k < len(x):
-        last = np.sort(x)[-top_k]
-        surely, maybe = surely & (x > last + slack), maybe & (x >= last - slack)
+        ranked = np.sort(x)
+        above = len(x) - np.searchsorted(ranked, x + slack, "right")
+        around = len(x) - np.searchsorted(ranked, x - slack, "left") - 1  # others that may be above
+        surely, maybe = surely & (around < top_k), maybe & (above < top_k)
     if top_p < 1:
         weights = np.where(maybe, np.exp(x - x.max()), 0.0)
         weights /= weights.sum()

@@ -21,6 +21,9 @@ from engine.speculation.control.controller import FixedController
 from tests.engine.conftest import Checkpoints, small_tokenizer
 from tests.engine.grammar.constraints import CHOICE, EOS, PROMPT, WORDS, Guesses, Law, make_request
 from tests.engine.helpers import SMALL, Harness
+from tests.seeds import unshifted
+
+pytestmark = unshifted("statistical claims")
 
 SAMPLES = 3000
 SURELY, HARDLY = 1e-3, 1e-9

@@ -35,6 +35,9 @@ from tests.engine.helpers import SMALL, Harness, generate
 from tests.engine.speculation.eagle3_heads import eagle3_parts
 from tests.engine.speculation.heads import eagle_parts, medusa_parts, save_head
 from tests.long import mostly_long, mostly_long_grid
+from tests.seeds import unshifted
+
+pytestmark = unshifted("statistical claims")
 
 PROMPT = (17, 5, 90, 41, 5)
 LENGTH = 3
