@@ -94,6 +94,11 @@ class Leases:
             for namespace in lease.namespaces:
                 self._prune(lease, namespace, tokens)
 
+    def unpin(self, node: Node) -> None:
+        """Unpin a page of all leases. The caller also unpins the pages after it."""
+        for lease in list(node.pins):
+            self._unpin(lease, node)
+
     def clear(self) -> None:
         for name in list(self._leases):
             self.release(name)

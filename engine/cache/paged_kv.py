@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -234,6 +234,37 @@ class KVCache:
         # From the end, so that of pages released together the later ones are evicted first.
         self.tree.release(table.pages[::-1])
         self._free_rows.append(table.row)
+
+    def find_damaged(self, tables: Iterable[PageTable]) -> set[int]:
+        """Return the pages of some tables in which a key or a value is not finite."""
+        stored = self.data if self.scales is None else self.scales
+        damaged: set[int] = set()
+        for table in tables:
+            for page in table.pages:
+                if not stored[:, :, :, page].isfinite().all():
+                    damaged.add(page)
+        return damaged
+
+    def drop(self, pages: Collection[int]) -> None:
+        """Forget and zero pages that no table references, and all cached pages after them, which depend on them."""
+        nodes = [self.tree.nodes[page] for page in pages if page in self.tree.nodes]
+        dropped = set(pages)
+        for node in nodes:
+            dropped.update(self._drop_subtree(node))
+        for tensor in self._slot_tensors:
+            tensor[:, :, :, sorted(dropped)] = 0
+
+    def _drop_subtree(self, root: Node) -> list[int]:
+        """Remove a cached page and all after it from the tree, if it is there; return them."""
+        if self.tree.nodes.get(root.page) is not root:
+            return []
+        nodes = [root]
+        for node in nodes:
+            nodes += node.children.values()
+        for node in reversed(nodes):
+            self.leases.unpin(node)
+            self.tree.remove(node)
+        return [node.page for node in nodes]
 
     def clear(self) -> None:
         """Free every page that no table references, pinned or not."""

@@ -26,7 +26,7 @@ from engine.core.gpu_memory import NotEnoughMemory
 from engine.core.loaded_model import LoadedModel
 from engine.core.model_setup import ModelWeights, create_cache, create_speculator
 from engine.core.pipeline import LaunchedStep, StepsInFlight
-from engine.core.recovery import Recovery, RequestFailed, free_failed_step
+from engine.core.recovery import Recovery, free_failed_step
 from engine.core.stats import CoreStats
 from engine.device import create_stream, release_freed_memory, use_stream
 from engine.protocol.options import EngineOptions
@@ -36,6 +36,7 @@ from engine.runner.probe import ProbeReader
 from engine.runner.sample_step import SampledTokens, Sampler, sample_on_cpu
 from engine.runner.warm_up import warm_up
 from engine.sampling.gpu import sample_on_gpu
+from engine.sampling.sampler import LogitsNotFinite
 from engine.scheduler.scheduler import Scheduler
 from engine.scheduler.sequence import GenerateSequence, Job, ScoreSequence, Sequence
 from engine.scheduler.timings import Timings
@@ -134,13 +135,13 @@ class EngineCore:
 
     def submit(self, job: Job) -> None:
         """Start a job with sequences created by ``LoadedModel``."""
-        self.timings.requests["score" if isinstance(job.sequences[0], ScoreSequence) else "generate"] += 1
-        self._jobs.append(job)
-        self._deadline = min(self._deadline, job.deadline)
         if job.lease is not None:
             self.cache.leases.touch(job.lease)
         if self._recovery.bisection is None:
             self._scheduler.add(job)
+        self.timings.requests["score" if isinstance(job.sequences[0], ScoreSequence) else "generate"] += 1
+        self._jobs.append(job)
+        self._deadline = min(self._deadline, job.deadline)
 
     def cancel(self, chosen: Callable[[Job], bool], reason: FinishReason = "cancelled") -> None:
         """End jobs immediately: branches with the tokens that they have, score requests with an error."""
@@ -149,15 +150,17 @@ class EngineCore:
                 sequence.drop_unread()
             self._scheduler.remove_job(job)
             sequences = self._take_sequences(job)
-            if any(isinstance(sequence, ScoreSequence) for sequence in sequences):
-                job.sink(EngineError(f"score request {job.request_id!r} was {reason}"))
-            try:
-                for sequence in sequences:
+            for sequence in sequences:
+                try:
+                    if isinstance(sequence, ScoreSequence):
+                        raise EngineError(f"score request {job.request_id!r} was {reason}")
                     if isinstance(sequence, GenerateSequence):
                         self._emit_completion(sequence, (reason, None))
-            except Exception as error:
-                _log.exception("request %s was %s and its answer failed", job.request_id, reason)
-                job.sink(EngineError(f"the engine failed while ending this request: {error!r}"))
+                except Exception as error:
+                    sequence.fail(error)
+                    job.error = job.error or sequence.error
+            if job.error is not None:
+                job.sink(job.error)
         self._drop_useless_steps()
 
     def fail(self, error: EngineError) -> None:
@@ -260,15 +263,17 @@ class EngineCore:
         sampled = [one for one in step.results.read() if one.sequence.table is not None]
         self._scored += step.num_scored
         for sequence in step.completed:
-            if isinstance(sequence, ScoreSequence) and sequence.table is not None:
-                self._scheduler.finish(sequence)
-                self._emit_score(sequence, is_over_budget=False)
-            elif isinstance(sequence, GenerateSequence) and sequence.table is not None:
-                try:
+            if sequence.table is None or sequence.error is not None:
+                continue
+            try:
+                if isinstance(sequence, ScoreSequence):
+                    self._finish_score(sequence)
+                elif isinstance(sequence, GenerateSequence):
                     self._finish_branch(sequence, ("length", None))
-                except Exception as error:
-                    raise RequestFailed(sequence.job) from error
+            except Exception as error:
+                sequence.fail(error)
         outcomes = self._append_sampled_tokens(sampled, step.probe)
+        self._end_failed([sequence for sequence, _ in step.work if sequence.error is not None])
         if step.speculator is not None and step.observed is not None:
             step.speculator.update(step.scheduled, outcomes, *step.observed)
         self._drop_useless_steps()
@@ -286,6 +291,8 @@ class EngineCore:
         outcomes: list[DraftOutcome] = []
         for samples, path in zip(sampled, paths, strict=True):
             sequence, draft = samples.sequence, samples.draft
+            if sequence.error is not None:
+                continue
             if sequence.first_token_at is None:
                 self.timings.record_token(sequence, now)
             sequence.num_drafted += len(draft.tokens)
@@ -297,7 +304,8 @@ class EngineCore:
                     if sequence.table is None:  # the branch ended
                         break
             except Exception as error:
-                raise RequestFailed(sequence.job) from error
+                sequence.fail(error)
+                continue
             if draft.tokens:
                 outcomes.append(DraftOutcome(sequence, draft, path[: sequence.num_accepted - num_accepted_before]))
         return outcomes
@@ -325,21 +333,48 @@ class EngineCore:
         self._remove_sequence(sequence)
 
     def _emit_completion(self, sequence: GenerateSequence, finish: Finish) -> None:
-        self.timings.record_finish(sequence, finish[0], time.monotonic())
         last_delta, completion = build_completion(sequence, finish)
+        self.timings.record_finish(sequence, finish[0], time.monotonic())
         if last_delta is not None:
             sequence.job.sink(last_delta)
         sequence.job.sink(completion)
+
+    def _finish_score(self, sequence: ScoreSequence) -> None:
+        self._scheduler.finish(sequence)
+        self._emit_score(sequence, is_over_budget=False)
 
     def _emit_score(self, sequence: ScoreSequence, *, is_over_budget: bool) -> None:
         sequence.job.sink(build_score_result(sequence, is_over_budget=is_over_budget))
         self._remove_sequence(sequence)
 
-    def _remove_sequence(self, sequence: GenerateSequence | ScoreSequence) -> None:
+    def _end_failed(self, failed: list[Sequence]) -> None:
+        """End sequences that cannot go on, for reasons of their own, and those that read the same damaged pages."""
+        not_finite = [sequence for sequence in failed if isinstance(sequence.error, LogitsNotFinite)]
+        damaged = self.cache.find_damaged(sequence.table for sequence in not_finite if sequence.table is not None)
+        if damaged:
+            _log.warning("keys or values of %d pages are not finite: they are dropped", len(damaged))
+            readers = [one for one in self._scheduler.running if not damaged.isdisjoint(one.pages.pages)]
+            for reader in readers:
+                reader.fail(LogitsNotFinite())
+            failed = list(dict.fromkeys([*failed, *readers]))
+        for sequence in failed:
+            sequence.drop_unread()
+            if sequence.table is not None:
+                self._scheduler.finish(sequence)
+            if sequence in sequence.job.sequences:
+                sequence.job.error = sequence.job.error or sequence.error
+                self._remove_sequence(sequence)
+        if damaged:
+            self.cache.drop(damaged)
+
+    def _remove_sequence(self, sequence: Sequence) -> None:
         self._release_draft_state(sequence)
-        sequence.job.sequences.remove(sequence)
-        if not sequence.job.sequences:
-            self._jobs.remove(sequence.job)
+        job = sequence.job
+        job.sequences.remove(sequence)
+        if not job.sequences:
+            self._jobs.remove(job)
+            if job.error is not None:
+                job.sink(job.error)
 
     def _release_draft_state(self, sequence: Sequence) -> None:
         if self._speculator is not None and isinstance(sequence, GenerateSequence):

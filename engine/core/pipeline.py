@@ -26,6 +26,7 @@ from engine.runner.decode_batch import DecodeBatch, find_decode_batch
 from engine.runner.forward import Forward
 from engine.runner.probe import ProbeReader
 from engine.runner.sample_step import PendingResults, SampledTokens, Sampler, rows_needed, sample_and_score
+from engine.sampling.sampler import require_finite_logits
 from engine.scheduler.scheduler import Scheduler
 from engine.scheduler.sequence import UNREAD, GenerateSequence, ScoreSequence, Sequence
 from engine.scheduler.timings import Timings
@@ -196,9 +197,11 @@ def move_accepted(cache: KVCache, sampled: list[SampledTokens], paths: list[tupl
 def append_samples(cache: KVCache, samples: SampledTokens, indices: abc.Sequence[int]) -> bool:
     """Append some of the sampled tokens to their branch; those before the last are accepted draft tokens.
 
-    Returns True if the next step is in flight and computes keys and values of the last token.
+    Returns True if the next step is in flight and computes keys and values of the last token. Raises
+    ``LogitsNotFinite`` if one of the tokens could not be sampled.
     """
     sequence = samples.sequence
+    require_finite_logits(all(samples.tokens[index] >= 0 for index in indices))
     for index in indices:
         detail = samples.details[index] if samples.details else None
         sequence.append(samples.tokens[index], samples.logprobs[index], detail)

@@ -1,5 +1,8 @@
 """Recovery from a failed step: find the request that makes it fail, and continue the others.
 
+This is for failures of what all sequences of a step share, such as the forward pass. An error in one sequence's own
+data, such as its grammar or its text, ends that sequence alone (``Sequence.fail``) and loses nothing else.
+
 The jobs of a failed step are tried again apart from all others, in halves of halves, until one fails alone. A job
 starts again from its tokens, as after a preemption, so a job that passes loses only time. Of ``n`` jobs with one
 culprit about ``2 log2 n`` groups are tried, which compute each context about twice."""
@@ -19,14 +22,6 @@ MAX_UNEXPLAINED = 8
 
 StepWork = Iterable[tuple[Sequence, int]]
 """Sequences with the number of tokens that a step was to compute of them."""
-
-
-class RequestFailed(Exception):
-    """A step failed while processing one job alone; ``__cause__`` is the error."""
-
-    def __init__(self, job: Job) -> None:
-        super().__init__(job.request_id)
-        self.job = job
 
 
 def free_failed_step(error: BaseException | None) -> None:
@@ -68,7 +63,7 @@ class FailureBisection:
         unfinished = (sequence for job in self.group for sequence in job.sequences)
         return all(sequence.num_computed >= self._goals.get(sequence, 0) for sequence in unfinished)
 
-    def record_failure(self, work: StepWork, blamed: Job | None) -> Job | None:
+    def record_failure(self, work: StepWork) -> Job | None:
         """Record that the group failed in a step with this ``work``; return the job that caused it, if it is known now.
 
         The other jobs are divided into new groups.
@@ -76,15 +71,12 @@ class FailureBisection:
         chosen = {sequence.job for sequence, _ in work}
         failing = [job for job in self.group if job in chosen] or self.group
         self._aim(work)
-        if blamed is None and len(failing) == 1:
-            [blamed] = failing
-        if blamed is None:
-            self._groups.append([job for job in self.group if job not in failing])
+        self._groups.append([job for job in self.group if job not in failing])
+        if len(failing) > 1:
             self._split(failing)
-        else:
-            self._groups.append([job for job in self.group if job is not blamed])
-            self.found_culprit = True
-        return blamed
+            return None
+        self.found_culprit = True
+        return failing[0]
 
     def _aim(self, work: StepWork) -> None:
         for sequence, count in work:
@@ -111,15 +103,12 @@ class Recovery:
         ``work`` and ``jobs``: as for ``FailureBisection``.
         """
         culprit: Job | None = None
-        if isinstance(error, RequestFailed) and isinstance(error.__cause__, Exception):
-            culprit, error = error.job, error.__cause__
         if self.bisection is not None:
             _log.warning("a step of model %s failed again, with fewer requests: %r", self._model, error)
-            culprit = self.bisection.record_failure(work, culprit)
+            culprit = self.bisection.record_failure(work)
         else:
             _log.error("a step of model %s failed", self._model, exc_info=error)
-            if culprit is None:
-                self.bisection = FailureBisection(work, jobs, repr(error))
+            self.bisection = FailureBisection(work, jobs, repr(error))
         return culprit, repr(error)
 
     def start_next_group(self) -> list[tuple[Job, str]]:

@@ -87,10 +87,13 @@ def error_from_json(
 
 
 def stream_error(value: Json, source: str) -> EngineError:
-    """Return the exception for an error inside a stream, whose object has the status as its code."""
+    """Return the exception for an error inside a stream, whose object has the status as its code, or tells it by its
+    type.
+    """
     error = value.get("error")
-    code = error.get("code") if isinstance(error, dict) else None
-    status = int(str(code)) if str(code).isdigit() else 500
+    error = error if isinstance(error, dict) else {}
+    code, is_refusal = error.get("code"), error.get("type") == "invalid_request_error"
+    status = int(str(code)) if str(code).isdigit() else 400 if is_refusal else 500
     if not 400 <= status < 600:
         status = 500
     return error_from_json(status, value, source=source)

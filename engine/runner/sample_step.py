@@ -24,11 +24,12 @@ from engine.runner.logprobs import log_probabilities, read_prompt
 from engine.runner.probe import ProbeReader
 from engine.sampling.grammar import Words
 from engine.sampling.logits_processors import LogitsRow, apply_logits_processors
-from engine.sampling.sampler import Array, Ints, require_finite_logits, sample
+from engine.sampling.sampler import Array, Ints, LogitsNotFinite
 from engine.sampling.samples import DeviceSamples, HostSamples, Samples
 from engine.scheduler.draft import Draft
 from engine.scheduler.sequence import GenerateSequence, ScoreSequence
 from kernels.common.sampling_tensors import NoiseKeys, SamplingTensors
+from kernels.cpu.sampling.sampler import sample
 
 FusedSampler = FusedCpuSampler | FusedGpuSampler
 """Sampler that computes logits and samples in recorded kernels or in a CUDA graph."""
@@ -170,13 +171,14 @@ class PendingResults:
     def read(self) -> list[SampledTokens]:
         """Set the scores and return the sampled tokens, once the step is finished.
 
-        Branches and items that have ended since the step was launched are left out, or to be ignored. Raises
-        ``EngineError`` if logits of others are not finite.
+        Branches and items that have ended since the step was launched are left out, or to be ignored. Tokens are -1
+        where logits are not finite; items with such logits fail.
         """
         for requests, values in self.scores:
             for (sequence, position, _), own in zip(requests, torch.cat(values).tolist(), strict=True):
-                if sequence.table is not None:
-                    require_finite_logits(all(map(math.isfinite, own)))
+                if not all(map(math.isfinite, own)):
+                    sequence.fail(LogitsNotFinite())
+                elif sequence.table is not None:
                     sequence.values[position] = tuple(own)
         return [] if self.plan is None or self.sampled is None else _split_by_branch(self.plan, self.sampled)
 
@@ -233,8 +235,8 @@ def sample_and_score(
 
     ``scheduled`` is in the order of the batch and not committed yet. ``hidden`` ``[rows, width]``: the final hidden
     states of its ``rows_needed``. ``fused_sampler`` is tried before ``sampler``. ``probe`` is needed if a sequence is
-    probed. ``plan``: that of the step, if it only samples and the plan is known. Raises ``EngineError`` if logits are
-    not finite and that is known at once.
+    probed. ``plan``: that of the step, if it only samples and the plan is known. A sequence whose own data makes an
+    error fails (``Sequence.fail``), and no other.
     """
     scores: list[_PendingScores] = []
     if plan is None:
@@ -260,7 +262,7 @@ def _score(
     scores: list[_PendingScores] = []
     for token_ids, requests in by_token_ids.items():
         if requests[0].sequence.is_probed and probe is not None:
-            values = [torch.tensor([[probe.read(request.row)] for request in requests], dtype=torch.float64)]
+            values = [torch.tensor([[_read_probe(probe, request)] for request in requests], dtype=torch.float64)]
         else:
             values = []
             for start in range(0, len(requests), max_scored_rows(model)):
@@ -268,6 +270,14 @@ def _score(
                 values.append(to_host(model.compute_logits(_select_rows(hidden, read), token_ids)))
         scores.append(_PendingScores(requests, values))
     return samples, scores
+
+
+def _read_probe(probe: ProbeReader, request: _ScoreRequest) -> float:
+    try:
+        return probe.read(request.row)
+    except Exception as error:
+        request.sequence.fail(error)
+        return math.nan
 
 
 def _collect_requests(
@@ -288,7 +298,10 @@ def _collect_requests(
         end = sequence.num_computed + num_tokens
         if isinstance(sequence, GenerateSequence):
             if sequence.prompt_logprobs is not None and len(sequence.prompt_logprobs) < sequence.prompt_len:
-                read_prompt(sequence, num_tokens, hidden[start : start + num_tokens], model)
+                try:
+                    read_prompt(sequence, num_tokens, hidden[start : start + num_tokens], model)
+                except Exception as error:
+                    sequence.fail(error)
             if end == len(sequence.tokens) and sequence.branch.max_tokens:
                 samples.append(SampleRequest(sequence, draft, hidden_rows[start + num_tokens - 1]))
         elif isinstance(sequence, ScoreSequence):
@@ -349,16 +362,13 @@ def _split_by_branch(plan: SamplePlan, sampled: _SampledRows) -> list[SampledTok
     details: Iterator[TokenLogprob] = iter(())
     num_logprobs = plan.num_logprobs
     sampled_tokens, sampled_logprobs = sampled.samples.read()
-    if sampled_tokens.min() < 0:
-        # Branches that ended while the step was in flight have one sample each, as all branches of such a step.
-        has_ended = [request.sequence.table is None for request in plan.requests]
-        require_finite_logits(len(has_ended) == len(sampled_tokens) and all(sampled_tokens[np.invert(has_ended)] >= 0))
-        for index, row in enumerate(num_logprobs):
-            if has_ended[row] and sampled.raw_logits is not None:
-                sampled.raw_logits[index] = 0.0
     if sampled.raw_logits is not None:
-        tokens_read = sampled_tokens[list(num_logprobs)]
-        details = iter(log_probabilities(sampled.raw_logits.numpy(), tokens_read, list(num_logprobs.values())))
+        raw_logits, rows = sampled.raw_logits.numpy(), np.array(list(num_logprobs))
+        invalid = (sampled_tokens[rows] < 0) | ~np.isfinite(raw_logits.max(axis=-1))
+        if invalid.any():  # their branches fail
+            raw_logits[invalid], sampled_tokens[rows[invalid]] = 0.0, -1
+        tokens_read = np.maximum(sampled_tokens[rows], 0)
+        details = iter(log_probabilities(raw_logits, tokens_read, list(num_logprobs.values())))
     tokens, logprobs = sampled_tokens.tolist(), sampled_logprobs.tolist()
     if plan.single_results is not None:
         for result, token, logprob in zip(plan.single_results, tokens, logprobs, strict=True):
@@ -379,7 +389,10 @@ def _logits_rows(sequence: GenerateSequence, draft: Draft) -> Iterator[LogitsRow
     """Yield the logits rows of a branch: after its last token, and after each draft token."""
     masks: Sequence[Words | None] = [None] * (len(draft) + 1)
     if sequence.grammar is not None:
-        masks = sequence.grammar.compute_masks(draft.tokens, draft.parents)
+        try:
+            masks = sequence.grammar.compute_masks(draft.tokens, draft.parents)
+        except Exception as error:  # the branch ends, so that it does not matter what is sampled for it
+            sequence.fail(error)
     if draft.is_chain:
         for depth in range(len(draft) + 1):
             yield sequence.logits_row(draft.tokens[:depth], depth, masks[depth])

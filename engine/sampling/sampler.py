@@ -32,15 +32,22 @@ def sample(logits: Tensor, params: SamplingTensors[Array], noise_keys: NoiseKeys
 
     ``logits``: float32 ``[rows, vocab]``. Returns token ids and their log-probabilities under the distribution that
     they were sampled from, ``[rows]`` each; a greedy token's is that of temperature 1, as its own distribution has only
-    one outcome. They do not depend, bit for bit, on the other rows. Raises ``EngineError`` if a row's largest logit is
-    not finite or any is NaN.
+    one outcome. They do not depend, bit for bit, on the other rows. Raises ``LogitsNotFinite`` if a row's largest logit
+    is not finite or any is NaN.
     """
     tokens, logprobs = sampler.sample(logits, params, noise_keys)
     require_finite_logits(tokens.min() >= 0)
     return tokens, logprobs
 
 
+class LogitsNotFinite(EngineError):
+    """The logits of a sequence are not finite, perhaps because its keys and values are not."""
+
+    def __init__(self) -> None:
+        super().__init__("the model's logits are not finite")
+
+
 def require_finite_logits(is_finite: bool | np.bool_) -> None:
-    """Raise ``EngineError`` unless ``is_finite``. The samplers of ``kernels`` return token -1 if logits are not."""
+    """Raise ``LogitsNotFinite`` unless ``is_finite``. The samplers of ``kernels`` return token -1 if logits are not."""
     if not is_finite:
-        raise EngineError("the model's logits are not finite")
+        raise LogitsNotFinite

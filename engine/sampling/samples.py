@@ -19,9 +19,8 @@ class Samples(Protocol):
         ...
 
     def read(self) -> tuple[Ints, Floats]:
-        """Return both on the host. A GPU must have reached an event after the step.
-
-        Its tokens are -1 where logits are not finite.
+        """Return both on the host; tokens are -1 where logits are not finite. A GPU must have reached an event after the
+        step.
         """
         ...
 

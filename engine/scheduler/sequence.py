@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections import abc
@@ -14,6 +15,8 @@ from engine.protocol.types import Branch, Completion, Delta, EngineError, Sampli
 from engine.sampling.grammar import Grammar, Words
 from engine.sampling.logits_processors import Ints, LogitsRow, Penalties
 from engine.text.detokenizer import StopStrings, TextReader
+
+_log = logging.getLogger(__name__)
 
 UNREAD = -1
 """Stands in ``Sequence.tokens`` for a token that was sampled on the device, until the host has read it."""
@@ -50,6 +53,8 @@ class Job:
     arrived_at: float = field(default_factory=time.monotonic)
     num_unexplained_failures: int = 0
     """Number of failed steps of which no single job was the cause."""
+    error: EngineError | None = None
+    """Error of the first sequence that failed, for the client once the others have finished."""
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
@@ -76,6 +81,21 @@ class Sequence:
     """Result of the scheduler's last cache lookup while the sequence waits."""
     is_probed: bool = False
     """True if the request asks for scores of the model's probe."""
+    error: EngineError | None = None
+    """Reason why this sequence alone cannot go on; it ends once the results of its step are read."""
+
+    def fail(self, error: Exception) -> None:
+        """Note an error that lies in this sequence's own data; the first one counts.
+
+        What a step computes for other sequences does not depend on it, so nothing else has to end.
+        """
+        if self.error is not None:
+            return
+        if isinstance(error, EngineError):
+            self.error = error
+        else:
+            _log.error("a sequence of request %s failed", self.job.request_id, exc_info=error)
+            self.error = EngineError(f"the engine failed while processing this request: {error!r}")
 
     @property
     def max_cached(self) -> int:

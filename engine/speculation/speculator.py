@@ -323,10 +323,14 @@ class Speculator:
 
 def _follow_grammar(request: DraftRequest, draft: Draft, grammar: Grammar) -> Draft:
     """Return the tokens that the grammar forces, or else the draft without those that could not be accepted."""
-    forced = grammar.find_forced()[: request.depth]
-    if forced:
-        return Draft.chain(forced, [1.0] * len(forced))
-    valid = grammar.find_valid(draft.tokens, draft.parents)
+    try:
+        forced = grammar.find_forced()[: request.depth]
+        if forced:
+            return Draft.chain(forced, [1.0] * len(forced))
+        valid = grammar.find_valid(draft.tokens, draft.parents)
+    except Exception as error:  # the fault of this branch and not of the drafter
+        request.sequence.fail(error)
+        return EMPTY_DRAFT
     return draft if len(valid) == len(draft) else draft.select(valid)
 
 
