@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -35,6 +36,9 @@ from engine.protocol.types import EngineError
 from kernels.common.int4 import GROUP, INT4
 from kernels.cpu.runtime.memory import allocate_resident
 from kernels.quantize import LIMITS, QUANTIZED
+
+_MAX_DUPLICATES = 1024
+"""More pages than the steps in flight release."""
 
 
 def kv_bytes_per_token(layer: LayerAttentionConfig, dtype: torch.dtype) -> int:
@@ -125,6 +129,8 @@ class KVCache:
         self.pool = PagePool(self.data.shape[3])
         self.tree = RadixTree(self.pool, self.page_size)
         self.leases = self._create_leases(self.tree)
+        self._duplicates: deque[int] = deque(maxlen=_MAX_DUPLICATES)
+        """Pages that were released lately since another one had the same tokens: equally damaged if that one is."""
 
     def reset(self) -> None:
         """Drop every table, prefix and lease, whatever state they are in, and zero what was written; see ``_zeros``."""
@@ -237,18 +243,17 @@ class KVCache:
 
     def find_damaged(self, tables: Iterable[PageTable]) -> set[int]:
         """Return the pages of some tables in which a key or a value is not finite."""
+        return {page for table in tables for page in table.pages if not self._is_finite(page)}
+
+    def _is_finite(self, page: int) -> bool:
         stored = self.data if self.scales is None else self.scales
-        damaged: set[int] = set()
-        for table in tables:
-            for page in table.pages:
-                if not stored[:, :, :, page].isfinite().all():
-                    damaged.add(page)
-        return damaged
+        return bool(stored[:, :, :, page].isfinite().all())
 
     def drop(self, pages: Collection[int]) -> None:
         """Forget and zero pages that no table references, and all cached pages after them, which depend on them."""
         nodes = [self.tree.nodes[page] for page in pages if page in self.tree.nodes]
-        dropped = set(pages)
+        dropped = {page for page in self._duplicates if not self.pool.ref_counts[page] and not self._is_finite(page)}
+        dropped.update(pages)
         for node in nodes:
             dropped.update(self._drop_subtree(node))
         for tensor in self._slot_tensors:
@@ -316,6 +321,7 @@ class KVCache:
             if table.partial_node is not None:
                 self.tree.replace(table.partial_node, existing)
             self.tree.release([duplicate])
+            self._duplicates.append(duplicate)
             table.last_node = existing
         elif table.partial_node is not None:
             self.tree.extend(table.partial_node, key)

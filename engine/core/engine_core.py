@@ -14,15 +14,9 @@ from pathlib import Path
 import torch
 
 from engine.core import pipeline
-from engine.core.completion import (
-    Finish,
-    build_completion,
-    build_score_result,
-    find_finish,
-    split_at_possible_stops,
-    take_delta,
-)
+from engine.core.completion import Finish, find_finish, split_at_possible_stops, take_delta
 from engine.core.gpu_memory import NotEnoughMemory
+from engine.core.job_results import JobResults
 from engine.core.loaded_model import LoadedModel
 from engine.core.model_setup import ModelWeights, create_cache, create_speculator
 from engine.core.pipeline import LaunchedStep, StepsInFlight
@@ -76,6 +70,7 @@ class EngineCore:
         self._stream = create_stream(self._device_config.device)
         self._recovery = Recovery(name)
         self.timings = Timings()
+        self._results = JobResults(self._jobs, self.timings, self._release_draft_state)
         self._generated, self._scored = 0, 0
         self._speculator = create_speculator(weights.drafter, options, context=self.model.info.context)
         with use_stream(self._stream):
@@ -149,18 +144,7 @@ class EngineCore:
             for sequence in job.sequences:
                 sequence.drop_unread()
             self._scheduler.remove_job(job)
-            sequences = self._take_sequences(job)
-            for sequence in sequences:
-                try:
-                    if isinstance(sequence, ScoreSequence):
-                        raise EngineError(f"score request {job.request_id!r} was {reason}")
-                    if isinstance(sequence, GenerateSequence):
-                        self._emit_completion(sequence, (reason, None))
-                except Exception as error:
-                    sequence.fail(error)
-                    job.error = job.error or sequence.error
-            if job.error is not None:
-                job.sink(job.error)
+            self._results.cancel(job, reason)
         self._drop_useless_steps()
 
     def fail(self, error: EngineError) -> None:
@@ -243,7 +227,7 @@ class EngineCore:
         schedule = self._scheduler.schedule()
         self._scheduled = schedule.scheduled
         for sequence in schedule.over_budget:
-            self._emit_score(sequence, is_over_budget=True)
+            self._results.send_score(sequence, is_over_budget=True)
         if not schedule.scheduled:
             return
         parts = self.model, self.cache, self._forward, self._sampler, self._speculator, self._options.step_tokens
@@ -267,7 +251,8 @@ class EngineCore:
                 continue
             try:
                 if isinstance(sequence, ScoreSequence):
-                    self._finish_score(sequence)
+                    self._scheduler.finish(sequence)
+                    self._results.send_score(sequence, is_over_budget=False)
                 elif isinstance(sequence, GenerateSequence):
                     self._finish_branch(sequence, ("length", None))
             except Exception as error:
@@ -329,23 +314,8 @@ class EngineCore:
 
     def _finish_branch(self, sequence: GenerateSequence, finish: Finish) -> None:
         self._scheduler.finish(sequence)
-        self._emit_completion(sequence, finish)
-        self._remove_sequence(sequence)
-
-    def _emit_completion(self, sequence: GenerateSequence, finish: Finish) -> None:
-        last_delta, completion = build_completion(sequence, finish)
-        self.timings.record_finish(sequence, finish[0], time.monotonic())
-        if last_delta is not None:
-            sequence.job.sink(last_delta)
-        sequence.job.sink(completion)
-
-    def _finish_score(self, sequence: ScoreSequence) -> None:
-        self._scheduler.finish(sequence)
-        self._emit_score(sequence, is_over_budget=False)
-
-    def _emit_score(self, sequence: ScoreSequence, *, is_over_budget: bool) -> None:
-        sequence.job.sink(build_score_result(sequence, is_over_budget=is_over_budget))
-        self._remove_sequence(sequence)
+        self._results.send_completion(sequence, finish)
+        self._results.remove(sequence)
 
     def _end_failed(self, failed: list[Sequence]) -> None:
         """End sequences that cannot go on, for reasons of their own, and those that read the same damaged pages."""
@@ -362,19 +332,9 @@ class EngineCore:
             if sequence.table is not None:
                 self._scheduler.finish(sequence)
             if sequence in sequence.job.sequences:
-                sequence.job.error = sequence.job.error or sequence.error
-                self._remove_sequence(sequence)
+                self._results.remove(sequence)
         if damaged:
             self.cache.drop(damaged)
-
-    def _remove_sequence(self, sequence: Sequence) -> None:
-        self._release_draft_state(sequence)
-        job = sequence.job
-        job.sequences.remove(sequence)
-        if not job.sequences:
-            self._jobs.remove(job)
-            if job.error is not None:
-                job.sink(job.error)
 
     def _release_draft_state(self, sequence: Sequence) -> None:
         if self._speculator is not None and isinstance(sequence, GenerateSequence):
@@ -390,16 +350,7 @@ class EngineCore:
     def _fail(self, job: Job, reason: str) -> None:
         """End a job that is not running with an error."""
         _log.error("request %s of model %s fails: %s", job.request_id, self.model.info.id, reason)
-        self._take_sequences(job)
-        job.sink(EngineError(f"the engine failed while processing this request: {reason}"))
-
-    def _take_sequences(self, job: Job) -> list[Sequence]:
-        """Remove a job that is not scheduled; return its unfinished sequences."""
-        self._jobs.remove(job)
-        sequences, job.sequences = job.sequences, []
-        for sequence in sequences:
-            self._release_draft_state(sequence)
-        return sequences
+        self._results.fail(job, EngineError(f"the engine failed while processing this request: {reason}"))
 
     def _restart(self) -> None:
         """Empty the cache and unschedule every job; the results of steps in flight are lost."""

@@ -61,14 +61,14 @@ def write_json_rule(schema: dict[str, Any] | bool, *, is_one_line: bool = False)
 
 
 @contextmanager
-def refuse_panics() -> Iterator[None]:
+def refuse_panics(purpose: str = "compile") -> Iterator[None]:
     """Raise ``InvalidRequest`` where the library panics, which in Python is no ``Exception``."""
     try:
         yield
     except BaseException as error:
         if type(error).__name__ != "PanicException":  # the class cannot be imported
             raise
-        raise InvalidRequest(f"llguidance fails to compile it: {error}", "constraint") from None
+        raise InvalidRequest(f"llguidance fails to {purpose} it: {error}", "constraint") from None
 
 
 def summarize_error(message: str) -> str:

@@ -273,11 +273,10 @@ def _score(
 
 
 def _read_probe(probe: ProbeReader, request: _ScoreRequest) -> float:
-    try:
-        return probe.read(request.row)
-    except Exception as error:
-        request.sequence.fail(error)
-        return math.nan
+    score = math.nan
+    with request.sequence.isolate_errors():
+        score = probe.read(request.row)
+    return score
 
 
 def _collect_requests(
@@ -285,9 +284,8 @@ def _collect_requests(
 ) -> tuple[list[SampleRequest], dict[tuple[int, ...], list[_ScoreRequest]]]:
     """Return the branches to sample for, and the positions to score by the token ids whose logits are the scores.
 
-    There are no token ids for classifiers, and none for language models' probes.
-
-    Log-probabilities of prompts are read on the way.
+    There are no token ids for classifiers, and none for language models' probes. Log-probabilities of prompts are read
+    on the way.
     """
     samples: list[SampleRequest] = []
     scores: dict[tuple[int, ...], list[_ScoreRequest]] = {}
@@ -298,10 +296,8 @@ def _collect_requests(
         end = sequence.num_computed + num_tokens
         if isinstance(sequence, GenerateSequence):
             if sequence.prompt_logprobs is not None and len(sequence.prompt_logprobs) < sequence.prompt_len:
-                try:
+                with sequence.isolate_errors():
                     read_prompt(sequence, num_tokens, hidden[start : start + num_tokens], model)
-                except Exception as error:
-                    sequence.fail(error)
             if end == len(sequence.tokens) and sequence.branch.max_tokens:
                 samples.append(SampleRequest(sequence, draft, hidden_rows[start + num_tokens - 1]))
         elif isinstance(sequence, ScoreSequence):
@@ -389,10 +385,8 @@ def _logits_rows(sequence: GenerateSequence, draft: Draft) -> Iterator[LogitsRow
     """Yield the logits rows of a branch: after its last token, and after each draft token."""
     masks: Sequence[Words | None] = [None] * (len(draft) + 1)
     if sequence.grammar is not None:
-        try:
+        with sequence.isolate_errors():  # if the branch ends, it does not matter what is sampled for it
             masks = sequence.grammar.compute_masks(draft.tokens, draft.parents)
-        except Exception as error:  # the branch ends, so that it does not matter what is sampled for it
-            sequence.fail(error)
     if draft.is_chain:
         for depth in range(len(draft) + 1):
             yield sequence.logits_row(draft.tokens[:depth], depth, masks[depth])

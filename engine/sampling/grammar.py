@@ -17,8 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.protocol.constraint import Constraint
+from engine.protocol.empty_languages import find_emptiness
 from engine.protocol.grammar_text import refuse_panics, summarize_error, write_grammar
-from engine.protocol.types import EngineError, InvalidRequest, NotSupported
+from engine.protocol.types import InvalidRequest, NotSupported
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -68,6 +69,11 @@ class GrammarCompiler:
             raise InvalidRequest(
                 f"the constraint cannot be enforced: {summarize_error(matcher.get_error())}", "constraint"
             )
+        reason = find_emptiness(constraint)
+        if reason is None and not Grammar(matcher.deep_copy(), tokenizer, frozenset()).can_begin():
+            reason = "the model has no token with which a text of it begins"
+        if reason is not None:
+            raise InvalidRequest(f"the constraint cannot be enforced: {reason}", "constraint")
         return matcher, tokenizer
 
     def _load(self) -> tuple[type[LLMatcher], LLTokenizer]:
@@ -99,20 +105,33 @@ class Grammar:
         self.is_lifted = False
 
     def accept(self, token: int) -> None:
-        """Advance by the branch's next token. Raises ``EngineError`` if the language has no such text."""
+        """Advance by the branch's next token. Raises ``InvalidRequest`` if the language has no such text."""
         if self.is_lifted:
             return
         if token in self._lifted_by:
             self.is_lifted = True
-        elif not self._matcher.consume_token(token):
-            raise EngineError(f"the constraint does not allow token {token}: {self._describe_error()}")
+        else:
+            with refuse_panics("follow"):
+                is_accepted = self._matcher.consume_token(token)
+            if not is_accepted:
+                raise InvalidRequest(
+                    f"the constraint does not allow token {token}: {self._describe_error()}", "constraint"
+                )
         self._lifted_by = frozenset()
+
+    def can_begin(self) -> bool:
+        """Return True if the branch may have a next token, an end-of-sequence token included."""
+        try:
+            return bool(self._compute_mask(self._lifted_by).any())
+        except InvalidRequest:
+            return False
 
     def count_valid(self, tokens: Sequence[int]) -> int:
         """Return how many of the tokens the branch may have next, from the first on."""
         if not tokens or self.is_lifted or tokens[0] in self._lifted_by:
             return len(tokens)
-        return self._matcher.validate_tokens(list(tokens))
+        with refuse_panics("follow"):
+            return self._matcher.validate_tokens(list(tokens))
 
     def find_valid(self, tokens: Sequence[int], parents: Sequence[int]) -> list[int]:
         """Return the indices of the draft tokens that can be sampled, without what follows any other.
@@ -131,39 +150,55 @@ class Grammar:
         property; empty if the next character is a choice."""
         if self.is_lifted or self._lifted_by:
             return []
-        forced = self._matcher.compute_ff_bytes()
-        return self._tokenizer.tokenize_bytes(forced) if forced else []
+        with refuse_panics("follow"):
+            forced = self._matcher.compute_ff_bytes()
+            return self._tokenizer.tokenize_bytes(forced) if forced else []
 
     def compute_masks(self, tokens: Sequence[int], parents: Sequence[int]) -> list[Words | None]:
         """Return the masks after the branch's last token and after each draft token, all of which are valid.
 
-        ``None`` stands for all tokens. Raises ``EngineError`` if the language is too complex at this point.
+        ``None`` stands for all tokens. Raises ``InvalidRequest`` if the language is too complex at this point, or if no
+        token of the vocabulary goes on.
         """
         if self.is_lifted:
             return [None] * (1 + len(tokens))
         masks: list[Words | None] = [self._compute_mask(self._lifted_by)]
+        # A copy, because an error stays in a matcher, and a draft token that leads to one may be rejected.
+        ahead = Grammar(self._matcher.deep_copy(), self._tokenizer, frozenset()) if tokens else self
         path: list[int] = []
-        """Indices of the draft tokens that the matcher is after."""
+        """Indices of the draft tokens that the copy is after."""
         for index in range(len(tokens)):
             target = _indices_to(parents, index)
             if tokens[target[0]] in self._lifted_by:
                 masks.append(None)
                 continue
             num_shared = sum(1 for own, other in zip(path, target, strict=False) if own == other)
-            self._matcher.rollback(len(path) - num_shared)
-            self._matcher.consume_tokens([tokens[step] for step in target[num_shared:]])
-            path = target
-            masks.append(self._compute_mask(frozenset()))
-        self._matcher.rollback(len(path))
+            try:
+                ahead._move(len(path) - num_shared, [tokens[step] for step in target[num_shared:]])
+                path = target
+                masks.append(ahead._compute_mask(frozenset()))
+            except InvalidRequest:  # no token can be accepted here: the branch ends if it comes here
+                ahead, path = Grammar(self._matcher.deep_copy(), self._tokenizer, frozenset()), []
+                masks.append(None)
         return masks
+
+    def _move(self, num_back: int, tokens: Sequence[int]) -> None:
+        with refuse_panics("follow"):
+            self._matcher.rollback(num_back)
+            self._matcher.consume_tokens(list(tokens))
 
     def _compute_mask(self, more: frozenset[int]) -> Words:
         words = np.zeros(self._num_words, np.int32)
-        self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
+        with refuse_panics("follow"):
+            self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
         if self._matcher.is_error():
-            raise EngineError(f"the constraint cannot be followed here: {self._describe_error()}")
+            raise InvalidRequest(f"the constraint cannot be followed here: {self._describe_error()}", "constraint")
         for token in more:
             words.view(np.uint32)[token // 32] |= np.uint32(1 << token % 32)
+        if not words.any():
+            raise InvalidRequest(
+                "the constraint cannot be followed here: no token of the model goes on with its text", "constraint"
+            )
         return words
 
     def _describe_error(self) -> str:

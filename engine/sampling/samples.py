@@ -19,8 +19,9 @@ class Samples(Protocol):
         ...
 
     def read(self) -> tuple[Ints, Floats]:
-        """Return both on the host; tokens are -1 where logits are not finite. A GPU must have reached an event after the
-        step.
+        """Return both on the host; tokens are -1 where logits are not finite.
+
+        A GPU must have reached an event after the step.
         """
         ...
 

@@ -6,7 +6,8 @@ import logging
 import math
 import time
 from collections import abc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from engine.cache.paged_kv import PageTable
@@ -92,10 +93,20 @@ class Sequence:
         if self.error is not None:
             return
         if isinstance(error, EngineError):
-            self.error = error
+            # Tracebacks would keep the step's tensors until the client has read the error.
+            self.error = error.with_traceback(None)
+            self.error.__context__ = None
         else:
             _log.error("a sequence of request %s failed", self.job.request_id, exc_info=error)
             self.error = EngineError(f"the engine failed while processing this request: {error!r}")
+
+    @contextmanager
+    def isolate_errors(self) -> Iterator[None]:
+        """Let an error within end this sequence alone."""
+        try:
+            yield
+        except Exception as error:
+            self.fail(error)
 
     @property
     def max_cached(self) -> int:

@@ -243,14 +243,14 @@ class Speculator:
                 # A deeper draft would write past the branch's end.
                 if len(draft.tokens) > request.depth < max(draft.depths):
                     raise ValueError(f"a draft has depth {max(draft.depths)}; at most {request.depth} was requested")
+            drafts = [
+                draft if request.sequence.grammar is None else _follow_grammar(request, draft, request.sequence.grammar)
+                for request, draft in zip(requests, drafts, strict=True)
+            ]
             # Drafting a stop token is useless: if all before it is accepted, the branch ends there anyway.
             drafts = [
                 draft if sequence.terminal_tokens.isdisjoint(draft.tokens) else draft.without(sequence.terminal_tokens)
                 for (sequence, _, _), draft in zip(requests, drafts, strict=True)
-            ]
-            drafts = [
-                draft if request.sequence.grammar is None else _follow_grammar(request, draft, request.sequence.grammar)
-                for request, draft in zip(requests, drafts, strict=True)
             ]
             return self.controller.trim(requests, drafts)
         except Exception:

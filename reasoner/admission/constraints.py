@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from functools import lru_cache
 from typing import Any
 
-from llguidance import LLMatcher, LLTokenizer
+from llguidance import LLMatcher
 
 from engine.protocol.constraint import Constraint
+from engine.protocol.empty_languages import NO_TEXT, can_begin, find_emptiness
 from engine.protocol.grammar_text import refuse_panics, summarize_error, write_grammar
 from engine.protocol.json_schema import has_bounded_multiples
 from engine.protocol.types import InvalidRequest
-from reasoner.admission.finite_languages import can_schema_end, find_endless_start
 from reasoner.admission.validation import JobRefused
 from reasoner.jobs.constraint_spec import ConstraintSpec
 
@@ -34,10 +33,7 @@ def check_constraint(spec: ConstraintSpec) -> None:
     error = find_error(constraint)
     if error is not None:
         raise _refuse(field, f"it cannot be enforced: {error}")
-    if spec.grammar is not None and (endless := find_endless_start(spec.grammar)):
-        raise _refuse(field, f"no text of rule {endless!r} can end, since each alternative leads to it again: add one")
-    if not _can_begin(constraint):
-        raise _refuse(field, "no text but the empty one fulfils it: write a language with at least one text")
+    _check_texts(constraint, field)
 
 
 def check_schema(schema: dict[str, Any], field: str) -> None:
@@ -47,13 +43,18 @@ def check_schema(schema: dict[str, Any], field: str) -> None:
     if error is not None:
         path, error = _locate(schema, schema, "", error)
         raise _refuse(field + path, f"it cannot be enforced: {error}")
-    if not can_schema_end(schema):
-        raise _refuse(field, "each value requires another one, so that no finite JSON is valid: leave one not required")
     for path in _find_lost_numbers(schema, schema, ""):
         message = "no multiple of 'multipleOf' is found between its bounds: widen them, or list the numbers in 'enum'"
         raise _refuse(field + path, message)
-    if not _can_begin(constraint):
-        raise _refuse(field, "no text but the empty one fulfils it: write a language with at least one text")
+    _check_texts(constraint, field)
+
+
+def _check_texts(constraint: Constraint, field: str) -> None:
+    reason = find_emptiness(constraint)
+    if reason in (None, NO_TEXT) and not can_begin(constraint):
+        reason = "no text but the empty one fulfils it: write a language with at least one text"
+    if reason is not None:
+        raise _refuse(field, reason)
 
 
 def find_error(constraint: Constraint) -> str | None:
@@ -92,7 +93,7 @@ def _within(root: dict[str, Any], schema: dict[str, Any]) -> Constraint:
 def _find_lost_numbers(root: dict[str, Any], schema: dict[str, Any], path: str) -> Iterator[str]:
     """Yield the paths of schemas of which no text can begin, although the library has no objection."""
     constraint = _within(root, schema)
-    if has_bounded_multiples(schema, root) and find_error(constraint) is None and not _can_begin(constraint):
+    if has_bounded_multiples(schema, root) and find_error(constraint) is None and not can_begin(constraint):
         yield path
     for step, child in _children(schema):
         yield from _find_lost_numbers(root, child, f"{path}.{step}")
@@ -108,32 +109,6 @@ def _children(schema: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
             found += [(f"{name}.{index}", child) for index, child in enumerate(schema[name])]
     found += [(name, schema[name]) for name in _SINGLE if name in schema]
     return [(step, child) for step, child in found if isinstance(child, dict)]
-
-
-class _Bytes:
-    """A tokenizer with a token for each byte, for checks that need no model."""
-
-    eos_token_id = 256
-    bos_token_id = None
-    tokens = (*(bytes([byte]) for byte in range(256)), b"<eos>")
-    special_token_ids = (256,)
-
-    def __call__(self, text: bytes) -> list[int]:
-        return list(text)
-
-
-@lru_cache(1)
-def _byte_tokenizer() -> LLTokenizer:
-    from llguidance import TokenizerWrapper
-
-    return LLTokenizer(TokenizerWrapper(_Bytes()))
-
-
-def _can_begin(constraint: Constraint) -> bool:
-    """Return True if a text of the language has a first byte."""
-    matcher = LLMatcher(_byte_tokenizer(), write_grammar(constraint), log_level=0)
-    mask = matcher.compute_bitmask()
-    return any(mask[: 256 // 8])
 
 
 def _refuse(field: str, message: str) -> JobRefused:

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from engine.protocol.finite_languages import can_schema_end, find_endless_start
 from reasoner.admission.constraints import check_constraint
-from reasoner.admission.finite_languages import can_schema_end, find_endless_start
 from reasoner.admission.resolve import resolve_job
 from reasoner.admission.validation import JobRefused
 from reasoner.jobs.constraint_spec import ConstraintSpec

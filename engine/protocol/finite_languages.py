@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from engine.protocol.json_schema import resolve
@@ -22,14 +22,27 @@ _TOKEN = re.compile(
     r"|(?P<name>[A-Za-z_]\w*)|(?P<sign>[|()\[\]*+?])|."
 )
 
+_MATCHED, _UNMATCHED = ("text", ""), ("endless", "")
+"""Tokens of a rule's body that some finite text matches, and that none does."""
 
-def find_endless_start(grammar: str) -> str | None:
+
+def find_endless_start(grammar: str, is_empty: Callable[[str], bool] | None = None) -> str | None:
     """Return the name of the start rule of a Lark grammar if no text of it is finite, else ``None``.
 
-    Names that the grammar does not define count as productive, since the library reports them itself.
+    Names that the grammar does not define count as productive, since the library reports them itself. ``is_empty``
+    tells of a grammar of one expression that nothing matches it; by default each expression matches something.
     """
     rules = _split_rules(grammar)
     productive: set[str] = set()
+    if is_empty is not None:
+        # A terminal may combine expressions by operators of sets, so it is decided as a whole.
+        source = _select_terminals(grammar)
+        for name in [name for name in rules if _is_terminal(name)]:
+            rules[name] = [_UNMATCHED if is_empty(f"{source}\nstart: {name}") else _MATCHED]
+        for body in rules.values():
+            for index, (kind, text) in enumerate(body):
+                if kind == "text" and text.startswith("/") and is_empty(f"start: {text}"):
+                    body[index] = _UNMATCHED
     while True:
         more = {
             name
@@ -56,6 +69,19 @@ def can_schema_end(schema: dict[str, Any]) -> bool:
         productive |= more
 
 
+def _is_terminal(name: str) -> bool:
+    return name.lstrip("_")[:1].isupper()
+
+
+def _select_terminals(grammar: str) -> str:
+    """Return the definitions of a grammar's terminals alone, which refer to no rules."""
+    starts = list(_RULE.finditer(grammar))
+    ends = [start.start() for start in starts[1:]] + [len(grammar)]
+    return "\n".join(
+        grammar[start.start() : end] for start, end in zip(starts, ends, strict=True) if _is_terminal(start[1])
+    )
+
+
 def _split_rules(grammar: str) -> dict[str, list[tuple[str, str]]]:
     """Return the tokens of each rule's body by the rule's name."""
     starts = list(_RULE.finditer(grammar))
@@ -79,7 +105,7 @@ def _tokenize(body: str) -> Iterator[tuple[str, str]]:
             except ValueError:
                 return
             endless = found["embedded"].startswith("%json") and isinstance(value, dict) and not can_schema_end(value)
-            yield ("endless" if endless else "text", "")
+            yield _UNMATCHED if endless else _MATCHED
         elif found["repeat"]:
             least = found["least"] or found["count"] or "0"
             yield ("sign", "?" if int(least) == 0 else "+")
@@ -146,8 +172,10 @@ def _can_end(schema: Any, productive: set[str]) -> bool:
 
 def _can_type_end(kind: str, schema: dict[str, Any], productive: set[str]) -> bool:
     if kind == "object":
-        properties = schema.get("properties") or {}
-        needed = [properties.get(name, schema.get("additionalProperties")) for name in schema.get("required") or ()]
+        properties, others = schema.get("properties") or {}, schema.get("additionalProperties")
+        needed = [properties.get(name, others) for name in schema.get("required") or ()]
+        if (schema.get("minProperties") or 0) > sum(_can_end(value, productive) for value in properties.values()):
+            needed.append(None if schema.get("patternProperties") else others)
     elif kind == "array":
         prefix = schema.get("prefixItems") or []
         count = schema.get("minItems") or 0
