@@ -34,6 +34,8 @@ def find_finish(sequence: GenerateSequence, token: int, context: int) -> Finish 
         sequence.num_chars_searched = max(sequence.num_chars_searched, len(sequence.reader.text))
     elif stops is not None and stops.may_end(token):
         sequence.reader.advance()
+        if token in stops.special:
+            return "stop", stops.special[token]
         stop = stops.find(sequence.reader.text, sequence.num_chars_searched)
         if stop is not None:
             return "stop", stop
@@ -63,7 +65,10 @@ def build_completion(sequence: GenerateSequence, finish: Finish) -> tuple[Delta 
     finish_reason, stop = finish
     ended = finish_reason == "stop" and stop in sequence.eos
     text = sequence.reader.final(len(sequence.generated) - ended)
-    if isinstance(stop, str) and not sequence.sampling.include_stop_str_in_output:
+    is_special = bool(
+        sequence.stop_strings and sequence.generated and sequence.generated[-1] in sequence.stop_strings.special
+    )
+    if isinstance(stop, str) and not is_special and not sequence.sampling.include_stop_str_in_output:
         # An earlier occurrence, before ``min_tokens``, is part of the text.
         text = text[: text.index(stop, earliest_stop_start(stop, sequence.num_chars_searched))]
     completion = Completion(

@@ -23,7 +23,7 @@ from engine.runner.probe import ProbeReader, load_probe
 from engine.sampling.grammar import Grammar, GrammarCompiler
 from engine.sampling.logits_processors import Penalties
 from engine.scheduler.sequence import GenerateSequence, Job, ScoreSequence, Sequence
-from engine.text.detokenizer import StopStrings, TextReader, decode_complete_text
+from engine.text.detokenizer import StopStrings, TextReader, decode_complete_text, find_incomplete_end
 from engine.text.tokenizer import Tokenizer
 
 Positions = tuple[int, ...]
@@ -80,9 +80,10 @@ class LoadedModel:
                 raise InvalidRequest(
                     "stop tokens are the whole vocabulary: none can be sampled before min_tokens", "stop_token_ids"
                 )
+        before = find_incomplete_end(self.tokenizer, request.prompt)
         for index, branch in enumerate(request.branches):
             tokens, written = [*request.prompt, *branch.generated], list(branch.generated)
-            start = len(decode_complete_text(self.tokenizer, written))
+            start = len(decode_complete_text(self.tokenizer, written, before)) if written else 0
             job.sequences.append(
                 GenerateSequence(
                     job=job,
@@ -95,7 +96,7 @@ class LoadedModel:
                     sampling=sampling,
                     eos=eos,
                     stop_strings=stops,
-                    reader=TextReader(self.tokenizer, written),
+                    reader=TextReader(self.tokenizer, written, before),
                     generated=written,
                     text_start=start,
                     num_chars_searched=start,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import asdict, dataclass
 
@@ -14,6 +14,8 @@ from anyio import CancelScope
 from engine.protocol.types import Completion, EngineError, Events, GenerateRequest, TokenLogprob
 from engine.protocol.wire import Json, error_to_json
 from engine.server.schema import CompletionBody
+from engine.server.token_names import TextOffsets, TokenNamer, place_prompt
+from engine.text.detokenizer import find_incomplete_end
 from engine.text.tokenizer import Tokenizer
 
 _KEEP_ALIVE_SECONDS = 15.0
@@ -39,11 +41,23 @@ class CompletionCall:
         if not self.body.echo:
             return ""
         _, prompt = self.prompt(index)
-        return prompt if isinstance(prompt, str) else self.tokenizer.decode_all(prompt)
+        if isinstance(prompt, str):
+            return prompt
+        text = self.tokenizer.decode_all(prompt)
+        # A character that the prompt ends in is part of what follows.
+        return text.rstrip("\ufffd") if self.body.max_tokens and self.incomplete_end(index) else text
 
-    def name(self, token: int) -> str:
-        """Return the name of a token in log-probabilities."""
-        return f"token_id:{token}" if self.body.return_tokens_as_token_ids else self.tokenizer.piece(token)
+    def incomplete_end(self, index: int) -> Sequence[int]:
+        """Return the end of a choice's prompt if it is inside a character."""
+        return find_incomplete_end(self.tokenizer, self.prompt(index)[0].prompt)
+
+    @property
+    def namer(self) -> TokenNamer:
+        return TokenNamer(self.tokenizer, by_id=self.body.return_tokens_as_token_ids)
+
+    def offsets(self, index: int) -> TextOffsets:
+        """Return the offsets of a choice's generated tokens."""
+        return TextOffsets(self.tokenizer, len(self.echo(index)), self.incomplete_end(index))
 
 
 async def build_response(call: CompletionCall, events: Events) -> Json:
@@ -60,7 +74,7 @@ async def build_response(call: CompletionCall, events: Events) -> Json:
         choice["text"] = call.echo(completion.index) + choice["text"]
         choice["logprobs"] = _logprobs(call, completion, prompt)
         if call.body.prompt_logprobs is not None and prompt is not None:
-            choice["prompt_logprobs"] = _prompt_logprobs(call.name, prompt)
+            choice["prompt_logprobs"] = _prompt_logprobs(call.namer, prompt)
         if call.body.return_token_ids:
             choice["prompt_token_ids"] = call.prompt(completion.index)[0].prompt
         choices.append(choice)
@@ -84,7 +98,7 @@ async def _openai_events(call: CompletionCall, events: Events) -> AsyncGenerator
     body = call.body
     completions: list[Completion] = []
     echoes = {index: call.echo(index) for index in range(len(call.requests) * body.width)}
-    offsets = {index: len(echo) for index, echo in echoes.items()}
+    offsets = {index: call.offsets(index) for index in echoes} if body.logprobs is not None else {}
     async with aclosing(events):
         async for event in events:
             if isinstance(event, Completion):
@@ -97,9 +111,9 @@ async def _openai_events(call: CompletionCall, events: Events) -> AsyncGenerator
                 text = echoes.pop(event.index, "") + event.text
                 choice: Json = {"index": event.index, "text": text, "finish_reason": None, "logprobs": None}
                 if event.logprobs is not None:
-                    start = offsets[event.index]
-                    choice["logprobs"] = _logprobs_object(call.name, event.token_ids, event.logprobs, start)
-                    offsets[event.index] += sum(len(name) for name in choice["logprobs"]["tokens"])
+                    names = [call.namer.name(token) for token in event.token_ids]
+                    places = offsets[event.index].add(event.token_ids)
+                    choice["logprobs"] = _logprobs_object(call.namer, names, places, event.logprobs)
                 if body.return_token_ids:
                     choice["token_ids"] = event.token_ids
                 yield _event(_envelope(call, [choice]))
@@ -161,49 +175,48 @@ def _logprobs(
 ) -> Json | None:
     if completion.logprobs is None:
         return None
-    tokens = completion.token_ids
+    names = [call.namer.name(token) for token in completion.token_ids]
+    offsets = call.offsets(completion.index).add(completion.token_ids)
     logprobs: Sequence[TokenLogprob | None] = completion.logprobs
     if call.body.echo and prompt is not None:
-        tokens, logprobs = call.prompt(completion.index)[0].prompt + tokens, (*prompt, *logprobs)
-    return _logprobs_object(call.name, tokens, logprobs)
+        ids, echo = call.prompt(completion.index)[0].prompt, call.echo(completion.index)
+        prompt_names, prompt_offsets = place_prompt(call.namer, call.tokenizer, ids, echo)
+        names, offsets, logprobs = prompt_names + names, prompt_offsets + offsets, (*prompt, *logprobs)
+    return _logprobs_object(call.namer, names, offsets, logprobs)
 
 
 def _logprobs_object(
-    name: Callable[[int], str], tokens: Sequence[int], logprobs: Sequence[TokenLogprob | None], start: int = 0
+    namer: TokenNamer,
+    names: Sequence[str],
+    offsets: Sequence[int],
+    logprobs: Sequence[TokenLogprob | None],
 ) -> Json:
-    """Return OpenAI's ``logprobs`` of a choice. ``start``: the number of characters before the first of the tokens.
+    """Return OpenAI's ``logprobs`` of a choice.
 
     ``top_logprobs`` includes the token itself besides the most likely ones. The first token of a prompt has ``null``
     for both.
     """
-    names = [name(token) for token in tokens]
-    offsets = []
-    for text in names:
-        offsets.append(start)
-        start += len(text)
     return {
         "tokens": names,
         "token_logprobs": [None if token is None else token.logprob for token in logprobs],
-        "top_logprobs": [None if token is None else _top_logprobs(name, token) for token in logprobs],
+        "top_logprobs": [
+            None if token is None else namer.name_top(token, name) for token, name in zip(logprobs, names, strict=True)
+        ],
         "text_offset": offsets,
     }
 
 
-def _prompt_logprobs(name: Callable[[int], str], logprobs: Sequence[TokenLogprob | None]) -> list[Json | None]:
+def _prompt_logprobs(namer: TokenNamer, logprobs: Sequence[TokenLogprob | None]) -> list[Json | None]:
     """Return vLLM's ``prompt_logprobs``: for each token but the first, itself and the most likely ones by id."""
     return [
         None
         if position is None
         else {
-            str(token): {"logprob": logprob, "decoded_token": name(token)}
+            str(token): {"logprob": logprob, "decoded_token": namer.name(token)}
             for token, logprob in ((position.token_id, position.logprob), *position.top)
         }
         for position in logprobs
     ]
-
-
-def _top_logprobs(name: Callable[[int], str], own: TokenLogprob) -> dict[str, float]:
-    return {name(token): logprob for token, logprob in (*own.top, (own.token_id, own.logprob))}
 
 
 def _envelope(call: CompletionCall, choices: list[Json]) -> Json:

@@ -50,6 +50,13 @@ class Tokenizer:
         if largest >= vocab:
             raise EngineError(f"{folder}: the tokenizer has token id {largest}, but the model's vocab_size is {vocab}")
         self._shown = {vocabulary[text]: text for text in CALL_DELIMITERS if text in vocabulary}
+        added = self._fast.get_added_tokens_decoder()
+        self.hidden = {token.content: id for id, token in added.items() if token.special and id not in self._shown}
+        """Ids of the special tokens that ``decode`` leaves out, by their text."""
+        self._lead, self._lead_text = self._find_lead(vocabulary)
+        self.has_byte_tokens = "<0x0A>" in vocabulary
+        """True if bytes are tokens: the decoder then outputs a whole run of them as invalid if its last character is
+        incomplete."""
         self.eos: int | None = self._wrapper.eos_token_id
         self.bos: int | None = self._wrapper.bos_token_id
         self._remembered = lru_cache(_PARTS)(self.encode)
@@ -57,7 +64,7 @@ class Tokenizer:
         """Return the text of a single token, also of special ones; invalid bytes as ``token_id:`` and the id."""
 
         self.decode_token = lru_cache(_PARTS)(self._decode_token)
-        """Return the same as ``decode`` of one token, cached: a stream needs it for each of its tokens."""
+        """Return the same as ``decode_inner`` of one token, cached: a stream needs it for each of its tokens."""
 
         self.inner_piece = lru_cache(_PARTS)(self._inner_piece)
         """Return the same for a token within a text: with its space, which some decoders leave out at the beginning."""
@@ -127,12 +134,27 @@ class Tokenizer:
         text: str = self._fast.decode(tokens, skip_special_tokens=False)
         return text
 
+    def _find_lead(self, vocabulary: dict[str, int]) -> tuple[Tokens, str]:
+        """Return tokens, and their text, after which the decoder treats others as within a text.
+
+        None if it treats the first token of a text as any other. SentencePiece's decoders leave out the first space.
+        """
+        lead = self.encode("a")
+        text: str = self._fast.decode(lead, skip_special_tokens=True)
+        others = {*self.encode("a b")[len(lead) :]}
+        others.update(itertools.islice((id for word, id in vocabulary.items() if word.startswith("\u2581")), 2))
+        for other in others:
+            alone = self._fast.decode([other], skip_special_tokens=True)
+            if text and self._fast.decode([*lead, other], skip_special_tokens=True) != text + alone:
+                return lead, text
+        return (), ""
+
     def _piece(self, token: int) -> str:
         text = self.decode_all([token])
         return f"token_id:{token}" if "\ufffd" in text else text
 
     def _decode_token(self, token: int) -> str:
-        return self.decode([token])
+        return self.decode_inner([token])
 
     def _inner_piece(self, token: int) -> str:
         before = self.encode("a")
@@ -146,11 +168,30 @@ class Tokenizer:
 
         An incomplete character becomes U+FFFD.
         """
+        return self._decode(tokens, is_inner=False)
+
+    def decode_inner(self, tokens: Sequence[int], *, special: bool = False) -> str:
+        """Return the same for tokens within a text: with the space of the first one, as after a prompt.
+
+        ``special``: special tokens are part of the text.
+        """
+        if special:
+            return self.decode_all([*self._lead, *tokens]).removeprefix(self._lead_text)
+        return self._decode(tokens, is_inner=True)
+
+    def _decode(self, tokens: Sequence[int], *, is_inner: bool) -> str:
         if not self._shown or self._shown.keys().isdisjoint(tokens):
+            return self._decode_run(tokens, is_inner=is_inner)
+        parts: list[str] = []
+        for shown, group in itertools.groupby(tokens, key=lambda token: self._shown.get(token)):
+            run = list(group)
+            is_later = is_inner or bool(parts)
+            parts.append(self._decode_run(run, is_inner=is_later) if shown is None else shown * len(run))
+        return "".join(parts)
+
+    def _decode_run(self, tokens: Sequence[int], *, is_inner: bool) -> str:
+        if not is_inner or not self._lead:
             text: str = self._fast.decode(tokens, skip_special_tokens=True)
             return text
-        runs = itertools.groupby(tokens, key=lambda token: self._shown.get(token))
-        return "".join(
-            self._fast.decode(list(run), skip_special_tokens=True) if shown is None else shown * len(list(run))
-            for shown, run in runs
-        )
+        text = self._fast.decode([*self._lead, *tokens], skip_special_tokens=True)
+        return text.removeprefix(self._lead_text)

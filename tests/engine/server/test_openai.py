@@ -69,7 +69,10 @@ async def test_log_probabilities_have_openais_shape(openai: AsyncOpenAI, engine:
     tokens, ids = choice.logprobs.tokens or [], extra(choice, "token_ids")
     pieces = [engine.tokenizer("m").piece(token) for token in ids]
     assert tokens == pieces
-    assert choice.logprobs.text_offset == [len("".join(pieces[:place])) for place in range(len(pieces))]
+    offsets = choice.logprobs.text_offset or []
+    assert offsets == sorted(offsets)
+    for piece, offset in zip(pieces, offsets, strict=True):
+        assert piece.startswith("token_id:") or choice.text.startswith(piece, offset)
     after = await read(engine, PROMPT + ids, 3)
     expected = [one for one in after[len(PROMPT) :] if one is not None]
     assert choice.logprobs.token_logprobs == pytest.approx([one.logprob for one in expected], abs=bound)
