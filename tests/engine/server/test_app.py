@@ -15,11 +15,14 @@ from starlette.types import Message
 
 from engine.client.http import HttpEngine
 from engine.core.local_engine import LocalEngine
+from engine.protocol.constraint import Constraint
 from engine.protocol.types import (
     Branch,
     Completion,
     Delta,
     EngineError,
+    InvalidRequest,
+    SamplingParams,
     ScoreItem,
 )
 from engine.server.app import create_app
@@ -150,6 +153,26 @@ async def test_a_failing_step_is_reported_to_the_client_and_the_server_continues
         with pytest.raises(EngineError, match="ZeroDivisionError"):
             await client.score(score(ScoreItem((PROMPT,), (0,)), token_ids=(1,)))
     assert len(await collect(client, sampled())) == 4
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_dead_end_of_a_constraint_is_refused_to_its_client_and_empties_no_cache(
+    client: HttpEngine, http: httpx.AsyncClient, engine: LocalEngine, stream: bool
+) -> None:
+    await collect(client, sampled())
+    [letter] = engine.tokenizer("m").encode("a")
+    dead_end = Constraint("grammar", 'start: "a" /[a-z&&[^a-z]]/ | "b" /[0-9]{9}/')
+    request = replace(sampled(), constraint=dead_end, sampling=SamplingParams(logit_bias=((letter, 100.0),)))
+    with pytest.raises(InvalidRequest, match="cannot be followed here"):
+        [event async for event in client.generate(request, stream=stream)]
+    body = {"model": "m", "prompt": list(PROMPT), "structured_outputs": {"grammar": dead_end.value}}
+    answer = await http.post("/v1/completions", json=body | {"logit_bias": {str(letter): 100.0}})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "constraint")
+    loop = {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}}
+    answer = await http.post("/v1/completions", json=body | {"structured_outputs": {"json": loop}})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "constraint")
+    [again, *_] = await collect(client, sampled())
+    assert again.cached_tokens >= len(PROMPT) - 1
 
 
 async def test_leases_are_sent_with_requests_and_released(
