@@ -1,4 +1,4 @@
-"""What fails for a reason of one request ends that request's branch alone: the cache and all others lose nothing."""
+"""An error that lies in one request ends its branch alone: the cache and all other requests lose nothing."""
 
 from __future__ import annotations
 

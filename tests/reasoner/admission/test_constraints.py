@@ -35,7 +35,6 @@ LIST = {"type": "object", "properties": {"next": {"$ref": "#"}}}
         {"grammar": 'start: /[a-z]{30}/ part\npart: "x" | MORE\nMORE: /b/ & /c/'},
         {"grammar": "start: /[a-z]{30}/ OTHER\nNOTHING: /b/ & /c/\nOTHER: ~NOTHING"},
         {"grammar": "start: /[a-z]{30}/ (/[^\\s\\S]/)?"},
-        {"json_schema": {"type": "object", "properties": {"a": {}}, "minProperties": 1}},
         {"grammar": 'start: [start] "x"{0,3} "a"  // a comment: start'},
         {"grammar": 'start: NUMBER "|" /[|:]/\nNUMBER: /[0-9]/'},
         {"grammar": 'start: "x: " %json {"type": "integer"}'},
