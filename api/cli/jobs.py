@@ -20,14 +20,13 @@ from rich.text import Text
 
 from api.cli.console import print_json, result_console
 from api.cli.job_options import EXTRA, JobOptions, Question, list_more_models, name_models, name_strategy
-from api.cli.options import Connection, PageSize, ServiceOptions, configured_url, expand_options, parse_time
+from api.cli.options import Connection, PageSize, ServiceOptions, expand_options, parse_time
+from api.cli.quiet import end_quietly
 from api.cli.render import plain, print_job, print_tree, show_progress, watch_tree
-from api.roles.private_service import run_private_service
 from reasoner.client import Client, ServiceError
 from reasoner.jobs.job import Job
 from reasoner.tree_picture import draw_tree
-from workers.config.settings import load_settings
-from workers.engines.check import check_engines
+from workers.config.address import find_service_url
 
 
 def _check_picture(path: Path | None) -> Path | None:
@@ -90,11 +89,14 @@ def open_service(
     The service is the one at ``url``, else the one on the configured port, else a private one for the time of the
     command, which also serves the bundled models among ``more``.
     """
-    settings = load_settings()
-    if service.url is not None or _is_running(configured_url(settings)):
+    if service.url is not None or _is_running(find_service_url()):
         with service.connect() as client:
             yield client, model
         return
+    with end_quietly():
+        from api.roles.private_service import run_private_service
+        from workers.config.settings import load_settings
+    settings = load_settings()
     _progress.print("[dim]No service is running here: starting one for this command.[/dim]")
     if model is not None and not settings.engine_url:
         settings = load_settings(model=model)
@@ -280,6 +282,9 @@ def list_models(
 
 def _check_engines(*, as_json: bool) -> None:
     """Print a line for each model of the configured engines; exit status 1 if one does not compute what it says."""
+    with end_quietly():
+        from workers.config.settings import load_settings
+        from workers.engines.check import check_engines
     results = asyncio.run(check_engines(load_settings()))
     if as_json:
         print_json({"data": [asdict(result) for result in results]})

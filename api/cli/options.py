@@ -9,12 +9,16 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass
 from datetime import datetime
-from typing import Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
+from api.cli.quiet import end_quietly
 from reasoner.client import Client
-from workers.config.settings import Settings, load_settings
+from workers.config.address import find_service_url
+
+if TYPE_CHECKING:
+    from workers.config.settings import Settings
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout, and nothing else.")]
 Model = Annotated[str | None, typer.Option(help="A bundled model, a model folder, or NAME=FOLDER.")]
@@ -40,7 +44,7 @@ class Connection:
 
     def connect(self) -> Client:
         """Return a client of the service at ``url``, or on the configured port."""
-        return Client(self.url or configured_url(load_settings()), self.key)
+        return Client(self.url or find_service_url(), self.key)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,11 +87,10 @@ def expand_options(command: Callable[..., None]) -> Callable[..., None]:
 
 def load_with(**overrides: object) -> Settings:
     """Load the settings with the options that are given: those that are not ``None``."""
+    with end_quietly():
+        from workers.config.settings import load_settings  # which clients of a service need not import
+
     return load_settings(**{name: value for name, value in overrides.items() if value is not None})
-
-
-def configured_url(settings: Settings) -> str:
-    return f"http://{settings.host}:{settings.port}"
 
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}

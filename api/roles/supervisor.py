@@ -23,6 +23,7 @@ import httpx
 
 from workers.broker.console_watch import BrokerWatch
 from workers.broker.embedded import EmbeddedBroker, broker_url, socket_path
+from workers.config.address import reachable_host
 from workers.config.engine_options import ENGINE_OPTIONS
 from workers.config.model_folders import check_models
 from workers.config.settings import QUEUES, Settings
@@ -108,7 +109,7 @@ class Supervisor:
     ) -> None:
         self.settings = settings
         self.log_dir = log_dir
-        self.url = f"http://{_reachable(settings.host)}:{settings.port}"
+        self.url = f"http://{reachable_host(settings.host)}:{settings.port}"
         self._say = on_progress
         self._ephemeral = ephemeral
         self._broker: EmbeddedBroker | None = None
@@ -315,12 +316,6 @@ def free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
-
-
-def _reachable(host: str) -> str:
-    """Return the host for URLs of a server on this machine that listens on ``host``."""
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-    return f"[{host}]" if ":" in host else host
 
 
 def check_bind(settings: Settings) -> None:

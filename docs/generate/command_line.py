@@ -21,11 +21,19 @@ def page(app: typer.Typer) -> str:
 
 
 def _commands(command: Any, name: str) -> Iterator[str]:
-    children = getattr(command, "commands", None)
+    children = list_children(command)
     if name != "reasoner":
         yield _command(command, name, has_children=bool(children))
-    for child_name, child in (children or {}).items():
+    for child_name, child in children.items():
         yield from _commands(child, f"{name} {child_name}")
+
+
+def list_children(command: Any) -> dict[str, Any]:
+    """Return the commands of a group by name; of a single command none."""
+    if not hasattr(command, "list_commands"):
+        return {}
+    context = click.Context(command)
+    return {name: command.get_command(context, name) for name in command.list_commands(context)}
 
 
 def _command(command: Any, name: str, *, has_children: bool) -> str:

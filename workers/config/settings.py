@@ -27,6 +27,7 @@ from reasoner.budget.spec import MAX_BUDGET_SECONDS, MAX_BUDGET_TOKENS
 from reasoner.confidence.calibration import Calibration, CalibrationError
 from reasoner.jobs.spec import FALLBACK_STRATEGY
 from reasoner.strategies.registry import STRATEGIES
+from workers.config.address import HOST, PORT
 from workers.config.broker_address import parse_broker_url
 from workers.config.engine_options import ENGINE_OPTIONS, engine_option
 from workers.config.explain import CONFIG_FILE, describe_origin, explain, find_moved_variable
@@ -91,8 +92,8 @@ class Settings(ModelSettings):
         None,
         description="The table of 'reasoner calibrate' for the strategy auto; by default that of the bundled models.",
     )
-    host: str = Field("127.0.0.1", description="The address that the API listens on.")
-    port: Annotated[int, Field(ge=1, le=65535)] = Field(8000, description="The port of the API.")
+    host: str = Field(HOST, description="The address that the API listens on.")
+    port: Annotated[int, Field(ge=1, le=65535)] = Field(PORT, description="The port of the API.")
     data_dir: Path = Field(Path(".reasoner"), description="The folder of the embedded broker, of logs and sockets.")
     budget_tokens: Annotated[int, Field(ge=1, le=MAX_BUDGET_TOKENS)] = Field(
         20_000, description="The token budget of a job that names none."

@@ -17,8 +17,8 @@ from typer.testing import CliRunner
 
 from api.cli import jobs as cli_jobs
 from api.cli import options as cli_options
+from api.cli.app import app
 from api.cli.console import result_console
-from api.cli.main import app
 from api.cli.options import Connection
 from api.cli.render import print_tree, watch_tree
 from reasoner.client import Client, ServiceError
@@ -268,7 +268,7 @@ def test_solve_names_a_model_to_a_running_service_and_starts_a_private_one_with_
 
     for module in (cli_jobs, cli_options):
         monkeypatch.setattr(module, "Client", FakeClient)
-    monkeypatch.setattr(cli_jobs, "run_private_service", private)
+    monkeypatch.setattr("api.roles.private_service.run_private_service", private)
     monkeypatch.setattr(cli_jobs, "_is_running", lambda _: not alone)
     result = CliRunner().invoke(app, ["solve", "?", "--model", "mine=policy-large" if alone else "mine"])
     assert isinstance(result.exception, Sent), result.output

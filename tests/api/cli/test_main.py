@@ -13,8 +13,12 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from api.cli.main import app
+from api.cli import main
+from api.cli.app import COMMANDS as LAZY
+from api.cli.app import app
 from api.roles import serve as roles
+from docs.generate.command_line import list_children
+from reasoner.evaluation.suites.gym import PREFIX
 from workers.config.settings import Settings
 from workers.config.types import ConfigError
 
@@ -22,7 +26,7 @@ from workers.config.types import ConfigError
 def commands(command: Any, path: tuple[str, ...] = ()) -> dict[tuple[str, ...], Any]:
     """Return every command and group by its words."""
     found = {path: command}
-    for name, part in getattr(command, "commands", {}).items():
+    for name, part in list_children(command).items():
         found |= commands(part, (*path, name))
     return found
 
@@ -112,11 +116,56 @@ def test_every_process_makes_the_same_problems_of_a_task_that_draws_from_a_set_o
 def test_ctrl_c_in_the_middle_of_an_import_ends_with_status_130(tmp_path: Path) -> None:
     """An import runs texts by ``exec``; the interpreter would later end by SIGINT if one of them was interrupted."""
     (tmp_path / "interrupted.py").write_text(
-        "import typer\nfrom api.cli import main\nmain.app = typer.Typer()\n"
-        "@main.app.command()\ndef importing():\n    exec('raise KeyboardInterrupt')\nmain.main()\n"
+        "import typer\nfrom api.cli import app, main\napp.app = typer.Typer()\n"
+        "@app.app.command()\ndef importing():\n    exec('raise KeyboardInterrupt')\nmain.main()\n"
     )
     environment = os.environ | {"PYTHONPATH": f"{tmp_path}:{Path(__file__).parents[3]}"}
     ended = subprocess.run(
         [sys.executable, "-m", "interrupted"], env=environment, capture_output=True, text=True, check=False, timeout=60
     )
     assert (ended.returncode, ended.stderr.count("Traceback")) == (130, 0)
+
+
+def test_help_imports_no_command() -> None:
+    """Each of these takes a part of a second, and the help needs none of them."""
+    code = "import sys\nfrom api.cli.main import main\ntry:\n    main()\nfinally:\n    print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code, "--help"], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    loaded = set(done.stdout.splitlines()[-1].split())
+    heavy = {"pydantic", "httpx", "fastapi", "celery", "redis", "numpy", "torch", "opentelemetry"}
+    assert loaded & (heavy | {"reasoner", "workers.config.settings", "api.cli.jobs", "api.roles"}) == set()
+    assert all(name in done.stdout for name in LAZY)
+
+
+@pytest.mark.parametrize("name", LAZY)
+def test_the_list_of_commands_has_the_first_sentence_of_each_help(name: str) -> None:
+    text = " ".join(COMMANDS[name,].help.split("\n\n")[0].split())
+    assert text.split(". ")[0].rstrip(".") + "." == LAZY[name].help
+
+
+def test_an_unknown_command_is_named() -> None:
+    result = CliRunner().invoke(app, ["slove"])
+    assert result.exit_code == 2
+    assert "slove" in result.output
+
+
+@pytest.mark.parametrize("module", ["api.cli.app", "typer", "api.cli.render", "httpx", "reasoner.jobs.spec"])
+def test_ctrl_c_while_modules_are_imported_is_quiet(module: str, tmp_path: Path) -> None:
+    """The process interrupts itself at the import of a module, however long after its start that is."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, signal, sys\n"
+        "def interrupt(event, arguments):\n"
+        f"    if event == 'import' and arguments[0] == {module!r}:\n"
+        "        os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.addaudithook(interrupt)\n"
+    )
+    environment = os.environ | {"PYTHONPATH": f"{tmp_path}:{Path(__file__).parents[3]}"}
+    command = [sys.executable, "-m", "api.cli.main", "jobs", "list"]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=60)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "")
+
+
+def test_the_prefix_of_problems_that_need_fixed_hashes_is_that_of_the_suite() -> None:
+    assert main.GYM_PREFIX == PREFIX

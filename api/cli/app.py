@@ -1,0 +1,173 @@
+"""The commands. Exit status: 0 success, 1 failure, 2 wrong usage, 128 + signal number (Ctrl-C: 130) interrupted.
+
+The module of a command is imported when the command is called, so that ``--help`` needs none of them.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from api.cli.quiet import end_quietly
+
+
+@dataclass(frozen=True, slots=True)
+class LazyCommand:
+    """A command: ``place`` is MODULE:NAME of its function, or of the ``Typer`` of a group."""
+
+    place: str
+    help: str
+    """The first sentence of its help, which a test compares."""
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def load(self, name: str) -> Any:
+        """Import the command."""
+        module, _, attribute = self.place.partition(":")
+        with end_quietly():
+            target = getattr(import_module(f"api.cli.{module}"), attribute)
+        if isinstance(target, typer.Typer):
+            group = typer.main.get_command(target)
+            group.name, group.help = name, group.help or self.help
+            return group
+        alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+        alone.command(name, **self.options)(target)
+        return typer.main.get_command(alone)
+
+
+_EXTRA = {"context_settings": {"allow_extra_args": True, "ignore_unknown_options": True}}
+
+COMMANDS = {
+    "solve": LazyCommand("jobs:solve", "Answer one question.", _EXTRA),
+    "select": LazyCommand(
+        "select:select", "Rank candidates that were drawn elsewhere: one job for each question of a file."
+    ),
+    "eval": LazyCommand(
+        "eval:evaluate_suite",
+        "Measure strategies on a suite: accuracy, tokens (verifier included), FLOPs, 95 % intervals, the ceiling "
+        "pass@N.",
+    ),
+    "calibrate": LazyCommand(
+        "calibrate:calibrate_suite", "Fit the table of the strategy auto for the configured models."
+    ),
+    "models": LazyCommand("jobs:list_models", "List the models of a running service, with the settings of their jobs."),
+    "quantize": LazyCommand(
+        "quantize:quantize", "Write a checkpoint in fewer bits, in a public format that other engines can read."
+    ),
+    "demo": LazyCommand(
+        "demo:demo", "Start a service, solve sample problems over REST while showing the search, and print a table."
+    ),
+    "serve": LazyCommand(
+        "roles:serve",
+        "Run the API, a worker and an engine on this machine, with an embedded broker unless one is configured.",
+    ),
+    "api": LazyCommand("roles:api", "Run the HTTP API alone."),
+    "worker": LazyCommand(
+        "roles:worker", "Run a worker alone: it takes jobs from the broker and searches on the engines."
+    ),
+    "engine": LazyCommand("roles:engine", "Run an inference engine alone, with the policy and the verifier."),
+    "jobs": LazyCommand("jobs:jobs", "Submit, list, show, watch and cancel jobs of a running service."),
+    "batch": LazyCommand(
+        "batch:batch", "Submit, list, show, watch and cancel batches: many problems under one budget."
+    ),
+    "keys": LazyCommand("keys:keys", "Make, list and revoke the API keys of a service."),
+    "prm": LazyCommand("prm:prm", "Make a process reward model, and measure one."),
+    "bench": LazyCommand("bench:bench", "Measure the speed on this machine, beside that of others."),
+}
+
+
+class LazyGroup(TyperGroup):
+    """The group of all commands, which imports those that are called."""
+
+    lists_only = False
+
+    def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ARG002
+        if cmd_name not in COMMANDS:
+            return None
+        command = COMMANDS[cmd_name]
+        return TyperCommand(cmd_name, help=command.help) if self.lists_only else command.load(cmd_name)
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        self.lists_only = True
+        try:
+            super().format_help(ctx, formatter)
+        finally:
+            self.lists_only = False
+
+
+app = typer.Typer(
+    name="reasoner", cls=LazyGroup, no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False
+)
+
+
+def _print_version(is_requested: bool) -> None:
+    if is_requested:
+        from importlib.metadata import version
+
+        print(f"reasoner {version('reasoner')}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    shows_version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Reasoner: better answers from the model that you have, by searching longer, within a budget."""
+
+
+def run() -> None:
+    """Run the command of this process, as ``api.cli.main.main`` says."""
+    from workers.processes.shutdown import interruptible
+
+    try:
+        with interruptible():
+            app()
+    except Exception as error:
+        status = _explain(error)
+        if status is None:
+            raise
+        sys.exit(status)
+    finally:
+        _forget_interrupted_exec()
+
+
+def _explain(error: Exception) -> int | None:
+    """Print an error of the configuration, the service or a file as one line and return the exit status.
+
+    Return ``None`` for any other error.
+    """
+    from reasoner.client import ServiceError
+    from workers.config.types import ConfigError
+    from workers.processes.children import StartError
+
+    match error:
+        case ConfigError():
+            text, status = str(error), 2
+        case StartError():
+            text, status = str(error), 1
+        case ServiceError():
+            hint = " (--key, REASONER_API_KEY)" if error.status == 401 else ""
+            text, status = f"{error}{hint}", 2 if error.status == 422 else 1
+        case OSError() if error.filename is not None:
+            text, status = f"{error.filename}: {error.strerror}", 1
+        case _:
+            return None
+    print(f"reasoner: {text}", file=sys.stderr)
+    return status
+
+
+def _forget_interrupted_exec() -> None:
+    """Keep the interpreter from ending by SIGINT, although the Ctrl-C was handled and the status is set.
+
+    It does so if the last ``exec`` of a text was interrupted, as dataclasses run one for each class of an import.
+    """
+    exec("")
