@@ -21,12 +21,12 @@ from rich.text import Text
 from api.cli.console import print_json, result_console
 from api.cli.job_options import EXTRA, JobOptions, Question, list_more_models, name_models, name_strategy
 from api.cli.options import Connection, PageSize, ServiceOptions, expand_options, parse_time
-from api.cli.quiet import end_quietly
 from api.cli.render import plain, print_job, print_tree, show_progress, watch_tree
 from reasoner.client import Client, ServiceError
 from reasoner.jobs.job import Job
 from reasoner.tree_picture import draw_tree
 from workers.config.address import find_service_url
+from workers.processes.quiet_imports import end_quietly
 
 
 def _check_picture(path: Path | None) -> Path | None:

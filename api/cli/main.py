@@ -1,6 +1,6 @@
 """The entry point of the command line.
 
-Nothing is imported before Ctrl-C is quiet, and the modules of a command only when it is called (``api.cli.app``).
+Nothing is imported before Ctrl-C is quiet, and the modules of a command only when it is called (``api.cli.entry.app``).
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import os
 import sys
 from typing import Any
 
-from api.cli.quiet import end_quietly
+from workers.processes.quiet_imports import end_quietly
 
 GYM_PREFIX = "reasoning-gym:"
 
@@ -21,7 +21,7 @@ def main() -> None:
     """
     _fix_hash_order()
     with end_quietly():
-        from api.cli.app import run
+        from api.cli.entry.app import run
     run()
 
 
@@ -38,7 +38,7 @@ def __getattr__(name: str) -> Any:
     """Return the typer application for programs that embed the commands."""
     if name != "app":
         raise AttributeError(name)
-    from api.cli.app import app
+    from api.cli.entry.app import app
 
     return app
 

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
-from api.cli.quiet import end_quietly
 from reasoner.client import Client
 from workers.config.address import find_service_url
+from workers.processes.quiet_imports import end_quietly
 
 if TYPE_CHECKING:
     from workers.config.settings import Settings

@@ -7,7 +7,7 @@ from typing import Any, cast
 from prometheus_client import CollectorRegistry, generate_latest
 
 from api.app.app import create_app
-from api.cli.app import app as cli
+from api.cli.entry.app import app as cli
 from api.http.metrics import render_metrics
 from docs.generate import command_line, http, metrics, models, settings
 from engine.server.app import create_app as create_engine_app

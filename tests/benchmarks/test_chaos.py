@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from api.cli.app import app
+from api.cli.entry.app import app
 from benchmarks.chaos import measure as chaos_measure
 from benchmarks.chaos.audit import BAD, Audit, check
 from benchmarks.chaos.clients import Heard

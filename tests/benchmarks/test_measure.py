@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from api.cli.app import app
+from api.cli.entry.app import app
 from benchmarks.engine import measure as measuring
 from benchmarks.engine.measure import PEERS, Listener, Measured, Peer, Plan, Row, measure
 from benchmarks.engine.process import BenchError, Worker, installed

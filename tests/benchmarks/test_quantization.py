@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from api.cli.app import app
+from api.cli.entry.app import app
 from benchmarks.quantization import kv, report
 from benchmarks.quantization.quality import open_model
 from benchmarks.quantization.report import Size, document, draw, markdown, measure, pareto

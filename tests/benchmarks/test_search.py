@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForTokenClassification
 from typer.testing import CliRunner
 
-from api.cli.app import app
+from api.cli.entry.app import app
 from benchmarks.engine.checkpoint import checkpoint
 from benchmarks.engine.measure import OURS, Listener, Measured, Row
 from benchmarks.search import measure as searching

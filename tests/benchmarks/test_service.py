@@ -13,7 +13,7 @@ import httpx
 import pytest
 from typer.testing import CliRunner
 
-from api.cli.app import app
+from api.cli.entry.app import app
 from benchmarks.engine.measure import Listener
 from benchmarks.service.deployment import OURS, PLAIN, Deployment, proportional_mib
 from benchmarks.service.load import submit_all, wrong

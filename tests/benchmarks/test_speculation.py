@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from api.cli.app import app
+from api.cli.entry.app import app
 from benchmarks.engine import speculation
 from benchmarks.engine.measure import Listener, Measured, Row
 from benchmarks.engine.process import BenchError

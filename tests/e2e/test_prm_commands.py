@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from api.cli.app import app
+from api.cli.entry.app import app
 from tests.chaos.processes import until
 from workers.config.types import ConfigError
 

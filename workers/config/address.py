@@ -14,7 +14,7 @@ from workers.config.explain import CONFIG_FILE
 from workers.config.types import ConfigError
 
 HOST, PORT = "127.0.0.1", 8000
-"""Where a service listens that is not configured."""
+"""Address of a service that is not configured."""
 
 
 def find_service_url() -> str:

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from api.cli import batch as cli_batch
-from api.cli.app import app
+from api.cli.entry.app import app
 from api.cli.options import Connection
 from reasoner.client import Client
 

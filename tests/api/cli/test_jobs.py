@@ -17,8 +17,8 @@ from typer.testing import CliRunner
 
 from api.cli import jobs as cli_jobs
 from api.cli import options as cli_options
-from api.cli.app import app
 from api.cli.console import result_console
+from api.cli.entry.app import app
 from api.cli.options import Connection
 from api.cli.render import print_tree, watch_tree
 from reasoner.client import Client, ServiceError

@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 
 from api.app.app import create_app
 from api.cli import keys
-from api.cli.app import app
+from api.cli.entry.app import app
 from api.cli.options import Connection
 from reasoner.client import Client, ServiceError
 from tests.scripted import ScriptedEngine

@@ -14,8 +14,8 @@ import typer
 from typer.testing import CliRunner
 
 from api.cli import main
-from api.cli.app import COMMANDS as LAZY
-from api.cli.app import app
+from api.cli.entry.app import COMMANDS as LAZY
+from api.cli.entry.app import app
 from api.roles import serve as roles
 from docs.generate.command_line import list_children
 from reasoner.evaluation.suites.gym import PREFIX
@@ -116,7 +116,7 @@ def test_every_process_makes_the_same_problems_of_a_task_that_draws_from_a_set_o
 def test_ctrl_c_in_the_middle_of_an_import_ends_with_status_130(tmp_path: Path) -> None:
     """An import runs texts by ``exec``; the interpreter would later end by SIGINT if one of them was interrupted."""
     (tmp_path / "interrupted.py").write_text(
-        "import typer\nfrom api.cli import app, main\napp.app = typer.Typer()\n"
+        "import typer\nfrom api.cli import main\nfrom api.cli.entry import app\napp.app = typer.Typer()\n"
         "@app.app.command()\ndef importing():\n    exec('raise KeyboardInterrupt')\nmain.main()\n"
     )
     environment = os.environ | {"PYTHONPATH": f"{tmp_path}:{Path(__file__).parents[3]}"}
@@ -151,7 +151,7 @@ def test_an_unknown_command_is_named() -> None:
     assert "slove" in result.output
 
 
-@pytest.mark.parametrize("module", ["api.cli.app", "typer", "api.cli.render", "httpx", "reasoner.jobs.spec"])
+@pytest.mark.parametrize("module", ["api.cli.entry.app", "typer", "api.cli.render", "httpx", "reasoner.jobs.spec"])
 def test_ctrl_c_while_modules_are_imported_is_quiet(module: str, tmp_path: Path) -> None:
     """The process interrupts itself at the import of a module, however long after its start that is."""
     (tmp_path / "sitecustomize.py").write_text(

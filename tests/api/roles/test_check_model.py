@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from api.cli.app import app
+from api.cli.entry.app import app
 from api.roles import check_model
 
 WIDE = {"COLUMNS": "120"}

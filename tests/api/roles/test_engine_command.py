@@ -8,7 +8,7 @@ import socket
 import pytest
 from typer.testing import CliRunner
 
-from api.cli.app import app
+from api.cli.entry.app import app
 from api.roles.serve import run_engine
 from api.roles.supervisor import ENGINE_SETTINGS, engine_command, worker_pools
 from engine.protocol.options import EngineOptions

@@ -8,7 +8,7 @@ import httpx
 import pytest
 from typer.testing import CliRunner
 
-from api.cli.app import app
+from api.cli.entry.app import app
 from reasoner.jobs.job import JobError
 from tests.api.conftest import submitted
 from workers.store.jobs import JobStore

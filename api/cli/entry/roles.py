@@ -8,10 +8,10 @@ from typing import Annotated, Any
 import typer
 
 from api.cli.options import Model, expand_options, load_with
-from api.cli.quiet import end_quietly
 from workers.config.model_folders import check_models
 from workers.config.settings import Settings
 from workers.config.types import ConfigError
+from workers.processes.quiet_imports import end_quietly
 
 
 def _option(setting: str, *flags: str) -> Any:

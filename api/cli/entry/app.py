@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from api.cli.quiet import end_quietly
+from workers.processes.quiet_imports import end_quietly
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,14 +62,14 @@ COMMANDS = {
         "demo:demo", "Start a service, solve sample problems over REST while showing the search, and print a table."
     ),
     "serve": LazyCommand(
-        "roles:serve",
+        "entry.roles:serve",
         "Run the API, a worker and an engine on this machine, with an embedded broker unless one is configured.",
     ),
-    "api": LazyCommand("roles:api", "Run the HTTP API alone."),
+    "api": LazyCommand("entry.roles:api", "Run the HTTP API alone."),
     "worker": LazyCommand(
-        "roles:worker", "Run a worker alone: it takes jobs from the broker and searches on the engines."
+        "entry.roles:worker", "Run a worker alone: it takes jobs from the broker and searches on the engines."
     ),
-    "engine": LazyCommand("roles:engine", "Run an inference engine alone, with the policy and the verifier."),
+    "engine": LazyCommand("entry.roles:engine", "Run an inference engine alone, with the policy and the verifier."),
     "jobs": LazyCommand("jobs:jobs", "Submit, list, show, watch and cancel jobs of a running service."),
     "batch": LazyCommand(
         "batch:batch", "Submit, list, show, watch and cancel batches: many problems under one budget."
