@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from api.cli.main import app
+from api.cli.entry.app import app
 from engine.core.local_engine import LocalEngine
 from engine.protocol.options import EngineOptions
 from tests.engine.client.mock_vllm import MockVllm
