@@ -89,7 +89,7 @@ def check_model(folder: Path, report_progress: Callable[[int, int, str], None]) 
     info, layouts = core.model.info, core.model.decoder.layouts if isinstance(core.model.decoder, Decoder) else None
     del core  # its weights
     report_progress(1, 3, "transformers in float32")
-    reference = Reference(read_raw_config(folder))
+    reference = Reference(read_raw_config(folder), info.context)
     rounds_activations = layouts is not None and layouts.keys() != {"float32"}
     theirs, peer = reference.compute_float32(list(texts.values()), rounds_activations=rounds_activations)
     report_progress(2, 3, "transformers in float64")

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+from engine.core.gguf_reference import read_gguf_header
 from engine.gguf.folder import weight_files
 from engine.models.config import RawConfig
 from engine.models.decoder import Decoder
@@ -73,15 +74,21 @@ class _RoundedActivations(TorchFunctionMode):
 class Reference:
     """A model by transformers' code, with the weights that our own code reads from quantised files."""
 
-    def __init__(self, raw: RawConfig) -> None:
-        """Raises ``EngineError`` if transformers does not have the architecture."""
+    def __init__(self, raw: RawConfig, context: int) -> None:
+        """Raises ``EngineError`` if transformers does not have the architecture.
+
+        ``context``: maximum number of tokens that the engine serves, on which the positions of some models depend.
+        """
         import transformers
 
         self._class: Any = getattr(transformers, raw.architecture, None)
         if self._class is None:
             raise EngineError(f"{raw.folder}: transformers has no {raw.architecture} to compare with")
         self._raw = raw
-        is_quantized = bool(raw.fields.get("quantization_config") or weight_files(raw.folder))
+        self._context = context
+        files = weight_files(raw.folder)
+        self._header = read_gguf_header(files[0]) if files else None
+        is_quantized = bool(raw.fields.get("quantization_config") or files)
         self._weights = _read_dense_weights(raw) if is_quantized else None
 
     def compute_float64(self, texts: Sequence[Sequence[int]]) -> list[Tensor]:
@@ -110,13 +117,21 @@ class Reference:
             source: Any = self._raw.folder
             options |= {"local_files_only": True, "use_safetensors": True, "trust_remote_code": False}
         else:
-            fields = {name: value for name, value in self._raw.fields.items() if name != "quantization_config"}
-            source, config = None, self._class.config_class.from_dict(fields)
-            options |= {"config": config, "state_dict": dict(self._weights)}
+            source = None
+            options |= {"config": self._create_config(), "state_dict": dict(self._weights)}
         model, report = self._class.from_pretrained(source, output_loading_info=True, **options)
         if missing := sorted(map(str, report["missing_keys"])):
             raise EngineError(f"{self._raw.folder}: transformers misses the tensors {', '.join(missing[:4])}")
+        if self._header is not None:
+            self._header.set_rotary(model, self._context)
         return model.eval()
+
+    def _create_config(self) -> Any:
+        """Return the config of a model whose weights are quantised."""
+        if self._header is not None:
+            return self._header.create_config(self._class.config_class, int(self._raw.fields["vocab_size"]))
+        fields = {name: value for name, value in self._raw.fields.items() if name != "quantization_config"}
+        return self._class.config_class.from_dict(fields)
 
 
 def _compute(model: Any, texts: Sequence[Sequence[int]]) -> list[Tensor]:

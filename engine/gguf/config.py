@@ -5,12 +5,13 @@ The keys: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md#llm.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from engine.gguf.file import GgufModel, refuse_wrong_types
+from engine.gguf.metadata import Metadata
+from engine.gguf.rope import rope_fields
 from engine.gguf.special_tokens import read_special_tokens
 from engine.protocol.types import EngineError
 
@@ -27,24 +28,8 @@ _MODEL_TYPES = {"qwen3moe": "qwen3_moe", "gemma3": "gemma3_text"}
 """transformers' names of architectures that llama.cpp names otherwise."""
 _LARGEST_GEMMA_LAYERS = {"gemma2": 46, "gemma3": 62}
 """Layers of the 27B models, whose attention scale follows from another size than a head's."""
-_GEMMA3_WINDOW_PERIOD = 6
-
-
-@dataclass(frozen=True, slots=True)
-class _Metadata:
-    """The fields of an architecture, by the name behind its prefix."""
-
-    model: GgufModel
-    architecture: str
-
-    def get(self, name: str, default: Any = None) -> Any:
-        return self.model.metadata.get(f"{self.architecture}.{name}", default)
-
-    def require(self, name: str) -> Any:
-        value = self.get(name)
-        if value is None:
-            raise EngineError(f"{self.model.paths[0]} lacks the field {self.architecture}.{name}")
-        return value
+_WINDOW_PERIODS = {"gemma2": 2, "gemma3": 6}
+"""Every layer but each n-th has a sliding window."""
 
 
 def read_architecture(model: GgufModel) -> str:
@@ -78,46 +63,37 @@ def config_fields(model: GgufModel) -> dict[str, Any]:
 
 
 def _config_fields(model: GgufModel, architecture: str) -> dict[str, Any]:
-    metadata = _Metadata(model, architecture)
-    heads, hidden = _one_number(metadata, "attention.head_count"), int(metadata.require("embedding_length"))
+    metadata = Metadata(model, architecture)
+    heads, hidden = metadata.get_uniform("attention.head_count"), int(metadata.require("embedding_length"))
     head_dim = int(metadata.get("attention.key_length") or hidden // heads)
     embedding = model.tensors.get("token_embd.weight")
     if embedding is None:
         raise EngineError(f"{model.paths[0]} lacks the tensor 'token_embd.weight'")
-    fields = {
+    fields: dict[str, Any] = {
         "architectures": [_ARCHITECTURES[architecture]],
         "model_type": _MODEL_TYPES.get(architecture, architecture),
         "vocab_size": embedding.shape[0],
         "hidden_size": hidden,
-        "intermediate_size": _one_number(metadata, "feed_forward_length"),
         "num_hidden_layers": _num_layers(metadata),
         "num_attention_heads": heads,
-        "num_key_value_heads": _one_number(metadata, "attention.head_count_kv", heads),
+        "num_key_value_heads": metadata.get_uniform("attention.head_count_kv", heads),
         "head_dim": head_dim,
         "max_position_embeddings": int(metadata.require("context_length")),
         "rms_norm_eps": float(metadata.require("attention.layer_norm_rms_epsilon")),
-        "rope_theta": float(metadata.get("rope.freq_base", 10_000.0)),
         "tie_word_embeddings": "output.weight" not in model.tensors,
         "eos_token_id": list(read_special_tokens(model).ends),
-    }
+    } | _feed_forward_fields(metadata)
     if wrong := [name for name, value in fields.items() if type(value) is int and value < 1]:
         raise EngineError(f"{model.paths[0]}: {wrong[0]} follows as {fields[wrong[0]]}, but must be at least 1")
-    if architecture == "llama" and metadata.get("expert_count"):
-        fields |= {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral"}
     if architecture == "llama" and "blk.0.attn_q.bias" in model.tensors:
         fields["attention_bias"] = True
-    if experts := metadata.get("expert_count"):
-        fields |= {"num_experts": int(experts), "num_experts_per_tok": int(metadata.require("expert_used_count"))}
-    if architecture == "qwen3moe":
-        fields |= {"moe_intermediate_size": int(metadata.require("expert_feed_forward_length")), "norm_topk_prob": True}
-    if architecture.startswith("gemma"):
-        fields |= _gemma_fields(metadata, hidden // heads, head_dim)
-    if architecture == "phi3":
-        fields |= {"sliding_window": metadata.get("attention.sliding_window")}
-    return fields | _rope_fields(metadata, fields)
+    fields |= _attention_fields(metadata, hidden // heads, head_dim, fields)
+    fields |= rope_fields(metadata, head_dim, fields["max_position_embeddings"])
+    metadata.refuse_rest()
+    return fields
 
 
-def _num_layers(metadata: _Metadata) -> int:
+def _num_layers(metadata: Metadata) -> int:
     """Return the number of layers, all of which have tensors: memory is laid out by it before any is looked for."""
     claimed, model = int(metadata.require("block_count")), metadata.model
     found = {name.split(".")[1] for name in model.tensors if name.startswith("blk.")}
@@ -126,57 +102,67 @@ def _num_layers(metadata: _Metadata) -> int:
     return claimed
 
 
-def _one_number(metadata: _Metadata, name: str, default: int | None = None) -> int:
-    """Return a number that files may give for each layer; all layers must have the same."""
-    value = metadata.require(name) if default is None else metadata.get(name, default)
-    numbers = np.unique(value)
-    if len(numbers) != 1:
-        raise EngineError(f"{metadata.model.paths[0]}: {name} differs between layers, which is not supported")
-    return int(numbers[0])
+def _feed_forward_fields(metadata: Metadata) -> dict[str, Any]:
+    """Return the fields of the layers' feed-forward parts, with experts or without."""
+    experts = int(metadata.get("expert_count", 0))
+    if metadata.architecture not in ("llama", "qwen3moe") or not experts:
+        metadata.expect("expert_count", 0)
+        return {"intermediate_size": metadata.get_uniform("feed_forward_length")}
+    fields: dict[str, Any] = {"num_experts": experts, "num_experts_per_tok": int(metadata.require("expert_used_count"))}
+    if metadata.architecture == "qwen3moe":
+        size = int(metadata.require("expert_feed_forward_length"))
+        is_normalized = bool(metadata.get("expert_weights_norm", True))
+        fields |= {"intermediate_size": metadata.get_uniform("feed_forward_length", size)}
+        return fields | {"moe_intermediate_size": size, "norm_topk_prob": is_normalized}
+    size = metadata.get_uniform("feed_forward_length")
+    metadata.expect("expert_feed_forward_length", size)
+    metadata.expect("expert_weights_norm", True)
+    fields |= {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "intermediate_size": size}
+    return fields
 
 
-def _gemma_fields(metadata: _Metadata, hidden_per_head: int, head_dim: int) -> dict[str, Any]:
-    is_largest = metadata.require("block_count") == _LARGEST_GEMMA_LAYERS[metadata.architecture]
-    fields = {
+def _attention_fields(
+    metadata: Metadata, hidden_per_head: int, head_dim: int, fields: dict[str, Any]
+) -> dict[str, Any]:
+    """Return the fields of windows and soft caps."""
+    for length in ("value_length", "key_length_swa", "value_length_swa"):
+        metadata.expect(f"attention.{length}", head_dim)
+    architecture = metadata.architecture
+    is_largest = fields["num_hidden_layers"] == _LARGEST_GEMMA_LAYERS.get(architecture)
+    scalar = hidden_per_head if is_largest else head_dim
+    metadata.expect("attention.scale", 0.0, scalar**-0.5)
+    name = "attention.sliding_window"
+    window = int(metadata.get(name, 0))
+    if architecture == "phi3":
+        return {"sliding_window": window or None}
+    if not architecture.startswith("gemma"):
+        if 0 < window < fields["max_position_embeddings"]:
+            raise metadata.refuse(name, window, "absent: all layers see the whole context")
+        return {}
+    is_gemma2 = architecture == "gemma2"
+    window = int(metadata.get("attention.sliding_window", 4096) if is_gemma2 else metadata.require(name))
+    result = {
         "hidden_activation": "gelu_pytorch_tanh",
-        "query_pre_attn_scalar": hidden_per_head if is_largest else head_dim,
-        "sliding_window": int(metadata.require("attention.sliding_window")),
-        "final_logit_softcapping": metadata.get("final_logit_softcapping"),
+        "query_pre_attn_scalar": scalar,
+        "sliding_window": window,
+        "layer_types": _layer_types(metadata, fields["num_hidden_layers"]),
+        "final_logit_softcapping": metadata.get_cap("final_logit_softcapping", 30.0 if is_gemma2 else 0.0),
     }
-    if metadata.architecture == "gemma2":
-        return fields | {"attn_logit_softcapping": metadata.get("attn_logit_softcapping")}
-    return fields | {"sliding_window_pattern": _GEMMA3_WINDOW_PERIOD}
-
-
-def _rope_fields(metadata: _Metadata, fields: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields of scaled and partial rotary embeddings."""
-    kind, tensors = metadata.get("rope.scaling.type", "none"), metadata.model.tensors
-    original = int(metadata.get("rope.scaling.original_context_length") or fields["max_position_embeddings"])
-    rope: dict[str, Any] = {}
-    if "rope_factors_long.weight" in tensors:
-        factor = fields["max_position_embeddings"] / original
-        rope = {"rope_type": "longrope", "factor": factor} | {
-            f"{name}_factor": _numbers(metadata.model, f"rope_factors_{name}.weight") for name in ("short", "long")
-        }
-    elif "rope_freqs.weight" in tensors:
-        # Llama 3's scaling is stored as its result: a divisor for each frequency, whatever the length.
-        divisors = _numbers(metadata.model, "rope_freqs.weight")
-        rope = {"rope_type": "longrope", "short_factor": divisors, "long_factor": divisors, "attention_factor": 1.0}
-    elif kind in ("linear", "yarn"):
-        rope = {"rope_type": kind, "factor": float(metadata.require("rope.scaling.factor"))}
-    elif kind != "none":
-        raise EngineError(f"{metadata.model.paths[0]}: rope.scaling.type {kind!r} is not supported")
-    result: dict[str, Any] = {}
-    if rope:
-        result["rope_scaling"] = rope | {"original_max_position_embeddings": original}
-    share = int(metadata.get("rope.dimension_count", fields["head_dim"])) / fields["head_dim"]
-    if share != 1:
-        result["partial_rotary_factor"] = share
+    if is_gemma2:
+        result["attn_logit_softcapping"] = metadata.get_cap("attn_logit_softcapping", 50.0)
     return result
 
 
-def _numbers(model: GgufModel, name: str) -> list[float]:
-    tensor = model.tensors[name]
-    if tensor.kind.name != "F32":
-        raise EngineError(f"{tensor.path}: {name!r} is {tensor.kind.name}, but must be F32")
-    return [float(value) for value in np.frombuffer(tensor.data, "<f4")]
+def _layer_types(metadata: Metadata, num_layers: int) -> list[str]:
+    """Return which layers have a sliding window: all but every n-th, or as the file says for each."""
+    pattern = np.asarray(metadata.get("attention.sliding_window_pattern", _WINDOW_PERIODS[metadata.architecture]))
+    if pattern.ndim == 0:
+        period = int(pattern)
+        slides = [period == 0 or layer % period < period - 1 for layer in range(num_layers)]
+    elif len(pattern) == num_layers:
+        slides = [bool(value) for value in pattern]
+    else:
+        raise metadata.refuse(
+            "attention.sliding_window_pattern", pattern.tolist(), f"a number, or {num_layers} of them"
+        )
+    return ["sliding_attention" if one else "full_attention" for one in slides]

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from engine.gguf.config import read_architecture
 from engine.gguf.file import GgufTensor, read_gguf
+from engine.gguf.rope import ROPE_TENSORS
 from engine.gguf.tensor_names import TensorNames
 from engine.protocol.types import EngineError
 from engine.weights.matrix import BlockMatrix, Matrix
@@ -28,7 +29,6 @@ _BLOCKS = {
 SUPPORTED = _FLOATS | _BLOCKS
 _PERMUTED = {"llama": ("attn_q", "attn_k")}
 """Products whose rows llama.cpp reorders for its rotary embedding of neighbouring pairs, by architecture."""
-_FOLLOW_FROM_CONFIG = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 
 
 class GgufWeights(Weights):
@@ -50,7 +50,7 @@ class GgufWeights(Weights):
                     f"{tensor.path}: {name!r} is {tensor.kind.name}; supported are "
                     f"{', '.join(sorted(kind.name for kind in SUPPORTED))}"
                 )
-            if name not in _FOLLOW_FROM_CONFIG:
+            if name not in ROPE_TENSORS:
                 part = name.split(".")[-2]
                 is_permuted = part in _PERMUTED.get(architecture, ())
                 source = _Source(

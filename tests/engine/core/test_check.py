@@ -116,4 +116,4 @@ def test_an_architecture_that_transformers_does_not_have_is_refused(checkpoints:
     config = json.loads((folder / "config.json").read_text())
     raw = RawConfig(folder, config | {"architectures": ["Qwen2ForPrmModel"]}, {})
     with pytest.raises(EngineError, match="transformers has no Qwen2ForPrmModel to compare with"):
-        Reference(raw)
+        Reference(raw, 256)

@@ -117,7 +117,7 @@ def test_all_ids_that_a_file_names_end_a_generation() -> None:
         "eom_token_id": 2,
         "eos_token_ids": np.array([3, 6, 7]),
     }
-    fills = {"fim_pad_token_id": 1, "fim_rep_token_id": 0, "fim_sep_token_id": 4, "fim_pre_token_id": 8}
+    fills: dict[str, Any] = {"fim_pad_token_id": 1, "fim_rep_token_id": 0, "fim_sep_token_id": 4, "fim_pre_token_id": 8}
     model = byte_level({"<|fim_pad|>": NORMAL}, **fields, **fills)
     assert read_special_tokens(model).ends == (3, 5, 2, 6, 7, 1, 0, 4)
     # The file names another token for its purpose, so this is an ordinary one.

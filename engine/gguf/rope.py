@@ -1,0 +1,130 @@
+"""The rotary embedding that a GGUF file's metadata asks for, as fields of a Hugging Face ``config.json``.
+
+The keys: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md#rope. What they leave open is read as
+llama.cpp does: without ``rope.scaling.type`` a factor is linear, as is the older ``rope.scale_linear``; 0 is no factor.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from engine.gguf.file import GgufModel
+from engine.gguf.metadata import Metadata
+from engine.protocol.types import EngineError
+
+_DIVISORS = "rope_freqs.weight"
+_LONG, _SHORT = "rope_factors_long.weight", "rope_factors_short.weight"
+ROPE_TENSORS = (_DIVISORS, _LONG, _SHORT)
+"""Tensors that hold numbers of the rotary embedding and become fields of the config."""
+_LOCAL_BASE = 10_000.0
+
+
+def rope_fields(metadata: Metadata, head_dim: int, positions: int) -> dict[str, Any]:
+    """Return the fields. Raises ``EngineError`` naming what is not supported.
+
+    ``head_dim``: dimensions of a head. ``positions``: the context's length in tokens.
+    """
+    architecture = metadata.architecture
+    # Ollama names Gemma's two bases by where they are used.
+    base = metadata.get_number("rope.freq_base", metadata.get_number("rope.global.freq_base", 10_000.0))
+    fields = {"rope_theta": base} | _local_fields(metadata, base)
+    dim = int(metadata.get("rope.dimension_count", head_dim))
+    metadata.expect("rope.dimension_count_swa", dim)
+    if architecture == "phi3" and 0 < dim <= head_dim and dim % 2 == 0:
+        fields |= {"partial_rotary_factor": dim / head_dim} if dim != head_dim else {}
+    else:
+        metadata.expect("rope.dimension_count", head_dim)
+    original = int(metadata.get("rope.scaling.original_context_length") or positions)
+    if scaling := _scaling(metadata, dim):
+        if architecture == "gemma3" and scaling["rope_type"] != "linear":
+            wrong = metadata.get("rope.scaling.type", "linear") not in ("none", "linear")
+            name = "rope.scaling.type" if wrong else "rope.scaling.attn_factor"
+            raise metadata.refuse(name, metadata.get(name), "linear" if wrong else "1")
+        fields["rope_scaling"] = scaling | {"original_max_position_embeddings": original}
+    return fields
+
+
+def _local_fields(metadata: Metadata, base: float) -> dict[str, Any]:
+    """Return the fields of layers with a sliding window, which in Gemma 3 have a base of their own."""
+    if metadata.architecture == "gemma3":
+        named = metadata.get_number("rope.local.freq_base", _LOCAL_BASE)
+        return {"rope_local_base_freq": metadata.get_number("rope.freq_base_swa", named)}
+    metadata.expect("rope.freq_base_swa", base)
+    return {}
+
+
+def _scaling(metadata: Metadata, dim: int) -> dict[str, Any]:
+    """Return ``rope_scaling``; empty if nothing is scaled. ``dim``: number of a head's dimensions that are rotated."""
+    kind = metadata.get("rope.scaling.type", "linear")
+    old = metadata.get_number("rope.scale_linear", 1.0, is_zero_unset=True)
+    factor = metadata.get_number("rope.scaling.factor", old, is_zero_unset=True)
+    magnitude = metadata.get_number("rope.scaling.attn_factor", 1.0)
+    if kind not in ("none", "linear", "yarn", "longrope"):
+        raise metadata.refuse("rope.scaling.type", kind, "none, linear, yarn or longrope")
+    if kind == "yarn":
+        return _yarn(metadata, factor, magnitude)
+    if kind == "none":
+        factor = 1.0
+    short, long = _divisors(metadata, kind, dim)
+    if short is None and magnitude == 1.0:
+        return {} if factor == 1.0 else {"rope_type": "linear", "factor": factor}
+    # Divisors of all frequencies are the most general form: a linear factor is one for all of them.
+    ones = [1.0] * (dim // 2)
+    return {
+        "rope_type": "longrope",
+        "factor": 1.0,
+        "short_factor": [number * factor for number in short or ones],
+        "long_factor": [number * factor for number in long or ones],
+        "attention_factor": magnitude,
+    }
+
+
+def _divisors(metadata: Metadata, kind: str, dim: int) -> tuple[list[float] | None, list[float] | None]:
+    """Return the divisors of each frequency within the original context and beyond it, if the file has them."""
+    model, architecture = metadata.model, metadata.architecture
+    used: set[str] = set()
+    if architecture == "phi3" or (architecture == "llama" and kind == "longrope"):
+        used = {_LONG, _SHORT}
+    elif architecture == "llama":
+        used = {_DIVISORS}  # Llama 3's scaling, stored as its result
+    found = [name for name in ROPE_TENSORS if name in model.tensors]
+    if unused := [name for name in found if name not in used]:
+        raise EngineError(
+            f"{model.paths[0]} has the tensor {unused[0]!r}, which {architecture} does not use with "
+            f"rope.scaling.type {kind!r}"
+        )
+    if not found:
+        return None, None
+    if missing := used - set(found):
+        raise EngineError(f"{model.paths[0]} has the tensor {found[0]!r} but lacks {min(missing)!r}")
+    numbers = {name: _read_numbers(model, name, dim // 2) for name in used}
+    return numbers.get(_SHORT, numbers.get(_DIVISORS)), numbers.get(_LONG, numbers.get(_DIVISORS))
+
+
+def _yarn(metadata: Metadata, factor: float, magnitude: float) -> dict[str, Any]:
+    if metadata.architecture == "phi3":
+        raise metadata.refuse("rope.scaling.type", "yarn", "none or linear")
+    if found := [name for name in ROPE_TENSORS if name in metadata.model.tensors]:
+        raise EngineError(f"{metadata.model.paths[0]} has the tensor {found[0]!r}, which yarn does not use")
+    metadata.expect("rope.scaling.yarn_ext_factor", 1.0)
+    implied = (1.0 if factor <= 1 else 0.1 * math.log(factor) + 1.0) * magnitude
+    return {
+        "rope_type": "yarn",
+        "factor": factor,
+        "attention_factor": metadata.get_number("rope.scaling.yarn_attn_factor", implied),
+        "beta_fast": metadata.get_number("rope.scaling.yarn_beta_fast", 32.0),
+        "beta_slow": metadata.get_number("rope.scaling.yarn_beta_slow", 1.0),
+    }
+
+
+def _read_numbers(model: GgufModel, name: str, count: int) -> list[float]:
+    tensor = model.tensors[name]
+    if tensor.kind.name != "F32":
+        raise EngineError(f"{tensor.path}: {name!r} is {tensor.kind.name}, but must be F32")
+    values = np.frombuffer(tensor.data, "<f4")
+    if len(values) != count or not (np.isfinite(values).all() and (values > 0).all()):
+        raise EngineError(f"{tensor.path}: {name!r} must be {count} positive numbers")
+    return [float(value) for value in values]
