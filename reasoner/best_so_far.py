@@ -19,7 +19,7 @@ from reasoner.jobs.messages import CalledFunction
 from reasoner.jobs.spec import JobSpec
 from reasoner.search.candidates import select_candidates
 from reasoner.search.replay import bill_model
-from reasoner.strategies.base import AnswerLeader, Choice, choose_best_scored, elect
+from reasoner.strategies.base import AnswerLeader, Choice, choose_best_scored, elect, weigh_by_score
 from reasoner.strategies.registry import STRATEGIES
 from reasoner.thoughts import strip_delimiters
 from reasoner.tree import Node, add_calls, find_most_promising, read_answer_level, read_parts
@@ -60,10 +60,11 @@ def build_result(
     usage_by_model: Mapping[str, Usage],
     alternatives: Sequence[AnswerLeader] = (),
     logprobs: Logprobs | None = None,
+    note: str | None = None,
 ) -> JobResult:
     """Return the result with the chosen solution; without one, its text is that of the most promising branch.
 
-    ``logprobs``: those of its solutions, by node.
+    ``logprobs``: those of its solutions, by node. ``note``: what to know about the choice.
     """
     logprobs = logprobs or {}
     shown = choice.node or find_most_promising(root)
@@ -78,6 +79,7 @@ def build_result(
         confidence=choice.confidence,
         votes=choice.votes,
         finish_reason=finish_reason,
+        note=note,
         node=shown and shown.id,
         logprobs=logprobs.get(shown.id) if shown else None,
         alternatives=[_describe(spec, leader, logprobs.get(leader.node.id)) for leader in alternatives],
@@ -118,8 +120,7 @@ def _list_calls(node: Node) -> list[CalledFunction]:
 
 
 def _vote(spec: JobSpec, candidates: Sequence[Node]) -> Choice:
-    scored = any(node.score is not None for node in candidates)
-    weights = {node: (node.score or 0.0) if scored else 1.0 for node in candidates}
+    weights = weigh_by_score(candidates)
     return elect(count_votes(_group(spec, candidates), weights), weights)
 
 

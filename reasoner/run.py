@@ -43,7 +43,7 @@ from reasoner.strategies.registry import STRATEGIES
 from reasoner.thoughts import ThoughtFormat
 from reasoner.tools.calls import CallReader
 from reasoner.tools.python import PythonRunner
-from reasoner.tree import find_most_promising
+from reasoner.tree import find_most_promising, find_refusal
 from reasoner.verifiers.context import VerifierContext
 from reasoner.verifiers.probe import reads_while_decoding
 from reasoner.verifiers.registry import open_comparer, open_scorer
@@ -88,6 +88,9 @@ async def run_job(
             is_cut_short = search.is_cut_short
             choice = await choose_text(search, choice)
             others = await find_alternatives(search, choice)
+            refused = find_refusal(search.root) if choice.node is None else None
+            if refused is not None:
+                raise refused
             logprobs = await _compute_logprobs(search, choice, others)
             await search.record_selection(choice.node)
     except JobCancelled as end:
@@ -165,14 +168,18 @@ async def _open_policies(
 ) -> tuple[Policy, ...]:
     """Return the job's policies. Raises ``InvalidRequest`` for a job that one of them cannot run."""
     policies = []
+    writes = not STRATEGIES[spec.strategy.name].takes_candidates
     for selector, weight in policy_selectors(spec):
         model = selector.find(served.values())
         own = find_model_format(spec, model) if spec.functions else find_python_format(spec)
         has_channels = own is not None and own.has_channels
         # A thought in channels ends with the message to the user or with a call, of which no end can be injected.
-        thoughts = None if has_channels else await find_thought_format(engine, model, spec.thoughts)
+        # Those of a client's candidates are found in their texts.
+        is_split = writes and not has_channels
+        thoughts = await find_thought_format(engine, model, spec.thoughts) if is_split else None
         _check_steps(spec, thoughts)
-        _check_thinking_limit(spec, model, thoughts)
+        if writes:
+            _check_thinking_limit(spec, model, thoughts)
         _check_penalties(spec, model, thoughts)
         check_budget(spec.budget, model.id, model, prices)
         policies.append(Policy(model, spec.sampling.fill(model.sampling), thoughts, weight))
@@ -308,5 +315,7 @@ def _outcome(
     status: Literal["completed", "incomplete"] = "incomplete" if choice.node is None else "completed"
     ended: FinishReason = "no_answer" if choice.node is None or choice.node.answer is None else "answer"
     reason: FinishReason = "budget" if is_cut_short else ended
-    result = build_result(search.spec, search.root, choice, reason, search.usage_by_model, others, logprobs)
+    result = build_result(
+        search.spec, search.root, choice, reason, search.usage_by_model, others, logprobs, search.note
+    )
     return JobOutcome(status, result, search.ledger.usage)

@@ -7,6 +7,7 @@ ended the model's turn: in its next one it may think again. If the end of a thou
 of its own, only that token ends it: a quotation of the delimiter, spelled by other tokens, does not.
 
 A server that only chats has no tokens: it tells which part of an answer is a thought, and closes thoughts itself.
+Where nobody tells, as in solutions that a client brings, the text is read (``engine.protocol.thoughts``).
 """
 
 from __future__ import annotations
@@ -15,21 +16,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from engine.protocol.thoughts import DELIMITERS, Delimiters
 from engine.protocol.types import Completion, SamplingParams, Tokens
 from reasoner.tree import Part, PartKind, ThoughtState, find_turn, read_parts
 
-DELIMITERS: tuple[tuple[str, str], ...] = (
-    ("<think>", "</think>"),
-    ("[THINK]", "[/THINK]"),
-    ("<|channel|>analysis<|message|>", "<|end|><|start|>assistant<|channel|>final<|message|>"),
-    ("<seed:think>", "</seed:think>"),
-    ("<|START_THINKING|>", "<|END_THINKING|>"),
-    ("◁think▷", "◁/think▷"),
-)
-"""Delimiters of public models: Qwen3, DeepSeek-R1 and GLM; Magistral; gpt-oss; Seed-OSS; Command A; Kimi."""
 
-
-def strip_delimiters(thought: str, own: tuple[str, str] | None = None) -> str:
+def strip_delimiters(thought: str, own: Delimiters | None = None) -> str:
     """Return the text of a thought without its delimiters: a model's ``own``, else those of public models."""
     text = thought.strip()
     for opening, closing in (*((own,) if own else ()), *DELIMITERS):

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from hashlib import blake2b
 from itertools import pairwise
 from typing import Any, Literal
+
+from engine.protocol.thoughts import split_thought
+from engine.protocol.types import EngineError, Refusal
 
 Reason = Literal[
     "step",
@@ -22,6 +25,7 @@ Reason = Literal[
     "timeout",
     "cancelled",
     "pruned",
+    "refused",
 ]
 """Reason for which a branch ended.
 
@@ -29,7 +33,7 @@ Reason = Literal[
 continued. ``answer``: the answer is stated. ``stop``: the model ended it. ``length``: limit of one solution, set by the
 job or the strategy. ``context``: the model's context is full. ``repetition``: the text ends in a loop. ``tool``: a
 call reached a limit. ``budget``, ``timeout``: a limit of the budget. ``cancelled``: aborted during generation.
-``pruned``: discarded by the search.
+``pruned``: discarded by the search. ``refused``: the server refused to generate it.
 """
 
 ThoughtState = Literal["undecided", "open", "closed"]
@@ -45,6 +49,12 @@ AnswerLevel = Literal["strict", "flexible"]
 
 ``strict``: the solution states it as its answer. ``flexible``: it is the last number or choice letter.
 """
+
+
+_ENDED: frozenset[Reason] = frozenset(
+    {"answer", "stop", "length", "context", "repetition", "tool", "budget", "timeout"}
+)
+"""Reasons of branches that came to an end of their own, or to a limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +125,8 @@ class Node:
     """True if the node copies an existing branch, since greedy sampling gives the same tokens."""
     parts: tuple[Part, ...] = ()
     """Parts of its text, if the model's thoughts are known; otherwise all of it is answer."""
+    refusal: Refusal | None = None
+    """The server's words, of a branch that it refused."""
     thought: ThoughtState | None = None
     """State of the conversation's thought at its end; ``None`` if the model's thoughts are not known."""
     children: list[Node] = field(default_factory=list)
@@ -209,9 +221,15 @@ class Node:
         return sum(part.origin == "tool" for node in self.lineage() for part in node.parts)
 
     def read_text(self, reads: Reads) -> str:
-        """Return the parts of the solution that a verifier reads; all of it if the thoughts are not known."""
-        if self.thought is None or reads == "all":
+        """Return the parts of the solution that a verifier reads.
+
+        Where the model's thoughts are not known, its text is searched for one.
+        """
+        if reads == "all":
             return self.solution
+        if self.thought is None:
+            thought, answer = split_thought(self.solution)
+            return answer if reads == "answer" else thought
         return self.answer_text if reads == "answer" else self.thought_text
 
     def count_tokens(self, reads: Reads) -> int:
@@ -267,6 +285,25 @@ def unseen(siblings: Iterable[Node]) -> float:
 def read_parts(data: Mapping[str, Any]) -> tuple[Part, ...]:
     """Return the parts of a node's journal data; none for models whose thoughts are not known."""
     return tuple(Part(*part) for part in data.get("parts", ()))
+
+
+def describe_refusal(refusal: Refusal | None) -> dict[str, Any]:
+    """Return the journal data of a branch that the server refused."""
+    return {} if refusal is None else {"refusal": asdict(refusal)}
+
+
+def read_refusal(data: Mapping[str, Any]) -> Refusal | None:
+    """Return the server's refusal in a node's journal data."""
+    return Refusal(**data["refusal"]) if "refusal" in data else None
+
+
+def find_refusal(root: Node) -> EngineError | None:
+    """Return the server's first refusal, if it has left no branch that came to its end otherwise."""
+    nodes = [node for node in root.walk() if node.parent is not None]
+    refusals = [node.refusal for node in nodes if node.refusal is not None]
+    if not refusals or any(node.reason in _ENDED for node in nodes):
+        return None
+    return refusals[0].to_error()
 
 
 def read_answer_level(data: Mapping[str, Any]) -> AnswerLevel | None:

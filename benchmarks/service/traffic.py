@@ -78,11 +78,11 @@ def recorded() -> Iterator[Traffic]:
     events, call = Connection.events, Connection.call
 
     async def record_events(
-        self: Connection, path: str, body: Json, headers: Mapping[str, str] | None = None
+        self: Connection, path: str, body: Json, headers: Mapping[str, str] | None = None, **options: Any
     ) -> AsyncGenerator[Json, None]:
         sent = Sent(self.url, path, body, time.perf_counter())
         traffic.sent.append(sent)
-        async for event in events(self, path, body, headers):
+        async for event in events(self, path, body, headers, **options):
             for choice in event.get("choices") or ():
                 sent.outputs.setdefault(choice["index"], []).extend(choice.get("token_ids") or ())
             yield event

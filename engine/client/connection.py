@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import codecs
 import functools
 import json
 import ssl
@@ -29,9 +30,9 @@ from engine.protocol.wire import Json, error_from_json, stream_error
 
 TRACEPARENT = ContextVar("traceparent", default="")
 """The position in a trace (W3C ``traceparent``) that requests carry; empty without one."""
-_TIMEOUT = httpx.Timeout(connect=5.0, write=30.0, pool=None, read=600.0)
-"""Only a large score request is silent for long: generation streams carry keep-alives. A request waits for a free
-connection as long as those before it take, within its own time limit."""
+SILENCE_SECONDS = 600.0
+"""The longest silence of a server within a response. Only a large score request is silent for long, and a hosted model
+that hides what it thinks: generation streams carry keep-alives."""
 _LIMITS = httpx.Limits(max_connections=1024, max_keepalive_connections=256)
 """A search sends as many requests at once as it has branches with different parents."""
 _BACKOFF = (0.1, 0.3, 0.9)
@@ -54,14 +55,22 @@ class Connection:
     """
 
     def __init__(
-        self, url: str, *, api_key: str | None = None, should_wait: bool = True, throttle: Throttle | None = None
+        self,
+        url: str,
+        *,
+        api_key: str | None = None,
+        should_wait: bool = True,
+        throttle: Throttle | None = None,
+        silence_seconds: float = SILENCE_SECONDS,
     ) -> None:
         """Create a client without connecting. Raises ``InvalidRequest`` for any other URL.
 
         The URL may end in ``/v1``, as OpenAI's clients expect it. ``api_key``: sent as a bearer token.
         ``should_wait``: retry for a second or two while the server cannot be reached, and not only once.
-        ``throttle``: the server's limits, for requests with a prompt.
+        ``throttle``: the server's limits, for requests with a prompt. ``silence_seconds``: the time without any data
+        after which a response counts as lost.
         """
+        self.silence_seconds = silence_seconds
         self._throttle = throttle
         url = url.rstrip("/").removesuffix("/v1")
         self.url = hide_login(url)
@@ -78,7 +87,9 @@ class Connection:
         else:
             raise InvalidRequest(f"engine URL {url!r} must be http://host:port or unix:///path/to/socket", "url")
         headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
-        self._http = httpx.AsyncClient(base_url=base, transport=transport, timeout=_TIMEOUT, headers=headers)
+        # A request waits for a free connection as long as those before it take, within its own time limit.
+        timeout = httpx.Timeout(connect=5.0, write=30.0, pool=None, read=silence_seconds)
+        self._http = httpx.AsyncClient(base_url=base, transport=transport, timeout=timeout, headers=headers)
 
     async def call(self, method: str, path: str, body: Json | None, *, should_wait: bool = True) -> Any:
         """Return the JSON value of the response. ``should_wait``: as for the constructor."""
@@ -101,25 +112,48 @@ class Connection:
             await self._parse(response, content)
 
     async def events(
-        self, path: str, body: Json, headers: Mapping[str, str] | None = None
+        self, path: str, body: Json, headers: Mapping[str, str] | None = None, *, counts_keep_alives: bool = True
     ) -> AsyncGenerator[Json, None]:
-        """Yield the JSON objects of a server-sent event stream, up to ``[DONE]`` or its end.
+        """Yield the JSON objects of a server-sent event stream, up to ``[DONE]`` or its end; one if it is no stream.
 
-        Raises the exception for an object that is an error.
+        Raises the exception for an object that is an error. ``counts_keep_alives``: False if comments do not end a
+        silence, as those of a gateway whose model never answers.
         """
         async with admitted(self._throttle, path, body) as use:
             response = await self._send("POST", path, body, self._backoff, headers)
             try:
-                if response.status_code != httpx.codes.OK:
-                    await self._parse(response, await response.aread())
-                async with aclosing(_read_events(response, self._source)) as stream:
-                    async for event in stream:
+                kind = response.headers.get("content-type", "none")
+                if response.status_code != httpx.codes.OK or kind.startswith("application/json"):
+                    value = await self._parse(response, await response.aread())
+                    use.read(_check_object(value, self.source))
+                    yield value
+                    return
+                is_empty = True
+                silence = None if counts_keep_alives else self.silence_seconds
+                async with aclosing(_read_events(response, self.source)) as stream:
+                    while (event := await self._next_event(stream, silence)) is not None:
+                        is_empty = False
                         use.read(event)
                         yield event
+                if is_empty:
+                    raise not_a_completion(self.source, f"content-type {kind}, and no event in it")
             except (httpx.HTTPError, ValueError) as error:
                 raise self._unavailable(error) from error
             finally:
                 await response.aclose()
+
+    async def _next_event(self, stream: AsyncGenerator[Json, None], silence: float | None) -> Json | None:
+        """Return the next event, ``None`` at the end. Raises ``EngineUnreachable`` after ``silence`` seconds."""
+        if silence is None:
+            return await anext(stream, None)
+        wait = asyncio.timeout(silence)
+        try:
+            async with wait:
+                return await anext(stream, None)
+        except TimeoutError:
+            if not wait.expired():
+                raise
+            raise self._silent() from None
 
     async def tokenize(
         self,
@@ -168,6 +202,8 @@ class Connection:
                 if attempt == num_retries:
                     raise EngineUnreachable(str(self._unavailable(error))) from error
                 await asyncio.sleep(backoff[attempt])
+            except httpx.ReadTimeout as error:
+                raise self._silent() from error
             except httpx.HTTPError as error:
                 raise self._unavailable(error) from error
         raise AssertionError("the last attempt returns or raises")
@@ -182,7 +218,8 @@ class Connection:
             await response.aclose()
 
     @property
-    def _source(self) -> str:
+    def source(self) -> str:
+        """The server's name in messages."""
         return f"the engine at {self.url}"
 
     async def _parse(self, response: httpx.Response, content: bytes) -> Any:
@@ -199,12 +236,21 @@ class Connection:
             retry_after = _seconds(headers.get("Retry-After", headers.get(_UPSTREAM_RETRY_AFTER)))
             if response.status_code == httpx.codes.TOO_MANY_REQUESTS and self._throttle is not None:
                 await self._throttle.pause(_DEFAULT_PAUSE_SECONDS if retry_after is None else retry_after)
-            raise error_from_json(response.status_code, value, source=self._source, retry_after=retry_after)
+            raise error_from_json(response.status_code, value, source=self.source, retry_after=retry_after)
         if value is None:
-            raise EngineUnavailable(f"the response of {self._source} is not JSON")
+            kind = response.headers.get("content-type", "none")
+            raise EngineUnavailable(f"the response of {self.source} is not JSON: content-type {kind}")
+        if isinstance(value, dict) and value.get("error") and "choices" not in value:
+            raise stream_error(value, self.source)  # of a gateway that answered before its server had
         return value
 
+    def _silent(self) -> EngineUnreachable:
+        """Return the error of a server from which nothing comes: another attempt would take as long."""
+        return EngineUnreachable(f"{self.source} has sent nothing for {self.silence_seconds:g} s")
+
     def _unavailable(self, error: Exception) -> EngineUnavailable:
+        if isinstance(error, httpx.ReadTimeout):
+            return self._silent()
         reason = str(error) or type(error).__name__
         return EngineUnavailable(f"the engine at {self.url} could not be reached: {reason}")
 
@@ -219,15 +265,45 @@ async def _read_events(response: httpx.Response, source: str) -> AsyncGenerator[
     async for data in response.aiter_bytes():  # several times as fast as decoded lines
         *lines, rest = (rest + data).split(b"\n")
         for line in lines:
-            if not line.startswith(b"data:"):
-                continue
-            content = line[5:].strip()
-            if content == b"[DONE]":
+            if (event := _read_event(line, source)) is _END:
                 return
-            event = json.loads(content)
-            if "error" in event:
-                raise stream_error(event, source)
-            yield event
+            if event is not None:
+                yield event
+    event = _read_event(rest, source)
+    if event is not None and event is not _END:
+        yield event
+
+
+_END: Json = {}
+"""The mark at the end of a stream."""
+
+
+def _read_event(line: bytes, source: str) -> Json | None:
+    """Return the object in a line of a stream, ``None`` for a line without one, and ``_END`` for the end."""
+    line = line.removeprefix(codecs.BOM_UTF8)
+    if not line.startswith(b"data:"):
+        return None
+    content = line[5:].strip()
+    if content == b"[DONE]":
+        return _END
+    try:
+        event = _check_object(json.loads(content), source)
+    except ValueError as error:
+        raise not_a_completion(source, f"one of its events is not JSON ({error})") from error
+    if event.get("error"):
+        raise stream_error(event, source)
+    return event
+
+
+def _check_object(value: Any, source: str) -> Json:
+    if not isinstance(value, dict):
+        raise not_a_completion(source, f"one of its events is {type(value).__name__} instead of an object")
+    return value
+
+
+def not_a_completion(source: str, problem: str) -> EngineUnavailable:
+    """Return the error of a server whose answer has another form than OpenAI's: a proxy's page, or one cut short."""
+    return EngineUnavailable(f"the answer of {source} is not an OpenAI completion: {problem}")
 
 
 def hide_login(url: str) -> str:

@@ -33,6 +33,8 @@ class RunningRequest:
         self.request = request
         self.failure: EngineError | None = None
         """The first failure of a branch that no retry has mended."""
+        self.refusal: EngineError | None = None
+        """The first refusal of a branch."""
         self._is_aborted = False
         self._deadline = None if request.timeout is None else _now() + request.timeout
         self._waits: set[asyncio.Timeout] = set()
@@ -58,6 +60,10 @@ class RunningRequest:
         self.failure = self.failure or error
         if not isinstance(error, EngineUnavailable):
             self._end()
+
+    def refuse(self, error: EngineError) -> None:
+        """Record that the server refuses a branch for good, of which the others may know nothing."""
+        self.refusal = self.refusal or error
 
     async def wait_to_retry(self, error: EngineUnavailable, retries: Retries, *, has_progress: bool) -> bool:
         """Wait before the next attempt of a branch. Return False if there is none, since it has failed or time is
@@ -113,17 +119,28 @@ class RunningRequests:
     ) -> Events:
         """Yield the events of the streams of a request's branches; without ``stream`` only completions.
 
-        Raises the first failure after everything that did arrive.
+        Raises the first failure after everything that did arrive, and the first refusal if the server refuses all
+        branches before it has sent a token; otherwise refused branches come last.
         """
         running = RunningRequest(request)
         self._running.append(running)
+        refused: list[Completion] = []
+        has_arrived = False
         try:
             async with aclosing(merge_streams(streams(running), 0)) as events:
                 async for event in events:
-                    if stream or isinstance(event, Completion):
+                    if isinstance(event, Completion) and event.finish_reason == "refused":
+                        refused.append(event)
+                        has_arrived |= bool(event.token_ids)
+                    elif stream or isinstance(event, Completion):
+                        has_arrived = True
                         yield event
         finally:
             self._running.remove(running)
+        if running.refusal is not None and not has_arrived:
+            raise running.failure or running.refusal
+        for completion in refused:
+            yield completion
         if running.failure is not None:
             raise running.failure
 

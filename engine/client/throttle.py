@@ -56,8 +56,8 @@ class Use:
     def read(self, answer: Json) -> None:
         """Read what an answer, or an event of one, reports."""
         usage = answer.get("usage")
-        if isinstance(usage, dict):
-            self.generated = usage.get("completion_tokens") or self.generated
+        if isinstance(usage, dict) and isinstance(generated := usage.get("completion_tokens"), int):
+            self.generated = generated or self.generated
 
 
 @asynccontextmanager

@@ -24,9 +24,10 @@ Capability = (
 ``constraint``: holds a whole answer to a language. ``constraint_continuation``: also goes on within such an answer.
 ``penalties``: has OpenAI's frequency and presence penalty, which count generated tokens alone.
 ``penalty_continuation``: also counts the tokens of an answer that it goes on with."""
-FinishReason = Literal["stop", "length", "context", "timeout", "cancelled"]
+FinishReason = Literal["stop", "length", "context", "timeout", "cancelled", "refused"]
 """``stop``: end of sequence, a stop token or a stop string. ``length``: ``max_tokens``. ``context``: the model's
-context is full. ``timeout``: ``GenerateRequest.timeout`` passed. ``cancelled``: ``abort`` was called.
+context is full. ``timeout``: ``GenerateRequest.timeout`` passed. ``cancelled``: ``abort`` was called. ``refused``: the
+server refuses this branch for good, while others go on (``Completion.refusal``).
 """
 
 
@@ -63,6 +64,24 @@ class EngineUnreachable(EngineUnavailable):
 
 class EngineBusy(EngineUnavailable):
     """The engine's waiting queue is full, or the client has used up a rate limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Reason for which a server refuses a branch for good: its own words, and the field that is invalid, if one is."""
+
+    message: str
+    field: str | None = None
+    is_invalid: bool = False
+    """True if the request is one that can never be served."""
+
+    @classmethod
+    def of(cls, error: Exception) -> Refusal:
+        return cls(str(error), getattr(error, "field", None), isinstance(error, InvalidRequest))
+
+    def to_error(self) -> EngineError:
+        """Return the exception for a job of which nothing else is left."""
+        return InvalidRequest(self.message, self.field) if self.is_invalid else EngineError(self.message)
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,6 +253,8 @@ class Completion:
     """The numbers of characters and of tokens at the beginning that are a thought, which has tokens alone if the server
     hides it; ``None`` if the server does not tell.
     """
+    refusal: Refusal | None = None
+    """The reason of a branch that is ``refused``."""
 
 
 Events = AsyncGenerator[Completion | Delta, None]
@@ -281,6 +302,8 @@ class ScoreResult:
     computed_tokens: int
     """The number of tokens computed or, if ``values`` is ``None``, the number needed."""
     cached_tokens: int
+    unread: str | None = None
+    """What a judge wrote that is no verdict, or the words with which its server refused; ``values`` is then empty."""
 
 
 @dataclass(frozen=True, slots=True)

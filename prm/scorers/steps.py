@@ -46,6 +46,8 @@ class Reading:
     scores: tuple[float, ...] | None
     computed: int
     cached: int
+    unread: str | None = None
+    """What the verifier said that is no verdict, or the words with which its server refused."""
 
 
 async def read_scores(
@@ -57,6 +59,7 @@ async def read_scores(
             None if result.values is None else tuple(map(probability, result.values)),
             result.computed_tokens,
             result.cached_tokens,
+            result.unread,
         )
         for result in await engine.score(request)
     ]

@@ -24,6 +24,8 @@ class Usage(StrictModel):
     verifier_cached: int = 0
     verifier_generated: int = 0
     """Tokens of ``verifier_computed`` that a verifier wrote, in critiques."""
+    unscored: int = 0
+    """Solutions and pairs on which the verifier was asked and gave no verdict that could be read."""
     pruned: int = 0
     """Generated tokens of pruned branches."""
     tool_calls: int = 0

@@ -22,13 +22,19 @@ Candidate = Text | Annotated[list[Message], Field(min_length=1, max_length=64), 
 Candidates = Annotated[list[Candidate], Field(min_length=1, max_length=MAX_N)]
 
 
-def read_candidate(candidate: str | list[Message], asked: str) -> tuple[str, str]:
-    """Return a candidate's text, and the part that states its answer: its last message. ``asked``: the question."""
+def read_candidate(candidate: str | list[Message], asked: str) -> list[tuple[str, bool]]:
+    """Return a candidate's text in pieces. Those that the assistant wrote, as the last one, are marked with True.
+
+    ``asked``: the question, which is left out.
+    """
     if isinstance(candidate, str):
-        return candidate, candidate
-    answer = candidate[-1].content or ""
+        return [(candidate, True)]
     if candidate[0].role == "user" and candidate[0].content == asked:
         candidate = candidate[1:]
     if len(candidate) == 1:
-        return answer, answer
-    return "\n\n".join(f"{message.role.title()}: {message.content}" for message in candidate), answer
+        return [(candidate[0].content or "", True)]
+    pieces: list[tuple[str, bool]] = []
+    for message in candidate:
+        blank = "\n\n" if pieces else ""
+        pieces += [(f"{blank}{message.role.title()}: ", False), (message.content or "", message.role == "assistant")]
+    return pieces

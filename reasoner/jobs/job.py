@@ -92,6 +92,8 @@ class JobResult(StrictModel):
     finish_reason: FinishReason
     """``answer``: the chosen solution states one; ``no_answer``: it states none, or no solution was finished, and the
     text is the best one; ``budget``: the search ended because the budget did."""
+    note: str | None = None
+    """What to know about the choice, such as that the verifier gave no verdict on some solutions."""
     node: str | None
     """Id of the chosen leaf of the search tree."""
     logprobs: list[TokenProbability] | None = None

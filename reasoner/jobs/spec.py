@@ -293,8 +293,8 @@ class JobSpec(StrictModel):
         return COMPARING_STRATEGY in (self.strategy.name, self.strategy.params.get("by"))
 
     @property
-    def candidate_texts(self) -> list[tuple[str, str]]:
-        """The candidates: the text of each, and the part that states its answer, a conversation's last message."""
+    def candidate_pieces(self) -> list[list[tuple[str, bool]]]:
+        """The text of each candidate in pieces (``read_candidate``)."""
         asked = self.conversation[-1]["content"]
         return [read_candidate(candidate, asked) for candidate in self.candidates or ()]
 

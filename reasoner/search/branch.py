@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Collection, Hashable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from engine.protocol.types import Completion, SamplingParams
+from engine.protocol.types import Completion, Refusal, SamplingParams
 from reasoner.budget.prices import NO_AMOUNT, Amount
 from reasoner.budget.usage import Usage
 from reasoner.confidence.token_confidence import compute_token_confidence
@@ -20,6 +20,10 @@ from reasoner.tree import Node, Reason
 
 SEGMENT_TOKENS = 512
 """Tokens of a branch that one engine request generates. Each further request costs about one engine step."""
+
+
+NOTHING = Completion(0, (), "", "length", None, logprob=0.0, prompt_tokens=0, cached_tokens=0)
+"""A segment without tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,6 +264,8 @@ class BranchPart:
     """True if it ends with a call of a tool."""
     call_ended: Ending | None = None
     """End of the call whose output this part is; ``None`` for generated parts."""
+    refusal: Refusal | None = None
+    """The server's words, if it refused the branch."""
 
 
 def make_sampling_params(

@@ -22,11 +22,12 @@ from engine.protocol.types import (
     EngineError,
     EngineUnavailable,
     GenerateRequest,
+    Refusal,
     SamplingParams,
 )
 from reasoner.deadline import run_unless
 from reasoner.jobs.journal import JobCancelled
-from reasoner.search.branch import BranchPart, InFlightBranch, join_segments, token_confidences
+from reasoner.search.branch import NOTHING, BranchPart, InFlightBranch, join_segments, token_confidences
 from reasoner.search.calls import BranchCalls, Output
 from reasoner.search.reservations import Reservations
 from reasoner.search.stream_context import StreamContext
@@ -37,9 +38,6 @@ ABORT_TIMEOUT_SECONDS = 10.0
 """Time that an engine has to return aborted branches, which it does at its next step."""
 MIN_REQUEST_SECONDS = 0.001
 """Shortest timeout of a request: where the last segment used up the time, the next one ends at once."""
-
-_NOTHING = Completion(0, (), "", "length", None, logprob=0.0, prompt_tokens=0, cached_tokens=0)
-"""A segment without tokens."""
 
 
 class BranchRunner:
@@ -118,11 +116,6 @@ class BranchRunner:
     def put_back(self, parts: Sequence[BranchPart]) -> None:
         """Take back parts that could not be written; ``stop`` returns them again."""
         self._put_back_parts += parts
-
-    def cut(self, branches: Collection[InFlightBranch]) -> list[BranchPart]:
-        """Return the ends of branches that have a part and can get no more because the budget is used up."""
-        reason: Reason = "timeout" if self._ledger.seconds_left() == 0.0 else "budget"
-        return [BranchPart(branch, reason) for branch in branches if branch.part > 0]
 
     async def stop(self, *, final: bool) -> list[BranchPart]:
         """Abort what is in flight and return what it got so far.
@@ -229,13 +222,18 @@ class BranchRunner:
                     await self._add_segment(siblings[item.index], item)
             if missing:
                 raise EngineUnavailable("the engine's answer ended before all of its branches had")
-        except Exception as error:  # ``arrivals`` raises it after everything that did arrive
-            for branch in [siblings[index] for index in missing if siblings[index] in self._segments]:
-                self._ready[branch] = self._segments.pop(branch)
-            self._fail(error)
+        except Exception as error:
+            is_final = isinstance(error, EngineError) and not isinstance(error, EngineUnavailable)
+            refusal = Refusal.of(error) if is_final else None
+            for branch in [siblings[index] for index in missing if refusal or siblings[index] in self._segments]:
+                segments = self._segments.pop(branch, NOTHING)
+                end = "refused" if refusal else segments.finish_reason
+                self._ready[branch] = replace(segments, finish_reason=end, refusal=refusal)
+            self._fail(None if refusal else error)
 
-    def _fail(self, error: Exception) -> None:
-        self._failure = error
+    def _fail(self, error: Exception | None) -> None:
+        """Let ``arrivals`` raise an error after everything that did arrive."""
+        self._failure = self._failure or error
         self._changed.set()
 
     async def _add_segment(self, branch: InFlightBranch, segment: Completion) -> None:
@@ -317,11 +315,11 @@ class BranchRunner:
         num_new = 0 if earlier is None else len(earlier.token_ids)
         if num_new + len(ids) >= branch.tokens_left:
             self._stop_reasons[branch] = branch.find_limit_reason(self._context_of(branch))
-            self._ready[branch] = self._segments.pop(branch, _NOTHING)
+            self._ready[branch] = self._segments.pop(branch, NOTHING)
             self._changed.set()
             return False
         has_logprobs = branch.sampling.logprobs is not None
-        added = replace(_NOTHING, token_ids=ids, text=text, logprobs=() if has_logprobs else None)
+        added = replace(NOTHING, token_ids=ids, text=text, logprobs=() if has_logprobs else None)
         self._segments[branch] = added if earlier is None else join_segments(earlier, added)
         self._thoughts[branch] = thought.inject(text, len(ids))
         if branch.ends_with_thought:
@@ -340,18 +338,18 @@ class BranchRunner:
     def _make_output_segment(self, branch: InFlightBranch, output: Output | None) -> Completion:
         if output is None:
             self._stop_reasons[branch] = "timeout"
-            return _NOTHING
+            return NOTHING
         self._calls.outputs[branch] = output
         if len(output.token_ids) >= branch.tokens_left:
             self._stop_reasons[branch] = branch.find_limit_reason(self._context_of(branch))
-            return _NOTHING
+            return NOTHING
         thought = self._thought(branch)
         assert thought is not None
         self._thoughts[branch] = thought.add_output(output.text, output.token_ids, output.next_turn)
         if output.result.is_fatal:
             self._stop_reasons[branch] = "tool"
         has_logprobs = branch.sampling.logprobs is not None
-        return replace(_NOTHING, token_ids=output.token_ids, text=output.text, logprobs=() if has_logprobs else None)
+        return replace(NOTHING, token_ids=output.token_ids, text=output.text, logprobs=() if has_logprobs else None)
 
     # Parts.
 
@@ -393,6 +391,7 @@ class BranchRunner:
             thought,
             is_calling=is_calling and reason is None,
             call_ended=None if call is None else call.result.ended,
+            refusal=completion.refusal,
         )
 
     def _context_of(self, branch: InFlightBranch) -> int:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from engine.protocol.types import InvalidRequest
+from engine.protocol.thoughts import find_thought
+from engine.protocol.types import InvalidRequest, Tokens
 from reasoner.budget.usage import Usage
 from reasoner.jobs.spec import JobSpec
+from reasoner.jobs.thought_spec import ThoughtSpec
 from reasoner.search.replay import PendingEntry
 from reasoner.search.stream_context import StreamContext
-from reasoner.tree import Node, read_answer_level
+from reasoner.tree import Node, PartKind, Reads, ThoughtState, read_answer_level, read_parts
 
 _TEXTS_AT_ONCE = 16
 """Texts that are sent to the tokenizer at once."""
@@ -46,17 +49,23 @@ async def _describe_candidates(context: StreamContext, keys: list[str]) -> list[
     slots = asyncio.Semaphore(_TEXTS_AT_ONCE)
     policy = context.search.policies[0].model
 
-    async def describe(index: int, text: str, answer: str) -> PendingEntry:
+    async def tokenize(text: str) -> Tokens:
+        if not text:
+            return ()
         async with slots:
-            token_ids = await context.search.engine.tokenize(policy.id, text, special=False)
-        stated = await context.answers.find(answer)
+            return await context.search.engine.tokenize(policy.id, text, special=False)
+
+    async def describe(index: int, pieces: Sequence[tuple[str, bool]]) -> PendingEntry:
+        split = _split_thoughts(pieces, context.search.spec.thoughts)
+        token_ids = [await tokenize(text) for text, _ in split.texts]
+        stated = await context.answers.find(split.answer, has_thought=False)
         data = {
             "node": str(index),
             "parent": "",
             "part": 0,
-            "text": text,
-            "token_ids": list(token_ids),
-            "tokens": len(token_ids),
+            "text": "".join(text for text, _ in split.texts),
+            "token_ids": [token for ids in token_ids for token in ids],
+            "tokens": sum(map(len, token_ids)),
             "cached": 0,
             "logprob": 0.0,
             "final": True,
@@ -65,12 +74,52 @@ async def _describe_candidates(context: StreamContext, keys: list[str]) -> list[
             "answer_level": stated and stated.level,
             "given": True,
         }
+        if split.state is not None:
+            kinds = zip(split.texts, token_ids, strict=True)
+            data["parts"] = [[kind, "generated", len(text), len(ids)] for (text, kind), ids in kinds]
+            thought = sum(len(ids) for (_, kind), ids in zip(split.texts, token_ids, strict=True) if kind == "thought")
+            data["thought"] = {"state": split.state, "tokens": thought}
         return PendingEntry(keys[index], "node", data, Usage())
 
-    texts = context.search.spec.candidate_texts
-    entries = list(await asyncio.gather(*(describe(index, *both) for index, both in enumerate(texts))))
-    _check_room(context, [entry.data["tokens"] for entry in entries])
+    candidates = context.search.spec.candidate_pieces
+    entries = list(await asyncio.gather(*(describe(*each) for each in enumerate(candidates))))
+    _check_room(context, [_count_read_tokens(context, entry.data) for entry in entries])
     return entries
+
+
+@dataclass(frozen=True, slots=True)
+class _Split:
+    """A candidate's text in parts. ``answer``: the part that may state its answer; empty after an open thought."""
+
+    texts: list[tuple[str, PartKind]]
+    answer: str
+    state: ThoughtState | None
+    """State of the last thought; ``None`` if the candidate has none."""
+
+
+def _split_thoughts(pieces: Sequence[tuple[str, bool]], thoughts: ThoughtSpec | None) -> _Split:
+    """Split the pieces that the assistant wrote into thought and answer."""
+    own = None if thoughts is None else (thoughts.open, thoughts.close)
+    texts: list[tuple[str, PartKind]] = []
+    state: ThoughtState | None = None
+    end = 0
+    for text, is_own in pieces:
+        span = find_thought(text, own) if is_own else None
+        end = 0 if span is None else span.end
+        texts += [(text[:end], "thought"), (text[end:], "answer")]
+        if span is not None:
+            state = "closed" if span.is_closed else "open"
+    last = pieces[-1][0]
+    return _Split([(text, kind) for text, kind in texts if text], last[end:], state)
+
+
+def _count_read_tokens(context: StreamContext, data: dict[str, Any]) -> int:
+    """Return the number of a candidate's tokens that the verifier reads."""
+    reads: Reads = getattr(context.search.spec.verifier, "reads", "all")
+    parts = read_parts(data)
+    if not parts or reads == "all":
+        return int(data["tokens"])
+    return sum(part.num_tokens for part in parts if part.kind == reads)
 
 
 def _check_room(context: StreamContext, lengths: list[int]) -> None:
@@ -96,6 +145,8 @@ def _add_candidate(root: Node, data: dict[str, Any]) -> Node:
     prefix = root.prefix + tuple(data["token_ids"])
     node = Node((int(data["node"]),), root, prefix, data["text"], data["tokens"], reason="stop", answer=data["answer"])
     node.answer_level = read_answer_level(data)
+    node.parts = read_parts(data)
+    node.thought = data["thought"]["state"] if "thought" in data else None
     root.children.append(node)
     root.created += 1
     return node

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from functools import partial
 
+from reasoner.budget.usage import Usage
 from reasoner.deadline import run_unless
 from reasoner.jobs.journal import JobCancelled
 from reasoner.search.replay import PendingEntry, ReplayLog
 from reasoner.search.scoring import NodeScore, NodeScorer, PairScore, PairScorer, inherited_scores
 from reasoner.search.stream_context import StreamContext
 from reasoner.tree import Node
+
+log = logging.getLogger("reasoner.search")
 
 Pair = tuple[Node, Node]
 VerdictKey = tuple[tuple[int, ...], str]
@@ -27,6 +31,7 @@ class ScoreRecorder:
         """For each scored text: the number of inherited step scores, the scores of its own steps, and its score."""
         self._without_verdict: set[Node] = set()
         """Nodes that the verifier was asked about in vain."""
+        self._num_scored = 0
 
     async def score(self, nodes: Sequence[Node]) -> None:
         """Set the scores of all scorable nodes that the budget reaches."""
@@ -36,6 +41,10 @@ class ScoreRecorder:
             if not await self._context.can_retry(is_step=True):
                 self._context.is_cut_short = True
                 return
+
+    def describe_missing(self) -> str | None:
+        """Return a sentence on the solutions without a verdict, ``None`` if there are none."""
+        return _describe_missing(len(self._without_verdict), self._num_scored, "solutions")
 
     def _is_due(self, node: Node) -> bool:
         return node.score is None and node not in self._without_verdict and self._scorer.scorable(node)
@@ -54,6 +63,7 @@ class ScoreRecorder:
             if entry.data["score"] is None:
                 self._without_verdict.add(node)
                 continue
+            self._num_scored += 1
             inherited = inherited_scores(node)
             self._verdicts.setdefault(_verdict_key(node), (len(inherited), steps, entry.data["score"]))
             node.scores = inherited + steps
@@ -84,7 +94,8 @@ class ScoreRecorder:
             **scored.details,
             **self._context.name_model(self._context.search.verifier),
         }
-        return PendingEntry(f"score:{scored.node.id}", "score", data, scored.spend, scored.reserved)
+        spend = _count_unscored(scored.score, scored.spend, scored.node.id)
+        return PendingEntry(f"score:{scored.node.id}", "score", data, spend, scored.reserved)
 
 
 class ComparisonRecorder:
@@ -108,6 +119,11 @@ class ComparisonRecorder:
                 self._context.is_cut_short = True
                 break
         return {pair: self._scores[pair] for pair in pairs if pair in self._scores}
+
+    def describe_missing(self) -> str | None:
+        """Return a sentence on the pairs without a verdict, ``None`` if there are none."""
+        missing = sum(score is None for score in self._scores.values())
+        return _describe_missing(missing // 2, (len(self._scores) - missing) // 2, "pairs")
 
     async def _compare_batch(self, pairs: list[Pair]) -> bool:
         """Compare some of the pairs; return True if any has a result."""
@@ -135,7 +151,23 @@ class ComparisonRecorder:
             **scored.details,
             **self._context.name_model(self._context.search.verifier),
         }
-        return PendingEntry(_pair_key(scored.pair), "compare", data, scored.spend, scored.reserved)
+        spend = _count_unscored(scored.score, scored.spend, " and ".join(data["nodes"]))
+        return PendingEntry(_pair_key(scored.pair), "compare", data, spend, scored.reserved)
+
+
+def _describe_missing(num_missing: int, num_found: int, what: str) -> str | None:
+    if not num_missing:
+        return None
+    end = "" if num_found else ": it has ranked nothing"
+    return f"the verifier gave no verdict that can be read on {num_missing} of {num_missing + num_found} {what}{end}"
+
+
+def _count_unscored(score: float | None, spend: Usage, about: str) -> Usage:
+    """Return the spend of a verdict; one that gave no score is counted, and logged without its words."""
+    if score is not None:
+        return spend
+    log.warning("the verifier gave no verdict on %s that can be read: it has no score", about)
+    return spend + Usage(unscored=1)
 
 
 def _independent_nodes(nodes: Sequence[Node]) -> list[Node]:

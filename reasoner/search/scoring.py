@@ -75,6 +75,12 @@ class PairScorer(Protocol):
         ...
 
 
+def without_verdict(node: Node, reading: Reading, spend: Usage, reserved: Amount) -> NodeScore:
+    """Return the score of a node on which the verifier gave no verdict, with what it said instead."""
+    verdict = {"score": None, "votes": [None], "critiques": [reading.unread or ""]}
+    return NodeScore(node, None, (), spend, reserved, {"verdicts": [[verdict]]})
+
+
 def inherited_scores(node: Node) -> tuple[float, ...]:
     """Return the step scores of the nearest scored ancestor in the node's conversation, from the first step on."""
     return next((ancestor.scores for ancestor in reversed(node.lineage()[:-1]) if ancestor.scores), ())
@@ -159,6 +165,9 @@ class BudgetedReader:
         """Read the steps that nodes add; each score is over all steps up to the node."""
         scored = []
         for node, reading, reserved in await self.read(estimates, read_nodes):
+            if reading.unread is not None:
+                scored.append(without_verdict(node, reading, self.spend(reading), reserved))
+                continue
             steps = reading.scores or ()
             score = aggregate_score(inherited_scores(node) + steps, aggregation)
             scored.append(NodeScore(node, score, steps, self.spend(reading), reserved))
@@ -182,12 +191,14 @@ class BudgetedReader:
 
 
 async def _read_each(read_nodes: ReadNodes, nodes: Sequence[Node], limit: int | None) -> Sequence[Reading]:
-    """Return a reading of each node. If the engine refuses a request because one node is too long, read them singly."""
+    """Return a reading of each node. If the engine refuses a request, because one node is too long or for a reason of
+    its server's, they are read singly, and those that are refused have no verdict.
+    """
     try:
         return await read_nodes(nodes, limit)
     except InvalidRequest as error:
-        if error.field != TOO_LONG:
+        if error.field == "model":
             raise
-    if len(nodes) == 1:
-        return [Reading((), 0, 0)]
+        if len(nodes) == 1:
+            return [Reading((), 0, 0, None if error.field == TOO_LONG else str(error))]
     return [reading for node in nodes for reading in await _read_each(read_nodes, [node], limit)]

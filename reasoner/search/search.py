@@ -90,6 +90,12 @@ class Search:
         return self._scores is not None
 
     @property
+    def note(self) -> str | None:
+        """Sentence on what the verifier was asked in vain."""
+        recorder = self._scores or self._comparisons
+        return None if recorder is None else recorder.describe_missing()
+
+    @property
     def policies(self) -> Sequence[Policy]:
         """The models that write the solutions, usually one."""
         return self._context.policies

@@ -26,7 +26,7 @@ from reasoner.search.replay import ARRIVED_AT_SHUTDOWN, BILLED_ONLY, PendingEntr
 from reasoner.search.shared_branches import copy_entry
 from reasoner.search.stream_context import StreamContext
 from reasoner.thoughts import describe_thought, read_thought
-from reasoner.tree import Node, Reason, add_calls, read_answer_level
+from reasoner.tree import Node, Reason, add_calls, describe_refusal, read_answer_level, read_refusal
 
 
 class Stream:
@@ -203,7 +203,12 @@ class Stream:
                 return entries
             is_step = any(branch.op == "expand" for branch in self._pending.values())
             if not await self._context.can_retry(is_step=is_step):
-                return [] if log.is_replaying else await self._write(self._runner.cut(self._pending.values()))
+                return [] if log.is_replaying else await self._write(self._cut_pending())
+
+    def _cut_pending(self) -> list[BranchPart]:
+        """Return the ends of branches that have a part and can get no more because the budget is used up."""
+        reason: Reason = "timeout" if self._context.search.ledger.seconds_left() == 0.0 else "budget"
+        return [BranchPart(branch, reason) for branch in self._pending.values() if branch.part > 0]
 
     async def _generate(self) -> list[Entry]:
         """Write and return copies of branches that have ended, or else parts from the engine."""
@@ -279,6 +284,7 @@ class Stream:
             data["calling"] = True
         if part.call_ended is not None:
             data["call_ended"] = part.call_ended
+        data |= describe_refusal(part.refusal)
         return PendingEntry(branch.key, "node", data, spend, part.reserved)
 
     def _apply(self, entries: Iterable[Entry]) -> list[Node]:
@@ -328,6 +334,7 @@ class Stream:
             thought=branch.thought.state if branch.thought is not None and branch.thought.is_known else None,
         )
         add_calls(node, data)
+        node.refusal = read_refusal(data)
         branch.parent.children.append(node)
         if node.answer is not None:
             context.search.ledger.release_set_aside()

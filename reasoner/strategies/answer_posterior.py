@@ -34,7 +34,8 @@ async def estimate_posterior(search: Search) -> Choice:
         weights = [best.score or 0.0 for best in chosen]
         confidence = max(weights)
     else:
-        weights = [sum(_weight(node) for node in group) for group in groups]
+        least = _find_least_score(chosen)
+        weights = [_weigh(group, least) for group in groups]
         confidence = leader_probability(weights)
     votes = [
         Vote(answer=group[0].answer or "", count=len(group), weight=w) for group, w in zip(groups, weights, strict=True)
@@ -63,5 +64,16 @@ def meets_confidence(search: Search, choice: Choice) -> bool:
     return choice.confidence is not None and choice.confidence >= goal
 
 
-def _weight(node: Node) -> float:
-    return 1.0 if node.score is None else node.score
+def _find_least_score(chosen: Sequence[Node]) -> float | None:
+    """Return the lowest score among the best candidates of the answers, ``None`` if none of them has one."""
+    return min((node.score for node in chosen if node.score is not None), default=None)
+
+
+def _weigh(group: Sequence[Node], least: float | None) -> float:
+    """Return the weight of an answer's votes, each one's score if it has one.
+
+    An answer on which the verifier gave no verdict counts as the worst one with a score, ``least``.
+    """
+    if least is not None and all(node.score is None for node in group):
+        return least * len(group)
+    return sum(1.0 if node.score is None else node.score for node in group)

@@ -140,6 +140,12 @@ def choose_best_scored(nodes: Sequence[Node]) -> Choice:
     return Choice(best, best.score)
 
 
+def weigh_by_score(nodes: Sequence[Node]) -> dict[Node, float]:
+    """Return the votes of candidates by their scores: one without a score has none, unless all are without."""
+    is_scored = any(node.score is not None for node in nodes)
+    return {node: (node.score or 0.0) if is_scored else 1.0 for node in nodes}
+
+
 async def choose_by_majority(search: Search, nodes: Sequence[Node], weights: dict[Node, float]) -> Choice:
     """Return the heaviest class of equivalent answers: its heaviest member is the leaf, its share the confidence."""
     return elect(count_votes(await group_equivalent(nodes, search.spec.answer, search.equivalence), weights), weights)
@@ -151,6 +157,6 @@ def elect(counted: Sequence[tuple[Vote, list[Node]]], weights: dict[Node, float]
         return Choice(None)
     total = sum(vote.weight for vote, _ in counted)
     shares = [vote.weight / total if total > 0 else None for vote, _ in counted]
-    best = [max(members, key=lambda member: weights[member]) for _, members in counted]
+    best = [max(members, key=lambda member: (weights[member], member.score is not None)) for _, members in counted]
     leaders = [AnswerLeader(node, share) for node, share in zip(best, shares, strict=True)]
     return Choice(best[0], shares[0], [vote for vote, _ in counted], leaders)

@@ -6,8 +6,16 @@ from collections.abc import Sequence
 
 from prm.scorers.outcome import OutcomeScorer
 from prm.scorers.steps import Reading
+from reasoner.budget.prices import Amount
 from reasoner.jobs.verifier_specs import OutcomeVerifier
-from reasoner.search.scoring import BudgetedReader, NodeScore, NodeScorer, aggregate_score, check_fits_context
+from reasoner.search.scoring import (
+    BudgetedReader,
+    NodeScore,
+    NodeScorer,
+    aggregate_score,
+    check_fits_context,
+    without_verdict,
+)
 from reasoner.tree import Node, Reads
 from reasoner.verifiers.context import ESTIMATE_SLACK_TOKENS, VerifierContext
 
@@ -41,9 +49,15 @@ class OutcomeNodeScorer:
             for node in nodes
         }
         return [
-            NodeScore(node, aggregate_score(reading.scores or (), "last"), (), self._reader.spend(reading), reserved)
+            self._score(node, reading, reserved)
             for node, reading, reserved in await self._reader.read(estimates, self._ask)
         ]
+
+    def _score(self, node: Node, reading: Reading, reserved: Amount) -> NodeScore:
+        spend = self._reader.spend(reading)
+        if reading.unread is not None:
+            return without_verdict(node, reading, spend, reserved)
+        return NodeScore(node, aggregate_score(reading.scores or (), "last"), (), spend, reserved)
 
     async def _ask(self, nodes: Sequence[Node], bound: int | None) -> Sequence[Reading]:
         return await self._scorer.score([node.read_text(self._reads) for node in nodes], max_compute=bound)

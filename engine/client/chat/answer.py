@@ -7,23 +7,17 @@ delimiters in the content, where a chat template may have written the opening on
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from engine.client.chat.content import read_message
 from engine.client.chat.encoding import CLOSING, OPENING, encode_answer, encode_text, measure_thought
-from engine.protocol.types import Branch, EngineUnavailable, FinishReason, Tokens
+from engine.client.connection import not_a_completion
+from engine.client.openai.answer import END_REASONS, read_choices
+from engine.protocol.thoughts import find_thought
+from engine.protocol.types import Branch, EngineUnavailable, FinishReason, Refusal, Tokens
 from engine.protocol.wire import Json
 
-_REASONS: dict[str, FinishReason] = {
-    "stop": "stop",
-    "length": "length",
-    "content_filter": "stop",
-    "tool_calls": "stop",
-    "function_call": "stop",
-}
-
 _CALL_END = "}\n</tool_call>"
-_REASONING_FIELDS = ("reasoning_content", "reasoning")
-"""The former of DeepSeek, SGLang, LiteLLM and older vLLM, the latter of OpenRouter, Groq and newer vLLM."""
 
 
 @dataclass
@@ -44,6 +38,8 @@ class ChatAnswer:
     """True if the server goes on where the text ends, so that all it sends after the beginning of an answer is content,
     also what it takes for a thought."""
     reason: FinishReason | None = None
+    refusal: Refusal | None = None
+    """The reason of a server that has refused it."""
     stop: str | None = None
     """The stop string that ended the branch, if the server tells."""
     earlier: Tokens = ()
@@ -52,43 +48,75 @@ class ChatAnswer:
     """Number of function calls that this request has begun."""
     num_events: int = 0
     """The number of parts that this request has sent, of text or of hidden reasoning."""
+    has_choices: bool = False
+    other_fields: set[str] = field(default_factory=set)
+    """The fields of events without any choice."""
     reported: int | None = None
     reported_thought: int | None = None
     prompt: int = 0
     cached: int = 0
 
-    def take(self, chunk: Json) -> str:
-        """Add an event of the stream and return its text."""
-        usage = chunk.get("usage") or {}
+    def take(self, chunk: Json, source: str) -> str:
+        """Add an event of the stream, or a whole answer, and return its text.
+
+        Raises ``EngineUnavailable`` for one of another form than OpenAI's, which names the server as ``source``.
+        """
+        try:
+            return self._take(chunk, source)
+        except (AttributeError, KeyError, IndexError, TypeError) as error:
+            raise not_a_completion(source, f"{type(error).__name__}: {error}") from error
+
+    def _take(self, chunk: Json, source: str) -> str:
+        self._take_usage(chunk.get("usage") or {})
+        choices = read_choices(chunk, source)
+        if not choices:
+            self.other_fields |= chunk.keys()
+            return ""
+        self.has_choices = True
+        choice = choices[0]
+        delta = choice.get("delta") or choice.get("message") or {}
+        reasoning, content = read_message(delta, source)
+        self.num_events += bool(reasoning or content)
+        text = self._add_reasoning(reasoning) + self._add_content(content)
+        for call in delta.get("tool_calls") or ():
+            self.num_events += 1
+            text += self._add_content(self._write_call(call))
+        finish = choice.get("finish_reason") or ("stop" if "message" in choice else None)
+        if finish is not None:
+            text += self._end(str(finish), choice)
+        return text
+
+    def check_end(self, source: str) -> FinishReason:
+        """Return the reason of a finished answer. Raises ``EngineUnavailable`` for one that is not finished."""
+        if self.reason is not None:
+            return self.reason
+        if not self.has_choices:
+            fields = ", ".join(sorted(map(repr, self.other_fields))) or "nothing"
+            raise not_a_completion(source, f"it has no 'choices', but {fields}")
+        raise EngineUnavailable(f"{source} ended its answer in the middle of a text")
+
+    def _take_usage(self, usage: Json) -> None:
         if isinstance(usage.get("completion_tokens"), int):
             self.reported = usage["completion_tokens"]
             self.prompt = usage.get("prompt_tokens") or self.prompt
         details = usage.get("completion_tokens_details") or {}
         self.reported_thought = details.get("reasoning_tokens") or self.reported_thought
         self.cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or self.cached
-        if not chunk.get("choices"):
-            return ""
-        choice = chunk["choices"][0]
-        delta = choice.get("delta") or {}
-        reasoning: str = next((delta[name] for name in _REASONING_FIELDS if delta.get(name)), "")
-        content: str = delta.get("content") or ""
-        self.num_events += bool(reasoning or content)
-        text = self._add_reasoning(reasoning) + self._add_content(content)
-        for call in delta.get("tool_calls") or ():
-            self.num_events += 1
-            text += self._add_content(self._write_call(call))
-        finish = choice.get("finish_reason")
-        if finish is not None:
-            if finish not in _REASONS:
-                raise EngineUnavailable(f"the server ended an answer with {finish!r}")
-            self.reason = _REASONS[finish]
-            if self.calls:
-                text += self._add_content(_CALL_END)
-            stop = choice.get("stop_reason", choice.get("matched_stop"))
-            if isinstance(stop, str):  # the server has cut it off
-                self.stop = stop
-                is_thought = bool(self.thought) and not self.content
-                text += self._add_reasoning(stop) if is_thought else self._add_content(stop)
+
+    def _end(self, finish: str, choice: Json) -> str:
+        """Record the end of the answer, and return the text that belongs to it."""
+        reason = END_REASONS.get(finish.lower())
+        if reason is None:
+            raise EngineUnavailable(f"the server ended an answer with {finish!r}")
+        self.reason = reason
+        if reason == "refused":
+            self.refusal = Refusal(f"the server ended the answer with {finish!r}")
+        text = self._add_content(_CALL_END) if self.calls else ""
+        stop = choice.get("stop_reason", choice.get("matched_stop"))
+        if isinstance(stop, str) and reason == "stop":  # the server has cut it off
+            self.stop = stop
+            is_thought = bool(self.thought) and not self.content
+            text += self._add_reasoning(stop) if is_thought else self._add_content(stop)
         return text
 
     def _write_call(self, call: Json) -> str:
@@ -129,12 +157,9 @@ class ChatAnswer:
         """Return the thought that this request has sent and the content after it."""
         if self.thought or self.has_begun:
             return self.thought, self.content
-        thought, closing, rest = self.content.partition(CLOSING)
-        is_open = self.is_in_thought or thought.lstrip().startswith(OPENING)
-        if closing and (is_open or OPENING not in thought):
-            content = rest.lstrip("\n")
-            return self.content.removesuffix(content), content
-        return (self.content, "") if is_open else ("", self.content)
+        thought = find_thought(self.content, is_open=self.is_in_thought)
+        content = "" if thought is None else self.content[thought.end :].lstrip("\n")
+        return ("", self.content) if thought is None else (self.content[: len(self.content) - len(content)], content)
 
     @property
     def token_ids(self) -> Tokens:

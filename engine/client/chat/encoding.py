@@ -14,10 +14,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from engine.protocol.thoughts import DELIMITERS, find_thought
 from engine.protocol.types import Prompt, TemplateKwargs, Tokens
 
-OPENING, CLOSING = "<think>", "</think>"
-"""The delimiters of thoughts."""
+OPENING, CLOSING = DELIMITERS[0]
+"""The delimiters of thoughts that a server sends apart from its content."""
 _MARK = b"\x01"
 """First byte of each id, so that leading zeros and empty pieces are kept."""
 _THOUGHT_MARK = b"\x02"
@@ -45,7 +46,8 @@ class Conversation:
     def has_open_thought(self) -> bool:
         """True if there is a thought whose end the server has not sent."""
         thought = self.written.removesuffix(self.answer)
-        return bool(thought) and CLOSING not in thought
+        span = find_thought(thought)
+        return bool(thought) and not (span is not None and span.is_closed)
 
 
 def encode_prompt(text: Prompt, template_kwargs: TemplateKwargs | None = None) -> Tokens:

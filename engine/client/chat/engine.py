@@ -13,7 +13,6 @@ tokens, or else what it writes, which is certain of itself.
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 import time
 from collections.abc import Sequence
@@ -21,21 +20,16 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 
 from engine.client.chat.answer import ChatAnswer
-from engine.client.chat.encoding import (
-    CLOSING,
-    count_tokens,
-    decode_prompt,
-    decode_text,
-    encode_prompt,
-    measure_thought,
-)
+from engine.client.chat.encoding import decode_prompt, decode_text, encode_prompt, measure_thought
+from engine.client.chat.judge import ChatJudge
 from engine.client.chat.options import PENALTIES, ChatOptions
+from engine.client.chat.requests import CHOICE, EFFORT, PATH, TOOLS, ChatRequests, format_response
 from engine.client.connection import Connection
 from engine.client.openai.request import branch_seed, routing_headers
 from engine.client.retries import Retries
-from engine.client.running import RunningRequest, RunningRequests, unsupported
-from engine.protocol.constraint import Constraint
+from engine.client.running import RunningRequest, RunningRequests
 from engine.protocol.request_checks import check_branches, find_setting_outside
+from engine.protocol.thoughts import find_thought
 from engine.protocol.types import (
     Branch,
     Completion,
@@ -49,7 +43,7 @@ from engine.protocol.types import (
     ModelInfo,
     NotSupported,
     Prompt,
-    ScoreItem,
+    Refusal,
     ScoreRequest,
     ScoreResult,
     TemplateKwargs,
@@ -57,15 +51,13 @@ from engine.protocol.types import (
 )
 from engine.protocol.wire import Json
 
-_EFFORT, _TOOLS, _CHOICE = "reasoning_effort", "tools", "tool_choice"
-"""The variables of chat templates that are fields of OpenAI's requests, too."""
 _SETTINGS = ("temperature", "top_p", *PENALTIES, "stop")
-_VERDICT_TOKENS = 16
-_UNLIKELY = -30.0
-"""Log-probability of a verdict that is not among the likeliest."""
-_SCORES_AT_ONCE = 16
 _LIST_SECONDS = 300.0
-_TOO_LONG = re.compile(r"context (length|window|size)|prompt is too long|too many tokens", re.IGNORECASE)
+_TOO_LONG = re.compile(
+    r"context[ _](length|window|size)|(prompt|input|request) is too (long|large)|too many tokens"
+    r"|maximum (number of tokens|allowed number of)|exceeds? .{0,40}(context|token limit)",
+    re.IGNORECASE,
+)
 """Words with which OpenAI, vLLM, llama.cpp, Anthropic and others refuse a conversation that exceeds the context."""
 
 
@@ -89,10 +81,8 @@ class ChatEngine:
         self._options = options
         self._running = RunningRequests()
         self._place = connection.url, connection.api_key
-        self._limit_field = "max_completion_tokens"
-        self._lists_likeliest = True
-        """False once the server has refused to list the likeliest tokens."""
-        self._slots = asyncio.Semaphore(_SCORES_AT_ONCE)
+        self._requests = ChatRequests(connection, options)
+        self._judge = ChatJudge(self._requests)
 
     async def generate(self, request: GenerateRequest, *, stream: bool = False) -> Events:
         self._check(request)
@@ -110,7 +100,11 @@ class ChatEngine:
     async def score(self, request: ScoreRequest) -> list[ScoreResult]:
         if request.probe or len(request.token_ids) < 2:
             raise self._cannot("score with a head; it can be a judge")
-        return list(await asyncio.gather(*(self._judge(request, *item) for item in enumerate(request.items))))
+        try:
+            return list(await asyncio.gather(*(self._judge.judge(request, *item) for item in enumerate(request.items))))
+        except EngineUnavailable:
+            _LISTS.pop(self._place, None)
+            raise
 
     async def abort(self, request_id: str) -> None:
         """Cancel the branches that this client has in flight; they end with the text received so far."""
@@ -128,11 +122,11 @@ class ChatEngine:
         generation_prompt: bool = True,  # noqa: ARG002
         template_kwargs: TemplateKwargs | None = None,
     ) -> Tokens:
-        names = set() if self._is_literal else set(template_kwargs or ()) - {_EFFORT, _TOOLS, _CHOICE}
+        names = set() if self._is_literal else set(template_kwargs or ()) - {EFFORT, TOOLS, CHOICE}
         if names:
             raise InvalidRequest(
                 f"the server at {self._connection.url} (chat) has no field for {min(names)!r}: of chat_template_kwargs "
-                f"give {_EFFORT} alone; a vLLM or SGLang takes all of them if its table in reasoner.toml says "
+                f"give {EFFORT} alone; a vLLM or SGLang takes all of them if its table in reasoner.toml says "
                 "prefill = 'continue_final_message'",
                 "chat_template_kwargs",
             )
@@ -151,7 +145,7 @@ class ChatEngine:
                 if not self._options.models:
                     raise
                 answer = {"data": [{"id": name} for name in self._options.models]}
-            listed = _LISTS[self._place] = _List({entry["id"]: entry for entry in answer["data"]})
+            listed = _LISTS[self._place] = _List(_read_list(answer, self._connection.source))
         known = listed.entries
         names = self._options.models or tuple(known)
         missing = [name for name in names if name not in known]
@@ -195,7 +189,7 @@ class ChatEngine:
 
     def _begin_answer(self, request: GenerateRequest, index: int, branch: Branch) -> ChatAnswer:
         conversation = decode_prompt([*request.prompt, *branch.generated])
-        is_in_thought = self._is_literal and conversation.has_open_thought and CLOSING not in conversation.answer
+        is_in_thought = self._is_literal and conversation.has_open_thought and find_thought(conversation.answer) is None
         has_begun = bool(conversation.answer) and not is_in_thought
         return ChatAnswer(index, branch, has_begun=has_begun, is_in_thought=is_in_thought, is_literal=self._is_literal)
 
@@ -221,14 +215,20 @@ class ChatEngine:
             except InvalidRequest as error:
                 if _TOO_LONG.search(str(error)) and _has_answers(running.request.prompt):
                     yield self._completion(running.request, answer, "context")
-                    return
-                running.fail(error)
-                break
+                else:
+                    yield self._refuse(running, answer, error)
+                return
             except EngineError as error:
-                running.fail(error)
-                break
+                yield self._refuse(running, answer, error)
+                return
         if answer.token_ids or running.failure is None:
             yield self._completion(running.request, answer, running.end_reason)
+
+    def _refuse(self, running: RunningRequest, answer: ChatAnswer, error: EngineError) -> Completion:
+        """Return the end of a branch that the server has refused for good, which says nothing about the others."""
+        answer.refusal = Refusal.of(error)
+        running.refuse(error)
+        return self._completion(running.request, answer, "refused")
 
     async def _stream(self, running: RunningRequest, answer: ChatAnswer) -> Events:
         request = running.request
@@ -236,70 +236,33 @@ class ChatEngine:
         if left < 1:
             yield self._completion(request, answer, "length")
             return
-        body = self._messages([*request.prompt, *answer.branch.generated, *answer.earlier]) | {
+        fields = self._requests.make_messages([*request.prompt, *answer.branch.generated, *answer.earlier]) | {
             "model": request.model,
             "seed": branch_seed(answer.branch),
             "stream": True,
             "stream_options": {"include_usage": True},
             **{name: getattr(request.sampling, name) for name in _SETTINGS if name != "stop" or request.sampling.stop},
             **({} if request.thinking_limit is None else self._options.limit_thought(request.thinking_limit, left)),
-            **_response_format(request.constraint),
+            **format_response(request.constraint),
         }
-        body = {name: value for name, value in body.items() if name not in self._options.omit}
         headers = routing_headers(request.request_id, request.lease)
+        source = self._connection.source
         while True:
+            body = self._requests.make_body(fields, left)
             try:
-                async with aclosing(
-                    self._connection.events("/v1/chat/completions", body | {self._limit_field: left}, headers)
-                ) as chunks:
+                events = self._connection.events(PATH, body, headers, counts_keep_alives=False)
+                async with aclosing(events) as chunks:
                     while (chunk := await running.next(chunks)) is not None:
-                        if text := answer.take(chunk):
+                        if text := answer.take(chunk, source):
                             yield Delta(answer.index, text, ())
                 break
             except TimeoutError:
                 answer.reason = answer.reason or running.end_reason
                 break
             except InvalidRequest as error:
-                if answer.num_events or not self._understands_other_limit(error):
+                if answer.num_events or not self._requests.understands_other_limit(error):
                     raise
-        if answer.reason is None:
-            raise EngineUnavailable(f"the server at {self._connection.url} ended its answer in the middle of a text")
-        yield self._completion(request, answer, answer.reason)
-
-    def _understands_other_limit(self, error: InvalidRequest) -> bool:
-        """Return True once, if the server refuses the newer name of the limit, which older servers do not know."""
-        if self._limit_field != "max_completion_tokens" or self._limit_field not in f"{error} {error.field}":
-            return False
-        self._limit_field = "max_tokens"
-        return True
-
-    def _messages(self, tokens: Sequence[int]) -> Json:
-        """Return the fields that hold the conversation and its template's variables. The thought is left out, unless
-        its end was not sent by the server, which goes on there.
-
-        Raises ``EngineError`` if the conversation ends in the middle of an answer and the server has no prefill.
-        """
-        conversation = decode_prompt(tokens)
-        messages: list[Json] = [*conversation.messages]
-        fields: Json = {"messages": messages}
-        if kwargs := conversation.template_kwargs:
-            kwargs = dict(kwargs)
-            if _TOOLS in kwargs:  # a server that continues texts leaves calls in the text, as its model writes them
-                fields |= {_TOOLS: kwargs.pop(_TOOLS)} | ({_CHOICE: "none"} if self._is_literal else {})
-            fields |= {"chat_template_kwargs": kwargs} if self._is_literal else kwargs
-        is_whole = self._is_literal and conversation.has_open_thought
-        answer = conversation.written if is_whole else conversation.answer
-        if not answer:
-            return fields
-        messages.append({"role": "assistant", "content": answer})
-        match self._options.prefill:
-            case "none":
-                raise self._cannot("go on after the beginning of an answer")
-            case "prefix":
-                messages[-1]["prefix"] = True
-            case "continue_final_message":
-                fields |= {"continue_final_message": True, "add_generation_prompt": False}
-        return fields
+        yield self._completion(request, answer, answer.check_end(source))
 
     def _completion(self, request: GenerateRequest, answer: ChatAnswer, reason: FinishReason) -> Completion:
         tokens = answer.token_ids
@@ -313,6 +276,7 @@ class ChatEngine:
             prompt_tokens=answer.prompt or len(request.prompt) + len(answer.branch.generated),
             cached_tokens=answer.cached,
             thought=measure_thought(tokens),
+            refusal=answer.refusal,
         )
 
     def _check(self, request: GenerateRequest) -> None:
@@ -332,66 +296,15 @@ class ChatEngine:
         check_branches(request)
 
     def _cannot(self, what: str) -> NotSupported:
-        return unsupported(self._connection.url, "chat", what)
-
-    # Scores.
-
-    async def _judge(self, request: ScoreRequest, index: int, item: ScoreItem) -> ScoreResult:
-        """Return the log-probabilities of verdicts after a conversation."""
-        tokens = [token for part in item.parts for token in (encode_prompt(part) if isinstance(part, str) else part)]
-        verdicts = [decode_text((token,)) for token in request.token_ids]
-        if request.max_compute is not None and len(tokens) + _VERDICT_TOKENS > request.max_compute:
-            return ScoreResult(index, None, len(tokens) + _VERDICT_TOKENS, 0)
-        async with self._slots:
-            answer = await self._ask_verdict(request.model, tokens)
-        try:
-            choice = answer["choices"][0]
-            text = str(choice["message"].get("content") or "").strip()
-        except (KeyError, IndexError, TypeError) as error:
-            raise EngineError(f"the answer of {self._connection.url} is not understood: {error!r}") from error
-        likeliest: dict[str, float] = {}
-        for entry in ((choice.get("logprobs") or {}).get("content") or [{}])[0].get("top_logprobs") or ():
-            likeliest.setdefault(str(entry["token"]).strip(), float(entry["logprob"]))
-        values = [likeliest.get(verdict, _UNLIKELY) for verdict in verdicts]
-        if max(values) == _UNLIKELY:
-            values = [0.0 if text.startswith(verdict) else _UNLIKELY for verdict in verdicts]
-        if max(values) == _UNLIKELY:
-            values = [0.0] * len(verdicts)  # no verdict: as likely as not
-        usage = answer.get("usage") or {}
-        cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
-        computed = (usage.get("prompt_tokens") or len(tokens)) - cached
-        computed += count_tokens(text, usage.get("completion_tokens"))
-        return ScoreResult(index, (tuple(values),), computed, cached)
-
-    async def _ask_verdict(self, model: str, tokens: Sequence[int]) -> Json:
-        body = self._messages(tokens) | {"model": model, "temperature": 0.0, self._limit_field: _VERDICT_TOKENS}
-        retries = Retries(should_wait=self._connection.should_wait)
-        while True:
-            more = {"logprobs": True, "top_logprobs": 20} if self._lists_likeliest else {}
-            try:
-                answer: Json = await self._connection.call("POST", "/v1/chat/completions", body | more)
-                return answer
-            except InvalidRequest as error:
-                if self._lists_likeliest and "logprobs" in f"{error} {error.field}":
-                    self._lists_likeliest = False
-                elif self._understands_other_limit(error):
-                    body["max_tokens"] = body.pop("max_completion_tokens")
-                else:
-                    raise
-            except EngineUnavailable as error:
-                _LISTS.pop(self._place, None)
-                wait = retries.next_wait(error, has_progress=False)
-                if wait is None:
-                    raise
-                await asyncio.sleep(wait)
+        return self._requests.cannot(what)
 
 
-def _response_format(constraint: Constraint | None) -> Json:
-    """Return OpenAI's field that holds an answer to a JSON Schema."""
-    if constraint is None:
-        return {}
-    schema = {"name": "answer", "schema": json.loads(constraint.value), "strict": True}
-    return {"response_format": {"type": "json_schema", "json_schema": schema}}
+def _read_list(answer: Json, source: str) -> dict[str, Json]:
+    """Return the models that a server lists, by id. Raises ``EngineUnavailable`` for an answer of another form."""
+    try:
+        return {str(entry["id"]): entry for entry in answer["data"]}
+    except (KeyError, TypeError) as error:
+        raise EngineUnavailable(f"{source} did not answer /v1/models with a list of models: {error!r}") from error
 
 
 def _has_answers(prompt: Sequence[int]) -> bool:

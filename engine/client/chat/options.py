@@ -27,6 +27,8 @@ class ChatOptions:
     DeepSeek) or with ``continue_final_message`` (vLLM, SGLang). With the first two only an answer whose stream was cut
     goes on: a search by steps needs a server that tells which stop string ended one. ``thinking_limit``: the field that
     limits a thought: ``thinking`` (Anthropic), ``reasoning`` (OpenRouter) or ``thinking_budget`` (Qwen, SiliconFlow).
+    ``verdict_tokens``: the most tokens of a judge's verdict, with its thought; by default few, and room for a thought
+    where the model was seen to think.
     """
 
     models: tuple[str, ...] = ()
@@ -34,6 +36,7 @@ class ChatOptions:
     omit: frozenset[str] = frozenset()
     prefill: Prefill = "none"
     thinking_limit: ThinkingLimit = "none"
+    verdict_tokens: int | None = None
 
     @property
     def is_literal(self) -> bool:

@@ -7,8 +7,16 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from engine.protocol.types import Branch, EngineError, EngineUnavailable, FinishReason, TokenLogprob, Tokens
+from engine.client.connection import not_a_completion
+from engine.protocol.types import Branch, EngineError, EngineUnavailable, FinishReason, Refusal, TokenLogprob, Tokens
 from engine.protocol.wire import Json
+
+END_REASONS: dict[str, FinishReason] = {
+    **dict.fromkeys(("stop", "eos", "end_turn", "stop_sequence", "tool_calls", "tool_use", "function_call"), "stop"),
+    **dict.fromkeys(("length", "max_tokens", "model_length"), "length"),
+    **dict.fromkeys(("content_filter", "sensitive", "safety", "refusal", "prohibited_content"), "refused"),
+}
+"""The reasons of OpenAI, and of servers that pass their own words on, in small letters."""
 
 _END_OF_TURN = re.compile(
     r"(<\|(im_end|eot_id|eom_id|end_of_text|endoftext|return|call)\|>|</s>|<\uff5cend\u2581of\u2581sentence\uff5c>)$"
@@ -26,6 +34,8 @@ class Answer:
     text: str = ""
     ids: list[int] = field(default_factory=list)
     reason: FinishReason | None = None
+    refusal: Refusal | None = None
+    """The reason of a server that has refused it."""
     stop: str | int | None = None
     logprob: float | None = None
     logprobs: list[TokenLogprob] = field(default_factory=list)
@@ -42,11 +52,18 @@ class Answer:
         left = self.branch.max_tokens - len(received)
         return replace(self.branch, generated=self.branch.generated + received, max_tokens=left)
 
-    def take(self, choice: Json, stops: tuple[str, ...]) -> str:
+    def take(self, choice: Json, stops: tuple[str, ...], source: str) -> str:
         """Add a choice of an event and return its text. ``stops``: the request's stop strings.
 
-        Raises ``EngineError`` for more tokens than were asked for.
+        Raises ``EngineError`` for more tokens than were asked for, and ``EngineUnavailable`` for a choice of another
+        form than OpenAI's, which names the server as ``source``.
         """
+        try:
+            return self._take(choice, stops)
+        except (AttributeError, KeyError, IndexError, TypeError, ValueError) as error:
+            raise not_a_completion(source, f"{type(error).__name__}: {error}") from error
+
+    def _take(self, choice: Json, stops: tuple[str, ...]) -> str:
         text: str = choice.get("text") or ""
         logprobs = choice.get("logprobs") or {}
         if choice.get("token_ids") is None:
@@ -62,11 +79,13 @@ class Answer:
         self._take_logprobs(choice.get("token_ids") or (), logprobs)
         finish = choice.get("finish_reason")
         if finish is not None:
-            if finish not in ("stop", "length"):
+            self.reason = END_REASONS.get(str(finish).lower())
+            if self.reason is None:
                 raise EngineUnavailable(f"the server ended a branch with {finish!r}")
-            self.reason = finish
+            if self.reason == "refused":
+                self.refusal = Refusal(f"the server ended the branch with {finish!r}")
             self.stop = choice.get("stop_reason", choice.get("matched_stop"))
-            if self.stop is None and finish == "stop":
+            if self.stop is None and self.reason == "stop":
                 whole = self.text + text
                 self.stop = next((stop for stop in stops if whole.endswith(stop)), None)
                 if self.stop is None and choice.get("token_ids"):
@@ -93,6 +112,14 @@ class Answer:
             pairs = [(_token_id(name), each) for name, each in (likeliest or {}).items()]
             top = tuple(sorted(((id, each) for id, each in pairs if id is not None), key=lambda pair: -pair[1]))
             self.logprobs.append(TokenLogprob(token, value, top))
+
+
+def read_choices(chunk: Json, source: str) -> list[Json]:
+    """Return the choices of an event, none if it has none. Raises ``EngineUnavailable`` for ones of another form."""
+    choices = chunk.get("choices") or []
+    if not isinstance(choices, list) or not all(isinstance(choice, dict) for choice in choices):
+        raise not_a_completion(source, "its 'choices' are no list of objects")
+    return choices
 
 
 def _token_id(name: str) -> int | None:

@@ -24,10 +24,10 @@ from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
 
-from engine.client.connection import Connection
+from engine.client.connection import Connection, not_a_completion
 from engine.client.health import warn_once
 from engine.client.local_tokenizer import load_tokenizer
-from engine.client.openai.answer import Answer
+from engine.client.openai.answer import Answer, read_choices
 from engine.client.openai.dialects import Dialect
 from engine.client.openai.request import completion_body, group_siblings, routing_headers
 from engine.client.openai.scoring import OpenAIScorer
@@ -47,6 +47,7 @@ from engine.protocol.types import (
     ModelInfo,
     NotSupported,
     Prompt,
+    Refusal,
     ScoreItem,
     ScoreRequest,
     ScoreResult,
@@ -304,8 +305,15 @@ class OpenAICompatibleEngine:
                     return
             except EngineError as error:
                 answers = [answer for answer in answers if answer.reason is None]
-                running.fail(self._explain(error, request))
-                break
+                if not isinstance(error, InvalidRequest):
+                    running.fail(error)
+                    break
+                error = self._explain(error, request)
+                running.refuse(error)
+                for answer in answers:
+                    answer.refusal = Refusal.of(error)
+                    yield self._completion(request, answer, "refused")
+                return
         for answer in answers:
             if answer.ids or running.failure is None:
                 yield self._completion(request, answer, running.end_reason)
@@ -321,14 +329,17 @@ class OpenAICompatibleEngine:
         body = completion_body(request, rests, prompt, self._dialect, stream=stream) | self._salt(request)
         headers = routing_headers(request.request_id, request.lease)
         left = dict(enumerate(answers))
-        async with aclosing(self._connection.events("/v1/completions", body, headers)) as chunks:
+        has_choices, source = False, self._connection.source
+        events = self._connection.events("/v1/completions", body, headers, counts_keep_alives=False)
+        async with aclosing(events) as chunks:
             try:
                 while (chunk := await running.next(chunks)) is not None:
-                    for choice in chunk.get("choices") or ():
+                    for choice in read_choices(chunk, source):
+                        has_choices = True
                         answer = left.get(choice.get("index", 0))
                         if answer is None:
                             raise EngineError(f"the server sent a sample with the index {choice.get('index')}")
-                        text = answer.take(choice, request.sampling.stop)
+                        text = answer.take(choice, request.sampling.stop, source)
                         if text:
                             # Token ids are sent once, at the end: servers split texts and tokens at different places.
                             yield Delta(answer.index, text, ())
@@ -346,10 +357,10 @@ class OpenAICompatibleEngine:
                 for answer in left.values():
                     answer.reason = answer.reason or running.end_reason
         for answer in left.values():
+            if answer.reason is None and not has_choices:
+                raise not_a_completion(source, "it has no 'choices'")
             if answer.reason is None:
-                raise EngineUnavailable(
-                    f"the engine at {self._connection.url} ended its answer in the middle of a branch"
-                )
+                raise EngineUnavailable(f"{source} ended its answer in the middle of a branch")
             await self._find_tokens(request.model, answer)
             yield self._completion(request, answer, answer.reason)
 
@@ -377,4 +388,5 @@ class OpenAICompatibleEngine:
             logprobs=None if request.sampling.logprobs is None else tuple(answer.logprobs),
             drafted_tokens=answer.accepted + answer.rejected,
             accepted_tokens=answer.accepted,
+            refusal=answer.refusal,
         )

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator
 from itertools import chain
 
+from engine.protocol.thoughts import find_thought
 from reasoner.answers import plain
 from reasoner.answers.extraction.choices import find_choice
 from reasoner.answers.extraction.flexible import find_last_choice, find_last_number
@@ -65,10 +66,10 @@ def extract_answer(text: str, spec: AnswerSpec | None = None, stopped: Extractio
 
 def strip_thinking(text: str) -> str | None:
     """Return the text after the thinking part, which is never searched; ``None`` while it is unfinished."""
-    thought = text.rfind("</think>")
-    if thought >= 0:
-        return text[thought + len("</think>") :]
-    return None if "<think>" in text else text
+    thought = find_thought(text)
+    if thought is None:
+        return text
+    return text[thought.end :] if thought.is_closed else None
 
 
 def _extract(spec: AnswerSpec, text: str, stopped: ExtractionStopped) -> str | None:

@@ -6,9 +6,10 @@ import re
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
+from engine.protocol.thoughts import DELIMITERS
 from engine.protocol.types import EngineClient, InvalidRequest, ModelInfo, NotSupported, Tokens
 from reasoner.jobs.thought_spec import ThoughtSpec
-from reasoner.thoughts import DELIMITERS, ThoughtFormat
+from reasoner.thoughts import ThoughtFormat
 
 _PIECE = re.compile(r"<[^>]*>|\[[^\]]*\]|[^<\[]+")
 _UNUSED = "\U0010fffd"

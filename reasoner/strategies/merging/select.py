@@ -12,8 +12,8 @@ from reasoner.jobs.selection import By, Schedule, SelectionRule
 from reasoner.jobs.spec import SELECTING_STRATEGY
 from reasoner.search.candidates import select_candidates
 from reasoner.search.search import Search
-from reasoner.strategies.base import Choice, Params, Strategy, VerifierUse, choose_best_scored, elect
-from reasoner.strategies.merging.tournament import hold_tournament
+from reasoner.strategies.base import Choice, Params, Strategy, VerifierUse, choose_best_scored, elect, weigh_by_score
+from reasoner.strategies.merging.tournament import find_players, hold_tournament
 from reasoner.tree import Node
 
 _USES: Mapping[SelectionRule | None, VerifierUse] = {
@@ -35,7 +35,7 @@ async def run(search: Search, params: Select) -> Choice:
     nodes = await search.add_candidates()
     rule = params.by or ("verifier" if search.has_verifier else "majority")
     if rule == "tournament":
-        choice = await hold_tournament(search, [node for node in nodes if node.solution.strip()], params.schedule)
+        choice = await hold_tournament(search, find_players(search, nodes), params.schedule)
         return replace(choice, ranking=_rank_players(nodes, choice.standings))
     if rule in ("verifier", "weighted"):
         await search.score(nodes)
@@ -50,7 +50,7 @@ async def run(search: Search, params: Select) -> Choice:
 async def _rank_by_votes(search: Search, nodes: Sequence[Node], *, is_weighted: bool) -> Choice:
     """Rank by the share of each candidate's answer; those without an answer come last."""
     voters = select_candidates(nodes, search.spec)
-    weights = {node: (node.score or 0.0) if is_weighted else 1.0 for node in voters}
+    weights = weigh_by_score(voters) if is_weighted else dict.fromkeys(voters, 1.0)
     counted = count_votes(await group_equivalent(voters, search.spec.answer, search.equivalence), weights)
     total = sum(vote.weight for vote, _ in counted)
     shares = {node: vote.weight / total if total else 0.0 for vote, members in counted for node in members}

@@ -20,7 +20,7 @@ from reasoner.search.candidates import list_finished
 from reasoner.search.search import Search
 from reasoner.strategies.base import Choice, Params, Strategy
 from reasoner.strategies.merging.schedules import SCHEDULES
-from reasoner.tree import Node
+from reasoner.tree import Node, Reads
 
 
 class Tournament(Params):
@@ -42,7 +42,14 @@ async def run(search: Search, params: Tournament) -> Choice:
     """
     async for _ in search.complete(*search.spread(params.n)):
         pass
-    return await hold_tournament(search, list_finished(search.root.walk()), params.schedule)
+    finished = find_players(search, list_finished(search.root.walk()))
+    return await hold_tournament(search, finished, params.schedule)
+
+
+def find_players(search: Search, nodes: Sequence[Node]) -> list[Node]:
+    """Return the solutions that have what the verifier reads, such as an answer after a thought."""
+    reads: Reads = getattr(search.spec.verifier, "reads", "all")
+    return [node for node in nodes if node.read_text(reads).strip()]
 
 
 async def hold_tournament(search: Search, players: Sequence[Node], schedule: ScheduleName) -> Choice:

@@ -7,7 +7,7 @@ process reward models: Snell et al. 2024, "Scaling LLM Test-Time Compute Optimal
 from __future__ import annotations
 
 from reasoner.search.search import Search
-from reasoner.strategies.base import Choice, Params, Samples, Strategy, choose_by_majority
+from reasoner.strategies.base import Choice, Params, Samples, Strategy, choose_by_majority, weigh_by_score
 
 
 class WeightedVote(Params):
@@ -19,7 +19,7 @@ async def run(search: Search, params: WeightedVote) -> Choice:
     async for arrived in search.complete(*search.spread(params.n)):
         await search.score([node for node in arrived if node.answer is not None])
     candidates = search.candidates()
-    return await choose_by_majority(search, candidates, {node: node.score or 0.0 for node in candidates})
+    return await choose_by_majority(search, candidates, weigh_by_score(candidates))
 
 
 STRATEGY = Strategy("weighted_vote", WeightedVote, run, needs_verifier=True, samples_several=True, votes=True)

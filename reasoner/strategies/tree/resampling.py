@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from reasoner.search.search import Search
-from reasoner.strategies.base import Choice, choose_by_majority, expand_and_score
+from reasoner.strategies.base import Choice, choose_by_majority, expand_and_score, weigh_by_score
 
 
 async def resampling_search(
@@ -30,4 +30,4 @@ async def resampling_search(
         if not parents:
             break
     candidates = await search.ensure_candidates()
-    return await choose_by_majority(search, candidates, {node: node.score or 0.0 for node in candidates})
+    return await choose_by_majority(search, candidates, weigh_by_score(candidates))

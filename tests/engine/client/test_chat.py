@@ -331,9 +331,3 @@ async def test_a_judge_without_log_probabilities_is_taken_at_its_word() -> None:
     await judge(hosted)
     assert len(hosted.bodies) == 3
     await hosted.engine.close()
-
-
-async def test_no_verdict_is_as_likely_as_not() -> None:
-    hosted = Hosted(lambda _: verdict("Perhaps"))
-    assert await judge(hosted) == (0.0, 0.0)
-    await hosted.engine.close()

@@ -16,7 +16,7 @@ from reasoner.sandbox.cells import CellLimits, Ending
 from reasoner.search.branch import InFlightBranch
 from reasoner.search.calls import CallRunner
 from reasoner.search.policies.policy import Policy
-from reasoner.thoughts import DELIMITERS
+from engine.protocol.thoughts import DELIMITERS
 from reasoner.tools.python import CallResult, PythonRunner
 from reasoner.tree import Node
 from tests.reasoner.search.test_thoughts_on_engine import POLICY
