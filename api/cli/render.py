@@ -103,6 +103,8 @@ def print_job(console: Console, job: Job, *, show_thought: bool = False) -> None
         if result.confidence is not None:
             console.print(Text(f"  confidence  {result.confidence:.2f}"))
         console.print(Text(f"  ended by    {result.finish_reason}"))
+        if result.note is not None:
+            console.print(Text(f"  note        {plain(result.note)}", style="yellow"))
         if show_thought and result.thought:
             console.print(Text(f"  thought     {plain(result.thought)}", style="dim"))
         for name, bill in result.usage_by_model.items():

@@ -23,6 +23,7 @@ export const REASON = {
   timeout: "cut by the time limit",
   cancelled: "cancelled while generating",
   pruned: "pruned by the search",
+  refused: "refused by the model's server",
   live: "still generating",
 };
 

@@ -8,7 +8,7 @@ from typing import Any, cast
 from pydantic import BaseModel
 
 from reasoner.jobs.event import Event
-from reasoner.tree import AnswerLevel, Origin, PartKind, read_answer_level, read_parts
+from reasoner.tree import AnswerLevel, Origin, PartKind, read_answer_level, read_parts, read_refusal
 
 
 class TreePart(BaseModel):
@@ -57,6 +57,8 @@ class TreeNode(BaseModel):
     """Model that wrote it, in a job with several."""
     verdicts: list[TreeVerdict] = []
     """Verdicts on its steps, by a verifier that writes."""
+    refusal: str | None = None
+    """The server's words, of a branch that it refused."""
     answer: str | None = None
     answer_level: AnswerLevel | None = None
     """``strict``: the solution states the answer; ``flexible``: it is its last number or choice letter."""
@@ -97,6 +99,8 @@ class TreeBuilder:
                 if data["final"]:
                     node.reason = node.state = data["reason"]
                     node.answer, node.answer_level = data["answer"], read_answer_level(data)
+                    refusal = read_refusal(data)
+                    node.refusal = None if refusal is None else refusal.message
             case "score":
                 nodes[data["node"]].scores += data["scores"]
                 nodes[data["node"]].score = data["score"]

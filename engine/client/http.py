@@ -9,7 +9,7 @@ from pathlib import Path
 
 from engine.client.chat.engine import ChatEngine
 from engine.client.chat.options import ChatOptions
-from engine.client.connection import Connection, hide_login
+from engine.client.connection import SILENCE_SECONDS, Connection, hide_login
 from engine.client.native import NativeEngine
 from engine.client.openai.dialects import DIALECTS
 from engine.client.openai.engine import OpenAICompatibleEngine
@@ -44,6 +44,7 @@ class HttpEngine(ForwardingEngine):
         should_wait: bool = True,
         throttle: Throttle | None = None,
         kinds: MutableMapping[str, str] | None = None,
+        silence_seconds: float = SILENCE_SECONDS,
     ) -> None:
         """Create a client without connecting. Raises ``InvalidRequest`` for any other URL.
 
@@ -54,11 +55,14 @@ class HttpEngine(ForwardingEngine):
         ``should_wait``: retry for a second or two while the server cannot be reached; not needed if a replica exists.
         ``throttle``: the limits of the server.
         ``kinds``: the dialects that clients of this process have detected, by URL without a login.
+        ``silence_seconds``: the time without any data after which an answer counts as lost.
         """
         if dialect is not None and dialect not in KINDS:
             raise InvalidRequest(f"dialect {dialect!r} must be one of {', '.join(KINDS)}", "dialect")
         self._chat = chat or ChatOptions()
-        self._connection = Connection(url, api_key=api_key, should_wait=should_wait, throttle=throttle)
+        self._connection = Connection(
+            url, api_key=api_key, should_wait=should_wait, throttle=throttle, silence_seconds=silence_seconds
+        )
         super().__init__(NativeEngine(self._connection))  # until another dialect is detected
         self._tokenizer = tokenizer
         self._dialect = dialect

@@ -233,6 +233,16 @@ class VerdictWriter:
                 )
             self._verdict = before
             self._labels[token] = value
+        await self._find_spellings()
+
+    async def _find_spellings(self) -> None:
+        """Add the tokens of the words among the labels in small and capital letters, where they are single ones."""
+        for label, value in self.format.labels.items():
+            others = {label.lower(), label.upper(), label.capitalize()} - {label}
+            for other in sorted(others) if len(label) > 1 and label.isalpha() else ():
+                tokens = await self._engine.tokenize(self.info.id, self.format.verdict + other, special=False)
+                if tokens[:-1] == self._verdict:
+                    self._labels.setdefault(tokens[-1], value)
 
 
 def _cost(completions: Sequence[Completion]) -> VerdictCost:

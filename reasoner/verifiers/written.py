@@ -130,7 +130,12 @@ class BudgetedVerdicts:
     async def _read_one(self, question: Question) -> Verdict:
         if not self._writer.fits(question.prompt):
             return Verdict((), (), VerdictCost())
-        return await self._writer.write(question.prompt, question.key)
+        try:
+            return await self._writer.write(question.prompt, question.key)
+        except InvalidRequest as error:  # such as a filter's, of this text alone
+            if error.field == "model":
+                raise
+            return Verdict((str(error),), (None,), VerdictCost())
 
     def _max_amount(self, questions: Sequence[Question]) -> Amount:
         costs = [self._writer.max_cost(question.prompt) for question in questions if self._writer.fits(question.prompt)]

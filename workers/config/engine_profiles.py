@@ -8,12 +8,13 @@ from typing import Annotated, Any, Self
 from pydantic import Field, field_validator, model_validator
 
 from engine.client.chat.options import DEFAULT_CONTEXT, ChatOptions, Prefill, ThinkingLimit
+from engine.client.connection import SILENCE_SECONDS
 from engine.client.http import CHAT, KINDS
 from engine.client.throttle import RateLimits
 from workers.config.api_key import WithApiKey
 from workers.config.types import check_url
 
-_CHAT_ONLY = ("context", "omit", "prefill", "thinking_limit")
+_CHAT_ONLY = ("context", "omit", "prefill", "thinking_limit", "verdict_tokens")
 
 
 class EngineProfile(WithApiKey):
@@ -46,6 +47,14 @@ class EngineProfile(WithApiKey):
         description="The field with which a chat server limits thoughts to a job's budget.thinking_tokens: thinking "
         "(Anthropic, 1024 tokens at least), reasoning (OpenRouter) or thinking_budget (Qwen's API, SiliconFlow); with "
         "none it is refused.",
+    )
+    verdict_tokens: Annotated[int, Field(ge=1)] | None = Field(
+        None,
+        description="The most tokens of a judge's verdict on a chat server, its thought included; by default 16, and "
+        "4,096 (a quarter of the context at most) once the model was seen to think.",
+    )
+    silence_seconds: Annotated[float, Field(gt=0)] = Field(
+        SILENCE_SECONDS, description="The time without any data after which an answer counts as lost."
     )
     prices: str | None = Field(
         None,
@@ -104,4 +113,6 @@ class EngineProfile(WithApiKey):
     @property
     def chat(self) -> ChatOptions:
         """The properties of a chat server."""
-        return ChatOptions(self.models, self.context, frozenset(self.omit), self.prefill, self.thinking_limit)
+        return ChatOptions(
+            self.models, self.context, frozenset(self.omit), self.prefill, self.thinking_limit, self.verdict_tokens
+        )

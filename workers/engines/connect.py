@@ -9,7 +9,7 @@ from pathlib import Path
 from pydantic import SecretStr
 
 from engine.client.chat.options import ChatOptions
-from engine.client.connection import hide_login
+from engine.client.connection import SILENCE_SECONDS, hide_login
 from engine.client.health import Health
 from engine.client.http import HttpEngine
 from engine.client.replicas import ReplicatedEngine
@@ -68,6 +68,7 @@ class Place:
     kind: str | None = None
     chat: ChatOptions | None = None
     throttle: Throttle | None = None
+    silence_seconds: float = SILENCE_SECONDS
 
     @property
     def key(self) -> str | None:
@@ -91,7 +92,8 @@ def list_places(settings: Settings, urls: Sequence[str] = (), *, redis: RedisCli
         limits = engine.limits
         throttle = LocalThrottle(limits) if redis is None else SharedThrottle(redis, name, limits)
         key = engine.read_api_key()
-        places.append(Place(engine.models, engine.url, key, engine.tokenizer, engine.kind, engine.chat, throttle))
+        place = Place(engine.models, engine.url, key, engine.tokenizer, engine.kind, engine.chat, throttle)
+        places.append(replace(place, silence_seconds=engine.silence_seconds))
     return places
 
 
@@ -111,6 +113,7 @@ def _connect_replicas(place: Place, health: Health, reports_health: bool) -> Rep
             should_wait=is_single,
             throttle=place.throttle,
             kinds=health.kinds,
+            silence_seconds=place.silence_seconds,
         )
         for url in place.urls
     }

@@ -8,6 +8,7 @@ import pytest
 
 from engine.core.local_engine import LocalEngine
 from engine.protocol.options import EngineOptions
+from engine.protocol.thoughts import DELIMITERS
 from engine.protocol.types import SamplingParams
 from reasoner.budget.ledger import Ledger
 from reasoner.budget.spec import Budget
@@ -16,7 +17,6 @@ from reasoner.sandbox.cells import CellLimits, Ending
 from reasoner.search.branch import InFlightBranch
 from reasoner.search.calls import CallRunner
 from reasoner.search.policies.policy import Policy
-from engine.protocol.thoughts import DELIMITERS
 from reasoner.tools.python import CallResult, PythonRunner
 from reasoner.tree import Node
 from tests.reasoner.search.test_thoughts_on_engine import POLICY
