@@ -96,6 +96,9 @@ def print_job(console: Console, job: Job, *, show_thought: bool = False) -> None
     console.print(Text(f"{job.id}  {job.status}", style="bold"))
     if job.error is not None:
         console.print(Text(f"  {job.error.code}: {plain(job.error.message)}", style="red"))
+    if job.waiting is not None:
+        tries = f"{job.waiting.attempts} attempts so far"
+        console.print(Text(f"  waiting     {job.waiting.reason}, {tries}: {plain(job.waiting.detail)}", style="yellow"))
     if result is not None:
         answer = "(none)" if result.answer is None else plain(result.answer)
         level = " (not stated as the answer: the last in the solution)" if result.answer_level == "flexible" else ""

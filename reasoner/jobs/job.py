@@ -14,7 +14,7 @@ from reasoner.jobs.spec import JobSpec
 from reasoner.tree import AnswerLevel
 
 Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
-FinishReason = Literal["answer", "budget", "no_answer", "cancelled"]
+FinishReason = Literal["answer", "budget", "no_answer", "cancelled", "engine_unavailable"]
 TERMINAL_STATUSES: frozenset[str] = frozenset({"completed", "incomplete", "failed", "cancelled"})
 
 
@@ -91,7 +91,8 @@ class JobResult(StrictModel):
     votes: list[Vote] = Field(default_factory=list)
     finish_reason: FinishReason
     """``answer``: the chosen solution states one; ``no_answer``: it states none, or no solution was finished, and the
-    text is the best one; ``budget``: the search ended because the budget did."""
+    text is the best one; ``budget``: the search ended because the budget did; ``engine_unavailable``: its engine failed
+    for longer than the job waits."""
     note: str | None = None
     """What to know about the choice, such as that the verifier gave no verdict on some solutions."""
     node: str | None
@@ -126,6 +127,18 @@ class Delivery(StrictModel):
     """Error of the last failed attempt."""
 
 
+class Waiting(StrictModel):
+    """What a job waits for whose engine has done nothing for it."""
+
+    reason: str
+    """``engine_unavailable``: it cannot be reached, or fails; ``engine_busy``: it has no capacity."""
+    detail: str
+    """The last failure, in the engine's words if it had any."""
+    since: float
+    attempts: int
+    """Number of attempts in a row that ended so."""
+
+
 class Job(StrictModel):
     """A job as the API shows it. Times are seconds since the epoch."""
 
@@ -145,5 +158,7 @@ class Job(StrictModel):
     usage: Usage = Field(default_factory=Usage)
     result: JobResult | None = None
     error: JobError | None = None
+    waiting: Waiting | None = None
+    """Present while the job waits for its engine, until the engine has done something for it."""
     delivery: Delivery | None = None
     """Webhook delivery, for an ended job that has a webhook."""

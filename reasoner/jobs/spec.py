@@ -29,6 +29,7 @@ MAX_ADDRESS_CHARS = 2048
 MAX_STOPS = 16
 MAX_STOP_CHARS = 256
 MAX_TEMPLATE_KWARGS = 32
+MAX_ENGINE_WAIT_SECONDS = 30 * 86_400.0
 PLACEHOLDER = "{problem}"
 DEFAULT_STRATEGY = "best_of_n"
 FALLBACK_STRATEGY = "self_consistency"
@@ -81,6 +82,9 @@ class PolicySpec(StrictModel):
         1.0,
         description="Its share of the samples, relative to the other weights; of ab_mcts's first round alone.",
     )
+
+
+EngineWait = Annotated[float, Field(gt=0, le=MAX_ENGINE_WAIT_SECONDS)]
 
 
 class JobSpec(StrictModel):
@@ -160,6 +164,11 @@ class JobSpec(StrictModel):
         "model may have their own.",
     )
     budget: Budget = Field(default_factory=Budget)
+    engine_wait_seconds: EngineWait | None = Field(
+        None,
+        description="Time for which the job waits for an engine that cannot be reached or fails, before it ends with "
+        "what it has; without it the service's. It is no part of budget.seconds, the time of work.",
+    )
     sampling: Sampling = Field(default_factory=Sampling)
     verifier: Verifier | None = Field(
         default_factory=PrmVerifier,

@@ -25,7 +25,7 @@ from reasoner.admission.defaults import ModelDefaults
 from reasoner.admission.effort import DEFAULT_EFFORTS, Effort
 from reasoner.budget.spec import MAX_BUDGET_SECONDS, MAX_BUDGET_TOKENS
 from reasoner.confidence.calibration import Calibration, CalibrationError
-from reasoner.jobs.spec import FALLBACK_STRATEGY
+from reasoner.jobs.spec import FALLBACK_STRATEGY, EngineWait
 from reasoner.strategies.registry import STRATEGIES
 from workers.config.address import HOST, PORT
 from workers.config.broker_address import parse_broker_url
@@ -119,6 +119,11 @@ class Settings(ModelSettings):
     )
     alive_file: Path | None = Field(
         None, description="The file that a worker touches each second while it can take jobs, for health checks."
+    )
+    engine_wait_seconds: EngineWait = Field(
+        3600.0,
+        description="The time for which a job waits for an engine that does nothing for it, before it ends with what it "
+        "has; a job may name its own.",
     )
     max_attempts: Annotated[int, Field(ge=1, le=100)] = Field(
         3, description="The maximum number of successive attempts of a job that lose their worker without progress."

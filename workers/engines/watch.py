@@ -13,7 +13,8 @@ from workers.store.jobs import JobStore
 
 CHECK_INTERVAL_SECONDS = 0.25
 MIN_WAKE_INTERVAL_SECONDS = 3.0
-"""The minimum time between two wake-ups while engines answer but fail all jobs."""
+MAX_WAKE_INTERVAL_SECONDS = 48.0
+"""The time between two wake-ups while engines answer but fail all jobs: doubled each time, up to the maximum."""
 
 log = structlog.get_logger("reasoner.engines")
 
@@ -35,6 +36,7 @@ class EngineWatch:
         self._clock = clock
         self._was_away = False
         self._woke_at = float("-inf")
+        self._interval = MIN_WAKE_INTERVAL_SECONDS
 
     async def run(self) -> None:
         while True:
@@ -49,14 +51,16 @@ class EngineWatch:
     async def check(self) -> int:
         """Check once. Return the number of jobs woken."""
         if not await self._store.has_jobs_waiting_for_engine():
-            self._was_away = False
+            self._was_away, self._interval = False, MIN_WAKE_INTERVAL_SECONDS
             return 0
         if not await self._is_engine_up():
-            self._was_away = True
+            self._was_away, self._interval = True, MIN_WAKE_INTERVAL_SECONDS
             return 0
         now = self._clock()
-        if not self._was_away and now < self._woke_at + MIN_WAKE_INTERVAL_SECONDS:
+        if not self._was_away and now < self._woke_at + self._interval:
             return 0
+        if not self._was_away and self._woke_at > float("-inf"):
+            self._interval = min(2 * self._interval, MAX_WAKE_INTERVAL_SECONDS)
         self._was_away, self._woke_at = False, now
         woken = await self._store.wake_jobs_waiting_for_engine()
         if woken:

@@ -16,8 +16,9 @@ from structlog.contextvars import bound_contextvars
 
 from engine.protocol.types import EngineBusy, EngineClient, EngineError, EngineUnavailable, InvalidRequest
 from reasoner.admission.validation import JobRefused
+from reasoner.best_so_far import choose_best_so_far
 from reasoner.budget.grant_source import JobParked
-from reasoner.jobs.job import JobError
+from reasoner.jobs.job import JobError, JobResult, Status
 from reasoner.jobs.journal import JobCancelled, Journal, LeaseLost
 from reasoner.jobs.spec import JobSpec
 from reasoner.run import JobOutcome
@@ -59,10 +60,12 @@ async def execute(
     shutting_down: asyncio.Event,
     lease: float,
     max_attempts: int,
+    engine_wait: float | None = None,
 ) -> None:
     """Run a job, if it can be claimed. No failure of the job raises.
 
-    ``shutting_down``: hands the job back as soon as it is set. ``lease``: in seconds.
+    ``shutting_down``: hands the job back as soon as it is set. ``lease``: in seconds. ``engine_wait``: the seconds for
+    which a job that names none waits for an engine that does nothing for it; by default without end.
     """
     worker = f"{socket.gethostname()}:{os.getpid()}"
     claim = await store.claim(job_id, lease=lease, max_attempts=max_attempts, worker=worker)
@@ -87,7 +90,7 @@ async def execute(
             active: Claim | None = claim
             while active is not None:
                 search = _search(active, store, engine, run, shutting_down, heartbeat, cancelled)
-                active = await _record_outcome(active, store, search)
+                active = await _record_outcome(active, store, search, engine_wait)
         except LeaseLost:
             log.warning("lease lost: another worker has the job")
         except BROKER_DOWN as error:
@@ -99,7 +102,9 @@ async def execute(
             await asyncio.wait({heartbeat})
 
 
-async def _record_outcome(claim: Claim, store: JobStore, search: Awaitable[JobOutcome]) -> Claim | None:
+async def _record_outcome(
+    claim: Claim, store: JobStore, search: Awaitable[JobOutcome], engine_wait: float | None
+) -> Claim | None:
     """Await the search and record its outcome. Return a claim to continue with if more tokens were granted."""
     try:
         outcome = await search
@@ -122,14 +127,8 @@ async def _record_outcome(claim: Claim, store: JobStore, search: Awaitable[JobOu
     except ShutdownRequested:
         await store.release(claim, reason="shutdown", detail="the worker was asked to stop")
         log.info("job handed back")
-    except EngineBusy as error:  # other jobs may go on, and it answers all the time: only the delay helps
-        delay = max(ENGINE_RETRY_SECONDS, error.retry_after or 0.0)
-        await store.release(claim, reason="engine_busy", detail=str(error), delay=delay)
-        log.warning("engine busy: job handed back", error=str(error), delay=delay)
     except EngineUnavailable as error:
-        delay = max(ENGINE_RETRY_SECONDS, error.retry_after or 0.0)
-        await store.release(claim, reason="engine_unavailable", detail=str(error), delay=delay)
-        log.warning("engine unavailable: job handed back", error=str(error))
+        await _wait_for_engine(claim, store, error, claim.spec.get("engine_wait_seconds") or engine_wait)
     except Exception as error:
         failure = _failure(error)
         await store.finish(claim, "failed", error=failure)
@@ -145,11 +144,42 @@ async def _record_outcome(claim: Claim, store: JobStore, search: Awaitable[JobOu
     return None
 
 
+async def _wait_for_engine(claim: Claim, store: JobStore, error: EngineUnavailable, patience: float | None) -> None:
+    """Hand the job back until its engine answers, or end it if it has waited as long as it may."""
+    # Other jobs may go on where an engine is busy, and it answers all the time: only the delay helps.
+    reason = "engine_busy" if isinstance(error, EngineBusy) else "engine_unavailable"
+    delay = max(ENGINE_RETRY_SECONDS, error.retry_after or 0.0)
+    release = await store.release(claim, reason=reason, detail=str(error), delay=delay, patience=patience)
+    if release.outcome != "exhausted":
+        log.warning("no answer from the engine: job handed back", reason=reason, error=str(error), delay=delay)
+        return
+    waited = f"{release.waited:.0f} s and {release.count} attempts without anything from the engine"
+    status, result, failure = await _end_with_best(claim, store, f"{waited}: {error}")
+    await store.finish(claim, status, result=result, error=failure)
+    log.error("engine given up: job ended", status=status, waited=release.waited, error=str(error))
+    tracing.describe({tracing.STATUS: status})
+
+
+async def _end_with_best(
+    claim: Claim, store: JobStore, message: str
+) -> tuple[Status, JobResult | None, JobError | None]:
+    """Return the end of a job whose engine is given up: with what it has paid for, or as a failure without any."""
+    spec = JobSpec.model_validate(claim.spec)
+    entries = await RedisJournal(store, claim).load()
+    best = choose_best_so_far(spec, entries)
+    if best is None or not best.text:
+        return "failed", None, JobError(code="engine_unavailable", message=message)
+    nodes = [entry.data for entry in entries if entry.type == "node" and entry.data["node"] == best.node]
+    status: Status = "completed" if nodes and nodes[-1]["reason"] in ("answer", "stop") else "incomplete"
+    return status, best.model_copy(update={"finish_reason": "engine_unavailable", "note": message}), None
+
+
 async def _hand_back_late(claim: Claim, store: JobStore, shutting_down: asyncio.Event) -> None:
     """Release the job when the broker is back, however long that takes, so that the attempt does not count."""
     while not shutting_down.is_set():
         with contextlib.suppress(*BROKER_DOWN):
-            if await store.release(claim, reason="broker_unavailable", detail="the worker could not reach the broker"):
+            detail = "the worker could not reach the broker"
+            if await store.release(claim, reason="broker_unavailable", detail=detail):
                 log.info("job handed back")
             return
         with contextlib.suppress(TimeoutError):

@@ -102,6 +102,7 @@ def make_worker(settings: Settings, run: RunJob | None = None) -> Celery:
                     shutting_down=shutting_down,
                     lease=settings.lease_seconds,
                     max_attempts=settings.max_attempts,
+                    engine_wait=live.now.engine_wait_seconds,
                 )
         finally:
             await engine.close()

@@ -41,6 +41,23 @@ class Claim:
         return round(self.lease * 1000)
 
 
+@dataclass(frozen=True, slots=True)
+class Release:
+    """The outcome of handing a job back.
+
+    ``exhausted``: it has waited for its engine as long as it may, for ``waited`` seconds and ``count`` attempts, and
+    its worker must end it.
+    """
+
+    outcome: Literal["ok", "lost", "exhausted"]
+    count: int = 0
+    waited: float = 0.0
+
+    def __bool__(self) -> bool:
+        """True if the job was handed back."""
+        return self.outcome == "ok"
+
+
 class Claims(RedisClient):
     """The operations of workers."""
 
@@ -75,7 +92,16 @@ class Claims(RedisClient):
         error_json = "null" if error is None else error.model_dump_json()
         return bool(await self.script("finish", claim.job_id, claim.token, status, result_json, error_json) == "ok")
 
-    async def release(self, claim: Claim, *, reason: str, detail: str, delay: float = 0.0) -> bool:
-        """Hand the job back to the queue without using up an attempt. ``delay``: seconds until it is due again."""
-        outcome = await self.script("release", claim.job_id, claim.token, round(delay * 1000), reason, detail)
-        return bool(outcome == "ok")
+    async def release(
+        self, claim: Claim, *, reason: str, detail: str, delay: float = 0.0, patience: float | None = None
+    ) -> Release:
+        """Hand the job back to the queue without using up an attempt. ``delay``: seconds until it is due again.
+
+        ``patience``: the seconds for which a job may wait for its engine; one that has is not handed back.
+        """
+        limit = 0 if patience is None else max(1, round(patience * 1000))
+        outcome, *wait = await self.script(
+            "release", claim.job_id, claim.token, round(delay * 1000), reason, detail, limit
+        )
+        releases, waited = (int(wait[0]), int(wait[1]) / 1000) if wait else (0, 0.0)
+        return Release(outcome, releases, waited)

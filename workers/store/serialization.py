@@ -66,7 +66,19 @@ def document(fields: dict[str, str]) -> JobDocument:
         "usage": usage_of(fields).model_dump(),
         "result": json.loads(fields.get("result", "null")),
         "error": json.loads(fields.get("error", "null")),
+        "waiting": _waiting(fields),
         "delivery": _delivery(fields),
+    }
+
+
+def _waiting(fields: dict[str, str]) -> dict[str, Any] | None:
+    if "waiting" not in fields or fields["status"] not in ("queued", "in_progress"):
+        return None
+    return {
+        "reason": fields["waiting"],
+        "detail": fields.get("detail", ""),
+        "since": int(fields.get("unserved", 0)) / 1000,
+        "attempts": int(fields.get("releases", 0)),
     }
 
 

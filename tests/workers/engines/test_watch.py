@@ -67,15 +67,21 @@ async def test_engines_are_probed_only_while_a_job_waits(store: JobStore) -> Non
     assert engines.asked == 1
 
 
-async def test_an_engine_that_answers_but_fails_every_job_wakes_jobs_at_an_interval(store: JobStore) -> None:
+async def test_an_engine_that_answers_but_fails_every_job_wakes_jobs_ever_less_often(store: JobStore) -> None:
     engines = Engines()
     watcher, job_id = watch(store, engines), await waiting(store)
     assert await watcher.check() == 1
-    for _ in range(3):
+    for factor in (1, 2, 4, 8, 16, 16, 16):
         await handed_back(store, job_id)
+        engines.now += factor * MIN_WAKE_INTERVAL_SECONDS - 0.1
         assert await watcher.check() == 0
-        engines.now += MIN_WAKE_INTERVAL_SECONDS
+        engines.now += 0.1
         assert await watcher.check() == 1
+    await handed_back(store, job_id)
+    engines.answer = False
+    assert await watcher.check() == 0
+    engines.answer = True
+    assert await watcher.check() == 1  # it was away, and has come back
 
 
 async def test_an_engine_that_returns_after_an_outage_wakes_jobs_at_once(store: JobStore) -> None:

@@ -232,7 +232,7 @@ class Jobs(RuleBasedStateMachine):
             owned = known.owned_by(claim)
             self.seen["ends by owners" if owned else "ends by others"] += 1
             if how == "release":
-                assert self.runner.run(self.store.release(claim, reason="engine_unavailable", detail="")) == owned
+                assert bool(self.runner.run(self.store.release(claim, reason="engine_unavailable", detail=""))) == owned
                 if owned:
                     if not known.cancelled:
                         known.attempt, known.stalled = known.attempt - 1, max(0, known.stalled - 1)

@@ -8,8 +8,16 @@ if status ~= 'in_progress' or current ~= token then
   return 'lost'
 end
 renew(id, lease)
-if waiting then
-  redis.call('HDEL', job, 'waiting', 'away')
+-- Tokens that nobody could use are no progress: a server that breaks off each answer would keep the job for ever.
+local function has_progress()
+  for i = 4, #ARGV, 5 do
+    if ARGV[i + 1] ~= 'lost' and redis.call('SISMEMBER', job .. ':keys', ARGV[i]) == 0 then
+      return true
+    end
+  end
+end
+if waiting and has_progress() then
+  forget_wait(id)
   append(id, 'job.resumed', '{"attempt":' .. attempt .. '}')
 end
 for i = 4, #ARGV, 5 do

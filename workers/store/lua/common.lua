@@ -4,7 +4,8 @@
 --   reasoner:job:ID          hash: spec, owner, origin, status, times, attempt, token (fencing), lease (its end),
 --                            term (its length), grace (1: prolonged without a heartbeat of the worker), seq, cancel,
 --                            stalled (consecutive attempts that wrote nothing new to the journal),
---                            waiting (why it was released), away (releases in a row that found no engine),
+--                            waiting (why it was released), detail (the engine's words), unserved (since when, ms),
+--                            releases (in a row for its engine), away (those among them that found none),
 --                            best (the result of its journal at the cancellation),
 --                            usage:*, form (data of the request that the route needs besides the spec)
 --   reasoner:job:ID:log      stream: the journal and the events, entry ids are SEQ-0
@@ -114,6 +115,11 @@ local function uncount_attempt(id)
   end
 end
 
+-- Forget for what a job has waited, since its engine has done something for it.
+local function forget_wait(id)
+  redis.call('HDEL', job_key(id), 'waiting', 'detail', 'unserved', 'releases', 'away')
+end
+
 -- Renew the lease after a sign of life of the worker.
 local function renew(id, lease)
   local ends = now_ms() + lease
@@ -131,6 +137,11 @@ local function set_back(by)
   end
   for _, id in ipairs(redis.call('ZRANGE', JOBS .. ':in_progress', 0, -1)) do
     redis.call('HINCRBY', job_key(id), 'lease', -by)
+  end
+  for _, id in ipairs(redis.call('ZRANGE', JOBS .. ':queued', 0, -1)) do
+    if redis.call('HEXISTS', job_key(id), 'unserved') == 1 then
+      redis.call('HINCRBY', job_key(id), 'unserved', -by)
+    end
   end
   for _, id in ipairs(redis.call('ZRANGE', WEBHOOKS, 0, -1)) do
     redis.call('HINCRBY', job_key(id), 'webhook:at', -by)

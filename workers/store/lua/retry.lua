@@ -35,7 +35,8 @@ else
   end
 end
 redis.call('HSET', job, 'attempt', 0, 'stalled', 0)
-redis.call('HDEL', job, 'finished', 'result', 'error', 'cancel', 'best', 'waiting', 'away', 'sent')
+redis.call('HDEL', job, 'finished', 'result', 'error', 'cancel', 'best', 'sent')
+forget_wait(id)
 set_in_list(id, ':dead')
 set_in_list(id, ':ended')
 redis.call('ZREM', WEBHOOKS, id) -- cancels the delivery of that end
