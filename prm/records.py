@@ -9,6 +9,8 @@ from pathlib import Path
 from types import UnionType
 from typing import Any
 
+from engine.protocol.json_lines import ENCODING, read_json_lines
+
 
 class BadRecord(ValueError):
     """A file cannot be read or has an invalid record; the message names the line and a correction."""
@@ -69,16 +71,14 @@ def _is_list_of(value: Any, kind: type | UnionType) -> bool:
 def read_records(path: Path) -> Iterator[JsonRecord]:
     """Yield the records of a JSONL file line by line, or of a file with one JSON array. Raises ``BadRecord``."""
     try:
-        with path.open(encoding="utf-8") as lines:
-            is_array = lines.read(1) == "["
-            lines.seek(0)
-            if is_array:
-                for number, item in enumerate(_parse(str(path), lines.read(), "a JSON array"), 1):
-                    yield _check(f"{path}, item {number}", item)
-                return
-            for number, line in enumerate(lines, 1):
-                if line.strip():
-                    yield _check(f"{path}, line {number}", _parse(f"{path}, line {number}", line, "JSON"))
+        _, first = next(read_json_lines(path), (0, ""))
+        if first.startswith("["):
+            content = path.read_text(encoding=ENCODING)
+            for number, item in enumerate(_parse(str(path), content, "a JSON array"), 1):
+                yield _check(f"{path}, item {number}", item)
+            return
+        for number, line in read_json_lines(path):
+            yield _check(f"{path}, line {number}", _parse(f"{path}, line {number}", line, "JSON"))
     except (OSError, UnicodeDecodeError) as error:
         raise BadRecord(f"{path} cannot be read: {error}") from None
 

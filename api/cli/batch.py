@@ -18,6 +18,7 @@ from api.cli.console import count_progress, print_json, result_console
 from api.cli.job_options import EXTRA, Strategy, build_strategy, name_strategy
 from api.cli.options import PageSize, ServiceOptions, expand_options
 from api.cli.render import plain
+from engine.protocol.json_lines import read_json_lines
 from reasoner.client import Client
 from reasoner.jobs.batch import Batch, BatchJob
 from reasoner.jobs.job import TERMINAL_STATUSES, Job
@@ -108,13 +109,11 @@ def cancel(batch_id: str, service: ServiceOptions) -> None:
 def _read_jobs(file: Path) -> list[dict[str, Any]]:
     """Return the jobs of a file, skipping empty lines. Raises ``typer.BadParameter``, which names a bad line."""
     try:
-        lines = file.read_text().splitlines()
+        lines = list(read_json_lines(file))
     except (OSError, UnicodeDecodeError) as error:
         raise typer.BadParameter(f"{file}: {error}", param_hint="FILE") from None
     jobs = []
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
+    for number, line in lines:
         try:
             job = json.loads(line)
         except json.JSONDecodeError as error:

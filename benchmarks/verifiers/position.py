@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.core.local_engine import LocalEngine
+from engine.protocol.json_lines import read_json_lines
 from reasoner.jobs.journal import MemoryJournal
 from reasoner.jobs.spec import JobSpec
 from reasoner.run import run_job
@@ -43,7 +44,7 @@ async def measure_position(cases: Path) -> dict[str, float]:
 def pair_solutions(cases: Path) -> dict[str, tuple[str, str]]:
     """Return by problem a solution with the right answer and one without."""
     found: dict[str, dict[bool, str]] = defaultdict(dict)
-    for line in cases.read_text().splitlines():
+    for _, line in read_json_lines(cases):
         case: dict[str, Any] = json.loads(line)
         found[case["problem"]][case["final_answer_correct"]] = "\n\n".join(case["steps"])
     return {problem: (both[True], both[False]) for problem, both in found.items() if len(both) == 2}

@@ -14,6 +14,7 @@ from engine.attention.projections import normalize_and_rotate
 from engine.models.decoder import LayerBuilder
 from engine.models.dense_attention import attend_densely
 from engine.models.families import DecoderConfig
+from engine.protocol.json_lines import ENCODING, read_json_lines
 from engine.protocol.types import EngineError
 from engine.text.tokenizer import Tokenizer
 from engine.weights.formats.registry import MatrixReader
@@ -119,9 +120,8 @@ class DenseAttention:
 
 def _texts(path: Path) -> list[str]:
     try:
-        content = path.read_text(encoding="utf-8")
         if path.suffix != ".jsonl":
-            return [content]
-        return [str(json.loads(line)["text"]) for line in content.splitlines() if line.strip()]
+            return [path.read_text(encoding=ENCODING)]
+        return [str(json.loads(line)["text"]) for _, line in read_json_lines(path)]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise EngineError(f"{path} is no calibration file (text, or .jsonl with 'text'): {error!r}") from None

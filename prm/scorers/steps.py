@@ -94,7 +94,7 @@ class StepScorer:
         Empty ones are left out, and the last one unless it is ``complete`` or a separator follows it, since the score
         of a partial or empty step is meaningless for pruning.
         """
-        pieces = text.split(self.separator)
+        pieces = unify_line_ends(text).split(self.separator)
         if not complete:
             pieces.pop()
         return tuple(piece.strip() for piece in pieces if piece.strip())
@@ -129,6 +129,11 @@ class StepScorer:
             if len(self._increments) > _MAX_CACHED_INCREMENTS:
                 del self._increments[next(iter(self._increments))]
         return pieces
+
+
+def unify_line_ends(text: str) -> str:
+    """Return the text with a line feed at the end of each line, however its writer ends them."""
+    return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def aggregate(scores: Sequence[float], how: str) -> float:

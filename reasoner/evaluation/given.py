@@ -16,6 +16,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from engine.protocol.json_lines import read_json_lines
 from reasoner.answers.equivalence import Equivalence
 from reasoner.answers.spec import AnswerSpec
 from reasoner.answers.votes import count_votes, group_equivalent
@@ -83,11 +84,11 @@ def read_questions(path: Path, limit: int | None = None) -> list[GivenQuestion]:
     """Return the questions of a file. Raises ``SuiteError`` that names the line and what would be right."""
     questions: list[GivenQuestion] = []
     try:
-        lines = path.read_text().splitlines()
+        lines = list(read_json_lines(path))
     except (OSError, UnicodeDecodeError) as error:
         raise SuiteError(f"{path}: {error}") from None
-    for number, line in enumerate(lines, 1):
-        if line.strip() and (limit is None or len(questions) < limit):
+    for number, line in lines:
+        if limit is None or len(questions) < limit:
             questions.append(_parse(f"{path}, line {number}", f"{path.stem}-{number}", line))
     if not questions:
         raise SuiteError(f"{path} holds no question: it needs one JSON object a line")

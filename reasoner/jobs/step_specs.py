@@ -57,7 +57,10 @@ class SeparatorSteps(StepRule):
 
     @property
     def stops(self) -> tuple[str, ...]:
-        return (self.text,)
+        """The text, and where it ends lines, the same with carriage returns."""
+        if "\n" not in self.text or "\r" in self.text:
+            return (self.text,)
+        return (self.text, self.text.replace("\n", "\r\n"))
 
 
 class MarkerSteps(StepRule):
@@ -91,7 +94,7 @@ class SentenceSteps(StepRule):
 
     @property
     def stops(self) -> tuple[str, ...]:
-        return tuple(mark + after for mark in ".?!" for after in " \n")
+        return tuple(mark + after for mark in ".?!" for after in " \n\r")
 
 
 def get_step_rule(value: Any) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from prm.scorers.steps import unify_line_ends
 from prm.scorers.templates import Value
 from prm.scorers.verdict_formats import open_check_format, parse_check_template, with_changes
 from reasoner.jobs.verifier_specs import GenerativeVerifier
@@ -52,7 +53,7 @@ class GenerativeNodeScorer:
 
     async def _ask(self, node: Node) -> list[Question]:
         """Return the questions about a node: for each step that it adds, or for its end, one for each criterion."""
-        text = self._read(node)
+        text = unify_line_ends(self._read(node))
         steps = [step.strip() for step in text.split(STEP_SEPARATOR) if step.strip()]
         first = len(steps) - 1
         if self._verifier.by_step:

@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.progress import track
 from tokenizers import Tokenizer
 
+from engine.protocol.json_lines import read_json_lines
 from reasoner.evaluation.suites.countdown import Move, moves
 from reasoner.evaluation.suites.problem import Problem
 from recipes.bundled import SHIPPED, WORK, model
@@ -167,7 +168,7 @@ class OwnThoughts:
         for path in sorted(FOLDER.glob("*.jsonl")):
             if path.name not in self.read:
                 self.read.add(path.name)
-                for line in path.read_text().splitlines():
+                for _, line in read_json_lines(path):
                     record = json.loads(line)
                     self.thoughts.append((record["index"], record["ids"]))
 

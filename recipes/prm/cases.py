@@ -21,6 +21,7 @@ from rich.progress import Progress
 
 from engine.core.local_engine import LocalEngine
 from engine.protocol.types import Branch, Completion, GenerateRequest, SamplingParams
+from prm.scorers.steps import unify_line_ends
 from reasoner.evaluation.suites.problem import Problem
 from reasoner.evaluation.suites.registry import SUITES, check_answer, get_family, load_problems
 from recipes.prm import SHIPPED, WORK
@@ -50,7 +51,7 @@ def cases(problem: Problem, texts: Sequence[str], generator: str) -> Iterator[di
     """Yield the first solution with an error and the first without, in ProcessBench's format."""
     kinds: set[bool] = set()
     for number, text in enumerate(texts):
-        steps = [step.strip() for step in text.split(SEPARATOR) if step.strip()]
+        steps = [step.strip() for step in unify_line_ends(text).split(SEPARATOR) if step.strip()]
         if not steps:
             continue
         labels = label_steps(problem, steps)

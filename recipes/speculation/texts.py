@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from engine.core.local_engine import LocalEngine
+from engine.protocol.json_lines import read_json_lines
 from engine.protocol.types import Branch, Completion, GenerateRequest, InvalidRequest, SamplingParams
 from engine.text.tokenizer import Tokenizer
 from reasoner.evaluation.suites.registry import POLICY_SUITES, get_family, load_problems
@@ -52,7 +53,7 @@ class Prompts:
 
     def __init__(self, file: Path | None, temperature: float) -> None:
         """``temperature``: for the lines of a file; suites have their own. Every third text is greedy."""
-        self._lines = None if file is None else [line for line in file.read_text("utf-8").splitlines() if line.strip()]
+        self._lines = None if file is None else [line for _, line in read_json_lines(file)]
         self._temperature = temperature
         if self._lines is not None and len(self._lines) < HELD_OUT:
             raise SystemExit(f"{file} has {len(self._lines)} prompts; at least {HELD_OUT} are needed")
@@ -106,7 +107,7 @@ class Author:
                     new = path.with_suffix(".new")
                     new.write_text("".join(json.dumps(asdict(text)) + "\n" for text in made))
                     os.replace(new, path)
-                found += [Text(**json.loads(line)) for line in path.read_text().splitlines()]
+                found += [Text(**json.loads(line)) for _, line in read_json_lines(path)]
                 shard += 1
                 bar.update(task, completed=sum(len(text.tokens) for text in found))
         return found

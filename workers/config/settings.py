@@ -122,8 +122,8 @@ class Settings(ModelSettings):
     )
     engine_wait_seconds: EngineWait = Field(
         3600.0,
-        description="The time for which a job waits for an engine that does nothing for it, before it ends with what it "
-        "has; a job may name its own.",
+        description="The time for which a job waits for an engine that does nothing for it, before it ends with what "
+        "it has; a job may name its own.",
     )
     max_attempts: Annotated[int, Field(ge=1, le=100)] = Field(
         3, description="The maximum number of successive attempts of a job that lose their worker without progress."

@@ -254,8 +254,8 @@ class OpenAICompatibleEngine:
             return error
         return InvalidRequest(
             f"the vLLM at {self._connection.url} takes fewer than {count} stop strings: start it with "
-            f"VLLM_MAX_STOP_STRINGS={count}, or choose 'steps' with fewer of them (one for a separator, two for each "
-            "word of markers, six for sentences), or fewer strings in 'stop'",
+            f"VLLM_MAX_STOP_STRINGS={count}, or choose 'steps' with fewer of them (two for a separator, two for each "
+            "word of markers, nine for sentences), or fewer strings in 'stop'",
             "steps",
         )
 

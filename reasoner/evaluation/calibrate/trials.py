@@ -16,6 +16,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from engine.protocol.json_lines import read_json_lines
 from engine.protocol.types import EngineClient
 from reasoner.answers.canonical import canonicalize
 from reasoner.answers.equivalence import Equivalence
@@ -106,7 +107,7 @@ class TrialFile:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(head + "\n")
             return
-        lines = path.read_text().splitlines()
+        lines = [line for _, line in read_json_lines(path)]
         if not lines or lines[0] != head:
             raise CalibrationError(f"{path} holds other measurements ({lines[:1]}); remove it or name another --out")
         for number, line in enumerate(lines[1:], start=2):

@@ -13,6 +13,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from engine.protocol.json_lines import read_json_lines
 from reasoner.answers.equivalence import Equivalence
 from reasoner.answers.extraction.extract import extract_answer
 from reasoner.evaluation.suites.problem import Problem
@@ -30,19 +31,18 @@ def open_file(path: Path, limit: int | None) -> Suite:
     problems: list[Problem] = []
     format_name = ""
     try:
-        with path.open("rb") as lines:
-            for number, line in enumerate(lines, 1):
-                if len(problems) == limit:
-                    break
-                if not line.strip():
-                    continue
-                where = f"{path}, line {number}"
-                record = _parse_record(where, line)
-                format_name = format_name or _detect_format(where, record)
-                parse = _parse_gsm8k if format_name == "gsm8k" else _parse_math
-                problems.append(parse(where, f"{path.stem}-{number}", record))
+        for number, line in read_json_lines(path):
+            if len(problems) == limit:
+                break
+            where = f"{path}, line {number}"
+            record = _parse_record(where, line)
+            format_name = format_name or _detect_format(where, record)
+            parse = _parse_gsm8k if format_name == "gsm8k" else _parse_math
+            problems.append(parse(where, f"{path.stem}-{number}", record))
     except OSError as error:
         raise SuiteError(f"{path}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise SuiteError(f"{path}: not UTF-8 ({error})") from None
     if not problems:
         raise SuiteError(f"{path} holds no problem: it needs one JSON object a line")
     return Suite(path.stem, problems, same_mathematics, TEMPERATURE, "math")
@@ -59,11 +59,9 @@ def read_gold(text: str) -> str:
     return mark[1].replace(",", "") if mark else text.strip()
 
 
-def _parse_record(where: str, line: bytes) -> dict[str, Any]:
+def _parse_record(where: str, line: str) -> dict[str, Any]:
     try:
         record = json.loads(line)
-    except UnicodeDecodeError:
-        raise SuiteError(f"{where}: not UTF-8") from None
     except ValueError as error:
         raise SuiteError(f"{where}: not JSON ({error}); each line is one JSON object") from None
     if not isinstance(record, dict):

@@ -131,9 +131,7 @@ async def test_time_and_attempts_are_both_needed(store: JobStore, url: str, erro
     assert (await attempt(store, job_id, error=error)).status == "failed"
 
 
-async def test_a_result_of_the_engine_begins_the_wait_anew_and_unusable_tokens_do_not(
-    store: JobStore, url: str
-) -> None:
+async def test_a_result_begins_the_wait_anew_and_unusable_tokens_do_not(store: JobStore, url: str) -> None:
     job_id = await submit(store)
     for index in range(6):
         pass_time(url, job_id, 40) if index else None

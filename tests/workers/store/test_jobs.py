@@ -228,6 +228,7 @@ async def test_a_cancelled_job_without_a_worker_gets_the_result_of_its_journal(
         "confidence": None,
         "votes": [],
         "finish_reason": "cancelled",
+        "note": None,
         "node": "0",
         "logprobs": None,
         "alternatives": [],

@@ -1,0 +1,21 @@
+"""JSON Lines files as other programs write them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+ENCODING = "utf-8-sig"
+"""UTF-8, with a byte order mark or without."""
+
+
+def read_json_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield the lines that are not blank, each with its number from 1.
+
+    A line ends at a line feed, a carriage return, both or the file's end. Other separators, such as U+2028, may stand
+    within a JSON text. Raises ``OSError``, and ``UnicodeDecodeError`` for another encoding than UTF-8.
+    """
+    with path.open(encoding=ENCODING) as lines:
+        for number, line in enumerate(lines, 1):
+            if content := line.strip().lstrip("\ufeff"):
+                yield number, content
