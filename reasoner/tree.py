@@ -9,8 +9,9 @@ from hashlib import blake2b
 from itertools import pairwise
 from typing import Any, Literal
 
+from engine.protocol.refusal import Refusal
 from engine.protocol.thoughts import split_thought
-from engine.protocol.types import EngineError, Refusal
+from engine.protocol.types import EngineError, InvalidRequest
 
 Reason = Literal[
     "step",
@@ -303,7 +304,8 @@ def find_refusal(root: Node) -> EngineError | None:
     refusals = [node.refusal for node in nodes if node.refusal is not None]
     if not refusals or any(node.reason in _ENDED for node in nodes):
         return None
-    return refusals[0].to_error()
+    first = refusals[0]
+    return InvalidRequest(first.message, first.field) if first.is_invalid else EngineError(first.message)
 
 
 def read_answer_level(data: Mapping[str, Any]) -> AnswerLevel | None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from engine.protocol.constraint import Constraint
+from engine.protocol.refusal import Refusal
 
 Tokens = tuple[int, ...]
 Prompt = str | Sequence[dict[str, Any]]
@@ -50,8 +51,7 @@ class NotSupported(EngineError):
 class EngineUnavailable(EngineError):
     """The engine could not be reached or returned a server error; the same request may succeed later.
 
-    ``retry_after``: the seconds after which the server expects to serve it, if it told.
-    """
+    ``retry_after``: the seconds after which the server expects to serve it, if it told."""
 
     def __init__(self, message: str = "", retry_after: float | None = None) -> None:
         super().__init__(message)
@@ -67,31 +67,12 @@ class EngineBusy(EngineUnavailable):
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
-    """Reason for which a server refuses a branch for good: its own words, and the field that is invalid, if one is."""
-
-    message: str
-    field: str | None = None
-    is_invalid: bool = False
-    """True if the request is one that can never be served."""
-
-    @classmethod
-    def of(cls, error: Exception) -> Refusal:
-        return cls(str(error), getattr(error, "field", None), isinstance(error, InvalidRequest))
-
-    def to_error(self) -> EngineError:
-        """Return the exception for a job of which nothing else is left."""
-        return InvalidRequest(self.message, self.field) if self.is_invalid else EngineError(self.message)
-
-
-@dataclass(frozen=True, slots=True)
 class SamplingParams:
     """Sampling parameters of a request.
 
     The logits are modified by ``logit_bias``, the penalties and ``min_tokens`` (``logits_processors``), divided
     by ``temperature`` (0 means greedy: argmax) and filtered by ``top_k`` (0 is off), ``top_p`` (1 is off) and ``min_p``
-    (0 is off), in this order. ``stop`` strings end a branch as soon as the generated text contains one.
-    """
+    (0 is off), in this order. ``stop`` strings end a branch as soon as the generated text contains one."""
 
     temperature: float = 1.0
     top_k: int = 0
@@ -104,8 +85,7 @@ class SamplingParams:
     """Applied, like ``presence_penalty``, to generated tokens including ``Branch.generated``; 0 is off."""
     penalty_start: int | None = None
     """The position in the prompt from which its tokens count as generated for both; by default its end. A search sends
-    the beginning of a solution as a part of the prompt.
-    """
+    the beginning of a solution as a part of the prompt."""
     logit_bias: tuple[tuple[int, float], ...] = ()
     """Pairs of a token id and the bias added to its logit."""
     min_tokens: int = 0
@@ -113,8 +93,7 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
     include_stop_str_in_output: bool = True
     """True to keep in the text the stop string that ended it and the rest of its last token, which a search sends
-    again. Does not affect the tokens.
-    """
+    again. Does not affect the tokens."""
     stop_token_ids: Tokens = ()
     ignore_eos: bool = False
     logprobs: int | None = None
@@ -144,12 +123,10 @@ class Branch:
     generated: Tokens = ()
     sibling: tuple[int, int] | None = None
     """The key of the parent and the place among its branches. Servers that seed the samples of one request one after
-    the other get siblings as one request; it changes nothing on our engine.
-    """
+    the other get siblings as one request; it changes nothing on our engine."""
     constraint_start: int | None = None
     """The position in the prompt and ``generated`` together from which the request's constraint holds; by default the
-    end of the prompt.
-    """
+    end of the prompt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,8 +144,7 @@ class GenerateRequest:
     """The higher, the earlier the request starts and the later it is preempted when memory runs out."""
     lease: str | None = None
     """The name under which the engine keeps the request's KV cached until ``EngineClient.release``: the job's id.
-    Affects speed only, never results.
-    """
+    Affects speed only, never results."""
     cache_salt: str | None = None
     """The salt of cached prefixes, which are shared only among requests with the same salt."""
     draft: bool = True
@@ -303,7 +279,7 @@ class ScoreResult:
     """The number of tokens computed or, if ``values`` is ``None``, the number needed."""
     cached_tokens: int
     unread: str | None = None
-    """What a judge wrote that is no verdict, or the words with which its server refused; ``values`` is then empty."""
+    """A judge's text that is no verdict, or the words with which its server refused; ``values`` is then empty."""
 
 
 @dataclass(frozen=True, slots=True)

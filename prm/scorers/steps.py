@@ -47,7 +47,7 @@ class Reading:
     computed: int
     cached: int
     unread: str | None = None
-    """What the verifier said that is no verdict, or the words with which its server refused."""
+    """The verifier's text that is no verdict, or the words with which its server refused."""
 
 
 async def read_scores(

@@ -94,7 +94,7 @@ class JobResult(StrictModel):
     text is the best one; ``budget``: the search ended because the budget did; ``engine_unavailable``: its engine failed
     for longer than the job waits."""
     note: str | None = None
-    """What to know about the choice, such as that the verifier gave no verdict on some solutions."""
+    """A remark on the choice, such as that the verifier gave no verdict on some solutions."""
     node: str | None
     """Id of the chosen leaf of the search tree."""
     logprobs: list[TokenProbability] | None = None
@@ -128,7 +128,7 @@ class Delivery(StrictModel):
 
 
 class Waiting(StrictModel):
-    """What a job waits for whose engine has done nothing for it."""
+    """The reason for which a job waits: its engine has done nothing for it."""
 
     reason: str
     """``engine_unavailable``: it cannot be reached, or fails; ``engine_busy``: it has no capacity."""

@@ -6,7 +6,8 @@ from collections.abc import Awaitable, Callable, Collection, Hashable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from engine.protocol.types import Completion, Refusal, SamplingParams
+from engine.protocol.refusal import Refusal
+from engine.protocol.types import Completion, SamplingParams
 from reasoner.budget.prices import NO_AMOUNT, Amount
 from reasoner.budget.usage import Usage
 from reasoner.confidence.token_confidence import compute_token_confidence

@@ -16,13 +16,13 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import partial
 
+from engine.protocol.refusal import Refusal
 from engine.protocol.types import (
     Branch,
     Completion,
     EngineError,
     EngineUnavailable,
     GenerateRequest,
-    Refusal,
     SamplingParams,
 )
 from reasoner.deadline import run_unless

@@ -76,8 +76,7 @@ def make_worker(settings: Settings, run: RunJob | None = None) -> Celery:
     app = make_celery(settings)
     if settings.alive_file is not None:
         touch_while_consuming(app, settings.alive_file)
-    health = Health()
-    shutdown_signal = ShutdownSignal()
+    health, shutdown_signal = Health(), ShutdownSignal()
     worker_shutting_down.connect(shutdown_signal.set, weak=False)
     setup_logging.connect(configure_logging, weak=False)
     children = contextlib.ExitStack()

@@ -13,8 +13,9 @@ from engine.client.chat.content import read_message
 from engine.client.chat.encoding import CLOSING, OPENING, encode_answer, encode_text, measure_thought
 from engine.client.connection import not_a_completion
 from engine.client.openai.answer import END_REASONS, read_choices
+from engine.protocol.refusal import Refusal
 from engine.protocol.thoughts import find_thought
-from engine.protocol.types import Branch, EngineUnavailable, FinishReason, Refusal, Tokens
+from engine.protocol.types import Branch, EngineUnavailable, FinishReason, Tokens
 from engine.protocol.wire import Json
 
 _CALL_END = "}\n</tool_call>"
@@ -67,8 +68,8 @@ class ChatAnswer:
             raise not_a_completion(source, f"{type(error).__name__}: {error}") from error
 
     def _take(self, chunk: Json, source: str) -> str:
-        self._take_usage(chunk.get("usage") or {})
         choices = read_choices(chunk, source)
+        self._take_usage(chunk.get("usage") or {})
         if not choices:
             self.other_fields |= chunk.keys()
             return ""

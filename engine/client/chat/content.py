@@ -8,7 +8,7 @@ from engine.client.connection import not_a_completion
 from engine.protocol.wire import Json
 
 _REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking", "reasoning_details")
-"""Of DeepSeek, SGLang, LiteLLM and older vLLM; of OpenRouter, Groq and newer vLLM; of Ollama; parts, of OpenRouter."""
+"""Fields of DeepSeek, SGLang, LiteLLM and older vLLM; of OpenRouter, Groq and newer vLLM; of Ollama; of OpenRouter."""
 _THOUGHT_TYPES = ("thinking", "reasoning", "thought")
 """Beginnings of the types of parts that are thoughts."""
 _HIDDEN_TYPES = ("redacted_thinking", "reasoning.encrypted")

@@ -48,7 +48,7 @@ Likeliest = Sequence[tuple[str, Mapping[str, float]]]
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """What the server says to one question, and what it costs."""
+    """A server's answer to one question, and its cost."""
 
     thought: str
     text: str

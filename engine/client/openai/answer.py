@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from engine.client.connection import not_a_completion
-from engine.protocol.types import Branch, EngineError, EngineUnavailable, FinishReason, Refusal, TokenLogprob, Tokens
+from engine.protocol.refusal import Refusal
+from engine.protocol.types import Branch, EngineError, EngineUnavailable, FinishReason, TokenLogprob, Tokens
 from engine.protocol.wire import Json
 
 END_REASONS: dict[str, FinishReason] = {
@@ -116,6 +117,8 @@ class Answer:
 
 def read_choices(chunk: Json, source: str) -> list[Json]:
     """Return the choices of an event, none if it has none. Raises ``EngineUnavailable`` for ones of another form."""
+    if not isinstance(chunk.get("usage") or {}, dict):
+        raise not_a_completion(source, "its 'usage' is no object")
     choices = chunk.get("choices") or []
     if not isinstance(choices, list) or not all(isinstance(choice, dict) for choice in choices):
         raise not_a_completion(source, "its 'choices' are no list of objects")

@@ -33,6 +33,7 @@ from engine.client.openai.request import completion_body, group_siblings, routin
 from engine.client.openai.scoring import OpenAIScorer
 from engine.client.retries import Retries
 from engine.client.running import RunningRequest, RunningRequests, unsupported
+from engine.protocol.refusal import Refusal
 from engine.protocol.request_checks import check_branches, check_no_thinking_limit, find_setting_outside
 from engine.protocol.streams import merge_streams
 from engine.protocol.types import (
@@ -47,7 +48,6 @@ from engine.protocol.types import (
     ModelInfo,
     NotSupported,
     Prompt,
-    Refusal,
     ScoreItem,
     ScoreRequest,
     ScoreResult,

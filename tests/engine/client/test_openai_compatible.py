@@ -366,22 +366,6 @@ async def test_server_failures_become_the_exceptions_of_the_interface(
     await client.close()
 
 
-async def test_a_refused_branch_ends_alone_and_all_of_them_are_an_error() -> None:
-    answers = iter(
-        [chunks(piece("a", [7], finish_reason="length")), *[httpx.Response(400, json={"detail": "full"})] * 3]
-    )
-    client = scripted("vllm", lambda _: next(answers))
-    request = generate((5, 6), [Branch(1, 1, 9), Branch(1, 2, 9)])
-    whole, refused = sorted(await collect(client, request), key=lambda one: one.index)
-    assert (whole.text, whole.finish_reason) == ("a", "length")
-    assert (refused.finish_reason, refused.token_ids) == ("refused", ())
-    assert refused.refusal is not None
-    assert "full" in refused.refusal.message
-    with pytest.raises(InvalidRequest, match="full"):
-        await collect(client, request)
-    await client.close()
-
-
 def test_seeds_differ_between_branches_and_between_continuations() -> None:
     branches = [Branch(seed, key, 5, (3,) * length) for seed in (0, -1) for key in range(20) for length in range(5)]
     seeds = [branch_seed(branch) for branch in branches]

@@ -355,3 +355,19 @@ async def test_checkpoints_under_one_name_are_told_apart_by_their_root() -> None
         infos += await client.models()
         await client.close()
     assert infos[0] != infos[1]
+
+
+async def test_a_refused_branch_ends_alone_and_all_of_them_are_an_error() -> None:
+    answers = iter(
+        [chunks(piece("a", [7], finish_reason="length")), *[httpx.Response(400, json={"detail": "full"})] * 3]
+    )
+    client = scripted("vllm", lambda _: next(answers))
+    request = generate((5, 6), [Branch(1, 1, 9), Branch(1, 2, 9)])
+    whole, refused = sorted(await collect(client, request), key=lambda one: one.index)
+    assert (whole.text, whole.finish_reason) == ("a", "length")
+    assert (refused.finish_reason, refused.token_ids) == ("refused", ())
+    assert refused.refusal is not None
+    assert "full" in refused.refusal.message
+    with pytest.raises(InvalidRequest, match="full"):
+        await collect(client, request)
+    await client.close()

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
+from engine.protocol.refusal import Refusal
 from engine.protocol.types import (
     Completion,
     EngineError,
     Events,
     GenerateRequest,
     InvalidRequest,
-    Refusal,
     ScoreRequest,
     ScoreResult,
 )
