@@ -9,7 +9,7 @@ from pathlib import Path
 from types import UnionType
 from typing import Any
 
-from engine.protocol.json_lines import ENCODING, read_json_lines
+from engine.text.json_lines import ENCODING, read_json_lines
 
 
 class BadRecord(ValueError):

@@ -18,7 +18,7 @@ from api.cli.console import count_progress, print_json, result_console
 from api.cli.job_options import EXTRA, Strategy, build_strategy, name_strategy
 from api.cli.options import PageSize, ServiceOptions, expand_options
 from api.cli.render import plain
-from engine.protocol.json_lines import read_json_lines
+from engine.text.json_lines import read_json_lines
 from reasoner.client import Client
 from reasoner.jobs.batch import Batch, BatchJob
 from reasoner.jobs.job import TERMINAL_STATUSES, Job

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.core.local_engine import LocalEngine
-from engine.protocol.json_lines import read_json_lines
+from engine.text.json_lines import read_json_lines
 from reasoner.jobs.journal import MemoryJournal
 from reasoner.jobs.spec import JobSpec
 from reasoner.run import run_job

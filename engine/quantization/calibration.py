@@ -14,8 +14,8 @@ from engine.attention.projections import normalize_and_rotate
 from engine.models.decoder import LayerBuilder
 from engine.models.dense_attention import attend_densely
 from engine.models.families import DecoderConfig
-from engine.protocol.json_lines import ENCODING, read_json_lines
 from engine.protocol.types import EngineError
+from engine.text.json_lines import ENCODING, read_json_lines
 from engine.text.tokenizer import Tokenizer
 from engine.weights.formats.registry import MatrixReader
 from engine.weights.matrix import dense

@@ -16,7 +16,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from engine.protocol.json_lines import read_json_lines
+from engine.text.json_lines import read_json_lines
 from reasoner.answers.equivalence import Equivalence
 from reasoner.answers.spec import AnswerSpec
 from reasoner.answers.votes import count_votes, group_equivalent

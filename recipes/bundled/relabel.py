@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.progress import track
 from tokenizers import Tokenizer
 
-from engine.protocol.json_lines import read_json_lines
+from engine.text.json_lines import read_json_lines
 from reasoner.evaluation.suites.countdown import Move, moves
 from reasoner.evaluation.suites.problem import Problem
 from recipes.bundled import SHIPPED, WORK, model

@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.progress import track
 from tokenizers import Tokenizer
 
-from engine.protocol.json_lines import read_json_lines
+from engine.text.json_lines import read_json_lines
 from reasoner.evaluation.suites.problem import Problem
 from reasoner.evaluation.suites.registry import get_family
 from recipes.bundled import SHIPPED, WORK, model

@@ -19,8 +19,8 @@ from rich.console import Console
 from rich.progress import Progress
 
 from engine.core.local_engine import LocalEngine
-from engine.protocol.json_lines import read_json_lines
 from engine.protocol.types import Branch, Completion, GenerateRequest, InvalidRequest, SamplingParams
+from engine.text.json_lines import read_json_lines
 from engine.text.tokenizer import Tokenizer
 from reasoner.evaluation.suites.registry import POLICY_SUITES, get_family, load_problems
 from recipes.speculation.target import Target

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from api.cli.batch import _read_jobs
-from engine.protocol.json_lines import read_json_lines
 from engine.quantization.calibration import _texts
+from engine.text.json_lines import read_json_lines
 from prm.records import BadRecord, read_records
 from reasoner.evaluation.given import read_questions
 from reasoner.evaluation.suites.files import open_file

@@ -16,8 +16,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from engine.protocol.json_lines import read_json_lines
 from engine.protocol.types import EngineClient
+from engine.text.json_lines import read_json_lines
 from reasoner.answers.canonical import canonicalize
 from reasoner.answers.equivalence import Equivalence
 from reasoner.base_model import StrictModel

@@ -13,7 +13,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from engine.protocol.json_lines import read_json_lines
+from engine.text.json_lines import read_json_lines
 from reasoner.answers.equivalence import Equivalence
 from reasoner.answers.extraction.extract import extract_answer
 from reasoner.evaluation.suites.problem import Problem
