@@ -47,7 +47,7 @@ EXAMPLES: dict[str, Any] = {
         },
     },
 }
-_STATUS = {"invalid_request": 422, "engine_error": 502, "max_attempts": 503}
+_STATUS = {"invalid_request": 422, "engine_error": 502, "max_attempts": 503, "engine_unavailable": 503}
 """HTTP statuses by the error code of a failed job; any other code is 500."""
 EVENT = {"type": "object", "properties": {"event": {"type": "string"}, "data": {"type": "string"}}}
 STREAM: dict[int | str, dict[str, Any]] = {
