@@ -20,6 +20,7 @@ from reasoner.evaluation.suites.registry import load_problems
 from tests.engine.conftest import Checkpoints
 from tests.engine.helpers import SMALL, Harness, generate, qwen3_for
 from tests.engine.models.test_models import engine_logits, random_tokens
+from tests.engine.ties import assert_same_tokens
 
 POLICY = Path(reasoner.__file__).parent / "bundled" / "policy"
 EIGHT = ["int8", "fp8"]
@@ -149,4 +150,5 @@ def test_without_compiled_kernels_the_tokens_are_the_same(
     assert isinstance(plain.core._forward, CpuForward)
     assert isinstance(plain.core._forward._attend, TorchAttention)
     ours = plain.complete(asked)
-    assert [one.token_ids for one in ours] == [one.token_ids for one in expected]
+    tokens = ([one.token_ids for one in some] for some in (ours, expected))
+    assert_same_tokens(checkpoints(kind), [asked], *tokens, kv_dtype)

@@ -18,6 +18,7 @@ from engine.sampling.logits_processors import Penalties, forbid, penalise
 from tests.closeness import EPS
 from tests.engine.conftest import Checkpoints
 from tests.engine.helpers import Harness, generate
+from tests.engine.ties import assert_same_tokens
 from tests.seeds import shift
 
 PROMPT = tuple(random.Random(shift(0)).randrange(3, 360) for _ in range(37))
@@ -114,7 +115,7 @@ def test_greedy_text_with_a_repetition_penalty_equals_transformers(folder: Path,
     )[0, len(PROMPT) :].tolist()
     request = generate(PROMPT, [Branch(1, 1, 40)], temperature=0.0, repetition_penalty=1.4, min_tokens=40)
     [ours] = Harness(folder).complete(request)
-    assert list(ours.token_ids) == expected
+    assert_same_tokens(folder, [request], [ours.token_ids], [expected])
     assert len(set(expected)) > 20
 
 
@@ -125,8 +126,9 @@ def test_greedy_tokens_with_all_processors_equal_the_definition(folder: Path, mo
         for _ in range(30):
             logits = model(torch.tensor([[*PROMPT, *tokens]])).logits[0, -1]
             tokens.append(int(np.argmax(reference(logits.tolist(), law, PROMPT, tokens))))
-    [ours] = Harness(folder).complete(generate(PROMPT, [Branch(1, 1, 30)], temperature=0.0, ignore_eos=True, **ALL))
-    assert list(ours.token_ids) == tokens
+    request = generate(PROMPT, [Branch(1, 1, 30)], temperature=0.0, ignore_eos=True, **ALL)
+    [ours] = Harness(folder).complete(request)
+    assert_same_tokens(folder, [request], [ours.token_ids], [tokens])
 
 
 def test_cut_preempted_and_batched_branches_have_the_same_penalties(folder: Path) -> None:
@@ -135,13 +137,15 @@ def test_cut_preempted_and_batched_branches_have_the_same_penalties(folder: Path
     alone = [Harness(folder).complete(generate(PROMPT, [branch], **law))[0].token_ids for branch in branches]
     squeezed = Harness(folder, EngineOptions(kv_tokens=320, max_running=8, step_tokens=64))
     plain = squeezed.submit(generate(PROMPT, [Branch(6, 0, 30)], ignore_eos=True))
-    assert [one.token_ids for one in squeezed.complete(generate(PROMPT, branches, **law))] == alone
+    request = generate(PROMPT, branches, **law)
+    assert_same_tokens(folder, [request], [one.token_ids for one in squeezed.complete(request)], alone)
     assert squeezed.core.stats.preemptions > 0
     assert plain
     for cut in (1, 17, 59):
         rest = Branch(5, 3, 60 - cut, generated=alone[3][:cut])
-        [second] = squeezed.complete(generate(PROMPT, [rest], **law))
-        assert second.token_ids == alone[3][cut:]
+        request = generate(PROMPT, [rest], **law)
+        [second] = squeezed.complete(request)
+        assert_same_tokens(folder, [request], [second.token_ids], [alone[3][cut:]])
 
 
 def test_a_part_of_the_prompt_counts_as_generated_from_where_the_request_says(folder: Path) -> None:
@@ -172,8 +176,9 @@ def test_nothing_stops_a_branch_before_min_tokens(folder: Path) -> None:
     assert not set(later.token_ids[:20]) & set(stop_ids)
     # Generated tokens count, so a branch that is continued ends where the whole one does.
     rest = Branch(4, 4, 60 - 9, generated=later.token_ids[:9])
-    [continued] = harness.complete(generate(PROMPT, [rest], stop_token_ids=stop_ids, min_tokens=20, ignore_eos=True))
-    assert continued.token_ids == later.token_ids[9:]
+    request = generate(PROMPT, [rest], stop_token_ids=stop_ids, min_tokens=20, ignore_eos=True)
+    [continued] = harness.complete(request)
+    assert_same_tokens(folder, [request], [continued.token_ids], [later.token_ids[9:]])
 
 
 def test_the_end_of_sequence_is_not_sampled_before_min_tokens(folder: Path) -> None:

@@ -25,7 +25,8 @@ from tests.engine.helpers import SMALL, Harness, generate
 from tests.engine.speculation.eagle3_heads import Eagle3Reference, Parts, eagle3_parts
 from tests.engine.speculation.heads import Asked, Recorder, Target, check_drafts, save_head
 from tests.engine.speculation.stub_drafters import Oracle
-from tests.engine.speculation.test_exact import PROMPTS, answers, requests
+from tests.engine.speculation.test_exact import PROMPTS, answers, completions, requests
+from tests.engine.ties import assert_same_tokens
 from tests.long import mostly_long_grid
 from tests.rounding import float32_bound
 
@@ -110,9 +111,11 @@ def test_drafts_equal_those_of_the_head_over_the_whole_text(deep: Deep, tmp_path
     harness, recorder = drafting(folder, save_head(tmp_path, *parts), SHAPES[shape], options)
     # Requests of one branch, so that no pages are shared; another test shares them.
     asked = [replace(request, branches=request.branches[:1]) for request in requests("plain")]
-    ours = [event for events in answers(harness, asked) for event in events]
-    plain = [event for events in answers(Harness(folder, SMALL), asked) for event in events]
-    assert {one.token_ids for one in ours} == {one.token_ids for one in plain}  # type: ignore[union-attr]
+    ours, plain = (
+        [event.token_ids for events in answers(each, asked) for event in events if isinstance(event, Completion)]
+        for each in (harness, Harness(folder, SMALL))
+    )
+    assert_same_tokens(folder, asked, ours, plain)
     made = drafted(recorder)
     assert len(made) > 0.9 * len(recorder.asked) > 50
     check(folder, parts, layers, made[::5])
@@ -130,7 +133,7 @@ def test_drafts_after_accepted_and_rejected_tokens_are_the_same(deep: Deep, tmp_
     stats = harness.core.speculation_stats
     assert stats is not None
     assert 5 < stats.accepted < stats.drafted - 5
-    assert one.token_ids == Harness(folder, SMALL).complete(request)[0].token_ids
+    assert_same_tokens(folder, [request], [one.token_ids], [Harness(folder, SMALL).complete(request)[0].token_ids])
     check(folder, parts, DEFAULT_LAYERS, made, bias)
 
 
@@ -153,11 +156,8 @@ def test_branches_that_share_pages_are_answered_exactly(deep: Deep, tmp_path: Pa
     tight = EngineOptions(kv_tokens=160, page_size=8, max_running=6, step_tokens=24)
     harness, recorder = drafting(folder, save_head(tmp_path, *eagle3_parts(**HEADS["safeai"][2])), (3, 10), tight)
     ours = answers(harness, asked)
-    for events, others in zip(ours, plain, strict=True):
-        tokens, expected = (
-            {one.index: one.token_ids for one in some if isinstance(one, Completion)} for some in (events, others)
-        )
-        assert tokens == expected
+    tokens, expected = ([one.token_ids for one in completions(some)] for some in (ours, plain))
+    assert_same_tokens(folder, asked, tokens, expected)
     assert harness.core.stats.preemptions > 0
     assert len(drafted(recorder)) > 0.8 * len(recorder.asked)
 
