@@ -116,7 +116,8 @@ def test_greedy_text_with_a_repetition_penalty_equals_transformers(folder: Path,
     request = generate(PROMPT, [Branch(1, 1, 40)], temperature=0.0, repetition_penalty=1.4, min_tokens=40)
     [ours] = Harness(folder).complete(request)
     assert_same_tokens(folder, [request], [ours.token_ids], [expected])
-    assert len(set(expected)) > 20
+    [free] = Harness(folder).complete(generate(PROMPT, [Branch(1, 1, 40)], temperature=0.0, min_tokens=40))
+    assert list(free.token_ids) != expected
 
 
 def test_greedy_tokens_with_all_processors_equal_the_definition(folder: Path, model: torch.nn.Module) -> None:

@@ -227,15 +227,20 @@ def bound_drafts(compute: Callable[[Asked], Floats], made: Sequence[Asked]) -> f
 
 
 def assert_same_drafts(ours: Sequence[Asked], theirs: Sequence[Asked], bound: float) -> None:
-    """Compare the drafts for each text up to ties (``assert_same_draft``).
+    """Compare the drafts for each text up to ties (``assert_same_draft``)."""
+    for one, other in pair_drafts(ours, theirs):
+        assert_same_draft(one.draft, other.draft, bound)
+
+
+def pair_drafts(ours: Sequence[Asked], theirs: Sequence[Asked]) -> list[tuple[Asked, Asked]]:
+    """Return the drafts of two runs for the same texts.
 
     After a tie a branch may have accepted other tokens, and be asked about other texts: nearly all are in both.
     """
-    known = {_identify(one): one.draft for one in theirs}
-    pairs = [(one.draft, known[_identify(one)]) for one in ours if _identify(one) in known]
+    known = {_identify(one): one for one in theirs}
+    pairs = [(one, known[_identify(one)]) for one in ours if _identify(one) in known]
     assert len(pairs) > 0.9 * max(len(ours), len(theirs))
-    for one, other in pairs:
-        assert_same_draft(one, other, bound)
+    return pairs
 
 
 def _identify(asked: Asked) -> tuple[object, ...]:
