@@ -120,11 +120,14 @@ class Decoder:
         self.device_config = device_config
         builder = LayerBuilder(config, weights, read, device_config)
         shape = config.vocab_size, config.hidden_size
-        self.embedding = create_embedding(weights.take_matrix("model.embed_tokens", *shape), device_config)
+        tied = config.tied and not config.num_labels
+        if tied:
+            tied = _tie_head(weights)
+        embedding = "lm_head" if tied and weights.has("lm_head.weight") else "model.embed_tokens"
+        self.embedding = create_embedding(weights.take_matrix(embedding, *shape), device_config)
         self._layers = [builder.layer(index) for index in range(config.num_layers)]
         self._norm = builder.norm("model.norm")
-        tied = config.tied and not config.num_labels
-        if tied or config.head.may_have_lm_head:
+        if config.head.may_have_lm_head:
             weights.drop("lm_head.weight")
         self._head: list[Product] = [self.embedding.create_product()] if tied else builder.head()
         weights.finish()
@@ -246,6 +249,23 @@ class Decoder:
             capped = np.tanh((logits / self.config.logit_softcap).numpy()) * np.float32(self.config.logit_softcap)
             logits = torch.from_numpy(capped)
         return logits
+
+
+def _tie_head(weights: Weights) -> bool:
+    """Return True if the embedding table is the head, and leave one of two equal tensors.
+
+    As in transformers: a head that differs from the table is the head although the config ties them, and where only one
+    of them is there it is both.
+    """
+    head, table = "lm_head.weight", "model.embed_tokens.weight"
+    if any(name.startswith("lm_head.") and name != head for name in weights.names()):
+        return False  # quantised
+    if not (weights.has(head) and weights.has(table)):
+        return True
+    if not weights.are_equal(head, table):
+        return False
+    weights.drop(head)
+    return True
 
 
 def scaled_embedding(config: DecoderConfig, embedded: Tensor) -> Tensor:

@@ -13,6 +13,8 @@ from torch import Tensor
 from engine.protocol.types import EngineError
 from engine.weights.matrix import Matrix
 
+_COMPARED_ROWS = 4096
+"""Rows compared at once: two matrices of gigabytes are not held for it."""
 _FLOAT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -74,6 +76,19 @@ class Weights:
 
     def count(self, num_weights: int) -> None:
         self.parameters += num_weights
+
+    def are_equal(self, name: str, other: str) -> bool:
+        """Return True if two tensors, not taken yet, have the same shape and numbers."""
+        one, two = (
+            file.get_slice(tensor) for tensor, (_, file) in ((name, self._where(name)), (other, self._where(other)))
+        )
+        if one.get_shape() != two.get_shape():
+            return False
+        rows = one.get_shape()[0]
+        return all(
+            torch.equal(one[start : start + _COMPARED_ROWS].float(), two[start : start + _COMPARED_ROWS].float())
+            for start in range(0, rows, _COMPARED_ROWS)
+        )
 
     def drop(self, name: str) -> None:
         """Ignore a tensor that the checkpoint may have."""
