@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from engine.protocol.types import EngineError
-from engine.weights.formats.checks import count_groups, require, require_finite
+from engine.weights.formats.checks import count_groups, refuse_unknown, require, require_finite
 from engine.weights.matrix import GroupedMatrix, Matrix
 from engine.weights.packing import pack, unpack
 from engine.weights.safetensors import Weights
@@ -24,7 +24,19 @@ _ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 """Index of the neighbour in the i-th lowest bits of a word."""
 
 
+_KNOWN = {
+    *("quant_method", "bits", "group_size", "zero_point", "version"),
+    # Modules without packed tensors are not quantised, whatever is listed.
+    *("modules_to_not_convert", "backend", "do_fuse", "modules_to_fuse", "fuse_max_seq_len", "exllama_config"),
+    *("lm_head", "sym", "meta", "provider", "autoround_version", "damp_percent", "true_sequential", "static_groups"),
+}
+_FIXED: dict[str, tuple[Any, ...]] = {"format": ("gemm", "GEMM"), "checkpoint_format": ("gemm", "GEMM")} | {
+    "pack_dtype": ("int32",)
+}
+
+
 def create_reader(config: dict[str, Any]) -> Callable[[Weights, str, int, int], Matrix]:
+    refuse_unknown(config, _KNOWN, _FIXED)
     require(config, "bits", _BITS)
     require({"version": "gemm"} | config, "version", "gemm", "GEMM")
     require({"zero_point": True} | config, "zero_point", True)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from engine.protocol.types import EngineError
-from engine.weights.formats.checks import require, require_finite
+from engine.weights.formats.checks import refuse_unknown, require, require_finite
 from engine.weights.matrix import Matrix, Nf4Matrix
 from engine.weights.safetensors import Weights
 from kernels.linear.nf4 import CODES, from_bitsandbytes
@@ -28,9 +28,20 @@ _BLOCK_MULTIPLE = 16
 """Kernels support blocks of multiples of this size, if they divide a row, with the paper's levels."""
 
 
+_KNOWN = {
+    *("quant_method", "load_in_4bit", "_load_in_4bit", "bnb_4bit_quant_type"),
+    "bnb_4bit_use_double_quant",  # the tensors of each matrix say it
+    "bnb_4bit_compute_dtype",
+    # Settings of 8-bit weights; modules without a state are not quantised, whatever is listed.
+    *("llm_int8_threshold", "llm_int8_skip_modules", "llm_int8_enable_fp32_cpu_offload", "llm_int8_has_fp16_weight"),
+}
+_FIXED: dict[str, tuple[Any, ...]] = {"bnb_4bit_quant_storage": ("uint8", "torch.uint8")}
+
+
 def create_reader(config: dict[str, Any]) -> Callable[[Weights, str, int, int], Matrix]:
     require(config, "load_in_4bit", True)
     require(config, "bnb_4bit_quant_type", "nf4")
+    refuse_unknown(config, _KNOWN, _FIXED)
     return _read
 
 

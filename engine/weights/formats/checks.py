@@ -20,6 +20,30 @@ def require(config: dict[str, Any], field: str, *allowed: Any) -> Any:
     return value
 
 
+def refuse_unknown(
+    config: dict[str, Any], known: set[str], fixed: dict[str, tuple[Any, ...]] | None = None, *, where: str = ""
+) -> None:
+    """Raise ``EngineError`` for a field that may ask for something which is not computed.
+
+    ``known``: fields that are read elsewhere, or do not change what is computed. ``fixed``: the values at which others
+    change nothing; any further field may be off, empty or zero. ``where``: the path of ``config``.
+    """
+    for name, value in config.items():
+        allowed = (fixed or {}).get(name, ())
+        if name in known or value in allowed or (not value and not allowed) or value is None:
+            continue
+        right = ", ".join(map(repr, allowed)) or "no such field, or an empty one"
+        raise EngineError(f"quantization_config: {where}{name} is {value!r:.120}; supported: {right}")
+
+
+def read_object(config: dict[str, Any], field: str, where: str = "") -> dict[str, Any]:
+    """Return the fields of an object in a config; empty if there is none. Raises ``EngineError`` for another value."""
+    value = config.get(field)
+    if not isinstance(value, dict | None):
+        raise EngineError(f"quantization_config: {where}{field} is {value!r:.120}; it must be an object")
+    return value or {}
+
+
 def count_groups(name: str, columns: int, size: int) -> int:
     """Return the number of groups of ``size`` columns (-1: one group). Raises ``EngineError`` if it does not divide."""
     size = columns if size == -1 else size

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from engine.protocol.types import EngineError
 from engine.weights.formats import fp8
-from engine.weights.formats.checks import count_groups, require, require_finite
+from engine.weights.formats.checks import count_groups, read_object, refuse_unknown, require, require_finite
 from engine.weights.matrix import GroupedMatrix, Int8Matrix, Matrix
 from engine.weights.packing import num_words, pack, unpack
 from engine.weights.safetensors import Weights
@@ -30,17 +30,33 @@ from engine.weights.safetensors import Weights
 _MatrixReader = Callable[[Weights, str, int, int], Matrix]
 
 
+_KNOWN = {
+    *("quant_method", "format", "config_groups", "version", "quantization_status", "global_compression_ratio"),
+    "ignore",  # modules without a scale are not quantised, whatever is listed
+}
+_ARGUMENTS = {
+    *("num_bits", "type", "symmetric", "strategy", "group_size", "block_structure", "dynamic", "actorder"),
+    *("observer", "observer_kwargs", "zp_dtype"),
+}
+_SCALE_DTYPES = tuple(f"{prefix}{name}" for prefix in ("torch.", "") for name in ("float32", "float16", "bfloat16"))
+
+
 def create_reader(config: dict[str, Any]) -> _MatrixReader:
+    _refuse_unknown_parts(config)
     layout = require(config, "format", "int-quantized", "pack-quantized", "float-quantized", "mixed-precision")
-    schemes = list((config.get("config_groups") or {}).values())
+    schemes = read_object(config, "config_groups")
     if not schemes:
         raise EngineError("quantization_config has no config_groups")
     if layout != "mixed-precision" and len(schemes) > 1:
         raise EngineError(f"quantization_config: {len(schemes)} config_groups; with format {layout!r} there is 1")
-    groups = [
-        (scheme.get("targets") or [], _create_scheme_reader(scheme, scheme if layout == "mixed-precision" else config))
-        for scheme in schemes
-    ]
+    groups = []
+    for group in schemes:
+        scheme, where = read_object(schemes, group, "config_groups."), f"config_groups.{group}."
+        fixed: dict[str, tuple[Any, ...]] = {} if layout == "mixed-precision" else {"format": (layout,)}
+        known = {"targets", "weights", "input_activations"} | ({"format"} if layout == "mixed-precision" else set())
+        refuse_unknown(scheme, known, fixed, where=where)
+        holder = scheme if layout == "mixed-precision" else config
+        groups.append((scheme.get("targets") or [], _create_scheme_reader(scheme, holder, where)))
     if len(groups) == 1:
         return groups[0][1]
 
@@ -48,6 +64,18 @@ def create_reader(config: dict[str, Any]) -> _MatrixReader:
         return min(groups, key=lambda group: _match_rank(group[0], name))[1](weights, name, rows, columns)
 
     return read
+
+
+def _refuse_unknown_parts(config: dict[str, Any]) -> None:
+    """Raise ``EngineError`` for a part that changes what is computed beside the weights, such as a rotation."""
+    parts = {"transform_config": "config_groups", "sparsity_config": "format"}
+    refuse_unknown(config, _KNOWN | parts.keys())
+    for part, field in parts.items():
+        value = read_object(config, part)
+        if value.get(field) not in (None, {}, "dense"):
+            raise EngineError(
+                f"quantization_config: {part}.{field} is {value[field]!r:.120}; supported: no {part}, or an empty one"
+            )
 
 
 def _match_rank(targets: list[str], name: str) -> int:
@@ -60,32 +88,64 @@ def _match_rank(targets: list[str], name: str) -> int:
     return 2 if "Linear" in targets else 3
 
 
-def _create_scheme_reader(scheme: dict[str, Any], config: dict[str, Any]) -> _MatrixReader:
-    """Return the reader of a group's matrices. ``config`` has the format."""
+def _create_scheme_reader(scheme: dict[str, Any], config: dict[str, Any], where: str) -> _MatrixReader:
+    """Return the reader of a group's matrices. ``config`` has the format; ``where``: the group's path."""
     layout = require(config, "format", "int-quantized", "pack-quantized", "float-quantized")
-    scheme_weights = scheme.get("weights") or {}
-    activations = scheme.get("input_activations")
-    if layout != "pack-quantized":
-        require(scheme_weights, "num_bits", 8)
-        if activations is not None:
-            require(activations, "num_bits", 8)
-            require(activations, "dynamic", True)
+    kind = "float" if layout == "float-quantized" else "int"
+    arguments = _Arguments(read_object(scheme, "weights", where), f"{where}weights.", kind)
+    arguments.require("dynamic", False, default=False)
+    activations = None
+    if scheme.get("input_activations") is not None:
+        if layout == "pack-quantized":
+            raise EngineError(
+                f"quantization_config: {where}input_activations is set; supported with pack-quantized: null, since "
+                "activations are not rounded"
+            )
+        read = read_object(scheme, "input_activations", where)
+        activations = _Arguments(read, f"{where}input_activations.", kind)
+        activations.require("num_bits", 8)
+        activations.require("dynamic", True)
+        activations.require("symmetric", True, default=True)
+    if layout == "pack-quantized":
+        return _create_packed_reader(arguments)
+    arguments.require("num_bits", 8)
+    arguments.require("symmetric", True, default=True)
     if layout == "int-quantized":
-        require(scheme_weights, "symmetric", True)
-        require(scheme_weights, "strategy", "channel")
+        arguments.require("strategy", "channel")
         if activations is not None:
-            require(activations, "strategy", "token")
+            activations.require("strategy", "token")
         return partial(_read_int8, rounds_activations=activations is not None)
-    if layout == "float-quantized":
-        block = None
-        if require(scheme_weights, "strategy", "channel", "tensor", "block") == "block":
-            block = fp8.require_block_size(scheme_weights, "block_structure")
-        return partial(_read_float8, block=block, rounds_activations=activations is not None)
-    bits = require(scheme_weights, "num_bits", 4, 8)
-    strategy = require(scheme_weights, "strategy", "group", "channel")
-    symmetric = require({"symmetric": True} | scheme_weights, "symmetric", True, False)
-    size = int(scheme_weights["group_size"]) if strategy == "group" else -1
-    return partial(_read_packed, bits=bits, size=size, symmetric=symmetric)
+    block = None
+    if arguments.require("strategy", "channel", "tensor", "block") == "block":
+        block = fp8.require_block_size(arguments.fields, "block_structure")
+    if activations is not None and activations.require("strategy", "group" if block else "token") == "group":
+        activations.require("group_size", fp8.BLOCK)
+    return partial(_read_float8, block=block, rounds_activations=activations is not None)
+
+
+def _create_packed_reader(arguments: _Arguments) -> _MatrixReader:
+    bits = arguments.require("num_bits", 4, 8)
+    strategy = arguments.require("strategy", "group", "channel")
+    symmetric = arguments.require("symmetric", True, False, default=True)
+    order = arguments.require("actorder", None, False, True, "group", "dynamic", "weight", "static", default=None)
+    size = int(arguments.fields["group_size"]) if strategy == "group" else -1
+    # Only these reorder the columns; the others keep the groups together.
+    has_order = order in (True, "group", "dynamic") and strategy == "group"
+    return partial(_read_packed, bits=bits, size=size, symmetric=symmetric, has_order=has_order)
+
+
+class _Arguments:
+    """The fields of ``weights`` or ``input_activations`` in a group."""
+
+    def __init__(self, fields: dict[str, Any], where: str, kind: str) -> None:
+        """Raises ``EngineError`` for a field that is not known, or a ``type`` other than ``kind``."""
+        self.fields, self._where = fields, where
+        refuse_unknown(fields, _ARGUMENTS, {"scale_dtype": _SCALE_DTYPES}, where=where)
+        self.require("type", kind, default=kind)
+
+    def require(self, name: str, *allowed: Any, **default: Any) -> Any:
+        value = self.fields.get(name, default.get("default"))
+        return require({f"{self._where}{name}": value}, f"{self._where}{name}", *allowed)
 
 
 def list_formats(config: dict[str, Any]) -> list[str]:
@@ -149,7 +209,7 @@ def pack_matrix(name: str, matrix: Int8Matrix | GroupedMatrix) -> dict[str, Tens
 
 
 def _read_packed(
-    weights: Weights, name: str, rows: int, columns: int, *, bits: int, size: int, symmetric: bool
+    weights: Weights, name: str, rows: int, columns: int, *, bits: int, size: int, symmetric: bool, has_order: bool
 ) -> Matrix:
     if not weights.has(f"{name}.weight_packed"):
         return weights.take(f"{name}.weight", rows, columns)
@@ -169,6 +229,8 @@ def _read_packed(
         group_of = weights.take_raw(f"{name}.weight_g_idx", None, columns).long()
         if int(group_of.min()) < 0 or int(group_of.max()) >= groups:
             raise EngineError(f"{name!r} is corrupt: weight_g_idx goes beyond its {groups} groups")
+    elif has_order:
+        raise EngineError(f"{name!r} lacks weight_g_idx, which actorder asks for: the order of its columns is unknown")
     weights.count(rows * columns)
     return GroupedMatrix(unpack(words, bits, columns), require_finite(name, scales), zeros, bits, group_of)
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from engine.protocol.types import EngineError
-from engine.weights.formats.checks import require, require_finite
+from engine.weights.formats.checks import refuse_unknown, require, require_finite
 from engine.weights.matrix import Float8Matrix, Matrix
 from engine.weights.safetensors import Weights
 
@@ -23,8 +23,17 @@ _MAX = 448.0
 """The largest e4m3 number."""
 
 
+_KNOWN = {
+    *("quant_method", "activation_scheme", "fmt", "weight_block_size", "dequantize"),
+    # Modules without a scale are not quantised, whatever is listed.
+    *("modules_to_not_convert", "modules_to_convert", "ignored_layers"),
+}
+_FIXED: dict[str, tuple[Any, ...]] = {"scale_fmt": ("float",), "expert_dtype": ("fp8",)}
+
+
 def create_reader(config: dict[str, Any]) -> Callable[[Weights, str, int, int], Matrix]:
     """Return the reader for a ``quantization_config``. On a CPU activations stay float32."""
+    refuse_unknown(config, _KNOWN, _FIXED)
     require({"activation_scheme": "dynamic"} | config, "activation_scheme", "dynamic")
     require({"fmt": "e4m3"} | config, "fmt", "e4m3")
     has_blocks = config.get("weight_block_size") is not None
@@ -36,7 +45,8 @@ def create_reader(config: dict[str, Any]) -> Callable[[Weights, str, int, int], 
             scale = f"{name}.weight_scale"
         if not weights.has(scale):
             return weights.take(f"{name}.weight", rows, columns)
-        return read_float8(weights, name, rows, columns, scale=scale, block=block, rounds_activations=True)
+        rounds = not config.get("dequantize")
+        return read_float8(weights, name, rows, columns, scale=scale, block=block, rounds_activations=rounds)
 
     return read
 

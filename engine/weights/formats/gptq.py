@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -14,20 +15,42 @@ import torch
 from torch import Tensor
 
 from engine.protocol.types import EngineError
-from engine.weights.formats.checks import count_groups, require, require_finite
+from engine.weights.formats.checks import count_groups, read_object, refuse_unknown, require, require_finite
 from engine.weights.matrix import GroupedMatrix, Matrix
 from engine.weights.packing import num_words, pack, unpack
 from engine.weights.safetensors import Weights
 
+_KNOWN = {
+    *("quant_method", "method", "bits", "group_size", "checkpoint_format", "format", "desc_act", "dynamic"),
+    # The tensors of each matrix say whether it is quantised, and have its zeros.
+    *("sym", "lm_head", "modules_to_not_convert", "modules_in_block_to_quantize", "block_name_to_quantize"),
+    # How the file was made, and by which kernels others compute it.
+    *("damp_percent", "damp_auto_increment", "static_groups", "true_sequential", "act_group_aware", "hyb_act", "mse"),
+    *("dataset", "tokenizer", "batch_size", "max_input_length", "model_seqlen", "cache_block_outputs", "pad_token_id"),
+    *("module_name_preceding_first_block", "model_name_or_path", "model_file_base_name", "meta", "quantizer"),
+    *("use_cuda_fp16", "use_exllama", "disable_exllama", "exllama_config", "backend", "device", "pack_impl"),
+    *("provider", "autoround_version", "iters", "nsamples", "seqlen", "lr", "minmax_lr", "scale_dtype"),
+    *("enable_minmax_tuning", "enable_quanted_input", "low_gpu_mem_usage", "gradient_accumulate_steps"),
+}
+_FIXED: dict[str, tuple[Any, ...]] = {"pack_dtype": ("int32",), "data_type": ("int",), "act_bits": (16, 32)}
+_FORMATS = ("gptq", "gptq_v2")
+
 
 def create_reader(config: dict[str, Any]) -> Callable[[Weights, str, int, int], Matrix]:
-    bits = require(config, "bits", 4, 8)
-    version = require({"checkpoint_format": "gptq"} | config, "checkpoint_format", "gptq", "gptq_v2")
-    size, zero_offset = int(config.get("group_size", -1)), 1 if version == "gptq" else 0
+    refuse_unknown(config, _KNOWN, _FIXED)
+    default_bits = require(config, "bits", 4, 8)
+    version = require({"format": "gptq"} | config, "format", *_FORMATS)
+    version = require({"checkpoint_format": version} | config, "checkpoint_format", *_FORMATS)
+    default_size, zero_offset = int(config.get("group_size", -1)), 1 if version == "gptq" else 0
+    rules = _read_rules(config)
 
     def read(weights: Weights, name: str, rows: int, columns: int) -> Matrix:
         if not weights.has(f"{name}.qweight"):
             return weights.take(f"{name}.weight", rows, columns)
+        rule = next((fields for pattern, fields in rules if pattern.match(name)), {})
+        bits, size = int(rule.get("bits", default_bits)), int(rule.get("group_size", default_size))
+        if rule.get("desc_act", config.get("desc_act")) and size != -1 and not weights.has(f"{name}.g_idx"):
+            raise EngineError(f"{name!r} lacks g_idx, which desc_act asks for: the order of its columns is unknown")
         groups = count_groups(name, columns, size)
         if rows * bits % 32 or columns * bits % 32:
             raise EngineError(f"{name!r}: {bits} bits of {rows} rows and {columns} columns do not fill words of 32")
@@ -47,6 +70,25 @@ def create_reader(config: dict[str, Any]) -> Callable[[Weights, str, int, int], 
         )
 
     return read
+
+
+def _read_rules(config: dict[str, Any]) -> list[tuple[re.Pattern[str], dict[str, Any]]]:
+    """Return GPTQModel's rules for the modules whose names match, of which the first counts.
+
+    A rule that begins with ``-:`` leaves modules as they are, which their tensors say, too.
+    """
+    rules = []
+    for pattern in read_object(config, "dynamic"):
+        where = f"dynamic[{pattern!r}]."
+        fields = read_object(config["dynamic"], pattern)
+        refuse_unknown(fields, {"bits", "group_size", "sym", "desc_act", "damp_percent", "mse"}, where=where)
+        if "bits" in fields:
+            require({f"{where}bits": fields["bits"]}, f"{where}bits", 4, 8)
+        try:
+            rules.append((re.compile(re.sub(r"^[-+]:", "", pattern)), fields))
+        except re.error as error:
+            raise EngineError(f"quantization_config: {where[:-1]} is no regular expression: {error}") from None
+    return rules
 
 
 def build_config(bits: int, size: int, *, act_order: bool) -> dict[str, Any]:
