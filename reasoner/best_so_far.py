@@ -19,7 +19,7 @@ from reasoner.jobs.messages import CalledFunction
 from reasoner.jobs.spec import JobSpec
 from reasoner.search.candidates import select_candidates
 from reasoner.search.replay import bill_model
-from reasoner.strategies.base import AnswerLeader, Choice, choose_best_scored, elect, weigh_by_score
+from reasoner.strategies.base import AnswerLeader, Choice, choose_best_scored, count_abstained, elect, weigh_by_score
 from reasoner.strategies.registry import STRATEGIES
 from reasoner.thoughts import strip_delimiters
 from reasoner.tree import Node, add_calls, find_most_promising, read_answer_level, read_parts
@@ -41,7 +41,7 @@ def choose_best_so_far(spec: JobSpec, entries: Iterable[Entry]) -> JobResult | N
         return None
     candidates = select_candidates(root.walk(), spec)
     votes = strategy.votes and spec.strategy.params.get("by") not in ("verifier", "tournament")
-    choice = _vote(spec, candidates) if votes else choose_best_scored(candidates)
+    choice = _vote(spec, root, candidates) if votes else choose_best_scored(candidates)
     if choice.node is None and spec.candidates is None:
         choice = replace(choice, node=find_best_text(spec, root.walk()))
     rivals = list_rivals(spec, root, choice)
@@ -78,6 +78,7 @@ def build_result(
         tool_calls=[] if choice.node is None else _list_calls(choice.node),
         confidence=choice.confidence,
         votes=choice.votes,
+        abstained=choice.abstained,
         finish_reason=finish_reason,
         note=note,
         node=shown and shown.id,
@@ -119,9 +120,9 @@ def _list_calls(node: Node) -> list[CalledFunction]:
     return [CalledFunction(name=name, arguments=arguments) for name, arguments in node.calls]
 
 
-def _vote(spec: JobSpec, candidates: Sequence[Node]) -> Choice:
+def _vote(spec: JobSpec, root: Node, candidates: Sequence[Node]) -> Choice:
     weights = weigh_by_score(candidates)
-    return elect(count_votes(_group(spec, candidates), weights), weights)
+    return elect(count_votes(_group(spec, candidates), weights), weights, count_abstained(root.walk(), candidates))
 
 
 def _group(spec: JobSpec, candidates: Sequence[Node]) -> list[list[Node]]:

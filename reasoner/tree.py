@@ -143,6 +143,12 @@ class Node:
         """True if the branch can be continued."""
         return self.reason in (None, "step", "said")
 
+    @property
+    def has_ended(self) -> bool:
+        """True if the model ended the branch, or a limit of one solution did and nothing follows."""
+        cut = self.reason in ("length", "context", "repetition", "tool") and not self.children
+        return self.reason in ("answer", "stop") or cut
+
     def lineage(self) -> list[Node]:
         """Return the nodes of this node's conversation, from the first to this one."""
         nodes = []

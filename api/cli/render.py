@@ -104,7 +104,8 @@ def print_job(console: Console, job: Job, *, show_thought: bool = False) -> None
         level = " (not stated as the answer: the last in the solution)" if result.answer_level == "flexible" else ""
         console.print(Text(f"  answer      {answer}{level}", style="bold green"))
         if result.confidence is not None:
-            console.print(Text(f"  confidence  {result.confidence:.2f}"))
+            silent = f" ({result.abstained} without an answer)" if result.abstained else ""
+            console.print(Text(f"  confidence  {result.confidence:.2f}{silent}"))
         console.print(Text(f"  ended by    {result.finish_reason}"))
         if result.note is not None:
             console.print(Text(f"  note        {plain(result.note)}", style="yellow"))

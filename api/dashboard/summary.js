@@ -22,6 +22,7 @@ export function drawAnswer(box, job, moment, onPick) {
   const facts = [];
   if (result?.confidence !== null && result?.confidence !== undefined) facts.push(`confidence ${score(result.confidence)}`);
   if (result) facts.push({ answer: "the search is done", budget: "the budget ended the search", no_answer: "no candidate states an answer", cancelled: "cancelled: the best so far" }[result.finish_reason]);
+  if (result?.abstained) facts.push(`${whole(result.abstained)} without an answer`);
   if (result?.answer_level === "flexible") facts.push("not stated as the answer: the last in the solution");
   const error = ended && job.error;
   if (error) facts.push(error.message);

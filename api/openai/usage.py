@@ -24,6 +24,7 @@ class Report(BaseModel):
     answer_level: AnswerLevel | None = None
     confidence: float | None
     votes: list[Vote]
+    abstained: int | None
     finish_reason: str | None
     strategy: dict[str, Any]
     budget: Budget
@@ -42,6 +43,7 @@ class Report(BaseModel):
             answer_level=result.answer_level if result else None,
             confidence=result.confidence if result else None,
             votes=result.votes if result else [],
+            abstained=result.abstained if result else None,
             finish_reason=result.finish_reason if result else None,
             strategy=spec["strategy"],
             budget=spec["budget"],

@@ -8,7 +8,7 @@ from fractions import Fraction
 from functools import lru_cache
 
 from reasoner.answers import arithmetic
-from reasoner.answers.normalize import normalize, simplify_characters
+from reasoner.answers.normalize import normalize, simplify_characters, strip_text_command
 from reasoner.answers.numbers import split_unit
 from reasoner.answers.plain import parse_plain
 from reasoner.answers.spec import Compare
@@ -69,7 +69,7 @@ def _parse_number(digits: str) -> float | int:
 
 
 def _text(answer: str) -> str:
-    bare = _SPACES.sub(" ", answer.replace("$", "")).strip().rstrip(".")
+    bare = _SPACES.sub(" ", strip_text_command(answer).replace("$", "")).strip().rstrip(".")
     number = _PLAIN_NUMBER.fullmatch(bare) if len(bare) <= _MAX_DIGITS else None
     if number is not None and (number.group(1) is None or int(number.group(1))):
         top, _, bottom = bare.replace(",", "").partition("/")

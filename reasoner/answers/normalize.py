@@ -195,6 +195,13 @@ def is_formula(inner: str, following: str) -> bool:
     )
 
 
+def strip_text_command(text: str) -> str:
+    r"""Return what a text command around a whole answer shows: \text{Paris} is Paris."""
+    inner = text.strip().strip("$").strip()
+    shown = _WRAPPED.fullmatch(inner)
+    return shown.group(2).strip() if shown is not None and shown.group(2).strip() else text
+
+
 def strip_signs(text: str) -> str:
     """Remove the dollar signs around formulas; prices keep theirs."""
     if text.count("$") < 2:

@@ -13,12 +13,13 @@ MAX_LOG_ODDS = 6.0
 """Log-odds are clipped to this, which is to probabilities between 0.0025 and 0.9975."""
 
 
-def leader_probability(weights: Sequence[float]) -> float:
+def leader_probability(weights: Sequence[float], abstained: float = 0.0) -> float:
     """Return the posterior probability that the leading answer would remain the leader under unlimited sampling.
 
     ``weights`` are the votes of each answer in any order, possibly fractional (a verifier's score). Under a uniform
     prior the leader's share p of the votes of the two largest is Beta(first + 1, second + 1), and the result is
-    P(p > 1/2). Without votes it is 0.
+    P(p > 1/2). Without votes it is 0. ``abstained``, the weight of the samples that state no answer, counts as that of
+    one rival answer: where most are silent, nobody leads.
 
     Source: Aggarwal et al. 2023, "Let's Sample Step by Step: Adaptive-Consistency for Efficient Reasoning and Coding
     with LLMs", section 3.2 (the Beta stopping criterion).
@@ -26,6 +27,13 @@ def leader_probability(weights: Sequence[float]) -> float:
     if not weights:
         return 0.0
     first, second = sorted((*weights, 0.0), reverse=True)[:2]
+    rival = max(second, abstained)
+    above_half = _probability_above_half(max(first, rival), min(first, rival))
+    return above_half if first >= rival else 1.0 - above_half
+
+
+def _probability_above_half(first: float, second: float) -> float:
+    """Return P(p > 1/2) of Beta(first + 1, second + 1), where ``first`` is the larger."""
     a, b = first + 1.0, second + 1.0
     # P(p <= 1/2) by the series in NIST's Digital Library of Mathematical Functions, 8.17.8: with a >= b its terms fall.
     term = series = 1.0

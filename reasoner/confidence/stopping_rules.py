@@ -21,15 +21,17 @@ are missing."""
 def num_needed_by_beta(received: ReceivedAnswers, n: int, threshold: float) -> int:
     """Stop when the leader would remain the leader with probability ``threshold``, or after ``n`` samples.
 
-    Also stop when the remaining samples cannot change the winner. Source: Aggarwal et al. 2023, "Let's Sample
+    Also stop when the remaining samples cannot change the winner. Samples without an answer count together as a rival.
+    Source: Aggarwal et al. 2023, "Let's Sample
     Step by Step: Adaptive-Consistency", section 3.2 (the Beta criterion).
     """
     counts = sorted(Counter(answer for answer in received.values() if answer is not None).values(), reverse=True)
     leader, runner_up = (*counts, 0, 0)[:2]
+    num_silent = sum(answer is None for answer in received.values())
     num_left = n - len(received)
     for more in range(num_left):  # the earliest possible end: all further samples vote for the leader
         is_decided = leader + more - runner_up > num_left - more
-        if is_decided or leader_probability((leader + more, runner_up)) >= threshold:
+        if is_decided or leader_probability((leader + more, runner_up), num_silent) >= threshold:
             return len(received) + more
     return n
 

@@ -29,7 +29,7 @@ class RankedCandidate(StrictModel):
     score: float | None = None
     """The verifier's score."""
     share: float | None = None
-    """The share of its answer in the vote; ``None`` without a vote, or for one that has no part in it."""
+    """The share of its answer, of all candidates; ``None`` without a vote, or for one that has no part in it."""
     strength: float | None = None
     """The strength in the tournament: the probability that it beats another is logistic in the difference."""
     best: float | None = None
@@ -60,7 +60,7 @@ class Alternative(StrictModel):
     content: str | None = None
     tool_calls: list[CalledFunction] = Field(default_factory=list)
     share: float | None = None
-    """The share of its answer in the vote; ``None`` without a vote."""
+    """The share of its answer in the vote, of all samples; ``None`` without a vote."""
     score: float | None = None
     """The verifier's score."""
     node: str
@@ -88,7 +88,10 @@ class JobResult(StrictModel):
     tool_calls: list[CalledFunction] = Field(default_factory=list)
     """Calls of the client's functions that are the answer."""
     confidence: float | None
+    """Share of the answer in a vote, of all samples that have ended; or the verifier's score, or a probability."""
     votes: list[Vote] = Field(default_factory=list)
+    abstained: int | None = None
+    """Number of samples that have ended without a vote, since they state no answer; ``None`` without a vote."""
     finish_reason: FinishReason
     """``answer``: the chosen solution states one; ``no_answer``: it states none, or no solution was finished, and the
     text is the best one; ``budget``: the search ended because the budget did; ``engine_unavailable``: its engine failed

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from reasoner.answers.votes import Vote, group_equivalent
 from reasoner.confidence.posterior import Evidence, leader_probability
 from reasoner.search.search import Search
-from reasoner.strategies.base import AnswerLeader, Choice
+from reasoner.strategies.base import AnswerLeader, Choice, count_abstained
 from reasoner.tree import Node
 
 DEFAULT_CONFIDENCE = 0.95
@@ -19,16 +19,20 @@ async def estimate_posterior(search: Search) -> Choice:
 
     A rule's score is the probability. With a calibration table for the job's models, the probability is computed from
     scores and votes. Otherwise it is the posterior probability that the leading answer keeps the majority, with each
-    vote weighted by the score if there is one. This is conservative: a single candidate is never certain.
+    vote weighted by the score if there is one. This is conservative: a single candidate is never certain, and samples
+    that state no answer count together as a rival.
     """
-    groups = await group_equivalent(search.candidates(), search.spec.answer, search.equivalence)
+    candidates = search.candidates()
+    abstained = count_abstained(search.root.walk(), candidates)
+    groups = await group_equivalent(candidates, search.spec.answer, search.equivalence)
     if not groups:
-        return Choice(None)
+        return Choice(None, abstained=abstained)
     chosen = [max(group, key=lambda node: -1.0 if node.score is None else node.score) for group in groups]
     table = search.calibration
     if table is not None:
         evidence = [Evidence(num_independent(group), best.score) for group, best in zip(groups, chosen, strict=True)]
-        weights = [table.curve.predict(evidence, index) for index in range(len(groups))]
+        silent = [Evidence(abstained, None)] if abstained else []
+        weights = [table.curve.predict([*evidence, *silent], index) for index in range(len(groups))]
         confidence = max(weights)
     elif search.has_verifier and search.spec.has_conclusive_verifier:
         weights = [best.score or 0.0 for best in chosen]
@@ -36,14 +40,14 @@ async def estimate_posterior(search: Search) -> Choice:
     else:
         least = _find_least_score(chosen)
         weights = [_weigh(group, least) for group in groups]
-        confidence = leader_probability(weights)
+        confidence = leader_probability(weights, abstained * sum(weights) / len(candidates))
     votes = [
         Vote(answer=group[0].answer or "", count=len(group), weight=w) for group, w in zip(groups, weights, strict=True)
     ]
     order = sorted(range(len(groups)), key=lambda index: -weights[index])
-    total = sum(weights)
+    total = sum(weights) * (len(candidates) + abstained) / len(candidates)
     leaders = [AnswerLeader(chosen[index], weights[index] / total if total > 0 else None) for index in order]
-    return Choice(chosen[order[0]], confidence, [votes[index] for index in order], leaders)
+    return Choice(chosen[order[0]], confidence, [votes[index] for index in order], abstained, leaders)
 
 
 def num_independent(group: Sequence[Node]) -> int:

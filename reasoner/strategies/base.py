@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Generic, Literal, TypeVar
 
@@ -30,7 +30,7 @@ class Params(StrictModel):
 
 @dataclass(frozen=True, slots=True)
 class AnswerLeader:
-    """The best solution that states one answer; ``share`` is the answer's share of a vote, ``None`` without one."""
+    """The best solution that states one answer; ``share``, ``None`` without a vote, is the answer's of all samples."""
 
     node: Node
     share: float | None = None
@@ -43,6 +43,8 @@ class Choice:
     node: Node | None
     confidence: float | None = None
     votes: list[Vote] = field(default_factory=list)
+    abstained: int | None = None
+    """Number of samples that have ended without a vote; ``None`` without a vote."""
     leaders: Sequence[AnswerLeader] | None = None
     """The best solution of each answer of a vote, by falling share; ``None`` without a vote."""
     standings: Sequence[Mapping[str, Any]] = ()
@@ -146,17 +148,35 @@ def weigh_by_score(nodes: Sequence[Node]) -> dict[Node, float]:
     return {node: (node.score or 0.0) if is_scored else 1.0 for node in nodes}
 
 
-async def choose_by_majority(search: Search, nodes: Sequence[Node], weights: dict[Node, float]) -> Choice:
-    """Return the heaviest class of equivalent answers: its heaviest member is the leaf, its share the confidence."""
-    return elect(count_votes(await group_equivalent(nodes, search.spec.answer, search.equivalence), weights), weights)
+async def choose_by_majority(
+    search: Search, nodes: Sequence[Node], weights: dict[Node, float], sampled: Iterable[Node] | None = None
+) -> Choice:
+    """Return the heaviest class of equivalent answers: its heaviest member is the leaf, its share the confidence.
+
+    ``sampled``: the samples of which the voters are some, by default all of the tree.
+    """
+    groups = await group_equivalent(nodes, search.spec.answer, search.equivalence)
+    abstained = count_abstained(search.root.walk() if sampled is None else sampled, nodes)
+    return elect(count_votes(groups, weights), weights, abstained)
 
 
-def elect(counted: Sequence[tuple[Vote, list[Node]]], weights: dict[Node, float]) -> Choice:
-    """Return the winner of a vote whose classes are sorted, heaviest first."""
+def count_abstained(sampled: Iterable[Node], voters: Collection[Node]) -> int:
+    """Return the number of samples that have ended without an answer, or with a flexible one that has no vote."""
+    has_strict = any(node.answer_level == "strict" for node in voters)
+    silent = {node for node in sampled if node.has_ended and node.solves}.difference(voters)
+    return sum(node.answer is None or (has_strict and node.answer_level == "flexible") for node in silent)
+
+
+def elect(counted: Sequence[tuple[Vote, list[Node]]], weights: dict[Node, float], abstained: int = 0) -> Choice:
+    """Return the winner of a vote whose classes are sorted, heaviest first.
+
+    Shares are those of all samples: each that has abstained weighs as much as a vote on average.
+    """
     if not counted:
-        return Choice(None)
-    total = sum(vote.weight for vote, _ in counted)
+        return Choice(None, abstained=abstained)
+    num_votes = sum(len(members) for _, members in counted)
+    total = sum(vote.weight for vote, _ in counted) * (num_votes + abstained) / num_votes
     shares = [vote.weight / total if total > 0 else None for vote, _ in counted]
     best = [max(members, key=lambda member: (weights[member], member.score is not None)) for _, members in counted]
     leaders = [AnswerLeader(node, share) for node, share in zip(best, shares, strict=True)]
-    return Choice(best[0], shares[0], [vote for vote, _ in counted], leaders)
+    return Choice(best[0], shares[0], [vote for vote, _ in counted], abstained, leaders)

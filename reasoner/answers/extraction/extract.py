@@ -17,15 +17,16 @@ from reasoner.answers.extraction.flexible import find_last_choice, find_last_num
 from reasoner.answers.extraction.last_line import find_in_last_line
 from reasoner.answers.extraction.marked import find_box, find_boxed, iter_hashes, iter_json_answers, iter_tagged
 from reasoner.answers.extraction.phrases import ANNOUNCES, ExtractionStopped, iter_phrases
+from reasoner.answers.extraction.placeholders import is_placeholder
 from reasoner.answers.extraction.stated import StatedAnswer
 from reasoner.answers.extraction.statement import extract_mathematics, find_only_number
-from reasoner.answers.normalize import WIDE, normalize
+from reasoner.answers.normalize import WIDE, normalize, strip_text_command
 from reasoner.answers.spec import AnswerSpec, CodeExtract, RegexExtract
 
 MAX_CHARS = 64_000
 """Maximum length of an answer in characters; longer text is not an answer."""
 
-_FENCE = re.compile(r"[ \t]{0,3}(`{3,}|~{3,})[ \t]*([\w+#.-]*)[^`]*")
+_FENCE = re.compile(r"([ \t]{0,40}(?:(?:[-*+]|\d{1,9}[.)])[ \t]{1,4}){0,4})(`{3,}|~{3,})[ \t]*([\w+#.-]*)[^`]*")
 _ALIASES = {"py": "python", "python3": "python", "js": "javascript", "ts": "typescript", "c++": "cpp"}
 _TEXT_COMMAND = re.compile(r"\\(?:text|textbf|mathrm|mbox)\{([^{}]*)\}")
 _NEXT_QUESTION = re.compile(
@@ -89,20 +90,27 @@ def _extract(spec: AnswerSpec, text: str, stopped: ExtractionStopped) -> str | N
         case "boxed":
             return find_boxed(text)
         case "phrase":
-            return next(iter_phrases(text, stopped), None)
+            return next(_filled(iter_phrases(text, stopped)), None)
         case "hash":
-            return next(iter_hashes(text, stopped), None)
+            return next(_filled(iter_hashes(text, stopped)), None)
         case "text":
-            return find_boxed(text) or next(_stated(text, stopped), None)
+            stated = find_boxed(text) or next(_stated(text, stopped), None)
+            return stated and strip_text_command(stated)
         case "math":
             return _mathematics(text, stopped)
 
 
 def _stated(text: str, stopped: ExtractionStopped) -> Iterator[str]:
     """Yield the answers stated outside of boxes: in tags, after ####, as JSON, in phrases."""
-    return chain(
-        iter_tagged(text, stopped), iter_hashes(text, stopped), iter_json_answers(text), iter_phrases(text, stopped)
+    return _filled(
+        chain(
+            iter_tagged(text, stopped), iter_hashes(text, stopped), iter_json_answers(text), iter_phrases(text, stopped)
+        )
     )
+
+
+def _filled(stated: Iterator[str]) -> Iterator[str]:
+    return (content for content in stated if not is_placeholder(content))
 
 
 def _mathematics(text: str, stopped: ExtractionStopped) -> str | None:
@@ -133,7 +141,8 @@ def _final_behind(rest: str, stopped: ExtractionStopped) -> str | None:
     """Return the answer that is marked or called final after the last box, which then was an intermediate result."""
     stated = chain(iter_tagged(rest, stopped), iter_hashes(rest, stopped), iter_json_answers(rest))
     final = rest.lower().find("final answer")
-    return _first_mathematical(stated if final < 0 else chain(stated, iter_phrases(rest[final:], stopped)))
+    said = iter_phrases(rest[final:], stopped) if final >= 0 else iter(())
+    return _first_mathematical(_filled(chain(stated, said)))
 
 
 def _first_mathematical(stated: Iterator[str]) -> str | None:
@@ -164,17 +173,33 @@ def _code(text: str, language: str | None) -> str | None:
     """Return the last closed fenced block; with a ``language``, the last one that names it or no language."""
     wanted = None if language is None else _ALIASES.get(language.lower(), language.lower())
     last: str | None = None
-    fence, label = "", ""
+    fence, label, indent = "", "", 0
     body: list[str] = []
     for line in text.split("\n"):
         match = _FENCE.fullmatch(line)
         if not fence and match:
-            fence, label, body = match.group(1), match.group(2).lower(), []
+            fence, label, body = match.group(2), match.group(3).lower(), []
+            indent = len(match.group(1).expandtabs(4))
             label = _ALIASES.get(label, label)
-        elif fence and match and match.group(1).startswith(fence) and line.strip() == match.group(1):
+        elif fence and match and _closes(match, fence, indent) and line.strip() == match.group(2):
             if wanted is None or label in ("", wanted):
-                last = "\n".join(body)
+                last = "\n".join(_dedent(part, indent) for part in body)
             fence = ""
         elif fence:
             body.append(line)
     return last if last and last.strip() else None
+
+
+def _closes(match: re.Match[str], fence: str, indent: int) -> bool:
+    """Return True if a fence closes the one that was opened with an indent: it may have three columns more."""
+    return match.group(2).startswith(fence) and len(match.group(1).expandtabs(4)) <= indent + 3
+
+
+def _dedent(line: str, indent: int) -> str:
+    """Return a line of a block without the indent of its fence, which a list item gives to all of its lines."""
+    columns = 0
+    for index, char in enumerate(line):
+        if columns >= indent or char not in " \t":
+            return line[index:]
+        columns += 4 if char == "\t" else 1
+    return ""

@@ -12,13 +12,15 @@ from reasoner.answers.numbers import Number
 MAX_TRIES = 32
 """Maximum number of numbers that are examined, from the end of the text."""
 
+_LATIN = r"[^\W\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]"
+"""Pattern of a letter or digit; letters of scripts that write numbers without spaces are none."""
 _NUMBER = re.compile(
-    r"(?<![\w^{}\\./:])(?<!\d,)(?:(?<![\w)\]}])(?<![\d)\]}]\s)[-\u2212])?\\?[$€£¥₹]?"
+    rf"(?<!{_LATIN})(?<![\^{{}}\\./:])(?<!\d,)(?:(?<!{_LATIN})(?<![)\]}}])(?<![\d)\]}}]\s)[-\u2212])?\\?[$€£¥₹]?"
     r"(?:\\[dt]?frac\{\d{1,9}\}\{\d{1,9}\}|(?:\d{1,3}(?:,\d{3})+|\d{1,40})(?:\.\d{1,40})?(?:/\d{1,20})?|\.\d{1,40})"
-    r"(?:\s?\\?%)?(?!(?!(?!st|nd|rd|th)[a-z]{2,4}\b)\w|[/^_({:]|[.,]\d)"
+    rf"(?:\s?\\?%)?(?!(?!(?!st|nd|rd|th)[a-z]{{2,4}}\b){_LATIN}|[/^_({{:]|[.,]\d)"
 )
 _LABEL = re.compile(
-    r"(?:^[\s>*_#(\[-]{0,10}|\b(?:step|equation|part|case|question|problem|example|option|method|figure)\s)"
+    r"(?:^[\s>*_#(\[-]{0,10}|\b(?:step|equation|part|case|question|problem|example|option|method|figure)\s|\u7b2c\s?)"
     r"[(\[]?$",
     re.IGNORECASE | re.MULTILINE,
 )

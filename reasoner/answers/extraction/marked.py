@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 
 from reasoner.answers.extraction.phrases import ExtractionStopped, iter_announcements, iter_last_matches, strip_markup
+from reasoner.answers.extraction.placeholders import is_placeholder
 
 _BOX_OR_BRACE = re.compile(r"\\(?:f?boxed|fbox|framebox)\s?\{|(?<!\\)\\[{}]|[{}]")  # an escaped brace is a literal
 _BOX = re.compile(r"\\(?:f?boxed|fbox|framebox)(?![A-Za-z])")
@@ -36,7 +37,7 @@ def find_boxed(text: str) -> str | None:
 def find_box(text: str) -> tuple[str, int] | None:
     r"""Return the content of the last closed ``\boxed{…}`` and of boxes listed with it, and the index at which it ends.
 
-    ``None`` if there is no box or it is empty.
+    ``None`` if there is no box with an answer.
     """
     boxes = [match.start() for match in _BOX.finditer(text)]
     if not boxes:
@@ -50,10 +51,9 @@ def find_box(text: str) -> tuple[str, int] | None:
             opened.append((match.start(), match.end()))
         elif match.group() == "}" and opened:
             box = opened.pop()
-            if box is not None and text[box[1] : match.start()].strip():
-                content = text[box[1] : match.start()].strip()
-                if not _BOX.search(content):  # of nested boxes, the innermost counts
-                    found.append((box[0], match.end(), content))
+            content = text[box[1] : match.start()].strip() if box is not None else ""
+            if box is not None and not is_placeholder(content) and not _BOX.search(content):  # the innermost counts
+                found.append((box[0], match.end(), content))
     without_braces = [(m.start(), m.end(), m.group(1)) for m in _BARE_BOX.finditer(text, boxes[-1])]
     found += [box for box in without_braces if not found or box[0] > found[-1][0]]
     if not found:

@@ -69,8 +69,10 @@ _LEAD = re.compile(
     re.IGNORECASE | re.VERBOSE,
 )
 _BULLET = re.compile(r"[^\S\n]*+\n\s*+[-*•]\s+")
+_INTERVAL = re.compile(r"[\[\](][^\[\]()]*[,;][^\[\]()]*[\[\])]")
+"""Pattern of an interval, whose brackets need not match: [2,5) and ]2,5["""
 _END = re.compile(
-    r"[.!?]+(?=\s|$)|[。\uff01\uff1b]|,?\s{1,20}(?:because|since|which|where|so|as (?!follows))\b"
+    r"(?<!\bRs)[.!?]+(?=\s|$)|[。\uff01\uff1b]|,?\s{1,20}(?:because|since|which|where|so|as (?!follows))\b"
     r"|\n|</|<\||(?<=\S)\*\*(?![\d(])|__|`|\s\u2014\s|,(?=\s?[\u4e00-\u9fff])|\s\|",
     re.IGNORECASE,
 )
@@ -204,7 +206,7 @@ def strip_markup(content: str) -> str:
         inner = content[len(opening) : -len(closing)]
         if content == f"{opening}{inner}{closing}" and inner and closing not in inner:
             return inner.strip()
-    for opening, closing in ("()", "[]", "{}"):
+    for opening, closing in () if _INTERVAL.fullmatch(content) else ("()", "[]", "{}"):
         if content.endswith(closing) and content.count(opening) < content.count(closing) and "(" not in content:
             content = content[:-1].strip()  # (Answer: 18)
     return content

@@ -6,11 +6,12 @@ import re
 
 from reasoner.answers import plain
 from reasoner.answers.normalize import MAX_CHARS
+from reasoner.answers.notation.number_words import find_number
 from reasoner.answers.numbers import Number, take_result
 
 _MATHEMATICS = re.compile(
     r"[~\u2248]?\s{0,20}[+\-\u2212\u2013±]?\s{0,20}"
-    r"(?:[\d\\(\[{π√∞$€£¥₹½⅓⅔¼¾]|\.\d|(?:USD|EUR|Rs\.?)\s?\d|[A-Za-z](?![A-Za-z]|\s+[A-Za-z]))"
+    r"(?:[\d\\(\[{π√∞$€£¥₹½⅓⅔¼¾]|\](?=\s?[-\d\\(])|\.\d|(?:USD|EUR|Rs\.?)\s?\d|[A-Za-z](?![A-Za-z]|\s+[A-Za-z]))"
 )
 _WORD = re.compile(r"(?<![\\A-Za-z{])(?!(?:and|or|to|sin|cos|tan|log|ln|exp|sqrt|pi|mod|max|min)\b)[A-Za-z]{2,}")
 _NUMBER_AFTER_WORD = re.compile(r"(?<![\^_\d.])\d")
@@ -33,17 +34,56 @@ _ASIDE = re.compile(
 )
 
 
+_ASSIGNMENT = re.compile(r"\$?\s*([A-Za-z](?:_\{?\w{1,9}\}?)?|\\[A-Za-z]{2,10})\s*=[^=]+")
+_VERDICT = re.compile(
+    r"(?:that\s+)?(?:there\s+(?:is|are|exists?)\s+)?(yes|no|true|false|undefined|indeterminate|impossible|none(?:\sof\sthe\sabove)?"
+    r"|no\s(?:real\s|such\s|integer\s)?solutions?|(?:does|do)\snot\sexist|doesn't\sexist|DNE|(?:negative\s|minus\s)?infinity"
+    r"|infinitely\smany(?:\ssolutions)?)(?=\s*(?:[,;:(.]|\bfor\s|\bbecause\b|\bsince\b|\bas\b|$))",
+    re.IGNORECASE,
+)
+_MONTH = r"(?:Jan|Feb|Mar|Apr|May|June?|July?|Aug|Sept?|Oct|Nov|Dec)[a-z]{0,6}\.?"
+_DATE = re.compile(
+    rf"{_MONTH}\s\d{{1,2}}(?:st|nd|rd|th)?(?:,?\s\d{{4}})?|\d{{1,2}}(?:st|nd|rd|th)?\s{_MONTH}(?:,?\s\d{{4}})?"
+)
+_RELATIVE = re.compile(r"\b(?:of|more|less|fewer|than|other|another|which|that)\b", re.IGNORECASE)
+
+
+def _find_words(content: str) -> str | None:
+    """Return a number in words, "yes", "no solution" and the like with which a stated answer begins."""
+    verdict = _VERDICT.match(content)
+    if verdict is not None:
+        return verdict.group(1)
+    if _DATE.fullmatch(content):
+        return content
+    number = find_number(content)
+    if number is None:
+        return None
+    words = content[: number[1]]
+    rest = _ASIDE.split(content[number[1] :], maxsplit=1)[0].rstrip()
+    digits = f"{number[0]}{rest}"
+    if _RELATIVE.search(rest) or len(_WORD.findall(rest)) > _UNIT_WORDS:
+        return None
+    if not number[0].strip("-"):  # negative 5
+        return extract_mathematics(digits)
+    return f"{words}{rest}" if isinstance(plain.parse_plain(digits), Number) else None
+
+
 def extract_mathematics(content: str) -> str | None:
     """Return the mathematical part of a stated answer; ``None`` for "5 more than 3" and "not obvious".
 
     "18 dollars a day, 2 more than before" gives 18 dollars a day.
     """
+    if len(content) <= MAX_CHARS and (words := _find_words(content)):
+        return words
     if not _MATHEMATICS.match(content) or len(content) > MAX_CHARS:
         return content if _MATHEMATICS.match(content) and not _WORD.search(content) else None
     label = _LABEL.match(content)
     if label is not None and isinstance(plain.parse_plain(content[label.end() :]), Number):
         return content[label.end() :]
     *_, last = steps = content.split(", ")
+    names = [match.group(1) for match in map(_ASSIGNMENT.fullmatch, steps) if match]
+    if len(names) == len(steps) > 1 and len(set(names)) == len(names):
+        return content  # x = 1, y = 2
     if len(steps) > 1 and all(take_result(step) != step for step in steps):
         return last  # 16 - 7 = 9, 9 * 2 = 18
     if not _WORD.search(content):

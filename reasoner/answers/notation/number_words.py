@@ -26,17 +26,25 @@ MAX_WORDS = 24
 
 def replace_words(text: str) -> str:
     """Return the text with the sign and number that it begins with in digits; unchanged if it begins with none."""
+    found = find_number(text)
+    return text if found is None else found[0] + text[found[1] :]
+
+
+def find_number(text: str) -> tuple[str, int] | None:
+    """Return the sign and number with which a text begins, in digits, and where its words end; ``None`` for none.
+
+    Before digits the sign alone is in words: "negative 5".
+    """
     sign = _SIGNS.match(text)
-    rest = text[sign.end() :] if sign else text
+    start = sign.end() if sign else 0
     minus = "-" if sign and sign.group(1).lower() in ("negative", "minus") else ""
-    if sign and re.match(r"[\d.$€£¥₹\\(]", rest):
-        return minus + rest
-    words = _split(rest)
+    if sign and re.match(r"[\d.$€£¥₹\\(]", text[start:]):
+        return minus, start
+    words = _split(text[start:])
     value, count = _read_number(tuple(word for word, _ in words))
     if not count or (count < len(words) and words[count][0] in _FIRST - {"a", "an"}):  # "five five" is no number
-        return text
-    end = words[count - 1][1]
-    return f"{minus}{value}{rest[end:]}"
+        return None
+    return f"{minus}{value}", start + words[count - 1][1]
 
 
 def _split(text: str) -> list[tuple[str, int]]:

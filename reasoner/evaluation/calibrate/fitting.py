@@ -103,10 +103,12 @@ def examples(problems: Sequence[Measured]) -> tuple[Array, Array, Array]:
     """Return features, correctness (0 or 1), and weights that sum to 1."""
     rows, right, weight = [], [], []
     for problem, problem_weight in zip(problems, _weights(problems, problems), strict=True):
-        votes = [collect_evidence(hide_repeated_scores(problem.pool[:n])) for n in PREFIXES if n <= len(problem.pool)]
-        for answers in votes:
+        pools = [hide_repeated_scores(problem.pool[:n]) for n in PREFIXES if n <= len(problem.pool)]
+        votes = [collect_evidence(pool) for pool in pools]
+        for pool, answers in zip(pools, votes, strict=True):
+            silent = collect_silent(pool)
             for index, (_, is_right) in enumerate(answers):
-                rows.append(compute_features([evidence for evidence, _ in answers], index))
+                rows.append(compute_features([*(evidence for evidence, _ in answers), *silent], index))
                 right.append(float(is_right))
                 weight.append(problem_weight / (len(votes) * len(answers)))
     if not rows:
@@ -128,6 +130,12 @@ def collect_evidence(candidates: Sequence[Candidate]) -> list[tuple[Evidence, bo
         scores = [candidate.score for candidate in group if candidate.score is not None]
         answers.append((Evidence(len(group), max(scores, default=None)), group[0].right))
     return answers
+
+
+def collect_silent(candidates: Sequence[Candidate]) -> list[Evidence]:
+    """Return the evidence of the candidates that state no answer, which count together as a rival."""
+    count = sum(candidate.answer is None for candidate in candidates)
+    return [Evidence(count, None)] if count else []
 
 
 def hide_repeated_scores(pool: Sequence[Candidate], scored: Iterable[str | None] = ()) -> list[Candidate]:
@@ -240,7 +248,7 @@ def _cost(problem: Measured, samples: Sequence[Candidate]) -> float:
 def _predict_best(curve: Curve, candidates: Sequence[Candidate]) -> tuple[float, bool]:
     """Return the probability of the most probable answer, and its correctness."""
     answers = collect_evidence(candidates)
-    evidence = [item for item, _ in answers]
+    evidence = [*(item for item, _ in answers), *collect_silent(candidates)]
     predictions = ((curve.predict(evidence, index), is_right) for index, (_, is_right) in enumerate(answers))
     return max(predictions, key=lambda prediction: prediction[0], default=(0.0, False))
 

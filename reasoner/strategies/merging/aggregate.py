@@ -51,7 +51,7 @@ async def run(search: Search, params: Aggregate) -> Choice:
     candidates = select_candidates(population.newest_answers(), search.spec)
     if params.by == "verifier":
         return choose_best_scored(candidates)
-    return await choose_by_majority(search, candidates, dict.fromkeys(candidates, 1.0))
+    return await choose_by_majority(search, candidates, dict.fromkeys(candidates, 1.0), population.newest())
 
 
 class _Population:
@@ -80,6 +80,11 @@ class _Population:
                     members = [self._chains[member][number] for member in group]
                     if not await self._write(members):  # no text fits: the chain goes on with the solution that it has
                         waiting.append(members[0])
+
+    def newest(self) -> list[Node]:
+        """Return the solution of each chain that may vote: the last one that states an answer, else the last one."""
+        chains = [chain for chain in self._chains.values() if chain]
+        return [next((node for node in chain[::-1] if node.answer is not None), chain[-1]) for chain in chains]
 
     def newest_answers(self) -> list[Node]:
         """Return the last solution of each chain that states an answer."""

@@ -52,9 +52,12 @@ async def _rank_by_votes(search: Search, nodes: Sequence[Node], *, is_weighted: 
     voters = select_candidates(nodes, search.spec)
     weights = weigh_by_score(voters) if is_weighted else dict.fromkeys(voters, 1.0)
     counted = count_votes(await group_equivalent(voters, search.spec.answer, search.equivalence), weights)
-    total = sum(vote.weight for vote, _ in counted)
-    shares = {node: vote.weight / total if total else 0.0 for vote, members in counted for node in members}
-    choice = elect(counted, weights)
+    choice = elect(counted, weights, len(nodes) - len(voters))
+    shares = {
+        node: leader.share or 0.0
+        for leader, (_, members) in zip(choice.leaders or (), counted, strict=True)
+        for node in members
+    }
     order = sorted(nodes, key=lambda node: (-shares.get(node, -1.0), -weights.get(node, 0.0), node.path))
     if choice.node is not None:
         order.sort(key=lambda node: node is not choice.node)

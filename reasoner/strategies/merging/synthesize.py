@@ -38,11 +38,12 @@ async def run(search: Search, params: Synthesize) -> Choice:
     async for _ in search.complete([search.root], params.n):
         pass
     solutions = list_finished(search.root.walk())
+    sampled = list(search.root.walk())
     chosen = await merge(search, solutions, params)
     if chosen is not None:
         return Choice(chosen)
     candidates = search.candidates()
-    return await choose_by_majority(search, candidates, dict.fromkeys(candidates, 1.0))
+    return await choose_by_majority(search, candidates, dict.fromkeys(candidates, 1.0), sampled)
 
 
 async def merge(search: Search, solutions: list[Node], params: Synthesize) -> Node | None:

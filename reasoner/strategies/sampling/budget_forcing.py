@@ -79,8 +79,9 @@ async def run(search: Search, params: BudgetForcing) -> Choice:
             for node in nodes:
                 await forcing.advance(node)
     last = [forcing.chains[index].last for index in sorted(forcing.chains)]
-    answers = select_candidates([node for node in last if node is not None], search.spec)
-    choice = await choose_by_majority(search, answers, dict.fromkeys(answers, 1.0))
+    ends = [node for node in last if node is not None]
+    answers = select_candidates(ends, search.spec)
+    choice = await choose_by_majority(search, answers, dict.fromkeys(answers, 1.0), ends)
     return choice if params.n > 1 else Choice(choice.node, leaders=choice.leaders)
 
 

@@ -29,7 +29,7 @@ from reasoner.jobs.spec import JobSpec
 from reasoner.search.branch import Watch
 from reasoner.search.candidates import select_candidates
 from reasoner.search.search import Search
-from reasoner.strategies.base import Choice, Params, Samples, Strategy, choose_by_majority
+from reasoner.strategies.base import Choice, Params, Samples, Strategy, choose_by_majority, count_abstained
 from reasoner.tree import Node, Reason
 
 MIN_WATCH_INTERVAL, MAX_WATCH_INTERVAL = 8, 256
@@ -74,8 +74,10 @@ async def run(search: Search, params: DeepConf) -> Choice:
         )
         started = first
         while True:
-            shares = await _weights_by_answer(search, _voters(search.spec, sampled, params, threshold))
-            more = min(count_missing_votes(shares, params.consensus), params.n - len(sampled))
+            voters = _voters(search.spec, sampled, params, threshold)
+            shares, num_silent = await _weights_by_answer(search, voters), count_abstained(sampled, voters)
+            silent = num_silent * sum(voters.values()) / max(1, len(voters))
+            more = min(count_missing_votes(shares, params.consensus, silent), params.n - len(sampled))
             if more <= 0:
                 break
             new = max(0, len(sampled) + more - started)
@@ -86,7 +88,7 @@ async def run(search: Search, params: DeepConf) -> Choice:
             except StopAsyncIteration:  # the budget is used up
                 break
     weights = _voters(search.spec, sampled, params, threshold)
-    return await choose_by_majority(search, list(weights), weights)
+    return await choose_by_majority(search, list(weights), weights, sampled)
 
 
 def prune_reason(confidence: Sequence[float], window: int, threshold: float) -> Reason | None:
@@ -95,14 +97,14 @@ def prune_reason(confidence: Sequence[float], window: int, threshold: float) -> 
     return "pruned" if len(newest) >= window and min(group_confidences(newest, window)) < threshold else None
 
 
-def count_missing_votes(votes: Sequence[Sequence[float]], consensus: float) -> int:
+def count_missing_votes(votes: Sequence[Sequence[float]], consensus: float, abstained: float = 0.0) -> int:
     """Return the number of votes that the leading answer still needs if each has the largest weight so far.
 
-    ``votes`` holds the weights of the votes for each answer.
+    ``votes`` holds the weights of the votes for each answer, ``abstained`` the weight of the samples without one.
     """
     if not votes:
         return 1
-    total, leader = sum(map(sum, votes)), max(map(sum, votes))
+    total, leader = sum(map(sum, votes)) + abstained, max(map(sum, votes))
     gap = consensus * total - leader
     if gap <= TOLERANCE:
         return 0

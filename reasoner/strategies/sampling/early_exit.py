@@ -76,7 +76,7 @@ async def run(search: Search, params: EarlyExit) -> Choice:
                 break
     candidates = select_candidates(probing.certain_leaves(), search.spec)
     candidates = candidates or select_candidates(probing.leaves() or search.root.walk(), search.spec)
-    return await choose_by_majority(search, candidates, dict.fromkeys(candidates, 1.0))
+    return await choose_by_majority(search, candidates, dict.fromkeys(candidates, 1.0), probing.leaves())
 
 
 class _Probing:

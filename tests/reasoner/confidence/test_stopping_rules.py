@@ -24,8 +24,9 @@ ANSWERS = st.lists(st.sampled_from([0, 0, 0, 1, 1, 2, None]), min_size=1, max_si
         ([0, 0, 0], 4),
         ([0, 0, 0, 0], 4),
         ([0, 0, 0, 1], 7),  # 5:1 is 120/128 = 0.94, 6:1 is 247/256 = 0.965
-        ([0, 0, 0, 0, None], 5),
-        ([None, None], 6),
+        ([0, 0, 0, 0, None], 7),  # who is silent counts as a rival
+        ([None, None], 10),  # 8:2 is 0.967
+        ([None] * 6 + [0] * 4, 12),  # two more, and nothing can change the winner
         ([0, 1] * 7, 16),
         ([0, 1] * 8, 16),
     ],
@@ -74,7 +75,8 @@ def test_beta_uses_the_sequential_samples_in_any_order_and_wastes_none(
     def enough(prefix: Sequence[int | None]) -> bool:
         counts = sorted((prefix.count(answer) for answer in {*prefix} - {None}), reverse=True)
         first, second = (*counts, 0, 0)[:2]
-        return beta(first + 1, second + 1).sf(0.5) >= threshold or first - second > n - len(prefix)
+        is_sure = beta(first + 1, max(second, prefix.count(None)) + 1).sf(0.5) >= threshold
+        return is_sure or first - second > n - len(prefix)
 
     alone = next((size for size in range(n) if enough(answers[:size])), n)
     assert hear(lambda heard, n: num_needed_by_beta(heard, n, threshold), answers, seed) == alone

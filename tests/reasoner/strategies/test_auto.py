@@ -157,9 +157,10 @@ async def test_without_a_verifier_auto_votes_in_growing_rounds_until_the_leader_
         outcome = await run_job(spec, Mute(order=seed), journal)
         assert [stage["name"] for stage in plan(journal)["stages"]] == ["self_consistency"] * 3
         assert len(roots(journal)) in (2, 4, 8, 16)
-        counts = [float(vote.count) for vote in outcome.result.votes]
-        assert outcome.result.confidence == pytest.approx(leader_probability(counts))
-        assert len(roots(journal)) == 16 or leader_probability(counts) >= 0.95
+        counts, silent = [float(vote.count) for vote in outcome.result.votes], outcome.result.abstained or 0
+        assert outcome.result.confidence == pytest.approx(leader_probability(counts, silent))
+        assert len(roots(journal)) == 16 or leader_probability(counts, silent) >= 0.95
+        assert sum(counts) + silent == len(roots(journal))
 
 
 async def test_a_table_of_other_models_is_ignored_with_a_warning_that_names_both(

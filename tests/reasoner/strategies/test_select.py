@@ -70,7 +70,9 @@ async def test_every_candidate_is_ranked_once_the_chosen_one_first_and_no_soluti
 async def test_a_majority_ranks_by_the_share_of_each_answer_without_a_token() -> None:
     outcome, _ = await solve(spec("majority"))
     assert [item.answer for item in outcome.result.ranking] == ["2", "2", "2", "1", "1", "3", None]
-    shares = [3 / 6, 3 / 6, 3 / 6, 2 / 6, 2 / 6, 1 / 6]
+    shares = [3 / 7, 3 / 7, 3 / 7, 2 / 7, 2 / 7, 1 / 7]
+    assert outcome.result.confidence == pytest.approx(3 / 7)
+    assert outcome.result.abstained == 1
     assert [item.share for item in outcome.result.ranking[:6]] == pytest.approx(shares)
     assert outcome.result.ranking[6].share is None
     assert [(vote.answer, vote.count) for vote in outcome.result.votes] == [("2", 3), ("1", 2), ("3", 1)]

@@ -37,7 +37,8 @@ async def test_self_consistency_answers_with_the_most_frequent_answer(seed: int)
     outcome, nodes, _ = await solve({"name": "self_consistency", "n": 16}, seed)
     counts = Counter(node["answer"] for node in nodes.values() if node["answer"] is not None)
     assert counts[outcome.result.answer] == max(counts.values())
-    assert outcome.result.confidence == pytest.approx(max(counts.values()) / sum(counts.values()))
+    assert outcome.result.confidence == pytest.approx(max(counts.values()) / 16)
+    assert outcome.result.abstained == 16 - sum(counts.values())
 
 
 @pytest.mark.parametrize("seed", SEEDS)
