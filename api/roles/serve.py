@@ -21,6 +21,7 @@ from workers.broker.embedded import EmbeddedBroker
 from workers.config.model_folders import check_models
 from workers.config.settings import Settings, load_settings
 from workers.config.types import ConfigError
+from workers.config.unknown_variables import describe_unknown_variables
 from workers.execution.tasks import make_worker
 from workers.execution.tasks import serve as serve_worker
 from workers.processes.shutdown import interruptible
@@ -30,14 +31,14 @@ from workers.telemetry.tracing import start_tracing
 GRACEFUL_SECONDS = 3
 LOOK_SECONDS = 0.5
 
-log = structlog.get_logger("reasoner.plugins")
+log = structlog.get_logger("reasoner.start")
 
 
 def run_api(settings: Settings) -> None:
     """Serve HTTP until SIGTERM or Ctrl-C."""
     check_port(settings.host, settings.port)
     configure_logging()
-    _log_plugins()
+    _log_start()
     start_tracing(settings, "api")
     with _broker(settings):
         check_bind(settings)
@@ -72,7 +73,7 @@ class Server(uvicorn.Server):
 def run_worker(settings: Settings) -> None:
     """Run jobs until SIGTERM or Ctrl-C, then hand back those in progress."""
     with _broker(settings):
-        _log_plugins()
+        _log_start()
         start_tracing(settings, "worker")
         serve_worker(make_worker(settings), settings.queues)
 
@@ -95,13 +96,15 @@ def run_engine(settings: Settings) -> None:
             f"REASONER_ENGINE_URL: an engine cannot listen on {settings.engine_addresses[0]!r}; "
             "give http://HOST:PORT or unix:///PATH"
         )
+    for line in describe_unknown_variables():
+        _say(line)
     command = engine_command(settings, where)
     os.execv(command[0], command)
 
 
 def serve(settings: Settings) -> None:
     """Run all roles on this machine until SIGTERM or Ctrl-C."""
-    for line in (*describe_plugins(), *describe_unusable()):
+    for line in (*describe_plugins(), *describe_unusable(), *describe_unknown_variables()):
         _say(line)
     with Supervisor(settings, log_dir=settings.data_dir / "logs", on_progress=_say):
         while True:  # not a single unlimited wait: a signal that arrives just before it is handled when it ends
@@ -117,10 +120,10 @@ def _broker(settings: Settings) -> Iterator[None]:
         yield
 
 
-def _log_plugins() -> None:
+def _log_start() -> None:
     for line in describe_plugins():
         log.info(line)
-    for line in describe_unusable():
+    for line in (*describe_unusable(), *describe_unknown_variables()):
         log.warning(line)
 
 
