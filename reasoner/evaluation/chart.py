@@ -7,6 +7,7 @@ vision, and markers and dashes distinguish lines in black and white.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ from reasoner.evaluation.statistics import Row
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#882255")
 MARKERS = "osD^vP*X<>"
 GREY = "#777777"
+MAX_TICKS = 7
+"""Maximum number of labelled ticks of an axis of tokens."""
 GAP = 0.032
 """Minimum distance between two labels as a fraction of the panel's height."""
 
@@ -28,7 +31,7 @@ def draw_results(rows: Sequence[Row], pooled: Collection[str], title: str, path:
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
-    from matplotlib.ticker import FuncFormatter, PercentFormatter
+    from matplotlib.ticker import PercentFormatter
 
     main = rows[0].model
     lines: dict[str, list[Row]] = {}
@@ -53,7 +56,6 @@ def draw_results(rows: Sequence[Row], pooled: Collection[str], title: str, path:
                 ends.append(end)
         panel.set_xscale("log")
         panel.set_ylim(0, 1.02)
-        panel.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
         panel.yaxis.set_major_formatter(PercentFormatter(1.0))
         panel.set_xlabel("tokens a problem, generated and verifier")
         panel.set_title(heading, fontsize=10)
@@ -63,11 +65,36 @@ def draw_results(rows: Sequence[Row], pooled: Collection[str], title: str, path:
     lowest, highest = axes[0][0].get_xlim()
     for panel in axes[0]:
         panel.set_xlim(lowest, highest * (highest / lowest) ** 0.42)  # room for the names
+        set_token_ticks(panel)
         _name(panel, panel.ends, highest)
     axes[0][0].set_ylabel("problems solved")
     figure.suptitle(title, fontsize=11)
     figure.savefig(path, dpi=150)
     pyplot.close(figure)
+
+
+def set_token_ticks(panel: Any) -> None:
+    """Label a logarithmic axis of tokens at few round numbers: those between would overlap them."""
+    from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullFormatter
+
+    low, high = panel.get_xlim()
+    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    for subs, step in (((1, 2, 5), 1), ((1, 3), 1), ((1,), 1), ((1,), 2), ((1,), 3)):
+        ticks = [sub * 10.0**decade for decade in decades[::step] for sub in subs if low <= sub * 10.0**decade <= high]
+        if len(ticks) <= MAX_TICKS:
+            break
+    if len(ticks) < 3:
+        ticks = [tick for tick in MaxNLocator(4).tick_values(low, high) if low <= tick <= high]
+    panel.xaxis.set_major_locator(FixedLocator(ticks))
+    panel.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _shorten_number(value)))
+    panel.xaxis.set_minor_formatter(NullFormatter())
+
+
+def _shorten_number(value: float) -> str:
+    for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if value >= 10 * size or (value >= size and size > 1e3):
+            return f"{value / size:g}{unit}"
+    return f"{value:,.10g}"
 
 
 def _line(panel: Any, name: str, line: Sequence[Row], index: int) -> tuple[float, float, str, str]:

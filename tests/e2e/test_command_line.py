@@ -201,7 +201,7 @@ def test_a_long_temporary_folder_name_is_supported(
             (("solve", QUESTION, "--picture", "nowhere/tree.png"), 2, "in a folder that exists"),
             (("eval", "words", "--limit", "1", "--out", "/proc/out"), 1, "reasoner: /proc/out: No such file"),
             (("quantize", "policy", "out", "--method", "rtn", "--bits", "3"), 2, "supported: (8, 4)"),
-            (("quantize", "nowhere", "out"), 2, "nowhere is not a folder"),
+            (("quantize", "nowhere", "out"), 2, "neither a bundled model"),
             (("quantize", str(BUNDLED / "policy"), "/proc/out"), 1, "No such file"),
             (("engine", "--threads", "100000"), 2, "less than or equal to 1024"),
             (("engine", "--kv-tokens", "10000000000000"), 1, "not enough memory"),
