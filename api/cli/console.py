@@ -12,6 +12,8 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+CHANCE_AUC = 0.6
+"""AUC below which a comment says that it is near chance."""
 WIDTH = 140
 """Characters of a line in a file or a pipe."""
 
@@ -42,3 +44,20 @@ def exit_on_error(console: Console, *kinds: type[Exception]) -> Iterator[None]:
     except kinds as error:
         console.print(f"reasoner: {error}", markup=False, highlight=False, soft_wrap=True)
         raise typer.Exit(1) from None
+
+
+def describe_auc(auc: float | None, within: float | None) -> str | None:
+    """Return a comment on an AUC that is missing or near 0.5, which is chance."""
+    if auc is None:
+        return "There is no AUC: all held-out steps are good, or all are bad. Take harder or easier problems, or more."
+    if auc < CHANCE_AUC:
+        return (
+            f"The AUC of {auc:.3f} is near 0.5: the scores tell good steps from bad ones hardly better than chance. "
+            "Use more solutions, more epochs or a higher --rate, or a larger base; a search with it beats no vote."
+        )
+    if within is not None and within < CHANCE_AUC:
+        return (
+            f"Within a question the AUC of {within:.3f} is near 0.5: the scores tell hard questions from easy ones, "
+            "not the better of two solutions. Take more solutions of each question."
+        )
+    return None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -23,7 +24,7 @@ from api.cli.job_options import EXTRA, JobOptions, Question, list_more_models, n
 from api.cli.options import Connection, PageSize, ServiceOptions, expand_options, parse_time
 from api.cli.render import plain, print_job, print_tree, show_progress, watch_tree
 from reasoner.client import Client, ServiceError
-from reasoner.jobs.job import Job
+from reasoner.jobs.job import TERMINAL_STATUSES, Job
 from reasoner.tree_picture import draw_tree
 from workers.config.address import find_service_url
 from workers.processes.quiet_imports import end_quietly
@@ -187,7 +188,22 @@ def watch(job_id: str, service: ServiceOptions) -> None:
 def cancel(job_id: str, service: ServiceOptions) -> None:
     """Cancel a job; the tokens it has used stay on its bill."""
     with service.connect() as client:
-        _print(client.cancel(job_id), service.as_json)
+        had_ended = client.get(job_id).status in TERMINAL_STATUSES
+        job = client.cancel(job_id)
+    _progress.print(_describe_cancellation(job, had_ended=had_ended), markup=False, highlight=False, soft_wrap=True)
+    _print(job, service.as_json)
+
+
+def _describe_cancellation(job: Job, *, had_ended: bool) -> str:
+    """Return what a cancellation does to a job."""
+    if had_ended:
+        return f"{job.id} had ended before ({job.status}), and stays as it is"
+    if job.status in TERMINAL_STATUSES:
+        return f"{job.id} is cancelled, before a worker had it again; the tokens that it used stay on its bill"
+    return (
+        f"{job.id} is being cancelled: its worker ends it within an engine step and keeps the best solution so far; "
+        f"'reasoner jobs show {job.id}' shows it"
+    )
 
 
 @jobs.command()
@@ -276,7 +292,8 @@ def list_models(
         name = model["id"] + (" (default)" if model["id"] == listed["default"] else "")
         defaults = model["defaults"]
         cells = ("-", "scores only") if defaults is None else (_describe_verifier(model), _describe_settings(defaults))
-        table.add_row(plain(name), str(model["context"]), f"{model['parameters']:,}", *map(plain, cells))
+        counts = (f"{count:,}" if count else "unknown" for count in (model["context"], model["parameters"]))
+        table.add_row(plain(name), *counts, *map(plain, cells))
     _out.print(table)
 
 
@@ -309,14 +326,18 @@ def _describe_verifier(model: dict[str, Any]) -> str:
 def _describe_settings(defaults: dict[str, Any]) -> str:
     """Return the settings in use, without those that change nothing."""
     sampling = defaults["sampling"]
-    neutral = {"top_p": 1, "top_k": 0, "min_p": 0, "max_tokens": None, "frequency_penalty": 0, "presence_penalty": 0}
-    values = {name: value for name, value in sampling.items() if value != neutral.get(name, object())}
+    neutral = {"top_p": 1, "top_k": 0, "min_p": 0, "frequency_penalty": 0, "presence_penalty": 0}
+    values = {name: value for name, value in sampling.items() if value is not None and value != neutral.get(name)}
     values |= {name: defaults[name] for name in ("system", "prompt", "stop", "chat_template_kwargs") if defaults[name]}
     values["strategy"] = defaults["strategy"]["name"]
     prices = defaults.get("prices")
     if prices is not None:
-        rates = "/".join(f"{prices[name]:g}" for name in ("prompt", "cached", "generated"))
+        rates = "/".join(f"{prices[name]:g}" for name in ("prompt", "cached", "generated") if prices[name] is not None)
         values["prices"] = f"{rates} ({prices['source']})"
-    return ", ".join(
-        f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}" for name, value in values.items()
-    )
+    return ", ".join(f"{name} {_describe_value(value)}" for name, value in values.items())
+
+
+def _describe_value(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:g}"
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from api.cli.console import count_progress, exit_on_error, print_json
+from api.cli.console import count_progress, describe_auc, exit_on_error, print_json
 from api.cli.known_answers import LabelledProblems
 from api.cli.options import AsJson, load_with
 from api.roles.compute_process import compute
@@ -344,6 +344,7 @@ def _print_prm(document: Any) -> None:
     ]
     view.add_row(document["out"], str(document["examples"]), str(document["held_out"]), *metrics)
     Console().print(view)
+    _comment_on_auc(validation)
 
 
 def _print_probe(document: Any) -> None:
@@ -359,6 +360,14 @@ def _print_probe(document: Any) -> None:
     view.add_row(document["out"], *counts, *metrics, f"{document['seconds']:.0f}")
     for table in (layers, view):
         Console().print(table)
+    _comment_on_auc(test)
+
+
+def _comment_on_auc(validation: dict[str, Any]) -> None:
+    """Say so where the scores tell good steps from bad ones no better than chance would."""
+    comment = describe_auc(validation["auc"], validation["within"])
+    if comment is not None:
+        Console().print(comment, markup=False, highlight=False, soft_wrap=True)
 
 
 def _print_stats(stats: RolloutStats, out: Path) -> None:

@@ -5,6 +5,7 @@ Text of models is printed literally: rich's markup and terminal control codes in
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from rich.console import Console, Group
@@ -22,6 +23,12 @@ MAX_STEP_CHARS = 60
 MAX_NODES = 40
 SHADES = ("#8f6fb5", "#6a7cc0", "#3c8fb5", "#2a9d8f", "#3fa65c")
 """Colours for scores from 0 to 1, readable on light and dark backgrounds."""
+MAX_TEXT_CHARS = 4000
+"""Characters of an answer or a solution that a result shows."""
+MIN_REPETITION_CHARS = 160
+"""Shortest repetition of one piece that is shortened; rulers and empty tables are shorter."""
+SHOWN_REPEATS = 3
+_REPETITION = re.compile(r"(.{1,40}?)\1{11,}", re.DOTALL)
 MARGIN_LINES = 6
 """Lines of the terminal that a live tree leaves free."""
 
@@ -100,7 +107,7 @@ def print_job(console: Console, job: Job, *, show_thought: bool = False) -> None
         tries = f"{job.waiting.attempts} attempts so far"
         console.print(Text(f"  waiting     {job.waiting.reason}, {tries}: {plain(job.waiting.detail)}", style="yellow"))
     if result is not None:
-        answer = "(none)" if result.answer is None else plain(result.answer)
+        answer = "(none)" if result.answer is None else cut(plain(result.answer))
         level = " (not stated as the answer: the last in the solution)" if result.answer_level == "flexible" else ""
         console.print(Text(f"  answer      {answer}{level}", style="bold green"))
         if result.confidence is not None:
@@ -115,7 +122,7 @@ def print_job(console: Console, job: Job, *, show_thought: bool = False) -> None
             console.print(Text(f"  {name:<11} {bill.total} tokens, {bill.flops:.3g} FLOPs, cost {bill.cost:.6g}"))
         if result.answer is None and result.text:
             name = "best text" if job.status == "completed" else "unfinished"
-            console.print(Text(f"  {name:<11} {plain(result.text).strip()}"))
+            console.print(Text(f"  {name:<11} {cut(plain(result.text).strip())}"))
     thought = f" ({usage.thought} in thoughts)" if usage.thought else ""
     parts = f"{usage.generated} generated{thought}, {usage.verifier_computed} by the verifier"
     console.print(Text(f"  bill        {usage.total} tokens ({parts}), {usage.seconds:.2f} s"))
@@ -134,8 +141,27 @@ def print_tree(console: Console, tree: dict[str, Any], *, max_nodes: int = MAX_N
 
 
 def plain(text: str) -> str:
-    """Return the text with control characters replaced; line breaks and tabs stay."""
-    return "".join(char if char.isprintable() or char in "\n\t" else "\N{REPLACEMENT CHARACTER}" for char in text)
+    """Return the text for a terminal: control characters replaced but line breaks and tabs, long repetitions shortened.
+
+    A model in a loop writes one piece hundreds of times, which would push everything else off the screen.
+    """
+    shown = "".join(char if char.isprintable() or char in "\n\t" else "\N{REPLACEMENT CHARACTER}" for char in text)
+    return _REPETITION.sub(_shorten_repetition, shown)
+
+
+def cut(text: str) -> str:
+    """Return a long text with its middle left out."""
+    if len(text) <= MAX_TEXT_CHARS:
+        return text
+    half = MAX_TEXT_CHARS // 2
+    return f"{text[:half]}\n… {len(text) - 2 * half:,} characters are left out: --json has all …\n{text[-half:]}"
+
+
+def _shorten_repetition(match: re.Match[str]) -> str:
+    piece, count = match[1], len(match[0]) // len(match[1])
+    if len(match[0]) < MIN_REPETITION_CHARS:
+        return match[0]
+    return f"{piece * SHOWN_REPEATS}… [{count} times]"
 
 
 def _draw_tree(tree: dict[str, Any], max_nodes: int, is_running: bool) -> Tree:

@@ -365,3 +365,22 @@ def test_the_list_of_models_names_the_verifier_and_a_probe_that_nothing_uses(mon
     found = [re.split(" {2,}", line.strip())[3:] for line in lines]
     settings = "temperature 0.6, strategy auto"
     assert found == [["none", settings], ["none (has a probe)", settings], ["probe", settings], ["-", "scores only"]]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        ("completed", "completed", "had ended before (completed), and stays as it is"),
+        ("queued", "cancelled", "is cancelled, before a worker had it again"),
+        ("in_progress", "in_progress", "is being cancelled: its worker ends it within an engine step"),
+    ],
+)
+def test_cancel_says_what_happens(before: str, after: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def make_job(status: str) -> Job:
+        return Job.model_validate({"id": "job_1", "status": status, "created_at": 0.0, "spec": {"problem": "?"}})
+
+    client = SimpleNamespace(get=lambda _: make_job(before), cancel=lambda _: make_job(after))
+    monkeypatch.setattr(Connection, "connect", lambda _: nullcontext(client))
+    result = CliRunner().invoke(app, ["jobs", "cancel", "job_1", "--json"])
+    assert said in result.stderr
+    assert json.loads(result.stdout)["status"] == after
