@@ -16,7 +16,10 @@ from starlette.routing import compile_path
 from starlette.types import Scope
 
 from reasoner.admission.validation import JobRefused
+from reasoner.budget.spec import Budget
+from reasoner.jobs.sampling_spec import Sampling
 from reasoner.jobs.verifier_specs import verifier_kinds
+from reasoner.strategies.registry import STRATEGIES
 from workers.config.rate_limits import QuotaExceeded
 from workers.store.batches import NoSuchBatch
 from workers.store.broker_errors import BROKER_DOWN, describe_outage
@@ -203,13 +206,26 @@ def _message(error: Mapping[str, Any], body: type[BaseModel] | None) -> str:
     if location == ("body",) and error["type"] != "value_error":
         return "send a JSON object, with Content-Type: application/json"
     if error["type"] == "extra_forbidden" and body is not None:
-        names = ", ".join(_model_at(location[:-1], body).model_fields)
-        return f"unknown field; known fields: {names}"
+        model = _model_at(location[:-1], body)
+        return f"unknown field; {_find_home(str(location[-1]), model)}known fields: {', '.join(model.model_fields)}"
     if error["type"] == "model_attributes_type" and body is not None:
         first = next(iter(_model_at(location, body).model_fields))
         return f'give a JSON object such as {{"{first}": …}}'
     message: str = error["msg"]
     return message.removeprefix("Value error, ")
+
+
+def _find_home(name: str, model: type[BaseModel]) -> str:
+    """Return a hint for a field of a part of a job that was given beside that part."""
+    if "strategy" not in model.model_fields:
+        return ""
+    for part, kind in (("budget", Budget), ("sampling", Sampling)):
+        if part in model.model_fields and name in kind.model_fields:
+            return f'{name!r} is a field of {part!r}: write {{"{part}": {{"{name}": …}}}}; '
+    example = next((strategy.name for strategy in STRATEGIES.values() if name in strategy.params.model_fields), None)
+    if example is None:
+        return ""
+    return f'{name!r} is a parameter of strategies: write {{"strategy": {{"name": "{example}", "{name}": …}}}}; '
 
 
 def _model_at(location: Sequence[int | str], body: type[BaseModel]) -> type[BaseModel]:

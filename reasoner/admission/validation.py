@@ -33,6 +33,7 @@ def check_job(spec: JobSpec) -> None:
     Raises ``JobRefused`` with a correction.
     """
     name, verifier = spec.strategy.name, spec.verifier
+    _check_last_message(spec)
     try:
         params = parse_params(name, spec.strategy.params)
     except ValueError as error:
@@ -86,6 +87,16 @@ def check_job(spec: JobSpec) -> None:
     if spec.confidence is not None and not strategy.stops_when_sure:
         able = ", ".join(name for name, strategy in STRATEGIES.items() if strategy.stops_when_sure)
         raise _invalid(f"strategy {name!r} cannot stop by 'confidence': leave it out, or use one of {able}")
+
+
+def _check_last_message(spec: JobSpec) -> None:
+    if spec.messages and spec.messages[-1].role == "assistant":
+        raise JobRefused(
+            "invalid-request",
+            "messages",
+            "the last message is the assistant's, and a job writes the assistant's next one: end with a message of the "
+            "user or a tool (a text that the assistant began is not continued)",
+        )
 
 
 def _check_constrained_strategy(spec: JobSpec) -> None:

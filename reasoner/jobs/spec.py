@@ -216,7 +216,9 @@ class JobSpec(StrictModel):
 
     @model_validator(mode="after")
     def _check_one_question(self) -> Self:
-        if (self.problem is None) == (self.messages is None):
+        if self.problem is None and self.messages is None:
+            raise ValueError("there is no question: give 'problem', a text, or 'messages', a conversation")
+        if self.problem is not None and self.messages is not None:
             raise ValueError("give either 'problem' or 'messages', not both")
         return self
 

@@ -37,7 +37,16 @@ def check_problem(response: httpx.Response, status: int) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("body", "field", "hint"),
     [
-        ({}, "body", "give either 'problem' or 'messages', not both"),
+        ({}, "body", "there is no question: give 'problem', a text, or 'messages', a conversation"),
+        (
+            {"messages": [{"role": "user", "content": "?"}, {"role": "assistant", "content": "The"}]},
+            "messages",
+            "end with",
+        ),
+        ({"problem": "?", "n": "8"}, "n", '{"strategy": {"name": "self_consistency", "n": …}}; known fields: problem'),
+        ({"problem": "?", "expansions": 2}, "expansions", '{"strategy": {"name": "beam", "expansions": …}}'),
+        ({"problem": "?", "seconds": 2}, "seconds", '{"budget": {"seconds": …}}; known fields'),
+        ({"problem": "?", "temperature": 2}, "temperature", '{"sampling": {"temperature": …}}; known fields'),
         ({"problem": "", "seed": 1}, "problem", "at least 1 character"),
         ({"problem": " \n"}, "problem", "write the question"),
         ({"problem": 5}, "problem", "string"),

@@ -79,7 +79,6 @@ async def test_the_instruction_fits_the_answer() -> None:
         {"answer": {"extract": {"regex": "(a)"}}},
         {"system": "Be short."},
         {"messages": [{"role": "system", "content": "Be short."}, QUESTION]},
-        {"messages": [QUESTION, {"role": "assistant", "content": "It is"}]},
     ],
 )
 async def test_a_job_with_a_prompt_of_its_own_or_without_an_instruction_is_asked_as_it_is(fields: Any) -> None:
