@@ -21,6 +21,8 @@ from engine.protocol.types import EngineError
 
 _VERSION = 4
 """Part of a folder's name; to be raised when the files' content changes."""
+TEMPLATE = "chat_template.jinja"
+"""File beside a GGUF file with a chat template, which counts more than the file's own."""
 WEIGHTS = "weights.json"
 """File with the paths of the GGUF files."""
 
@@ -36,7 +38,11 @@ def open_gguf_folder(path: Path) -> Path:
     ``path``: a file, its first split, or a folder that holds one model. Raises ``EngineError`` naming what is wrong.
     """
     paths = [file.absolute() for file in find_gguf_files(path)]  # a link has its own neighbours, such as a probe
-    states = [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in paths]
+    beside = paths[0].with_name(TEMPLATE)
+    states = [
+        (str(file), file.stat().st_size, file.stat().st_mtime_ns)
+        for file in (*paths, *([beside] if beside.is_file() else []))
+    ]
     digest = hashlib.blake2b(json.dumps([_VERSION, states]).encode(), digest_size=10).hexdigest()
     folder = _cache() / f"{paths[0].stem}-{digest}"
     if folder.is_dir():
@@ -45,8 +51,10 @@ def open_gguf_folder(path: Path) -> Path:
     fields, tokenizer = config_fields(model), build_tokenizer(model)
     with refuse_wrong_types(paths[0]):
         settings, generation = tokenizer_settings(model), generation_fields(model)
+    if beside.is_file():
+        settings["chat_template"] = _read_template(beside)
     if (template := settings.get("chat_template")) is not None:
-        check_template(template, paths[0])
+        check_template(template, beside if beside.is_file() else paths[0])
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent) as parent:
         made = Path(parent) / "made"
@@ -65,6 +73,13 @@ def open_gguf_folder(path: Path) -> Path:
             if not folder.is_dir():  # another process may have made the same
                 raise EngineError(f"{folder} cannot be made: {error}") from None
     return folder
+
+
+def _read_template(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise EngineError(f"{path} cannot be read as a chat template: {error}") from None
 
 
 def weight_files(folder: Path) -> list[Path]:

@@ -41,8 +41,9 @@ def check_template(template: str, path: Path) -> None:
     except subprocess.TimeoutExpired:
         done = None
     if done is None or done.returncode:
+        what = "the field tokenizer.chat_template" if path.suffix == ".gguf" else "it"
         raise EngineError(
-            f"{path}: the field tokenizer.chat_template is no usable template: a short conversation takes more than "
+            f"{path}: {what} is no usable template: a short conversation takes more than "
             f"{_SECONDS} seconds or {_BYTES >> 20} MB; it must end within milliseconds"
         )
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import json
+import logging
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -11,6 +13,8 @@ from typing import Any
 from engine.protocol.template_limit import limit_rendering
 from engine.protocol.template_variables import check_template_variables
 from engine.protocol.types import EngineError, InvalidRequest, TemplateKwargs, Tokens
+
+_log = logging.getLogger(__name__)
 
 CALL_DELIMITERS = (
     *("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "<|python_tag|>", "<tool_call>", "</tool_call>"),
@@ -41,7 +45,7 @@ class Tokenizer:
             self._wrapper: Any = PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
         except Exception as error:  # parsers raise any exception for an invalid file
             raise EngineError(f"{folder} has no loadable tokenizer: {error}") from error
-        self._fast: Any = self._wrapper.backend_tokenizer
+        self._fast: Any = _leave_out_unembedded(self._wrapper.backend_tokenizer, vocab, folder)
         self._fast.no_padding()
         self._fast.no_truncation()
         vocabulary = self._fast.get_vocab(with_added_tokens=True)
@@ -195,3 +199,19 @@ class Tokenizer:
             return text
         text = self._fast.decode([*self._lead, *tokens], skip_special_tokens=True)
         return text.removeprefix(self._lead_text)
+
+
+def _leave_out_unembedded(tokenizer: Any, vocab: int, folder: Path) -> Any:
+    """Return a tokenizer without the added tokens that have no embedding, such as that of pictures in Gemma 3 1B.
+
+    Their text is an ordinary one then. A vocabulary that is larger without them, too, is that of another model.
+    """
+    unembedded = [token.content for index, token in tokenizer.get_added_tokens_decoder().items() if index >= vocab]
+    if not unembedded or max(tokenizer.get_vocab(with_added_tokens=False).values(), default=-1) >= vocab:
+        return tokenizer
+    _log.warning(
+        "%s: the model has no embedding of %s: as a text it is encoded as any other", folder, ", ".join(unembedded[:4])
+    )
+    content = json.loads(tokenizer.to_str())
+    content["added_tokens"] = [token for token in content["added_tokens"] if token["id"] < vocab]
+    return type(tokenizer).from_str(json.dumps(content))

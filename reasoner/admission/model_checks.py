@@ -16,11 +16,20 @@ from prm.scorers.steps import StepScorer
 
 def check_policy(folder: Path) -> None:
     """Raise ``EngineError`` for a model that cannot generate solutions."""
-    if chat_template(folder) is None:
+    if chat_template(folder) is not None:
+        return
+    from engine.gguf.folder import TEMPLATE, weight_files  # takes half a second to import
+
+    if files := weight_files(folder):
         raise EngineError(
-            f"{folder} has no chat template, and questions are asked as chat messages: give it a chat_template.jinja "
-            "or a chat_template in tokenizer_config.json, or take the model's instruction-tuned variant"
+            f"{files[0]} has no chat template, and questions are asked as chat messages: put the template of the "
+            f"model that it was made from beside it, as {files[0].with_name(TEMPLATE)}, or take the "
+            "instruction-tuned variant"
         )
+    raise EngineError(
+        f"{folder} has no chat template, and questions are asked as chat messages: give it a chat_template.jinja "
+        "or a chat_template in tokenizer_config.json, or take the model's instruction-tuned variant"
+    )
 
 
 def is_language_model(folder: Path) -> bool:
