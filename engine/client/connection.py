@@ -177,7 +177,11 @@ class Connection:
             content["chat_template_kwargs"] = variables
         if isinstance(text, str):
             content = {"prompt": text, "add_special_tokens": special}
-        return tuple((await self.call("POST", "/tokenize", {"model": model, **content}))["tokens"])
+        answer = await self.call("POST", "/tokenize", {"model": model, **content})
+        try:
+            return tuple(map(int, answer["tokens"]))
+        except (KeyError, TypeError, ValueError) as error:
+            raise EngineUnavailable(f"{self.source} did not answer /tokenize with tokens: {error!r}") from error
 
     async def close(self) -> None:
         await self._http.aclose()

@@ -15,7 +15,7 @@ from engine.client.openai.dialects import DIALECTS
 from engine.client.openai.engine import OpenAICompatibleEngine
 from engine.client.throttle import Throttle
 from engine.protocol.forwarding import ForwardingEngine
-from engine.protocol.types import EngineClient, Events, GenerateRequest, InvalidRequest, ModelInfo
+from engine.protocol.types import EngineClient, EngineUnavailable, Events, GenerateRequest, InvalidRequest, ModelInfo
 
 NATIVE = "reasoner"
 """``owned_by`` of the models of our server, and the name of its dialect."""
@@ -95,7 +95,11 @@ class HttpEngine(ForwardingEngine):
         if self._name in self._kinds:
             return self._kinds[self._name]
         answer = await self._connection.call("GET", "/v1/models", None, should_wait=should_wait)
-        owners = {model.get("owned_by") for model in answer["data"]}
+        try:
+            owners = {model.get("owned_by") for model in answer["data"]}
+        except (AttributeError, KeyError, TypeError) as error:
+            source = self._connection.source
+            raise EngineUnavailable(f"{source} did not answer /v1/models with a list of models: {error!r}") from error
         dialect = next((name for name in (NATIVE, *DIALECTS) if name in owners), "openai")
         self._kinds[self._name] = dialect
         return dialect

@@ -99,6 +99,24 @@ async def test_a_list_of_models_of_another_form_is_a_passing_failure() -> None:
         await engine.close()
 
 
+@pytest.mark.parametrize("value", [{"object": "list"}, {"data": [7]}, [], {"data": None}])
+async def test_a_server_of_an_unknown_kind_with_such_a_list_is_one_too(value: Any) -> None:
+    engine = HttpEngine("https://hosted")
+    transport = httpx.MockTransport(lambda _: httpx.Response(200, json=value))
+    engine._connection._http = httpx.AsyncClient(base_url="https://hosted", transport=transport)
+    with pytest.raises(EngineUnavailable, match="did not answer /v1/models with a list of models"):
+        await engine.models()
+    await engine.close()
+
+
+@pytest.mark.parametrize("value", [{}, [], {"tokens": None}, {"tokens": ["a"]}, {"tokens": 7}])
+async def test_tokens_of_another_form_are_a_passing_failure(value: Any) -> None:
+    client = scripted("vllm", lambda _: httpx.Response(200, json=value))
+    with pytest.raises(EngineUnavailable, match="did not answer /tokenize with tokens"):
+        await client.tokenize("m", "text")
+    await client.close()
+
+
 # A stream from which nothing comes.
 
 
