@@ -50,7 +50,7 @@ async def test_flexible_answers_do_not_outvote_a_strict_one() -> None:
     engine = Telling((THREE, -1.0), (THREE, -1.0), (SEVEN, -1.0), (THREE, -1.0))
     journal = MemoryJournal()
     result = (await solve(engine, journal, strategy=vote(4))).result
-    assert (result.answer, result.answer_level, result.confidence) == ("7", "strict", 1.0)
+    assert (result.answer, result.answer_level, result.confidence, result.abstained) == ("7", "strict", 0.25, 3)
     assert [(ballot.answer, ballot.count) for ballot in result.votes] == [("7", 1)]
     levels = {entry.data["node"]: entry.data["answer_level"] for entry in journal.entries if entry.type == "node"}
     assert levels == {"0": "flexible", "1": "flexible", "2": "strict", "3": "flexible"}
