@@ -80,7 +80,7 @@ async def test_a_cancelled_job_releases_its_lease_after_its_last_request() -> No
     assert not engine.leases
 
 
-@pytest.mark.parametrize("error", [EngineError("out of order"), InvalidRequest("no", "prompt"), ValueError("a bug")])
+@pytest.mark.parametrize("error", [EngineError("out of order"), InvalidRequest("no", "model"), ValueError("a bug")])
 async def test_a_failed_job_releases_its_lease(error: Exception) -> None:
     class Failing(Watched):
         async def score(self, request: ScoreRequest) -> list[ScoreResult]:
