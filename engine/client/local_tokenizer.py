@@ -120,7 +120,11 @@ def _read(path: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
     try:
-        value: dict[str, Any] = json.loads(path.read_text())
-    except ValueError as error:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
         raise EngineError(f"{path} is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise EngineError(f"{path} is not a JSON object")
+    if not isinstance(value.get("architectures") or [], list):
+        raise EngineError(f"{path}: architectures is {value['architectures']!r:.80}; it must be a list of names")
     return value

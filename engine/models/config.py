@@ -86,6 +86,10 @@ def read_raw_config(folder: Path) -> RawConfig:
     if not folder.is_dir():
         raise EngineError(f"{folder} is not a folder; give the folder of a Hugging Face checkpoint")
     fields = read_json(folder / "config.json")
+    if not isinstance(fields.get("architectures") or [], list):
+        raise EngineError(
+            f"{folder / 'config.json'}: architectures is {fields['architectures']!r:.80}; it must be a list of names"
+        )
     if not fields.get("architectures"):
         fields["architectures"] = [_find_causal_model(folder, fields.get("model_type"))]
     generation = folder / "generation_config.json"
