@@ -24,6 +24,7 @@ import httpx
 from workers.broker.console_watch import BrokerWatch
 from workers.broker.embedded import EmbeddedBroker, broker_url, socket_path
 from workers.config.address import reachable_host
+from workers.config.broker_address import parse_broker_url
 from workers.config.engine_options import ENGINE_OPTIONS
 from workers.config.model_folders import check_models
 from workers.config.settings import QUEUES, Settings
@@ -197,7 +198,7 @@ class Supervisor:
                     answer = client.get(f"{self.url}/readyz")
                     if answer.status_code == httpx.codes.OK:
                         return
-                    errors = _missing(answer.json()["errors"])
+                    errors = describe_missing(answer.json()["errors"], broker_url(self.settings))
                     if errors != missing:
                         missing = errors
                         self._say(missing)
@@ -270,11 +271,16 @@ class Supervisor:
         self._lock.release()
 
 
-def _missing(errors: Sequence[dict[str, str]]) -> str:
+def describe_missing(errors: Sequence[dict[str, str]], broker: str) -> str:
     """Return the unmet conditions of readiness. They are shown because a misconfigured model never becomes ready by
-    itself.
+    itself. ``broker``: the URL of the broker, of which the login is left out.
     """
-    wrong = [part["message"] for part in errors if part["field"] != "engine"]
+    address = parse_broker_url(broker).public_url
+    wrong = [
+        f"waiting for the broker at {address}: {part['message']}" if part["field"] == "broker" else part["message"]
+        for part in errors
+        if part["field"] != "engine"
+    ]
     parts = [part["field"] for part in errors if part["field"] == "engine"]
     return "; ".join([*([f"waiting for the {' and the '.join(parts)}"] if parts else []), *wrong])
 
