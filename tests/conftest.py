@@ -6,6 +6,7 @@ import os
 import signal
 from pathlib import Path
 
+import httpx
 import pytest
 
 from tests import seeds
@@ -17,6 +18,9 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # The tests' models are too small for a second thread to help, and on busy processors every operator would wait for it.
 # Set before torch is imported, and inherited by every process that a test starts.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# Tests speak to this machine alone. Processes that they start inherit the environment, and must not use a proxy either.
+httpx._client.get_environment_proxies = dict
 
 _LONGEST = {"test_triton.py"}
 

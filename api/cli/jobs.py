@@ -23,6 +23,7 @@ from api.cli.console import print_json, result_console
 from api.cli.job_options import EXTRA, JobOptions, Question, list_more_models, name_models, name_strategy
 from api.cli.options import Connection, PageSize, ServiceOptions, expand_options, parse_time
 from api.cli.render import plain, print_job, print_tree, show_progress, watch_tree
+from engine.client.proxies import client_options
 from reasoner.client import Client, ServiceError
 from reasoner.jobs.job import TERMINAL_STATUSES, Job
 from reasoner.tree_picture import draw_tree
@@ -110,7 +111,7 @@ def open_service(
 
 def _is_running(url: str) -> bool:
     try:
-        return httpx.get(f"{url}/healthz", timeout=2.0).is_success
+        return httpx.get(f"{url}/healthz", timeout=2.0, **client_options(url)).is_success
     except httpx.TransportError:
         return False
 

@@ -188,7 +188,7 @@ class Supervisor:
         the wait.
         """
         missing = ""
-        with httpx.Client(timeout=5.0) as client:
+        with httpx.Client(timeout=5.0, trust_env=False) as client:  # never through a proxy
             while True:
                 for role in self._roles:
                     if role.exit_status is not None:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import codecs
-import functools
 import json
-import ssl
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from contextvars import ContextVar
@@ -17,6 +15,8 @@ from urllib.parse import urlsplit
 
 import httpx
 
+from engine.client.proxies import InvalidProxy, find_proxy
+from engine.client.proxies import get_ssl_context as _get_ssl_context
 from engine.client.throttle import Throttle, admitted
 from engine.protocol.types import (
     EngineUnavailable,
@@ -77,19 +77,24 @@ class Connection:
         self.api_key = api_key
         self.should_wait = should_wait
         self._backoff = _BACKOFF if should_wait else _BACKOFF[:1]
+        self._via = ""
         if url.startswith("unix://"):
             transport = httpx.AsyncHTTPTransport(uds=url.removeprefix("unix://"), limits=_LIMITS, verify=False)
             base = "http://engine"
         elif url.startswith(("http://", "https://")):
             # Reading the certificates takes longer than a short job, and each job has its own connections.
             verify = _get_ssl_context() if url.startswith("https://") else False
-            transport, base = httpx.AsyncHTTPTransport(limits=_LIMITS, verify=verify), url
+            proxy = _find_proxy(url)
+            transport, base = httpx.AsyncHTTPTransport(limits=_LIMITS, verify=verify, proxy=proxy), url
+            self._via = "" if proxy is None else f" through the proxy {hide_login(str(proxy.url))}"
         else:
             raise InvalidRequest(f"engine URL {url!r} must be http://host:port or unix:///path/to/socket", "url")
         headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
         # A request waits for a free connection as long as those before it take, within its own time limit.
         timeout = httpx.Timeout(connect=5.0, write=30.0, pool=None, read=silence_seconds)
-        self._http = httpx.AsyncClient(base_url=base, transport=transport, timeout=timeout, headers=headers)
+        self._http = httpx.AsyncClient(
+            base_url=base, transport=transport, timeout=timeout, headers=headers, trust_env=False
+        )
 
     async def call(self, method: str, path: str, body: Json | None, *, should_wait: bool = True) -> Any:
         """Return the JSON value of the response. ``should_wait``: as for the constructor."""
@@ -256,12 +261,14 @@ class Connection:
         if isinstance(error, httpx.ReadTimeout):
             return self._silent()
         reason = str(error) or type(error).__name__
-        return EngineUnavailable(f"the engine at {self.url} could not be reached: {reason}")
+        return EngineUnavailable(f"{self.source} could not be reached{self._via}: {reason}")
 
 
-@functools.cache
-def _get_ssl_context() -> ssl.SSLContext:
-    return httpx.create_ssl_context()
+def _find_proxy(url: str) -> httpx.Proxy | None:
+    try:
+        return find_proxy(url)
+    except InvalidProxy as error:
+        raise InvalidRequest(str(error), "url") from None
 
 
 async def _read_events(response: httpx.Response, source: str) -> AsyncGenerator[Json, None]:

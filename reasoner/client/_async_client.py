@@ -33,7 +33,7 @@ class AsyncClient:
         or key.
         """
         self.url = url
-        self._http = httpx.AsyncClient(**_calls.connection_options(url, key), transport=transport)
+        self._http = httpx.AsyncClient(**_calls.connection_options(url, key, transport))
 
     async def __aenter__(self) -> Self:
         return self

@@ -11,6 +11,7 @@ from urllib.parse import quote
 
 import httpx
 
+from engine.client.proxies import InvalidProxy, client_options
 from reasoner.client._errors import ServiceError
 from reasoner.jobs.batch import Batch
 from reasoner.jobs.job import Job
@@ -49,15 +50,25 @@ class Call(Generic[T]):
         return {"method": self.method, "url": self.path, **body}
 
 
-def connection_options(url: str, key: str | None) -> dict[str, Any]:
-    """Return the keyword arguments of ``httpx.Client``. Raises ``ServiceError`` for a malformed address or key."""
+def connection_options(url: str, key: str | None, transport: object | None) -> dict[str, Any]:
+    """Return the keyword arguments of ``httpx.Client``.
+
+    ``transport`` replaces the network, and with it proxies. Raises ``ServiceError`` for a malformed address, key or
+    proxy of the environment.
+    """
     if not re.match(r"https?://[^/]", url):
         raise ServiceError(f"{url!r} is not the address of a service: give http://HOST:PORT or https://HOST", 422)
     if not re.fullmatch(r"[!-~]*", key or ""):
         raise ServiceError("an API key has printable ASCII characters only and no spaces: check the one given", 422)
     headers = {} if key is None else {"Authorization": f"Bearer {key}"}
     timeout = httpx.Timeout(RESPONSE_SECONDS, connect=CONNECT_SECONDS)
-    return {"base_url": url, "headers": headers, "timeout": timeout}
+    options = {"base_url": url, "headers": headers, "timeout": timeout}
+    if transport is not None:
+        return {**options, "trust_env": False, "transport": transport}
+    try:
+        return options | client_options(url)
+    except InvalidProxy as error:
+        raise ServiceError(str(error), 422) from None
 
 
 def submit(spec: Json, idempotency_key: str | None = None) -> Call[Job]:

@@ -33,7 +33,7 @@ class Client:
         or key.
         """
         self.url = url
-        self._http = httpx.Client(**_calls.connection_options(url, key), transport=transport)
+        self._http = httpx.Client(**_calls.connection_options(url, key, transport))
 
     def __enter__(self) -> Self:
         return self

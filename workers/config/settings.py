@@ -19,6 +19,7 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
+from engine.client.proxies import InvalidProxy, find_proxy_url
 from engine.protocol.options import Device, DType, KVDType
 from reasoner.admission.calibration import load_calibration
 from reasoner.admission.defaults import ModelDefaults
@@ -311,8 +312,21 @@ def load_settings(**overrides: Any) -> Settings:
     settings = settings.with_model_files()
     settings._given = frozenset(overrides)
     settings.check_places()
+    _check_proxies(settings)
     _refuse_uses_of_verifier(settings, overrides)
     return settings
+
+
+def _check_proxies(settings: Settings) -> None:
+    """Raise ``ConfigError`` if the environment names an unusable proxy for one of the servers."""
+    urls = [*settings.engine_addresses, *(settings.prm_url or ()), *filter(None, [settings.otlp_url])]
+    for profile in (*settings.models.values(), *settings.engines.values()):
+        urls += profile.url
+    try:
+        for url in urls:
+            find_proxy_url(url)
+    except InvalidProxy as error:
+        raise ConfigError(str(error)) from None
 
 
 def _refuse_uses_of_verifier(settings: Settings, overrides: dict[str, Any]) -> None:

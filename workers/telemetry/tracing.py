@@ -12,9 +12,10 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from engine.client.connection import TRACEPARENT
+from engine.client.proxies import find_proxy_url
 from engine.protocol.forwarding import ForwardingEngine
 from engine.protocol.types import Completion, EngineClient, Events, GenerateRequest, ScoreRequest, ScoreResult
 from workers.config.settings import Settings
@@ -66,11 +67,24 @@ def start_tracing(settings: Settings, role: str) -> None:
     except ModuleNotFoundError:
         raise ConfigError("otlp_url: traces need more packages: pip install 'reasoner[otel]'") from None
     provider = TracerProvider(resource=Resource.create({SERVICE_NAME: f"reasoner-{role}"}))
-    exporter = OTLPSpanExporter(endpoint=f"{settings.otlp_url.rstrip('/')}/v1/traces")
+    exporter = OTLPSpanExporter(
+        endpoint=f"{settings.otlp_url.rstrip('/')}/v1/traces", session=_make_session(settings.otlp_url)
+    )
     provider.add_span_processor(BatchSpanProcessor(exporter))
     trace_with(provider)
     global _flush
     _flush = provider.force_flush
+
+
+def _make_session(url: str) -> Any:
+    """Return the session of the exporter, with the proxy that all of our requests to the address would use."""
+    import requests  # type: ignore[import-untyped]
+
+    session = requests.Session()
+    session.trust_env = False
+    if (proxy := find_proxy_url(url)) is not None:
+        session.proxies = {"http": proxy, "https": proxy}
+    return session
 
 
 def flush_traces() -> None:
