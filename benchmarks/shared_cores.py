@@ -143,7 +143,7 @@ def _service(name: str, launch: Sequence[str], environ: dict[str, str], folder: 
         )
     try:
         url = f"http://127.0.0.1:{port}"
-        _await(lambda: httpx.get(f"{url}/readyz", timeout=5.0).is_success, process, log)
+        _await(lambda: httpx.get(f"{url}/readyz", trust_env=False, timeout=5.0).is_success, process, log)
         yield Service(name, url)
     finally:
         stop(process, grace=_STOP_SECONDS)

@@ -8,11 +8,18 @@ from collections.abc import AsyncIterator
 
 from fastapi import Depends, FastAPI
 from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 
 from api.app.openapi import extend_openapi
 from api.http.authentication import AuthenticationMiddleware
 from api.http.limits import RateLimitMiddleware
-from api.http.middleware import BodyLimitMiddleware, RequestLogMiddleware, SecurityHeadersMiddleware
+from api.http.middleware import (
+    BodyLimitMiddleware,
+    ContentEncodingMiddleware,
+    RequestLogMiddleware,
+    SecurityHeadersMiddleware,
+    SubPathMiddleware,
+)
 from api.http.model_catalog import ModelCatalog
 from api.http.problems import install_error_handlers
 from api.http.readiness import Readiness
@@ -71,14 +78,8 @@ def create_app(settings: Settings, engine: EngineClient | None = None) -> FastAP
         redoc_url=None,
         redirect_slashes=False,  # behind a proxy that ends TLS it would redirect to http://, and send the key in clear
         lifespan=lifespan,
-        middleware=[
-            Middleware(SecurityHeadersMiddleware),
-            Middleware(OpenAIErrorMiddleware),
-            Middleware(RequestLogMiddleware),
-            Middleware(AuthenticationMiddleware, settings=settings),
-            Middleware(RateLimitMiddleware),
-            Middleware(BodyLimitMiddleware, settings=settings),
-        ],
+        servers=[{"url": settings.root_path}] if settings.root_path else None,
+        middleware=_list_middleware(settings),
     )
     install_error_handlers(app)
     extend_openapi(app)
@@ -93,3 +94,34 @@ def create_app(settings: Settings, engine: EngineClient | None = None) -> FastAP
     app.include_router(service.router)
     app.include_router(pages.router)
     return app
+
+
+def _list_middleware(settings: Settings) -> list[Middleware]:
+    """Return the middleware, outermost first."""
+    return [
+        *_allow_origins(settings),
+        Middleware(SubPathMiddleware, root_path=settings.root_path),
+        Middleware(SecurityHeadersMiddleware),
+        Middleware(OpenAIErrorMiddleware),
+        Middleware(RequestLogMiddleware),
+        Middleware(AuthenticationMiddleware, settings=settings),
+        Middleware(RateLimitMiddleware),
+        Middleware(ContentEncodingMiddleware),
+        Middleware(BodyLimitMiddleware, settings=settings),
+    ]
+
+
+def _allow_origins(settings: Settings) -> list[Middleware]:
+    """Return the middleware that lets pages of the configured origins call the API; none without any."""
+    if not settings.cors_origins:
+        return []
+    exposed = ("Location", "Retry-After", "RateLimit", "RateLimit-Policy", "X-Request-ID", "Idempotency-Replayed")
+    return [
+        Middleware(
+            CORSMiddleware,
+            allow_origins=settings.cors_origins,
+            allow_methods=("GET", "POST", "DELETE"),
+            allow_headers=("*",),
+            expose_headers=exposed,
+        )
+    ]

@@ -3,6 +3,7 @@
 import { TERMINAL } from "./words.js";
 
 const KEY = "reasoner.key";
+const ROOT = new URL("../", import.meta.url); // the service, which may be below a path of its host
 const PATIENCE = 30_000;
 const MAX_SILENCE = 60_000; // milliseconds; the service sends a comment far more often
 const LONGEST_PAUSE = 8_000;
@@ -60,7 +61,7 @@ async function send(method, path, { body, signal }) {
   if (key.get()) headers.Authorization = `Bearer ${key.get()}`;
   if (body !== undefined) headers["Content-Type"] = "application/json";
   const sent = body === undefined ? undefined : JSON.stringify(body);
-  const response = await fetch(path, { method, headers, body: sent, signal, cache: "no-store" });
+  const response = await fetch(new URL(`.${path}`, ROOT), { method, headers, body: sent, signal, cache: "no-store" });
   if (!response.ok) throw new Refusal(response.status, await response.json().catch(() => ({})));
   return response;
 }

@@ -6,7 +6,7 @@ dark.addEventListener("change", follow);
 follow();
 
 SwaggerUIBundle({
-  url: "/openapi.json",
+  url: new URL("../openapi.json", document.currentScript.src).href,
   dom_id: "#interface",
   deepLinking: true,
   displayRequestDuration: true,

@@ -10,6 +10,7 @@ import uuid
 
 import structlog
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import RedirectResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from structlog.contextvars import bound_contextvars
 
@@ -154,3 +155,37 @@ class BodyLimitMiddleware:
 
     def _problem(self) -> Problem:
         return Problem(413, "body-too-large", f"the body is larger than the limit of {self._max_bytes} bytes")
+
+
+class ContentEncodingMiddleware:
+    """Refuses compressed bodies with 415: their size would say nothing about the size of their content."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        encoding = Headers(scope=scope).get("content-encoding", "identity") if scope["type"] == "http" else "identity"
+        if encoding.strip().lower() in ("", "identity"):
+            await self._app(scope, receive, send)
+            return
+        detail = "the body is compressed, which this service does not read: send it without Content-Encoding"
+        problem = Problem(415, "unsupported-encoding", detail, headers={"Accept-Encoding": "identity"})
+        await refusal_response(scope, problem)(scope, receive, send)
+
+
+class SubPathMiddleware:
+    """Removes the setting ``root_path`` from the beginning of paths, for proxies that leave it there."""
+
+    def __init__(self, app: ASGIApp, root_path: str) -> None:
+        self._app = app
+        self._prefix = root_path
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._prefix and scope["type"] == "http":
+            if scope["path"] == self._prefix:  # the page's own links begin below it
+                await RedirectResponse(f"{self._prefix}/", 308)(scope, receive, send)
+                return
+            if scope["path"].startswith(f"{self._prefix}/"):
+                raw = scope["raw_path"].removeprefix(self._prefix.encode())
+                scope = {**scope, "path": scope["path"].removeprefix(self._prefix), "raw_path": raw}
+        await self._app(scope, receive, send)

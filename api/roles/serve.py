@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import socket
@@ -24,6 +25,7 @@ from workers.config.types import ConfigError
 from workers.config.unknown_variables import describe_unknown_variables
 from workers.execution.tasks import make_worker
 from workers.execution.tasks import serve as serve_worker
+from workers.processes.files import AcceptErrorHandler, raise_file_limit
 from workers.processes.shutdown import interruptible
 from workers.telemetry.logs import configure_logging
 from workers.telemetry.tracing import start_tracing
@@ -36,6 +38,7 @@ log = structlog.get_logger("reasoner.start")
 
 def run_api(settings: Settings) -> None:
     """Serve HTTP until SIGTERM or Ctrl-C."""
+    raise_file_limit()
     check_port(settings.host, settings.port)
     configure_logging()
     _log_start()
@@ -50,6 +53,7 @@ def run_api(settings: Settings) -> None:
             log_config=None,
             access_log=False,
             server_header=False,
+            timeout_keep_alive=settings.keep_alive_seconds,
             timeout_graceful_shutdown=GRACEFUL_SECONDS,
         )
         server = Server(config, app)
@@ -65,6 +69,10 @@ class Server(uvicorn.Server):
         super().__init__(config)
         self._app = app
 
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        asyncio.get_running_loop().set_exception_handler(AcceptErrorHandler())
+        await super().startup(sockets)
+
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._app.state.service.store.end_waits()
         await super().shutdown(sockets)
@@ -72,6 +80,7 @@ class Server(uvicorn.Server):
 
 def run_worker(settings: Settings) -> None:
     """Run jobs until SIGTERM or Ctrl-C, then hand back those in progress."""
+    raise_file_limit()
     with _broker(settings):
         _log_start()
         start_tracing(settings, "worker")
@@ -80,6 +89,7 @@ def run_worker(settings: Settings) -> None:
 
 def run_engine(settings: Settings) -> None:
     """Replace this process, which has no torch, by the engine server."""
+    raise_file_limit()
     if len(settings.engine_addresses) > 1:
         raise ConfigError("REASONER_ENGINE_URL names several engines: give the address of this one alone")
     if not settings.engine_addresses:
@@ -104,6 +114,7 @@ def run_engine(settings: Settings) -> None:
 
 def serve(settings: Settings) -> None:
     """Run all roles on this machine until SIGTERM or Ctrl-C."""
+    raise_file_limit()
     for line in (*describe_plugins(), *describe_unusable(), *describe_unknown_variables()):
         _say(line)
     with Supervisor(settings, log_dir=settings.data_dir / "logs", on_progress=_say):

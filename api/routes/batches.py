@@ -73,7 +73,7 @@ async def submit(
     """
     idempotency = await read_idempotency(idempotency_key, request)
     batch, is_new = await submit_batch(spec, principal, state, idempotency=idempotency)
-    headers = {"Location": f"/v1/batches/{batch['id']}"}
+    headers = {"Location": f"{state.settings.root_path}/v1/batches/{batch['id']}"}
     if not is_new:
         headers["Idempotency-Replayed"] = "true"
     return JSONResponse(batch, 202, headers)

@@ -91,7 +91,7 @@ async def submit_and_wait(
     """Submit a job and answer with it, after its end if the client prefers to wait for that."""
     idempotency = await read_idempotency(idempotency_key, request)
     job, is_new = await submit_job(spec, principal, state, idempotency=idempotency)
-    headers = {"Location": f"/v1/jobs/{job['id']}"}
+    headers = {"Location": f"{state.settings.root_path}/v1/jobs/{job['id']}"}
     if not is_new:
         headers["Idempotency-Replayed"] = "true"
     wait = _PREFER_WAIT.search(prefer or "")

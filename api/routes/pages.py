@@ -7,12 +7,15 @@ every other client.
 from __future__ import annotations
 
 import mimetypes
+import re
 from pathlib import Path
 
 from fastapi import APIRouter, Request, Response
+from fastapi.responses import HTMLResponse
 from starlette.staticfiles import StaticFiles
 
 from api.http.middleware import PAGE_POLICY
+from api.http.state import ServiceState, State
 
 DASHBOARD = Path(__file__).parents[1] / "dashboard"
 DOCS = Path(__file__).parents[1] / "docs"
@@ -28,8 +31,8 @@ router = APIRouter(include_in_schema=False)
 
 @router.head("/")
 @router.get("/")
-async def dashboard_page(request: Request) -> Response:
-    return await _send_file(_dashboard_files, "index.html", request)
+async def dashboard_page(request: Request, state: State) -> Response:
+    return await _send_page(_dashboard_files, DASHBOARD, request, state)
 
 
 @router.head("/dashboard/{path:path}")
@@ -40,8 +43,8 @@ async def dashboard_file(path: str, request: Request) -> Response:
 
 @router.head("/docs")
 @router.get("/docs")
-async def docs_page(request: Request) -> Response:
-    response = await _send_file(_docs_files, "index.html", request)
+async def docs_page(request: Request, state: State) -> Response:
+    response = await _send_page(_docs_files, DOCS, request, state)
     response.headers["Content-Security-Policy"] = _DOCS_POLICY
     return response
 
@@ -50,6 +53,16 @@ async def docs_page(request: Request) -> Response:
 @router.get("/docs/{path:path}")
 async def docs_file(path: str, request: Request) -> Response:
     return await _send_file(_docs_files, path, request)
+
+
+async def _send_page(files: StaticFiles, folder: Path, request: Request, state: ServiceState) -> Response:
+    """Send the page of a folder, with the setting ``root_path`` before its links."""
+    root_path = state.settings.root_path
+    if not root_path:
+        return await _send_file(files, "index.html", request)
+    page = (folder / "index.html").read_text(encoding="utf-8")
+    page = re.sub(r'((?:src|href)=")/', rf"\g<1>{root_path}/", page)
+    return HTMLResponse(page, headers={"Cache-Control": "no-cache"})
 
 
 async def _send_file(files: StaticFiles, path: str, request: Request) -> Response:

@@ -123,7 +123,7 @@ class Client:
 
     async def run(self) -> None:
         """Run one job after another until ``leave`` is called, and finish the last one."""
-        async with httpx.AsyncClient(timeout=_TIMEOUT) as self._http:
+        async with httpx.AsyncClient(trust_env=False, timeout=_TIMEOUT) as self._http:
             while not self._over.is_set():
                 number = next(self._begun)
                 way = WAYS[number % len(WAYS)]

@@ -154,7 +154,7 @@ def _have_moved(fleet: Fleet, before: dict[str, int]) -> bool:
 
 def _answers(port: int) -> bool:
     try:
-        return httpx.get(f"http://127.0.0.1:{port}/readyz", timeout=2.0).is_success
+        return httpx.get(f"http://127.0.0.1:{port}/readyz", trust_env=False, timeout=2.0).is_success
     except httpx.TransportError:
         return False
 

@@ -122,7 +122,9 @@ class Fleet:
         """Return the numbers of branches, tokens and scores requested from the engine since its start. For one without
         a model.
         """
-        with httpx.Client(transport=httpx.HTTPTransport(uds=str(self.folder / "engine.sock"))) as client:
+        with httpx.Client(
+            trust_env=False, transport=httpx.HTTPTransport(uds=str(self.folder / "engine.sock"))
+        ) as client:
             counts: dict[str, int] = client.get("http://engine/asked").json()
         return counts
 

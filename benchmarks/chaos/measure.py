@@ -166,7 +166,10 @@ def _await_ready(fleet: Fleet) -> None:
             logs = sorted(fleet.folder.glob(f"{gone[0]}*.log"))
             raise BenchError(f"the {gone[0]} ended:\n{read_tail(logs[-1]) if logs else ''}")
         try:
-            return all(httpx.get(f"http://127.0.0.1:{port}/readyz", timeout=5.0).is_success for port in fleet.ports)
+            return all(
+                httpx.get(f"http://127.0.0.1:{port}/readyz", trust_env=False, timeout=5.0).is_success
+                for port in fleet.ports
+            )
         except httpx.TransportError:
             return False
 

@@ -77,14 +77,16 @@ class Deployment:
         self._launch("engine", ["benchmarks.service.null_engine", str(address), str(self._seconds)])
         self.until(lambda: _listens(address), "the engine listens")
         transport = httpx.HTTPTransport(uds=str(address))
-        self.engine = self._running.enter_context(httpx.Client(transport=transport, base_url="http://engine"))
+        self.engine = self._running.enter_context(
+            httpx.Client(trust_env=False, transport=transport, base_url="http://engine")
+        )
 
     def start(self, system: str, role: str) -> int:
         """Start the ``api`` or the ``worker`` of a system. Return its process id; for an API once it answers."""
         settings = self._settings(system)
         process = self._launch(f"{role} ({system})", [_MODULES[system], role], settings.environment())
         if role == "api":
-            with httpx.Client(base_url=self.url(system)) as client:
+            with httpx.Client(trust_env=False, base_url=self.url(system)) as client:
                 self.until(lambda: _answers(client, "/readyz"), f"the API answers ({system})")
         self.pids[system, role] = process.pid
         return process.pid

@@ -33,7 +33,7 @@ class Borne:
 async def submit_all(url: str, spec: dict[str, Any], count: int) -> list[str]:
     """Submit jobs concurrently and return their ids. Raises ``httpx.HTTPError`` if one is refused."""
     left = iter(range(count))
-    async with httpx.AsyncClient(base_url=url, timeout=_TIMEOUT) as client:
+    async with httpx.AsyncClient(trust_env=False, base_url=url, timeout=_TIMEOUT) as client:
 
         async def sender() -> list[str]:
             return [str((await client.post("/v1/jobs", json=spec)).raise_for_status().json()["id"]) for _ in left]
@@ -47,7 +47,7 @@ async def bear(deployment: Deployment, spec: dict[str, Any], queued: int, stream
     url = deployment.url(OURS)
     ids = await submit_all(url, spec, queued)
     limits = httpx.Limits(max_connections=None)
-    async with httpx.AsyncClient(base_url=url, timeout=_TIMEOUT, limits=limits) as client:
+    async with httpx.AsyncClient(trust_env=False, base_url=url, timeout=_TIMEOUT, limits=limits) as client:
         begun = [asyncio.Event() for _ in range(streams)]
         following = [
             asyncio.create_task(follow(client, job_id, event)) for job_id, event in zip(ids, begun, strict=False)

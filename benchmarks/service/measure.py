@@ -130,7 +130,7 @@ class _Bench:
         with Deployment(self.plan.token_seconds, concurrency=self.plan.concurrency) as deployment:
             deployment.start(OURS, "worker")
             deployment.start(OURS, "api")
-            with httpx.Client(base_url=deployment.url(OURS), timeout=_WAIT_SECONDS + 10.0) as client:
+            with httpx.Client(trust_env=False, base_url=deployment.url(OURS), timeout=_WAIT_SECONDS + 10.0) as client:
                 through(client, SHORT)
                 asyncio.run(within(deployment.engine_url, SHORT))
                 for turn in range(self.plan.rounds):
@@ -201,7 +201,7 @@ def quantile(values: Sequence[float], share: float) -> float:
 def _submissions(deployment: Deployment, system: str, count: int) -> list[float]:
     """Return the seconds of each of ``count`` submissions, after waiting for the jobs' end."""
     seconds, ids = [], []
-    with httpx.Client(base_url=deployment.url(system), timeout=30.0) as client:
+    with httpx.Client(trust_env=False, base_url=deployment.url(system), timeout=30.0) as client:
         for _ in range(count):
             started = time.perf_counter()
             response = client.post("/v1/jobs", json=SHORT)

@@ -106,8 +106,8 @@ class _Bench:
             deployment.start(SERVICE, "worker")
             deployment.start(SERVICE, "api")
             with (
-                httpx.Client(base_url=deployment.url(SERVICE), timeout=_WAIT_SECONDS + 10) as service,
-                httpx.Client(base_url=self.plan.engine, timeout=_WAIT_SECONDS) as server,
+                httpx.Client(trust_env=False, base_url=deployment.url(SERVICE), timeout=_WAIT_SECONDS + 10) as service,
+                httpx.Client(trust_env=False, base_url=self.plan.engine, timeout=_WAIT_SECONDS) as server,
             ):
                 for turn in range(-1, self.plan.rounds):
                     for way in sorted(rates, reverse=bool(turn % 2)):
@@ -227,7 +227,7 @@ class _Bench:
 
 
 def _read_metrics(url: str) -> str:
-    return httpx.get(f"{url}/metrics", timeout=10).text
+    return httpx.get(f"{url}/metrics", trust_env=False, timeout=10).text
 
 
 async def _run(spec: dict[str, Any], engine: EngineClient) -> Any:

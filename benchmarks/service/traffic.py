@@ -53,7 +53,9 @@ class Traffic:
         """
         salt = uuid.uuid4().hex
         done = [asyncio.Event() for _ in self.sent]
-        async with httpx.AsyncClient(timeout=_TIMEOUT, limits=httpx.Limits(max_connections=None)) as http:
+        async with httpx.AsyncClient(
+            trust_env=False, timeout=_TIMEOUT, limits=httpx.Limits(max_connections=None)
+        ) as http:
 
             async def send(index: int, one: Sent) -> None:
                 for earlier, other in enumerate(self.sent):

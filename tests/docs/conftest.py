@@ -52,6 +52,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     url = f"http://127.0.0.1:{port}"
     environment = {name: value for name, value in os.environ.items() if not name.startswith("REASONER_")}
     environment |= {"PYTHONPATH": str(ROOT), "REASONER_URL": url, "COLUMNS": "120"}
+    environment |= {"NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1"}  # for curl; our own commands need neither
     commands = home / "bin"
     commands.mkdir()
     for name, words in (("python", ""), ("reasoner", " -m api.cli.main")):

@@ -30,6 +30,9 @@ from workers.processes.shutdown import uninterrupted
 
 START_SECONDS = 30.0
 STOP_SECONDS = 10.0
+STOP_SIGNAL = signal.SIGINT
+"""The signal that ends the server in order. SIGTERM does not: service managers send it to all processes at once, and
+the server must outlast those that still write to it."""
 _POLL_SECONDS = 0.02
 _DISK_FULL_BYTES = 1 << 20
 _LONGEST_SOCKET_PATH = 96
@@ -131,10 +134,10 @@ class EmbeddedBroker:
         self.socket.unlink(missing_ok=True)
         with self._server_lock.open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            # SIGTERM, not SIGKILL: an orphaned server then flushes its file and removes its socket.
-            with uninterrupted():
+            # A signal, not SIGKILL: an orphaned server then flushes its file and removes its socket.
+            with uninterrupted(), _blocked_in_children(signal.SIGTERM):
                 self.process = server = spawn(
-                    self._command(folder), log=log, death_signal=signal.SIGTERM, pass_fds=(lock.fileno(),)
+                    self._command(folder), log=log, death_signal=STOP_SIGNAL, pass_fds=(lock.fileno(),)
                 )
         while not self._answers():
             if server.poll() is not None or time.monotonic() > deadline:
@@ -151,7 +154,7 @@ class EmbeddedBroker:
         if self.process is None:
             return
         with uninterrupted():
-            stop(self.process, grace=STOP_SECONDS)
+            stop(self.process, grace=STOP_SECONDS, request=STOP_SIGNAL)
             self.process = None
             self.socket.unlink(missing_ok=True)
             with contextlib.suppress(OSError):  # not empty: it also holds the socket of another process
@@ -216,6 +219,16 @@ def _is_locked(path: Path) -> bool:
     except BlockingIOError:
         return True
     return False
+
+
+@contextlib.contextmanager
+def _blocked_in_children(number: signal.Signals) -> Iterator[None]:
+    """Make processes started in the block ignore a signal; one to this process takes effect at its end."""
+    earlier = signal.pthread_sigmask(signal.SIG_BLOCK, {number})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, earlier)
 
 
 @contextlib.contextmanager

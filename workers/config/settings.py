@@ -36,6 +36,8 @@ from workers.config.model_settings import ModelSettings
 from workers.config.rate_limits import LimitsTable
 from workers.config.types import (
     ConfigError,
+    check_origin,
+    check_root_path,
     decode_webhook_secret,
     is_loopback,
     require_model_folder,
@@ -135,6 +137,17 @@ class Settings(ModelSettings):
     queue_cap: Annotated[int, Field(ge=1)] = Field(
         10_000, description="The maximum number of waiting jobs; more are refused with 503."
     )
+    keep_alive_seconds: Annotated[int, Field(ge=1, le=86_400)] = Field(
+        75,
+        description="The number of seconds for which an idle connection is kept, longer than by a proxy in front.",
+    )
+    root_path: str = Field(
+        "", description="The path below which a proxy serves the API, such as /reasoner; it may strip it or not."
+    )
+    cors_origins: Annotated[tuple[str, ...], NoDecode] = Field(
+        (),
+        description="The origins of web pages that may call the API, such as https://app.example; or *.",
+    )
     body_cap: Annotated[int, Field(ge=1024)] = Field(
         1 << 20, description="The maximum size of a request body in bytes."
     )
@@ -177,6 +190,16 @@ class Settings(ModelSettings):
             raise ValueError("must be http://HOST:PORT or https://HOST:PORT of a collector")
         return value
 
+    @field_validator("root_path")
+    @classmethod
+    def _sub_path(cls, value: str) -> str:
+        return check_root_path(value)
+
+    @field_validator("cors_origins")
+    @classmethod
+    def _origins(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(map(check_origin, value))
+
     @field_validator("data_dir")
     @classmethod
     def _absolute(cls, value: Path) -> Path:
@@ -211,7 +234,7 @@ class Settings(ModelSettings):
     def _each_once(cls, value: tuple[QueueName, ...]) -> tuple[QueueName, ...]:
         return tuple(dict.fromkeys(value))
 
-    @field_validator("api_keys", "engine_url", "prm_url", "queues", "webhook_allow", mode="before")
+    @field_validator("api_keys", "cors_origins", "engine_url", "prm_url", "queues", "webhook_allow", mode="before")
     @classmethod
     def _comma_list(cls, value: Any) -> Any:
         parts = value.split(",") if isinstance(value, str) else value
@@ -320,8 +343,8 @@ def load_settings(**overrides: Any) -> Settings:
 def _check_proxies(settings: Settings) -> None:
     """Raise ``ConfigError`` if the environment names an unusable proxy for one of the servers."""
     urls = [*settings.engine_addresses, *(settings.prm_url or ()), *filter(None, [settings.otlp_url])]
-    for profile in (*settings.models.values(), *settings.engines.values()):
-        urls += profile.url
+    urls += [url for profile in settings.models.values() for url in profile.url]
+    urls += [url for profile in settings.engines.values() for url in profile.url]
     try:
         for url in urls:
             find_proxy_url(url)

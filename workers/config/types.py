@@ -6,6 +6,7 @@ import base64
 import binascii
 import ipaddress
 import os
+import re
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -16,6 +17,7 @@ from engine.protocol.types import EngineError
 
 BUNDLED = Path(__file__).parents[2] / "reasoner" / "bundled"
 BUNDLED_PRM = "prm"
+_OWN_FOLDERS = ("v1", "dashboard", "docs")
 
 
 class ConfigError(Exception):
@@ -105,6 +107,7 @@ def read_key_file(path: Path) -> SecretStr:
 
 def is_loopback(host: str) -> bool:
     """Return True if only this machine can reach ``host``."""
+    host = host.lower().removesuffix(".")
     if host == "localhost":
         return True
     try:
@@ -119,3 +122,22 @@ def check_url(url: str, schemes: tuple[str, ...]) -> str:
         raise ValueError(f"must start with one of {', '.join(schemes)}")
     _ = urlsplit(url).port  # raises for an invalid port or host
     return url
+
+
+def check_root_path(path: str) -> str:
+    """Return the path of a service behind a proxy, without a slash at its end. Raises ``ValueError``."""
+    path = path.rstrip("/")
+    if path and not re.fullmatch(r"(/[A-Za-z0-9._~-]+)+", path):
+        raise ValueError("must be a path such as /reasoner")
+    if path.partition("/")[2].partition("/")[0] in _OWN_FOLDERS:
+        raise ValueError(f"must not begin with one of the service's own folders: {', '.join(_OWN_FOLDERS)}")
+    return path
+
+
+def check_origin(origin: str) -> str:
+    """Return the origin of web pages. Raises ``ValueError``."""
+    if origin != "*":
+        check_url(origin, ("http://", "https://"))
+        if urlsplit(origin).netloc.lower() != origin.partition("://")[2]:
+            raise ValueError("an origin is a scheme and a host in small letters, as in https://app.example")
+    return origin

@@ -57,10 +57,10 @@ def spawn(
         return child
 
 
-def stop(process: subprocess.Popen[bytes], *, grace: float) -> None:
-    """Terminate a child; kill it after ``grace`` seconds, or at once when the exit is forced."""
+def stop(process: subprocess.Popen[bytes], *, grace: float, request: signal.Signals = signal.SIGTERM) -> None:
+    """Ask a child to end by a signal; kill it after ``grace`` seconds, or at once when the exit is forced."""
     if process.poll() is None:
-        process.terminate()
+        process.send_signal(request)
     if not wait_for_exit(process, timeout=grace):
         process.kill()
         process.wait()

@@ -78,7 +78,7 @@ def start_tracing(settings: Settings, role: str) -> None:
 
 def _make_session(url: str) -> Any:
     """Return the session of the exporter, with the proxy that all of our requests to the address would use."""
-    import requests  # type: ignore[import-untyped]
+    import requests
 
     session = requests.Session()
     session.trust_env = False
