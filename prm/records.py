@@ -9,7 +9,7 @@ from pathlib import Path
 from types import UnionType
 from typing import Any
 
-from engine.text.json_lines import ENCODING, read_json_lines
+from engine.text.json_lines import ENCODING, NotUtf8, read_json_lines
 
 
 class BadRecord(ValueError):
@@ -79,7 +79,7 @@ def read_records(path: Path) -> Iterator[JsonRecord]:
             return
         for number, line in read_json_lines(path):
             yield _check(f"{path}, line {number}", _parse(f"{path}, line {number}", line, "JSON"))
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, NotUtf8) as error:
         raise BadRecord(f"{path} cannot be read: {error}") from None
 
 

@@ -18,7 +18,7 @@ from api.cli.console import count_progress, print_json, result_console
 from api.cli.job_options import EXTRA, Strategy, build_strategy, name_strategy
 from api.cli.options import PageSize, ServiceOptions, expand_options
 from api.cli.render import plain
-from engine.text.json_lines import read_json_lines
+from engine.text.json_lines import NotUtf8, read_json_lines
 from reasoner.client import Client
 from reasoner.jobs.batch import Batch, BatchJob
 from reasoner.jobs.job import TERMINAL_STATUSES, Job
@@ -110,7 +110,7 @@ def _read_jobs(file: Path) -> list[dict[str, Any]]:
     """Return the jobs of a file, skipping empty lines. Raises ``typer.BadParameter``, which names a bad line."""
     try:
         lines = list(read_json_lines(file))
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, NotUtf8) as error:
         raise typer.BadParameter(f"{file}: {error}", param_hint="FILE") from None
     jobs = []
     for number, line in lines:

@@ -16,7 +16,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from engine.text.json_lines import read_json_lines
+from engine.text.json_lines import NotUtf8, read_json_lines
 from reasoner.answers.equivalence import Equivalence
 from reasoner.answers.spec import AnswerSpec
 from reasoner.answers.votes import count_votes, group_equivalent
@@ -85,7 +85,7 @@ def read_questions(path: Path, limit: int | None = None) -> list[GivenQuestion]:
     questions: list[GivenQuestion] = []
     try:
         lines = list(read_json_lines(path))
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, NotUtf8) as error:
         raise SuiteError(f"{path}: {error}") from None
     for number, line in lines:
         if limit is None or len(questions) < limit:

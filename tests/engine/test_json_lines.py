@@ -11,7 +11,7 @@ import pytest
 
 from api.cli.batch import _read_jobs
 from engine.quantization.calibration import _texts
-from engine.text.json_lines import read_json_lines
+from engine.text.json_lines import NotUtf8, read_json_lines
 from prm.records import BadRecord, read_records
 from reasoner.evaluation.given import read_questions
 from reasoner.evaluation.suites.files import open_file
@@ -54,7 +54,7 @@ def test_a_file_is_read_in_every_form(reader: str, form: str, tmp_path: Path) ->
 def test_a_file_in_another_encoding_is_named(reader: str, error: type[Exception], tmp_path: Path) -> None:
     path = tmp_path / "file.jsonl"
     path.write_bytes(LINE.encode("utf-16"))
-    with pytest.raises(error, match="utf-8"):
+    with pytest.raises(error, match="not UTF-8"):
         READERS[reader](path)
 
 
@@ -70,3 +70,13 @@ def test_lines_have_the_numbers_that_an_editor_shows(tmp_path: Path) -> None:
     path = tmp_path / "file.jsonl"
     path.write_bytes(f"\ufeff\r\n{LINE}\r\n\r\n{LINE}".encode())
     assert [number for number, _ in read_json_lines(path)] == [2, 4]
+
+
+def test_a_line_in_another_encoding_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "lines.jsonl"
+    path.write_bytes(b'{"text": "a"}\n\n{"text": "caf\xe9"}\n')
+    with pytest.raises(NotUtf8, match=r"^line 3: not UTF-8$"):
+        list(read_json_lines(path))
+    path.write_bytes('{"text": "a"}\n'.encode("utf-16"))
+    with pytest.raises(NotUtf8, match=r"^line 1: not UTF-8$"):
+        list(read_json_lines(path))

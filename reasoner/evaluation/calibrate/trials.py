@@ -17,7 +17,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from engine.protocol.types import EngineClient
-from engine.text.json_lines import read_json_lines
+from engine.text.json_lines import NotUtf8, read_json_lines
 from reasoner.answers.canonical import canonicalize
 from reasoner.answers.equivalence import Equivalence
 from reasoner.base_model import StrictModel
@@ -107,7 +107,10 @@ class TrialFile:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(head + "\n")
             return
-        lines = [line for _, line in read_json_lines(path)]
+        try:
+            lines = [line for _, line in read_json_lines(path)]
+        except NotUtf8 as error:
+            raise CalibrationError(f"{path} holds no measurements ({error}); remove it or name another --out") from None
         if not lines or lines[0] != head:
             raise CalibrationError(f"{path} holds other measurements ({lines[:1]}); remove it or name another --out")
         for number, line in enumerate(lines[1:], start=2):

@@ -13,7 +13,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from engine.text.json_lines import read_json_lines
+from engine.text.json_lines import NotUtf8, read_json_lines
 from reasoner.answers.equivalence import Equivalence
 from reasoner.answers.extraction.extract import extract_answer
 from reasoner.evaluation.suites.problem import Problem
@@ -41,8 +41,8 @@ def open_file(path: Path, limit: int | None) -> Suite:
             problems.append(parse(where, f"{path.stem}-{number}", record))
     except OSError as error:
         raise SuiteError(f"{path}: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise SuiteError(f"{path}: not UTF-8 ({error})") from None
+    except NotUtf8 as error:
+        raise SuiteError(f"{path}, {error}") from None
     if not problems:
         raise SuiteError(f"{path} holds no problem: it needs one JSON object a line")
     return Suite(path.stem, problems, same_mathematics, TEMPERATURE, "math")
