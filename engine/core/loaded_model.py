@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections import abc
 from collections.abc import Iterable, Mapping
@@ -25,6 +26,8 @@ from engine.sampling.logits_processors import Penalties
 from engine.scheduler.sequence import GenerateSequence, Job, ScoreSequence, Sequence
 from engine.text.detokenizer import StopStrings, TextReader, decode_complete_text, find_incomplete_end
 from engine.text.tokenizer import Tokenizer
+
+_log = logging.getLogger(__name__)
 
 Positions = tuple[int, ...]
 
@@ -60,11 +63,24 @@ class LoadedModel:
             probe=None if self.probe is None else self.probe.info,
             chat_template=self.tokenizer.chat_template,
         )
-        self._eos = frozenset(config.eos) | (frozenset() if self.tokenizer.eos is None else {self.tokenizer.eos})
+        self._eos = self._select_eos()
         self._max_sequences = options.max_waiting
         # Requests of one search have the same stop strings; the analysis of their tokens is cached.
         self._stop_strings = lru_cache(_STOPS)(partial(StopStrings, self.tokenizer))
         self._grammars = GrammarCompiler(self.tokenizer.to_json, config.vocab_size, self._eos)
+
+    def _select_eos(self) -> frozenset[int]:
+        """Return the end-of-sequence tokens of the checkpoint that its model can sample."""
+        named = {*self.config.eos, *(() if self.tokenizer.eos is None else (self.tokenizer.eos,))}
+        valid = frozenset(token for token in named if 0 <= token < self.config.vocab_size)
+        if others := sorted(named - valid):
+            _log.warning(
+                "model %s: the end-of-sequence tokens %s are outside of its vocabulary of %d: they are ignored",
+                self.info.id,
+                others,
+                self.config.vocab_size,
+            )
+        return valid
 
     def add_branches(self, request: GenerateRequest, job: Job) -> None:
         """Add a sequence for each branch to the job. Raises ``InvalidRequest``."""

@@ -19,6 +19,7 @@ import torch
 from engine.core.engine_core import EngineCore
 from engine.core.event_queue import EventQueue
 from engine.core.gpu_memory import GpuMemory
+from engine.core.load_errors import name_checkpoint
 from engine.core.model_setup import ModelWeights
 from engine.core.stats import CoreStats
 from engine.gguf.folder import open_checkpoint
@@ -251,11 +252,15 @@ class LocalEngine:
         # which halves the speed.
         try:
             memory = GpuMemory(self._options.gpu_memory_utilization)
-            weights = [
-                ModelWeights(name, open_checkpoint(Path(folder)), self._options, memory)
-                for name, folder in models.items()
-            ]
-            loaded.set_result({one.name: EngineCore(one.name, one.folder, self._options, one) for one in weights})
+            weights: list[ModelWeights] = []
+            for name, folder in models.items():
+                with name_checkpoint(Path(folder)):
+                    weights.append(ModelWeights(name, open_checkpoint(Path(folder)), self._options, memory))
+            served: dict[str, EngineCore] = {}
+            for one in weights:
+                with name_checkpoint(Path(models[one.name])):
+                    served[one.name] = EngineCore(one.name, one.folder, self._options, one)
+            loaded.set_result(served)
         except Exception as error:
             loaded.set_exception(error)
             return

@@ -65,11 +65,17 @@ class RawConfig:
 
     @property
     def eos(self) -> tuple[int, ...]:
-        """Tokens that end a sequence; those of ``generation_config.json`` come first."""
+        """Tokens that end a sequence; those of ``generation_config.json`` come first.
+
+        Raises ``EngineError`` for what is no token id.
+        """
         value = self.generation.get("eos_token_id", self.fields.get("eos_token_id"))
         if value is None:
             return ()
-        return tuple(value) if isinstance(value, list) else (value,)
+        tokens = tuple(value) if isinstance(value, list) else (value,)
+        if not all(isinstance(token, int) and not isinstance(token, bool) for token in tokens):
+            raise EngineError(f"eos_token_id is {value!r:.80}; it must be a token id or a list of them")
+        return tokens
 
     @property
     def sampling(self) -> dict[str, float]:
@@ -86,14 +92,20 @@ def read_raw_config(folder: Path) -> RawConfig:
     if not folder.is_dir():
         raise EngineError(f"{folder} is not a folder; give the folder of a Hugging Face checkpoint")
     fields = read_json(folder / "config.json")
-    if not isinstance(fields.get("architectures") or [], list):
-        raise EngineError(
-            f"{folder / 'config.json'}: architectures is {fields['architectures']!r:.80}; it must be a list of names"
-        )
+    _check_types(folder / "config.json", fields)
     if not fields.get("architectures"):
         fields["architectures"] = [_find_causal_model(folder, fields.get("model_type"))]
     generation = folder / "generation_config.json"
     return RawConfig(folder, fields, read_json(generation) if generation.exists() else {})
+
+
+def _check_types(path: Path, fields: dict[str, Any]) -> None:
+    names = fields.get("architectures")
+    if names and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
+        raise EngineError(f"{path}: architectures is {names!r:.80}; it must be a list of names")
+    quantization = fields.get("quantization_config")
+    if quantization is not None and not isinstance(quantization, dict):
+        raise EngineError(f"{path}: quantization_config is {quantization!r:.80}; it must be an object")
 
 
 def _find_causal_model(folder: Path, model_type: object) -> str:
@@ -101,11 +113,11 @@ def _find_causal_model(folder: Path, model_type: object) -> str:
     # Imported here, since it takes a second that most models do not need.
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-    if model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+    if not isinstance(model_type, str) or model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         raise EngineError(
             f"{folder / 'config.json'} has no architectures, and model_type {model_type!r} is no causal language model"
         )
-    return str(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[str(model_type)])
+    return str(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[model_type])
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -60,7 +60,8 @@ class TransformersModel:
             with torch.inference_mode():
                 self._open(raw)
         except Exception as error:  # code and files of any architecture, which may raise anything
-            reason = str(error) if isinstance(error, EngineError | OSError | ValueError) else repr(error)
+            is_told = isinstance(error, EngineError | OSError | ValueError)
+            reason = " ".join(str(error).split()) if is_told else f"transformers' code for it fails: {error!r}"
             raise EngineError(f"{raw.folder}: architecture {raw.architecture} is not supported: {reason}") from error
 
     def _open(self, raw: RawConfig) -> None:
@@ -182,6 +183,7 @@ def _load_config(raw: RawConfig) -> Any:
     config = AutoConfig.from_pretrained(raw.folder, local_files_only=True, trust_remote_code=False)
     if getattr(config, "is_encoder_decoder", False):
         raise EngineError("is_encoder_decoder")
+    _refuse_wrapper(config, raw.architecture)
     loaded = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
     if loaded is None or loaded.__name__ != raw.architecture:
         raise EngineError(
@@ -210,6 +212,20 @@ def _load_config(raw: RawConfig) -> Any:
         if not isinstance(getattr(text, name, None), int):
             raise EngineError(f"its config has no {name}")
     return text
+
+
+def _refuse_wrapper(config: Any, architecture: str) -> None:
+    """Raise ``EngineError`` for a model that wraps a language model together with encoders of images or sound."""
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    text = config.get_text_config()
+    if text is config or architecture.endswith("ForCausalLM"):
+        return
+    alone = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(text), None)
+    name = "" if alone is None else f", a {alone.__name__}"
+    raise EngineError(
+        f"it is a multimodal model around a language model: serve a checkpoint of the language model alone{name}"
+    )
 
 
 def _load(raw: RawConfig) -> Any:

@@ -88,6 +88,7 @@ def check_generate(request: GenerateRequest, model: ModelInfo, max_branches: int
     _check_sampling(request.sampling, model)
     _check_range("penalty_start", request.sampling.penalty_start, 0, len(request.prompt))
     _check_constraint(request)
+    check_tokens(request.lifts_constraint, model, "lifts_constraint")
     if request.timeout is not None and not 0 < request.timeout <= MAX_SECONDS:
         raise InvalidRequest(
             f"timeout is {request.timeout}; it must be more than 0 and at most {MAX_SECONDS:g} seconds", "timeout"

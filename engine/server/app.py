@@ -7,7 +7,6 @@ import gc
 if __name__ == "__main__":
     gc.disable()  # traversing the imported modules, which stay alive, took a fifth of the start
 
-import errno
 import signal
 import sys
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -65,12 +64,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except EngineError as error:
         print(f"engine: {error}", file=sys.stderr)
         return 1 if isinstance(error, NotEnoughMemory) else 2
-    except (MemoryError, OSError, torch.OutOfMemoryError) as error:
-        if isinstance(error, OSError) and error.errno != errno.ENOMEM:
-            raise
-        cause = "there is not enough memory for the models and their --kv-tokens and --max-running"
-        print(f"engine: {cause}: {error}", file=sys.stderr)
-        return 1
     print(f"engine: {threads}", flush=True)
     app = create_app(engine)
     # What was loaded stays alive: traversing it in a collection stopped all steps for up to a sixth of a second.

@@ -39,12 +39,12 @@ class Tokenizer:
         """Raises ``EngineError`` if there is no fast tokenizer, or if it has ids without an embedding in the model."""
         from transformers import PreTrainedTokenizerFast  # takes seconds to import, so only where a model is loaded
 
-        if not (folder / "tokenizer.json").exists():
+        if not (folder / "tokenizer.json").is_file():
             raise EngineError(f"{folder} has no tokenizer.json; save the checkpoint with its fast tokenizer")
         try:
             self._wrapper: Any = PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
         except Exception as error:  # parsers raise any exception for an invalid file
-            raise EngineError(f"{folder} has no loadable tokenizer: {error}") from error
+            raise EngineError(f"{folder} has no loadable tokenizer: {' '.join(str(error).split())}") from error
         self._fast: Any = _leave_out_unembedded(self._wrapper.backend_tokenizer, vocab, folder)
         self._fast.no_padding()
         self._fast.no_truncation()
