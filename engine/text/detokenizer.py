@@ -25,8 +25,14 @@ def decode_complete_text(tokenizer: Tokenizer, tokens: Sequence[int], before: Se
 
     ``before``: the end of the prompt if it is inside a character (``find_incomplete_end``).
     """
-    start = len(_decode_complete(tokenizer, before))
-    return _decode_complete(tokenizer, [*before, *tokens])[start:]
+    complete = _decode_complete(tokenizer, [*before, *tokens])
+    return complete[_count_prompt_chars(complete, tokenizer.decode_inner(before)) :] if before else complete
+
+
+def _count_prompt_chars(text: str, prompt: str) -> int:
+    """Return how many characters of a text are the prompt's, whose last bytes may have become a character or not."""
+    pairs = zip(text, prompt, strict=False)
+    return next((count for count, (own, other) in enumerate(pairs) if own != other), min(len(text), len(prompt)))
 
 
 def find_incomplete_end(tokenizer: Tokenizer, prompt: Sequence[int]) -> Tokens:
@@ -88,7 +94,9 @@ class TextReader:
         self._lead = ""
         """The decoded text of tokens before the window that is not all in ``text`` yet."""
         self._window = 0
-        self._shown = len(_decode_complete(tokenizer, before, special=special)) if before else 0
+        self._prompt = tokenizer.decode_inner(before, special=special) if before else ""
+        """The text of ``before``, which the text of the first window begins with."""
+        self._shown = 0
         """The number of characters of the lead and the window's text that are in ``text``."""
         self._read = 0
         """The start of the next window: the text of the tokens before it is complete."""
@@ -99,7 +107,7 @@ class TextReader:
             return
         end, after = self._find_complete_end()
         complete = after.rstrip(_HALF)
-        self.text += complete[self._shown :]
+        self.text += complete[self._count_shown(complete) :]
         self._shown = max(self._shown, len(complete))
         if len(complete) == len(after):
             self._lead, self._window, self._read = "", self._read, end
@@ -110,7 +118,13 @@ class TextReader:
     def final(self, end: int) -> str:
         """Return the text of the first ``end`` tokens, after which no more follow."""
         rest = self._lead + _decode_complete(self.tokenizer, self._read_window(end), special=self._special)
-        return self.text + rest.rstrip(_HALF)[self._shown :]
+        complete = rest.rstrip(_HALF)
+        return self.text + complete[self._count_shown(complete) :]
+
+    def _count_shown(self, complete: str) -> int:
+        if self._prompt and not self._window:
+            return max(self._shown, _count_prompt_chars(complete, self._prompt))
+        return self._shown
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text of tokens within the text."""

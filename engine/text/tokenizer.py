@@ -181,7 +181,7 @@ class Tokenizer:
         """
         if special:
             return self.decode_all([*self._lead, *tokens]).removeprefix(self._lead_text)
-        return self._decode(tokens, is_inner=True)
+        return self._decode(tokens, is_inner=True) if self._lead else self.decode(tokens)
 
     def _decode(self, tokens: Sequence[int], *, is_inner: bool) -> str:
         if not self._shown or self._shown.keys().isdisjoint(tokens):

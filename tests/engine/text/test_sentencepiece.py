@@ -89,6 +89,19 @@ def test_a_prompt_that_ends_inside_a_character_leaves_it_to_the_generated_text(
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_invalid_bytes_at_the_end_of_a_prompt_are_no_generated_text(
+    tokenizers: dict[str, tuple[Tokenizer, PreTrainedTokenizerFast]], kind: str
+) -> None:
+    ours, theirs = tokenizers[kind]
+    [first, second, cat] = theirs.convert_tokens_to_ids(["<0xE4>", "<0xBD>", "▁cat"])
+    end = find_incomplete_end(ours, [cat, first, second])
+    assert end == (first, second)
+    reader = TextReader(ours, written := [cat], end)
+    reader.advance()
+    assert reader.text == reader.final(1) == decode_complete_text(ours, written, end) == " cat"
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_characters_before_one_that_the_limit_cuts_are_kept(
     tokenizers: dict[str, tuple[Tokenizer, PreTrainedTokenizerFast]], kind: str
 ) -> None:
