@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from starlette.datastructures import MutableHeaders
@@ -83,8 +83,10 @@ def apply_caps(job: dict[str, Any], requested: Budget, limits: Limits) -> dict[s
             *((f"budget.{name}", budget[name], cap) for name, cap in caps.items()),
             ("strategy.n", parameters.get("n"), limits.n),
             ("strategy.max_steps", parameters.get("max_steps"), limits.depth),
+            ("candidates", len(job["candidates"] or ()), limits.n),
         ]
     )
+    _check_lengths(job, limits.message_chars)
     return job
 
 
@@ -104,10 +106,39 @@ def check_batch_budget(budget: Mapping[str, int], num_jobs: int, limits: Limits)
 def _check_caps(fields: list[tuple[str, Any, Any]]) -> None:
     """Raise ``Problem`` if a field, given as its name, its value and its cap, is over the cap."""
     errors = [
-        (field, f"{value:g} is more than your limit of {cap:g}")
+        (field, f"{_format(value)} is more than your limit of {_format(cap)}")
         for field, value, cap in fields
         if cap is not None and value is not None and value > cap
     ]
+    _refuse(errors)
+
+
+def _format(number: float) -> str:
+    """Return a number with all its digits before the point, which ``g`` alone would round."""
+    return str(int(number)) if number == int(number) else f"{number:g}"
+
+
+def _check_lengths(job: dict[str, Any], cap: int) -> None:
+    """Raise ``Problem`` if a text of the job has more characters than the cap."""
+    _refuse(
+        [
+            (field, f"it has {len(text)} characters, which is more than your limit of {cap} (limits.message_chars)")
+            for field, text in _list_texts(job)
+            if len(text) > cap
+        ]
+    )
+
+
+def _list_texts(part: Any, path: str = "") -> Iterator[tuple[str, str]]:
+    """Yield each text in a part of a job, with its path."""
+    if isinstance(part, str):
+        yield path, part
+    items = part.items() if isinstance(part, dict) else enumerate(part) if isinstance(part, list | tuple) else ()
+    for name, value in items:
+        yield from _list_texts(value, f"{path}.{name}" if path else str(name))
+
+
+def _refuse(errors: list[tuple[str, str]]) -> None:
     if errors:
         raise Problem(422, "over-limit", "; ".join(f"{field}: {message}" for field, message in errors), errors=errors)
 

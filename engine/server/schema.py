@@ -25,8 +25,8 @@ from engine.protocol.request_checks import (
 )
 from engine.protocol.types import Branch, GenerateRequest, SamplingParams, ScoreItem, ScoreRequest, Tokens
 
-MAX_BRANCHES = 256
-"""The maximum number of branches of one prompt, as ``n`` or as ``branches``."""
+MAX_BRANCHES = 4096
+"""The maximum number of branches of one prompt."""
 MAX_CHOICES = 1024
 """The maximum number of choices of one request: prompts times branches."""
 MAX_ITEMS = 4096
@@ -121,7 +121,7 @@ class CompletionBody(_Body):
     model: str
     prompt: _Text | list[int] | list[_Text] | list[list[int]]
     """One prompt or a list of them. The choices are ordered by prompt."""
-    n: Annotated[int, Field(ge=1, le=MAX_BRANCHES)] = 1
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] = 1
     max_tokens: _Count = 16
     """The maximum number of tokens per choice; 0 only with ``echo`` or ``prompt_logprobs``."""
     temperature: Annotated[float, Field(ge=0, le=MAX_TEMPERATURE)] = 1.0

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from reasoner.jobs.candidate_spec import MAX_N
 from reasoner.strategies.registry import STRATEGIES, parse_params
 
 MAJORITY = "self_consistency"
@@ -176,8 +177,8 @@ def split_pooled_and_live(
 
 
 def parse_counts(text: str) -> tuple[int, ...]:
-    """Parse numbers from 1 to 256, separated by commas; sorted. Raises ``ValueError``."""
+    """Parse numbers from 1 to ``MAX_N``, separated by commas; sorted. Raises ``ValueError``."""
     counts = sorted({int(item) if item.strip().isdecimal() else 0 for item in text.split(",")})
-    if counts[0] < 1 or counts[-1] > 256:
-        raise ValueError(f"{text!r}: give numbers from 1 to 256, separated by commas")
+    if counts[0] < 1 or counts[-1] > MAX_N:
+        raise ValueError(f"{text!r}: give numbers from 1 to {MAX_N}, separated by commas")
     return tuple(counts)

@@ -8,8 +8,8 @@ from pydantic import AfterValidator, Field
 
 from reasoner.jobs.messages import Message, Text
 
-MAX_N = 256
-"""Maximum number of solutions."""
+MAX_N = 4096
+"""Bound of the number of solutions; a service has its own, the setting ``limits.n``."""
 
 
 def _check_conversation(value: list[Message]) -> list[Message]:

@@ -11,7 +11,8 @@ from pydantic import Field, model_validator
 
 from reasoner.base_model import StrictModel
 
-MAX_PROBLEM_CHARS = 32_000
+MAX_PROBLEM_CHARS = 1 << 24
+"""Bound of any text of a job; a service has its own, the setting ``limits.message_chars``."""
 MAX_CALLS = 128
 """Calls of one message."""
 

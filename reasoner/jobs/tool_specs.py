@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Discriminator, Field, Tag, field_validator
 
 from reasoner.base_model import StrictModel, read_type
-from reasoner.jobs.messages import FunctionName
+from reasoner.jobs.messages import MAX_PROBLEM_CHARS, FunctionName
 from reasoner.tools.calls import PYTHON_FUNCTION
 from reasoner.tools.formats.registry import FORMATS
 
@@ -77,7 +77,7 @@ class FunctionTool(StrictModel):
 
     type: Literal["function"]
     name: FunctionName
-    description: Annotated[str, Field(max_length=8000)] | None = None
+    description: Annotated[str, Field(max_length=MAX_PROBLEM_CHARS)] | None = None
     parameters: dict[str, Any] | None = Field(None, description="JSON Schema of the arguments, which are an object.")
     strict: bool | None = Field(
         None, description="Arguments must be valid under the schema; a solution with others has no answer."

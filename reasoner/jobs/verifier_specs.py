@@ -28,6 +28,7 @@ from prm.scorers.verdict_formats import (
     parse_compare_template,
 )
 from reasoner.base_model import StrictModel, VerifierSpec
+from reasoner.jobs.messages import MAX_PROBLEM_CHARS
 from reasoner.jobs.rule_specs import (
     ExactVerifier,
     JsonSchemaVerifier,
@@ -87,7 +88,7 @@ def _check_names(rubric: list[Criterion]) -> list[Criterion]:
 
 
 Rubric = Annotated[list[Criterion], Field(max_length=16), AfterValidator(_check_names)]
-Template = Annotated[str, Field(min_length=1, max_length=32_000)]
+Template = Annotated[str, Field(min_length=1, max_length=MAX_PROBLEM_CHARS)]
 
 
 class WrittenVerifier(VerifierSpec):

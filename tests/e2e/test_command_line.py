@@ -189,7 +189,7 @@ def test_a_long_temporary_folder_name_is_supported(
             (("eval", "poems"), 2, "give countdown, words, arithmetic, a .jsonl file"),
             (("eval", __file__ + ".jsonl"), 2, "No such file"),
             (("eval", "words", "--strategy", "mtcs"), 2, "known are greedy"),
-            (("eval", "words", "--n", "0"), 2, "numbers from 1 to 256"),
+            (("eval", "words", "--n", "0"), 2, "numbers from 1 to 4096"),
             (("solve", QUESTION, "--tokens", "0"), 2, "greater than or equal to 1"),
             (("solve", QUESTION, "--n"), 2, "--NAME VALUE"),
             (("solve", QUESTION, "--strategy", "beem"), 2, "unknown strategy 'beem'; known are greedy"),

@@ -66,7 +66,10 @@ class Limits(BaseModel):
     seconds: Annotated[float, Field(gt=0)] | None = Field(
         None, description="The maximum time budget of a job in seconds."
     )
-    n: Count | None = Field(None, description="The maximum number of solutions of a job.")
+    n: Count = Field(1024, description="The maximum number of solutions of a job, and of candidates.")
+    message_chars: Count = Field(
+        1 << 20, description="The maximum number of characters of a message, and of any other text of a job."
+    )
     depth: Count | None = Field(None, description="The maximum number of steps of a job's search.")
 
     @property

@@ -149,7 +149,7 @@ class Settings(ModelSettings):
         description="The origins of web pages that may call the API, such as https://app.example; or *.",
     )
     body_cap: Annotated[int, Field(ge=1024)] = Field(
-        1 << 20, description="The maximum size of a request body in bytes."
+        16 << 20, description="The maximum size of a request body in bytes."
     )
     api_keys: Annotated[tuple[SecretStr, ...], NoDecode] = Field(
         (), description="The bearer keys with all rights; make others with 'reasoner keys'."

@@ -11,6 +11,7 @@ from pydantic import AfterValidator, Field
 
 from engine.protocol.types import InvalidRequest
 from prm.scorers.templates import PromptTemplate, TemplateRefused
+from reasoner.jobs.messages import MAX_PROBLEM_CHARS
 from reasoner.search.search import Search
 from reasoner.strategies.base import read_answer
 from reasoner.tree import Node
@@ -30,7 +31,7 @@ def _check(source: str) -> str:
     return source
 
 
-_Template = Annotated[str, Field(min_length=1, max_length=32_000), AfterValidator(_check)]
+_Template = Annotated[str, Field(min_length=1, max_length=MAX_PROBLEM_CHARS), AfterValidator(_check)]
 OptionalTemplate = Annotated[
     _Template | None,
     Field(description="Prompt as a Jinja template with problem, solutions and count; without it the model's own."),

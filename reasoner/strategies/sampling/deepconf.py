@@ -25,6 +25,7 @@ from reasoner.confidence.token_confidence import (
     group_confidences,
     lowest_confidence,
 )
+from reasoner.jobs.candidate_spec import MAX_N
 from reasoner.jobs.spec import JobSpec
 from reasoner.search.branch import Watch
 from reasoner.search.candidates import select_candidates
@@ -55,7 +56,7 @@ class DeepConf(Params):
     ] = "lowest"
     window: Annotated[int, Field(ge=1, le=65536, description="Tokens of a window.")] = 2048
     top: Annotated[int, Field(ge=1, le=20, description="Likeliest tokens that a token's confidence looks at.")] = 20
-    warmup: Annotated[int, Field(ge=1, le=256, description="Online: solutions of the warm-up.")] = 16
+    warmup: Annotated[int, Field(ge=1, le=MAX_N, description="Online: solutions of the warm-up.")] = 16
     consensus: Annotated[float, Field(gt=0.5, le=1, description="Online: share of the weight that ends the vote.")] = (
         0.95
     )

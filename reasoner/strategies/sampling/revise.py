@@ -15,6 +15,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from engine.protocol.types import InvalidRequest
+from reasoner.jobs.candidate_spec import MAX_N
 from reasoner.search.search import Search
 from reasoner.strategies.base import (
     Choice,
@@ -36,7 +37,7 @@ REQUEST = (
 class Revise(Params):
     n: Samples = 16
     chains: Annotated[
-        int | None, Field(ge=1, le=256, description="Chains of about n / chains attempts; default: the root of n.")
+        int | None, Field(ge=1, le=MAX_N, description="Chains of about n / chains attempts; default: the root of n.")
     ] = None
     memory: Annotated[int, Field(ge=1, le=16, description="Earlier attempts that an attempt sees at most.")] = 4
     by: Annotated[

@@ -18,6 +18,7 @@ from pydantic import Field
 
 from reasoner.answers.votes import group_equivalent
 from reasoner.confidence.stopping_rules import num_needed_by_beta, num_needed_by_window
+from reasoner.jobs.candidate_spec import MAX_N
 from reasoner.search.search import Search
 from reasoner.strategies.base import Choice, Params, Samples, Strategy, choose_by_majority
 from reasoner.tree import Node
@@ -38,7 +39,7 @@ class SelfConsistency(Params):
     ] = 0.95
     window: Annotated[int, Field(ge=2, le=64, description="Samples of a window.")] = 4
     ahead: Annotated[
-        int, Field(ge=0, le=256, description="Samples in flight beyond those that are certain to be needed.")
+        int, Field(ge=0, le=MAX_N, description="Samples in flight beyond those that are certain to be needed.")
     ] = 0
 
 

@@ -167,7 +167,7 @@ async def test_json_under_another_content_type_is_refused_with_the_expected_type
 
 
 async def test_an_oversized_problem_is_refused(settings: Settings) -> None:
-    roomy = settings.model_copy(update={"body_cap": 1 << 20})
+    roomy = settings.model_copy(update={"body_cap": 2 * MAX_PROBLEM_CHARS})
     async with serving(roomy, ScriptedEngine()) as client:
         response = await client.post("/v1/jobs", json={"problem": "x" * (MAX_PROBLEM_CHARS + 1)})
         assert str(MAX_PROBLEM_CHARS) in check_problem(response, 422)["errors"][0]["message"]

@@ -100,6 +100,14 @@ async def test_open_requests_of_a_key_are_counted_and_released(settings: Setting
         ({"seconds": 1.5}, {"budget": {"seconds": 2}}, "budget.seconds", "more than your limit of 1.5"),
         ({"n": 8}, {"strategy": {"name": "best_of_n", "n": 9}}, "strategy.n", "9 is more than your limit of 8"),
         ({"n": 8}, {}, "strategy.n", "16 is more than your limit of 8"),
+        ({}, {"strategy": {"name": "best_of_n", "n": 1025}}, "strategy.n", "1025 is more than your limit of 1024"),
+        (
+            {"tokens": 1_234_567},
+            {"budget": {"tokens": 1_234_568}},
+            "budget.tokens",
+            "1234568 is more than your limit of 1234567",
+        ),
+        ({"n": 2}, {"candidates": ["1", "2", "3"]}, "candidates", "3 is more than your limit of 2"),
         ({"depth": 5}, {"strategy": {"name": "beam", "max_steps": 6}}, "strategy.max_steps", "6 is more"),
     ],
 )
@@ -114,6 +122,56 @@ async def test_a_job_over_a_limit_is_refused_rather_than_cut(
         response = await client.post("/v1/batches", json={"jobs": jobs, "budget": {"tokens": 90}})
         assert f"jobs.1.{field}" in str(check_problem(response, 422)["errors"]) or field == "strategy.n"
         assert (await client.get("/v1/jobs")).json()["data"] == []
+
+
+CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"x": "' + "x" * 40 + '"}'}}
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({"problem": "x" * 41}, "problem"),
+        ({"problem": "?", "system": "x" * 41}, "system"),
+        ({"problem": "?", "prompt": "{problem}" + "x" * 32}, "prompt"),
+        ({"messages": [{"role": "user", "content": "x" * 41}]}, "messages.0.content"),
+        (
+            {
+                "messages": [
+                    {"role": "user", "content": "?"},
+                    {"role": "assistant", "content": None, "tool_calls": [CALL]},
+                    {"role": "tool", "tool_call_id": "c", "content": "1"},
+                ]
+            },
+            "messages.1.tool_calls.0.function.arguments",
+        ),
+        ({"problem": "?", "candidates": ["1", "x" * 41]}, "candidates.1"),
+        ({"problem": "?", "candidates": [[{"role": "assistant", "content": "x" * 41}]]}, "candidates.0.0.content"),
+        ({"problem": "?", "verifier": {"kind": "exact", "expected": "x" * 41}}, "verifier.expected"),
+    ],
+)
+async def test_a_text_longer_than_the_limit_is_refused_with_its_place_and_length(
+    settings: Settings, body: dict[str, Any], field: str
+) -> None:
+    async with serving(limited(settings, message_chars=40), ScriptedEngine()) as client:
+        problem = check_problem(await client.post("/v1/jobs", json={"prompt": None} | body), 422)
+        errors = {error["field"]: error["message"] for error in problem["errors"]}
+        assert "characters, which is more than your limit of 40 (limits.message_chars)" in errors[field]
+        assert problem["type"].endswith(":over-limit")
+
+
+async def test_long_texts_and_many_solutions_are_accepted_by_default(settings: Settings) -> None:
+    roomy = limited(settings.model_copy(update={"body_cap": Settings.model_fields["body_cap"].default}))
+    async with serving(roomy, ScriptedEngine(context=1 << 24)) as client:
+        for body in (
+            {"problem": "x" * (1 << 20)},
+            {"problem": "?", "strategy": {"name": "self_consistency", "n": 1024}},
+            {"problem": "?", "candidates": ["1"] * 1024},
+            {"problem": "?", "candidates": ["x" * (1 << 20)]},
+        ):
+            response = await client.post("/v1/jobs", json=body)
+            assert response.status_code == 202, response.text[:500]
+        problem = check_problem(await client.post("/v1/jobs", json={"problem": "x" * ((1 << 20) + 1)}), 422)
+        assert "1048577 characters, which is more than your limit of 1048576" in problem["detail"]
 
 
 async def test_missing_budgets_are_set_to_the_limits_and_echoed(settings: Settings) -> None:

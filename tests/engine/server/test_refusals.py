@@ -43,7 +43,7 @@ BAD_COMPLETIONS: list[tuple[dict[str, object], int, str | None]] = [
     ({"min_tokens": 17}, 400, None),
     ({"min_tokens": -1}, 400, "min_tokens"),
     ({"stop": "x" * 300}, 400, "stop"),
-    ({"n": 257}, 400, "n"),
+    ({"n": 1025}, 400, "n"),
     ({"n": 0}, 400, "n"),
     ({"n": "3"}, 400, "n"),
     ({"max_tokens": 0}, 400, "max_tokens"),

@@ -15,7 +15,7 @@ from reasoner.jobs.spec import JobSpec
     [
         ({"problem": ""}, "at least 1 character"),
         ({"problem": " \n"}, "the problem is empty"),
-        ({"problem": "x" * (MAX_PROBLEM_CHARS + 1)}, "at most 32000 characters"),
+        ({"problem": "x" * (MAX_PROBLEM_CHARS + 1)}, f"at most {MAX_PROBLEM_CHARS} characters"),
         ({"problem": None}, "give 'problem', a text, or 'messages'"),
         ({"messages": [{"role": "user", "content": "x"}]}, "either 'problem' or 'messages'"),
         ({"budjet": {"tokens": 3}}, "Extra inputs are not permitted"),
