@@ -23,6 +23,8 @@ from workers.processes.children import StartError
 
 M = TypeVar("M")
 
+_NO_PEER = "none"
+
 Cases = Annotated[str, typer.Option("--case", help="Cases, separated by commas; default: all.")]
 Rounds = Annotated[int, typer.Option(min=1, max=100, help="Timed runs of each measurement; medians are shown.")]
 Threads = Annotated[int | None, typer.Option(min=1, max=1024, help="Threads of each system; default: all cores.")]
@@ -48,7 +50,12 @@ def bench_engine(
         str, typer.Option(help="Sizes of random checkpoints, separated by commas; or a GGUF file or model folder.")
     ] = "50M,250M",
     case: Cases = "",
-    peer: Annotated[str, typer.Option(help="Peers, separated by commas; default: all that are installed.")] = "",
+    peer: Annotated[
+        str,
+        typer.Option(
+            help="Peers, separated by commas; default: all that are installed. none: measure our engine alone."
+        ),
+    ] = "",
     weights: Annotated[
         str, typer.Option(help="Weights of our engine: float32, or int8 beside peers with quantized weights.")
     ] = "float32",
@@ -68,6 +75,8 @@ def bench_engine(
     ] = False,
 ) -> None:
     """Compare the engine with transformers, openvino-genai and llama-cpp-python.
+
+    A peer that is not installed or fails, at whatever stage, is left out, and the rest goes on.
 
     Cases: W1 best-of-N, W2 mixed serving, W3 tree search, W4 single stream, cache-hit, and step, the gap between a
     decode step and its matrix products. On a GGUF file or model folder W1 to W4 run, beside vllm also; the memory and
@@ -94,6 +103,8 @@ def bench_engine(
     if not speculation:
         if head:
             raise typer.BadParameter("it needs --speculation", param_hint="--head")
+        if peer.strip() == _NO_PEER and peer_python is not None:
+            raise typer.BadParameter("it has no effect with --peer none: leave it out", param_hint="--peer-python")
         if "/" in model or model.endswith(".gguf") or Path(model).exists():
             if weights != measure.WEIGHTS[0]:
                 raise typer.BadParameter("a model has its own weights: leave it out", param_hint="--weights")
@@ -102,7 +113,7 @@ def bench_engine(
         plan = measure.Plan(
             models=_parse_names(model, SIZES, "--model"),
             cases=_parse_names(case, measure.CASES, "--case"),
-            peers=_parse_names(peer, measure.PEERS, "--peer"),
+            peers=_parse_peers(peer, measure.PEERS),
             weights=_parse_names(weights, measure.WEIGHTS, "--weights")[0],
             rounds=rounds,
             threads=threads,
@@ -128,7 +139,7 @@ def _bench_file(
     plan = speed.FilePlan(
         path=path,
         cases=_parse_names(case, WORKLOADS, "--case"),
-        peers=_parse_names(peer, speed.SYSTEMS, "--peer"),
+        peers=_parse_peers(peer, speed.SYSTEMS),
         rounds=rounds,
         threads=threads,
         peer_python=interpreter,
@@ -269,6 +280,17 @@ def _parse_names(text: str, choices: Iterable[str], option: str) -> tuple[str, .
     return names
 
 
+def _parse_peers(text: str, choices: Iterable[str]) -> tuple[str, ...]:
+    """Return the peers in a list separated by commas, all for an empty one, none for ``none``."""
+    names = _parse_names(text, choices if not text.strip(" ,") else (*choices, _NO_PEER), "--peer")
+    if _NO_PEER not in names:
+        return names
+    if len(names) > 1:
+        message = f"{_NO_PEER} measures our engine alone: leave it or the other names out"
+        raise typer.BadParameter(message, param_hint="--peer")
+    return ()
+
+
 def _run(
     measure: Callable[[Any, Any], M],
     plan: Any,
@@ -289,7 +311,7 @@ def _run(
             say=lambda line: progress.console.print(line, markup=False, highlight=False, soft_wrap=True),
         )
         measured = measure(plan, listener)
-        progress.update(task, advance=1, description="done")
+        progress.update(task, completed=progress.tasks[0].total, description="done")  # fewer steps without a peer
     document = report.document(plan, measured)
     if output.out is not None:
         output.out.mkdir(parents=True, exist_ok=True)
@@ -309,11 +331,13 @@ def _print_comparisons(document: dict[str, Any]) -> None:
     from benchmarks.engine.report import speed_table
 
     rows = [Row(**row) for row in document["rows"]]
-    _print_table("generated tokens per second (how many times as fast we are)", *speed_table(rows))
+    heading, *speeds = speed_table(rows)
+    title = "generated tokens per second" + (" (how many times as fast we are)" if heading[2:] else "")
+    _print_table(title, heading, *speeds)
     values = [
         [row.case, row.metric, row.unit, _format(row.ours), row.peer, _format(row.peer_value), f"{row.ratio:.2f}"]
         for row in rows
-        if row.unit != "tokens/s"
+        if row.unit != "tokens/s" and row.peer is not None and row.peer_value is not None
     ]
     _print_table(None, ["case", "metric", "unit", "ours", "beside", "its value", "ratio"], *values)
 

@@ -9,12 +9,17 @@ import zlib
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import Any, TypeVar
 
 from benchmarks.engine.checkpoint import SIZES, Size, cache_folder, checkpoint
 from benchmarks.engine.process import BenchError, Worker, installed
 from benchmarks.engine.quantized import quantized
+from benchmarks.engine.running import LeftOut, Systems, leave_out
 from benchmarks.engine.workloads import WORKLOADS
+
+T = TypeVar("T")
 
 OURS = "ours"
 _MADE_OF = ("torch", "numpy")
@@ -82,9 +87,10 @@ class Row:
     metric: str
     unit: str
     ours: float
-    peer: str
-    peer_value: float
-    ratio: float
+    peer: str | None
+    """The peer, or a bound; None, as both figures below, for our engine alone."""
+    peer_value: float | None
+    ratio: float | None
 
 
 @dataclass(slots=True)
@@ -95,6 +101,7 @@ class Measured:
     runs: dict[str, dict[str, list[float]]] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
     ceilings: dict[str, float] = field(default_factory=dict)
+    left_out: list[LeftOut] = field(default_factory=list)
 
 
 _Tell = Callable[[str], None]
@@ -113,28 +120,29 @@ class Listener:
 
 
 def measure(plan: Plan, listener: Listener) -> Measured:
-    """Run the plan. Raises ``BenchError`` if a system fails or does not compute the same model as the others."""
-    pythons, versions = _interpreters(plan, listener)
-    measured = Measured(versions=versions)
+    """Run the plan; a peer that fails is left out from there on. Raises ``BenchError`` if our engine fails, or if it
+    and its peers do not compute the same model.
+    """
+    measured = Measured()
+    pythons = _interpreters(plan, listener, measured)
     listener.total(_steps_ahead(plan, len(pythons)))
     for model in plan.models:
         folder = checkpoint(model, plan.sizes[model], plan.cache)
         with ExitStack() as running:
             logs = Path(running.enter_context(tempfile.TemporaryDirectory(prefix="reasoner-bench-")))
-            workers = {
-                name: running.enter_context(_worker(name, folder, plan, python, logs / f"{name}.log"))
-                for name, python in pythons.items()
-            }
-            for system, worker in workers.items():
-                listener.step(f"{model}: {system} loads")
-                worker.ready()
+            systems = running.enter_context(Systems(plan.peers, listener.say, measured.left_out))
+            for name, python in pythons.items():
+                systems.start(
+                    name, f"{model} starts", partial(_worker, name, folder, plan, python, logs / f"{name}.log")
+                )
+            bench = Bench(model, systems, plan.rounds, listener, measured)
+            bench.run_each(f"{model} loads", lambda worker: worker.ready())
             if plan.weights == FLOAT:
-                _compare_models(workers)
+                _compare_models(model, systems)
             else:
-                tell_agreement(workers, listener)
+                tell_agreement(model, systems, listener)
             if not measured.ceilings:
-                measured.ceilings = workers[OURS].call("ceilings")
-            bench = Bench(model, workers, plan.rounds, listener, measured)
+                measured.ceilings = systems.workers[OURS].call("ceilings")
             for case in _cases(plan):
                 if case in WORKLOADS:
                     bench.workload(case)
@@ -151,22 +159,28 @@ class Bench:
     """The benchmark's cases on one checkpoint; results are added to ``measured``."""
 
     model: str
-    workers: Mapping[str, Worker]
+    systems: Systems
     rounds: int
     listener: Listener
     measured: Measured
 
+    def run_each(self, stage: str, work: Callable[[Worker], T]) -> dict[str, T]:
+        """Return the results of ``work`` on each system, each a progress step."""
+
+        def run(system: str, worker: Worker) -> T:
+            self.listener.step(f"{stage}: {system}")
+            return work(worker)
+
+        return self.systems.run_each(stage, run)
+
     def workload(self, case: str) -> None:
         name = self._name(case)
-        for system, worker in self.workers.items():
-            self.listener.step(f"{name} warm-up: {system}")
-            worker.call("warm_up", case=case)
-        values: dict[str, list[float]] = {system: [] for system in self.workers}
-        for index in range(self.rounds):
-            for system, worker in self.workers.items():
-                self.listener.step(f"{name} round {index + 1}/{self.rounds}: {system}")
-                seen = worker.call("run", case=case, seed=_seed(name, index))
-                values[system].append(seen["tokens"] / seen["seconds"])
+        self.run_each(f"{name} warm-up", lambda worker: worker.call("warm_up", case=case))
+        rounds = [
+            self.run_each(f"{name} round {index + 1}/{self.rounds}", partial(_time_run, case, _seed(name, index)))
+            for index in range(self.rounds)
+        ]
+        values = {system: [speeds[system] for speeds in rounds] for system in self.systems.workers}
         self.measured.runs[name] = values
         medians = {system: statistics.median(each) for system, each in values.items()}
         for system, median in medians.items():
@@ -174,6 +188,9 @@ class Bench:
                 self._add(name, "generated tokens", "tokens/s", medians[OURS], system, median)
             spread = f"{min(values[system]):.1f} – {max(values[system]):.1f}"
             self.listener.say(f"{name:9} {system:17} {median:8.1f} tokens/s  ({spread})")
+        if len(medians) == 1:
+            alone = Row(name, "generated tokens", "tokens/s", medians[OURS], None, None, None)
+            self.measured.rows.append(alone)
 
     def cache_hit(self) -> None:
         name = self._name("cache-hit")
@@ -181,7 +198,7 @@ class Bench:
         alone: list[float] = []
         for index in range(self.rounds):
             self.listener.step(f"{name} round {index + 1}/{self.rounds}")
-            seen = self.workers[OURS].call("cache_hit", seed=_seed(name, index))
+            seen = self.systems.workers[OURS].call("cache_hit", seed=_seed(name, index))
             hits.append(1000 * seen["hit"])
             alone.append(1000 * seen["alone"])
         self.measured.runs[name] = {"behind 2,000 cached tokens": hits, "10 tokens alone": alone}
@@ -199,8 +216,8 @@ class Bench:
         work: dict[str, float] = {}
         for index in range(self.rounds):
             self.listener.step(f"{name} round {index + 1}/{self.rounds}")
-            seen = self.workers[OURS].call("decode_step", case=case, seed=_seed(name, index))
-            work = self.workers[OURS].call("products", rows=int(seen["rows"]))
+            seen = self.systems.workers[OURS].call("decode_step", case=case, seed=_seed(name, index))
+            work = self.systems.workers[OURS].call("products", rows=int(seen["rows"]))
             steps.append(1000 * seen["seconds"])
             floors.append(1000 * work["seconds"])
         self.measured.runs[name] = {OURS: steps, "matrix products alone": floors}
@@ -230,36 +247,38 @@ def _steps_ahead(plan: Plan, systems: int) -> int:
     return len(plan.models) * (systems + timed + ours)
 
 
-def _interpreters(plan: Plan, listener: Listener) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the interpreter of each system to run, and the versions of the packages."""
-    if not set(_cases(plan)) & set(WORKLOADS):
-        return {OURS: sys.executable}, installed(_MADE_OF)
-    peers = {name: PEERS[name] for name in plan.peers if PEERS[name].weights == plan.weights}
-    return find_interpreters(peers, plan.peer_python, listener.say)
+def _interpreters(plan: Plan, listener: Listener, measured: Measured) -> dict[str, str]:
+    """Return the interpreter of each system to run; the versions of the packages are added to ``measured``."""
+    has_peers = bool(set(_cases(plan)) & set(WORKLOADS))
+    peers = {name: PEERS[name] for name in plan.peers if has_peers and PEERS[name].weights == plan.weights}
+    for name in plan.peers if has_peers and plan.peers != tuple(PEERS) else ():  # those that were named
+        if name not in peers:
+            reason = f"it is compared with our {PEERS[name].weights} weights alone"
+            leave_out(LeftOut(name, "", reason), measured.left_out, listener.say)
+    return find_interpreters(peers, plan.peer_python if peers else None, measured, listener.say)
 
 
 def find_interpreters(
-    peers: Mapping[str, Peer], peer_python: str | None, say: _Tell
-) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the interpreter of our engine and of each peer that this one or ``peer_python`` has, and the versions of
-    their packages. Raises ``BenchError`` if there is no peer.
+    peers: Mapping[str, Peer], peer_python: str | None, measured: Measured, say: _Tell
+) -> dict[str, str]:
+    """Return the interpreter of our engine and of each peer that this one or ``peer_python`` has. ``measured`` gets the
+    versions of their packages, and the peers that are left out.
     """
     packages = tuple(dict.fromkeys(name for peer in peers.values() for name in peer.packages))
     here = installed((*packages, *_MADE_OF))
     there = installed(packages, peer_python) if peer_python else {}
     pythons = {OURS: sys.executable}
-    versions = {name: here[name] for name in _MADE_OF}
+    measured.versions |= {name: here[name] for name in _MADE_OF}
     for name, peer in peers.items():
         needs = peer.packages
         python, found = (sys.executable, here) if set(needs) <= set(here) else (peer_python, there)
         if python is None or not set(needs) <= set(found):
-            say(f"{name} is left out: install {peer.advice}, or name an interpreter with --peer-python")
+            reason = f"install {peer.advice}, or name an interpreter with --peer-python"
+            leave_out(LeftOut(name, "", reason), measured.left_out, say)
             continue
         pythons[name] = python
-        versions |= {package: found[package] for package in needs}
-    if len(pythons) == 1:
-        raise BenchError("none of the peers is installed, so there is nothing to compare with")
-    return pythons, versions
+        measured.versions |= {package: found[package] for package in needs}
+    return pythons
 
 
 def _cases(plan: Plan) -> tuple[str, ...]:
@@ -276,25 +295,41 @@ def _worker(name: str, folder: Path, plan: Plan, python: str, log: Path) -> Work
     )
 
 
-def tell_agreement(workers: Mapping[str, Worker], listener: Listener) -> None:
+def tell_agreement(model: str, systems: Systems, listener: Listener) -> None:
     """Report the length of the common prefix of greedy tokens. Formats round weights differently, so sequences of equal
     models diverge later, those of different models at once.
     """
-    said = {system: worker.call("greedy") for system, worker in workers.items()}
-    for system, tokens in said.items():
-        same = [first == second for first, second in zip(tokens, said[OURS], strict=True)]
+    for system, tokens, ours in _greedy_tokens(model, systems):
+        same = [first == second for first, second in zip(tokens, ours, strict=False)]
         length = (*same, False).index(False)
-        if system != OURS:
-            listener.say(f"{system}: its first {length} likeliest tokens of {len(tokens)} are ours")
+        listener.say(f"{system}: its first {length} likeliest tokens of {len(tokens)} are ours")
 
 
-def _compare_models(workers: Mapping[str, Worker]) -> None:
-    said = {system: worker.call("greedy") for system, worker in workers.items()}
-    for system, tokens in said.items():
-        if tokens != said[OURS]:
-            raise BenchError(
-                f"{system} does not compute the same model: its likeliest tokens are {tokens}, ours {said[OURS]}"
-            )
+def _compare_models(model: str, systems: Systems) -> None:
+    """Leave out the peers that compute another model. Raises ``BenchError`` if none computes ours: it may be ours that
+    is wrong.
+    """
+    others: dict[str, str] = {}
+    texts = _greedy_tokens(model, systems)
+    for system, tokens, ours in texts:
+        if tokens != ours:
+            others[system] = f"does not compute the same model: its likeliest tokens are {tokens}, ours {ours}"
+    if others and len(others) == len(texts):
+        raise BenchError("; ".join(f"{system} {reason}" for system, reason in others.items()))
+    for system, reason in others.items():
+        systems.leave_out(system, f"{model} loads", f"it {reason}")
+
+
+def _greedy_tokens(model: str, systems: Systems) -> list[tuple[str, list[int], list[int]]]:
+    """Return each peer's name, its greedy tokens and ours."""
+    tokens: dict[str, list[int]] = systems.run_each(f"{model} greedy text", lambda _, worker: worker.call("greedy"))
+    return [(system, each, tokens[OURS]) for system, each in tokens.items() if system != OURS]
+
+
+def _time_run(case: str, seed: int, worker: Worker) -> float:
+    """Return the generated tokens per second of one run."""
+    seen: dict[str, Any] = worker.call("run", case=case, seed=seed)
+    return float(seen["tokens"] / seen["seconds"])
 
 
 def _seed(name: str, index: int) -> int:

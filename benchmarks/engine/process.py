@@ -52,19 +52,22 @@ class Worker:
         name: str | None = None,
     ) -> None:
         """Start the process; ``ready`` waits until it has loaded. ``log`` gets what its libraries print. ``options``
-        are the system's own, ``name`` is its name in errors.
+        are the system's own, ``name`` is its name in errors. Raises ``BenchError``.
         """
         self.system = name or system
         self._log = log
-        with log.open("wb") as errors:
-            self._process = subprocess.Popen(
-                [python, "-P", "-c", _LAUNCH, system, str(folder), str(threads), json.dumps(options or {})],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                env=os.environ | {"OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false"},
-                start_new_session=True,
-            )
+        try:
+            with log.open("wb") as errors:
+                self._process = subprocess.Popen(
+                    [python, "-P", "-c", _LAUNCH, system, str(folder), str(threads), json.dumps(options or {})],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=errors,
+                    env=os.environ | {"OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false"},
+                    start_new_session=True,
+                )
+        except OSError as error:
+            raise BenchError(f"{self.system} could not start: {error}") from None
         self._answers: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -113,10 +116,13 @@ class Worker:
             raise BenchError(f"{self.system} did not {what} within {timeout:.0f} seconds") from None
         if not line:
             raise self._ended(what)
-        answer = json.loads(line)
-        if "error" in answer:
-            raise BenchError(f"{self.system} could not {what}: {answer['error']}")
-        return answer["result"]
+        try:
+            answer = json.loads(line)
+            if "error" in answer:
+                raise BenchError(f"{self.system} could not {what}: {answer['error']}")
+            return answer["result"]
+        except (ValueError, KeyError, TypeError):
+            raise BenchError(f"{self.system} could not {what}: its answer is {line[:100]!r}") from None
 
     def _ended(self, what: str) -> BenchError:
         words = read_tail(self._log)

@@ -6,10 +6,12 @@ import os
 import platform
 from collections.abc import Sequence
 from dataclasses import asdict
+from math import nan
 from pathlib import Path
 from typing import Any
 
 from benchmarks.engine.measure import OURS, Measured, Plan, Row
+from benchmarks.engine.running import LeftOut
 
 # Okabe and Ito's colours: distinguishable with any kind of colour vision.
 _COLOURS = {
@@ -43,6 +45,7 @@ def document(plan: Plan, measured: Measured) -> dict[str, Any]:
             "sampling": "temperature 1",
         },
         "runs": measured.runs,
+        "left_out": [asdict(peer) for peer in measured.left_out],
     }
 
 
@@ -85,7 +88,7 @@ def tables(document: dict[str, Any], command: str, method: str) -> str:
     speeds = speed_table(rows)
     if len(speeds) > 1:
         lines += [
-            "Generated tokens per second, in brackets how many times as fast we are:",
+            "Generated tokens per second" + (", in brackets how many times as fast we are:" if speeds[0][2:] else ":"),
             "",
             _line(speeds[0]),
             "|---|" + "---:|" * (len(speeds[0]) - 1),
@@ -98,19 +101,22 @@ def tables(document: dict[str, Any], command: str, method: str) -> str:
             "| case | metric | unit | ours | beside | its value | ratio |",
             "|---|---|---|---:|---|---:|---:|",
             *(
-                _line([row.case, row.metric, row.unit, f"{row.ours:.2f}", row.peer, f"{row.peer_value:.2f}"])
+                _line([row.case, row.metric, row.unit, f"{row.ours:.2f}", row.peer or "", f"{row.peer_value:.2f}"])
                 + f" {row.ratio:.2f} |"
                 for row in others
             ),
             "",
         ]
+    lines += [f"{LeftOut(**peer).describe()}\n" for peer in document.get("left_out", ())]
     return "\n".join(lines)
 
 
 def speed_table(rows: Sequence[Row]) -> list[list[str]]:
-    """Return a heading and a line for each workload: ours, then each peer's speed with the ratio."""
+    """Return a heading and a line for each workload: ours, then each peer's speed with the ratio; nothing in place of
+    a peer without a value.
+    """
     speeds = [row for row in rows if row.unit == "tokens/s"]
-    peers = list(dict.fromkeys(row.peer for row in speeds))
+    peers = list(dict.fromkeys(row.peer for row in speeds if row.peer is not None))
     table = [["case", OURS, *peers]]
     for case in dict.fromkeys(row.case for row in speeds):
         of_case = {row.peer: row for row in speeds if row.case == case}
@@ -144,10 +150,12 @@ def draw(document: dict[str, Any], path: Path) -> None:
     for plot, (model, cases) in zip(axes[0], panels.items(), strict=False):
         for index, system in enumerate(systems):
             at = [place + (index - (len(systems) - 1) / 2) * width for place in range(len(cases))]
-            heights = [values[case, system] for case in cases]
+            # A peer that was left out of a case has no bar there.
+            heights = [values.get((case, system), nan) for case in cases]
+            each = [runs[case].get(system, [nan]) for case in cases]
             spread = [
-                [height - min(runs[case][system]) for case, height in zip(cases, heights, strict=True)],
-                [max(runs[case][system]) - height for case, height in zip(cases, heights, strict=True)],
+                [height - min(speeds) for speeds, height in zip(each, heights, strict=True)],
+                [max(speeds) - height for speeds, height in zip(each, heights, strict=True)],
             ]
             bars = plot.bar(at, heights, width, yerr=spread, color=_COLOURS[system], label=system)
             plot.bar_label(bars, fmt="%.0f", fontsize=7, padding=2)

@@ -76,12 +76,19 @@ def dequantised(model: UserModel, cache: Path) -> Path:
     """Return a folder with the weights of a GGUF file in float32, kept under ``cache``. Raises ``BenchError``."""
     state = model.path.stat()
     digest = blake2b(f"{model.path} {state.st_size} {state.st_mtime_ns}".encode(), digest_size=8).hexdigest()
-    return kept(f"{model.name}-{digest}-float32", cache, lambda folder: _convert(model.path, folder))
+    try:
+        return kept(f"{model.name}-{digest}-float32", cache, lambda folder: _convert(model.path, folder))
+    except OSError as error:
+        raise BenchError(f"{model.path} was not converted to float32: {error}") from None
 
 
 def _convert(file: Path, folder: Path) -> None:
     """Convert in a process of its own, since this one has neither torch nor memory for the weights."""
     command = [sys.executable, "-m", "benchmarks.gguf.dequantise", str(file), str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=_CONVERT_SECONDS)
-    if done.returncode:
-        raise BenchError(f"{file} was not converted to float32: {done.stderr.strip().splitlines()[-1]}")
+    try:
+        subprocess.run(command, capture_output=True, text=True, timeout=_CONVERT_SECONDS, check=True)
+    except subprocess.TimeoutExpired:
+        raise BenchError(f"{file} was not converted to float32 within {_CONVERT_SECONDS:.0f} seconds") from None
+    except subprocess.CalledProcessError as error:
+        reason = (error.stderr.strip().splitlines() or [f"exit status {error.returncode}"])[-1]
+        raise BenchError(f"{file} was not converted to float32: {reason}") from None

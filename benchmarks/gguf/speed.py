@@ -8,14 +8,16 @@ import statistics
 import tempfile
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from benchmarks.engine.checkpoint import cache_folder
 from benchmarks.engine.measure import OURS, Bench, Listener, Measured, Peer, find_interpreters, tell_agreement
-from benchmarks.engine.process import BenchError, Worker
+from benchmarks.engine.process import Worker
 from benchmarks.engine.report import machine, tables
+from benchmarks.engine.running import LeftOut, Systems, leave_out
 from benchmarks.engine.workloads import WORKLOADS
 from benchmarks.gguf.models import UserModel, dequantised, open_user_model
 
@@ -81,29 +83,24 @@ class FileMeasured:
 
 
 def measure(plan: FilePlan, listener: Listener) -> FileMeasured:
-    """Run the plan; a peer that cannot run the model is left out with its reason. Raises ``BenchError``."""
+    """Run the plan; a peer that fails is left out from there on. Raises ``BenchError`` if our engine fails."""
     model = open_user_model(plan.path)
+    result = FileMeasured(model, Measured())
+    left_out = result.measured.left_out
     peers = {name: SYSTEMS[name].peer for name in plan.peers if model.is_gguf or SYSTEMS[name].of_folder}
-    for name in set(plan.peers) - set(peers):
-        listener.say(f"{name} is left out: of the user's models it runs GGUF files only")
-    pythons, versions = find_interpreters(peers, plan.peer_python, listener.say)
-    result = FileMeasured(model, Measured(versions=versions))
+    for name in plan.peers:
+        if name not in peers:
+            leave_out(LeftOut(name, "", "of the user's models it runs GGUF files only"), left_out, listener.say)
+    pythons = find_interpreters(peers, plan.peer_python if peers else None, result.measured, listener.say)
     listener.total(len(pythons) * (plan.rounds + len(plan.cases) * (plan.rounds + 1)))
     with ExitStack() as running:
         logs = Path(running.enter_context(tempfile.TemporaryDirectory(prefix="reasoner-bench-")))
-        workers: dict[str, Worker] = {}
+        systems = running.enter_context(Systems(plan.peers, listener.say, left_out))
         for name, python in pythons.items():
-            try:
-                workers[name] = running.enter_context(_load(name, python, plan, listener, logs, result))
-            except BenchError as error:
-                if name == OURS:
-                    raise
-                listener.say(f"{name} is left out: {str(error).splitlines()[0]}")
-        if len(workers) == 1:
-            raise BenchError(f"no peer can run {plan.path}, so there is nothing to compare with")
-        tell_agreement(workers, listener)
-        result.measured.ceilings = workers[OURS].call("ceilings")
-        bench = Bench(model.name, workers, plan.rounds, listener, result.measured)
+            systems.start(name, "loads", partial(_load, name, python, plan, listener, logs, result))
+        tell_agreement(model.name, systems, listener)
+        result.measured.ceilings = systems.workers[OURS].call("ceilings")
+        bench = Bench(model.name, systems, plan.rounds, listener, result.measured)
         for case in plan.cases:
             bench.workload(case)
     return result
@@ -144,6 +141,7 @@ def document(plan: FilePlan, result: FileMeasured) -> dict[str, Any]:
         "systems": {name: _system(result, name) for name in result.loads},
         "settings": {"cases": list(plan.cases), "rounds": plan.rounds, "threads": plan.threads},
         "runs": measured.runs,
+        "left_out": [asdict(peer) for peer in measured.left_out],
     }
 
 
@@ -160,8 +158,8 @@ def _system(result: FileMeasured, name: str) -> dict[str, Any]:
         grown = statistics.median(load["resident_after"] - load["resident_before"] for load in loads)
         about |= {"memory_mb": grown / 1e6, "memory_of_file": grown / model.bytes}
         about["resident_mb"] = statistics.median(load["resident_after"] for load in loads) / 1e6
-    stream = result.measured.runs.get(f"W4 {model.name}")
-    if stream:
+    stream = result.measured.runs.get(f"W4 {model.name}", {})
+    if name in stream:
         speed = statistics.median(stream[name])
         about["of_memory_bound"] = model.bytes_per_token * speed / result.measured.ceilings["read"]
     return about

@@ -96,6 +96,7 @@ def measure_cells(
                 case = prefix_case(rows, prefix, stored)
                 device = torch.device(measure.DEVICE)
                 row = measure.compare(case, device, copy=math.nan, peak=lambda _: math.nan, rounds=rounds)[0]
+                assert row.peer_value is not None
                 size = bytes_per_token(stored)
                 yield Timing(dtype_name(stored), size, rows, prefix, row.peer_value, row.ours)
 
