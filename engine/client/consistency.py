@@ -42,6 +42,8 @@ further. Under the right model most tokens of a wrong one lose several units.
 Verdict = Literal["consistent", "differs", "unknown", "unreachable"]
 _STANDARD_FIELDS = {"id", "object", "created", "owned_by", "permission", "parent"}
 """Fields of OpenAI's model object, which say nothing about how the model is served."""
+_LONGEST_FLAG = 100
+"""Characters of a flag's value; longer ones, such as chat templates, are no flags."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,9 +126,16 @@ def describe_server(kind: str, version: str, entry: Json) -> str:
     flags = [
         f"{name} {value}"
         for name, value in entry.items()
-        if name not in _STANDARD_FIELDS and isinstance(value, str | int | float) and value != entry.get("id")
+        if name not in _STANDARD_FIELDS and _is_flag(value) and value != entry.get("id")
     ]
     return ", ".join((f"{kind} {version}".strip(), *flags))
+
+
+def _is_flag(value: object) -> bool:
+    """Return whether a value is a name or a number; a boolean tells what a server can do."""
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        return False
+    return len(str(value)) <= _LONGEST_FLAG and str(value).isprintable()
 
 
 async def _check_model(engine: EngineClient, connection: Connection, info: ModelInfo) -> tuple[Verdict, str]:

@@ -14,6 +14,9 @@ from engine.protocol.options import EngineOptions
 from tests.engine.client.mock_vllm import MockVllm
 from tests.listening import listening
 
+# Run alone after a change of a kernel, the engine's fixture compiles all kernels: two minutes on a busy machine.
+pytestmark = pytest.mark.timeout(400)
+
 POLICY = Path(__file__).parents[3] / "reasoner" / "bundled" / "policy"
 KEY = "a-secret-of-the-tests"
 
@@ -57,6 +60,23 @@ def test_an_engine_that_writes_something_else_fails_the_check_in_one_line(engine
     assert "reads what it writes" in first
     assert f"policy at {other} (vllm 0.32.1, max_model_len 256): computes something else" in second
     assert [one["verdict"] for one in documents] == ["consistent", "differs"]
+
+
+def test_a_server_is_described_by_names_and_numbers_alone(engine: LocalEngine, tmp_path: Path) -> None:
+    entry = {
+        "max_model_len": 256,
+        "architecture": "Qwen3ForCausalLM",
+        "chat_template": "{% for message in messages %}{{ message['content'] }}{% endfor %}" * 2,
+        "stop": "\n",
+        "counts_exactly": True,
+        "bos": None,
+    }
+    with listening(MockVllm(engine, "policy", entry=entry).app, tmp_path / "s") as url:
+        configure(tmp_path, gpu=f'url = "{url}"\nmodels = "policy"')
+        result = check()
+    assert result.exit_code == 0, result.output
+    [line] = result.output.splitlines()
+    assert "(vllm 0.32.0, max_model_len 256, architecture Qwen3ForCausalLM): reads what it writes" in line
 
 
 def test_what_cannot_be_compared_is_said_and_is_no_failure(engine: LocalEngine, tmp_path: Path) -> None:
