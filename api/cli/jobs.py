@@ -154,7 +154,7 @@ def list_jobs(
     for job in (Job.model_validate(item) for item in page["data"]):
         answer = Text(plain((job.result.answer if job.result is not None else None) or ""))
         usage = job.usage
-        problem = Text(_shorten(job.spec.conversation[-1]["content"]))
+        problem = Text(_shorten(job.spec.conversation[-1]["content"] or ""))
         cells = job.id, job.status, job.spec.strategy.name, str(usage.total), f"{usage.seconds:.1f}", answer, problem
         table.add_row(*cells)
     _out.print(table)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
-from itertools import pairwise
 from typing import Any, get_args
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from pydantic import BaseModel
+from pydantic import BaseModel, Tag
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 from starlette.routing import compile_path
@@ -181,24 +180,31 @@ async def _on_validation_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     field = getattr(request.scope.get("route"), "body_field", None)
     body = None if field is None else _model_in(field.field_info.annotation)
-    errors = [(_field(part["loc"]), _message(part, body)) for part in error.errors()]
+    errors = [(_field(part["loc"], part["type"], error.body), _message(part, body)) for part in error.errors()]
+    errors = list(dict.fromkeys(errors))  # members of a union may say the same
     detail = "; ".join(f"{field}: {message}" for field, message in errors)
     return _respond(request, Problem(422, "invalid-request", detail, errors=errors))
 
 
-def _field(location: Sequence[int | str]) -> str:
-    return ".".join(str(part) for part in _without_kinds(location[1:])) or str(location[0])
+def _field(location: Sequence[int | str], kind: str, body: Any) -> str:
+    """Return pydantic's location as a path in the request.
+
+    It has the tags of unions too, which are no fields: in a body, that is what was sent, they name nothing.
+    """
+    if location[0] != "body" or body is None:
+        return ".".join(map(str, location[1:])) or str(location[0])
+    path = []
+    for index, part in enumerate(location[1:], start=2):
+        is_in_body = part in body if isinstance(body, dict) else _is_index(part, body)
+        if is_in_body:
+            body = body[part]
+        if is_in_body or (kind == "missing" and index == len(location)):
+            path.append(str(part))
+    return ".".join(path) or "body"
 
 
-def _without_kinds(location: Sequence[int | str]) -> list[int | str]:
-    """Return pydantic's location as a path in the request, without the tags of unions, which are not fields."""
-    kinds = {"verifier": verifier_kinds(), "extract": ("name", "regex", "code")}
-    items = ("message", "reasoning")
-    return [
-        part
-        for before, part in pairwise(("", *location))
-        if part not in (items if isinstance(before, int) else kinds.get(before, ()))
-    ]
+def _is_index(part: int | str, value: Any) -> bool:
+    return isinstance(value, list) and isinstance(part, int) and part < len(value)
 
 
 def _message(error: Mapping[str, Any], body: type[BaseModel] | None) -> str:
@@ -230,13 +236,26 @@ def _find_home(name: str, model: type[BaseModel]) -> str:
 
 def _model_at(location: Sequence[int | str], body: type[BaseModel]) -> type[BaseModel]:
     """Return the model that is expected at a location in the body."""
-    model = body
+    model, annotation = body, None
     for name in location[1:]:
-        if isinstance(name, str) and name in model.model_fields:
-            model = _model_in(model.model_fields[name].annotation) or model
+        if isinstance(name, str) and (tagged := _model_with_tag(annotation, name)) is not None:
+            model = tagged
+        elif isinstance(name, str) and name in model.model_fields:
+            annotation = model.model_fields[name].annotation
+            model = _model_in(annotation) or model
         elif name in verifier_kinds():
             model = verifier_kinds()[str(name)]
     return model
+
+
+def _model_with_tag(annotation: Any, tag: str) -> type[BaseModel] | None:
+    """Return the model of a union's member in a type annotation, by its tag or by its name."""
+    if isinstance(annotation, type):
+        return annotation if annotation.__name__ == tag and issubclass(annotation, BaseModel) else None
+    inner = get_args(annotation)
+    if any(isinstance(part, Tag) and part.tag == tag for part in inner):
+        return _model_in(annotation)
+    return next((model for part in inner if (model := _model_with_tag(part, tag)) is not None), None)
 
 
 def _model_in(annotation: Any) -> type[BaseModel] | None:

@@ -1,16 +1,17 @@
-"""Message contents of OpenAI's clients: a string, or a list of text parts."""
+"""Message contents of OpenAI's clients: a string, or a list of parts that are text."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, TypeAdapter
+from pydantic import BeforeValidator, Discriminator, Field, Tag, TypeAdapter
 
-from reasoner.base_model import StrictModel
+from reasoner.base_model import StrictModel, read_type
 from reasoner.jobs.messages import MAX_PROBLEM_CHARS
+from reasoner.thoughts import DELIMITERS
 
-EmptyList = Annotated[list[Any], Field(max_length=0)] | None
-"""A list that must be empty or null: fields that clients send back as they got them."""
+Neutral = Any
+"""Type of a field that clients send and that changes no answer: it is accepted with any value, and not read."""
 
 
 class TextPart(StrictModel):
@@ -18,18 +19,48 @@ class TextPart(StrictModel):
 
     type: Literal["text", "input_text", "output_text"]
     text: str
-    annotations: EmptyList = None
-    logprobs: EmptyList = None
+    annotations: Neutral = None
+    logprobs: Neutral = None
+    cache_control: Neutral = None
+    prompt_cache_breakpoint: Neutral = None
+    id: Neutral = None
+    index: Neutral = None
 
 
-_Parts = Annotated[list[TextPart], Field(max_length=1000)]
-_PARTS: TypeAdapter[list[TextPart]] = TypeAdapter(_Parts)
+class RefusalPart(StrictModel):
+    """An answer that declines, which is a text of the assistant like any other."""
+
+    type: Literal["refusal"]
+    refusal: str
+
+
+_Part = Annotated[
+    Annotated[TextPart, Tag("text")] | Annotated[RefusalPart, Tag("refusal")],
+    Discriminator(lambda part: "refusal" if read_type(part) == "refusal" else "text"),
+]
+_Parts = Annotated[list[_Part], Field(max_length=1000)]
+_PARTS: TypeAdapter[list[TextPart | RefusalPart]] = TypeAdapter(_Parts)
 
 
 def _join_parts(value: Any) -> Any:
-    return "\n".join(part.text for part in _PARTS.validate_python(value)) if isinstance(value, list) else value
+    if not isinstance(value, list):
+        return value
+    texts = [part.text if isinstance(part, TextPart) else part.refusal for part in _PARTS.validate_python(value)]
+    return "\n".join(text for text in texts if text)
 
 
-_Plain = Annotated[str, Field(min_length=1, max_length=MAX_PROBLEM_CHARS)]
+_Plain = Annotated[str, Field(max_length=MAX_PROBLEM_CHARS)]
 Text = Annotated[_Plain, BeforeValidator(_join_parts, json_schema_input_type=_Plain | _Parts)]
-"""A text; parts are joined by line breaks."""
+"""A text, which may be empty; parts are joined by line breaks."""
+
+
+def strip_thoughts(text: str) -> str:
+    """Return an assistant's text without the thoughts at its beginning, which a model does not see again.
+
+    Some clients write what they got as ``reasoning_content`` there, in the delimiters of a thought.
+    """
+    rest = text.lstrip()
+    for opening, closing in DELIMITERS:
+        if rest.startswith(opening) and closing in rest:
+            return strip_thoughts(rest.partition(closing)[2].lstrip())
+    return text

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, Self
 
-from fastapi.exceptions import RequestValidationError
-from pydantic import BeforeValidator, Field, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from api.http.problems import Problem
+from api.openai.sent_fields import Turn, naming_sent_fields
 from engine.protocol.types import InvalidRequest
 from reasoner.admission.effort import Effort, apply_effort
 from reasoner.admission.resolve import use_available_verifier
@@ -16,7 +16,6 @@ from reasoner.answers.spec import AnswerSpec
 from reasoner.base_model import StrictModel
 from reasoner.budget.spec import MAX_BUDGET_TOKENS, Budget
 from reasoner.jobs.constraint_spec import ConstraintSpec
-from reasoner.jobs.messages import Message
 from reasoner.jobs.spec import FALLBACK_STRATEGY, JobSpec, StopStrings, StrategySpec, TemplateKwargs
 from reasoner.jobs.thought_spec import ThoughtSpec
 from reasoner.jobs.tool_specs import FunctionTool, PythonTool, ToolChoice
@@ -39,6 +38,9 @@ class Reasoning(StrictModel):
     summary: Summary | None = Field(
         None, description="concise: each new leading answer; detailed, and auto: every finished branch too."
     )
+    generate_summary: Summary | None = Field(None, description="The same as summary.")
+    context: Literal["auto", "current_turn"] | None = None
+    mode: Literal["standard"] | None = None
 
 
 class Thinking(StrictModel):
@@ -114,15 +116,23 @@ class OpenAIRequest(StrictModel):
         """Return the fields of the job that only some routes have."""
         return {}
 
-    def token_bounds(self) -> list[int]:
-        """Return all bounds of the job's tokens, of which the smallest holds."""
-        given = (
-            self.reasoning.max_tokens if self.reasoning else None,
-            self.thinking.budget_tokens if self.thinking else None,
-        )
-        return [tokens for tokens in given if tokens is not None]
+    def token_bounds(self) -> dict[str, int]:
+        """Return all bounds of the job's tokens by their fields. The smallest holds."""
+        given = {
+            "reasoning.max_tokens": self.reasoning.max_tokens if self.reasoning else None,
+            "thinking.budget_tokens": self.thinking.budget_tokens if self.thinking else None,
+        }
+        return {field: tokens for field, tokens in given.items() if tokens is not None}
 
-    def to_job(self, conversation: list[Message], settings: Settings) -> JobSpec:
+    def sent_fields(self, turns: Sequence[Turn]) -> dict[str, str]:
+        """Return the request's fields by the job's fields that come from them, where the names differ."""
+        bounds = self.token_bounds()
+        names = {f"sampling.{name}": name for name, value in self.sampling().items() if value is not None}
+        names |= {f"metadata.{name}": name for name in self._user_metadata()}
+        names |= {f"messages.{index}": turn.field for index, turn in enumerate(turns)}
+        return names | ({"budget.tokens": min(bounds, key=bounds.__getitem__)} if bounds else {})
+
+    def to_job(self, turns: Sequence[Turn], settings: Settings) -> JobSpec:
         """Return the job for a conversation. The token bounds also limit the tokens of an effort.
 
         Raises ``RequestValidationError`` or ``Problem``, which name the field.
@@ -131,7 +141,7 @@ class OpenAIRequest(StrictModel):
         budget = (self.budget or Budget()).model_copy(update={"effort": self._find_effort(efforts)})
         fields: dict[str, Any] = {
             "model": self.model,
-            "messages": conversation,
+            "messages": [turn.message for turn in turns],
             "seed": self.seed,
             "stop": self.stop,
             "budget": None if budget == Budget() else budget,
@@ -147,29 +157,13 @@ class OpenAIRequest(StrictModel):
         compares = self._compares_answers(settings)
         if not compares and fields["constraint"] is None:
             fields["answer"] = AnswerSpec(compare="text", extract="all")
-        try:
-            given = {name: value for name, value in fields.items() if value not in (None, {})}
-            spec = JobSpec.model_validate(given)
-        except ValidationError as error:
-            errors = [{**part, "loc": ("body", *part["loc"])} for part in error.errors()]
-            raise RequestValidationError(errors) from None
+        with naming_sent_fields(self.sent_fields(turns)):
+            spec = JobSpec.model_validate({name: value for name, value in fields.items() if value not in (None, {})})
         spec = use_available_verifier(spec, settings)
         if not compares and spec.verifier is None:  # nothing could choose among several
             samples = StrategySpec.model_validate({"name": FALLBACK_STRATEGY, "n": spec.alternatives + 1})
             spec = spec.model_copy(update={"strategy": samples})
-        return _apply_bounds(spec, self.token_bounds(), efforts)
-
-    def _compares_answers(self, settings: Settings) -> bool:
-        """Return True if the client, its effort or the operator says how answers are found, compared or searched for.
-
-        Otherwise the request is a conversation, whose solutions are chosen as whole texts.
-        """
-        effort = settings.effort.get(next(iter(self.efforts().values()), ""))
-        defaults = settings.models.get(self.model)
-        own = (self.strategy, self.answer, self.confidence, self.tool_vote)
-        others = (effort and effort.strategy, defaults and defaults.strategy, defaults and defaults.answer)
-        is_rule = self.verifier is not None and self.verifier.is_conclusive
-        return is_rule or any(value is not None for value in (*own, *others))
+        return _apply_bounds(spec, list(self.token_bounds().values()), efforts)
 
     def _user_metadata(self) -> dict[str, str]:
         fields = {"user": self.user, "safety_identifier": self.safety_identifier}

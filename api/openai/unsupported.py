@@ -1,12 +1,20 @@
-"""OpenAI fields that this service does not support: refused by name, except for values that have no effect."""
+"""OpenAI fields that this service does not have: ignored where they change no answer, else refused by name."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from pydantic_core import InitErrorDetails, PydanticCustomError, ValidationError
+
+IGNORED = frozenset(
+    {
+        *("prediction", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention"),  # speed
+        *("service_tier", "store", "access_programs"),  # price, storage and who may ask
+    }
+)
+"""Fields that are ignored with any value: an answer is the same without them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,21 +23,23 @@ class Unsupported:
 
     neutral: tuple[Any, ...]
     instead: str
+    takes: Callable[[Any], bool] = lambda _: False
+    """True for further values that have no effect."""
+
+
+def _has_no_logprobs(include: Any) -> bool:
+    """Return True for a list of parts of a response that never has them: those of OpenAI's own tools."""
+    return isinstance(include, list) and all(isinstance(part, str) and "logprobs" not in part for part in include)
 
 
 _SAMPLING = "sampling has temperature, top_p, frequency_penalty and presence_penalty"
 _PENALTIES = "OpenAI's Responses have none: send it to /v1/chat/completions, or in 'sampling' of POST /v1/jobs"
 _TOOLS = "give 'tools' of type 'function' or 'python'"
-_CACHE = "prompt prefixes are always cached"
 _LOGPROBS = "send it to /v1/chat/completions, or 'logprobs' to POST /v1/jobs"
 _HISTORY = "send the whole conversation, or 'previous_response_id'"
 
 _COMMON: dict[str, Unsupported] = {
     "moderation": Unsupported((), "there is no moderation"),
-    "prompt_cache_key": Unsupported((), _CACHE),
-    "prompt_cache_options": Unsupported((), _CACHE),
-    "prompt_cache_retention": Unsupported((), _CACHE),
-    "service_tier": Unsupported(("auto", "default"), "'priority' is 'interactive' or 'batch'"),
 }
 
 CHAT: dict[str, Unsupported] = _COMMON | {
@@ -38,8 +48,6 @@ CHAT: dict[str, Unsupported] = _COMMON | {
     "functions": Unsupported(([],), _TOOLS),
     "logit_bias": Unsupported(({},), _SAMPLING),
     "modalities": Unsupported((["text"],), "answers are text"),
-    "prediction": Unsupported((), "speculative decoding needs no prediction"),
-    "store": Unsupported((False,), "GET /v1/jobs/{id} has the job, until it is deleted"),
     "verbosity": Unsupported(("medium",), "ask for it in a message"),
     "web_search_options": Unsupported((), _TOOLS),
 }
@@ -50,13 +58,12 @@ RESPONSES: dict[str, Unsupported] = _COMMON | {
     "conversation": Unsupported((), _HISTORY),
     "frequency_penalty": Unsupported((0,), _PENALTIES),
     "image": Unsupported((), "images are not supported"),
-    "include": Unsupported(([],), "the response is always complete; GET /v1/jobs/{id}/tree has the search"),
+    "include": Unsupported((), _LOGPROBS, takes=_has_no_logprobs),
     "max_tool_calls": Unsupported((), "'calls' of the tool 'python' limits its calls"),
     "presence_penalty": Unsupported((0,), _PENALTIES),
     "prompt": Unsupported((), "there are no stored prompts: write 'instructions' and 'input'"),
-    "store": Unsupported((True,), "a response lives until it is deleted: DELETE /v1/responses/{id}"),
     "top_logprobs": Unsupported((0,), _LOGPROBS),
-    "truncation": Unsupported(("disabled",), "a conversation that is too long is refused, never truncated"),
+    "truncation": Unsupported(("disabled", "auto"), "a conversation that is too long is refused, never truncated"),
 }
 
 
@@ -71,8 +78,8 @@ def remove_neutral_fields(body: Any, unsupported: Mapping[str, Unsupported]) -> 
             input=body[name],
         )
         for name, field in unsupported.items()
-        if body.get(name) is not None and body[name] not in field.neutral
+        if body.get(name) is not None and body[name] not in field.neutral and not field.takes(body[name])
     ]
     if errors:
         raise ValidationError.from_exception_data("body", errors)
-    return {name: value for name, value in body.items() if name not in unsupported}
+    return {name: value for name, value in body.items() if name not in unsupported and name not in IGNORED}

@@ -7,14 +7,16 @@ with the engine's prefix cache only the new step is computed.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from engine.protocol.types import EngineClient, EngineError, ModelInfo
 
-Conversation = Sequence[dict[str, str]]
+Conversation = Sequence[dict[str, Any]]
+"""Chat messages, as chat templates take them: each has a text, and one of the assistant may have calls."""
 Pieces = tuple[str | tuple[int, ...], ...]
 """Sequence of token ids and of texts, which the engine tokenises one by one."""
 
@@ -92,10 +94,15 @@ class Format:
 
 
 def as_text(conversation: Conversation) -> str:
-    """Return chat messages as one text; a single message is its content."""
+    """Return chat messages as one text; a single message is its content, and a call is a line of JSON."""
     if len(conversation) == 1:
-        return conversation[0]["content"]
-    return "\n\n".join(f"{message['role'].capitalize()}: {message['content']}" for message in conversation)
+        return str(conversation[0]["content"])
+    return "\n\n".join(f"{message['role'].capitalize()}: {_with_calls(message)}" for message in conversation)
+
+
+def _with_calls(message: Mapping[str, Any]) -> str:
+    calls = [json.dumps(call["function"], ensure_ascii=False) for call in message.get("tool_calls", ())]
+    return "\n".join([*([message["content"]] if message["content"] or not calls else []), *calls])
 
 
 def softmax(logits: Sequence[float], index: int) -> float:

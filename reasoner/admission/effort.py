@@ -62,6 +62,9 @@ DEFAULT_EFFORTS: dict[str, Effort] = {
     "low": _default(5_000, "weighted_vote", n=4),
     "medium": _default(20_000, "weighted_vote", n=16),
     "high": _default(80_000, "weighted_vote", n=64),
+    "xhigh": _default(320_000, "weighted_vote", n=256),
+    "max": _default(1_280_000, "weighted_vote", n=256),
+    "none": _default(2_000, "greedy"),
 }
 
 

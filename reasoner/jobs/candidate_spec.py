@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
-from reasoner.jobs.messages import Message, Text
+from reasoner.jobs.messages import MAX_MESSAGES, Message, Text
 
 MAX_N = 4096
 """Bound of the number of solutions; a service has its own, the setting ``limits.n``."""
@@ -18,7 +18,8 @@ def _check_conversation(value: list[Message]) -> list[Message]:
     return value
 
 
-Candidate = Text | Annotated[list[Message], Field(min_length=1, max_length=64), AfterValidator(_check_conversation)]
+_Messages = Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES), AfterValidator(_check_conversation)]
+Candidate = Text | _Messages
 Candidates = Annotated[list[Candidate], Field(min_length=1, max_length=MAX_N)]
 
 

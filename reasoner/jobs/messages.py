@@ -13,12 +13,15 @@ from reasoner.base_model import StrictModel
 
 MAX_PROBLEM_CHARS = 1 << 24
 """Bound of any text of a job; a service has its own, the setting ``limits.message_chars``."""
+MAX_MESSAGES = 10_000
 MAX_CALLS = 128
 """Calls of one message."""
+MAX_ID_CHARS = 4096
+"""Length of the id of a call: some servers keep a signature or a whole address in it."""
 
 Text = Annotated[str, Field(min_length=1, max_length=MAX_PROBLEM_CHARS)]
 FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
-CallId = Annotated[str, Field(min_length=1, max_length=64)]
+CallId = Annotated[str, Field(min_length=1, max_length=MAX_ID_CHARS)]
 
 
 class CalledFunction(StrictModel):
@@ -37,7 +40,7 @@ class MessageCall(StrictModel):
 
     def render(self, *, arguments_as_text: bool) -> dict[str, Any]:
         """Return the call for a chat template: its arguments are a value, or text where they are no JSON object."""
-        arguments: Any = self.function.arguments
+        arguments: Any = self.function.arguments or "{}"
         if not arguments_as_text:
             with contextlib.suppress(ValueError):
                 value = json.loads(arguments)
@@ -47,7 +50,10 @@ class MessageCall(StrictModel):
 
 
 class Message(StrictModel):
-    """A turn. One of the assistant may have calls; one of a tool has the result of the call ``tool_call_id``."""
+    """A turn. One of the assistant may have calls; one of a tool has the result of the call ``tool_call_id``.
+
+    Only a user's has to say something: a result or an answer may be empty.
+    """
 
     role: Literal["system", "user", "assistant", "tool"]
     content: Annotated[str, Field(max_length=MAX_PROBLEM_CHARS)] | None = None
@@ -62,7 +68,7 @@ class Message(StrictModel):
             raise ValueError(f"tool_calls: a message of role {self.role!r} calls nothing: they are the assistant's")
         if (self.role == "tool") != (self.tool_call_id is not None):
             raise ValueError("tool_call_id: a message of role 'tool' has one, and no other")
-        if not self.content and not self.tool_calls and self.role != "tool":
+        if not self.content and (self.role == "user" or (self.content is None and self.role == "system")):
             raise ValueError("content: it is empty: write the text of the message")
         return self
 

@@ -14,7 +14,7 @@ from reasoner.base_model import StrictModel
 from reasoner.budget.spec import Budget
 from reasoner.jobs.candidate_spec import Candidates, read_candidate
 from reasoner.jobs.constraint_spec import ConstraintSpec
-from reasoner.jobs.messages import Message, Text, check_results
+from reasoner.jobs.messages import MAX_MESSAGES, Message, Text, check_results
 from reasoner.jobs.sampling_spec import Sampling
 from reasoner.jobs.step_specs import DEFAULT_STEPS, StepRule, Steps
 from reasoner.jobs.thought_spec import ThoughtSpec
@@ -92,7 +92,7 @@ class JobSpec(StrictModel):
 
     model_config = ConfigDict(defer_build=True)  # until the verifiers of other packages can be imported
     problem: Text | None = None
-    messages: Annotated[list[Message], Field(min_length=1, max_length=64)] | None = None
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)] | None = None
     model: str | None = Field(None, description="Name of a served model; without it the service's own.")
     models: Annotated[list[PolicySpec], Field(min_length=2, max_length=MAX_POLICIES)] | None = Field(
         None,
@@ -354,6 +354,11 @@ class JobSpec(StrictModel):
         if self.messages is not None:
             return [message.model_dump() for message in self.messages]
         return [{"role": "user", "content": self.problem or ""}]
+
+    @property
+    def rendered_conversation(self) -> list[dict[str, Any]]:
+        """The question as a verifier reads it: chat messages that all have a text, and calls with their arguments."""
+        return [message.render() for message in self.messages or [Message(role="user", content=self.problem)]]
 
     def to_messages(self) -> list[dict[str, Any]]:
         """Return the question as the model gets it: after the system message, and within the prompt template."""

@@ -25,7 +25,7 @@ async def open_prm(context: VerifierContext) -> NodeScorer:
     assert isinstance(verifier, PrmVerifier)
     model = context.verifier_model()
     scorer = StepScorer(context.engine, model, context.lease)
-    prompt = await scorer.encode_question(context.spec.conversation)
+    prompt = await scorer.encode_question(context.spec.rendered_conversation)
     check_fits_context(model, prompt.size)
     return PrmNodeScorer(scorer, prompt, BudgetedReader(context.ledger, model), verifier.aggregation, verifier.reads)
 

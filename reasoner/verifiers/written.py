@@ -199,7 +199,8 @@ async def open_verdicts(
     options = VerdictOptions(verifier.votes, longest, sampling)
     seed = context.spec.seed or 0
     writer = await VerdictWriter.open(context.engine, model, verdict_format, options, seed=seed, lease=context.lease)
-    return BudgetedVerdicts(as_text(context.spec.conversation), template, verifier.rubric, writer, context.ledger)
+    question = as_text(context.spec.rendered_conversation)
+    return BudgetedVerdicts(question, template, verifier.rubric, writer, context.ledger)
 
 
 def weigh_criteria(criteria: Sequence[Criterion], scores: Sequence[float | None]) -> float | None:

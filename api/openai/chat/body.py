@@ -2,46 +2,76 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from fastapi.exceptions import RequestValidationError
-from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from api.openai.chat.answer import ReasoningContent
-from api.openai.content import EmptyList, Text
+from api.openai.content import Neutral, Text, strip_thoughts
 from api.openai.formats import ChatFormat, to_constraint
 from api.openai.functions import ChatNamedChoice, ChatTool, Plain, to_tool_choice, to_tools
 from api.openai.request import OpenAIRequest, Tokens
+from api.openai.sent_fields import Turn, naming_field
 from api.openai.unsupported import CHAT, remove_neutral_fields
 from engine.protocol.request_checks import MAX_LOGPROBS
 from reasoner.base_model import StrictModel
 from reasoner.jobs.constraint_spec import ConstraintSpec
-from reasoner.jobs.messages import MAX_CALLS, CallId, Message, MessageCall
+from reasoner.jobs.messages import MAX_CALLS, MAX_MESSAGES, CalledFunction, CallId, Message, MessageCall
 from reasoner.jobs.sampling_spec import Penalty
 from reasoner.jobs.spec import MAX_ALTERNATIVES
 from reasoner.jobs.tool_specs import MAX_TOOLS, FunctionTool, PythonTool, ToolChoice
 
 
+class ChatCalledFunction(CalledFunction):
+    parsed_arguments: Neutral = None
+
+
+class ChatCall(StrictModel):
+    """A call that the assistant made."""
+
+    id: CallId
+    type: Literal["function"] = "function"
+    function: ChatCalledFunction
+    index: Neutral = None
+    cache_control: Neutral = None
+    extra_content: Neutral = None
+    provider_specific_fields: Neutral = None
+
+    def to_call(self) -> MessageCall:
+        function = CalledFunction(name=self.function.name, arguments=self.function.arguments)
+        return MessageCall(id=self.id, function=function)
+
+
 class ChatMessage(StrictModel):
-    """A turn. Messages of this service may be sent back unchanged; the model does not see ``reasoning_content``."""
+    """A turn. Messages of any service may be sent back unchanged; the model does not see their thoughts."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Text | None = None
     tool_call_id: CallId | None = None
-    tool_calls: Annotated[list[MessageCall], Field(max_length=MAX_CALLS)] | None = None
-    reasoning_content: str | None = None
-    refusal: None = None
-    annotations: EmptyList = None
+    tool_calls: Annotated[list[ChatCall], Field(max_length=MAX_CALLS)] | None = None
+    refusal: str | None = Field(None, description="The text of an assistant without content.")
     audio: None = None
     function_call: None = None
+    name: Neutral = None
+    cache_control: Neutral = None
+    reasoning: Neutral = None
+    reasoning_content: Neutral = None
+    reasoning_details: Neutral = None
+    thinking_blocks: Neutral = None
+    annotations: Neutral = None
+    parsed: Neutral = None
+    provider_specific_fields: Neutral = None
 
     def to_message(self) -> Message:
         """Return the message of the job; OpenAI's role ``developer`` is the ``system`` of other models."""
         role: Any = "system" if self.role == "developer" else self.role
-        return Message(
-            role=role, content=self.content, tool_calls=self.tool_calls or [], tool_call_id=self.tool_call_id
-        )
+        content = self.content
+        if role == "assistant":
+            content = content or self.refusal or content
+            content = None if content is None else strip_thoughts(content)
+        calls = [call.to_call() for call in self.tool_calls or ()]
+        return Message(role=role, content=content, tool_calls=calls, tool_call_id=self.tool_call_id)
 
 
 class StreamOptions(StrictModel):
@@ -52,7 +82,7 @@ class StreamOptions(StrictModel):
 class ChatBody(OpenAIRequest):
     """The fields of OpenAI's Chat Completions, and those of ``OpenAIRequest``."""
 
-    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=64)]
+    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
     max_completion_tokens: Tokens | None = Field(None, description="Bounds the job's tokens.")
     max_tokens: Tokens | None = Field(None, description="The same as max_completion_tokens.")
     n: Annotated[int, Field(ge=1, le=MAX_ALTERNATIVES + 1)] | None = Field(
@@ -98,9 +128,20 @@ class ChatBody(OpenAIRequest):
             raise ValueError("it needs 'logprobs': give that as true")
         return value
 
-    def to_messages(self) -> list[Message]:
+    def to_turns(self) -> list[Turn]:
         """Return the conversation for the model."""
-        return build_messages(message.to_message for message in self.messages)
+        turns = []
+        for index, message in enumerate(self.messages):
+            with naming_field(f"messages.{index}"):
+                turns.append(Turn(f"messages.{index}", message.to_message()))
+        return turns
+
+    def sent_fields(self, turns: Sequence[Turn]) -> dict[str, str]:
+        names = {"problem": "messages", "alternatives": "n"}
+        names |= {"logprobs": "logprobs" if self.top_logprobs is None else "top_logprobs"}
+        if self.format_constraint() is not None:
+            names |= {"constraint": "response_format", "constraint.json_schema": "response_format.json_schema.schema"}
+        return super().sent_fields(turns) | names
 
     def job_tools(self) -> tuple[list[PythonTool | FunctionTool], ToolChoice | None]:
         return to_tools(self.tools), to_tool_choice(self.tool_choice)
@@ -120,26 +161,6 @@ class ChatBody(OpenAIRequest):
     def format_constraint(self) -> ConstraintSpec | None:
         return to_constraint(self.response_format)
 
-    def token_bounds(self) -> list[int]:
-        own = (self.max_completion_tokens, self.max_tokens)
-        return [tokens for tokens in own if tokens is not None] + super().token_bounds()
-
-
-def build_messages(makers: Iterable[Callable[[], Message]]) -> list[Message]:
-    """Return the messages. Raises ``RequestValidationError`` that names the one that cannot be made."""
-    messages = []
-    for index, make in enumerate(makers):
-        try:
-            messages.append(make())
-        except ValidationError as error:
-            errors = [_name_field(part, ("body", "messages", index)) for part in error.errors()]
-            raise RequestValidationError(errors) from None
-    return messages
-
-
-def _name_field(part: Any, place: tuple[str | int, ...]) -> dict[str, Any]:
-    """Return an error of a message with its place; the check of a whole message begins with the field's name."""
-    name, colon, text = part["msg"].removeprefix("Value error, ").partition(": ")
-    if not part["loc"] and colon:
-        return {**part, "loc": (*place, name), "msg": text}
-    return {**part, "loc": (*place, *part["loc"])}
+    def token_bounds(self) -> dict[str, int]:
+        own = {"max_completion_tokens": self.max_completion_tokens, "max_tokens": self.max_tokens}
+        return {field: tokens for field, tokens in own.items() if tokens is not None} | super().token_bounds()

@@ -18,6 +18,7 @@ from api.openai.chat.answer import ChatCompletion, build_completion, stream_chun
 from api.openai.chat.body import ChatBody
 from api.openai.errors import ErrorDocument
 from api.openai.narration import JobEnd, Narration
+from api.openai.sent_fields import naming_sent_fields
 from api.openai.streaming import ClientDisconnected, EventStream, cancel_abandoned_job, wait_for_end
 
 router = APIRouter(
@@ -72,9 +73,11 @@ async def complete(
     smallest holds. An effort is a budget and a strategy by name. strategy, budget, verifier, answer, confidence,
     deterministic, priority and webhook are those of ``POST /v1/jobs``.
     """
-    spec = body.to_job(body.to_messages(), state.settings)
+    turns = body.to_turns()
+    spec = body.to_job(turns, state.settings)
     idempotency = await read_idempotency(idempotency_key, request)
-    job, _ = await submit_job(spec, principal, state, idempotency=idempotency)
+    with naming_sent_fields(body.sent_fields(turns)):
+        job, _ = await submit_job(spec, principal, state, idempotency=idempotency)
     summary = body.reasoning.summary if body.reasoning else None
     narration = Narration(job["spec"], concise=summary == "concise")
     if body.stream:

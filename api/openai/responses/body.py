@@ -2,35 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
-from api.openai.content import EmptyList, Text
+from api.openai.content import Neutral, Text, strip_thoughts
 from api.openai.formats import TextSettings, to_constraint
 from api.openai.functions import Plain, ResponseNamedChoice, ResponseTool, to_tool_choice, to_tools
 from api.openai.request import OpenAIRequest, Summary, Tokens
+from api.openai.sent_fields import Turn, naming_field
 from api.openai.unsupported import RESPONSES, remove_neutral_fields
 from reasoner.base_model import StrictModel
 from reasoner.jobs.constraint_spec import ConstraintSpec
-from reasoner.jobs.messages import MAX_PROBLEM_CHARS, CalledFunction, CallId, FunctionName, Message, MessageCall
+from reasoner.jobs.messages import (
+    MAX_MESSAGES,
+    MAX_PROBLEM_CHARS,
+    CalledFunction,
+    CallId,
+    FunctionName,
+    Message,
+    MessageCall,
+)
 from reasoner.jobs.tool_specs import MAX_TOOLS, FunctionTool, PythonTool, ToolChoice
 
 
 class InputMessage(StrictModel):
-    """A turn. Messages of earlier responses may be sent back unchanged."""
+    """A turn. Messages of any service's responses may be sent back unchanged; the model does not see their thoughts."""
 
-    type: Literal["message"] = "message"
+    type: Literal["message"] | None = "message"
     role: Literal["system", "developer", "user", "assistant"]
     content: Text
     id: str | None = None
     status: Literal["in_progress", "completed", "incomplete"] | None = None
-    phase: Literal["commentary", "final_answer"] | None = None
+    phase: Neutral = None
+    name: Neutral = None
+    cache_control: Neutral = None
 
     def to_message(self) -> Message:
         role: Any = "system" if self.role == "developer" else self.role
-        return Message(role=role, content=self.content)
+        return Message(role=role, content=strip_thoughts(self.content) if role == "assistant" else self.content)
 
 
 class InputCall(StrictModel):
@@ -43,6 +55,9 @@ class InputCall(StrictModel):
     id: str | None = None
     status: Literal["in_progress", "completed", "incomplete"] | None = None
     namespace: None = None
+    caller: Neutral = None
+    parsed_arguments: Neutral = None
+    cache_control: Neutral = None
 
     def to_call(self) -> MessageCall:
         return MessageCall(id=self.call_id, function=CalledFunction(name=self.name, arguments=self.arguments))
@@ -56,6 +71,10 @@ class InputOutput(StrictModel):
     output: Text
     id: str | None = None
     status: Literal["in_progress", "completed", "incomplete"] | None = None
+    namespace: None = None
+    name: Neutral = None
+    caller: Neutral = None
+    cache_control: Neutral = None
 
     def to_message(self) -> Message:
         return Message(role="tool", content=self.output, tool_call_id=self.call_id)
@@ -70,52 +89,77 @@ class InputReasoning(StrictModel):
     """The reasoning item of an earlier response, which the model does not see."""
 
     type: Literal["reasoning"]
-    summary: Annotated[list[SummaryText], Field(max_length=10_000)]
+    summary: Neutral = None
     id: str | None = None
     status: Literal["in_progress", "completed", "incomplete"] | None = None
-    content: EmptyList = None
-    encrypted_content: None = None
+    content: Neutral = None
+    encrypted_content: Neutral = None
+
+
+class ItemReference(StrictModel):
+    """An item of an earlier response, or of its input, by its id."""
+
+    type: Literal["item_reference"] | None = None
+    id: Annotated[str, Field(min_length=1, max_length=128)]
 
 
 def _item_type(item: Any) -> str:
-    kind = item.get("type", "message") if isinstance(item, dict) else getattr(item, "type", "message")
-    return str(kind)
+    if not isinstance(item, dict):
+        return str(getattr(item, "type", "message"))
+    if item.get("type") is None:
+        return "item_reference" if "id" in item and "role" not in item else "message"
+    return str(item["type"])
 
 
 InputItem = Annotated[
     Annotated[InputMessage, Tag("message")]
     | Annotated[InputReasoning, Tag("reasoning")]
     | Annotated[InputCall, Tag("function_call")]
-    | Annotated[InputOutput, Tag("function_call_output")],
+    | Annotated[InputOutput, Tag("function_call_output")]
+    | Annotated[ItemReference, Tag("item_reference")],
     Discriminator(
         _item_type,
         custom_error_type="input_kind",
-        custom_error_message="there is no such input type; known are message, reasoning, function_call "
-        "and function_call_output",
+        custom_error_message="there is no such input type; known are message, reasoning, item_reference, "
+        "function_call and function_call_output",
     ),
 ]
 
 
 def _wrap_string(value: Any) -> Any:
+    if value == "":
+        raise ValueError("it is empty: write the question")
     return [{"role": "user", "content": value}] if isinstance(value, str) else value
 
 
 _Plain = Annotated[str, Field(min_length=1, max_length=MAX_PROBLEM_CHARS)]
-_Items = Annotated[list[InputItem], Field(min_length=1, max_length=64)]
+_Items = Annotated[list[InputItem], Field(min_length=1, max_length=MAX_MESSAGES)]
 Input = Annotated[_Items, BeforeValidator(_wrap_string, json_schema_input_type=_Plain | _Items)]
 
 
-def _read_turns(items: Iterable[InputItem]) -> list[Message]:
-    """Return the messages of items: calls that follow each other, or a text of the assistant, are one message."""
-    turns: list[Message] = []
-    for item in items:
-        match item:
-            case InputCall() if turns and turns[-1].role == "assistant":
-                turns[-1] = turns[-1].model_copy(update={"tool_calls": [*turns[-1].tool_calls, item.to_call()]})
-            case InputCall():
-                turns.append(Message(role="assistant", tool_calls=[item.to_call()]))
-            case InputMessage() | InputOutput():
-                turns.append(item.to_message())
+def read_turns(items: Sequence[InputItem]) -> list[Turn]:
+    """Return the messages of items: calls that follow each other, or a text of the assistant, are one message.
+
+    Raises ``RequestValidationError`` that names the item of which no message can be made.
+    """
+    turns: list[Turn] = []
+    for index, item in enumerate(items):
+        with naming_field(f"input.{index}"):
+            previous = turns[-1] if turns and turns[-1].message.role == "assistant" else None
+            match item:
+                case InputCall() if previous is not None:
+                    calls = [*previous.message.tool_calls, item.to_call()]
+                    turns[-1] = replace(previous, message=previous.message.model_copy(update={"tool_calls": calls}))
+                case InputCall():
+                    turns.append(Turn(f"input.{index}", Message(role="assistant", tool_calls=[item.to_call()])))
+                case InputMessage(role="assistant", content=content) if content and not strip_thoughts(content):
+                    pass  # some clients send a thought as a message of its own
+                case InputMessage(role="assistant") if previous is not None and previous.message.tool_calls:
+                    texts = previous.message.content, item.to_message().content
+                    changes = {"content": "\n".join(text for text in texts if text)}
+                    turns[-1] = replace(previous, message=previous.message.model_copy(update=changes))
+                case InputMessage() | InputOutput():
+                    turns.append(Turn(f"input.{index}", item.to_message()))
     return turns
 
 
@@ -139,7 +183,7 @@ class ResponseBody(OpenAIRequest):
     """The fields of OpenAI's Responses, and those of ``OpenAIRequest``."""
 
     input: Input
-    instructions: Annotated[str, Field(min_length=1, max_length=MAX_PROBLEM_CHARS)] | None = Field(
+    instructions: Annotated[str, Field(max_length=MAX_PROBLEM_CHARS)] | None = Field(
         None, description="A system message before the input."
     )
     max_output_tokens: Tokens | None = Field(None, description="Bounds the job's tokens.")
@@ -162,10 +206,22 @@ class ResponseBody(OpenAIRequest):
     def _refuse_unsupported(cls, body: Any) -> Any:
         return remove_neutral_fields(body, RESPONSES)
 
-    def to_messages(self, history: list[Message]) -> list[Message]:
-        """Return the conversation for the model: instructions, earlier turns and the input."""
-        head = [] if self.instructions is None else [Message(role="system", content=self.instructions)]
-        return head + history + _read_turns(self.input)
+    def to_turns(self, history: Sequence[Message], items: Sequence[InputItem]) -> list[Turn]:
+        """Return the conversation for the model: instructions, earlier turns and the items of the input."""
+        head = (
+            []
+            if self.instructions is None
+            else [Turn("instructions", Message(role="system", content=self.instructions))]
+        )
+        return [*head, *(Turn("previous_response_id", message) for message in history), *read_turns(items)]
+
+    def sent_fields(self, turns: Sequence[Turn]) -> dict[str, str]:
+        names = super().sent_fields(turns) | {"problem": "input", "messages": "input"}
+        names |= {f"messages.{index}.tool_call_id": f"{turn.field}.call_id" for index, turn in enumerate(turns)}
+        names |= {f"messages.{index}.tool_calls": turn.field for index, turn in enumerate(turns)}
+        if self.format_constraint() is not None:
+            names |= {"constraint": "text.format", "constraint.json_schema": "text.format.schema"}
+        return names
 
     def job_tools(self) -> tuple[list[PythonTool | FunctionTool], ToolChoice | None]:
         return to_tools(self.tools), to_tool_choice(self.tool_choice)
@@ -173,9 +229,9 @@ class ResponseBody(OpenAIRequest):
     def format_constraint(self) -> ConstraintSpec | None:
         return to_constraint(None if self.text is None else self.text.format)
 
-    def token_bounds(self) -> list[int]:
-        own = [] if self.max_output_tokens is None else [self.max_output_tokens]
-        return own + super().token_bounds()
+    def token_bounds(self) -> dict[str, int]:
+        own = {} if self.max_output_tokens is None else {"max_output_tokens": self.max_output_tokens}
+        return own | super().token_bounds()
 
     @property
     def echoed_fields(self) -> EchoedFields:
@@ -185,7 +241,7 @@ class ResponseBody(OpenAIRequest):
             instructions=self.instructions,
             max_output_tokens=self.max_output_tokens,
             effort=next(iter(self.efforts().values()), None),
-            summary=(self.reasoning and self.reasoning.summary) or "auto",
+            summary=(self.reasoning and (self.reasoning.summary or self.reasoning.generate_summary)) or "auto",
             previous_response_id=self.previous_response_id,
             format=self._dump_format(),
         )

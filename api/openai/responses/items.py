@@ -51,8 +51,7 @@ class InputItems(BaseModel):
 
 def list_input_items(job: JobDocument, echoed: EchoedFields, query: ListItems) -> InputItems:
     """Return a page of input items. Raises ``KeyError`` if there is no item ``query.after``."""
-    turns = read_conversation(job["spec"])[echoed.instructions is not None :]
-    items = [item for index, turn in enumerate(turns) for item in _build_items(job["id"], index, turn)]
+    items = list_items(job, echoed)
     if query.order == "desc":
         items.reverse()
     start = 0
@@ -61,6 +60,12 @@ def list_input_items(job: JobDocument, echoed: EchoedFields, query: ListItems) -
     page = items[start : start + query.limit]
     first, last = (page[0].id, page[-1].id) if page else (None, None)
     return InputItems(data=page, first_id=first, last_id=last, has_more=len(items) > start + len(page))
+
+
+def list_items(job: JobDocument, echoed: EchoedFields) -> list[InputItem]:
+    """Return all input items, oldest first."""
+    turns = read_conversation(job["spec"])[echoed.instructions is not None :]
+    return [item for index, turn in enumerate(turns) for item in _build_items(job["id"], index, turn)]
 
 
 def _build_items(job_id: str, index: int, turn: dict[str, Any]) -> list[InputItem]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import AsyncIterator
 from functools import partial
 from typing import Annotated, Any, Literal
@@ -14,30 +13,26 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
 
 from api.http.pagination import unknown_cursor
-from api.http.principal import AnyPrincipal, Principal, Reader, Writer
+from api.http.principal import AnyPrincipal, Reader, Writer
 from api.http.problems import Problem
 from api.http.request_parsing import IdempotencyKey, JsonRoute, read_idempotency
 from api.http.state import ServiceState, State
 from api.http.submission import submit_job
 from api.openai.chat.routes import PROBLEM, STREAM
 from api.openai.errors import ErrorDocument
-from api.openai.functions import build_calls
 from api.openai.narration import Narration
 from api.openai.responses.body import EchoedFields, ResponseBody
 from api.openai.responses.events import ResponseEvents, last_sequence_number, stream_after
+from api.openai.responses.history import get_job, load_conversation, load_echoed_fields, resolve_references
 from api.openai.responses.items import InputItems, ListItems, list_input_items
 from api.openai.responses.object import Response, response_id
+from api.openai.sent_fields import naming_sent_fields
 from api.openai.streaming import ClientDisconnected, EventStream, cancel_abandoned_job, wait_for_end
-from reasoner.answers.extraction.extract import strip_thinking
 from reasoner.base_model import StrictModel
 from reasoner.jobs.event import MAX_SEQ
-from reasoner.jobs.job import TERMINAL_STATUSES, JobResult
-from reasoner.jobs.messages import Message, MessageCall
-from reasoner.jobs.spec import read_conversation
-from workers.store.jobs import NoSuchJob
+from reasoner.jobs.job import TERMINAL_STATUSES
 from workers.store.serialization import JobDocument
 
-_RESPONSE_ID = re.compile(r"resp_[0-9a-f]{32}")
 EXAMPLES: dict[str, Any] = {
     "plain": {
         "summary": "A question, with an effort",
@@ -82,7 +77,7 @@ async def check_response_id(
     principal: AnyPrincipal,
 ) -> str:
     """Return the id of the job of a response. Every job has a response, whose id has the same digits."""
-    return str((await _get_job(response_id, state, principal))["id"])
+    return str((await get_job(response_id, state, principal))["id"])
 
 
 JobId = Annotated[str, Depends(check_response_id)]
@@ -102,11 +97,14 @@ async def create(
     fields that are not OpenAI's are as in ``POST /v1/chat/completions``.
     """
     echoed = body.echoed_fields
-    history = [] if body.previous_response_id is None else await _history(body.previous_response_id, state, principal)
-    spec = body.to_job(body.to_messages(history), state.settings)
+    previous = body.previous_response_id
+    history = [] if previous is None else await load_conversation(previous, state, principal)
+    turns = body.to_turns(history, await resolve_references(body.input, state, principal))
+    spec = body.to_job(turns, state.settings)
     idempotency = await read_idempotency(idempotency_key, request)
     outlives_client = echoed.background or idempotency is not None
-    job, _ = await submit_job(spec, principal, state, idempotency=idempotency, form=echoed.model_dump_json())
+    with naming_sent_fields(body.sent_fields(turns)):
+        job, _ = await submit_job(spec, principal, state, idempotency=idempotency, form=echoed.model_dump_json())
     if body.stream:
         stream = ResponseEvents(job, echoed)
         on_close = None if outlives_client else partial(cancel_abandoned_job, state.store, job["id"], stream.narration)
@@ -125,7 +123,7 @@ async def create(
 async def retrieve(job_id: JobId, query: Annotated[Retrieve, Query()], state: State, _: Reader) -> HttpResponse:
     """A stream may be read from its beginning or after any of its events, any number of times, while the job runs and
     later."""
-    job, echoed = await state.store.get(job_id), await _load_echoed_fields(state, job_id)
+    job, echoed = await state.store.get(job_id), await load_echoed_fields(state, job_id)
     after = query.starting_after
     if query.stream:
         if after is not None:
@@ -142,7 +140,7 @@ async def retrieve(job_id: JobId, query: Annotated[Retrieve, Query()], state: St
 async def inputs(job_id: JobId, query: Annotated[ListItems, Query()], state: State, _: Reader) -> InputItems:
     """The turns of the conversation, including those of earlier responses, newest first."""
     try:
-        return list_input_items(await state.store.get(job_id), await _load_echoed_fields(state, job_id), query)
+        return list_input_items(await state.store.get(job_id), await load_echoed_fields(state, job_id), query)
     except KeyError:
         raise unknown_cursor("item", query.after) from None
 
@@ -151,50 +149,13 @@ async def inputs(job_id: JobId, query: Annotated[ListItems, Query()], state: Sta
 async def cancel(job_id: JobId, state: State, _: Writer) -> HttpResponse:
     """A response that has ended stays as it is. The status changes once the worker has stopped."""
     job = await state.store.cancel(job_id)
-    return JSONResponse((await _current_response(state, job, await _load_echoed_fields(state, job_id))).model_dump())
+    return JSONResponse((await _current_response(state, job, await load_echoed_fields(state, job_id))).model_dump())
 
 
 @router.delete("/{response_id}", summary="Delete a response that has ended, and its job")
 async def delete(job_id: JobId, state: State, _: Writer) -> Deleted:
     await state.store.delete(job_id)
     return Deleted(id=response_id(job_id))
-
-
-async def _get_job(response_id: str, state: ServiceState, principal: Principal) -> JobDocument:
-    job_id = f"job_{response_id.removeprefix('resp_')}"
-    try:
-        if not _RESPONSE_ID.fullmatch(response_id):
-            raise NoSuchJob(response_id)
-        await state.store.check_owner(job_id, principal.visible_owner)
-        return await state.store.get(job_id)
-    except NoSuchJob:
-        raise Problem(404, "no-such-response", f"there is no response {response_id!r}") from None
-
-
-async def _history(response_id: str, state: ServiceState, principal: Principal) -> list[Message]:
-    """Return the conversation of a response, with its answer as the last turn."""
-    field = "previous_response_id"
-    try:
-        job = await _get_job(response_id, state, principal)
-    except Problem as problem:
-        raise Problem(problem.status_code, problem.code, problem.detail, errors=[(field, problem.detail)]) from None
-    result = JobResult.model_validate(job["result"]) if job["result"] else None
-    calls = [MessageCall(**call.model_dump()) for call in build_calls(job["id"], result.tool_calls if result else ())]
-    answer = ""
-    if result is not None:
-        answer = (result.content if result.content is not None else strip_thinking(result.text or "")) or ""
-    if not answer and not calls:
-        message = f"{response_id} is {job['status']} and has no text to continue from: name a completed response"
-        raise Problem(422, "invalid-request", f"{field}: {message}", errors=[(field, message)])
-    turns = [Message.model_validate(turn) for turn in read_conversation(job["spec"])]
-    has_instructions = (await _load_echoed_fields(state, job["id"])).instructions is not None
-    return [*turns[has_instructions:], Message(role="assistant", content=answer or None, tool_calls=calls)]
-
-
-async def _load_echoed_fields(state: ServiceState, job_id: str) -> EchoedFields:
-    """Return the fields stored beside the job, or defaults for a job of another route."""
-    stored = await state.store.get_form(job_id)
-    return EchoedFields() if stored is None else EchoedFields.model_validate_json(stored)
 
 
 async def _current_response(state: ServiceState, job: JobDocument, echoed: EchoedFields) -> Response:

@@ -168,7 +168,7 @@ def test_prices_and_efforts_are_tables_and_built_in_efforts_remain(
     (tmp_path / "reasoner.toml").write_text(TABLES)
     settings = load_settings()
     assert (settings.prices["policy"].prompt, settings.prices["policy"].generated) == (0.1, 0.5)
-    assert list(settings.effort) == ["minimal", "low", "medium", "high", "huge"]
+    assert list(settings.effort) == ["minimal", "low", "medium", "high", "xhigh", "max", "none", "huge"]
     assert (settings.effort["low"].tokens, settings.effort["huge"].seconds) == (77, 10.0)
 
 
