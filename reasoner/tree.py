@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from engine.protocol.refusal import Refusal
 from engine.protocol.thoughts import split_thought
-from engine.protocol.types import EngineError, InvalidRequest
+from engine.protocol.types import EngineError, InvalidRequest, PromptTooLong
 
 Reason = Literal[
     "step",
@@ -311,6 +311,8 @@ def find_refusal(root: Node) -> EngineError | None:
     if not refusals or any(node.reason in _ENDED for node in nodes):
         return None
     first = refusals[0]
+    if first.is_too_long:
+        return PromptTooLong(first.message, first.field)
     return InvalidRequest(first.message, first.field) if first.is_invalid else EngineError(first.message)
 
 

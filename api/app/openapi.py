@@ -9,7 +9,7 @@ from fastapi import FastAPI
 
 from api.app import examples
 from api.http.problems import MEDIA_TYPE
-from api.openai.errors import PATHS as OPENAI_PATHS
+from api.openai.errors import is_openai_path
 
 Document = dict[str, Any]
 
@@ -38,7 +38,7 @@ def _complete_operation(method: str, path: str, operation: Document) -> None:
     responses = operation["responses"]
     error = next(iter(responses["default"]["content"].values()))
     responses["default"]["description"] = "What was wrong, where, and what would be right"
-    if path.startswith(OPENAI_PATHS):
+    if is_openai_path(path):
         responses["default"]["content"] = {"application/json": error | {"example": examples.OPENAI_ERROR}}
     else:
         responses["default"]["content"] = {MEDIA_TYPE: error | {"example": examples.PROBLEM}}

@@ -146,7 +146,9 @@ def _framework_problem(request: Request, error: HTTPException) -> Problem:
     """Return the problem for an error that the framework raised."""
     path = request.url.path
     if error.status_code == HTTPStatus.NOT_FOUND:
-        hint = "leave out the last slash" if path.endswith("/") else "/docs lists all paths"
+        is_known = f"/v1{path}" in request.app.openapi()["paths"]
+        hint = f"the path is /v1{path}" if is_known else "/docs lists all paths"
+        hint = "leave out the last slash" if path.endswith("/") else hint
         return Problem(404, "not-found", f"there is nothing at {path}: {hint}")
     if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
         templates = request.app.openapi()["paths"]
@@ -180,30 +182,37 @@ async def _on_validation_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     field = getattr(request.scope.get("route"), "body_field", None)
     body = None if field is None else _model_in(field.field_info.annotation)
-    errors = [(_field(part["loc"], part["type"], error.body), _message(part, body)) for part in error.errors()]
+    errors = [(_field(part, error.body, body), _message(part, body)) for part in error.errors()]
     errors = list(dict.fromkeys(errors))  # members of a union may say the same
     detail = "; ".join(f"{field}: {message}" for field, message in errors)
     return _respond(request, Problem(422, "invalid-request", detail, errors=errors))
 
 
-def _field(location: Sequence[int | str], kind: str, body: Any) -> str:
+def _field(error: Mapping[str, Any], sent: Any, body: type[BaseModel] | None) -> str:
     """Return pydantic's location as a path in the request.
 
-    It has the tags of unions too, which are no fields: in a body, that is what was sent, they name nothing.
+    It has the tags of unions too, which are no fields: in what was ``sent`` they name nothing. Behind a shorthand only
+    the schema tells fields from tags.
     """
-    if location[0] != "body" or body is None:
+    location: Sequence[int | str] = error["loc"]
+    if location[0] != "body" or sent is None or body is None:
         return ".".join(map(str, location[1:])) or str(location[0])
-    path = []
-    for index, part in enumerate(location[1:], start=2):
-        is_in_body = part in body if isinstance(body, dict) else _is_index(part, body)
-        if is_in_body:
-            body = body[part]
-        if is_in_body or (kind == "missing" and index == len(location)):
-            path.append(str(part))
+    path: list[str] = []
+    for end, part in enumerate(location[1:], start=1):
+        if _is_member(part, sent):
+            sent = sent[part]
+        elif not isinstance(sent, dict | list):
+            if part not in _model_at(location[:end], body).model_fields or str(part) == path[-1]:
+                break  # a tag may be the name of the field that has it
+        elif error["type"] != "missing" or end < len(location) - 1:
+            continue
+        path.append(str(part))
     return ".".join(path) or "body"
 
 
-def _is_index(part: int | str, value: Any) -> bool:
+def _is_member(part: int | str, value: Any) -> bool:
+    if isinstance(value, dict):
+        return part in value
     return isinstance(value, list) and isinstance(part, int) and part < len(value)
 
 

@@ -10,9 +10,15 @@ from pydantic import BaseModel
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from api.http.problems import MEDIA_TYPE, Problem
+from api.http.problems import BROKER_UNAVAILABLE, MEDIA_TYPE, SHUTTING_DOWN, Problem
+from api.openai.narration import JobEnd
+from workers.store.event_log import ShuttingDown
+from workers.store.redis_client import BROKER_DOWN
 
-PATHS = ("/v1/chat/", "/v1/responses", "/v1/models/")
+_OWN_PATHS = ("/v1/jobs", "/v1/batches", "/v1/keys", "/v1/select", "/v1/strategies")
+"""Paths under /v1 that are not OpenAI's, with their subpaths: their errors stay problem documents."""
+_MISPLACED = ("/chat/completions", "/responses", "/completions", "/embeddings", "/models")
+"""Paths that OpenAI's clients call if the address that they were given lacks /v1."""
 _STATUS = {HTTPStatus.UNPROCESSABLE_ENTITY: HTTPStatus.BAD_REQUEST}
 _TYPES = {
     HTTPStatus.UNAUTHORIZED: "authentication_error",
@@ -20,6 +26,7 @@ _TYPES = {
     HTTPStatus.TOO_MANY_REQUESTS: "rate_limit_error",
 }
 _CODES = {
+    "context-length-exceeded": "context_length_exceeded",
     "quota-exceeded": "insufficient_quota",
     "rate-limited": "rate_limit_exceeded",
     "unauthorized": "invalid_api_key",
@@ -43,8 +50,43 @@ class ErrorDocument(BaseModel):
 
 
 def stream_error(problem: Problem) -> ErrorBody:
-    """Return the body of a server error inside a stream, whose status has been sent already."""
-    return ErrorBody(message=problem.detail, type="server_error", param=None, code=_code(problem.code))
+    """Return the body of an error inside a stream, whose status has been sent already."""
+    param = next((error.field for error in problem.errors), None)
+    kind = _find_type(HTTPStatus(problem.status_code))
+    return ErrorBody(message=problem.detail, type=kind, param=param, code=_code(problem.code))
+
+
+DELETED = Problem(409, "deleted", "the job was deleted while it ran")
+INTERRUPTIONS = (ShuttingDown, *BROKER_DOWN)
+"""Errors for which a stream ends before its job does."""
+_JOB_STATUS = {"invalid_request": 422, "context_length_exceeded": 422, "engine_error": 502, "max_attempts": 503} | {
+    "engine_unavailable": 503
+}
+"""HTTP statuses by the error code of a failed job; any other code is 500."""
+
+
+def interruption_problem(error: Exception) -> Problem:
+    """Return the problem of one of ``INTERRUPTIONS``."""
+    return SHUTTING_DOWN if isinstance(error, ShuttingDown) else BROKER_UNAVAILABLE
+
+
+def failure_problem(end: JobEnd | None) -> Problem:
+    """Return the problem of a job without a result. OpenAI's clients must not repeat a paid search on their own."""
+    headers = {"x-should-retry": "false"}
+    if end is None:
+        return Problem(409, "deleted", "the job was deleted while it ran", headers=headers)
+    if end.error is None:
+        return Problem(409, "cancelled", "the job was cancelled while it ran", headers=headers)
+    code, message = end.error.code, end.error.message
+    errors = [("messages", message)] if code == "context_length_exceeded" else []
+    return Problem(_JOB_STATUS.get(code, 500), code.replace("_", "-"), message, errors=errors, headers=headers)
+
+
+def is_openai_path(path: str) -> bool:
+    """Return True if a path's errors are for OpenAI's clients, also where this service has nothing at it."""
+    if path.startswith("/v1/") or path == "/v1":
+        return not any(path == own or path.startswith(f"{own}/") for own in _OWN_PATHS)
+    return path in _MISPLACED
 
 
 class OpenAIErrorMiddleware:
@@ -54,7 +96,7 @@ class OpenAIErrorMiddleware:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or not scope["path"].startswith(PATHS):
+        if scope["type"] != "http" or not is_openai_path(scope["path"]):
             await self._app(scope, receive, send)
             return
         start: Message | None = None
@@ -77,10 +119,9 @@ class OpenAIErrorMiddleware:
 
 async def _send_error(start: Message, problem: dict[str, Any], send: Send) -> None:
     status, code = HTTPStatus(problem["status"]), problem["type"].rpartition(":")[2]
-    is_server_error = status >= HTTPStatus.INTERNAL_SERVER_ERROR
     error = ErrorBody(
         message=problem["detail"],
-        type="server_error" if is_server_error else _TYPES.get(status, "invalid_request_error"),
+        type=_find_type(status),
         param=next((part["field"] for part in problem.get("errors", ())), None),
         code=_code(code),
     )
@@ -93,6 +134,12 @@ async def _send_error(start: Message, problem: dict[str, Any], send: Send) -> No
         headers["x-should-retry"] = "false"  # OpenAI's clients would repeat a 409
     await send({**start, "status": int(_STATUS.get(status, status))})
     await send({"type": "http.response.body", "body": body, "more_body": False})
+
+
+def _find_type(status: HTTPStatus) -> str:
+    if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+        return "server_error"
+    return _TYPES.get(status, "invalid_request_error")
 
 
 def _code(problem: str) -> str:

@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from reasoner.answers.canonical import canonicalize
 from reasoner.answers.extraction.extract import strip_thinking
 from reasoner.budget.usage import Usage
 from reasoner.jobs.event import Event
-from reasoner.jobs.job import TERMINAL_STATUSES, Alternative, JobError, JobResult
+from reasoner.jobs.job import TERMINAL_STATUSES, Alternative, JobError, JobResult, Status
 from reasoner.tree import read_answer_level, read_parts
 
 MAX_ANSWER_CHARS = 80
@@ -26,11 +26,12 @@ class JobEnd:
     """The end of a job.
 
     ``content`` is the chosen solution without its thought, ``other_contents`` are those of the alternatives.
+    ``is_cut`` has for each of them whether something else than the model ended it: its context, its length, the budget.
     ``num_visible_tokens`` is the length of all that; if the model's thoughts are not known, estimated by the share of
     the characters.
     """
 
-    status: str
+    status: Status
     at: float
     result: JobResult | None
     error: JobError | None
@@ -38,6 +39,7 @@ class JobEnd:
     content: str
     num_visible_tokens: int
     other_contents: tuple[str, ...] = ()
+    is_cut: tuple[bool, ...] = ()
 
 
 @dataclass(slots=True)
@@ -67,6 +69,8 @@ class Narration:
         self._num_thought: dict[str, int] = {}
         """Generated tokens of thoughts by node."""
         self._fresh_nodes: set[str] = set()
+        self._finished_nodes: set[str] = set()
+        """Nodes that the model ended, or that end with their answer."""
         self._classes: dict[tuple[str, bool], _AnswerClass] = {}
         """Answers by their canonical form."""
         self._class_of: dict[str, _AnswerClass] = {}
@@ -111,7 +115,7 @@ class Narration:
                 yield f"After a probe: {', then '.join(str(stage['name']) for stage in data['stages']) or 'stop'}."
         status = event.type.removeprefix("job.")
         if event.type.startswith("job.") and status in TERMINAL_STATUSES:
-            self.end = self._read_end(status, event)
+            self.end = self._read_end(cast(Status, status), event)
             yield _describe_end(self.end)
 
     def _describe_node(self, data: dict[str, Any]) -> Iterator[str]:
@@ -127,6 +131,8 @@ class Narration:
             self._fresh_nodes.add(node)
         if not data["final"]:
             return
+        if data["reason"] in ("answer", "stop"):
+            self._finished_nodes.add(node)
         answer: str | None = data["answer"]
         if not self._is_concise:
             yield f"Branch {node}: {data['reason'] if answer is None else _shorten(answer)}."
@@ -146,7 +152,7 @@ class Narration:
             score = f", score {leader.score:.2g}" if leader.score else ""
             yield f"Leading: {leader.shown}{score}, {leader.count} of {len(self._class_of)}."
 
-    def _read_end(self, status: str, event: Event) -> JobEnd:
+    def _read_end(self, status: Status, event: Event) -> JobEnd:
         data: Any = event.data
         result = None if data["result"] is None else JobResult.model_validate(data["result"])
         error = None if data["error"] is None else JobError.model_validate(data["error"])
@@ -156,7 +162,8 @@ class Narration:
         num_visible = sum(self._count_visible_tokens(*pair, counted) for pair in zip(shown, contents, strict=True))
         usage = Usage.model_validate(data["usage"])
         content = contents[0] if contents else ""
-        return JobEnd(status, event.at, result, error, usage, content, num_visible, tuple(contents[1:]))
+        is_cut = tuple(solution.node not in self._finished_nodes for solution in shown)
+        return JobEnd(status, event.at, result, error, usage, content, num_visible, tuple(contents[1:]), is_cut)
 
     def _count_visible_tokens(self, solution: JobResult | Alternative, content: str, counted: set[str]) -> int:
         """Return the generated tokens of a solution's content. Tokens of the nodes in ``counted`` are none of them.

@@ -46,7 +46,7 @@ async def verifiers(_: AnyPrincipal) -> dict[str, Any]:
     return {"data": listed, "left_out": _list_left_out(VERIFIERS_GROUP)}
 
 
-@router.get("/v1/models", summary="Models that the engines serve")
+@router.get("/v1/models", responses={"default": {"model": ErrorDocument}}, summary="Models that the engines serve")
 async def models(state: State, _: AnyPrincipal) -> dict[str, Any]:
     """``default`` is the model of a job that names none. ``defaults`` are the values in use for the fields that a job
     of the model leaves open; null for a model that only scores."""

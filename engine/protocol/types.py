@@ -39,9 +39,17 @@ class EngineError(Exception):
 class InvalidRequest(EngineError):
     """The request can never be served. ``field``: the name of the invalid field."""
 
+    is_too_long = False
+
     def __init__(self, message: str, field: str | None = None) -> None:
         super().__init__(message)
         self.field = field
+
+
+class PromptTooLong(InvalidRequest):
+    """The question leaves no room for an answer in the context of a model."""
+
+    is_too_long = True
 
 
 class NotSupported(EngineError):

@@ -68,8 +68,10 @@ class Message(StrictModel):
             raise ValueError(f"tool_calls: a message of role {self.role!r} calls nothing: they are the assistant's")
         if (self.role == "tool") != (self.tool_call_id is not None):
             raise ValueError("tool_call_id: a message of role 'tool' has one, and no other")
-        if not self.content and (self.role == "user" or (self.content is None and self.role == "system")):
+        if self.content is None and self.role != "tool" and not self.tool_calls:
             raise ValueError("content: it is empty: write the text of the message")
+        if not self.content and self.role == "user":
+            raise ValueError("content: it is empty: give at least 1 character")
         return self
 
     def render(self, *, arguments_as_text: bool = False) -> dict[str, Any]:

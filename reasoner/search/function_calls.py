@@ -75,6 +75,12 @@ class FunctionReader:
             return SolutionEnd(words=words)
         return SolutionEnd(show_calls(calls), "strict", f"calls {vote_key(calls, self._spec.tool_vote)}", calls, words)
 
+    def read_cut_words(self, text: str, *, has_thought: bool) -> str:
+        """Return the words of a solution that was cut off: a part of a call is none. ``has_thought`` as in ``read``."""
+        if has_thought and not self._format.has_channels:
+            text = strip_thinking(text) or ""
+        return self._format.read_cut_words(text, list(self._tools.values()), must_call=self.must_call)
+
     @property
     def shows_special(self) -> bool:
         """True if special tokens may stand between the calls, so that they have to be in the text."""
@@ -116,13 +122,15 @@ async def read_end(node: Node, reason: Reason, answers: AnswerFinder, functions:
         if read.calls or read.fault is not None:
             return read
         words, has_thought = read.words, False
-    elif functions is not None and functions.must_call:
-        return SolutionEnd()
+    elif functions is not None and reason not in ("step", "said"):
+        words, has_thought = functions.read_cut_words(text, has_thought=has_thought), False
+    if functions is not None and functions.must_call:
+        return SolutionEnd(words=words)
     stopped = STOPPED_BY_REASON.get(reason, "inside")
     stated = await answers.find(text if words is None else words, stopped, has_thought=has_thought)
     if stated is not None:
         return SolutionEnd(stated.text, stated.level, words=words)
-    if not words or functions is None or not functions.has_functions:
+    if not words or reason != "stop" or functions is None or not functions.has_functions:
         return SolutionEnd(words=words)
     return SolutionEnd(words, "strict", REPLY, words=words)
 

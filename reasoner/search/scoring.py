@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
-from engine.protocol.types import InvalidRequest, ModelInfo
+from engine.protocol.types import InvalidRequest, ModelInfo, PromptTooLong
 from prm.scorers.steps import Reading, aggregate
 from reasoner.budget.ledger import Ledger
 from reasoner.budget.prices import NO_AMOUNT, Amount
@@ -101,9 +101,9 @@ def aggregate_score(steps: Sequence[float], aggregation: str) -> float:
 
 
 def check_fits_context(model: ModelInfo, tokens: int) -> None:
-    """Raise ``InvalidRequest`` if the question alone is too long for a verifier."""
+    """Raise ``PromptTooLong`` if the question alone is too long for a verifier."""
     if tokens >= model.context:
-        raise InvalidRequest(
+        raise PromptTooLong(
             f"the problem has {tokens} tokens, and the context of verifier {model.id!r} holds {model.context}",
             "problem",
         )

@@ -14,7 +14,14 @@ import structlog
 from pydantic import ValidationError
 from structlog.contextvars import bound_contextvars
 
-from engine.protocol.types import EngineBusy, EngineClient, EngineError, EngineUnavailable, InvalidRequest
+from engine.protocol.types import (
+    EngineBusy,
+    EngineClient,
+    EngineError,
+    EngineUnavailable,
+    InvalidRequest,
+    PromptTooLong,
+)
 from reasoner.admission.validation import JobRefused
 from reasoner.best_so_far import choose_best_so_far
 from reasoner.budget.grant_source import JobParked
@@ -238,6 +245,8 @@ async def _keep_lease(claim: Claim, store: JobStore, cancelled: asyncio.Event) -
 
 def _failure(error: Exception) -> JobError:
     match error:
+        case PromptTooLong():
+            return JobError(code="context_length_exceeded", message=str(error))
         case InvalidRequest():
             return JobError(code="invalid_request", message=str(error))
         case EngineError():

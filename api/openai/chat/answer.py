@@ -9,14 +9,12 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel
 
-from api.http.problems import SHUTTING_DOWN
-from api.openai.errors import stream_error
+from api.openai.errors import INTERRUPTIONS, failure_problem, interruption_problem, stream_error
 from api.openai.functions import AnswerCall, build_calls, split_arguments
 from api.openai.narration import JobEnd, Narration
 from api.openai.usage import CachedTokens, ReasoningTokens, Report, count_reasoning_tokens
 from reasoner.jobs.event import Event
 from reasoner.jobs.job import TopToken
-from workers.store.event_log import ShuttingDown
 from workers.store.serialization import JobDocument
 
 Json = dict[str, Any]
@@ -72,7 +70,7 @@ class ChoiceLogprobs(BaseModel):
 class ChatChoice(BaseModel):
     """The chosen solution, or the best one of the next answers in their order.
 
-    ``finish_reason`` is ``length`` if the budget ended before any branch stated an answer.
+    ``finish_reason`` is ``length`` if the solution was cut off: by the model's context, its own length or the budget.
     """
 
     index: int
@@ -105,7 +103,7 @@ def build_completion(
                 reasoning_content=shown.reasoning,
                 tool_calls=shown.calls or None,
             ),
-            finish_reason=_finish_reason(end, shown),
+            finish_reason=_finish_reason(end, index, shown),
             logprobs=_logprobs(end, index),
         )
         for index, shown in enumerate(_list_choices(job["id"], narration, end, wanted))
@@ -142,12 +140,12 @@ async def stream_chunks(
             text = narration.add(event)
             if text and shows_narration(narration, wanted):  # by default until a branch shows that the model thinks
                 yield _chunk(job, {"reasoning_content": text}, usage=usage)
-    except ShuttingDown:
-        yield json.dumps({"error": stream_error(SHUTTING_DOWN).model_dump()})
+    except INTERRUPTIONS as error:
+        yield json.dumps({"error": stream_error(interruption_problem(error)).model_dump()})
         return
     end = narration.end
     if end is None or end.result is None or end.status == "cancelled":
-        yield json.dumps({"error": _error(end)})
+        yield json.dumps({"error": stream_error(failure_problem(end)).model_dump()})
         return
     for index, shown in enumerate(_list_choices(job["id"], narration, end, wanted)):
         if index:
@@ -160,7 +158,7 @@ async def stream_chunks(
         for delta in _call_deltas(shown.calls):
             yield _chunk(job, {"tool_calls": [delta]}, usage=usage, index=index)
         report = {} if index else {"reasoner": Report.from_job(job, end).model_dump()}
-        logprobs, reason = _logprobs(end, index), _finish_reason(end, shown)
+        logprobs, reason = _logprobs(end, index), _finish_reason(end, index, shown)
         yield _chunk(job, {}, usage=usage, index=index, finish_reason=reason, logprobs=logprobs, **report)
     if usage:
         yield json.dumps(_envelope(job) | {"choices": [], "usage": _usage(end).model_dump()})
@@ -240,20 +238,11 @@ def _envelope(job: JobDocument) -> Json:
     }
 
 
-def _finish_reason(end: JobEnd, shown: _Choice) -> FinishReason:
-    """Return ``length`` only if the budget cut off the answer itself, not if it ended after one was found."""
+def _finish_reason(end: JobEnd, index: int, shown: _Choice) -> FinishReason:
+    """Return ``length`` only if the choice itself was cut off, not if the search ended after it was found."""
     if shown.calls:
         return "tool_calls"
-    is_cut = end.result is not None and end.result.answer is None and end.result.finish_reason == "budget"
-    return "length" if is_cut else "stop"
-
-
-def _error(end: JobEnd | None) -> Json:
-    if end is None:
-        return {"message": "the job was deleted", "type": "server_error", "param": None, "code": "deleted"}
-    if end.error is None:
-        return {"message": "the job was cancelled", "type": "server_error", "param": None, "code": "cancelled"}
-    return {"message": end.error.message, "type": "server_error", "param": None, "code": end.error.code}
+    return "length" if end.is_cut[index] else "stop"
 
 
 def _usage(end: JobEnd) -> ChatUsage:

@@ -10,14 +10,13 @@ from fastapi import APIRouter, Body, Request, Response
 from fastapi.responses import JSONResponse
 
 from api.http.principal import Writer
-from api.http.problems import Problem
 from api.http.request_parsing import IdempotencyKey, JsonRoute, read_idempotency
 from api.http.state import State
 from api.http.submission import submit_job
 from api.openai.chat.answer import ChatCompletion, build_completion, stream_chunks
 from api.openai.chat.body import ChatBody
-from api.openai.errors import ErrorDocument
-from api.openai.narration import JobEnd, Narration
+from api.openai.errors import ErrorDocument, failure_problem
+from api.openai.narration import Narration
 from api.openai.sent_fields import naming_sent_fields
 from api.openai.streaming import ClientDisconnected, EventStream, cancel_abandoned_job, wait_for_end
 
@@ -48,8 +47,6 @@ EXAMPLES: dict[str, Any] = {
         },
     },
 }
-_STATUS = {"invalid_request": 422, "engine_error": 502, "max_attempts": 503, "engine_unavailable": 503}
-"""HTTP statuses by the error code of a failed job; any other code is 500."""
 EVENT = {"type": "object", "properties": {"event": {"type": "string"}, "data": {"type": "string"}}}
 STREAM: dict[int | str, dict[str, Any]] = {
     200: {"content": {"text/event-stream": {"itemSchema": EVENT}}, "description": "With 'stream': events."}
@@ -90,25 +87,10 @@ async def complete(
     except ClientDisconnected:
         return Response(status_code=499)
     if end is None or end.result is None or end.status == "cancelled":
-        raise _failure_problem(end)
+        raise failure_problem(end)
     return JSONResponse(build_completion(job, narration, end, body.reasoning_content).model_dump())
 
 
 async def _format_events(data: AsyncIterator[str]) -> AsyncIterator[str]:
     async for part in data:
         yield f"data: {part}\n\n"
-
-
-def _failure_problem(end: JobEnd | None) -> Problem:
-    """Return the problem of a job without a result. OpenAI's clients must not repeat a paid search on their own."""
-    headers = {"x-should-retry": "false"}
-    if end is None or end.error is None:
-        return Problem(
-            409,
-            "cancelled",
-            "the job was cancelled or deleted while it ran",
-            headers=headers,
-        )
-    return Problem(
-        _STATUS.get(end.error.code, 500), end.error.code.replace("_", "-"), end.error.message, headers=headers
-    )

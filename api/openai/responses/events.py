@@ -9,16 +9,22 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterable
 from typing import Any
 
-from api.http.problems import SHUTTING_DOWN
-from api.openai.errors import stream_error
+from api.http.problems import Problem
+from api.openai.errors import DELETED, INTERRUPTIONS, interruption_problem, stream_error
 from api.openai.functions import FunctionCallItem, build_call_item, split_arguments
 from api.openai.narration import JobEnd, Narration
 from api.openai.responses.body import EchoedFields
-from api.openai.responses.object import MessageStatus, Response, message_item, message_status, reasoning_item
+from api.openai.responses.object import (
+    MessageStatus,
+    Response,
+    message_item,
+    message_status,
+    reasoning_item,
+    response_status,
+)
 from reasoner.budget.usage import Usage
 from reasoner.jobs.event import Event
 from reasoner.jobs.job import Status
-from workers.store.event_log import ShuttingDown
 from workers.store.serialization import JobDocument
 
 Json = dict[str, Any]
@@ -59,16 +65,16 @@ class ResponseEvents:
         return events
 
     def close(self) -> list[Json]:
-        """Return the last events of a job that will not be retried; none if it was deleted."""
-        return self._last_events
+        """Return the last events of a job that will not be retried: an error if it was deleted."""
+        return self._last_events or [self.interrupt(DELETED)]
 
-    def interrupt(self) -> Json:
-        """Return the event for a service that shuts down before the job ends.
+    def interrupt(self, problem: Problem) -> Json:
+        """Return the event of an error for which the stream ends before the job does.
 
         It repeats the last number, so that a client which continues after it misses nothing.
         """
-        error = stream_error(SHUTTING_DOWN).model_dump(exclude={"type"})
-        return {"type": "error", "sequence_number": self._next_number - 1, **error}
+        error = stream_error(problem).model_dump(exclude={"type"})
+        return {"type": "error", "sequence_number": max(0, self._next_number - 1), **error}
 
     def _begin_reasoning(self) -> list[Json]:
         self._has_begun = True
@@ -89,7 +95,7 @@ class ResponseEvents:
         index = 1 if status is None else 2
         for number, call in enumerate(end.result.tool_calls if end.result is not None else ()):
             events += self._call_events(index + number, build_call_item(self._job["id"], number, call))
-        name = _TERMINAL.get(end.status, "response.failed")
+        name = _TERMINAL.get(response_status(end), "response.failed")
         return [*events, self._event(name, response=self._response(self._job))]
 
     def _message_events(self, status: MessageStatus, text: str) -> list[Json]:
@@ -155,8 +161,8 @@ async def stream_after(after: int | None, stream: ResponseEvents, events: AsyncI
             for stream_event in stream.add(event):
                 if after is None or stream_event["sequence_number"] > after:
                     yield stream_event
-    except ShuttingDown:
-        yield stream.interrupt()
+    except INTERRUPTIONS as error:
+        yield stream.interrupt(interruption_problem(error))
         return
     for stream_event in stream.close():
         if after is None or stream_event["sequence_number"] > after:

@@ -61,12 +61,18 @@ class ResponseUsage(BaseModel):
 
 
 class ResponseError(BaseModel):
-    code: Literal["invalid_prompt", "server_error"]
+    """The error of a failed job, in the form of all errors: some clients ask for ``type`` and ``param``, too."""
+
+    code: Literal["invalid_prompt", "context_length_exceeded", "server_error"]
     message: str
+    type: Literal["invalid_request_error", "server_error"]
+    param: str | None = None
 
 
 class IncompleteDetails(BaseModel):
-    reason: Literal["max_output_tokens", "no_answer"]
+    """``max_output_tokens``, OpenAI's word, stands for every limit: of tokens, of time and of the model's context."""
+
+    reason: Literal["max_output_tokens"] = "max_output_tokens"
 
 
 class ReasoningSettings(BaseModel):
@@ -79,8 +85,8 @@ class Response(BaseModel):
 
     id: str
     object: Literal["response"] = "response"
-    created_at: float
-    completed_at: float | None
+    created_at: int
+    completed_at: int | None
     status: Status
     background: bool
     model: str
@@ -111,9 +117,9 @@ class Response(BaseModel):
         spec, end = job["spec"], narration.end
         return cls(
             id=response_id(job["id"]),
-            created_at=job["created_at"],
-            completed_at=end.at if end and end.status == "completed" else None,
-            status=end.status if end else job["status"],
+            created_at=int(job["created_at"]),
+            completed_at=int(end.at) if end and response_status(end) == "completed" else None,
+            status=response_status(end) if end else job["status"],
             background=echoed.background,
             model=spec["model"],
             error=_error(end),
@@ -153,9 +159,20 @@ def message_item(job_id: str, status: MessageStatus, text: str) -> MessageItem:
     return MessageItem(id=f"msg_{job_id.removeprefix('job_')}", status=status, content=content)
 
 
+def response_status(end: JobEnd) -> Status:
+    """Return the status of a response that has ended: it is ``incomplete`` exactly where its solution was cut off.
+
+    The job behind it may be completed, with an answer that such a solution states, or be incomplete because a whole
+    solution states none.
+    """
+    if end.status not in ("completed", "incomplete") or end.result is None:
+        return end.status
+    return "incomplete" if not end.result.tool_calls and (not end.is_cut or end.is_cut[0]) else "completed"
+
+
 def message_status(end: JobEnd) -> MessageStatus | None:
     """Return the status of the message of a response that has ended; None if it has no message."""
-    if end.status == "completed":
+    if response_status(end) == "completed":
         is_call_alone = end.result is not None and end.result.tool_calls and not end.content
         return None if is_call_alone else "completed"
     return "incomplete" if end.content else None
@@ -183,16 +200,16 @@ def _tool_choice(choice: str | dict[str, Any]) -> str | dict[str, Any]:
 def _error(end: JobEnd | None) -> ResponseError | None:
     if end is None or end.error is None:
         return None
-    code: Literal["invalid_prompt", "server_error"] = (
-        "invalid_prompt" if end.error.code == "invalid_request" else "server_error"
-    )
-    return ResponseError(code=code, message=end.error.message)
+    code = end.error.code
+    if code == "context_length_exceeded":
+        return ResponseError(code=code, message=end.error.message, type="invalid_request_error", param="input")
+    if code == "invalid_request":
+        return ResponseError(code="invalid_prompt", message=end.error.message, type="invalid_request_error")
+    return ResponseError(code="server_error", message=end.error.message, type="server_error")
 
 
 def _incomplete(end: JobEnd | None) -> IncompleteDetails | None:
-    if end is None or end.result is None or end.status != "incomplete":
-        return None
-    return IncompleteDetails(reason="max_output_tokens" if end.result.finish_reason == "budget" else "no_answer")
+    return IncompleteDetails() if end is not None and response_status(end) == "incomplete" else None
 
 
 def _usage(end: JobEnd | None) -> ResponseUsage | None:

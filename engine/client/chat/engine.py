@@ -44,6 +44,7 @@ from engine.protocol.types import (
     ModelInfo,
     NotSupported,
     Prompt,
+    PromptTooLong,
     ScoreRequest,
     ScoreResult,
     TemplateKwargs,
@@ -213,10 +214,12 @@ class ChatEngine:
                 else:
                     answer.drop()
             except InvalidRequest as error:
-                if _TOO_LONG.search(str(error)) and _has_answers(running.request.prompt):
+                is_too_long = _TOO_LONG.search(str(error)) is not None
+                if is_too_long and _has_answers(running.request.prompt):
                     yield self._completion(running.request, answer, "context")
                 else:
-                    yield self._refuse(running, answer, error)
+                    refused = PromptTooLong(str(error), error.field) if is_too_long else error
+                    yield self._refuse(running, answer, refused)
                 return
             except EngineError as error:
                 yield self._refuse(running, answer, error)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from engine.protocol.types import EngineClient, InvalidRequest, ModelInfo
+from engine.protocol.types import EngineClient, ModelInfo, PromptTooLong
 from reasoner.jobs.sampling_spec import Sampling
 from reasoner.jobs.spec import JobSpec
 from reasoner.search.policies.forced_calls import choose_natively
@@ -59,7 +59,7 @@ def find_sample_number(weights: Sequence[float], policy: int, index: int) -> int
 
 
 async def tokenize_problem(spec: JobSpec, engine: EngineClient, policy: ModelInfo) -> tuple[int, ...]:
-    """Return the prompt of the job's question. Raises ``InvalidRequest`` if it leaves no room for an answer."""
+    """Return the prompt of the job's question. Raises ``PromptTooLong`` if it leaves no room for an answer."""
     variables = spec.template_kwargs | choose_natively(spec, policy)
     prompt = await engine.tokenize(policy.id, spec.to_messages(), template_kwargs=variables)
     if spec.candidates is None:  # else nothing is written behind it
@@ -68,9 +68,9 @@ async def tokenize_problem(spec: JobSpec, engine: EngineClient, policy: ModelInf
 
 
 def check_room(prompt: Sequence[int], policy: ModelInfo) -> None:
-    """Raise ``InvalidRequest`` if the prompt of the question fills a policy's context."""
+    """Raise ``PromptTooLong`` if the prompt of the question fills a policy's context."""
     if len(prompt) >= policy.context:
-        raise InvalidRequest(
+        raise PromptTooLong(
             f"the problem has {len(prompt)} tokens, and the context of model {policy.id!r} holds {policy.context}: "
             "shorten it so that room is left for an answer",
             "problem",

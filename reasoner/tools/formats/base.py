@@ -6,12 +6,16 @@ import re
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import ClassVar
 
 from reasoner.tools.formats.answer import AnswerWriter, ParsedAnswer
-from reasoner.tools.formats.call import FunctionTool
+from reasoner.tools.formats.call import FunctionTool, MalformedCall
 from reasoner.tools.formats.source import Source, read_text
+
+_MIN_PARTIAL_CHARS = 4
+"""Length from which the end of a text that was cut off may be the beginning of a delimiter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +66,24 @@ class ToolFormat(ABC):
         writer = AnswerWriter(tools)
         self.read(Source(text), writer)
         return writer.answer
+
+    def read_cut_words(self, text: str, tools: Sequence[FunctionTool], *, must_call: bool) -> str:
+        """Return the words of a text that was cut off, without its calls and without the beginning of one.
+
+        ``must_call``: the engine may have been held to a call from the first token on.
+        """
+        writer = AnswerWriter(tools)
+        with suppress(MalformedCall):
+            self.read(Source(text), writer)
+        words = writer.answer.text.strip()
+        head = "" if self.frame is None else self.frame.begin.partition("NAME")[0]
+        if must_call and head and (words.startswith(head.rstrip()) or head.startswith(words)):
+            return ""
+        for delimiter in self.delimiters:
+            for length in range(len(delimiter) - 1, _MIN_PARTIAL_CHARS - 1, -1):
+                if words.endswith(delimiter[:length]):
+                    return words[:-length].rstrip()
+        return words
 
 
 class InlineFormat(ToolFormat):

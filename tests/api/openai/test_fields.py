@@ -180,7 +180,7 @@ async def test_neutral_values_of_unsupported_fields_pass(client: httpx.AsyncClie
             "messages.0.content.0.type",
             "'text'",
         ),
-        ({"messages": [*QUESTION, {"role": "assistant", "content": "x", "name": "y"}]}, "messages.1.name", "known"),
+        ({"messages": [*QUESTION, {"role": "assistant", "content": "x", "tone": "y"}]}, "messages.1.tone", "known"),
         ({"reasoning_effort": "enormous"}, "reasoning_effort", "minimal, low, medium, high"),
         ({"reasoning": {"effort": "enormous"}}, "reasoning.effort", "minimal, low, medium, high"),
         ({"reasoning_effort": "low", "reasoning": {"effort": "high"}}, "reasoning.effort", "give one"),
@@ -210,9 +210,9 @@ async def test_an_invalid_field_is_named_with_valid_values(
     [
         ({"input": []}, "input", "at least 1"),
         ({"input": [{"type": "file_search_call"}]}, "input.0", "function_call and function_call_output"),
-        ({"input": [{"type": "reasoning", "summary": [], "id": "rs_1"}]}, "messages", "at least 1"),
+        ({"input": [{"type": "reasoning", "summary": [], "id": "rs_1"}]}, "input", "at least 1"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input.0.content.0.type", "'input_text'"),
-        ({"instructions": ""}, "instructions", "at least 1"),
+        ({"input": ""}, "input", "is empty"),
         ({"max_output_tokens": 10**9}, "max_output_tokens", "10000000"),
     ],
 )

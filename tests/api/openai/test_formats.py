@@ -100,7 +100,10 @@ async def test_the_format_becomes_the_constraint_of_the_job(ai: AsyncOpenAI) -> 
 @pytest.mark.parametrize(
     ("schema", "message"),
     [
-        ({"properties": {"a": {"format": "idn-email"}}}, "constraint.json_schema.properties.a: .*idn-email"),
+        (
+            {"properties": {"a": {"format": "idn-email"}}},
+            "response_format.json_schema.schema.properties.a: .*idn-email",
+        ),
         ({"type": "object", "required": ["a"], "properties": {"a": {"$ref": "#"}}}, "no finite JSON is valid"),
     ],
 )
