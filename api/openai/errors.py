@@ -70,6 +70,11 @@ def interruption_problem(error: Exception) -> Problem:
     return SHUTTING_DOWN if isinstance(error, ShuttingDown) else BROKER_UNAVAILABLE
 
 
+def name_too_long(message: str) -> str:
+    """Return the message of a prompt that is too long, with the words by which LiteLLM and others find it."""
+    return f"the prompt is too long: {message}"
+
+
 def failure_problem(end: JobEnd | None) -> Problem:
     """Return the problem of a job without a result. OpenAI's clients must not repeat a paid search on their own."""
     headers = {"x-should-retry": "false"}
@@ -78,7 +83,10 @@ def failure_problem(end: JobEnd | None) -> Problem:
     if end.error is None:
         return Problem(409, "cancelled", "the job was cancelled while it ran", headers=headers)
     code, message = end.error.code, end.error.message
-    errors = [("messages", message)] if code == "context_length_exceeded" else []
+    errors = []
+    if code == "context_length_exceeded":
+        message = name_too_long(message)
+        errors = [("messages", message)]
     return Problem(_JOB_STATUS.get(code, 500), code.replace("_", "-"), message, errors=errors, headers=headers)
 
 

@@ -6,6 +6,7 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel
 
+from api.openai.errors import name_too_long
 from api.openai.functions import FunctionCallItem, build_call_item
 from api.openai.narration import JobEnd, Narration
 from api.openai.responses.body import EchoedFields, SummaryText
@@ -202,7 +203,8 @@ def _error(end: JobEnd | None) -> ResponseError | None:
         return None
     code = end.error.code
     if code == "context_length_exceeded":
-        return ResponseError(code=code, message=end.error.message, type="invalid_request_error", param="input")
+        message = name_too_long(end.error.message)
+        return ResponseError(code=code, message=message, type="invalid_request_error", param="input")
     if code == "invalid_request":
         return ResponseError(code="invalid_prompt", message=end.error.message, type="invalid_request_error")
     return ResponseError(code="server_error", message=end.error.message, type="server_error")

