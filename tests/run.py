@@ -51,11 +51,12 @@ class Section:
 
 # A pytest process imports all that it collects, for some seconds, so folders without selected tests are left out.
 WITH_SERVICES = ("chaos", "docs", "e2e")
-ELSEWHERE = ("fuzz", "vllm")
-"""Folders of ``make test-long`` and of ``make test-vllm``."""
+ELSEWHERE = ("fuzz", "vllm", "clients")
+"""Folders of ``make test-long``, ``make test-vllm`` and ``make test-clients``."""
+EVERYWHERE = "not long and not real and not vllm and not clients"
 COMPUTING = Section(
     "computing",
-    "not long and not real and not vllm",
+    EVERYWHERE,
     options=(
         "-n",
         "2",
@@ -65,8 +66,8 @@ COMPUTING = Section(
     ),
     niceness=5,
 )
-SERVICES = Section("services", "not long and not real and not vllm", WITH_SERVICES, ("-n", "2", "--dist", "loadfile"))
-LONG = Section("long", "long and not vllm", options=("-n", "2", "--dist", "worksteal"))
+SERVICES = Section("services", EVERYWHERE, WITH_SERVICES, ("-n", "2", "--dist", "loadfile"))
+LONG = Section("long", "long and not vllm and not clients", options=("-n", "2", "--dist", "worksteal"))
 NUM_DRAWN_SEEDS = 2
 
 

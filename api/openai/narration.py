@@ -69,8 +69,8 @@ class Narration:
         self._num_thought: dict[str, int] = {}
         """Generated tokens of thoughts by node."""
         self._fresh_nodes: set[str] = set()
-        self._finished_nodes: set[str] = set()
-        """Nodes that the model ended, or that end with their answer."""
+        self._end_reasons: dict[str, str] = {}
+        """Reasons by node that has ended."""
         self._classes: dict[tuple[str, bool], _AnswerClass] = {}
         """Answers by their canonical form."""
         self._class_of: dict[str, _AnswerClass] = {}
@@ -131,8 +131,7 @@ class Narration:
             self._fresh_nodes.add(node)
         if not data["final"]:
             return
-        if data["reason"] in ("answer", "stop"):
-            self._finished_nodes.add(node)
+        self._end_reasons[node] = data["reason"]
         answer: str | None = data["answer"]
         if not self._is_concise:
             yield f"Branch {node}: {data['reason'] if answer is None else _shorten(answer)}."
@@ -162,7 +161,8 @@ class Narration:
         num_visible = sum(self._count_visible_tokens(*pair, counted) for pair in zip(shown, contents, strict=True))
         usage = Usage.model_validate(data["usage"])
         content = contents[0] if contents else ""
-        is_cut = tuple(solution.node not in self._finished_nodes for solution in shown)
+        otherwise = "stop" if status == "completed" else "budget"
+        is_cut = tuple(self._end_reasons.get(part.node or "", otherwise) not in ("answer", "stop") for part in shown)
         return JobEnd(status, event.at, result, error, usage, content, num_visible, tuple(contents[1:]), is_cut)
 
     def _count_visible_tokens(self, solution: JobResult | Alternative, content: str, counted: set[str]) -> int:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from api.http.problems import Problem
-from api.openai.sent_fields import Turn, naming_sent_fields
+from api.openai.sent_fields import Turn
 from engine.protocol.types import InvalidRequest
 from reasoner.admission.effort import Effort, apply_effort
 from reasoner.admission.resolve import use_available_verifier
@@ -16,6 +16,7 @@ from reasoner.answers.spec import AnswerSpec
 from reasoner.base_model import StrictModel
 from reasoner.budget.spec import MAX_BUDGET_TOKENS, Budget
 from reasoner.jobs.constraint_spec import ConstraintSpec
+from reasoner.jobs.messages import Message
 from reasoner.jobs.spec import FALLBACK_STRATEGY, JobSpec, StopStrings, StrategySpec, TemplateKwargs
 from reasoner.jobs.thought_spec import ThoughtSpec
 from reasoner.jobs.tool_specs import FunctionTool, PythonTool, ToolChoice
@@ -130,18 +131,19 @@ class OpenAIRequest(StrictModel):
         names = {f"sampling.{name}": name for name, value in self.sampling().items() if value is not None}
         names |= {f"metadata.{name}": name for name in self._user_metadata()}
         names |= {f"messages.{index}": turn.field for index, turn in enumerate(turns)}
-        return names | ({"budget.tokens": min(bounds, key=bounds.__getitem__)} if bounds else {})
+        is_bounded = bool(bounds) and (self.budget is None or self.budget.tokens is None)
+        return names | ({"budget.tokens": min(bounds, key=bounds.__getitem__)} if is_bounded else {})
 
-    def to_job(self, turns: Sequence[Turn], settings: Settings) -> JobSpec:
+    def to_job(self, conversation: list[Message], settings: Settings) -> JobSpec:
         """Return the job for a conversation. The token bounds also limit the tokens of an effort.
 
-        Raises ``RequestValidationError`` or ``Problem``, which name the field.
+        Raises ``ValidationError`` that names the job's field, or ``Problem`` that names the request's.
         """
         efforts = settings.effort
         budget = (self.budget or Budget()).model_copy(update={"effort": self._find_effort(efforts)})
         fields: dict[str, Any] = {
             "model": self.model,
-            "messages": [turn.message for turn in turns],
+            "messages": conversation,
             "seed": self.seed,
             "stop": self.stop,
             "budget": None if budget == Budget() else budget,
@@ -157,13 +159,24 @@ class OpenAIRequest(StrictModel):
         compares = self._compares_answers(settings)
         if not compares and fields["constraint"] is None:
             fields["answer"] = AnswerSpec(compare="text", extract="all")
-        with naming_sent_fields(self.sent_fields(turns)):
-            spec = JobSpec.model_validate({name: value for name, value in fields.items() if value not in (None, {})})
+        spec = JobSpec.model_validate({name: value for name, value in fields.items() if value not in (None, {})})
         spec = use_available_verifier(spec, settings)
         if not compares and spec.verifier is None:  # nothing could choose among several
             samples = StrategySpec.model_validate({"name": FALLBACK_STRATEGY, "n": spec.alternatives + 1})
             spec = spec.model_copy(update={"strategy": samples})
         return _apply_bounds(spec, list(self.token_bounds().values()), efforts)
+
+    def _compares_answers(self, settings: Settings) -> bool:
+        """Return True if the client, its effort or the operator says how answers are found, compared or searched for.
+
+        Otherwise the request is a conversation, whose solutions are chosen as whole texts.
+        """
+        effort = settings.effort.get(next(iter(self.efforts().values()), ""))
+        defaults = settings.models.get(self.model)
+        own = (self.strategy, self.answer, self.confidence, self.tool_vote)
+        others = (effort and effort.strategy, defaults and defaults.strategy, defaults and defaults.answer)
+        is_rule = self.verifier is not None and self.verifier.is_conclusive
+        return is_rule or any(value is not None for value in (*own, *others))
 
     def _user_metadata(self) -> dict[str, str]:
         fields = {"user": self.user, "safety_identifier": self.safety_identifier}

@@ -71,9 +71,9 @@ async def complete(
     deterministic, priority and webhook are those of ``POST /v1/jobs``.
     """
     turns = body.to_turns()
-    spec = body.to_job(turns, state.settings)
     idempotency = await read_idempotency(idempotency_key, request)
     with naming_sent_fields(body.sent_fields(turns)):
+        spec = body.to_job([turn.message for turn in turns], state.settings)
         job, _ = await submit_job(spec, principal, state, idempotency=idempotency)
     summary = body.reasoning.summary if body.reasoning else None
     narration = Narration(job["spec"], concise=summary == "concise")

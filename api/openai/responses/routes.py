@@ -100,10 +100,10 @@ async def create(
     previous = body.previous_response_id
     history = [] if previous is None else await load_conversation(previous, state, principal)
     turns = body.to_turns(history, await resolve_references(body.input, state, principal))
-    spec = body.to_job(turns, state.settings)
     idempotency = await read_idempotency(idempotency_key, request)
     outlives_client = echoed.background or idempotency is not None
     with naming_sent_fields(body.sent_fields(turns)):
+        spec = body.to_job([turn.message for turn in turns], state.settings)
         job, _ = await submit_job(spec, principal, state, idempotency=idempotency, form=echoed.model_dump_json())
     if body.stream:
         stream = ResponseEvents(job, echoed)

@@ -295,3 +295,39 @@ async def test_a_failed_search_reports_its_error_on_each_route(ai: AsyncOpenAI, 
         assert response.status == "failed"
         assert response.error is not None
         assert (response.error.code, "999 tokens" in response.error.message) == ("invalid_prompt", True)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("/v1/embeddings", "/v1/completions", "/v1/models", "/v1/models/x", "/v1/images/generations", "/v1/files"),
+        *("/v1/chat/nothing", "/v1/responses/", "/chat/completions", "/responses", "/embeddings"),
+    ],
+)
+async def test_every_path_of_openais_clients_has_errors_in_their_format(client: httpx.AsyncClient, path: str) -> None:
+    for method in ("POST", "PATCH"):
+        error = refused(await client.request(method, path, json={}), 405 if path.startswith("/v1/models") else 404)
+        assert error["type"] == "invalid_request_error"
+    for own in ("/v1/jobs/x", "/v1/batches/x", "/v1/keys/x"):
+        assert "error" not in (await client.get(own)).json()
+
+
+async def test_a_path_without_its_version_is_corrected(client: httpx.AsyncClient) -> None:
+    assert "/v1/chat/completions" in refused(await client.post("/chat/completions", json={}), 404)["message"]
+
+
+async def test_a_list_of_models_without_a_key_is_refused_in_openais_format(settings: Settings) -> None:
+    locked = load_settings(redis_url=settings.redis_url, api_keys="a-key-of-many-characters")
+    async with serving(locked, ScriptedEngine()) as client:
+        for path in ("/v1/models", "/v1/embeddings", "/v1/completions"):
+            assert refused(await client.get(path), 401)["code"] == "invalid_api_key"
+
+
+async def test_a_question_that_is_too_long_is_told_as_clients_expect_it(
+    ai: AsyncOpenAI, url: str, store: JobStore
+) -> None:
+    question: Any = [{"role": "user", "content": "word " * 100}]  # of 256 tokens
+    async with working(url, store):
+        with pytest.raises(openai.BadRequestError, match="prompt is too long") as refusal:
+            await ai.chat.completions.create(model=MODEL, messages=question)
+        assert (refusal.value.code, refusal.value.param) == ("context_length_exceeded", "messages")
