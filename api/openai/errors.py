@@ -10,10 +10,10 @@ from pydantic import BaseModel
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from api.http.problems import BROKER_UNAVAILABLE, MEDIA_TYPE, SHUTTING_DOWN, Problem
+from api.http.problems import MEDIA_TYPE, SHUTTING_DOWN, Problem, broker_problem
 from api.openai.narration import JobEnd
+from workers.store.broker_errors import BROKER_DOWN
 from workers.store.event_log import ShuttingDown
-from workers.store.redis_client import BROKER_DOWN
 
 _OWN_PATHS = ("/v1/jobs", "/v1/batches", "/v1/keys", "/v1/select", "/v1/strategies")
 """Paths under /v1 that are not OpenAI's, with their subpaths: their errors stay problem documents."""
@@ -67,7 +67,7 @@ _JOB_STATUS = {"invalid_request": 422, "context_length_exceeded": 422, "engine_e
 
 def interruption_problem(error: Exception) -> Problem:
     """Return the problem of one of ``INTERRUPTIONS``."""
-    return SHUTTING_DOWN if isinstance(error, ShuttingDown) else BROKER_UNAVAILABLE
+    return SHUTTING_DOWN if isinstance(error, ShuttingDown) else broker_problem(error)
 
 
 def name_too_long(message: str) -> str:

@@ -17,8 +17,8 @@ from reasoner.jobs.job import Alternative
 from reasoner.tools.formats.call import FunctionTool
 from reasoner.tools.formats.registry import FORMATS
 from tests.api.openai.test_narration import JOB, SPEC, Journal
+from workers.store.broker_errors import BROKER_DOWN
 from workers.store.event_log import ShuttingDown
-from workers.store.redis_client import BROKER_DOWN
 
 DOCUMENT: Any = JOB | {"usage": {}}
 CALL = {"name": "get_weather", "arguments": '{"city": "Paris"}'}
