@@ -15,7 +15,7 @@ from api.openai.narration import JobEnd
 from workers.store.broker_errors import BROKER_DOWN
 from workers.store.event_log import ShuttingDown
 
-_OWN_PATHS = ("/v1/jobs", "/v1/batches", "/v1/keys", "/v1/select", "/v1/strategies")
+_OWN_PATHS = ("/v1/jobs", "/v1/batches", "/v1/keys", "/v1/select", "/v1/strategies", "/v1/verifiers")
 """Paths under /v1 that are not OpenAI's, with their subpaths: their errors stay problem documents."""
 _MISPLACED = ("/chat/completions", "/responses", "/completions", "/embeddings", "/models")
 """Paths that OpenAI's clients call if the address that they were given lacks /v1."""

@@ -6,8 +6,8 @@ import json
 
 import httpx
 
-_TRANSIENT_TYPES = frozenset({"urn:reasoner:problem:broker-unavailable", "urn:reasoner:problem:shutting-down"})
-"""Problem types of a service that can answer again in a moment."""
+_TRANSIENT_CODES = frozenset({"broker-unavailable", "shutting-down"})
+"""Codes of the problems of a service that can answer again in a moment."""
 
 
 class ServiceError(Exception):
@@ -24,12 +24,17 @@ class ServiceError(Exception):
 
 
 def refusal(response: httpx.Response) -> ServiceError:
-    """Return the error that the problem document of a response describes."""
+    """Return the error that a response describes: by a problem document, or in OpenAI's form on its paths."""
     is_transient = False
     try:
         problem = json.loads(response.content)
-        is_transient = problem.get("type") in _TRANSIENT_TYPES
-        message = problem.get("detail") or problem["title"]
+        if "error" in problem:
+            error = problem["error"]
+            code, message = (error["code"] or "").replace("_", "-"), error["message"]
+        else:
+            code = problem.get("type", "").removeprefix("urn:reasoner:problem:")
+            message = problem.get("detail") or problem["title"]
+        is_transient = code in _TRANSIENT_CODES
     except (ValueError, KeyError, TypeError, AttributeError):
         message = f"HTTP {response.status_code} from {response.request.url}"
     return ServiceError(message, response.status_code, is_transient=is_transient)

@@ -310,7 +310,7 @@ async def test_without_an_engine_jobs_are_accepted_and_readiness_reports_it(sett
 async def test_configured_keys_are_required(settings: Settings) -> None:
     locked = load_settings(redis_url=settings.redis_url, api_keys=f"another-long-key-0,{SECRET}")
     async with serving(locked, ScriptedEngine()) as client:
-        for path in ("/v1/jobs", "/v1/models", "/metrics", "/nowhere"):
+        for path in ("/v1/jobs", "/v1/strategies", "/metrics", "/nowhere"):
             response = await client.get(path)
             check_problem(response, 401)
             assert response.headers["www-authenticate"] == "Bearer"
