@@ -6,9 +6,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, TypeAdapter
 
+from engine.protocol.thoughts import DELIMITERS
 from reasoner.base_model import StrictModel, read_type
 from reasoner.jobs.messages import MAX_PROBLEM_CHARS
-from reasoner.thoughts import DELIMITERS
 
 Neutral = Any
 """Type of a field that clients send and that changes no answer: it is accepted with any value, and not read."""
