@@ -158,6 +158,23 @@ async def test_responses_call_functions_and_go_on_by_their_id(ai: AsyncOpenAI, b
     assert [item.type for item in items.data] == kinds
 
 
+async def test_items_of_a_response_are_named_by_their_ids(ai: AsyncOpenAI, bot: WeatherBot) -> None:
+    """Vercel's AI SDK names what it got, instead of sending it back."""
+    first = await ai.responses.create(model=MODEL, input="How is the weather?", tools=FLAT, extra_body=SEARCH)
+    calls: Any = [item for item in first.output if item.type == "function_call"]
+    results: Any = [{"type": "function_call_output", "call_id": call.call_id, "output": "fine"} for call in calls]
+    named: Any = [{"type": "item_reference", "id": item.id} for item in first.output]
+    asked: Any = {"role": "user", "content": "How is the weather?"}
+    second = await ai.responses.create(model=MODEL, input=[asked, *named, *results], tools=FLAT, extra_body=SEARCH)
+    assert second.output_text == "It is sunny at nine."
+    whole = bot.rendered[-1]
+    given = await ai.responses.input_items.list(second.id, order="asc")
+    again: Any = [{"id": item.id} for item in given.data]  # a type is not needed
+    third = await ai.responses.create(model=MODEL, input=again, tools=FLAT, extra_body=SEARCH)
+    assert third.output_text == "It is sunny at nine."
+    assert bot.rendered[-1] == whole
+
+
 async def test_a_responses_stream_has_the_events_of_calls(ai: AsyncOpenAI) -> None:
     stream = await ai.responses.create(model=MODEL, input="Weather?", tools=FLAT, extra_body=SEARCH, stream=True)
     texts: dict[str, str] = {}
