@@ -12,7 +12,6 @@ from engine.protocol.refusal import Refusal
 Tokens = tuple[int, ...]
 Prompt = str | Sequence[dict[str, Any]]
 """A text, or chat messages to render with the model's template."""
-
 TemplateKwargs = Mapping[str, object]
 """Variables of a chat template, such as ``enable_thinking``."""
 
@@ -21,15 +20,13 @@ Capability = (
     | Literal["penalties", "penalty_continuation"]
 )
 """``continuation``: goes on after the beginning of an answer. ``logprobs``: reports those of the likeliest tokens.
-``prompt_logprobs``: reports those of a given text.
-``constraint``: holds a whole answer to a language. ``constraint_continuation``: also goes on within such an answer.
+``prompt_logprobs``: reports those of a given text. ``constraint``: holds a whole answer to a language. ``constraint_continuation``: also goes on within such an answer.
 ``penalties``: has OpenAI's frequency and presence penalty, which count generated tokens alone.
 ``penalty_continuation``: also counts the tokens of an answer that it goes on with."""
 FinishReason = Literal["stop", "length", "context", "timeout", "cancelled", "refused"]
 """``stop``: end of sequence, a stop token or a stop string. ``length``: ``max_tokens``. ``context``: the model's
 context is full. ``timeout``: ``GenerateRequest.timeout`` passed. ``cancelled``: ``abort`` was called. ``refused``: the
-server refuses this branch for good, while others go on (``Completion.refusal``).
-"""
+server refuses this branch for good, while others go on (``Completion.refusal``)."""
 
 
 class EngineError(Exception):
@@ -38,8 +35,6 @@ class EngineError(Exception):
 
 class InvalidRequest(EngineError):
     """The request can never be served. ``field``: the name of the invalid field."""
-
-    is_too_long = False
 
     def __init__(self, message: str, field: str | None = None) -> None:
         super().__init__(message)
@@ -57,9 +52,7 @@ class NotSupported(EngineError):
 
 
 class EngineUnavailable(EngineError):
-    """The engine could not be reached or returned a server error; the same request may succeed later.
-
-    ``retry_after``: the seconds after which the server expects to serve it, if it told."""
+    """The engine could not be reached, or failed; the same request may succeed ``retry_after`` seconds later."""
 
     def __init__(self, message: str = "", retry_after: float | None = None) -> None:
         super().__init__(message)
