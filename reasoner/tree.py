@@ -10,8 +10,9 @@ from itertools import pairwise
 from typing import Any, Literal
 
 from engine.protocol.refusal import Refusal
+from engine.protocol.request_checks import PromptTooLong
 from engine.protocol.thoughts import split_thought
-from engine.protocol.types import EngineError, InvalidRequest, PromptTooLong
+from engine.protocol.types import EngineError, InvalidRequest
 
 Reason = Literal[
     "step",

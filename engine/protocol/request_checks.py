@@ -43,6 +43,12 @@ _SAMPLING_LIMITS = {
 }
 
 
+class PromptTooLong(InvalidRequest):
+    """The question leaves no room for an answer in the context of a model."""
+
+    is_too_long = True
+
+
 def check_template_kwargs(names: Iterable[str]) -> None:
     """Raise ``InvalidRequest`` for a name that is no variable of a chat template that a client may set."""
     reserved = sorted(RESERVED_TEMPLATE_NAMES.intersection(names))

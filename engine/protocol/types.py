@@ -20,7 +20,8 @@ Capability = (
     | Literal["penalties", "penalty_continuation"]
 )
 """``continuation``: goes on after the beginning of an answer. ``logprobs``: reports those of the likeliest tokens.
-``prompt_logprobs``: reports those of a given text. ``constraint``: holds a whole answer to a language. ``constraint_continuation``: also goes on within such an answer.
+``prompt_logprobs``: reports those of a given text.
+``constraint``: holds a whole answer to a language. ``constraint_continuation``: also goes on within such an answer.
 ``penalties``: has OpenAI's frequency and presence penalty, which count generated tokens alone.
 ``penalty_continuation``: also counts the tokens of an answer that it goes on with."""
 FinishReason = Literal["stop", "length", "context", "timeout", "cancelled", "refused"]
@@ -39,12 +40,6 @@ class InvalidRequest(EngineError):
     def __init__(self, message: str, field: str | None = None) -> None:
         super().__init__(message)
         self.field = field
-
-
-class PromptTooLong(InvalidRequest):
-    """The question leaves no room for an answer in the context of a model."""
-
-    is_too_long = True
 
 
 class NotSupported(EngineError):

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
-from engine.protocol.types import InvalidRequest, ModelInfo, PromptTooLong
+from engine.protocol.request_checks import PromptTooLong
+from engine.protocol.types import InvalidRequest, ModelInfo
 from prm.scorers.steps import Reading, aggregate
 from reasoner.budget.ledger import Ledger
 from reasoner.budget.prices import NO_AMOUNT, Amount

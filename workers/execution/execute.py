@@ -14,13 +14,13 @@ import structlog
 from pydantic import ValidationError
 from structlog.contextvars import bound_contextvars
 
+from engine.protocol.request_checks import PromptTooLong
 from engine.protocol.types import (
     EngineBusy,
     EngineClient,
     EngineError,
     EngineUnavailable,
     InvalidRequest,
-    PromptTooLong,
 )
 from reasoner.admission.validation import JobRefused
 from reasoner.best_so_far import choose_best_so_far

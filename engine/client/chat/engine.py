@@ -29,7 +29,7 @@ from engine.client.openai.request import branch_seed, routing_headers
 from engine.client.retries import Retries
 from engine.client.running import RunningRequest, RunningRequests
 from engine.protocol.refusal import Refusal
-from engine.protocol.request_checks import check_branches, find_setting_outside
+from engine.protocol.request_checks import PromptTooLong, check_branches, find_setting_outside
 from engine.protocol.thoughts import find_thought
 from engine.protocol.types import (
     Branch,
@@ -44,7 +44,6 @@ from engine.protocol.types import (
     ModelInfo,
     NotSupported,
     Prompt,
-    PromptTooLong,
     ScoreRequest,
     ScoreResult,
     TemplateKwargs,

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from engine.protocol.types import EngineClient, ModelInfo, PromptTooLong
+from engine.protocol.request_checks import PromptTooLong
+from engine.protocol.types import EngineClient, ModelInfo
 from reasoner.jobs.sampling_spec import Sampling
 from reasoner.jobs.spec import JobSpec
 from reasoner.search.policies.forced_calls import choose_natively
