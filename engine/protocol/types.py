@@ -12,6 +12,7 @@ from engine.protocol.refusal import Refusal
 Tokens = tuple[int, ...]
 Prompt = str | Sequence[dict[str, Any]]
 """A text, or chat messages to render with the model's template."""
+
 TemplateKwargs = Mapping[str, object]
 """Variables of a chat template, such as ``enable_thinking``."""
 
@@ -27,7 +28,8 @@ Capability = (
 FinishReason = Literal["stop", "length", "context", "timeout", "cancelled", "refused"]
 """``stop``: end of sequence, a stop token or a stop string. ``length``: ``max_tokens``. ``context``: the model's
 context is full. ``timeout``: ``GenerateRequest.timeout`` passed. ``cancelled``: ``abort`` was called. ``refused``: the
-server refuses this branch for good, while others go on (``Completion.refusal``)."""
+server refuses this branch for good, while others go on (``Completion.refusal``).
+"""
 
 
 class EngineError(Exception):
@@ -47,7 +49,9 @@ class NotSupported(EngineError):
 
 
 class EngineUnavailable(EngineError):
-    """The engine could not be reached, or failed; the same request may succeed ``retry_after`` seconds later."""
+    """The engine could not be reached or returned a server error; the same request may succeed later.
+
+    ``retry_after``: the seconds after which the server expects to serve it, if it told."""
 
     def __init__(self, message: str = "", retry_after: float | None = None) -> None:
         super().__init__(message)
