@@ -63,6 +63,7 @@ def run_private_engine(
         command = engine_command(settings, ["--uds", str(address)])
         for value, option in more.items():
             command += ["--model", f"{served_name(value)}={require_model_folder(value, option)}"]
+        command += settings.chat_template_options({*map(served_name, more)} - settings.local_models().keys())
         process = spawn(command, log=log, death_signal=signal.SIGKILL)
         try:
             with console.status("starting the engine"):

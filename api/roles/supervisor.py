@@ -304,6 +304,7 @@ def engine_command(settings: Settings, where: Sequence[str]) -> list[str]:
         raise ConfigError("all models have servers of their own: there is nothing to load here")
     for name, (setting, value) in served.items():
         command += ["--model", f"{name}={require_model_folder(value, setting)}"]
+    command += settings.chat_template_options(served)
     values = {name: getattr(settings, f"engine_{name}") for name in ENGINE_SETTINGS}
     probe = settings.probe if settings.probe in ("auto", "off") else Path(settings.probe).expanduser().absolute()
     values |= {"draft": settings.drafter, "draft_length": settings.draft_length, "probe": probe}

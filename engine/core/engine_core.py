@@ -60,7 +60,7 @@ class EngineCore:
         # What the pool cannot hold could never run, so it bounds the context too.
         capacity = weights.choose_num_tokens()
         self._pages = capacity // options.page_size
-        self.model = LoadedModel(name, folder, weights.model, options, max_tokens=capacity)
+        self.model = LoadedModel(name, folder, weights.model, options, max_tokens=capacity, template=weights.template)
         self._jobs: list[Job] = []
         self._deadline = math.inf
         """Lower bound of all jobs' deadlines."""

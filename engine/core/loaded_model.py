@@ -38,16 +38,25 @@ _STOPS = 256
 class LoadedModel:
     """Weights, tokenizer and limits of one model. Its methods may be called from any thread."""
 
-    def __init__(self, name: str, folder: Path, model: Model, options: EngineOptions, *, max_tokens: int) -> None:
+    def __init__(
+        self,
+        name: str,
+        folder: Path,
+        model: Model,
+        options: EngineOptions,
+        *,
+        max_tokens: int,
+        template: str | None = None,
+    ) -> None:
         """Load the tokenizer in ``folder`` and the probe; raise ``EngineError`` with the reason if one is invalid.
 
-        ``max_tokens`` bounds the context.
+        ``max_tokens`` bounds the context. ``template`` takes the place of the checkpoint's chat template.
         """
         self.config = config = model.config
         gguf = weight_files(folder)
         mark = fingerprint(folder, gguf)
         self.probe = load_probe(options.probe, folder, gguf, config, mark)
-        self.tokenizer = Tokenizer(folder, config.vocab_size)
+        self.tokenizer = Tokenizer(folder, config.vocab_size, template)
         self.decoder = model
         self.info = ModelInfo(
             id=name,

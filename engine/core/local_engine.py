@@ -58,11 +58,20 @@ _Event = TypeVar("_Event", Completion | Delta, ScoreResult)
 class LocalEngine:
     """``EngineClient`` over models in this process. Safe to use from several threads and event loops at once."""
 
-    def __init__(self, models: Mapping[str, str | Path], options: EngineOptions | None = None) -> None:
-        """Load the checkpoints (name to folder). Raises ``EngineError`` with the reason if one is invalid."""
+    def __init__(
+        self,
+        models: Mapping[str, str | Path],
+        options: EngineOptions | None = None,
+        templates: Mapping[str, str] | None = None,
+    ) -> None:
+        """Load the checkpoints (name to folder). Raises ``EngineError`` with the reason if one is invalid.
+
+        ``templates``: the chat templates that take the place of the checkpoints' own, by name.
+        """
         if not models:
             raise EngineError("name at least one model to serve")
         self._options = options or EngineOptions()
+        self._templates = dict(templates or {})
         self._wake = threading.Condition()
         self._inbox: list[_Command] = []
         self._arriving = dict.fromkeys(models, 0)
@@ -255,7 +264,8 @@ class LocalEngine:
             weights: list[ModelWeights] = []
             for name, folder in models.items():
                 with name_checkpoint(Path(folder)):
-                    weights.append(ModelWeights(name, open_checkpoint(Path(folder)), self._options, memory))
+                    checkpoint, template = open_checkpoint(Path(folder)), self._templates.get(name)
+                    weights.append(ModelWeights(name, checkpoint, self._options, memory, template))
             served: dict[str, EngineCore] = {}
             for one in weights:
                 with name_checkpoint(Path(models[one.name])):

@@ -48,12 +48,20 @@ class ModelWeights:
     All models of an engine are loaded before the first cache is allocated: caches share the memory that weights leave.
     """
 
-    def __init__(self, name: str, folder: Path, options: EngineOptions, memory: GpuMemory | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        folder: Path,
+        options: EngineOptions,
+        memory: GpuMemory | None = None,
+        template: str | None = None,
+    ) -> None:
         """Load the checkpoint in ``folder``; raise ``EngineError`` with the reason if it is invalid.
 
         ``memory``: of the GPU, shared with other models; ``None`` if there is no other.
+        ``template``: a chat template that takes the place of the checkpoint's own.
         """
-        self.name, self._options = name, options
+        self.name, self._options, self.template = name, options, template
         self._memory = memory = GpuMemory(options.gpu_memory_utilization) if memory is None else memory
         keep_freed_memory()
         self.folder = folder

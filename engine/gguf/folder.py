@@ -54,7 +54,8 @@ def open_gguf_folder(path: Path) -> Path:
     if beside.is_file():
         settings["chat_template"] = _read_template(beside)
     if (template := settings.get("chat_template")) is not None:
-        check_template(template, beside if beside.is_file() else paths[0])
+        own = f"{paths[0]}: the field tokenizer.chat_template"
+        check_template(template, f"{beside}: it" if beside.is_file() else own)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent) as parent:
         made = Path(parent) / "made"

@@ -9,7 +9,6 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 from jinja2 import TemplateError, nodes
@@ -30,8 +29,8 @@ _TURN = [_GREETING, {"role": "assistant", "content": "They are 4."}]
 _CONVERSATIONS = ([_GREETING], [{"role": "system", "content": "Be brief."}, _GREETING], _TURN * 20 + [_GREETING])
 
 
-def check_template(template: str, path: Path) -> None:
-    """Raise ``EngineError`` if the chat template of the file at ``path`` does not end, or takes too much memory."""
+def check_template(template: str, subject: str) -> None:
+    """Raise ``EngineError`` about ``subject`` if the chat template does not end, or takes too much memory."""
     command = [sys.executable, "-c", f"from {__name__} import render_all; render_all()"]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
     try:
@@ -41,9 +40,8 @@ def check_template(template: str, path: Path) -> None:
     except subprocess.TimeoutExpired:
         done = None
     if done is None or done.returncode:
-        what = "the field tokenizer.chat_template" if path.suffix == ".gguf" else "it"
         raise EngineError(
-            f"{path}: {what} is no usable template: a short conversation takes more than "
+            f"{subject} is no usable template: a short conversation takes more than "
             f"{_SECONDS} seconds or {_BYTES >> 20} MB; it must end within milliseconds"
         )
 

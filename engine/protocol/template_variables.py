@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 from engine.protocol.request_checks import RESERVED_TEMPLATE_NAMES, check_template_kwargs
 from engine.protocol.types import InvalidRequest
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
 _SET_BY_RENDERER = RESERVED_TEMPLATE_NAMES | {"strftime_now", "tools", "documents"}
 """Names that a client does not have to set; tools and documents are accepted from one."""
@@ -18,7 +22,22 @@ def find_template_variables(template: str) -> tuple[str, ...] | None:
 
     A variable that the template only assigns, or that its renderer sets, is none.
     """
-    from jinja2 import Environment, TemplateError, meta, nodes
+    from jinja2 import TemplateError, meta
+
+    try:
+        found = meta.find_undeclared_variables(_make_environment().parse(template))
+    except TemplateError:
+        return None
+    return tuple(sorted(name for name in found - _SET_BY_RENDERER if not name.endswith("_token")))
+
+
+def compile_template(template: str) -> None:
+    """Raise jinja2's ``TemplateSyntaxError`` with the line for a template that cannot be rendered at all."""
+    _make_environment().compile(template, raw=True)
+
+
+def _make_environment() -> Environment:
+    from jinja2 import Environment, nodes
     from jinja2.ext import Extension
     from jinja2.parser import Parser
 
@@ -31,12 +50,7 @@ def find_template_variables(template: str) -> tuple[str, ...] | None:
             next(parser.stream)
             return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
-    environment = Environment(extensions=["jinja2.ext.loopcontrols", Generation], autoescape=False)
-    try:
-        found = meta.find_undeclared_variables(environment.parse(template))
-    except TemplateError:
-        return None
-    return tuple(sorted(name for name in found - _SET_BY_RENDERER if not name.endswith("_token")))
+    return Environment(extensions=["jinja2.ext.loopcontrols", Generation], autoescape=False)
 
 
 def check_template_variables(names: Iterable[str], template: str) -> None:

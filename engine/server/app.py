@@ -26,7 +26,7 @@ from engine.core.gpu_memory import NotEnoughMemory
 from engine.core.local_engine import LocalEngine
 from engine.protocol.types import EngineError
 from engine.server.body_limit import BodyLimit
-from engine.server.command_line import build_parser, read_model_folders, read_options
+from engine.server.command_line import build_parser, read_model_folders, read_options, read_templates
 from engine.server.errors import add_error_handlers
 from engine.server.routes import build_router
 from engine.threads.processors import choose_threads
@@ -60,7 +60,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     threads = choose_threads(arguments.threads)
     torch.set_num_threads(threads.number)
     try:
-        engine = LocalEngine(read_model_folders(arguments.model), read_options(arguments))
+        folders = read_model_folders(arguments.model)
+        templates = read_templates(arguments.chat_template, folders)
+        engine = LocalEngine(folders, read_options(arguments), templates)
     except EngineError as error:
         print(f"engine: {error}", file=sys.stderr)
         return 1 if isinstance(error, NotEnoughMemory) else 2

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
+from engine.gguf.template_setting import read_template
 from engine.protocol.options import EngineOptions
 from engine.protocol.types import EngineError
 
@@ -26,6 +27,13 @@ def build_parser() -> argparse.ArgumentParser:
         required=True,
         metavar="NAME=PATH",
         help="A model to serve: a Hugging Face folder or a GGUF file.",
+    )
+    parser.add_argument(
+        "--chat-template",
+        action="append",
+        default=[],
+        metavar="NAME=TEMPLATE",
+        help="A model's chat template instead of its own: a .jinja file, a text, or none for plain continuation.",
     )
     parser.add_argument("--host", default="127.0.0.1", help="The address to listen on (default: %(default)s).")
     parser.add_argument("--port", type=int, default=8100, help="The port; 0 takes a free one (default: %(default)s).")
@@ -66,6 +74,22 @@ def read_model_folders(models: Sequence[str]) -> dict[str, str]:
             raise EngineError(f"--model {name}=… is given twice")
         folders[name] = path
     return folders
+
+
+def read_templates(values: Sequence[str], models: Mapping[str, str]) -> dict[str, str]:
+    """Return the chat template of each model that is given one. Raises ``EngineError``."""
+    templates: dict[str, str] = {}
+    for value in values:
+        name, equals, template = value.partition("=")
+        if not equals or name not in models:
+            raise EngineError(f"--chat-template must be NAME=TEMPLATE with a name of --model: {', '.join(models)}")
+        if name in templates:
+            raise EngineError(f"--chat-template {name}=… is given twice")
+        try:
+            templates[name] = read_template(template)
+        except EngineError as error:
+            raise EngineError(f"--chat-template {name}=…: {error}") from None
+    return templates
 
 
 def _number_parser(kind: type, limits: Mapping[str, Any]) -> Callable[[str], Any]:

@@ -10,6 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from engine.gguf.template_setting import PLAIN_TEMPLATE
 from engine.protocol.template_limit import limit_rendering
 from engine.protocol.template_variables import check_template_variables
 from engine.protocol.types import EngineError, InvalidRequest, TemplateKwargs, Tokens
@@ -35,8 +36,11 @@ class Tokenizer:
     which fails when two threads do so at once.
     """
 
-    def __init__(self, folder: Path, vocab: int) -> None:
-        """Raises ``EngineError`` if there is no fast tokenizer, or if it has ids without an embedding in the model."""
+    def __init__(self, folder: Path, vocab: int, template: str | None = None) -> None:
+        """``template`` takes the place of the checkpoint's own.
+
+        Raises ``EngineError`` if there is no fast tokenizer, or if it has ids without an embedding in the model.
+        """
         from transformers import PreTrainedTokenizerFast  # takes seconds to import, so only where a model is loaded
 
         if not (folder / "tokenizer.json").is_file():
@@ -45,6 +49,8 @@ class Tokenizer:
             self._wrapper: Any = PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
         except Exception as error:  # parsers raise any exception for an invalid file
             raise EngineError(f"{folder} has no loadable tokenizer: {' '.join(str(error).split())}") from error
+        if template is not None:
+            self._wrapper.chat_template = template
         self._fast: Any = _leave_out_unembedded(self._wrapper.backend_tokenizer, vocab, folder)
         self._fast.no_padding()
         self._fast.no_truncation()
@@ -108,7 +114,9 @@ class Tokenizer:
         generation_prompt: bool = True,
         template_kwargs: TemplateKwargs | None = None,
     ) -> Tokens:
-        """Return the token ids of chat messages rendered with the template, which contains all special tokens."""
+        """Return the token ids of chat messages rendered with the template.
+
+        It contains all special tokens; plain continuation has those of any text."""
         if not self._wrapper.chat_template:
             raise InvalidRequest("the model has no chat template; give a plain text instead of messages", "messages")
         variables = dict(template_kwargs or {})
@@ -121,7 +129,7 @@ class Tokenizer:
                 )
         except Exception as error:  # a template is a program and may raise anything
             raise InvalidRequest(f"the chat template refused the messages: {error}", "messages") from error
-        return self.encode(text)
+        return self.encode_prompt(text) if self._wrapper.chat_template == PLAIN_TEMPLATE else self.encode(text)
 
     def to_json(self) -> str:
         """Return the tokenizer as the JSON text that ``tokenizers`` reads."""

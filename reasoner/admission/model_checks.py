@@ -13,22 +13,26 @@ from prm.formats.registry import FORMAT_NOTE, find_format
 from prm.scorers.outcome import is_outcome_model
 from prm.scorers.steps import StepScorer
 
+_SETTING = (
+    "name one as chat_template in its table [models.NAME], which may be 'none' for a base model: plain continuation"
+)
 
-def check_policy(folder: Path) -> None:
-    """Raise ``EngineError`` for a model that cannot generate solutions."""
-    if chat_template(folder) is not None:
+
+def check_policy(folder: Path, template: str | None = None) -> None:
+    """Raise ``EngineError`` for a model that cannot generate solutions. ``template``: the one in the settings."""
+    if template is not None or chat_template(folder) is not None:
         return
     from engine.gguf.folder import TEMPLATE, weight_files  # takes half a second to import
 
     if files := weight_files(folder):
         raise EngineError(
             f"{files[0]} has no chat template, and questions are asked as chat messages: put the template of the "
-            f"model that it was made from beside it, as {files[0].with_name(TEMPLATE)}, or take the "
+            f"model that it was made from beside it, as {files[0].with_name(TEMPLATE)}, {_SETTING}, or take the "
             "instruction-tuned variant"
         )
     raise EngineError(
         f"{folder} has no chat template, and questions are asked as chat messages: give it a chat_template.jinja "
-        "or a chat_template in tokenizer_config.json, or take the model's instruction-tuned variant"
+        f"or a chat_template in tokenizer_config.json, {_SETTING}, or take the model's instruction-tuned variant"
     )
 
 
@@ -39,9 +43,12 @@ def is_language_model(folder: Path) -> bool:
     return text.kind == "generate" and find_format(info) is None
 
 
-def check_prm(folder: Path, name: str, format_name: str | None) -> None:
-    """Raise ``EngineError`` for a model that cannot score steps. ``format_name`` is the format in the settings."""
-    tokenizer = _FolderTokenizer(folder)
+def check_prm(folder: Path, name: str, format_name: str | None, template: str | None = None) -> None:
+    """Raise ``EngineError`` for a model that cannot score steps.
+
+    ``format_name`` and ``template`` are its format and its chat template in the settings.
+    """
+    tokenizer = _FolderTokenizer(folder, template)
     text = tokenizer.text
     extra = text.notes | ({} if format_name is None else {FORMAT_NOTE: format_name})
     info = ModelInfo(name, text.kind, 0, text.vocab_size, 0, extra=extra, architecture=text.architecture, bos=text.bos)
@@ -60,8 +67,9 @@ class _FolderTokenizer:
     Chat templates are not rendered, since that needs transformers; the engine checks them.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, template: str | None) -> None:
         self.text = LocalTokenizer(folder)
+        self._has_template = template is not None or self.text.template is not None
         self._folder = folder
 
     async def tokenize(
@@ -75,6 +83,6 @@ class _FolderTokenizer:
     ) -> tuple[int, ...]:
         if isinstance(text, str):
             return self.text.encode(text, special=special)
-        if self.text.template is None:
+        if not self._has_template:
             raise EngineError(f"{self._folder} has no chat template, and its format asks as chat messages")
         return ()

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
+from engine.gguf.template_setting import PLAIN, read_template
 from engine.protocol.types import EngineError
 from prm.formats.registry import FormatName
 from reasoner.admission.model_checks import check_policy, check_prm, is_language_model
@@ -28,11 +29,13 @@ def check_models(settings: Settings) -> None:
     for setting, name, folder in folders:
         if folder is None:
             continue
+        with _named(f"models.{name}.chat_template"):
+            template = _read_template(settings, name)
         with _named(setting):
             if name in verifiers:
-                check_prm(folder, name, verifiers[name])
+                check_prm(folder, name, verifiers[name], template)
             elif name == settings.model_name or is_language_model(folder):
-                check_policy(folder)
+                check_policy(folder, template)
 
 
 def _find_verifiers(settings: Settings) -> dict[str, FormatName | None]:
@@ -43,6 +46,20 @@ def _find_verifiers(settings: Settings) -> dict[str, FormatName | None]:
     if settings.prm_name is not None and settings.prm_format is not None:
         formats[settings.prm_name] = settings.prm_format
     return {name: formats.get(name) for name in names}
+
+
+def _read_template(settings: Settings, name: str) -> str | None:
+    """Return the chat template that a model has in the settings. Raises ``EngineError`` for an unusable one."""
+    profile = settings.models.get(name)
+    value = None if profile is None else profile.chat_template
+    if value is None:
+        return None
+    from engine.gguf.template_check import check_template  # takes a while to import
+
+    template = read_template(value)
+    if value != PLAIN:
+        check_template(template, "it")
+    return template
 
 
 def _expanded(folder: Path | None) -> Path | None:

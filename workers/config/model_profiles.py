@@ -6,9 +6,11 @@ import tomllib
 from pathlib import Path
 from typing import Any, Self
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from engine.gguf.paths import is_gguf
+from engine.gguf.template_setting import anchor_template, read_template
+from engine.protocol.types import EngineError
 from prm.formats.registry import FormatName
 from reasoner.admission.defaults import ModelDefaults
 from workers.config.api_key import WithApiKey
@@ -19,7 +21,30 @@ MODEL_FILE = "reasoner-model.toml"
 """File in a model's folder with its settings; beside FILE.gguf it is FILE.gguf.toml."""
 
 
-class ModelProfile(ModelDefaults, WithApiKey):
+class ModelFile(ModelDefaults):
+    """The settings that may lie beside a model."""
+
+    chat_template: str | None = Field(
+        None,
+        description="The chat template that our engine uses instead of the model's own: a .jinja file, the template's "
+        "text (with {{ or {%), or none for a base model, which continues the texts of a conversation plainly.",
+    )
+
+    @field_validator("chat_template")
+    @classmethod
+    def _check_template(cls, value: str | None, info: ValidationInfo) -> str | None:
+        if value is None:
+            return None
+        folder: Path = (info.context or {}).get("folder", Path.cwd())
+        value = anchor_template(value, folder) if value.strip() else value
+        try:
+            read_template(value)
+        except EngineError as error:
+            raise ValueError(str(error)) from None
+        return value
+
+
+class ModelProfile(ModelFile, WithApiKey):
     """One model: the place from which it is served, and the defaults of its jobs."""
 
     path: str | None = Field(None, description="A bundled model, a model folder or a GGUF file, for our engine.")
@@ -52,6 +77,10 @@ class ModelProfile(ModelDefaults, WithApiKey):
     def _check_one_place(self) -> Self:
         if self.path is not None and self.url:
             raise ValueError("give either 'path', for our engine, or 'url', of another server, not both")
+        if self.chat_template is not None and self.url:
+            raise ValueError(
+                "'chat_template' belongs to a model with 'path', for our engine: the server at 'url' uses its own"
+            )
         for name in ("tokenizer", "api_key_env", "api_key_file"):
             if getattr(self, name) is not None and not self.url:
                 raise ValueError(f"{name!r} belongs to a model with 'url': leave it out")
@@ -60,10 +89,18 @@ class ModelProfile(ModelDefaults, WithApiKey):
     @property
     def place(self) -> tuple[Any, ...]:
         """Everything that a running service cannot change."""
-        return self.path, self.url, self.tokenizer, self.prm_format, self.api_key_env, self.api_key_file
+        return (
+            self.path,
+            self.url,
+            self.tokenizer,
+            self.prm_format,
+            self.chat_template,
+            self.api_key_env,
+            self.api_key_file,
+        )
 
 
-def read_model_file(value: str) -> ModelDefaults | None:
+def read_model_file(value: str) -> ModelFile | None:
     """Return the settings beside a model, given in the form of the setting ``model``; ``None`` if there are none.
 
     Raises ``ConfigError`` for an invalid file.
@@ -75,10 +112,11 @@ def read_model_file(value: str) -> ModelDefaults | None:
     if not file.is_file():
         return None
     try:
-        return ModelDefaults.model_validate(tomllib.loads(file.read_text(encoding="utf-8")))
+        fields = tomllib.loads(file.read_text(encoding="utf-8"))
+        return ModelFile.model_validate(fields, context={"folder": file.parent})
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
-        raise ConfigError(f"{file}: {where and f'{where}: '}{explain_field(first, ModelDefaults)}") from None
+        raise ConfigError(f"{file}: {where and f'{where}: '}{explain_field(first, ModelFile)}") from None
     except (OSError, ValueError) as error:  # not readable, or no TOML
         raise ConfigError(f"{file}: {error}") from None

@@ -16,7 +16,7 @@ from reasoner.budget.prices import Prices
 from reasoner.jobs.verifier_specs import JudgeVerifier, OutcomeVerifier, PrmVerifier, WrittenVerifier
 from workers.config.engine_profiles import EngineProfile
 from workers.config.model_profiles import ModelProfile, read_model_file
-from workers.config.types import BUNDLED_PRM, ConfigError, check_url, is_bundled, served_name
+from workers.config.types import BUNDLED_PRM, ConfigError, check_url, is_bundled, locate_model, served_name
 
 DEFAULT_ENGINE_URL = "http://127.0.0.1:8100"
 NO_PRM: Final = "none"
@@ -162,6 +162,11 @@ class ModelSettings(BaseSettings):
         """
         return self.engine_url or ((DEFAULT_ENGINE_URL,) if self.local_models() else ())
 
+    def chat_template_options(self, names: Iterable[str]) -> list[str]:
+        """Return the engine's command-line options for the models that have a chat template in the settings."""
+        given = {name: self.models[name].chat_template for name in names if name in self.models}
+        return [part for name, value in given.items() if value for part in ("--chat-template", f"{name}={value}")]
+
     def remote_models(self) -> dict[str, str]:
         """Return the names of the models that servers in [engines] have, each with the server's name."""
         return {model: name for name, engine in self.engines.items() for model in engine.models}
@@ -201,6 +206,7 @@ class ModelSettings(BaseSettings):
             except ConfigError as error:
                 raise ConfigError(f"{where}.{error}") from None
         self._check_engines()
+        self._check_templates()
         profile = self.models.get(self.model_name)
         if profile is not None and self.model != self.model_name and (profile.path is not None or profile.url):
             raise ConfigError(f"model: {self.model!r} has a place in [models.{self.model_name}] too: leave out one")
@@ -238,6 +244,17 @@ class ModelSettings(BaseSettings):
                     except NotInCatalogue as error:
                         hint = f"or give [models.{model}.prices] in numbers"
                         raise ConfigError(f"engines.{name}.prices: {error}; {hint}") from None
+
+    def _check_templates(self) -> None:
+        """Raise ``ConfigError`` for the chat template of a model that our engine does not load."""
+        local = self.local_models()
+        for name, profile in self.models.items():
+            is_far = bool(self.engine_url) and not locate_model(self._value(name)).exists()
+            if profile.chat_template is not None and (name not in local or is_far):
+                raise ConfigError(
+                    f"models.{name}.chat_template: it belongs to a model that our engine loads, and {name!r} is not "
+                    "one here: its server uses its own template; leave it out, or give the model a path"
+                )
 
     def _name(self, value: str) -> str:
         return value if value in self.models or value in self.remote_models() else served_name(value)
