@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Generic, Literal, TypeVar
 
 from pydantic import Field, ValidationError
@@ -157,7 +157,9 @@ async def choose_by_majority(
     """
     groups = await group_equivalent(nodes, search.spec.answer, search.equivalence)
     abstained = count_abstained(search.root.walk() if sampled is None else sampled, nodes)
-    return elect(count_votes(groups, weights), weights, abstained)
+    choice = elect(count_votes(groups, weights), weights, abstained)
+    is_fact = search.spec.has_conclusive_verifier and choice.node is not None and choice.node.score == 1.0
+    return replace(choice, confidence=1.0) if is_fact else choice  # whoever is silent
 
 
 def count_abstained(sampled: Iterable[Node], voters: Collection[Node]) -> int:

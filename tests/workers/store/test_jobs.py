@@ -227,6 +227,7 @@ async def test_a_cancelled_job_without_a_worker_gets_the_result_of_its_journal(
         "tool_calls": [],
         "confidence": None,
         "votes": [],
+        "abstained": None,
         "finish_reason": "cancelled",
         "note": None,
         "node": "0",
