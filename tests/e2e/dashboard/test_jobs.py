@@ -154,10 +154,10 @@ def test_a_job_that_failed_before_its_first_branch_shows_the_error_and_no_placeh
 ) -> None:
     why = "the problem has 2802 tokens, and the context of model 'policy' holds 512: shorten it so that room is left"
 
-    def refuse(*_: object, **__: object) -> None:
+    async def refuse(*_: object, **__: object) -> None:
         raise InvalidRequest(why)
 
-    monkeypatch.setattr(service.engine, "generate", refuse)
+    monkeypatch.setattr(service.engine, "tokenize", refuse)
     job_id = service.submit()
     service.work(job_id).result(60)
     with open_page(browser, f"{service.url}/#{job_id}", width=width, height=720) as page:
