@@ -1,15 +1,26 @@
-"""Models that the engines serve, cached briefly so that a slow or absent engine never slows the API."""
+"""Models that the engines serve, cached briefly so that a slow or absent engine never slows the API, and their room."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
 import time
+from collections.abc import Sequence
 
 from engine.client.health import Health, ReplicaHealth
-from engine.protocol.types import EngineClient, EngineError, EngineUnavailable, ModelInfo
+from engine.protocol.request_checks import PromptTooLong
+from engine.protocol.types import EngineClient, EngineError, EngineUnavailable, InvalidRequest, ModelInfo
+from reasoner.jobs.spec import JobSpec
+from reasoner.search.policies.policy import tokenize_problem
+from reasoner.search.policies.selection import policy_selectors
 
 CACHE_SECONDS = 5.0
 TIMEOUT_SECONDS = 0.8
+TOKENIZE_SECONDS = 10.0
+"""Time in which the long questions of one submission are tokenized; those that are left wait for the worker."""
+_TEMPLATE_SHARE = 2
+"""A chat template with its own texts takes at most this fraction of a context, as its reciprocal."""
 
 
 class ModelCatalog:
@@ -29,6 +40,36 @@ class ModelCatalog:
         if isinstance(self._result, EngineError):
             raise self._result
         return self._result
+
+    async def find_too_long(self, specs: Sequence[JobSpec]) -> dict[int, PromptTooLong]:
+        """Return the errors of questions that leave no room in a policy's context, by the index of their resolved jobs.
+
+        A question is not known to be too long as long as no engine answers.
+        """
+        found: dict[int, PromptTooLong] = {}
+        with contextlib.suppress(EngineError, TimeoutError):
+            served = {info.id: info for info in await self.models()}
+            async with asyncio.timeout(TOKENIZE_SECONDS):
+                for index, spec in enumerate(specs):
+                    for selector, _ in policy_selectors(spec):
+                        error = await self._find_excess(spec, served.get(selector.name or ""))
+                        if error is not None:
+                            found.setdefault(index, error)
+        return found
+
+    async def _find_excess(self, spec: JobSpec, policy: ModelInfo | None) -> PromptTooLong | None:
+        if policy is None or spec.candidates is not None:  # not served now, or nothing is written behind it
+            return None
+        num_bytes = len(json.dumps([spec.to_messages(), spec.template_kwargs], ensure_ascii=False).encode())
+        if num_bytes <= policy.context // _TEMPLATE_SHARE:  # a token has at least one byte
+            return None
+        try:
+            await tokenize_problem(spec, self._engine, policy)
+        except PromptTooLong as error:
+            return error
+        except InvalidRequest:
+            return None  # another fault, which the worker reports
+        return None
 
     def engines(self) -> list[ReplicaHealth]:
         """Return the health of each engine."""

@@ -10,6 +10,7 @@ from api.http.limits import add_quota_budget, apply_caps, check_batch_budget
 from api.http.principal import Principal
 from api.http.problems import Problem, refusal_problem
 from api.http.state import ServiceState
+from engine.protocol.request_checks import PromptTooLong
 from reasoner.admission.resolve import resolve_batch_job, resolve_job
 from reasoner.admission.validation import JobRefused
 from reasoner.jobs.batch import BatchSpec
@@ -40,6 +41,8 @@ async def submit_job(
     _check_webhook(spec, settings)
     resolved = await resolve_job(spec, settings, state.catalog)
     accepted = apply_caps(resolved.model_dump(), requested, limits)
+    for error in (await state.catalog.find_too_long([resolved])).values():
+        raise _too_long(resolved, error)
     job, is_new = await state.store.submit(
         add_quota_budget(accepted, limits, settings),
         owner=principal.owner,
@@ -60,16 +63,20 @@ async def submit_batch(
     settings = state.settings
     limits = settings.limits.for_owner(principal.owner)
     check_batch_budget(spec.budget.model_dump(), len(spec.jobs), limits)
-    jobs, problems = [], list[tuple[int, Problem]]()
+    jobs, problems, specs = [], list[tuple[int, Problem]](), list[JobSpec]()
     for index, job in enumerate(spec.jobs):
         try:
             _check_webhook(job, settings)
             resolved = await resolve_batch_job(job, settings, state.catalog)
             jobs.append(apply_caps(resolved.model_dump(), job.budget, limits))
+            specs.append(resolved)
         except JobRefused as refusal:
             problems.append((index, refusal_problem(refusal)))
         except Problem as problem:
             problems.append((index, problem))
+    if not problems:
+        too_long = await state.catalog.find_too_long(specs)
+        problems = [(index, refusal_problem(_too_long(specs[index], error))) for index, error in too_long.items()]
     if problems:
         raise _batch_problem(problems)
     batch, is_new = await BatchStore(state.store).submit(
@@ -84,6 +91,12 @@ async def submit_batch(
     state.reaper.nudge()
     log.info("batch submitted" if is_new else "batch submitted again", batch=batch["id"], key=principal.key_id)
     return batch, is_new
+
+
+def _too_long(spec: JobSpec, error: PromptTooLong) -> JobRefused:
+    """Return the refusal of a question that is too long, with the words by which OpenAI's clients find it."""
+    field = "problem" if spec.messages is None else "messages"
+    return JobRefused("context-length-exceeded", field, f"the prompt is too long: {error}")
 
 
 def _check_webhook(spec: JobSpec, settings: Settings) -> None:

@@ -129,7 +129,11 @@ class LocalEngine:
     ) -> Tokens:
         tokenizer = self._core(model).model.tokenizer
         if not isinstance(text, str):
-            return tokenizer.encode_chat(text, generation_prompt=generation_prompt, template_kwargs=template_kwargs)
+            encode_chat = partial(
+                tokenizer.encode_chat, text, generation_prompt=generation_prompt, template_kwargs=template_kwargs
+            )
+            is_long = sum(len(message.get("content") or "") for message in text) > LONG_TEXT
+            return await asyncio.to_thread(encode_chat) if is_long else encode_chat()
         encode = tokenizer.encode_prompt if special else tokenizer.encode
         return encode(text) if len(text) <= LONG_TEXT else await asyncio.to_thread(encode, text)
 

@@ -12,6 +12,8 @@ import pytest
 
 from api.http.limits import RateLimitMiddleware
 from api.http.principal import Principal
+from engine.protocol.types import EngineUnavailable
+from reasoner.jobs.spec import JobSpec
 from tests.api.conftest import serving, submitted
 from tests.api.http.test_bad_input import check_problem
 from tests.api.keyed import header
@@ -172,6 +174,62 @@ async def test_long_texts_and_many_solutions_are_accepted_by_default(settings: S
             assert response.status_code == 202, response.text[:500]
         problem = check_problem(await client.post("/v1/jobs", json={"problem": "x" * ((1 << 20) + 1)}), 422)
         assert "1048577 characters, which is more than your limit of 1048576" in problem["detail"]
+
+
+LONG = " ".join(["word"] * 300)
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({"problem": LONG}, "problem"),
+        ({"messages": [{"role": "user", "content": LONG}]}, "messages"),
+        ({"problem": "?", "system": LONG}, "problem"),
+        ({"problem": "?", "prompt": LONG + " {problem}"}, "problem"),
+    ],
+)
+async def test_a_question_beyond_the_context_is_refused_with_its_length_in_tokens(
+    settings: Settings, body: dict[str, Any], field: str
+) -> None:
+    engine = ScriptedEngine()
+    async with serving(limited(settings), engine) as client:
+        asked = JobSpec.model_validate(body)
+        length = len(await engine.tokenize("policy", asked.to_messages()))
+        problem = check_problem(await client.post("/v1/jobs", json={"prompt": None} | body), 422)
+        assert problem["type"].endswith(":context-length-exceeded")
+        message = {error["field"]: error["message"] for error in problem["errors"]}[field]
+        assert f"the problem has {length} tokens, and the context of model 'policy' holds 256" in message
+        batch = {"jobs": [{"problem": "?"}, {"prompt": None} | body], "budget": {"tokens": 90}}
+        problem = check_problem(await client.post("/v1/batches", json=batch), 422)
+        assert problem["type"].endswith(":context-length-exceeded")
+        assert [error["field"] for error in problem["errors"]] == [f"jobs.1.{field}"]
+        assert (await client.get("/v1/jobs")).json()["data"] == []
+
+
+async def test_openais_clients_read_a_question_beyond_the_context_by_its_code(settings: Settings) -> None:
+    async with serving(limited(settings), ScriptedEngine()) as client:
+        body = {"model": "policy", "messages": [{"role": "user", "content": LONG}]}
+        response = await client.post("/v1/chat/completions", json=body)
+        assert response.status_code == 400
+        error = response.json()["error"]
+        assert (error["code"], error["type"]) == ("context_length_exceeded", "invalid_request_error")
+        assert "the prompt is too long" in error["message"]
+
+
+async def test_a_long_question_waits_for_an_engine_that_cannot_tokenize_now(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(*_: Any, **__: Any) -> tuple[int, ...]:
+        raise EngineUnavailable("away")
+
+    monkeypatch.setattr(ScriptedEngine, "tokenize", fail)
+    async with serving(limited(settings), ScriptedEngine()) as client:
+        assert (await client.post("/v1/jobs", json={"problem": LONG})).status_code == 202
+
+
+async def test_candidates_of_a_long_question_are_ranked(settings: Settings) -> None:
+    async with serving(limited(settings), ScriptedEngine()) as client:
+        assert (await client.post("/v1/jobs", json={"problem": LONG, "candidates": ["1", "2"]})).status_code == 202
 
 
 async def test_missing_budgets_are_set_to_the_limits_and_echoed(settings: Settings) -> None:
