@@ -103,7 +103,7 @@ async def test_batches_are_listed_newest_first(client: httpx.AsyncClient, settin
         ({"jobs": JOBS, "budget": {"tokens": 2}}, "budget", "too few for 3 jobs"),
         ({"jobs": JOBS, "budget": {"tokens": 10, "flops": 1e9}}, "budget.flops", "known fields: tokens"),
         ({"jobs": JOBS, "budget": {"tokens": 10}, "name": "x"}, "name", "known fields: jobs, budget, metadata"),
-        ({"jobs": [{"problem": "?"}, {}], "budget": {"tokens": 10}}, "jobs.1", "either 'problem' or 'messages'"),
+        ({"jobs": [{"problem": "?"}, {}], "budget": {"tokens": 10}}, "jobs.1", "give 'problem', a text, or 'messages'"),
         (
             {"jobs": [{"problem": "?", "budgets": 1}], "budget": {"tokens": 10}},
             "jobs.0.budgets",
