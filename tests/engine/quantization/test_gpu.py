@@ -161,7 +161,10 @@ FP8_BY = {
             "format": "float-quantized",
             "config_groups": {"g": {"weights": {"num_bits": 8, "strategy": "channel"}, "input_activations": rounded}},
         }
-        for name, rounded in (("channel", {"num_bits": 8, "dynamic": True}), ("channel, weights alone", None))
+        for name, rounded in (
+            ("channel", {"num_bits": 8, "type": "float", "strategy": "token", "dynamic": True}),
+            ("channel, weights alone", None),
+        )
     },
 }
 
