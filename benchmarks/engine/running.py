@@ -21,7 +21,7 @@ class LeftOut:
 
     peer: str
     stage: str
-    """What could not be done: the model and the case; empty for a peer that the whole run lacks."""
+    """The model and the case at which it failed; empty for a peer that the whole run lacks."""
     reason: str
 
     def describe(self) -> str:
