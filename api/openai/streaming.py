@@ -12,7 +12,7 @@ from fastapi.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from api.openai.narration import JobEnd, Narration
-from workers.store.broker_errors import BROKER_DOWN, describe_outage
+from workers.store.event_log import ShuttingDown
 from workers.store.jobs import JobStore, NoSuchJob
 
 KEEP_ALIVE_SECONDS = 15.0
@@ -52,11 +52,11 @@ async def cancel_abandoned_job(store: JobStore, job_id: str, narration: Narratio
         return
     with CancelScope(shield=True):
         try:
-            await store.cancel(job_id)
+            await store.cancel_abandoned(job_id)
         except NoSuchJob:
             log.info("a job that nobody waits for was deleted", job=job_id)
-        except BROKER_DOWN as error:  # the job goes on until its budget ends it
-            log.warning("a job that nobody waits for runs on", job=job_id, reason=describe_outage(error))
+        except ShuttingDown:  # without a broker: the job goes on until its budget ends it
+            log.warning("a job that nobody waits for runs on", job=job_id)
 
 
 class EventStream(StreamingResponse):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from typing import Any, Final
 
@@ -57,7 +58,7 @@ class EventLog(RedisClient):
                         return
                     rows = await self._await_events(job_id, after)
             except BROKER_DOWN:
-                await asyncio.sleep(_RECONNECT_SECONDS)
+                await self._wait_for_broker()
                 rows = []
             for entry_id, fields in rows:
                 event = serialization.event(entry_id, fields)
@@ -66,6 +67,12 @@ class EventLog(RedisClient):
                 yield event
             if self._closing.is_set() and not has_ended:
                 raise ShuttingDown(job_id)
+
+    async def _wait_for_broker(self) -> None:
+        """Wait before the next attempt at an absent broker; not when this process is about to end."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_RECONNECT_SECONDS):
+                await self._closing.wait()
 
     async def _read_all(self, job_id: str, after: int) -> list[Any]:
         rows: list[Any] = []

@@ -17,6 +17,7 @@ from reasoner.jobs.job import TERMINAL_STATUSES
 from reasoner.jobs.spec import JobSpec
 from workers.config.rate_limits import Quota
 from workers.store import serialization
+from workers.store.broker_errors import BROKER_DOWN
 from workers.store.claims import Claims
 from workers.store.event_log import EventLog, ShuttingDown
 from workers.store.reaping import Reaping
@@ -119,6 +120,20 @@ class JobStore(EventLog, Claims, Reaping):
         if await self.script("cancel", job_id, await self.compute_best_so_far(job_id)) == "gone":
             raise NoSuchJob(job_id)
         return await self.get(job_id)
+
+    async def cancel_abandoned(self, job_id: str) -> None:
+        """Cancel a job that nobody waits for. Outlasts an absent broker, which nobody else could be told about.
+
+        Raises ``NoSuchJob``, and ``ShuttingDown`` after ``end_waits``.
+        """
+        while True:
+            try:
+                await self.cancel(job_id)
+                return
+            except BROKER_DOWN as error:
+                await self._wait_for_broker()
+                if self._closing.is_set():
+                    raise ShuttingDown(job_id) from error
 
     async def compute_best_so_far(self, job_id: str) -> str:
         """Return the result (JSON) that an unfinished job's journal allows; ``null`` if its search has not begun.
