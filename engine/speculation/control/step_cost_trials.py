@@ -17,8 +17,9 @@ _CLEAR_DIFFERENCE = 0.2
 """Relative difference in speed that makes the result clear."""
 _MAX_MEASURED_LOSS, _MAX_LOSS = 3.0, 20.0
 """Loss, in usual steps, that ends a trial early: of measured steps, and of all."""
-_MAX_STEP_LOSS = 4.0
-"""Maximum loss that is attributed to one step, in usual steps."""
+_MAX_STEP_LOSS, _MIN_LOSSES = 4.0, 3
+"""Maximum loss that is attributed to one step, in usual steps, unless most of so many steps or more lose as much: one
+may be interrupted, or the drafter may catch up."""
 _MAX_MISMATCHES = 64
 """Maximum number of steps with another number of branches before a trial ends."""
 _INTERRUPTED = 2.0
@@ -51,8 +52,8 @@ class StepCostTrial:
     catches up."""
     share: float = 1.0
     """Share of the branches that get the other size; the others get no drafts."""
-    lost: float = 0.0
-    """Loss of the steps of the other size, in usual steps; negative for a gain."""
+    _losses: list[float] = field(default_factory=list)
+    """Losses of the steps of the other size, in usual steps; negative for a gain."""
     _spent: float = 0.0
     """Time of the measured steps, in usual steps, and tokens of these, in usual steps' tokens."""
     _made: float = 0.0
@@ -75,6 +76,15 @@ class StepCostTrial:
         is_clear = believed >= _MIN_STEPS and abs(won) > _CLEAR_DIFFERENCE * self.share * self._spent
         is_costly = won < -_MAX_MEASURED_LOSS or self.lost > _MAX_LOSS
         return is_clear or is_costly or believed >= _MAX_STEPS or self._num_mismatches > _MAX_MISMATCHES
+
+    @property
+    def lost(self) -> float:
+        """Loss of the steps of the other size, in usual steps, single interruptions clipped; negative for a gain."""
+        if len(self._losses) < _MIN_LOSSES:
+            most = _MAX_STEP_LOSS
+        else:
+            most = max(_MAX_STEP_LOSS, _INTERRUPTED * statistics.median_low(self._losses))
+        return sum(min(each, most) for each in self._losses)
 
     @property
     def steps(self) -> int:
@@ -105,7 +115,7 @@ class StepCostTrial:
         if self.is_measuring:
             spent = (drafting + step) / _robust_mean([each.seconds for each in self._before])
             made = (1 + won) / self.usual_tokens
-            self.lost += min(_MAX_STEP_LOSS, spent - made)
+            self._losses.append(spent - made)
             if len(self._after) >= self.num_warmup:
                 self._spent += spent
                 self._made += made

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import gc
 import random
-import statistics
 import weakref
+from collections.abc import Callable
 from dataclasses import replace
 from typing import cast
 
@@ -29,16 +29,22 @@ from tests.engine.speculation.control.costs import (
     large,
     lookup,
     model,
-    plain,
     small,
+)
+from tests.engine.speculation.control.measures import (
+    measure_gain_after_an_expensive_start,
+    measure_share_of_plain,
+    measure_the_last_branch,
+    measure_trials_without_gain,
 )
 from tests.engine.speculation.simulation import (
     Branch,
     Simulation,
     boastful,
-    honest,
     informed,
 )
+from tests.long import mostly_long
+from tests.means import assert_mean_at_least
 from tests.seeds import shift
 
 
@@ -51,32 +57,22 @@ def test_the_same_steps_lead_to_the_same_decisions() -> None:
     assert runs[0] == runs[1]
 
 
-def test_trials_stay_within_their_budget_from_the_first_step_on() -> None:
+@pytest.mark.parametrize(("branches", "step"), [(1, small), (4, small), (64, bound)])
+def test_trials_stay_within_their_budget_from_the_first_step_on(
+    branches: int, step: Callable[[int, int], float]
+) -> None:
     """If no draft token is accepted, the first hundred steps lose no more than the budget of trials."""
-    for branches, step in ((1, small), (4, small), (64, bound)):
-        asked = 100 * branches
-        ratios = [
-            replace(simulation).run(adaptive(), asked) / plain(simulation, asked)
-            for seed in range(5)
-            for simulation in [
-                Simulation(step, lookup, always(0.01), boastful, branches=branches, noise=0.01, seed=seed)
-            ]
-        ]
-        assert statistics.median(ratios) > 0.92
+    simulation = Simulation(step, lookup, always(0.01), boastful, branches=branches, noise=0.01)
+    shares = [measure_share_of_plain(adaptive, replace(simulation, seed=seed), 100) for seed in range(6)]
+    assert_mean_at_least(shares, 0.92)
 
 
-def test_trials_without_gain_become_rarer() -> None:
-    for branches in (1, 4, 16):
-        simulation = Simulation(small, model, always(0.2), honest, branches=branches)
-        controller = adaptive()
-        shares = []
-        for steps in (500, 8000):
-            before = len(simulation.sizes)
-            simulation.run(controller, steps * branches)
-            shares.append(sum(guesses > 0 for guesses in simulation.sizes[before:]) / steps)
-        assert shares[0] > 3 * shares[1] > 0
-        ready = replace(simulation)
-        assert simulation.run(controller, 5000 * branches) > 0.995 * plain(ready, 5000 * branches)
+@pytest.mark.parametrize("branches", mostly_long((1, 4, 16), every=2))
+def test_trials_without_gain_become_rarer(branches: int) -> None:
+    runs = [measure_trials_without_gain(adaptive, branches, seed) for seed in range(6)]
+    assert_mean_at_least([one.early - 3 * one.late for one in runs], 0)
+    assert_mean_at_least([one.speed for one in runs], 0.995)
+    assert all(one.late > 0 for one in runs)
 
 
 def test_shortened_skipping_does_not_change_the_interval_between_trials() -> None:
@@ -97,26 +93,13 @@ def test_shortened_skipping_does_not_change_the_interval_between_trials() -> Non
     assert trials(63) == trials(3) == trials(0)
 
 
-def test_a_gain_after_an_expensive_start_is_found() -> None:
+@pytest.mark.parametrize(("branches", "missing"), [(1, 1e-5), (4, 5e-6)])
+def test_a_gain_after_an_expensive_start_is_found(branches: int, missing: float) -> None:
     """A drafter that was idle for long catches up first, which takes as long as about ten plain steps."""
-    for branches, missing in ((1, 1e-5), (4, 5e-6)):
-        ratios = []
-        for seed in range(3):
-            simulation = Simulation(
-                lambda branches, tokens: 1e-4 + 1e-5 * branches + 1.1e-5 * tokens,
-                lambda branches, depth: 1e-5 + (6e-5 + depth * (1.2e-5 + 6e-6 * branches) if depth else 0),
-                always(0.85),
-                informed,
-                missing=missing,
-                branches=branches,
-                seed=seed,
-            )
-            ours, controller, tokens = replace(simulation), adaptive(), 3000 * branches
-            ours.run(controller, tokens // 2)
-            speed = ours.run(controller, tokens)
-            ratios.append(speed / fixed(simulation, tokens))
-            assert speed > 1.03 * plain(simulation, tokens)
-        assert statistics.mean(ratios) > 0.97
+    runs = [measure_gain_after_an_expensive_start(adaptive, branches, missing, seed) for seed in range(6)]
+    of_best, of_plain = zip(*runs, strict=True)
+    assert_mean_at_least(of_best, 0.97)
+    assert_mean_at_least(of_plain, 1.03)
 
 
 @pytest.mark.long
@@ -124,24 +107,19 @@ def test_adaptive_depth_matches_the_best_fixed_depth_on_a_noisy_machine() -> Non
     """Step times vary by a fifth from step to step."""
     for branches, step in ((1, small), (4, small), (4, large)):
         ratios = []
-        for seed in range(4):
+        for seed in range(6):
             simulation = Simulation(step, lookup, always(0.85), informed, branches=branches, noise=0.2, seed=seed)
             ours, controller, tokens = replace(simulation), adaptive(), 4000 * branches
             ours.run(controller, tokens // 2)
             ratios.append(ours.run(controller, tokens) / fixed(simulation, tokens))
-        assert statistics.mean(ratios) > 0.97
+        assert_mean_at_least(ratios, 0.97)
 
 
 def test_the_last_branch_gets_drafts_within_some_dozens_of_steps() -> None:
     """Drafts slow 64 branches down and speed one up; all branches but one end."""
-    simulation = Simulation(lambda _, tokens: max(8e-3, 1e-3 * tokens), lookup, always(0.8), branches=64, length=4000)
-    controller = adaptive()
-    simulation.run(controller, 64 * 400)
-    assert simulation.run(controller, 64 * 400) > 0.97 * plain(replace(simulation), 64 * 400)
-    del simulation.running[1:]
-    simulation.branches = 1
-    simulation.run(controller, 60)
-    assert simulation.run(controller, 300) > 2 * plain(replace(simulation), 300)
+    many, last = zip(*(measure_the_last_branch(adaptive, seed) for seed in range(6)), strict=True)
+    assert_mean_at_least(many, 0.97)
+    assert_mean_at_least(last, 2)
 
 
 def test_long_chains_are_soon_requested_at_a_high_acceptance_rate() -> None:
@@ -151,11 +129,11 @@ def test_long_chains_are_soon_requested_at_a_high_acceptance_rate() -> None:
         return 5e-5 + 1e-5 * depth if depth else 0
 
     ratios = []
-    for seed in range(5):
+    for seed in range(8):
         ours = Simulation(lambda _, tokens: 4e-4 + 3e-5 * tokens, chain, always(0.9), informed, seed=seed)
         theirs = replace(ours)
         ratios.append(ours.run(AdaptiveController(8, 24), 600) / theirs.run(FixedController(8, 8), 600))
-    assert statistics.median(ratios) > 0.9
+    assert_mean_at_least(ratios, 0.9)
 
 
 def test_the_controller_keeps_little_state_per_load_and_none_per_branch() -> None:
