@@ -43,7 +43,7 @@ from reasoner.strategies.registry import STRATEGIES
 from reasoner.thoughts import ThoughtFormat
 from reasoner.tools.calls import CallReader
 from reasoner.tools.python import PythonRunner
-from reasoner.tree import find_most_promising, find_refusal
+from reasoner.tree import describe_refusals, find_most_promising, find_refusal
 from reasoner.verifiers.context import VerifierContext
 from reasoner.verifiers.probe import reads_while_decoding
 from reasoner.verifiers.registry import open_comparer, open_scorer
@@ -315,7 +315,6 @@ def _outcome(
     status: Literal["completed", "incomplete"] = "incomplete" if choice.node is None else "completed"
     ended: FinishReason = "no_answer" if choice.node is None or choice.node.answer is None else "answer"
     reason: FinishReason = "budget" if is_cut_short else ended
-    result = build_result(
-        search.spec, search.root, choice, reason, search.usage_by_model, others, logprobs, search.note
-    )
+    note = search.note if choice.node is not None else describe_refusals(search.root) or search.note
+    result = build_result(search.spec, search.root, choice, reason, search.usage_by_model, others, logprobs, note)
     return JobOutcome(status, result, search.ledger.usage)

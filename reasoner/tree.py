@@ -10,7 +10,7 @@ from itertools import pairwise
 from typing import Any, Literal
 
 from engine.protocol.refusal import Refusal
-from engine.protocol.request_checks import PromptTooLong
+from engine.protocol.request_checks import ContentFiltered, PromptTooLong
 from engine.protocol.thoughts import split_thought
 from engine.protocol.types import EngineError, InvalidRequest
 
@@ -309,12 +309,29 @@ def find_refusal(root: Node) -> EngineError | None:
     """Return the server's first refusal, if it has left no branch that came to its end otherwise."""
     nodes = [node for node in root.walk() if node.parent is not None]
     refusals = [node.refusal for node in nodes if node.refusal is not None]
-    if not refusals or any(node.reason in _ENDED for node in nodes):
+    if not refusals or any(node.reason in _ENDED or _is_filtered_text(node) for node in nodes):
         return None
     first = refusals[0]
-    if first.is_too_long:
-        return PromptTooLong(first.message, first.field)
-    return InvalidRequest(first.message, first.field) if first.is_invalid else EngineError(first.message)
+    match first.kind:
+        case "too_long":
+            return PromptTooLong(first.message, first.field)
+        case "invalid":
+            return InvalidRequest(first.message, first.field)
+        case "filtered":
+            return ContentFiltered(first.message)
+        case "failed":
+            return EngineError(first.message)
+
+
+def describe_refusals(root: Node) -> str | None:
+    """Return a sentence with the server's first refusal; ``None`` if it has refused nothing."""
+    refusals = [node.refusal.message for node in root.walk() if node.refusal is not None]
+    return f"{len(refusals)} branches were refused; the first: {refusals[0]}" if refusals else None
+
+
+def _is_filtered_text(node: Node) -> bool:
+    """Return True for the beginning of a solution whose rest the server withholds."""
+    return node.refusal is not None and node.refusal.kind == "filtered" and bool(node.solution.strip())
 
 
 def read_answer_level(data: Mapping[str, Any]) -> AnswerLevel | None:

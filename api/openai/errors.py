@@ -59,8 +59,10 @@ def stream_error(problem: Problem) -> ErrorBody:
 DELETED = Problem(409, "deleted", "the job was deleted while it ran")
 INTERRUPTIONS = (ShuttingDown, *BROKER_DOWN)
 """Errors for which a stream ends before its job does."""
-_JOB_STATUS = {"invalid_request": 422, "context_length_exceeded": 422, "engine_error": 502, "max_attempts": 503} | {
-    "engine_unavailable": 503
+_JOB_STATUS = {
+    **dict.fromkeys(("invalid_request", "context_length_exceeded", "content_filter"), 422),
+    "engine_error": 502,
+    **dict.fromkeys(("max_attempts", "engine_unavailable"), 503),
 }
 """HTTP statuses by the error code of a failed job; any other code is 500."""
 

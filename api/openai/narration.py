@@ -8,14 +8,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 from reasoner.answers.canonical import canonicalize
 from reasoner.answers.extraction.extract import strip_thinking
 from reasoner.budget.usage import Usage
 from reasoner.jobs.event import Event
 from reasoner.jobs.job import TERMINAL_STATUSES, Alternative, JobError, JobResult, Status
-from reasoner.tree import read_answer_level, read_parts
+from reasoner.tree import read_answer_level, read_parts, read_refusal
+
+Cut = Literal["length", "content_filter"]
+"""``length``, OpenAI's word, stands for every limit: of tokens, of time and of the model's context."""
 
 MAX_ANSWER_CHARS = 80
 """Characters of an answer that are shown in a line."""
@@ -26,7 +29,7 @@ class JobEnd:
     """The end of a job.
 
     ``content`` is the chosen solution without its thought, ``other_contents`` are those of the alternatives.
-    ``is_cut`` has for each of them whether something else than the model ended it: its context, its length, the budget.
+    ``cuts`` has for each of them what ended it, if not the model did.
     ``num_visible_tokens`` is the length of all that; if the model's thoughts are not known, estimated by the share of
     the characters.
     """
@@ -39,7 +42,7 @@ class JobEnd:
     content: str
     num_visible_tokens: int
     other_contents: tuple[str, ...] = ()
-    is_cut: tuple[bool, ...] = ()
+    cuts: tuple[Cut | None, ...] = ()
 
 
 @dataclass(slots=True)
@@ -69,8 +72,8 @@ class Narration:
         self._num_thought: dict[str, int] = {}
         """Generated tokens of thoughts by node."""
         self._fresh_nodes: set[str] = set()
-        self._end_reasons: dict[str, str] = {}
-        """Reasons by node that has ended."""
+        self._cuts: dict[str, Cut | None] = {}
+        """Cuts by node that has ended; ``None`` for one that the model ended."""
         self._classes: dict[tuple[str, bool], _AnswerClass] = {}
         """Answers by their canonical form."""
         self._class_of: dict[str, _AnswerClass] = {}
@@ -131,7 +134,7 @@ class Narration:
             self._fresh_nodes.add(node)
         if not data["final"]:
             return
-        self._end_reasons[node] = data["reason"]
+        self._cuts[node] = _find_cut(data)
         answer: str | None = data["answer"]
         if not self._is_concise:
             yield f"Branch {node}: {data['reason'] if answer is None else _shorten(answer)}."
@@ -161,9 +164,9 @@ class Narration:
         num_visible = sum(self._count_visible_tokens(*pair, counted) for pair in zip(shown, contents, strict=True))
         usage = Usage.model_validate(data["usage"])
         content = contents[0] if contents else ""
-        otherwise = "stop" if status == "completed" else "budget"
-        is_cut = tuple(self._end_reasons.get(part.node or "", otherwise) not in ("answer", "stop") for part in shown)
-        return JobEnd(status, event.at, result, error, usage, content, num_visible, tuple(contents[1:]), is_cut)
+        otherwise: Cut | None = None if status == "completed" else "length"
+        cuts = tuple(self._cuts.get(part.node or "", otherwise) for part in shown)
+        return JobEnd(status, event.at, result, error, usage, content, num_visible, tuple(contents[1:]), cuts)
 
     def _count_visible_tokens(self, solution: JobResult | Alternative, content: str, counted: set[str]) -> int:
         """Return the generated tokens of a solution's content. Tokens of the nodes in ``counted`` are none of them.
@@ -181,6 +184,14 @@ class Narration:
         if solution.text and solution.node not in self._num_thought:
             return round(num_tokens * len(content) / len(solution.text))
         return num_tokens - num_thought
+
+
+def _find_cut(data: dict[str, Any]) -> Cut | None:
+    """Return what ended the branch of a node's data; ``None`` if the model did."""
+    refusal = read_refusal(data)
+    if refusal is not None and refusal.kind == "filtered":
+        return "content_filter"
+    return None if data["reason"] in ("answer", "stop") else "length"
 
 
 def _read_content(solution: JobResult | Alternative) -> str:

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
+
+RefusalKind = Literal["failed", "invalid", "too_long", "filtered"]
+"""``invalid``: the request can never be served. ``too_long``: neither can it, since the question leaves no room for an
+answer. ``filtered``: the server withholds the rest of the answer for its content. ``failed``: anything else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -11,13 +16,4 @@ class Refusal:
 
     message: str
     field: str | None = None
-    is_invalid: bool = False
-    """True if the request is one that can never be served."""
-    is_too_long: bool = False
-    """True if that is so because the question leaves no room for an answer."""
-
-    @classmethod
-    def of(cls, error: Exception) -> Refusal:
-        """Return the refusal of an error (``engine.protocol.types``), of which those of requests have a field."""
-        is_too_long = getattr(error, "is_too_long", False)
-        return cls(str(error), getattr(error, "field", None), hasattr(error, "field"), is_too_long)
+    kind: RefusalKind = "failed"

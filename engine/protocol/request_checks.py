@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict
 
-from engine.protocol.types import GenerateRequest, InvalidRequest, ModelInfo, SamplingParams, ScoreRequest
+from engine.protocol.refusal import Refusal
+from engine.protocol.types import EngineError, GenerateRequest, InvalidRequest, ModelInfo, SamplingParams, ScoreRequest
 
 _MAX_NAME_LENGTH = 256
 """Maximum length of a lease or a cache salt."""
@@ -46,7 +47,18 @@ _SAMPLING_LIMITS = {
 class PromptTooLong(InvalidRequest):
     """The question leaves no room for an answer in the context of a model."""
 
-    is_too_long = True
+    kind = "too_long"
+
+
+class ContentFiltered(EngineError):
+    """The server withholds an answer for its content."""
+
+    kind = "filtered"
+
+
+def make_refusal(error: EngineError) -> Refusal:
+    """Return what an error says about a branch that it ends."""
+    return Refusal(str(error), error.field if isinstance(error, InvalidRequest) else None, error.kind)
 
 
 def check_template_kwargs(names: Iterable[str]) -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 from engine.protocol.constraint import Constraint
-from engine.protocol.refusal import Refusal
+from engine.protocol.refusal import Refusal, RefusalKind
 
 Tokens = tuple[int, ...]
 Prompt = str | Sequence[dict[str, Any]]
@@ -28,16 +28,19 @@ Capability = (
 FinishReason = Literal["stop", "length", "context", "timeout", "cancelled", "refused"]
 """``stop``: end of sequence, a stop token or a stop string. ``length``: ``max_tokens``. ``context``: the model's
 context is full. ``timeout``: ``GenerateRequest.timeout`` passed. ``cancelled``: ``abort`` was called. ``refused``: the
-server refuses this branch for good, while others go on (``Completion.refusal``).
-"""
+server refuses this branch for good, while others go on (``Completion.refusal``)."""
 
 
 class EngineError(Exception):
     """The engine refused or failed a request; the message names a valid alternative."""
 
+    kind: ClassVar[RefusalKind] = "failed"
+
 
 class InvalidRequest(EngineError):
     """The request can never be served. ``field``: the name of the invalid field."""
+
+    kind: ClassVar[RefusalKind] = "invalid"
 
     def __init__(self, message: str, field: str | None = None) -> None:
         super().__init__(message)
@@ -49,9 +52,7 @@ class NotSupported(EngineError):
 
 
 class EngineUnavailable(EngineError):
-    """The engine could not be reached or returned a server error; the same request may succeed later.
-
-    ``retry_after``: the seconds after which the server expects to serve it, if it told."""
+    """The engine could not be reached or returned an error that may pass. ``retry_after``: seconds until then."""
 
     def __init__(self, message: str = "", retry_after: float | None = None) -> None:
         super().__init__(message)

@@ -16,7 +16,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import partial
 
-from engine.protocol.refusal import Refusal
+from engine.protocol.request_checks import make_refusal
 from engine.protocol.types import (
     Branch,
     Completion,
@@ -223,8 +223,8 @@ class BranchRunner:
             if missing:
                 raise EngineUnavailable("the engine's answer ended before all of its branches had")
         except Exception as error:
-            is_final = isinstance(error, EngineError) and not isinstance(error, EngineUnavailable)
-            refusal = Refusal.of(error) if is_final else None
+            is_passing = isinstance(error, EngineUnavailable)
+            refusal = make_refusal(error) if isinstance(error, EngineError) and not is_passing else None
             for branch in [siblings[index] for index in missing if refusal or siblings[index] in self._segments]:
                 segments = self._segments.pop(branch, NOTHING)
                 end = "refused" if refusal else segments.finish_reason

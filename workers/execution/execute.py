@@ -14,7 +14,7 @@ import structlog
 from pydantic import ValidationError
 from structlog.contextvars import bound_contextvars
 
-from engine.protocol.request_checks import PromptTooLong
+from engine.protocol.request_checks import ContentFiltered, PromptTooLong
 from engine.protocol.types import (
     EngineBusy,
     EngineClient,
@@ -249,6 +249,8 @@ def _failure(error: Exception) -> JobError:
             return JobError(code="context_length_exceeded", message=str(error))
         case InvalidRequest():
             return JobError(code="invalid_request", message=str(error))
+        case ContentFiltered():
+            return JobError(code="content_filter", message=str(error))
         case EngineError():
             return JobError(code="engine_error", message=str(error))
         case JobRefused():

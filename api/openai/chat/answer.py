@@ -19,7 +19,7 @@ from workers.store.serialization import JobDocument
 
 Json = dict[str, Any]
 ReasoningContent = Literal["thought", "narration"]
-FinishReason = Literal["stop", "length", "tool_calls"]
+FinishReason = Literal["stop", "length", "tool_calls", "content_filter"]
 
 
 class ChatUsage(BaseModel):
@@ -70,7 +70,8 @@ class ChoiceLogprobs(BaseModel):
 class ChatChoice(BaseModel):
     """The chosen solution, or the best one of the next answers in their order.
 
-    ``finish_reason`` is ``length`` if the solution was cut off: by the model's context, its own length or the budget.
+    ``finish_reason`` is ``length`` if the solution was cut off: by the model's context, its own length or the budget;
+    ``content_filter`` if its server withheld the rest of it.
     """
 
     index: int
@@ -239,10 +240,10 @@ def _envelope(job: JobDocument) -> Json:
 
 
 def _finish_reason(end: JobEnd, index: int, shown: _Choice) -> FinishReason:
-    """Return ``length`` only if the choice itself was cut off, not if the search ended after it was found."""
+    """Return a cut only if the choice itself was cut off, not if the search ended after it was found."""
     if shown.calls:
         return "tool_calls"
-    return "length" if end.is_cut[index] else "stop"
+    return end.cuts[index] or "stop"
 
 
 def _usage(end: JobEnd) -> ChatUsage:

@@ -73,7 +73,7 @@ class ResponseError(BaseModel):
 class IncompleteDetails(BaseModel):
     """``max_output_tokens``, OpenAI's word, stands for every limit: of tokens, of time and of the model's context."""
 
-    reason: Literal["max_output_tokens"] = "max_output_tokens"
+    reason: Literal["max_output_tokens", "content_filter"] = "max_output_tokens"
 
 
 class ReasoningSettings(BaseModel):
@@ -168,7 +168,7 @@ def response_status(end: JobEnd) -> Status:
     """
     if end.status not in ("completed", "incomplete") or end.result is None:
         return end.status
-    return "incomplete" if not end.result.tool_calls and (not end.is_cut or end.is_cut[0]) else "completed"
+    return "incomplete" if not end.result.tool_calls and (not end.cuts or end.cuts[0] is not None) else "completed"
 
 
 def message_status(end: JobEnd) -> MessageStatus | None:
@@ -205,13 +205,15 @@ def _error(end: JobEnd | None) -> ResponseError | None:
     if code == "context_length_exceeded":
         message = name_too_long(end.error.message)
         return ResponseError(code=code, message=message, type="invalid_request_error", param="input")
-    if code == "invalid_request":
+    if code in ("invalid_request", "content_filter"):
         return ResponseError(code="invalid_prompt", message=end.error.message, type="invalid_request_error")
     return ResponseError(code="server_error", message=end.error.message, type="server_error")
 
 
 def _incomplete(end: JobEnd | None) -> IncompleteDetails | None:
-    return IncompleteDetails() if end is not None and response_status(end) == "incomplete" else None
+    if end is None or response_status(end) != "incomplete":
+        return None
+    return IncompleteDetails(reason="content_filter" if end.cuts[:1] == ("content_filter",) else "max_output_tokens")
 
 
 def _usage(end: JobEnd | None) -> ResponseUsage | None:

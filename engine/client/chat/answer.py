@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from engine.client.chat.content import read_message
 from engine.client.chat.encoding import CLOSING, OPENING, encode_answer, encode_text, measure_thought
 from engine.client.connection import not_a_completion
-from engine.client.openai.answer import END_REASONS, read_choices
+from engine.client.openai.answer import find_end_reason, read_choices, read_finish
 from engine.protocol.refusal import Refusal
 from engine.protocol.thoughts import find_thought
 from engine.protocol.types import Branch, EngineUnavailable, FinishReason, Tokens
@@ -82,9 +82,9 @@ class ChatAnswer:
         for call in delta.get("tool_calls") or ():
             self.num_events += 1
             text += self._add_content(self._write_call(call))
-        finish = choice.get("finish_reason") or ("stop" if "message" in choice else None)
+        finish = read_finish(choice) or ("stop" if "message" in choice else None)
         if finish is not None:
-            text += self._end(str(finish), choice)
+            text += self._end(finish, choice)
         return text
 
     def check_end(self, source: str) -> FinishReason:
@@ -106,12 +106,12 @@ class ChatAnswer:
 
     def _end(self, finish: str, choice: Json) -> str:
         """Record the end of the answer, and return the text that belongs to it."""
-        reason = END_REASONS.get(finish.lower())
+        reason = find_end_reason(finish)
         if reason is None:
             raise EngineUnavailable(f"the server ended an answer with {finish!r}")
         self.reason = reason
         if reason == "refused":
-            self.refusal = Refusal(f"the server ended the answer with {finish!r}")
+            self.refusal = Refusal(f"the server ended the answer with {finish!r}", kind="filtered")
         text = self._add_content(_CALL_END) if self.calls else ""
         stop = choice.get("stop_reason", choice.get("matched_stop"))
         if isinstance(stop, str) and reason == "stop":  # the server has cut it off

@@ -28,8 +28,7 @@ from engine.client.connection import Connection
 from engine.client.openai.request import branch_seed, routing_headers
 from engine.client.retries import Retries
 from engine.client.running import RunningRequest, RunningRequests
-from engine.protocol.refusal import Refusal
-from engine.protocol.request_checks import PromptTooLong, check_branches, find_setting_outside
+from engine.protocol.request_checks import PromptTooLong, check_branches, find_setting_outside, make_refusal
 from engine.protocol.thoughts import find_thought
 from engine.protocol.types import (
     Branch,
@@ -228,7 +227,7 @@ class ChatEngine:
 
     def _refuse(self, running: RunningRequest, answer: ChatAnswer, error: EngineError) -> Completion:
         """Return the end of a branch that the server has refused for good, which says nothing about the others."""
-        answer.refusal = Refusal.of(error)
+        answer.refusal = make_refusal(error)
         running.refuse(error)
         return self._completion(running.request, answer, "refused")
 

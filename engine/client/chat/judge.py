@@ -16,6 +16,7 @@ from engine.client.chat.encoding import count_tokens, decode_text, encode_prompt
 from engine.client.chat.requests import PATH, ChatRequests
 from engine.client.chat.verdict import find_verdict
 from engine.client.connection import not_a_completion
+from engine.client.openai.answer import find_end_reason, read_finish
 from engine.client.retries import Retries
 from engine.protocol.thoughts import find_thought
 from engine.protocol.types import (
@@ -147,7 +148,7 @@ class ChatJudge:
             reported_thought = (usage.get("completion_tokens_details") or {}).get("reasoning_tokens") or 0
             computed = (usage.get("prompt_tokens") or len(tokens)) - cached
             computed += count_tokens(thought + text, usage.get("completion_tokens"))
-            is_cut = choice.get("finish_reason") == "length"
+            is_cut = find_end_reason(read_finish(choice) or "stop") == "length"
             likeliest = _read_likeliest(choice.get("logprobs") or {})
         except (AttributeError, KeyError, IndexError, TypeError, ValueError) as error:
             raise not_a_completion(source, f"{type(error).__name__}: {error}") from error

@@ -12,12 +12,19 @@ from engine.protocol.refusal import Refusal
 from engine.protocol.types import Branch, EngineError, EngineUnavailable, FinishReason, TokenLogprob, Tokens
 from engine.protocol.wire import Json
 
-END_REASONS: dict[str, FinishReason] = {
-    **dict.fromkeys(("stop", "eos", "end_turn", "stop_sequence", "tool_calls", "tool_use", "function_call"), "stop"),
-    **dict.fromkeys(("length", "max_tokens", "model_length"), "length"),
-    **dict.fromkeys(("content_filter", "sensitive", "safety", "refusal", "prohibited_content"), "refused"),
+_END_REASONS: dict[str, FinishReason] = {
+    **dict.fromkeys(("stop", "eos", "eos_token", "end_turn", "stop_sequence", "complete", "completed"), "stop"),
+    **dict.fromkeys(("tool_calls", "tool_call", "tool_use", "function_call"), "stop"),
+    **dict.fromkeys(("length", "max_tokens", "max_output_tokens", "model_length", "pause_turn"), "length"),
+    **dict.fromkeys(("model_context_window_exceeded", "error_limit"), "context"),
+    **dict.fromkeys(("content_filter", "content_filtered", "sensitive", "safety", "image_safety"), "refused"),
+    **dict.fromkeys(("refusal", "prohibited_content", "blocklist", "spii", "recitation"), "refused"),
+    **dict.fromkeys(("guardrail_intervened", "error_toxic"), "refused"),
 }
-"""The reasons of OpenAI, and of servers that pass their own words on, in small letters."""
+"""The reasons of OpenAI, and of servers that pass on Anthropic's, Google's, Amazon's and Cohere's, in small letters.
+
+Words of a failure, such as vLLM's "abort" and "error", are none: the same request may succeed.
+"""
 
 _END_OF_TURN = re.compile(
     r"(<\|(im_end|eot_id|eom_id|end_of_text|endoftext|return|call)\|>|</s>|<\uff5cend\u2581of\u2581sentence\uff5c>)$"
@@ -78,13 +85,13 @@ class Answer:
         if values is not None:
             self.logprob = (self.logprob or 0.0) + math.fsum(value for value in values if value is not None)
         self._take_logprobs(choice.get("token_ids") or (), logprobs)
-        finish = choice.get("finish_reason")
+        finish = read_finish(choice)
         if finish is not None:
-            self.reason = END_REASONS.get(str(finish).lower())
+            self.reason = find_end_reason(finish)
             if self.reason is None:
                 raise EngineUnavailable(f"the server ended a branch with {finish!r}")
             if self.reason == "refused":
-                self.refusal = Refusal(f"the server ended the branch with {finish!r}")
+                self.refusal = Refusal(f"the server ended the branch with {finish!r}", kind="filtered")
             self.stop = choice.get("stop_reason", choice.get("matched_stop"))
             if self.stop is None and self.reason == "stop":
                 whole = self.text + text
@@ -113,6 +120,17 @@ class Answer:
             pairs = [(_token_id(name), each) for name, each in (likeliest or {}).items()]
             top = tuple(sorted(((id, each) for id, each in pairs if id is not None), key=lambda pair: -pair[1]))
             self.logprobs.append(TokenLogprob(token, value, top))
+
+
+def read_finish(choice: Json) -> str | None:
+    """Return the word with which a server ended a choice; ``None`` for one that goes on, which some call "null"."""
+    finish = choice.get("finish_reason")
+    return None if finish in (None, "", "null") else str(finish)
+
+
+def find_end_reason(finish: str) -> FinishReason | None:
+    """Return the reason for a server's word; ``None`` if it names no end of an answer."""
+    return _END_REASONS.get(finish.lower())
 
 
 def read_choices(chunk: Json, source: str) -> list[Json]:

@@ -33,8 +33,7 @@ from engine.client.openai.request import completion_body, group_siblings, routin
 from engine.client.openai.scoring import OpenAIScorer
 from engine.client.retries import Retries
 from engine.client.running import RunningRequest, RunningRequests, unsupported
-from engine.protocol.refusal import Refusal
-from engine.protocol.request_checks import check_branches, check_no_thinking_limit, find_setting_outside
+from engine.protocol.request_checks import check_branches, check_no_thinking_limit, find_setting_outside, make_refusal
 from engine.protocol.streams import merge_streams
 from engine.protocol.types import (
     Completion,
@@ -311,7 +310,7 @@ class OpenAICompatibleEngine:
                 error = self._explain(error, request)
                 running.refuse(error)
                 for answer in answers:
-                    answer.refusal = Refusal.of(error)
+                    answer.refusal = make_refusal(error)
                     yield self._completion(request, answer, "refused")
                 return
         for answer in answers:

@@ -206,13 +206,25 @@ async def test_a_question_beyond_the_context_is_refused_with_its_length_in_token
         assert (await client.get("/v1/jobs")).json()["data"] == []
 
 
-async def test_openais_clients_read_a_question_beyond_the_context_by_its_code(settings: Settings) -> None:
+@pytest.mark.parametrize(
+    ("path", "sent", "param"),
+    [
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": LONG}]}, "messages"),
+        ("/v1/responses", {"input": LONG}, "input"),
+        ("/v1/responses", {"input": [{"role": "user", "content": LONG}]}, "input"),
+        ("/v1/responses", {"input": "?", "instructions": LONG}, "input"),
+        ("/v1/responses", {"input": LONG, "stream": True}, "input"),
+    ],
+)
+async def test_openais_clients_read_a_question_beyond_the_context_by_its_code_and_field(
+    settings: Settings, path: str, sent: dict[str, Any], param: str
+) -> None:
     async with serving(limited(settings), ScriptedEngine()) as client:
-        body = {"model": "policy", "messages": [{"role": "user", "content": LONG}]}
-        response = await client.post("/v1/chat/completions", json=body)
+        response = await client.post(path, json={"model": "policy"} | sent)
         assert response.status_code == 400
         error = response.json()["error"]
         assert (error["code"], error["type"]) == ("context_length_exceeded", "invalid_request_error")
+        assert error["param"] == param
         assert "the prompt is too long" in error["message"]
 
 

@@ -33,11 +33,13 @@ CALLS = {
 }
 
 
-def search(reason: str, status: str = "completed", **result: Any) -> list[Event]:
+def search(reason: str, status: str = "completed", refusal: dict[str, Any] | None = None, **result: Any) -> list[Event]:
     """Return the events of a search whose chosen solution ended for this reason."""
     write = Journal()
     chosen = {"answer": None, "text": '{"a": "b', "node": "0"} | result
-    return [write.event("job.started", attempt=1), write.node("0", reason=reason), write.end(status, **chosen)]
+    started = write.event("job.started", attempt=1)
+    node = write.node("0", reason=reason, **({} if refusal is None else {"refusal": refusal}))
+    return [started, node, write.end(status, **chosen)]
 
 
 async def follow(events: list[Event]) -> AsyncIterator[Event]:
@@ -85,6 +87,16 @@ async def test_the_end_of_the_chosen_solution_is_told(reason: str, finish_reason
             assert (response["status"], response["incomplete_details"]) == ("completed", None)
         assert response["output"][1]["status"] == response["status"]
         assert isinstance(response["created_at"], int)
+
+
+@pytest.mark.parametrize("finish_reason", ["budget", "no_answer"])
+async def test_an_answer_that_a_filter_cut_off_is_told_as_such(finish_reason: str) -> None:
+    refusal = {"message": "the server ended the answer with 'content_filter'", "field": None, "kind": "filtered"}
+    events = search("refused", "incomplete", refusal=refusal, finish_reason=finish_reason)
+    assert await ask_chat(events) == ("content_filter", "content_filter")
+    last = await ask_responses(events)
+    assert (last["type"], last["response"]["status"]) == ("response.incomplete", "incomplete")
+    assert last["response"]["incomplete_details"] == {"reason": "content_filter"}
 
 
 async def test_a_call_is_whole_however_the_search_ended() -> None:
@@ -148,6 +160,7 @@ async def test_a_failed_response_has_the_fields_of_every_error() -> None:
     for code, kind, shown in [
         ("engine_error", "server_error", "server_error"),
         ("invalid_request", "invalid_request_error", "invalid_prompt"),
+        ("content_filter", "invalid_request_error", "invalid_prompt"),
         ("context_length_exceeded", "invalid_request_error", "context_length_exceeded"),
     ]:
         failure = {"result": None, "error": {"code": code, "message": "no"}, "usage": search("stop")[-1].data["usage"]}

@@ -36,6 +36,10 @@ def answer(content: bytes | str, kind: str | None = SSE) -> httpx.Response:
     return httpx.Response(200, content=data, headers={} if kind is None else {"content-type": kind})
 
 
+def chosen(text: str, reason: str) -> dict[str, Any]:
+    return {"choices": [{"index": 0, "text": text, "token_ids": [7], "finish_reason": reason}]}
+
+
 def event(value: Any) -> str:
     return f"data: {json.dumps(value)}\n\n"
 
@@ -290,12 +294,50 @@ async def test_where_all_branches_are_refused_that_is_an_error(status: int) -> N
     await hosted.engine.close()
 
 
-@pytest.mark.parametrize("reason", ["content_filter", "SAFETY", "refusal"])
+FILTERS = [
+    *("content_filter", "content_filtered", "SAFETY", "refusal", "sensitive", "RECITATION", "BLOCKLIST", "SPII"),
+    *("PROHIBITED_CONTENT", "guardrail_intervened"),
+]
+
+
+@pytest.mark.parametrize("reason", FILTERS)
 async def test_an_answer_that_a_filter_cut_off_is_refused_and_billed(reason: str) -> None:
     one = await one_of(stream(said("It is", None), said("", reason), usage(9, 12)))
     assert (one.finish_reason, one.text, len(one.token_ids)) == ("refused", "It is", 12)
     assert one.refusal is not None
-    assert reason in one.refusal.message
+    assert (reason in one.refusal.message, one.refusal.kind) == (True, "filtered")
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("stop", "STOP", "eos", "eos_token", "end_turn", "stop_sequence", "COMPLETE"), "stop"),
+        (("tool_calls", "tool_use", "function_call"), "stop"),
+        (("length", "MAX_TOKENS", "max_tokens", "model_length"), "length"),
+        (("model_context_window_exceeded",), "context"),
+    ],
+)
+async def test_the_words_of_other_servers_for_an_end_are_read(words: tuple[str, ...], expected: str) -> None:
+    for word in words:
+        assert (await one_of(stream(said("7", word), usage(9, 9)))).finish_reason == expected, word
+        client = scripted("vllm", lambda _, word=word: answer(event(chosen("7", word))))  # type: ignore[misc]
+        (one,) = await collect(client, generate((5, 6), [Branch(1, 1, 1)]))
+        assert one.finish_reason == expected, word
+        await client.close()
+
+
+@pytest.mark.parametrize("word", ["abort", "error", "network_error", "insufficient_system_resource"])
+async def test_the_words_of_a_failure_are_no_end_of_an_answer(word: str) -> None:
+    hosted = Hosted(lambda _: stream(said("7", word)))
+    with pytest.raises(EngineUnavailable, match=f"ended an answer with '{word}'"):
+        await hosted.generate(Branch(1, 1, 9))
+    await hosted.engine.close()
+
+
+@pytest.mark.parametrize("going_on", [None, "", "null"])
+async def test_a_part_without_a_reason_does_not_end_an_answer(going_on: str | None) -> None:
+    one = await one_of(stream(said("7", going_on), said("8", "stop"), usage(9, 2)))
+    assert (one.text, one.finish_reason) == ("78", "stop")
 
 
 async def test_an_error_in_the_middle_of_an_answer_keeps_what_was_paid_for() -> None:

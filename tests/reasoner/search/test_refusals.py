@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from engine.protocol.refusal import Refusal
+from engine.protocol.request_checks import ContentFiltered, PromptTooLong, make_refusal
 from engine.protocol.types import (
     Completion,
     EngineError,
@@ -44,7 +44,7 @@ class Refusing(ScriptedEngine):
             assert isinstance(event, Completion)
             if event.index in refused:
                 empty = Completion(event.index, (), "", "refused", None, 0.0, event.prompt_tokens, 0)
-                yield replace(empty, refusal=Refusal.of(self._error))
+                yield replace(empty, refusal=make_refusal(self._error))
             else:
                 yield event
 
@@ -97,13 +97,15 @@ async def test_every_strategy_goes_on_without_the_branches_that_are_refused(name
 
 
 @pytest.mark.parametrize("name", WRITING)
-@pytest.mark.parametrize("error", [InvalidRequest(WORDS, "messages"), EngineError(WORDS)])
+@pytest.mark.parametrize(
+    "error", [InvalidRequest(WORDS, "messages"), EngineError(WORDS), PromptTooLong(WORDS), ContentFiltered(WORDS)]
+)
 async def test_without_any_finished_branch_a_job_fails_with_the_servers_words(name: str, error: EngineError) -> None:
     engine = Refusing(lambda _: True, error)
     journal = MemoryJournal()
-    with pytest.raises(type(error), match="content management policy") as caught:
+    with pytest.raises(EngineError, match="content management policy") as caught:
         await solve(engine, {"name": name}, journal, verifier=verifier_of(name))
-    assert getattr(caught.value, "field", None) == getattr(error, "field", None)
+    assert make_refusal(caught.value) == make_refusal(error)
     with pytest.raises(type(error), match="content management policy"):
         await solve(
             ScriptedEngine(die_after=0), {"name": name}, MemoryJournal(journal.entries), verifier=verifier_of(name)
