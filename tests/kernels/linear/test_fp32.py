@@ -21,7 +21,7 @@ def test_products_equal_float64(out: int, into: int, bias: bool) -> None:
     for rows in (*range(1, 71), 250):
         x, residual = torch.randn(rows, into), torch.randn(rows, out)
         expected = x.double() @ weight.double().T + (0 if offset is None else offset.double())
-        # The added residual is rounded too.
+        # The sums with the bias and with the residual are rounded too.
         bound = product_bound(x, weight) + EPS * expected.abs()
         assert_rounded(linear(x), expected, bound)
         assert_rounded(linear.add(x, residual), expected + residual, bound + EPS * (expected + residual).abs())

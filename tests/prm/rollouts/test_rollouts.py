@@ -57,7 +57,7 @@ class World:
         self.leases: set[str | None] = set()
         self._lives = lives
         self._context = context
-        self._order = random.Random(shift(lives))
+        self._order = random.Random(shift(lives or 0))
 
     async def models(self) -> list[ModelInfo]:
         return [ModelInfo("policy", "generate", self._context, 5, 10), ModelInfo("prm", "classify", 100, 5, 10)]
@@ -199,7 +199,7 @@ async def test_a_repeatedly_crashed_run_ends_with_the_same_labels_and_pays_nothi
         if torn:  # as after a crash in the middle of a write
             data = broken.read_bytes()
             broken.write_bytes(data[: len(data) - noise.randrange(1, 40)])
-    assert deaths > 20
+    assert deaths >= 10  # every world ends before its 60th answer, and 24 solutions take 24 * (4 + 3 * 8) of them
     assert examples(broken) == examples(whole)
     if not torn:
         # Every answer that arrived is in the file, except for those that arrived together with the failure.
