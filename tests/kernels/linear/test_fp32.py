@@ -18,13 +18,14 @@ def test_products_equal_float64(out: int, into: int, bias: bool) -> None:
     torch.manual_seed(shift(out))
     weight, offset = torch.randn(out, into), torch.randn(out) if bias else None
     linear = Linear(weight.clone(), offset)
+    x, residual = torch.randn(250, into), torch.randn(250, out)
+    expected = x.double() @ weight.double().T + (0 if offset is None else offset.double())
+    # The sums with the bias and with the residual are rounded too.
+    bound = product_bound(x, weight) + EPS * expected.abs()
+    added, added_bound = expected + residual, bound + EPS * (expected + residual).abs()
     for rows in (*range(1, 71), 250):
-        x, residual = torch.randn(rows, into), torch.randn(rows, out)
-        expected = x.double() @ weight.double().T + (0 if offset is None else offset.double())
-        # The sums with the bias and with the residual are rounded too.
-        bound = product_bound(x, weight) + EPS * expected.abs()
-        assert_rounded(linear(x), expected, bound)
-        assert_rounded(linear.add(x, residual), expected + residual, bound + EPS * (expected + residual).abs())
+        assert_rounded(linear(x[:rows]), expected[:rows], bound[:rows])
+        assert_rounded(linear.add(x[:rows], residual[:rows]), added[:rows], added_bound[:rows])
 
 
 @pytest.mark.parametrize("has_bias", [True, False])

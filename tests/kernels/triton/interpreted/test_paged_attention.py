@@ -18,6 +18,7 @@ from tests.closeness import assert_rounded, attention_bound, unit_bound
 from tests.kernels.triton.device import DEVICE
 from tests.kernels.triton.interpreted.steps import Step, random_tree
 from tests.kernels.triton.planted import planted
+from tests.long import mostly_long, mostly_long_grid
 
 STEPS: dict[str, Callable[..., Step]] = {
     "decode at the edges of pages": lambda **kind: Step([1, 15, 16, 17, 64, 65], [1] * 6, **kind),
@@ -61,13 +62,16 @@ def test_windows_hide_earlier_keys(name: str, window: int) -> None:
 
 @pytest.mark.parametrize(
     ("q_type", "kv_type"),
-    [
-        (torch.float16, torch.float16),
-        (torch.bfloat16, torch.bfloat16),
-        (torch.bfloat16, torch.float8_e4m3fn),
-        (torch.bfloat16, torch.int8),
-        (torch.float16, torch.int8),
-    ],
+    mostly_long(
+        [
+            (torch.float16, torch.float16),
+            (torch.bfloat16, torch.bfloat16),
+            (torch.bfloat16, torch.float8_e4m3fn),
+            (torch.bfloat16, torch.int8),
+            (torch.float16, torch.int8),
+        ],
+        every=2,
+    ),
     ids=str,
 )
 def test_keys_of_every_type_equal_float64(q_type: torch.dtype, kv_type: torch.dtype) -> None:
@@ -75,8 +79,10 @@ def test_keys_of_every_type_equal_float64(q_type: torch.dtype, kv_type: torch.dt
     check(STEPS["trees"](q_type=q_type, kv_type=kv_type))
 
 
-@pytest.mark.parametrize("dim", [32, 64, 96, 128])
-@pytest.mark.parametrize("name", ["a shared prefix", "trees", "a chunk of a prompt and a token"])
+@pytest.mark.parametrize(
+    ("name", "dim"),
+    mostly_long_grid(["a shared prefix", "trees", "a chunk of a prompt and a token"], [32, 64, 96, 128], every=5),
+)
 def test_keys_of_4_bits_equal_float64(name: str, dim: int) -> None:
     check(STEPS[name](q_type=torch.bfloat16, kv_type=INT4, dim=dim, scale=dim**-0.5))
     check(STEPS[name](q_type=torch.bfloat16, kv_type=INT4, dim=dim, scale=dim**-0.5), reference)

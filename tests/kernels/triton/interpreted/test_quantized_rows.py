@@ -16,6 +16,7 @@ from kernels.quantize import quantize_rows
 from kernels.triton import activation, norm, quantize
 from tests.kernels.triton.device import DEVICE
 from tests.kernels.triton.planted import planted
+from tests.long import mostly_long_grid
 from tests.seeds import shift
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -78,9 +79,11 @@ def finds_difference(kernel: Fused, shape: tuple[int, int], dtype: torch.dtype, 
     return differ(ours, quantize_apart(plain, way)) or not same_totals
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("way", WAYS, ids=str)
-@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize(
+    ("kernel", "way", "dtype"),
+    mostly_long_grid(KERNELS, WAYS, DTYPES, every=5),
+    ids=lambda part: getattr(part, "__name__", str(part)),
+)
 def test_a_fused_kernel_has_the_bits_of_two_kernels(kernel: Fused, way: Quantization, dtype: torch.dtype) -> None:
     for shape in [*SIZES, *(ODD_SIZES if way.block is None else [])]:
         assert not finds_difference(kernel, shape, dtype, way), shape
