@@ -6,6 +6,7 @@ import re
 
 from reasoner.answers import plain
 from reasoner.answers.normalize import MAX_CHARS
+from reasoner.answers.notation.codes import read_written_date
 from reasoner.answers.notation.number_words import find_number
 from reasoner.answers.numbers import Number, take_result
 
@@ -41,10 +42,16 @@ _VERDICT = re.compile(
     r"|infinitely\smany(?:\ssolutions)?)(?=\s*(?:[,;:(.]|\bfor\s|\bbecause\b|\bsince\b|\bas\b|$))",
     re.IGNORECASE,
 )
-_MONTH = r"(?:Jan|Feb|Mar|Apr|May|June?|July?|Aug|Sept?|Oct|Nov|Dec)[a-z]{0,6}\.?"
-_DATE = re.compile(
-    rf"{_MONTH}\s\d{{1,2}}(?:st|nd|rd|th)?(?:,?\s\d{{4}})?|\d{{1,2}}(?:st|nd|rd|th)?\s{_MONTH}(?:,?\s\d{{4}})?"
+_BOUND = re.compile(
+    r"(?:(?:no|not)\s(?:more|less|fewer|greater|smaller|larger)\sthan|at\s(?:the\s)?(?:least|most|minimum|maximum)"
+    r"|(?:strictly\s)?(?:more|less|fewer|greater|smaller|larger)\sthan(?:\sor\sequal\sto)?"
+    r"|up\sto|a\s(?:minimum|maximum)\sof|over|under|above|below|not)\s(?=[-+\d$\\(.\u20ac\u00a3])",
+    re.IGNORECASE,
 )
+_BOUND_BEHIND = re.compile(
+    r"(.{1,40}?)\s(?:or|and)\s(?:more|less|fewer|greater|above|below|higher|lower)\b", re.IGNORECASE
+)
+_RANGE = re.compile(r"(?:between|from)\s(.{1,40}?)\s(?:and|to)\s(.{1,40})", re.IGNORECASE)
 _RELATIVE = re.compile(r"\b(?:of|more|less|fewer|than|other|another|which|that)\b", re.IGNORECASE)
 
 
@@ -53,8 +60,10 @@ def _find_words(content: str) -> str | None:
     verdict = _VERDICT.match(content)
     if verdict is not None:
         return verdict.group(1)
-    if _DATE.fullmatch(content):
+    if read_written_date(content) is not None:
         return content
+    if (bound := _find_bound(content)) is not None:
+        return bound
     number = find_number(content)
     if number is None:
         return None
@@ -66,6 +75,21 @@ def _find_words(content: str) -> str | None:
     if not number[0].strip("-"):  # negative 5
         return extract_mathematics(digits)
     return f"{words}{rest}" if isinstance(plain.parse_plain(digits), Number) else None
+
+
+def _find_bound(content: str) -> str | None:
+    """Return a bound that an answer states, such as "at least 5" and "5 or more", which is not its number."""
+    before = _BOUND.match(content)
+    if before is not None:
+        value = extract_mathematics(content[before.end() :])
+        return None if value is None else f"{before.group()}{value}"
+    behind = _BOUND_BEHIND.match(content)
+    if behind is not None and isinstance(plain.parse_plain(behind.group(1)), Number):
+        return behind.group()
+    between = _RANGE.fullmatch(content.partition(", ")[0])
+    if between is not None and all(isinstance(plain.parse_plain(end), Number) for end in between.groups()):
+        return between.group()
+    return None
 
 
 def extract_mathematics(content: str) -> str | None:

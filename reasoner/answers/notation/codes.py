@@ -1,6 +1,7 @@
 """Dates, times and numbers in groups (telephone numbers, versions, addresses), which are no arithmetic.
 
-Dates and times have one form: 2024-03-01 and 2024-3-1, 9:05 PM and 21:05. Other groups are compared digit by digit.
+Dates and times have one form: 2024-03-01, 2024-3-1 and March 1, 2024; 9:05 PM and 21:05. A date whose day could be its
+month, such as 03/04/2024, equals itself alone. Other groups are compared digit by digit.
 """
 
 from __future__ import annotations
@@ -10,6 +11,22 @@ from datetime import date
 
 _TIME = re.compile(r"(\d{1,2}):(\d\d)(?::(\d\d))?(?:\s?([ap])\.?\s?m\.?)?", re.IGNORECASE)
 _DATE = re.compile(r"(\d{1,4})([-/.])(\d{1,2})\2(\d{1,4})")
+_MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
+_MONTH = (
+    r"(?P<month>jan(?:uary)?|feb(?:ruary)?|mar(?:ch)?|apr(?:il)?|may|june?|july?|aug(?:ust)?|sept?(?:ember)?"
+    r"|oct(?:ober)?|nov(?:ember)?|dec(?:ember)?)\.?"
+)
+_DAY = r"(?P<day>\d{1,2})(?:st|nd|rd|th)?"
+_WEEKDAY = r"(?:on )?(?:(?:mon|tues|wednes|thurs|fri|satur|sun)day,? )?(?:the )?"
+_WRITTEN_DATES = tuple(
+    re.compile(pattern, re.IGNORECASE)
+    for pattern in (
+        rf"{_WEEKDAY}{_DAY}(?: of |[ -]){_MONTH}(?:(?:,? |-)(?P<year>\d{{4}}))?",
+        rf"{_WEEKDAY}{_MONTH} (?:the )?{_DAY}(?:(?:, ?| )(?P<year>\d{{4}}))?",
+        rf"(?P<year>\d{{4}})(?:,? |-){_MONTH}[ -]{_DAY}",
+    )
+)
+_LEAP_YEAR = 2000
 _MOMENT = re.compile(r"(\d{4}-\d\d?-\d\d?)[T ]\s?(\d{1,2}:\d\d(?::\d\d)?)(?:\.\d+)?(Z|[+-]\d\d:?\d\d)?")
 _DOTTED = re.compile(r"[vV]?\d{1,9}(?:\.\d{1,9}){2,7}(?:[-+][A-Za-z][\w.]*)?|[vV]\d{1,9}\.\d{1,9}")
 _RATIO = re.compile(r"\d{1,9}(?:\.\d{1,9})?(?:\s?:\s?\d{1,9}(?:\.\d{1,9})?){2,7}")
@@ -31,7 +48,7 @@ def read_code(text: str) -> str | None:
     if (moment := _MOMENT.fullmatch(text)) is not None:
         day, time = _read_date(moment.group(1)), _read_time(moment.group(2))
         return f"{day} {time}{moment.group(3) or ''}" if day and time else None
-    found = _read_time(text) or _read_date(text)
+    found = _read_time(text) or _read_date(text) or read_written_date(text)
     if found is not None:
         return found
     if _DOTTED.fullmatch(text):
@@ -58,7 +75,7 @@ def _read_time(text: str) -> str | None:
 
 
 def _read_date(text: str) -> str | None:
-    """Return a date with its parts in their order and without zeros, year first where it was; ``None`` for no date."""
+    """Return a date without zeros, year first where the order is clear, else in its order; ``None`` for no date."""
     found = _DATE.fullmatch(text)
     if found is None:
         return None
@@ -71,7 +88,25 @@ def _read_date(text: str) -> str | None:
         return None
     if not any(_is_date(*map(int, order)) for order in orders):
         return None
+    possible = {tuple(map(int, order)) for order in orders if _is_date(*map(int, order))}
+    if len(possible) == 1 and (sign != "." or len(third) == 4):  # 2024.3.1 may be a version
+        sign, (first, second, third) = "-", map(str, possible.pop())
     return sign.join(str(int(part)) for part in (first, second, third))
+
+
+def read_written_date(text: str) -> str | None:
+    """Return the form of a date with the name of its month, such as "March 1st, 2024"; ``None`` for anything else.
+
+    One without a year is written as in ISO 8601: --3-1.
+    """
+    spaced = re.sub(r"\s+", " ", text)
+    found = next((match for pattern in _WRITTEN_DATES if (match := pattern.fullmatch(spaced))), None)
+    if found is None:
+        return None
+    month, day = _MONTHS.index(found["month"][:3].lower()) + 1, int(found["day"])
+    if not _is_date(int(found["year"] or _LEAP_YEAR), month, day):
+        return None
+    return f"{found['year'] or '-'}-{month}-{day}"
 
 
 def _is_date(year: int, month: int, day: int) -> bool:
