@@ -189,7 +189,11 @@ def test_no_step_computes_a_draft_token_that_ends_the_branch(checkpoints: Checkp
     harness, drafter = speculating(checkpoints("qwen3"), checkpoints("qwen3"))
     harness.core.start_speculation(drafter, Seeing(4, 4))
     ends = set(range(30, 46))
-    complete(harness, drafter, [generate(PROMPT[:20], [Branch(1, 1, 90)], **LAW | {"stop_token_ids": tuple(ends)})])
+    # Each prompt's first token may be one of the 16 of 400 that end the branch.
+    prompts = [random.Random(shift(key)).choices(range(3, 360), k=20) for key in range(8)]
+    law = LAW | {"stop_token_ids": tuple(ends)}
+    Seeing.seen.clear()
+    complete(harness, drafter, [generate(prompt, [Branch(1, 1, 40)], **law) for prompt in prompts])
     assert Seeing.seen
     assert all(ends.isdisjoint(draft.tokens) for draft in Seeing.seen)
 

@@ -41,6 +41,7 @@ from tests.engine.speculation.heads import (
 )
 from tests.engine.speculation.test_exact import PROMPTS, answers, completions, requests, same
 from tests.engine.ties import assert_same_tokens
+from tests.seeds import unshifted
 
 SHAPES = {"chain": (4, 4), "tree": (3, 10)}
 
@@ -141,6 +142,7 @@ def test_a_continued_branch_reuses_the_drafters_cached_keys(checkpoints: Checkpo
     check_guesses(folder, tensors, made)
 
 
+@unshifted("the bounds are those of these weights: how much others amplify an error of 8 bits differs by far")
 @pytest.mark.parametrize(("kv_dtype", "bound"), [("int8", 0.08), ("fp8", 0.3)])
 def test_8_bit_keys_and_values_give_nearly_the_same_drafts(
     checkpoints: Checkpoints, tmp_path: Path, kv_dtype: str, bound: float
