@@ -1,8 +1,9 @@
 """Run every section of the tests, even if one fails, and end with the passed, failed and skipped tests.
 
 ``python -m tests.run`` runs the suite, ``python -m tests.run --long`` the soak and statistical runs, and then the
-numerical tests with seeds that it draws and prints; ``--seed N`` repeats either with that seed. Tests of running
-services, which mostly wait, run beside those that compute. Exit status 1 if a test or a section failed.
+numerical tests, each file with one of some seeds that it draws and prints; ``--seed N`` repeats either with that seed.
+Tests of running services, which mostly wait, run beside those that compute. Exit status 1 if a test or a section
+failed.
 
 ``python -m tests.run --failed`` runs once more, alone, the tests that failed in the run before, and names those that
 pass now: such a test is flaky, which is a fault of its own.
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import random
 import secrets
 import subprocess
 import sys
@@ -68,13 +70,20 @@ COMPUTING = Section(
 )
 SERVICES = Section("services", EVERYWHERE, WITH_SERVICES, ("-n", "2", "--dist", "loadfile"))
 LONG = Section("long", "long and not vllm and not clients", options=("-n", "2", "--dist", "worksteal"))
-NUM_DRAWN_SEEDS = 2
+NUM_DRAWN_SEEDS = 4
+NUMERICAL = ("kernels", "engine", "prm")
+"""Folders of tests of numbers, whose weights and inputs a seed changes."""
 
 
-def numerical(seed: int) -> Section:
-    """Return the section of the quick tests of numbers, whose weights and inputs a seed changes."""
-    quick = Section(f"seed {seed}", COMPUTING.marks, ("kernels", "engine", "prm"), ("-n", "2", "--dist", "worksteal"))
-    return replace(quick, seed=seed)
+def deal_numerical(seeds: Sequence[int]) -> list[Section]:
+    """Return the sections of the quick tests of numbers: each file runs with one of the seeds, chosen at random."""
+    files = sorted(str(path.relative_to(TESTS)) for name in NUMERICAL for path in (TESTS / name).rglob("test_*.py"))
+    random.Random(seeds[0]).shuffle(files)
+    quick = Section("", COMPUTING.marks, options=("-n", "2", "--dist", "worksteal"))
+    return [
+        replace(quick, name=f"seed {seed}", seed=seed, folders=files[place :: len(seeds)])
+        for place, seed in enumerate(seeds)
+    ]
 
 
 @dataclass
@@ -208,7 +217,7 @@ def main() -> int:
         if long:
             drawn = [secrets.randbelow(2**31) for _ in range(NUM_DRAWN_SEEDS)] if options.seed is None else [seed]
             print("the numerical tests run with the seeds", *drawn, flush=True)
-            outcomes = [run(one, place, live=True) for one in (replace(LONG, seed=seed), *map(numerical, drawn))]
+            outcomes = [run(one, place, live=True) for one in (replace(LONG, seed=seed), *deal_numerical(drawn))]
         else:
             beside = pool.submit(run, replace(SERVICES, seed=seed), place, live=False)
             computing = run(replace(COMPUTING, seed=seed), place, live=True)
