@@ -76,7 +76,7 @@ def test_a_warm_engine_captures_nothing_for_common_shapes_and_samples_the_same(
     captured = EmulatedGraph.captured
     num_sampling = 3  # sampling after 1, 2 and 4 hidden states, which is captured for every model
     assert (captured > num_sampling) == (kind != "qwen3_moe")
-    agree(harness.complete(REQUEST), expected, checkpoints(kind), kv_dtype)
+    agree(harness.complete(REQUEST), expected, checkpoints(kind), kv_dtype, [REQUEST])
     assert EmulatedGraph.captured - captured <= 1
 
 
