@@ -97,7 +97,7 @@ def _read_date(text: str) -> str | None:
 def read_written_date(text: str) -> str | None:
     """Return the form of a date with the name of its month, such as "March 1st, 2024"; ``None`` for anything else.
 
-    One without a year is written as in ISO 8601: --3-1.
+    One without a year has a short name: mar 1.
     """
     spaced = re.sub(r"\s+", " ", text)
     found = next((match for pattern in _WRITTEN_DATES if (match := pattern.fullmatch(spaced))), None)
@@ -106,7 +106,7 @@ def read_written_date(text: str) -> str | None:
     month, day = _MONTHS.index(found["month"][:3].lower()) + 1, int(found["day"])
     if not _is_date(int(found["year"] or _LEAP_YEAR), month, day):
         return None
-    return f"{found['year'] or '-'}-{month}-{day}"
+    return f"{found['year']}-{month}-{day}" if found["year"] else f"{_MONTHS[month - 1]} {day}"
 
 
 def _is_date(year: int, month: int, day: int) -> bool:

@@ -93,7 +93,7 @@ STATED = {
         ("The answer is 5 feet, 3 inches.", "5 feet, 3 inches"),
         ("The answer is (B) 18.", "18"),
         ("The wrong answer is 5. So it is not that.", None),
-        ("The answer is more than 5.", None),
+        ("The answer is more than 5.", "more than 5"),
         ("The answer is not 5.", None),
         ("Answer: see step 3.", None),
         ('The answer is \\"$12 $ and $13 $\\".', "12, 13"),
