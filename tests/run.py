@@ -26,6 +26,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from xml.etree import ElementTree
 
+from tests.seeds import keep
+
 TESTS = Path(__file__).parent
 FAILED = TESTS.parent / "build" / "failed-tests.txt"
 """Tests that failed in the last run, one per line: the seed and the node id."""
@@ -70,7 +72,6 @@ COMPUTING = Section(
 )
 SERVICES = Section("services", EVERYWHERE, WITH_SERVICES, ("-n", "2", "--dist", "loadfile"))
 LONG = Section("long", "long and not vllm and not clients", options=("-n", "2", "--dist", "worksteal"))
-NUM_DRAWN_SEEDS = 4
 NUMERICAL = ("kernels", "engine", "prm")
 """Folders of tests of numbers, whose weights and inputs a seed changes."""
 
@@ -78,7 +79,7 @@ NUMERICAL = ("kernels", "engine", "prm")
 def deal_numerical(seeds: Sequence[int]) -> list[Section]:
     """Return the sections of the quick tests of numbers: each file runs with one of the seeds, chosen at random."""
     files = sorted(str(path.relative_to(TESTS)) for name in NUMERICAL for path in (TESTS / name).rglob("test_*.py"))
-    random.Random(seeds[0]).shuffle(files)
+    random.Random(keep(sum(seeds), "deals alike again")).shuffle(files)
     quick = Section("", COMPUTING.marks, options=("-n", "2", "--dist", "worksteal"))
     return [
         replace(quick, name=f"seed {seed}", seed=seed, folders=files[place :: len(seeds)])
@@ -204,6 +205,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--long", action="store_true", help="run the soak and statistical tests instead of the others")
     parser.add_argument("--seed", type=int, help="shift all random weights, inputs and prompts (default 0)")
+    parser.add_argument("--seeds", type=int, default=4, help="how many seeds --long draws for the numerical tests")
     parser.add_argument("--failed", action="store_true", help="run once more, alone, what failed in the run before")
     options = parser.parse_args()
     if options.failed:
@@ -215,7 +217,7 @@ def main() -> int:
         place = Path(folder)
         seed = options.seed or 0
         if long:
-            drawn = [secrets.randbelow(2**31) for _ in range(NUM_DRAWN_SEEDS)] if options.seed is None else [seed]
+            drawn = [secrets.randbelow(2**31) for _ in range(options.seeds)] if options.seed is None else [seed]
             print("the numerical tests run with the seeds", *drawn, flush=True)
             outcomes = [run(one, place, live=True) for one in (replace(LONG, seed=seed), *deal_numerical(drawn))]
         else:
