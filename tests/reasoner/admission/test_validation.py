@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from reasoner.admission.validation import JobRefused, check_job
+from reasoner.jobs.candidate_spec import MAX_N
 from reasoner.jobs.spec import JobSpec
 
 EXACT = {"kind": "exact", "expected": "1"}
@@ -19,7 +20,7 @@ def job(**fields: object) -> JobSpec:
     [
         ({"name": "mtcs"}, "known are greedy"),
         ({"name": "beam", "n": 0}, "greater than or equal to 1"),
-        ({"name": "beam", "n": 1000}, "less than or equal to 256"),
+        ({"name": "beam", "n": MAX_N + 1}, f"less than or equal to {MAX_N}"),
         ({"name": "greedy", "n": 4}, "its parameters: none"),
     ],
 )

@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from engine.protocol.types import EngineUnavailable, InvalidRequest, ModelInfo
 from reasoner.admission.resolve import resolve_job
 from reasoner.admission.validation import JobRefused, check_job
+from reasoner.jobs.candidate_spec import MAX_N
 from reasoner.jobs.journal import JobCancelled, MemoryJournal
 from reasoner.jobs.spec import JobSpec
 from reasoner.run import JobOutcome, run_job
@@ -192,7 +193,7 @@ async def test_a_cancelled_job_has_the_best_candidate_so_far(by: str | None) -> 
     ("fields", "message"),
     [
         ({"candidates": []}, "at least 1 item"),
-        ({"candidates": ["x"] * 257}, "at most 256 items"),
+        ({"candidates": ["x"] * (MAX_N + 1)}, f"at most {MAX_N} items"),
         ({"candidates": [""]}, "at least 1 character"),
         ({"candidates": [[{"role": "user", "content": "hm"}]]}, "ends with a message of the assistant"),
         ({"candidates": ["x"], "strategy": {"name": "best_of_n"}}, "'best_of_n' writes its own solutions"),

@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 
 import pytest
 
+from reasoner.jobs.candidate_spec import MAX_N
 from reasoner.jobs.journal import MemoryJournal
 from reasoner.jobs.spec import JobSpec
 from reasoner.run import JobOutcome, run_job
@@ -96,8 +97,8 @@ def test_unknown_strategies_and_parameters_are_refused_with_the_known_ones() -> 
         parse_params("mtcs", {})
     with pytest.raises(ValueError, match=r"width: Extra inputs.*its parameters: n, expansions, max_steps"):
         parse_params("beam", {"width": 3})
-    with pytest.raises(ValueError, match=r"n: Input should be less than or equal to 256"):
-        parse_params("beam", {"n": 257})
+    with pytest.raises(ValueError, match=rf"n: Input should be less than or equal to {MAX_N}"):
+        parse_params("beam", {"n": MAX_N + 1})
 
 
 def test_every_strategy_has_a_summary_and_described_parameters() -> None:

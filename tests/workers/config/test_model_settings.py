@@ -150,7 +150,7 @@ def test_a_gguf_files_settings_are_in_a_file_of_its_name(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("sistem = 'x'", "unknown setting 'sistem'; known settings: answer, budget, chat_template_kwargs"),
+        ("sistem = 'x'", "unknown setting 'sistem'; known settings: answer, budget, chat_template, "),
         ("path = 'x'", "unknown setting 'path'"),
         ("prompt = 'Think.'", "prompt: a prompt is a template"),
         ("prompt", "Expected '=' after a key"),
@@ -222,9 +222,11 @@ async def test_the_described_defaults_are_those_of_a_job(tmp_path: Path) -> None
         assert described["verifier"]["kind"] == job["verifier"]["kind"]
 
 
-def test_the_example_of_the_documentation_is_valid(tmp_path: Path) -> None:
-    [example] = [block for block in blocks(ROOT / "docs" / "how-to" / "model-settings.md") if block.language == "toml"]
-    settings = configure(tmp_path, example.code)
+def test_the_examples_of_the_documentation_are_valid(tmp_path: Path) -> None:
+    page = ROOT / "docs" / "how-to" / "model-settings.md"
+    example, base = (block.code for block in blocks(page) if block.language == "toml")
+    assert configure(tmp_path, base).models["base"].chat_template == "none"
+    settings = configure(tmp_path, example)
     assert set(settings.models) == {"smol", "math-prm", "Qwen/Qwen3-32B"}
     assert settings.models["smol"].prompt == (
         "Solve this problem step by step, and end with \\boxed{answer}.\n\n{problem}"
