@@ -44,7 +44,6 @@ class Oracle:
         tokens: list[int] = []
         parents: list[int] = []
         depths = {-1: 0}
-        true = {-1}
         while len(tokens) < nodes:
             able = [node for node, far in depths.items() if far < depth]
             if nodes == depth:
@@ -53,10 +52,10 @@ class Oracle:
                 break
             parent = rng.choice(able[-3:])
             token = self._known.get((sequence.seed, sequence.key, len(sequence.tokens) + depths[parent]))
-            if token is None or rng.random() >= self._right:
+            if token is None:
                 token = rng.randrange(self._vocab)
-            elif parent in true:
-                true.add(len(tokens))
+            elif rng.random() >= self._right:
+                token = (token + rng.randrange(1, self._vocab)) % self._vocab  # any but the true one
             depths[len(tokens)] = depths[parent] + 1
             tokens.append(token)
             parents.append(parent)
