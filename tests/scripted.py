@@ -41,6 +41,7 @@ SHORT_PROMPTS = {
     "pairwise": {"template": "{{ question }} {{ first }} {{ second }}", "labels": ["A", "B"]},
 }
 """Prompts of verdicts that fit into this context."""
+_VERDICT = tuple(50 + ord(char) % 50 for char in "Verdict:")
 
 
 class ScriptedEngine:
@@ -254,8 +255,14 @@ class ScriptedEngine:
 
 
 def is_verdict(request: GenerateRequest) -> bool:
-    """Return True for a critique or the reading of a verdict."""
-    return request.sampling.ignore_eos or "Verdict:" in request.sampling.stop
+    """Return True for a critique, and for what is read or written behind it."""
+    return request.sampling.ignore_eos or "Verdict:" in request.sampling.stop or is_written_verdict(request)
+
+
+def is_written_verdict(request: GenerateRequest) -> bool:
+    """Return True for what is written behind a critique where no label is likely."""
+    [*_, last] = request.branches
+    return not request.sampling.ignore_eos and last.generated[-len(_VERDICT) :] == _VERDICT
 
 
 def _billed_prompt(request: GenerateRequest, branch: Branch) -> int:

@@ -3,7 +3,8 @@
 The model writes ``votes`` critiques as branches of one request, which share the prompt's cached prefix. Where it begins
 its verdict, or at its limit, the format's own text is appended, and the distribution of the next token is read there
 in a second request of one token. So a verdict does not depend on a sampled label, and a cut critique still counts.
-A vote whose labels have next to no probability is no vote: the model did not answer the question.
+Where no label is likely there, the model writes some tokens on, and the verdict in them counts ("**Yes**", "- No");
+without one the vote is no vote: the model did not answer the question.
 
 Source: Zhang et al. 2024, "Generative Verifiers: Reward Modeling as Next-Token Prediction", sections 3.1 to 3.3.
 """
@@ -19,6 +20,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Self
 
+from engine.client.chat.verdict import find_verdict
 from engine.protocol.types import (
     Branch,
     Completion,
@@ -28,12 +30,15 @@ from engine.protocol.types import (
     InvalidRequest,
     ModelInfo,
     SamplingParams,
+    TokenLogprob,
     Tokens,
 )
 from prm.scorers.verdict_formats import MAX_LABELS, VerdictFormat
 
 MIN_LABEL_MASS = 0.05
-"""Probability that all labels together must have for a vote to count; one that answers has far more than half."""
+"""Probability that all labels together must have to be read; in a model that writes one they have far more than half."""
+MAX_WRITTEN = 8
+"""Tokens that a model may write behind the verdict's text if it does not begin with a label: marks, then the label."""
 _REQUESTS_AT_ONCE = 16
 
 
@@ -135,16 +140,16 @@ class VerdictWriter:
 
     def max_cost(self, prompt: Tokens) -> VerdictCost:
         """Return the most that verdicts on a prompt can take, without any cached prefix."""
-        read = len(prompt) + len(self._verdict)
         longest, votes = self.options.max_tokens, self.options.votes
+        # Behind the critique the label is read, and where there is none some tokens are written.
+        read = 2 * (len(prompt) + longest + len(self._verdict)) + 1 + MAX_WRITTEN
         if not longest:
-            return VerdictCost(read + 1, 0, 1)
-        # The critique's request, and behind the critique that of the verdict.
-        return VerdictCost((len(prompt) + longest + read + longest + 1) * votes, 0, (longest + 1) * votes)
+            return VerdictCost(read, 0, 1 + MAX_WRITTEN)
+        return VerdictCost((len(prompt) + longest + read) * votes, 0, (longest + 1 + MAX_WRITTEN) * votes)
 
     def fits(self, prompt: Tokens) -> bool:
         """Return True if the model's context holds the prompt, the longest critique and the verdict."""
-        return len(prompt) + self.options.max_tokens + len(self._verdict) + 1 <= self.info.context
+        return len(prompt) + self.options.max_tokens + len(self._verdict) + MAX_WRITTEN <= self.info.context
 
     async def write(self, prompt: Tokens, key: str) -> Verdict:
         """Return the verdicts on a prompt. ``key`` names it within the job, so that its critiques are its own."""
@@ -180,20 +185,32 @@ class VerdictWriter:
         return _Critique(text, await self._engine.tokenize(self.info.id, text, special=False))
 
     async def _read_label(self, prompt: Tokens, critique: _Critique) -> tuple[float | None, VerdictCost]:
-        """Return the expected score of the label behind a critique, ``None`` if no label is likely there."""
-        branch = Branch(self._seed, 0, 1, critique.tokens + self._verdict)
-        sampling = SamplingParams(temperature=0.0, logprobs=MAX_LABELS, ignore_eos=True)
+        """Return the score of the verdict behind a critique, ``None`` if the model gives none there, and its cost."""
+        read = await self._continue(prompt, critique, 1)
+        score = self._expect_score(read.logprobs[0]) if read.logprobs else None
+        if score is not None:
+            return score, _cost([read])
+        written = await self._continue(prompt, critique, MAX_WRITTEN)
+        names = list(self.format.labels)
+        found = find_verdict(written.text, names)
+        return (self.format.labels[names[found.index]] if found else None), _cost([read, written])
+
+    async def _continue(self, prompt: Tokens, critique: _Critique, max_tokens: int) -> Completion:
+        """Return the likeliest text behind a critique and the verdict's text."""
+        is_read = max_tokens == 1
+        branch = Branch(self._seed, 0, max_tokens, critique.tokens + self._verdict)
+        sampling = SamplingParams(temperature=0.0, logprobs=MAX_LABELS if is_read else None, ignore_eos=is_read)
         [completion] = await self._generate(prompt, (branch,), sampling)
-        if not completion.logprobs:
-            return None, _cost([completion])
-        [read] = completion.logprobs
+        return completion
+
+    def _expect_score(self, read: TokenLogprob) -> float | None:
+        """Return the expected score of the labels at a position, ``None`` if none is likely there."""
         listed = {**dict(read.top), read.token_id: read.logprob}
         weights = {token: math.exp(listed[token]) for token in self._labels if token in listed}
         mass = math.fsum(weights.values())
         if mass < MIN_LABEL_MASS:
-            return None, _cost([completion])
-        score = math.fsum(weight * self._labels[token] for token, weight in weights.items()) / mass
-        return score, _cost([completion])
+            return None
+        return math.fsum(weight * self._labels[token] for token, weight in weights.items()) / mass
 
     async def _generate(
         self, prompt: Tokens, branches: tuple[Branch, ...], sampling: SamplingParams

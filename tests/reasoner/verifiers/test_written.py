@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import math
 from collections.abc import AsyncIterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -24,7 +25,7 @@ from engine.protocol.types import (
 from reasoner.jobs.journal import Entry, JobCancelled, MemoryJournal
 from reasoner.jobs.spec import JobSpec
 from reasoner.run import run_job
-from tests.scripted import ScriptedEngine, is_verdict
+from tests.scripted import ScriptedEngine, is_verdict, is_written_verdict
 
 GENERATIVE: dict[str, Any] = {"kind": "generative", "votes": 3, "max_tokens": 10}
 SCORED = ("best_of_n", "weighted_vote", "beam", "best_first")
@@ -76,6 +77,46 @@ async def test_a_judge_that_answers_nonsense_gives_no_score() -> None:
     [decision] = [entry.data for entry in journal.entries if "without_verdict" in str(entry.data)]
     assert "'matches': 0" in str(decision)
     assert outcome.result.confidence is None
+
+
+class Writes(PlantedJudge):
+    """A judge that begins its verdicts with marks, not with a label."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__({"*": 0.99, "Y": 0.004})
+        self._written = text
+
+    def _complete(self, request: GenerateRequest, index: int) -> Completion:
+        completion = super()._complete(request, index)
+        return replace(completion, text=self._written) if is_written_verdict(request) else completion
+
+
+@pytest.mark.parametrize("max_tokens", [0, 10])
+@pytest.mark.parametrize(
+    ("text", "score"),
+    [
+        ("**Y**", 1.0),
+        (" `N`", 0.0),
+        ("\n- Y, since all", 1.0),
+        ("\\boxed{N}", 0.0),
+        ("Y or N", None),
+        ("**Maybe**", None),
+        ("", None),
+    ],
+)
+async def test_a_label_behind_marks_is_a_vote(text: str, score: float | None, max_tokens: int) -> None:
+    verifier = GENERATIVE | {"max_tokens": max_tokens, "votes": 3 if max_tokens else 1}
+    engine = Writes(text)
+    entries = await find_entries(job("best_of_n", tokens=20_000, verifier=verifier), engine, "score")
+    assert {entry.data["score"] for entry in entries} == {score}
+    assert engine.most <= 20_000
+    assert engine.outstanding == 0
+
+
+async def test_a_pair_is_judged_by_a_label_behind_marks() -> None:
+    matches = await find_entries(job("tournament"), Writes("**A**"), "compare")
+    assert matches
+    assert {entry.data["score"] for entry in matches} == {0.5}  # the first, whichever it is
 
 
 async def test_the_score_is_the_mean_of_the_votes_and_a_vote_the_probability_of_yes() -> None:
