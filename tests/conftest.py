@@ -8,6 +8,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from hypothesis import settings
 
 from tests import seeds
 
@@ -21,6 +22,11 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # Tests speak to this machine alone. Processes that they start inherit the environment, and must not use a proxy either.
 httpx._client.get_environment_proxies = dict
+
+# Property tests have few examples in every run, and many in `make test-long`.
+settings.register_profile("quick", max_examples=30, deadline=None)
+settings.register_profile("many", max_examples=300, deadline=None)
+settings.load_profile("quick")
 
 _LONGEST = {"test_triton.py"}
 

@@ -1,7 +1,8 @@
 """Run every section of the tests, even if one fails, and end with the passed, failed and skipped tests.
 
-``python -m tests.run`` runs the suite, ``python -m tests.run --long`` the soak and statistical runs, and then the
-numerical tests, each file with one of some seeds that it draws and prints; ``--seed N`` repeats either with that seed.
+``python -m tests.run`` runs the suite, ``python -m tests.run --long`` the soak and statistical runs, then the property
+tests with many examples, and the numerical tests, each file with one of some seeds that it draws and prints. ``--seed
+N`` repeats either with that seed.
 Tests of running services, which mostly wait, run beside those that compute. Exit status 1 if a test or a section
 failed.
 
@@ -72,6 +73,12 @@ COMPUTING = Section(
 )
 SERVICES = Section("services", EVERYWHERE, WITH_SERVICES, ("-n", "2", "--dist", "loadfile"))
 LONG = Section("long", "long and not vllm and not clients", options=("-n", "2", "--dist", "worksteal"))
+PROPERTIES = Section(
+    "properties",
+    f"hypothesis and {EVERYWHERE}",
+    options=("-n", "2", "--dist", "worksteal", "--hypothesis-profile=many", "--timeout=600"),
+)
+"""The property tests with ten times the examples of a quick run (``tests/conftest.py``)."""
 NUMERICAL = ("kernels", "engine", "prm")
 """Folders of tests of numbers, whose weights and inputs a seed changes."""
 
@@ -219,7 +226,12 @@ def main() -> int:
         if long:
             drawn = [secrets.randbelow(2**31) for _ in range(options.seeds)] if options.seed is None else [seed]
             print("the numerical tests run with the seeds", *drawn, flush=True)
-            outcomes = [run(one, place, live=True) for one in (replace(LONG, seed=seed), *deal_numerical(drawn))]
+            sections = [
+                replace(LONG, seed=seed),
+                *([replace(PROPERTIES, seed=seed)] if drawn else []),
+                *deal_numerical(drawn),
+            ]
+            outcomes = [run(one, place, live=True) for one in sections]
         else:
             beside = pool.submit(run, replace(SERVICES, seed=seed), place, live=False)
             computing = run(replace(COMPUTING, seed=seed), place, live=True)

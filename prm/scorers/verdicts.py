@@ -36,7 +36,7 @@ from engine.protocol.types import (
 from prm.scorers.verdict_formats import MAX_LABELS, VerdictFormat
 
 MIN_LABEL_MASS = 0.05
-"""Probability that all labels together must have to be read; in a model that writes one they have far more than half."""
+"""Probability that all labels together must have to be read: where a model writes one it is far more than half."""
 MAX_WRITTEN = 8
 """Tokens that a model may write behind the verdict's text if it does not begin with a label: marks, then the label."""
 _REQUESTS_AT_ONCE = 16

@@ -152,7 +152,7 @@ class CacheMachine(RuleBasedStateMachine):
             assert self.cache.num_available_pages == PAGES
 
 
-CacheMachine.TestCase.settings = settings(max_examples=120, stateful_step_count=40, deadline=None, derandomize=True)
+CacheMachine.TestCase.settings = settings(stateful_step_count=40, deadline=None, derandomize=True)
 TestRandomOperations = CacheMachine.TestCase
 
 

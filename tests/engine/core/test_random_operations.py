@@ -140,7 +140,6 @@ def test_random_operations_keep_every_invariant_and_change_no_token(traffic: typ
     seen.clear()
     machine = traffic.TestCase
     machine.settings = settings(
-        max_examples=100,
         stateful_step_count=50,
         deadline=None,
         derandomize=True,

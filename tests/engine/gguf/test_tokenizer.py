@@ -9,7 +9,7 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, normalizers, pre_tokenizers, trainers
 from tokenizers.models import BPE
@@ -63,7 +63,6 @@ def test_byte_level_tokenizers_encode_and_decode_as_the_original(pre: str) -> No
     original = train(SPLITS[pre])
     ours = build_tokenizer(as_model(original, model="gpt2", pre=pre))
 
-    @settings(max_examples=60, deadline=None)
     @given(st.lists(TEXTS | st.sampled_from(["<|end|>", "<tool>"]), max_size=4).map("".join))
     def check(text: str) -> None:
         expected = original.encode(text).ids

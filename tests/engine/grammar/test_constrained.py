@@ -11,7 +11,7 @@ import jsonschema
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 pytest.importorskip("llguidance", reason="the package llguidance is not installed")
@@ -129,7 +129,6 @@ def test_forced_tokens_are_drafted_and_change_nothing(checkpoints: Checkpoints) 
     assert stats.accepted > 2 * len(name)
 
 
-@settings(max_examples=40, deadline=None)
 @given(data=st.data())
 def test_masks_after_drafts_are_those_of_a_branch_that_has_these_tokens(data: st.DataObject) -> None:
     compiler = make_compiler()

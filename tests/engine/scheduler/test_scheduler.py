@@ -277,7 +277,7 @@ def test_the_check_finds_a_lost_sequence() -> None:
 PROMPTS = st.tuples(st.integers(0, 2), st.integers(1, 20), st.integers(0, 2), st.integers(0, 20), st.integers(-1, 1))
 
 
-@settings(max_examples=120, deadline=None, derandomize=True)
+@settings(deadline=None, derandomize=True)
 @given(
     st.lists(PROMPTS, min_size=1, max_size=12), st.integers(10, 16), st.integers(1, 5), st.integers(1, 40), st.data()
 )

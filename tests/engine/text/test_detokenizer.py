@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
@@ -154,7 +154,6 @@ def split(tokenizer: Tokenizer, raw: bytes, cuts: Sequence[int]) -> list[int]:
     return tokens
 
 
-@settings(deadline=None, max_examples=150)
 @given(texts, st.lists(st.integers(0, 200), max_size=30))
 def test_text_is_read_by_complete_characters_however_its_bytes_are_split(
     tokenizer: Tokenizer, text: str, cuts: list[int]
@@ -169,7 +168,6 @@ def test_text_is_read_by_complete_characters_however_its_bytes_are_split(
     assert reader.final(len(tokens)) == decode_complete_text(tokenizer, tokens)
 
 
-@settings(deadline=None, max_examples=150)
 @given(
     st.lists(st.sampled_from([b"\x80", b"\xf0\x9f", b"\xe4", b"a", "🐢".encode()]), max_size=60).map(b"".join),
     st.lists(st.integers(0, 200), max_size=10),
@@ -235,7 +233,6 @@ def test_bytes_that_never_become_text_are_not_decoded_repeatedly(
     assert reader.text == decode(grown)
 
 
-@settings(deadline=None, max_examples=150)
 @given(
     texts,
     st.lists(st.integers(0, 200), max_size=30),

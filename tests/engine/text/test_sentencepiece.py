@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
@@ -46,7 +46,6 @@ def own_text(theirs: PreTrainedTokenizerFast, prompt: list[int], written: list[i
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(deadline=None, max_examples=200)
 @given(prompt=pieces, text=pieces, step=st.integers(1, 4), cut=st.integers(0, 40))
 def test_generated_text_is_what_the_decoder_adds_to_the_prompt(
     tokenizers: dict[str, tuple[Tokenizer, PreTrainedTokenizerFast]],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.batch.shared_budget import TokenPool
@@ -25,7 +25,6 @@ def gain(samples: Samples) -> float:
     return expected_gain(samples, MAX_TRUST)
 
 
-@settings(max_examples=200, deadline=None)
 @given(
     spare=st.integers(0, 3000),
     width=st.integers(1, 5),
@@ -70,7 +69,6 @@ def test_no_token_is_granted_twice_every_job_gets_its_floor_and_every_job_ends(
     assert sum(spent.values()) <= budget
 
 
-@settings(max_examples=100, deadline=None)
 @given(curves=st.lists(st.lists(st.integers(1, 1000), min_size=1, max_size=12), min_size=2, max_size=6))
 def test_slices_of_diminishing_gains_are_granted_as_by_the_optimal_knapsack(curves: list[list[int]]) -> None:
     """For equal slices with falling gains the optimum is the set of the largest gains."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.protocol.types import (
@@ -132,7 +132,6 @@ async def run(spec: JobSpec, engine: Watching, journal: MemoryJournal | None = N
     return await run_job(spec, engine, journal or MemoryJournal(), prices=engine.prices)
 
 
-@settings(max_examples=300, deadline=None)
 @given(
     strategy=st.sampled_from(WRITING),
     seed=st.integers(0, 1000),
@@ -174,7 +173,6 @@ async def test_no_search_can_exceed_any_of_its_limits(
         assert engine.bill.most_money <= Fraction(str(budget["cost"]))
 
 
-@settings(max_examples=100, deadline=None)
 @given(
     strategy=st.sampled_from(WRITING),
     seed=st.integers(0, 1000),
@@ -202,7 +200,6 @@ async def test_a_crashed_and_resumed_job_keeps_all_limits_and_its_replay_has_the
 amounts = st.builds(Amount, st.integers(0, 50), st.integers(0, 50), st.integers(0, 50))
 
 
-@settings(max_examples=300, deadline=None)
 @given(
     limits=st.tuples(*[st.one_of(st.none(), st.integers(1, 100))] * 3),
     moves=st.lists(st.tuples(st.sampled_from(["settle", "release"]), amounts, st.floats(0, 1)), max_size=30),

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.batch.shared_budget import SharedBudget
@@ -51,7 +51,6 @@ async def run_batch(
     return shared, await asyncio.gather(*(one(*job) for job in jobs)), journals
 
 
-@settings(max_examples=100, deadline=None)
 @given(
     strategies=st.lists(st.sampled_from(NAMES), min_size=1, max_size=5),
     seed=st.integers(0, 1000),
@@ -78,7 +77,6 @@ async def test_a_batch_never_exceeds_its_budget_and_each_job_keeps_its_cap(
         assert idle.total == 0
 
 
-@settings(max_examples=100, deadline=None)
 @given(
     strategy=st.sampled_from(NAMES),
     seed=st.integers(0, 1000),

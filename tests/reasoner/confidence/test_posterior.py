@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
@@ -22,7 +22,6 @@ def test_integer_votes_have_the_closed_form_of_coin_tosses(first: int, second: i
     assert leader_probability([second, first]) == pytest.approx(exact, abs=1e-12)
 
 
-@settings(max_examples=300, deadline=None)
 @given(first=st.floats(0, 300), second=st.floats(0, 300))
 def test_fractional_votes_have_scipys_beta_distribution(first: float, second: float) -> None:
     expected = stats.beta.sf(0.5, max(first, second) + 1, min(first, second) + 1)

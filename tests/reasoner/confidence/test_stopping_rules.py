@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Sequence
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import beta
 
@@ -65,7 +65,6 @@ def test_a_window_of_at_least_n_samples_ends_only_after_all_of_them() -> None:
 
 
 @pytest.mark.parametrize("threshold", [0.8, 0.95, 1.0])
-@settings(max_examples=200, deadline=None)
 @given(answers=ANSWERS, seed=st.integers(0, 1000))
 def test_beta_uses_the_sequential_samples_in_any_order_and_wastes_none(
     threshold: float, answers: list[int | None], seed: int
@@ -82,7 +81,6 @@ def test_beta_uses_the_sequential_samples_in_any_order_and_wastes_none(
     assert hear(lambda heard, n: num_needed_by_beta(heard, n, threshold), answers, seed) == alone
 
 
-@settings(max_examples=200, deadline=None)
 @given(answers=ANSWERS, seed=st.integers(0, 1000), window=st.integers(1, 8))
 def test_windows_use_the_sequential_samples_in_any_order(answers: list[int | None], seed: int, window: int) -> None:
     n = len(answers)

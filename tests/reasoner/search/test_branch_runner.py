@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.protocol.types import Branch, EngineUnavailable
@@ -59,7 +59,6 @@ async def test_a_branch_generated_in_segments_equals_the_branch_generated_as_a_w
 
 
 @pytest.mark.usefixtures("short")
-@settings(max_examples=60, deadline=None)
 @given(strategy=st.sampled_from(NAMES), seed=st.integers(0, 1000), tokens=st.integers(1, 1500))
 async def test_segments_keep_the_budget_to_the_token(strategy: str, seed: int, tokens: int) -> None:
     engine = ScriptedEngine(order=seed)
@@ -70,7 +69,6 @@ async def test_segments_keep_the_budget_to_the_token(strategy: str, seed: int, t
 
 
 @pytest.mark.usefixtures("short")
-@settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 1000), die_after=st.integers(0, 30))
 async def test_segments_received_before_an_engine_failure_are_committed_and_continued(
     seed: int, die_after: int
@@ -147,7 +145,6 @@ async def test_a_watch_gets_every_token_with_its_confidence_and_can_end_the_bran
     assert [node.confidence for node in again.root.walk()] == [node.confidence for node in search.root.walk()]
 
 
-@settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 10_000), tokens=st.integers(30, 400), one=st.integers(0, 1000), other=st.integers(0, 1000))
 async def test_a_watch_is_called_at_the_same_tokens_however_a_budget_cuts_the_branch(
     seed: int, tokens: int, one: int, other: int

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
@@ -102,7 +102,6 @@ async def test_parameters_that_the_job_gives_are_those_of_all_policies() -> None
 # Properties of every search.
 
 
-@settings(max_examples=80, deadline=None)
 @given(strategy=STRATEGIES, seed=st.integers(0, 1000), tokens=st.integers(1, 1500))
 async def test_the_budget_is_kept_to_the_token(strategy: dict[str, Any], seed: int, tokens: int) -> None:
     engine = Two(seed)
@@ -112,7 +111,6 @@ async def test_the_budget_is_kept_to_the_token(strategy: dict[str, Any], seed: i
     assert engine.outstanding == 0
 
 
-@settings(max_examples=60, deadline=None)
 @given(strategy=STRATEGIES, seed=st.integers(0, 1000), cents=st.floats(0.01, 0.3), flops=st.floats(2e4, 3e6))
 async def test_each_policys_own_price_and_size_hold_against_the_budget(
     strategy: dict[str, Any], seed: int, cents: float, flops: float
@@ -123,7 +121,6 @@ async def test_each_policys_own_price_and_size_hold_against_the_budget(
         assert outcome.usage.flops <= flops or "flops" not in budget
 
 
-@settings(max_examples=80, deadline=None)
 @given(strategy=STRATEGIES, seed=st.integers(0, 1000), tokens=BUDGETS)
 async def test_the_bills_of_the_models_add_up_to_the_jobs(
     strategy: dict[str, Any], seed: int, tokens: int | None
@@ -139,7 +136,6 @@ async def test_the_bills_of_the_models_add_up_to_the_jobs(
         assert outcome.usage.cost == pytest.approx(generated)
 
 
-@settings(max_examples=80, deadline=None)
 @given(strategy=STRATEGIES, seed=st.integers(0, 1000), tokens=BUDGETS, kept=st.floats(0, 1))
 async def test_a_replay_decides_the_same_and_sends_no_request(
     strategy: dict[str, Any], seed: int, tokens: int | None, kept: float
@@ -155,7 +151,6 @@ async def test_a_replay_decides_the_same_and_sends_no_request(
     assert resumed.entries[: len(prefix)] == prefix
 
 
-@settings(max_examples=80, deadline=None)
 @given(strategy=STRATEGIES, seed=st.integers(0, 1000), tokens=BUDGETS, die_after=st.integers(0, 40))
 async def test_a_crashed_job_pays_no_token_twice(
     strategy: dict[str, Any], seed: int, tokens: int | None, die_after: int
@@ -168,7 +163,6 @@ async def test_a_crashed_job_pays_no_token_twice(
     assert outcome.usage.generated == len(dying.generated) + len(fresh.generated)
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     strategy=STRATEGIES, seed=st.integers(0, 1000), tokens=BUDGETS, one=st.integers(0, 999), other=st.integers(0, 999)
 )

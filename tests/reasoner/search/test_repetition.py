@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from reasoner.repetition import (
@@ -90,7 +90,6 @@ def test_the_longest_period_is_detected_exactly_at_its_last_needed_token() -> No
     assert not ends_in_loop(text[1:])
 
 
-@settings(max_examples=150, deadline=None)
 @given(
     lead=st.integers(0, 60),
     alphabet=st.integers(1, 12),

@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import AsyncIterator
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.protocol.types import Completion, Delta, EngineUnavailable, GenerateRequest, InvalidRequest
@@ -35,7 +35,6 @@ async def run(job: JobSpec, engine: ScriptedEngine, journal: MemoryJournal | Non
     return await run_job(job, engine, journal or MemoryJournal())
 
 
-@settings(max_examples=150, deadline=None)
 @given(
     strategy=st.sampled_from(NAMES),
     seed=st.integers(0, 1000),
@@ -53,7 +52,6 @@ async def test_no_strategy_requests_more_tokens_than_the_budget_has_left(
     assert engine.outstanding == 0
 
 
-@settings(max_examples=30, deadline=None)
 @given(strategy=st.sampled_from(NAMES), seed=st.integers(0, 1000), tokens=st.integers(1, 2500))
 async def test_draft_tokens_are_billed_but_do_not_count_against_the_token_budget(
     strategy: str, seed: int, tokens: int
@@ -69,7 +67,6 @@ async def test_draft_tokens_are_billed_but_do_not_count_against_the_token_budget
     assert bill.flops - plain.usage.flops == pytest.approx(2000 * (bill.drafted - bill.accepted))
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     strategy=st.sampled_from([name for name in NAMES if name not in REACTS]),
     seed=st.integers(0, 1000),
@@ -84,7 +81,6 @@ async def test_the_order_of_arrivals_does_not_change_the_result_without_a_bindin
     assert first.usage.generated == second.usage.generated
 
 
-@settings(max_examples=100, deadline=None)
 @given(
     strategy=st.sampled_from(NAMES),
     seed=st.integers(0, 1000),
@@ -116,7 +112,6 @@ async def test_a_job_resumed_after_a_crash_ends_like_an_undisturbed_one_and_pays
         assert resumed.usage.total <= tokens
 
 
-@settings(max_examples=100, deadline=None)
 @given(
     strategy=st.sampled_from(NAMES),
     seed=st.integers(0, 1000),

@@ -8,7 +8,7 @@ import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.protocol.types import Completion, Delta, EngineUnavailable, GenerateRequest
@@ -140,7 +140,6 @@ async def test_a_slow_branch_does_not_block_others() -> None:
     assert len(search.root.children) == 4
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     delays=st.integers(0, 10_000),
     kept=st.floats(0, 1),
@@ -202,7 +201,6 @@ async def test_a_cancellation_at_a_commit_leaves_every_branch_with_an_end(tokens
         assert begun == ended
 
 
-@settings(max_examples=100, deadline=None)
 @given(one=st.integers(0, 10_000), other=st.integers(0, 10_000), tokens=st.one_of(st.none(), st.integers(1, 600)))
 async def test_a_deterministic_stream_makes_the_same_tree_for_any_delays(
     one: int, other: int, tokens: int | None
@@ -214,7 +212,6 @@ async def test_a_deterministic_stream_makes_the_same_tree_for_any_delays(
     assert first.ledger.max_affordable(Amount(1)) == second.ledger.max_affordable(Amount(1))
 
 
-@settings(max_examples=150, deadline=None)
 @given(
     strategy=st.sampled_from(WRITING),
     seed=st.integers(0, 1000),

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.protocol.types import Branch, EngineUnavailable, InvalidRequest
@@ -126,7 +126,6 @@ async def test_parts_and_the_limit_hold_however_a_branch_is_cut(
 @given(
     st.integers(0, 10_000), st.integers(1, 60), st.sampled_from([None, 4, 17]), st.sampled_from(["beam", "best_of_n"])
 )
-@settings(max_examples=60, deadline=None)
 async def test_an_interrupted_search_has_the_same_parts(die: int, seed: int, limit: int | None, strategy: str) -> None:
     job = spec(strategy, seed, budget={"thinking_tokens": limit})
     whole, interrupted = MemoryJournal(), MemoryJournal()

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.protocol.types import EngineUnavailable, ModelInfo, ProbeInfo
@@ -212,7 +212,6 @@ async def test_a_rules_verdict_ends_the_search_without_a_table() -> None:
 # Replay and budget.
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     seed=st.integers(0, 1000),
     tokens=st.one_of(st.none(), st.integers(1, 1500)),

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.protocol.types import EngineUnavailable, InvalidRequest, ModelInfo
@@ -67,7 +67,6 @@ def told(journal: MemoryJournal) -> dict[str, dict[str, Any]]:
     return nodes
 
 
-@settings(max_examples=100, deadline=None)
 @given(strategy=STRATEGIES, seed=st.integers(0, 1000), tokens=st.integers(1, 1500))
 async def test_the_budget_is_kept_to_the_token(strategy: dict[str, Any], seed: int, tokens: int) -> None:
     engine = Delayed(seed)
@@ -77,7 +76,6 @@ async def test_the_budget_is_kept_to_the_token(strategy: dict[str, Any], seed: i
     assert engine.outstanding == 0
 
 
-@settings(max_examples=100, deadline=None)
 @given(strategy=STRATEGIES, seed=st.integers(0, 1000), tokens=BUDGETS, kept=st.floats(0, 1))
 async def test_a_replay_decides_the_same_and_sends_no_request(
     strategy: dict[str, Any], seed: int, tokens: int | None, kept: float
@@ -93,7 +91,6 @@ async def test_a_replay_decides_the_same_and_sends_no_request(
     assert resumed.entries[: len(prefix)] == prefix
 
 
-@settings(max_examples=100, deadline=None)
 @given(strategy=STRATEGIES, seed=st.integers(0, 1000), tokens=BUDGETS, die_after=st.integers(0, 40))
 async def test_a_crashed_job_pays_no_token_twice_and_every_branch_ends_with_a_reason(
     strategy: dict[str, Any], seed: int, tokens: int | None, die_after: int
@@ -110,7 +107,6 @@ async def test_a_crashed_job_pays_no_token_twice_and_every_branch_ends_with_a_re
     assert len(set(ended)) == len(ended)
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     strategy=STRATEGIES, seed=st.integers(0, 1000), tokens=BUDGETS, one=st.integers(0, 999), other=st.integers(0, 999)
 )

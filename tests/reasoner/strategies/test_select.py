@@ -7,7 +7,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
@@ -135,7 +135,6 @@ async def test_a_conversation_is_read_as_a_whole_and_its_answer_in_its_last_mess
 # Properties of every search.
 
 
-@settings(max_examples=60, deadline=None)
 @given(by=st.sampled_from(RULES), seed=st.integers(0, 1000), tokens=st.integers(1, 1500))
 async def test_the_budget_is_kept_to_the_token(by: str | None, seed: int, tokens: int) -> None:
     engine = Delayed(seed)
@@ -146,7 +145,6 @@ async def test_the_budget_is_kept_to_the_token(by: str | None, seed: int, tokens
     assert len(outcome.result.ranking) == len(TEXTS)
 
 
-@settings(max_examples=60, deadline=None)
 @given(by=st.sampled_from(RULES), seed=st.integers(0, 1000), tokens=BUDGETS, kept=st.floats(0, 1))
 async def test_a_replay_decides_the_same_and_sends_no_request(
     by: str | None, seed: int, tokens: int | None, kept: float
@@ -164,7 +162,6 @@ async def test_a_replay_decides_the_same_and_sends_no_request(
     assert resumed.entries[: len(prefix)] == prefix
 
 
-@settings(max_examples=60, deadline=None)
 @given(by=st.sampled_from(RULES), seed=st.integers(0, 1000), tokens=BUDGETS, die_after=st.integers(0, 40))
 async def test_a_crashed_job_pays_no_token_twice(by: str | None, seed: int, tokens: int | None, die_after: int) -> None:
     job, journal = spec(by, seed, tokens), MemoryJournal()

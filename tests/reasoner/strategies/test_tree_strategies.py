@@ -8,7 +8,7 @@ import random
 from collections.abc import Mapping, Sequence
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from reasoner.jobs.journal import MemoryJournal
@@ -172,7 +172,6 @@ class Offset(random.Random):
         return self._value
 
 
-@settings(deadline=None)
 @given(weights=st.lists(st.floats(0.001, 100), min_size=1, max_size=12), places=st.integers(1, 32))
 def test_systematic_resampling_gives_each_its_expected_count_rounded_up_or_down(
     weights: list[float], places: int

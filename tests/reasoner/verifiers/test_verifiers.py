@@ -78,7 +78,6 @@ def test_an_unknown_verifier_is_refused(verifier: object, message: str) -> None:
         JobSpec.model_validate({"problem": "?", "verifier": verifier})
 
 
-@settings(max_examples=100, deadline=None)
 @given(
     asked=st.sampled_from([("best_of_n", JUDGE), ("beam", JUDGE), ("best_of_n", OUTCOME), ("weighted_vote", OUTCOME)]),
     seed=st.integers(0, 1000),

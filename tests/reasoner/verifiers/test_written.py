@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.protocol.types import (
@@ -160,7 +160,6 @@ async def test_labels_that_are_not_single_tokens_are_refused_by_name() -> None:
     assert refused.value.field == "verifier.labels"
 
 
-@settings(max_examples=100, deadline=None)
 @given(
     strategy=st.sampled_from(SCORED),
     seed=st.integers(0, 1000),

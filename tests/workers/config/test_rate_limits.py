@@ -51,7 +51,7 @@ class Clock:
         monkeypatch.setattr(time, "time", lambda: (self.ms + 0.5) / 1000)
 
 
-@settings(max_examples=150, deadline=None, derandomize=True, database=None)
+@settings(deadline=None, derandomize=True, database=None)
 @given(
     rate=st.sampled_from([Fraction(1, 8), Fraction(1, 2), Fraction(1), Fraction(4), Fraction(125), Fraction(1000)]),
     burst=st.integers(1, 20),

@@ -292,7 +292,6 @@ def test_the_invariants_hold_in_random_histories(url: str) -> None:
     run_state_machine_as_test(  # type: ignore[no-untyped-call]
         Jobs,
         settings=settings(
-            max_examples=120,
             stateful_step_count=50,
             deadline=None,
             derandomize=True,

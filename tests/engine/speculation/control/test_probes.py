@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import cast
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.scheduler.draft import Draft
@@ -154,7 +154,6 @@ def test_the_controller_keeps_little_state_per_load_and_none_per_branch() -> Non
     assert max(sizes.values()) <= 256
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_a_trimmed_draft_is_a_subtree_of_the_proposal(data: st.DataObject) -> None:
     controller = adaptive()

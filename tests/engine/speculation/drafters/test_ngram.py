@@ -166,7 +166,7 @@ class Scan:
         assert sorted((possible[path][1] for path in chances), reverse=True) == pytest.approx(best)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(rng=st.randoms(use_true_random=False), alphabet=st.integers(2, 8))
 def test_drafts_equal_those_of_a_scan_of_the_namespaces_texts(rng: random.Random, alphabet: int) -> None:
     drafter, scan = NgramDrafter(), Scan()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from reasoner.tools.formats.call import MalformedCall
@@ -30,7 +30,6 @@ FRAGMENTS = (
 
 
 @each_way
-@settings(max_examples=30)
 @given(example=examples())
 def test_what_is_written_is_read_back(way: str, example: Example) -> None:
     name, write = RENDERERS[way]
@@ -40,7 +39,6 @@ def test_what_is_written_is_read_back(way: str, example: Example) -> None:
 
 
 @each_way
-@settings(max_examples=30)
 @given(example=examples(), data=st.data())
 def test_a_cut_text_has_only_calls_that_were_complete(way: str, example: Example, data: st.DataObject) -> None:
     name, write = RENDERERS[way]
@@ -55,7 +53,6 @@ def test_a_cut_text_has_only_calls_that_were_complete(way: str, example: Example
 
 
 @pytest.mark.parametrize("name", FORMATS)
-@settings(max_examples=100)
 @given(data=st.data())
 def test_no_text_does_worse_than_a_malformed_call(name: str, data: st.DataObject) -> None:
     text = "".join(data.draw(st.lists(st.sampled_from((*FORMATS[name].delimiters, *FRAGMENTS)), max_size=14)))
