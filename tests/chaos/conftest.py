@@ -42,7 +42,9 @@ class Service:
             redis_url=self.broker.url, engine_url=slow.url, port=free_port(), data_dir=folder, concurrency=2, **more
         )
         self.client = running.enter_context(httpx.Client(base_url=f"http://127.0.0.1:{self.settings.port}", timeout=70))
-        self.redis = running.enter_context(redis.Redis.from_url(self.broker.url, decode_responses=True))
+        # A test may wait for an entry for a minute, and a read of this client ends after five seconds by default.
+        connection = redis.Redis.from_url(self.broker.url, decode_responses=True, socket_timeout=90)
+        self.redis = running.enter_context(connection)
 
     def start_api(self) -> subprocess.Popen[bytes]:
         api = self._running.enter_context(processes.role("api", self.settings, self._folder / "api.log"))
