@@ -326,6 +326,8 @@ def find_refusal(root: Node) -> EngineError | None:
 def describe_refusals(root: Node) -> str | None:
     """Return a sentence with the server's first refusal; ``None`` if it has refused nothing."""
     refusals = [node.refusal.message for node in root.walk() if node.refusal is not None]
+    if len(refusals) == 1:
+        return f"1 branch was refused: {refusals[0]}"
     return f"{len(refusals)} branches were refused; the first: {refusals[0]}" if refusals else None
 
 
