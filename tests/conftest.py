@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import zlib
 from pathlib import Path
 
 import httpx
@@ -38,6 +39,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=seeds.run_seed(),
         help="shift the seeds of all random weights, inputs and prompts (default 0)",
     )
+    parser.addoption("--part", metavar="K/N", help="run the Kth of N parts of the selected tests (default all)")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -53,7 +55,7 @@ def _global_generators() -> None:
     seeds.seed_global_generators()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark fuzzing as long, and run the longest tests first, so that none begins last on one core while the other
     idles.
     """
@@ -61,3 +63,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if Path(__file__).parent / "fuzz" in item.path.parents:
             item.add_marker("long")
+    if part := config.getoption("--part"):
+        number, parts = map(int, part.split("/"))
+        items[:] = [item for item in items if zlib.crc32(item.nodeid.encode()) % parts == number - 1]

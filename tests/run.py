@@ -213,6 +213,7 @@ def main() -> int:
     parser.add_argument("--long", action="store_true", help="run the soak and statistical tests instead of the others")
     parser.add_argument("--seed", type=int, help="shift all random weights, inputs and prompts (default 0)")
     parser.add_argument("--seeds", type=int, default=4, help="how many seeds --long draws for the numerical tests")
+    parser.add_argument("--part", metavar="K/N", help="run the Kth of N parts of the soak and statistical tests")
     parser.add_argument("--failed", action="store_true", help="run once more, alone, what failed in the run before")
     options = parser.parse_args()
     if options.failed:
@@ -225,9 +226,10 @@ def main() -> int:
         seed = options.seed or 0
         if long:
             drawn = [secrets.randbelow(2**31) for _ in range(options.seeds)] if options.seed is None else [seed]
+            part = [f"--part={options.part}"] if options.part else []
             print("the numerical tests run with the seeds", *drawn, flush=True)
             sections = [
-                replace(LONG, seed=seed),
+                replace(LONG, seed=seed, options=[*LONG.options, *part]),
                 *([replace(PROPERTIES, seed=seed)] if drawn else []),
                 *deal_numerical(drawn),
             ]
