@@ -64,6 +64,7 @@ def test_every_stage_takes_less_than_nine_minutes() -> None:
     }
 
 
+@pytest.mark.long
 def test_shards_run_every_test_once_and_one_without_tests_passes(tmp_path: Path) -> None:
     """Four processes share three tests, of which one fails."""
     (tmp_path / "test_them.py").write_text(

@@ -138,6 +138,7 @@ def test_a_redone_step_is_wrong_exactly_where_the_step_is_illegal_or_miscalculat
             numbers = expected
 
 
+@pytest.mark.long
 def test_the_shipped_checker_judges_held_out_answers_and_pairs_as_the_rule_does() -> None:
     found = measure(40)
     assert found["answers"] > 0.9

@@ -86,10 +86,10 @@ def check_schemas(seed: int, count: int) -> Counter[str]:
 
 
 def test_every_completed_answer_to_a_random_schema_is_valid() -> None:
-    seen = check_schemas(seed=0, count=1000)
-    assert seen.total() == 1000
-    assert seen["valid"] > 700
-    assert seen["not completed"] < 10
+    seen = check_schemas(seed=0, count=200)
+    assert seen.total() == 200
+    assert seen["valid"] > 140
+    assert seen["not completed"] < 4
 
 
 @pytest.mark.long

@@ -17,7 +17,6 @@ from kernels.linear.blocks import BlockLinear
 from kernels.linear.embedding import BlockEmbedding
 from tests.closeness import EPS, assert_rounded
 from tests.kernels.linear.test_int4 import rounded
-from tests.long import mostly_long
 from tests.seeds import shift
 
 pytestmark = pytest.mark.skipif(not blocks.is_supported(), reason="this processor lacks products of bytes")
@@ -132,7 +131,8 @@ def test_memory_is_at_most_a_twentieth_more_than_the_file(kind: str) -> None:
     assert packed.num_bytes <= 1.05 * rows.numel()
 
 
-@pytest.mark.parametrize("kind", mostly_long(["Q4_0", "Q5_K", "Q6_K", "Q8_0", "IQ4_XS"], every=4))  # each is compiled
+@pytest.mark.long  # each is compiled
+@pytest.mark.parametrize("kind", ["Q4_0", "Q5_K", "Q6_K", "Q8_0", "IQ4_XS"])
 def test_processors_without_sums_of_four_products_compute_the_same(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if not availability.HAS_INT8_DOT:
         pytest.skip("this processor is one of them")

@@ -67,7 +67,7 @@ def is_low(ids: list[int]) -> float:
     return float(ids[-2] == LOW)
 
 
-@pytest.mark.parametrize("hidden", [0, 8])
+@pytest.mark.parametrize("hidden", [0, pytest.param(8, marks=pytest.mark.long)])
 def test_a_planted_separable_feature_is_found_with_an_auc_of_1_and_noise_with_about_a_half(
     policy: Path, hidden: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -104,6 +104,7 @@ def test_planted_labels_are_learnt_on_unseen_questions(base: Path, tmp_path: Pat
     assert not (tmp_path / "prm.work").exists()
 
 
+@pytest.mark.long
 def test_scores_are_the_probabilities_from_which_labels_were_sampled(base: Path, tmp_path: Path) -> None:
     """Labels are resampled each time, so the minimal loss is the entropy of the labels."""
     data = write(tmp_path / "data.jsonl", in_four_of_five, 1600)

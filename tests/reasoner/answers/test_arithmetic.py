@@ -22,7 +22,7 @@ def formula(dice: random.Random, depth: int) -> str:
 
 def test_verdicts_on_random_formulas_are_those_of_algebra(monkeypatch: pytest.MonkeyPatch) -> None:
     dice = random.Random(shift(0))
-    pairs = [(normalize(formula(dice, 2)), normalize(formula(dice, dice.choice((0, 1, 2))))) for _ in range(150)]
+    pairs = [(normalize(formula(dice, 2)), normalize(formula(dice, dice.choice((0, 1, 2))))) for _ in range(60)]
     # Equal ones are rare by chance.
     values = {text: value for text, _ in pairs if (value := arithmetic.evaluate(text)) is not None}
     pairs += [(text, str(value)) for text, value in values.items()]
@@ -31,8 +31,8 @@ def test_verdicts_on_random_formulas_are_those_of_algebra(monkeypatch: pytest.Mo
     decided = [(pair, verdict) for pair, verdict in zip(pairs, verdicts, strict=True) if verdict is not None]
     for (a, b), verdict in decided:
         assert (a == b or algebra.are_equal(a, b)) == verdict, (a, b)
-    assert sum(verdict for _, verdict in decided) > 60
-    assert sum(not verdict for _, verdict in decided) > 60
+    assert sum(verdict for _, verdict in decided) > 20
+    assert sum(not verdict for _, verdict in decided) > 20
 
 
 @pytest.mark.parametrize(

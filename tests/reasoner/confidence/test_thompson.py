@@ -6,6 +6,7 @@ import math
 import random
 from statistics import fmean, pvariance
 
+import pytest
 from scipy.stats import beta, kstest
 
 from reasoner.confidence.thompson import (
@@ -38,6 +39,7 @@ def test_without_scores_a_new_groups_mean_is_drawn_from_the_prior() -> None:
     assert kstest(draws, reference).pvalue > 1e-4
 
 
+@pytest.mark.long
 def test_the_draws_of_the_mixed_model_agree_with_integration_over_its_variances() -> None:
     """The posterior means of two groups, computed in closed form for each pair of variances drawn from the priors."""
     groups = [[0.9, 0.8, 1.0, 0.9], [0.2]]

@@ -16,6 +16,7 @@ from reasoner.answers.equivalence import Equivalence
 from reasoner.evaluation.suites.problem import Problem
 from reasoner.evaluation.suites.registry import open_suite
 from reasoner.evaluation.suites.suite import Suite, SuiteError
+from reasoner.jobs.messages import MAX_PROBLEM_CHARS
 
 GSM8K = Path(__file__).parents[1] / "data" / "gsm8k_head.jsonl"
 MATH = {
@@ -119,7 +120,10 @@ async def test_math_takes_the_answer_from_the_last_box_and_compares_formulas(tmp
         ({"question": "q", "answer": "four"}, "line 2, field 'answer': it must end with '#### NUMBER'"),
         ({"question": "q", "answer": "#### four"}, "line 2, field 'answer': it must end with '#### NUMBER'"),
         ({"question": " ", "answer": "#### 4"}, "line 2, field 'question'"),
-        ({"question": "q" * 40_000, "answer": "#### 4"}, "line 2, field 'question': 40000 characters"),
+        (
+            {"question": "q" * (MAX_PROBLEM_CHARS + 1), "answer": "#### 4"},
+            f"'question': {MAX_PROBLEM_CHARS + 1} char",
+        ),
         (MATH, "line 2: field 'answer' is missing"),
     ],
 )
