@@ -80,7 +80,7 @@ def test_the_liveness_file_of_a_worker_ages_without_a_broker(tmp_path: Path) -> 
     assert not alive.exists()
 
 
-@pytest.mark.parametrize("held", ["a search", "the end of a search"])
+@pytest.mark.parametrize("held", ["a search", pytest.param("the end of a search", marks=pytest.mark.long)])
 def test_a_worker_survives_the_death_of_its_broker_and_its_job_needs_one_attempt(fleet: Fleet, held: str) -> None:
     job_id = started(fleet, SEARCH)
     if held == "the end of a search":

@@ -27,7 +27,7 @@ JOB = {
 }
 ATTEMPTS = 2
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = [pytest.mark.timeout(400), pytest.mark.long]
 
 
 async def test_a_poison_job_is_dead_lettered_and_its_retry_is_charged_only_for_lost_work(

@@ -21,7 +21,7 @@ from workers.config.settings import load_settings
 MODEL = "policy-python"
 MAX_WAIT_MILLISECONDS = 60_000
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = [pytest.mark.timeout(240), pytest.mark.long]
 
 
 @pytest.fixture(scope="module")

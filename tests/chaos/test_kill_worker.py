@@ -50,6 +50,7 @@ def test_a_search_whose_worker_is_killed_continues_elsewhere_without_repetition(
     assert 0 <= wasted <= lost * longest
 
 
+@pytest.mark.long
 def test_a_worker_frozen_past_its_lease_can_change_nothing(service: Service, undisturbed: dict[str, Any]) -> None:
     service.start_workers(2)
     service.start_api()
@@ -64,6 +65,7 @@ def test_a_worker_frozen_past_its_lease_can_change_nothing(service: Service, und
     assert service.workers[zombie].poll() is None
 
 
+@pytest.mark.long
 def test_a_deployment_hands_over_a_search_without_using_up_an_attempt(
     service: Service, undisturbed: dict[str, Any]
 ) -> None:

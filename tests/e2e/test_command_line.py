@@ -166,9 +166,8 @@ def test_eval_prints_the_documented_json_and_draws_the_chart(home: Path) -> None
     assert "problems is 6 there and 5 here" in re.sub(r"[│\s]+", " ", err)
 
 
-@pytest.mark.parametrize(
-    "command", mostly_long([["solve", QUESTION, "--tokens", "200"], ["eval", "words", "--limit", "1"]], every=2)
-)
+@pytest.mark.long
+@pytest.mark.parametrize("command", [["solve", QUESTION, "--tokens", "200"], ["eval", "words", "--limit", "1"]])
 def test_a_long_temporary_folder_name_is_supported(
     home: Path, command: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

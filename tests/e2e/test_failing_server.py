@@ -17,6 +17,7 @@ from starlette.routing import Route
 from benchmarks.service.deployment import OURS, Deployment
 from tests.chaos.processes import until
 from tests.listening import listening
+from tests.long import mostly_long
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -90,11 +91,14 @@ def end(service: httpx.Client, job: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("answer", "words"),
-    [
-        (lambda _: error(500, "an internal error of theirs"), "an internal error of theirs"),
-        (lambda _: Response("<html>", media_type="text/html"), "not an OpenAI completion: content-type text/html"),
-        (lambda _: error(429, "the quota is used up"), "the quota is used up"),
-    ],
+    mostly_long(
+        [
+            (lambda _: error(500, "an internal error of theirs"), "an internal error of theirs"),
+            (lambda _: Response("<html>", media_type="text/html"), "not an OpenAI completion: content-type text/html"),
+            (lambda _: error(429, "the quota is used up"), "the quota is used up"),
+        ],
+        every=3,
+    ),
 )
 def test_a_job_whose_server_fails_for_ever_says_so_while_it_waits_and_ends(
     service: httpx.Client, server: Server, answer: Callable[[int], Response], words: str
