@@ -99,7 +99,7 @@ def ranks_right(rank: Rank, vocab: int) -> bool:
     return True
 
 
-@pytest.mark.parametrize("vocab", [40, pytest.param(400, marks=pytest.mark.long), 2100])
+@pytest.mark.parametrize("vocab", mostly_long([40, 400, 2100], every=3))
 def test_candidates_are_ranked_by_the_definition(vocab: int) -> None:
     """One chunk of a row, which is smaller than the number of candidates, and several."""
     assert ranks_right(plain.rank_drafts, vocab)
@@ -121,7 +121,7 @@ def test_candidates_are_ranked_by_the_definition(vocab: int) -> None:
             ("score = tl.where(lane == chosen, float", "score = tl.where(lane < chosen, float"),
             ("tl.where(x != x, 0x7FFFFFFF,", "tl.where(x != x, 0,"),
         ],
-        every=4,
+        every=9,
     ),
 )
 def test_bugs_planted_in_the_ranking_are_detected(right: str, wrong: str, tmp_path: Path) -> None:
