@@ -8,6 +8,7 @@ import zlib
 from pathlib import Path
 
 import httpx
+import httpx2
 import pytest
 from hypothesis import settings
 
@@ -21,8 +22,10 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # Set before torch is imported, and inherited by every process that a test starts.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# Tests speak to this machine alone. Processes that they start inherit the environment, and must not use a proxy either.
-httpx._client.get_environment_proxies = dict
+# Tests speak to this machine alone, also with clients of others (httpx2 is that of openai's). Processes that they start
+# inherit the environment with its proxies, and must not use one by themselves.
+for _client in (httpx._client, httpx2._client):
+    _client.__dict__["get_environment_proxies"] = dict
 
 # Property tests have few examples in every run, and many in `make test-long`.
 settings.register_profile("quick", max_examples=30, deadline=None)
