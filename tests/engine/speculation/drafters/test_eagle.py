@@ -118,8 +118,11 @@ def test_drafts_equal_those_of_the_layer_over_the_whole_text(
     folder, (config, tensors) = checkpoints("qwen3"), eagle_parts()
     options = replace(SMALL, step_tokens=32, page_size=8)
     harness, recorder = guessing(folder, save_head(tmp_path, config, tensors), SHAPES[shape], options)
-    # Requests of one branch, so that no pages are shared; the next tests share them.
-    asked = [replace(request, branches=request.branches[:1]) for request in requests(law)]
+    # Nothing is shared, not even a first token that two prompts happen to have: the last entry of a shared prefix is of
+    # one of them. Other tests share pages.
+    asked = [
+        replace(request, branches=request.branches[:1], cache_salt=request.request_id) for request in requests(law)
+    ]
     ours, plain = (
         [event.token_ids for events in answers(each, asked) for event in events if isinstance(event, Completion)]
         for each in (harness, Harness(folder, SMALL))

@@ -109,8 +109,11 @@ def test_drafts_equal_those_of_the_head_over_the_whole_text(deep: Deep, tmp_path
     folder, parts = deep(family), eagle3_parts(**description)
     options = replace(SMALL, step_tokens=32, page_size=8)
     harness, recorder = drafting(folder, save_head(tmp_path, *parts), SHAPES[shape], options)
-    # Requests of one branch, so that no pages are shared; another test shares them.
-    asked = [replace(request, branches=request.branches[:1]) for request in requests("plain")]
+    # Nothing is shared, not even a first token that two prompts happen to have: the last entry of a shared prefix is of
+    # one of them. Other tests share pages.
+    asked = [
+        replace(request, branches=request.branches[:1], cache_salt=request.request_id) for request in requests("plain")
+    ]
     ours, plain = (
         [event.token_ids for events in answers(each, asked) for event in events if isinstance(event, Completion)]
         for each in (harness, Harness(folder, SMALL))
