@@ -10,6 +10,7 @@ from pathlib import Path
 import httpx
 import httpx2
 import pytest
+import structlog
 from hypothesis import settings
 
 from tests import seeds
@@ -51,6 +52,12 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_report_header(config: pytest.Config) -> str:
     return f"random weights, inputs and prompts: --seed {config.getoption('seed')}"
+
+
+@pytest.fixture(autouse=True)
+def _default_logging() -> None:
+    """Log as if each test ran alone: some raise the level for themselves."""
+    structlog.reset_defaults()
 
 
 @pytest.fixture(autouse=True)
