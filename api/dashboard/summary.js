@@ -9,6 +9,13 @@ const RESOURCES = [
   { name: "cost", unit: "cost", told: money },
   { name: "flops", unit: "FLOPs", told: flops },
 ];
+const ENDS = {
+  answer: "the search is done",
+  budget: "the budget ended the search",
+  no_answer: "no candidate states an answer",
+  cancelled: "cancelled: the best so far",
+  engine_unavailable: "its engine failed for too long: the best so far",
+};
 const MOST_VOTES = 6;
 const POINTS = 240; // of a curve
 const RATE_SECONDS = 10; // seconds over which the pace is measured
@@ -21,9 +28,10 @@ export function drawAnswer(box, job, moment, onPick) {
   const answer = result ? result.answer : (best?.answer ?? null);
   const facts = [];
   if (result?.confidence !== null && result?.confidence !== undefined) facts.push(`confidence ${score(result.confidence)}`);
-  if (result) facts.push({ answer: "the search is done", budget: "the budget ended the search", no_answer: "no candidate states an answer", cancelled: "cancelled: the best so far" }[result.finish_reason]);
+  if (result) facts.push(ENDS[result.finish_reason]);
   if (result?.abstained) facts.push(`${whole(result.abstained)} without an answer`);
   if (result?.answer_level === "flexible") facts.push("not stated as the answer: the last in the solution");
+  if (result?.note) facts.push(result.note);
   const error = ended && job.error;
   if (error) facts.push(error.message);
   if (!ended) facts.push(moment.status === "queued" ? (moment.last?.data.detail ?? "waiting for a worker") : `${moment.nodes.size} branches so far`);

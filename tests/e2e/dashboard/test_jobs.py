@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
+from typing import Any, get_args
 
 import pytest
 from playwright.sync_api import Browser, expect
 
 from engine.protocol.types import InvalidRequest
+from reasoner.jobs.job import FinishReason
+from reasoner.run import JobOutcome, run_job
+from tests.e2e.dashboard import service as dashboard_service
 from tests.e2e.dashboard.service import (
     INJECTION,
     JOB,
@@ -146,6 +151,29 @@ def test_an_opened_job_is_scrolled_into_view_in_the_list(browser: Browser, servi
         page.click("#form [type=submit]")
         expect_count(page.locator("#list button"), 21)
         expect(page.locator("#list [aria-current=true]")).to_be_in_viewport(timeout=WAIT)
+
+
+def test_why_a_search_ended_and_its_note_are_shown(
+    browser: Browser, service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends = get_args(FinishReason)
+    reasons = iter(ends)
+
+    async def run(*arguments: Any, **options: Any) -> JobOutcome:
+        outcome = await run_job(*arguments, **options)
+        changed = {"finish_reason": next(reasons), "note": "1 verdict could not be read"}
+        return replace(outcome, result=outcome.result.model_copy(update=changed))
+
+    monkeypatch.setattr(dashboard_service, "run_job", run)
+    service.open_gate()
+    shown = set()
+    for _ in ends:
+        job_id = service.submit()
+        service.work(job_id).result(60)
+        with open_page(browser, f"{service.url}/#{job_id}") as page:
+            expect(page.locator("#answer .facts")).to_contain_text("1 verdict could not be read", timeout=WAIT)
+            shown.add(page.locator("#answer .facts").inner_text())
+    assert len(shown) == len(ends)
 
 
 @pytest.mark.parametrize("width", [375, 1440])
