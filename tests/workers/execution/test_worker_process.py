@@ -47,16 +47,23 @@ def test_a_worker_outlasts_each_refusal_and_takes_messages_again(tmp_path: Path)
     def age() -> float:
         return time.time() - alive.stat().st_mtime
 
+    def wait_until_touched_again(what: str) -> None:
+        """Wait for the end of a start: a connection that is cut before is made anew unnoticed."""
+        begun = alive.stat().st_mtime
+        processes.until(lambda: alive.stat().st_mtime > begun, what)
+
     with EmbeddedBroker(tmp_path) as broker, redis.Redis.from_url(broker.url) as client:
         settings = load_settings(redis_url=broker.url, data_dir=tmp_path, alive_file=alive, prm="none")
         with processes.role("worker", settings, tmp_path / "worker.log") as worker:
             processes.until(alive.exists, "the worker consumes", seconds=90)
+            wait_until_touched_again("it fetches messages")
             for state, (change, _) in STATES.items():
                 change(client)
                 client.execute_command("CLIENT", "KILL", "TYPE", "normal")
                 processes.until(lambda: age() > 2 * TOUCH_SECONDS, f"{state}: it stops")
                 client.execute_command(*UNDO[state])
                 processes.until(lambda: age() < TOUCH_SECONDS, f"{state}: it goes on")
+                wait_until_touched_again(f"{state}: it fetches messages")
                 assert worker.poll() is None
 
 
