@@ -186,20 +186,21 @@ class VerdictWriter:
 
     async def _read_label(self, prompt: Tokens, critique: _Critique) -> tuple[float | None, VerdictCost]:
         """Return the score of the verdict behind a critique, ``None`` if the model gives none there, and its cost."""
-        read = await self._continue(prompt, critique, 1)
+        reading = SamplingParams(temperature=0.0, logprobs=MAX_LABELS, ignore_eos=True)
+        read = await self._continue(prompt, critique, 1, reading)
         score = self._expect_score(read.logprobs[0]) if read.logprobs else None
         if score is not None:
             return score, _cost([read])
-        written = await self._continue(prompt, critique, MAX_WRITTEN)
+        written = await self._continue(prompt, critique, MAX_WRITTEN, SamplingParams(temperature=0.0))
         names = list(self.format.labels)
         found = find_verdict(written.text, names)
         return (self.format.labels[names[found.index]] if found else None), _cost([read, written])
 
-    async def _continue(self, prompt: Tokens, critique: _Critique, max_tokens: int) -> Completion:
-        """Return the likeliest text behind a critique and the verdict's text."""
-        is_read = max_tokens == 1
+    async def _continue(
+        self, prompt: Tokens, critique: _Critique, max_tokens: int, sampling: SamplingParams
+    ) -> Completion:
+        """Return what the model writes behind a critique and the verdict's text."""
         branch = Branch(self._seed, 0, max_tokens, critique.tokens + self._verdict)
-        sampling = SamplingParams(temperature=0.0, logprobs=MAX_LABELS if is_read else None, ignore_eos=is_read)
         [completion] = await self._generate(prompt, (branch,), sampling)
         return completion
 

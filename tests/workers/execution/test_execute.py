@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from typing import Any
 
 import pytest
@@ -141,8 +140,6 @@ async def test_the_outcome_of_a_grant_request_is_logged_correctly(store: JobStor
 
     made, _ = await BatchStore(store).submit([SPEC, SPEC], {"tokens": 1000}, {}, owner="local", queue_cap=10)
     job_id = made["jobs"][0]["id"]
-    # Other tests set a higher level.
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.INFO))
     with capture_logs() as logs:
         await wake(store, job_id, run)
     said = {"waits": "job waits for its share", "lost": "lease lost: another worker has the job"}
@@ -283,7 +280,6 @@ async def test_the_log_names_a_missing_model_and_no_other_error_text(store: JobS
         raise errors.pop()
 
     errors = [InvalidRequest("a secret of the problem", "problem"), InvalidRequest("'x' is not served", "model")]
-    structlog.reset_defaults()
     with structlog.testing.capture_logs() as logs:
         for _ in range(2):
             await wake(store, await submit(store), run)
