@@ -7,7 +7,6 @@ import re
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.chaos.processes import until
 from tests.docs.blocks import ROOT
 
 START_SECONDS = 280.0
@@ -73,13 +73,15 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 
 
 def _wait_until_ready(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
-    deadline = time.monotonic() + START_SECONDS
-    while True:
-        assert process.poll() is None, log.read_text()
-        assert time.monotonic() < deadline, log.read_text()
+    def is_ready() -> bool:
+        assert process.poll() is None
         try:
-            if httpx.get(f"{url}/readyz").is_success:
-                return
+            return httpx.get(f"{url}/readyz", timeout=10).is_success
         except httpx.TransportError:
-            pass  # it does not listen yet
-        time.sleep(0.2)
+            return False  # it does not listen yet
+
+    try:
+        until(is_ready, "the service is ready", seconds=START_SECONDS)
+    except AssertionError as error:
+        error.add_note(log.read_text())
+        raise
