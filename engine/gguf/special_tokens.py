@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.gguf.file import GgufModel, refuse_wrong_types
+from engine.gguf.splittings import SPLITTINGS
 from engine.protocol.types import EngineError
 
 NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5
@@ -49,10 +50,6 @@ _ENDING_FILLS = ("fim_pad", "fim_rep", "fim_sep")
 
 _SENTENCEPIECE_IDS = {"unknown": 0, "bos": 1, "eos": 2}
 """Special tokens of a SentencePiece vocabulary whose file does not name them."""
-_ADDING_BOS = frozenset({"llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2"}) | {
-    "tekken"
-}
-"""``tokenizer.ggml.pre`` of byte-level vocabularies whose texts begin with BOS by default."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,10 +99,10 @@ class _Reader:
         # Types change while the ends are found, so this comes first.
         ends = self._find_ends(ids.get("eos"))
         warnings = [] if ends else ["it names no token that ends a text, and has none that is known by its text"]
-        adds = {
-            "bos": is_sentencepiece or self._field("pre") in _ADDING_BOS,
-            "eos": False,
-        } | {name: bool(value) for name in ("bos", "eos") if (value := self._field(f"add_{name}_token")) is not None}
+        splitting = SPLITTINGS.get(self._field("pre"))
+        adds = {"bos": is_sentencepiece or (splitting is not None and splitting.adds_bos), "eos": False}
+        said = {name: self._field(f"add_{name}_token") for name in adds}
+        adds |= {name: bool(value) for name, value in said.items() if value is not None}
         for name in adds.keys() - ids.keys():
             if adds[name]:
                 warnings.append(f"texts should have a {name} token, but it names none: none is added")

@@ -11,6 +11,7 @@ from tokenizers.models import BPE
 
 from engine.gguf.file import GgufModel, refuse_wrong_types
 from engine.gguf.special_tokens import CONTROL, NORMAL, UNUSED, USER_DEFINED, SpecialTokens, read_special_tokens
+from engine.gguf.splittings import SPLITTINGS
 from engine.protocol.types import EngineError
 
 _log = logging.getLogger(__name__)
@@ -18,50 +19,8 @@ _log = logging.getLogger(__name__)
 _MOST_CUTS = 1 << 30
 """Characters that a search for SentencePiece's merges may copy; Gemma's 262,144 tokens need a hundredth of it."""
 _SPACE = "▁"
-
-_WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
-_CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-_REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
-_CASED = rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*"
-_CASED_CONTRACTED = _CASED.replace("|", f"{_CONTRACTIONS}?|") + f"{_CONTRACTIONS}?"
-_CASED_REST = r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-
-
-_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"
-
-
-@dataclass(frozen=True, slots=True)
-class _Splitting:
-    """Splitting of a text before the merges."""
-
-    patterns: tuple[str, ...]
-    """Regular expressions, each of which splits the parts that the one before has left."""
-    keeps_whole_tokens: bool = False
-    """A part that is a token is not built from merges."""
-
-
-_LLAMA3 = _Splitting((rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}{{1,3}}|{_REST}",), keeps_whole_tokens=True)
-_QWEN2 = _Splitting((rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}|{_REST}",))
-_MARKED_REST = _REST.replace(r"\p{L}", r"\p{L}\p{M}")
-_DEFAULT = "default"
-_SPLITTINGS = (
-    dict.fromkeys(("gpt-2", "olmo", "phi-2", "granite-docling"), _Splitting((_GPT2,)))
-    | dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "lfm2"), _LLAMA3)
-    | {"smollm3": _LLAMA3}
-    | dict.fromkeys(("dbrx", "smaug-bpe"), _Splitting(_LLAMA3.patterns))
-    | dict.fromkeys(("qwen2", "deepseek-r1-qwen"), _QWEN2)
-    | {
-        "qwen35": _Splitting(
-            (rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}|{_MARKED_REST}",),
-        )
-    }
-    | dict.fromkeys(("smollm", "starcoder", "refact", "command-r"), _Splitting((r"\p{N}", _GPT2)))
-    | {"tekken": _Splitting((rf"{_CASED}|\p{{N}}|{_CASED_REST}",), keeps_whole_tokens=True)}
-    | {"gpt-4o": _Splitting((rf"{_CASED_CONTRACTED}|\p{{N}}{{1,3}}|{_CASED_REST}",))}
-    | {_DEFAULT: _Splitting((r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]"))}
-)
-"""Splitting by ``tokenizer.ggml.pre``, a name that llama.cpp gives to the expression of each tokenizer."""
+_PHI3_KEEPING_SPACES = frozenset({"<unk>", "<s>", "<|endoftext|>"})
+"""Phi-3's special tokens behind which white space counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,9 +60,13 @@ def _build_tokenizer(model: GgufModel, vocabulary: _Vocabulary) -> Tokenizer:
         )
     for warning in special.warnings:
         _log.warning("%s: %s", model.paths[0], warning)
-    control = _of_type(tokens, special, CONTROL)
-    tokenizer.add_special_tokens([AddedToken(text, normalized=False, special=True) for text in control])
-    tokenizer.add_tokens([AddedToken(text, normalized=False) for text in _of_type(tokens, special, USER_DEFINED)])
+    strips = _drops_spaces_after_special_tokens(model)
+    for kind_of_token, is_special in ((CONTROL, True), (USER_DEFINED, False)):
+        added = [
+            AddedToken(text, normalized=False, special=is_special, rstrip=strips and text not in _PHI3_KEEPING_SPACES)
+            for text in _of_type(tokens, special, kind_of_token)
+        ]
+        (tokenizer.add_special_tokens if is_special else tokenizer.add_tokens)(added)
     _add_bos_and_eos(tokenizer, tokens, special)
     return tokenizer
 
@@ -123,6 +86,14 @@ def tokenizer_settings(model: GgufModel) -> dict[str, Any]:
     }
 
 
+def _drops_spaces_after_special_tokens(model: GgufModel) -> bool:
+    """Say whether white space behind a special token is dropped. Only the model's name tells Phi-3's tokens from
+    others, which keep it; llama.cpp goes by it, too.
+    """
+    name = str(model.metadata.get("general.name", "")).lower()
+    return "phi-3" in name or "phi3" in name
+
+
 def _of_type(tokens: list[str], special: SpecialTokens, wanted: int) -> list[str]:
     return [token for token, kind in zip(tokens, special.types.tolist(), strict=True) if kind == wanted]
 
@@ -135,12 +106,12 @@ def _byte_level(vocabulary: _Vocabulary, ids: dict[str, int]) -> Tokenizer:
             "which need not be what the model was trained with; convert the model again",
             path,
         )
-        name = _DEFAULT
-    splitting = _SPLITTINGS.get(name)
+        name = "default"
+    splitting = SPLITTINGS.get(name)
     if splitting is None:
         raise EngineError(
             f"{path}: the splitting tokenizer.ggml.pre {name!r:.80} is not supported; supported are "
-            f"{', '.join(_SPLITTINGS)}"
+            f"{', '.join(SPLITTINGS)}"
         )
     merges = [tuple(merge.split(" ", 1)) for merge in vocabulary.require("merges")]
     if wrong := next((merge for merge in merges if len(merge) != 2), None):

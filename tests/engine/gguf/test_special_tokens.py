@@ -16,6 +16,7 @@ from engine.gguf.config import generation_fields
 from engine.gguf.file import GgufModel
 from engine.gguf.folder import open_gguf_folder
 from engine.gguf.special_tokens import read_special_tokens
+from engine.gguf.splittings import SPLITTINGS
 from engine.gguf.tokenizer import build_tokenizer
 from engine.models.config import read_raw_config
 from engine.protocol.types import EngineError
@@ -109,6 +110,23 @@ def test_a_token_ends_nothing_where_others_of_the_vocabulary_do(special: list[st
     assert find_ends(named) == (ends | {"[PAD]"} if special[0] == "[PAD]" else ends)
 
 
+@pytest.mark.parametrize(
+    ("name", "drops"), [("Phi3", True), ("Phi-3.5-mini-instruct", True), ("Phi-4", False), (None, False)]
+)
+def test_phi_3_drops_white_space_behind_its_special_tokens(name: str | None, drops: bool) -> None:
+    """So do the tokenizers of Phi-3 as published, and llama.cpp for a file with that name."""
+    special = {"<|endoftext|>": CONTROL, "<|user|>": CONTROL, "<|end|>": CONTROL, "<|tool|>": USER_DEFINED}
+    model = sentencepiece(special, eos_token_id=15)
+    if name is not None:
+        model.metadata["general.name"] = name
+    encode = build_tokenizer(model).encode
+    for text in ("<|user|>", "<|end|>", "<|tool|>", "</s>"):
+        is_equal = encode(f"{text} \n hello").ids == encode(f"{text}hello").ids
+        assert is_equal is drops, text
+    for text in ("<|endoftext|>", "<s>"):
+        assert encode(f"{text} \n hello").ids != encode(f"{text}hello").ids
+
+
 def test_all_ids_that_a_file_names_end_a_generation() -> None:
     """``eos_token_ids`` is what Ollama writes."""
     fields: dict[str, Any] = {
@@ -137,10 +155,12 @@ def test_padding_outside_of_the_vocabulary_is_of_no_account() -> None:
     assert "padding" not in read_special_tokens(byte_level({}, padding_token_id=4_294_967_295)).ids
 
 
+ADDING_BOS = {"llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2", "tekken"}
+
+
 @pytest.mark.parametrize(
     ("pre", "begins"),
-    [(name, True) for name in ("llama-bpe", "llama3", "llama-v3", "falcon3", "tekken")]
-    + [(name, False) for name in ("gpt-2", "qwen2", "smollm", "dbrx", "smaug-bpe", "command-r", "gpt-4o", "default")],
+    [(name, name in ADDING_BOS) for name in SPLITTINGS],
 )
 def test_byte_level_texts_begin_with_bos_by_their_splitting(pre: str, begins: bool) -> None:
     special = {"<|begin_of_text|>": CONTROL, "<|x|>": CONTROL}

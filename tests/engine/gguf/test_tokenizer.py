@@ -79,6 +79,18 @@ def test_byte_level_tokenizers_encode_and_decode_as_the_original(pre: str) -> No
         ("qwen35", "हिन्दी", ["हिन्दी"]),  # and marks to their letters
         ("qwen2", "हिन्दी", ["ह", "िन", "्द", "ी"]),
         ("smaug-bpe", "12345", ["123", "45"]),
+        ("deepseek-coder", "a b12 你好!? x\n", ["a", " b", "1", "2", " ", "你好", "!?", " x", "\n"]),
+        ("deepseek-llm", "a b12 你好!? x\n", ["a", " b", "12", " ", "你好", "!?", " x", "\n"]),
+        ("deepseek-v3", "$12345 你好カナ!? _x\n", ["$", "123", "45", " ", "你好カナ", "!?", " _", "x", "\n"]),
+        ("falcon", "a+b `c` 12345", ["a", "+", "b", " ", "`", "c", "`", " ", "123", "45"]),
+        ("seed-coder", "a !?\n\nb12", ["a", " !?", "\n\n", "b", "1", "2"]),
+        ("minicpm5", "a 12345 'S", ["a", " ", "123", "45", " '", "S"]),
+        ("viking", "a, b12(c)", ["a", ",", " b", "1", "2", "(", "c", ")"]),
+        ("minerva-7b", "a 123", ["a", " ", "1", "2", "3"]),
+        ("glm4", "a 1234 'S", ["a", " ", "123", "4", " '", "S"]),
+        ("mpt", "a 1234 'S", ["a", " 1234", " '", "S"]),
+        ("llama4", "Word's 1234", ["Word's", " ", "123", "4"]),
+        ("stablelm2", "a 12 'S", ["a", " ", "1", "2", " '", "S"]),
     ],
 )
 def test_texts_are_split_as_the_tokenizer_of_that_name_does(pre: str, text: str, parts: list[str]) -> None:
@@ -134,7 +146,10 @@ def test_settings_name_the_special_tokens_and_hold_the_template() -> None:
     ("fields", "message"),
     [
         ({"model": "t5"}, "tokenizer 't5' is not supported; supported are 'gpt2' and 'llama'"),
-        ({"model": "gpt2", "pre": "unheard"}, r"tokenizer\.ggml\.pre 'unheard' is not supported; supported are gpt-2"),
+        (
+            {"model": "gpt2", "pre": "unheard"},
+            r"pre 'unheard' is not supported; supported are default, gpt-2",
+        ),
         ({"model": "gpt2", "tokens": ["a", "a"]}, "has a token twice"),
         ({"model": "gpt2", "merges": ["x y"]}, "has no valid tokenizer"),
         ({"model": "gpt2", "merges": ["xy"]}, "has no valid tokenizer"),
