@@ -53,7 +53,7 @@ class Systems:
 
     def start(self, name: str, stage: str, start: Callable[[], Worker]) -> None:
         """Add the worker that ``start`` returns. Raises ``BenchError`` if our own system cannot be started."""
-        with self._allow_failure(name, stage):
+        with self.allow_failure(name, stage):
             self.workers[name] = start()
 
     def run_each(self, stage: str, work: Callable[[str, Worker], T]) -> dict[str, T]:
@@ -62,9 +62,19 @@ class Systems:
         """
         results: dict[str, T] = {}
         for name, worker in list(self.workers.items()):
-            with self._allow_failure(name, stage):
+            with self.allow_failure(name, stage):
                 results[name] = work(name, worker)
         return results
+
+    @contextmanager
+    def allow_failure(self, name: str, stage: str) -> Iterator[None]:
+        """Leave out a peer whose work in this block fails. Raises ``BenchError`` if our own fails."""
+        try:
+            yield
+        except BenchError as error:
+            if name not in self.peers:
+                raise
+            self.leave_out(name, stage, str(error))
 
     def leave_out(self, name: str, stage: str, reason: str) -> None:
         """End a peer's worker, and say why."""
@@ -72,15 +82,6 @@ class Systems:
         worker = self.workers.pop(name, None)
         if worker is not None:
             worker.close()
-
-    @contextmanager
-    def _allow_failure(self, name: str, stage: str) -> Iterator[None]:
-        try:
-            yield
-        except BenchError as error:
-            if name not in self.peers:
-                raise
-            self.leave_out(name, stage, str(error))
 
 
 def leave_out(peer: LeftOut, left_out: list[LeftOut], say: Callable[[str], None]) -> None:

@@ -21,6 +21,7 @@ from benchmarks.engine.checkpoint import SIZES, Size, cache_folder, checkpoint
 from benchmarks.engine.measure import Listener, Measured, Row
 from benchmarks.engine.problems import ALWAYS, PLAIN, SPECULATIVE, Prompt, Solved
 from benchmarks.engine.process import BenchError, Worker, installed
+from benchmarks.engine.running import Systems
 from benchmarks.engine.widened import widened
 from benchmarks.engine.workloads import VOCAB
 from reasoner.evaluation.suites import registry
@@ -88,7 +89,9 @@ class SpeculationPlan:
 
 
 def measure(plan: SpeculationPlan, listener: Listener) -> Measured:
-    """Run the plan. Raises ``BenchError`` if a system fails or its tokens differ from plain decoding."""
+    """Run the plan; a peer that fails is left out from there on. Raises ``BenchError`` if our engine fails, or if its
+    tokens differ from plain decoding.
+    """
     policy = BUNDLED / "policy"
     drafters, shipped = _drafters(plan)
     systems: dict[str, tuple[str, dict[str, Any]]] = {
@@ -101,26 +104,26 @@ def measure(plan: SpeculationPlan, listener: Listener) -> Measured:
     bench = _Bench(plan, listener, Measured(versions=installed(("torch", "numpy", "transformers"))))
     listener.total(_steps_ahead(plan, len(drafters), len({"ngram", shipped})))
     if plan.batches or "W3" in plan.cases:
-        with bench.running(policy, systems) as workers:
+        with bench.running(policy, systems) as running:
             for batch in plan.batches:
-                bench.problems(workers, "", batch, list(drafters), shipped)
+                bench.problems(running, "", batch, list(drafters), shipped)
             if "W3" in plan.cases:
-                bench.search(workers, "", plan.work.searches, shipped)
+                bench.search(running.workers, "", plan.work.searches, shipped)
     if "policy-large" in plan.cases:
         systems = {name: ("speculative", dict(options)) for name, options in _LARGE.items()}
-        with bench.running(BUNDLED / "policy-large", systems) as workers:
+        with bench.running(BUNDLED / "policy-large", systems) as running:
             for batch in LARGE_BATCHES:
-                bench.problems(workers, "policy-large ", batch, ("draft_model", "ngram"), "draft_model")
+                bench.problems(running, "policy-large ", batch, ("draft_model", "ngram"), "draft_model")
     if "250M" in plan.cases:
         # Enough for the largest batch, and small beside the weights.
         only = {"simulated": ("speculative", {"draft": "off", "kv_tokens": 16384})}
-        with bench.running(checkpoint("250M", plan.large, plan.cache), only) as workers:
+        with bench.running(checkpoint("250M", plan.large, plan.cache), only) as running:
             for batch in plan.work.tokens:
-                bench.simulated(workers["simulated"], batch)
+                bench.simulated(running.workers["simulated"], batch)
     if "policy-250M" in plan.cases:
         systems = {name: ("speculative", {"draft": drafters[name], "kv_tokens": 16384}) for name in ("ngram", shipped)}
-        with bench.running(widened("policy-250M", policy, plan.wide, plan.cache), systems) as workers:
-            bench.search(workers, "policy-250M ", plan.work.wide_searches, shipped)
+        with bench.running(widened("policy-250M", policy, plan.wide, plan.cache), systems) as running:
+            bench.search(running.workers, "policy-250M ", plan.work.wide_searches, shipped)
     return bench.measured
 
 
@@ -137,38 +140,32 @@ class _Bench:
     measured: Measured
 
     @contextmanager
-    def running(self, folder: Path, systems: Mapping[str, tuple[str, dict[str, Any]]]) -> Iterator[dict[str, Worker]]:
+    def running(self, folder: Path, systems: Mapping[str, tuple[str, dict[str, Any]]]) -> Iterator[Systems]:
         """Yield a worker for each system, with the checkpoint loaded."""
         with ExitStack() as stack:
             logs = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="reasoner-bench-")))
-            workers = {
-                name: stack.enter_context(
-                    Worker(
-                        module,
-                        folder,
-                        threads=self.plan.threads,
-                        log=logs / f"{name.replace(' ', '-')}.log",
-                        options=options,
-                        name=name,
-                    )
-                )
-                for name, (module, options) in systems.items()
-            }
-            for name, worker in workers.items():
+            running = stack.enter_context(Systems((ASSISTED, LOOKUP), self.listener.say, self.measured.left_out))
+            for name, (module, options) in systems.items():
+                log = logs / f"{name.replace(' ', '-')}.log"
+                start = partial(Worker, module, folder, threads=self.plan.threads, log=log, options=options, name=name)
+                running.start(name, f"{folder.name} starts", start)
+
+            def load(name: str, worker: Worker) -> None:
                 self.listener.step(f"{folder.name}: {name} loads")
                 worker.ready()
-            if not self.measured.ceilings:
-                self.measured.ceilings = next(iter(workers.values())).call("ceilings")
-            yield workers
 
-    def problems(
-        self, workers: Mapping[str, Worker], model: str, batch: int, drafters: Sequence[str], shipped: str
-    ) -> None:
+            running.run_each(f"{folder.name} loads", load)
+            if not self.measured.ceilings:
+                self.measured.ceilings = next(iter(running.workers.values())).call("ceilings")
+            yield running
+
+    def problems(self, systems: Systems, model: str, batch: int, drafters: Sequence[str], shipped: str) -> None:
         """Run each drafter on problems, ``batch`` at a time. ``model``: prefix of the cases' names."""
         runs: dict[str, _Runs] = {name: {PLAIN: [], SPECULATIVE: []} for name in drafters}
         if not model:
             runs[shipped][ALWAYS] = []
-        peers: dict[str, list[Solved]] = {name: [] for name in (ASSISTED, LOOKUP) if batch == 1 and name in workers}
+        workers = systems.workers
+        peers: dict[str, list[Solved]] = {name: [] for name in (ASSISTED, LOOKUP) if batch == 1}
         for turn in range(-1, _PAIRS * self.plan.rounds):
             seed = _seed("batch", batch, turn)
             count = self.plan.work.problems[batch]
@@ -176,14 +173,16 @@ class _Bench:
             for name, ways in runs.items():
                 run = partial(_call, workers[name], "solve", prompts, seed=seed, batch=batch)
                 self._take_turns(f"{model}batch {batch}", name, turn, ways, run, turned=turn % 2 == 1)
-            for name, solved in peers.items() if turn < self.plan.rounds else ():
-                self._say_next(f"{model}batch {batch}", turn, name)
-                _keep(solved, turn, _call(workers[name], "solve", prompts, seed=seed, batch=batch))
+            for name in [name for name in peers if name in workers] if turn < self.plan.rounds else ():
+                stage = self._say_next(f"{model}batch {batch}", turn, name)
+                with systems.allow_failure(name, stage):
+                    _keep(peers[name], turn, _call(workers[name], "solve", prompts, seed=seed, batch=batch))
         for name, ways in runs.items():
             case = f"{model}batch {batch} {name}"
             self._add(case, ways)
-            if peers:
-                self._add_speed(case, ways[SPECULATIVE], ASSISTED, peers[LOOKUP if name == "ngram" else ASSISTED])
+            peer = LOOKUP if name == "ngram" else ASSISTED
+            if peer in peers and peer in workers:
+                self._add_speed(case, ways[SPECULATIVE], ASSISTED, peers[peer])
         case, ways = f"{model}batch {batch} controller", runs[shipped]
         self._add(case, ways)
         if ALWAYS in ways:
@@ -296,9 +295,11 @@ class _Bench:
         speed, other = _median(ours, _speed), other or _median(theirs, _speed)
         self.measured.rows.append(Row(case, "generated tokens", "tokens/s", speed, peer, other, speed / other))
 
-    def _say_next(self, case: str, turn: int, name: str) -> None:
-        what = "warm-up" if turn < 0 else f"turn {turn + 1}"
-        self.listener.step(f"{case} {what}: {name}")
+    def _say_next(self, case: str, turn: int, name: str) -> str:
+        """Take the next progress step, and return the case and the turn."""
+        stage = f"{case} {'warm-up' if turn < 0 else f'turn {turn + 1}'}"
+        self.listener.step(f"{stage}: {name}")
+        return stage
 
 
 def _drafters(plan: SpeculationPlan) -> tuple[dict[str, str], str]:

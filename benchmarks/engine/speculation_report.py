@@ -38,6 +38,7 @@ def document(plan: SpeculationPlan, measured: Measured) -> dict[str, Any]:
         "rows": [asdict(row) for row in measured.rows],
         "settings": {"cases": list(plan.cases), "rounds": plan.rounds, "threads": plan.threads},
         "runs": measured.runs,
+        "left_out": [asdict(peer) for peer in measured.left_out],
     }
 
 

@@ -8,12 +8,14 @@ import zlib
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 
 import reasoner
 from benchmarks.engine.checkpoint import SIZES, Size, cache_folder, checkpoint
 from benchmarks.engine.measure import OURS, Listener, Measured, Row
 from benchmarks.engine.process import BenchError, Worker, installed
+from benchmarks.engine.running import Systems
 from benchmarks.search.verifier import verifier
 from benchmarks.search.workload import W3, WIDE, Seen, Shape
 from reasoner.evaluation.suites import registry
@@ -23,6 +25,7 @@ CASES = ("tokens", "W3")
 PLAIN, RESCORING = "transformers", "ours, scoring whole solutions"
 FULL = "whole solutions"
 """Peer that stands for a verifier without a cache, which computes all its input tokens."""
+_BUNDLED_MODELS = "bundled models"
 BUNDLED = Path(reasoner.__file__).parent / "bundled"
 _TOKENS_METRIC = "verifier tokens computed for a generated one"
 
@@ -45,27 +48,27 @@ class SearchPlan:
 
 
 def measure(plan: SearchPlan, listener: Listener) -> Measured:
-    """Run the plan. Raises ``BenchError`` if a system fails or its scores differ from the others'."""
+    """Run the plan; plain transformers are left out once they fail. Raises ``BenchError`` if our engine fails."""
     measured = Measured(versions=installed(("torch", "numpy", "transformers")))
     listener.total(_steps_ahead(plan))
     policy = checkpoint(plan.model, plan.sizes[plan.model], plan.cache)
     prm = verifier(policy)
     with ExitStack() as running:
         logs = Path(running.enter_context(tempfile.TemporaryDirectory(prefix="reasoner-bench-")))
-        bench = _Bench(plan, listener, measured, running, logs)
-        ours = bench.worker(OURS, "search", policy, prm)
+        systems = running.enter_context(Systems((PLAIN,), listener.say, measured.left_out))
+        bench = _Bench(plan, listener, measured, systems, logs)
+        bench.start(OURS, "search", policy, prm)
+        ours = systems.workers[OURS]
         measured.ceilings = ours.call("ceilings")
         if "tokens" in plan.cases:
             bench.wide(ours)
-            bench.jobs(bench.worker("bundled models", "search", BUNDLED / "policy", BUNDLED / "prm"))
+            bench.start(_BUNDLED_MODELS, "search", BUNDLED / "policy", BUNDLED / "prm")
+            bench.jobs(systems.workers[_BUNDLED_MODELS])
+            systems.workers.pop(_BUNDLED_MODELS).close()
         if "W3" in plan.cases:
-            bench.timed(
-                {
-                    OURS: ours,
-                    RESCORING: bench.worker(RESCORING, "search", policy, prm, rescoring=True),
-                    PLAIN: bench.worker(PLAIN, "search-transformers", policy, prm),
-                }
-            )
+            bench.start(RESCORING, "search", policy, prm, rescoring=True)
+            bench.start(PLAIN, "search-transformers", policy, prm)
+            bench.timed()
     return measured
 
 
@@ -76,18 +79,21 @@ class _Bench:
     plan: SearchPlan
     listener: Listener
     measured: Measured
-    running: ExitStack
+    systems: Systems
     logs: Path
 
-    def worker(self, name: str, system: str, policy: Path, prm: Path, **options: bool) -> Worker:
-        """Return a system in a process of its own, with both checkpoints loaded."""
+    def start(self, name: str, system: str, policy: Path, prm: Path, **options: bool) -> None:
+        """Add a system in a process of its own, with both checkpoints loaded."""
         self.listener.step(f"{name} loads")
         log = self.logs / f"{len(list(self.logs.iterdir()))}.log"
-        worker = self.running.enter_context(
-            Worker(system, policy, threads=self.plan.threads, log=log, options={"prm": str(prm)} | options, name=name)
-        )
-        worker.ready()
-        return worker
+
+        stage = f"{policy.name} loads"
+        settings = {"prm": str(prm)} | options
+        start = partial(Worker, system, policy, threads=self.plan.threads, log=log, options=settings, name=name)
+        self.systems.start(name, stage, start)
+        if name in self.systems.workers:
+            with self.systems.allow_failure(name, stage):
+                self.systems.workers[name].ready()
 
     def wide(self, worker: Worker) -> None:
         """Measure with random weights: all beams differ, so only tokens that beams share are saved."""
@@ -104,27 +110,32 @@ class _Bench:
             told = worker.call("beam_jobs", problems=problems, temperature=heat, seed=seed)
             self._tokens(f"16 × 8, {name}", [Seen(**told)])
 
-    def timed(self, workers: Mapping[str, Worker]) -> None:
+    def timed(self) -> None:
         """Time all systems in turn on the same questions."""
         shape, case = self.plan.timed, f"W3 scored, {self.plan.model}"
         short = Shape(**asdict(shape) | {"rounds": 2, "tokens": min(8, shape.tokens)})
-        for name, worker in workers.items():
-            self.listener.step(f"warm-up: {name}")
-            _search(worker, short, 0)
-        seen: dict[str, list[Seen]] = {name: [] for name in workers}
-        for turn in range(self.plan.rounds):
-            for name, worker in workers.items():
-                self.listener.step(f"round {turn + 1}/{self.plan.rounds}: {name}")
-                seen[name].append(_search(worker, shape, _seed("W3", turn)))
+
+        def search(stage: str, shape: Shape, seed: int) -> dict[str, Seen]:
+            def run(name: str, worker: Worker) -> Seen:
+                self.listener.step(f"{stage}: {name}")
+                return _search(worker, shape, seed)
+
+            return self.systems.run_each(stage, run)
+
+        search("warm-up", short, 0)
+        rounds = [
+            search(f"round {turn + 1}/{self.plan.rounds}", shape, _seed("W3", turn)) for turn in range(self.plan.rounds)
+        ]
+        seen = {name: [each[name] for each in rounds] for name in self.systems.workers}
         self._tokens(case, seen[OURS])
         speeds = {name: [one.generated / one.seconds for one in each] for name, each in seen.items()}
         self.measured.runs[case] = speeds
-        for name in workers:
+        for name in seen:
             if name != OURS:
                 ours, theirs = (statistics.median(speeds[one]) for one in (OURS, name))
                 self.measured.rows.append(Row(case, "generated tokens", "tokens/s", ours, name, theirs, ours / theirs))
         waits = {name: statistics.median(one.scoring for one in each) for name, each in seen.items()}
-        for name in workers:
+        for name in seen:
             if name != OURS:
                 ratio = waits[name] / waits[OURS]
                 row = Row(case, "time in which scores are waited for", "s", waits[OURS], name, waits[name], ratio)

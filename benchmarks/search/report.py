@@ -38,6 +38,7 @@ def document(plan: SearchPlan, measured: Measured) -> dict[str, Any]:
             "wide": asdict(plan.wide),
         },
         "runs": measured.runs,
+        "left_out": [asdict(peer) for peer in measured.left_out],
     }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,15 @@ from gguf import GGMLQuantizationType
 from typer.testing import CliRunner
 
 from api.cli.entry.app import app
+from benchmarks.engine import speculation, speculation_report
 from benchmarks.engine.checkpoint import SIZES, checkpoint
-from benchmarks.engine.measure import PEERS, Peer
+from benchmarks.engine.measure import OURS, PEERS, Listener, Peer
 from benchmarks.engine.process import BenchError, Worker
 from benchmarks.engine.running import Systems
 from benchmarks.engine.workloads import VOCAB
 from benchmarks.gguf.speed import SYSTEMS, _Form
+from benchmarks.search import measure as searching
+from benchmarks.search import report as search_report
 from tests.benchmarks.test_workloads import TINY
 from tests.engine.conftest import save_random_model
 from tests.engine.gguf.files import write_gguf
@@ -296,3 +300,76 @@ def test_a_peer_that_is_left_out_leaves_no_process(tmp_path: Path, monkeypatch: 
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
         assert set(systems.run_each("W4", lambda _, worker: worker.call("run"))) == {"ours"}
+
+
+class StandIn:
+    """A worker of this process, which fails where ``fault`` says: the name of the system, the call, and its number."""
+
+    fault = ("", "", 0)
+
+    def __init__(self, system: str, _folder: Path, *, name: str, **_others: Any) -> None:
+        self.system, self._name, self._calls = name, name, Counter[str]()
+        self.is_closed = False
+
+    def ready(self) -> None:
+        self.call("ready")
+
+    def close(self) -> None:
+        self.is_closed = True
+
+    def call(self, name: str, **arguments: Any) -> Any:
+        assert not self.is_closed
+        self._calls[name] += 1
+        if self.fault == (self._name, name, self._calls[name]):
+            raise BenchError(f"{self._name} could not {name}: no room")
+        match name:
+            case "solve":
+                return {"seconds": 1.0, "texts": [[1, 2]] * len(arguments["prompts"]), "drafted": 2, "accepted": 1}
+            case "scored_search":
+                shape = arguments["shape"]
+                generated = shape["rounds"] * shape["beams"] * shape["tokens"]
+                return {"seconds": 1.0, "scoring": 0.5, "generated": generated, "computed": 2 * generated}
+            case "tokenize":
+                return [1, 2, 3]
+        return {"read": 2e10, "flops": 1e11}
+
+
+QUIET = Listener(total=lambda _: None, step=lambda _: None, say=lambda _: None)
+
+
+@pytest.mark.parametrize(("call", "number"), [("ready", 1), ("scored_search", 1), ("scored_search", 3)])
+def test_a_search_without_its_peer_is_measured_beside_our_own_full_scoring(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, number: int
+) -> None:
+    monkeypatch.setattr(searching, "Worker", StandIn)
+    monkeypatch.setattr(StandIn, "fault", (searching.PLAIN, call, number))
+    plan = searching.SearchPlan(cases=("W3",), model="tiny", sizes={"tiny": TINY}, rounds=3, cache=tmp_path)
+    measured = searching.measure(plan, QUIET)
+    assert {row.peer for row in measured.rows} == {searching.FULL, searching.RESCORING}
+    assert set(measured.runs["W3 scored, tiny"]) == {OURS, searching.RESCORING}
+    [out] = search_report.document(plan, measured)["left_out"]
+    assert (out["peer"], out["reason"]) == (searching.PLAIN, f"{searching.PLAIN} could not {call}: no room")
+    assert f"{searching.PLAIN} is left out (" in search_report.markdown(search_report.document(plan, measured), "x")
+    monkeypatch.setattr(StandIn, "fault", (searching.RESCORING, call, number))
+    with pytest.raises(BenchError, match="ours, scoring whole solutions could not"):
+        searching.measure(plan, QUIET)
+
+
+@pytest.mark.parametrize(("call", "number"), [("ready", 1), ("solve", 1), ("solve", 3)])
+def test_speculation_without_a_peer_is_measured_beside_plain_decoding_and_the_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, number: int
+) -> None:
+    monkeypatch.setattr(speculation, "Worker", StandIn)
+    monkeypatch.setattr(StandIn, "fault", (speculation.ASSISTED, call, number))
+    work = speculation.Work(problems={1: 2})
+    plan = speculation.SpeculationPlan(cases=("batch-1",), rounds=2, work=work, cache=tmp_path)
+    measured = speculation.measure(plan, QUIET)
+    beside = {(row.case, row.peer) for row in measured.rows if row.unit == "tokens/s"}
+    assert ("batch 1 ngram", speculation.ASSISTED) in beside  # this is prompt lookup, which ran
+    assert ("batch 1 draft_model", speculation.ASSISTED) not in beside
+    assert ("batch 1 draft_model", "plain") in beside
+    [out] = speculation_report.document(plan, measured)["left_out"]
+    assert (out["peer"], out["reason"]) == (speculation.ASSISTED, f"{speculation.ASSISTED} could not {call}: no room")
+    monkeypatch.setattr(StandIn, "fault", ("draft_model", call, number))
+    with pytest.raises(BenchError, match="draft_model could not"):
+        speculation.measure(plan, QUIET)
