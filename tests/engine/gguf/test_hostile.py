@@ -94,7 +94,7 @@ WRONG: dict[str, tuple[Change, str]] = {
     "another tokenizer": (lambda writer: _replace(writer, "tokenizer.ggml.model", "bert"), "the tokenizer 'bert'"),
     "a splitting of a megabyte": (
         lambda writer: _replace(writer, "tokenizer.ggml.pre", "x" * (1 << 20)),
-        "supported are gpt-2",
+        "supported are default, gpt-2",
     ),
     "another architecture": (lambda writer: _replace(writer, "general.architecture", "mamba"), "architecture 'mamba'"),
     "a billion layers": (lambda writer: _replace(writer, "llama.block_count", 1_000_000_000), "says 1000000000"),
