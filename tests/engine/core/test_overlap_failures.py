@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -100,12 +101,15 @@ def check(folder: Path, seed: int, fail: Fail) -> None:
             assert ours[-1] is errors[0]
         else:
             assert not errors
-            assert completions(ours) == completions(theirs)
+            # A branch that starts again, apart from the others, may find more or less of its prompt in the cache.
+            assert [replace(one, cached_tokens=0) for one in completions(ours)] == [
+                replace(one, cached_tokens=0) for one in completions(theirs)
+            ]
 
 
 @pytest.mark.parametrize("fail", [fail_at_launch, fail_by_numbers])
 @pytest.mark.parametrize("seed", range(8))
-def test_the_failing_job_ends_alone_and_the_others_have_the_plain_answers_and_bills(
+def test_the_failing_job_ends_alone_and_the_others_have_the_plain_answers(
     fail: Fail, seed: int, checkpoints: Checkpoints
 ) -> None:
     check(checkpoints("llama"), seed, fail)

@@ -34,6 +34,10 @@ from tests.engine.speculation.stub_drafters import Oracle
 PROMPT = list(range(100, 137))
 BAD = "bad"
 DIGITS = Constraint("regex", "[0-9]{2,40}")
+MANY_DIGITS = Constraint("regex", "[0-9]{60,80}")
+"""More than the tokens of a request below: no branch ends before its limit."""
+HEAT = 1000.0
+"""Temperature at which random weights do not decide between two characters."""
 NEIGHBOURS = [
     generate([*PROMPT, 7], [Branch(1, 1, 12), Branch(1, 2, 20)], request_id="free", temperature=0.9, ignore_eos=True),
     replace(
@@ -84,7 +88,7 @@ DRAFT_PLANTS = {
 def bad_request() -> GenerateRequest:
     law: dict[str, Any] = {"presence_penalty": 0.1, "stop": ("77777",), "temperature": 1.0}
     branches = [Branch(5, key, 8) for key in range(3)]
-    return replace(generate([*PROMPT, 99], branches, request_id=BAD, **law), constraint=DIGITS)
+    return replace(generate([*PROMPT, 99], branches, request_id=BAD, **law), constraint=MANY_DIGITS)
 
 
 def bad_branch(harness: Harness) -> GenerateSequence:
@@ -173,7 +177,7 @@ def test_a_language_with_a_dead_end_ends_the_branch_that_goes_there_with_a_refus
     harness = warm(checkpoints("qwen3"))
     dead_end = Constraint("grammar", 'start: "a" /[a-z&&[^a-z]]/ | "b"')
     branches = [Branch(5, key, 8) for key in range(12)]
-    bad = harness.submit(replace(generate(PROMPT, branches, temperature=1.0), constraint=dead_end))
+    bad = harness.submit(replace(generate(PROMPT, branches, temperature=HEAT), constraint=dead_end))
     harness.run()
     assert {one.text for one in completions(bad)} == {"b"}
     assert 0 < len(completions(bad)) < 12
@@ -199,7 +203,7 @@ def test_a_draft_token_before_a_dead_end_does_not_end_a_branch_that_rejects_it(c
 def choose_b(checkpoints: Checkpoints, constraint: Constraint) -> GenerateRequest:
     """Return a request whose branch takes the alternative with a text."""
     for key in range(40):
-        request = replace(generate(PROMPT, [Branch(5, key, 8)], temperature=1.0), constraint=constraint)
+        request = replace(generate(PROMPT, [Branch(5, key, 8)], temperature=HEAT), constraint=constraint)
         if Harness(checkpoints("qwen3")).complete(request):
             return request
     raise AssertionError("no branch has sampled a text")

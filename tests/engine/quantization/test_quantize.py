@@ -82,7 +82,7 @@ def outliers(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_gptq_and_awq_beat_rounding_to_the_nearest_where_channels_have_outliers(outliers: Path, tmp_path: Path) -> None:
     dice, words, file = random.Random(shift(0)), " ".join(CORPUS).split(), tmp_path / "text.txt"
-    file.write_text(" ".join(dice.choices(words, k=1500)))
+    file.write_text(" ".join(dice.choices(words, k=2000)))
     tokenizer = Tokenizer(outliers, 400)
     texts = [(tokenizer.encode(" ".join(dice.choices(words, k=40))), 1) for _ in range(8)]
     found = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 from collections.abc import Callable
 from dataclasses import replace
@@ -108,7 +109,9 @@ def test_the_position_that_is_read_is_that_of_the_token_before_a_steps_last(poli
 def test_the_engine_scores_as_the_fitted_head_does(policy: Path, tmp_path: Path) -> None:
     trained = train(policy, write_rollouts(tmp_path / "data.jsonl", is_low), tmp_path / "probe")
     assert trained.test.auc is not None
-    assert trained.test.auc > 0.8
+    good, bad = trained.test.good, trained.test.steps - trained.test.good
+    # Three standard deviations of the AUC of scores that say nothing (Mann and Whitney).
+    assert trained.test.auc > 0.5 + 3 * math.sqrt((good + bad + 1) / (12 * good * bad))
     harness = Harness(policy, EngineOptions(kv_tokens=1024, max_running=4, probe=str(tmp_path / "probe")))
     probe = harness.core.model.probe
     assert probe is not None

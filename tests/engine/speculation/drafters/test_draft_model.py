@@ -109,7 +109,8 @@ def test_another_draft_model_changes_no_token_and_is_accepted_in_part(checkpoint
     trees = speculating(folder, checkpoints("llama"), depth=4, nodes=12)
     answers = complete(*trees, asked)
     same_tokens(folder, asked, answers, expected)
-    assert counts(trees[0])[1] > counts(chains[0])[1] > 0
+    drafted, accepted = (one + other for one, other in zip(counts(trees[0]), counts(chains[0]), strict=True))
+    assert 0 < accepted < drafted
 
 
 def test_only_tokens_of_branches_are_cached_and_only_within_their_namespace(checkpoints: Checkpoints) -> None:

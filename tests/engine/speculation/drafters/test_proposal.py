@@ -14,6 +14,7 @@ from torch import Tensor
 from engine.protocol.types import Branch
 from engine.sampling.sampler import Floats, Ints, sample
 from engine.scheduler.sequence import GenerateSequence, Job
+from engine.speculation.drafters.proposal import _CANDIDATES as CANDIDATES
 from engine.speculation.drafters.proposal import _REACH as REACH
 from engine.speculation.drafters.proposal import NOISE, DraftSampler, candidate_rules
 from kernels.common.noise import SAMPLE, gumbel_noise, noise_streams
@@ -88,7 +89,10 @@ def test_with_all_of_the_noise_the_best_draft_token_is_the_sample(harness: Harne
     tokens, _ = DraftSampler(sequences).best(
         logits[places], np.array(places), ahead, 1, [paths[place] for place in places]
     )
-    assert tokens[:, 0].tolist() == drawn[places].tolist()
+    likeliest = logits[places].topk(CANDIDATES).indices
+    is_candidate = (likeliest == torch.from_numpy(drawn[places])[:, None]).any(-1).numpy()
+    assert is_candidate.sum() > len(places) // 2
+    assert tokens[is_candidate, 0].tolist() == drawn[places][is_candidate].tolist()
 
 
 @pytest.mark.parametrize("law", LAWS, ids=str)
