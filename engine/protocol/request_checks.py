@@ -99,7 +99,7 @@ def check_generate(request: GenerateRequest, model: ModelInfo, max_branches: int
             raise InvalidRequest("seed and key must fit into 64 bits", "seed" if branch.seed not in _WORD else "key")
         length = len(request.prompt) + len(branch.generated)
         if length + min(branch.max_tokens, 1) > model.context:
-            raise InvalidRequest(
+            raise PromptTooLong(
                 f"prompt and generated tokens are {length}; at most {model.context - 1} leave room for a new one",
                 "prompt",
             )

@@ -7,6 +7,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
+from engine.protocol.request_checks import PromptTooLong
 from engine.protocol.types import (
     Completion,
     Delta,
@@ -24,6 +25,9 @@ Json = dict[str, Any]
 _PASSING = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.CONFLICT, HTTPStatus.TOO_EARLY)
 """Refusals after which the same request may succeed."""
 
+_TOO_LONG = "context_length_exceeded"
+"""OpenAI's code of a prompt that leaves no room in the context; clients shorten it or turn to a larger model."""
+
 read_completion = TypeAdapter(Completion).validate_python
 read_delta = TypeAdapter(Delta).validate_python
 read_score_results = TypeAdapter(list[ScoreResult]).validate_python
@@ -37,6 +41,7 @@ def error_to_json(error: EngineError) -> tuple[int, Json]:
     if isinstance(error, InvalidRequest):
         param, kind = error.field, "invalid_request_error"
         status, code = (404, "model_not_found") if param == "model" else (400, "invalid_value")
+        code = _TOO_LONG if isinstance(error, PromptTooLong) else code
     elif isinstance(error, EngineBusy):
         status, code = 429, "engine_busy"
     elif isinstance(error, EngineUnavailable):
@@ -83,7 +88,8 @@ def error_from_json(
         )
     if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
         return EngineError(str(message))
-    return InvalidRequest(str(message or f"{source} refused the request with status {status}"), param)
+    refused = PromptTooLong if code == _TOO_LONG else InvalidRequest
+    return refused(str(message or f"{source} refused the request with status {status}"), param)
 
 
 def stream_error(value: Json, source: str) -> EngineError:

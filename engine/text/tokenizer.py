@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.gguf.template_setting import PLAIN_TEMPLATE
+from engine.protocol.request_checks import PromptTooLong
 from engine.protocol.template_limit import limit_rendering
 from engine.protocol.template_variables import check_template_variables
 from engine.protocol.types import EngineError, InvalidRequest, TemplateKwargs, Tokens
@@ -80,13 +81,13 @@ class Tokenizer:
         """Return the same for a token within a text: with its space, which some decoders leave out at the beginning."""
 
     def check_length(self, text: str, context: int, field: str) -> None:
-        """Raise ``InvalidRequest`` for a text that exceeds ``context`` tokens with any tokenization.
+        """Raise ``PromptTooLong`` for a text that exceeds ``context`` tokens with any tokenization.
 
         Tokenizing the longest possible body first would take minutes of CPU time and gigabytes of memory.
         """
         most = context * self._longest
         if len(text) > most:
-            raise InvalidRequest(f"{field} has {len(text)} characters; {context} tokens hold at most {most}", field)
+            raise PromptTooLong(f"{field} has {len(text)} characters; {context} tokens hold at most {most}", field)
 
     def encode(self, text: str, *, special: bool = False) -> Tokens:
         """Return the token ids of a text; with ``special``, the tokenizer's special tokens are added."""

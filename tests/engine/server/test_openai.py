@@ -13,7 +13,9 @@ from openai import AsyncOpenAI, BadRequestError, NotFoundError
 
 from engine.core.local_engine import LocalEngine
 from engine.protocol.options import EngineOptions
-from engine.protocol.types import Branch, Completion, TokenLogprob
+from engine.protocol.request_checks import PromptTooLong
+from engine.protocol.types import Branch, Completion, InvalidRequest, TokenLogprob
+from engine.protocol.wire import error_from_json, error_to_json
 from tests.engine.conftest import Checkpoints
 from tests.engine.exact import gap
 from tests.engine.helpers import generate
@@ -215,8 +217,23 @@ async def test_refusals_become_the_clients_exceptions(openai: AsyncOpenAI) -> No
         await openai.completions.create(model="m", prompt="a", echo=True, logprobs=1, stream=True)
     with pytest.raises(BadRequestError, match="at least 1"):
         await openai.completions.create(model="m", prompt="a", max_tokens=0)
-    with pytest.raises(BadRequestError, match="at most 255"):
+    with pytest.raises(BadRequestError, match="at most 255") as refusal:
         await openai.completions.create(model="m", prompt=[[5] * 3, [5] * 300])
+    assert refusal.value.code == "context_length_exceeded"
+    with pytest.raises(BadRequestError, match="tokens hold at most") as refusal:
+        await openai.completions.create(model="m", prompt="a" * 1_000_000)
+    assert refusal.value.code == "context_length_exceeded"
+    with pytest.raises(BadRequestError, match="max_tokens is 300") as refusal:
+        await openai.completions.create(model="m", prompt="a", max_tokens=300)
+    assert refusal.value.code == "invalid_value"
+
+
+def test_a_prompt_that_is_too_long_is_the_same_error_in_the_client_as_in_the_engine() -> None:
+    status, body = error_to_json(PromptTooLong("too long", "prompt"))
+    error = error_from_json(status, body)
+    assert isinstance(error, PromptTooLong)
+    assert (status, str(error), error.field) == (400, "too long", "prompt")
+    assert type(error_from_json(*error_to_json(InvalidRequest("wrong", "prompt")))) is InvalidRequest
 
 
 async def test_a_refused_list_of_prompts_leaves_nothing_running(openai: AsyncOpenAI, engine: LocalEngine) -> None:
