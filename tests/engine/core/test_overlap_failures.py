@@ -79,7 +79,9 @@ def run(
             prompt = shared[: dice.choice((1, 16, 33, 40))] + dice.choices(range(3, 360), k=dice.randint(1, 20))
             branches = [Branch(seed, 10 * number + key, dice.choice((9, 25, 40))) for key in range(dice.randint(1, 3))]
             name = BAD if number == 2 else f"{number}"
-            events.append(harness.submit(generate(prompt, branches, request_id=name, stop_token_ids=(9, 50, 77))))
+            # The failing job must not end before it fails.
+            ends = {"ignore_eos": True} if name == BAD else {"stop_token_ids": (9, 50, 77)}
+            events.append(harness.submit(generate(prompt, branches, request_id=name, **ends)))
         harness.run()
         harness.core.check_invariants()
     return device, events
