@@ -151,13 +151,14 @@ def compare(folder: Path, seed: int) -> Run:
         for one, other in zip(ours, theirs, strict=True):
             assert one == other
     late.check_streams()
-    # A branch extends the last, partial page of a prefix that nothing else holds, and copies one that is still held:
+    # Seen with two of fourteen seeds, not traced: a page more. Presumably a branch extends the last, partial page of a
+    # prefix that nothing else holds, and copies one that is still held:
     # where a branch ends a step later, another has a copy, and the prefix keeps its page.
     assert plain.paths <= late.paths
     copied = late.paths - plain.paths
     assert all(any(path == other[: len(path)] for other in plain.paths) for path in copied)
     assert late.stats.kv_tokens == plain.stats.kv_tokens + 16 * len(copied)
-    # A lease holds what is cached of its texts when they end, which may be a page more or less.
+    # Seen with one seed, not traced: a page more is pinned. The bound is a guess, not derived.
     assert abs(late.stats.pinned_tokens - plain.stats.pinned_tokens) <= 16 * len(late.events)
     same = {"kv_tokens": 0, "pinned_tokens": 0}
     assert replace(late.stats, **same) == replace(plain.stats, **same)
@@ -165,7 +166,7 @@ def compare(folder: Path, seed: int) -> Run:
 
 
 @pytest.mark.parametrize("seed", range(24))
-def test_answers_bills_streams_statistics_and_cached_pages_are_those_of_the_plain_loop(
+def test_answers_bills_and_streams_are_those_of_the_plain_loop_and_cached_pages_up_to_copies(
     seed: int, checkpoints: Checkpoints
 ) -> None:
     late = compare(checkpoints("llama"), seed)
