@@ -131,11 +131,10 @@ class RadixTree:
         return self.roots.get(namespace) or Node((), -1, None, namespace=namespace)
 
     def find_extension(self, parent: Node, key: Key) -> Node | None:
-        """Return a child of ``parent`` whose tokens begin with ``key``, if there is one."""
+        """Return a child of ``parent`` whose tokens begin with ``key``, if there is one, preferably with more tokens."""
         index = bisect_left(parent.sorted_keys, key)
-        if index < len(parent.sorted_keys) and parent.sorted_keys[index][: len(key)] == key:
-            return parent.children[parent.sorted_keys[index]]
-        return None
+        found = [other for other in parent.sorted_keys[index : index + 2] if other[: len(key)] == key]
+        return parent.children[found[-1]] if found else None
 
     def insert(self, parent: Node, key: Key, page: int) -> Node:
         """Add a page that the caller references. ``key`` must not be cached yet."""
@@ -185,7 +184,10 @@ class RadixTree:
         self.num_evictable -= self.pool.incref(pages).count(2)
 
     def release(self, pages: Sequence[int]) -> None:
-        """Remove a sequence's reference from pages, cached or private, in the order in which they may be evicted."""
+        """Remove a sequence's reference from pages, cached or private, in the order in which they may be evicted.
+
+        An unused partial page is dropped if another page has its tokens, too.
+        """
         nodes, clock = self.nodes, self._clock
         for page, ref_count in zip(pages, self.pool.decref(pages), strict=True):
             node = nodes.get(page)
@@ -196,7 +198,7 @@ class RadixTree:
             if ref_count == 1:
                 self.num_evictable += 1
                 if not node.children:  # most have some
-                    self._enqueue_if_evictable(node)
+                    self._drop_or_enqueue(node)
         self._clock = clock
 
     def pin(self, node: Node, lease: Lease) -> None:
@@ -264,6 +266,8 @@ class RadixTree:
         is_full = parent.parent is None or len(parent.key) == self.page_size
         is_linked = parent.children.get(node.key) is node and self.nodes.get(node.page) is node
         has_valid_keys = 0 < len(node.key) <= self.page_size and node.sorted_keys == sorted(node.children)
+        if self.pool.ref_counts[node.page] == 1 and self.find_extension(parent, node.key) is not node:
+            raise RuntimeError(f"page {node.page} is unused, and another page begins with its tokens")
         if not (is_full and is_linked and has_valid_keys):
             raise RuntimeError(f"the node of page {node.page} is not linked as its key says")
         if parent.parent is not None:
@@ -275,6 +279,15 @@ class RadixTree:
     def _is_evictable(self, node: Node) -> bool:
         """Return True if the node can be evicted now: an unused, unpinned leaf."""
         return not node.children and not node.pins and self.pool.ref_counts[node.page] == 1
+
+    def _drop_or_enqueue(self, leaf: Node) -> None:
+        """Drop an unused partial page whose tokens another page begins with; any other may be evicted."""
+        if len(leaf.key) < self.page_size:
+            longer = self.find_extension(_parent(leaf), leaf.key)
+            if longer is not None and longer is not leaf:
+                self.replace(leaf, longer)
+                return
+        self._enqueue_if_evictable(leaf)
 
     def _enqueue_if_evictable(self, node: Node) -> None:
         if not self._is_evictable(node):

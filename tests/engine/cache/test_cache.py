@@ -283,6 +283,23 @@ def test_a_partial_page_is_dropped_when_another_page_extends_it() -> None:
     assert len(keys) > 1
 
 
+@pytest.mark.parametrize("lease", [None, "lease"])
+@pytest.mark.parametrize("is_longer_first", [True, False])
+def test_a_partial_page_in_use_is_dropped_when_it_is_released_after_another_page_extends_it(
+    lease: str | None, is_longer_first: bool
+) -> None:
+    cache = make_cache(max_pinned=8)
+    short, long = (Running.open(cache, [1, 2, 3, 4, *rest]) for rest in ([5], [5, 6, 7]))
+    for running in (short, long):
+        assert running.compute(7, include_partial=True)
+    for running in (long, short) if is_longer_first else (short, long):
+        running.close(lease)
+        cache.check()
+    assert [node.key for node in cache.tree.walk()] == [(1, 2, 3, 4), (5, 6, 7)]
+    assert cache.pool.size - cache.pool.num_free == 2
+    assert cache.tree.num_pinned == (0 if lease is None else 2)
+
+
 def test_a_duplicate_page_is_freed_and_the_table_points_to_the_original() -> None:
     cache = make_cache()
     tokens = [1, 2, 3, 4, 5]

@@ -66,15 +66,15 @@ def wave(seed: int, number: int) -> list[Any]:
     return made
 
 
-def paths(core: EngineCore) -> set[tuple[int, ...]]:
-    """Return the tokens of every cached page with those before it."""
-    found = set()
+def paths(core: EngineCore) -> dict[tuple[int, ...], bool]:
+    """Return the tokens of every cached page with those before it, and whether a lease pins it."""
+    found = {}
     for node in core.cache.tree.walk():
         tokens: tuple[int, ...] = ()
         step: Any = node
         while step is not None and step.parent is not None:
             tokens, step = (*step.key, *tokens), step.parent
-        found.add(tokens)
+        found[tokens] = bool(node.pins)
     return found
 
 
@@ -103,12 +103,14 @@ class Run:
     ) -> None:
         self.device = LateDevice(is_late=is_late)
         self.events: list[list[Event]] = []
+        self.requests: list[Any] = []
         with pytest.MonkeyPatch.context() as patch:
             self.device.install(patch)
             harness, dice = Harness(folder, options), random.Random(shift(seed))
             prepare(harness)
             for number in range(3):
                 for request in wave(seed, number):
+                    self.requests.append(request)
                     self.events.append(harness.submit(request, stream=len(self.events) % 2 == 0, deadline=deadline()))
                 while harness.core.has_work:
                     harness.core.step()
@@ -136,6 +138,25 @@ class Run:
             for some in results
         ]
 
+    def check_pins(self) -> None:
+        """Check that what is pinned are the computed tokens of each branch with a lease, and nothing else.
+
+        Where several cached pages begin with the last tokens of a branch, any of them may be the one that is pinned.
+        """
+        texts = [
+            (*request.prompt, *one.token_ids)[:-1]
+            for request, events in zip(self.requests, self.events, strict=True)
+            for one in events
+            if isinstance(one, Completion) and request.lease is not None
+        ]
+        pinned = [path for path, is_pinned in self.paths.items() if is_pinned]
+        assert all(any(path[: len(text)] == text for path in pinned) for text in texts)
+        size = AMPLE.page_size
+        assert all(
+            any(len(path) - len(text) <= size and path[: len(text)] == text[: len(path)] for text in texts)
+            for path in pinned
+        )
+
     def check_streams(self) -> None:
         for events in self.events[::2]:
             for one in (event for event in events if isinstance(event, Completion)):
@@ -151,22 +172,15 @@ def compare(folder: Path, seed: int) -> Run:
         for one, other in zip(ours, theirs, strict=True):
             assert one == other
     late.check_streams()
-    # Seen with two of fourteen seeds, not traced: a page more. Presumably a branch extends the last, partial page of a
-    # prefix that nothing else holds, and copies one that is still held:
-    # where a branch ends a step later, another has a copy, and the prefix keeps its page.
-    assert plain.paths <= late.paths
-    copied = late.paths - plain.paths
-    assert all(any(path == other[: len(path)] for other in plain.paths) for path in copied)
-    assert late.stats.kv_tokens == plain.stats.kv_tokens + 16 * len(copied)
-    # Seen with one seed, not traced: a page more is pinned. The bound is a guess, not derived.
-    assert abs(late.stats.pinned_tokens - plain.stats.pinned_tokens) <= 16 * len(late.events)
-    same = {"kv_tokens": 0, "pinned_tokens": 0}
-    assert replace(late.stats, **same) == replace(plain.stats, **same)
+    late.check_pins()
+    plain.check_pins()
+    assert replace(late.stats, pinned_tokens=0) == replace(plain.stats, pinned_tokens=0)
+    assert late.paths.keys() == plain.paths.keys()
     return late
 
 
 @pytest.mark.parametrize("seed", range(24))
-def test_answers_bills_and_streams_are_those_of_the_plain_loop_and_cached_pages_up_to_copies(
+def test_answers_bills_streams_statistics_and_cached_pages_are_those_of_the_plain_loop(
     seed: int, checkpoints: Checkpoints
 ) -> None:
     late = compare(checkpoints("llama"), seed)
