@@ -131,7 +131,7 @@ class RadixTree:
         return self.roots.get(namespace) or Node((), -1, None, namespace=namespace)
 
     def find_extension(self, parent: Node, key: Key) -> Node | None:
-        """Return a child of ``parent`` whose tokens begin with ``key``, if there is one, preferably with more tokens."""
+        """Return a child of ``parent`` whose tokens begin with ``key``, preferably with more tokens."""
         index = bisect_left(parent.sorted_keys, key)
         found = [other for other in parent.sorted_keys[index : index + 2] if other[: len(key)] == key]
         return parent.children[found[-1]] if found else None

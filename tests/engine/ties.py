@@ -7,7 +7,7 @@ between two tokens is below the bound on rounding, they may sample either, and t
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -89,7 +89,7 @@ def find_possible_tokens(
     if law.temperature == 0:
         return {int(token) for token in np.flatnonzero(x >= x.max() - slack)}
     x, slack = x / law.temperature, slack / law.temperature
-    surely, maybe = _find_kept(x, slack, law.top_k, law.top_p, law.min_p)
+    surely, maybe = find_kept(x, slack, law.top_k, law.top_p, law.min_p)
     where = (np.array([word], np.int64) for word in (branch.seed, branch.key, position))
     scores = x + gumbel_noise(noise_streams(*where, SAMPLE)[:, None], np.arange(len(x)))[0]
     least = scores[surely].max(initial=-math.inf) - slack
@@ -108,7 +108,7 @@ def _penalise(x: Floats, request: GenerateRequest, generated: Sequence[int]) -> 
     return x
 
 
-def _find_kept(
+def find_kept(
     x: Floats, slack: float, top_k: int, top_p: float, min_p: float
 ) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
     """Return the tokens that truncation surely keeps, and those that it may keep, if differences err by ``slack``."""
@@ -119,11 +119,10 @@ def _find_kept(
         around = len(x) - np.searchsorted(ranked, x - slack, "left") - 1  # others that may be above
         surely, maybe = surely & (around < top_k), maybe & (above < top_k)
     if top_p < 1:
-        weights = np.where(maybe, np.exp(x - x.max()), 0.0)
-        weights /= weights.sum()
-        # A probability, and a sum of them, errs by a factor of exp(slack) at most.
-        above = np.array([weights[x > one + slack].sum() for one in x]) * math.exp(-slack)
-        around = np.array([weights[x >= one - slack].sum() for one in x]) * math.exp(slack) - weights
+        least, most = (np.where(some, np.exp(x - x.max()), 0.0) for some in (surely, maybe))
+        # A weight, and a sum of them, errs by a factor of exp(slack) at most; what top-k keeps decides their total.
+        above = np.array([least[x > one + slack].sum() for one in x]) * math.exp(-slack) / most.sum()
+        around = (np.array([most[x >= one - slack].sum() for one in x]) * math.exp(slack) - most) / least.sum()
         surely, maybe = surely & (around < top_p), maybe & (above < top_p)
     if min_p > 0:
         least = x.max() + math.log(min_p)
@@ -131,23 +130,32 @@ def _find_kept(
     return surely, maybe
 
 
-def assert_same_draft(one: Draft, other: Draft, bound: float) -> None:
+def assert_same_draft(
+    one: Draft, other: Draft, bound: float, find_edge: Callable[[tuple[int, ...]], float] = lambda _: 0.0
+) -> None:
     """Check that two drafts are the same up to a tie, if logarithms of probabilities err by ``bound`` in each.
 
     A drafter takes paths in the order of their probabilities (products along the path). At a tie two drafters part:
     the likeliest path that only one has is then as likely as the likeliest that only the other has. The paths after
     these follow from them.
+
+    ``find_edge``: how much the logarithms of the probabilities after a path change with a candidate at the edge of the
+    branch's filters, which one drafter may keep and another not. Asked only where the drafts differ.
     """
     ours, theirs = _paths(one), _paths(other)
     depth = max((len(path) for path in (*ours, *theirs)), default=0)
     for path in ours.keys() & theirs.keys():
-        assert abs(ours[path] - theirs[path]) <= 2 * depth * bound
+        error = abs(ours[path] - theirs[path])
+        if error > 2 * depth * bound:
+            assert error <= 2 * depth * bound + sum(find_edge(path[:end]) for end in range(len(path)))
     if ours.keys() != theirs.keys():
-        only_ours, only_theirs = (
-            max((worth for path, worth in some.items() if path not in rest), default=math.inf)
+        (only_ours, gain), (only_theirs, loss) = (
+            max(((worth, path) for path, worth in some.items() if path not in rest), default=(math.inf, ()))
             for some, rest in ((ours, theirs), (theirs, ours))
         )
-        assert abs(only_ours - only_theirs) <= 2 * depth * bound, "the drafts differ, and not by a tie"
+        if abs(only_ours - only_theirs) > 2 * depth * bound:
+            parents = {path[:end] for path in (gain, loss) for end in range(len(path))}
+            assert any(map(find_edge, parents)), "the drafts differ, and not by a tie"
 
 
 def _paths(draft: Draft) -> dict[tuple[int, ...], float]:

@@ -13,7 +13,7 @@ from kernels.common.sampling_tensors import NoiseKeys
 from tests.engine.conftest import Checkpoints
 from tests.engine.helpers import Harness, generate
 from tests.engine.sampling.test_sampler import LAWS, laws
-from tests.engine.ties import assert_same_draft, count_same_tokens, find_possible_tokens
+from tests.engine.ties import assert_same_draft, count_same_tokens, find_kept, find_possible_tokens
 from tests.seeds import shift
 
 PROMPT = (0, 0, 0)
@@ -73,6 +73,12 @@ def test_a_text_that_parts_elsewhere_than_at_a_tie_is_seen(checkpoints: Checkpoi
         count_same_tokens(folder, request, branch, one.token_ids, one.token_ids[:-1])
 
 
+def test_what_a_tie_at_the_edge_of_top_k_weighs_counts_for_top_p() -> None:
+    """The first two have 0.84 of the mass of the four that are kept, and 0.8 of all five."""
+    surely, maybe = find_kept(np.log([0.5, 0.3, 0.1, 0.05, 0.05]), 1e-6, 4, 0.82, 0.0)
+    assert (surely[:3].tolist(), maybe[:3].tolist()) == ([True, True, False], [True, True, True])
+
+
 def draft(*nodes: tuple[int, int, float]) -> Draft:
     tokens, parents, probs = zip(*nodes, strict=True)
     return Draft(tokens, parents, probs)
@@ -89,3 +95,12 @@ def test_drafts_may_differ_by_a_tie_alone() -> None:
         assert_same_draft(one, draft((5, -1, 0.5), (6, -1, 0.25), (7, 0, 0.5 + 1e-3)), 1e-6)
     with pytest.raises(AssertionError):
         assert_same_draft(one, draft((5, -1, 0.5), (6, -1, 0.25)), 1e-6)
+
+
+def test_drafts_may_differ_by_what_a_candidate_at_the_edge_of_the_filters_weighs() -> None:
+    one, other = (draft((5, -1, 0.5), (7, 0, chance)) for chance in (0.5, 0.52))
+    edges = {(): 0.0, (5,): 0.04}
+    assert_same_draft(one, other, 1e-6, edges.__getitem__)
+    for edge in (0.0, 0.03):
+        with pytest.raises(AssertionError):
+            assert_same_draft(one, other, 1e-6, {**edges, (5,): edge}.__getitem__)

@@ -23,7 +23,7 @@ from engine.speculation.drafters.proposal import _REACH as REACH
 from engine.speculation.drafters.proposal import NOISE
 from kernels.common.noise import SAMPLE, gumbel_noise, noise_streams
 from tests.engine.exact import exact_reference
-from tests.engine.ties import assert_same_draft
+from tests.engine.ties import assert_same_draft, find_kept
 from tests.rounding import MARGIN, compute_rounded, float32_bound
 from tests.seeds import shift
 
@@ -226,10 +226,37 @@ def bound_drafts(compute: Callable[[Asked], Floats], made: Sequence[Asked]) -> f
     return 2 * max(float32_bound(lambda one=one: torch.from_numpy(compute(one))) for one in some)
 
 
-def assert_same_drafts(ours: Sequence[Asked], theirs: Sequence[Asked], bound: float) -> None:
-    """Compare the drafts for each text up to ties (``assert_same_draft``)."""
+def assert_same_drafts(
+    ours: Sequence[Asked], theirs: Sequence[Asked], bound: float, definition: Logits | None = None
+) -> None:
+    """Compare the drafts for each text up to ties (``assert_same_draft``).
+
+    ``definition``: of the drafter, if the branches have filters.
+    """
     for one, other in pair_drafts(ours, theirs):
-        assert_same_draft(one.draft, other.draft, bound)
+
+        def find_edge(path: tuple[int, ...], asked: Asked = one) -> float:
+            if definition is None:
+                return 0.0
+            return find_edge_of_filters(definition.logits(asked.tokens, path), asked, len(path), bound)
+
+        assert_same_draft(one.draft, other.draft, bound, find_edge)
+
+
+def find_edge_of_filters(logits: Floats, asked: Asked, ahead: int, bound: float) -> float:
+    """Return how much the logarithm of the kept candidates' sum changes with those that rounding may keep or not.
+
+    ``ahead``: number of draft tokens before the candidates; ``bound``: of the error of a difference of two logits.
+    """
+    law = asked.wish.sequence.sampling
+    if not law.temperature:
+        return 0.0
+    chances = dict(ranked(logits, asked, len(asked.tokens) + ahead))
+    candidates = np.full_like(logits, -math.inf)
+    candidates[list(chances)] = logits[list(chances)] / law.temperature
+    surely, maybe = find_kept(candidates, bound / law.temperature, law.top_k, law.top_p, law.min_p)
+    kept = (sum(chances[token] for token in np.flatnonzero(some).tolist()) for some in (maybe, surely))
+    return math.log(next(kept) / next(kept))
 
 
 def pair_drafts(ours: Sequence[Asked], theirs: Sequence[Asked]) -> list[tuple[Asked, Asked]]:

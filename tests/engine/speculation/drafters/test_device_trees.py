@@ -53,7 +53,8 @@ def test_the_trees_are_those_that_the_host_grows(
     assert_same_tokens(folder, asked, texts(answers(harness, asked)), plain)
     assert EmulatedGraph.replayed > 20
     assert len(on_cpu.asked) > 20
-    assert_same_drafts(on_gpu.asked, on_cpu.asked, bound_trees(folder, tensors, on_cpu.asked))
+    bound = bound_trees(folder, tensors, on_cpu.asked)
+    assert_same_drafts(on_gpu.asked, on_cpu.asked, bound, Reference(folder, tensors))
 
 
 @pytest.mark.parametrize("shape", list(SHAPES))
