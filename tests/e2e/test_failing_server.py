@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -61,20 +63,25 @@ def server() -> Server:
 
 
 @pytest.fixture(scope="module")
-def service(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
+def deployment(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     folder: Path = tmp_path_factory.mktemp("server")
     with listening(server.app, folder / "s") as url:
         engines = {"there": {"url": url, "kind": "chat", "models": [MODEL]}}
         with Deployment(0.0, concurrency=2, models={"model": MODEL, "prm": "none", "engines": engines}) as deployment:
             deployment.start(OURS, "worker")
             deployment.start(OURS, "api")
-            with httpx.Client(base_url=deployment.url(OURS), timeout=90) as client:
-                yield client
+            yield deployment
 
 
-def submit(service: httpx.Client, server: Server, n: int = 4) -> dict[str, Any]:
+@pytest.fixture(scope="module")
+def service(deployment: Deployment) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=deployment.url(OURS), timeout=90) as client:
+        yield client
+
+
+def submit(service: httpx.Client, server: Server, n: int = 4, wait_seconds: float = WAIT_SECONDS) -> dict[str, Any]:
     server.num_requests = 0
-    body = {"problem": "2 + 2?", "seed": 1, "budget": {"tokens": 20_000}, "engine_wait_seconds": WAIT_SECONDS}
+    body = {"problem": "2 + 2?", "seed": 1, "budget": {"tokens": 20_000}, "engine_wait_seconds": wait_seconds}
     job: dict[str, Any] = service.post(
         "/v1/jobs", json=body | {"strategy": {"name": "self_consistency", "n": n}}
     ).json()
@@ -130,6 +137,33 @@ def test_a_job_ends_with_what_it_has_when_its_server_fails_from_then_on(service:
     assert ended["result"]["answer"] == "4"
     assert "overloaded for ever" in ended["result"]["note"]
     assert ended["usage"]["generated"] == 3 * 7
+
+
+@pytest.mark.parametrize("recovers", [True, False])
+def test_a_job_whose_worker_is_killed_while_its_server_fails_keeps_its_samples_and_its_bill(
+    deployment: Deployment, service: httpx.Client, server: Server, recovers: bool
+) -> None:
+    """The samples that the server answered are paid once, whether it answers again after the kill or never does."""
+    answered: list[int] = []
+    most = 2
+
+    def answer(number: int) -> Response:
+        if len(answered) < most:
+            answered.append(number)
+            return solution()
+        return error(503, "overloaded")
+
+    server.answer = answer
+    job = submit(service, server, wait_seconds=60 if recovers else WAIT_SECONDS)
+    until(lambda: service.get(f"/v1/jobs/{job['id']}").json()["waiting"], "the job waits")
+    os.kill(deployment.pids[OURS, "worker"], signal.SIGKILL)
+    most = 4 if recovers else 2
+    deployment.start(OURS, "worker")
+    ended = end(service, job)
+    assert (ended["status"], ended["result"]["answer"]) == ("completed", "4")
+    assert ended["result"]["finish_reason"] == ("answer" if recovers else "engine_unavailable")
+    assert len(answered) == (4 if recovers else 2)
+    assert ended["usage"]["generated"] == 7 * len(answered)
 
 
 def test_one_refused_sample_ends_alone(service: httpx.Client, server: Server) -> None:
