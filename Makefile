@@ -8,7 +8,7 @@ LLAMACPP ?= build/llamacpp
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-long test-real test-vllm test-clients test-failed check docs bench bench-accuracy bench-countdown bench-words bench-engine bench-search bench-thinking bench-verifiers bench-tools bench-batch bench-service bench-vllm bench-real gpu clean
+.PHONY: help demo test test-long test-real test-vllm test-clients test-tools test-failed check docs bench bench-accuracy bench-countdown bench-words bench-engine bench-search bench-thinking bench-verifiers bench-tools bench-batch bench-service bench-vllm bench-real gpu clean
 
 help:
 	@echo "make demo            solve sample problems with every part of the service running on this machine"
@@ -17,6 +17,7 @@ help:
 	@echo "make test-real       compare a public model with transformers (installs 98 MB)"
 	@echo "make test-vllm       run the clients and the service on a real vLLM and servers beside it (installs 5 GB into build/)"
 	@echo "make test-clients    run the ordinary examples of other people's clients (installs 600 MB into build/)"
+	@echo "make test-tools      run the tests of benchmarks and recipes"
 	@echo "make test-failed     run again, alone, what failed in the run before"
 	@echo "make check           check style, types and import contracts"
 	@echo "make docs            write the generated pages of docs/ and build the site into build/site"
@@ -39,6 +40,9 @@ demo: .venv/.installed
 
 test: .venv/.installed-test
 	@$(BIN)/python -m tests.run
+
+test-tools: .venv/.installed-test
+	@$(BIN)/python -m tests.run --tools
 
 test-long: .venv/.installed-test
 	@$(BIN)/python -m tests.run --long

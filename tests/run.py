@@ -1,8 +1,8 @@
 """Run every section of the tests, even if one fails, and end with the passed, failed and skipped tests.
 
-``python -m tests.run`` runs the suite, ``python -m tests.run --long`` the soak and statistical runs, then the property
-tests with many examples, and the numerical tests, each file with one of some seeds that it draws and prints. ``--seed
-N`` repeats either with that seed.
+``python -m tests.run`` runs the suite, ``python -m tests.run --tools`` the tests of benchmarks and recipes, ``python -m
+tests.run --long`` the soak and statistical runs, then the property tests with many examples, and the numerical tests,
+each file with one of some seeds that it draws and prints. ``--seed N`` repeats any with that seed.
 Tests of running services, which mostly wait, run beside those that compute. Exit status 1 if a test or a section
 failed.
 
@@ -56,8 +56,9 @@ class Section:
 
 # A pytest process imports all that it collects, for some seconds, so folders without selected tests are left out.
 WITH_SERVICES = ("chaos", "docs", "e2e")
-ELSEWHERE = ("fuzz", "vllm", "clients")
-"""Folders of ``make test-long``, ``make test-vllm`` and ``make test-clients``."""
+WITH_TOOLS = ("benchmarks", "recipes")
+ELSEWHERE = (*WITH_TOOLS, "fuzz", "vllm", "clients")
+"""Folders of ``make test-tools``, ``make test-long``, ``make test-vllm`` and ``make test-clients``."""
 EVERYWHERE = "not long and not real and not vllm and not clients"
 COMPUTING = Section(
     "computing",
@@ -71,6 +72,7 @@ COMPUTING = Section(
     ),
     niceness=5,
 )
+TOOLS = Section("tools", EVERYWHERE, WITH_TOOLS, ("-n", "2", "--dist", "worksteal"))
 SERVICES = Section("services", EVERYWHERE, WITH_SERVICES, ("-n", "2", "--dist", "loadfile"))
 LONG = Section("long", "long and not vllm and not clients", options=("-n", "2", "--dist", "worksteal"))
 PROPERTIES = Section(
@@ -79,6 +81,7 @@ PROPERTIES = Section(
     options=("-n", "2", "--dist", "worksteal", "--hypothesis-profile=many", "--timeout=600"),
 )
 """The property tests with ten times the examples of a quick run (``tests/conftest.py``)."""
+TARGETS = ("make test", "make test-tools", "make test-long", "make test-clients", "make test-real", "make test-vllm")
 NUMERICAL = ("kernels", "engine", "prm")
 """Folders of tests of numbers, whose weights and inputs a seed changes."""
 
@@ -208,9 +211,32 @@ def minutes(seconds: float) -> str:
     return f"{whole // 60} min {whole % 60} s" if whole >= 60 else f"{whole} s"
 
 
+def run_quick(seed: int, folder: Path) -> list[Outcome]:
+    """Run the suite: the tests of services beside those that compute."""
+    with ThreadPoolExecutor() as pool:
+        beside = pool.submit(run, replace(SERVICES, seed=seed), folder, live=False)
+        computing = run(replace(COMPUTING, seed=seed), folder, live=True)
+        services = beside.result()
+    print(f"\n{services.section.name}, run beside it:\n{services.output}", flush=True)
+    return [computing, services]
+
+
+def run_long(drawn: Sequence[int], seed: int, part: str | None, folder: Path) -> list[Outcome]:
+    """Run the soak and statistical tests, or a ``part`` of them, and the tests that depend on seeds with drawn ones."""
+    print("the numerical tests run with the seeds", *drawn, flush=True)
+    parts = [f"--part={part}"] if part else []
+    sections = [
+        replace(LONG, seed=seed, options=[*LONG.options, *parts]),
+        *([replace(PROPERTIES, seed=seed)] if drawn else []),
+        *deal_numerical(drawn),
+    ]
+    return [run(one, folder, live=True) for one in sections]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--long", action="store_true", help="run the soak and statistical tests instead of the others")
+    parser.add_argument("--tools", action="store_true", help="run the tests of benchmarks and recipes")
     parser.add_argument("--seed", type=int, help="shift all random weights, inputs and prompts (default 0)")
     parser.add_argument("--seeds", type=int, default=4, help="how many seeds --long draws for the numerical tests")
     parser.add_argument("--part", metavar="K/N", help="run the Kth of N parts of the soak and statistical tests")
@@ -218,33 +244,20 @@ def main() -> int:
     options = parser.parse_args()
     if options.failed:
         return run_failed_again()
-    long = options.long
     # Else the first test that needs a kernel compiles all, beside others within its time limit.
     subprocess.run([sys.executable, "-m", "kernels.cpu.precompile"], cwd=TESTS.parent, check=True)
-    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor() as pool:
-        place = Path(folder)
-        seed = options.seed or 0
-        if long:
+    seed = options.seed or 0
+    with tempfile.TemporaryDirectory() as folder:
+        if options.long:
             drawn = [secrets.randbelow(2**31) for _ in range(options.seeds)] if options.seed is None else [seed]
-            part = [f"--part={options.part}"] if options.part else []
-            print("the numerical tests run with the seeds", *drawn, flush=True)
-            sections = [
-                replace(LONG, seed=seed, options=[*LONG.options, *part]),
-                *([replace(PROPERTIES, seed=seed)] if drawn else []),
-                *deal_numerical(drawn),
-            ]
-            outcomes = [run(one, place, live=True) for one in sections]
+            outcomes = run_long(drawn, seed, options.part, Path(folder))
+        elif options.tools:
+            outcomes = [run(replace(TOOLS, seed=seed), Path(folder), live=True)]
         else:
-            beside = pool.submit(run, replace(SERVICES, seed=seed), place, live=False)
-            computing = run(replace(COMPUTING, seed=seed), place, live=True)
-            services = beside.result()
-            print(f"\n{services.section.name}, run beside it:\n{services.output}", flush=True)
-            outcomes = [computing, services]
+            outcomes = run_quick(seed, Path(folder))
     record_failures(outcomes)
-    print(
-        "\n"
-        + summarize(outcomes, "the quick suite (make test)" if long else "soak and statistical runs: make test-long")
-    )
+    ran = "make test-long" if options.long else "make test-tools" if options.tools else "make test"
+    print("\n" + summarize(outcomes, f"not run here: {', '.join(name for name in TARGETS if name != ran)}"))
     return 0 if all(outcome.is_good for outcome in outcomes) else 1
 
 
