@@ -118,6 +118,7 @@ docs: .venv/.installed-docs
 	@echo "Writing the reference from the code, and the tables from the results ..."
 	@$(BIN)/python -m docs.generate
 	@$(BIN)/zensical build --clean --strict
+	@$(BIN)/python -m docs.generate.plain_text
 	@$(BIN)/python -m docs.generate.check_site
 
 bench: bench-accuracy bench-engine bench-search bench-batch bench-service

@@ -18,7 +18,7 @@ pytestmark = [
 RUNNABLE = [page for page in pages() if any(block.is_run for block in blocks(page))]
 SCRIPTS = sorted((ROOT / "examples").glob("*.py"))
 QUICK = frozenset(
-    ("README.md", "getting-started.md", "openai.md", "why-a-job-ended.md", "answers.md", "monitor.md", "client.py")
+    ("README.md", "getting-started.md", "openai.md", "why-a-job-ended.md", "answers.md", "operate.md", "client.py")
 )
 """Names of what ``make test`` runs; ``make test-long`` runs the others."""
 
