@@ -38,6 +38,8 @@ class VerifierSpec(StrictModel):
     """True if it compares two solutions instead of scoring one."""
     is_conclusive: ClassVar[bool] = False
     """True if a score of 1 is a fact, so that no answer can be better."""
+    answer_language: ClassVar[str | None] = None
+    """Language of the block of code that is the answer, unless the job says otherwise; ``None`` for any text."""
 
     @model_validator(mode="after")
     def _keep_kind(self) -> Self:

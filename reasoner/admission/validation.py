@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from reasoner.answers.spec import CodeExtract
 from reasoner.jobs.job import Job
-from reasoner.jobs.rule_specs import PythonVerifier
 from reasoner.jobs.spec import FALLBACK_STRATEGY, JobSpec
 from reasoner.jobs.verifier_specs import ProbeVerifier, verifier_kinds
 from reasoner.strategies.registry import STRATEGIES, parse_params
@@ -126,7 +125,9 @@ def _check_tools(spec: JobSpec) -> None:
     elif spec.constraint is not None:
         problem = "no constraint can hold the output of a tool: leave out 'constraint' or 'tools'"
     elif reads_code:
-        reader = f"verifier {spec.verifier.kind!r}" if isinstance(spec.verifier, PythonVerifier) else "the job"
+        verifier = spec.verifier
+        has_tests = verifier is not None and verifier.answer_language == "python"
+        reader = f"verifier {verifier.kind!r}" if verifier and has_tests else "the job"
         problem = (
             f"{reader} reads a block of code as the answer, and a block of Python is a call: leave 'tools' out, or "
             "give 'answer' an 'extract' that names another language or a pattern"

@@ -23,10 +23,7 @@ More of them use the engine better; with fewer, more requests are compared befor
 """
 
 MAX_TRUST = 0.8
-"""Upper bound of the probability that a single model verdict is right."""
-
-RULE_KINDS = frozenset({"exact", "numeric", "math", "regex", "json_schema", "python"})
-"""Kinds of verifiers with conclusive verdicts, to which ``MAX_TRUST`` does not apply."""
+"""Upper bound of the probability that a single verdict is right, unless it is conclusive."""
 
 
 @dataclass(frozen=True, slots=True)

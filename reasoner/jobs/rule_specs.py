@@ -28,7 +28,8 @@ class RuleSpec(VerifierSpec):
     is_conclusive: ClassVar[bool] = True
 
     def check(self, answer: str) -> float:
-        """Return the score of an answer, 0 to 1. Rules of other packages define it; it runs in a thread."""
+        """Return the score of an answer, 0 to 1. It runs in a thread. Rules that take no time, or need a
+        child process, have their checks in ``reasoner.verifiers.rules``."""
         raise NotImplementedError(f"the rule {self.kind!r} has no check")
 
 
@@ -112,6 +113,7 @@ class JsonSchemaVerifier(RuleSpec):
     """1 for an answer that is JSON and valid under the schema (draft 2020-12)."""
 
     kind: Literal["json_schema"]
+    answer_language: ClassVar[str | None] = "json"
     json_schema: Annotated[dict[str, JsonValue], AfterValidator(_check_schema)]
 
 
@@ -159,6 +161,7 @@ class PythonVerifier(RuleSpec):
     "assert add(2, 3) == 5"; functions in it whose names begin with "test" are called. Values go in and out by copy."""
 
     kind: Literal["python"]
+    answer_language: ClassVar[str | None] = "python"
     tests: Annotated[
         list[Annotated[str, Field(max_length=20_000), AfterValidator(_check_test)]], Field(min_length=1, max_length=100)
     ]
@@ -167,4 +170,12 @@ class PythonVerifier(RuleSpec):
     memory_mb: Annotated[int, Field(ge=64, le=4096)] = Field(512, description="For the answer's process.")
 
 
-Rule = ExactVerifier | NumericVerifier | MathVerifier | RegexVerifier | JsonSchemaVerifier | PythonVerifier
+RULES: tuple[type[RuleSpec], ...] = (
+    ExactVerifier,
+    NumericVerifier,
+    MathVerifier,
+    RegexVerifier,
+    JsonSchemaVerifier,
+    PythonVerifier,
+)
+"""The rules that a job can name, in the order in which they are listed."""

@@ -284,8 +284,7 @@ class JobSpec(StrictModel):
 
     @model_validator(mode="after")
     def _compare_answer_as_verifier_does(self) -> Self:
-        kind = "" if self.verifier is None else self.verifier.kind
-        language = {"python": "python", "json_schema": "json"}.get(kind)
+        language = None if self.verifier is None else self.verifier.answer_language
         if language is not None and not self.answer.model_fields_set & {"compare", "extract"}:
             changes = {"compare": "code", "extract": CodeExtract(code=language)}
             self.answer = self.answer.model_copy(update=changes)

@@ -29,15 +29,7 @@ from prm.scorers.verdict_formats import (
 )
 from reasoner.base_model import StrictModel, VerifierSpec
 from reasoner.jobs.messages import MAX_PROBLEM_CHARS
-from reasoner.jobs.rule_specs import (
-    ExactVerifier,
-    JsonSchemaVerifier,
-    MathVerifier,
-    NumericVerifier,
-    PythonVerifier,
-    RegexVerifier,
-    RuleSpec,
-)
+from reasoner.jobs.rule_specs import RULES, RuleSpec
 from reasoner.plugins import OWN_PACKAGE, VERIFIERS_GROUP, Plugin, PluginError, explain_unusable, load_plugins
 from reasoner.tree import Reads
 
@@ -236,12 +228,7 @@ _OWN_KINDS: tuple[type[VerifierSpec], ...] = (
     ProbeVerifier,
     GenerativeVerifier,
     PairwiseVerifier,
-    ExactVerifier,
-    NumericVerifier,
-    MathVerifier,
-    RegexVerifier,
-    JsonSchemaVerifier,
-    PythonVerifier,
+    *RULES,
 )
 
 

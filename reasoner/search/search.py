@@ -18,7 +18,7 @@ from typing import Any
 from engine.protocol.types import ModelInfo
 from reasoner.answers.extraction.finder import AnswerFinder
 from reasoner.answers.votes import find_vote_form
-from reasoner.budget.allocator import MAX_TRUST, RULE_KINDS, JobProgress, TokenRequest
+from reasoner.budget.allocator import MAX_TRUST, JobProgress, TokenRequest
 from reasoner.budget.usage import Usage
 from reasoner.jobs.job import TokenProbability
 from reasoner.search.answer_logprobs import compute_logprobs
@@ -393,6 +393,5 @@ class Search:
             for leaf in self.root.walk()
             if leaf.parent is not None and not leaf.open and leaf.reason != "pruned" and leaf.solves
         ]
-        verifier = self.spec.verifier
-        trust = 1.0 if verifier is not None and verifier.kind in RULE_KINDS else MAX_TRUST
+        trust = 1.0 if self.spec.has_conclusive_verifier else MAX_TRUST
         return JobProgress(samples, self.ledger.usage.total, trust).next_request()

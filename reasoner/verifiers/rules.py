@@ -103,15 +103,15 @@ def _check(rule: RuleSpec, context: VerifierContext) -> Check:
             case PythonVerifier():
                 return await _tested(rule, answer, locked=not context.unlocked_tests)
             case _:
-                return await _check_by_plugin(rule, answer)
+                return await _check_in_thread(rule, answer)
 
     return check
 
 
-async def _check_by_plugin(rule: RuleSpec, answer: str) -> float:
-    """Run the check of another package in a thread: the job's own renews its lease meanwhile.
+async def _check_in_thread(rule: RuleSpec, answer: str) -> float:
+    """Run the rule's own check in a thread: the job's own renews its lease meanwhile.
 
-    Raises ``PluginError`` if the check fails: that is a fault of the package, and no score.
+    Raises ``PluginError`` if the check fails: that is a fault of its package, and no score.
     """
     try:
         score = float(await asyncio.to_thread(rule.check, answer))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -16,13 +18,17 @@ from reasoner.budget.grant_source import JobParked, StoredGrants
 from reasoner.budget.ledger import Ledger
 from reasoner.budget.spec import Budget
 from reasoner.jobs.journal import MemoryJournal
+from reasoner.jobs.rule_specs import RegexVerifier, RuleSpec
 from reasoner.jobs.spec import JobSpec
 from reasoner.run import JobOutcome, run_job
 from reasoner.strategies.registry import STRATEGIES
+from tests.docs.blocks import ROOT, blocks
 from tests.scripted import ScriptedEngine
 from tests.strategies import WRITING
 
 NAMES = WRITING
+RULE = {"kind": "congruent", "modulus": 1}
+"""Accepts every whole number."""
 
 
 def spec(strategy: str, seed: int, **budget: float) -> JobSpec:
@@ -127,6 +133,31 @@ async def test_a_closed_job_returns_its_best_answer_so_far() -> None:
     journal.grant_source = StoredGrants(half, closed=True)
     outcome = await run_job(spec("self_consistency", 3), ScriptedEngine(), journal)
     assert (outcome.status, outcome.result.finish_reason, outcome.usage.total) == ("completed", "budget", half)
+
+
+def load_congruent(folder: Path, monkeypatch: pytest.MonkeyPatch) -> type[RuleSpec]:
+    """Return the rule of the guide on verifiers, which is of no package of ours."""
+    page = ROOT / "docs" / "how-to" / "add-a-verifier.md"
+    (folder / "guide_rule.py").write_text(next(block.code for block in blocks(page) if block.mark == "verifier"))
+    monkeypatch.syspath_prepend(folder)
+    rule: type[RuleSpec] = importlib.import_module("guide_rule").CongruentVerifier
+    return rule
+
+
+async def test_a_rule_that_the_guide_adds_leaves_as_little_to_gain_as_one_of_our_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    congruent = load_congruent(tmp_path, monkeypatch)
+    doubtful = type("Doubtful", (congruent,), {"is_conclusive": False, "__annotations__": {}})
+    accept_all = (RegexVerifier(kind="regex", pattern=r"\d+"), congruent.model_validate(RULE), doubtful(**RULE))
+    gains = []
+    for rule in accept_all:
+        job = spec("weighted_vote", 3).model_copy(update={"verifier": rule})
+        with pytest.raises(JobParked) as parked:
+            await run_job(job, ScriptedEngine(), MemoryJournal(grant_source=StoredGrants(120, closed=False)))
+        gains.append(parked.value.request.gain)
+    ours, added, uncertain = gains
+    assert ours == added == 0.0 < uncertain
 
 
 async def test_a_job_that_ends_while_waiting_passes_its_grant_on() -> None:
