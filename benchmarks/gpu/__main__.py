@@ -30,7 +30,6 @@ _ENGINE_TESTS = tuple(
     f"tests/engine/{path}.py"
     for path in (
         "attention/test_cuda_triton",
-        "attention/test_cuda_flashinfer",
         "runner/test_gpu_engine",
         "quantization/test_gpu",
     )
@@ -80,12 +79,6 @@ def _cascade() -> Command:
     return _module("shared prefixes", "benchmarks.gpu.cascade", *arguments, "3", seconds=150, dry=dry)
 
 
-def _flashinfer() -> Command:
-    arguments = "--out", "{out}/flashinfer.json", "--rounds"
-    dry = (*arguments, "1", "--dry-run")
-    return _module("FlashInfer's attention", "benchmarks.gpu.flashinfer_times", *arguments, "3", seconds=120, dry=dry)
-
-
 def _cold_start(title: str) -> Command:
     arguments = "--cache", "{out}/cache"
     return _module(title, "benchmarks.gpu.cold_start", *arguments, seconds=150, dry=(*arguments, "--tiny"))
@@ -103,7 +96,6 @@ STAGES: dict[str, tuple[Command, ...]] = {
     ),
     "kernels": tuple(map(_kernels, ("attention", "linear", "sampling", "norm", "step"))),
     "cascade": (_cascade(),),
-    "flashinfer": (_flashinfer(),),
     "cold-start": (_cold_start("empty cache of kernels"), _cold_start("filled cache of kernels")),
 }
 """Each takes less than nine minutes, even if its commands are stopped for being slow."""

@@ -32,7 +32,7 @@ from kernels.layers.norm import rms_norm
 
 _MAX_KEPT_BUFFERS = 128
 """Sets of buffers kept for steps of the same shape."""
-MAX_REPEATABLE_QUERIES = 25
+_MAX_REPEATABLE_QUERIES = 25
 """New tokens of a row up to which a step's shape is expected again: one, and the largest tree of draft tokens."""
 
 
@@ -76,7 +76,7 @@ class TritonAttention:
 
     def prepare(self, metadata: AttentionMetadata) -> None:
         """Plan a step and copy the plan to the device."""
-        self.is_repeatable = int(metadata.query_lens.max()) <= MAX_REPEATABLE_QUERIES
+        self.is_repeatable = int(metadata.query_lens.max()) <= _MAX_REPEATABLE_QUERIES
         """True if every row of the prepared step has few new tokens."""
         self.buffers = tuple(self._fill_buffers(metadata, window) for window in self._windows)
         """Index tensors of the prepared step. Their shapes bound the number of tokens of a batch."""
@@ -85,27 +85,22 @@ class TritonAttention:
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         cos = torch.ones(len(q), 2, device=q.device)  # a rotation by zero
-        return self.forward_unrotated(layer, torch.cat((q, k), dim=1), v, cos, torch.zeros_like(cos))
+        return self._rotate_and_attend(layer, torch.cat((q, k), dim=1), v, cos, torch.zeros_like(cos))
 
     def forward_qkv(self, layer: int, qkv: Tensor, norm: Tensor | None, eps: float, cos: Tensor, sin: Tensor) -> Tensor:
         config = self._layers[layer]
         qk, v = torch.split(qkv, [config.heads + config.kv_heads, config.kv_heads], dim=1)
-        return self.forward_unrotated(layer, qk if norm is None else rms_norm(qk, norm, eps), v, cos, sin)
+        return self._rotate_and_attend(layer, qk if norm is None else rms_norm(qk, norm, eps), v, cos, sin)
 
-    def forward_unrotated(self, layer: int, qk: Tensor, v: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    def _rotate_and_attend(self, layer: int, qk: Tensor, v: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """Rotate queries and keys ``[tokens, heads + kv_heads, head_dim]`` and attend.
 
         ``cos`` and ``sin``: ``[tokens, dim]`` float32, see ``rotary_tables``. Tokens behind the step's own are padding:
         nothing of them is written, and their results are undefined.
         """
-        scales = None if self._scales is None else self._scales[layer]
+        config, scales = self._layers[layer], None if self._scales is None else self._scales[layer]
         q = rotary_write(qk, v, cos, sin, self._slots[: len(qk)], self._kv[layer], scales)
-        return self._attend(layer, q).flatten(1)
-
-    def _attend(self, layer: int, q: Tensor) -> Tensor:
-        """Return the attention ``[tokens, heads, head_dim]`` of rotated queries to the keys in the cache."""
-        config = self._layers[layer]
-        return paged_attention(
+        out = paged_attention(
             q,
             self._caches[layer],
             self._work[config.window],
@@ -114,6 +109,7 @@ class TritonAttention:
             softcap=config.softcap,
             merges_in_order=self._is_batch_invariant,
         )
+        return out.flatten(1)
 
     def _fill_buffers(self, metadata: AttentionMetadata, window: int | None) -> TileBuffers:
         plan = self._plan(metadata, window)

@@ -7,10 +7,10 @@ from typing import Protocol
 
 from torch import Tensor
 
+from engine.attention.cuda_triton import TritonAttention
 from engine.attention.plan import AttentionMetadata
-from engine.attention.select import create_cpu_attention, create_gpu_attention
+from engine.attention.select import create_cpu_attention
 from engine.cache.paged_kv import KVCache
-from engine.models.decoder import Decoder
 from engine.models.interface import Batch, Model
 from engine.runner.forward_cpu import CpuForward
 from engine.runner.forward_gpu import GpuForward
@@ -50,10 +50,7 @@ def create_forward(model: Model, cache: KVCache) -> Forward:
     attention, layers = model.config.attention, slice(model.config.num_layers)
     kv, scales = cache.data[layers], cache.scales_of(layers)
     if model.device_config.uses_gpu_kernels:
-        has_graphs = isinstance(model, Decoder) and model.is_capturable
-        on_gpu = create_gpu_attention(
-            attention, kv, scales, has_graphs=has_graphs, is_batch_invariant=is_batch_invariant
-        )
+        on_gpu = TritonAttention(attention, kv, scales, is_batch_invariant=is_batch_invariant)
         return GpuForward(model, on_gpu, model.device_config.device)
     attend = create_cpu_attention(attention, kv, scales, deterministic=is_batch_invariant)
     return CpuForward(model, attend, kv, num_rows=len(cache.page_table))

@@ -59,7 +59,6 @@ def test_every_stage_takes_less_than_nine_minutes() -> None:
         "engine": 450,
         "kernels": 500,
         "cascade": 150,
-        "flashinfer": 120,
         "cold-start": 300,
     }
 
