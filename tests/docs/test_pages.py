@@ -38,8 +38,6 @@ def test_the_guide_names_every_strategy() -> None:
 
 @pytest.mark.parametrize("page", pages(), ids=lambda page: str(page.relative_to(ROOT)))
 def test_paths_that_a_page_names_exist(page: Path) -> None:
-    if page.name == "paths.md":
-        pytest.skip("old paths are its subject")
     missing = [path for path in _PATH.findall(page.read_text()) if not (ROOT / path).exists()]
     assert [path for path in missing if not path.endswith("shortest.py")] == []
 
