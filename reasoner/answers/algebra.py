@@ -23,6 +23,7 @@ from sympy.core.relational import Relational
 
 from reasoner.answers import numbers, plain
 from reasoner.answers.inequalities import are_same_set, read_set, split_relation
+from reasoner.answers.lists import are_equal_lists, split_items, strip_brackets
 from reasoner.answers.notation.units import are_same_amount
 
 EXACT = 1e-9
@@ -45,7 +46,6 @@ _SUBSCRIPT = re.compile(r"_(?:\{[^{}]*\}|\w)")
 _APPROX = re.compile(r"(?<=[\w})])\s*\\approx.*")
 _COMPARES = re.compile(r"[<>]|\\(?:le|ge|leq|geq|lt|gt|ne|neq|leqslant|geqslant)(?![A-Za-z])")
 _LONG_DECIMAL = re.compile(rf"\.\d{{{numbers.ROUNDED_DIGITS},}}")
-_WORDY = re.compile(r"\s*,?\s*(?<![A-Za-z\\])(?:and|or)(?![A-Za-z])\s*")
 
 
 def are_equal(a: str, b: str) -> bool:
@@ -114,53 +114,21 @@ def split_list(text: str) -> tuple[str, tuple[str, ...]] | None:
         text = equation.group(2)
     if text.count("\\pm") == 1 and "," not in text:
         return "", (text.replace("\\pm", "+"), text.replace("\\pm", "-"))
-    text = _WORDY.sub(",", text)
-    if not re.search(r"[,;]", text):
+    kind, inner = strip_brackets(text)
+    items = split_items(inner)
+    if items is None or len(items) < 2 or "" in items or (not kind and len(items) > MAX_ITEMS):
         return None
-    for opening in ("\\{", "(", "["):
-        if text.startswith(opening):
-            for closing in ("\\}", ")", "]"):
-                inner = text[len(opening) : -len(closing)]
-                if text.endswith(closing) and (parts := _top_level(inner)) and len(parts) > 1 and "" not in parts:
-                    return ("{}" if opening == "\\{" else opening + closing), parts
-    parts = _top_level(text)
-    return ("", parts) if parts and 1 < len(parts) <= MAX_ITEMS and "" not in parts else None
-
-
-def _top_level(text: str) -> tuple[str, ...] | None:
-    """Split at the commas outside of brackets; ``None`` for unbalanced brackets."""
-    depth, parts, begin = 0, [], 0
-    for index, char in enumerate(text):
-        if char in "([{":
-            depth += 1
-        elif char in ")]}":
-            depth -= 1
-            if depth < 0:
-                return None
-        elif char in ",;" and not depth:
-            parts.append(text[begin:index].strip())
-            begin = index + 1
-    return None if depth else (*parts, text[begin:].strip())
+    return kind, items
 
 
 def _equal_lists(a: str, b: str) -> bool:
     ours, theirs = split_list(a), split_list(b)
     if ours is None or theirs is None:
-        one = ours or theirs
-        assert one is not None
         compared = (_COMPARES.search(a) or _COMPARES.search(b)) is not None
-        single = len(one[1]) == 1 and one[0] == "{}"
-        if not (compared or single or _is_odd(a) or _is_odd(b)):
+        if not (compared or _is_odd(a) or _is_odd(b)):
             return False
         return _verified(_without_member(a, b), _without_member(b, a))
-    kinds = {ours[0], theirs[0]}
-    if len(ours[1]) != len(theirs[1]):
-        return False
-    if kinds <= {"", "{}"}:
-        return plain.can_pair_up(ours[1], theirs[1], are_equal) and plain.can_pair_up(theirs[1], ours[1], are_equal)
-    if len(kinds) == 2 and not (kinds == {"", "()"} or (kinds == {"", "[]"} and len(ours[1]) > 2)):
-        return False
-    return all(map(are_equal, ours[1], theirs[1]))
+    return are_equal_lists((ours[0], theirs[0]), ours[1], theirs[1], are_equal)
 
 
 def _is_odd(text: str) -> bool:

@@ -13,6 +13,8 @@ from typing import Any
 
 from sympy import Complement, EmptySet, Eq, FiniteSet, Intersection, Interval, Ne, Reals, S, Set, Union, oo
 
+from reasoner.answers.lists import split_items, strip_brackets
+
 Parse = Callable[[str], Any | None]
 """Function that returns the sympy expression of a formula, or ``None``."""
 Same = Callable[[Any, Any], bool]
@@ -183,27 +185,14 @@ def _read_union(text: str, parse: Parse) -> RealSet | None:
 def _read_part(text: str, parse: Parse) -> Set | None:
     if text in _NAMED:
         return _NAMED[text]
-    if text.startswith("\\{") and text.endswith("\\}"):
-        values = [parse(item.strip()) for item in re.split("[,;]", text[2:-2])]
+    kind, inner = strip_brackets(text)
+    items = split_items(inner) or ()
+    if kind == "{}":
+        values = [parse(item) for item in items]
         return None if any(value is None or value.free_symbols for value in values) else FiniteSet(*values)
-    ends = _split_interval(text)
-    if ends is None:
+    if not kind or len(items) != 2:
         return None
-    start, end = (parse(value) for value in ends)
+    start, end = (parse(item) for item in items)
     if start is None or end is None or start.free_symbols or end.free_symbols or not start.is_extended_real:
         return None
-    return Interval(start, end, text[0] == "(", text[-1] == ")") if end.is_extended_real else None
-
-
-def _split_interval(text: str) -> tuple[str, str] | None:
-    """Return the ends of an interval such as (2,5]."""
-    if len(text) < 5 or text[0] not in "([" or text[-1] not in ")]":
-        return None
-    depth, commas = 0, []
-    for index, char in enumerate(text[1:-1], 1):
-        depth += (char in "([{") - (char in ")]}")
-        if depth < 0:
-            return None
-        if char in ",;" and not depth:
-            commas.append(index)
-    return (text[1 : commas[0]].strip(), text[commas[0] + 1 : -1].strip()) if len(commas) == 1 and not depth else None
+    return Interval(start, end, kind[0] == "(", kind[1] == ")") if end.is_extended_real else None

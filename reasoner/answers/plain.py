@@ -9,13 +9,12 @@ and equals a list in the same order. Words are compared by their letters, ignori
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
-from typing import TypeVar
 
 from reasoner.answers import arithmetic
+from reasoner.answers.lists import are_equal_lists, split_items, strip_brackets
 from reasoner.answers.normalize import MAX_CHARS, normalize
 from reasoner.answers.notation.codes import read_code
 from reasoner.answers.notation.units import NO_UNIT
@@ -32,8 +31,6 @@ from reasoner.answers.numbers import (
     take_result,
 )
 
-T = TypeVar("T")
-
 MAX_ITEMS = 100
 _FUNCTIONS = frozenset(
     ("and", "or", "sin", "cos", "tan", "cot", "sec", "csc", "log", "ln", "exp", "sqrt", "lim", "max", "min", "mod",
@@ -41,7 +38,8 @@ _FUNCTIONS = frozenset(
 )  # fmt: skip
 _LETTERS = re.compile(r"[^\W\d_](?:[^\W\d_]|[ '.,-])*[^\W\d_.]")
 _COMMAND = re.compile(r"\\(?:begin|end)\{[A-Za-z*]+\}|\\[A-Za-z]+")
-_JOINED = re.compile(r"\s*(?:,\s*(?:and|or)\b|;|,|\b(?:and|or)\b)\s*", re.IGNORECASE)
+_GROUPED_DIGITS = re.compile(r"(?<=\d),(?=0\d\d(?!\d))")
+"""Comma before a group of digits that begins with 0, which is no item of its own."""
 
 
 _SAME_WORDS = {"no solutions": "no solution"}
@@ -112,38 +110,19 @@ def _items(text: str) -> Items | Number | None:
         if front.strip() or number is None or number.name:
             return None
         return Items("", (number, Number(-number.value, number.unit, number.percent)), name)
-    kind, inner = _brackets(rest)
-    if not kind and not _JOINED.search(inner):
-        return None
-    parts = _JOINED.split(inner) if kind not in ("()", "{}", "[]", "(]", "[)") else _in_brackets(inner)
-    if len(parts) > MAX_ITEMS or (len(parts) < 2 and kind != "{}"):
+    kind, inner = strip_brackets(rest)
+    if set(inner) & set("()[]{}"):
+        kind, inner = "", rest
+    parts = split_items(_GROUPED_DIGITS.sub("", inner) if kind else inner)
+    if parts is None or len(parts) > MAX_ITEMS or (len(parts) < 2 and kind != "{}"):
         return None
     items = []
     for part in parts:
-        item = read_number(part.strip(), alone=not kind)
+        item = read_number(part, alone=not kind)
         if item is None:
             return None
         items.append(item)
     return Items(kind, tuple(items), name)
-
-
-def _in_brackets(inner: str) -> list[str]:
-    """Split the content of brackets at its commas, except before a group of digits that begins with 0."""
-    return re.split(r"\s*[;,]\s*(?:(?:and|or)\s)?\s*|\s+(?:and|or)\s+", re.sub(r"(?<=\d),(?=0\d\d(?!\d))", "", inner))
-
-
-def _brackets(text: str) -> tuple[str, str]:
-    """Return the brackets around the whole text, and their content."""
-    for opening in ("\\{", "{", "(", "["):
-        if text.startswith(opening):
-            for closing in ("\\}", "}", ")", "]"):
-                inner = text[len(opening) : -len(closing)].strip()
-                if text.endswith(closing) and not set(inner) & set("()[]{}") and len(text) > len(opening) + 1:
-                    if opening in ("(", "[") and closing in (")", "]"):
-                        return opening + closing, inner
-                    if (opening, closing) in (("\\{", "\\}"), ("{", "}")):
-                        return ("{}" if opening == "\\{" else ""), inner
-    return "", text
 
 
 def _words(text: str) -> Words | None:
@@ -214,30 +193,8 @@ def _letters(text: str) -> str:
 
 
 def _same_items(a: Items, b: Items) -> bool:
-    if len(a.items) != len(b.items) or not have_same_name(a.name, b.name):
+    if not have_same_name(a.name, b.name):
         return False
-    kinds = {a.kind, b.kind}
-    if kinds <= {"", "{}"}:
-        if any(one.name for one in a.items) and any(one.name for one in b.items):
-            return _pair_up(a.items, b.items)
-        if len({one.name for one in (*a.items, *b.items)} - {""}) <= 1:
-            return _pair_up(a.items, b.items)
-    elif len(kinds) == 2 and not (kinds == {"", "()"} or (kinds == {"", "[]"} and len(a.items) > 2)):
-        return False
-    return all(map(are_same, a.items, b.items))
-
-
-def _pair_up(ours: tuple[Number, ...], theirs: tuple[Number, ...]) -> bool:
-    """Return True if the numbers can be matched one to one, in both directions."""
-    return can_pair_up(ours, theirs, are_same) and can_pair_up(theirs, ours, are_same)
-
-
-def can_pair_up(ours: Sequence[T], theirs: Sequence[T], equal: Callable[[T, T], bool]) -> bool:
-    """Return True if each of ``ours`` can be matched greedily to an equal element of ``theirs`` of its own."""
-    left = list(theirs)
-    for one in ours:
-        partner = next((index for index, other in enumerate(left) if equal(one, other)), None)
-        if partner is None:
-            return False
-        del left[partner]
-    return True
+    names = [{item.name for item in side.items} - {""} for side in (a, b)]
+    is_ordered = not all(names) and len(names[0] | names[1]) > 1  # values stand for names in their order
+    return are_equal_lists((a.kind, b.kind), a.items, b.items, are_same, is_ordered=is_ordered)
