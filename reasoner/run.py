@@ -28,8 +28,9 @@ from reasoner.jobs.verifier_specs import PrmVerifier, ProbeVerifier
 from reasoner.sandbox.cells import CellLimits
 from reasoner.sandbox.lockdown import check_lockdown
 from reasoner.search.cache_lease import CacheLease
-from reasoner.search.calls import CallRunner
-from reasoner.search.function_calls import list_functions, open_function_reader
+from reasoner.search.calls.functions import list_functions, open_function_reader
+from reasoner.search.calls.runner import CallRunner
+from reasoner.search.context import SearchContext
 from reasoner.search.policies.call_format import find_model_format, find_python_format, resolve_python
 from reasoner.search.policies.forced_calls import force_calls
 from reasoner.search.policies.policy import Policy, tokenize_problem
@@ -37,7 +38,6 @@ from reasoner.search.policies.selection import policy_selector, policy_selectors
 from reasoner.search.policies.thoughts import find_thought_format
 from reasoner.search.policies.tool_messages import find_tool_messages
 from reasoner.search.search import Search
-from reasoner.search.stream_context import SearchContext
 from reasoner.strategies.base import AnswerLeader, Choice
 from reasoner.strategies.registry import STRATEGIES
 from reasoner.thoughts import ThoughtFormat

@@ -12,12 +12,12 @@ Where nobody tells, as in solutions that a client brings, the text is read (``en
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from engine.protocol.thoughts import DELIMITERS, Delimiters
-from engine.protocol.types import Completion, SamplingParams, Tokens
+from engine.protocol.types import Completion, Tokens
 from reasoner.tree import Part, PartKind, ThoughtState, find_turn, read_parts
 
 
@@ -80,17 +80,10 @@ class ThoughtProgress:
     format: ThoughtFormat
     state: ThoughtState
     num_tokens: int = 0
-    limit: int | None = None
-    """The maximum number of generated tokens of a thought."""
     parts: tuple[Part, ...] = ()
     """The parts of the branch."""
     above: tuple[Part, ...] = ()
     """The parts of the model's current turn before the branch."""
-
-    @property
-    def can_be_cut(self) -> bool:
-        """Return True if the next request may end anywhere, since another one goes on there."""
-        return True
 
     @property
     def can_begin_answer(self) -> bool:
@@ -110,9 +103,9 @@ class ThoughtProgress:
         return self.parts[start:] if start else self.above + self.parts
 
     @property
-    def is_at_limit(self) -> bool:
-        """Return True if the thought has to be closed before the next token."""
-        return self.limit is not None and self.state != "closed" and self.num_tokens >= self.limit
+    def has_just_closed(self) -> bool:
+        """True if the branch ends with the end of its thought."""
+        return self.state == "closed" and bool(self.parts) and self.parts[-1].kind == "thought"
 
     @property
     def is_known(self) -> bool:
@@ -129,54 +122,38 @@ class ThoughtProgress:
         """Number of the branch's calls of tools."""
         return sum(part.origin == "tool" for part in self.parts)
 
-    def max_tokens(self, tokens: int, *, must_decide: bool) -> int:
-        """Return the number of tokens to request: at most ``tokens``, and not beyond the limit of the thought.
-
-        ``must_decide``: only as many as show if the model opens a thought, as the two kinds of text are sampled
-        under different stop conditions.
-        """
-        if self.state == "undecided" and must_decide:
-            tokens = min(tokens, len(self.format.opening_ids))
-        if self.limit is not None and self.state != "closed":
-            tokens = min(tokens, self.limit - self.num_tokens)
-        return tokens
-
-    def adapt(self, sampling: SamplingParams, step_stops: Sequence[str]) -> SamplingParams:
-        """Return sampling parameters with which the request ends at the thought's end.
-
-        ``step_stops``: stop strings of ``sampling`` that do not apply within thoughts.
-        """
-        if self.state == "closed":
-            return sampling
-        stop = tuple(text for text in sampling.stop if text not in step_stops)
-        if self.format.end_token is None:
-            return replace(sampling, stop=(*stop, self.format.closing))
-        return replace(sampling, stop=stop, stop_token_ids=(*sampling.stop_token_ids, self.format.end_token))
-
     def add(self, segment: Completion, earlier: Tokens) -> tuple[ThoughtProgress, Completion]:
-        """Return the progress after a segment, and the segment with the closing delimiter in its text.
+        """Return the progress after a segment, and the segment as if a closing delimiter had not stopped it.
 
-        ``earlier``: the tokens of the model's current turn before the segment.
+        The delimiter is then in its text. ``earlier``: the tokens of the model's current turn before the segment.
         """
+        if self.format.is_told:
+            return self._add_told(segment), segment
         if self.state == "closed":
             return self._append("answer", segment), segment
         state = self._decide(earlier + segment.token_ids)
         is_end = self._is_at_end(segment)
-        if is_end and not segment.text.endswith(self._end_text):
-            segment = replace(segment, text=segment.text + self._end_text)
-        closes = is_end and state == "open"
-        if closes:
-            state = "closed"
-        elif is_end:  # a delimiter of an answer that no thought precedes
-            segment = replace(segment, finish_reason="length", stop=None)
-        if state == "closed" and not closes:
+        if is_end:
+            text = segment.text if segment.text.endswith(self._end_text) else segment.text + self._end_text
+            segment = replace(segment, text=text, finish_reason="length", stop=None)
+        closes = is_end and state == "open"  # else it is a delimiter of an answer that no thought precedes
+        if state == "closed":
             return replace(self._append("answer", segment), state=state), segment
+        num_tokens = self.num_tokens + len(segment.token_ids)
         progress = self._append("thought", segment)
-        return replace(progress, state=state, num_tokens=self.num_tokens + len(segment.token_ids)), segment
+        return replace(progress, state="closed" if closes else state, num_tokens=num_tokens), segment
 
-    def closes(self, segment: Completion, earlier: Tokens) -> bool:
-        """Return True if the thought ends with this segment."""
-        return self._is_at_end(segment) and self._decide(earlier + segment.token_ids) == "open"
+    def _add_told(self, segment: Completion) -> ThoughtProgress:
+        """Return the progress after a segment, of which the server has told the part that is a thought."""
+        num_chars, num_tokens = segment.thought or (0, 0)
+        rest = len(segment.text) - num_chars, len(segment.token_ids) - num_tokens
+        parts = Part("thought", "generated", num_chars, num_tokens), Part("answer", "generated", *rest)
+        state = self.state
+        if rest[0]:
+            state = "closed"
+        elif num_tokens and state == "undecided":
+            state = "open"
+        return replace(self, state=state, num_tokens=self.num_tokens + num_tokens, parts=_join(self.parts, *parts))
 
     def _is_at_end(self, segment: Completion) -> bool:
         """Return True if the closing delimiter has stopped this segment."""
@@ -206,7 +183,7 @@ class ThoughtProgress:
         parts = Part(kind, "tool", len(text), len(output) - len(next_turn)), Part(kind, "injected", 0, len(next_turn))
         return replace(self, state=state, parts=_join(self.parts, *parts))
 
-    def forced_end(self) -> tuple[str, Tokens]:
+    def make_forced_end(self) -> tuple[str, Tokens]:
         """Return the text and the tokens that close the thought now."""
         text, ids = self.format.forced, self.format.forced_ids
         if self._is_at_start:
@@ -228,36 +205,6 @@ class ThoughtProgress:
     def _append(self, kind: PartKind, segment: Completion) -> ThoughtProgress:
         part = Part(kind, "generated", len(segment.text), len(segment.token_ids))
         return replace(self, parts=_join(self.parts, part))
-
-
-class ToldThought(ThoughtProgress):
-    """Progress on a server that tells which part of an answer is a thought. No request ends with the thought."""
-
-    @property
-    def can_be_cut(self) -> bool:
-        return self.state == "closed"  # most templates do not render the beginning of a thought
-
-    def max_tokens(self, tokens: int, *, must_decide: bool) -> int:  # noqa: ARG002
-        return tokens
-
-    def adapt(self, sampling: SamplingParams, step_stops: Sequence[str]) -> SamplingParams:  # noqa: ARG002
-        return sampling
-
-    def closes(self, segment: Completion, earlier: Tokens) -> bool:  # noqa: ARG002
-        return False
-
-    def add(self, segment: Completion, earlier: Tokens) -> tuple[ThoughtProgress, Completion]:  # noqa: ARG002
-        """Return the progress after a segment, of which the server has told the part that is a thought."""
-        num_chars, num_tokens = segment.thought or (0, 0)
-        rest = len(segment.text) - num_chars, len(segment.token_ids) - num_tokens
-        parts = Part("thought", "generated", num_chars, num_tokens), Part("answer", "generated", *rest)
-        state = self.state
-        if rest[0]:
-            state = "closed"
-        elif num_tokens and state == "undecided":
-            state = "open"
-        progress = replace(self, state=state, num_tokens=self.num_tokens + num_tokens, parts=_join(self.parts, *parts))
-        return progress, segment
 
 
 def _join(parts: tuple[Part, ...], *more: Part) -> tuple[Part, ...]:
@@ -284,7 +231,8 @@ def describe_thought(progress: ThoughtProgress) -> dict[str, Any]:
 
 def read_thought(progress: ThoughtProgress | None, data: Mapping[str, Any]) -> ThoughtProgress | None:
     """Return the progress after an entry of the journal."""
-    if progress is None or "parts" not in data:
+    if "parts" not in data:
         return progress
+    progress = progress or ThoughtProgress(UNKNOWN, "closed")
     thought = data.get("thought", {"state": progress.state, "tokens": progress.num_tokens})
     return replace(progress, state=thought["state"], num_tokens=thought["tokens"], parts=read_parts(data))

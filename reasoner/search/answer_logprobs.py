@@ -17,8 +17,9 @@ from reasoner.budget.usage import Usage
 from reasoner.deadline import run_unless, run_within
 from reasoner.jobs.job import TokenProbability, TopToken
 from reasoner.jobs.journal import JobCancelled
+from reasoner.search.context import SearchContext
 from reasoner.search.replay import PendingEntry
-from reasoner.search.stream_context import SearchContext, StreamContext
+from reasoner.search.stream_context import StreamContext
 from reasoner.tree import Node
 
 LEAST_LOGPROB = -9999.0

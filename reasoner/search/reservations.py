@@ -3,89 +3,71 @@
 from __future__ import annotations
 
 from bisect import bisect
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Sequence
 
 from reasoner.budget.prices import NO_AMOUNT, Amount, TokenRate
-from reasoner.search.branch import InFlightBranch
+from reasoner.search.generation import Generation
 from reasoner.search.stream_context import StreamContext
 
 
 class Reservations:
-    """The reservations of the branches in flight of one stream."""
+    """Reserves the budget of a search for its branches."""
 
     def __init__(self, context: StreamContext) -> None:
         self._ledger = context.search.ledger
         self._rates = [self._ledger.rate_of_model(policy.model) for policy in context.search.policies]
         self._counts_prompts = self._ledger.budget.flops is not None or self._ledger.budget.cost is not None
         self._longest = context.longest
-        self._amounts: dict[InFlightBranch, Amount] = {}
 
-    def __contains__(self, branch: InFlightBranch) -> bool:
-        return branch in self._amounts
-
-    def __iter__(self) -> Iterator[InFlightBranch]:
-        return iter(self._amounts)
-
-    def __len__(self) -> int:
-        return len(self._amounts)
-
-    def tokens(self, branch: InFlightBranch) -> int:
-        """Return the tokens that are reserved for a branch."""
-        return self._amounts[branch].tokens
-
-    def rate(self, branch: InFlightBranch) -> TokenRate:
+    def rate(self, branch: Generation) -> TokenRate:
         """Return the FLOPs and the price of a token of the branch's policy."""
         return self._rates[branch.parent.policy]
 
-    def select(self, waiting: Sequence[InFlightBranch]) -> tuple[Sequence[InFlightBranch], int]:
+    def select(
+        self, waiting: Sequence[Generation], in_flight: Collection[Generation]
+    ) -> tuple[Sequence[Generation], int]:
         """Return the first branches, as many as the budget can reserve a sensible length for, and that length.
 
         It is the number of tokens for each of them, 0 for none. If the budget holds less than one sensible length, the
         first branch gets what is left, but only if nothing in flight may release enough.
         """
         sensible = max(min(branch.tokens_left, self._longest.get(branch.op, branch.tokens_left)) for branch in waiting)
-        count = self._max_branches_that_fit(waiting, sensible)
-        if count == 0 and self._amounts:
+        count = self._max_branches_that_fit(waiting, sensible, in_flight)
+        if count == 0 and in_flight:
             return [], 0
         starting = waiting[: max(1, count)]
-        verification = self._expected_verification(waiting[:count], sensible)
+        verification = self._expected_verification(waiting[:count], sensible, in_flight)
         return starting, self._max_tokens_per_branch(starting, verification)
 
-    def add(self, branch: InFlightBranch, tokens: int) -> None:
+    def reserve(self, branch: Generation, tokens: int) -> None:
         """Reserve ``tokens`` for a branch, or all that it may have."""
-        amount = self._max_amount([branch], tokens)
-        self._ledger.reserve(amount)
-        self._amounts[branch] = amount
+        branch.reservation = self._max_amount([branch], tokens)
+        self._ledger.reserve(branch.reservation)
 
-    def pop(self, branch: InFlightBranch) -> Amount:
-        """Remove and return a reservation, which stays held until its spend is committed."""
-        return self._amounts.pop(branch)
-
-    def release_all(self) -> None:
-        for amount in self._amounts.values():
-            self._ledger.release(amount)
-        self._amounts.clear()
-
-    def _max_branches_that_fit(self, waiting: Sequence[InFlightBranch], tokens: int) -> int:
+    def _max_branches_that_fit(
+        self, waiting: Sequence[Generation], tokens: int, in_flight: Collection[Generation]
+    ) -> int:
         """Return the number of branches, from the first, for which the budget can reserve ``tokens`` each."""
 
         def exceeds(count: int) -> bool:
             branches = waiting[:count]
-            return not self._fits(branches, tokens, self._expected_verification(branches, tokens))
+            return not self._fits(branches, tokens, self._expected_verification(branches, tokens, in_flight))
 
         return bisect(range(1, len(waiting) + 1), False, key=exceeds)
 
-    def _max_tokens_per_branch(self, branches: Sequence[InFlightBranch], verification: Amount) -> int:
+    def _max_tokens_per_branch(self, branches: Sequence[Generation], verification: Amount) -> int:
         """Return the largest number of tokens that the budget can reserve for each of the branches."""
         longest = max(branch.tokens_left for branch in branches)
         return bisect(range(1, longest + 1), False, key=lambda tokens: not self._fits(branches, tokens, verification))
 
-    def _fits(self, branches: Sequence[InFlightBranch], tokens: int, verification: Amount) -> bool:
+    def _fits(self, branches: Sequence[Generation], tokens: int, verification: Amount) -> bool:
         """Return True if the budget can reserve ``tokens`` for each branch (or its limit) beside ``verification``."""
         whole = all(branch.op == "complete" for branch in branches)  # these may use what is set aside for finishing one
         return self._ledger.max_affordable(self._max_amount(branches, tokens) + verification, whole=whole) >= 1
 
-    def _expected_verification(self, branches: Sequence[InFlightBranch], tokens: int) -> Amount:
+    def _expected_verification(
+        self, branches: Sequence[Generation], tokens: int, in_flight: Collection[Generation]
+    ) -> Amount:
         """Estimate what verifying these branches and those in flight will take, from what it took so far.
 
         A branch that cannot be scored is worth little. The estimate is zero for no branches.
@@ -93,19 +75,18 @@ class Reservations:
         usage = self._ledger.usage
         if not branches or not usage.verifier_computed:
             return NO_AMOUNT
-        in_flight = sum(
-            min(amount.tokens, self._longest.get(branch.op, amount.tokens)) for branch, amount in self._amounts.items()
-        )
-        expected = in_flight + sum(min(branch.tokens_left, tokens) for branch in branches)
+        reserved = ((branch.op, branch.reservation.tokens) for branch in in_flight)
+        expected = sum(min(most, self._longest.get(op, most)) for op, most in reserved)
+        expected += sum(min(branch.tokens_left, tokens) for branch in branches)
         return Amount(tokens=expected * usage.verifier_computed // max(1, usage.generated))
 
-    def _max_amount(self, branches: Sequence[InFlightBranch], tokens: int) -> Amount:
+    def _max_amount(self, branches: Sequence[Generation], tokens: int) -> Amount:
         """Return the most that ``tokens`` more for each branch can cost."""
         generated, prompts = [0] * len(self._rates), [0] * len(self._rates)
         for branch in branches:
             count = min(branch.tokens_left, tokens)
             generated[branch.parent.policy] += count
             if self._counts_prompts:
-                prompts[branch.parent.policy] += branch.num_prompt_tokens(count)
+                prompts[branch.parent.policy] += branch.count_prompt_tokens(count)
         most = zip(self._rates, prompts, generated, strict=True)
         return sum((rate.max_branch_amount(*counts) for rate, *counts in most), start=NO_AMOUNT)

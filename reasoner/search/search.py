@@ -23,13 +23,14 @@ from reasoner.budget.usage import Usage
 from reasoner.jobs.job import TokenProbability
 from reasoner.search.answer_logprobs import compute_logprobs
 from reasoner.search.candidates import add_candidates, list_finished, select_candidates
+from reasoner.search.context import SearchContext
 from reasoner.search.grants import Grants
 from reasoner.search.policies.forced_calls import choose_natively
 from reasoner.search.policies.policy import Policy, check_room, count_samples, find_sample_number
 from reasoner.search.replay import PendingEntry, ReplayLog
 from reasoner.search.score_recorder import ComparisonRecorder, Pair, ScoreRecorder
 from reasoner.search.stream import Stream
-from reasoner.search.stream_context import SearchContext, StreamContext
+from reasoner.search.stream_context import StreamContext
 from reasoner.thoughts import ThoughtFormat
 from reasoner.tree import Node, find_best_leaf
 
@@ -217,7 +218,7 @@ class Search:
         tokens = await self.tokenize(text, parent.policy)
         node = Node(self._next_path(parent), parent, prefix + tokens, text, undone=undone, solves=parent.solves)
         node.policy = parent.policy
-        thought = self._shared.thought_at(parent)
+        thought = self._shared.find_thinking(parent)
         if thought is not None:
             if undone and thought.format.closing in instead:
                 thought = replace(thought, state="open")

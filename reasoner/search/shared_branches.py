@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 
 from reasoner.budget.usage import Usage
-from reasoner.search.branch import InFlightBranch
+from reasoner.search.generation import Generation
 from reasoner.search.replay import PendingEntry
 from reasoner.tree import read_answer_level
 
@@ -20,9 +20,9 @@ class Copies:
     """The first branch of each group of equal ones in a search."""
 
     def __init__(self) -> None:
-        self._first: dict[Hashable, InFlightBranch] = {}
+        self._first: dict[Hashable, Generation] = {}
 
-    def original(self, branch: InFlightBranch, is_pending: Callable[[InFlightBranch], bool]) -> InFlightBranch | None:
+    def original(self, branch: Generation, is_pending: Callable[[Generation], bool]) -> Generation | None:
         """Return the branch that ``branch`` copies: one that was not cut short or is still pending.
 
         ``None`` if the branch has to be generated; later equal ones then copy it.
@@ -30,29 +30,29 @@ class Copies:
         if branch.equality is None:
             return None
         first = self._first.get(branch.equality)
-        if first is not None and first is not branch and branch.part == 0:
+        if first is not None and first is not branch and branch.num_parts == 0:
             usable = is_pending(first) if first.end is None else first.end["reason"] not in CUT_REASONS
             if usable:
                 return first
         self._first[branch.equality] = branch
         return None
 
-    def add_ended(self, branch: InFlightBranch) -> None:
+    def add_ended(self, branch: Generation) -> None:
         """Register a branch that has ended, now or in a replay."""
         assert branch.end is not None
         if branch.equality is not None and branch.end["reason"] not in CUT_REASONS:
             self._first[branch.equality] = branch
 
 
-def copy_entry(branch: InFlightBranch, original: InFlightBranch) -> PendingEntry:
+def copy_entry(branch: Generation, original: Generation) -> PendingEntry:
     """Return the journal entry of a copy: the original's text and end, without cost."""
     assert original.end is not None
     data = {
         "node": branch.id,
         "parent": branch.parent.id,
         "part": 0,
-        "text": original.text,
-        "token_ids": list(original.token_ids),
+        "text": original.recorded.text,
+        "token_ids": list(original.recorded.token_ids),
         "tokens": 0,
         "cached": 0,
         "logprob": original.logprob,
@@ -63,8 +63,8 @@ def copy_entry(branch: InFlightBranch, original: InFlightBranch) -> PendingEntry
         "closed": original.end.get("closed", False),
         "copy_of": original.id,
     }
-    if original.confidence:
-        data["confidence"] = list(original.confidence)
+    if original.recorded.confidence:
+        data["confidence"] = list(original.recorded.confidence)
     data |= {name: original.end[name] for name in COPIED if name in original.end}
     if "probe" in original.end:
         data["probe"] = original.end["probe"]

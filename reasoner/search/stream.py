@@ -18,14 +18,16 @@ from engine.protocol.types import SamplingParams
 from reasoner.budget.prices import NO_AMOUNT, Amount
 from reasoner.budget.usage import Usage
 from reasoner.jobs.journal import Entry, JobCancelled
-from reasoner.jobs.step_specs import StepRule
-from reasoner.search.branch import BranchPart, InFlightBranch, Watch, is_greedy, make_sampling_params
 from reasoner.search.branch_runner import BranchRunner
-from reasoner.search.function_calls import SolutionEnd, read_end
+from reasoner.search.branch_text import BranchText, Watch
+from reasoner.search.calls.functions import SolutionEnd, read_end
+from reasoner.search.generation import BranchPart, Generation, State, is_greedy, make_sampling_params
 from reasoner.search.replay import ARRIVED_AT_SHUTDOWN, BILLED_ONLY, PendingEntry
+from reasoner.search.rules.chain import make_rules
+from reasoner.search.rules.rule import BranchOptions, NewBranch
 from reasoner.search.shared_branches import copy_entry
 from reasoner.search.stream_context import StreamContext
-from reasoner.thoughts import describe_thought, read_thought
+from reasoner.thoughts import describe_thought
 from reasoner.tree import Node, Reason, add_calls, describe_refusal, read_answer_level, read_refusal
 
 
@@ -41,7 +43,7 @@ class Stream:
         """``open_streams`` is the search's set of open streams, to which this one adds itself until it is closed."""
         self._context = context
         self._open_streams = open_streams
-        self._pending: dict[str, InFlightBranch] = {}
+        self._pending: dict[str, Generation] = {}
         """Branches that have not ended, by the key of their next part."""
         self._calls = 0
         self._runner = BranchRunner(context)
@@ -54,7 +56,7 @@ class Stream:
         ``greedy`` takes the likeliest token each time.
         """
         steps = self._context.search.spec.step_rule
-        return self._add("expand", parents, n, steps.stops, greedy=greedy, limit=steps.limit, steps=steps)
+        return self._add("expand", parents, n, BranchOptions(greedy=greedy, limit=steps.limit, steps=steps))
 
     def complete(
         self,
@@ -75,18 +77,15 @@ class Stream:
         ``watch`` checks the branches while they are generated; one that it ends as ``pruned`` counts as wasted.
         ``ends_with_thought`` ends a branch, as a step, where its thought ends.
         """
-        stop = () if until is None else (until,)
-        return self._add(
-            "complete",
-            parents,
-            n,
-            stop,
+        options = BranchOptions(
             greedy=greedy,
             limit=limit,
             confidence=confidence,
+            until=until,
+            ends_with_thinking=ends_with_thought,
             watch=watch,
-            ends_with_thought=ends_with_thought,
         )
+        return self._add("complete", parents, n, options)
 
     async def __aenter__(self) -> Stream:
         self._open_streams.add(self)
@@ -137,54 +136,34 @@ class Stream:
         else:
             await log.write([replace(entry, data=entry.data | {ARRIVED_AT_SHUTDOWN: True}) for entry in entries])
 
-    def _add(
-        self,
-        op: str,
-        parents: Sequence[Node],
-        n: int | Sequence[int],
-        stop: tuple[str, ...],
-        *,
-        greedy: bool,
-        limit: int | None = None,
-        confidence: int | None = None,
-        watch: Watch | None = None,
-        steps: StepRule | None = None,
-        ends_with_thought: bool = False,
-    ) -> int:
-        spec = self._context.search.spec
-        reader = None if self._context.search.calls is None else self._context.search.calls.reader
-        calls = () if reader is None else reader.stops
+    def _add(self, op: str, parents: Sequence[Node], n: int | Sequence[int], options: BranchOptions) -> int:
+        search = self._context.search
         params = [
-            [
-                make_sampling_params(policy.sampling, greedy=greedy, stop=stops, logprobs=confidence)
-                for stops in ((*stop, *spec.stop), (*stop, *spec.stop, *calls))
-            ]
-            for policy in self._context.search.policies
+            make_sampling_params(
+                policy.sampling, greedy=options.greedy, stop=tuple(search.spec.stop), logprobs=options.confidence
+            )
+            for policy in search.policies
         ]
         before = len(self._pending)
         counts = [n] * len(parents) if isinstance(n, int) else n
         for parent, count in zip(parents, counts, strict=True):
             most = self._context.max_new_tokens(parent)
-            max_tokens = most if limit is None else min(most, limit)
+            max_tokens = most if options.limit is None else min(most, options.limit)
             if max_tokens <= 0:
                 continue
+            context_left = search.policy(parent).model.context - len(parent.prefix)
+            start = BranchText(
+                parent,
+                max_tokens,
+                limit_reason="length" if max_tokens < context_left else "context",
+                thinking=self._context.find_thinking(parent),
+            )
+            rules = make_rules(
+                NewBranch(search, parent, options, is_step_limit=options.steps is not None and max_tokens < most)
+            )
+            sampling = _count_earlier_tokens(params[parent.policy], parent)
             for index in range(parent.created, parent.created + count):
-                branch = InFlightBranch(
-                    op,
-                    parent,
-                    (*parent.path, index),
-                    # A conversation about solutions calls nothing.
-                    _count_earlier_tokens(params[parent.policy][parent.solves], parent),
-                    max_tokens,
-                    thought=self._context.thought_at(parent),
-                    ends_with_thought=steps is not None or ends_with_thought,
-                    steps=steps,
-                    splits_thoughts=spec.steps is not None,
-                    ends_at_limit=steps is not None and max_tokens < most,
-                    call=self._calls,
-                    watch=watch,
-                    reader=reader if parent.solves else None,
-                )
+                branch = Generation(op, (*parent.path, index), sampling, start, rules, wave=self._calls)
                 self._pending[branch.key] = branch
             parent.created += count
         self._calls += 1
@@ -208,7 +187,7 @@ class Stream:
     def _cut_pending(self) -> list[BranchPart]:
         """Return the ends of branches that have a part and can get no more because the budget is used up."""
         reason: Reason = "timeout" if self._context.search.ledger.seconds_left() == 0.0 else "budget"
-        return [BranchPart(branch, reason) for branch in self._pending.values() if branch.part > 0]
+        return [BranchPart(branch, reason) for branch in self._pending.values() if branch.num_parts > 0]
 
     async def _generate(self) -> list[Entry]:
         """Write and return copies of branches that have ended, or else parts from the engine."""
@@ -222,11 +201,9 @@ class Stream:
         return await self._write(parts) if parts else []
 
     async def _write(self, parts: Sequence[BranchPart]) -> list[Entry]:
-        try:
-            entries = [await self._part_entry(part) for part in parts]
-        except BaseException:  # extraction may be interrupted, and paid tokens must not be lost
-            self._runner.put_back(parts)
-            raise
+        # Extraction may be interrupted: until the parts are taken, a runner that is stopped returns them.
+        entries = [await self._part_entry(part) for part in parts]
+        self._runner.take(parts)
         return await self._context.replay_log.write(entries)
 
     def _is_lost(self, part: BranchPart, *, is_final: bool) -> bool:
@@ -238,10 +215,10 @@ class Stream:
     def _cancel_waiting(self, stopped: Iterable[BranchPart]) -> list[BranchPart]:
         """Return the ends of pending branches that have parts but were not in flight."""
         in_flight = {part.branch for part in stopped}
-        begun = [branch for branch in self._pending.values() if branch.part > 0 and branch not in in_flight]
+        begun = [branch for branch in self._pending.values() if branch.num_parts > 0 and branch not in in_flight]
         return [BranchPart(branch, "cancelled") for branch in begun]
 
-    def _is_pending(self, branch: InFlightBranch) -> bool:
+    def _is_pending(self, branch: Generation) -> bool:
         return self._pending.get(branch.key) is branch
 
     async def _part_entry(self, part: BranchPart) -> PendingEntry:
@@ -249,20 +226,20 @@ class Stream:
         branch = part.branch
         reason, stated = part.reason, SolutionEnd()
         if reason is not None:
-            end = Node(branch.path, branch.parent, (), branch.text + part.text)
-            end.parts = () if part.thought is None else part.thought.parts
-            end.thought = part.thought.state if part.thought is not None and part.thought.is_known else None
+            end = Node(branch.path, branch.parent, (), branch.recorded.text + part.text)
+            end.parts = () if part.thinking is None else part.thinking.parts
+            end.thought = part.thinking.state if part.thinking is not None and part.thinking.is_known else None
             if branch.parent.solves:
                 stated = await read_end(end, reason, self._context.answers, self._context.search.functions)
             if stated.answer is not None and reason == "step":
                 reason = "answer"
         spend = part.spend
         if reason == "pruned":
-            spend = spend + Usage(pruned=len(branch.token_ids) + len(part.token_ids))
+            spend = spend + Usage(pruned=len(branch.recorded.token_ids) + len(part.token_ids))
         data = {
             "node": branch.id,
             "parent": branch.parent.id,
-            "part": branch.part,
+            "part": branch.num_parts,
             "text": part.text,
             "token_ids": list(part.token_ids),
             "tokens": len(part.token_ids),
@@ -270,12 +247,12 @@ class Stream:
             "logprob": part.logprob,
             "final": reason is not None,
             "reason": reason,
-            "closed": part.closed,
+            "closed": part.has_ended_turn,
             **stated.describe(),
         }
         data |= self._context.name_model(self._context.search.policy(branch.parent).model)
-        if part.thought is not None:
-            data |= describe_thought(part.thought)
+        if part.thinking is not None:
+            data |= describe_thought(part.thinking)
         if branch.sampling.logprobs is not None:
             data["confidence"] = list(part.confidence)
         if reason is not None and part.probe is not None:
@@ -292,46 +269,38 @@ class Stream:
         pending = [(self._pending[entry.key], entry.data) for entry in entries if entry.key in self._pending]
         return [node for branch, data in pending if (node := self._apply_part(branch, data)) is not None]
 
-    def _apply_part(self, branch: InFlightBranch, data: dict[str, Any]) -> Node | None:
-        """Append a part to its branch, and return the node if the branch has ended."""
+    def _apply_part(self, branch: Generation, data: dict[str, Any]) -> Node | None:
+        """Record a part of its branch, and return the node if the branch has ended."""
         del self._pending[branch.key]
-        branch.token_ids += tuple(data["token_ids"])
-        branch.text += data["text"]
-        branch.logprob += data["logprob"]
-        branch.confidence += tuple(data.get("confidence", ()))
-        branch.part += 1
-        branch.thought = read_thought(branch.thought, data)
-        branch.is_calling = data.get("calling", False)
-        branch.has_ended_turn = data.get("closed", False)
-        reason: Reason | None = data["reason"]
-        if reason is None:
+        branch.record(data)
+        if branch.state is not State.ENDED:
             self._pending[branch.key] = branch
             return None
-        branch.end = data
+        text, reason = branch.recorded, data["reason"]
         context = self._context
         context.copies.add_ended(branch)
         context.is_cut_short |= reason in ("budget", "timeout")
-        context.longest[branch.op] = max(context.longest.get(branch.op, 1), len(branch.token_ids))
+        context.longest[branch.op] = max(context.longest.get(branch.op, 1), len(text.token_ids))
         if branch.op == "expand" and context.search.ledger.is_setting_aside:
             context.set_aside()
         node = Node(
             path=branch.path,
             parent=branch.parent,
-            prefix=branch.parent.prefix + branch.token_ids,
-            text=branch.text,
-            tokens=len(branch.token_ids),
+            prefix=branch.parent.prefix + text.token_ids,
+            text=text.text,
+            tokens=len(text.token_ids),
             logprob=0.0 if is_greedy(context.search.policy(branch.parent).sampling) else branch.logprob,
             reason=reason,
             answer=data["answer"],
             answer_level=read_answer_level(data),
-            confidence=branch.confidence,
+            confidence=text.confidence,
             probe=data.get("probe"),
             solves=branch.parent.solves,
             policy=branch.parent.policy,
-            closed=data.get("closed", False),
+            closed=text.has_ended_turn,
             is_copy="copy_of" in data,
-            parts=() if branch.thought is None else branch.thought.parts,
-            thought=branch.thought.state if branch.thought is not None and branch.thought.is_known else None,
+            parts=() if text.thinking is None else text.thinking.parts,
+            thought=text.thinking.state if text.thinking is not None and text.thinking.is_known else None,
         )
         add_calls(node, data)
         node.refusal = read_refusal(data)

@@ -18,7 +18,7 @@ from pydantic import Field
 from reasoner.answers.extraction.finder import AnswerFinder
 from reasoner.answers.spec import AnswerSpec
 from reasoner.budget.spec import MAX_BUDGET_TOKENS
-from reasoner.search.branch import PartialBranch, Watch
+from reasoner.search.branch_text import BranchText, Watch
 from reasoner.search.candidates import select_candidates
 from reasoner.search.search import Search
 from reasoner.search.stream import Stream
@@ -134,7 +134,7 @@ class _Forcing:
         watch = Watch(WATCH_INTERVAL, self._stop_at_answer)
         self._stream.complete([request], 1, limit=self._params.answer, watch=watch)
 
-    async def _stop_at_answer(self, branch: PartialBranch) -> Reason | None:
+    async def _stop_at_answer(self, branch: BranchText) -> Reason | None:
         answer = await self._finder.find(branch.parent.text + branch.text, "inside")
         return None if answer is None else "answer"
 

@@ -27,7 +27,7 @@ from reasoner.confidence.token_confidence import (
 )
 from reasoner.jobs.candidate_spec import MAX_N
 from reasoner.jobs.spec import JobSpec
-from reasoner.search.branch import Watch
+from reasoner.search.branch_text import Watch
 from reasoner.search.candidates import select_candidates
 from reasoner.search.search import Search
 from reasoner.strategies.base import Choice, Params, Samples, Strategy, choose_by_majority, count_abstained

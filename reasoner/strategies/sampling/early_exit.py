@@ -20,7 +20,7 @@ from reasoner.answers.extraction.finder import AnswerFinder
 from reasoner.answers.spec import AnswerSpec
 from reasoner.answers.votes import group_equivalent
 from reasoner.confidence.stopping_rules import num_needed_by_beta
-from reasoner.search.branch import PartialBranch, Watch
+from reasoner.search.branch_text import BranchText, Watch
 from reasoner.search.candidates import select_candidates
 from reasoner.search.search import Search
 from reasoner.search.stream import Stream
@@ -153,7 +153,7 @@ class _Probing:
     def _has_room(self, node: Node) -> bool:
         return self._search.max_new_tokens(node) > 0
 
-    async def _stop_at_answer(self, branch: PartialBranch) -> Reason | None:
+    async def _stop_at_answer(self, branch: BranchText) -> Reason | None:
         answer = await self._finder.find(branch.parent.text + branch.text, "inside")
         return None if answer is None else "answer"
 

@@ -13,8 +13,9 @@ from reasoner.jobs.journal import MemoryJournal
 from reasoner.jobs.spec import JobSpec
 from reasoner.repetition import MIN_LOOP_TOKENS
 from reasoner.run import run_job
-from reasoner.search import branch as branch_module
-from reasoner.search.branch import SEGMENT_TOKENS, PartialBranch, Watch
+from reasoner.search import generation
+from reasoner.search.branch_text import BranchText, Watch
+from reasoner.search.generation import SEGMENT_TOKENS
 from reasoner.search.search import Search
 from reasoner.tree import Node, Reason, make_branch_key
 from tests.reasoner.search.test_stream import Delayed, search_with, shape, tree
@@ -26,7 +27,7 @@ NAMES = WRITING
 
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(branch_module, "SEGMENT_TOKENS", 7)
+    monkeypatch.setattr(generation, "SEGMENT_TOKENS", 7)
 
 
 def spec(strategy: str, seed: int, tokens: int | None = None) -> JobSpec:
@@ -44,9 +45,9 @@ async def test_a_branch_generated_in_segments_equals_the_branch_generated_as_a_w
 ) -> None:
     for seed in range(5):
         whole, parts = MemoryJournal(), MemoryJournal()
-        monkeypatch.setattr(branch_module, "SEGMENT_TOKENS", 10_000)
+        monkeypatch.setattr(generation, "SEGMENT_TOKENS", 10_000)
         first = await run_job(spec(strategy, seed, tokens), ScriptedEngine(), whole)
-        monkeypatch.setattr(branch_module, "SEGMENT_TOKENS", 5)
+        monkeypatch.setattr(generation, "SEGMENT_TOKENS", 5)
         engine = Delayed(seed)
         second = await run_job(spec(strategy, seed, tokens), engine, parts)
         asked = [branch.max_tokens for request in engine.requests for branch in request.branches]
@@ -115,9 +116,9 @@ async def test_a_loop_of_whole_steps_is_detected_across_steps() -> None:
 
 
 async def test_a_watch_gets_every_token_with_its_confidence_and_can_end_the_branch() -> None:
-    seen: list[PartialBranch] = []
+    seen: list[BranchText] = []
 
-    def verdict(branch: PartialBranch) -> Reason | None:
+    def verdict(branch: BranchText) -> Reason | None:
         seen.append(branch)
         return "pruned" if len(branch.confidence) == 18 else None
 
@@ -155,7 +156,7 @@ async def test_a_watch_is_called_at_the_same_tokens_however_a_budget_cuts_the_br
             async for _ in stream:
                 pass
 
-    def weak(branch: PartialBranch) -> Reason | None:
+    def weak(branch: BranchText) -> Reason | None:
         return "pruned" if branch.confidence[-1] < 0.8 else None
 
     free = await search_with(Delayed(one), MemoryJournal(), strategy, seed=seed)

@@ -14,7 +14,7 @@ from engine.protocol.types import EngineUnavailable, InvalidRequest
 from reasoner.jobs.journal import MemoryJournal
 from reasoner.jobs.spec import JobSpec
 from reasoner.run import run_job
-from reasoner.search import branch as branch_module
+from reasoner.search import generation
 from tests.reasoner.search.test_stream import tree
 from tests.reasoner.search.test_thoughts import CLOSE, Thinker, nodes_of
 from tests.vllm.servers import POLICY
@@ -49,12 +49,12 @@ async def test_steps_do_not_depend_on_how_a_branch_is_cut_or_resumed(
     for seed in range(8):
         trees = []
         for size in (10_000, 3, 1):
-            monkeypatch.setattr(branch_module, "SEGMENT_TOKENS", size)
+            monkeypatch.setattr(generation, "SEGMENT_TOKENS", size)
             journal = MemoryJournal()
             await run_job(spec(rule, seed), Thinker(seed, opens=opens), journal)
             trees.append(tree(journal))
         assert trees[0] == trees[1] == trees[2]
-        monkeypatch.setattr(branch_module, "SEGMENT_TOKENS", 10_000)
+        monkeypatch.setattr(generation, "SEGMENT_TOKENS", 10_000)
         resumed = MemoryJournal()
         with contextlib.suppress(EngineUnavailable):
             await run_job(spec(rule, seed), Thinker(seed, opens=opens, die_after=7), resumed)

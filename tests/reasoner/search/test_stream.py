@@ -19,9 +19,9 @@ from reasoner.jobs.journal import Entry, JobCancelled, MemoryJournal
 from reasoner.jobs.spec import JobSpec
 from reasoner.run import run_job
 from reasoner.search.cache_lease import CacheLease
+from reasoner.search.context import SearchContext
 from reasoner.search.policies.policy import Policy, tokenize_problem
 from reasoner.search.search import Search
-from reasoner.search.stream_context import SearchContext
 from reasoner.tree import Node
 from tests.scripted import ScriptedEngine
 from tests.seeds import shift

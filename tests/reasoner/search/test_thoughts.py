@@ -17,7 +17,7 @@ from reasoner.budget.usage import Usage
 from reasoner.jobs.journal import Entry, MemoryJournal
 from reasoner.jobs.spec import JobSpec
 from reasoner.run import JobOutcome, run_job
-from reasoner.search import branch as branch_module
+from reasoner.search import generation
 from reasoner.search.replay import BILLED_ONLY
 from reasoner.tree import read_parts
 from tests.reasoner.search.test_stream import Delayed, tree
@@ -113,7 +113,7 @@ async def test_parts_and_the_limit_hold_however_a_branch_is_cut(
     for seed in range(4):
         trees = []
         for size in (10_000, 5, 1):
-            monkeypatch.setattr(branch_module, "SEGMENT_TOKENS", size)
+            monkeypatch.setattr(generation, "SEGMENT_TOKENS", size)
             journal, engine = MemoryJournal(), Thinker(seed)
             job = spec(strategy, seed, budget={"tokens": 600, "thinking_tokens": limit})
             outcome = await run_job(job, engine, journal)

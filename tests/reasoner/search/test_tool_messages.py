@@ -9,11 +9,11 @@ from typing import Any, cast
 
 import pytest
 
-from engine.protocol.types import EngineClient, InvalidRequest, ModelInfo, SamplingParams
+from engine.protocol.types import EngineClient, InvalidRequest, ModelInfo
 from reasoner.jobs.sampling_spec import Sampling
 from reasoner.sandbox.cells import CellLimits, CellResult
-from reasoner.search.branch import InFlightBranch
-from reasoner.search.calls import CallRunner, Output
+from reasoner.search.branch_text import BranchText
+from reasoner.search.calls.runner import CallRunner, Output
 from reasoner.search.policies.policy import Policy
 from reasoner.search.policies.tool_messages import find_tool_messages
 from reasoner.thoughts import UNKNOWN, ThoughtProgress
@@ -45,8 +45,8 @@ async def run_call(
     own = FORMATS[family.format]
     messages = [await find_tool_messages(client, "m", own, TOOLS)]
     runner = CallRunner(PythonRunner(CellLimits(), lambda: None), client, policies, 8, CallReader(own), messages)
-    branch = InFlightBranch("complete", Node((), None, (1,)), (0,), SamplingParams(), 4000, text=text)
-    branch.thought, branch.has_ended_turn = ThoughtProgress(UNKNOWN, "closed"), ends
+    thinking = ThoughtProgress(UNKNOWN, "closed")
+    branch = BranchText(Node((), None, (1,)), 4000, thinking=thinking, text=text, has_ended_turn=ends)
     output = await runner.run(branch)
     assert output is not None
     return output, ran

@@ -9,13 +9,12 @@ import pytest
 from engine.core.local_engine import LocalEngine
 from engine.protocol.options import EngineOptions
 from engine.protocol.thoughts import DELIMITERS
-from engine.protocol.types import SamplingParams
 from reasoner.budget.ledger import Ledger
 from reasoner.budget.spec import Budget
 from reasoner.jobs.sampling_spec import Sampling
 from reasoner.sandbox.cells import CellLimits, Ending
-from reasoner.search.branch import InFlightBranch
-from reasoner.search.calls import CallRunner
+from reasoner.search.branch_text import BranchText
+from reasoner.search.calls.runner import CallRunner
 from reasoner.search.policies.policy import Policy
 from reasoner.tools.python import CallResult, PythonRunner
 from reasoner.tree import Node
@@ -68,7 +67,7 @@ async def test_printed_delimiters_are_spelled_instead_of_read_as_control_tokens(
         [special] = await engine.tokenize(model.id, closing, special=False)
         calls = CallRunner(PythonRunner(LIMITS, lambda: None), engine, (Policy(model, Sampling()),), max_calls=1)
         text = write(f"print('5 {opening} 6 {closing} [1, 2] <b>')")
-        branch = InFlightBranch("complete", Node((), None, (1,)), (0,), SamplingParams(), 400, text=text)
+        branch = BranchText(Node((), None, (1,)), 400, text=text)
         output = await calls.run(branch)
         assert output is not None
         assert output.text == f"\n```output\n5 {opening} 6 {closing} [1, 2] <b>\n```\n"

@@ -1,14 +1,14 @@
-"""Run the calls of branches, and fit their output into the tokens that the branches have left."""
+"""Run the calls of tools, and fit their output into the tokens that the branches have left."""
 
 from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine.protocol.types import EngineClient, Tokens
-from reasoner.search.branch import InFlightBranch
+from reasoner.search.branch_text import BranchText
 from reasoner.search.policies.policy import Policy
 from reasoner.search.policies.tool_messages import ToolMessages
 from reasoner.tools.calls import CallReader, PythonCall
@@ -53,12 +53,12 @@ class CallRunner:
         self._policies = policies
         self._requests = asyncio.Semaphore(MAX_REQUESTS)
 
-    async def run(self, branch: InFlightBranch) -> Output | None:
+    async def run(self, branch: BranchText) -> Output | None:
         """Run the call with which a branch ends; ``None`` if the job's time ends first.
 
         The output takes at most half of the tokens that the branch has left; it is shortened in its middle for that.
         """
-        texts = branch.make_node().texts_between_outputs
+        texts = branch.texts_between_outputs
         calls = [self.reader.find(text, ends_turn=True) for text in texts]
         call = calls[-1]
         assert call is not None  # with which the branch ends
@@ -68,7 +68,7 @@ class CallRunner:
         result = await self._python.run(cells)
         return None if result is None else await self._fit(branch, call, result)
 
-    async def _fit(self, branch: InFlightBranch, call: PythonCall, result: CallResult) -> Output:
+    async def _fit(self, branch: BranchText, call: PythonCall, result: CallResult) -> Output:
         """Return the output of a call, in the form in which the model's calls have it."""
         write = self._write_turn if call.is_own else self._write_block
         room, output = branch.tokens_left // 2, await write(branch, result)
@@ -76,24 +76,24 @@ class CallRunner:
             output = await write(branch, result.shorten(len(result.output) * room // (2 * len(output.token_ids))))
         return output
 
-    async def _write_block(self, branch: InFlightBranch, result: CallResult) -> Output:
+    async def _write_block(self, branch: BranchText, result: CallResult) -> Output:
         """Return the output as a fenced block within the model's turn."""
         text = result.format(branch.parent.solution + branch.text)
         return Output(text, await self._tokenize(branch, text), result)
 
-    async def _write_turn(self, branch: InFlightBranch, result: CallResult) -> Output:
+    async def _write_turn(self, branch: BranchText, result: CallResult) -> Output:
         """Return the output as the tool's message of the chat template, after which the model's next turn begins."""
         messages = self._messages[branch.parent.policy]
         if branch.has_ended_turn:
             before = messages.after_turn
-        elif self.reader.ends_own(branch.make_node().texts_between_outputs[-1]):
+        elif self.reader.ends_own(branch.texts_between_outputs[-1]):
             before = messages.after_call
         else:  # the server does not return the token that ends a turn
             before = messages.at_turn_end
         tokens = before + await self._tokenize(branch, messages.write(result.output)) + messages.next_turn
         return Output(result.format(branch.parent.solution + branch.text), tokens, result, messages.next_turn)
 
-    async def _tokenize(self, branch: InFlightBranch, text: str) -> Tokens:
+    async def _tokenize(self, branch: BranchText, text: str) -> Tokens:
         """Return the tokens of a text, in which delimiters of the chat template are spelled and thus have no effect."""
         model = self._policies[branch.parent.policy].model.id
 
@@ -103,58 +103,3 @@ class CallRunner:
 
         parts = await asyncio.gather(*(tokenize(piece) for piece in _DELIMITER.split(text)))
         return tuple(token for part in parts for token in part)
-
-
-class BranchCalls:
-    """The calls of one stream's branches, from the text that ends with one to the part that has its output."""
-
-    def __init__(self, runner: CallRunner | None) -> None:
-        self._runner = runner
-        self._calling: set[InFlightBranch] = set()
-        """Branches whose last segment ended with a call."""
-        self._running: dict[InFlightBranch, asyncio.Task[None]] = {}
-        self.outputs: dict[InFlightBranch, Output] = {}
-        """Outputs that are no part yet."""
-
-    def __contains__(self, branch: InFlightBranch) -> bool:
-        return branch in self._calling
-
-    @property
-    def shows_special(self) -> bool:
-        """True if special tokens may be a part of calls, so that they have to be in the text."""
-        return self._runner is not None and self._runner.reader.shows_special
-
-    def add(self, branch: InFlightBranch) -> bool:
-        """Add a branch that ends with a call. Return False if it is one more than the solution may make."""
-        self._calling.add(branch)
-        return self._runner is None or branch.num_calls < self._runner.max_calls
-
-    def remove(self, branch: InFlightBranch) -> bool:
-        """Remove a branch that ends with a call, and return True if it was one."""
-        is_calling = branch in self._calling
-        self._calling.discard(branch)
-        return is_calling
-
-    def run(
-        self, branch: InFlightBranch, on_end: Callable[[Output | None], None], on_error: Callable[[Exception], None]
-    ) -> None:
-        """Begin to run a call, and pass on its output, ``None`` if the job's time ends first, or its error."""
-
-        async def run() -> None:
-            assert self._runner is not None
-            try:
-                output = await self._runner.run(branch)
-            except Exception as error:
-                on_error(error)
-            else:
-                on_end(output)
-            finally:
-                self._running.pop(branch, None)
-
-        self._running[branch] = asyncio.create_task(run())
-
-    async def cancel(self) -> None:
-        """End the running calls."""
-        for call in list(self._running.values()):
-            call.cancel()
-        await asyncio.gather(*self._running.values(), return_exceptions=True)
