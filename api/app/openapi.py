@@ -10,6 +10,7 @@ from fastapi import FastAPI
 from api.app import examples
 from api.http.problems import MEDIA_TYPE
 from api.openai.errors import is_openai_path
+from reasoner.jobs.events import describe_events
 
 Document = dict[str, Any]
 
@@ -25,6 +26,8 @@ def _complete_once(build: Callable[[], Document]) -> Callable[[], Document]:
     def build_completed() -> Document:
         if not document:
             document.update(build())
+            schemas = document["components"]["schemas"]
+            schemas.update({name: schema for name, schema in describe_events().items() if name not in schemas})
             for path, item in document["paths"].items():
                 for method, operation in item.items():
                     _complete_operation(method.upper(), path, operation)

@@ -28,7 +28,15 @@ from workers.store.jobs import NoSuchJob
 MAX_WAIT_SECONDS = 60
 EVENT = {
     "type": "object",
-    "properties": {"id": {"type": "string"}, "event": {"type": "string"}, "data": {"type": "string"}},
+    "properties": {
+        "id": {"type": "string"},
+        "event": {"type": "string"},
+        "data": {
+            "type": "string",
+            "contentMediaType": "application/json",
+            "contentSchema": {"$ref": "#/components/schemas/JobEvent"},
+        },
+    },
 }
 _EVENT_ID = re.compile(r"[0-9]{1,18}")
 _JOB_ID = re.compile(r"job_[0-9a-f]{32}")

@@ -9,11 +9,12 @@ from prometheus_client import CollectorRegistry, generate_latest
 from api.app.app import create_app
 from api.cli.entry.app import app as cli
 from api.http.metrics import render_metrics
-from docs.generate import command_line, http, metrics, models, settings
+from docs.generate import command_line, events, http, metrics, models, settings
 from engine.server.app import create_app as create_engine_app
 from engine.server.metrics import EngineCollector
 from reasoner.admission.effort import Effort
 from reasoner.budget.prices import Prices
+from reasoner.jobs.events import DATA
 from reasoner.jobs.verifier_specs import verifier_kinds
 from reasoner.strategies.registry import describe_strategies
 from workers.config.model_profiles import ModelProfile
@@ -53,6 +54,7 @@ def create_pages() -> dict[str, str]:
         "cli.md": command_line.page(cli),
         "settings.md": settings.page(Settings, cast(Any, NESTED), RELOADABLE),
         "metrics.md": _metrics(),
+        "events.md": events.page(DATA),
         "strategies.md": models.strategies(describe_strategies()),
         "verifiers.md": models.verifiers(verifier_kinds()),
     }

@@ -7,6 +7,7 @@ from typing import Any
 import redis
 
 from reasoner.budget.usage import Usage
+from reasoner.jobs.events import read_data
 from reasoner.jobs.job import JobResult
 from reasoner.jobs.journal import Entry
 from workers.store.claims import Claim
@@ -55,4 +56,8 @@ def entry(key: str, tokens: int = 3) -> Entry:
 
 
 async def types(store: JobStore, job_id: str) -> list[str]:
-    return [event.type for event in await store.load_events(job_id)]
+    events = await store.load_events(job_id)
+    for event in events:
+        if event.type.startswith("job."):  # entries are made up here, and checked in the tests of the search
+            read_data(event.type, event.data)
+    return [event.type for event in events]
