@@ -20,7 +20,7 @@ NodeId = Annotated[str, Field(description="Path of a branch from the root, which
 
 
 class EntryData(StrictModel):
-    """What the data of all journal entries have."""
+    """Fields that the data of all journal entries have."""
 
     batch: int = Field(description="Entries with the same number were written, and seen by the strategy, together")
     early: bool = Field(False, description="The entry was written when its worker stopped, before the strategy saw it")
