@@ -280,6 +280,10 @@ class Generation:
             reserved=self.reservation,
         )
 
+    def make_end(self, reason: Reason) -> BranchPart:
+        """Return the end of a branch that waits and gets no more."""
+        return BranchPart(self, reason, thinking=self.recorded.thinking)
+
     def record(self, data: dict[str, Any]) -> None:
         """Record a part as the journal has it, from this attempt or an earlier one."""
         self.recorded = replace(

@@ -187,7 +187,7 @@ class Stream:
     def _cut_pending(self) -> list[BranchPart]:
         """Return the ends of branches that have a part and can get no more because the budget is used up."""
         reason: Reason = "timeout" if self._context.search.ledger.seconds_left() == 0.0 else "budget"
-        return [BranchPart(branch, reason) for branch in self._pending.values() if branch.num_parts > 0]
+        return [branch.make_end(reason) for branch in self._pending.values() if branch.num_parts > 0]
 
     async def _generate(self) -> list[Entry]:
         """Write and return copies of branches that have ended, or else parts from the engine."""
@@ -216,7 +216,7 @@ class Stream:
         """Return the ends of pending branches that have parts but were not in flight."""
         in_flight = {part.branch for part in stopped}
         begun = [branch for branch in self._pending.values() if branch.num_parts > 0 and branch not in in_flight]
-        return [BranchPart(branch, "cancelled") for branch in begun]
+        return [branch.make_end("cancelled") for branch in begun]
 
     def _is_pending(self, branch: Generation) -> bool:
         return self._pending.get(branch.key) is branch

@@ -74,8 +74,7 @@ def check(journal: MemoryJournal) -> tuple[int, int]:
         assert (WAIT in text) == has_doubt
         assert len(token_ids) <= END_AT
         assert (end["reason"] == "pruned") == (len(token_ids) == END_AT and end["reason"] != "stop")
-        parts = next((parts for entry in reversed(entries) if (parts := read_parts(entry.data))), ())
-        assert sum(part.num_tokens for part in parts if part.origin == "injected") == 3 * has_doubt
+        assert sum(part.num_tokens for part in read_parts(end) if part.origin == "injected") == 3 * has_doubt
         injected += has_doubt
         generated += len(token_ids) - 3 * has_doubt
     return injected, generated

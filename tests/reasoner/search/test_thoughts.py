@@ -152,6 +152,22 @@ async def test_answers_come_from_what_follows_the_thought() -> None:
     assert answered > 10
 
 
+async def test_a_thought_that_the_budget_cuts_between_two_parts_states_no_answer() -> None:
+    num_cut = 0
+    for seed in range(12):
+        for tokens in (40, 100):
+            journal = MemoryJournal()
+            job = spec("self_consistency", seed, budget={"tokens": tokens})
+            check_parts(journal, await run_job(job, Thinker(seed), journal), None)
+            for entries in nodes_of(journal).values():
+                data, text = entries[-1].data, "".join(entry.data["text"] for entry in entries)
+                if data["reason"] == "budget" and CLOSE not in text:
+                    num_cut += "boxed" in text
+                    assert data["answer"] is None
+                    assert data["thought"]["state"] == "open"
+    assert num_cut > 4
+
+
 async def test_a_model_that_opens_its_thought_by_itself_and_one_that_has_none_are_told_apart() -> None:
     for opens, kind in (("model", "thought"), ("never", "answer")):
         journal = MemoryJournal()
