@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from api.cli.known_answers import LabelledProblems
+from api.studies.known_answers import LabelledProblems
 from engine.core.local_engine import LocalEngine
 from engine.protocol.options import EngineOptions
 from engine.protocol.types import Branch, Completion, GenerateRequest, SamplingParams

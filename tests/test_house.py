@@ -106,12 +106,14 @@ PLANTED = {
         "\n\nfrom typing import TYPE_CHECKING\n\nif TYPE_CHECKING:\n    import reasoner.search.search\n",
     ),
     "between packages": ("kernels/common/noise.py", "\n\nimport engine.device\n"),
+    "of an evaluation by what serves": ("workers/app.py", "\n\nimport reasoner.evaluation.report\n"),
+    "of benchmarks by a command": ("api/studies/eval.py", "\n\nimport benchmarks.commands\n"),
 }
 
 
 @pytest.mark.parametrize("where", PLANTED)
 def test_a_planted_import_against_the_layers_breaks_the_contracts(where: str, tmp_path: Path) -> None:
-    for package in PACKAGES:
+    for package in (*PACKAGES, "benchmarks", "recipes"):
         for path in python_files(package):
             target = tmp_path / path.relative_to(ROOT)
             target.parent.mkdir(parents=True, exist_ok=True)

@@ -18,7 +18,10 @@ from workers.processes.quiet_imports import end_quietly
 
 @dataclass(frozen=True, slots=True)
 class LazyCommand:
-    """A command: ``place`` is MODULE:NAME of its function, or of the ``Typer`` of a group."""
+    """A command: ``place`` is MODULE:NAME of its function, or of the ``Typer`` of a group.
+
+    It is a text because some are of packages above this one, which imports none of them.
+    """
 
     place: str
     help: str
@@ -29,7 +32,7 @@ class LazyCommand:
         """Import the command."""
         module, _, attribute = self.place.partition(":")
         with end_quietly():
-            target = getattr(import_module(f"api.cli.{module}"), attribute)
+            target = getattr(import_module(module), attribute)
         if isinstance(target, typer.Typer):
             group = typer.main.get_command(target)
             group.name, group.help = name, group.help or self.help
@@ -42,41 +45,47 @@ class LazyCommand:
 _EXTRA = {"context_settings": {"allow_extra_args": True, "ignore_unknown_options": True}}
 
 COMMANDS = {
-    "solve": LazyCommand("jobs:solve", "Answer one question.", _EXTRA),
+    "solve": LazyCommand("api.cli.jobs:solve", "Answer one question.", _EXTRA),
     "select": LazyCommand(
-        "select:select", "Rank candidates that were drawn elsewhere: one job for each question of a file."
+        "api.studies.select:select", "Rank candidates that were drawn elsewhere: one job for each question of a file."
     ),
     "eval": LazyCommand(
-        "eval:evaluate_suite",
+        "api.studies.eval:evaluate_suite",
         "Measure strategies on a suite: accuracy, tokens (verifier included), FLOPs, 95 % intervals, the ceiling "
         "pass@N.",
     ),
     "calibrate": LazyCommand(
-        "calibrate:calibrate_suite", "Fit the table of the strategy auto for the configured models."
+        "api.studies.calibrate:calibrate_suite", "Fit the table of the strategy auto for the configured models."
     ),
-    "models": LazyCommand("jobs:list_models", "List the models of a running service, with the settings of their jobs."),
+    "models": LazyCommand(
+        "api.cli.jobs:list_models", "List the models of a running service, with the settings of their jobs."
+    ),
     "quantize": LazyCommand(
-        "quantize:quantize", "Write a checkpoint in fewer bits, in a public format that other engines can read."
+        "api.studies.quantize:quantize",
+        "Write a checkpoint in fewer bits, in a public format that other engines can read.",
     ),
     "demo": LazyCommand(
-        "demo:demo", "Start a service, solve sample problems over REST while showing the search, and print a table."
+        "api.studies.demo:demo",
+        "Start a service, solve sample problems over REST while showing the search, and print a table.",
     ),
     "serve": LazyCommand(
-        "entry.roles:serve",
+        "api.cli.entry.roles:serve",
         "Run the API, a worker and an engine on this machine, with an embedded broker unless one is configured.",
     ),
-    "api": LazyCommand("entry.roles:api", "Run the HTTP API alone."),
+    "api": LazyCommand("api.cli.entry.roles:api", "Run the HTTP API alone."),
     "worker": LazyCommand(
-        "entry.roles:worker", "Run a worker alone: it takes jobs from the broker and searches on the engines."
+        "api.cli.entry.roles:worker", "Run a worker alone: it takes jobs from the broker and searches on the engines."
     ),
-    "engine": LazyCommand("entry.roles:engine", "Run an inference engine alone, with the policy and the verifier."),
-    "jobs": LazyCommand("jobs:jobs", "Submit, list, show, watch and cancel jobs of a running service."),
+    "engine": LazyCommand(
+        "api.cli.entry.roles:engine", "Run an inference engine alone, with the policy and the verifier."
+    ),
+    "jobs": LazyCommand("api.cli.jobs:jobs", "Submit, list, show, watch and cancel jobs of a running service."),
     "batch": LazyCommand(
-        "batch:batch", "Submit, list, show, watch and cancel batches: many problems under one budget."
+        "api.cli.batch:batch", "Submit, list, show, watch and cancel batches: many problems under one budget."
     ),
-    "keys": LazyCommand("keys:keys", "Make, list and revoke the API keys of a service."),
-    "prm": LazyCommand("prm:prm", "Make a process reward model, and measure one."),
-    "bench": LazyCommand("bench:bench", "Measure the speed on this machine, beside that of others."),
+    "keys": LazyCommand("api.cli.keys:keys", "Make, list and revoke the API keys of a service."),
+    "prm": LazyCommand("api.studies.prm:prm", "Make a process reward model, and measure one."),
+    "bench": LazyCommand("benchmarks.commands:bench", "Measure the speed on this machine, beside that of others."),
 }
 
 
@@ -159,6 +168,8 @@ def _explain(error: Exception) -> int | None:
             text, status = f"{error}{hint}", 2 if error.status == 422 else 1
         case OSError() if error.filename is not None:
             text, status = f"{error.filename}: {error.strerror}", 1
+        case ModuleNotFoundError(name=str(name)) if name.partition(".")[0] == "benchmarks":
+            text, status = "the benchmarks are not installed: run this in a checkout after `pip install -e .`", 1
         case _:
             return None
     print(f"reasoner: {text}", file=sys.stderr)

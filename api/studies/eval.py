@@ -20,8 +20,8 @@ from rich.table import Table
 from api.cli.console import count_progress, print_json, result_console
 from api.cli.job_options import parse_word_or_json
 from api.cli.options import AsJson, Model, expand_options, load_with
-from api.cli.select import evaluate_candidates
 from api.roles.private_service import run_private_engine
+from api.studies.select import evaluate_candidates
 from engine.protocol.types import EngineError
 from reasoner.admission.prompt import resolve_prompt
 from reasoner.base_model import VerifierSpec

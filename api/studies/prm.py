@@ -14,10 +14,10 @@ from rich.console import Console
 from rich.table import Table
 
 from api.cli.console import count_progress, describe_auc, exit_on_error, print_json
-from api.cli.known_answers import LabelledProblems
 from api.cli.options import AsJson, load_with
 from api.roles.compute_process import compute
 from api.roles.private_service import run_private_engine
+from api.studies.known_answers import LabelledProblems
 from engine.protocol.types import EngineClient, EngineError, InvalidRequest, ModelInfo
 from prm.evaluate import ProcessBenchCase, Result, Score, Scores, evaluate, fit_threshold, read_cases, score_cases
 from prm.formats.registry import FORMATS

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -88,10 +87,10 @@ def bench_engine(
 
     With --constrained: decode steps of 16 branches with and without the masks of a JSON Schema (250M).
     """
-    with _require_benchmarks():
-        from benchmarks.engine import measure, report, speculation_report
-        from benchmarks.engine import speculation as speculation_benchmark
-        from benchmarks.engine.checkpoint import SIZES
+    from benchmarks.engine import measure, report, speculation_report
+    from benchmarks.engine import speculation as speculation_benchmark
+    from benchmarks.engine.checkpoint import SIZES
+
     threads = threads or find_processors().threads
     interpreter = None if peer_python is None else str(peer_python)
     if constrained:
@@ -172,8 +171,8 @@ def bench_kernels(
 
     On a machine with a GPU, `python -m benchmarks.kernels` times its kernels.
     """
-    with _require_benchmarks():
-        from benchmarks.kernels import cpu
+    from benchmarks.kernels import cpu
+
     plan = cpu.CpuPlan(threads=threads or find_processors().threads, rounds=rounds)
     plan = replace(plan, model=_parse_names(model, plan.sizes, "--model")[0])
     _run(cpu.measure_cpu, plan, cpu, output)
@@ -194,9 +193,9 @@ def bench_search(
     Cases: tokens, the verifier tokens computed for each generated token in beam searches of 16 beams and 8 steps; W3, a
     tree search with scoring, beside the same one written on transformers.
     """
-    with _require_benchmarks():
-        from benchmarks.engine.checkpoint import SIZES
-        from benchmarks.search import measure, report
+    from benchmarks.engine.checkpoint import SIZES
+    from benchmarks.search import measure, report
+
     plan = measure.SearchPlan(
         cases=_parse_names(case, measure.CASES, "--case"),
         model=_parse_names(model, SIZES, "--model")[0],
@@ -223,8 +222,8 @@ def bench_service(
     the same one in-process; load, 500 queued jobs and 200 open streams. With --engine: best of 16, beam, reuse of
     prefixes, and verifier, on the models of the environment.
     """
-    with _require_benchmarks():
-        from benchmarks.service import measure, on_engine, report
+    from benchmarks.service import measure, on_engine, report
+
     if engine is not None:
         cases = _parse_names(case, on_engine.CASES, "--case")
         _run(
@@ -250,25 +249,11 @@ def bench_chaos(
     Counts jobs that were lost, ended twice, failed without reason or were billed wrongly, and refusals; measures how
     long each role takes to recover. The exit status is 1 if anything went wrong.
     """
-    with _require_benchmarks():
-        from benchmarks.chaos import measure, report
+    from benchmarks.chaos import measure, report
+
     plan = measure.ChaosPlan(seconds=seconds, seed=seed)
     if not _run(measure.measure, plan, report, output, show=_print_disruptions).is_good:
         raise typer.Exit(1)
-
-
-@contextlib.contextmanager
-def _require_benchmarks() -> Iterator[None]:
-    """End the command if an import fails because this installation is without the benchmarks."""
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] != "benchmarks":
-            raise
-        typer.echo(
-            "reasoner: the benchmarks are not installed: run this in a checkout after `pip install -e .`", err=True
-        )
-        raise typer.Exit(1) from None
 
 
 def _parse_names(text: str, choices: Iterable[str], option: str) -> tuple[str, ...]:
