@@ -54,7 +54,7 @@ async def run(search: Search, params: FirstChecked) -> Choice:
     return Choice(None)
 
 
-STRATEGIES["first_checked"] = Strategy("first_checked", FirstChecked, run, needs_verifier=False)
+STRATEGIES["first_checked"] = Strategy("first_checked", FirstChecked, run)
 
 
 async def main() -> None:

@@ -19,7 +19,15 @@ from reasoner.jobs.messages import CalledFunction
 from reasoner.jobs.spec import JobSpec
 from reasoner.search.candidates import select_candidates
 from reasoner.search.replay import bill_model
-from reasoner.strategies.base import AnswerLeader, Choice, choose_best_scored, count_abstained, elect, weigh_by_score
+from reasoner.strategies.base import (
+    AnswerLeader,
+    Choice,
+    DecidedBy,
+    choose_best_scored,
+    count_abstained,
+    elect,
+    weigh_by_score,
+)
 from reasoner.strategies.registry import STRATEGIES
 from reasoner.thoughts import strip_delimiters
 from reasoner.tree import Node, add_calls, find_most_promising, read_answer_level, read_parts
@@ -40,8 +48,9 @@ def choose_best_so_far(spec: JobSpec, entries: Iterable[Entry]) -> JobResult | N
     if not root.children or strategy is None:  # an unknown strategy is one of another version
         return None
     candidates = select_candidates(root.walk(), spec)
-    votes = strategy.votes and spec.strategy.params.get("by") not in ("verifier", "tournament")
-    choice = _vote(spec, root, candidates) if votes else choose_best_scored(candidates)
+    by = spec.strategy.params.get("by")
+    is_vote = strategy.decided_by is DecidedBy.VOTE and by not in ("verifier", "tournament")
+    choice = _vote(spec, root, candidates) if is_vote else choose_best_scored(candidates)
     if choice.node is None and spec.candidates is None:
         choice = replace(choice, node=find_best_text(spec, root.walk()))
     rivals = list_rivals(spec, root, choice)

@@ -12,7 +12,7 @@ from dataclasses import replace
 from reasoner.jobs.spec import JobSpec
 from reasoner.search.candidates import list_finished
 from reasoner.search.search import Search
-from reasoner.strategies.base import Choice, read_answer
+from reasoner.strategies.base import Choice, DecidedBy, read_answer
 from reasoner.strategies.registry import STRATEGIES
 from reasoner.tree import Node
 
@@ -29,7 +29,7 @@ async def choose_text(search: Search, choice: Choice) -> Choice:
     best = find_best_text(search.spec, search.root.walk())
     if best is None or best is choice.node:
         return choice
-    votes = STRATEGIES[search.spec.strategy.name].votes
+    votes = STRATEGIES[search.spec.strategy.name].decided_by is DecidedBy.VOTE
     return replace(choice, node=best, confidence=None if votes else best.score)
 
 
@@ -46,5 +46,5 @@ def _is_settled(spec: JobSpec, choice: Choice) -> bool:
         return True
     if choice.node is None:
         return False
-    decides_by_score = not STRATEGIES[spec.strategy.name].votes and not choice.standings
+    decides_by_score = STRATEGIES[spec.strategy.name].decided_by is DecidedBy.BEST and not choice.standings
     return not decides_by_score or choice.node.answer_level == "strict" or spec.has_conclusive_verifier

@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal
 
-from engine.protocol.types import EngineClient, InvalidRequest, ModelInfo
+from engine.protocol.types import EngineClient, ModelInfo
+from reasoner.admission.policy_checks import check_opened_policy
 from reasoner.admission.validation import check_job
 from reasoner.alternatives import find_alternatives
 from reasoner.answers.equivalence import Equivalence
@@ -38,9 +39,8 @@ from reasoner.search.policies.selection import policy_selector, policy_selectors
 from reasoner.search.policies.thoughts import find_thought_format
 from reasoner.search.policies.tool_messages import find_tool_messages
 from reasoner.search.search import Search
-from reasoner.strategies.base import AnswerLeader, Choice
+from reasoner.strategies.base import AnswerLeader, Choice, Feature, VerifierUse
 from reasoner.strategies.registry import STRATEGIES
-from reasoner.thoughts import ThoughtFormat
 from reasoner.tools.calls import CallReader
 from reasoner.tools.python import PythonRunner
 from reasoner.tree import describe_refusals, find_most_promising, find_refusal
@@ -115,13 +115,13 @@ async def open_search(
         served = {info.id: info for info in await engine.models()}
         policy = policy_selector(spec).find(served.values())
         use = strategy.verifier_use(strategy.parse(spec.strategy.params))
-        needs_verifier = use == "scores" or (use == "optional" and _has_verifier(spec, served))
+        is_optional = use is VerifierUse.OPTIONAL
+        needs_verifier = use.needs_scores or (is_optional and _has_verifier(spec, served))
+        stops_early = Feature.EARLY_STOP in strategy.supports
         table = None
-        if strategy.stops_when_sure and needs_verifier:
+        if stops_early and needs_verifier:
             table = _fitting(calibration or shipped_calibration(), spec, policy, served)
-        elif (
-            strategy.stops_when_sure and strategy.welcomes_verifier and calibration is not None
-        ):  # the shipped table is one for scores
+        elif stops_early and is_optional and calibration is not None:  # the shipped table is one for scores
             table = _keep_if_fitting(calibration, calibration.find_mismatch(ModelFingerprint.of_model(policy), None))
         spec = resolve_python(spec, [selector.find(served.values()) for selector, _ in policy_selectors(spec)])
         policies = await _open_policies(spec, engine, served, prices or {})
@@ -135,7 +135,7 @@ async def open_search(
         equivalence = Equivalence(seconds_left=ledger.seconds_until_cut)
         offered = VerifierContext(spec, engine, served, policy, lease.name, ledger, equivalence, unlocked_tests)
         scorer = await open_scorer(offered) if needs_verifier else None
-        comparer = await open_comparer(offered) if use == "comparisons" else None
+        comparer = await open_comparer(offered) if use is VerifierUse.COMPARISONS else None
         if scorer is not None and reads_while_decoding(spec.verifier, policy):
             policies = (replace(policies[0], reads_probe=True),)
         calls = await _open_calls(spec, engine, policies, ledger, unlocked_tests)
@@ -168,7 +168,7 @@ async def _open_policies(
 ) -> tuple[Policy, ...]:
     """Return the job's policies. Raises ``InvalidRequest`` for a job that one of them cannot run."""
     policies = []
-    writes = not STRATEGIES[spec.strategy.name].takes_candidates
+    writes = Feature.CANDIDATES not in STRATEGIES[spec.strategy.name].supports
     for selector, weight in policy_selectors(spec):
         model = selector.find(served.values())
         own = find_model_format(spec, model) if spec.functions else find_python_format(spec)
@@ -177,10 +177,7 @@ async def _open_policies(
         # Those of a client's candidates are found in their texts.
         is_split = writes and not has_channels
         thoughts = await find_thought_format(engine, model, spec.thoughts) if is_split else None
-        _check_steps(spec, thoughts)
-        if writes:
-            _check_thinking_limit(spec, model, thoughts)
-        _check_penalties(spec, model, thoughts)
+        check_opened_policy(spec, model, thoughts)
         check_budget(spec.budget, model.id, model, prices)
         policies.append(Policy(model, spec.sampling.fill(model.sampling), thoughts, weight))
     return tuple(policies)
@@ -213,47 +210,6 @@ def _find_verifier_model(spec: JobSpec, policy: ModelInfo, served: Mapping[str, 
     if selector.name is None:
         return next(iter(fitting.values())) if len(fitting) == 1 else policy
     return fitting.get(selector.name)
-
-
-def _check_steps(spec: JobSpec, thoughts: ThoughtFormat | None) -> None:
-    """Raise ``InvalidRequest`` for steps within thoughts that the job's verifier does not read."""
-    strategy, verifier = STRATEGIES[spec.strategy.name], spec.verifier
-    reads = getattr(verifier, "reads", "all")
-    if thoughts is not None and spec.steps is not None and strategy.needs_steps and reads == "answer":
-        raise InvalidRequest(
-            "steps: they split thoughts, and the verifier reads answers alone: leave 'steps' out, so that a thought is "
-            "one step, or let the verifier read them ('reads': 'all'), if it was trained to",
-            "steps",
-        )
-
-
-def _check_thinking_limit(spec: JobSpec, policy: ModelInfo, thoughts: ThoughtFormat | None) -> None:
-    """Raise ``InvalidRequest`` for a limit of thoughts that neither the search nor the policy's server can keep."""
-    if spec.thinking_tokens is None or policy.limits_thoughts or (thoughts is not None and not thoughts.is_told):
-        return
-    if thoughts is None:
-        problem = (
-            "has no known delimiters of thoughts, so that none can be closed: leave it out, or give 'thoughts', if its "
-            "server continues solutions"
-        )
-    else:
-        problem = (
-            "is on a server that only chats, where a search cannot close a thought: leave it out, or name the field "
-            "with which the server limits thoughts, by 'thinking_limit' in its table [engines.NAME]"
-        )
-    raise InvalidRequest(f"budget.thinking_tokens: model {policy.id!r} {problem}", "budget.thinking_tokens")
-
-
-def _check_penalties(spec: JobSpec, policy: ModelInfo, thoughts: ThoughtFormat | None) -> None:
-    """Raise ``InvalidRequest`` for penalties of a solution that one request cannot write."""
-    is_split = thoughts is not None and not thoughts.is_told
-    if is_split and spec.sampling.counts_tokens and "penalty_continuation" in policy.lacks:
-        raise InvalidRequest(
-            f"sampling: the server of model {policy.id!r} counts the tokens of one request alone, and what follows a "
-            "thought is another one: leave out 'frequency_penalty' and 'presence_penalty', or use a model on our "
-            "engine",
-            "sampling",
-        )
 
 
 def _counts_exactly(spec: JobSpec, policies: Sequence[Policy], served: Mapping[str, ModelInfo]) -> bool:

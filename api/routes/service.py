@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Response
@@ -14,6 +13,7 @@ from api.http.problems import RETRY_AFTER, Problem, ProblemDocument
 from api.http.state import ServiceState, State
 from api.openai.errors import ErrorDocument
 from engine.protocol.types import EngineError, ModelInfo
+from engine.protocol.wire import write_model
 from reasoner.admission.resolve import describe_defaults
 from reasoner.jobs.spec import DEFAULT_STRATEGY, FALLBACK_STRATEGY
 from reasoner.plugins import STRATEGIES_GROUP, VERIFIERS_GROUP, list_unusable
@@ -115,7 +115,7 @@ async def _list_models(state: ServiceState) -> dict[str, dict[str, Any]]:
     except EngineError as error:
         raise Problem(503, "engine-unavailable", str(error), headers=RETRY_AFTER) from None
     common = {"object": "model", "created": int(state.started_at), "owned_by": "reasoner"}
-    return {info.id: common | asdict(info) | {"defaults": _describe_model(info, state)} for info in served}
+    return {info.id: common | write_model(info) | {"defaults": _describe_model(info, state)} for info in served}
 
 
 def _describe_model(info: ModelInfo, state: ServiceState) -> dict[str, Any] | None:

@@ -21,6 +21,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from engine.protocol.types import Completion, ModelInfo, ScoreResult
+from engine.protocol.wire import write_model
 
 POLICY, VERIFIER = "null", "null-verifier"
 STEPS = 8
@@ -64,7 +65,7 @@ class NullEngine:
             ModelInfo(POLICY, "generate", _CONTEXT, 100, 1000),
             ModelInfo(VERIFIER, "classify", _CONTEXT, 100, 1000, dict(_PRM)),
         ]
-        return JSONResponse({"data": [{"owned_by": "reasoner", **asdict(info)} for info in served]})
+        return JSONResponse({"data": [{"owned_by": "reasoner", **write_model(info)} for info in served]})
 
     async def _tokenize(self, request: Request) -> Response:
         body = await request.json()

@@ -19,6 +19,7 @@ from engine.client.connection import Connection
 from engine.client.http import CHAT, HttpEngine
 from engine.protocol.types import (
     Branch,
+    Capability,
     Completion,
     EngineClient,
     EngineError,
@@ -141,7 +142,7 @@ def _is_flag(value: object) -> bool:
 async def _check_model(engine: EngineClient, connection: Connection, info: ModelInfo) -> tuple[Verdict, str]:
     count = min(NUM_TOKENS, info.context // 3)
     try:
-        if "prompt_logprobs" in info.lacks:
+        if Capability.PROMPT_LOGPROBS not in info.capabilities:
             tokens = await _compare_by_echo(connection, info.id, count)
         else:
             tokens = await _compare_by_tokens(engine, info.id, count)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any, ClassVar, Literal, Protocol
 
 from engine.protocol.constraint import Constraint
@@ -16,15 +17,26 @@ Prompt = str | Sequence[dict[str, Any]]
 TemplateKwargs = Mapping[str, object]
 """Variables of a chat template, such as ``enable_thinking``."""
 
-Capability = (
-    Literal["continuation", "logprobs", "prompt_logprobs", "constraint", "constraint_continuation"]
-    | Literal["penalties", "penalty_continuation"]
-)
-"""``continuation``: goes on after the beginning of an answer. ``logprobs``: reports those of the likeliest tokens.
-``prompt_logprobs``: reports those of a given text.
-``constraint``: holds a whole answer to a language. ``constraint_continuation``: also goes on within such an answer.
-``penalties``: has OpenAI's frequency and presence penalty, which count generated tokens alone.
-``penalty_continuation``: also counts the tokens of an answer that it goes on with."""
+
+class Capability(StrEnum):
+    """A thing that the server of a model may be able to do; our own engine can do all of them."""
+
+    CONTINUATION = "continuation"
+    """Goes on after the beginning of an answer."""
+    LOGPROBS = "logprobs"
+    """Reports the log-probabilities of the likeliest tokens."""
+    PROMPT_LOGPROBS = "prompt_logprobs"
+    """Reports those of a given text."""
+    CONSTRAINT = "constraint"
+    """Holds a whole answer to a language."""
+    CONSTRAINT_CONTINUATION = "constraint_continuation"
+    """Also goes on within such an answer."""
+    PENALTIES = "penalties"
+    """Has OpenAI's frequency and presence penalty, which count generated tokens alone."""
+    PENALTY_CONTINUATION = "penalty_continuation"
+    """Also counts the tokens of an answer that it goes on with."""
+
+
 FinishReason = Literal["stop", "length", "context", "timeout", "cancelled", "refused"]
 """``stop``: end of sequence, a stop token or a stop string. ``length``: ``max_tokens``. ``context``: the model's
 context is full. ``timeout``: ``GenerateRequest.timeout`` passed. ``cancelled``: ``abort`` was called. ``refused``: the
@@ -319,8 +331,8 @@ class ModelInfo:
     """False if the number of a prompt's tokens is known only after a request, since the server has no token ids. The
     last requests of a job may then cost more than its budget had left.
     """
-    lacks: tuple[Capability, ...] = ()
-    """The capabilities that the model's server does not have."""
+    capabilities: frozenset[Capability] = frozenset(Capability)
+    """The capabilities of the model's server."""
     isolates: bool = True
     """True if the server isolates cached prefixes by ``cache_salt``. Otherwise a request with a salt is refused."""
     probe: ProbeInfo | None = None

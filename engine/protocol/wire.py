@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from http import HTTPStatus
 from typing import Any
 
@@ -9,6 +10,7 @@ from pydantic import TypeAdapter
 
 from engine.protocol.request_checks import PromptTooLong
 from engine.protocol.types import (
+    Capability,
     Completion,
     Delta,
     EngineBusy,
@@ -33,6 +35,13 @@ read_delta = TypeAdapter(Delta).validate_python
 read_score_results = TypeAdapter(list[ScoreResult]).validate_python
 read_models = TypeAdapter(list[ModelInfo]).validate_python
 """Return the result with the fields of a JSON value; unknown fields are ignored. Raise ``ValueError``."""
+
+
+def write_model(info: ModelInfo) -> Json:
+    """Return a model's properties. ``lacks`` are the capabilities that its server does not have."""
+    capabilities = [each for each in Capability if each in info.capabilities]
+    lacks = [each for each in Capability if each not in info.capabilities]
+    return asdict(info) | {"capabilities": capabilities, "lacks": lacks}
 
 
 def error_to_json(error: EngineError) -> tuple[int, Json]:

@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from engine.core.local_engine import LocalEngine
 from engine.protocol.streams import merge_streams
 from engine.protocol.types import EngineError, Events
+from engine.protocol.wire import write_model
 from engine.server.metrics import EngineCollector
 from engine.server.openai import CompletionCall, build_response, stream_response
 from engine.server.schema import AbortBody, CompletionBody, ReleaseBody, ScoreBody, TokenizeBody
@@ -74,7 +75,7 @@ def build_router(engine: LocalEngine) -> APIRouter:
     @router.get("/v1/models")
     async def models() -> dict[str, object]:
         fixed = {"object": "model", "created": 0, "owned_by": "reasoner"}
-        return {"object": "list", "data": [fixed | asdict(info) for info in await engine.models()]}
+        return {"object": "list", "data": [fixed | write_model(info) for info in await engine.models()]}
 
     @router.get("/healthz")
     async def healthz() -> Response:

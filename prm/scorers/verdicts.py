@@ -23,6 +23,7 @@ from typing import Self
 from engine.client.chat.verdict import find_verdict
 from engine.protocol.types import (
     Branch,
+    Capability,
     Completion,
     EngineClient,
     EngineUnavailable,
@@ -121,7 +122,7 @@ class VerdictWriter:
 
         Raises ``InvalidRequest`` for labels that are not single tokens, or a server that only chats.
         """
-        if "continuation" in info.lacks or "logprobs" in info.lacks:
+        if not {Capability.CONTINUATION, Capability.LOGPROBS} <= info.capabilities:
             raise InvalidRequest(
                 f"verifier.model: the server of model {info.id!r} only chats, and a verdict is read behind the "
                 "critique, with log-probabilities: use a model on vLLM, SGLang or our engine, or kind 'judge'",

@@ -8,6 +8,7 @@ from reasoner.admission.defaults import ModelDefaults, apply_defaults
 from reasoner.answers.instruction import find_instruction
 from reasoner.budget.spec import Budget
 from reasoner.jobs.spec import PLACEHOLDER, JobSpec
+from reasoner.strategies.base import DecidedBy
 from reasoner.strategies.registry import STRATEGIES
 
 
@@ -25,7 +26,8 @@ def add_instruction(spec: JobSpec) -> JobSpec:
 
 def _compares_answers(spec: JobSpec) -> bool:
     """Return True if a vote, a rule or the client, who says what an answer is, compares what solutions state."""
-    return "answer" in spec.model_fields_set or STRATEGIES[spec.strategy.name].votes or spec.has_conclusive_verifier
+    votes = STRATEGIES[spec.strategy.name].decided_by is DecidedBy.VOTE
+    return "answer" in spec.model_fields_set or votes or spec.has_conclusive_verifier
 
 
 def resolve_prompt(spec: JobSpec, models: Mapping[str, ModelDefaults]) -> JobSpec:

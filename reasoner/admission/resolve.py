@@ -6,10 +6,11 @@ import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from engine.protocol.types import Capability, EngineError, InvalidRequest, ModelInfo
+from engine.protocol.types import EngineError, InvalidRequest, ModelInfo
 from reasoner.admission.constraints import check_constraint, check_schema
 from reasoner.admission.defaults import ModelDefaults, apply_defaults
 from reasoner.admission.effort import Effort, apply_effort
+from reasoner.admission.policy_checks import find_refusal
 from reasoner.admission.prompt import add_instruction
 from reasoner.admission.validation import JobRefused, check_job
 from reasoner.base_model import VerifierSpec
@@ -22,16 +23,6 @@ from reasoner.search.policies.call_format import find_model_format, resolve_pyth
 from reasoner.search.policies.forced_calls import can_force, list_forced, make_schema
 from reasoner.search.policies.selection import ModelSelector, policy_selectors, verifier_selector
 from reasoner.strategies.registry import STRATEGIES, parse_params
-
-_NEEDS: Mapping[Capability, str] = {
-    "continuation": "continues unfinished solutions",
-    "logprobs": "reads log-probabilities",
-    "constraint": "holds solutions to a language",
-    "constraint_continuation": "continues unfinished solutions, here within a constraint",
-    "prompt_logprobs": "reads the log-probabilities of finished solutions",
-    "penalties": "is sampled with penalties",
-    "penalty_continuation": "continues unfinished solutions, here with penalties",
-}
 
 
 class ServiceDefaults(Protocol):
@@ -102,7 +93,7 @@ def use_available_verifier(spec: JobSpec, service: ServiceDefaults) -> JobSpec:
         raise JobRefused("no-verifier", "verifier", message)
     name = spec.strategy.name
     use = STRATEGIES[name].verifier_use(parse_params(name, spec.strategy.params))
-    if default is None and "strategy" in spec.model_fields_set and use == "scores":
+    if default is None and "strategy" in spec.model_fields_set and use.needs_scores:
         message = (
             f"strategy {name!r} needs a verifier, and model {model!r} has none by default: give the job a 'verifier', "
             f"such as a rule or a judge, or use {FALLBACK_STRATEGY}; the operator may set REASONER_PRM, or 'verifier' "
@@ -141,7 +132,7 @@ async def _complete(spec: JobSpec, service: ServiceDefaults, catalog: ModelCatal
         spec = spec.model_copy(update={"verifier": spec.verifier.model_copy(update={"model": model})})
     spec = spec.model_copy(update={"model": model})
     _check_models(spec, models)
-    _check_capabilities(spec, models)
+    _check_servers(spec, models)
     _check_budget(spec, service, models)
     name = spec.strategy.name
     changes: dict[str, Any] = {
@@ -249,61 +240,11 @@ def _check_models(spec: JobSpec, models: list[ModelInfo] | None) -> None:
             raise JobRefused("unknown-model", selector.field, str(error)) from None
 
 
-def _check_capabilities(spec: JobSpec, models: list[ModelInfo] | None) -> None:
-    """Raise ``JobRefused`` for a strategy that needs more than the server of a policy can do."""
+def _check_servers(spec: JobSpec, models: list[ModelInfo] | None) -> None:
+    """Raise ``JobRefused`` for a job that needs more than the server of a policy can do."""
     for policy in _policies(spec, models):
-        if spec.constraint is not None and "constraint" in policy.lacks:
-            message = f"the server of model {policy.id!r} cannot hold a solution to a language: leave it out, or use a "
-            raise JobRefused("unsupported-constraint", "constraint", f"{message}model on vLLM, SGLang or our engine")
-        if spec.python is not None and "continuation" in policy.lacks:
-            message = (
-                f"the server of model {policy.id!r} cannot go on after the output of a tool: leave it out, or use a "
-            )
-            raise JobRefused("unsupported-tool", "tools", f"{message}model on vLLM, SGLang or our engine")
-        _check_penalties(spec, policy)
-        if spec.logprobs is not None and "prompt_logprobs" in policy.lacks:
-            message = (
-                f"the server of model {policy.id!r} does not report those of a given text: leave it out, or use a "
-            )
-            raise JobRefused("unsupported-logprobs", "logprobs", f"{message}model on vLLM or our engine")
-        missing = [what for what in policy.lacks if what in _find_required(spec, spec.strategy.name)]
-        if not missing:
-            continue
-        able = [name for name in STRATEGIES if _find_required(spec, name).isdisjoint(policy.lacks)]
-        raise JobRefused(
-            "unsupported-strategy",
-            "strategy",
-            f"strategy {spec.strategy.name!r} {_NEEDS[missing[0]]}, which the server of model {policy.id!r} cannot do: "
-            f"use one of {', '.join(able)}, or a model on vLLM, SGLang or our engine",
-        )
-
-
-def _check_penalties(spec: JobSpec, policy: ModelInfo) -> None:
-    if not spec.sampling.counts_tokens:
-        return
-    field = "sampling.frequency_penalty" if spec.sampling.frequency_penalty else "sampling.presence_penalty"
-    problem = None
-    if "penalties" in policy.lacks:
-        problem = "does not penalize tokens as OpenAI does"
-    elif spec.python is not None and "penalty_continuation" in policy.lacks:
-        problem = "counts the tokens of one request alone, and the output of a tool begins another"
-    if problem is not None:
-        raise JobRefused(
-            "unsupported-penalty",
-            field,
-            f"the server of model {policy.id!r} {problem}: leave it out, or use a model on our engine",
-        )
-
-
-def _find_required(spec: JobSpec, strategy: str) -> frozenset[Capability]:
-    """Return the capabilities of a policy's server that a strategy needs for the job."""
-    required = STRATEGIES[strategy].required
-    if "continuation" not in required:
-        return required
-    more: set[Capability] = set() if spec.constraint is None else {"constraint_continuation"}
-    if spec.sampling.counts_tokens:
-        more.add("penalty_continuation")
-    return required | more
+        if (refusal := find_refusal(spec, policy)) is not None:
+            raise refusal
 
 
 def _check_budget(spec: JobSpec, service: ServiceDefaults, models: list[ModelInfo] | None) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from reasoner.answers.spec import CodeExtract
 from reasoner.jobs.job import Job
 from reasoner.jobs.spec import FALLBACK_STRATEGY, JobSpec
 from reasoner.jobs.verifier_specs import ProbeVerifier, verifier_kinds
+from reasoner.strategies.base import Feature, VerifierUse
 from reasoner.strategies.registry import STRATEGIES, parse_params
 from reasoner.tools.fences import PYTHON_NAMES
 
@@ -26,54 +29,26 @@ class JobRefused(Exception):
         self.message = message
 
 
+_FEATURES: Mapping[Feature, tuple[str | None, str]] = {
+    Feature.SEVERAL_MODELS: ("models", "searches with one model: give 'model'"),
+    Feature.CONSTRAINT: ("constraint", "adds text that no constraint can hold, or writes none: leave it out"),
+    Feature.EARLY_STOP: (None, "cannot stop by 'confidence': leave it out"),
+}
+"""The field of a job that asks for each feature of strategies, and what a strategy without it does."""
+
+
 def check_job(spec: JobSpec) -> None:
-    """Check that the strategy exists, accepts its parameters, and is compatible with the verifier and confidence.
+    """Check that the strategy exists, accepts its parameters, and is compatible with the rest of the job.
 
     Raises ``JobRefused`` with a correction.
     """
-    name, verifier = spec.strategy.name, spec.verifier
     _check_last_message(spec)
     try:
-        params = parse_params(name, spec.strategy.params)
+        params = parse_params(spec.strategy.name, spec.strategy.params)
     except ValueError as error:
         raise JobRefused("invalid-request", "strategy", str(error)) from None
-    strategy = STRATEGIES[name]
-    use = strategy.verifier_use(params)
-    if verifier is None and use == "scores":
-        raise _invalid(
-            f"strategy {name!r} needs a verifier, but 'verifier' is null: name one, or use {FALLBACK_STRATEGY}"
-        )
-    if use == "comparisons" and not (verifier is not None and verifier.compares):
-        suitable = ", ".join(kind for kind, model in verifier_kinds().items() if model.compares)
-        given = "null" if verifier is None else repr(verifier.kind)
-        raise _invalid(
-            f"strategy {name!r} needs a verifier that compares two solutions, and 'verifier' is {given}: leave it out, "
-            f"so that the job's own model compares, or use one of {suitable}"
-        )
-    if verifier is not None and verifier.compares and use != "comparisons":
-        able = ", ".join(name for name, strategy in STRATEGIES.items() if strategy.needs_comparisons)
-        raise _invalid(
-            f"verifier {verifier.kind!r} compares two solutions, and strategy {name!r} needs scores of single ones or "
-            f"none: use one of {able}, or another kind of verifier"
-        )
-    if verifier is not None and strategy.needs_steps and not verifier.scores_steps:
-        suitable = ", ".join(kind for kind, model in verifier_kinds().items() if model.scores_steps)
-        raise _invalid(
-            f"strategy {name!r} needs a verifier of single steps, and {verifier.kind!r} scores finished solutions "
-            f"alone: use one of {suitable}"
-        )
-    if spec.models is not None and not strategy.samples_several:
-        able = ", ".join(name for name, strategy in STRATEGIES.items() if strategy.samples_several)
-        raise JobRefused(
-            "invalid-request",
-            "models",
-            f"strategy {name!r} searches with one model: give 'model', or use one of {able}",
-        )
-    if spec.models is not None and isinstance(verifier, ProbeVerifier):
-        raise JobRefused(
-            "invalid-request", "models", "a probe reads the states of one policy: give 'model', or another verifier"
-        )
-    _check_constrained_strategy(spec)
+    _check_verifier(spec, STRATEGIES[spec.strategy.name].verifier_use(params))
+    _check_features(spec)
     _check_tools(spec)
     limit, budget = spec.thinking_tokens, spec.budget.tokens
     if limit is not None and budget is not None and limit > budget:
@@ -83,9 +58,56 @@ def check_job(spec: JobSpec) -> None:
             f"a thought of {limit} tokens does not fit into the job's {budget} tokens: give at most {budget}, fewer "
             "to leave some for the answer",
         )
-    if spec.confidence is not None and not strategy.stops_when_sure:
-        able = ", ".join(name for name, strategy in STRATEGIES.items() if strategy.stops_when_sure)
-        raise _invalid(f"strategy {name!r} cannot stop by 'confidence': leave it out, or use one of {able}")
+
+
+def _check_verifier(spec: JobSpec, use: VerifierUse) -> None:
+    """Check that the job has a verifier that does what its strategy asks of it, ``use``."""
+    name, verifier = spec.strategy.name, spec.verifier
+    if verifier is None and use.needs_scores:
+        raise _invalid(
+            f"strategy {name!r} needs a verifier, but 'verifier' is null: name one, or use {FALLBACK_STRATEGY}"
+        )
+    if use is VerifierUse.COMPARISONS and not (verifier is not None and verifier.compares):
+        suitable = ", ".join(kind for kind, model in verifier_kinds().items() if model.compares)
+        given = "null" if verifier is None else repr(verifier.kind)
+        raise _invalid(
+            f"strategy {name!r} needs a verifier that compares two solutions, and 'verifier' is {given}: leave it out, "
+            f"so that the job's own model compares, or use one of {suitable}"
+        )
+    if verifier is None:
+        return
+    if verifier.compares and use is not VerifierUse.COMPARISONS:
+        able = ", ".join(name for name, other in STRATEGIES.items() if other.verifier is VerifierUse.COMPARISONS)
+        raise _invalid(
+            f"verifier {verifier.kind!r} compares two solutions, and strategy {name!r} needs scores of single ones or "
+            f"none: use one of {able}, or another kind of verifier"
+        )
+    if use is VerifierUse.STEP_SCORES and not verifier.scores_steps:
+        suitable = ", ".join(kind for kind, model in verifier_kinds().items() if model.scores_steps)
+        raise _invalid(
+            f"strategy {name!r} needs a verifier of single steps, and {verifier.kind!r} scores finished solutions "
+            f"alone: use one of {suitable}"
+        )
+    if spec.models is not None and isinstance(verifier, ProbeVerifier):
+        raise JobRefused(
+            "invalid-request", "models", "a probe reads the states of one policy: give 'model', or another verifier"
+        )
+
+
+def _check_features(spec: JobSpec) -> None:
+    """Check that the strategy supports all that the job asks for beyond a question."""
+    asked = {
+        Feature.SEVERAL_MODELS: spec.models is not None,
+        Feature.CONSTRAINT: spec.constraint is not None,
+        Feature.EARLY_STOP: spec.confidence is not None,
+    }
+    supported = STRATEGIES[spec.strategy.name].supports
+    missing = next((feature for feature, is_asked in asked.items() if is_asked and feature not in supported), None)
+    if missing is not None:
+        able = ", ".join(name for name, strategy in STRATEGIES.items() if missing in strategy.supports)
+        field, problem = _FEATURES[missing]
+        message = f"strategy {spec.strategy.name!r} {problem}, or use one of {able}"
+        raise JobRefused("invalid-request", field, message)
 
 
 def _check_last_message(spec: JobSpec) -> None:
@@ -98,19 +120,6 @@ def _check_last_message(spec: JobSpec) -> None:
         )
 
 
-def _check_constrained_strategy(spec: JobSpec) -> None:
-    strategy = STRATEGIES[spec.strategy.name]
-    if spec.constraint is None or not (strategy.injects_text or strategy.takes_candidates):
-        return
-    able = ", ".join(name for name, other in STRATEGIES.items() if not (other.injects_text or other.takes_candidates))
-    what = "adds text to solutions" if strategy.injects_text else "writes no solutions"
-    raise JobRefused(
-        "invalid-request",
-        "constraint",
-        f"strategy {strategy.name!r} {what}, which no constraint can hold: leave it out, or use one of {able}",
-    )
-
-
 def _check_tools(spec: JobSpec) -> None:
     """Check that solutions can hold calls of Python and their output."""
     if spec.python is None:
@@ -120,7 +129,7 @@ def _check_tools(spec: JobSpec) -> None:
     if isinstance(extract, CodeExtract):
         reads_code = extract.code in PYTHON_NAMES
     problem = None
-    if STRATEGIES[spec.strategy.name].takes_candidates:
+    if Feature.CANDIDATES in STRATEGIES[spec.strategy.name].supports:
         problem = f"strategy {spec.strategy.name!r} writes no solutions, so that nothing calls a tool"
     elif spec.constraint is not None:
         problem = "no constraint can hold the output of a tool: leave out 'constraint' or 'tools'"

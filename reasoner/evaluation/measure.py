@@ -30,6 +30,7 @@ from reasoner.jobs.spec import JobSpec
 from reasoner.jobs.tool_specs import PythonTool
 from reasoner.jobs.verifier_specs import JudgeVerifier, PairwiseVerifier, WrittenVerifier
 from reasoner.run import open_search, run_job
+from reasoner.strategies.base import VerifierUse
 from reasoner.strategies.registry import STRATEGIES
 from reasoner.subprocess_pool import keep_workers_alive
 
@@ -76,20 +77,21 @@ class EvaluationContext:
         models = {info.id: info for info in await engine.models()}
         strategies = [STRATEGIES[case.name] for case in (*plan.pooled, *plan.live)]
         compares = verifier is not None and verifier.compares
-        needed = any(strategy.needs_comparisons if compares else strategy.needs_verifier for strategy in strategies)
+        uses = {strategy.verifier for strategy in strategies}
+        needed = VerifierUse.COMPARISONS in uses if compares else any(each.needs_verifier for each in strategies)
         scorer = getattr(verifier, "model", None)
         for name in (plan.model, *plan.against, *plan.mixed, *([scorer] if needed and scorer is not None else [])):
             if name not in models:
                 raise InvalidRequest(f"model {name!r} is not served; served are {', '.join(models)}", "model")
         is_served = scorer is None or scorer in models
-        is_welcome = not compares and any(strategy.welcomes_verifier for strategy in strategies)
+        is_welcome = not compares and VerifierUse.OPTIONAL in uses
         is_used = is_served and (needed or is_welcome)
         used = verifier if is_used else None
         return cls(suite, plan, engine, models, used, sampling, concurrency, calibration, defaults, tools)
 
     def choose_verifier(self, strategy: str) -> VerifierSpec | None:
         """Return the verifier that a strategy uses: one that compares, or one that scores."""
-        if not STRATEGIES[strategy].needs_comparisons:
+        if STRATEGIES[strategy].verifier is not VerifierUse.COMPARISONS:
             return None if self.verifier is None or self.verifier.compares else self.verifier
         return self.verifier if self.verifier is not None and self.verifier.compares else PairwiseVerifier()
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from reasoner.jobs.candidate_spec import MAX_N
+from reasoner.strategies.base import Feature, VerifierUse
 from reasoner.strategies.registry import STRATEGIES, parse_params
 
 MAJORITY = "self_consistency"
@@ -115,9 +116,9 @@ def parse_cases(text: str, *, has_verifier: bool = True) -> tuple[StrategyCase, 
     follows instructions, as the bundled ones do not. With ``has_verifier`` False, strategies that need a verifier are
     rejected, and ``all`` omits them. Raises ``ValueError``.
     """
-    writing = {name: strategy for name, strategy in STRATEGIES.items() if not strategy.takes_candidates}
+    writing = {name: strategy for name, strategy in STRATEGIES.items() if Feature.CANDIDATES not in strategy.supports}
     available = [name for name, strategy in writing.items() if has_verifier or not strategy.needs_verifier]
-    every = [StrategyCase(name, name) for name in available if not STRATEGIES[name].needs_comparisons]
+    every = [StrategyCase(name, name) for name in available if STRATEGIES[name].verifier is not VerifierUse.COMPARISONS]
     cases: dict[str, StrategyCase] = {}
     for item in filter(None, (part.strip() for part in text.split(","))):
         for case in every if item == "all" else [_case(item)]:
@@ -146,7 +147,7 @@ def _case(item: str) -> StrategyCase:
         except ValueError:
             params[key] = value
     confidence = None
-    if name in STRATEGIES and STRATEGIES[name].stops_when_sure:
+    if name in STRATEGIES and Feature.EARLY_STOP in STRATEGIES[name].supports:
         confidence = params.pop("confidence", None)
     if confidence is not None and not (isinstance(confidence, int | float) and 0 <= confidence <= 1):
         raise ValueError(f"{item!r}: confidence {confidence!r} must be a number from 0 to 1")
@@ -162,7 +163,7 @@ def split_pooled_and_live(
     Raises ``ValueError`` for a strategy that cannot sample from several models.
     """
     if has_several_models:
-        able = [name for name, strategy in STRATEGIES.items() if strategy.samples_several]
+        able = [name for name, strategy in STRATEGIES.items() if Feature.SEVERAL_MODELS in strategy.supports]
         for case in cases:
             if case.name not in able:
                 raise ValueError(f"strategy {case.name!r} samples from one model: use one of {', '.join(able)}")

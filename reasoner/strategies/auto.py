@@ -16,7 +16,7 @@ from reasoner.answers.votes import group_equivalent
 from reasoner.jobs.spec import StrategySpec
 from reasoner.search.search import Search
 from reasoner.strategies.answer_posterior import estimate_posterior, meets_confidence
-from reasoner.strategies.base import Choice, Params, Samples, Strategy
+from reasoner.strategies.base import Choice, DecidedBy, Feature, Params, Samples, Strategy, VerifierUse
 
 NUM_PROBES = 2
 
@@ -55,7 +55,8 @@ def create_strategy(stages: Mapping[str, Strategy[Any]]) -> Strategy[Auto]:
             choice = await score_and_estimate(search)
         return choice
 
-    return Strategy("auto", Auto, run, needs_verifier=False, welcomes_verifier=True, stops_when_sure=True, votes=True)
+    supports = {Feature.CONSTRAINT, Feature.EARLY_STOP}
+    return Strategy("auto", Auto, run, VerifierUse.OPTIONAL, DecidedBy.VOTE, supports=supports)
 
 
 async def sample_stepwise(search: Search, count: int) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, Generic, Literal, TypeVar
+from enum import StrEnum
+from typing import Annotated, Any, Generic, TypeVar
 
 from pydantic import Field, ValidationError
 
@@ -53,59 +54,90 @@ class Choice:
     """The client's own candidates, best first."""
 
 
-VerifierUse = Literal["none", "optional", "scores", "comparisons"]
-"""Use that a strategy makes of the job's verifier: none, scores if there is one, scores, or comparisons of two."""
+class VerifierUse(StrEnum):
+    """The use that a strategy makes of the job's verifier."""
+
+    NONE = "none"
+    OPTIONAL = "optional"
+    """Scores of finished solutions if there is a verifier; it works without."""
+    SCORES = "scores"
+    """Scores of finished solutions."""
+    STEP_SCORES = "step_scores"
+    """Scores of unfinished solutions too, which some verifiers do not give."""
+    COMPARISONS = "comparisons"
+    """Comparisons of two solutions."""
+
+    @property
+    def needs_scores(self) -> bool:
+        return self in (VerifierUse.SCORES, VerifierUse.STEP_SCORES)
+
+
+class DecidedBy(StrEnum):
+    """The rule by which a solution becomes the result."""
+
+    VOTE = "vote"
+    """The candidates' answers are compared and counted."""
+    BEST = "best"
+    """One solution is the best: the one with the highest score, the strongest, or the only one."""
+
+
+class Feature(StrEnum):
+    """A part of a job that only some strategies can handle."""
+
+    CONSTRAINT = "constraint"
+    """Solutions are held to a language: the strategy writes them, and adds no text of its own."""
+    SEVERAL_MODELS = "several_models"
+    """Solutions of several policies (``JobSpec.models``)."""
+    EARLY_STOP = "early_stop"
+    """``JobSpec.confidence`` stops the search early."""
+    CANDIDATES = "candidates"
+    """The client's own solutions are ranked, and none is written."""
+
+
 P = TypeVar("P", bound=Params)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Strategy(Generic[P]):
     """A search strategy. ``run`` must depend only on its arguments and the search's results, as replays require."""
 
     name: str
     params: type[P]
     run: Callable[[Search, P], Awaitable[Choice]]
-    needs_verifier: bool
-    needs_steps: bool = False
-    """True if the strategy needs scores of unfinished solutions, which some verifiers do not give."""
-    needs: tuple[Capability, ...] = ()
-    """The capabilities of the policy's server that the strategy needs, besides ``continuation`` if it needs steps."""
-    welcomes_verifier: bool = False
-    """True if the strategy uses a verifier if there is one, and works without."""
-    needs_comparisons: bool = False
-    """True if the strategy needs a verifier that compares solutions; all others need one that scores them."""
-    samples_several: bool = False
-    """True if the strategy can sample from several policies (``JobSpec.models``)."""
-    stops_when_sure: bool = False
-    """True if ``JobSpec.confidence`` can stop the strategy early."""
-    injects_text: bool = False
-    """True if the strategy adds text of its own to solutions, after which they go on."""
-    takes_candidates: bool = False
-    """True if the strategy ranks the client's own candidates, instead of writing solutions."""
-    choose_use: Callable[[P], VerifierUse] | None = None
-    """Function that returns the use of the verifier where it depends on the parameters."""
-    votes: bool = False
-    """True if the strategy's candidates vote; otherwise the best score wins."""
+    verifier: VerifierUse | Callable[[P], VerifierUse] = VerifierUse.NONE
+    """Its use of the verifier, or a function that returns it where that depends on the parameters."""
+    decided_by: DecidedBy = DecidedBy.BEST
+    requires: Set[Capability] = frozenset()
+    """Capabilities that it needs of the policy's server; with scores of steps also ``continuation``."""
+    supports: Set[Feature] = frozenset({Feature.CONSTRAINT})
 
     @property
-    def required(self) -> frozenset[Capability]:
-        """The capabilities of the policy's server that the strategy needs, in all."""
-        return frozenset(self.needs) | (frozenset({"continuation"}) if self.needs_steps else frozenset())
+    def needs_verifier(self) -> bool:
+        """True if it needs scores, whatever its parameters."""
+        return isinstance(self.verifier, VerifierUse) and self.verifier.needs_scores
+
+    def list_needs(self, *, is_constrained: bool = False, counts_tokens: bool = False) -> frozenset[Capability]:
+        """Return what the strategy needs of the policy's server.
+
+        ``is_constrained``: solutions are held to a language; ``counts_tokens``: they are sampled with penalties.
+        """
+        needs = set(self.requires)
+        if self.verifier is VerifierUse.STEP_SCORES:
+            needs.add(Capability.CONTINUATION)
+        if is_constrained and Capability.CONTINUATION in needs:
+            needs.add(Capability.CONSTRAINT_CONTINUATION)
+        if counts_tokens and Capability.CONTINUATION in needs:
+            needs.add(Capability.PENALTY_CONTINUATION)
+        return frozenset(needs)
 
     @property
     def constraint_needs(self) -> frozenset[Capability] | None:
-        """The same under a constraint; ``None`` if no constraint can hold its solutions."""
-        if self.injects_text or self.takes_candidates:
-            return None
-        return self.required | ({"constraint_continuation"} if "continuation" in self.required else set())
+        """Its needs for solutions that are held to a language; ``None`` if no constraint can hold its solutions."""
+        return self.list_needs(is_constrained=True) if Feature.CONSTRAINT in self.supports else None
 
     def verifier_use(self, params: P) -> VerifierUse:
         """Return what the strategy asks of the job's verifier with these parameters."""
-        if self.choose_use is not None:
-            return self.choose_use(params)
-        if self.needs_comparisons:
-            return "comparisons"
-        return "scores" if self.needs_verifier else "optional" if self.welcomes_verifier else "none"
+        return self.verifier if isinstance(self.verifier, VerifierUse) else self.verifier(params)
 
     def parse(self, params: Mapping[str, Any]) -> P:
         """Return the validated parameters with defaults. Raises ``ValueError`` that names the fault."""

@@ -11,7 +11,7 @@ from typing import Any
 
 from reasoner.plugins import OWN_PACKAGE, STRATEGIES_GROUP, PluginError, explain_unusable, load_plugins
 from reasoner.strategies import auto
-from reasoner.strategies.base import Params, Strategy
+from reasoner.strategies.base import Feature, Params, Strategy
 from reasoner.strategies.merging import aggregate, select, synthesize, tournament
 from reasoner.strategies.sampling import (
     best_of_n,
@@ -94,9 +94,9 @@ def describe_strategies() -> dict[str, dict[str, Any]]:
             "summary": (strategy.run.__doc__ or "").strip().split("\n")[0],
             "package": STRATEGY_PACKAGES.get(name),
             "needs_verifier": strategy.needs_verifier,
-            "takes_candidates": strategy.takes_candidates,
-            "samples_several": strategy.samples_several,
-            "stops_when_sure": strategy.stops_when_sure,
+            "takes_candidates": Feature.CANDIDATES in strategy.supports,
+            "samples_several": Feature.SEVERAL_MODELS in strategy.supports,
+            "stops_when_sure": Feature.EARLY_STOP in strategy.supports,
             "parameters": strategy.params.model_json_schema(),
         }
         for name, strategy in STRATEGIES.items()

@@ -32,7 +32,7 @@ async def run(search: Search, params: Params) -> Choice:
     return Choice(None)
 
 
-STRATEGY = Strategy("waiting", Params, run, needs_verifier=False)
+STRATEGY = Strategy("waiting", Params, run)
 """
 
 

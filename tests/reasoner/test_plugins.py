@@ -29,7 +29,7 @@ async def run(search: Search, params: P) -> Choice:
     return Choice(None)
 
 
-STRATEGY = Strategy("NAME", P, run, needs_verifier=False)
+STRATEGY = Strategy("NAME", P, run)
 """
 VERIFIER = """
 from typing import Literal

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from reasoner.budget.usage import Usage
-from reasoner.strategies.registry import STRATEGIES
-from tests.strategies import WRITING
+from tests.strategies import COMPARING, WRITING
 from tests.vllm.servers import ROOT, Servers, Service, serving
 from tests.vllm.test_client import GENERATED, RUNNING
 
@@ -34,7 +33,7 @@ verifier = {{kind = "judge"}}
 """
 
 
-SEARCHES = [name for name in WRITING if not STRATEGIES[name].needs_comparisons]
+SEARCHES = [name for name in WRITING if name not in COMPARING]
 """Strategies that the servers' models can run: neither of them can compare two solutions."""
 
 

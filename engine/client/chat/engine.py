@@ -173,7 +173,7 @@ class ChatEngine:
             extra={"server": "chat"},
             counts_exactly=False,
             isolates=False,
-            lacks=self._options.lacks,
+            capabilities=self._options.capabilities,
             tells_thoughts=True,
             limits_thoughts=self._options.thinking_limit != "none",
             tells_calls=not self._is_literal,

@@ -44,14 +44,17 @@ class ChatOptions:
         return self.prefill == "continue_final_message"
 
     @property
-    def lacks(self) -> tuple[Capability, ...]:
-        """The capabilities that the server does not have.
+    def capabilities(self) -> frozenset[Capability]:
+        """The capabilities of the server.
 
         Steps end at stop strings, which a search must tell from the end of a solution: only literal servers do.
         """
-        lacks: list[Capability] = [] if self.is_literal else ["continuation"]
-        lacks += ["penalties"] if self.omit.intersection(PENALTIES) else []
-        return (*lacks, "logprobs", "prompt_logprobs", "constraint_continuation", "penalty_continuation")
+        can_do = {
+            Capability.CONSTRAINT: True,
+            Capability.CONTINUATION: self.is_literal,
+            Capability.PENALTIES: self.omit.isdisjoint(PENALTIES),
+        }
+        return frozenset(capability for capability, is_there in can_do.items() if is_there)
 
     def limit_thought(self, limit: int, max_tokens: int) -> Json:
         """Return the field with which the server limits the thought of an answer of at most ``max_tokens``.

@@ -57,13 +57,16 @@ class Dialect:
     """True if ``stream_interval`` sets the number of tokens in an event of a stream."""
 
     @property
-    def lacks(self) -> tuple[Capability, ...]:
-        """Capabilities that servers of this kind do not have."""
-        lacks: list[Capability] = [] if self.tells_stops else ["continuation", "logprobs"]
-        lacks += [] if self.scores_prompts else ["prompt_logprobs"]
-        lacks += [] if self.constrains else ["constraint"]
-        lacks += [] if self.penalizes else ["penalties"]
-        return (*lacks, "constraint_continuation", "penalty_continuation")
+    def capabilities(self) -> frozenset[Capability]:
+        """The capabilities of servers of this kind."""
+        can_do = {
+            Capability.CONTINUATION: self.tells_stops,
+            Capability.LOGPROBS: self.tells_stops,
+            Capability.PROMPT_LOGPROBS: self.scores_prompts,
+            Capability.CONSTRAINT: self.constrains is not None,
+            Capability.PENALTIES: self.penalizes,
+        }
+        return frozenset(capability for capability, is_there in can_do.items() if is_there)
 
 
 DIALECTS = {

@@ -212,7 +212,7 @@ class OpenAICompatibleEngine:
             0 if self._text is None else self._text.parameters,
             extra,
             isolates=self._dialect.salts,
-            lacks=self._dialect.lacks,
+            capabilities=self._dialect.capabilities,
         )
         if (text := self._text) is None:
             return info

@@ -34,11 +34,10 @@ def can_force(spec: JobSpec, policies: Sequence[ModelInfo], needs: Collection[Ca
     its solutions, as it adds text to them. Nor can one hold the output of Python.
     """
     tools = list_forced(spec)
-    lacks = {each for policy in policies for each in policy.lacks}
     if not tools or needs is None or spec.constraint is not None or spec.python is not None:
         return False
     frame = _find_frame(spec, policies)
-    if frame is None or {"constraint", *needs} & lacks:
+    if frame is None or not all({Capability.CONSTRAINT, *needs} <= policy.capabilities for policy in policies):
         return False
     if all("server" not in policy.extra for policy in policies):
         return True

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from engine.protocol.request_checks import PromptTooLong
-from engine.protocol.types import EngineClient, ModelInfo
+from engine.protocol.types import Capability, EngineClient, ModelInfo
 from reasoner.jobs.sampling_spec import Sampling
 from reasoner.jobs.spec import JobSpec
 from reasoner.search.policies.forced_calls import choose_natively
@@ -30,8 +30,10 @@ class Policy:
     @property
     def can_continue(self) -> bool:
         """True if its server can go on after the beginning of a solution."""
-        lacks = self.model.lacks
-        return "continuation" not in lacks and not (self.sampling.counts_tokens and "penalty_continuation" in lacks)
+        needs = {Capability.CONTINUATION}
+        if self.sampling.counts_tokens:
+            needs.add(Capability.PENALTY_CONTINUATION)
+        return needs <= self.model.capabilities
 
 
 def spread_samples(weights: Sequence[float]) -> Iterator[int]:

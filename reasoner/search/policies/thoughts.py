@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 from engine.protocol.thoughts import DELIMITERS
-from engine.protocol.types import EngineClient, InvalidRequest, ModelInfo, NotSupported, Tokens
+from engine.protocol.types import Capability, EngineClient, InvalidRequest, ModelInfo, NotSupported, Tokens
 from reasoner.jobs.thought_spec import ThoughtSpec
 from reasoner.thoughts import ThoughtFormat
 
@@ -26,7 +26,7 @@ async def find_thought_format(
 
     ``None`` if it has none. Raises ``InvalidRequest`` for given delimiters that the tokenizer cannot spell.
     """
-    if policy.tells_thoughts or "continuation" in policy.lacks:
+    if policy.tells_thoughts or Capability.CONTINUATION not in policy.capabilities:
         if thoughts is not None:
             raise InvalidRequest(
                 f"thoughts: the server of model {policy.id!r} only chats or cannot continue a solution: leave them out",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from engine.protocol.constraint import Constraint
-from engine.protocol.types import Completion
+from engine.protocol.types import Capability, Completion
 from reasoner.search.branch_text import BranchText
 from reasoner.search.rules.rule import End, NewBranch, NextRequest, Rule, Verdict
 
@@ -53,5 +53,5 @@ def make_constraint_rule(new: NewBranch) -> ConstraintRule | None:
     constraint = new.search.constraint
     if constraint is None or not new.parent.solves:
         return None
-    can_continue = "constraint_continuation" not in new.policy.model.lacks
+    can_continue = Capability.CONSTRAINT_CONTINUATION in new.policy.model.capabilities
     return ConstraintRule(constraint, is_of_calls=new.search.spec.constraint is None, can_continue=can_continue)

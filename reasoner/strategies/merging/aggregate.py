@@ -18,7 +18,15 @@ from reasoner.jobs.candidate_spec import MAX_N
 from reasoner.search.candidates import select_candidates
 from reasoner.search.search import Search
 from reasoner.search.stream import Stream
-from reasoner.strategies.base import Choice, Params, Strategy, choose_best_scored, choose_by_majority
+from reasoner.strategies.base import (
+    Choice,
+    DecidedBy,
+    Params,
+    Strategy,
+    VerifierUse,
+    choose_best_scored,
+    choose_by_majority,
+)
 from reasoner.strategies.merging.prompts import MergingPrompt, OptionalTemplate
 from reasoner.tree import Node
 
@@ -108,4 +116,4 @@ class _Population:
         return True
 
 
-STRATEGY = Strategy("aggregate", Aggregate, run, needs_verifier=False, welcomes_verifier=True, votes=True)
+STRATEGY = Strategy("aggregate", Aggregate, run, VerifierUse.OPTIONAL, DecidedBy.VOTE)

@@ -12,16 +12,26 @@ from reasoner.jobs.selection import By, Schedule, SelectionRule
 from reasoner.jobs.spec import SELECTING_STRATEGY
 from reasoner.search.candidates import select_candidates
 from reasoner.search.search import Search
-from reasoner.strategies.base import Choice, Params, Strategy, VerifierUse, choose_best_scored, elect, weigh_by_score
+from reasoner.strategies.base import (
+    Choice,
+    DecidedBy,
+    Feature,
+    Params,
+    Strategy,
+    VerifierUse,
+    choose_best_scored,
+    elect,
+    weigh_by_score,
+)
 from reasoner.strategies.merging.tournament import find_players, hold_tournament
 from reasoner.tree import Node
 
 _USES: Mapping[SelectionRule | None, VerifierUse] = {
-    None: "optional",
-    "majority": "none",
-    "weighted": "scores",
-    "verifier": "scores",
-    "tournament": "comparisons",
+    None: VerifierUse.OPTIONAL,
+    "majority": VerifierUse.NONE,
+    "weighted": VerifierUse.SCORES,
+    "verifier": VerifierUse.SCORES,
+    "tournament": VerifierUse.COMPARISONS,
 }
 
 
@@ -92,9 +102,7 @@ STRATEGY = Strategy(
     SELECTING_STRATEGY,
     Select,
     run,
-    needs_verifier=False,
-    welcomes_verifier=True,
-    takes_candidates=True,
-    votes=True,
-    choose_use=lambda params: _USES[params.by],
+    lambda params: _USES[params.by],
+    DecidedBy.VOTE,
+    supports={Feature.CANDIDATES},
 )

@@ -14,7 +14,7 @@ from pydantic import Field
 from reasoner.jobs.candidate_spec import MAX_N
 from reasoner.search.candidates import list_finished
 from reasoner.search.search import Search
-from reasoner.strategies.base import Choice, Params, Strategy, choose_by_majority, read_answer
+from reasoner.strategies.base import Choice, DecidedBy, Params, Strategy, choose_by_majority, read_answer
 from reasoner.strategies.merging.prompts import MergingPrompt, OptionalTemplate
 from reasoner.tree import Node
 
@@ -73,4 +73,4 @@ def find_named(text: str, shown: list[Node]) -> Node | None:
     return shown[numbers[-1] - 1] if numbers and 1 <= numbers[-1] <= len(shown) else None
 
 
-STRATEGY = Strategy("synthesize", Synthesize, run, needs_verifier=False, votes=True)
+STRATEGY = Strategy("synthesize", Synthesize, run, decided_by=DecidedBy.VOTE)

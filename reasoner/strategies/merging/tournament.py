@@ -18,7 +18,7 @@ from reasoner.jobs.selection import ScheduleName
 from reasoner.jobs.spec import COMPARING_STRATEGY
 from reasoner.search.candidates import list_finished
 from reasoner.search.search import Search
-from reasoner.strategies.base import Choice, Params, Strategy
+from reasoner.strategies.base import Choice, Feature, Params, Strategy, VerifierUse
 from reasoner.strategies.merging.schedules import SCHEDULES
 from reasoner.tree import Node, Reads
 
@@ -114,8 +114,6 @@ STRATEGY = Strategy(
     COMPARING_STRATEGY,
     Tournament,
     run,
-    needs_verifier=False,
-    needs_comparisons=True,
-    samples_several=True,
-    stops_when_sure=True,
+    VerifierUse.COMPARISONS,
+    supports={Feature.CONSTRAINT, Feature.SEVERAL_MODELS, Feature.EARLY_STOP},
 )

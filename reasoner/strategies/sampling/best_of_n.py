@@ -7,7 +7,7 @@ aggregated step scores (Lightman et al. 2023, "Let's Verify Step by Step", secti
 from __future__ import annotations
 
 from reasoner.search.search import Search
-from reasoner.strategies.base import Choice, Params, Samples, Strategy, choose_best_scored
+from reasoner.strategies.base import Choice, Feature, Params, Samples, Strategy, VerifierUse, choose_best_scored
 
 
 class BestOfN(Params):
@@ -28,4 +28,6 @@ async def run(search: Search, params: BestOfN) -> Choice:
     return choose_best_scored(search.candidates())
 
 
-STRATEGY = Strategy("best_of_n", BestOfN, run, needs_verifier=True, samples_several=True)
+STRATEGY = Strategy(
+    "best_of_n", BestOfN, run, VerifierUse.SCORES, supports={Feature.CONSTRAINT, Feature.SEVERAL_MODELS}
+)

@@ -15,6 +15,7 @@ from typing import Annotated
 
 from pydantic import Field
 
+from engine.protocol.types import Capability
 from reasoner.answers.extraction.finder import AnswerFinder
 from reasoner.answers.spec import AnswerSpec
 from reasoner.budget.spec import MAX_BUDGET_TOKENS
@@ -22,7 +23,7 @@ from reasoner.search.branch_text import BranchText, Watch
 from reasoner.search.candidates import select_candidates
 from reasoner.search.search import Search
 from reasoner.search.stream import Stream
-from reasoner.strategies.base import Choice, Params, Samples, Strategy, choose_by_majority
+from reasoner.strategies.base import Choice, DecidedBy, Params, Samples, Strategy, choose_by_majority
 from reasoner.tree import Node, Reason
 
 WATCH_INTERVAL = 16
@@ -152,5 +153,10 @@ async def _max_thinking_tokens(search: Search, params: BudgetForcing, marker: st
 
 
 STRATEGY = Strategy(
-    "budget_forcing", BudgetForcing, run, needs_verifier=False, needs=("continuation",), injects_text=True, votes=True
+    "budget_forcing",
+    BudgetForcing,
+    run,
+    decided_by=DecidedBy.VOTE,
+    requires={Capability.CONTINUATION},
+    supports=frozenset(),
 )

@@ -17,6 +17,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from engine.protocol.types import Capability
 from reasoner.answers.votes import group_equivalent
 from reasoner.confidence.token_confidence import (
     MEASURES,
@@ -30,7 +31,7 @@ from reasoner.jobs.spec import JobSpec
 from reasoner.search.branch_text import Watch
 from reasoner.search.candidates import select_candidates
 from reasoner.search.search import Search
-from reasoner.strategies.base import Choice, Params, Samples, Strategy, choose_by_majority, count_abstained
+from reasoner.strategies.base import Choice, DecidedBy, Params, Samples, Strategy, choose_by_majority, count_abstained
 from reasoner.tree import Node, Reason
 
 MIN_WATCH_INTERVAL, MAX_WATCH_INTERVAL = 8, 256
@@ -140,4 +141,10 @@ async def _weights_by_answer(search: Search, weights: dict[Node, float]) -> list
     return [[weights[node] for node in group] for group in same]
 
 
-STRATEGY = Strategy("deepconf", DeepConf, run, needs_verifier=False, needs=("continuation", "logprobs"), votes=True)
+STRATEGY = Strategy(
+    "deepconf",
+    DeepConf,
+    run,
+    decided_by=DecidedBy.VOTE,
+    requires={Capability.CONTINUATION, Capability.LOGPROBS},
+)

@@ -16,6 +16,7 @@ from typing import Annotated
 
 from pydantic import Field
 
+from engine.protocol.types import Capability
 from reasoner.answers.extraction.finder import AnswerFinder
 from reasoner.answers.spec import AnswerSpec
 from reasoner.answers.votes import group_equivalent
@@ -24,7 +25,7 @@ from reasoner.search.branch_text import BranchText, Watch
 from reasoner.search.candidates import select_candidates
 from reasoner.search.search import Search
 from reasoner.search.stream import Stream
-from reasoner.strategies.base import Choice, Params, Samples, Strategy, choose_by_majority
+from reasoner.strategies.base import Choice, DecidedBy, Feature, Params, Samples, Strategy, choose_by_majority
 from reasoner.tree import Node, Reason
 
 WATCH_INTERVAL = 16
@@ -167,9 +168,7 @@ STRATEGY = Strategy(
     "early_exit",
     EarlyExit,
     run,
-    needs_verifier=False,
-    needs=("continuation",),
-    injects_text=True,
-    stops_when_sure=True,
-    votes=True,
+    decided_by=DecidedBy.VOTE,
+    requires={Capability.CONTINUATION},
+    supports={Feature.EARLY_STOP},
 )

@@ -14,7 +14,7 @@ from pydantic import Field, model_validator
 from reasoner.jobs.candidate_spec import MAX_N
 from reasoner.search.candidates import select_candidates
 from reasoner.search.search import Search
-from reasoner.strategies.base import Choice, Params, Samples, Strategy, choose_by_majority
+from reasoner.strategies.base import Choice, DecidedBy, Params, Samples, Strategy, choose_by_majority
 from reasoner.tree import Node
 
 
@@ -46,4 +46,4 @@ async def run(search: Search, params: FirstFinished) -> Choice:
     return await choose_by_majority(search, ordered, dict.fromkeys(ordered, 1.0))
 
 
-STRATEGY = Strategy("first_finished", FirstFinished, run, needs_verifier=False, votes=True)
+STRATEGY = Strategy("first_finished", FirstFinished, run, decided_by=DecidedBy.VOTE)

@@ -18,4 +18,4 @@ async def run(search: Search, params: Greedy) -> Choice:  # noqa: ARG001
     return Choice(candidates[0] if candidates else None)
 
 
-STRATEGY = Strategy("greedy", Greedy, run, needs_verifier=False)
+STRATEGY = Strategy("greedy", Greedy, run)

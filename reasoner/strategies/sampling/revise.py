@@ -19,9 +19,11 @@ from reasoner.jobs.candidate_spec import MAX_N
 from reasoner.search.search import Search
 from reasoner.strategies.base import (
     Choice,
+    DecidedBy,
     Params,
     Samples,
     Strategy,
+    VerifierUse,
     choose_best_scored,
     choose_by_majority,
     read_answer,
@@ -85,4 +87,4 @@ async def _start_attempt(search: Search, params: Revise, attempts: list[Node]) -
         shown = shown[1:]
 
 
-STRATEGY = Strategy("revise", Revise, run, needs_verifier=False, welcomes_verifier=True, votes=True)
+STRATEGY = Strategy("revise", Revise, run, VerifierUse.OPTIONAL, DecidedBy.VOTE)

@@ -20,7 +20,7 @@ from reasoner.answers.votes import group_equivalent
 from reasoner.confidence.stopping_rules import num_needed_by_beta, num_needed_by_window
 from reasoner.jobs.candidate_spec import MAX_N
 from reasoner.search.search import Search
-from reasoner.strategies.base import Choice, Params, Samples, Strategy, choose_by_majority
+from reasoner.strategies.base import Choice, DecidedBy, Feature, Params, Samples, Strategy, choose_by_majority
 from reasoner.tree import Node
 
 
@@ -84,8 +84,6 @@ STRATEGY = Strategy(
     "self_consistency",
     SelfConsistency,
     run,
-    needs_verifier=False,
-    samples_several=True,
-    stops_when_sure=True,
-    votes=True,
+    decided_by=DecidedBy.VOTE,
+    supports={Feature.CONSTRAINT, Feature.SEVERAL_MODELS, Feature.EARLY_STOP},
 )

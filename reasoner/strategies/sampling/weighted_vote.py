@@ -7,7 +7,17 @@ process reward models: Snell et al. 2024, "Scaling LLM Test-Time Compute Optimal
 from __future__ import annotations
 
 from reasoner.search.search import Search
-from reasoner.strategies.base import Choice, Params, Samples, Strategy, choose_by_majority, weigh_by_score
+from reasoner.strategies.base import (
+    Choice,
+    DecidedBy,
+    Feature,
+    Params,
+    Samples,
+    Strategy,
+    VerifierUse,
+    choose_by_majority,
+    weigh_by_score,
+)
 
 
 class WeightedVote(Params):
@@ -22,4 +32,11 @@ async def run(search: Search, params: WeightedVote) -> Choice:
     return await choose_by_majority(search, candidates, weigh_by_score(candidates))
 
 
-STRATEGY = Strategy("weighted_vote", WeightedVote, run, needs_verifier=True, samples_several=True, votes=True)
+STRATEGY = Strategy(
+    "weighted_vote",
+    WeightedVote,
+    run,
+    VerifierUse.SCORES,
+    DecidedBy.VOTE,
+    supports={Feature.CONSTRAINT, Feature.SEVERAL_MODELS},
+)

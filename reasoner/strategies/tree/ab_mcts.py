@@ -20,7 +20,7 @@ from pydantic import Field
 from reasoner.confidence.thompson import draw_beta, draw_means
 from reasoner.jobs.candidate_spec import MAX_N
 from reasoner.search.search import Search
-from reasoner.strategies.base import Choice, Params, Strategy, choose_best_scored, read_answer
+from reasoner.strategies.base import Choice, Feature, Params, Strategy, VerifierUse, choose_best_scored, read_answer
 from reasoner.strategies.sampling.revise import REQUEST
 from reasoner.tree import Node
 
@@ -158,4 +158,4 @@ class _Tree:
         return await self._search.start_conversation(node, messages, policy=policy)
 
 
-STRATEGY = Strategy("ab_mcts", AbMcts, run, needs_verifier=True, samples_several=True)
+STRATEGY = Strategy("ab_mcts", AbMcts, run, VerifierUse.SCORES, supports={Feature.CONSTRAINT, Feature.SEVERAL_MODELS})

@@ -23,6 +23,7 @@ from reasoner.strategies.base import (
     Samples,
     Steps,
     Strategy,
+    VerifierUse,
     choose_best_scored,
     expand_and_score,
 )
@@ -98,4 +99,4 @@ def drop_duplicates(nodes: list[Node]) -> list[Node]:
     return list(first.values())
 
 
-STRATEGY = Strategy("beam", Beam, run, needs_verifier=True, needs_steps=True)
+STRATEGY = Strategy("beam", Beam, run, VerifierUse.STEP_SCORES)

@@ -18,7 +18,16 @@ from pydantic import Field
 from reasoner.jobs.candidate_spec import MAX_N
 from reasoner.search.search import Search
 from reasoner.strategies.answer_posterior import estimate_posterior, meets_confidence
-from reasoner.strategies.base import MIN_NEW_PROBABILITY, Choice, Params, Strategy, expand_and_score
+from reasoner.strategies.base import (
+    MIN_NEW_PROBABILITY,
+    Choice,
+    DecidedBy,
+    Feature,
+    Params,
+    Strategy,
+    VerifierUse,
+    expand_and_score,
+)
 from reasoner.tree import Node, unseen
 
 STEP_SUCCESS = 0.25
@@ -121,5 +130,10 @@ def can_open(node: Node, max_steps: int) -> bool:
 
 
 STRATEGY = Strategy(
-    "best_first", BestFirst, run, needs_verifier=True, needs_steps=True, stops_when_sure=True, votes=True
+    "best_first",
+    BestFirst,
+    run,
+    VerifierUse.STEP_SCORES,
+    DecidedBy.VOTE,
+    supports={Feature.CONSTRAINT, Feature.EARLY_STOP},
 )

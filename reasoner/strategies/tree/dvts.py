@@ -15,7 +15,7 @@ from typing import Annotated
 from pydantic import Field
 
 from reasoner.search.search import Search
-from reasoner.strategies.base import Choice, Params, Samples, Steps, Strategy, choose_best_scored
+from reasoner.strategies.base import Choice, Params, Samples, Steps, Strategy, VerifierUse, choose_best_scored
 from reasoner.strategies.tree.beam import needs_no_siblings, num_useful_samples
 from reasoner.tree import Node
 
@@ -72,4 +72,4 @@ def choose_best(rivals: list[Node]) -> Node:
     return max(sorted(rivals, key=lambda node: node.path), key=lambda node: -1.0 if node.score is None else node.score)
 
 
-STRATEGY = Strategy("dvts", Dvts, run, needs_verifier=True, needs_steps=True)
+STRATEGY = Strategy("dvts", Dvts, run, VerifierUse.STEP_SCORES)

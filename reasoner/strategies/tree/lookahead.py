@@ -14,7 +14,7 @@ from typing import Annotated
 from pydantic import Field
 
 from reasoner.search.search import Search
-from reasoner.strategies.base import Choice, Strategy
+from reasoner.strategies.base import Choice, Strategy, VerifierUse
 from reasoner.strategies.tree.beam import Beam, beam_search
 from reasoner.tree import Node
 
@@ -46,4 +46,4 @@ async def run(search: Search, params: Lookahead) -> Choice:
     return await beam_search(search, params, look_ahead)
 
 
-STRATEGY = Strategy("lookahead", Lookahead, run, needs_verifier=True, needs_steps=True)
+STRATEGY = Strategy("lookahead", Lookahead, run, VerifierUse.STEP_SCORES)

@@ -24,9 +24,19 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from engine.protocol.types import Capability
 from reasoner.search.search import Search
 from reasoner.search.stream import Stream
-from reasoner.strategies.base import MIN_NEW_PROBABILITY, Choice, Params, Samples, Steps, Strategy, choose_best_scored
+from reasoner.strategies.base import (
+    MIN_NEW_PROBABILITY,
+    Choice,
+    Params,
+    Samples,
+    Steps,
+    Strategy,
+    VerifierUse,
+    choose_best_scored,
+)
 from reasoner.tree import Node
 
 
@@ -194,4 +204,4 @@ async def run(search: Search, params: Mcts) -> Choice:
     return choose_best_scored(await search.ensure_candidates())
 
 
-STRATEGY = Strategy("mcts", Mcts, run, needs_verifier=True, needs=("continuation",))
+STRATEGY = Strategy("mcts", Mcts, run, VerifierUse.SCORES, requires={Capability.CONTINUATION})

@@ -17,7 +17,7 @@ import random
 from collections.abc import Sequence
 
 from reasoner.search.search import Search
-from reasoner.strategies.base import Choice, Params, Samples, Steps, Strategy
+from reasoner.strategies.base import Choice, DecidedBy, Params, Samples, Steps, Strategy, VerifierUse
 from reasoner.strategies.tree.resampling import resampling_search
 
 MIN_PROBABILITY = 1e-4
@@ -58,4 +58,4 @@ def resample_systematically(weights: Sequence[float], slots: int, rng: random.Ra
     return counts
 
 
-STRATEGY = Strategy("particle", Particle, run, needs_verifier=True, needs_steps=True, votes=True)
+STRATEGY = Strategy("particle", Particle, run, VerifierUse.STEP_SCORES, DecidedBy.VOTE)

@@ -14,7 +14,7 @@ from typing import Annotated
 from pydantic import Field
 
 from reasoner.search.search import Search
-from reasoner.strategies.base import Choice, Params, Samples, Steps, Strategy
+from reasoner.strategies.base import Choice, DecidedBy, Params, Samples, Steps, Strategy, VerifierUse
 from reasoner.strategies.tree.resampling import resampling_search
 
 
@@ -50,4 +50,4 @@ def allocate_proportionally(scores: Sequence[float], width: int, temperature: fl
     return counts
 
 
-STRATEGY = Strategy("rebase", Rebase, run, needs_verifier=True, needs_steps=True, votes=True)
+STRATEGY = Strategy("rebase", Rebase, run, VerifierUse.STEP_SCORES, DecidedBy.VOTE)

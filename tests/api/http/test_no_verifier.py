@@ -10,6 +10,7 @@ import pytest
 
 from engine.protocol.types import ModelInfo
 from reasoner.jobs.verifier_specs import PairwiseVerifier
+from reasoner.strategies.base import VerifierUse
 from reasoner.strategies.registry import STRATEGIES
 from tests.api.conftest import serving, submitted
 from tests.scripted import ScriptedEngine
@@ -64,7 +65,7 @@ async def test_a_strategy_that_needs_a_verifier_is_refused_by_name(client: httpx
 
 @pytest.mark.parametrize("name", NEEDY)
 async def test_a_verifier_in_the_job_is_used(client: httpx.AsyncClient, name: str) -> None:
-    given = JUDGE if STRATEGIES[name].needs_steps else RULE
+    given = JUDGE if STRATEGIES[name].verifier is VerifierUse.STEP_SCORES else RULE
     assert (await spec(client, strategy={"name": name}, verifier=given))["verifier"]["kind"] == given["kind"]
 
 

@@ -159,9 +159,8 @@ async def test_an_answer_goes_on_after_its_beginning_in_the_way_of_the_server(
     assert last == {"role": "assistant", "content": "3 + 4"}
     assert fields.items() <= hosted.bodies[0].items()
     [info] = await hosted.engine.models()
-    steps = ("logprobs",) if prefill == "continue_final_message" else ("continuation", "logprobs")
-    steps = (*steps, "prompt_logprobs", "constraint_continuation", "penalty_continuation")
-    assert info.lacks == steps
+    steps = {"continuation"} if prefill == "continue_final_message" else set()
+    assert info.capabilities == {"constraint", "penalties"} | steps
     await hosted.engine.close()
 
 
@@ -279,8 +278,8 @@ async def test_the_configured_models_are_listed_and_the_list_is_asked_for_once()
     hosted = Hosted(lambda _: stream(), ChatOptions(("m",), context=1000))
     for _ in range(3):
         [info] = await hosted.engine.models()
-    lacks = ("continuation", "logprobs", "prompt_logprobs", "constraint_continuation", "penalty_continuation")
-    assert (info.id, info.context, info.lacks, info.isolates) == ("m", 1000, lacks, False)
+    assert (info.id, info.context, info.isolates) == ("m", 1000, False)
+    assert info.capabilities == {"constraint", "penalties"}
     assert hosted.num_lists == 1
     await hosted.engine.close()
 

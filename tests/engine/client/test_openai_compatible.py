@@ -239,9 +239,7 @@ async def test_llama_cpp_gets_token_ids_and_every_filter_that_has_a_default_ther
     client = scripted("llamacpp", answer, tokenizer=POLICY)
     client._connection._http = httpx.AsyncClient(base_url="http://foreign", transport=httpx.MockTransport(answer))
     [info] = await client.models()
-    lacks = ("continuation", "logprobs", "prompt_logprobs", "constraint", "penalties")
-    lacks = (*lacks, "constraint_continuation", "penalty_continuation")
-    assert (info.context, info.lacks, info.extra["server"]) == (1024, lacks, "llamacpp")
+    assert (info.context, info.capabilities, info.extra["server"]) == (1024, frozenset(), "llamacpp")
     [one] = await collect(client, generate((5, 6), [Branch(1, 1, 9)]))
     assert one.text == "Reach"
     [body] = bodies

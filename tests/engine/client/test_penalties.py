@@ -89,5 +89,5 @@ async def test_a_chat_server_gets_the_fields_unless_it_refuses_them() -> None:
     request = generate(prompt, [Branch(1, 1, 9)], **PENALTIES)
     await collect(hosted.engine, GenerateRequest("r", "m", prompt, request.branches, request.sampling))
     assert hosted.bodies[0].items() >= PENALTIES.items()
-    assert "penalties" not in ChatOptions().lacks
-    assert "penalties" in ChatOptions(omit=frozenset({"presence_penalty"})).lacks
+    assert "penalties" in ChatOptions().capabilities
+    assert "penalties" not in ChatOptions(omit=frozenset({"presence_penalty"})).capabilities

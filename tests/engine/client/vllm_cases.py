@@ -13,7 +13,7 @@ import pytest
 from engine.client.http import HttpEngine
 from engine.core.local_engine import LocalEngine
 from engine.protocol.options import EngineOptions
-from engine.protocol.types import Branch, Completion, EngineClient, EngineError, InvalidRequest, ScoreItem
+from engine.protocol.types import Branch, Capability, Completion, EngineClient, EngineError, InvalidRequest, ScoreItem
 from prm.formats.registry import FORMAT_NOTE
 from tests.engine.helpers import generate, score
 
@@ -51,7 +51,7 @@ async def lists_the_model(vllm: HttpEngine, ours: LocalEngine) -> None:
     assert theirs.parameters == expected.parameters
     assert theirs.extra["server"] == "vllm"
     assert theirs.counts_exactly
-    assert theirs.lacks == ("constraint_continuation", "penalty_continuation")
+    assert set(Capability) - theirs.capabilities == {"constraint_continuation", "penalty_continuation"}
 
 
 async def tokenizes_like_our_engine(vllm: HttpEngine, ours: LocalEngine) -> None:

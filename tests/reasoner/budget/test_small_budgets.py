@@ -10,6 +10,7 @@ from engine.protocol.types import Branch
 from reasoner.jobs.journal import MemoryJournal
 from reasoner.jobs.spec import JobSpec
 from reasoner.run import JobOutcome, run_job
+from reasoner.strategies.base import VerifierUse
 from reasoner.strategies.registry import STRATEGIES
 from tests.scripted import ANSWER, EOS, SEPARATOR, ScriptedEngine
 
@@ -115,4 +116,5 @@ async def test_a_search_that_used_all_samples_before_any_branch_ended_finishes_t
 
 
 def test_every_step_by_step_strategy_is_covered() -> None:
-    assert {name for name, strategy in STRATEGIES.items() if strategy.needs_steps} <= set(WIDE)
+    by_steps = {name for name, strategy in STRATEGIES.items() if strategy.verifier is VerifierUse.STEP_SCORES}
+    assert by_steps <= set(WIDE)

@@ -34,7 +34,7 @@ from reasoner.tree import Node
 from tests.reasoner.search.test_policies import Two
 from tests.scripted import CONTEXT, ScriptedEngine
 from tests.seeds import shift
-from tests.strategies import WRITING
+from tests.strategies import COMPARING, WRITING
 
 SUITE = open_suite("words", limit=5)
 PLAIN = {"policy": ModelDefaults(prompt="{problem}")}
@@ -155,7 +155,7 @@ async def test_a_strategy_that_stops_early_pays_for_its_other_branches_until_the
 
     drawn = made("babb", lengths=(9, 3, 5, 3))
     search = PoolSearch(drawn, drawn.samples, Equivalence())
-    choice = await Strategy("first", First, first, needs_verifier=False).run(search, First())
+    choice = await Strategy("first", First, first).run(search, First())
     assert choice.node is not None
     assert choice.node.answer == "a"
     assert search.tokens == 4 * 3
@@ -341,7 +341,7 @@ def test_two_runs_cannot_write_to_one_folder(tmp_path: Path) -> None:
 
 async def test_without_a_verifier_voting_strategies_run_and_the_rest_are_refused_by_name() -> None:
     every = {case.name for case in parse_cases("all", has_verifier=False)}
-    alone = {name for name in WRITING if not (STRATEGIES[name].needs_verifier or STRATEGIES[name].needs_comparisons)}
+    alone = {name for name in WRITING if not STRATEGIES[name].needs_verifier and name not in COMPARING}
     assert every == alone
     assert [case.name for case in parse_cases("tournament", has_verifier=False)] == ["tournament"]
     with pytest.raises(ValueError, match=r"'beam' needs a verifier.*REASONER_PRM"):

@@ -11,7 +11,7 @@ import torch
 
 from engine.core.local_engine import LocalEngine
 from engine.protocol.options import EngineOptions
-from engine.protocol.types import ModelInfo
+from engine.protocol.types import Capability, ModelInfo
 from reasoner.admission.resolve import resolve_job
 from reasoner.admission.validation import JobRefused
 from reasoner.jobs.journal import MemoryJournal
@@ -127,12 +127,12 @@ async def test_a_budget_that_is_used_up_leaves_them_out(engine: LocalEngine) -> 
 class ScriptedServer(ScriptedEngine):
     """An engine that serves the policy of a journal and generates nothing new."""
 
-    def __init__(self, *lacks: Any) -> None:
+    def __init__(self, *missing: str) -> None:
         super().__init__(die_after=0, context=2000)
-        self._lacks = lacks
+        self._missing = frozenset(missing)
 
     async def models(self) -> list[ModelInfo]:
-        return [ModelInfo("policy", "generate", 2000, 100, 1000, lacks=self._lacks)]
+        return [ModelInfo("policy", "generate", 2000, 100, 1000, capabilities=frozenset(Capability) - self._missing)]
 
 
 async def test_a_server_without_them_is_refused_before_a_token_is_spent() -> None:

@@ -28,7 +28,7 @@ from reasoner.tools import python
 from reasoner.tree import read_parts
 from tests.reasoner.search.test_thoughts import nodes_of
 from tests.scripted import CONTEXT, TEXTS, ScriptedEngine
-from tests.strategies import WRITING
+from tests.strategies import COMPARING, WRITING
 
 CALL = 5
 COUNT = "\n```python\nn = globals().get('n', 0) + 1\nprint('call', n)\n```"
@@ -78,7 +78,7 @@ def make_spec(
     fields: dict[str, Any] = {"problem": "how?", "seed": seed, "strategy": {"name": strategy} | params}
     fields["answer"] = "text"
     fields |= {"tools": [{"type": "python", "instruction": None} | (tool or {})], "budget": {"tokens": 4000}}
-    if not STRATEGIES[strategy].needs_verifier and not STRATEGIES[strategy].needs_comparisons:
+    if not STRATEGIES[strategy].needs_verifier and strategy not in COMPARING:
         fields["verifier"] = None
     return JobSpec.model_validate(fields | more)
 

@@ -17,11 +17,12 @@ from reasoner.admission.validation import JobRefused
 from reasoner.jobs.journal import MemoryJournal
 from reasoner.jobs.spec import JobSpec
 from reasoner.run import JobOutcome, run_job
+from reasoner.strategies.base import Feature
 from reasoner.strategies.registry import STRATEGIES
 from reasoner.tree import read_parts
 from tests.reasoner.search.test_thoughts import nodes_of
 from tests.reasoner.search.test_thoughts_on_engine import PLAIN, POLICY
-from tests.strategies import WRITING
+from tests.strategies import COMPARING, SCORING, WRITING
 
 QUESTION = "Make 68 with + - * / from the numbers 10, 12, 8 and 3, each used exactly once."
 SCHEMA: dict[str, Any] = {
@@ -31,7 +32,7 @@ SCHEMA: dict[str, Any] = {
     "additionalProperties": False,
 }
 MODELS = {"policy": POLICY.parent / "policy", "thinker": POLICY, "prm": POLICY.parent / "prm"}
-HELD = [name for name in WRITING if not STRATEGIES[name].injects_text and not STRATEGIES[name].needs_comparisons]
+HELD = [name for name in WRITING if Feature.CONSTRAINT in STRATEGIES[name].supports and name not in COMPARING]
 
 
 @asynccontextmanager
@@ -51,7 +52,7 @@ async def solve(engine: LocalEngine, journal: MemoryJournal | None = None, **fie
 
 @pytest.mark.parametrize("strategy", HELD)
 async def test_every_strategy_answers_in_the_language(strategy: str) -> None:
-    needs = STRATEGIES[strategy].needs_verifier or STRATEGIES[strategy].welcomes_verifier
+    needs = strategy in SCORING
     more = {} if needs else {"verifier": None}
     async with serving() as engine:
         outcome = await solve(engine, strategy={"name": strategy}, steps={"by": "tokens", "every": 3}, **more)

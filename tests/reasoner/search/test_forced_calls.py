@@ -14,7 +14,7 @@ import jsonschema
 import pytest
 
 from engine.core.local_engine import LocalEngine
-from engine.protocol.types import ModelInfo
+from engine.protocol.types import Capability, ModelInfo
 from reasoner.admission.constraints import check_schema
 from reasoner.admission.validation import JobRefused
 from reasoner.jobs.journal import MemoryJournal
@@ -27,6 +27,7 @@ from tests.reasoner.search.test_constraints import HELD, PLAIN
 from tests.reasoner.search.test_thoughts import Thinker, nodes_of
 from tests.reasoner.search.test_thoughts_on_engine import POLICY
 from tests.scripted import THOUGHT
+from tests.strategies import SCORING
 
 SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -111,7 +112,7 @@ async def test_every_solution_of_a_hot_model_is_a_valid_call(tmp_path: Path, nam
 @pytest.mark.parametrize("strategy", HELD)
 async def test_every_strategy_that_a_constraint_can_hold_returns_a_call(tmp_path: Path, strategy: str) -> None:
     fields: dict[str, Any] = {"strategy": {"name": strategy}, "steps": {"by": "tokens", "every": 8}}
-    if STRATEGIES[strategy].needs_verifier or STRATEGIES[strategy].welcomes_verifier:
+    if strategy in SCORING:
         fields["verifier"] = {"kind": "prm", "model": "prm"}
     async with serving(tmp_path, "policy") as engine:
         outcome, _ = await solve(engine, **fields)
@@ -152,8 +153,9 @@ class Remote(Thinker):
     """Server that holds whole answers to a schema, but cannot lift it for a thought."""
 
     async def models(self) -> list[ModelInfo]:
-        lacks = ("constraint_continuation", "penalty_continuation")
-        return [replace(info, lacks=lacks, extra=info.extra | {"server": "vllm"}) for info in await super().models()]
+        can_do = frozenset(Capability) - {Capability.CONSTRAINT_CONTINUATION, Capability.PENALTY_CONTINUATION}
+        served = await super().models()
+        return [replace(info, capabilities=can_do, extra=info.extra | {"server": "vllm"}) for info in served]
 
 
 @pytest.mark.parametrize("opens", ["prompt", "model"])

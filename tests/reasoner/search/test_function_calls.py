@@ -18,7 +18,7 @@ from reasoner.run import JobOutcome, run_job
 from reasoner.strategies.registry import STRATEGIES
 from tests.reasoner.search.test_thoughts import nodes_of
 from tests.scripted import EOS, TEXTS, ScriptedEngine
-from tests.strategies import WRITING
+from tests.strategies import COMPARING, WRITING
 
 FIRST, SECOND, THIRD, WORDS = 5, 6, 7, 8
 HERMES = "{% if tools %}{{ tools | tojson }}<tool_call>{{ call.arguments }}</tool_call>{% endif %}"
@@ -167,7 +167,7 @@ async def test_a_faulty_call_is_no_answer_and_says_why(
 
 @pytest.mark.parametrize("strategy", WRITING)
 async def test_every_strategy_answers_with_calls_and_its_replay_too(texts: Any, strategy: str) -> None:
-    more = {} if STRATEGIES[strategy].needs_verifier or STRATEGIES[strategy].needs_comparisons else {"verifier": None}
+    more = {} if STRATEGIES[strategy].needs_verifier or strategy in COMPARING else {"verifier": None}
     fields = make_spec(strategy, None).model_dump(exclude_unset=True)
     fields.pop("verifier")
     spec = JobSpec.model_validate(fields | more | {"budget": {"tokens": 3000}})

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 
 from engine.core.local_engine import LocalEngine
 from engine.protocol.options import EngineOptions
-from engine.protocol.types import InvalidRequest, ModelInfo
+from engine.protocol.types import Capability, InvalidRequest, ModelInfo
 from reasoner.admission.resolve import resolve_job
 from reasoner.admission.validation import JobRefused
 from reasoner.jobs.journal import MemoryJournal
@@ -136,13 +136,14 @@ def _softmax(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
 class Server(ScriptedEngine):
     """A server of others."""
 
-    def __init__(self, *lacks: Any, **options: Any) -> None:
+    def __init__(self, *missing: str, **options: Any) -> None:
         super().__init__(**options)
-        self._lacks = lacks
+        self._missing = frozenset(missing)
 
     async def models(self) -> list[ModelInfo]:
         policy, prm = await super().models()
-        return [ModelInfo(policy.id, "generate", policy.context, 100, 1000, lacks=self._lacks), prm]
+        can_do = frozenset(Capability) - self._missing
+        return [ModelInfo(policy.id, "generate", policy.context, 100, 1000, capabilities=can_do), prm]
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 from api.roles.supervisor import engine_command
 from engine.client.chat.options import ChatOptions
 from engine.client.router import RoutedEngine
-from engine.protocol.types import ModelInfo
+from engine.protocol.types import Capability, ModelInfo
 from reasoner.admission.resolve import describe_defaults, resolve_job
 from reasoner.admission.validation import JobRefused
 from reasoner.jobs.spec import JobSpec
@@ -311,7 +311,8 @@ def test_an_invalid_server_is_refused_with_a_correction(tmp_path: Path, lines: s
 
 class ChatCatalog(Catalog):
     async def models(self) -> list[ModelInfo]:
-        return [replace(info, lacks=("continuation", "logprobs")) for info in self._infos]
+        can_do = frozenset(Capability) - {Capability.CONTINUATION, Capability.LOGPROBS}
+        return [replace(info, capabilities=can_do) for info in self._infos]
 
 
 async def test_a_strategy_that_the_models_server_cannot_run_is_refused_with_those_it_can(tmp_path: Path) -> None:
