@@ -3,8 +3,9 @@
 Source: Snell et al. 2024, "Scaling LLM Test-Time Compute Optimally", section 5.2: N samples of a step, keep the best
 N / M by the verifier, expand each M times. Each level is a barrier, since beams are compared with one another.
 
-Unlike the paper, a beam gets its M samples only if the first one is uncertain (``needs_no_siblings``), and no further
-ones if a new step is unlikely (``num_useful_samples``).
+Unlike the paper, ``adaptive`` beams get their M samples only if the first one is uncertain (``needs_no_siblings``), no
+further ones if a new step is unlikely (``num_useful_samples``), and one place for equal steps. Without it the search is
+the paper's.
 """
 
 from __future__ import annotations
@@ -37,6 +38,11 @@ class Beam(Params):
     n: Samples = 16
     expansions: Annotated[int, Field(ge=1, le=64, description="Continuations of each kept beam (M).")] = 4
     max_steps: Steps = 40
+    adaptive: bool = Field(
+        True,
+        description="Sample siblings only where a step is uncertain and another one likely, and keep equal ones once; "
+        "false: always all of them, as in the paper.",
+    )
 
 
 async def run(search: Search, params: Beam) -> Choice:
@@ -56,16 +62,12 @@ async def beam_search(
     width = params.n // expansions
     beams, share = [search.root], params.n
     for _ in range(params.max_steps):
-        level = await expand_and_score(search, beams, 1)
-        decided = {node.parent for node in level if needs_no_siblings(node)}
-        doubtful, rest = [beam for beam in beams if beam not in decided], share - 1
-        while rest > 0 and doubtful:
-            samples = {beam: [node for node in level if node.parent is beam] for beam in doubtful}
-            more = {beam: num_useful_samples(samples[beam], min(rest, expansions)) for beam in doubtful}
-            doubtful = [beam for beam in doubtful if more[beam] > 0]
-            level += await expand_and_score(search, doubtful, [more[beam] for beam in doubtful])
-            rest -= expansions
-        values = await value(drop_duplicates(level))
+        if params.adaptive:
+            level = await _sample_uncertain(search, beams, share, expansions)
+            values = await value(drop_duplicates(level))
+        else:
+            level = await expand_and_score(search, beams, share)
+            values = await value(level)
         kept = sorted(values, key=lambda node: (-values[node], node.path))[:width]
         await search.prune([node for node in level if node.open and node not in kept])
         beams = [node for node in kept if node.open]
@@ -74,6 +76,20 @@ async def beam_search(
             break
         share = expansions * width // len(beams)
     return choose_best_scored(await search.ensure_candidates())
+
+
+async def _sample_uncertain(search: Search, beams: Sequence[Node], share: int, expansions: int) -> list[Node]:
+    """Sample next steps of each beam, one and then up to ``share``, ``expansions`` at once, while they seem useful."""
+    level = await expand_and_score(search, beams, 1)
+    decided = {node.parent for node in level if needs_no_siblings(node)}
+    doubtful, rest = [beam for beam in beams if beam not in decided], share - 1
+    while rest > 0 and doubtful:
+        samples = {beam: [node for node in level if node.parent is beam] for beam in doubtful}
+        more = {beam: num_useful_samples(samples[beam], min(rest, expansions)) for beam in doubtful}
+        doubtful = [beam for beam in doubtful if more[beam] > 0]
+        level += await expand_and_score(search, doubtful, [more[beam] for beam in doubtful])
+        rest -= expansions
+    return level
 
 
 def num_useful_samples(samples: Sequence[Node], most: int) -> int:

@@ -343,6 +343,26 @@ async def test_a_beam_samples_no_sibling_if_a_new_one_is_unlikely() -> None:
     assert [path for path in asked if len(path) == 1] == [(0,)]
 
 
+async def test_a_beam_that_is_not_adaptive_is_that_of_the_paper() -> None:
+    """N samples of the first step, the best N / M kept, M samples of each, however certain, high or equal they are."""
+    plan = {
+        (0,): step("a", 0.6, 0.99),
+        (1,): step("a", 0.6, 0.99),
+        (2,): step("b", 0.7, 0.5),
+        (3,): step("c", 0.1, 0.1),
+    }
+    plan |= {(2, 0): end("sure", 0.9, 0.99), (2, 1): end("sure", 0.9, 0.99), (0, 0): end("other", 0.2)}
+    strategy = {"name": "beam", "n": 4, "expansions": 2, "adaptive": False}
+    outcome, asked, pruned = await search(plan, strategy)
+    assert sorted(asked) == [(0,), (0, 0), (0, 1), (1,), (2,), (2, 0), (2, 1), (3,)]
+    assert {"1", "3"} <= pruned
+    assert outcome.result.answer == "sure"
+    _, equal, _ = await search(plan | {(2,): step("b", 0.5, 0.5)}, strategy)
+    assert {(0, 0), (0, 1), (1, 0), (1, 1)} <= set(equal)  # two equal steps fill the beam
+    _, adaptive, _ = await search(plan, strategy | {"adaptive": True})
+    assert sorted(path for path in adaptive if len(path) == 1) == [(0,)]
+
+
 async def test_mcts_ends_when_nothing_is_left_to_expand() -> None:
     plan = {(0,): step("only way", 0.5, 0.9999), (0, 0): end("there", 0.5, 0.9999)}
     outcome, asked, _ = await search(plan, {"name": "mcts", "n": 16, "in_flight": 1})
