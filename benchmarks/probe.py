@@ -128,7 +128,7 @@ def time_reads(folder: Path) -> float:
     probe = Probe("", layers, tensors["weight"].astype(np.float64), tensors["bias"].astype(np.float64))
     width = probe.weight.shape[1] // len(layers)
     kept = {layer: torch.randn(8, width) for layer in layers}
-    reader = ProbeReader(probe, kept, kept[layers[-1]], None, num_layers=0)
+    reader = ProbeReader(probe, kept=kept, hidden=kept[layers[-1]], rows=None, num_layers=0)
     started = time.perf_counter()
     for index in range(_TIMED_READS):
         reader.read(index % 8)

@@ -125,7 +125,7 @@ def emulated_gpu() -> Iterator[None]:
     with (
         patch("engine.runner.forward.GpuForward", emulated_forward),
         patch("engine.core.model_setup.select_device", lambda *_, **__: EMULATED_GPU),
-        patch("engine.core.engine_core.warm_up", lambda *_: None),
+        patch("engine.core.step.warm_up", lambda *_, **__: None),
     ):
         yield
 

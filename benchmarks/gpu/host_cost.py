@@ -31,8 +31,9 @@ from torch import Tensor
 from benchmarks.gpu.decode import emulated_gpu, write_checkpoint
 from benchmarks.kernels.dry_run import TINY_MODEL
 from engine.attention.layer import FusedAttentionBackend
-from engine.core import pipeline
+from engine.core import step as step_module
 from engine.core.engine_core import EngineCore
+from engine.core.step import Step, StepRunner, StepWork
 from engine.device import DeviceConfig
 from engine.models.config import ModelConfig, read_raw_config
 from engine.models.families import decoder_config
@@ -234,18 +235,18 @@ def time_phases(core: EngineCore, steps: int) -> list[dict[str, float]]:
     stopwatch = Stopwatch()
     targets: tuple[tuple[str, Any, str], ...] = (
         ("plan", core._scheduler, "schedule"),
-        ("prepare", pipeline, "build_batch"),
-        ("prepare", core, "_forward"),
-        ("sample", pipeline, "sample_and_score"),
+        ("prepare", step_module, "build_batch"),
+        ("prepare", core.runner, "forward"),
+        ("sample", step_module, "sample_and_score"),
         ("sample", PendingResults, "read"),
-        ("commit", pipeline, "commit"),
+        ("commit", core.runner, "_commit"),
         ("emit", core, "_append_sampled_tokens"),
     )
-    forward = core._forward
+    forward = core.runner.forward
     with ExitStack() as stack:
         for phase, owner, name in targets:
             timed = stopwatch.wrap(phase, getattr(owner, name))
-            if owner is core and name == "_forward":
+            if name == "forward":
                 timed.fused_sampler, timed.kept = forward.fused_sampler, forward.kept  # type: ignore[attr-defined]
             stack.enter_context(patch.object(owner, name, timed))
         phases = []
@@ -261,14 +262,14 @@ def measure_overlap(rounds: int = 40, width: int = 64) -> float:
     A branch ends after a random number of tokens and is forked at once, ``rounds`` times for each of ``width``.
     """
     dice, num_ahead, num_steps = np.random.default_rng(0), 0, 0
-    real = pipeline.launch_step
+    real = StepRunner.launch
 
-    def launch(work: pipeline.StepWork, steps: pipeline.StepsInFlight, *parts: Any) -> pipeline.LaunchedStep:
+    def launch(runner: StepRunner, work: StepWork, now: float) -> Step:
         nonlocal num_ahead, num_steps
-        num_ahead, num_steps = num_ahead + (steps.unread is not None), num_steps + 1
-        return real(work, steps, *parts)
+        num_ahead, num_steps = num_ahead + (runner.unread is not None), num_steps + 1
+        return real(runner, work, now)
 
-    with tempfile.TemporaryDirectory() as name, patch.object(pipeline, "launch_step", launch):
+    with tempfile.TemporaryDirectory() as name, patch.object(StepRunner, "launch", launch):
         folder = Path(name)
         write_checkpoint(folder, TINY_MODEL)
         with null_engine(folder):

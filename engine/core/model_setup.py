@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from engine.cache.paged_kv import KVCache, check_head_dim, kv_bytes_per_token
+from engine.cache.paged_kv import check_head_dim, kv_bytes_per_token
 from engine.core.gpu_memory import GpuMemory, NotEnoughMemory, measure_peak
 from engine.device import DeviceConfig, select_device, select_kv_dtype
 from engine.gpu_requirements import check_gpu
@@ -148,31 +148,6 @@ class ModelWeights:
                 f"model {self.name!r} leaves too little of this GPU's memory for a step of {options.step_tokens} "
                 "tokens: use a larger GPU, a checkpoint with fewer bits, or fewer --step-tokens"
             ) from None
-
-
-def create_cache(
-    config: ModelConfig,
-    options: EngineOptions,
-    num_draft_layers: int,
-    pages: int,
-    context: int,
-    device_config: DeviceConfig,
-    dtype: torch.dtype,
-) -> KVCache:
-    """Create an empty cache of ``pages`` pages for a model and its drafter's layers."""
-    return KVCache(
-        layers=config.num_layers + num_draft_layers,
-        kv_heads=config.kv_heads,
-        head_dim=config.head_dim,
-        pages=pages,
-        page_size=options.page_size,
-        rows=options.max_running,
-        context=context,
-        device_config=device_config,
-        dtype=dtype,
-        max_pinned=int(pages * options.lease_share),
-        lease_seconds=options.lease_seconds,
-    )
 
 
 def create_speculator(drafter: Drafter | None, options: EngineOptions, *, context: int) -> Speculator | None:

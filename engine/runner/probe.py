@@ -131,7 +131,13 @@ class ProbeReader:
     """Scores of one step's tokens from its hidden states."""
 
     def __init__(
-        self, probe: Probe, kept: Mapping[int, Tensor], hidden: Tensor, rows: Sequence[int] | None, num_layers: int
+        self,
+        probe: Probe,
+        *,
+        kept: Mapping[int, Tensor],
+        hidden: Tensor,
+        rows: Sequence[int] | None,
+        num_layers: int,
     ) -> None:
         """``kept`` and ``hidden``: as of ``Forward``, which computed ``hidden`` for the tokens in ``rows`` alone."""
         self._probe = probe

@@ -223,24 +223,25 @@ def rows_needed(scheduled: list[ScheduledSequence]) -> list[int] | None:
 
 def sample_and_score(
     scheduled: list[ScheduledSequence],
-    rows: list[int] | None,
+    *,
     hidden: Tensor,
+    rows: list[int] | None,
     model: Model,
-    fused_sampler: FusedSampler | None,
     sampler: Sampler,
+    fused_sampler: FusedSampler | None,
     probe: ProbeReader | None = None,
     plan: SamplePlan | None = None,
 ) -> PendingResults:
     """Sample for every branch whose tokens are all computed now, score, and set prompts' log-probabilities.
 
     ``scheduled`` is in the order of the batch and not committed yet. ``hidden`` ``[rows, width]``: the final hidden
-    states of its ``rows_needed``. ``fused_sampler`` is tried before ``sampler``. ``probe`` is needed if a sequence is
-    probed. ``plan``: that of the step, if it only samples and the plan is known. A sequence whose own data makes an
-    error fails (``Sequence.fail``), and no other.
+    states of ``rows``, its ``rows_needed``. ``fused_sampler`` is tried before ``sampler``. ``probe`` is needed if a
+    sequence is probed. ``plan``: that of the step, if it only samples and the plan is known. A sequence whose own data
+    makes an error fails (``Sequence.fail``), and no other.
     """
     scores: list[_PendingScores] = []
     if plan is None:
-        requests, scores = _score(scheduled, rows, hidden, model, probe)
+        requests, scores = _score(scheduled, hidden=hidden, rows=rows, model=model, probe=probe)
         if not requests:
             return PendingResults(scores=scores)
         plan = SamplePlan(requests)
@@ -252,8 +253,9 @@ def sample_and_score(
 
 def _score(
     scheduled: list[ScheduledSequence],
-    rows: list[int] | None,
+    *,
     hidden: Tensor,
+    rows: list[int] | None,
     model: Model,
     probe: ProbeReader | None,
 ) -> tuple[list[SampleRequest], list[_PendingScores]]:

@@ -17,7 +17,6 @@ import torch
 from engine.attention.plan import TreeMask
 from engine.cache.paged_kv import KVCache
 from engine.models.interface import Batch, Model
-from engine.protocol.options import EngineOptions
 from engine.runner.batch import lay_out
 from engine.runner.forward import Forward
 from engine.runner.fused_sampler_gpu import FusedGpuSampler
@@ -82,11 +81,12 @@ def list_shapes(max_running: int, step_tokens: int, context: int, *, has_drafts:
 
 
 def warm_up(
-    name: str,
     model: Model,
     cache: KVCache,
     forward: Forward,
-    options: EngineOptions,
+    *,
+    name: str,
+    step_tokens: int,
     drafter: WarmDrafter | None = None,
 ) -> None:
     """Run the common shapes on a GPU, each twice: it is captured the second time. The cache must be empty and stays so.
@@ -100,7 +100,7 @@ def warm_up(
     max_rows, num_columns = cache.page_table.shape
     max_rows = min(max_rows, cache.pool.size)
     context = min(num_columns * cache.page_size, model.config.max_context)
-    shapes = list_shapes(max_rows, options.step_tokens, context, has_drafts=drafter is not None)
+    shapes = list_shapes(max_rows, step_tokens, context, has_drafts=drafter is not None)
     layers = frozenset(() if drafter is None else drafter.observed_layers)
     runs: list[Callable[[], None]] = [partial(_run, shape, model, cache, forward, layers) for shape in shapes]
     runs += [] if drafter is None else drafter.warm_ups()

@@ -169,6 +169,7 @@ class Speculator:
         self,
         scheduled: abc.Sequence[ScheduledSequence],
         outcomes: abc.Sequence[DraftOutcome],
+        *,
         hidden: Tensor,
         kept: Mapping[int, Tensor],
     ) -> None:
@@ -183,13 +184,14 @@ class Speculator:
             self.stats.record_step(len(scheduled), (), self._clock() - started_at)
             self._skipped.advance()
         else:
-            self._measure(scheduled, outcomes, hidden, kept)
+            self._measure(scheduled, outcomes, hidden=hidden, kept=kept)
         self._release_finished()
 
     def _measure(
         self,
         scheduled: abc.Sequence[ScheduledSequence],
         outcomes: abc.Sequence[DraftOutcome],
+        *,
         hidden: Tensor,
         kept: Mapping[int, Tensor],
     ) -> None:

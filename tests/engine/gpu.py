@@ -84,6 +84,6 @@ def emulate_gpu(monkeypatch: pytest.MonkeyPatch, device_config: DeviceConfig = E
     monkeypatch.setattr("engine.runner.forward.GpuForward", emulated_forward)
     monkeypatch.setattr("engine.speculation.drafters.device_levels.GraphPool", EmulatedPool)
     monkeypatch.setattr("engine.core.model_setup.select_device", lambda *_, **__: device_config)
-    monkeypatch.setattr("engine.core.engine_core.warm_up", lambda *_: None)
+    monkeypatch.setattr("engine.core.step.warm_up", lambda *_, **__: None)
     monkeypatch.setattr("engine.core.gpu_memory.read_memory", lambda _: MemoryReading(EMULATED_BYTES, EMULATED_BYTES))
     monkeypatch.setattr("engine.core.model_setup.measure_peak", lambda _, compute: compute() or EMULATED_STEP_BYTES)

@@ -42,7 +42,7 @@ class _SpeculativeEngine:
     def __init__(self, folder: Path, draft: str, always: int, kv_tokens: int | None) -> None:
         self._loop = asyncio.Runner()
         self._engine = LocalEngine({"model": folder}, EngineOptions(draft=draft, kv_tokens=kv_tokens))
-        shipped = self._core._speculator
+        shipped = self._core.runner.speculator
         self._ways: dict[str, Speculator | None] = {PLAIN: None, SPECULATIVE: shipped}
         """Speculator of each way."""
         if always and shipped is not None:
@@ -131,7 +131,7 @@ class _SpeculativeEngine:
         """Set the speculator of the next runs, or None for plain decoding, and empty the caches; recorded steps stay.
         ``remembers``: False to also reset the n-grams of earlier runs.
         """
-        self._core._speculator = speculator
+        self._core.runner.speculator = speculator
         self._core.clear_cache()
         if speculator is not None and isinstance(speculator.drafter, NgramDrafter) and not remembers:
             speculator.drafter.reset(self._core.cache)

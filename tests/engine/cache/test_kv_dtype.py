@@ -147,8 +147,8 @@ def test_without_compiled_kernels_the_tokens_are_the_same(
     for module in ("engine.attention.select", "engine.runner.batch", "engine.runner.forward_cpu"):
         monkeypatch.setattr(f"{module}.has_compiled_kernel", lambda *_: False)
     plain = Harness(checkpoints(kind), options)
-    assert isinstance(plain.core._forward, CpuForward)
-    assert isinstance(plain.core._forward._attend, TorchAttention)
+    assert isinstance(plain.core.runner.forward, CpuForward)
+    assert isinstance(plain.core.runner.forward._attend, TorchAttention)
     ours = plain.complete(asked)
     tokens = ([one.token_ids for one in some] for some in (ours, expected))
     assert_same_tokens(checkpoints(kind), [asked], *tokens, kv_dtype)

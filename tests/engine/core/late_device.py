@@ -83,13 +83,13 @@ class LateDevice:
         """Make engines that are created from now on compute on this device."""
         config = DeviceConfig(torch.device("cpu"), torch.float32, uses_gpu_kernels=self.is_late)
         emulate_gpu(patch, config)
-        patch.setattr("engine.core.engine_core.create_forward", self._create_forward)
-        patch.setattr("engine.core.engine_core.sample_on_gpu", self.sample)
-        patch.setattr("engine.core.engine_core.sample_on_cpu", self.sample)
+        patch.setattr("engine.core.step.create_forward", self._create_forward)
+        patch.setattr("engine.core.step.sample_on_gpu", self.sample)
+        patch.setattr("engine.core.step.sample_on_cpu", self.sample)
         patch.setattr("engine.runner.sample_step._select_rows", self.select)
         patch.setattr("engine.runner.sample_step.to_host", self.copy)
         patch.setattr("engine.runner.sample_step.read_prompt", self._read_prompt)
-        patch.setattr("engine.core.pipeline.record_event", lambda _: LateEvent(self, len(self._queue)))
+        patch.setattr("engine.core.step.record_event", lambda _: LateEvent(self, len(self._queue)))
 
     def launch(self, work: Callable[[], object]) -> None:
         self._queue.append(work)

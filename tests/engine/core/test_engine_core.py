@@ -249,7 +249,7 @@ def test_a_failing_step_fails_its_requests_and_the_engine_continues(
 ) -> None:
     failed = harness.submit(generate(PROMPT, [Branch(1, 1, 10)], **LAW))
     with monkeypatch.context() as patch:
-        patch.setattr("engine.core.pipeline.sample_and_score", lambda *_: 1 / 0)
+        patch.setattr("engine.core.step.sample_and_score", lambda *_, **__: 1 / 0)
         harness.run()
     [error] = failed
     assert isinstance(error, EngineError)

@@ -62,7 +62,7 @@ def alive(monkeypatch: pytest.MonkeyPatch) -> Iterator[AliveAtOnce]:
         return made
 
     monkeypatch.setattr(KVCache, "__init__", create_cache)
-    for module in ("engine.core.engine_core", "engine.speculation.drafters.draft_model"):
+    for module in ("engine.core.step", "engine.speculation.drafters.draft_model"):
         monkeypatch.setattr(f"{module}.create_forward", create_forward)
     gc.collect()
     gc.disable()

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import torch
 
-from engine.core import pipeline
 from engine.core.engine_core import EngineCore
+from engine.core.step import Step, StepRunner
 from engine.models.interface import UnreadTokens
 from engine.protocol.constraint import Constraint
 from engine.protocol.options import EngineOptions
@@ -267,15 +267,15 @@ def test_drafts_are_verified_between_steps_that_overlap(seed: int, checkpoints: 
 
 
 def keep_ended_rows(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(pipeline, "drop_last_computed", lambda sequence: None)
+    patch.setattr("engine.core.step.drop_last_computed", lambda sequence: None)
 
 
 def launch_past_the_end(patch: pytest.MonkeyPatch) -> None:
-    def append(step: Any, context: int) -> None:
+    def append(self: StepRunner, step: Step) -> None:
         for sequence, *_ in [] if step.results.plan is None else step.results.plan.requests:
             sequence.tokens.append(UNREAD)
 
-    patch.setattr(pipeline, "append_unread", append)
+    patch.setattr(StepRunner, "_append_unread", append)
 
 
 def gather_wrong_rows(patch: pytest.MonkeyPatch) -> None:
@@ -288,14 +288,15 @@ def gather_wrong_rows(patch: pytest.MonkeyPatch) -> None:
 
 
 def share_unread_tokens(patch: pytest.MonkeyPatch) -> None:
-    def advance(cache: Any, sequence: Sequence, num_tokens: int) -> bool:
+    def advance(self: StepRunner, sequence: Sequence, num_tokens: int) -> bool:
+        cache = self.cache
         before, sequence.num_computed = sequence.num_computed, sequence.num_computed + num_tokens
         completes = before < sequence.num_prefix_tokens <= sequence.num_computed
         if completes or sequence.num_computed // cache.page_size > before // cache.page_size:
             cache.publish(sequence.pages, sequence.tokens, sequence.num_computed, include_partial=completes)
         return completes
 
-    patch.setattr(pipeline, "advance_computed", advance)
+    patch.setattr(StepRunner, "_advance", advance)
 
 
 def repeat_a_position(patch: pytest.MonkeyPatch) -> None:
@@ -310,7 +311,7 @@ def repeat_a_position(patch: pytest.MonkeyPatch) -> None:
 
 
 def read_nothing_first(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(pipeline, "must_read_first", lambda *_, **__: False)
+    patch.setattr(StepRunner, "must_read_first", lambda *_, **__: False)
 
 
 @pytest.mark.parametrize(

@@ -36,12 +36,12 @@ def is_due(sequence: object, after: int) -> bool:
 def fail_at_launch(after: int, device: LateDevice, patch: pytest.MonkeyPatch) -> None:
     real = sample_step.sample_and_score
 
-    def sample_and_score(work: list[ScheduledSequence], *rest: Any) -> Any:
+    def sample_and_score(work: list[ScheduledSequence], **rest: Any) -> Any:
         if any(is_due(one.sequence, after) for one in work):
             raise RuntimeError("something broke")
-        return real(work, *rest)
+        return real(work, **rest)
 
-    patch.setattr("engine.core.pipeline.sample_and_score", sample_and_score)
+    patch.setattr("engine.core.step.sample_and_score", sample_and_score)
 
 
 def fail_by_numbers(after: int, device: LateDevice, patch: pytest.MonkeyPatch) -> None:
@@ -59,8 +59,8 @@ def fail_by_numbers(after: int, device: LateDevice, patch: pytest.MonkeyPatch) -
         return samples
 
     patch.setattr("engine.runner.sample_step._sample", sample_rows)
-    patch.setattr("engine.core.engine_core.sample_on_gpu", sample)
-    patch.setattr("engine.core.engine_core.sample_on_cpu", sample)
+    patch.setattr("engine.core.step.sample_on_gpu", sample)
+    patch.setattr("engine.core.step.sample_on_cpu", sample)
 
 
 def run(

@@ -69,12 +69,12 @@ def poisoned(number: int = 0) -> GenerateRequest:
 def fail_in_step(harness: Harness, job: Job, after: int, patch: pytest.MonkeyPatch) -> str:
     real = sample_step.sample_and_score
 
-    def sample_and_score(work: list[ScheduledSequence], *rest: Any) -> Any:
+    def sample_and_score(work: list[ScheduledSequence], **rest: Any) -> Any:
         if any(one.sequence.job is job and written(one.sequence) >= after for one in work):
             raise RuntimeError("something broke")
-        return real(work, *rest)
+        return real(work, **rest)
 
-    patch.setattr("engine.core.pipeline.sample_and_score", sample_and_score)
+    patch.setattr("engine.core.step.sample_and_score", sample_and_score)
     return "something broke"
 
 
@@ -88,7 +88,7 @@ def fail_by_numbers(harness: Harness, job: Job, after: int, patch: pytest.Monkey
                 harness.core.cache.data[:, :, :, sequence.pages.pages] = torch.nan
         return real(work, *rest)
 
-    patch.setattr("engine.core.pipeline.build_batch", build_batch)
+    patch.setattr("engine.core.step.build_batch", build_batch)
     return "not finite"
 
 
@@ -258,7 +258,7 @@ def test_a_step_that_fails_once_changes_no_result(
     for _ in range(4):
         harness.core.step()
         with monkeypatch.context() as patch:
-            patch.setattr("engine.core.pipeline.sample_and_score", lambda *_: 1 / 0)
+            patch.setattr("engine.core.step.sample_and_score", lambda *_, **__: 1 / 0)
             harness.core.step()
         while harness.core._recovery.bisection is not None:
             harness.core.step()
@@ -270,7 +270,7 @@ def test_a_step_that_fails_once_changes_no_result(
 def test_an_error_in_every_step_fails_each_request_once(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     heard = [harness.submit(request) for request in HEALTHY]
     with monkeypatch.context() as patch:
-        patch.setattr("engine.core.pipeline.sample_and_score", lambda *_: 1 / 0)
+        patch.setattr("engine.core.step.sample_and_score", lambda *_, **__: 1 / 0)
         harness.run()
     for events in heard:
         [error] = events
@@ -283,13 +283,13 @@ def test_requests_that_fail_only_together_are_retried_up_to_a_limit(
 ) -> None:
     real = sample_step.sample_and_score
 
-    def crowded(work: list[ScheduledSequence], *rest: Any) -> Any:
+    def crowded(work: list[ScheduledSequence], **rest: Any) -> Any:
         if len({one.sequence.job for one in work}) > 1:
             raise MemoryError("too many")
-        return real(work, *rest)
+        return real(work, **rest)
 
     [plain] = harness.complete(generate(SHARED, [Branch(1, 1, 5)], ignore_eos=True))
-    monkeypatch.setattr("engine.core.pipeline.sample_and_score", crowded)
+    monkeypatch.setattr("engine.core.step.sample_and_score", crowded)
     short = [harness.submit(generate(SHARED, [Branch(1, 1, 5)], ignore_eos=True)) for _ in range(2)]
     harness.run()
     assert [one.token_ids for events in short for one in answers(events)] == [plain.token_ids] * 2

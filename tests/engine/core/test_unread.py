@@ -9,7 +9,7 @@ import pytest
 from torch import Tensor
 
 from engine.attention.plan import AttentionMetadata
-from engine.core import pipeline
+from engine.core import step
 from engine.models.interface import Batch
 from engine.protocol.options import EngineOptions
 from engine.protocol.types import Branch, ScoreItem
@@ -36,7 +36,7 @@ def test_generation_is_the_same_as_with_all_rows_computed(
     found = answers(checkpoints(kind), guesses)
     assert any(0 < rows < tokens for tokens, rows in read)
     assert any(rows == 0 for _, rows in read)  # the first chunk of a prompt
-    monkeypatch.setattr(pipeline, "rows_needed", lambda work: None)
+    monkeypatch.setattr(step, "rows_needed", lambda work: None)
     bound = 12 * gap(checkpoints(kind))  # 12 tokens per branch
     for ours, plain in zip(found, answers(checkpoints(kind), guesses), strict=True):
         assert [tokens for tokens, _ in ours] == [tokens for tokens, _ in plain]
@@ -53,7 +53,7 @@ def test_scores_are_the_same_as_with_all_rows_computed(
     )
     found = Harness(checkpoints(kind), OPTIONS).score(request)
     assert any(0 < rows < tokens for tokens, rows in read)
-    monkeypatch.setattr(pipeline, "rows_needed", lambda work: None)
+    monkeypatch.setattr(step, "rows_needed", lambda work: None)
     for ours, plain in zip(found, Harness(checkpoints(kind), OPTIONS).score(request), strict=True):
         assert ours.values is not None
         assert plain.values is not None

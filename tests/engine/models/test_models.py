@@ -98,7 +98,7 @@ def test_logits_of_preempted_branches_equal_transformers(
     """
     harness = Harness(checkpoints(kind), EngineOptions(kv_tokens=160, max_running=8, step_tokens=24))
     drawn: list[torch.Tensor] = []
-    read, fused_sampler = harness.core.model.decoder.compute_logits, harness.core._forward.fused_sampler
+    read, fused_sampler = harness.core.model.decoder.compute_logits, harness.core.runner.forward.fused_sampler
     sample_fused = None if fused_sampler is None else fused_sampler.sample
 
     def recording(hidden: torch.Tensor, token_ids: Sequence[int] = ()) -> torch.Tensor:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from engine.core import pipeline
+from engine.core import step
 from engine.protocol.options import EngineOptions
 from engine.protocol.types import Branch, Completion
 from engine.runner import batch as batch_module
@@ -61,7 +61,7 @@ def test_results_are_the_same_bits_as_if_every_step_was_made_anew(
         emulate_gpu(monkeypatch)
     ours, num_preemptions = run(checkpoints("llama"))
     assert num_preemptions
-    monkeypatch.setattr(pipeline, "find_decode_batch", lambda *_: None)
+    monkeypatch.setattr(step, "find_decode_batch", lambda *_: None)
     anew, _ = run(checkpoints("llama"))
     assert ours == anew
 
@@ -85,9 +85,9 @@ def test_batches_and_plans_are_those_made_anew(checkpoints: Checkpoints, monkeyp
             check_plan(decode.samples, decode.scheduled)
         return made
 
-    find_really = pipeline.find_decode_batch
-    monkeypatch.setattr(pipeline, "find_decode_batch", find)
-    monkeypatch.setattr(pipeline, "build_batch", build)
+    find_really = step.find_decode_batch
+    monkeypatch.setattr(step, "find_decode_batch", find)
+    monkeypatch.setattr(step, "build_batch", build)
     run(checkpoints("llama"))
     assert sum(is_kept for _, is_kept in seen) > 30
     assert sum(not is_kept for _, is_kept in seen) > 10

@@ -56,7 +56,7 @@ def test_a_replayed_step_of_a_quantized_model_gives_the_same_bits(
 def test_layers_that_cannot_be_recorded_never_are(checkpoints: Checkpoints, kind: str) -> None:
     harness = Harness(checkpoints(kind), OPTIONS)
     answers(harness, 0)
-    forward = harness.core._forward
+    forward = harness.core.runner.forward
     assert isinstance(forward, CpuForward)
     assert not forward.graphs
 
@@ -75,7 +75,7 @@ def test_a_graph_that_outgrows_its_arena_is_recorded_again(
 
     monkeypatch.setattr("kernels.cpu.runtime.kernel_graph.record", counted)
     first = answers(harness, 0)
-    forward = harness.core._forward
+    forward = harness.core.runner.forward
     assert isinstance(forward, CpuForward)
     assert num_records > len(forward.graphs)
     assert answers(harness, 0) == first
@@ -87,7 +87,7 @@ def assert_repeated(folder: Path, threads: int, monkeypatch: pytest.MonkeyPatch)
     try:
         repeated = Harness(folder, OPTIONS)
         found = [answers(repeated, seed) for seed in range(3)]
-        forward = repeated.core._forward
+        forward = repeated.core.runner.forward
         assert isinstance(forward, CpuForward)
         assert len(forward.graphs) > 5
         monkeypatch.setattr(forward_cpu, "_MAX_RECORDED_TOKENS", 0)

@@ -132,13 +132,13 @@ def test_only_steps_whose_logits_are_changed_or_reported_compute_them_outside_of
     plain = generate(PROMPT, [Branch(seed=1, key=key, max_tokens=12) for key in range(3)], temperature=1.0)
     for fields, is_fused in (({}, True), ({"logprobs": 2}, False), ({"repetition_penalty": 1.2}, False)):
         harness, num_calls = Harness(checkpoints("qwen3")), [0]
-        sample = harness.core._sampler
+        sample = harness.core.runner.sampler
 
         def counted(*arguments: Any, sample: Any = sample, num_calls: list[int] = num_calls) -> Any:
             num_calls[0] += 1
             return sample(*arguments)
 
-        monkeypatch.setattr(harness.core, "_sampler", counted)
+        monkeypatch.setattr(harness.core.runner, "sampler", counted)
         harness.complete(replace(plain, sampling=replace(plain.sampling, ignore_eos=True, **fields)))
         assert (num_calls[0] == 0) == is_fused
-    assert isinstance(core._forward.fused_sampler, FusedGpuSampler)
+    assert isinstance(core.runner.forward.fused_sampler, FusedGpuSampler)

@@ -180,7 +180,7 @@ def test_a_drafter_proposes_the_same_tokens_on_gpu_and_cpu(
 
     def guesses(device: str) -> list[Asked]:
         harness = Harness(folder, replace(SMALL, device=device, draft=wanted))
-        speculator = harness.core._speculator
+        speculator = harness.core.runner.speculator
         assert speculator is not None
         recorder = Recorder(speculator.drafter)
         harness.core.start_speculation(recorder, FixedController(*shape))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -68,7 +69,7 @@ def test_a_warm_engine_captures_nothing_for_common_shapes_and_samples_the_same(
     harness = Harness(checkpoints(kind), options)
     core = harness.core
     with caplog.at_level(logging.WARNING):
-        warm_up("m", core.model.decoder, core.cache, core._forward, options)
+        warm_up(core.model.decoder, core.cache, core.runner.forward, name="m", step_tokens=options.step_tokens)
     assert "all shapes are ready" in caplog.text
     assert not core.cache.data.float().any()
     assert not np.any(core.cache.page_table)
@@ -85,9 +86,10 @@ def test_a_loaded_engine_on_a_gpu_is_warm_and_one_on_a_cpu_runs_nothing(
 ) -> None:
     options = replace(SMALL, max_running=2, step_tokens=64)
     core = Harness(checkpoints("qwen3"), options).core
-    warm_up("m", core.model.decoder, core.cache, None, options)  # type: ignore[arg-type]
+    no_forward: Any = None
+    warm_up(core.model.decoder, core.cache, no_forward, name="m", step_tokens=64)
     emulate_gpu(monkeypatch)
-    monkeypatch.setattr("engine.core.engine_core.warm_up", warm_up)
+    monkeypatch.setattr("engine.core.step.warm_up", warm_up)
     Harness(checkpoints("qwen3"), options)
     assert EmulatedGraph.captured >= 2
 
@@ -115,7 +117,8 @@ def test_a_warm_drafter_captures_nothing_and_drafts_the_same(
         core.start_speculation(recorder, FixedController(3, 8))
         if is_warm:
             with caplog.at_level(logging.WARNING):
-                warm_up("m", core.model.decoder, core.cache, core._forward, options, recorder)
+                steps = {"name": "m", "step_tokens": options.step_tokens}
+                warm_up(core.model.decoder, core.cache, core.runner.forward, **steps, drafter=recorder)
             assert not core.cache.data.float().any()
         before = EmulatedPool.captured
         harness.complete(REQUEST)

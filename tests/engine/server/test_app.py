@@ -147,7 +147,7 @@ async def test_a_failing_step_is_reported_to_the_client_and_the_server_continues
     client: HttpEngine, engine: LocalEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr("engine.core.pipeline.sample_and_score", lambda *_: 1 / 0)
+        patch.setattr("engine.core.step.sample_and_score", lambda *_, **__: 1 / 0)
         with pytest.raises(EngineError, match="ZeroDivisionError"):
             await collect(client, sampled())
         with pytest.raises(EngineError, match="ZeroDivisionError"):

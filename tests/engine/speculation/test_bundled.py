@@ -71,7 +71,7 @@ def test_200_problems_are_answered_with_the_same_tokens(plain: tuple[float, Answ
 
 @pytest.mark.parametrize("name", ["policy", "policy-large"])
 def test_the_bundled_drafter_is_a_small_model_that_drafts_a_chain_in_one_call(name: str) -> None:
-    speculator = Harness(BUNDLED / name, replace(OPTIONS, draft="auto")).core._speculator
+    speculator = Harness(BUNDLED / name, replace(OPTIONS, draft="auto")).core.runner.speculator
     assert speculator is not None
     drafter = speculator.drafter
     assert isinstance(drafter, DraftModel)

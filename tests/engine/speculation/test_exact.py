@@ -224,7 +224,7 @@ def test_in_deterministic_mode_speculation_gives_the_same_bits(checkpoints: Chec
     plain = completions(answers(Harness(folder, options), asked))
     harness = speculating(folder, Oracle(truth(asked, plain), VOCAB, 0.7), "tree", options)
     ours = completions(answers(harness, asked))
-    assert harness.core._speculator is not None
+    assert harness.core.runner.speculator is not None
     assert harness.core.speculation_stats.accepted > 0
     assert [replace(one, drafted_tokens=0, accepted_tokens=0) for one in ours] == plain
 

@@ -97,7 +97,7 @@ def test_branches_of_a_failed_step_are_released_by_the_drafter(
         harness.core.step()
         assert harness.core.has_work
     with monkeypatch.context() as patch:
-        patch.setattr("engine.core.pipeline.sample_and_score", lambda *_: 1 / 0)
+        patch.setattr("engine.core.step.sample_and_score", lambda *_, **__: 1 / 0)
         harness.run()
     for events in heard:
         assert isinstance(events[-1], EngineError)

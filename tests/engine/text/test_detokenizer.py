@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-from engine.core.completion import build_completion, find_finish, take_delta
+from engine.core.results import build_completion, take_delta
+from engine.core.step import find_finish
 from engine.protocol.types import Branch, InvalidRequest
 from engine.scheduler.sequence import GenerateSequence
 from engine.text.detokenizer import StopStrings, TextReader, decode_complete_text, num_chars_to_hold

@@ -1,50 +1,11 @@
-"""The end of branches, and what clients receive: deltas, completions and scores."""
+"""Deltas, completions and scores, as clients receive them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from engine.protocol.types import Completion, Delta, FinishReason, ScoreResult
+from engine.core.step import Finish
+from engine.protocol.types import Completion, Delta, ScoreResult
 from engine.scheduler.sequence import GenerateSequence, ScoreSequence
 from engine.text.detokenizer import earliest_stop_start, num_chars_to_hold
-
-Finish = tuple[FinishReason, str | int | None]
-"""Finish reason, and the stop string or stop token that ended the branch, if one did."""
-
-
-def split_at_possible_stops(sequence: GenerateSequence, tokens: Sequence[int], path: Sequence[int]) -> list[list[int]]:
-    """Return the indices of the sampled tokens that a branch receives, in parts that only their last token can end.
-
-    ``tokens``: all sampled tokens; ``path``: the accepted draft tokens (``verify.find_accepted``). No draft token is a
-    stop token, and there is room for the token after them, so only a stop string can end the branch before that one.
-    """
-    indices, stops = [0, *(index + 1 for index in path)], sequence.stop_strings
-    if stops is None or not any(stops.may_end(tokens[index]) for index in indices):
-        return [indices]
-    return [[index] for index in indices]
-
-
-def find_finish(sequence: GenerateSequence, token: int, context: int) -> Finish | None:
-    """Return why the branch ends with its latest ``token``; ``None`` if it continues."""
-    if token in sequence.stop_tokens:
-        return "stop", token
-    stops = sequence.stop_strings
-    if stops is not None and len(sequence.generated) <= sequence.sampling.min_tokens:
-        sequence.reader.advance()
-        sequence.num_chars_searched = max(sequence.num_chars_searched, len(sequence.reader.text))
-    elif stops is not None and stops.may_end(token):
-        sequence.reader.advance()
-        if token in stops.special:
-            return "stop", stops.special[token]
-        stop = stops.find(sequence.reader.text, sequence.num_chars_searched)
-        if stop is not None:
-            return "stop", stop
-        sequence.num_chars_searched = max(sequence.num_chars_searched, len(sequence.reader.text))
-    if len(sequence.generated) - len(sequence.branch.generated) >= sequence.branch.max_tokens:
-        return "length", None
-    if len(sequence.tokens) >= context:
-        return "context", None
-    return None
 
 
 def take_delta(sequence: GenerateSequence) -> Delta | None:
