@@ -31,7 +31,7 @@ class JobRefused(Exception):
 
 _FEATURES: Mapping[Feature, tuple[str | None, str]] = {
     Feature.SEVERAL_MODELS: ("models", "searches with one model: give 'model'"),
-    Feature.CONSTRAINT: ("constraint", "adds text that no constraint can hold, or writes none: leave it out"),
+    Feature.CONSTRAINT: ("constraint", "adds text or writes no solutions, which no constraint can hold: leave it out"),
     Feature.EARLY_STOP: (None, "cannot stop by 'confidence': leave it out"),
 }
 """The field of a job that asks for each feature of strategies, and what a strategy without it does."""
