@@ -26,7 +26,13 @@ class Serving:
 async def test_the_resolved_parameters_are_echoed() -> None:
     job = JobSpec.model_validate({"problem": "2 + 2?", "strategy": {"name": "beam", "n": 8}})
     resolved = await resolve_job(job, Settings(), NoEngine())
-    assert resolved.model_dump()["strategy"] == {"name": "beam", "n": 8, "expansions": 4, "max_steps": 40}
+    assert resolved.model_dump()["strategy"] == {
+        "name": "beam",
+        "n": 8,
+        "expansions": 4,
+        "max_steps": 40,
+        "adaptive": True,
+    }
     assert JobSpec.model_validate(resolved.model_dump()) == resolved
 
 
