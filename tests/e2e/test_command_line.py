@@ -121,7 +121,7 @@ def test_solve_prints_one_json_document_with_answer_and_bill(home: Path) -> None
     job = json.loads(out)
     assert job["status"] == "completed"
     assert job["result"]["answer"]
-    assert job["spec"]["strategy"] == {"name": "beam", "n": 8, "expansions": 4, "max_steps": 40}
+    assert job["spec"]["strategy"] == {"name": "beam", "n": 8, "expansions": 4, "max_steps": 40, "adaptive": True}
     assert 0 < job["usage"]["generated"] + job["usage"]["verifier_computed"] <= 3000
     assert_nothing_left(home)
 
