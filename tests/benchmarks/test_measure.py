@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from api.cli.entry.app import app
+from api.cli.entry.app import app, run
 from benchmarks.engine import measure as measuring
 from benchmarks.engine.measure import PEERS, Listener, Measured, Peer, Plan, Row, measure
 from benchmarks.engine.process import BenchError, Worker, installed
@@ -152,11 +152,18 @@ def test_wrong_usage_is_answered_with_the_valid_choice(arguments: list[str], mes
     assert message in result.stderr
 
 
-def test_without_the_benchmark_code_the_command_reports_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "benchmarks.engine", None)
-    result = CliRunner().invoke(app, ["bench", "engine"])
-    assert result.exit_code == 1
-    assert "the benchmarks are not installed" in result.stderr
+@pytest.mark.parametrize("missing", ["benchmarks", "benchmarks.commands", "benchmarks.engine"])
+def test_without_the_benchmark_code_the_command_reports_an_error(
+    missing: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for loaded in [name for name in sys.modules if f"{name}.".startswith(f"{missing}.")]:
+        monkeypatch.delitem(sys.modules, loaded)
+    monkeypatch.setitem(sys.modules, missing, None)
+    monkeypatch.setattr(sys, "argv", ["reasoner", "bench", "engine"])
+    with pytest.raises(SystemExit) as ended:
+        run()
+    assert ended.value.code == 1
+    assert "the benchmarks are not installed" in capsys.readouterr().err
 
 
 def _alive(pid: int) -> bool:

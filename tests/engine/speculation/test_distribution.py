@@ -17,16 +17,16 @@ from transformers import AutoModelForCausalLM
 from engine.attention.plan import TreeMask
 from engine.cache.paged_kv import KVCache
 from engine.core.engine_core import EngineCore
+from engine.core.step import Step
 from engine.models.load import load_model
 from engine.protocol.types import Branch, Completion
 from engine.runner import batch, sample_step
-from engine.runner.probe import ProbeReader
 from engine.runner.sample_step import SampledTokens
 from engine.sampling.logits_processors import LogitsRow, apply_logits_processors
 from engine.sampling.sampler import Floats, Ints
 from engine.scheduler.draft import Draft
 from engine.scheduler.sequence import GenerateSequence
-from engine.speculation.control.controller import DraftOutcome, FixedController
+from engine.speculation.control.controller import FixedController
 from engine.speculation.drafter import Drafter, DraftRequest, HiddenStateNeeds, StepResult
 from engine.speculation.load import load_drafter
 from kernels.common.sampling_tensors import NoiseKeys, SamplingTensors
@@ -206,11 +206,11 @@ def test_every_drafter_keeps_the_exact_distribution(
 def plant_belief(patch: pytest.MonkeyPatch) -> None:
     original = EngineCore._append_sampled_tokens
 
-    def append(core: EngineCore, drawn: list[SampledTokens], probe: ProbeReader | None) -> list[DraftOutcome]:
+    def append(core: EngineCore, step: Step, drawn: list[SampledTokens]) -> None:
         for one in drawn:
             if one.draft:
                 one.tokens[0] = one.draft.tokens[0]
-        return original(core, drawn, probe)
+        original(core, step, drawn)
 
     patch.setattr(EngineCore, "_append_sampled_tokens", append)
 

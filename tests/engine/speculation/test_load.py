@@ -19,7 +19,7 @@ from tests.engine.speculation.heads import eagle_parts, medusa_parts, save_head
 
 
 def kind(folder: Path, wanted: str) -> str | None:
-    speculator = EngineCore("m", folder, replace(SMALL, draft=wanted))._speculator
+    speculator = EngineCore("m", folder, replace(SMALL, draft=wanted)).runner.speculator
     return None if speculator is None else speculator.drafter.kind
 
 

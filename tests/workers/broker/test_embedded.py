@@ -140,13 +140,14 @@ def test_a_guest_knows_who_started_its_broker_and_starts_its_own_when_that_goes(
 def test_no_second_server_starts_on_the_file_of_one_that_is_still_ending(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("workers.broker.embedded.START_SECONDS", 0.3)
     with EmbeddedBroker(tmp_path) as owner, EmbeddedBroker(tmp_path) as guest:
         assert owner.process is not None
         owner.process.send_signal(signal.SIGSTOP)  # it neither answers nor ends
         try:
-            with pytest.raises(StartError, match="does not answer"):
-                guest.start()
+            with monkeypatch.context() as patch:
+                patch.setattr("workers.broker.embedded.START_SECONDS", 0.3)
+                with pytest.raises(StartError, match="does not answer"):
+                    guest.start()
         finally:
             owner.process.send_signal(signal.SIGCONT)
         guest.start()
