@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from re import _parser  # type: ignore[attr-defined]
+from re import _parser  # type: ignore[attr-defined,unused-ignore]  # in typeshed only if something loads it
 from typing import Any
 
 from reasoner.subprocess_pool import WorkerPool

@@ -85,7 +85,7 @@ def test_no_identifier_uses_the_old_dialect() -> None:
         for node in ast.walk(parse(path)):
             for name in names_of(node):
                 if DIALECT.search(name.lower()):
-                    strange.add(describe(path, node.lineno, name))
+                    strange.add(describe(path, getattr(node, "lineno", 0), name))
     assert sorted(strange) == []
 
 
@@ -141,7 +141,8 @@ def test_every_seed_of_the_tests_is_shifted_by_the_run_or_says_why_not() -> None
         if path.name != "seeds.py":
             nodes = list(ast.walk(parse(path)))
             seeded = {id(node.value) for node in nodes if isinstance(node, ast.Attribute)}
-            bare += [describe(path, node.lineno, ast.unparse(node)) for node in nodes if _has_bare_seed(node, seeded)]
+            calls = [node for node in nodes if isinstance(node, ast.Call) and _has_bare_seed(node, seeded)]
+            bare += [describe(path, node.lineno, ast.unparse(node)) for node in calls]
     assert bare == []
 
 

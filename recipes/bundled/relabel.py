@@ -21,13 +21,13 @@ from rich.progress import track
 from tokenizers import Tokenizer
 
 from engine.text.json_lines import read_json_lines
-from reasoner.evaluation.suites.countdown import Move, moves
+from reasoner.evaluation.suites.countdown import Move, after, moves
 from reasoner.evaluation.suites.problem import Problem
 from recipes.bundled import SHIPPED, WORK, model
 from recipes.bundled import tokenizer as tok
 from recipes.bundled.data import Example
 from recipes.bundled.generate import generate
-from recipes.bundled.thoughts import CLOSE, OPEN, Node, Trace, after, join, sample_problem
+from recipes.bundled.thoughts import CLOSE, OPEN, Node, Trace, join, sample_problem
 
 SEED = 11
 SHARD = 500

@@ -9,6 +9,8 @@ import pytest
 
 pytest.importorskip("llguidance", reason="the package llguidance is not installed")
 
+from typing import Any
+
 from benchmarks.engine.checkpoint import END, Size, checkpoint
 from benchmarks.engine.constrained import ConstrainedPlan, document, markdown, measure_constrained
 from benchmarks.engine.measure import Listener
@@ -46,7 +48,10 @@ def test_outcomes_of_libraries_are_counted(tmp_path: Path, monkeypatch: pytest.M
     assert tokenizer.eos == tokenizer.encode(END)[0]
     vocabulary = Vocabulary.from_tokenizer(tokenizer, tokenizer.eos)
     compile_schema = start_ours(folder, TINY.vocab, tokenizer.eos)
-    schemas = {"random": [{"type": "integer", "maximum": 9}, {"not": {}}, {"enum": ["a", 2]}], "published": [{}]}
+    schemas: dict[str, list[Any]] = {
+        "random": [{"type": "integer", "maximum": 9}, {"not": {}}, {"enum": ["a", 2]}],
+        "published": [{}],
+    }
     monkeypatch.setattr("benchmarks.grammar.__main__.list_schemas", lambda: schemas)
     own = [
         try_schema(compile_schema, schema, f"{index}", vocabulary)

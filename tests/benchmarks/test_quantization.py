@@ -13,6 +13,7 @@ from api.cli.entry.app import app
 from benchmarks.quantization import kv, report
 from benchmarks.quantization.quality import open_model
 from benchmarks.quantization.report import Size, document, draw, markdown, measure, pareto
+from benchmarks.quantization.texts import texts
 from engine.text.tokenizer import Tokenizer
 from tests.engine.conftest import save_checkpoint
 
@@ -32,7 +33,7 @@ def test_a_report_measures_the_original_and_each_format_on_the_same_texts(
     assert 0 < int8.divergence < int4.divergence / 4
     assert original.bytes > 3 * int8.bytes > 3 * int4.bytes
     assert all(row.tokens_per_second > 0 and 0 <= row.accuracy <= 1 and row.perplexity > 1 for row in rows)
-    unseen = [len(text.tokens) for text in report.texts(Tokenizer(POLICY, 4096), "heldout", 4)]
+    unseen = [len(text.tokens) for text in texts(Tokenizer(POLICY, 4096), "heldout", 4)]
     assert (lengths.mean, lengths.longest, lengths.solution) == (sum(unseen) / 4, max(unseen), 200)
     told = document(rows, size, lengths)
     assert json.loads(json.dumps(told)) == told
@@ -68,7 +69,7 @@ def test_incompatible_arguments_are_a_usage_error(wrong: list[str]) -> None:
 
 def test_the_loss_by_quantized_keys_and_values_grows_as_their_bytes_shrink() -> None:
     model = open_model(POLICY)
-    items = [(text.tokens, text.prompt) for text in report.texts(Tokenizer(POLICY, 4096), "heldout", 3)]
+    items = [(text.tokens, text.prompt) for text in texts(Tokenizer(POLICY, 4096), "heldout", 3)]
     exact, int8, fp8, int4 = rows = kv.measure_loss("policy", model, items)
     assert [row.kv_dtype for row in rows] == ["auto", "int8", "fp8", "int4"]
     assert (exact.divergence, exact.agreement) == (0, 1)

@@ -13,12 +13,13 @@ from pathlib import Path
 import httpx
 import pytest
 
-from api.roles.supervisor import StartError, Supervisor, free_port
+from api.roles.supervisor import Supervisor, free_port
 from tests.chaos.processes import alive, until
 from tests.chaos.slow_engine import SlowEngine
 from tests.long import mostly_long
 from workers.config.settings import Settings, load_settings
 from workers.config.types import ConfigError
+from workers.processes.children import StartError
 
 PROGRAM = """
 import signal, sys

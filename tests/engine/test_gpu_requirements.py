@@ -11,7 +11,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from engine import gpu_requirements
 from engine.core.model_setup import select_model_device
 from engine.device import select_device
 from engine.gpu_requirements import (
@@ -106,7 +105,7 @@ def test_a_read_only_cache_folder_is_refused(tmp_path: Path, monkeypatch: pytest
     def refuse(**_: object) -> None:
         raise OSError(errno.EROFS, "Read-only file system")
 
-    monkeypatch.setattr(gpu_requirements.tempfile, "TemporaryFile", refuse)
+    monkeypatch.setattr("engine.gpu_requirements.tempfile.TemporaryFile", refuse)
     with pytest.raises(EngineError, match=r"cache \(Read-only file system\): set TRITON_CACHE_DIR"):
         check_cache_folder(tmp_path / "cache")
     (tmp_path / "file").touch()

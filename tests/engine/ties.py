@@ -70,7 +70,7 @@ def _next_logits(folder: Path, tokens: Sequence[int], kv_dtype: str) -> tuple[Fl
 
 def _ends(folder: Path, request: GenerateRequest) -> set[int]:
     """Return the tokens that end a branch."""
-    eos = () if request.sampling.ignore_eos else Harness(folder).core.model.eos
+    eos = () if request.sampling.ignore_eos else Harness(folder).core.model._eos
     return {*eos, *request.sampling.stop_token_ids}
 
 

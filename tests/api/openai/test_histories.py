@@ -11,11 +11,11 @@ from pydantic import ValidationError
 from api.openai.chat.body import ChatBody
 from api.openai.content import strip_thoughts
 from api.openai.responses.body import ResponseBody
+from engine.protocol.thoughts import DELIMITERS
 from reasoner.admission.effort import DEFAULT_EFFORTS
 from reasoner.jobs.journal import MemoryJournal
 from reasoner.jobs.spec import JobSpec
 from reasoner.run import run_job
-from reasoner.thoughts import DELIMITERS
 from tests.api.openai_client import MODEL
 from tests.reasoner.verifiers.test_verifiers import Watching
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from engine.client.connection import _get_ssl_context
 from engine.client.http import HttpEngine
+from engine.client.proxies import get_ssl_context
 from engine.protocol.types import Branch, Completion, EngineBusy, EngineError, EngineUnavailable, InvalidRequest
 from tests.engine.helpers import generate
 
@@ -162,7 +162,7 @@ def test_certificates_are_read_once_and_only_for_https(monkeypatch: pytest.Monke
         contexts.append(context)
         load(context, *where, **named)
 
-    _get_ssl_context.cache_clear()
+    get_ssl_context.cache_clear()
     monkeypatch.setattr(ssl.SSLContext, "load_verify_locations", loading)
     for url in ("unix:///nowhere", "http://127.0.0.1:1"):
         HttpEngine(url)

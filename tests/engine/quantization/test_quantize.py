@@ -140,7 +140,7 @@ def test_awq_folds_its_factors_into_norms_heads_and_biases(
 
     kept: list[torch.Tensor] = []
     monkeypatch.setattr(awq, "round_clipped", fine)
-    monkeypatch.setattr(awq.awq, "pack_matrix", lambda name, matrix: {f"{name}.weight": kept.pop()})
+    monkeypatch.setattr("engine.quantization.awq.awq.pack_matrix", lambda name, matrix: {f"{name}.weight": kept.pop()})
     monkeypatch.setattr(awq, "search_scales", lambda weights, gram, size, bits, group: torch.exp(size - size.mean()))
     file = tmp_path / "text.txt"
     file.write_text("a slow river and an old stone bridge " * 200)

@@ -15,6 +15,7 @@ from engine.protocol.options import EngineOptions
 from engine.protocol.types import Branch, Completion
 from engine.runner import batch as batch_module
 from engine.runner.batch import DecodeRows, ScheduledSequence
+from engine.runner.decode_batch import find_decode_batch
 from engine.runner.sample_step import SamplePlan, SampleRequest
 from engine.scheduler.draft import EMPTY_DRAFT
 from engine.scheduler.sequence import GenerateSequence
@@ -85,7 +86,7 @@ def test_batches_and_plans_are_those_made_anew(checkpoints: Checkpoints, monkeyp
             check_plan(decode.samples, decode.scheduled)
         return made
 
-    find_really = step.find_decode_batch
+    find_really = find_decode_batch
     monkeypatch.setattr(step, "find_decode_batch", find)
     monkeypatch.setattr(step, "build_batch", build)
     run(checkpoints("llama"))

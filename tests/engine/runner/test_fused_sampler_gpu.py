@@ -15,6 +15,7 @@ from engine.models.decoder import Decoder
 from engine.protocol.types import Branch
 from engine.runner import fused_sampler_gpu
 from engine.runner.fused_sampler_gpu import FusedGpuSampler
+from engine.runner.graph_pool import pad_num_tokens
 from engine.sampling.gpu import sample_on_gpu
 from engine.sampling.sampler import Array
 from engine.sampling.samples import DeviceSamples
@@ -77,7 +78,7 @@ def plant_stale_params(patch: pytest.MonkeyPatch) -> None:
 
 def plant_unpadded(patch: pytest.MonkeyPatch) -> None:
     """Take each number of rows for the size below."""
-    pad = fused_sampler_gpu.pad_num_tokens
+    pad = pad_num_tokens
     patch.setattr(fused_sampler_gpu, "pad_num_tokens", lambda rows: pad(max(1, rows - 1)))
 
 

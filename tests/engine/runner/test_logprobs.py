@@ -11,6 +11,7 @@ import pytest
 
 from engine.protocol.options import EngineOptions
 from engine.protocol.types import Branch, Completion, Delta, InvalidRequest, TokenLogprob
+from engine.scheduler.sequence import GenerateSequence
 from tests.closeness import log_sum_bound
 from tests.engine.conftest import Checkpoints
 from tests.engine.exact import exact_logits, float32_loss
@@ -141,7 +142,8 @@ def test_prompt_logprobs_continue_after_a_preemption(folder: Path) -> None:
         harness.core.step()
         harness.core.cache.check()
         if ran and sequence.table is None and not events:
-            lost_at = len(sequence.prompt_logprobs or ())  # type: ignore[union-attr]
+            assert isinstance(sequence, GenerateSequence)
+            lost_at = len(sequence.prompt_logprobs or ())
     assert 1 < lost_at < len(PROMPT)
     [answer] = [event for event in events if isinstance(event, Completion)]
     check(folder, PROMPT[:1], inside(answer.prompt_logprobs), 2)

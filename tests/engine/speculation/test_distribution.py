@@ -22,6 +22,7 @@ from engine.models.load import load_model
 from engine.protocol.types import Branch, Completion
 from engine.runner import batch, sample_step
 from engine.runner.sample_step import SampledTokens
+from engine.sampling import sampler
 from engine.sampling.logits_processors import LogitsRow, apply_logits_processors
 from engine.sampling.sampler import Floats, Ints
 from engine.scheduler.draft import Draft
@@ -223,7 +224,7 @@ def plant_stale_penalties(patch: pytest.MonkeyPatch) -> None:
 
 
 def plant_repeated_noise(patch: pytest.MonkeyPatch) -> None:
-    original = sample_step.sample
+    original = sampler.sample
 
     def sample(logits: Tensor, laws: SamplingTensors, where: NoiseKeys) -> tuple[Ints, Floats]:
         """Sample all rows of a step with the noise of its first position."""

@@ -21,7 +21,7 @@ from engine.runner.probe import Probe
 from prm.records import BadRecord
 from prm.training import probe as training
 from prm.training.probe import ProbePlan, TrainedProbe, train_probe
-from prm.training.probe_data import collect_states, read_rollouts
+from prm.training.probe_data import StepStates, collect_states, read_rollouts
 from tests.engine.conftest import save_checkpoint
 from tests.engine.helpers import Harness, generate
 from tests.engine.probes import exact_scores
@@ -75,12 +75,12 @@ def test_a_planted_separable_feature_is_found_with_an_auc_of_1_and_noise_with_ab
     """The states are drawn at random, and those of the second layer are shifted by the label."""
     rng = np.random.default_rng(keep(0, "a statistical claim"))
 
-    def plant(*arguments: object) -> training.StepStates:
+    def plant(*arguments: object) -> StepStates:
         data = collect_states(*arguments)  # type: ignore[arg-type]
         assert data is not None
         states: NDArray[np.float32] = rng.normal(size=data.states.shape).astype(np.float32)
         states[1, :, 3] += 20 * data.labels
-        return training.StepStates(states, data.labels, data.questions)
+        return StepStates(states, data.labels, data.questions)
 
     monkeypatch.setattr(training, "collect_states", plant)
     coin = random.Random(keep(1, "a statistical claim"))

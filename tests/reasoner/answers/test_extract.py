@@ -69,7 +69,7 @@ def test_math_prefers_box_then_hash_then_phrase(text: str, answer: str | None) -
     assert extract_answer(text) == answer
 
 
-STATED = {
+STATED: dict[str, list[tuple[str, str | None]]] = {
     "prices": [
         ("The answer is $18. She has $5 left.", "$18"),
         ("The answer is $18.\n\nShe had $20.", "$18"),

@@ -25,7 +25,7 @@ from reasoner.budget.spec import Budget
 from reasoner.deadline import run_within
 from reasoner.jobs.journal import MemoryJournal
 from reasoner.jobs.spec import JobSpec
-from reasoner.regex import LastMatch
+from reasoner.regex import LastMatch, search_last
 from reasoner.run import JobOutcome, run_job
 from reasoner.verifiers import rules
 from tests.scripted import ANSWER, TEXTS, ScriptedEngine
@@ -227,7 +227,7 @@ async def test_an_answer_being_extracted_when_the_attempt_ends_is_extracted_agai
 ) -> None:
     spec = {"answer": {"compare": "text", "extract": {"regex": r"(w\d)\d* "}}, "budget": {}}
     undisturbed = await solve("self_consistency", **spec)
-    found = finder.search_last
+    found = search_last
     handed_back = asyncio.Event()
 
     async def never(pattern: str, text: str) -> LastMatch | None:

@@ -23,9 +23,9 @@ from reasoner.run import JobOutcome, run_job
 from reasoner.search.policies.forced_calls import MAX_CALLS, choose_natively, force_calls
 from reasoner.strategies.registry import STRATEGIES
 from reasoner.tools.formats.registry import FORMATS
-from tests.reasoner.search.test_constraints import HELD, PLAIN
+from tests.reasoner.search.test_constraints import HELD
 from tests.reasoner.search.test_thoughts import Thinker, nodes_of
-from tests.reasoner.search.test_thoughts_on_engine import POLICY
+from tests.reasoner.search.test_thoughts_on_engine import PLAIN, POLICY
 from tests.scripted import THOUGHT
 from tests.strategies import SCORING
 

@@ -25,7 +25,7 @@ from reasoner.jobs.journal import MemoryJournal
 from reasoner.jobs.spec import JobSpec
 from reasoner.run import JobOutcome, run_job
 from reasoner.sandbox import lockdown
-from reasoner.sandbox.runner import SandboxRefused
+from reasoner.sandbox.runner import SandboxRefused, run_tests
 from reasoner.tree import Node
 from reasoner.verifiers import rules
 from reasoner.verifiers.context import VerifierContext
@@ -136,7 +136,7 @@ async def test_python_code_passes_all_tests_or_a_share_of_them() -> None:
 
 async def test_equal_answers_are_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str] = []
-    run = rules.run_tests
+    run = run_tests
 
     async def counted(code: str, *args: Any, **kwargs: Any) -> Any:
         calls.append(code)

@@ -81,8 +81,8 @@ def test_drafts_equal_the_closed_form(checkpoints: Checkpoints, tmp_path: Path, 
             guessed.add(chance, token, peer[len(before)], laws[len(before)])
         if one.wish.nodes == one.wish.depth:
             assert len(one.draft) == min(one.wish.depth, len(laws))
-            for token, law in zip(one.draft.tokens, laws, strict=False):
-                guessed.choose(law[token], max(law.values()))
+            for token, chances in zip(one.draft.tokens, laws, strict=False):
+                guessed.choose(chances[token], max(chances.values()))
     guessed.check()
 
 

@@ -162,7 +162,7 @@ class Scan:
                     queue.append(((*path, token), (chance, whole * chance)))
         possible = dict(queue[1:])
         assert chances == pytest.approx({path: possible[path][0] for path in chances})
-        best = sorted((whole for _, whole in possible.values()), reverse=True)[: wish.nodes]
+        best = sorted((possible[path][1] for path in possible), reverse=True)[: wish.nodes]
         assert sorted((possible[path][1] for path in chances), reverse=True) == pytest.approx(best)
 
 
