@@ -32,14 +32,28 @@ def count_same_tokens(
     kv_dtype: str = "auto",
 ) -> int:
     """Return the number of tokens up to where two texts of a branch part; check that they part at a tie."""
+    return count_up_to_tie(
+        request, branch, ours, plain, _ends(folder, request), lambda tokens: _next_logits(folder, tokens, kv_dtype)
+    )
+
+
+def count_up_to_tie(
+    request: GenerateRequest,
+    branch: Branch,
+    ours: Sequence[int],
+    plain: Sequence[int],
+    ends: set[int],
+    next_logits: Callable[[Sequence[int]], tuple[Floats, float]],
+) -> int:
+    """Do the same with the given logits after a text and a bound on how far those of a run may be from them."""
     pairs = list(zip(ours, plain, strict=False))
     parted = next((place for place, (one, other) in enumerate(pairs) if one != other), None)
     if parted is None:
         assert len(ours) == len(plain)
         return len(pairs)
     generated = (*branch.generated, *ours[:parted])
-    logits, bound = _next_logits(folder, (*request.prompt, *generated), kv_dtype)
-    possible = find_possible_tokens(logits, bound, request, branch, generated, _ends(folder, request))
+    logits, bound = next_logits((*request.prompt, *generated))
+    possible = find_possible_tokens(logits, bound, request, branch, generated, ends)
     assert set(pairs[parted]) <= possible, f"token {parted}: {pairs[parted]} is no tie of {sorted(possible)}"
     return parted
 

@@ -28,7 +28,7 @@ from tests.engine.conftest import save_random_model
 from tests.engine.exact import float32_loss, float32_share
 from tests.engine.gpu import EMULATED_GPU, EmulatedGraph, emulate_gpu
 from tests.engine.helpers import SMALL, Harness, generate, score
-from tests.engine.quantization.models import METHODS, ROUNDS, SIZES, dense_product, quantised
+from tests.engine.quantization.models import METHODS, ROUNDS, SIZES, dense_product, measure_rounding, quantised
 from tests.seeds import shift
 
 INTO = 256
@@ -234,10 +234,12 @@ def test_the_engine_samples_the_same_tokens_as_the_plain_model(
 ) -> None:
     """A paged, padded engine with CUDA graphs is compared with a plain forward pass."""
     folder = quantised(QWEN2, method, tmp_path)
-    # Where activations are rounded, steps of other shapes round a few of them to other codes.
-    bound = ROUNDS.get(method, 0) / 10 + 2 * float32_loss(folder.with_name("original")).logit
     emulate_gpu(monkeypatch)
-    assert worst_token(folder, SMALL) < bound
+    prompt, generated, gap = generate_greedily(folder, SMALL)
+    rounding = measure_rounding(folder, prompt + generated) if method in ROUNDS else 0.0
+    # The largest of thousands of changes is about four standard deviations; the difference of two logits of two runs
+    # has twice the standard deviation of one change.
+    assert gap < 2 * rounding + 2 * float32_loss(folder.with_name("original")).logit
     assert EmulatedGraph.replayed > 0
 
 
@@ -248,18 +250,20 @@ def test_the_engine_samples_the_same_tokens_as_the_plain_model(
 def test_quantized_models_run_on_a_gpu(method: str, dtype: str, tmp_path: Path) -> None:
     """Logits of up to 5 differ from the CPU's by a few units of bfloat16 (2^-8)."""
     folder = quantised(QWEN2, method, tmp_path)
-    assert worst_token(folder, replace(SMALL, device="cuda", dtype=dtype)) < (0.02 if dtype == "float32" else 0.5)
+    *_, gap = generate_greedily(folder, replace(SMALL, device="cuda", dtype=dtype))
+    assert gap < (0.02 if dtype == "float32" else 0.5)
 
 
-def worst_token(folder: Path, options: EngineOptions) -> float:
-    """Return the largest difference between the highest logit and that of the token the engine chose."""
+def generate_greedily(folder: Path, options: EngineOptions) -> tuple[tuple[int, ...], tuple[int, ...], float]:
+    """Return a prompt, what the engine wrote, and by how much a token's logit is below the highest at most."""
     prompt = tuple(random.Random(shift(1)).choices(range(3, 360), k=20))
     [found] = Harness(folder, options).complete(
         generate(prompt, [Branch(seed=1, key=0, max_tokens=12)], temperature=0.0)
     )
     model = load_model(folder, lambda config: config.max_context, EMULATED_GPU)
     laws = compute_text_logits(model, [*prompt, *found.token_ids])[len(prompt) - 1 : -1]
-    return max(float(law.max() - law[token]) for law, token in zip(laws, found.token_ids, strict=True))
+    gap = max(float(law.max() - law[token]) for law, token in zip(laws, found.token_ids, strict=True))
+    return prompt, found.token_ids, gap
 
 
 def test_a_quantized_reward_model_gives_the_values_of_its_dequantized_weights(
