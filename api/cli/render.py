@@ -15,7 +15,7 @@ from rich.tree import Tree
 
 from api.http.search_tree import TreeBuilder
 from reasoner.client import Client
-from reasoner.jobs.event import Event
+from reasoner.jobs.events import Event
 from reasoner.jobs.job import TERMINAL_STATUSES, Job
 
 MAX_STEP_CHARS = 60

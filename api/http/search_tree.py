@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from pydantic import BaseModel
 
-from reasoner.jobs.event import Event
+from reasoner.jobs.events import Event
 from reasoner.tree import AnswerLevel, Origin, PartKind, read_answer_level, read_parts, read_refusal
 
 

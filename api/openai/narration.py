@@ -13,7 +13,7 @@ from typing import Any, Literal, cast
 from reasoner.answers.canonical import canonicalize
 from reasoner.answers.extraction.extract import strip_thinking
 from reasoner.budget.usage import Usage
-from reasoner.jobs.event import Event
+from reasoner.jobs.events import Event
 from reasoner.jobs.job import TERMINAL_STATUSES, Alternative, JobError, JobResult, Status
 from reasoner.tree import read_answer_level, read_parts, read_refusal
 

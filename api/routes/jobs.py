@@ -19,7 +19,7 @@ from api.http.search_tree import Tree, build_tree
 from api.http.state import ServiceState, State
 from api.http.submission import submit_job
 from api.openai.streaming import EventStream
-from reasoner.jobs.event import MAX_SEQ, Event
+from reasoner.jobs.events import MAX_SEQ, Event
 from reasoner.jobs.job import TERMINAL_STATUSES, Job, Status
 from reasoner.jobs.spec import JobSpec
 from workers.store.event_log import ShuttingDown

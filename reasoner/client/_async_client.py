@@ -13,7 +13,7 @@ from reasoner.client import _calls
 from reasoner.client._errors import ServiceError, refusal, unreachable, unserializable
 from reasoner.client._event_cursor import STREAM_TIMEOUT, EventCursor
 from reasoner.jobs.batch import Batch
-from reasoner.jobs.event import Event
+from reasoner.jobs.events import Event
 from reasoner.jobs.job import Job
 
 T = TypeVar("T")

@@ -6,7 +6,7 @@ import httpx
 
 from reasoner.client import _calls
 from reasoner.client._errors import ServiceError
-from reasoner.jobs.event import Event
+from reasoner.jobs.events import Event
 from reasoner.jobs.job import TERMINAL_STATUSES
 
 SILENCE_SECONDS = 60.0

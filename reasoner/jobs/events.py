@@ -8,32 +8,52 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import ConfigDict, Field, TypeAdapter
+from pydantic import ConfigDict, Field, JsonValue, TypeAdapter
 
 from reasoner.base_model import StrictModel
 from reasoner.budget.usage import Usage
-from reasoner.jobs.event import Event
 from reasoner.jobs.job import JobError, JobResult
 from reasoner.tree import AnswerLevel, Origin, PartKind, Reason, ThoughtState
+
+MAX_SEQ = 2**53
+"""Largest sequence number of an event: more than any job has, and exact in JavaScript."""
 
 NodeId = Annotated[str, Field(description="Path of a branch from the root, which is the empty text: `0.2.1`")]
 
 
-class EntryData(StrictModel):
+class Event(StrictModel):
+    """One entry of a job's journal. ``seq`` counts from 1 without gaps; a replay uses entries that have a ``key``."""
+
+    seq: int
+    type: str
+    at: float
+    key: str | None = None
+    data: dict[str, JsonValue]
+    spend: dict[str, float] = Field(default_factory=dict)
+    """Addition to the bill: the fields of ``Usage`` that are not 0. All of a job's add up to its ``usage``."""
+
+
+class EventData(StrictModel):
+    """Data of an event. Most processes that import these models need none, so they are built at their first use."""
+
+    model_config = ConfigDict(defer_build=True)
+
+
+class EntryData(EventData):
     """Fields that the data of all journal entries have."""
 
     batch: int = Field(description="Entries with the same number were written, and seen by the strategy, together")
     early: bool = Field(False, description="The entry was written when its worker stopped, before the strategy saw it")
 
 
-class ThoughtProgressData(StrictModel):
+class ThoughtProgressData(EventData):
     """The thought of a branch so far."""
 
     state: ThoughtState
     tokens: int
 
 
-class RefusalData(StrictModel):
+class RefusalData(EventData):
     """A server's refusal of a branch, in its words."""
 
     kind: str
@@ -78,7 +98,7 @@ class NodeData(EntryData):
     solves: bool = Field(True, description="It belongs to a solution; else to a question about one")
 
 
-class VerdictData(StrictModel):
+class VerdictData(EventData):
     """A verdict that a model wrote: the mean of its votes, and what it wrote before each."""
 
     score: float | None
@@ -160,20 +180,20 @@ class LostData(EntryData):
     model: str | None = None
 
 
-class QueuedData(StrictModel):
+class QueuedData(EventData):
     """The job waits for a worker, first or again."""
 
     reason: str | None = Field(None, description="Why it waits again: for an engine, for its batch's budget, a retry")
     detail: str | None = Field(None, description="The same in a sentence")
 
 
-class AttemptData(StrictModel):
+class AttemptData(EventData):
     """A worker has begun, or gone on, with the job."""
 
     attempt: int = Field(description="Number of the attempt, from 1")
 
 
-class EndData(StrictModel):
+class EndData(EventData):
     """The job has ended; all that a client waits for."""
 
     result: JobResult | None
@@ -181,7 +201,7 @@ class EndData(StrictModel):
     usage: Usage
 
 
-DATA: dict[str, type[StrictModel]] = {
+DATA: dict[str, type[EventData]] = {
     "job.queued": QueuedData,
     "job.started": AttemptData,
     "job.resumed": AttemptData,
@@ -203,7 +223,7 @@ DATA: dict[str, type[StrictModel]] = {
 """Types of the events' data by the events' types."""
 
 
-def read_data(type: str, data: dict[str, Any]) -> StrictModel:
+def read_data(type: str, data: dict[str, Any]) -> EventData:
     """Return the data of an event as its type. Raises ``ValidationError`` if it has other fields."""
     return DATA[type].model_validate(data)
 

@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import AsyncIterator
 from typing import Any, Final
 
-from reasoner.jobs.event import Event
+from reasoner.jobs.events import Event
 from reasoner.jobs.job import TERMINAL_STATUSES
 from reasoner.jobs.journal import Entry
 from workers.store import serialization

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from reasoner.budget.usage import Usage
-from reasoner.jobs.event import Event
+from reasoner.jobs.events import Event
 from reasoner.jobs.journal import Entry
 
 JobDocument = dict[str, Any]

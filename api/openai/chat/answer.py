@@ -13,7 +13,7 @@ from api.openai.errors import INTERRUPTIONS, failure_problem, interruption_probl
 from api.openai.functions import AnswerCall, build_calls, split_arguments
 from api.openai.narration import JobEnd, Narration
 from api.openai.usage import CachedTokens, ReasoningTokens, Report, count_reasoning_tokens
-from reasoner.jobs.event import Event
+from reasoner.jobs.events import Event
 from reasoner.jobs.job import TopToken
 from workers.store.serialization import JobDocument
 

@@ -23,7 +23,7 @@ from api.openai.responses.object import (
     response_status,
 )
 from reasoner.budget.usage import Usage
-from reasoner.jobs.event import Event
+from reasoner.jobs.events import Event
 from reasoner.jobs.job import Status
 from workers.store.serialization import JobDocument
 

@@ -29,7 +29,7 @@ from api.openai.responses.object import Response, response_id
 from api.openai.sent_fields import naming_sent_fields
 from api.openai.streaming import ClientDisconnected, EventStream, cancel_abandoned_job, wait_for_end
 from reasoner.base_model import StrictModel
-from reasoner.jobs.event import MAX_SEQ
+from reasoner.jobs.events import MAX_SEQ
 from reasoner.jobs.job import TERMINAL_STATUSES
 from workers.store.serialization import JobDocument
 

@@ -22,7 +22,7 @@ from api.cli.entry.app import app
 from api.cli.options import Connection
 from api.cli.render import print_tree, watch_tree
 from reasoner.client import Client, ServiceError
-from reasoner.jobs.event import Event
+from reasoner.jobs.events import Event
 from reasoner.jobs.job import Job
 from reasoner.jobs.spec import JobSpec, StrategySpec
 from workers.config.settings import Settings

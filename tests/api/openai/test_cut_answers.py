@@ -12,7 +12,7 @@ from api.openai.chat.answer import build_completion, stream_chunks
 from api.openai.narration import Narration
 from api.openai.responses.body import EchoedFields
 from api.openai.responses.events import ResponseEvents, stream_after
-from reasoner.jobs.event import Event
+from reasoner.jobs.events import Event
 from reasoner.jobs.job import Alternative
 from reasoner.tools.formats.call import FunctionTool
 from reasoner.tools.formats.registry import FORMATS

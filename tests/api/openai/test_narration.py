@@ -15,7 +15,7 @@ from api.openai.narration import Narration
 from api.openai.responses.body import EchoedFields
 from api.openai.responses.events import ResponseEvents
 from reasoner.budget.usage import Usage
-from reasoner.jobs.event import Event
+from reasoner.jobs.events import Event
 from reasoner.jobs.job import JobResult
 from reasoner.jobs.spec import JobSpec
 

@@ -11,7 +11,7 @@ import pytest
 from api.http.search_tree import build_tree
 from api.openai.chat.answer import ReasoningContent, build_completion, stream_chunks
 from api.openai.narration import Narration
-from reasoner.jobs.event import Event
+from reasoner.jobs.events import Event
 from reasoner.jobs.journal import MemoryJournal
 from reasoner.jobs.spec import JobSpec
 from reasoner.run import JobOutcome, run_job

@@ -13,7 +13,7 @@ import pytest
 from api.http.search_tree import build_tree
 from engine.protocol.types import EngineClient
 from reasoner.budget.usage import Usage
-from reasoner.jobs.event import Event
+from reasoner.jobs.events import Event
 from reasoner.jobs.job import Job
 from reasoner.jobs.journal import Entry, Journal, MemoryJournal
 from reasoner.jobs.spec import JobSpec

@@ -10,7 +10,7 @@ from api.openai.chat.answer import build_completion
 from api.openai.narration import Narration
 from engine.client.chat.options import ChatOptions
 from engine.protocol.types import InvalidRequest
-from reasoner.jobs.event import Event
+from reasoner.jobs.events import Event
 from reasoner.jobs.journal import MemoryJournal
 from reasoner.jobs.spec import JobSpec
 from reasoner.run import JobOutcome, run_job
