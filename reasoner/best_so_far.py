@@ -17,6 +17,7 @@ from reasoner.jobs.job import Alternative, FinishReason, JobResult, TokenProbabi
 from reasoner.jobs.journal import Entry
 from reasoner.jobs.messages import CalledFunction
 from reasoner.jobs.spec import JobSpec
+from reasoner.jobs.view import fold_events
 from reasoner.search.candidates import select_candidates
 from reasoner.search.replay import bill_model
 from reasoner.strategies.base import (
@@ -30,7 +31,7 @@ from reasoner.strategies.base import (
 )
 from reasoner.strategies.registry import STRATEGIES
 from reasoner.thoughts import strip_delimiters
-from reasoner.tree import Node, add_calls, find_most_promising, read_answer_level, read_parts
+from reasoner.tree import Node, find_most_promising
 
 Logprobs = Mapping[str, list[TokenProbability] | None]
 """Log-probabilities of solutions by node."""
@@ -43,7 +44,11 @@ def choose_best_so_far(spec: JobSpec, entries: Iterable[Entry]) -> JobResult | N
     Without an answer the text is that of the best finished solution, or else of the best branch so far.
     """
     entries = list(entries)
-    root = _tree(entries)
+    view = fold_events(entries)
+    for node in view.nodes.values():
+        if node.parent is not None and node.reason is None:
+            node.reason = "cancelled"
+    root: Node = view.root
     strategy = STRATEGIES.get(spec.strategy.name)
     if not root.children or strategy is None:  # an unknown strategy is one of another version
         return None
@@ -141,35 +146,3 @@ def _group(spec: JobSpec, candidates: Sequence[Node]) -> list[list[Node]]:
         if node.answer is not None:
             groups.setdefault(find_vote_form(node, spec.answer.compare), []).append(node)
     return list(groups.values())
-
-
-def _tree(entries: Iterable[Entry]) -> Node:
-    """Return the tree that a journal describes, from its root; without token ids."""
-    root = Node((), None, ())
-    nodes = {"": root}
-    for entry in entries:
-        data = entry.data
-        match entry.type:
-            case "node":
-                node = nodes.get(data["node"])
-                if node is None:
-                    parent, path = nodes[data["parent"]], tuple(map(int, data["node"].split(".")))
-                    node = nodes[data["node"]] = Node(path, parent, (), reason="cancelled")
-                    node.solves = parent.solves and data.get("solves", True)
-                    parent.children.append(node)
-                node.text += data["text"]
-                node.tokens += data["tokens"]
-                node.logprob += data["logprob"]
-                node.parts = read_parts(data)
-                node.thought = data["thought"]["state"] if "thought" in data else None
-                node.fresh, node.undone = data.get("fresh", False), data.get("undone", 0)
-                if data["final"]:
-                    node.reason, node.answer = data["reason"], data["answer"]
-                    node.answer_level = read_answer_level(data)
-                    add_calls(node, data)
-            case "score":
-                nodes[data["node"]].score = data["score"]
-            case "prune":
-                for name in data["nodes"]:
-                    nodes[name].reason = "pruned"
-    return root

@@ -342,10 +342,12 @@ def read_answer_level(data: Mapping[str, Any]) -> AnswerLevel | None:
     return "strict" if level is None and data["answer"] is not None else level
 
 
-def add_calls(node: Node, data: Mapping[str, Any]) -> None:
-    """Add the calls of functions in a node's journal data, if there are any."""
+def add_end(node: Node, data: Mapping[str, Any]) -> None:
+    """Add the end of a branch from the journal data of its last part."""
+    node.reason, node.answer, node.answer_level = data["reason"], data["answer"], read_answer_level(data)
     node.vote, node.words = data.get("vote"), data.get("words")
     node.calls = tuple((name, arguments) for name, arguments in data.get("calls", ()))
+    node.refusal = read_refusal(data)
 
 
 def find_most_promising(root: Node) -> Node | None:

@@ -14,7 +14,7 @@ from reasoner.jobs.spec import JobSpec
 from reasoner.jobs.thought_spec import ThoughtSpec
 from reasoner.search.replay import PendingEntry
 from reasoner.search.stream_context import StreamContext
-from reasoner.tree import Node, PartKind, Reads, ThoughtState, read_answer_level, read_parts
+from reasoner.tree import Node, PartKind, Reads, ThoughtState, add_end, read_parts
 
 _TEXTS_AT_ONCE = 16
 """Texts that are sent to the tokenizer at once."""
@@ -143,8 +143,8 @@ def _check_room(context: StreamContext, lengths: list[int]) -> None:
 
 def _add_candidate(root: Node, data: dict[str, Any]) -> Node:
     prefix = root.prefix + tuple(data["token_ids"])
-    node = Node((int(data["node"]),), root, prefix, data["text"], data["tokens"], reason="stop", answer=data["answer"])
-    node.answer_level = read_answer_level(data)
+    node = Node((int(data["node"]),), root, prefix, data["text"], data["tokens"])
+    add_end(node, data)
     node.parts = read_parts(data)
     node.thought = data["thought"]["state"] if "thought" in data else None
     root.children.append(node)

@@ -28,7 +28,7 @@ from reasoner.search.rules.rule import BranchOptions, NewBranch
 from reasoner.search.shared_branches import copy_entry
 from reasoner.search.stream_context import StreamContext
 from reasoner.thoughts import describe_thought
-from reasoner.tree import Node, Reason, add_calls, describe_refusal, read_answer_level, read_refusal
+from reasoner.tree import Node, Reason, add_end, describe_refusal
 
 
 class Stream:
@@ -290,9 +290,6 @@ class Stream:
             text=text.text,
             tokens=len(text.token_ids),
             logprob=0.0 if is_greedy(context.search.policy(branch.parent).sampling) else branch.logprob,
-            reason=reason,
-            answer=data["answer"],
-            answer_level=read_answer_level(data),
             confidence=text.confidence,
             probe=data.get("probe"),
             solves=branch.parent.solves,
@@ -302,8 +299,7 @@ class Stream:
             parts=() if text.thinking is None else text.thinking.parts,
             thought=text.thinking.state if text.thinking is not None and text.thinking.is_known else None,
         )
-        add_calls(node, data)
-        node.refusal = read_refusal(data)
+        add_end(node, data)
         branch.parent.children.append(node)
         if node.answer is not None:
             context.search.ledger.release_set_aside()

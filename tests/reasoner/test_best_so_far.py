@@ -80,7 +80,8 @@ def node(name: str, text: str, answer: str | None = None, reason: str = "stop", 
 
 
 def score(name: str, value: float) -> Entry:
-    return Entry(f"score:{name}", "score", {"node": name, "scores": [value], "score": value}, Usage(), 0.1)
+    data = {"node": name, "scores": [value], "score": value, "computed": 0, "cached": 0}
+    return Entry(f"score:{name}", "score", data, Usage(), 0.1)
 
 
 def found(strategy: str, *entries: Entry) -> JobResult:
