@@ -13,10 +13,10 @@ from rich.live import Live
 from rich.text import Text
 from rich.tree import Tree
 
-from api.http.search_tree import TreeBuilder
+from api.http.search_tree import build_tree
 from reasoner.client import Client
-from reasoner.jobs.events import Event
-from reasoner.jobs.job import TERMINAL_STATUSES, Job
+from reasoner.jobs.job import Job
+from reasoner.jobs.view import JobView
 
 MAX_STEP_CHARS = 60
 """Characters of a step that a line of the tree shows."""
@@ -33,68 +33,36 @@ MARGIN_LINES = 6
 """Lines of the terminal that a live tree leaves free."""
 
 
-class Progress:
-    """Running totals of a job's events."""
-
-    def __init__(self) -> None:
-        self.status = "queued"
-        self.num_branches = 0
-        self.num_answers = 0
-        self.num_pruned = 0
-        self.generated_tokens = 0
-        self.verifier_tokens = 0
-        self.best_score: float | None = None
-
-    def add(self, event: Event) -> None:
-        data: dict[str, Any] = event.data
-        if event.type == "node":
-            self.generated_tokens += 0 if data.get("given") or "call_ended" in data else data["tokens"]
-            self.num_branches += bool(data["final"])
-            self.num_answers += data["answer"] is not None
-        elif event.type in ("score", "compare"):
-            self.verifier_tokens += data["computed"]
-            if event.type == "score" and data["score"] is not None:
-                self.best_score = max(self.best_score or 0.0, data["score"])
-        elif event.type == "prune":
-            self.num_pruned += len(data["nodes"])
-        elif event.type in ("job.started", "job.resumed"):
-            self.status = "in_progress"
-        elif event.type.removeprefix("job.") in TERMINAL_STATUSES:
-            self.status = event.type.removeprefix("job.")
-
-    @property
-    def tokens(self) -> int:
-        return self.generated_tokens + self.verifier_tokens
-
-    def line(self) -> str:
-        best = "" if self.best_score is None else f", best score {self.best_score:.2f}"
-        return (
-            f"{self.status}: {self.num_branches} branches, {self.num_answers} answers, {self.num_pruned} pruned, "
-            f"{self.tokens} tokens{best}"
-        )
+def describe_progress(view: JobView) -> str:
+    """Return a line with the totals of a job so far."""
+    best = "" if view.best_score is None else f", best score {view.best_score:.2f}"
+    return (
+        f"{view.status}: {view.num_ended} branches, {view.num_answers} answers, {view.num_pruned} pruned, "
+        f"{view.tokens} tokens{best}"
+    )
 
 
 def show_progress(client: Client, job: Job, console: Console) -> None:
     """Show a line of progress until the job ends."""
-    progress = Progress()
-    with Live(Text(progress.line()), console=console, refresh_per_second=8, transient=True) as live:
+    view = JobView()
+    with Live(Text(describe_progress(view)), console=console, refresh_per_second=8, transient=True) as live:
         for event in client.events(job.id):
-            progress.add(event)
-            live.update(Text(progress.line()))
+            view.apply(event)
+            live.update(Text(describe_progress(view)))
 
 
 def watch_tree(client: Client, job: Job, console: Console) -> None:
     """Draw the search tree live until the job ends, on as many lines as the terminal has."""
-    progress, tree = Progress(), TreeBuilder()
+    view = JobView()
 
     def render() -> Group:
-        max_nodes, is_running = max(1, console.height - MARGIN_LINES), progress.status == "in_progress"
-        return Group(_draw_tree(tree.build(job.id).model_dump(), max_nodes, is_running), Text(progress.line()))
+        max_nodes, is_running = max(1, console.height - MARGIN_LINES), view.status == "in_progress"
+        tree = build_tree(job.id, view).model_dump()
+        return Group(_draw_tree(tree, max_nodes, is_running), Text(describe_progress(view)))
 
     with Live(console=console, get_renderable=render, refresh_per_second=8, transient=True):
         for event in client.events(job.id):
-            progress.add(event)
-            tree.add(event)
+            view.apply(event)
 
 
 def print_job(console: Console, job: Job, *, show_thought: bool = False) -> None:

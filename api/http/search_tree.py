@@ -1,14 +1,11 @@
-"""The search tree as the API shows it, built from the events of a job."""
+"""The search tree as the API shows it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, cast
-
 from pydantic import BaseModel
 
-from reasoner.jobs.events import Event
-from reasoner.tree import AnswerLevel, Origin, PartKind, read_answer_level, read_parts, read_refusal
+from reasoner.jobs.view import JobView
+from reasoner.tree import AnswerLevel, Origin, PartKind
 
 
 class TreePart(BaseModel):
@@ -75,56 +72,41 @@ class Tree(BaseModel):
     best: str | None = None
 
 
-class TreeBuilder:
-    """Builds the tree from events that are added one by one, in their order."""
-
-    def __init__(self) -> None:
-        self._nodes: dict[str, TreeNode] = {}
-        self._matches: list[TreeMatch] = []
-        self._best: str | None = None
-
-    def add(self, event: Event) -> None:
-        nodes, data = self._nodes, cast(dict[str, Any], event.data)
-        match event.type:
-            case "node":
-                node = nodes.setdefault(data["node"], TreeNode(id=data["node"], parent=data["parent"]))
-                node.text += data["text"]  # a branch may arrive in segments
-                node.tokens += data["tokens"]
-                node.model = data.get("model")
-                node.logprob += data["logprob"]
-                node.parts = [
+def build_tree(job_id: str, view: JobView) -> Tree:
+    """Return the search tree of a job."""
+    return Tree(
+        job=job_id,
+        nodes=[
+            TreeNode(
+                id=name,
+                parent=node.parent.id,
+                text=node.text,
+                tokens=node.tokens,
+                logprob=node.logprob,
+                scores=node.step_scores,
+                score=node.score,
+                state=node.reason or "live",
+                reason=node.end_reason,
+                parts=[
                     TreePart(kind=part.kind, origin=part.origin, chars=part.num_chars, tokens=part.num_tokens)
-                    for part in read_parts(data)
-                ]
-                if data["final"]:
-                    node.reason = node.state = data["reason"]
-                    node.answer, node.answer_level = data["answer"], read_answer_level(data)
-                    refusal = read_refusal(data)
-                    node.refusal = None if refusal is None else refusal.message
-            case "score":
-                nodes[data["node"]].scores += data["scores"]
-                nodes[data["node"]].score = data["score"]
-                steps = data.get("verdicts", ())
-                nodes[data["node"]].verdicts = [TreeVerdict(**verdict) for step in steps for verdict in step]
-            case "compare":
-                verdicts = [TreeVerdict(**verdict) for verdict in data.get("verdicts", ())]
-                self._matches.append(TreeMatch(nodes=data["nodes"], score=data["score"], verdicts=verdicts))
-            case "prune":
-                for pruned in data["nodes"]:
-                    nodes[pruned].state = "pruned"
-            case "select":
-                self._best = data["node"]
-            case "job.cancelled" if data["result"] is not None:
-                self._best = data["result"]["node"]
-
-    def build(self, job_id: str) -> Tree:
-        """Return the tree so far."""
-        return Tree(job=job_id, nodes=list(self._nodes.values()), matches=self._matches, best=self._best)
-
-
-def build_tree(job_id: str, events: Iterable[Event]) -> Tree:
-    """Return the tree that the events of a job describe."""
-    builder = TreeBuilder()
-    for event in events:
-        builder.add(event)
-    return builder.build(job_id)
+                    for part in node.parts
+                ],
+                model=node.model,
+                verdicts=[TreeVerdict(**verdict) for verdict in node.verdicts],
+                refusal=None if node.refusal is None else node.refusal.message,
+                answer=node.answer,
+                answer_level=node.answer_level,
+            )
+            for name, node in list(view.nodes.items())  # another thread may add some meanwhile
+            if node.parent is not None
+        ],
+        matches=[
+            TreeMatch(
+                nodes=comparison["nodes"],
+                score=comparison["score"],
+                verdicts=[TreeVerdict(**verdict) for verdict in comparison.get("verdicts", ())],
+            )
+            for comparison in view.comparisons
+        ],
+        best=view.best,
+    )

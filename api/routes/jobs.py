@@ -22,6 +22,7 @@ from api.openai.streaming import EventStream
 from reasoner.jobs.events import MAX_SEQ, Event
 from reasoner.jobs.job import TERMINAL_STATUSES, Job, Status
 from reasoner.jobs.spec import JobSpec
+from reasoner.jobs.view import fold_events
 from workers.store.event_log import ShuttingDown
 from workers.store.jobs import NoSuchJob
 
@@ -184,7 +185,7 @@ async def _format_events(events: AsyncIterator[Event]) -> AsyncIterator[str]:
 @router.get("/{job_id}/tree", summary="The search tree so far")
 async def tree(_: Reader, job_id: JobId, state: State) -> Tree:
     await state.store.get(job_id)
-    return build_tree(job_id, await state.store.load_events(job_id))
+    return build_tree(job_id, fold_events(await state.store.load_events(job_id)))
 
 
 @router.post(

@@ -15,13 +15,14 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from api.cli.render import Progress, print_tree
+from api.cli.render import print_tree
 from api.roles.private_service import run_private_service
 from reasoner.client import Client, ServiceError
 from reasoner.evaluation.suites.countdown import make_problem
 from reasoner.evaluation.suites.problem import Problem
 from reasoner.evaluation.suites.registry import check_answer, get_family, load_problems
 from reasoner.jobs.job import TERMINAL_STATUSES, Job
+from reasoner.jobs.view import JobView
 from workers.config.settings import load_settings
 
 REFRESH_SECONDS = 0.1
@@ -36,14 +37,14 @@ _WAITING_LOCK = threading.Lock()
 
 @dataclass(slots=True)
 class Case:
-    """A problem with its strategy and budget, and the progress of its job."""
+    """A problem with its strategy and budget, and the state of its job."""
 
     problem: Problem
     strategy: dict[str, Any]
     budget: dict[str, Any]
     seed: int = SEED
     job: Job | None = None
-    progress: Progress = field(default_factory=Progress)
+    view: JobView = field(default_factory=JobView)
     failure: str | None = None
 
     @property
@@ -87,8 +88,7 @@ def demo(
     with run_private_service(settings, console) as url:
         console.print(f"The service is up at {url} after {time.monotonic() - started:.0f} s.\n")
         rows = [
-            [replace(case, seed=SEED + offset, progress=Progress()) for offset in range(seeds)]
-            for case in build_cases()
+            [replace(case, seed=SEED + offset, view=JobView()) for offset in range(seeds)] for case in build_cases()
         ]
         all_cases = [case for row in rows for case in row]
         waiting = iter([case for column in zip(*rows, strict=True) for case in column])
@@ -144,7 +144,7 @@ def _solve(url: str, case: Case) -> None:
         with Client(url) as client:
             case.job = client.submit(spec)
             for event in client.events(case.job.id):
-                case.progress.add(event)
+                case.view.apply(event)
             case.job = client.get(case.job.id)
             if case.job.error is not None:
                 case.failure = case.job.error.message
@@ -160,7 +160,7 @@ def _table(rows: list[list[Case]]) -> Table:
         column.no_wrap = column.header != "answer"
     for row in rows:
         case, jobs = row[0], [case.job for case in row if case.has_ended and case.job is not None]
-        tokens = sum(job.usage.total for job in jobs) / len(jobs) if jobs else case.progress.tokens
+        tokens = sum(job.usage.total for job in jobs) / len(jobs) if jobs else case.view.tokens
         table.add_row(
             f"{case.problem.suite} {case.problem.level}",
             " ".join(str(part) for part in case.strategy.values()),
@@ -180,9 +180,9 @@ def _state(row: list[Case]) -> str:
         return f"{sum(case.has_ended for case in row)} of {len(row)}"
     if case.failure is not None:
         return "failed"
-    if case.progress.status == "in_progress":
-        return f"{case.progress.num_branches} branches"
-    return case.progress.status
+    if case.view.status == "in_progress":
+        return f"{case.view.num_ended} branches"
+    return case.view.status
 
 
 def _answer(case: Case) -> Text:

@@ -14,6 +14,7 @@ from api.openai.narration import Narration
 from reasoner.jobs.events import Event
 from reasoner.jobs.journal import MemoryJournal
 from reasoner.jobs.spec import JobSpec
+from reasoner.jobs.view import fold_events
 from reasoner.run import JobOutcome, run_job
 from tests.scripted import ScriptedEngine
 
@@ -94,7 +95,7 @@ async def test_the_narration_of_a_model_that_does_not_think_stays() -> None:
 
 async def test_the_parts_of_a_node_cover_its_text_in_the_tree() -> None:
     events, _ = await events_of("self_consistency", thinks=True)
-    nodes = build_tree("job", events).nodes
+    nodes = build_tree("job", fold_events(events)).nodes
     assert nodes
     for node in nodes:
         assert sum(part.chars for part in node.parts) == len(node.text)

@@ -17,6 +17,7 @@ from reasoner.jobs.events import Event
 from reasoner.jobs.job import Job
 from reasoner.jobs.journal import Entry, Journal, MemoryJournal
 from reasoner.jobs.spec import JobSpec
+from reasoner.jobs.view import fold_events
 from reasoner.run import JobOutcome, run_job
 from tests.api.conftest import submitted
 from tests.scripted import ScriptedEngine
@@ -178,11 +179,12 @@ async def test_a_stream_cannot_start_after_an_event_that_does_not_exist(
     assert response.json()["errors"][0]["message"]
 
 
-async def test_the_tree_agrees_with_the_journal(client: httpx.AsyncClient, work: Work) -> None:
+async def test_the_tree_agrees_with_the_journal(client: httpx.AsyncClient, work: Work, store: JobStore) -> None:
     job_id = await submitted(client, **BEAM)
     await work(job_id)
     tree = (await client.get(f"/v1/jobs/{job_id}/tree")).json()
     job = (await client.get(f"/v1/jobs/{job_id}")).json()
+    assert tree == build_tree(job_id, fold_events(await store.load_events(job_id))).model_dump(mode="json")
     nodes = {node["id"]: node for node in tree["nodes"]}
     assert sum(node["tokens"] for node in nodes.values()) == job["usage"]["generated"]
     assert all(node["parent"] == "" or node["parent"] in nodes for node in nodes.values())
@@ -205,8 +207,6 @@ async def test_the_spend_of_all_events_adds_up_to_the_bill(
 
 
 def test_a_branch_that_arrives_in_segments_is_one_node() -> None:
-    from api.http.search_tree import build_tree
-
     def event(seq: int, kind: str, **data: Any) -> Event:
         return Event(seq=seq, type=kind, at=0.0, data=data)
 
@@ -218,7 +218,7 @@ def test_a_branch_that_arrives_in_segments_is_one_node() -> None:
         event(4, "score", node="0", scores=[0.5], score=0.5, computed=3, cached=0),
         event(5, "score", node="0", scores=[0.25], score=0.25, computed=3, cached=0),
     ]
-    growing, whole = build_tree("j", events[:2]).nodes[0], build_tree("j", events).nodes[0]
+    growing, whole = (build_tree("j", fold_events(told)).nodes[0] for told in (events[:2], events))
     assert (growing.state, growing.text) == ("live", "a")
     assert (whole.state, whole.reason, whole.text, whole.tokens, whole.logprob) == ("step", "step", "ab", 3, -1.5)
     assert (whole.scores, whole.score) == ([0.5, 0.25], 0.25)
@@ -305,4 +305,4 @@ def test_the_tree_of_a_cancelled_job_shows_the_best_so_far() -> None:
     grown = Event(seq=1, type="node", at=0.0, data=node | {"reason": "stop", "answer": "2"})
     for result, best in ((None, None), ({"node": "0"}, "0")):
         end = Event(seq=2, type="job.cancelled", at=1.0, data={"result": result, "error": None, "usage": {}})
-        assert build_tree("job", [grown, end]).best == best
+        assert build_tree("job", fold_events([grown, end])).best == best
