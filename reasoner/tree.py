@@ -249,7 +249,12 @@ class Node:
     @property
     def thought_tokens(self) -> int:
         """Number of generated tokens of its conversation's thought through this node."""
-        generated = (part for node in self.lineage() for part in node.parts if part.origin == "generated")
+        return sum(node.own_thought_tokens for node in self.lineage())
+
+    @property
+    def own_thought_tokens(self) -> int:
+        """Number of this node's own tokens that are generated thought."""
+        generated = (part for part in self.parts if part.origin == "generated")
         return sum(part.num_tokens for part in generated if part.kind == "thought")
 
     def _split_solution(self) -> list[tuple[Part, str]]:

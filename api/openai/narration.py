@@ -5,17 +5,17 @@ The text depends on the events alone, so that every process that reads them prod
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 from reasoner.answers.canonical import canonicalize
 from reasoner.answers.extraction.extract import strip_thinking
 from reasoner.budget.usage import Usage
-from reasoner.jobs.events import Event
+from reasoner.jobs.events import EndData, Event
 from reasoner.jobs.job import TERMINAL_STATUSES, Alternative, JobError, JobResult, Status
-from reasoner.tree import read_answer_level, read_parts, read_refusal
+from reasoner.jobs.view import JobView, NodeView
+from reasoner.tree import Node
 
 Cut = Literal["length", "content_filter"]
 """``length``, OpenAI's word, stands for every limit: of tokens, of time and of the model's context."""
@@ -67,13 +67,7 @@ class Narration:
         self._is_concise = concise
         self.has_thoughts: bool | None = None
         """True once a branch has shown a thought; ``None`` before the first part of a branch."""
-        self._num_tokens: Counter[str] = Counter()
-        """Tokens by node."""
-        self._num_thought: dict[str, int] = {}
-        """Generated tokens of thoughts by node."""
-        self._fresh_nodes: set[str] = set()
-        self._cuts: dict[str, Cut | None] = {}
-        """Cuts by node that has ended; ``None`` for one that the model ended."""
+        self._view = JobView()
         self._classes: dict[tuple[str, bool], _AnswerClass] = {}
         """Answers by their canonical form."""
         self._class_of: dict[str, _AnswerClass] = {}
@@ -83,6 +77,7 @@ class Narration:
     def add(self, event: Event) -> str:
         """Return the text about the next event: whole lines, most often one or none."""
         self.end = None  # a failed job may be retried
+        self._view.apply(event)
         text = "".join(f"{line}\n" for line in self._describe(event))
         self.text += text
         return text
@@ -98,7 +93,7 @@ class Narration:
             case "job.resumed":
                 yield "Resumed."
             case "node":
-                yield from self._describe_node(data)
+                yield from self._describe_part(self._view.nodes[data["node"]])
             case "score" if data["node"] in self._class_of and data["score"] is not None:
                 answers = self._class_of[data["node"]]
                 answers.score = max(answers.score, data["score"])
@@ -116,33 +111,24 @@ class Narration:
                 yield f"Reading {len(data['shown'])} solutions: {', '.join(data['shown'])}."
             case "decision" if not self._is_concise and "stages" in data:
                 yield f"After a probe: {', then '.join(str(stage['name']) for stage in data['stages']) or 'stop'}."
-        status = event.type.removeprefix("job.")
-        if event.type.startswith("job.") and status in TERMINAL_STATUSES:
-            self.end = self._read_end(cast(Status, status), event)
-            yield _describe_end(self.end)
+            case _ if event.type.removeprefix("job.") in TERMINAL_STATUSES:
+                self.end = self._read_end(event)
+                yield _describe_end(self.end)
 
-    def _describe_node(self, data: dict[str, Any]) -> Iterator[str]:
-        node: str = data["node"]
-        self._num_tokens[node] += 0 if data.get("given") or "call_ended" in data else data["tokens"]
-        if "thought" in data:
-            own = (part for part in read_parts(data) if (part.kind, part.origin) == ("thought", "generated"))
-            self._num_thought[node] = sum(part.num_tokens for part in own)
-        if data["reason"] != "said":
-            shows = any(part.kind == "thought" and part.num_chars for part in read_parts(data))
+    def _describe_part(self, node: NodeView) -> Iterator[str]:
+        """Yield lines about a branch of which a part has arrived."""
+        if node.end_reason != "said":
+            shows = any(part.kind == "thought" and part.num_chars for part in node.parts)
             self.has_thoughts = shows or bool(self.has_thoughts)
-        if data.get("fresh"):
-            self._fresh_nodes.add(node)
-        if not data["final"]:
+        if node.end_reason is None:
             return
-        self._cuts[node] = _find_cut(data)
-        answer: str | None = data["answer"]
         if not self._is_concise:
-            yield f"Branch {node}: {data['reason'] if answer is None else _shorten(answer)}."
-        if answer is not None:
-            key = data.get("vote") or canonicalize(answer, self._spec["answer"]["compare"])
-            is_strict = read_answer_level(data) == "strict"
-            new = _AnswerClass(_shorten(answer), is_strict)
-            self._class_of[node] = answers = self._classes.setdefault((key, is_strict), new)
+            yield f"Branch {node.id}: {node.end_reason if node.answer is None else _shorten(node.answer)}."
+        if node.answer is not None:
+            key = node.vote or canonicalize(node.answer, self._spec["answer"]["compare"])
+            is_strict = node.answer_level == "strict"
+            new = _AnswerClass(_shorten(node.answer), is_strict)
+            self._class_of[node.id] = answers = self._classes.setdefault((key, is_strict), new)
             answers.count += 1
             yield from self._describe_new_leader()
 
@@ -154,44 +140,47 @@ class Narration:
             score = f", score {leader.score:.2g}" if leader.score else ""
             yield f"Leading: {leader.shown}{score}, {leader.count} of {len(self._class_of)}."
 
-    def _read_end(self, status: Status, event: Event) -> JobEnd:
-        data: Any = event.data
-        result = None if data["result"] is None else JobResult.model_validate(data["result"])
-        error = None if data["error"] is None else JobError.model_validate(data["error"])
-        shown = [] if result is None else result.solutions
+    def _read_end(self, event: Event) -> JobEnd:
+        end, status = EndData.model_validate(event.data), self._view.status
+        shown = [] if end.result is None else end.result.solutions
+        nodes = [self._view.nodes.get(solution.node or "", self._view.root) for solution in shown]
         contents = [_read_content(solution) for solution in shown]
-        counted: set[str] = set()
-        num_visible = sum(self._count_visible_tokens(*pair, counted) for pair in zip(shown, contents, strict=True))
-        usage = Usage.model_validate(data["usage"])
-        content = contents[0] if contents else ""
-        otherwise: Cut | None = None if status == "completed" else "length"
-        cuts = tuple(self._cuts.get(part.node or "", otherwise) for part in shown)
-        return JobEnd(status, event.at, result, error, usage, content, num_visible, tuple(contents[1:]), cuts)
+        counted: set[Node] = set()
+        solutions = zip(shown, nodes, contents, strict=True)
+        return JobEnd(
+            status=status,
+            at=event.at,
+            result=end.result,
+            error=end.error,
+            usage=end.usage,
+            content=contents[0] if contents else "",
+            num_visible_tokens=sum(self._count_visible_tokens(*solution, counted) for solution in solutions),
+            other_contents=tuple(contents[1:]),
+            cuts=tuple(_find_cut(node, status) for node in nodes),
+        )
 
-    def _count_visible_tokens(self, solution: JobResult | Alternative, content: str, counted: set[str]) -> int:
+    def _count_visible_tokens(
+        self, solution: JobResult | Alternative, node: NodeView, content: str, counted: set[Node]
+    ) -> int:
         """Return the generated tokens of a solution's content. Tokens of the nodes in ``counted`` are none of them.
 
         The nodes that it has are added: those of a tree search may belong to several solutions.
         """
-        num_tokens = num_thought = 0
-        node = solution.node or ""
-        while node and node not in self._fresh_nodes:  # up to the node that began the conversation
-            if node not in counted:
-                num_tokens += self._num_tokens[node]
-                num_thought += self._num_thought.get(node, 0)
-            counted.add(node)
-            node = node.rpartition(".")[0]
-        if solution.text and solution.node not in self._num_thought:
+        new = [self._view.nodes[each.id] for each in node.lineage() if each not in counted]
+        counted.update(new)
+        num_tokens = sum(each.written_tokens for each in new)
+        if solution.text and node.thought is None:
             return round(num_tokens * len(content) / len(solution.text))
-        return num_tokens - num_thought
+        return num_tokens - sum(each.own_thought_tokens for each in new)
 
 
-def _find_cut(data: dict[str, Any]) -> Cut | None:
-    """Return what ended the branch of a node's data; ``None`` if the model did."""
-    refusal = read_refusal(data)
-    if refusal is not None and refusal.kind == "filtered":
+def _find_cut(node: NodeView, status: Status) -> Cut | None:
+    """Return what ended a branch; ``None`` if the model did. One that has not ended was cut by the job's end."""
+    if node.end_reason is None:
+        return None if status == "completed" else "length"
+    if node.refusal is not None and node.refusal.kind == "filtered":
         return "content_filter"
-    return None if data["reason"] in ("answer", "stop") else "length"
+    return None if node.end_reason in ("answer", "stop") else "length"
 
 
 def _read_content(solution: JobResult | Alternative) -> str:

@@ -40,7 +40,7 @@ class Journal:
         return Event(seq=next(self._seq), type=kind, at=2.0, data=data)
 
     def node(self, node: str, answer: str | None = None, tokens: int = 10, **more: Any) -> Event:
-        parts = {"parent": node.rpartition(".")[0], "text": "", "final": True, "reason": "stop"}
+        parts = {"parent": node.rpartition(".")[0], "text": "", "logprob": 0.0, "final": True, "reason": "stop"}
         return self.event("node", node=node, answer=answer, tokens=tokens, **(parts | more))
 
     def score(self, node: str, score: float) -> Event:
