@@ -29,6 +29,7 @@ from reasoner.jobs.sampling_spec import Sampling
 from reasoner.jobs.spec import JobSpec
 from reasoner.jobs.tool_specs import PythonTool
 from reasoner.jobs.verifier_specs import JudgeVerifier, PairwiseVerifier, WrittenVerifier
+from reasoner.jobs.view import fold_events
 from reasoner.run import open_search, run_job
 from reasoner.strategies.base import VerifierUse
 from reasoner.strategies.registry import STRATEGIES
@@ -172,11 +173,8 @@ async def _live(setting: EvaluationContext, stage: Stage, problem: Problem, jour
     assert stage.case is not None
     spec = _spec(setting, stage, problem, stage.case)
     outcome = await run_job(spec, setting.engine, journal, calibration=setting.calibration)
-    answers = [
-        entry.data["answer"]
-        for entry in journal.entries
-        if entry.type == "node" and entry.data["final"] and entry.data["reason"] not in ("step", "said")
-    ]
+    nodes = fold_events(journal.entries).nodes.values()
+    answers = [node.answer for node in nodes if node.end_reason not in (None, "step", "said")]
     usage, answer = outcome.usage, outcome.result.answer
     correct, level = await setting.check(problem, answer), outcome.result.answer_level
     verifier_parameters = setting.count_verifier_parameters(stage.case.name)

@@ -27,9 +27,9 @@ from reasoner.evaluation.suites.registry import DEFAULT_SIZE, SUITES, get_family
 from reasoner.evaluation.suites.suite import Suite
 from reasoner.jobs.journal import MemoryJournal
 from reasoner.jobs.spec import JobSpec, StrategySpec
+from reasoner.jobs.view import NodeView, fold_events
 from reasoner.run import run_job
 from reasoner.subprocess_pool import keep_workers_alive
-from reasoner.tree import read_answer_level
 
 POOL = StrategySpec.model_validate({"name": "best_of_n", "n": 16})
 """Strategy of the pool: independent scored samples, of which every probe and every vote takes a part."""
@@ -193,32 +193,24 @@ async def _run(
         seed=seed,
     )
     outcome = await run_job(ask(suite, spec), engine, journal, calibration=calibration)
-    ended: dict[str, dict[str, Any]] = {}
-    parents: set[str] = set()
-    for entry in journal.entries:
-        if entry.type == "node":
-            node = ended.setdefault(entry.data["node"], {"generated": 0, "verified": 0, "score": None})
-            node["generated"] += entry.data["tokens"]
-            node["answer"], node["level"] = entry.data["answer"], read_answer_level(entry.data)
-            parents.add(entry.data["parent"])
-        elif entry.type == "score":
-            ended[entry.data["node"]].update(score=entry.data["score"], verified=entry.data["computed"])
-    if "strict" in (levels := {path: node.pop("level") for path, node in ended.items()}).values():
-        for path, level in levels.items():  # as in a vote, flexible answers count only if there is no strict one
-            ended[path]["answer"] = None if level == "flexible" else ended[path]["answer"]
-    leaves: dict[tuple[int, str | None], dict[str, Any]] = {}
-    for path, node in sorted(ended.items(), key=lambda item: _path(item[0])):
-        if path not in parents:  # as in ``auto``, an answer counts once per first step
-            leaves.setdefault((_path(path)[0], node["answer"]), node)
+    nodes = sorted(fold_events(journal.entries).nodes.values(), key=lambda node: node.path)[1:]  # the root is first
+    if any(node.answer_level == "strict" for node in nodes):
+        for node in nodes:  # as in a vote, flexible answers count only if there is no strict one
+            node.answer = None if node.answer_level == "flexible" else node.answer
+    leaves: dict[tuple[int, str | None], NodeView] = {}
+    for node in nodes:
+        if not node.children:  # as in ``auto``, an answer counts once per first step
+            leaves.setdefault((node.path[0], node.answer), node)
     candidates: list[Candidate] = []
-    for node in leaves.values():
-        stated = node["answer"]
+    for (_, stated), node in leaves.items():
         form = None if stated is None else canonicalize(stated)
         if form is not None and suite.answer == "math":  # as in a vote, "1/2" and "0.5" are one answer
             forms = dict.fromkeys(candidate.answer for candidate in candidates if candidate.answer is not None)
             form = await equal.representative(form, list(forms))
         right = await suite.check(problem, stated, equal)
-        candidates.append(Candidate(**node | {"answer": form, "right": right}))
+        candidates.append(
+            Candidate(answer=form, score=node.score, right=right, generated=node.tokens, verified=node.verifier_tokens)
+        )
     return Trial(
         suite=suite.name,
         problem=get_problem_key(problem),
@@ -226,7 +218,3 @@ async def _run(
         candidates=candidates,
         tokens=outcome.usage.total,
     )
-
-
-def _path(node: str) -> tuple[int, ...]:
-    return tuple(map(int, node.split(".")))
