@@ -26,6 +26,7 @@ from reasoner.evaluation.suites.problem import Problem
 from reasoner.evaluation.suites.suite import Suite
 from reasoner.jobs.journal import MemoryJournal
 from reasoner.jobs.spec import JobSpec
+from reasoner.jobs.view import fold_events
 from reasoner.run import run_job
 from reasoner.subprocess_pool import keep_workers_alive
 from workers.config.settings import load_settings
@@ -143,13 +144,12 @@ async def _measure(engine: EngineClient, suite: Suite, problem: Problem, tempera
             }
         )
         outcome = await run_job(spec, engine, journal)
-        nodes = [entry.data for entry in journal.entries if entry.type == "node"]
-        nodes.sort(key=lambda node: int(node["node"]))  # a sample is a child of the question
+        nodes = sorted(fold_events(journal.entries).nodes.values(), key=lambda node: node.path)[1:]  # the root is first
         samples = [
             {
-                "answer": node["answer"],
-                "right": await suite.check(problem, node["answer"], equal),
-                "tokens": node["tokens"],
+                "answer": node.answer,
+                "right": await suite.check(problem, node.answer, equal),
+                "tokens": node.tokens,
             }
             for node in nodes
         ]

@@ -28,6 +28,7 @@ from reasoner.budget.grant_source import JobParked
 from reasoner.jobs.job import JobError, JobResult, Status
 from reasoner.jobs.journal import JobCancelled, Journal, LeaseLost
 from reasoner.jobs.spec import JobSpec
+from reasoner.jobs.view import fold_events
 from reasoner.run import JobOutcome
 from workers.engines.tenant_isolation import TenantEngine
 from workers.store.batches import BatchStore
@@ -176,8 +177,8 @@ async def _end_with_best(
     best = choose_best_so_far(spec, entries)
     if best is None or not best.text:
         return "failed", None, JobError(code="engine_unavailable", message=message)
-    nodes = [entry.data for entry in entries if entry.type == "node" and entry.data["node"] == best.node]
-    status: Status = "completed" if nodes and nodes[-1]["reason"] in ("answer", "stop") else "incomplete"
+    shown = fold_events(entries).nodes[best.node or ""]
+    status: Status = "completed" if shown.end_reason in ("answer", "stop") else "incomplete"
     return status, best.model_copy(update={"finish_reason": "engine_unavailable", "note": message}), None
 
 
