@@ -44,11 +44,7 @@ def choose_best_so_far(spec: JobSpec, entries: Iterable[Entry]) -> JobResult | N
     Without an answer the text is that of the best finished solution, or else of the best branch so far.
     """
     entries = list(entries)
-    view = fold_events(entries)
-    for node in view.nodes.values():
-        if node.parent is not None and node.reason is None:
-            node.reason = "cancelled"
-    root: Node = view.root
+    root = fold_events(entries).root
     strategy = STRATEGIES.get(spec.strategy.name)
     if not root.children or strategy is None:  # an unknown strategy is one of another version
         return None

@@ -305,11 +305,6 @@ def describe_refusal(refusal: Refusal | None) -> dict[str, Any]:
     return {} if refusal is None else {"refusal": asdict(refusal)}
 
 
-def read_refusal(data: Mapping[str, Any]) -> Refusal | None:
-    """Return the server's refusal in a node's journal data."""
-    return Refusal(**data["refusal"]) if "refusal" in data else None
-
-
 def find_refusal(root: Node) -> EngineError | None:
     """Return the server's first refusal, if it has left no branch that came to its end otherwise."""
     nodes = [node for node in root.walk() if node.parent is not None]
@@ -352,7 +347,7 @@ def add_end(node: Node, data: Mapping[str, Any]) -> None:
     node.reason, node.answer, node.answer_level = data["reason"], data["answer"], read_answer_level(data)
     node.vote, node.words = data.get("vote"), data.get("words")
     node.calls = tuple((name, arguments) for name, arguments in data.get("calls", ()))
-    node.refusal = read_refusal(data)
+    node.refusal = Refusal(**data["refusal"]) if "refusal" in data else None
 
 
 def find_most_promising(root: Node) -> Node | None:

@@ -92,7 +92,7 @@ def build_tree(job_id: str, view: JobView) -> Tree:
                     for part in node.parts
                 ],
                 model=node.model,
-                verdicts=[TreeVerdict(**verdict) for verdict in node.verdicts],
+                verdicts=[TreeVerdict.model_validate(verdict) for verdict in node.verdicts],
                 refusal=None if node.refusal is None else node.refusal.message,
                 answer=node.answer,
                 answer_level=node.answer_level,
@@ -100,13 +100,6 @@ def build_tree(job_id: str, view: JobView) -> Tree:
             for name, node in list(view.nodes.items())  # another thread may add some meanwhile
             if node.parent is not None
         ],
-        matches=[
-            TreeMatch(
-                nodes=comparison["nodes"],
-                score=comparison["score"],
-                verdicts=[TreeVerdict(**verdict) for verdict in comparison.get("verdicts", ())],
-            )
-            for comparison in view.comparisons
-        ],
+        matches=[TreeMatch.model_validate(comparison) for comparison in view.comparisons],
         best=view.best,
     )
