@@ -9,13 +9,14 @@ from typing import Protocol, get_args
 import torch
 from torch import Tensor
 
-from engine.gpu_requirements import check_format, refuse_old_driver
+from engine.gpu_requirements import FLOAT8_CAPABILITY, GpuFormat, check_format, refuse_old_driver
 from engine.protocol.options import Device, DType, KVDType
 from engine.protocol.types import EngineError
 from kernels.common.int4 import INT4
 
 _KV_DTYPES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn, "int4": INT4}
 KV_DTYPES: tuple[str, ...] = get_args(KVDType)
+_FLOAT8_KEYS = GpuFormat("kv_dtype 'fp8'", FLOAT8_CAPABILITY, "use --kv-dtype int8, which takes as many bytes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +68,8 @@ def select_kv_dtype(name: str, device_config: DeviceConfig) -> torch.dtype:
     """
     if name not in KV_DTYPES:
         raise EngineError(f"kv_dtype {name!r} is not supported; choose one of {', '.join(KV_DTYPES)}")
-    if name != "auto":
-        check_format(f"kv_dtype {name!r}", device_config.device)
+    if name == "fp8":
+        check_format(_FLOAT8_KEYS, device_config.device)
     return _KV_DTYPES.get(name, device_config.dtype)
 
 

@@ -20,31 +20,21 @@ from engine.protocol.types import EngineError
 
 _MIN_CAPABILITY = 8, 0
 """The first compute capability that Triton supports and that multiplies bfloat16: Ampere's."""
-_CPU_INSTEAD = "or compute on the CPU (--device cpu)"
+CPU_INSTEAD = "or compute on the CPU (--device cpu)"
 
 
-class _Need(NamedTuple):
+class GpuFormat(NamedTuple):
+    """A format of weights or of keys and values whose kernels need more than the least that the engine needs."""
+
+    name: str
     capability: tuple[int, int]
+    """The first compute capability with a kernel."""
     instead: str
     """The choice for a GPU that lacks it."""
 
 
-_INTEGERS = f"serve a checkpoint with integers (int4, int8 or W8A8) {_CPU_INSTEAD}"
-_NEEDS = {
-    "fp8 weights": _Need((8, 9), _INTEGERS),
-    "fp8 weights and activations": _Need((8, 9), _INTEGERS),
-    "kv_dtype 'fp8'": _Need((8, 9), "use --kv-dtype int8, which takes as many bytes"),
-    "kv_dtype 'int8'": _Need(_MIN_CAPABILITY, _CPU_INSTEAD),
-    "kv_dtype 'int4'": _Need(_MIN_CAPABILITY, _CPU_INSTEAD),
-    "int4 weights": _Need(_MIN_CAPABILITY, _CPU_INSTEAD),
-    "int8 weights": _Need(_MIN_CAPABILITY, _CPU_INSTEAD),
-    "int8 weights and activations": _Need(_MIN_CAPABILITY, _CPU_INSTEAD),
-    "NF4 weights": _Need(_MIN_CAPABILITY, _CPU_INSTEAD),
-    "GGUF weights": _Need(_MIN_CAPABILITY, _CPU_INSTEAD),
-}
-"""The first compute capability with a kernel for each format. Float8, with scales for a tensor, for channels or for
-blocks, is converted by instructions that Ada (8.9) has first; the others are converted by those for integers. Of the
-blocks of GGUF files Q4_0 alone has a kernel, as int4; the rest are dequantised on any GPU, which is said at start."""
+FLOAT8_CAPABILITY = 8, 9
+"""Ada, which has the instructions that convert 8-bit floats; those for integers convert other formats."""
 
 
 def refuse_old_driver() -> None:
@@ -60,7 +50,7 @@ def refuse_old_driver() -> None:
         if "too old" in str(error):
             raise EngineError(
                 f"this machine's NVIDIA driver is too old for torch {torch.__version__}, which is built for CUDA "
-                f"{torch.version.cuda}: update the driver, install a torch for an older CUDA, {_CPU_INSTEAD}"
+                f"{torch.version.cuda}: update the driver, install a torch for an older CUDA, {CPU_INSTEAD}"
             ) from None
 
 
@@ -73,21 +63,21 @@ def check_gpu(device: torch.device) -> None:
     if not has_code_for(capability, torch.cuda.get_arch_list()):
         raise EngineError(
             f"torch {torch.__version__} has no code for {name}, only for {', '.join(torch.cuda.get_arch_list())}: "
-            f"install a torch built for this GPU, {_CPU_INSTEAD}"
+            f"install a torch built for this GPU, {CPU_INSTEAD}"
         )
     check_compiler()
     check_cache_folder(find_cache_folder(os.environ))
 
 
-def check_format(name: str, device: torch.device) -> None:
-    """Raise ``EngineError`` unless this GPU has kernels for a format of ``_NEEDS``; other devices have theirs."""
+def check_format(gpu_format: GpuFormat, device: torch.device) -> None:
+    """Raise ``EngineError`` unless this GPU has kernels for a format; other devices have theirs."""
     if device.type != "cuda":
         return
-    has, need = torch.cuda.get_device_capability(device), _NEEDS[name]
-    if has < need.capability:
+    has, needs = torch.cuda.get_device_capability(device), gpu_format.capability
+    if has < needs:
         raise EngineError(
-            f"{name}: needs a GPU of compute capability {_dotted(need.capability)} or later; this one has "
-            f"{_dotted(has)}: {need.instead}"
+            f"{gpu_format.name}: needs a GPU of compute capability {_dotted(needs)} or later; this one has "
+            f"{_dotted(has)}: {gpu_format.instead}"
         )
 
 
@@ -112,19 +102,17 @@ def has_code_for(capability: tuple[int, int], architectures: Sequence[str]) -> b
 def check_compiler() -> None:
     """Raise ``EngineError`` unless Triton, a C compiler and Python's headers are there, which compile each kernel."""
     if find_spec("triton") is None:
-        raise EngineError(f"the GPU's kernels need Triton: pip install 'reasoner[gpu]', {_CPU_INSTEAD}")
+        raise EngineError(f"the GPU's kernels need Triton: pip install 'reasoner[gpu]', {CPU_INSTEAD}")
     chosen = os.environ.get("CC")
     if chosen is not None and which(chosen) is None:
         raise EngineError(f"Triton needs a C compiler, and CC is {chosen!r}, which is no program: correct or unset CC")
     if chosen is None and which("gcc") is None and which("clang") is None:
-        raise EngineError(f"Triton needs a C compiler: install gcc or clang, set CC, {_CPU_INSTEAD}")
+        raise EngineError(f"Triton needs a C compiler: install gcc or clang, set CC, {CPU_INSTEAD}")
     # Debian's own scheme of paths names a folder for local installations, where the headers are not.
     scheme = sysconfig.get_default_scheme().replace("posix_local", "posix_prefix")
     header = Path(sysconfig.get_paths(scheme)["include"]) / "Python.h"
     if not header.exists():
-        raise EngineError(
-            f"Triton needs Python's headers, and {header} is missing: install python3-dev, {_CPU_INSTEAD}"
-        )
+        raise EngineError(f"Triton needs Python's headers, and {header} is missing: install python3-dev, {CPU_INSTEAD}")
 
 
 def find_cache_folder(environment: os._Environ[str] | dict[str, str]) -> Path:

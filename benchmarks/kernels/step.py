@@ -24,7 +24,8 @@ from engine.models.decoder import Decoder
 from engine.models.families import DecoderConfig, decoder_config
 from engine.models.interface import Batch
 from engine.weights.formats.registry import MatrixReader
-from engine.weights.matrix import GroupedMatrix, Matrix, dense
+from engine.weights.matrices.grouped import GroupedMatrix
+from engine.weights.matrix import Matrix, dense
 from engine.weights.safetensors import Weights
 
 SIZES = {

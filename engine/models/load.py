@@ -16,7 +16,7 @@ from engine.models.families import DecoderConfig, decoder_config, is_defined
 from engine.models.interface import Model
 from engine.models.transformers_backend import TransformersModel
 from engine.protocol.types import EngineError
-from engine.weights.formats.registry import MatrixReader, create_reader, list_formats
+from engine.weights.formats.registry import MatrixReader, create_reader, list_gpu_formats
 from engine.weights.gguf import GgufWeights
 from engine.weights.safetensors import Weights
 from kernels.linear import blocks
@@ -44,11 +44,11 @@ def load_model(
     try:
         context = min(config.max_context, capacity(config))
         weights, read = open_weights(raw)
-        is_gguf = isinstance(weights, GgufWeights)
-        for name in ["GGUF weights"] if is_gguf else list_formats(raw.fields.get("quantization_config")):
-            check_format(name, device_config.device)
         if isinstance(weights, GgufWeights):
             _tell_layout(folder, weights.block_formats(), device_config)
+        else:
+            for gpu_format in list_gpu_formats(raw.fields.get("quantization_config")):
+                check_format(gpu_format, device_config.device)
         return Decoder(config, weights, context, read, device_config)
     except EngineError as error:
         raise error if str(folder) in str(error) else EngineError(f"{folder}: {error}") from None

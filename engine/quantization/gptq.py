@@ -8,7 +8,7 @@ from torch import Tensor
 
 from engine.protocol.types import EngineError
 from engine.quantization.rounding import compute_symmetric_scales
-from engine.weights.matrix import GroupedMatrix
+from engine.weights.matrices.grouped import GroupedMatrix
 
 _DAMPING = (0.01, 0.1, 1.0)
 """Fractions of the mean diagonal added to it: the paper's, then those tried if that is not enough."""

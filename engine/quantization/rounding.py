@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from engine.weights.matrix import GroupedMatrix, Int8Matrix
+from engine.weights.matrices.grouped import GroupedMatrix
+from engine.weights.matrices.int8 import Int8Matrix
 
 _NUM_CLIPS, _CLIP_STEP = 10, 0.05
 """Number of clipped ranges that are tried, and by how much each is shorter than the one before."""

@@ -17,7 +17,8 @@ from engine.gguf.file import GgufTensor, read_gguf
 from engine.gguf.rope import ROPE_TENSORS
 from engine.gguf.tensor_names import TensorNames
 from engine.protocol.types import EngineError
-from engine.weights.matrix import BlockMatrix, Matrix
+from engine.weights.matrices.blocks import BlockMatrix
+from engine.weights.matrix import Matrix
 from engine.weights.safetensors import Weights
 
 _Kind = GGMLQuantizationType

@@ -1,69 +1,131 @@
-"""Products with weight matrices, in the form that is fastest on the device."""
+"""Products with weight matrices, in the layout that is fastest on the device."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import groupby
+from itertools import pairwise
 
 import torch
 from torch import Tensor
 
 from engine.device import CPU, DeviceConfig
-from engine.weights.gpu_matmul import create_gpu_product
-from engine.weights.matrix import BlockMatrix, GroupedMatrix, Int8Matrix, Matrix, dense, have_same_groups, stack
-from kernels.cpu.linear.ggml.packed import PackedBlocks
-from kernels.linear import blocks, int4, int8
-from kernels.linear.blocks import BlockLinear
-from kernels.linear.embedding import BlockEmbedding, Embedding, EmbeddingTable
+from engine.protocol.types import EngineError
+from engine.weights.matrix import Matrix, Multiply, QuantizedMatrix, dense, stack
+from kernels.common.quantization import Quantization, Rows
+from kernels.linear.embedding import Embedding, EmbeddingTable
 from kernels.linear.fp32 import Linear, Product
-from kernels.linear.int4 import Int4Linear
-from kernels.linear.int8 import Int8Linear
 
 
 def create_product(parts: Sequence[Matrix], bias: Tensor | None = None, device_config: DeviceConfig = CPU) -> Product:
     """Return the product with matrices of the same input, one below the other.
 
-    On a GPU see ``create_gpu_product``. On a CPU the layout is
-
-    - int8, if every part is W8A8: the fastest for every shape and number of rows;
-    - that of blocks, if every part has blocks of a GGUF file, of the same format or not: their bits are kept;
-    - int4, if every part has 4 bits in groups of the same size: an eighth of the memory. It rounds the activations,
-      too, but far more finely than the checkpoint rounded the weights;
-    - float32 otherwise: nothing is faster without rounding activations as coarsely as the weights.
+    On a CPU the layout is that of ``create_cpu_product`` if all parts can be fused and have one, else float32. On a GPU
+    weights are multiplied as they are stored, for activations in the config's dtype, and parts that can be fused are
+    one launch; raises ``EngineError`` for parts that no kernel supports.
     """
     if device_config.uses_gpu_kernels:
-        return create_gpu_product(parts, bias, device_config)
-    first = parts[0]
-    int8_parts = [part for part in parts if isinstance(part, Int8Matrix)]
-    if len(int8_parts) == len(parts) and int8.is_supported(int8_parts[0].codes.shape[1]):
-        codes, scales = stack([part.codes for part in int8_parts]), stack([part.scales for part in int8_parts])
-        return Int8Linear(codes, scales, bias)
-    block_parts = [part for part in parts if isinstance(part, BlockMatrix)]
-    if len(block_parts) == len(parts) and blocks.is_supported():
-        return BlockLinear(_pack_blocks(block_parts), bias)
-    if isinstance(first, GroupedMatrix) and first.bits == 4 and first.has_equal_groups:
-        grouped = [part for part in parts if isinstance(part, GroupedMatrix) and have_same_groups(part, first)]
-        if len(grouped) == len(parts) and int4.is_supported(first.codes.shape[1], first.scales.shape[1]):
-            codes, order = stack([part.codes for part in grouped]), None
-            if first.group_of is not None:
-                order = first.group_of.argsort(stable=True)
-                codes = codes[:, order]
-            scales, zeros = stack([part.scales for part in grouped]), stack([part.zeros for part in grouped])
-            return Int4Linear(codes, scales, zeros, bias, order)
+        return _create_gpu_product(parts, bias, device_config)
+    quantized = [part for part in parts if isinstance(part, QuantizedMatrix)]
+    if quantized and _can_fuse(parts):
+        product = quantized[0].create_cpu_product(quantized, bias)
+        if product is not None:
+            return product
     return Linear(stack([dense(part) for part in parts]), bias)
 
 
 def create_embedding(matrix: Matrix, device_config: DeviceConfig = CPU) -> Embedding:
     """Return the embedding table of a matrix, in the same layout as its product."""
-    if isinstance(matrix, BlockMatrix) and blocks.is_supported() and not device_config.uses_gpu_kernels:
-        return BlockEmbedding(*_pack_blocks([matrix]))
+    if isinstance(matrix, QuantizedMatrix) and not device_config.uses_gpu_kernels:
+        embedding = matrix.create_cpu_embedding()
+        if embedding is not None:
+            return embedding
     return EmbeddingTable(device_config.convert(dense(matrix)), is_batch_invariant=device_config.is_batch_invariant)
 
 
-def _pack_blocks(parts: Sequence[BlockMatrix]) -> list[PackedBlocks]:
-    """Pack consecutive parts of the same format together, from where they lie in the file."""
-    runs = (list(run) for _, run in groupby(parts, lambda part: part.kind))
-    return [
-        PackedBlocks(run[0].kind.name, run[0].blocks.shape[1], torch.cat([part.row_addresses() for part in run]))
-        for run in runs
-    ]
+class QuantizedLinear:
+    """``x @ weight.T + bias`` by a GPU's kernel for the weight's layout."""
+
+    is_kernel = False
+
+    def __init__(
+        self,
+        multiply: Multiply,
+        parameters: int,
+        bias: Tensor | None,
+        *,
+        quantization: Quantization | None,
+        is_batch_invariant: bool,
+    ) -> None:
+        self.parameters, self.quantization = parameters, quantization
+        self._multiply, self._bias, self._is_batch_invariant = multiply, bias, is_batch_invariant
+
+    def __call__(self, x: Rows) -> Tensor:
+        return self._multiply(x, self._bias, is_batch_invariant=self._is_batch_invariant)
+
+    def to_float32(self, x: Tensor) -> Tensor:
+        return self._multiply(x, self._bias, dtype=torch.float32, is_batch_invariant=self._is_batch_invariant)
+
+    def add(self, x: Rows, residual: Tensor) -> Tensor:
+        return self(x).add_(residual)
+
+
+class ConcatenatedProducts:
+    """Several products of the same input, with their results side by side."""
+
+    is_kernel = False
+
+    def __init__(self, products: Sequence[Product]) -> None:
+        self.products = products
+        quantizations = {product.quantization for product in products}
+        self.quantization = quantizations.pop() if len(quantizations) == 1 else None
+        self.parameters = sum(product.parameters for product in products)
+
+    def __call__(self, x: Rows) -> Tensor:
+        return torch.cat([product(x) for product in self.products], dim=1)
+
+    def to_float32(self, x: Tensor) -> Tensor:
+        return torch.cat([product.to_float32(x) for product in self.products], dim=1)
+
+    def add(self, x: Rows, residual: Tensor) -> Tensor:
+        return self(x).add_(residual)
+
+
+def _create_gpu_product(parts: Sequence[Matrix], bias: Tensor | None, device_config: DeviceConfig) -> Product:
+    parts = [part.to_gpu_matrix() if isinstance(part, QuantizedMatrix) else part for part in parts]
+    for part in parts:
+        if isinstance(part, QuantizedMatrix) and (missing := part.find_missing_kernel()):
+            raise EngineError(f"no kernel of a GPU multiplies {missing}: quantize otherwise, or use --device cpu")
+    if _can_fuse(parts):
+        return _fuse(parts, bias, device_config)
+    sizes = [part.shape[0] for part in parts]
+    biases: Sequence[Tensor | None] = [None] * len(parts) if bias is None else torch.split(bias, sizes)
+    return ConcatenatedProducts([_fuse([part], own, device_config) for part, own in zip(parts, biases, strict=True)])
+
+
+def _can_fuse(parts: Sequence[Matrix]) -> bool:
+    """Return True if one kernel takes all parts at once."""
+    for above, below in pairwise(parts):
+        if type(above) is not type(below):
+            return False
+        if isinstance(above, QuantizedMatrix) and isinstance(below, QuantizedMatrix) and not above.can_fuse(below):
+            return False
+    return True
+
+
+def _fuse(parts: Sequence[Matrix], bias: Tensor | None, device_config: DeviceConfig) -> Product:
+    """Return a GPU's product with parts that can be fused."""
+    bias = None if bias is None else device_config.convert(bias)
+    is_batch_invariant = device_config.is_batch_invariant
+    quantized = [part for part in parts if isinstance(part, QuantizedMatrix)]
+    if not quantized:
+        weight = stack([device_config.convert(dense(part)) for part in parts])
+        return Linear(weight, bias, is_batch_invariant=is_batch_invariant)
+    multiply, quantization = quantized[0].create_gpu_multiply(quantized, device_config.device)
+    parameters = sum(rows * columns for rows, columns in (part.shape for part in quantized))
+    return QuantizedLinear(
+        multiply,
+        parameters + (0 if bias is None else bias.numel()),
+        bias,
+        quantization=quantization,
+        is_batch_invariant=is_batch_invariant,
+    )

@@ -1,123 +1,87 @@
-"""Weight matrices as quantised checkpoints hold them."""
+"""Weight matrices: float32 tensors, or what a quantised checkpoint holds.
+
+A class in ``engine.weights.matrices`` has the weights of one layout, says which of them one kernel takes at once, and
+makes the products that compute with them. ``engine.weights.matmul`` knows the interface below alone.
+"""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import Any, Protocol, Self
 
 import torch
-from gguf import GGMLQuantizationType
-from gguf import dequantize as dequantize_blocks
 from torch import Tensor
 
-from kernels.linear.nf4 import Nf4, dequantize
+from kernels.common.quantization import Quantization
+from kernels.linear.embedding import Embedding
+from kernels.linear.fp32 import Product
+
+MATRIX_DEPTH = 16
+"""Inputs that a GPU's matrix instruction takes at once."""
+MATRIX_DEPTH_8BIT = 32
+"""Inputs that it takes at once where weights and activations both have 8 bits."""
 
 
-@dataclass(frozen=True, slots=True)
-class Int8Matrix:
-    """``codes * scales``, with activations rounded to 8 bits, too, row by row (W8A8)."""
+class Multiply(Protocol):
+    """A function that multiplies by a quantized weight ``[out, in]``."""
 
-    codes: Tensor
-    """int8 ``[out, in]``."""
-    scales: Tensor
-    """float32 ``[out]``."""
+    def __call__(
+        self, x: Any, bias: Tensor | None, *, dtype: torch.dtype | None = None, is_batch_invariant: bool = False
+    ) -> Tensor:
+        """Return ``[rows, out]`` in ``dtype`` for ``x`` ``[rows, in]``; ``None``: in that of ``x``.
 
-    def dense(self) -> Tensor:
-        return self.codes * self.scales[:, None]
+        ``x``: a tensor, or ``QuantizedRows`` if the function quantizes its inputs.
+
+        ``is_batch_invariant``: no row depends, to the bit, on the others.
+        """
+        ...
 
 
-@dataclass(frozen=True, slots=True)
-class GroupedMatrix:
-    """``(codes - zeros) * scales``, where groups of columns share scale and zero. Activations are not rounded."""
+class QuantizedMatrix(ABC):
+    """A weight matrix ``[out, in]`` in one of the layouts of quantised checkpoints."""
 
-    codes: Tensor
-    """uint8 ``[out, in]``."""
-    scales: Tensor
-    """float32 ``[out, groups]``."""
-    zeros: Tensor
-    """float32 ``[out, groups]``, integers in units of codes."""
-    bits: int
-    group_of: Tensor | None = None
-    """int64 ``[in]``, the group of each column; ``None``: groups of consecutive columns, equally many in each."""
+    __slots__ = ()
 
     @property
-    def has_equal_groups(self) -> bool:
-        """True if all groups have equally many columns."""
-        return self.group_of is None or len(set(self.group_of.bincount(minlength=self.scales.shape[1]).tolist())) == 1
+    @abstractmethod
+    def shape(self) -> tuple[int, int]:
+        """Numbers of outputs and inputs."""
 
-    def dense(self) -> Tensor:
-        if self.group_of is not None:
-            return (self.codes - self.zeros[:, self.group_of]) * self.scales[:, self.group_of]
-        groups = self.codes.view(len(self.codes), self.scales.shape[1], -1)
-        return ((groups - self.zeros[..., None]) * self.scales[..., None]).view(self.codes.shape)
-
-
-@dataclass(frozen=True, slots=True)
-class Float8Matrix:
-    """``codes * scales``, with one scale for each block. A block may be a whole row, or the whole matrix."""
-
-    codes: Tensor
-    """float8_e4m3fn ``[out, in]``."""
-    scales: Tensor
-    """float32 ``[ceil(out / block[0]), ceil(in / block[1])]``."""
-    block: tuple[int, int]
-    """Rows and columns of a block."""
-    rounds_activations: bool
-    """Round activations to float8, too, with one scale for each block's part of a row."""
-
-    def dense(self) -> Tensor:
-        return self.codes.float() * self.row_scales().repeat_interleave(self.block[1], 1)[:, : self.codes.shape[1]]
-
-    def row_scales(self) -> Tensor:
-        """Return a scale for each row and block of columns, float32 ``[out, blocks]``."""
-        return self.scales.repeat_interleave(self.block[0], 0)[: len(self.codes)]
-
-
-@dataclass(frozen=True, slots=True)
-class Nf4Matrix:
-    """NF4: one of 16 levels for each 4-bit code, times the scale of a group. Activations are not rounded."""
-
-    weight: Nf4
-
-    def dense(self) -> Tensor:
-        return dequantize(self.weight)
-
-
-@dataclass(frozen=True, slots=True)
-class BlockMatrix:
-    """Blocks of a GGUF file. Activations are not rounded."""
-
-    kind: GGMLQuantizationType
-    blocks: Tensor
-    """uint8 ``[out, bytes]``, a part of the mapped file."""
-    order: Tensor | None = None
-    """int64 ``[out]``, the row of ``blocks`` of each output; ``None``: they are in order."""
-
-    def rows(self) -> Tensor:
-        """Return the blocks in the order of the outputs."""
-        return self.blocks if self.order is None else self.blocks[self.order]
-
-    def row_addresses(self) -> Tensor:
-        """Return the addresses of the rows in memory, int64 ``[out]``."""
-        indices = torch.arange(len(self.blocks)) if self.order is None else self.order
-        return self.blocks.data_ptr() + self.blocks.stride(0) * indices
-
+    @abstractmethod
     def dense(self) -> Tensor:
         """Return the weights, float32 ``[out, in]``."""
-        return torch.from_numpy(dequantize_blocks(self.rows().numpy(), self.kind))
 
-    def to_groups(self) -> GroupedMatrix | None:
-        """Return the same weights in groups of 4-bit codes; ``None`` if the blocks have minimums or more bits."""
-        if self.kind != GGMLQuantizationType.Q4_0:
-            return None
-        blocks = self.rows().view(len(self.blocks), -1, 18)
-        scales = blocks[..., :2].contiguous().view(torch.float16)[..., 0].float()
-        packed = blocks[..., 2:]
-        codes = torch.cat((packed & 15, packed >> 4), -1).view(len(blocks), -1)
-        return GroupedMatrix(codes, scales, torch.full_like(scales, 8.0), bits=4)
+    def can_fuse(self, below: Self) -> bool:  # noqa: ARG002
+        """Return True if one kernel multiplies by this matrix and by another of the same input, placed below it."""
+        return True
+
+    @classmethod
+    def create_cpu_product(cls, parts: Sequence[Self], bias: Tensor | None) -> Product | None:  # noqa: ARG003
+        """Return the product with parts that can be fused, or ``None`` if float32 weights are as fast on this CPU."""
+        return None
+
+    def create_cpu_embedding(self) -> Embedding | None:
+        """Return the embedding table, or ``None`` if it is kept in float32."""
+        return None
+
+    def to_gpu_matrix(self) -> QuantizedMatrix | Tensor:
+        """Return the matrix by which a GPU multiplies: this one, or an equal one in a layout that has a kernel."""
+        return self
+
+    def find_missing_kernel(self) -> str | None:
+        """Return a description of weights that no kernel of a GPU supports; ``None`` if one does."""
+        return None
+
+    @classmethod
+    def create_gpu_multiply(cls, parts: Sequence[Self], device: torch.device) -> tuple[Multiply, Quantization | None]:
+        """Copy parts that can be fused to a GPU; return the product with them and how it quantizes its inputs.
+
+        Not called for a layout without a kernel, whose ``to_gpu_matrix`` returns another one.
+        """
+        raise NotImplementedError(cls.__name__)
 
 
-QuantizedMatrix = Int8Matrix | GroupedMatrix | Float8Matrix | Nf4Matrix | BlockMatrix
 Matrix = Tensor | QuantizedMatrix
 """A quantised matrix, or float32 weights ``[out, in]``."""
 
@@ -125,15 +89,6 @@ Matrix = Tensor | QuantizedMatrix
 def dense(matrix: Matrix) -> Tensor:
     """Return the weights, float32 ``[out, in]``."""
     return matrix if isinstance(matrix, Tensor) else matrix.dense()
-
-
-def have_same_groups(matrix: GroupedMatrix, other: GroupedMatrix) -> bool:
-    """Return True if both have the same number of bits and the same columns in each group."""
-    if matrix.bits != other.bits or matrix.scales.shape[1] != other.scales.shape[1]:
-        return False
-    if matrix.group_of is None or other.group_of is None:
-        return matrix.group_of is other.group_of
-    return torch.equal(matrix.group_of, other.group_of)
 
 
 def stack(tensors: Sequence[Tensor]) -> Tensor:

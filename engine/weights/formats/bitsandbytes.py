@@ -17,7 +17,8 @@ from torch import Tensor
 
 from engine.protocol.types import EngineError
 from engine.weights.formats.checks import refuse_unknown, require, require_finite
-from engine.weights.matrix import Matrix, Nf4Matrix
+from engine.weights.matrices.nf4 import Nf4Matrix
+from engine.weights.matrix import Matrix
 from engine.weights.safetensors import Weights
 from kernels.linear.nf4 import CODES, from_bitsandbytes
 

@@ -20,10 +20,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from engine.gpu_requirements import GpuFormat
 from engine.protocol.types import EngineError
 from engine.weights.formats import fp8
 from engine.weights.formats.checks import count_groups, read_object, refuse_unknown, require, require_finite
-from engine.weights.matrix import GroupedMatrix, Int8Matrix, Matrix
+from engine.weights.matrices.grouped import GroupedMatrix
+from engine.weights.matrices.int8 import Int8Matrix
+from engine.weights.matrix import Matrix
 from engine.weights.packing import num_words, pack, unpack
 from engine.weights.safetensors import Weights
 
@@ -148,15 +151,11 @@ class _Arguments:
         return require({f"{self._where}{name}": value}, f"{self._where}{name}", *allowed)
 
 
-def list_formats(config: dict[str, Any]) -> list[str]:
-    """Return the formats of the groups' weights, as ``registry.list_formats``."""
-    formats = []
-    for scheme in config["config_groups"].values():
-        layout = (scheme if config["format"] == "mixed-precision" else config)["format"]
-        kind = "fp8" if layout == "float-quantized" else f"int{scheme['weights']['num_bits']}"
-        rounds = layout != "pack-quantized" and scheme.get("input_activations") is not None
-        formats.append(f"{kind} weights and activations" if rounds else f"{kind} weights")
-    return formats
+def list_gpu_formats(config: dict[str, Any]) -> list[GpuFormat]:
+    """Return the formats that a GPU must have kernels for, and not every GPU has."""
+    groups = config["config_groups"].values()
+    layouts = [(group if config["format"] == "mixed-precision" else config)["format"] for group in groups]
+    return [fp8.GPU_FORMAT] if "float-quantized" in layouts else []
 
 
 def build_config(bits: int, size: int | None, skipped: list[str], *, w8a8_module: str | None = None) -> dict[str, Any]:

@@ -13,12 +13,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from engine.gpu_requirements import CPU_INSTEAD, FLOAT8_CAPABILITY, GpuFormat
 from engine.protocol.types import EngineError
 from engine.weights.formats.checks import refuse_unknown, require, require_finite
-from engine.weights.matrix import Float8Matrix, Matrix
+from engine.weights.matrices.float8 import Float8Matrix
+from engine.weights.matrix import Matrix
 from engine.weights.safetensors import Weights
 
 BLOCK = 128
+GPU_FORMAT = GpuFormat(
+    "fp8 weights", FLOAT8_CAPABILITY, f"serve a checkpoint with integers (int4, int8 or W8A8) {CPU_INSTEAD}"
+)
 _MAX = 448.0
 """The largest e4m3 number."""
 
@@ -49,6 +54,11 @@ def create_reader(config: dict[str, Any]) -> Callable[[Weights, str, int, int], 
         return read_float8(weights, name, rows, columns, scale=scale, block=block, rounds_activations=rounds)
 
     return read
+
+
+def list_gpu_formats(config: dict[str, Any]) -> list[GpuFormat]:  # noqa: ARG001
+    """Return the formats that a GPU must have kernels for."""
+    return [GPU_FORMAT]
 
 
 def read_float8(

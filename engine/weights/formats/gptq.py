@@ -16,7 +16,8 @@ from torch import Tensor
 
 from engine.protocol.types import EngineError
 from engine.weights.formats.checks import count_groups, read_object, refuse_unknown, require, require_finite
-from engine.weights.matrix import GroupedMatrix, Matrix
+from engine.weights.matrices.grouped import GroupedMatrix
+from engine.weights.matrix import Matrix
 from engine.weights.packing import num_words, pack, unpack
 from engine.weights.safetensors import Weights
 

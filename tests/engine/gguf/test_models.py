@@ -20,7 +20,9 @@ from engine.models.families import decoder_config
 from engine.models.load import load_model
 from engine.protocol.types import Branch, Completion, EngineError
 from engine.weights.gguf import GgufWeights
-from engine.weights.matrix import BlockMatrix, dense
+from engine.weights.matrices.blocks import BlockMatrix
+from engine.weights.matrices.grouped import GroupedMatrix
+from engine.weights.matrix import dense
 from kernels.cpu.linear.ggml.packed import product_kernel
 from kernels.cpu.runtime import kernel
 from kernels.linear import blocks
@@ -134,8 +136,8 @@ def test_groups_of_four_bits_have_the_same_values_as_their_blocks(tmp_path: Path
     weights = GgufWeights([file])
     blocks = weights.take_matrix("model.layers.0.mlp.down_proj", 96, 128)
     assert isinstance(blocks, BlockMatrix)
-    matrix = blocks.to_groups()
-    assert matrix is not None
+    matrix = blocks.to_gpu_matrix()
+    assert isinstance(matrix, GroupedMatrix)
     reader = gguf.GGUFReader(file)
     (tensor,) = (tensor for tensor in reader.tensors if tensor.name == "blk.0.ffn_down.weight")
     assert torch.equal(matrix.dense(), torch.from_numpy(gguf.dequantize(tensor.data, tensor.tensor_type)))

@@ -17,7 +17,8 @@ from engine.quantization.options import create_options
 from engine.quantization.quantize import quantize
 from engine.weights.formats import awq, bitsandbytes, compressed_tensors, fp8, gptq
 from engine.weights.formats.registry import create_reader
-from engine.weights.matrix import GroupedMatrix, dense
+from engine.weights.matrices.grouped import GroupedMatrix
+from engine.weights.matrix import dense
 from tests.engine.conftest import save_random_model
 from tests.engine.quantization.test_formats import gptq_file, packed_file, read, scheme
 

@@ -16,7 +16,10 @@ from torch import Tensor
 from engine.protocol.types import EngineError
 from engine.weights.formats import awq, bitsandbytes, compressed_tensors, fp8, gptq
 from engine.weights.formats.registry import create_reader
-from engine.weights.matrix import Float8Matrix, GroupedMatrix, Int8Matrix, Matrix, dense
+from engine.weights.matrices.float8 import Float8Matrix
+from engine.weights.matrices.grouped import GroupedMatrix
+from engine.weights.matrices.int8 import Int8Matrix
+from engine.weights.matrix import Matrix, dense
 from engine.weights.safetensors import Weights
 from kernels.linear.nf4 import CODES
 from tests.seeds import shift

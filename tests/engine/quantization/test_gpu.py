@@ -19,8 +19,12 @@ from engine.models.feed_forward import GatedMlp
 from engine.models.load import load_model
 from engine.protocol.options import EngineOptions
 from engine.protocol.types import Branch, EngineError, ScoreItem
-from engine.weights.gpu_matmul import ConcatenatedProducts, QuantizedLinear, create_gpu_product
-from engine.weights.matrix import Float8Matrix, GroupedMatrix, Int8Matrix, Matrix, Nf4Matrix, dense
+from engine.weights.matmul import ConcatenatedProducts, QuantizedLinear, create_product
+from engine.weights.matrices.float8 import Float8Matrix
+from engine.weights.matrices.grouped import GroupedMatrix
+from engine.weights.matrices.int8 import Int8Matrix
+from engine.weights.matrices.nf4 import Nf4Matrix
+from engine.weights.matrix import Matrix, dense
 from kernels.linear.fp32 import Linear, Product
 from kernels.linear.nf4 import Nf4
 from tests.closeness import EPS, assert_rounded, product_bound
@@ -111,7 +115,7 @@ def test_products_are_fused_as_far_as_possible_and_exact(name: str) -> None:
     torch.manual_seed(shift(0))
     x, bias, residual = torch.randn(5, INTO), torch.randn(len(weight)), torch.randn(5, len(weight))
     for added in (None, bias):
-        product = create_gpu_product(parts, added, EMULATED_GPU)
+        product = create_product(parts, added, EMULATED_GPU)
         assert type(product) is kind
         assert product.parameters == weight.numel() + (0 if added is None else len(added))
         expected = x.double() @ weight.T + (0 if added is None else added)
@@ -129,7 +133,7 @@ def test_heads_return_float32_without_a_rounding_to_the_activations_dtype(name: 
     parts, *_ = CASES[name]
     weight = torch.cat([dense(part) for part in parts]).bfloat16()
     x = torch.randn(5, INTO, generator=torch.Generator().manual_seed(shift(0))).bfloat16()
-    head = create_gpu_product(parts, None, replace(EMULATED_GPU, dtype=torch.bfloat16))
+    head = create_product(parts, None, replace(EMULATED_GPU, dtype=torch.bfloat16))
     found = head.to_float32(x)
     assert found.dtype == torch.float32
     assert not torch.equal(found, found.bfloat16().float())
@@ -149,7 +153,7 @@ def test_heads_return_float32_without_a_rounding_to_the_activations_dtype(name: 
 )
 def test_weights_without_a_kernel_are_refused_and_not_widened(part: Matrix, words: str) -> None:
     with pytest.raises(EngineError, match=words):
-        create_gpu_product([groups(64), part], None, EMULATED_GPU)
+        create_product([groups(64), part], None, EMULATED_GPU)
 
 
 FP8_BY = {

@@ -131,7 +131,7 @@ def test_awq_folds_its_factors_into_norms_heads_and_biases(
 ) -> None:
     """With rounding too fine to change anything, factors far from 1 must cancel exactly."""
     from engine.quantization import awq
-    from engine.weights.matrix import GroupedMatrix
+    from engine.weights.matrices.grouped import GroupedMatrix
 
     def fine(weight: torch.Tensor, bits: int, size: int, gram: torch.Tensor) -> GroupedMatrix:
         scales = torch.ones(len(weight), weight.shape[1] // size)
