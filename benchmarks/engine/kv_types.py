@@ -19,7 +19,7 @@ from engine.core.engine_core import EngineCore
 from engine.device import KV_DTYPES
 from engine.protocol.options import EngineOptions
 from engine.protocol.types import Branch, GenerateRequest, SamplingParams
-from engine.scheduler.sequence import Job
+from engine.scheduler.sequence import Request
 
 SEQUENCES, STEPS, LENGTHS = 16, 40, (100, 500, 2000)
 
@@ -47,13 +47,13 @@ def _filled(kv_dtype: str, length: int) -> EngineCore:
     engine = EngineCore("50M", checkpoint("50M", SIZES["50M"], cache_folder()), options)
     rng = random.Random(0)
     for key in range(SEQUENCES):
-        job = Job(str(key), lambda _: None)
+        in_flight = Request(str(key), lambda _: None)
         law = SamplingParams(temperature=1.0, ignore_eos=True)
         prompt = tuple(rng.choices(range(1000, 30000), k=length))
         engine.model.add_branches(
-            GenerateRequest(job.request_id, "50M", prompt, (Branch(0, key, 2 * STEPS),), law), job
+            GenerateRequest(in_flight.request_id, "50M", prompt, (Branch(0, key, 2 * STEPS),), law), in_flight
         )
-        engine.submit(job)
+        engine.submit(in_flight)
     drawn = 0
     while drawn < SEQUENCES:  # some sequences decode while other prompts are prefilled
         before = engine.stats.generated_tokens

@@ -37,7 +37,7 @@ from engine.models.families import decoder_config
 from engine.models.interface import Model
 from engine.protocol.options import EngineOptions
 from engine.protocol.types import Branch, EngineError, GenerateRequest, SamplingParams
-from engine.scheduler.sequence import Event, Job
+from engine.scheduler.sequence import Event, Request
 from engine.weights.formats.registry import MatrixReader
 from kernels.common.int4 import GROUP
 
@@ -189,9 +189,9 @@ def submit(core: EngineCore, work: Work) -> None:
         prompt = (*shared, *dice.integers(0, 256, work.context - work.shared).tolist())
         branches = (Branch(seed=1, key=index, max_tokens=_NEW_TOKENS),)
         request = GenerateRequest(f"r{index}", "m", prompt, branches, sampling, None, 0, None, None)
-        job = Job(request.request_id, fail)
-        core.model.add_branches(request, job)
-        core.submit(job)
+        in_flight = Request(request.request_id, fail)
+        core.model.add_branches(request, in_flight)
+        core.submit(in_flight)
 
 
 def time_step(core: EngineCore) -> float:

@@ -43,7 +43,7 @@ from engine.protocol.types import Branch, Completion, EngineError, GenerateReque
 from engine.runner.forward_gpu import GpuForward
 from engine.runner.graph_pool import Replay
 from engine.runner.sample_step import PendingResults
-from engine.scheduler.sequence import Event, Job
+from engine.scheduler.sequence import Event, Request
 from kernels.common.sampling_tensors import NoiseKeys, SamplingTensors
 
 BATCHES = (1, 16, 64, 256)
@@ -218,9 +218,9 @@ def submit(core: EngineCore, variant: Variant, batch: int, new_tokens: int) -> N
         for index in range(batch)
     )
     request = GenerateRequest("r", "m", prompt, branches, sampling, None, 0, None, None)
-    job = Job(request.request_id, receive, stream=variant.stream)
-    core.model.add_branches(request, job)
-    core.submit(job)
+    in_flight = Request(request.request_id, receive, stream=variant.stream)
+    core.model.add_branches(request, in_flight)
+    core.submit(in_flight)
 
 
 def time_step(core: EngineCore) -> tuple[float, float]:
@@ -295,9 +295,9 @@ def _fork(core: EngineCore, prompt: tuple[int, ...], max_tokens: int, ended: lis
 
     branches = (Branch(seed=1, key=0, max_tokens=max_tokens),)
     request = GenerateRequest("r", "m", prompt, branches, SamplingParams(stop=("\n\n",)), None, 0, None, None)
-    job = Job(request.request_id, receive)
-    core.model.add_branches(request, job)
-    core.submit(job)
+    in_flight = Request(request.request_id, receive)
+    core.model.add_branches(request, in_flight)
+    core.submit(in_flight)
 
 
 def render(costs: list[HostCost]) -> str:

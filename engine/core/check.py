@@ -26,7 +26,7 @@ from engine.models.config import read_raw_config
 from engine.models.decoder import Decoder
 from engine.protocol.options import EngineOptions
 from engine.protocol.types import EngineError, ScoreItem, ScoreRequest, ScoreResult
-from engine.scheduler.sequence import Event, Job
+from engine.scheduler.sequence import Event, Request
 from engine.threads.processors import choose_threads
 
 TEXTS = {
@@ -125,9 +125,9 @@ def _score(core: EngineCore, parts: list[tuple[int, ...]], read: Sequence[int]) 
     info, events = core.model.info, list[Event]()
     token_ids = () if info.kind == "classify" else tuple(range(info.vocab_size))
     request = ScoreRequest("check", info.id, (ScoreItem(tuple(parts), tuple(read)),), token_ids)
-    job = Job("check", events.append, deadline=math.inf, stream=False, priority=0, namespace=None, lease=None)
-    core.model.add_items(request, job)
-    core.submit(job)
+    in_flight = Request("check", events.append, deadline=math.inf, stream=False, priority=0, namespace=None, lease=None)
+    core.model.add_items(request, in_flight)
+    core.submit(in_flight)
     while core.has_work:
         core.step()
     [result] = events

@@ -28,7 +28,7 @@ from engine.protocol.types import EngineError, FinishReason
 from engine.runner.sample_step import SampledTokens
 from engine.sampling.sampler import LogitsNotFinite
 from engine.scheduler.scheduler import Scheduler
-from engine.scheduler.sequence import GenerateSequence, Job, ScoreSequence, Sequence
+from engine.scheduler.sequence import GenerateSequence, Request, ScoreSequence, Sequence
 from engine.scheduler.timings import Timings
 from engine.speculation.control.controller import Controller
 from engine.speculation.drafter import Drafter
@@ -38,7 +38,7 @@ _log = logging.getLogger(__name__)
 
 
 class EngineCore:
-    """One model with its jobs, their scheduler and the runner of their steps."""
+    """One model with its requests, their scheduler and the runner of their steps."""
 
     def __init__(self, name: str, folder: Path, options: EngineOptions, weights: ModelWeights | None = None) -> None:
         """Load the checkpoint in ``folder``; raise ``EngineError`` with the reason if it is invalid.
@@ -50,9 +50,9 @@ class EngineCore:
         # What the pool cannot hold could never run, so it bounds the context too.
         capacity = weights.choose_num_tokens()
         self.model = LoadedModel(name, folder, weights.model, options, max_tokens=capacity, template=weights.template)
-        self._jobs: list[Job] = []
+        self._requests: list[Request] = []
         self._deadline = math.inf
-        """Lower bound of all jobs' deadlines."""
+        """Lower bound of all requests' deadlines."""
         self._scheduled: list[tuple[Sequence, int]] = []
         """Work of the step that is launched or read now, for the analysis of a failure."""
         self._stream = create_stream(weights.device_config.device)
@@ -77,7 +77,7 @@ class EngineCore:
 
     @property
     def has_work(self) -> bool:
-        return bool(self._jobs)
+        return bool(self._requests)
 
     @property
     def has_results(self) -> bool:
@@ -88,8 +88,10 @@ class EngineCore:
     def num_waiting(self) -> int:
         """Number of waiting sequences. May be read from another thread."""
         bisection = self._recovery.bisection
-        held = [] if bisection is None else [job for job in tuple(self._jobs) if job not in bisection.group]
-        return self._scheduler.num_waiting + sum(len(job.sequences) for job in held)
+        if bisection is None:
+            return self._scheduler.num_waiting
+        held = [request for request in tuple(self._requests) if request not in bisection.group]
+        return self._scheduler.num_waiting + sum(len(request.sequences) for request in held)
 
     @property
     def stats(self) -> CoreStats:
@@ -107,36 +109,36 @@ class EngineCore:
         return None if self.runner.speculator is None else self.runner.speculator.stats
 
     def start_speculation(self, drafter: Drafter, controller: Controller) -> None:
-        """Enable speculative decoding. Only while there are no jobs; the cache is emptied."""
-        if self._jobs:
-            raise RuntimeError("there are jobs in flight")
+        """Enable speculative decoding. Only while there are no requests; the cache is emptied."""
+        if self._requests:
+            raise RuntimeError("there are requests in flight")
         with use_stream(self._stream):
             del self._scheduler  # which holds the old cache
             self.runner.start_speculation(drafter, controller)
         self._scheduler = self._create_scheduler()
 
-    # Jobs.
+    # Requests.
 
-    def submit(self, job: Job) -> None:
-        """Start a job with sequences created by ``LoadedModel``."""
-        if job.lease is not None:
-            self.cache.leases.touch(job.lease)
+    def submit(self, request: Request) -> None:
+        """Start a request with sequences created by ``LoadedModel``."""
+        if request.lease is not None:
+            self.cache.leases.touch(request.lease)
         if self._recovery.bisection is None:
-            self._scheduler.add(job)
-        self.timings.requests["score" if isinstance(job.sequences[0], ScoreSequence) else "generate"] += 1
-        self._jobs.append(job)
-        self._deadline = min(self._deadline, job.deadline)
+            self._scheduler.add(request)
+        self.timings.requests["score" if isinstance(request.sequences[0], ScoreSequence) else "generate"] += 1
+        self._requests.append(request)
+        self._deadline = min(self._deadline, request.deadline)
 
-    def cancel(self, chosen: Callable[[Job], bool], reason: FinishReason = "cancelled") -> None:
-        """End jobs immediately: branches with the tokens that they have, score requests with an error."""
-        for job in [job for job in self._jobs if chosen(job)]:
-            for sequence in job.sequences:
+    def cancel(self, chosen: Callable[[Request], bool], reason: FinishReason = "cancelled") -> None:
+        """End requests immediately: branches with the tokens that they have, score requests with an error."""
+        for request in [request for request in self._requests if chosen(request)]:
+            for sequence in request.sequences:
                 sequence.drop_unread()
-            self._scheduler.remove_job(job)
-            for sequence in list(job.sequences):
+            self._scheduler.remove_request(request)
+            for sequence in list(request.sequences):
                 try:
                     if isinstance(sequence, ScoreSequence):
-                        raise EngineError(f"score request {job.request_id!r} was {reason}")
+                        raise EngineError(f"score request {request.request_id!r} was {reason}")
                     if isinstance(sequence, GenerateSequence):
                         self._send_completion(sequence, (reason, None))
                 except Exception as error:
@@ -145,10 +147,10 @@ class EngineCore:
         self._drop_useless_steps()
 
     def fail(self, error: EngineError) -> None:
-        """End all jobs with an error; the engine is unusable afterwards."""
-        for job in self._jobs:
-            job.sink(error)
-        self._jobs.clear()
+        """End all requests with an error; the engine is unusable afterwards."""
+        for request in self._requests:
+            request.sink(error)
+        self._requests.clear()
         self._drop_useless_steps()
         self._recovery.bisection = None
 
@@ -158,18 +160,20 @@ class EngineCore:
             self.cache.leases.prune(lease, tokens)
             return
         self.cache.leases.release(lease)
-        for job in (job for job in self._jobs if job.lease == lease):
-            job.lease = None
+        for request in (request for request in self._requests if request.lease == lease):
+            request.lease = None
 
     def clear_cache(self) -> None:
         """Drop every cached prefix that no running sequence uses."""
         self.runner.clear_cache()
 
     def check_invariants(self) -> None:
-        """Raise ``RuntimeError`` if an invariant is broken, or if pages are held although there are no jobs."""
+        """Raise ``RuntimeError`` if an invariant is broken, or if pages are held although there are no requests."""
         self._scheduler.check_invariants()
-        if not self._jobs and (self._scheduler.num_waiting or self.cache.num_available_pages < self.runner.num_pages):
-            raise RuntimeError("sequences wait or pages are held although there are no jobs")
+        if not self._requests and (
+            self._scheduler.num_waiting or self.cache.num_available_pages < self.runner.num_pages
+        ):
+            raise RuntimeError("sequences wait or pages are held although there are no requests")
 
     # Steps.
 
@@ -196,7 +200,7 @@ class EngineCore:
                 with torch.inference_mode():
                     part()
             except Exception as error:
-                culprit, reason = self._recovery.record_failure(error, self._scheduled, self._jobs)
+                culprit, reason = self._recovery.record_failure(error, self._scheduled, self._requests)
                 free_failed_step(error)
                 self._restart()
                 if culprit is not None:
@@ -205,15 +209,15 @@ class EngineCore:
                 return
         bisection = self._recovery.bisection
         if bisection is not None and not self.runner.has_steps and bisection.has_passed:
-            for job in bisection.group:
-                self._scheduler.remove_job(job)
+            for request in bisection.group:
+                self._scheduler.remove_request(request)
             self._run_next_group()
 
     def _launch(self) -> None:
         now = time.monotonic()
         if now >= self._deadline:
-            self.cancel(lambda job: job.deadline <= now, "timeout")
-            self._deadline = min((job.deadline for job in self._jobs), default=math.inf)
+            self.cancel(lambda request: request.deadline <= now, "timeout")
+            self._deadline = min((request.deadline for request in self._requests), default=math.inf)
         self.cache.leases.expire()
         self.runner.rotate()
         if self.runner.must_read_first(self._scheduler, is_bisecting=self._recovery.bisection is not None):
@@ -260,14 +264,14 @@ class EngineCore:
                 finish = self.runner.append(step, samples)
                 if finish is not None:
                     self._finish_branch(sequence, finish)
-                elif sequence.job.stream and (delta := take_delta(sequence)):
-                    sequence.job.sink(delta)
+                elif sequence.request.stream and (delta := take_delta(sequence)):
+                    sequence.request.sink(delta)
             except Exception as error:
                 sequence.fail(error)
 
     def _drop_useless_steps(self) -> None:
-        """Forget the steps in flight if no job is left."""
-        if not self._jobs:
+        """Forget the steps in flight if no request is left."""
+        if not self._requests:
             self.runner.forget_steps()
 
     # Results.
@@ -282,27 +286,27 @@ class EngineCore:
         last_delta, completion = build_completion(sequence, finish)
         self.timings.record_finish(sequence, finish[0], time.monotonic())
         if last_delta is not None:
-            sequence.job.sink(last_delta)
-        sequence.job.sink(completion)
+            sequence.request.sink(last_delta)
+        sequence.request.sink(completion)
 
     def _send_score(self, sequence: ScoreSequence, *, is_over_budget: bool) -> None:
         """Send the scores of an item that is not scheduled, and remove it."""
-        sequence.job.sink(build_score_result(sequence, is_over_budget=is_over_budget))
+        sequence.request.sink(build_score_result(sequence, is_over_budget=is_over_budget))
         self._remove(sequence)
 
     def _remove(self, sequence: Sequence) -> None:
-        """Remove an ended sequence, and its job if it was the last one.
+        """Remove an ended sequence, and its request if it was the last one.
 
-        A job of which a sequence failed gets the error last, when its other sequences have ended.
+        A request of which a sequence failed gets the error last, when its other sequences have ended.
         """
         self.runner.release(sequence)
-        job = sequence.job
-        job.error = job.error or sequence.error
-        job.sequences.remove(sequence)
-        if not job.sequences:
-            self._jobs.remove(job)
-            if job.error is not None:
-                job.sink(job.error)
+        request = sequence.request
+        request.error = request.error or sequence.error
+        request.sequences.remove(sequence)
+        if not request.sequences:
+            self._requests.remove(request)
+            if request.error is not None:
+                request.sink(request.error)
 
     # Failures.
 
@@ -320,33 +324,33 @@ class EngineCore:
             sequence.drop_unread()
             if sequence.table is not None:
                 self._scheduler.finish(sequence)
-            if sequence in sequence.job.sequences:
+            if sequence in sequence.request.sequences:
                 self._remove(sequence)
         if damaged:
             self.cache.drop(damaged)
 
     def _run_next_group(self) -> None:
-        """Schedule the next jobs to try after a failed step; all jobs once its cause is known or given up."""
-        for job, reason in self._recovery.start_next_group():
-            self._fail(job, reason)
-        for job in self._jobs if self._recovery.bisection is None else self._recovery.bisection.group:
-            self._scheduler.add(job)
+        """Schedule the next requests to try after a failed step; all requests once its cause is known or given up."""
+        for request, reason in self._recovery.start_next_group():
+            self._fail(request, reason)
+        for request in self._requests if self._recovery.bisection is None else self._recovery.bisection.group:
+            self._scheduler.add(request)
 
-    def _fail(self, job: Job, reason: str) -> None:
-        """End a job that is not running with an error."""
-        _log.error("request %s of model %s fails: %s", job.request_id, self.model.info.id, reason)
-        self._jobs.remove(job)
-        for sequence in job.sequences:
+    def _fail(self, request: Request, reason: str) -> None:
+        """End a request that is not running with an error."""
+        _log.error("request %s of model %s fails: %s", request.request_id, self.model.info.id, reason)
+        self._requests.remove(request)
+        for sequence in request.sequences:
             self.runner.release(sequence)
-        job.sequences = []
-        job.sink(EngineError(f"the engine failed while processing this request: {reason}"))
+        request.sequences = []
+        request.sink(EngineError(f"the engine failed while processing this request: {reason}"))
 
     def _restart(self) -> None:
-        """Empty the cache and unschedule every job; the results of steps in flight are lost."""
+        """Empty the cache and unschedule every request; the results of steps in flight are lost."""
         self.runner.reset()
-        for job in self._jobs:
-            job.waiting = []
-            for sequence in job.sequences:
+        for request in self._requests:
+            request.waiting = []
+            for sequence in request.sequences:
                 sequence.drop_unread()
                 sequence.table, sequence.match, sequence.num_computed = None, None, 0
         self._scheduler.reset()

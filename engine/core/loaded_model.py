@@ -23,7 +23,7 @@ from engine.runner.batch import ScheduledSequence
 from engine.runner.probe import ProbeReader, load_probe
 from engine.sampling.grammar import Grammar, GrammarCompiler
 from engine.sampling.logits_processors import Penalties
-from engine.scheduler.sequence import GenerateSequence, Job, ScoreSequence, Sequence
+from engine.scheduler.sequence import GenerateSequence, Request, ScoreSequence, Sequence
 from engine.text.detokenizer import StopStrings, TextReader, decode_complete_text, find_incomplete_end
 from engine.text.tokenizer import Tokenizer
 
@@ -91,8 +91,8 @@ class LoadedModel:
             )
         return valid
 
-    def add_branches(self, request: GenerateRequest, job: Job) -> None:
-        """Add a sequence for each branch to the job. Raises ``InvalidRequest``."""
+    def add_branches(self, request: GenerateRequest, in_flight: Request) -> None:
+        """Add a sequence for each branch of a request. Raises ``InvalidRequest``."""
         check_generate(request, self.info, self._max_sequences)
         sampling = request.sampling
         stops = self._stop_strings(sampling.stop) if sampling.stop else None
@@ -109,9 +109,9 @@ class LoadedModel:
         for index, branch in enumerate(request.branches):
             tokens, written = [*request.prompt, *branch.generated], list(branch.generated)
             start = len(decode_complete_text(self.tokenizer, written, before)) if written else 0
-            job.sequences.append(
+            in_flight.sequences.append(
                 GenerateSequence(
-                    job=job,
+                    request=in_flight,
                     index=index,
                     tokens=tokens,
                     num_prefix_tokens=len(tokens),
@@ -144,14 +144,14 @@ class LoadedModel:
         constrained = (*request.prompt, *branch.generated)[start:]
         return self._grammars.start(request.constraint, constrained, frozenset(request.lifts_constraint))
 
-    def add_items(self, request: ScoreRequest, job: Job) -> None:
-        """Add a sequence for each item to the job. Raises ``InvalidRequest``."""
+    def add_items(self, request: ScoreRequest, in_flight: Request) -> None:
+        """Add a sequence for each item of a request. Raises ``InvalidRequest``."""
         check_score(request, self.info, self._max_sequences)
         for index, item in enumerate(request.items):
             tokens, reads = self._flatten(item)
-            job.sequences.append(
+            in_flight.sequences.append(
                 ScoreSequence(
-                    job=job,
+                    request=in_flight,
                     index=index,
                     tokens=tokens,
                     num_prefix_tokens=len(tokens),

@@ -40,7 +40,7 @@ from engine.protocol.types import (
     TemplateKwargs,
     Tokens,
 )
-from engine.scheduler.sequence import Job
+from engine.scheduler.sequence import Request
 from engine.scheduler.timings import Timings
 from engine.speculation.stats import SpeculationStats
 from engine.text.tokenizer import LONG_TEXT, Tokenizer
@@ -91,28 +91,28 @@ class LocalEngine:
         """Check and queue the request before returning, so that errors are raised at the call."""
         core = self._core(request.model)
         events: asyncio.Queue[Completion | Delta | EngineError] = asyncio.Queue()
-        job = self._job(request, events)
-        job.stream = stream
+        in_flight = self._create_request(request, events)
+        in_flight.stream = stream
         if request.timeout is not None:
-            job.deadline = time.monotonic() + request.timeout
-        core.model.add_branches(request, job)
-        self._submit(core, job)
-        return self._results(core, job, events, len(request.branches))
+            in_flight.deadline = time.monotonic() + request.timeout
+        core.model.add_branches(request, in_flight)
+        self._submit(core, in_flight)
+        return self._results(core, in_flight, events, len(request.branches))
 
     async def score(self, request: ScoreRequest) -> list[ScoreResult]:
         core = self._core(request.model)
         events: asyncio.Queue[ScoreResult | EngineError] = asyncio.Queue()
-        job = self._job(request, events)
-        core.model.add_items(request, job)
-        if not job.sequences:
+        in_flight = self._create_request(request, events)
+        core.model.add_items(request, in_flight)
+        if not in_flight.sequences:
             return []
-        self._submit(core, job)
-        async with aclosing(self._results(core, job, events, len(request.items))) as results:
+        self._submit(core, in_flight)
+        async with aclosing(self._results(core, in_flight, events, len(request.items))) as results:
             return sorted([result async for result in results], key=lambda result: result.index)
 
     async def abort(self, request_id: str) -> None:
         for core in self._cores.values():
-            self._post(partial(core.cancel, lambda job: job.request_id == request_id))
+            self._post(partial(core.cancel, lambda request: request.request_id == request_id))
 
     async def release(self, lease: str, tokens: Sequence[int] | None = None) -> None:
         for core in self._cores.values():
@@ -194,9 +194,9 @@ class LocalEngine:
         }
 
     async def _results(
-        self, core: EngineCore, job: Job, events: asyncio.Queue[_Event | EngineError], num_results: int
+        self, core: EngineCore, in_flight: Request, events: asyncio.Queue[_Event | EngineError], num_results: int
     ) -> AsyncGenerator[_Event, None]:
-        """Yield the job's events until all its results have come. Cancel the job if the iterator is closed before."""
+        """Yield a request's events until all its results have come. Cancel it if the iterator is closed before."""
         try:
             while num_results:
                 event = await events.get()
@@ -207,7 +207,7 @@ class LocalEngine:
                 yield event
         finally:
             if num_results:
-                self._post(partial(core.cancel, lambda other: other is job))
+                self._post(partial(core.cancel, lambda other: other is in_flight))
 
     def _core(self, model: str) -> EngineCore:
         self._check_open()
@@ -222,8 +222,8 @@ class LocalEngine:
         if self._closed:
             raise EngineUnavailable("the engine is closed")
 
-    def _job(self, request: GenerateRequest | ScoreRequest, events: asyncio.Queue[Any]) -> Job:
-        return Job(
+    def _create_request(self, request: GenerateRequest | ScoreRequest, events: asyncio.Queue[Any]) -> Request:
+        return Request(
             request.request_id,
             self._outbox.sink(events),
             priority=request.priority,
@@ -232,22 +232,22 @@ class LocalEngine:
             allow_draft=isinstance(request, GenerateRequest) and request.draft,
         )
 
-    def _submit(self, core: EngineCore, job: Job) -> None:
-        name, new = core.model.info.id, len(job.sequences)
+    def _submit(self, core: EngineCore, in_flight: Request) -> None:
+        name, new = core.model.info.id, len(in_flight.sequences)
         with self._wake:
             waiting = self._arriving[name] + core.num_waiting
             if waiting + new > (limit := self._options.max_waiting):
                 raise EngineBusy(f"{waiting} sequences wait and {new} more would pass {limit}; try later")
             self._check_open()
             self._arriving[name] += new
-            self._inbox.append(partial(self._start, core, job, new))
+            self._inbox.append(partial(self._start, core, in_flight, new))
             self._wake.notify()
 
-    def _start(self, core: EngineCore, job: Job, sequences: int) -> None:
+    def _start(self, core: EngineCore, in_flight: Request, sequences: int) -> None:
         try:
-            core.submit(job)
+            core.submit(in_flight)
         except Exception as error:
-            job.sink(EngineError(f"the engine could not take this request: {error!r}"))
+            in_flight.sink(EngineError(f"the engine could not take this request: {error!r}"))
             raise
         finally:
             with self._wake:

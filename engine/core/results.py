@@ -48,7 +48,7 @@ def build_completion(sequence: GenerateSequence, finish: Finish) -> tuple[Delta 
         probe=sequence.probe_score,
         token_texts=_read_token_texts(sequence),
     )
-    last = _remaining(sequence, text) if sequence.job.stream else None
+    last = _remaining(sequence, text) if sequence.request.stream else None
     return (last if last and (last.text or last.token_ids) else None), completion
 
 

@@ -1,7 +1,7 @@
 """The steps of one model over its cache: launch, commit, read.
 
 On a GPU the host plans and launches a step while the device computes the one before it, so the device does not wait for
-the host. Sampled tokens stay on the device, where the next step takes them; in ``Sequence.tokens`` stands ``UNREAD``
+the host. Sampled tokens stay on the device, where the next step takes them; ``Sequence.tokens`` has ``PENDING_TOKEN``
 until the host has read them. What follows from a token on the host, such as the end of a branch, happens one step late:
 the branch is in one more step, whose sample is dropped. Counts are known without the tokens, so no step goes beyond
 ``max_tokens`` or the context, and a page whose tokens are known enters the radix tree when its step is launched.
@@ -42,7 +42,7 @@ from engine.runner.warm_up import warm_up
 from engine.sampling.gpu import sample_on_gpu
 from engine.sampling.sampler import require_finite_logits
 from engine.scheduler.scheduler import Scheduler
-from engine.scheduler.sequence import UNREAD, GenerateSequence, ScoreSequence, Sequence
+from engine.scheduler.sequence import PENDING_TOKEN, GenerateSequence, ScoreSequence, Sequence
 from engine.scheduler.timings import Timings
 from engine.speculation.control.controller import Controller, DraftOutcome
 from engine.speculation.drafter import Drafter
@@ -226,7 +226,7 @@ class StepRunner:
             return False
         plan = step.results.plan
         return (
-            # A failure must be seen before jobs that are not suspected of it run.
+            # A failure must be seen before requests that are not suspected of it run.
             is_bisecting
             # The host computes penalties and grammar masks from the tokens.
             or (plan is not None and plan.reads_own_tokens)
@@ -256,7 +256,11 @@ class StepRunner:
         last_decode, self._decode = self._decode, None
         if speculator is None or speculator.should_skip_step(len(work), has_unread=previous is not None):
             speculator, decode = None, find_decode_batch(work, last_decode)
-            scheduled = decode.scheduled if decode else [ScheduledSequence(*entry) for entry in work]
+            scheduled = (
+                decode.scheduled
+                if decode
+                else [ScheduledSequence(sequence, num_tokens) for sequence, num_tokens in work]
+            )
         else:
             scheduled, decode = speculator.add_drafts(work, self._options.step_tokens), None
         decode_rows = decode.rows if decode else None
@@ -313,7 +317,7 @@ class StepRunner:
         completes_prefix = before < sequence.num_prefix_tokens <= sequence.num_computed
         is_full = completes_prefix or sequence.num_computed // page_size > before // page_size
         # A page that an unread token fills is shared when that is read (``_append_part``).
-        if is_full and sequence.tokens[sequence.num_computed - 1] != UNREAD:
+        if is_full and sequence.tokens[sequence.num_computed - 1] != PENDING_TOKEN:
             self.cache.publish(sequence.pages, sequence.tokens, sequence.num_computed, include_partial=completes_prefix)
         return completes_prefix
 
@@ -323,7 +327,7 @@ class StepRunner:
         for sequence, *_ in [] if step.results.plan is None else step.results.plan.requests:
             length = len(sequence.tokens) + 1
             if length < sequence.max_len and length < context:
-                sequence.tokens.append(UNREAD)
+                sequence.tokens.append(PENDING_TOKEN)
 
     # Read.
 
@@ -416,7 +420,7 @@ def _take_unread(
     if decode is not None and decode is previous.decode:
         return Batch(batch.tokens, batch.positions, UnreadTokens(sampled))
     # Sequences with one new token come first in a batch, so a row is also the index of its sequence.
-    rows = np.flatnonzero(batch.tokens.numpy() == UNREAD).tolist()
+    rows = np.flatnonzero(batch.tokens.numpy() == PENDING_TOKEN).tolist()
     if not rows:
         return batch
     sources: dict[Sequence, int] = {request.sequence: index for index, request in enumerate(plan.requests)}

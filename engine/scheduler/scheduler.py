@@ -4,15 +4,15 @@ There are no prefill and decode phases. Every sequence has tokens whose keys and
 decoding branch and many for a new prompt, and each step computes as many as its token budget allows.
 
 **Order.** Decoding branches get their one token first, so that a long prompt does not stall them; prompts share the
-rest in chunks, and always get at least a quarter of the step. Waiting jobs start by priority; then those that were
+rest in chunks, and always get at least a quarter of the step. Waiting requests start by priority; then those that were
 bypassed too often, first come, first served; then by deadline; then by the length of their cached prefix; then by age.
-Only the first ``QUEUE_WINDOW`` jobs are ranked this way; the rest is first come, first served. A sequence whose next
+Only the first ``QUEUE_WINDOW`` of them are ranked this way; the rest is first come, first served. A sequence whose next
 page is being computed by another sequence waits for that page.
 
 **Progress.** When memory runs out, a running sequence is preempted: it frees its pages and starts again later, from
 what is still cached of them. The *head*, the oldest running sequence of the highest priority, is never preempted, and
 it always fits alone, because the pool bounds the context: so the head finishes. After ``MAX_BYPASSES`` admissions of
-others a waiting job is the next to start among those of its priority, and no other job starts before it fits; once the
+others a waiting request is the next to start among those of its priority, and no other starts before it fits; once the
 sequences before it have finished, it is the head. Nothing is reserved for tokens that a branch may still generate.
 Preemption does not thrash: a preempted sequence frees ``n`` pages, at least one of which is taken at once, and needs
 ``n`` pages and one for each running sequence to start again, so another sequence has to finish first.
@@ -27,16 +27,16 @@ from operator import attrgetter
 
 from engine.cache.paged_kv import KVCache
 from engine.cache.radix_tree import Match, Node
-from engine.scheduler.sequence import Job, ScoreSequence, Sequence
+from engine.scheduler.sequence import Request, ScoreSequence, Sequence
 
 MAX_BYPASSES = 128
-"""Admissions after which a job that still waits goes first among those of its priority."""
+"""Admissions after which a request that still waits goes first among those of its priority."""
 
 QUEUE_WINDOW = 128
-"""Maximum number of queued jobs that are ranked, and of sequences that are examined in one step without starting."""
+"""Maximum number of queued requests that are ranked, and of sequences examined in one step without starting."""
 
 _MAX_POSTPONED = 16
-"""Maximum number of sequences of one job that are examined without starting before the next job is examined."""
+"""Maximum number of sequences of one request that are examined without starting before the next request is examined."""
 
 _ARRIVAL_ORDER = attrgetter("order")
 
@@ -68,7 +68,7 @@ class _Admission:
 
 
 class Scheduler:
-    """The jobs of one model: at most ``max_running`` sequences run at once, ``step_tokens`` tokens per step."""
+    """The requests of one model: at most ``max_running`` sequences run at once, ``step_tokens`` tokens per step."""
 
     def __init__(self, cache: KVCache, *, max_running: int, step_tokens: int) -> None:
         self.cache = cache
@@ -80,25 +80,26 @@ class Scheduler:
         """Tokens of all sequences at their first admission."""
         self.cached_tokens = 0
         """Cached ones among ``prompt_tokens``."""
-        self._queue: list[tuple[int, int, Job]] = []
-        """Jobs with waiting sequences, sorted by (negated priority, arrival)."""
+        self._queue: list[tuple[int, int, Request]] = []
+        """Requests with waiting sequences, sorted by (negated priority, arrival)."""
         self._arrivals = itertools.count()
         self._num_admissions = 0
         self._max_running = max_running
         self._step_tokens = step_tokens
 
-    def add(self, job: Job) -> None:
-        """Queue the sequences of a new job."""
-        first, match = job.sequences[0], Match()
-        for sequence in job.sequences:
+    def add(self, request: Request) -> None:
+        """Queue the sequences of a new request."""
+        first, match = request.sequences[0], Match()
+        for sequence in request.sequences:
             # Branches of one prefix wait for the same pages: one shared match, so that they are looked up once.
             is_same = sequence.max_cached == first.max_cached and sequence.tokens == first.tokens
             sequence.order, sequence.match = next(self._arrivals), match if is_same else None
-        job.waiting, job.order, job.admissions_at_arrival = [], job.sequences[0].order, self._num_admissions
-        self._set_waiting(job, list(job.sequences))
+        request.waiting, request.order = [], first.order
+        request.admissions_at_arrival = self._num_admissions
+        self._set_waiting(request, list(request.sequences))
 
     def reset(self) -> None:
-        """Remove all jobs after the cache was emptied. Counters stay."""
+        """Remove all requests after the cache was emptied. Counters stay."""
         self.running.clear()
         self._queue.clear()
         self.num_waiting = 0
@@ -112,19 +113,19 @@ class Scheduler:
         return schedule
 
     def finish(self, sequence: Sequence) -> None:
-        """Remove a running sequence; its computed tokens stay cached, and pinned if the job has a lease."""
+        """Remove a running sequence; its computed tokens stay cached, and pinned if the request has a lease."""
         del self.running[sequence]
-        table, job = sequence.pages, sequence.job
+        table, request = sequence.pages, sequence.request
         end = self.cache.publish(table, sequence.tokens, sequence.num_computed, include_partial=True)
         self.cache.close_table(table)
         sequence.table = None
-        if job.lease is not None and end is not None:
-            self.cache.leases.pin(job.lease, job.namespace, end)
+        if request.lease is not None and end is not None:
+            self.cache.leases.pin(request.lease, request.namespace, end)
 
-    def remove_job(self, job: Job) -> None:
-        """Remove all sequences of a job."""
-        self._set_waiting(job, [])
-        for sequence in job.sequences:
+    def remove_request(self, request: Request) -> None:
+        """Remove all sequences of a request."""
+        self._set_waiting(request, [])
+        for sequence in request.sequences:
             if sequence.table is not None:
                 self.finish(sequence)
 
@@ -142,9 +143,9 @@ class Scheduler:
     def check_invariants(self) -> None:
         """Raise ``RuntimeError`` if the queue, the running sequences and the cache are inconsistent."""
         self.cache.check()
-        waiting = [sequence for _, _, job in self._queue for sequence in job.waiting]
-        if self._queue != sorted(self._queue) or not all(job.waiting for _, _, job in self._queue):
-            raise RuntimeError("the queue is not sorted, or contains a job without waiting sequences")
+        waiting = [sequence for _, _, request in self._queue for sequence in request.waiting]
+        if self._queue != sorted(self._queue) or not all(request.waiting for _, _, request in self._queue):
+            raise RuntimeError("the queue is not sorted, or contains a request without waiting sequences")
         if len(waiting) != self.num_waiting or any(sequence.table is not None for sequence in waiting):
             raise RuntimeError("num_waiting is wrong, or a waiting sequence has a page table")
         if len(self.running) > self._max_running or self.cache.num_tables != len(self.running):
@@ -212,9 +213,9 @@ class Scheduler:
         others = [sequence for sequence in self.running if sequence is not head]
         if not others:
             raise RuntimeError("a sequence that runs alone does not fit into the pool")
-        victim = min(others, key=lambda other: (other.job.priority, self._count_lost_pages(other), -other.order))
+        victim = min(others, key=lambda other: (other.request.priority, self._count_lost_pages(other), -other.order))
         self.finish(victim)
-        self._set_waiting(victim.job, sorted([*victim.job.waiting, victim], key=_ARRIVAL_ORDER))
+        self._set_waiting(victim.request, sorted([*victim.request.waiting, victim], key=_ARRIVAL_ORDER))
         self.num_preemptions += 1
 
     def _count_lost_pages(self, sequence: Sequence) -> int:
@@ -233,15 +234,15 @@ class Scheduler:
         admission = _Admission(num_tokens)
         for sequence in self.running:
             self._register_pending_page(sequence, admission)
-        for job in self._rank_jobs():
-            if not self._admit_job(job, admission, schedule):
+        for request in self._rank_requests():
+            if not self._admit_request(request, admission, schedule):
                 break
 
-    def _admit_job(self, job: Job, admission: _Admission, schedule: Schedule) -> bool:
-        """Start sequences of one job; return False if nothing more can start in this step."""
+    def _admit_request(self, request: Request, admission: _Admission, schedule: Schedule) -> bool:
+        """Start sequences of one request; return False if nothing more can start in this step."""
         postponed: list[Sequence] = []
         num_started, can_continue = 0, True
-        for sequence in job.waiting:
+        for sequence in request.waiting:
             if admission.num_tokens <= 0 or len(self.running) >= self._max_running or admission.num_candidates == 0:
                 can_continue = False
                 break
@@ -261,25 +262,25 @@ class Scheduler:
             admission.num_tokens -= self._start(sequence, match, admission.num_tokens, schedule)
             if sequence.table is not None:
                 self._register_pending_page(sequence, admission)
-        self._set_waiting(job, postponed + job.waiting[num_started + len(postponed) :])
+        self._set_waiting(request, postponed + request.waiting[num_started + len(postponed) :])
         return can_continue
 
-    def _rank_jobs(self) -> list[Job]:
-        """Return the jobs in the queue's window in the order in which they should start."""
+    def _rank_requests(self) -> list[Request]:
+        """Return the requests in the queue's window in the order in which they should start."""
 
-        def rank(entry: tuple[int, int, Job]) -> tuple[int, bool, float, int, int]:
-            negated_priority, order, job = entry
-            if self._num_admissions - job.admissions_at_arrival >= MAX_BYPASSES:
+        def rank(entry: tuple[int, int, Request]) -> tuple[int, bool, float, int, int]:
+            negated_priority, order, request = entry
+            if self._num_admissions - request.admissions_at_arrival >= MAX_BYPASSES:
                 return negated_priority, False, 0.0, 0, order
-            return negated_priority, True, job.deadline, -self._match(job.waiting[0]).num_tokens, order
+            return negated_priority, True, request.deadline, -self._match(request.waiting[0]).num_tokens, order
 
         window = self._queue[:QUEUE_WINDOW]
-        return [job for _, _, job in (sorted(window, key=rank) if len(window) > 1 else window)]
+        return [request for _, _, request in (sorted(window, key=rank) if len(window) > 1 else window)]
 
     def _match(self, sequence: Sequence) -> Match:
         """Return the cached prefix of a waiting sequence, continuing the previous lookup."""
         sequence.match = self.cache.match_prefix(
-            sequence.tokens, sequence.max_cached, sequence.job.namespace, sequence.match
+            sequence.tokens, sequence.max_cached, sequence.request.namespace, sequence.match
         )
         return sequence.match
 
@@ -299,7 +300,7 @@ class Scheduler:
             return False
         size, tokens = self.cache.page_size, sequence.tokens
         start = len(match.nodes) * size
-        node = match.nodes[-1] if match.nodes else sequence.job.namespace
+        node = match.nodes[-1] if match.nodes else sequence.request.namespace
         other = admission.pending_pages.get((node, tuple(tokens[start : start + size])))
         if other is None:
             return False
@@ -308,7 +309,7 @@ class Scheduler:
 
     def _start(self, sequence: Sequence, match: Match, num_tokens: int, schedule: Schedule) -> int:
         """Start a waiting sequence with at most ``num_tokens`` tokens; return how many are scheduled."""
-        table = self.cache.open_table(match, sequence.job.namespace)
+        table = self.cache.open_table(match, sequence.request.namespace)
         sequence.match = None
         num_needed = len(sequence.tokens) - table.num_cached_tokens
         if sequence.num_cached is None:
@@ -328,22 +329,22 @@ class Scheduler:
         schedule.scheduled.append((sequence, count))
         return count
 
-    def _set_waiting(self, job: Job, waiting: list[Sequence]) -> None:
-        """Replace the waiting sequences of a job, and queue or dequeue the job accordingly."""
-        if waiting and not job.waiting:
-            insort(self._queue, _queue_entry(job))
-        elif job.waiting and not waiting:
-            del self._queue[bisect_left(self._queue, _queue_entry(job))]
-        self.num_waiting += len(waiting) - len(job.waiting)
-        job.waiting = waiting
+    def _set_waiting(self, request: Request, waiting: list[Sequence]) -> None:
+        """Replace the waiting sequences of a request, and queue or dequeue the request accordingly."""
+        if waiting and not request.waiting:
+            insort(self._queue, _queue_entry(request))
+        elif request.waiting and not waiting:
+            del self._queue[bisect_left(self._queue, _queue_entry(request))]
+        self.num_waiting += len(waiting) - len(request.waiting)
+        request.waiting = waiting
 
 
-def _queue_entry(job: Job) -> tuple[int, int, Job]:
-    return -job.priority, job.order, job
+def _queue_entry(request: Request) -> tuple[int, int, Request]:
+    return -request.priority, request.order, request
 
 
 def _rank(sequence: Sequence) -> tuple[int, int]:
-    return -sequence.job.priority, sequence.order
+    return -sequence.request.priority, sequence.order
 
 
 def _common_prefix(left: list[int], right: list[int], start: int, limit: int) -> int:

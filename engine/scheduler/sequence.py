@@ -1,4 +1,4 @@
-"""Work in flight: jobs, one per request, and their sequences."""
+"""Work in flight: requests, and their sequences."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ from engine.text.detokenizer import StopStrings, TextReader
 
 _log = logging.getLogger(__name__)
 
-UNREAD = -1
+PENDING_TOKEN = -1
 """Stands in ``Sequence.tokens`` for a token that was sampled on the device, until the host has read it."""
 
 Event = Completion | Delta | ScoreResult | EngineError
-"""An event of a job for its sink: a result, or an error that ends the job."""
+"""An event of a request for its sink: a result, or an error that ends the request."""
 
 
 @dataclass(eq=False, slots=True)
-class Job:
-    """One request in flight."""
+class Request:
+    """A request in flight."""
 
     request_id: str
     sink: Callable[[Event], None]
-    """Receiver of the job's events; called by the engine's thread."""
+    """Receiver of the request's events; called by the engine's thread."""
     deadline: float = math.inf
-    """Time of ``time.monotonic`` at which the job is cancelled."""
+    """Time of ``time.monotonic`` at which the request is cancelled."""
     stream: bool = False
     priority: int = 0
     """Rank in the queue: higher goes first."""
     namespace: str | None = None
     """Scope within which cached prefixes are shared."""
     lease: str | None = None
-    """Lease that pins the pages of the job's sequences when they finish."""
+    """Lease that pins the pages of the request's sequences when they finish."""
     allow_draft: bool = True
     sequences: list[Sequence] = field(default_factory=list)
     """Sequences that are not finished."""
@@ -50,10 +50,10 @@ class Job:
     order: int = 0
     """Arrival number: smaller is older."""
     admissions_at_arrival: int = 0
-    """Number of sequences that the scheduler had admitted when the job arrived."""
+    """Number of sequences that the scheduler had admitted when the request arrived."""
     arrived_at: float = field(default_factory=time.monotonic)
     num_unexplained_failures: int = 0
-    """Number of failed steps of which no single job was the cause."""
+    """Number of failed steps of which no single request was the cause."""
     error: EngineError | None = None
     """Error of the first sequence that failed, for the client once the others have finished."""
 
@@ -62,10 +62,10 @@ class Job:
 class Sequence:
     """Tokens whose keys and values are computed in order, until ``num_computed`` reaches ``len(tokens)``."""
 
-    job: Job
+    request: Request
     index: int
     tokens: list[int]
-    """All tokens; the last two of a branch may be ``UNREAD`` while steps are in flight."""
+    """All tokens; the last two of a branch may be ``PENDING_TOKEN`` while steps are in flight."""
     num_prefix_tokens: int
     """Number of tokens on arrival; only pages of these can be awaited by other sequences."""
     order: int = 0
@@ -97,7 +97,7 @@ class Sequence:
             self.error = error.with_traceback(None)
             self.error.__context__ = None
         else:
-            _log.error("a sequence of request %s failed", self.job.request_id, exc_info=error)
+            _log.error("a sequence of request %s failed", self.request.request_id, exc_info=error)
             self.error = EngineError(f"the engine failed while processing this request: {error!r}")
 
     @contextmanager
@@ -207,7 +207,7 @@ class GenerateSequence(Sequence):
         return self.reads_own_tokens or self.forbidden is not None
 
     def append(self, token: int, logprob: float, detail: TokenLogprob | None) -> None:
-        """Append a sampled token, or read the first ``UNREAD`` one.
+        """Append a sampled token, or read the first ``PENDING_TOKEN``.
 
         ``detail``: its log-probability by the model, if requested.
         """

@@ -52,12 +52,12 @@ class Timings:
     def record_start(self, sequence: Sequence, now: float) -> None:
         """Record that a sequence runs for the first time."""
         sequence.started_at = now
-        self.queue.observe(now - sequence.job.arrived_at)
+        self.queue.observe(now - sequence.request.arrived_at)
 
     def record_token(self, sequence: GenerateSequence, now: float) -> None:
         """Record that a branch has its first new token."""
         sequence.first_token_at = now
-        self.first_token.observe(now - sequence.job.arrived_at)
+        self.first_token.observe(now - sequence.request.arrived_at)
 
     def record_finish(self, sequence: GenerateSequence, reason: FinishReason, now: float) -> None:
         """Record a finished branch."""

@@ -285,7 +285,7 @@ class Speculator:
                 count == 1
                 and sequence.num_computed + 1 == num_tokens
                 and isinstance(sequence, GenerateSequence)
-                and sequence.job.allow_draft
+                and sequence.request.allow_draft
             ):
                 # The step samples one token more than it accepts.
                 end = min(sequence.num_prefix_tokens + sequence.branch.max_tokens, self._context)

@@ -16,7 +16,7 @@ import torch
 from engine.core.engine_core import EngineCore
 from engine.protocol.options import EngineOptions
 from engine.protocol.types import Branch, Completion, EngineError, GenerateRequest, SamplingParams
-from engine.scheduler.sequence import Event, Job
+from engine.scheduler.sequence import Event, Request
 from engine.speculation.control.controller import DraftOutcome, FixedController
 from engine.speculation.load import load_drafter
 from recipes.speculation.target import Target
@@ -58,11 +58,13 @@ def tokens_per_step(
     core.start_speculation(drafter, counter)
     events: list[Event] = []
     for number, text in enumerate(texts):
-        job = Job(str(number), events.append)
+        in_flight = Request(str(number), events.append)
         branch = Branch(seed=SEED, key=number, max_tokens=min(limit, core.model.info.context - len(text.prompt)))
         sampling = SamplingParams(temperature=0.0 if greedy else text.temperature)
-        core.model.add_branches(GenerateRequest(str(number), "target", tuple(text.prompt), (branch,), sampling), job)
-        core.submit(job)
+        core.model.add_branches(
+            GenerateRequest(str(number), "target", tuple(text.prompt), (branch,), sampling), in_flight
+        )
+        core.submit(in_flight)
     while core.has_work:
         core.step()
     if errors := [event for event in events if isinstance(event, EngineError)]:

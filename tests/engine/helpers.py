@@ -17,7 +17,7 @@ from engine.protocol.types import (
     ScoreRequest,
     ScoreResult,
 )
-from engine.scheduler.sequence import Event, Job
+from engine.scheduler.sequence import Event, Request
 
 
 def qwen3_for(kv_dtype: str) -> str:
@@ -73,7 +73,7 @@ class Harness:
         self, request: GenerateRequest | ScoreRequest, *, stream: bool = False, deadline: float = math.inf
     ) -> list[Event]:
         events: list[Event] = []
-        job = Job(
+        in_flight = Request(
             request.request_id,
             events.append,
             deadline=deadline,
@@ -84,10 +84,10 @@ class Harness:
             allow_draft=isinstance(request, GenerateRequest) and request.draft,
         )
         if isinstance(request, GenerateRequest):
-            self.core.model.add_branches(request, job)
+            self.core.model.add_branches(request, in_flight)
         else:
-            self.core.model.add_items(request, job)
-        self.core.submit(job)
+            self.core.model.add_items(request, in_flight)
+        self.core.submit(in_flight)
         return events
 
     def run(self) -> None:

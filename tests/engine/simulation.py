@@ -17,7 +17,7 @@ from torch import Tensor
 
 from engine.cache.paged_kv import KVCache, PageTable
 from engine.scheduler.scheduler import Scheduler
-from engine.scheduler.sequence import Job, Sequence
+from engine.scheduler.sequence import Request, Sequence
 
 PAGE = 4
 VOCABULARY = 3
@@ -111,7 +111,7 @@ class Simulation:
         )
         self.scheduler = Scheduler(self.cache, max_running=rows, step_tokens=step_tokens)
         self.step_tokens = step_tokens
-        self.jobs: list[Job] = []
+        self.requests: list[Request] = []
         self.branches: dict[Sequence, Branch] = {}
         self.ended: list[Branch] = []
         self.finished: list[int] = []
@@ -128,17 +128,17 @@ class Simulation:
         deadline: float = math.inf,
         namespace: str | None = None,
         lease: str | None = None,
-    ) -> Job:
-        """Submit one job with a branch for each prompt. Indices count through all jobs."""
-        job = Job(f"job-{self._count}", lambda _: None, deadline, False, priority, namespace, lease)
+    ) -> Request:
+        """Submit one request with a branch for each prompt. Indices count through all requests."""
+        request = Request(f"job-{self._count}", lambda _: None, deadline, False, priority, namespace, lease)
         for prompt in prompts:
-            sequence = Sequence(job=job, index=self._count, tokens=list(prompt), num_prefix_tokens=len(prompt))
-            job.sequences.append(sequence)
+            sequence = Sequence(request=request, index=self._count, tokens=list(prompt), num_prefix_tokens=len(prompt))
+            request.sequences.append(sequence)
             self.branches[sequence] = Branch(namespace, lease, list(prompt), self._count % 2, length)
             self._count += 1
-        self.jobs.append(job)
-        self.scheduler.add(job)
-        return job
+        self.requests.append(request)
+        self.scheduler.add(request)
+        return request
 
     def step(self) -> list[tuple[int, int]]:
         """Run one step and return pairs (index, tokens)."""
@@ -163,18 +163,18 @@ class Simulation:
     def busy(self) -> bool:
         return bool(self.scheduler.running or self.scheduler.num_waiting)
 
-    def cancel(self, job: Job) -> None:
-        self.scheduler.remove_job(job)
-        for sequence in job.sequences:
+    def cancel(self, request: Request) -> None:
+        self.scheduler.remove_request(request)
+        for sequence in request.sequences:
             self._end(sequence, whole=False)
-        job.sequences.clear()
-        self.jobs.remove(job)
+        request.sequences.clear()
+        self.requests.remove(request)
 
     def check(self) -> None:
         """Check every invariant, and that every page table leads to the slots of its own tokens."""
         self.scheduler.check_invariants()
         for sequence in self.scheduler.running:
-            expected = marks(sequence.job.namespace, sequence.tokens[: sequence.num_computed])
+            expected = marks(sequence.request.namespace, sequence.tokens[: sequence.num_computed])
             assert read_marks(self.cache, sequence.pages, sequence.num_computed) == expected
         if not self.busy:
             assert self.cache.num_available_pages == self.cache.pool.size
@@ -193,9 +193,9 @@ class Simulation:
             self.scheduler.finish(sequence)
             self.finished.append(sequence.index)
             self._end(sequence, whole=True)
-            sequence.job.sequences.remove(sequence)
-            if not sequence.job.sequences:
-                self.jobs.remove(sequence.job)
+            sequence.request.sequences.remove(sequence)
+            if not sequence.request.sequences:
+                self.requests.remove(sequence.request)
 
     def _end(self, sequence: Sequence, *, whole: bool) -> None:
         branch = self.branches.pop(sequence)

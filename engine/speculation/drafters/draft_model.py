@@ -144,7 +144,9 @@ class DraftModel:
         row = self._rows.pop(sequence, None)
         if row is None:
             tokens = list(sequence.tokens)
-            row = DraftRow(job=sequence.job, index=0, tokens=tokens, num_prefix_tokens=len(tokens), num_own=len(tokens))
+            row = DraftRow(
+                request=sequence.request, index=0, tokens=tokens, num_prefix_tokens=len(tokens), num_own=len(tokens)
+            )
         else:
             row.follow(sequence.tokens)
         self._rows[sequence] = row
@@ -201,7 +203,7 @@ class DraftModel:
     ) -> bool:
         """Open a row on its cached prefix, unless it has to wait for memory or for another row that computes its next
         page."""
-        cache, namespace = self.cache, row.job.namespace
+        cache, namespace = self.cache, row.request.namespace
         while True:
             match = row.match = cache.match_prefix(row.tokens, row.num_own - 1, namespace, row.match)
             end = match.nodes[-1] if match.nodes else namespace

@@ -165,11 +165,11 @@ class NgramDrafter:
 
 def _begin(sequence: GenerateSequence) -> _Branch:
     """Return the state of a new branch."""
-    job = sequence.job
-    scope = hash_scope(job.namespace)
-    # The id of a job may have been another job's before.
-    name = (id(job), job.arrived_at) if job.lease is None else job.lease
+    request = sequence.request
+    scope = hash_scope(request.namespace)
+    # The id of a request may have been another request's before.
+    name = (id(request), request.arrived_at) if request.lease is None else request.lease
     start = max(0, sequence.num_prefix_tokens // _PREFIX - 1) * _PREFIX
     return _Branch(
-        sequence.tokens, start, (scope, hash_search((job.namespace, name)), sequence.num_prefix_tokens - start)
+        sequence.tokens, start, (scope, hash_search((request.namespace, name)), sequence.num_prefix_tokens - start)
     )

@@ -1,4 +1,4 @@
-"""Leases: pages that a job uses stay cached among other traffic, and never prevent a sequence from running."""
+"""Leases: pages that a request uses stay cached among other traffic, and never prevent a sequence from running."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from engine.protocol.constraint import Constraint
 from engine.protocol.options import EngineOptions
 from engine.protocol.types import Branch, Completion, Delta, EngineError, ScoreItem, ScoreResult
 from engine.runner.sample_step import SamplePlan
-from engine.scheduler.sequence import UNREAD, Event, GenerateSequence, Sequence
+from engine.scheduler.sequence import PENDING_TOKEN, Event, GenerateSequence, Sequence
 from engine.speculation.control.controller import FixedController
 from engine.speculation.drafters.ngram import NgramDrafter
 from tests.engine.conftest import Checkpoints
@@ -82,7 +82,7 @@ def is_past_its_end(sequence: Sequence) -> bool:
     """Return True if a step is launched that would compute the last token of a branch."""
     return (
         isinstance(sequence, GenerateSequence)
-        and sequence.tokens[-1] == UNREAD
+        and sequence.tokens[-1] == PENDING_TOKEN
         and len(sequence.tokens) >= sequence.max_len
     )
 
@@ -115,7 +115,9 @@ class Run:
                 while harness.core.has_work:
                     harness.core.step()
                     harness.core.check_invariants()
-                    assert not any(is_past_its_end(one) for job in harness.core._jobs for one in job.sequences)
+                    assert not any(
+                        is_past_its_end(one) for request in harness.core._requests for one in request.sequences
+                    )
                     disturb(harness, dice)
             self.stats, self.paths = harness.core.stats, paths(harness.core)
         assert not [event for events in self.events for event in events if isinstance(event, EngineError)]
@@ -197,12 +199,12 @@ def test_scarce_memory_changes_no_answer(seed: int, checkpoints: Checkpoints) ->
 @pytest.mark.parametrize("seed", range(12))
 def test_cancelled_branches_have_a_prefix_of_their_answers(seed: int, checkpoints: Checkpoints) -> None:
     def cancel(harness: Harness, dice: random.Random) -> None:
-        if harness.core._jobs and dice.random() < 0.1:
-            chosen = dice.choice(harness.core._jobs)
+        if harness.core._requests and dice.random() < 0.1:
+            chosen = dice.choice(harness.core._requests)
             if isinstance(chosen.sequences[0], GenerateSequence):
                 if dice.random() < 0.5:
                     harness.core.launch()  # the results of one more step are not read
-                harness.core.cancel(lambda job: job is chosen)
+                harness.core.cancel(lambda request: request is chosen)
                 harness.core.check_invariants()
 
     plain = Run(checkpoints("llama"), seed, AMPLE, is_late=False)
@@ -273,7 +275,7 @@ def keep_ended_rows(patch: pytest.MonkeyPatch) -> None:
 def launch_past_the_end(patch: pytest.MonkeyPatch) -> None:
     def append(self: StepRunner, step: Step) -> None:
         for sequence, *_ in [] if step.results.plan is None else step.results.plan.requests:
-            sequence.tokens.append(UNREAD)
+            sequence.tokens.append(PENDING_TOKEN)
 
     patch.setattr(StepRunner, "_append_unread", append)
 
@@ -304,7 +306,7 @@ def repeat_a_position(patch: pytest.MonkeyPatch) -> None:
 
     def noise_keys(plan: SamplePlan) -> Any:
         keys = real(plan)
-        unread = [request.sequence.tokens[-1] == UNREAD for request in plan.requests]
+        unread = [request.sequence.tokens[-1] == PENDING_TOKEN for request in plan.requests]
         return keys._replace(position=keys.position - unread)
 
     patch.setattr(SamplePlan, "noise_keys", noise_keys)

@@ -1,4 +1,4 @@
-"""A failure while a step is in flight ends the job that causes it alone; the others get the plain loop's answers."""
+"""A failure while a step is in flight ends the request that causes it alone; others get the plain loop's answers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Fail = Callable[[int, LateDevice, pytest.MonkeyPatch], None]
 def is_due(sequence: object, after: int) -> bool:
     return (
         isinstance(sequence, GenerateSequence)
-        and sequence.job.request_id == BAD
+        and sequence.request.request_id == BAD
         and len(sequence.tokens) >= sequence.prompt_len + after
     )
 
@@ -45,7 +45,7 @@ def fail_at_launch(after: int, device: LateDevice, patch: pytest.MonkeyPatch) ->
 
 
 def fail_by_numbers(after: int, device: LateDevice, patch: pytest.MonkeyPatch) -> None:
-    """Let the device sample -1 of the job's rows, as the sampling kernels do where logits are not finite."""
+    """Let the device sample -1 of the request's rows, as the sampling kernels do where logits are not finite."""
     real = sample_step._sample
     bad: list[int] = []
 
@@ -66,9 +66,9 @@ def fail_by_numbers(after: int, device: LateDevice, patch: pytest.MonkeyPatch) -
 def run(
     folder: Path, seed: int, after: int, fail: Fail | None, *, is_late: bool
 ) -> tuple[LateDevice, list[list[Event]], list[set[int]]]:
-    """Run five jobs together, of which the third fails once it has ``after`` tokens.
+    """Run five requests together, of which the third fails once it has ``after`` tokens.
 
-    Return the device, the events of each job, and the indices of its branches that had not started before the failure.
+    Return the device, the events of each request, and the indices of its branches that had not started by the failure.
     """
     dice, device = random.Random(shift(seed)), LateDevice(is_late=is_late)
     shared = dice.choices(range(3, 360), k=40)
@@ -82,15 +82,15 @@ def run(
             prompt = shared[: dice.choice((1, 16, 33, 40))] + dice.choices(range(3, 360), k=dice.randint(1, 20))
             branches = [Branch(seed, 10 * number + key, dice.choice((9, 25, 40))) for key in range(dice.randint(1, 3))]
             name = BAD if number == 2 else f"{number}"
-            # The failing job must not end before it fails.
+            # The failing request must not end before it fails.
             ends = {"ignore_eos": True} if name == BAD else {"stop_token_ids": (9, 50, 77)}
             events.append(harness.submit(generate(prompt, branches, request_id=name, **ends)))
-        jobs, waiting = [*harness.core._jobs], [set[int]() for _ in range(5)]
+        started, waiting = [*harness.core._requests], [set[int]() for _ in range(5)]
         record_failure = harness.core._recovery.record_failure
 
         def record(*arguments: Any) -> Any:
             if harness.core._recovery.bisection is None:
-                waiting[:] = [{one.index for one in job.sequences if one.num_cached is None} for job in jobs]
+                waiting[:] = [{one.index for one in request.sequences if one.num_cached is None} for request in started]
             return record_failure(*arguments)
 
         patch.setattr(harness.core._recovery, "record_failure", record)

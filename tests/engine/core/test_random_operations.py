@@ -77,10 +77,10 @@ class Traffic(RuleBasedStateMachine):
     def finish_everything(self) -> None:
         self.engine.run()
 
-    @precondition(lambda self: self.engine.jobs)
+    @precondition(lambda self: self.engine.requests)
     @rule(data=st.data())
     def cancel(self, data: st.DataObject) -> None:
-        self.engine.cancel(data.draw(st.sampled_from(self.engine.jobs)))
+        self.engine.cancel(data.draw(st.sampled_from(self.engine.requests)))
 
     @rule(lease=LEASES)
     def release(self, lease: str | None) -> None:

@@ -28,7 +28,7 @@ from engine.protocol.types import (
 from engine.runner import batch, sample_step
 from engine.runner.batch import ScheduledSequence
 from engine.sampling.logits_processors import Penalties
-from engine.scheduler.sequence import Event, GenerateSequence, Job
+from engine.scheduler.sequence import Event, GenerateSequence, Request
 from engine.speculation.control.controller import FixedController
 from tests.engine.conftest import Checkpoints
 from tests.engine.exact import float32_loss, gap
@@ -66,11 +66,11 @@ def poisoned(number: int = 0) -> GenerateRequest:
     return generate(OTHER[number:], branches, request_id=f"{POISON} {number}", **law)
 
 
-def fail_in_step(harness: Harness, job: Job, after: int, patch: pytest.MonkeyPatch) -> str:
+def fail_in_step(harness: Harness, request: Request, after: int, patch: pytest.MonkeyPatch) -> str:
     real = sample_step.sample_and_score
 
     def sample_and_score(work: list[ScheduledSequence], **rest: Any) -> Any:
-        if any(one.sequence.job is job and written(one.sequence) >= after for one in work):
+        if any(one.sequence.request is request and written(one.sequence) >= after for one in work):
             raise RuntimeError("something broke")
         return real(work, **rest)
 
@@ -78,13 +78,13 @@ def fail_in_step(harness: Harness, job: Job, after: int, patch: pytest.MonkeyPat
     return "something broke"
 
 
-def fail_by_numbers(harness: Harness, job: Job, after: int, patch: pytest.MonkeyPatch) -> str:
+def fail_by_numbers(harness: Harness, request: Request, after: int, patch: pytest.MonkeyPatch) -> str:
     """Make its keys and values NaN, in pages that others get afterwards."""
     real = batch.build_batch
 
     def build_batch(work: list[ScheduledSequence], *rest: Any) -> Any:
         for sequence, *_ in work:
-            if sequence.job is job and written(sequence) >= after:
+            if sequence.request is request and written(sequence) >= after:
                 harness.core.cache.data[:, :, :, sequence.pages.pages] = torch.nan
         return real(work, *rest)
 
@@ -92,14 +92,14 @@ def fail_by_numbers(harness: Harness, job: Job, after: int, patch: pytest.Monkey
     return "not finite"
 
 
-def fail_in_law(harness: Harness, job: Job, after: int, patch: pytest.MonkeyPatch) -> str:
+def fail_in_law(harness: Harness, request: Request, after: int, patch: pytest.MonkeyPatch) -> str:
     """Fail like a parameter that passed validation although it does not fit into 64 bits."""
-    for sequence in generating(job):
+    for sequence in generating(request):
         sequence.sampling = replace(sequence.sampling, top_k=1 << 63)
     return "OverflowError"
 
 
-def fail_half_way(harness: Harness, job: Job, after: int, patch: pytest.MonkeyPatch) -> str:
+def fail_half_way(harness: Harness, request: Request, after: int, patch: pytest.MonkeyPatch) -> str:
     """Fail after a token was appended and before it is counted."""
 
     def add(self: Penalties, token: int) -> None:
@@ -107,24 +107,24 @@ def fail_half_way(harness: Harness, job: Job, after: int, patch: pytest.MonkeyPa
             raise ValueError("cannot count")
         real(self, token)
 
-    real, chosen = Penalties.add, generating(job)[-1]
+    real, chosen = Penalties.add, generating(request)[-1]
     patch.setattr(Penalties, "add", add)
     return "cannot count"
 
 
-def fail_in_text(harness: Harness, job: Job, after: int, patch: pytest.MonkeyPatch) -> str:
+def fail_in_text(harness: Harness, request: Request, after: int, patch: pytest.MonkeyPatch) -> str:
     def advance() -> None:
         if written(chosen) > after:
             raise UnicodeError("no text")
         real()
 
-    chosen = generating(job)[0]
+    chosen = generating(request)[0]
     real = chosen.reader.advance
     patch.setattr(chosen.reader, "advance", advance)
     return "no text"
 
 
-Poison = Callable[[Harness, Job, int, pytest.MonkeyPatch], str]
+Poison = Callable[[Harness, Request, int, pytest.MonkeyPatch], str]
 POISONS: list[Poison] = [fail_in_step, fail_by_numbers, fail_in_law, fail_half_way, fail_in_text]
 
 
@@ -132,8 +132,8 @@ def written(sequence: object) -> int:
     return len(sequence.generated) if isinstance(sequence, GenerateSequence) else -1
 
 
-def generating(job: Job) -> list[GenerateSequence]:
-    return [sequence for sequence in job.sequences if isinstance(sequence, GenerateSequence)]
+def generating(request: Request) -> list[GenerateSequence]:
+    return [sequence for sequence in request.sequences if isinstance(sequence, GenerateSequence)]
 
 
 def answers(events: Sequence[Event]) -> list[Completion]:
@@ -212,7 +212,7 @@ def test_a_poisoned_request_fails_alone_and_changes_no_other_result(
                 heard[number] = harness.submit(HEALTHY[number], stream=number % 2 == 0)
         if arrives == step:
             bad = harness.submit(poisoned(), stream=True)
-            reason = poison(harness, harness.core._jobs[-1], after, monkeypatch)
+            reason = poison(harness, harness.core._requests[-1], after, monkeypatch)
         harness.core.step()
         harness.core.check_invariants()
         step += 1
@@ -234,7 +234,7 @@ def test_every_one_of_several_poisoned_requests_is_found(
     good: list[list[Event]] = []
     for number, request in enumerate(HEALTHY):
         bad.append(harness.submit(poisoned(number)))
-        fail_in_law(harness, harness.core._jobs[-1], 0, monkeypatch)
+        fail_in_law(harness, harness.core._requests[-1], 0, monkeypatch)
         good.append(harness.submit(request))
     scored: list[Event] = harness.submit(READ)
     harness.run()
@@ -284,7 +284,7 @@ def test_requests_that_fail_only_together_are_retried_up_to_a_limit(
     real = sample_step.sample_and_score
 
     def crowded(work: list[ScheduledSequence], **rest: Any) -> Any:
-        if len({one.sequence.job for one in work}) > 1:
+        if len({one.sequence.request for one in work}) > 1:
             raise MemoryError("too many")
         return real(work, **rest)
 
@@ -311,14 +311,14 @@ def test_requests_that_arrive_or_are_cancelled_during_bisection_are_served(
     harness = Harness(checkpoints("qwen3"))
     first = [harness.submit(request) for request in HEALTHY[:4]]
     bad = harness.submit(poisoned())
-    fail_in_law(harness, harness.core._jobs[-1], 0, monkeypatch)
+    fail_in_law(harness, harness.core._requests[-1], 0, monkeypatch)
     harness.core.step()
     assert harness.core._recovery.bisection is not None
     waiting = sum(len(request.branches) for request in HEALTHY[2:4]) + 2
     assert harness.core.num_waiting >= waiting
     late = harness.submit(HEALTHY[4])
     timed_out = harness.submit(HEALTHY[5], deadline=0.0)
-    harness.core.cancel(lambda job: job.request_id in ("healthy 1", "healthy 3"))
+    harness.core.cancel(lambda request: request.request_id in ("healthy 1", "healthy 3"))
     harness.run()
     [error] = bad
     assert "OverflowError" in str(error)
@@ -333,7 +333,7 @@ def test_counters_are_kept_after_a_failure(harness: Harness, monkeypatch: pytest
     harness.complete(HEALTHY[1])
     before = harness.core.stats
     harness.submit(poisoned())
-    fail_in_law(harness, harness.core._jobs[-1], 0, monkeypatch)
+    fail_in_law(harness, harness.core._requests[-1], 0, monkeypatch)
     harness.run()
     after = harness.core.stats
     assert after.prompt_tokens >= before.prompt_tokens + len(OTHER)

@@ -93,7 +93,7 @@ def bad_request() -> GenerateRequest:
 
 def bad_branch(harness: Harness) -> GenerateSequence:
     """Return the middle branch of the request that was submitted last."""
-    sequence = harness.core._jobs[-1].sequences[1]
+    sequence = harness.core._requests[-1].sequences[1]
     assert isinstance(sequence, GenerateSequence)
     return sequence
 
@@ -257,7 +257,7 @@ def test_damaged_keys_end_all_that_read_them_and_are_computed_anew(checkpoints: 
     readers = [harness.submit(generate([*PROMPT, 7], [Branch(1, 1, 20)], ignore_eos=True, lease="l")) for _ in range(2)]
     for _ in range(3):
         harness.core.step()
-    [first] = {sequence.pages.pages[0] for job in harness.core._jobs[1:] for sequence in job.sequences}
+    [first] = {sequence.pages.pages[0] for request in harness.core._requests[1:] for sequence in request.sequences}
     harness.core.cache.data[:, :, :, first] = torch.nan
     harness.run()
     for events in readers:
@@ -278,7 +278,7 @@ def test_an_error_while_a_request_is_cancelled_leaves_its_other_branches_their_a
     PLANTS["last text"].install(bad_branch(harness), monkeypatch)
     for _ in range(4):
         harness.core.step()
-    harness.core.cancel(lambda job: job.request_id == BAD)
+    harness.core.cancel(lambda request: request.request_id == BAD)
     harness.core.check_invariants()
     assert [(one.index, one.finish_reason) for one in completions(bad)] == [(0, "cancelled"), (2, "cancelled")]
     assert errors(bad) == [bad[-1]]

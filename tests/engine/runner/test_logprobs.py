@@ -135,7 +135,7 @@ def test_prompt_logprobs_continue_after_a_preemption(folder: Path) -> None:
     for _ in range(30):
         harness.core.step()
     events = harness.submit(generate(PROMPT, [Branch(1, 1, 3)], prompt_logprobs=2, logprobs=2, ignore_eos=True))
-    [sequence] = harness.core._jobs[-1].sequences
+    [sequence] = harness.core._requests[-1].sequences
     lost_at = 0
     while harness.core.has_work:
         ran = sequence.table is not None

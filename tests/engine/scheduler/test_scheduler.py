@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.scheduler.scheduler import MAX_BYPASSES, QUEUE_WINDOW
-from engine.scheduler.sequence import Job, Sequence
+from engine.scheduler.sequence import Request, Sequence
 from tests.engine.simulation import PAGE, Simulation
 
 
@@ -16,8 +16,8 @@ def cold(index: int, length: int = 8) -> list[int]:
     return [100 + index] * length
 
 
-def indices(job: Job) -> list[int]:
-    return [sequence.index for sequence in job.sequences]
+def indices(request: Request) -> list[int]:
+    return [sequence.index for sequence in request.sequences]
 
 
 def test_a_long_prompt_is_computed_in_chunks_of_the_budget() -> None:
@@ -145,7 +145,7 @@ def test_beyond_the_queue_window_jobs_start_first_come_first_served() -> None:
     [late] = indices(simulation.add([cold(0)], 9))
     simulation.cancel(blocker)
     order = order_of_start(simulation)
-    # It was outside the window of ranked jobs until one of them had started, and then was ranked first.
+    # It was outside the window of ranked requests until one of them had started, and then was ranked first.
     assert order.index(late) == 1 + 1
 
 
@@ -178,12 +178,12 @@ def test_a_large_request_is_not_starved_by_small_ones_that_fit() -> None:
 # Preemption.
 
 
-def squeeze(*jobs: tuple[list[int], int, int], pages: int = 9) -> tuple[Simulation, list[int]]:
-    """Run (prompt, length, priority) jobs together in a pool that becomes too small.
+def squeeze(*requests: tuple[list[int], int, int], pages: int = 9) -> tuple[Simulation, list[int]]:
+    """Run (prompt, length, priority) requests together in a pool that becomes too small.
 
     Returns the simulation and the indices of the preempted sequences in order."""
     simulation = Simulation(pages=pages, step_tokens=64)
-    for prompt, length, priority in jobs:
+    for prompt, length, priority in requests:
         simulation.add([prompt], length, priority=priority)
     sent: list[int] = []
     preempt = simulation.scheduler._preempt
@@ -268,8 +268,8 @@ def test_the_check_finds_a_lost_sequence() -> None:
     simulation = Simulation(rows=1)
     simulation.add([[1, 2], [3, 4]], 9)
     simulation.step()
-    [job] = simulation.jobs
-    job.waiting.clear()
+    [request] = simulation.requests
+    request.waiting.clear()
     with pytest.raises(RuntimeError, match="queue"):
         simulation.scheduler.check_invariants()
 

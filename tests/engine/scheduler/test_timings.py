@@ -33,7 +33,7 @@ def test_timings_cover_arrival_first_step_first_token_and_finish(
         return clock
 
     events = harness.submit(generate([5, 6, 7], [Branch(1, 1, 4)], ignore_eos=True))
-    harness.core._jobs[0].arrived_at = 100.0
+    harness.core._requests[0].arrived_at = 100.0
     # Other threads read the clock too.
     monkeypatch.setattr("engine.core.engine_core.time", SimpleNamespace(monotonic=tick))
     for _ in range(4):

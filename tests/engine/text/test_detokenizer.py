@@ -120,7 +120,7 @@ def test_a_branch_stops_with_the_token_that_completes_a_stop_string(
     texts = [decode_complete_text(tokenizer, tokens[:end]) for end in range(given + 1, len(tokens) + 1)]
     new = [text for text in texts if any(text.find(s, max(0, len(before) - len(s) + 1)) >= 0 for s in stop)]
     harness.submit(generate([5], [Branch(1, 1, 200, tuple(tokens[:given]))], stop=stop), stream=True)
-    sequence = harness.core._jobs[0].sequences[0]
+    sequence = harness.core._requests[0].sequences[0]
     assert isinstance(sequence, GenerateSequence)
     streamed, stopped = "", None
     for token in tokens[given:]:
@@ -249,7 +249,7 @@ def test_any_stop_string_ends_any_text_where_it_is_complete_and_is_never_streame
     given_tokens = min(given_tokens, len(tokens))
     request = generate([5], [Branch(1, 1, 200, tuple(tokens[:given_tokens]))], stop=tuple(stops))
     harness.submit(request, stream=True)
-    [sequence] = harness.core._jobs[-1].sequences
+    [sequence] = harness.core._requests[-1].sequences
     harness.core.cancel(lambda _: True)
     assert isinstance(sequence, GenerateSequence)
     before = decode_complete_text(tokenizer, tokens[:given_tokens])

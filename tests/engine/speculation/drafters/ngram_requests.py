@@ -10,7 +10,7 @@ import torch
 from engine.cache.paged_kv import KVCache
 from engine.protocol.types import Branch, SamplingParams
 from engine.scheduler.draft import Draft
-from engine.scheduler.sequence import GenerateSequence, Job
+from engine.scheduler.sequence import GenerateSequence, Request
 from engine.speculation.drafter import DraftRequest, StepResult
 from engine.speculation.drafters.ngram import NgramDrafter
 
@@ -21,13 +21,15 @@ REACH, WIDTH, LIFE = 4, 5, 1024
 """Longest n-gram, followers kept per n-gram, and upper bound of an n-gram's total count."""
 
 
-def request(prompt: Iterable[int], branches: int = 1, lease: str | None = None, namespace: str | None = None) -> Job:
-    job = Job("r", lambda _: None, lease=lease, namespace=namespace)
+def request(
+    prompt: Iterable[int], branches: int = 1, lease: str | None = None, namespace: str | None = None
+) -> Request:
+    in_flight = Request("r", lambda _: None, lease=lease, namespace=namespace)
     for index in range(branches):
         tokens = list(prompt)
-        job.sequences.append(
+        in_flight.sequences.append(
             GenerateSequence(
-                job=job,
+                request=in_flight,
                 index=index,
                 tokens=tokens,
                 num_prefix_tokens=len(tokens),
@@ -44,15 +46,15 @@ def request(prompt: Iterable[int], branches: int = 1, lease: str | None = None, 
                 num_chars_sent=0,
             )
         )
-    return job
+    return in_flight
 
 
-def branches_of(jobs: Iterable[Job]) -> list[GenerateSequence]:
-    return [one for job in jobs for one in job.sequences if isinstance(one, GenerateSequence)]
+def branches_of(requests: Iterable[Request]) -> list[GenerateSequence]:
+    return [one for in_flight in requests for one in in_flight.sequences if isinstance(one, GenerateSequence)]
 
 
-def only(job: Job) -> GenerateSequence:
-    (sequence,) = branches_of([job])
+def only(in_flight: Request) -> GenerateSequence:
+    (sequence,) = branches_of([in_flight])
     return sequence
 
 
@@ -71,9 +73,9 @@ def step(
     return drafts
 
 
-def write(drafter: NgramDrafter, job: Job, text: Iterable[int]) -> None:
+def write(drafter: NgramDrafter, in_flight: Request, text: Iterable[int]) -> None:
     """Let the branches of a request generate ``text`` and finish."""
-    sequences = branches_of([job])
+    sequences = branches_of([in_flight])
     for token in text:
         step(drafter, {sequence: [token] for sequence in sequences})
     for sequence in sequences:
@@ -81,7 +83,7 @@ def write(drafter: NgramDrafter, job: Job, text: Iterable[int]) -> None:
 
 
 def finish(drafter: NgramDrafter, sequence: GenerateSequence) -> None:
-    sequence.job.sequences.remove(sequence)
+    sequence.request.sequences.remove(sequence)
     drafter.release(sequence)
 
 

@@ -12,7 +12,7 @@ from engine.models.load import load_model
 from engine.protocol.options import EngineOptions
 from engine.protocol.types import Branch, GenerateRequest
 from engine.scheduler.draft import EMPTY_DRAFT, Draft
-from engine.scheduler.sequence import GenerateSequence, Job
+from engine.scheduler.sequence import GenerateSequence, Request
 from engine.speculation.control.controller import FixedController
 from engine.speculation.drafter import DraftRequest
 from engine.speculation.drafters.draft_model import DraftModel
@@ -33,9 +33,9 @@ from tests.seeds import shift
 def branches(harness: Harness, *asked: GenerateRequest) -> list[GenerateSequence]:
     sequences: list[GenerateSequence] = []
     for request in asked:
-        job = Job(request.request_id, lambda _: None, namespace=request.cache_salt)
-        harness.core.model.add_branches(request, job)
-        sequences += [one for one in job.sequences if isinstance(one, GenerateSequence)]
+        in_flight = Request(request.request_id, lambda _: None, namespace=request.cache_salt)
+        harness.core.model.add_branches(request, in_flight)
+        sequences += [one for one in in_flight.sequences if isinstance(one, GenerateSequence)]
     return sequences
 
 

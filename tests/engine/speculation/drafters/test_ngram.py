@@ -13,7 +13,7 @@ from scipy.stats import binom
 
 from engine.protocol.types import Branch
 from engine.scheduler.draft import EMPTY_DRAFT, Draft
-from engine.scheduler.sequence import GenerateSequence, Job
+from engine.scheduler.sequence import GenerateSequence, Request
 from engine.speculation.control.controller import FixedController
 from engine.speculation.drafter import DraftRequest
 from engine.speculation.drafters import ngram
@@ -100,10 +100,10 @@ class Scan:
     """Known followers of each branch's last tokens when it was drafted."""
 
     def of(self, sequence: GenerateSequence) -> Texts:
-        return self.texts.setdefault(sequence.job.namespace, Texts())
+        return self.texts.setdefault(sequence.request.namespace, Texts())
 
     def search(self, sequence: GenerateSequence) -> object:
-        return sequence.job.lease or sequence.job
+        return sequence.request.lease or sequence.request
 
     def read(self, sequences: list[GenerateSequence]) -> None:
         for sequence in sequences:
@@ -171,12 +171,12 @@ class Scan:
 def test_drafts_equal_those_of_a_scan_of_the_namespaces_texts(rng: random.Random, alphabet: int) -> None:
     drafter, scan = NgramDrafter(), Scan()
     drafter.reset(CACHE)
-    running: list[Job] = []
+    running: list[Request] = []
     texts: list[list[int]] = [[0]]
     unread: list[GenerateSequence] = []
     asked: list[GenerateSequence] = []
     for _ in range(rng.randint(3, 20)):
-        if rng.random() < 0.4 and sum(len(job.sequences) for job in running) < 8:
+        if rng.random() < 0.4 and sum(len(in_flight.sequences) for in_flight in running) < 8:
             old = rng.choice(texts)
             prompt = old[: rng.randint(1, len(old))] + rng.choices(range(alphabet), k=rng.choice((0, 0, 1, 5)))
             lease, namespace = rng.choice((None, "a", "a", "b")), rng.choice((None, None, "n"))
@@ -206,7 +206,7 @@ def test_drafts_equal_those_of_a_scan_of_the_namespaces_texts(rng: random.Random
             finish(drafter, sequence)
             texts.append(sequence.tokens)
             unread.append(sequence)
-        running = [job for job in running if job.sequences]
+        running = [in_flight for in_flight in running if in_flight.sequences]
 
 
 def test_a_branch_is_drafted_from_its_siblings_text() -> None:
@@ -313,11 +313,11 @@ def test_reset_removes_all_texts() -> None:
 def test_a_branch_continues_after_its_lease_is_released() -> None:
     drafter = NgramDrafter()
     write(drafter, request([1, 2, 3], lease="search"), [10, 11, 12])
-    job = request([1, 2, 3], lease="search")
-    step(drafter, {only(job): [10]})
-    job.lease = None
-    assert chain(drafter, only(job)) == [11, 12]
-    finish(drafter, only(job))
+    in_flight = request([1, 2, 3], lease="search")
+    step(drafter, {only(in_flight): [10]})
+    in_flight.lease = None
+    assert chain(drafter, only(in_flight)) == [11, 12]
+    finish(drafter, only(in_flight))
 
 
 def test_an_unknown_branch_can_be_released() -> None:

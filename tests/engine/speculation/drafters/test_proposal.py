@@ -13,7 +13,7 @@ from torch import Tensor
 
 from engine.protocol.types import Branch
 from engine.sampling.sampler import Floats, Ints, sample
-from engine.scheduler.sequence import GenerateSequence, Job
+from engine.scheduler.sequence import GenerateSequence, Request
 from engine.speculation.drafters.proposal import _CANDIDATES as CANDIDATES
 from engine.speculation.drafters.proposal import _REACH as REACH
 from engine.speculation.drafters.proposal import NOISE, DraftSampler, candidate_rules
@@ -48,10 +48,10 @@ def harness(checkpoints: Checkpoints) -> Harness:
 
 def branches(harness: Harness, count: int, seed: int = 3, **law: object) -> list[GenerateSequence]:
     """Return branches of different lengths."""
-    job = Job("r", lambda _: None)
+    in_flight = Request("r", lambda _: None)
     asked = [Branch(seed=seed, key=key, max_tokens=60, generated=tuple(range(key % 5))) for key in range(count)]
-    harness.core.model.add_branches(generate([1, 2, 3], asked, **law), job)
-    return [one for one in job.sequences if isinstance(one, GenerateSequence)]
+    harness.core.model.add_branches(generate([1, 2, 3], asked, **law), in_flight)
+    return [one for one in in_flight.sequences if isinstance(one, GenerateSequence)]
 
 
 def random_logits(rows: int, vocab: int, seed: int) -> Tensor:
