@@ -146,14 +146,17 @@ class ThoughtProgress:
     def _add_told(self, segment: Completion) -> ThoughtProgress:
         """Return the progress after a segment, of which the server has told the part that is a thought."""
         num_chars, num_tokens = segment.thought or (0, 0)
-        rest = len(segment.text) - num_chars, len(segment.token_ids) - num_tokens
-        parts = Part("thought", "generated", num_chars, num_tokens), Part("answer", "generated", *rest)
+        rest_chars, rest_tokens = len(segment.text) - num_chars, len(segment.token_ids) - num_tokens
+        thought = Part("thought", "generated", num_chars, num_tokens)
+        answer = Part("answer", "generated", rest_chars, rest_tokens)
         state = self.state
-        if rest[0]:
+        if rest_chars:
             state = "closed"
         elif num_tokens and state == "undecided":
             state = "open"
-        return replace(self, state=state, num_tokens=self.num_tokens + num_tokens, parts=_join(self.parts, *parts))
+        return replace(
+            self, state=state, num_tokens=self.num_tokens + num_tokens, parts=_join(self.parts, thought, answer)
+        )
 
     def _is_at_end(self, segment: Completion) -> bool:
         """Return True if the closing delimiter has stopped this segment."""

@@ -48,14 +48,44 @@ class _KernelLauncher(ABC):
     def forward_qkv(self, layer: int, qkv: Tensor, norm: Tensor | None, eps: float, cos: Tensor, sin: Tensor) -> Tensor:
         config, num_tokens = self._layers[layer], len(qkv)
         step, threads = self._describe_step(layer, num_tokens)
-        cache = self._kv[layer], self._scales[layer], self._kind
-        shape = config.heads, config.kv_heads, config.head_dim
-        sizes = num_tokens, *shape, cos.shape[1], self._capacity
-        rotate_threads = 1 if qkv.numel() < _ONE_THREAD_NUMBERS else threads
-        rotary_write(qkv, 0 if norm is None else norm, eps, cos, sin, step, *cache, *sizes, threads=rotate_threads)
-        out = empty(num_tokens, config.heads * config.head_dim)
-        pool = self._capacity, self._page_size, threads // math.gcd(threads, config.kv_heads)
-        attend(qkv, *cache, out, step, *shape, *pool, config.scale, config.softcap or 0.0, threads=threads)
+        kv, scales = self._kv[layer], self._scales[layer]
+        heads, kv_heads, head_dim = config.heads, config.kv_heads, config.head_dim
+        rotary_write(
+            qkv,
+            0 if norm is None else norm,
+            eps,
+            cos,
+            sin,
+            step,
+            kv,
+            scales,
+            self._kind,
+            num_tokens,
+            heads,
+            kv_heads,
+            head_dim,
+            cos.shape[1],
+            self._capacity,
+            threads=1 if qkv.numel() < _ONE_THREAD_NUMBERS else threads,
+        )
+        out = empty(num_tokens, heads * head_dim)
+        attend(
+            qkv,
+            kv,
+            scales,
+            self._kind,
+            out,
+            step,
+            heads,
+            kv_heads,
+            head_dim,
+            self._capacity,
+            self._page_size,
+            threads // math.gcd(threads, kv_heads),
+            config.scale,
+            config.softcap or 0.0,
+            threads=threads,
+        )
         return out
 
 
@@ -132,16 +162,37 @@ class NumbaAttention(_KernelLauncher):
         self._scratch = _grow(self._scratch, scratch_stride * self._threads)
         self._states = _grow(self._states, 2 * tokens * metadata.kv_heads * per_kv)
         num_words = plan_size(num_rows, tokens, num_rows * columns * self._blocks_per_page, tile)
-        lengths = metadata.page_table, metadata.query_lens, metadata.seq_lens
-        rows = [torch.from_numpy(np.ascontiguousarray(array)) for array in lengths]
-        shape = num_rows, tokens, columns, self._blocks_per_page, metadata.page_size
-        cost = metadata.cost_model.as_bytes
+        arrays = metadata.page_table, metadata.query_lens, metadata.seq_lens
+        page_table, query_lens, seq_lens = (torch.from_numpy(np.ascontiguousarray(array)) for array in arrays)
+        token_cost, piece_cost, query_cost = metadata.cost_model.as_bytes
         for window, step in self._steps.items():
             buffer = self._plan_buffers[window] = _grow(self._plan_buffers[window], num_words)
-            settings = window or 0, int(self._sharing), tile, *cost, scratch_stride
             trees = self._trees[window] = [torch.from_numpy(array) for array in _flatten_trees(metadata, window)]
+            offsets, depths, masks = trees or (0, 0, 0)
             plan_step(
-                step, buffer, *rows, *(trees or (0, 0, 0)), self._scratch, self._states, *shape, *settings, threads=1
+                step,
+                buffer,
+                page_table,
+                query_lens,
+                seq_lens,
+                offsets,
+                depths,
+                masks,
+                self._scratch,
+                self._states,
+                num_rows,
+                tokens,
+                columns,
+                self._blocks_per_page,
+                metadata.page_size,
+                window or 0,
+                int(self._sharing),
+                tile,
+                token_cost,
+                piece_cost,
+                query_cost,
+                scratch_stride,
+                threads=1,
             )
 
     def _describe_step(self, layer: int, num_tokens: int) -> tuple[int, int]:  # noqa: ARG002

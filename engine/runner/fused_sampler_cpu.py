@@ -82,12 +82,13 @@ class FusedCpuSampler:
         float_params, int_params, token_buffer, results = self._buffers_numpy
         tokens, logprobs = token_buffer[:num_tokens], results[:num_tokens]
         if tokens.min() < 0:  # rare
-            params = (
+            tokens, logprobs = resolve_near_ties(
+                logits,
                 float_params[: 3 * num_tokens].reshape(3, num_tokens),
                 int_params[: 4 * num_tokens].reshape(4, num_tokens),
+                tokens,
+                results[: 3 * num_tokens].reshape(3, num_tokens),
             )
-            all_results = results[: 3 * num_tokens].reshape(3, num_tokens)
-            tokens, logprobs = resolve_near_ties(logits, *params, tokens, all_results)
         return logits, tokens, logprobs
 
     def _write_params(self, table: PageTable, sequence: GenerateSequence) -> None:
@@ -106,10 +107,9 @@ class FusedCpuSampler:
         from kernels.cpu.sampling.sampler import launch_sampling
 
         num_tokens = hidden.shape[0]
-        params = self._float_params[: 3 * num_tokens], self._int_params[: 4 * num_tokens]
-        gather_params(
-            self._branch_floats, self._branch_ints, self._rows[:num_tokens], self._positions[:num_tokens], *params
-        )
+        rows, positions = self._rows[:num_tokens], self._positions[:num_tokens]
+        floats, ints = self._float_params[: 3 * num_tokens], self._int_params[: 4 * num_tokens]
+        gather_params(self._branch_floats, self._branch_ints, rows, positions, floats, ints)
         logits = self._model.compute_logits(hidden)
-        launch_sampling(logits, *params, self._tokens[:num_tokens], self._results[: 3 * num_tokens])
+        launch_sampling(logits, floats, ints, self._tokens[:num_tokens], self._results[: 3 * num_tokens])
         return logits

@@ -378,8 +378,9 @@ def _split_by_branch(plan: SamplePlan, sampled: _SampledRows) -> list[SampledTok
         start, end = end, end + request.num_samples
         sequence = request.sequence
         own_details = [] if sequence.logprobs is None else list(islice(details, request.num_samples))
-        own_tokens = tokens[start:end], logprobs[start:end]
-        by_branch.append(SampledTokens(sequence, request.draft, *own_tokens, own_details, request.row))
+        by_branch.append(
+            SampledTokens(sequence, request.draft, tokens[start:end], logprobs[start:end], own_details, request.row)
+        )
     return by_branch
 
 

@@ -185,7 +185,8 @@ def _list_choices(job_id: str, narration: Narration, end: JobEnd, wanted: Reason
     if shows_narration(narration, wanted):
         reasoning = [narration.text, *[""] * (len(shown) - 1)]
     calls = [build_calls(job_id, solution.tool_calls, choice) for choice, solution in enumerate(shown)]
-    return [_Choice(*parts) for parts in zip(reasoning, (end.content, *end.other_contents), calls, strict=True)]
+    contents = end.content, *end.other_contents
+    return [_Choice(thought, text, made) for thought, text, made in zip(reasoning, contents, calls, strict=True)]
 
 
 def _logprobs(end: JobEnd, index: int) -> ChoiceLogprobs | None:

@@ -62,13 +62,16 @@ class FusedChains:
 
         Each level has the best draft token after the best one of the level before, and runners-up
         (``DraftSampler.best``). For at most ``MOST`` branches."""
-        shape = sum(len(start.due) for start in starts), len(starts), width, torch.get_num_threads()
+        num_tokens, num_branches = sum(len(start.due) for start in starts), len(starts)
+        shape = num_tokens, num_branches, width, torch.get_num_threads()
         chain = self._known.get(shape)
         if chain is None or depth > chain.depth or shape not in self._graphs:
             if len(self._known) == _SHAPES:
                 self._known, self._graphs = {}, KernelGraphCache()
             self._graphs.discard(shape)
-            chain = self._known[shape] = _Chain(self._model, self._cache, self._limit, *shape[:3], depth)
+            chain = self._known[shape] = _Chain(
+                self._model, self._cache, self._limit, num_tokens, num_branches, width, depth
+            )
         chain.fill(starts, sampler, depth)
         # A chain recorded for more levels is replayed up to ``depth``.
         self._graphs(shape, chain.compute, depth)

@@ -60,10 +60,10 @@ def load_medusa(folder: Path, model: Model) -> MedusaDrafter:
     hidden, heads, inner = model.config.hidden_size, int(fields["heads"]), int(fields["intermediate_size"])
     weights = Weights(folder)
     trunk = torch.cat([weights.take(f"trunk.{name}_proj.weight", inner, 2 * hidden) for name in ("gate", "up")])
-    blocks = weights.take("heads.weight", heads * hidden, inner), weights.take("heads.bias", heads * hidden)
+    blocks, bias = weights.take("heads.weight", heads * hidden, inner), weights.take("heads.bias", heads * hidden)
     weights.finish()
     put = model.device_config.convert
-    return MedusaDrafter(Linear(put(trunk)), Linear(*map(put, blocks)), heads, model)
+    return MedusaDrafter(Linear(put(trunk)), Linear(put(blocks), put(bias)), heads, model)
 
 
 class MedusaDrafter:

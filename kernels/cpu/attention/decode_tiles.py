@@ -72,9 +72,18 @@ class DecodeTilePlanner:
             self._results["pages"] = torch.empty(2 * pages.size, dtype=torch.int32)
             self._arrays["pages"] = self._results["pages"].numpy()
         low_height = max(LOW, 1 << (self._heads_per_kv - 1).bit_length())
+        results, (short_height, tall_height) = self._results, self._heights
+        token_bytes, piece_cost, query_cost = costs
         plan_decode_tiles(
             self._header,
-            *self._results.values(),
+            results["pages"],
+            results["positions"],
+            results["tokens"],
+            results["low"],
+            results["high"],
+            results["merged"],
+            results["partials"],
+            results["slots"],
             self._scratch,
             torch.from_numpy(np.ascontiguousarray(pages)),
             torch.from_numpy(contexts),
@@ -84,9 +93,12 @@ class DecodeTilePlanner:
             window or 0,
             self._heads_per_kv,
             low_height,
-            *self._heights,
+            short_height,
+            tall_height,
             self._num_tiles,
-            *costs,
+            token_bytes,
+            piece_cost,
+            query_cost,
             threads=1,
         )
         num_low, num_high, num_merged, num_partials, num_tokens, height = self._header_numpy.tolist()

@@ -72,9 +72,25 @@ class PackedWeights:
         # For each thread a tile for the outputs at the right edge, and a packed part of x.
         thread_bytes = 4 * TALL * WIDE + -(-rows // parts) * self._row
         scratch = empty(threads * thread_bytes // 4)
-        addresses = x, self._panels, 0 if bias is None else bias, 0 if residual is None else residual, out, scratch
-        sizes = rows, self._in, self._out, stride, self._panels.stride(0) * self._panels.itemsize, self._row
-        self._kernel(*addresses, *sizes, parts, thread_bytes, self._own, out.stride(0), threads=threads)
+        self._kernel(
+            x,
+            self._panels,
+            0 if bias is None else bias,
+            0 if residual is None else residual,
+            out,
+            scratch,
+            rows,
+            self._in,
+            self._out,
+            stride,
+            self._panels.stride(0) * self._panels.itemsize,
+            self._row,
+            parts,
+            thread_bytes,
+            self._own,
+            out.stride(0),
+            threads=threads,
+        )
         return out
 
 
@@ -127,7 +143,15 @@ def product_body(name: str, pack: Any, tile: Callable[..., None], tall: int = TA
                     if wide == WIDE:
                         target = result + offset
                         multiply(
-                            *(high - low, target, 4 * out_stride, to_bias, to_residual, x_at, start, own, ahead),
+                            high - low,
+                            target,
+                            4 * out_stride,
+                            to_bias,
+                            to_residual,
+                            x_at,
+                            start,
+                            own,
+                            ahead,
                             prefetch_stride,
                         )
                     else:

@@ -94,8 +94,19 @@ def launch_sampling(logits: Tensor, float_params: Tensor, int_params: Tensor, to
     rows, vocab = logits.shape
     threads = 1 if rows == 1 or logits.numel() < _MIN_LOGITS_FOR_THREADS else torch.get_num_threads()
     scratch = empty(threads, vocab + num_blocks(vocab))
-    outputs = tokens, results, scratch
-    _sample(logits, logits.stride(0), float_params, int_params, *outputs, rows, vocab, _NEAR_TIE, threads=threads)
+    _sample(
+        logits,
+        logits.stride(0),
+        float_params,
+        int_params,
+        tokens,
+        results,
+        scratch,
+        rows,
+        vocab,
+        _NEAR_TIE,
+        threads=threads,
+    )
 
 
 def resolve_near_ties(

@@ -52,10 +52,10 @@ def rank_drafts(
     is the factor of the Gumbel noise in their scores.
     """
     rows = len(logits)
-    tokens, probs = np.empty((rows, width), np.int64), np.empty((rows, width))
-    floats, ints, *outputs = (torch.from_numpy(array) for array in (float_params, int_params, tokens, probs))
-    launch_rank_drafts(logits, floats, ints, 0, *outputs, max_candidates=max_candidates, reach=reach, noise=noise)
-    return tokens, probs
+    tokens, probs = torch.empty(rows, width, dtype=torch.int64), torch.empty(rows, width, dtype=torch.float64)
+    floats, ints = torch.from_numpy(float_params), torch.from_numpy(int_params)
+    launch_rank_drafts(logits, floats, ints, 0, tokens, probs, max_candidates=max_candidates, reach=reach, noise=noise)
+    return tokens.numpy(), probs.numpy()
 
 
 def launch_rank_drafts(
@@ -77,9 +77,22 @@ def launch_rank_drafts(
     rows, vocab = logits.shape
     threads = 1 if logits.numel() < _MIN_LOGITS_FOR_THREADS else torch.get_num_threads()
     scratch = empty(threads, 2 * (num_blocks(vocab) + 4 * max_candidates))
-    addresses = logits, float_params, int_params, tokens, probs, scratch
-    sizes = rows, vocab, max_candidates, tokens.shape[1]
-    _rank_drafts(*addresses, *sizes, reach, noise, depth, threads=threads)
+    _rank_drafts(
+        logits,
+        float_params,
+        int_params,
+        tokens,
+        probs,
+        scratch,
+        rows,
+        vocab,
+        max_candidates,
+        tokens.shape[1],
+        reach,
+        noise,
+        depth,
+        threads=threads,
+    )
 
 
 @kernel
