@@ -9,14 +9,14 @@ from prometheus_client import CollectorRegistry, generate_latest
 from api.app.app import create_app
 from api.cli.entry.app import app as cli
 from api.http.metrics import render_metrics
-from docs.generate import command_line, events, http, metrics, models, settings
+from docs.generate import command_line, events, http, metrics, models, servers, settings
 from engine.server.app import create_app as create_engine_app
 from engine.server.metrics import EngineCollector
 from reasoner.admission.effort import Effort
 from reasoner.budget.prices import Prices
 from reasoner.jobs.events import DATA
 from reasoner.jobs.verifier_specs import verifier_kinds
-from reasoner.strategies.registry import describe_strategies
+from reasoner.strategies.registry import STRATEGIES, describe_strategies
 from workers.config.model_profiles import ModelProfile
 from workers.config.rate_limits import Limits
 from workers.config.settings import RELOADABLE, Settings
@@ -55,6 +55,7 @@ def create_pages() -> dict[str, str]:
         "settings.md": settings.page(Settings, cast(Any, NESTED), RELOADABLE),
         "metrics.md": _metrics(),
         "events.md": events.page(DATA),
+        "servers.md": servers.page(STRATEGIES),
         "strategies.md": models.strategies(describe_strategies()),
         "verifiers.md": models.verifiers(verifier_kinds()),
     }

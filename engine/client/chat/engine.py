@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from engine.client.chat.answer import ChatAnswer
 from engine.client.chat.encoding import decode_prompt, decode_text, encode_prompt, measure_thought
 from engine.client.chat.judge import ChatJudge
-from engine.client.chat.options import PENALTIES, ChatOptions
+from engine.client.chat.options import SETTINGS, ChatOptions
 from engine.client.chat.requests import CHOICE, EFFORT, PATH, TOOLS, ChatRequests, format_response
 from engine.client.connection import Connection
 from engine.client.openai.request import branch_seed, routing_headers
@@ -50,7 +50,6 @@ from engine.protocol.types import (
 )
 from engine.protocol.wire import Json
 
-_SETTINGS = ("temperature", "top_p", *PENALTIES, "stop")
 _LIST_SECONDS = 300.0
 _TOO_LONG = re.compile(
     r"context[ _](length|window|size)|(prompt|input|request) is too (long|large)|too many tokens"
@@ -242,7 +241,7 @@ class ChatEngine:
             "seed": branch_seed(answer.branch),
             "stream": True,
             "stream_options": {"include_usage": True},
-            **{name: getattr(request.sampling, name) for name in _SETTINGS if name != "stop" or request.sampling.stop},
+            **{name: getattr(request.sampling, name) for name in SETTINGS if name != "stop" or request.sampling.stop},
             **({} if request.thinking_limit is None else self._options.limit_thought(request.thinking_limit, left)),
             **format_response(request.constraint),
         }
@@ -282,7 +281,7 @@ class ChatEngine:
 
     def _check(self, request: GenerateRequest) -> None:
         """Raise ``EngineError``, naming the setting, if the server would ignore or refuse one."""
-        if (name := find_setting_outside(request.sampling, _SETTINGS)) is not None:
+        if (name := find_setting_outside(request.sampling, SETTINGS)) is not None:
             raise self._cannot(f"honour {name}")
         if request.sampling.counts_tokens and any(branch.generated for branch in request.branches):
             raise self._cannot("count tokens of an earlier request for frequency_penalty and presence_penalty")

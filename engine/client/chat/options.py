@@ -12,6 +12,8 @@ Prefill = Literal["none", "last_message", "prefix", "continue_final_message"]
 ThinkingLimit = Literal["none", "thinking", "reasoning", "thinking_budget"]
 
 PENALTIES = ("presence_penalty", "frequency_penalty")
+SETTINGS = ("temperature", "top_p", *PENALTIES, "stop")
+"""Fields of ``SamplingParams`` that chat servers take."""
 DEFAULT_CONTEXT = 32_768
 _LEAST_BUDGET = 1024
 """The smallest limit of a thought that Anthropic accepts."""

@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
+from engine.client.openai.dialects import DIALECTS
 from engine.protocol.types import Capability, InvalidRequest, ModelInfo
 from engine.protocol.wire import read_models, write_model
+from reasoner.admission import policy_checks
 from reasoner.admission.policy_checks import find_refusal, list_needs
 from reasoner.jobs.journal import MemoryJournal
 from reasoner.jobs.spec import JobSpec, StrategySpec
@@ -89,3 +91,11 @@ def test_models_keep_their_capabilities_on_the_wire_and_still_say_what_they_lack
     assert read_models([sent]) == [info]
     earlier = {name: value for name, value in write_model(POLICY).items() if name != "capabilities"}
     assert read_models([earlier]) == [POLICY]
+
+
+@pytest.mark.parametrize("capability", Capability)
+def test_a_refusal_names_exactly_the_kinds_of_servers_that_have_the_capability(capability: Capability) -> None:
+    named = policy_checks._SERVERS_WITH[capability]
+    for words, kind in (("vLLM", "vllm"), ("SGLang", "sglang"), ("llama.cpp", "llamacpp")):
+        assert (words in named) == (capability in DIALECTS[kind].capabilities)
+    assert "our engine" in named
