@@ -136,26 +136,17 @@ def product_body(name: str, pack: Any, tile: Callable[..., None], tall: int = TA
                     # Only the first block's product waits for memory. Each block prefetches its part of the next panel,
                     # so that the memory is busy all the time.
                     ahead = start + PREFETCH_BYTES + size + (block - 1) * size // blocks
-                    prefetch_stride = CACHE_LINE // blocks
+                    prefetch = CACHE_LINE // blocks
                     if panel == last - 1 and block:
-                        prefetch_stride = 0
+                        prefetch = 0
                     x_at = packed + low * row
                     if wide == WIDE:
                         target = result + offset
                         multiply(
-                            high - low,
-                            target,
-                            4 * out_stride,
-                            to_bias,
-                            to_residual,
-                            x_at,
-                            start,
-                            own,
-                            ahead,
-                            prefetch_stride,
+                            high - low, target, 4 * out_stride, to_bias, to_residual, x_at, start, own, ahead, prefetch
                         )
                     else:
-                        multiply(high - low, edge, 4 * WIDE, 0, 0, x_at, start, own, ahead, prefetch_stride)
+                        multiply(high - low, edge, 4 * WIDE, 0, 0, x_at, start, own, ahead, prefetch)
                         for index in range(high - low):
                             target = result + offset + 4 * index * out_stride
                             _write_edge(target, edge + 4 * index * WIDE, to_bias, to_residual, wide)
