@@ -16,6 +16,7 @@ pytestmark = [
     pytest.mark.skipif(shutil.which("curl") is None, reason="there is no curl here"),
 ]
 RUNNABLE = [page for page in pages() if any(block.is_run for block in blocks(page))]
+EXCUSES = ("not run: ", "strategy", "verifier", "scorer", "weight format")
 SCRIPTS = sorted((ROOT / "examples").glob("*.py"))
 QUICK = frozenset(
     ("README.md", "getting-started.md", "openai.md", "why-a-job-ended.md", "answers.md", "operate.md", "client.py")
@@ -50,4 +51,4 @@ def test_every_block_that_is_not_run_says_why() -> None:
     for page in pages():
         for block in blocks(page):
             if block.language in ("bash", "python") and not block.is_run:
-                assert block.mark.startswith(("not run: ", "strategy", "verifier", "scorer")), (page, block.mark)
+                assert block.mark.startswith(EXCUSES), (page, block.mark)

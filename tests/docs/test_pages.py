@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from engine.weights.formats import registry
 from reasoner.strategies.registry import STRATEGIES
 from tests.docs.blocks import ROOT, blocks, pages
 from workers.config.settings import Settings
@@ -16,6 +17,7 @@ MAX_README_LINES = 150
 OTHER_VARIABLES = {"URL", "API_KEY", "REDIS_API", "REDIS_WORKER"}
 """Variables of the command line and of ``compose.yaml``."""
 GUIDE = ROOT / "docs" / "how-to" / "add-a-strategy.md"
+WEIGHTS_GUIDE = GUIDE.with_name("add-a-weight-format.md")
 _PATH = re.compile(
     r"(?<![\w/.:(-])((?:kernels|engine|prm|reasoner|workers|api|tests|recipes|benchmarks|examples|docs)/[\w./-]*[\w/])"
 )
@@ -59,3 +61,13 @@ async def test_the_strategy_of_the_guide_passes_its_own_test(tmp_path: Path, mon
         (tmp_path / f"{module}.py").write_text(next(block.code for block in blocks(GUIDE) if block.mark == mark))
     monkeypatch.setitem(STRATEGIES, "shortest", importlib.import_module("guide_strategy").STRATEGY)
     await importlib.import_module("guide_strategy_test").test_the_shortest_solution_with_an_answer_wins()
+
+
+def test_the_weight_format_of_the_guide_passes_its_own_test(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    for mark, module in (("weight format", "guide_format"), ("weight format test", "guide_format_test")):
+        code = next(block.code for block in blocks(WEIGHTS_GUIDE) if block.mark == mark)
+        (tmp_path / f"{module}.py").write_text(code)
+    format = registry.Format(importlib.import_module("guide_format").create_reader)
+    monkeypatch.setitem(registry._FORMATS, "rows8", format)
+    importlib.import_module("guide_format_test").test_rows_are_codes_times_their_scales(tmp_path)
