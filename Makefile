@@ -214,7 +214,7 @@ bench-real: .venv/.installed-real
 .venv/.installed: pyproject.toml constraints.txt
 	@echo "Installing Reasoner into .venv (once; one to two minutes) ..."
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[engine]"
 	@echo "Compiling the kernels for this processor (once; 20 seconds) ..."
 	@$(BIN)/python -m kernels.cpu.precompile
 	@touch $@

@@ -16,6 +16,8 @@ from rich.table import Table
 
 from api.cli.console import count_progress, exit_on_error, print_json
 from api.cli.options import AsJson, expand_options
+from engine.installation import require_engine
+from engine.protocol.types import EngineError
 from engine.threads.processors import find_processors
 from workers.config.types import ConfigError
 from workers.processes.children import StartError
@@ -288,7 +290,9 @@ def _run(
     from benchmarks.engine.process import BenchError
 
     console = Console(stderr=True)
-    with exit_on_error(console, BenchError, StartError, ConfigError), count_progress(console) as progress:
+    failures = BenchError, StartError, ConfigError, EngineError
+    with exit_on_error(console, *failures), count_progress(console) as progress:
+        require_engine("a benchmark")
         task = progress.add_task("checkpoints", total=None, completed=-1)
         listener = Listener(
             total=lambda count: progress.update(task, total=count),

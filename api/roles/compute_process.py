@@ -17,6 +17,8 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from engine.installation import require_engine
+from engine.protocol.types import EngineError
 from workers.processes.children import read_tail, stop
 
 _STOP_SECONDS = 5.0
@@ -28,10 +30,11 @@ def compute(module: str, request: dict[str, Any], console: Console, *, grace: fl
     ``grace``: the time in seconds that the process has to end in order after Ctrl-C.
     """
     try:
+        require_engine("this command")
         return _run(module, request, console, grace)
-    except _FailedError as error:
+    except (EngineError, _FailedError) as error:
         console.print(f"reasoner: {error}", markup=False, highlight=False, soft_wrap=True)
-        raise typer.Exit(error.status) from None
+        raise typer.Exit(error.status if isinstance(error, _FailedError) else 1) from None
 
 
 class _FailedError(Exception):

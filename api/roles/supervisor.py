@@ -21,6 +21,8 @@ from types import TracebackType
 
 import httpx
 
+from engine.installation import require_engine
+from engine.protocol.types import EngineError
 from workers.broker.console_watch import BrokerWatch
 from workers.broker.embedded import EmbeddedBroker, broker_url, socket_path
 from workers.config.address import reachable_host
@@ -302,6 +304,10 @@ def engine_command(settings: Settings, where: Sequence[str]) -> list[str]:
     served = settings.local_models()
     if not served:
         raise ConfigError("all models have servers of their own: there is nothing to load here")
+    try:
+        require_engine(f"loading {' and '.join(served)} here")
+    except EngineError as error:
+        raise ConfigError(f"{error}, or name the server of the model by engine_url") from None
     for name, (setting, value) in served.items():
         command += ["--model", f"{name}={require_model_folder(value, setting)}"]
     command += settings.chat_template_options(served)

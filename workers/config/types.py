@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 from pydantic import SecretStr
 
 from engine.gguf.paths import is_gguf
+from engine.installation import require_engine
 from engine.protocol.types import EngineError
 
 BUNDLED = Path(__file__).parents[2] / "reasoner" / "bundled"
@@ -65,9 +66,10 @@ def find_model_folder(value: str) -> Path | None:
     """
     folder = locate_model(value)
     if folder.exists() and is_gguf(folder):
-        from engine.gguf.folder import open_gguf_folder  # takes half a second to import
-
         try:
+            require_engine(f"reading the GGUF file {folder}")
+            from engine.gguf.folder import open_gguf_folder  # takes half a second to import
+
             return open_gguf_folder(folder)
         except EngineError as error:
             raise ConfigError(str(error)) from None

@@ -154,6 +154,7 @@ def _explain(error: Exception) -> int | None:
 
     Return ``None`` for any other error.
     """
+    from engine.installation import ENGINE_PACKAGES, INSTALL
     from reasoner.client import ServiceError
     from workers.config.types import ConfigError
     from workers.processes.children import StartError
@@ -170,6 +171,8 @@ def _explain(error: Exception) -> int | None:
             text, status = f"{error.filename}: {error.strerror}", 1
         case ModuleNotFoundError(name=str(name)) if name.partition(".")[0] == "benchmarks":
             text, status = "the benchmarks are not installed: run this in a checkout after `pip install -e .`", 1
+        case ModuleNotFoundError(name=str(name)) if name.partition(".")[0] in ENGINE_PACKAGES:
+            text, status = f"this command needs the package {name.partition('.')[0]!r}: {INSTALL}", 1
         case _:
             return None
     print(f"reasoner: {text}", file=sys.stderr)
