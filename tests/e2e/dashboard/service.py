@@ -76,6 +76,8 @@ class Service:
         self._thread.start()
         assert self._server.ready.wait(60)
         self.url = f"http://127.0.0.1:{self._server.servers[0].sockets[0].getsockname()[1]}"
+        # The first answer builds all schemas. On a busy machine that may take longer than the page waits for one.
+        self.get("/v1/strategies")
         return self
 
     def __exit__(self, *_: object) -> None:
