@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 from engine.installation import ENGINE_PACKAGES
 from tests.e2e.openai_mock import KEY, MODEL, HostedChat
-from tests.light import make_light_environment
+from tests.light import ROOT, make_light_environment
 from tests.listening import listening
 
 pytestmark = pytest.mark.timeout(240)
@@ -40,6 +42,11 @@ def run(environment: dict[str, str], folder: Path, *arguments: str) -> subproces
     return subprocess.run(
         command, env=environment, cwd=folder, capture_output=True, text=True, timeout=200, check=False
     )
+
+
+def test_the_extra_has_the_packages_that_are_looked_for() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert {Requirement(text).name for text in extras["engine"]} == set(ENGINE_PACKAGES)
 
 
 def test_the_environment_lacks_what_the_engine_needs(environment: dict[str, str]) -> None:
