@@ -1,4 +1,4 @@
-"""The generated text that is committed: reference pages, diagrams, and the tables inside hand-written pages.
+"""The generated text that is committed: reference pages, diagrams, tables inside hand-written pages, and a module.
 
 A table in a page stands between ``<!-- table: FILE -->`` and ``<!-- end -->``: all of a results file below its title,
 or with ``<!-- table: FILE #2 -->`` its second table. ``<!-- layers -->`` begins the order of the folders.
@@ -10,10 +10,12 @@ import re
 from pathlib import Path
 
 from docs.generate import diagrams, layers
+from docs.generate.blocking_client import make_blocking
 from docs.generate.pages import create_pages
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
+CLIENT = ROOT / "reasoner" / "client"
 REMEDY = "`make docs` writes them (`.venv/bin/python -m docs.generate` does so without building the site)"
 
 _NOTICE = "<!-- Written by `make docs` from the code: change the text there. -->\n\n"
@@ -30,6 +32,7 @@ def find_stale() -> dict[Path, str]:
 
 def _create_files() -> dict[Path, str]:
     files = {DOCS / "reference" / name: _NOTICE + text.rstrip() + "\n" for name, text in create_pages().items()}
+    files[CLIENT / "_client.py"] = make_blocking((CLIENT / "_async_client.py").read_text())
     files |= {diagrams.IMAGES / name: draw().svg() for name, draw in diagrams.DRAWINGS.items()}
     written = (path for path in sorted(DOCS.rglob("*.md")) if path not in files)
     return files | {path: fill_blocks(path.read_text()) for path in written}

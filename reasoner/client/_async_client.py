@@ -1,17 +1,29 @@
-"""The client for asyncio."""
+"""The client for asyncio, from which the blocking one is written (``docs.generate.blocking_client``)."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, Self, TypeVar
 
 import httpx
 
-from reasoner.client import _calls
 from reasoner.client._errors import ServiceError, refusal, unreachable, unserializable
 from reasoner.client._event_cursor import STREAM_TIMEOUT, EventCursor
+from reasoner.client._requests import (
+    PAUSE_SECONDS,
+    connection_options,
+    drop_none,
+    idempotency_header,
+    job_path,
+    max_repeats,
+    path_segment,
+    read_batch,
+    read_job,
+    read_json,
+    read_nothing,
+)
 from reasoner.jobs.batch import Batch
 from reasoner.jobs.events import Event
 from reasoner.jobs.job import Job
@@ -33,7 +45,7 @@ class AsyncClient:
         or key.
         """
         self.url = url
-        self._http = httpx.AsyncClient(**_calls.connection_options(url, key, transport))
+        self._http = httpx.AsyncClient(**connection_options(url, key, transport))
 
     async def __aenter__(self) -> Self:
         return self
@@ -50,45 +62,46 @@ class AsyncClient:
 
         With an ``idempotency_key`` the same job, submitted again, is the one that exists already.
         """
-        return await self._send(_calls.submit(spec, idempotency_key))
+        return await self._send("POST", "/v1/jobs", read_job, json=spec, headers=idempotency_header(idempotency_key))
 
     async def select(self, question: str, candidates: Sequence[Any], **fields: Any) -> Job:
         """Submit a ranking of your own candidates, texts or conversations: a job whose result has a ``ranking``.
 
         ``fields`` are those of ``POST /v1/select``, such as ``by`` and ``verifier``.
         """
-        return await self._send(_calls.select(question, candidates, fields))
+        spec = {"problem": question, "candidates": list(candidates), **fields}
+        return await self._send("POST", "/v1/select", read_job, json=spec, headers=idempotency_header())
 
     async def get(self, job_id: str) -> Job:
         """Return a job as it is now."""
-        return await self._send(_calls.get(job_id))
+        return await self._send("GET", job_path(job_id), read_job)
 
     async def list(self, *, limit: int = 20, after: str | None = None, status: str | None = None) -> dict[str, Any]:
         """Return a page of jobs, newest first; ``after`` is the ``last_id`` of the page before."""
-        return await self._send(_calls.list_jobs(limit, after, status))
+        return await self._send("GET", "/v1/jobs", read_json, params=drop_none(limit=limit, after=after, status=status))
 
     async def delete(self, job_id: str) -> None:
         """Delete a job that has ended."""
-        await self._send(_calls.delete(job_id))
+        await self._send("DELETE", job_path(job_id), read_nothing)
 
     async def cancel(self, job_id: str) -> Job:
         """Cancel a job."""
-        return await self._send(_calls.cancel(job_id))
+        return await self._send("POST", job_path(job_id, "/cancel"), read_job)
 
     async def retry(self, job_id: str) -> Job:
         """Run a failed job again from its journal."""
-        return await self._send(_calls.retry(job_id))
+        return await self._send("POST", job_path(job_id, "/retry"), read_job)
 
     async def tree(self, job_id: str) -> dict[str, Any]:
         """Return the search tree of a job so far."""
-        return await self._send(_calls.tree(job_id))
+        return await self._send("GET", job_path(job_id, "/tree"), read_json)
 
     async def events(self, job_id: str, after: int = 0) -> AsyncIterator[Event]:
         """Yield the job's events from number ``after + 1`` to its end, over new connections where one is lost."""
         cursor = EventCursor(self.url, job_id, after)
         while True:
             try:
-                async with self._stream(cursor.call(), timeout=STREAM_TIMEOUT) as response:
+                async with self._stream(cursor.path, cursor.params, timeout=STREAM_TIMEOUT) as response:
                     async for line in response.aiter_lines():
                         if (event := cursor.read(line)) is not None:
                             yield event
@@ -105,11 +118,16 @@ class AsyncClient:
         return await self.get(job_id)
 
     async def export(
-        self, *, since: float = 0.0, status: str | None = None, journal: bool = False
+        self,
+        *,
+        since: float = 0.0,
+        status: str | None = None,
+        journal: bool = False,
     ) -> AsyncIterator[str]:
         """Yield the jobs that ended at ``since`` (seconds since 1970) or later, one line of JSON each."""
+        params = drop_none(since=since, status=status, journal=journal)
         try:
-            async with self._stream(_calls.export(since, status, journal)) as response:
+            async with self._stream("/v1/jobs/export", params) as response:
                 async for line in response.aiter_lines():
                     yield line
         except httpx.TransportError as error:
@@ -117,53 +135,54 @@ class AsyncClient:
 
     async def default_strategy(self) -> str:
         """Return the strategy of jobs that name none."""
-        return str((await self._send(_calls.strategies()))["default"])
+        return str((await self._send("GET", "/v1/strategies", read_json))["default"])
 
     async def models(self) -> dict[str, Any]:
         """Return the served models, with the defaults of their jobs."""
-        return await self._send(_calls.models())
+        return await self._send("GET", "/v1/models", read_json)
 
     async def submit_batch(self, spec: dict[str, Any]) -> Batch:
         """Submit jobs that share a budget: the fields of ``BatchSpec``."""
-        return await self._send(_calls.submit_batch(spec))
+        return await self._send("POST", "/v1/batches", read_batch, json=spec, headers=idempotency_header())
 
     async def batch(self, batch_id: str) -> Batch:
         """Return a batch and its jobs as they are now."""
-        return await self._send(_calls.batch(batch_id))
+        return await self._send("GET", f"/v1/batches/{path_segment(batch_id)}", read_batch)
 
     async def list_batches(self, *, limit: int = 20, after: str | None = None) -> dict[str, Any]:
         """Return a page of batches, newest first."""
-        return await self._send(_calls.list_batches(limit, after))
+        return await self._send("GET", "/v1/batches", read_json, params=drop_none(limit=limit, after=after))
 
     async def cancel_batch(self, batch_id: str) -> Batch:
         """Cancel all jobs of a batch."""
-        return await self._send(_calls.cancel_batch(batch_id))
+        return await self._send("POST", f"/v1/batches/{path_segment(batch_id)}/cancel", read_batch)
 
     async def create_key(self, spec: dict[str, Any]) -> dict[str, Any]:
         """Make an API key; the response alone contains it."""
-        return await self._send(_calls.create_key(spec))
+        return await self._send("POST", "/v1/keys", read_json, json=spec)
 
     async def list_keys(self, *, limit: int = 20, after: str | None = None) -> dict[str, Any]:
         """Return a page of API keys, newest first, without the secrets."""
-        return await self._send(_calls.list_keys(limit, after))
+        return await self._send("GET", "/v1/keys", read_json, params=drop_none(limit=limit, after=after))
 
     async def revoke_key(self, key_id: str) -> dict[str, Any]:
         """Revoke an API key."""
-        return await self._send(_calls.revoke_key(key_id))
+        return await self._send("DELETE", f"/v1/keys/{path_segment(key_id)}", read_json)
 
-    async def _send(self, call: _calls.Call[T]) -> T:
-        for repeats_left in reversed(range(call.max_repeats + 1)):
+    async def _send(self, method: str, path: str, read: Callable[[httpx.Response], T], **options: Any) -> T:
+        """Send a request, again while its refusal is transient and it may be repeated, and read the response."""
+        for repeats_left in reversed(range(max_repeats(method, options.get("headers", {})) + 1)):
             try:
-                return call.read(await self._send_once(call))
+                return read(await self._send_once(method, path, options))
             except ServiceError as error:
                 if not error.is_transient or not repeats_left:
                     raise
-            await asyncio.sleep(_calls.PAUSE_SECONDS)
+            await asyncio.sleep(PAUSE_SECONDS)
         raise AssertionError("the last attempt returns or raises")
 
-    async def _send_once(self, call: _calls.Call[T]) -> httpx.Response:
+    async def _send_once(self, method: str, path: str, options: dict[str, Any]) -> httpx.Response:
         try:
-            response = await self._http.request(**call.arguments())
+            response = await self._http.request(method, path, **options)
         except httpx.TransportError as error:
             raise unreachable(self.url, error) from None
         except ValueError as error:
@@ -173,8 +192,8 @@ class AsyncClient:
         return response
 
     @contextlib.asynccontextmanager
-    async def _stream(self, call: _calls.Call[None], **options: Any) -> AsyncIterator[httpx.Response]:
-        async with self._http.stream(**call.arguments(), **options) as response:
+    async def _stream(self, path: str, params: dict[str, Any], **options: Any) -> AsyncIterator[httpx.Response]:
+        async with self._http.stream("GET", path, params=params, **options) as response:
             if response.is_error:
                 await response.aread()
                 raise refusal(response)

@@ -1,17 +1,29 @@
-"""The blocking client."""
+"""The blocking client. Written by `make docs` from ``_async_client.py``: change it there."""
 
 from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Self, TypeVar
 
 import httpx
 
-from reasoner.client import _calls
 from reasoner.client._errors import ServiceError, refusal, unreachable, unserializable
 from reasoner.client._event_cursor import STREAM_TIMEOUT, EventCursor
+from reasoner.client._requests import (
+    PAUSE_SECONDS,
+    connection_options,
+    drop_none,
+    idempotency_header,
+    job_path,
+    max_repeats,
+    path_segment,
+    read_batch,
+    read_job,
+    read_json,
+    read_nothing,
+)
 from reasoner.jobs.batch import Batch
 from reasoner.jobs.events import Event
 from reasoner.jobs.job import Job
@@ -33,7 +45,7 @@ class Client:
         or key.
         """
         self.url = url
-        self._http = httpx.Client(**_calls.connection_options(url, key, transport))
+        self._http = httpx.Client(**connection_options(url, key, transport))
 
     def __enter__(self) -> Self:
         return self
@@ -50,45 +62,46 @@ class Client:
 
         With an ``idempotency_key`` the same job, submitted again, is the one that exists already.
         """
-        return self._send(_calls.submit(spec, idempotency_key))
+        return self._send("POST", "/v1/jobs", read_job, json=spec, headers=idempotency_header(idempotency_key))
 
     def select(self, question: str, candidates: Sequence[Any], **fields: Any) -> Job:
         """Submit a ranking of your own candidates, texts or conversations: a job whose result has a ``ranking``.
 
         ``fields`` are those of ``POST /v1/select``, such as ``by`` and ``verifier``.
         """
-        return self._send(_calls.select(question, candidates, fields))
+        spec = {"problem": question, "candidates": list(candidates), **fields}
+        return self._send("POST", "/v1/select", read_job, json=spec, headers=idempotency_header())
 
     def get(self, job_id: str) -> Job:
         """Return a job as it is now."""
-        return self._send(_calls.get(job_id))
+        return self._send("GET", job_path(job_id), read_job)
 
     def list(self, *, limit: int = 20, after: str | None = None, status: str | None = None) -> dict[str, Any]:
         """Return a page of jobs, newest first; ``after`` is the ``last_id`` of the page before."""
-        return self._send(_calls.list_jobs(limit, after, status))
+        return self._send("GET", "/v1/jobs", read_json, params=drop_none(limit=limit, after=after, status=status))
 
     def delete(self, job_id: str) -> None:
         """Delete a job that has ended."""
-        self._send(_calls.delete(job_id))
+        self._send("DELETE", job_path(job_id), read_nothing)
 
     def cancel(self, job_id: str) -> Job:
         """Cancel a job."""
-        return self._send(_calls.cancel(job_id))
+        return self._send("POST", job_path(job_id, "/cancel"), read_job)
 
     def retry(self, job_id: str) -> Job:
         """Run a failed job again from its journal."""
-        return self._send(_calls.retry(job_id))
+        return self._send("POST", job_path(job_id, "/retry"), read_job)
 
     def tree(self, job_id: str) -> dict[str, Any]:
         """Return the search tree of a job so far."""
-        return self._send(_calls.tree(job_id))
+        return self._send("GET", job_path(job_id, "/tree"), read_json)
 
     def events(self, job_id: str, after: int = 0) -> Iterator[Event]:
         """Yield the job's events from number ``after + 1`` to its end, over new connections where one is lost."""
         cursor = EventCursor(self.url, job_id, after)
         while True:
             try:
-                with self._stream(cursor.call(), timeout=STREAM_TIMEOUT) as response:
+                with self._stream(cursor.path, cursor.params, timeout=STREAM_TIMEOUT) as response:
                     for line in response.iter_lines():
                         if (event := cursor.read(line)) is not None:
                             yield event
@@ -104,63 +117,71 @@ class Client:
             pass
         return self.get(job_id)
 
-    def export(self, *, since: float = 0.0, status: str | None = None, journal: bool = False) -> Iterator[str]:
+    def export(
+        self,
+        *,
+        since: float = 0.0,
+        status: str | None = None,
+        journal: bool = False,
+    ) -> Iterator[str]:
         """Yield the jobs that ended at ``since`` (seconds since 1970) or later, one line of JSON each."""
+        params = drop_none(since=since, status=status, journal=journal)
         try:
-            with self._stream(_calls.export(since, status, journal)) as response:
+            with self._stream("/v1/jobs/export", params) as response:
                 yield from response.iter_lines()
         except httpx.TransportError as error:
             raise ServiceError(f"the export from {self.url} broke off: {error}") from None
 
     def default_strategy(self) -> str:
         """Return the strategy of jobs that name none."""
-        return str(self._send(_calls.strategies())["default"])
+        return str((self._send("GET", "/v1/strategies", read_json))["default"])
 
     def models(self) -> dict[str, Any]:
         """Return the served models, with the defaults of their jobs."""
-        return self._send(_calls.models())
+        return self._send("GET", "/v1/models", read_json)
 
     def submit_batch(self, spec: dict[str, Any]) -> Batch:
         """Submit jobs that share a budget: the fields of ``BatchSpec``."""
-        return self._send(_calls.submit_batch(spec))
+        return self._send("POST", "/v1/batches", read_batch, json=spec, headers=idempotency_header())
 
     def batch(self, batch_id: str) -> Batch:
         """Return a batch and its jobs as they are now."""
-        return self._send(_calls.batch(batch_id))
+        return self._send("GET", f"/v1/batches/{path_segment(batch_id)}", read_batch)
 
     def list_batches(self, *, limit: int = 20, after: str | None = None) -> dict[str, Any]:
         """Return a page of batches, newest first."""
-        return self._send(_calls.list_batches(limit, after))
+        return self._send("GET", "/v1/batches", read_json, params=drop_none(limit=limit, after=after))
 
     def cancel_batch(self, batch_id: str) -> Batch:
         """Cancel all jobs of a batch."""
-        return self._send(_calls.cancel_batch(batch_id))
+        return self._send("POST", f"/v1/batches/{path_segment(batch_id)}/cancel", read_batch)
 
     def create_key(self, spec: dict[str, Any]) -> dict[str, Any]:
         """Make an API key; the response alone contains it."""
-        return self._send(_calls.create_key(spec))
+        return self._send("POST", "/v1/keys", read_json, json=spec)
 
     def list_keys(self, *, limit: int = 20, after: str | None = None) -> dict[str, Any]:
         """Return a page of API keys, newest first, without the secrets."""
-        return self._send(_calls.list_keys(limit, after))
+        return self._send("GET", "/v1/keys", read_json, params=drop_none(limit=limit, after=after))
 
     def revoke_key(self, key_id: str) -> dict[str, Any]:
         """Revoke an API key."""
-        return self._send(_calls.revoke_key(key_id))
+        return self._send("DELETE", f"/v1/keys/{path_segment(key_id)}", read_json)
 
-    def _send(self, call: _calls.Call[T]) -> T:
-        for repeats_left in reversed(range(call.max_repeats + 1)):
+    def _send(self, method: str, path: str, read: Callable[[httpx.Response], T], **options: Any) -> T:
+        """Send a request, again while its refusal is transient and it may be repeated, and read the response."""
+        for repeats_left in reversed(range(max_repeats(method, options.get("headers", {})) + 1)):
             try:
-                return call.read(self._send_once(call))
+                return read(self._send_once(method, path, options))
             except ServiceError as error:
                 if not error.is_transient or not repeats_left:
                     raise
-            time.sleep(_calls.PAUSE_SECONDS)
+            time.sleep(PAUSE_SECONDS)
         raise AssertionError("the last attempt returns or raises")
 
-    def _send_once(self, call: _calls.Call[T]) -> httpx.Response:
+    def _send_once(self, method: str, path: str, options: dict[str, Any]) -> httpx.Response:
         try:
-            response = self._http.request(**call.arguments())
+            response = self._http.request(method, path, **options)
         except httpx.TransportError as error:
             raise unreachable(self.url, error) from None
         except ValueError as error:
@@ -170,8 +191,8 @@ class Client:
         return response
 
     @contextlib.contextmanager
-    def _stream(self, call: _calls.Call[None], **options: Any) -> Iterator[httpx.Response]:
-        with self._http.stream(**call.arguments(), **options) as response:
+    def _stream(self, path: str, params: dict[str, Any], **options: Any) -> Iterator[httpx.Response]:
+        with self._http.stream("GET", path, params=params, **options) as response:
             if response.is_error:
                 response.read()
                 raise refusal(response)

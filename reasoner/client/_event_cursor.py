@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import httpx
 
-from reasoner.client import _calls
 from reasoner.client._errors import ServiceError
+from reasoner.client._requests import CONNECT_SECONDS, PAUSE_SECONDS, job_path
 from reasoner.jobs.events import Event
 from reasoner.jobs.job import TERMINAL_STATUSES
 
@@ -13,7 +15,7 @@ SILENCE_SECONDS = 60.0
 """Longest silence on an event stream; the service sends a comment far more often."""
 MAX_RECONNECTS = 5
 """Connections in a row that may bring no event."""
-STREAM_TIMEOUT = httpx.Timeout(SILENCE_SECONDS, connect=_calls.CONNECT_SECONDS)
+STREAM_TIMEOUT = httpx.Timeout(SILENCE_SECONDS, connect=CONNECT_SECONDS)
 
 
 class EventCursor:
@@ -30,9 +32,15 @@ class EventCursor:
         self._num_failures = 0
         self._has_ended = False
 
-    def call(self) -> _calls.Call[None]:
-        """Return the request for the events after the last one read."""
-        return _calls.events(self._job_id, self._after)
+    @property
+    def path(self) -> str:
+        """The address of the job's events."""
+        return job_path(self._job_id, "/events")
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """The parameters of a request for the events after the last one read."""
+        return {"starting_after": self._after}
 
     def read(self, line: str) -> Event | None:
         """Return the event in a line of the stream, or None for other lines."""
@@ -59,7 +67,7 @@ class EventCursor:
             if not error.is_transient:
                 raise error
             self._count_failure(error)
-            return _calls.PAUSE_SECONDS
+            return PAUSE_SECONDS
         self._count_failure(ServiceError(f"lost the event stream of {self._url}: {error}"))
         return 0.0
 

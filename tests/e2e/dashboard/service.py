@@ -77,7 +77,8 @@ class Service:
         assert self._server.ready.wait(60)
         self.url = f"http://127.0.0.1:{self._server.servers[0].sockets[0].getsockname()[1]}"
         # The first answer builds all schemas. On a busy machine that may take longer than the page waits for one.
-        headers = {"Authorization": f"Bearer {key.get_secret_value()}" for key in self._settings.api_keys[:1]}
+        keys = [key.get_secret_value() for key in self._settings.api_keys]
+        headers = {"Authorization": f"Bearer {keys[0]}"} if keys else {}
         httpx.get(self.url + "/v1/strategies", headers=headers, timeout=60).raise_for_status()
         return self
 

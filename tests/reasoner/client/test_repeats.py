@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from api.http.problems import BROKER_UNAVAILABLE, SHUTTING_DOWN, Problem, problem_response
-from reasoner.client import Client, ServiceError, _calls
+from reasoner.client import Client, ServiceError, _client, _requests
 
 JOB = {"id": "job_1", "status": "queued", "created_at": 0.0, "spec": {"problem": "?"}}
 EVENT = 'data: {"seq": 1, "type": "job.completed", "at": 0.0, "data": {}}\n\n'
@@ -35,7 +35,7 @@ class Service:
 
 @pytest.fixture(autouse=True)
 def _no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_calls, "PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(_client, "PAUSE_SECONDS", 0.0)
 
 
 @pytest.mark.parametrize("problem", [BROKER_UNAVAILABLE, SHUTTING_DOWN], ids=lambda problem: problem.code)
@@ -59,7 +59,7 @@ def test_a_persistent_error_is_raised_after_the_last_retry(call: Callable[[Clien
     service = Service(refused_with(BROKER_UNAVAILABLE))
     with pytest.raises(ServiceError, match="the job store cannot be reached"):
         call(service.client)
-    assert len(service.requests) == _calls.MAX_REPEATS + 1
+    assert len(service.requests) == _requests.MAX_REPEATS + 1
 
 
 def test_permanent_errors_and_requests_without_idempotency_key_are_not_retried() -> None:
