@@ -29,8 +29,8 @@ from api.openai.chat import routes as chat_routes
 from api.openai.errors import OpenAIErrorMiddleware
 from api.openai.responses import routes as responses_routes
 from api.routes import batches, export, jobs, keys, pages, selections, service
-from engine.client.health import Health
 from engine.protocol.types import EngineClient
+from engine.remote.health import Health
 from workers.broker.embedded import broker_url
 from workers.broker.reaper import Reaper
 from workers.broker.wakeups import make_celery

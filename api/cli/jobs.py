@@ -23,7 +23,7 @@ from api.cli.console import print_json, result_console
 from api.cli.job_options import EXTRA, JobOptions, Question, list_more_models, name_models, name_strategy
 from api.cli.options import Connection, PageSize, ServiceOptions, expand_options, parse_time
 from api.cli.render import plain, print_job, print_tree, show_progress, watch_tree
-from engine.client.proxies import client_options
+from engine.remote.proxies import client_options
 from reasoner.client import Client, ServiceError
 from reasoner.jobs.job import TERMINAL_STATUSES, Job
 from reasoner.tree_picture import draw_tree

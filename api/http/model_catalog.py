@@ -8,9 +8,9 @@ import json
 import time
 from collections.abc import Sequence
 
-from engine.client.health import Health, ReplicaHealth
 from engine.protocol.request_checks import PromptTooLong
 from engine.protocol.types import EngineClient, EngineError, EngineUnavailable, InvalidRequest, ModelInfo
+from engine.remote.health import Health, ReplicaHealth
 from reasoner.jobs.spec import JobSpec
 from reasoner.search.policies.policy import tokenize_problem
 from reasoner.search.policies.selection import policy_selectors

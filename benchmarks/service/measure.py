@@ -18,7 +18,7 @@ from benchmarks.service.deployment import OURS, PLAIN, Deployment, proportional_
 from benchmarks.service.load import bear, submit_all
 from benchmarks.service.null_engine import POLICY, VERIFIER
 from benchmarks.service.plain import CREATED, FINISHED
-from engine.client.http import HttpEngine
+from engine.remote.http import HttpEngine
 from reasoner.admission.prompt import add_instruction
 from reasoner.jobs.job import JobResult
 from reasoner.jobs.journal import MemoryJournal

@@ -17,7 +17,7 @@ import uvicorn
 from celery import Celery
 from fastapi import FastAPI
 
-from engine.client.http import HttpEngine
+from engine.remote.http import HttpEngine
 from reasoner.jobs.journal import MemoryJournal
 from reasoner.jobs.spec import JobSpec
 from reasoner.run import run_job

@@ -12,8 +12,8 @@ from typing import Any
 
 import httpx
 
-from engine.client.connection import Connection
 from engine.protocol.wire import Json
+from engine.remote.connection import Connection
 
 _TIMEOUT = httpx.Timeout(60.0)
 

@@ -187,7 +187,7 @@ def layers() -> Drawing:
     drawing.text("imports only", 622, 150, small=True, anchor="start")
     drawing.text("what is below", 622, 165, small=True, anchor="start")
     drawing.text("no torch: api, workers,", 720, 60, small=True, anchor="start")
-    drawing.text("reasoner, engine.client,", 720, 75, small=True, anchor="start")
+    drawing.text("reasoner, engine.remote,", 720, 75, small=True, anchor="start")
     drawing.text("engine.protocol,", 720, 90, small=True, anchor="start")
     drawing.text("prm.scorers", 720, 105, small=True, anchor="start")
     return drawing

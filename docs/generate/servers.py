@@ -7,9 +7,9 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from docs.generate.tables import code, table
-from engine.client.chat.options import SETTINGS, ChatOptions
-from engine.client.openai.dialects import DIALECTS
 from engine.protocol.types import Capability, SamplingParams
+from engine.remote.chat.options import SETTINGS, ChatOptions
+from engine.remote.openai.dialects import DIALECTS
 from reasoner.jobs.sampling_spec import Sampling
 from reasoner.strategies.base import Strategy
 

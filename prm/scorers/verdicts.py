@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Self
 
-from engine.client.chat.verdict import find_verdict
 from engine.protocol.types import (
     Branch,
     Capability,
@@ -34,6 +33,7 @@ from engine.protocol.types import (
     TokenLogprob,
     Tokens,
 )
+from engine.remote.chat.verdict import find_verdict
 from prm.scorers.verdict_formats import MAX_LABELS, VerdictFormat
 
 MIN_LABEL_MASS = 0.05

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import cast
 
-from engine.client.local_tokenizer import LocalTokenizer, chat_template
 from engine.protocol.types import EngineClient, EngineError, ModelInfo, TemplateKwargs
+from engine.remote.local_tokenizer import LocalTokenizer, chat_template
 from prm.formats.registry import FORMAT_NOTE, find_format
 from prm.scorers.outcome import is_outcome_model
 from prm.scorers.steps import StepScorer

@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 import httpx
 
-from engine.client.proxies import InvalidProxy, client_options
+from engine.remote.proxies import InvalidProxy, client_options
 from reasoner.client._errors import ServiceError
 from reasoner.jobs.batch import Batch
 from reasoner.jobs.job import Job

@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from benchmarks.chaos.fleet import NULL_ENGINE, PATIENCE, Fleet, Role
-from engine.client.http import HttpEngine
+from engine.remote.http import HttpEngine
 from reasoner.budget.usage import Usage
 from reasoner.jobs.job import TERMINAL_STATUSES
 from reasoner.jobs.journal import MemoryJournal

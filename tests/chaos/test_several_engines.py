@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from engine.client.failover import choose_by_rendezvous
+from engine.remote.failover import choose_by_rendezvous
 from tests.chaos.conftest import Service, same
 from tests.chaos.processes import engine, until
 from tests.chaos.slow_engine import SlowEngine

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from engine.client.connection import Connection
-from engine.client.consistency import describe_server, find_version
-from engine.client.http import HttpEngine
 from engine.core.local_engine import LocalEngine
 from engine.protocol.options import EngineOptions
 from engine.protocol.types import Branch, Completion, EngineClient, TokenLogprob, Tokens
-from tests.engine.client.vllm_cases import TOLERANCE
+from engine.remote.connection import Connection
+from engine.remote.consistency import describe_server, find_version
+from engine.remote.http import HttpEngine
 from tests.engine.helpers import generate
+from tests.engine.remote.vllm_cases import TOLERANCE
 
 QUESTION = [{"role": "user", "content": "Use the numbers 3, 7, 8 and 12, each exactly once, with + - * / to reach 45."}]
 NUM_TOKENS = 64

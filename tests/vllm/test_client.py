@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from engine.protocol.types import Branch, Completion, Delta
-from tests.engine.client.recordings import Recorder
-from tests.engine.client.vllm_cases import QUESTION, Case, connect, our_engine, parameters, recording
 from tests.engine.helpers import generate
+from tests.engine.remote.recordings import Recorder
+from tests.engine.remote.vllm_cases import QUESTION, Case, connect, our_engine, parameters, recording
 from tests.listening import listening
 from tests.vllm.servers import Servers
 

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from api.roles.supervisor import free_port
-from engine.client.chat.options import ChatOptions
-from engine.client.http import HttpEngine
-from engine.client.local_tokenizer import load_tokenizer
 from engine.protocol.types import Branch, Completion, EngineBusy, EngineError, InvalidRequest
-from tests.engine.client.vllm_cases import QUESTION, connect
+from engine.remote.chat.options import ChatOptions
+from engine.remote.http import HttpEngine
+from engine.remote.local_tokenizer import load_tokenizer
 from tests.engine.helpers import generate
+from tests.engine.remote.vllm_cases import QUESTION, connect
 from tests.vllm.servers import POLICY, ROOT, Server, Servers, running, serving
 from tests.vllm.test_service import PROBLEM
 

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from api.roles.supervisor import free_port
-from engine.client.chat.options import ChatOptions
-from engine.client.http import HttpEngine
 from engine.core.local_engine import LocalEngine
 from engine.gguf.folder import open_gguf_folder
 from engine.protocol.options import EngineOptions
 from engine.protocol.types import Branch, Completion, EngineClient, EngineError, InvalidRequest, NotSupported, Tokens
+from engine.remote.chat.options import ChatOptions
+from engine.remote.http import HttpEngine
 from tests.engine.helpers import generate
 from tests.vllm.servers import ROOT, Server, running, serving
 

@@ -10,8 +10,8 @@ from typing import Any
 import jsonschema
 import pytest
 
-from engine.client.http import HttpEngine
 from engine.protocol.types import EngineClient
+from engine.remote.http import HttpEngine
 from reasoner.answers.equivalence import Equivalence
 from reasoner.evaluation.suites.registry import open_suite
 from reasoner.jobs.journal import MemoryJournal

@@ -7,10 +7,10 @@ from typing import Annotated, Any, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from engine.client.chat.options import DEFAULT_CONTEXT, ChatOptions, Prefill, ThinkingLimit
-from engine.client.connection import SILENCE_SECONDS
-from engine.client.http import CHAT, KINDS
-from engine.client.throttle import RateLimits
+from engine.remote.chat.options import DEFAULT_CONTEXT, ChatOptions, Prefill, ThinkingLimit
+from engine.remote.connection import SILENCE_SECONDS
+from engine.remote.http import CHAT, KINDS
+from engine.remote.throttle import RateLimits
 from workers.config.api_key import WithApiKey
 from workers.config.types import check_url
 

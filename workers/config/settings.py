@@ -19,8 +19,8 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
-from engine.client.proxies import InvalidProxy, find_proxy_url
 from engine.protocol.options import Device, DType, KVDType
+from engine.remote.proxies import InvalidProxy, find_proxy_url
 from reasoner.admission.calibration import load_calibration
 from reasoner.admission.defaults import ModelDefaults
 from reasoner.admission.effort import DEFAULT_EFFORTS, Effort

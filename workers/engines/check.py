@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from engine.client.connection import hide_login
-from engine.client.consistency import Consistency, check_server
 from engine.protocol.types import EngineError
+from engine.remote.connection import hide_login
+from engine.remote.consistency import Consistency, check_server
 from workers.config.settings import Settings
 from workers.engines.connect import Place, list_places
 

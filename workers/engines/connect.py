@@ -8,14 +8,14 @@ from pathlib import Path
 
 from pydantic import SecretStr
 
-from engine.client.chat.options import ChatOptions
-from engine.client.connection import SILENCE_SECONDS, hide_login
-from engine.client.health import Health
-from engine.client.http import HttpEngine
-from engine.client.replicas import ReplicatedEngine
-from engine.client.router import KnownProperties, RoutedEngine
-from engine.client.throttle import LocalThrottle, Throttle
 from engine.protocol.types import EngineClient
+from engine.remote.chat.options import ChatOptions
+from engine.remote.connection import SILENCE_SECONDS, hide_login
+from engine.remote.health import Health
+from engine.remote.http import HttpEngine
+from engine.remote.replicas import ReplicatedEngine
+from engine.remote.router import KnownProperties, RoutedEngine
+from engine.remote.throttle import LocalThrottle, Throttle
 from prm.formats.registry import FORMAT_NOTE
 from workers.config.settings import Settings
 from workers.store.redis_client import RedisClient

@@ -15,7 +15,7 @@ from celery import Celery
 from celery.platforms import EX_FAILURE, EX_OK
 from celery.signals import setup_logging, worker_init, worker_shutdown, worker_shutting_down
 
-from engine.client.health import Health
+from engine.remote.health import Health
 from reasoner.answers.equivalence import POOL as COMPARING
 from reasoner.run import run_job
 from reasoner.subprocess_pool import keep_workers_alive

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 
-from engine.client.throttle import RateLimits
+from engine.remote.throttle import RateLimits
 from workers.store.redis_client import RedisClient
 
 _LIFETIME_MS = 900_000

@@ -14,10 +14,10 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
-from engine.client.connection import TRACEPARENT
-from engine.client.proxies import find_proxy_url
 from engine.protocol.forwarding import ForwardingEngine
 from engine.protocol.types import Completion, EngineClient, Events, GenerateRequest, ScoreRequest, ScoreResult
+from engine.remote.connection import TRACEPARENT
+from engine.remote.proxies import find_proxy_url
 from workers.config.settings import Settings
 from workers.config.types import ConfigError
 

@@ -11,7 +11,7 @@ from typer.testing import CliRunner, Result
 from api.cli.entry.app import app
 from engine.core.local_engine import LocalEngine
 from engine.protocol.options import EngineOptions
-from tests.engine.client.mock_vllm import MockVllm
+from tests.engine.remote.mock_vllm import MockVllm
 from tests.listening import listening
 
 # Run alone after a change of a kernel, the engine's fixture compiles all kernels: two minutes on a busy machine.

@@ -31,9 +31,9 @@ pytestmark = pytest.mark.usefixtures("slow_to_look_again")
 @pytest.fixture
 def slow_to_look_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make cached health last for ever, so that only a new query sees a change."""
-    monkeypatch.setattr("engine.client.health.PROBE_INTERVAL_SECONDS", 3600.0)
+    monkeypatch.setattr("engine.remote.health.PROBE_INTERVAL_SECONDS", 3600.0)
     monkeypatch.setattr("api.http.model_catalog.CACHE_SECONDS", 3600.0)
-    monkeypatch.setattr("engine.client.replicas.REPORT_PROBE_INTERVAL_SECONDS", 0.0)
+    monkeypatch.setattr("engine.remote.replicas.REPORT_PROBE_INTERVAL_SECONDS", 0.0)
 
 
 @pytest.fixture
@@ -72,8 +72,8 @@ async def test_readiness_follows_an_engine_that_stops_and_restarts_at_once(
 async def test_an_engine_that_no_longer_answers_is_not_up(
     client: httpx.AsyncClient, socket: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.client.health.PROBE_OVERDUE_SECONDS", 0.05)
-    monkeypatch.setattr("engine.client.replicas.REPORT_GRACE_SECONDS", 0.1)
+    monkeypatch.setattr("engine.remote.health.PROBE_OVERDUE_SECONDS", 0.05)
+    monkeypatch.setattr("engine.remote.replicas.REPORT_GRACE_SECONDS", 0.1)
     hangs = Hanging(NullEngine(0.0))
     with listening(hangs.app, socket):
         assert (await client.get("/readyz")).status_code == 200

@@ -13,8 +13,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.service.null_engine import POLICY, VERIFIER, NullEngine
-from engine.client.failover import choose_by_rendezvous
-from engine.client.health import Health
+from engine.remote.failover import choose_by_rendezvous
+from engine.remote.health import Health
 from reasoner.run import run_job
 from tests.api.conftest import serving, submitted
 from tests.listening import listening
@@ -46,8 +46,8 @@ class Engines:
 @pytest.fixture(autouse=True)
 def _asked_every_time(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("PROBE_INTERVAL_SECONDS", "FIRST_PAUSE_SECONDS", "MAX_PAUSE_SECONDS"):
-        monkeypatch.setattr(f"engine.client.health.{name}", 0.0)
-    monkeypatch.setattr("engine.client.replicas.REPORT_PROBE_INTERVAL_SECONDS", 0.0)
+        monkeypatch.setattr(f"engine.remote.health.{name}", 0.0)
+    monkeypatch.setattr("engine.remote.replicas.REPORT_PROBE_INTERVAL_SECONDS", 0.0)
 
 
 @pytest.fixture

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from gguf import GGUFWriter
 
-from engine.client.local_tokenizer import LocalTokenizer
 from engine.gguf.folder import open_gguf_folder
 from engine.protocol.types import EngineError
+from engine.remote.local_tokenizer import LocalTokenizer
 from tests.engine.conftest import save_random_model
 from tests.engine.gguf.files import write_gguf
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from engine.client.local_tokenizer import chat_template
 from engine.gguf.folder import open_gguf_folder
 from engine.protocol.types import EngineError
+from engine.remote.local_tokenizer import chat_template
 from engine.text.tokenizer import Tokenizer
 from reasoner.admission.model_checks import check_policy
 from tests.engine.conftest import TEMPLATE, save_random_model

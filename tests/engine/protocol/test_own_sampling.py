@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.client.local_tokenizer import LocalTokenizer
 from engine.gguf.config import generation_fields
 from engine.gguf.file import GgufModel
 from engine.models.config import read_raw_config
 from engine.protocol.own_sampling import read_own_sampling
 from engine.protocol.types import EngineError
+from engine.remote.local_tokenizer import LocalTokenizer
 from reasoner.jobs.sampling_spec import Sampling
 from workers.config.types import require_model_folder
 

@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator, Iterator
 import httpx
 import pytest
 
-from engine.client.http import HttpEngine
 from engine.core.local_engine import LocalEngine
+from engine.remote.http import HttpEngine
 from tests.engine.conftest import Checkpoints
 from tests.engine.server.calls import OPTIONS
 from tests.engine.serving import served

@@ -13,7 +13,6 @@ import httpx
 import pytest
 from starlette.types import Message
 
-from engine.client.http import HttpEngine
 from engine.core.local_engine import LocalEngine
 from engine.protocol.constraint import Constraint
 from engine.protocol.types import (
@@ -25,6 +24,7 @@ from engine.protocol.types import (
     SamplingParams,
     ScoreItem,
 )
+from engine.remote.http import HttpEngine
 from engine.server.app import create_app
 from engine.server.openai import _keep_alive
 from tests.engine.conftest import TEMPLATE, Checkpoints

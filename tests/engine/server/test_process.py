@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from engine.client.http import HttpEngine
 from engine.core.local_engine import LocalEngine
 from engine.protocol.options import EngineOptions
 from engine.protocol.types import (
@@ -21,6 +20,7 @@ from engine.protocol.types import (
     EngineError,
     EngineUnavailable,
 )
+from engine.remote.http import HttpEngine
 from engine.server.app import main
 from tests.engine.conftest import Checkpoints
 from tests.engine.server.calls import collect, sampled

@@ -11,13 +11,13 @@ from collections.abc import AsyncIterator
 import httpx
 import pytest
 
-from engine.client.http import HttpEngine
 from engine.core.local_engine import LocalEngine
 from engine.protocol.types import (
     Branch,
     EngineBusy,
     InvalidRequest,
 )
+from engine.remote.http import HttpEngine
 from engine.server.body_limit import MAX_BODY_BYTES
 from tests.engine.helpers import generate
 from tests.engine.server.calls import PROMPT, collect, sampled

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from engine.client.local_tokenizer import LocalTokenizer
 from engine.protocol.types import InvalidRequest
+from engine.remote.local_tokenizer import LocalTokenizer
 from engine.text.tokenizer import Tokenizer
 from tests.engine.conftest import Checkpoints
 from tests.engine.models.test_models import copy_checkpoint

@@ -10,8 +10,8 @@ import pytest
 from tokenizers import processors
 from transformers import AutoTokenizer
 
-from engine.client.local_tokenizer import LocalTokenizer
 from engine.protocol.types import EngineError, InvalidRequest
+from engine.remote.local_tokenizer import LocalTokenizer
 from engine.text.tokenizer import LONG_TEXT, Tokenizer
 from tests.engine.conftest import TEMPLATE, small_tokenizer
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.client.http import HttpEngine
-from engine.client.router import RoutedEngine
 from engine.core.local_engine import LocalEngine
 from engine.protocol.options import EngineOptions
+from engine.remote.http import HttpEngine
+from engine.remote.router import RoutedEngine
 from prm.scorers.steps import StepChain, StepScorer
 from tests.engine.serving import served
 from tests.prm.checkpoints import save_checkpoint, score_gap

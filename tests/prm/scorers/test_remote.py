@@ -15,8 +15,8 @@ import httpx
 import pytest
 import torch
 
-from engine.client.http import HttpEngine
 from engine.protocol.types import EngineError, EngineUnavailable, InvalidRequest, ScoreItem, ScoreRequest
+from engine.remote.http import HttpEngine
 from prm.formats.base import Prompt
 from prm.scorers.outcome import OutcomeScorer
 from prm.scorers.steps import StepChain, StepScorer

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from engine.client.openai.dialects import DIALECTS
 from engine.protocol.types import Capability, InvalidRequest, ModelInfo
 from engine.protocol.wire import read_models, write_model
+from engine.remote.openai.dialects import DIALECTS
 from reasoner.admission import policy_checks
 from reasoner.admission.policy_checks import find_refusal, list_needs
 from reasoner.jobs.journal import MemoryJournal

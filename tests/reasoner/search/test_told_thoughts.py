@@ -8,14 +8,14 @@ import pytest
 
 from api.openai.chat.answer import build_completion
 from api.openai.narration import Narration
-from engine.client.chat.options import ChatOptions
 from engine.protocol.types import InvalidRequest
+from engine.remote.chat.options import ChatOptions
 from reasoner.jobs.events import Event
 from reasoner.jobs.journal import MemoryJournal
 from reasoner.jobs.spec import JobSpec
 from reasoner.run import JobOutcome, run_job
-from tests.engine.client.test_chat import Hosted, fresh, said, stream, usage
-from tests.engine.client.test_chat_thoughts import details, thinks
+from tests.engine.remote.test_chat import Hosted, fresh, said, stream, usage
+from tests.engine.remote.test_chat_thoughts import details, thinks
 
 __all__ = ["fresh"]  # the fixture holds here, too
 

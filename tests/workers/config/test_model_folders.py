@@ -13,7 +13,7 @@ import pytest
 
 from api.roles.serve import run_engine
 from api.roles.supervisor import Supervisor, free_port
-from engine.client.local_tokenizer import LocalTokenizer
+from engine.remote.local_tokenizer import LocalTokenizer
 from engine.text.tokenizer import Tokenizer
 from tests.prm.checkpoints import FORMATS, save_checkpoint
 from workers.config.model_folders import check_models

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from api.roles.supervisor import engine_command
-from engine.client.chat.options import ChatOptions
-from engine.client.router import RoutedEngine
 from engine.protocol.types import Capability, ModelInfo
+from engine.remote.chat.options import ChatOptions
+from engine.remote.router import RoutedEngine
 from reasoner.admission.resolve import describe_defaults, resolve_job
 from reasoner.admission.validation import JobRefused
 from reasoner.jobs.spec import JobSpec

@@ -18,8 +18,8 @@ from engine.protocol.types import Branch, EngineClient, EngineError, ModelInfo, 
 from reasoner.jobs.spec import COMPARING_STRATEGY, JobSpec
 from reasoner.run import run_job
 from reasoner.strategies.registry import STRATEGIES
-from tests.engine.client.test_openai_compatible import chunks, collect, piece, scripted
 from tests.engine.helpers import generate, score
+from tests.engine.remote.test_openai_compatible import chunks, collect, piece, scripted
 from tests.scripted import ScriptedEngine
 from tests.strategies import WRITING
 from workers.engines.tenant_isolation import TenantEngine, owner_salt

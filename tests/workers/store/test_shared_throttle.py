@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from engine.client.throttle import LocalThrottle, RateLimits
+from engine.remote.throttle import LocalThrottle, RateLimits
 from tests.seeds import shift
 from workers.store.jobs import JobStore
 from workers.store.shared_throttle import SharedThrottle

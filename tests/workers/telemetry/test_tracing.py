@@ -14,8 +14,8 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
 
-from engine.client.http import HttpEngine
 from engine.protocol.types import Branch, EngineUnavailable, GenerateRequest
+from engine.remote.http import HttpEngine
 from reasoner.run import run_job
 from tests.scripted import ScriptedEngine
 from tests.workers.collector import Collector

@@ -1,6 +1,6 @@
 -- Reserve a request to a server that counts them: at most so many requests and tokens in the last 60 seconds, counted by
 -- whole seconds, and so many open requests; 0 is no limit. Return 0 if it may be sent, or else the milliseconds to wait.
--- The same rules in Python: engine/client/throttle.py.
+-- The same rules in Python: engine/remote/throttle.py.
 local key, ticket = 'reasoner:rate:' .. ARGV[1], ARGV[2]
 local limits, more = { r = number(ARGV[3]), t = number(ARGV[4]) }, { r = 1, t = number(ARGV[6]) }
 local concurrency, lifetime = number(ARGV[5]), number(ARGV[7])
