@@ -24,7 +24,7 @@ import torch
 from api.studies.known_answers import LabelledProblems
 from engine.core.local_engine import LocalEngine
 from engine.protocol.options import EngineOptions
-from engine.protocol.types import Branch, Completion, GenerateRequest, SamplingParams
+from engine.protocol.types import Branch, Completion, GenerateRequest, SamplingParams, TokenizeRequest
 from engine.runner.probe import Probe, ProbeReader
 from prm.rollouts.rollouts import RolloutPlan, RolloutProblem, roll_out
 from prm.scorers.steps import StepChain, StepScorer
@@ -86,7 +86,7 @@ async def measure(task: str, policy: Path, folder: Path, arguments: argparse.Nam
 
 async def _solve(engine: LocalEngine, problem: RolloutProblem, key: int, max_tokens: int) -> list[Completion]:
     """Return the steps of one solution that are not blank."""
-    tokens = await engine.tokenize("policy", [{"role": "user", "content": problem.question}])
+    tokens = await engine.tokenize(TokenizeRequest("policy", [{"role": "user", "content": problem.question}]))
     steps: list[Completion] = []
     for index in range(MAX_STEPS):
         branch = Branch(int(problem.key, 16) + index, key, max_tokens)

@@ -25,7 +25,7 @@ from engine.protocol.types import (
     ProbeInfo,
     ScoreRequest,
     ScoreResult,
-    TemplateKwargs,
+    TokenizeRequest,
     TokenLogprob,
 )
 from prm.scorers.verdict_formats import NOTE
@@ -101,15 +101,8 @@ class ScriptedEngine:
             ModelInfo("prm", "classify", CONTEXT, 100, 1000, {"reasoner_prm": prm}),
         ]
 
-    async def tokenize(
-        self,
-        model: str,
-        text: str | Sequence[dict[str, str]],
-        *,
-        special: bool = True,
-        generation_prompt: bool = True,
-        template_kwargs: TemplateKwargs | None = None,
-    ) -> tuple[int, ...]:
+    async def tokenize(self, request: TokenizeRequest) -> tuple[int, ...]:
+        text = request.text
         if text == TEXTS[SEPARATOR]:
             return (SEPARATOR,)
         plain = text if isinstance(text, str) else "".join(message["content"] for message in text)

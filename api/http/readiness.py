@@ -7,7 +7,7 @@ import asyncio
 import structlog
 
 from api.http.model_catalog import ModelCatalog
-from engine.protocol.types import EngineClient, EngineError, EngineUnavailable, ModelInfo
+from engine.protocol.types import EngineClient, EngineError, EngineUnavailable, ModelInfo, TokenizeRequest
 from prm.scorers.steps import StepScorer
 from reasoner.jobs.verifier_specs import ProbeVerifier
 from reasoner.search.policies.selection import can_score_steps, verifier_selector
@@ -65,7 +65,7 @@ class Readiness:
                 if setting == "REASONER_PRM" or can_score_steps(served[name]):
                     await StepScorer(self._engine, served[name]).encode_question(_QUESTION)
                 elif served[name].kind == "generate":
-                    await self._engine.tokenize(name, _QUESTION)
+                    await self._engine.tokenize(TokenizeRequest(name, _QUESTION))
         except TimeoutError:
             raise EngineUnavailable(f"the engine did not tokenize a prompt within {TIMEOUT_SECONDS:g} s") from None
         except EngineUnavailable:

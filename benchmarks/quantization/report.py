@@ -14,7 +14,7 @@ from typing import Any
 from benchmarks.quantization.quality import compare, open_model
 from benchmarks.quantization.texts import texts
 from engine.core.local_engine import LocalEngine
-from engine.protocol.types import Branch, Completion, GenerateRequest, SamplingParams
+from engine.protocol.types import Branch, Completion, GenerateRequest, SamplingParams, TokenizeRequest
 from engine.quantization.options import create_options
 from engine.quantization.quantize import quantize
 from engine.text.tokenizer import Tokenizer
@@ -209,7 +209,7 @@ async def _solve(folder: Path, problems: Sequence[Problem]) -> tuple[float, floa
 
 
 async def _one(engine: LocalEngine, index: int, problem: Problem) -> tuple[bool, int]:
-    prompt = await engine.tokenize(_MODEL, [{"role": "user", "content": problem.text}])
+    prompt = await engine.tokenize(TokenizeRequest(_MODEL, [{"role": "user", "content": problem.text}]))
     greedy = SamplingParams(temperature=0.0)
     request = GenerateRequest(f"problem-{index}", _MODEL, prompt, (Branch(0, index, _TOKENS),), greedy)
     tokens: tuple[int, ...] = ()

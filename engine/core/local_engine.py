@@ -34,10 +34,9 @@ from engine.protocol.types import (
     GenerateRequest,
     InvalidRequest,
     ModelInfo,
-    Prompt,
     ScoreRequest,
     ScoreResult,
-    TemplateKwargs,
+    TokenizeRequest,
     Tokens,
 )
 from engine.scheduler.sequence import Request
@@ -118,30 +117,25 @@ class LocalEngine:
         for core in self._cores.values():
             self._post(partial(core.release, lease, tokens))
 
-    async def tokenize(
-        self,
-        model: str,
-        text: Prompt,
-        *,
-        special: bool = True,
-        generation_prompt: bool = True,
-        template_kwargs: TemplateKwargs | None = None,
-    ) -> Tokens:
-        tokenizer = self._core(model).model.tokenizer
+    async def tokenize(self, request: TokenizeRequest) -> Tokens:
+        tokenizer, text = self._core(request.model).model.tokenizer, request.text
         if not isinstance(text, str):
             encode_chat = partial(
-                tokenizer.encode_chat, text, generation_prompt=generation_prompt, template_kwargs=template_kwargs
+                tokenizer.encode_chat,
+                text,
+                generation_prompt=request.generation_prompt,
+                template_kwargs=request.template_kwargs,
             )
             is_long = sum(len(message.get("content") or "") for message in text) > LONG_TEXT
             return await asyncio.to_thread(encode_chat) if is_long else encode_chat()
-        encode = tokenizer.encode_prompt if special else tokenizer.encode
+        encode = tokenizer.encode_prompt if request.special else tokenizer.encode
         return encode(text) if len(text) <= LONG_TEXT else await asyncio.to_thread(encode, text)
 
     async def tokenize_prompt(self, model: str, text: str) -> tuple[int, ...]:
         """Return the token ids of a text to continue. Raises ``InvalidRequest`` if it is certainly too long."""
         served = self._core(model).model
         served.tokenizer.check_length(text, served.info.context, "prompt")
-        return await self.tokenize(model, text)
+        return await self.tokenize(TokenizeRequest(model, text))
 
     def tokenizer(self, model: str) -> Tokenizer:
         """The tokenizer of a served model. Raises as ``generate``."""

@@ -9,10 +9,9 @@ from engine.protocol.types import (
     Events,
     GenerateRequest,
     ModelInfo,
-    Prompt,
     ScoreRequest,
     ScoreResult,
-    TemplateKwargs,
+    TokenizeRequest,
     Tokens,
 )
 
@@ -35,19 +34,8 @@ class ForwardingEngine:
     async def release(self, lease: str, tokens: Sequence[int] | None = None) -> None:
         await (await self._get_engine()).release(lease, tokens)
 
-    async def tokenize(
-        self,
-        model: str,
-        text: Prompt,
-        *,
-        special: bool = True,
-        generation_prompt: bool = True,
-        template_kwargs: TemplateKwargs | None = None,
-    ) -> Tokens:
-        engine = await self._get_engine()
-        return await engine.tokenize(
-            model, text, special=special, generation_prompt=generation_prompt, template_kwargs=template_kwargs
-        )
+    async def tokenize(self, request: TokenizeRequest) -> Tokens:
+        return await (await self._get_engine()).tokenize(request)
 
     async def models(self) -> list[ModelInfo]:
         return await (await self._get_engine()).models()

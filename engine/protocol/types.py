@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from enum import StrEnum
 from typing import Any, ClassVar, Literal, Protocol
 
@@ -296,6 +296,22 @@ class ScoreResult:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenizeRequest:
+    """Request for the token ids of a text or of chat messages."""
+
+    model: str
+    text: Prompt
+    _: KW_ONLY
+    special: bool = True
+    """True to add the tokenizer's special tokens to a text (Llama and Gemma: BOS); otherwise the text is a part of a
+    longer one.
+    """
+    generation_prompt: bool = True
+    """True to add the template's generation prompt after the messages."""
+    template_kwargs: TemplateKwargs = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class ProbeInfo:
     """Properties of a model's probe (``engine.runner.probe``)."""
 
@@ -378,21 +394,8 @@ class EngineClient(Protocol):
         """
         ...
 
-    async def tokenize(
-        self,
-        model: str,
-        text: Prompt,
-        *,
-        special: bool = True,
-        generation_prompt: bool = True,
-        template_kwargs: TemplateKwargs | None = None,
-    ) -> Tokens:
-        """Return the token ids of a text or of chat messages.
-
-        ``special``: add the tokenizer's special tokens to a text (Llama and Gemma: BOS); otherwise the text is a part
-        of a longer one. ``generation_prompt``: add the template's generation prompt after the messages.
-        ``template_kwargs``: variables of the chat template.
-        """
+    async def tokenize(self, request: TokenizeRequest) -> Tokens:
+        """Return the token ids of a text or of chat messages."""
         ...
 
     async def models(self) -> list[ModelInfo]:

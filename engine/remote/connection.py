@@ -19,8 +19,7 @@ from engine.protocol.types import (
     EngineUnavailable,
     EngineUnreachable,
     InvalidRequest,
-    Prompt,
-    TemplateKwargs,
+    TokenizeRequest,
     Tokens,
 )
 from engine.protocol.wire import Json, error_from_json, stream_error
@@ -160,29 +159,20 @@ class Connection:
                 raise
             raise self._silent() from None
 
-    async def tokenize(
-        self,
-        model: str,
-        text: Prompt,
-        *,
-        special: bool,
-        generation_prompt: bool,
-        template_kwargs: TemplateKwargs | None = None,
-        functions_apart: bool = False,
-    ) -> Tokens:
+    async def tokenize(self, request: TokenizeRequest, *, functions_apart: bool = False) -> Tokens:
         """Return the token ids from ``/tokenize``, which our server, vLLM and SGLang share.
 
         ``functions_apart``: the server takes the template's variable ``tools`` in a field of its own.
         """
-        content: Json = {"messages": text, "add_generation_prompt": generation_prompt}
-        if template_kwargs:
-            variables = dict(template_kwargs)
+        content: Json = {"messages": request.text, "add_generation_prompt": request.generation_prompt}
+        if request.template_kwargs:
+            variables = dict(request.template_kwargs)
             if functions_apart and "tools" in variables:
                 content["tools"] = variables.pop("tools")
             content["chat_template_kwargs"] = variables
-        if isinstance(text, str):
-            content = {"prompt": text, "add_special_tokens": special}
-        answer = await self.call("POST", "/tokenize", {"model": model, **content})
+        if isinstance(request.text, str):
+            content = {"prompt": request.text, "add_special_tokens": request.special}
+        answer = await self.call("POST", "/tokenize", {"model": request.model, **content})
         try:
             return tuple(map(int, answer["tokens"]))
         except (KeyError, TypeError, ValueError) as error:

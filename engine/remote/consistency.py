@@ -24,6 +24,7 @@ from engine.protocol.types import (
     ModelInfo,
     NotSupported,
     SamplingParams,
+    TokenizeRequest,
 )
 from engine.protocol.wire import Json
 from engine.remote.chat.options import ChatOptions
@@ -171,7 +172,7 @@ def judge(tokens: Sequence[TokenCheck]) -> tuple[Verdict, str]:
 
 async def _compare_by_tokens(engine: EngineClient, model: str, count: int) -> list[TokenCheck]:
     """Write with log-probabilities, and ask for those of the same tokens as a prompt."""
-    prompt = await engine.tokenize(model, TEXT)
+    prompt = await engine.tokenize(TokenizeRequest(model, TEXT))
     written = await _generate(engine, model, prompt, count, logprobs=1)
     text = (*prompt, *written.token_ids)
     read = await _generate(engine, model, text, 0, prompt_logprobs=1)

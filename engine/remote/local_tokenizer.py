@@ -11,7 +11,7 @@ from typing import Any, Literal
 from engine.protocol.own_sampling import read_own_sampling
 from engine.protocol.template_limit import limit_rendering
 from engine.protocol.template_variables import check_template_variables
-from engine.protocol.types import EngineError, InvalidRequest, TemplateKwargs
+from engine.protocol.types import EngineError, InvalidRequest, TemplateKwargs, TokenizeRequest, Tokens
 from engine.remote.model_size import count_parameters
 
 _CLASSIFIERS = ("TokenClassification", "SequenceClassification", "ForProcessRewardModel", "ForPrmModel")
@@ -46,6 +46,15 @@ class LocalTokenizer:
         if first is None and "added_tokens_decoder" not in self._settings:  # the form used by older checkpoints
             first = _read(folder / "special_tokens_map.json").get("bos_token")
         self.bos: int | None = self._fast.token_to_id(first["content"] if isinstance(first, dict) else first or "")
+
+    def tokenize(self, request: TokenizeRequest) -> Tokens:
+        """Return the token ids of a text or of rendered chat messages."""
+        if isinstance(request.text, str):
+            return self.encode(request.text, special=request.special)
+        chat = self.chat(
+            request.text, generation_prompt=request.generation_prompt, template_kwargs=request.template_kwargs
+        )
+        return self.encode(chat)
 
     def encode(self, text: str, *, special: bool = False) -> tuple[int, ...]:
         """Return the token ids of a text; with ``special``, the tokenizer's special tokens are added."""

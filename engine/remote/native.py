@@ -12,11 +12,10 @@ from engine.protocol.types import (
     Events,
     GenerateRequest,
     ModelInfo,
-    Prompt,
     SamplingParams,
     ScoreRequest,
     ScoreResult,
-    TemplateKwargs,
+    TokenizeRequest,
     Tokens,
 )
 from engine.protocol.wire import Json, read_completion, read_delta, read_models, read_score_results
@@ -65,18 +64,8 @@ class NativeEngine:
     async def release(self, lease: str, tokens: Sequence[int] | None = None) -> None:
         await self._connection.call("POST", "/v1/leases/release", {"lease": lease, "tokens": tokens})
 
-    async def tokenize(
-        self,
-        model: str,
-        text: Prompt,
-        *,
-        special: bool = True,
-        generation_prompt: bool = True,
-        template_kwargs: TemplateKwargs | None = None,
-    ) -> Tokens:
-        return await self._connection.tokenize(
-            model, text, special=special, generation_prompt=generation_prompt, template_kwargs=template_kwargs
-        )
+    async def tokenize(self, request: TokenizeRequest) -> Tokens:
+        return await self._connection.tokenize(request)
 
     async def models(self) -> list[ModelInfo]:
         return read_models((await self._connection.call("GET", "/v1/models", None, should_wait=False))["data"])

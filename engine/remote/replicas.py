@@ -25,10 +25,9 @@ from engine.protocol.types import (
     Events,
     GenerateRequest,
     ModelInfo,
-    Prompt,
     ScoreRequest,
     ScoreResult,
-    TemplateKwargs,
+    TokenizeRequest,
     Tokens,
 )
 from engine.remote.failover import OutputMismatch, StreamedPrefix, choose_by_rendezvous, remaining_request
@@ -141,21 +140,11 @@ class ReplicatedEngine:
         calls = (self._await_or_fail_over(name, self._engines[name].release(lease, tokens)) for name in reachable)
         await asyncio.gather(*calls)
 
-    async def tokenize(
-        self,
-        model: str,
-        text: Prompt,
-        *,
-        special: bool = True,
-        generation_prompt: bool = True,
-        template_kwargs: TemplateKwargs | None = None,
-    ) -> Tokens:
+    async def tokenize(self, request: TokenizeRequest) -> Tokens:
         def call(name: str) -> Awaitable[Tokens]:
-            return self._engines[name].tokenize(
-                model, text, special=special, generation_prompt=generation_prompt, template_kwargs=template_kwargs
-            )
+            return self._engines[name].tokenize(request)
 
-        return await self._call_any(repr(text), model, call)
+        return await self._call_any(repr(request.text), request.model, call)
 
     async def models(self) -> list[ModelInfo]:
         """Return the models of the replicas that answer, each as the first of them describes it."""

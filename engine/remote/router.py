@@ -12,10 +12,9 @@ from engine.protocol.types import (
     Events,
     GenerateRequest,
     ModelInfo,
-    Prompt,
     ScoreRequest,
     ScoreResult,
-    TemplateKwargs,
+    TokenizeRequest,
     Tokens,
 )
 
@@ -57,18 +56,8 @@ class RoutedEngine:
     async def release(self, lease: str, tokens: Sequence[int] | None = None) -> None:
         await asyncio.gather(*(engine.release(lease, tokens) for engine in self._all))
 
-    async def tokenize(
-        self,
-        model: str,
-        text: Prompt,
-        *,
-        special: bool = True,
-        generation_prompt: bool = True,
-        template_kwargs: TemplateKwargs | None = None,
-    ) -> Tokens:
-        return await self._engine_for(model).tokenize(
-            model, text, special=special, generation_prompt=generation_prompt, template_kwargs=template_kwargs
-        )
+    async def tokenize(self, request: TokenizeRequest) -> Tokens:
+        return await self._engine_for(request.model).tokenize(request)
 
     async def models(self) -> list[ModelInfo]:
         """Raises ``EngineError`` if an engine in ``overrides`` does not serve its model."""

@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from engine.core.local_engine import LocalEngine
 from engine.protocol.streams import merge_streams
-from engine.protocol.types import EngineError, Events
+from engine.protocol.types import EngineError, Events, TokenizeRequest
 from engine.protocol.wire import write_model
 from engine.server.metrics import EngineCollector
 from engine.server.openai import CompletionCall, build_response, stream_response
@@ -64,11 +64,13 @@ def build_router(engine: LocalEngine) -> APIRouter:
     async def tokenize(body: TokenizeBody) -> dict[str, object]:
         text = body.prompt if body.prompt is not None else body.messages or []
         tokens = await engine.tokenize(
-            body.model,
-            text,
-            special=body.add_special_tokens,
-            generation_prompt=body.add_generation_prompt,
-            template_kwargs=body.chat_template_kwargs,
+            TokenizeRequest(
+                body.model,
+                text,
+                special=body.add_special_tokens,
+                generation_prompt=body.add_generation_prompt,
+                template_kwargs=body.chat_template_kwargs,
+            )
         )
         return {"tokens": tokens, "count": len(tokens)}
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from engine.protocol.types import EngineClient, EngineError, ModelInfo
+from engine.protocol.types import EngineClient, EngineError, ModelInfo, TokenizeRequest
 
 Conversation = Sequence[dict[str, Any]]
 """Chat messages, as chat templates take them: each has a text, and one of the assistant may have calls."""
@@ -62,7 +62,7 @@ class Format:
 
     async def encode_question(self, conversation: Conversation) -> Prompt:
         """Return the question, by default rendered with the model's chat template."""
-        tokens = await self.engine.tokenize(self.info.id, conversation)
+        tokens = await self.engine.tokenize(TokenizeRequest(self.info.id, conversation))
         return Prompt(tokens, len(tokens), as_text(conversation))
 
     async def encode_step(self, prompt: Prompt, index: int, step: str) -> Pieces:  # noqa: ARG002
@@ -75,7 +75,7 @@ class Format:
 
     async def tokenize(self, text: str) -> tuple[int, ...]:
         """Return the tokens of a text, without special tokens."""
-        return await self.engine.tokenize(self.info.id, text, special=False)
+        return await self.engine.tokenize(TokenizeRequest(self.info.id, text, special=False))
 
     async def find_token(self, text: str, what: str) -> int:
         """Return the token of a text that is one token. Raises ``EngineError`` if it is not."""

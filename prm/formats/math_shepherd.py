@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 
+from engine.protocol.types import TokenizeRequest
 from prm.formats.base import Conversation, Format, Pieces, Prompt, as_text
 
 _NUMBERED = re.compile(r"Step \d+:")
@@ -25,7 +26,7 @@ class MathShepherd(Format):
 
     async def encode_question(self, conversation: Conversation) -> Prompt:
         question = as_text(conversation).strip()
-        tokens = await self.engine.tokenize(self.info.id, question)
+        tokens = await self.engine.tokenize(TokenizeRequest(self.info.id, question))
         return Prompt(tokens, len(tokens), question)
 
     async def encode_step(self, prompt: Prompt, index: int, step: str) -> Pieces:  # noqa: ARG002

@@ -8,6 +8,7 @@ longer chain begins with the chat of the shorter one.
 
 from __future__ import annotations
 
+from engine.protocol.types import TokenizeRequest
 from prm.formats.base import Conversation, Format, Pieces, Prompt, as_text
 
 
@@ -38,4 +39,4 @@ class RLHFlow(Format):
         """Return the tokens of a chat, user first, up to the assistant's next turn."""
         roles = ("user", "assistant")
         messages = [{"role": roles[index % 2], "content": turn} for index, turn in enumerate(turns)]
-        return await self.engine.tokenize(self.info.id, messages)
+        return await self.engine.tokenize(TokenizeRequest(self.info.id, messages))

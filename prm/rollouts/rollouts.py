@@ -31,6 +31,7 @@ from engine.protocol.types import (
     InvalidRequest,
     ModelInfo,
     SamplingParams,
+    TokenizeRequest,
 )
 from prm.rollouts.file import LabelledSolution, RolloutFile, SampledStep, SolutionKey
 
@@ -177,7 +178,7 @@ class _Run:
 
     async def _label(self, problem: RolloutProblem, key: SolutionKey) -> None:
         prompt = await self.engine.tokenize(
-            self.plan.model, self._ask(problem), template_kwargs=self.plan.chat_template_kwargs
+            TokenizeRequest(self.plan.model, self._ask(problem), template_kwargs=self.plan.chat_template_kwargs)
         )
         lease = f"rollouts-{uuid.uuid4().hex}"  # keeps the prefixes of the steps in the cache
         pieces = await self._solve(prompt, key, lease)

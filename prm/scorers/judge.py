@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Self
 
-from engine.protocol.types import EngineClient, EngineError, ModelInfo
+from engine.protocol.types import EngineClient, EngineError, ModelInfo, TokenizeRequest
 from prm.formats.base import Conversation, as_text, softmax
 from prm.scorers.solutions import SolutionScorer
 
@@ -33,7 +33,7 @@ class Judge(SolutionScorer):
         cls, engine: EngineClient, info: ModelInfo, conversation: Conversation, lease: str | None = None
     ) -> Self:
         """Return a judge. Raises ``EngineError`` if "Yes" and "No" have the same first token."""
-        yes, no = [(await engine.tokenize(info.id, word, special=False))[:1] for word in ("Yes", "No")]
+        yes, no = [(await engine.tokenize(TokenizeRequest(info.id, word, special=False)))[:1] for word in ("Yes", "No")]
         if not yes or not no or yes == no:
             raise EngineError(f"model {info.id!r} cannot judge: its tokenizer does not tell 'Yes' from 'No'")
         judge = cls(engine, info, conversation, lease)
@@ -42,7 +42,7 @@ class Judge(SolutionScorer):
 
     async def encode(self, solution: str) -> tuple[int, ...]:
         text = TEMPLATE.format(question=as_text(self.conversation), solution=solution)
-        return await self.engine.tokenize(self.info.id, [{"role": "user", "content": text}])
+        return await self.engine.tokenize(TokenizeRequest(self.info.id, [{"role": "user", "content": text}]))
 
     def probability(self, logits: Sequence[float]) -> float:
         return softmax(logits, 0)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from engine.protocol.types import EngineError, ModelInfo
+from engine.protocol.types import EngineError, ModelInfo, TokenizeRequest
 from prm.formats.base import sigmoid, softmax
 from prm.scorers.solutions import SolutionScorer
 
@@ -24,7 +24,7 @@ def is_outcome_model(info: ModelInfo) -> bool:
 class OutcomeScorer(SolutionScorer):
     async def encode(self, solution: str) -> tuple[int, ...]:
         messages = [*self.conversation, {"role": "assistant", "content": solution}]
-        return await self.engine.tokenize(self.info.id, messages, generation_prompt=False)
+        return await self.engine.tokenize(TokenizeRequest(self.info.id, messages, generation_prompt=False))
 
     def probability(self, logits: Sequence[float]) -> float:
         if len(logits) > 2:

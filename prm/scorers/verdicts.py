@@ -30,6 +30,7 @@ from engine.protocol.types import (
     InvalidRequest,
     ModelInfo,
     SamplingParams,
+    TokenizeRequest,
     TokenLogprob,
     Tokens,
 )
@@ -137,7 +138,7 @@ class VerdictWriter:
         messages = [{"role": "user", "content": text}]
         if self.format.system is not None:
             messages.insert(0, {"role": "system", "content": self.format.system})
-        return await self._engine.tokenize(self.info.id, messages)
+        return await self._engine.tokenize(TokenizeRequest(self.info.id, messages))
 
     def max_cost(self, prompt: Tokens) -> VerdictCost:
         """Return the most that verdicts on a prompt can take, without any cached prefix."""
@@ -183,7 +184,7 @@ class VerdictWriter:
         text = text[: text.rfind(stop)]
         if self.format.verdict[:1].isspace():
             text = text.rstrip()
-        return _Critique(text, await self._engine.tokenize(self.info.id, text, special=False))
+        return _Critique(text, await self._engine.tokenize(TokenizeRequest(self.info.id, text, special=False)))
 
     async def _read_label(self, prompt: Tokens, critique: _Critique) -> tuple[float | None, VerdictCost]:
         """Return the score of the verdict behind a critique, ``None`` if the model gives none there, and its cost."""
@@ -241,7 +242,9 @@ class VerdictWriter:
         Raises ``InvalidRequest`` for a label that is not one token, or not another one than the other labels.
         """
         for label, value in self.format.labels.items():
-            tokens = await self._engine.tokenize(self.info.id, self.format.verdict + label, special=False)
+            tokens = await self._engine.tokenize(
+                TokenizeRequest(self.info.id, self.format.verdict + label, special=False)
+            )
             before, token = tokens[:-1], tokens[-1]
             if token in self._labels or (self._labels and before != self._verdict):
                 raise InvalidRequest(
@@ -259,7 +262,9 @@ class VerdictWriter:
         for label, value in self.format.labels.items():
             others = {label.lower(), label.upper(), label.capitalize()} - {label}
             for other in sorted(others) if len(label) > 1 and label.isalpha() else ():
-                tokens = await self._engine.tokenize(self.info.id, self.format.verdict + other, special=False)
+                tokens = await self._engine.tokenize(
+                    TokenizeRequest(self.info.id, self.format.verdict + other, special=False)
+                )
                 if tokens[:-1] == self._verdict:
                     self._labels.setdefault(tokens[-1], value)
 

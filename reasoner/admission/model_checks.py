@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from pathlib import Path
 from typing import cast
 
-from engine.protocol.types import EngineClient, EngineError, ModelInfo, TemplateKwargs
+from engine.protocol.types import EngineClient, EngineError, ModelInfo, TokenizeRequest, Tokens
 from engine.remote.local_tokenizer import LocalTokenizer, chat_template
 from prm.formats.registry import FORMAT_NOTE, find_format
 from prm.scorers.outcome import is_outcome_model
@@ -72,17 +71,9 @@ class _FolderTokenizer:
         self._has_template = template is not None or self.text.template is not None
         self._folder = folder
 
-    async def tokenize(
-        self,
-        model: str,  # noqa: ARG002
-        text: str | Sequence[dict[str, str]],
-        *,
-        special: bool = True,
-        generation_prompt: bool = True,  # noqa: ARG002
-        template_kwargs: TemplateKwargs | None = None,  # noqa: ARG002
-    ) -> tuple[int, ...]:
-        if isinstance(text, str):
-            return self.text.encode(text, special=special)
+    async def tokenize(self, request: TokenizeRequest) -> Tokens:
+        if isinstance(request.text, str):
+            return self.text.encode(request.text, special=request.special)
         if not self._has_template:
             raise EngineError(f"{self._folder} has no chat template, and its format asks as chat messages")
         return ()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine.protocol.thoughts import find_thought
-from engine.protocol.types import InvalidRequest, Tokens
+from engine.protocol.types import InvalidRequest, TokenizeRequest, Tokens
 from reasoner.budget.usage import Usage
 from reasoner.jobs.spec import JobSpec
 from reasoner.jobs.thought_spec import ThoughtSpec
@@ -53,7 +53,7 @@ async def _describe_candidates(context: StreamContext, keys: list[str]) -> list[
         if not text:
             return ()
         async with slots:
-            return await context.search.engine.tokenize(policy.id, text, special=False)
+            return await context.search.engine.tokenize(TokenizeRequest(policy.id, text, special=False))
 
     async def describe(index: int, pieces: Sequence[tuple[str, bool]]) -> PendingEntry:
         split = _split_thoughts(pieces, context.search.spec.thoughts)

@@ -15,7 +15,7 @@ from dataclasses import replace
 from hashlib import blake2b
 from typing import Any
 
-from engine.protocol.types import ModelInfo
+from engine.protocol.types import ModelInfo, TokenizeRequest
 from reasoner.answers.extraction.finder import AnswerFinder
 from reasoner.answers.votes import find_vote_form
 from reasoner.budget.allocator import MAX_TRUST, JobProgress, TokenRequest
@@ -252,7 +252,7 @@ class Search:
         context, spec = self._context, self._context.spec
         model = context.policies[policy].model
         variables = spec.template_kwargs | choose_natively(spec, model) if calls else spec.chat_template_kwargs
-        return await context.engine.tokenize(model.id, text, special=False, template_kwargs=variables)
+        return await context.engine.tokenize(TokenizeRequest(model.id, text, special=False, template_kwargs=variables))
 
     async def _start_roots(self) -> list[Node]:
         """Ask each policy the question. Raises ``InvalidRequest`` if that leaves one of them no room for an answer."""

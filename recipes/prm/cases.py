@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from engine.core.local_engine import LocalEngine
-from engine.protocol.types import Branch, Completion, GenerateRequest, SamplingParams
+from engine.protocol.types import Branch, Completion, GenerateRequest, SamplingParams, TokenizeRequest
 from prm.scorers.steps import unify_line_ends
 from reasoner.evaluation.suites.problem import Problem
 from reasoner.evaluation.suites.registry import SUITES, check_answer, get_family, load_problems
@@ -88,7 +88,7 @@ async def _find(problems: Sequence[Problem], policy: Path, seed: int) -> list[li
 
 async def _solve(engine: LocalEngine, problem: Problem, seed: int, number: int) -> list[str]:
     """Return the texts of finished solutions in sample order."""
-    prompt = await engine.tokenize("policy", [{"role": "user", "content": problem.text}])
+    prompt = await engine.tokenize(TokenizeRequest("policy", [{"role": "user", "content": problem.text}]))
     [info] = await engine.models()
     branches = tuple(Branch(seed, number * SAMPLES + each, info.context - len(prompt)) for each in range(SAMPLES))
     sampling = SamplingParams(temperature=get_family(problem.suite).TEMPERATURE)

@@ -10,7 +10,7 @@ import pytest
 
 from engine.core.local_engine import LocalEngine
 from engine.protocol.options import EngineOptions
-from engine.protocol.types import Branch, Completion, EngineClient, TokenLogprob, Tokens
+from engine.protocol.types import Branch, Completion, EngineClient, TokenizeRequest, TokenLogprob, Tokens
 from engine.remote.connection import Connection
 from engine.remote.consistency import describe_server, find_version
 from engine.remote.http import HttpEngine
@@ -58,7 +58,7 @@ async def find_difference(url: str, name: str, model: Path, *, api_key: str | No
     theirs = HttpEngine(url, tokenizer=model, api_key=api_key)
     try:
         context = min(info.context for info in (*await theirs.models(), *await ours.models()) if info.id == name)
-        prompt = await ours.tokenize(name, QUESTION)
+        prompt = await ours.tokenize(TokenizeRequest(name, QUESTION))
         count = min(NUM_TOKENS, context - len(prompt) - 1)
         one, other = [await _complete(engine, name, prompt, count) for engine in (theirs, ours)]
         pairs = list(zip(one.token_ids, other.token_ids, strict=False))

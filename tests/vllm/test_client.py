@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.protocol.types import Branch, Completion, Delta
+from engine.protocol.types import Branch, Completion, Delta, TokenizeRequest
 from tests.engine.helpers import generate
 from tests.engine.remote.recordings import Recorder
 from tests.engine.remote.vllm_cases import QUESTION, Case, connect, our_engine, parameters, recording
@@ -37,7 +37,7 @@ async def test_vllm_gives_the_results_of_our_engine(
 
 async def test_an_abort_ends_the_work_of_the_server(servers: Servers) -> None:
     vllm = connect(servers.policy.url, "policy")
-    prompt = await vllm.tokenize("policy", QUESTION)
+    prompt = await vllm.tokenize(TokenizeRequest("policy", QUESTION))
     # Four times as many as the server runs at once, so that much is left to do however late the abort comes.
     branches = [Branch(1, key, 400, (), (1, key)) for key in range(256)]
     request = generate(prompt, branches, model="policy", request_id="long", ignore_eos=True)
@@ -62,7 +62,7 @@ async def test_an_abort_ends_the_work_of_the_server(servers: Servers) -> None:
 
 async def test_a_timeout_keeps_what_has_arrived(servers: Servers) -> None:
     vllm = connect(servers.policy.url, "policy")
-    prompt = await vllm.tokenize("policy", QUESTION)
+    prompt = await vllm.tokenize(TokenizeRequest("policy", QUESTION))
     branches = [Branch(1, key, 400, (), (1, key)) for key in range(32)]
     request = generate(prompt, branches, model="policy", ignore_eos=True, timeout=1.5)
     completions = [event async for event in vllm.generate(request) if isinstance(event, Completion)]

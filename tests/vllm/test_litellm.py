@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from api.roles.supervisor import free_port
-from engine.protocol.types import Branch, Completion, EngineBusy, EngineError, InvalidRequest
+from engine.protocol.types import Branch, Completion, EngineBusy, EngineError, InvalidRequest, TokenizeRequest
 from engine.remote.chat.options import ChatOptions
 from engine.remote.http import HttpEngine
 from engine.remote.local_tokenizer import load_tokenizer
@@ -68,7 +68,7 @@ async def ask(proxy: Server, *, key: str = KEY, model: str = "policy", **more: o
     engine = HttpEngine(f"{proxy.url}/v1", api_key=key, dialect="chat", chat=ChatOptions(context=512))
     try:
         messages = [QUESTION[0] | {"content": QUESTION[0]["content"] * 2}]
-        prompt = await engine.tokenize(model, messages)
+        prompt = await engine.tokenize(TokenizeRequest(model, messages))
         request = generate(prompt, [Branch(1, 1, 24)], model=model, **more)  # type: ignore[arg-type]
         [completion] = [event async for event in engine.generate(request) if isinstance(event, Completion)]
         return completion
@@ -79,7 +79,7 @@ async def ask(proxy: Server, *, key: str = KEY, model: str = "policy", **more: o
 async def test_an_answer_has_the_text_and_the_usage_of_the_server_behind(proxy: Server, servers: Servers) -> None:
     through, again = await ask(proxy, temperature=0.0), await ask(proxy, temperature=0.0)
     vllm = connect(servers.policy.url, "policy")
-    prompt = await vllm.tokenize("policy", [QUESTION[0] | {"content": QUESTION[0]["content"] * 2}])
+    prompt = await vllm.tokenize(TokenizeRequest("policy", [QUESTION[0] | {"content": QUESTION[0]["content"] * 2}]))
     request = generate(prompt, [Branch(1, 1, 24)], model="policy", temperature=0.0)
     [direct] = [event async for event in vllm.generate(request) if isinstance(event, Completion)]
     await vllm.close()

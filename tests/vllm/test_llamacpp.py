@@ -13,7 +13,16 @@ from api.roles.supervisor import free_port
 from engine.core.local_engine import LocalEngine
 from engine.gguf.folder import open_gguf_folder
 from engine.protocol.options import EngineOptions
-from engine.protocol.types import Branch, Completion, EngineClient, EngineError, InvalidRequest, NotSupported, Tokens
+from engine.protocol.types import (
+    Branch,
+    Completion,
+    EngineClient,
+    EngineError,
+    InvalidRequest,
+    NotSupported,
+    TokenizeRequest,
+    Tokens,
+)
 from engine.remote.chat.options import ChatOptions
 from engine.remote.http import HttpEngine
 from tests.engine.helpers import generate
@@ -71,8 +80,8 @@ async def test_it_decodes_greedily_like_our_engine(server: Server, model: Path) 
     [info] = await llama.models()
     assert (info.id, info.context, info.extra["server"]) == ("smollm2", _CONTEXT, "llamacpp")
     assert info.capabilities == frozenset()
-    prompt = await llama.tokenize("smollm2", QUESTION)
-    assert prompt == await ours.tokenize("smollm2", QUESTION)
+    prompt = await llama.tokenize(TokenizeRequest("smollm2", QUESTION))
+    assert prompt == await ours.tokenize(TokenizeRequest("smollm2", QUESTION))
     theirs, expected = await complete(llama, prompt, temperature=0.0), await complete(ours, prompt, temperature=0.0)
     assert theirs.text == expected.text == "The capital of France is Paris."
     assert theirs.token_ids == expected.token_ids[:-1]  # without the end of the text
@@ -85,12 +94,12 @@ async def test_its_chats_have_the_texts_of_its_completions(server: Server, model
     chat = HttpEngine(server.url, dialect="chat", chat=ChatOptions())
     [info] = await chat.models()
     assert info.context == _CONTEXT
-    answer = await complete(chat, await chat.tokenize("smollm2", QUESTION), temperature=0.0)
+    answer = await complete(chat, await chat.tokenize(TokenizeRequest("smollm2", QUESTION)), temperature=0.0)
     assert (answer.text, answer.finish_reason) == ("The capital of France is Paris.", "stop")
     llama = HttpEngine(server.url, tokenizer=open_gguf_folder(model))
-    assert answer.prompt_tokens == len(await llama.tokenize("smollm2", QUESTION))
+    assert answer.prompt_tokens == len(await llama.tokenize(TokenizeRequest("smollm2", QUESTION)))
     await llama.close()
-    too_long = await chat.tokenize("smollm2", [{"role": "user", "content": "What is it? " * 1000}])
+    too_long = await chat.tokenize(TokenizeRequest("smollm2", [{"role": "user", "content": "What is it? " * 1000}]))
     with pytest.raises(InvalidRequest, match="exceeds the available context size"):
         await complete(chat, too_long)
     await chat.close()
@@ -99,7 +108,7 @@ async def test_its_chats_have_the_texts_of_its_completions(server: Server, model
 async def test_it_needs_the_folder_of_its_tokenizer_for_completions(server: Server) -> None:
     llama = HttpEngine(server.url)
     with pytest.raises(NotSupported, match="name the folder of its model's tokenizer"):
-        await llama.tokenize("smollm2", QUESTION)
+        await llama.tokenize(TokenizeRequest("smollm2", QUESTION))
     with pytest.raises(EngineError, match="cannot honour repetition_penalty"):
         await complete(llama, (1, 2), repetition_penalty=1.5)
     await llama.close()

@@ -10,7 +10,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from engine.protocol.types import EngineClient
+from engine.protocol.types import EngineClient, TokenizeRequest
 from engine.remote.http import HttpEngine
 from reasoner.answers.equivalence import Equivalence
 from reasoner.evaluation.suites.registry import open_suite
@@ -75,9 +75,9 @@ async def test_vllm_renders_functions_for_a_template(server: Vllm) -> None:
     client = HttpEngine(server.url)
     tools = [{"type": "function", "function": {"name": "f", "description": "", "parameters": {"type": "object"}}}]
     question = [{"role": "user", "content": "1 + 1?"}]
-    plain = await client.tokenize("policy", question)
+    plain = await client.tokenize(TokenizeRequest("policy", question))
     # This model's template reads no functions, and the server takes them all the same.
-    assert await client.tokenize("policy", question, template_kwargs={"tools": tools}) == plain
+    assert await client.tokenize(TokenizeRequest("policy", question, template_kwargs={"tools": tools})) == plain
     await client.close()
 
 

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
+from engine.protocol.types import TokenizeRequest
 from engine.threads import short_waits  # noqa: F401 - it has to come before torch
 
 # isort: split
@@ -52,7 +53,7 @@ class _SpeculativeEngine:
 
     def tokenize(self, problem: str) -> list[int]:
         messages = [{"role": "user", "content": problem}]
-        return list(self._loop.run(self._engine.tokenize("model", messages)))
+        return list(self._loop.run(self._engine.tokenize(TokenizeRequest("model", messages))))
 
     def solve(self, prompts: Sequence[Prompt], batch: int, seed: int, way: str = SPECULATIVE) -> Solved:
         async def work() -> list[list[int]]:

@@ -33,10 +33,9 @@ from engine.protocol.types import (
     InvalidRequest,
     ModelInfo,
     NotSupported,
-    Prompt,
     ScoreRequest,
     ScoreResult,
-    TemplateKwargs,
+    TokenizeRequest,
     Tokens,
 )
 from engine.protocol.wire import Json
@@ -111,16 +110,8 @@ class ChatEngine:
     async def release(self, lease: str, tokens: Sequence[int] | None = None) -> None:
         """Do nothing, since these servers have no leases."""
 
-    async def tokenize(
-        self,
-        model: str,  # noqa: ARG002
-        text: Prompt,
-        *,
-        special: bool = True,  # noqa: ARG002
-        generation_prompt: bool = True,  # noqa: ARG002
-        template_kwargs: TemplateKwargs | None = None,
-    ) -> Tokens:
-        names = set() if self._is_literal else set(template_kwargs or ()) - {EFFORT, TOOLS, CHOICE}
+    async def tokenize(self, request: TokenizeRequest) -> Tokens:
+        names = set() if self._is_literal else set(request.template_kwargs) - {EFFORT, TOOLS, CHOICE}
         if names:
             raise InvalidRequest(
                 f"the server at {self._connection.url} (chat) has no field for {min(names)!r}: of chat_template_kwargs "
@@ -128,7 +119,7 @@ class ChatEngine:
                 "prefill = 'continue_final_message'",
                 "chat_template_kwargs",
             )
-        return encode_prompt(text, template_kwargs)
+        return encode_prompt(request.text, request.template_kwargs)
 
     async def models(self) -> list[ModelInfo]:
         """List the configured models, or all that the server lists.

@@ -37,11 +37,10 @@ from engine.protocol.types import (
     InvalidRequest,
     ModelInfo,
     NotSupported,
-    Prompt,
     ScoreItem,
     ScoreRequest,
     ScoreResult,
-    TemplateKwargs,
+    TokenizeRequest,
     Tokens,
 )
 from engine.protocol.wire import Json
@@ -100,7 +99,9 @@ class OpenAICompatibleEngine:
         tokens: list[int] = []
         ends: list[int] = []
         for part in item.parts:
-            tokens += await self.tokenize(request.model, part, special=False) if isinstance(part, str) else part
+            if isinstance(part, str):
+                part = await self.tokenize(TokenizeRequest(request.model, part, special=False))
+            tokens += part
             ends.append(len(tokens) - 1)
         reads = [ends[part] for part in item.read]
         prompts = [tokens[: position + 1] for position in reads]
@@ -147,33 +148,15 @@ class OpenAICompatibleEngine:
     async def release(self, lease: str, tokens: Sequence[int] | None = None) -> None:
         """Do nothing, since these servers have no leases."""
 
-    async def tokenize(
-        self,
-        model: str,
-        text: Prompt,
-        *,
-        special: bool = True,
-        generation_prompt: bool = True,
-        template_kwargs: TemplateKwargs | None = None,
-    ) -> Tokens:
+    async def tokenize(self, request: TokenizeRequest) -> Tokens:
         """Tokenize with the local tokenizer if there is one, otherwise on the server."""
         if self._text is not None:
-            if isinstance(text, str):
-                return self._text.encode(text, special=special)
-            chat = self._text.chat(text, generation_prompt=generation_prompt, template_kwargs=template_kwargs)
-            return self._text.encode(chat)
+            return self._text.tokenize(request)
         if not self._dialect.tokenizes:
             raise self._cannot("tokenise; name the folder of its model's tokenizer")
-        if not isinstance(text, str) and not self._dialect.chats:
+        if not isinstance(request.text, str) and not self._dialect.chats:
             raise self._cannot("tokenise chat messages; name the folder of its model's tokenizer")
-        return await self._connection.tokenize(
-            model,
-            text,
-            special=special,
-            generation_prompt=generation_prompt,
-            template_kwargs=template_kwargs,
-            functions_apart=True,
-        )
+        return await self._connection.tokenize(request, functions_apart=True)
 
     async def models(self) -> list[ModelInfo]:
         """List the served models. Sizes that the server does not report are 0.
@@ -366,7 +349,7 @@ class OpenAICompatibleEngine:
     async def _find_tokens(self, model: str, answer: Answer) -> None:
         """Tokenize the text for which the server reported no token ids."""
         if answer.untokenized:
-            answer.ids += await self.tokenize(model, answer.untokenized, special=False)
+            answer.ids += await self.tokenize(TokenizeRequest(model, answer.untokenized, special=False))
             answer.untokenized = ""
 
     def _completion(self, request: GenerateRequest, answer: Answer, reason: FinishReason) -> Completion:

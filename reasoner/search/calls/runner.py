@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from engine.protocol.types import EngineClient, Tokens
+from engine.protocol.types import EngineClient, TokenizeRequest, Tokens
 from reasoner.search.branch_text import BranchText
 from reasoner.search.policies.policy import Policy
 from reasoner.search.policies.tool_messages import ToolMessages
@@ -99,7 +99,7 @@ class CallRunner:
 
         async def tokenize(piece: str) -> Tokens:
             async with self._requests:
-                return await self._engine.tokenize(model, piece, special=False)
+                return await self._engine.tokenize(TokenizeRequest(model, piece, special=False))
 
         parts = await asyncio.gather(*(tokenize(piece) for piece in _DELIMITER.split(text)))
         return tuple(token for part in parts for token in part)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from engine.protocol.request_checks import PromptTooLong
-from engine.protocol.types import Capability, EngineClient, ModelInfo
+from engine.protocol.types import Capability, EngineClient, ModelInfo, TokenizeRequest
 from reasoner.jobs.sampling_spec import Sampling
 from reasoner.jobs.spec import JobSpec
 from reasoner.search.policies.forced_calls import choose_natively
@@ -64,7 +64,7 @@ def find_sample_number(weights: Sequence[float], policy: int, index: int) -> int
 async def tokenize_problem(spec: JobSpec, engine: EngineClient, policy: ModelInfo) -> tuple[int, ...]:
     """Return the prompt of the job's question. Raises ``PromptTooLong`` if it leaves no room for an answer."""
     variables = spec.template_kwargs | choose_natively(spec, policy)
-    prompt = await engine.tokenize(policy.id, spec.to_messages(), template_kwargs=variables)
+    prompt = await engine.tokenize(TokenizeRequest(policy.id, spec.to_messages(), template_kwargs=variables))
     if spec.candidates is None:  # else nothing is written behind it
         check_room(prompt, policy)
     return prompt

@@ -7,7 +7,15 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 from engine.protocol.thoughts import DELIMITERS
-from engine.protocol.types import Capability, EngineClient, InvalidRequest, ModelInfo, NotSupported, Tokens
+from engine.protocol.types import (
+    Capability,
+    EngineClient,
+    InvalidRequest,
+    ModelInfo,
+    NotSupported,
+    TokenizeRequest,
+    Tokens,
+)
 from reasoner.jobs.thought_spec import ThoughtSpec
 from reasoner.thoughts import ThoughtFormat
 
@@ -47,7 +55,7 @@ Encode = Callable[[str], Awaitable[Tokens]]
 
 async def _find(engine: EngineClient, policy: ModelInfo, thoughts: ThoughtSpec | None) -> ThoughtFormat | None:
     async def encode(text: str) -> Tokens:
-        return await engine.tokenize(policy.id, text, special=False)
+        return await engine.tokenize(TokenizeRequest(policy.id, text, special=False))
 
     if thoughts is not None:
         await _check_spelling(encode, policy, thoughts)

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from engine.protocol.types import EngineClient, InvalidRequest, Tokens
+from engine.protocol.types import EngineClient, InvalidRequest, TokenizeRequest, Tokens
 from reasoner.tools.formats.base import ToolFormat
 from reasoner.tools.formats.call import CODE, PYTHON
 
@@ -57,16 +57,16 @@ async def find_tool_messages(
             {"role": "assistant", "content": "", "tool_calls": [call]},
             {"role": "tool", "name": PYTHON, "tool_call_id": _ID, "content": output},
         ]
-        return await engine.tokenize(model, messages, special=False, template_kwargs=template_kwargs)
+        return await engine.tokenize(TokenizeRequest(model, messages, special=False, template_kwargs=template_kwargs))
 
     async def render_words(words: str) -> Tokens:
         messages = [{"role": "user", "content": _FIRST}, {"role": "assistant", "content": words}]
         return await engine.tokenize(
-            model, messages, special=False, generation_prompt=False, template_kwargs=template_kwargs
+            TokenizeRequest(model, messages, special=False, generation_prompt=False, template_kwargs=template_kwargs)
         )
 
     async def encode(text: str) -> Tokens:
-        return await engine.tokenize(model, text, special=False)
+        return await engine.tokenize(TokenizeRequest(model, text, special=False))
 
     first, other_output, other_code, quoted = await asyncio.gather(
         render(_FIRST, _FIRST), render(_FIRST, _SECOND), render(_SECOND, _FIRST), render(_FIRST, _QUOTED)

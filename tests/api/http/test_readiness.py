@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from benchmarks.service.null_engine import POLICY, VERIFIER, NullEngine
-from engine.protocol.types import InvalidRequest, ModelInfo, ProbeInfo, TemplateKwargs
+from engine.protocol.types import InvalidRequest, ModelInfo, ProbeInfo, TokenizeRequest
 from tests.api.conftest import serving
 from tests.listening import listening
 from tests.scripted import ScriptedEngine
@@ -136,21 +136,13 @@ class Engine(ScriptedEngine):
     async def models(self) -> list[ModelInfo]:
         return list(self._served)
 
-    async def tokenize(
-        self,
-        model: str,
-        text: str | Sequence[dict[str, str]],
-        *,
-        special: bool = True,
-        generation_prompt: bool = True,
-        template_kwargs: TemplateKwargs | None = None,
-    ) -> tuple[int, ...]:
+    async def tokenize(self, request: TokenizeRequest) -> tuple[int, ...]:
         self.tokenized += 1
-        if not isinstance(text, str) and not self._template:
+        if not isinstance(request.text, str) and not self._template:
             raise InvalidRequest("the model has no chat template; give a plain text instead of messages", "messages")
-        if text == "\n\n":
+        if request.text == "\n\n":
             return (7,) * self._pieces
-        return await super().tokenize(model, text, special=special, generation_prompt=generation_prompt)
+        return await super().tokenize(request)
 
 
 NOTES = {"reasoner_prm": {"format": "token_classification", "separator": "\n\n", "positive_label": 1}}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +11,7 @@ import httpx
 import pytest
 from openai import AsyncOpenAI, BadRequestError, UnprocessableEntityError
 
-from engine.protocol.types import Branch, ModelInfo
+from engine.protocol.types import Branch, ModelInfo, TokenizeRequest
 from tests.api.openai_client import MODEL, talking
 from tests.scripted import EOS, TEXTS, ScriptedEngine
 from workers.config.settings import Settings
@@ -46,11 +46,12 @@ class WeatherBot(ScriptedEngine):
     async def models(self) -> list[ModelInfo]:
         return [replace(info, chat_template=TEMPLATE) for info in await super().models()]
 
-    async def tokenize(self, model: str, text: str | Sequence[dict[str, Any]], **more: Any) -> tuple[int, ...]:
+    async def tokenize(self, request: TokenizeRequest) -> tuple[int, ...]:
+        text = request.text
         if not isinstance(text, str):
             self.rendered.append(text)
-            text = "result?" if text[-1]["role"] == "tool" else "how?"
-        return await super().tokenize(model, text, **more)
+            request = replace(request, text="result?" if text[-1]["role"] == "tool" else "how?")
+        return await super().tokenize(request)
 
     def token(self, branch: Branch, position: int, temperature: float) -> int:
         return {len("how?"): CALLS, len("result?"): WORDS}.get(position, EOS)

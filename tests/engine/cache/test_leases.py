@@ -10,7 +10,7 @@ import pytest
 from engine.cache import leases
 from engine.core.local_engine import LocalEngine
 from engine.protocol.options import EngineOptions
-from engine.protocol.types import Branch, Completion, GenerateRequest, InvalidRequest, ScoreItem
+from engine.protocol.types import Branch, Completion, GenerateRequest, InvalidRequest, ScoreItem, TokenizeRequest
 from tests.engine.conftest import Checkpoints
 from tests.engine.helpers import Harness, generate, score
 from tests.engine.simulation import PAGE, Simulation
@@ -322,7 +322,7 @@ async def test_a_release_is_sent_to_every_model(engine: LocalEngine) -> None:
     )
     assert [stats.leases for stats in engine.stats().values()] == [1, 1]
     await engine.release("job")
-    await engine.tokenize("m", "x")
+    await engine.tokenize(TokenizeRequest("m", "x"))
     await collect(engine, generate((5, 6), [Branch(1, 1, 1)]))
     assert [stats.leases for stats in engine.stats().values()] == [0, 0]
 

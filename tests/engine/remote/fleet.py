@@ -17,6 +17,7 @@ from engine.protocol.types import (
     ModelInfo,
     ScoreItem,
     ScoreRequest,
+    TokenizeRequest,
 )
 from engine.remote.failover import choose_by_rendezvous
 from engine.remote.health import Health
@@ -113,9 +114,9 @@ class Engine(ScriptedEngine):
         await self.answer("score")
         return await super().score(request)
 
-    async def tokenize(self, model, text, *, special=True, generation_prompt=True, template_kwargs=None):  # type: ignore[no-untyped-def]
+    async def tokenize(self, request: TokenizeRequest) -> tuple[int, ...]:
         await self.answer("tokenize")
-        return await super().tokenize(model, text)
+        return await super().tokenize(request)
 
     async def abort(self, request_id: str) -> None:
         await self.answer("abort")

@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from engine.core.local_engine import LocalEngine
-from engine.protocol.types import Branch, Completion
+from engine.protocol.types import Branch, Completion, TokenizeRequest
 from tests.engine.helpers import generate
 
 NONSENSE = 0.5
@@ -65,7 +65,9 @@ class MockVllm:
     async def _tokenize(self, request: Request) -> Response:
         body = await request.json()
         text = body.get("prompt", body.get("messages"))
-        tokens = await self.engine.tokenize(self.model, text, special=body.get("add_special_tokens", True))
+        tokens = await self.engine.tokenize(
+            TokenizeRequest(self.model, text, special=body.get("add_special_tokens", True))
+        )
         return JSONResponse({"tokens": tokens})
 
     async def _complete(self, request: Request) -> Response:
@@ -73,7 +75,7 @@ class MockVllm:
         prompt = body["prompt"]
         text = prompt if isinstance(prompt, str) else ""
         if text:
-            prompt = self._written.get(text) or list(await self.engine.tokenize(self.model, text))
+            prompt = self._written.get(text) or list(await self.engine.tokenize(TokenizeRequest(self.model, text)))
         usage = {"prompt_tokens": len(prompt), "completion_tokens": body["max_tokens"]}
         if "prompt_logprobs" in body:
             rows = [

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from engine.protocol.types import Branch, GenerateRequest
+from engine.protocol.types import Branch, GenerateRequest, TokenizeRequest
 from engine.remote.chat.options import ChatOptions
 from engine.text.tokenizer import Tokenizer
 from reasoner.tools.formats.call import FunctionTool, ToolCall
@@ -42,7 +42,7 @@ async def test_a_chat_server_gets_functions_and_its_calls_become_text(words: str
         usage(9, 12),
     )
     hosted = Hosted(lambda _: answer)
-    prompt = await hosted.engine.tokenize("m", QUESTION, template_kwargs=TOOLS)
+    prompt = await hosted.engine.tokenize(TokenizeRequest("m", QUESTION, template_kwargs=TOOLS))
     [one] = await collect(hosted.engine, GenerateRequest("r", "m", prompt, (Branch(1, 1, 50),)))
     assert hosted.bodies[0]["tools"] == [FUNCTION]
     assert "tool_choice" not in hosted.bodies[0]
@@ -57,7 +57,9 @@ async def test_a_chat_server_gets_functions_and_its_calls_become_text(words: str
 
 async def test_a_chat_server_gets_the_demanded_choice() -> None:
     hosted = Hosted(lambda _: stream(said("", tool_calls=[call(0, "f", "{}")]), said("", "tool_calls"), usage(9, 3)))
-    prompt = await hosted.engine.tokenize("m", QUESTION, template_kwargs=TOOLS | {"tool_choice": "required"})
+    prompt = await hosted.engine.tokenize(
+        TokenizeRequest("m", QUESTION, template_kwargs=TOOLS | {"tool_choice": "required"})
+    )
     await collect(hosted.engine, GenerateRequest("r", "m", prompt, (Branch(1, 1, 50),)))
     assert (hosted.bodies[0]["tools"], hosted.bodies[0]["tool_choice"]) == ([FUNCTION], "required")
     await hosted.engine.close()
@@ -66,7 +68,9 @@ async def test_a_chat_server_gets_the_demanded_choice() -> None:
 async def test_a_server_that_continues_texts_leaves_calls_in_its_models_own_format() -> None:
     options = ChatOptions(("m",), prefill="continue_final_message")
     hosted = Hosted(lambda _: stream(said("<tool_call>", "stop"), usage(9, 3)), options)
-    prompt = await hosted.engine.tokenize("m", QUESTION, template_kwargs=TOOLS | {"enable_thinking": False})
+    prompt = await hosted.engine.tokenize(
+        TokenizeRequest("m", QUESTION, template_kwargs=TOOLS | {"enable_thinking": False})
+    )
     await collect(hosted.engine, GenerateRequest("r", "m", prompt, (Branch(1, 1, 50),)))
     [body] = hosted.bodies
     assert (body["tools"], body["tool_choice"]) == ([FUNCTION], "none")
@@ -86,7 +90,7 @@ async def test_vllm_renders_functions_and_shows_special_tokens_on_request() -> N
         return chunks(piece("[TOOL_CALLS]f[ARGS]{}", [5, 6], -1.0), piece("</s>", [2], -1.0, finish_reason="stop"))
 
     client = scripted("vllm", answer)
-    await client.tokenize("m", QUESTION, template_kwargs=TOOLS | {"enable_thinking": False})
+    await client.tokenize(TokenizeRequest("m", QUESTION, template_kwargs=TOOLS | {"enable_thinking": False}))
     assert bodies[0]["tools"] == [FUNCTION]
     assert bodies[0]["chat_template_kwargs"] == {"enable_thinking": False}
     request = generate((1, 2), [Branch(1, 1, 9)])

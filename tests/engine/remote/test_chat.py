@@ -23,6 +23,7 @@ from engine.protocol.types import (
     SamplingParams,
     ScoreItem,
     ScoreRequest,
+    TokenizeRequest,
 )
 from engine.remote import retries
 from engine.remote.chat import engine as chat_engine
@@ -303,8 +304,8 @@ def verdict(text: str, top: dict[str, float] | None = None) -> httpx.Response:
 
 
 async def judge(hosted: Hosted) -> tuple[float, ...]:
-    verdicts = [(await hosted.engine.tokenize("m", word, special=False))[0] for word in ("Yes", "No")]
-    prompt = await hosted.engine.tokenize("m", MESSAGES)
+    verdicts = [(await hosted.engine.tokenize(TokenizeRequest("m", word, special=False)))[0] for word in ("Yes", "No")]
+    prompt = await hosted.engine.tokenize(TokenizeRequest("m", MESSAGES))
     [result] = await hosted.engine.score(ScoreRequest("s", "m", (ScoreItem((prompt,), (0,)),), tuple(verdicts)))
     assert result.values is not None
     assert result.computed_tokens == 31

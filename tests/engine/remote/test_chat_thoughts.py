@@ -17,6 +17,7 @@ from engine.protocol.types import (
     GenerateRequest,
     InvalidRequest,
     NotSupported,
+    TokenizeRequest,
 )
 from engine.remote.chat.encoding import (
     Conversation,
@@ -260,8 +261,8 @@ async def test_variables_of_the_template_are_sent_in_the_field_of_the_server(
     prefill: Any, variables: dict[str, object], fields: dict[str, Any]
 ) -> None:
     hosted = Hosted(lambda _: stream(said("7", "stop"), usage(9, 1)), ChatOptions(("m",), prefill=prefill))
-    for kwargs in (variables, None):
-        prompt = await hosted.engine.tokenize("m", MESSAGES, template_kwargs=kwargs)
+    for kwargs in (variables, {}):
+        prompt = await hosted.engine.tokenize(TokenizeRequest("m", MESSAGES, template_kwargs=kwargs))
         await hosted.generate(Branch(1, 1, 9), prompt=prompt)
     sent, plain = hosted.bodies
     assert sent == plain | fields
@@ -274,7 +275,9 @@ async def test_a_variable_without_a_field_is_refused_by_name_with_what_there_is(
     with pytest.raises(
         InvalidRequest, match=r"no field for 'enable_thinking'.* reasoning_effort alone.*prefill = "
     ) as e:
-        await hosted.engine.tokenize("m", MESSAGES, template_kwargs={"reasoning_effort": "low", "enable_thinking": 0})
+        await hosted.engine.tokenize(
+            TokenizeRequest("m", MESSAGES, template_kwargs={"reasoning_effort": "low", "enable_thinking": 0})
+        )
     assert e.value.field == "chat_template_kwargs"
     await hosted.engine.close()
 

@@ -8,7 +8,14 @@ from typing import Any
 import httpx
 import pytest
 
-from engine.protocol.types import EngineUnavailable, InvalidRequest, ScoreItem, ScoreRequest, ScoreResult
+from engine.protocol.types import (
+    EngineUnavailable,
+    InvalidRequest,
+    ScoreItem,
+    ScoreRequest,
+    ScoreResult,
+    TokenizeRequest,
+)
 from engine.remote.chat import judge as chat_judge
 from engine.remote.chat.options import ChatOptions
 from engine.remote.chat.verdict import find_verdict
@@ -115,8 +122,8 @@ def answer(
 
 
 async def judge(hosted: Hosted, max_compute: int | None = None) -> ScoreResult:
-    verdicts = [(await hosted.engine.tokenize("m", word, special=False))[0] for word in ("Yes", "No")]
-    prompt = await hosted.engine.tokenize("m", MESSAGES)
+    verdicts = [(await hosted.engine.tokenize(TokenizeRequest("m", word, special=False)))[0] for word in ("Yes", "No")]
+    prompt = await hosted.engine.tokenize(TokenizeRequest("m", MESSAGES))
     request = ScoreRequest("s", "m", (ScoreItem((prompt,), (0,)),), tuple(verdicts), max_compute)
     [result] = await hosted.engine.score(request)
     return result
@@ -246,10 +253,10 @@ async def test_one_refused_conversation_has_no_verdict_and_the_others_have_their
         return answer("Yes")
 
     hosted = Hosted(respond)
-    verdicts = [(await hosted.engine.tokenize("m", word, special=False))[0] for word in ("Yes", "No")]
+    verdicts = [(await hosted.engine.tokenize(TokenizeRequest("m", word, special=False)))[0] for word in ("Yes", "No")]
     items = tuple(
         [
-            ScoreItem((await hosted.engine.tokenize("m", [{"role": "user", "content": text}]),), (0,))
+            ScoreItem((await hosted.engine.tokenize(TokenizeRequest("m", [{"role": "user", "content": text}])),), (0,))
             for text in ("a", "bad")
         ]
     )

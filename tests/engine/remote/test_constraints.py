@@ -12,6 +12,8 @@ import httpx
 import jsonschema
 import pytest
 
+from engine.protocol.types import TokenizeRequest
+
 pytest.importorskip("llguidance", reason="the package llguidance is not installed")
 
 from engine.core.local_engine import LocalEngine
@@ -126,7 +128,7 @@ async def test_a_server_without_constraints_refuses_by_name() -> None:
 
 async def test_a_chat_server_gets_a_response_format_and_no_other_language() -> None:
     hosted = Hosted(lambda _: stream(said('{"a": 1}', "stop"), usage(9, 3)))
-    prompt = await hosted.engine.tokenize("m", [{"role": "user", "content": "?"}])
+    prompt = await hosted.engine.tokenize(TokenizeRequest("m", [{"role": "user", "content": "?"}]))
     request = GenerateRequest("r", "m", prompt, (Branch(1, 1, 9),), constraint=JSON)
     [one] = await collect(hosted.engine, request)
     assert one.text == '{"a": 1}'

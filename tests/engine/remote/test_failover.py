@@ -20,6 +20,7 @@ from engine.protocol.types import (
     EngineUnavailable,
     GenerateRequest,
     SamplingParams,
+    TokenizeRequest,
 )
 from engine.remote.failover import choose_by_rendezvous
 from engine.remote.replicas import MAX_REPLICAS_TRIED, ReplicatedEngine
@@ -161,7 +162,7 @@ async def test_pending_calls_of_a_silent_engine_go_to_another(
     calls: dict[str, Callable[[EngineClient], object]] = {
         "generate": lambda engine: completions(engine, request()),
         "score": lambda engine: engine.score(scoring()),
-        "tokenize": lambda engine: engine.tokenize("policy", "text"),
+        "tokenize": lambda engine: engine.tokenize(TokenizeRequest("policy", "text")),
     }
     await fleet.client.models()
     text = fleet.order("'text'" if call == "tokenize" else "job")

@@ -13,7 +13,15 @@ from pathlib import Path
 
 import pytest
 
-from engine.protocol.types import Branch, Completion, EngineBusy, EngineError, EngineUnavailable, InvalidRequest
+from engine.protocol.types import (
+    Branch,
+    Completion,
+    EngineBusy,
+    EngineError,
+    EngineUnavailable,
+    InvalidRequest,
+    TokenizeRequest,
+)
 from engine.remote.http import HttpEngine
 from engine.remote.proxies import get_ssl_context
 from tests.engine.helpers import generate
@@ -128,7 +136,7 @@ async def test_error_statuses_become_the_exceptions_of_the_interface(
         assert type(raised.value) is expected
         assert getattr(raised.value, "field", None) == error.get("param")
         with pytest.raises(expected):
-            await client.tokenize("m", "text")
+            await client.tokenize(TokenizeRequest("m", "text"))
 
 
 async def test_an_unreachable_engine_is_unavailable(tmp_path: Path) -> None:

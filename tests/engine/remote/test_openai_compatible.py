@@ -28,6 +28,7 @@ from engine.protocol.types import (
     GenerateRequest,
     InvalidRequest,
     ScoreItem,
+    TokenizeRequest,
 )
 from engine.remote.health import Health
 from engine.remote.http import HttpEngine
@@ -87,9 +88,11 @@ async def test_transformers_serve_gives_the_results_of_our_engine(foreign: HttpE
     assert (model.id, model.kind) == (str(POLICY), "generate")
     [info] = await ours.models()
     assert (model.context, model.vocab_size) == (info.context, info.vocab_size)
-    prompt = await foreign.tokenize(model.id, MESSAGES)
-    assert prompt == await ours.tokenize("policy", MESSAGES)
-    assert await foreign.tokenize(model.id, "3 + 4") == await ours.tokenize("policy", "3 + 4")
+    prompt = await foreign.tokenize(TokenizeRequest(model.id, MESSAGES))
+    assert prompt == await ours.tokenize(TokenizeRequest("policy", MESSAGES))
+    assert await foreign.tokenize(TokenizeRequest(model.id, "3 + 4")) == await ours.tokenize(
+        TokenizeRequest("policy", "3 + 4")
+    )
 
     greedy = generate(prompt, [Branch(1, 1, 60)], model=model.id, temperature=0.0)
     [theirs] = await collect(foreign, greedy)
@@ -102,14 +105,14 @@ async def test_transformers_serve_gives_the_results_of_our_engine(foreign: HttpE
     cut = Branch(1, 1, 8)
     [first] = await collect(foreign, generate(prompt, [cut], model=model.id, temperature=0.0))
     assert first.finish_reason == "length"
-    assert first.token_ids == await ours.tokenize("policy", first.text)
+    assert first.token_ids == await ours.tokenize(TokenizeRequest("policy", first.text))
     rest = Branch(1, 1, 60, generated=first.token_ids)
     [second] = await collect(foreign, generate(prompt, [rest], model=model.id, temperature=0.0))
     assert first.text + second.text == expected.text
 
 
 async def test_streamed_text_of_transformers_serve_equals_the_completions(foreign: HttpEngine) -> None:
-    prompt = await foreign.tokenize(str(POLICY), MESSAGES)
+    prompt = await foreign.tokenize(TokenizeRequest(str(POLICY), MESSAGES))
     branches = [Branch(5, key, 12) for key in range(3)]
     events = [
         event
@@ -125,13 +128,13 @@ async def test_streamed_text_of_transformers_serve_equals_the_completions(foreig
 
 
 async def test_a_timeout_ends_a_branch_with_its_tokens_so_far(foreign: HttpEngine) -> None:
-    prompt = await foreign.tokenize(str(POLICY), MESSAGES)
+    prompt = await foreign.tokenize(TokenizeRequest(str(POLICY), MESSAGES))
     request = generate(prompt, [Branch(5, 1, 200), Branch(5, 2, 200)], model=str(POLICY), timeout=1e-6)
     assert [one.finish_reason for one in await collect(foreign, request)] == ["timeout"] * 2
 
 
 async def test_unsupported_settings_are_named_in_errors(foreign: HttpEngine, transformers_url: str) -> None:
-    prompt = await foreign.tokenize(str(POLICY), MESSAGES)
+    prompt = await foreign.tokenize(TokenizeRequest(str(POLICY), MESSAGES))
     refused: list[tuple[dict[str, Any], str]] = [
         ({"top_k": 3}, "cannot honour top_k"),
         ({"min_tokens": 3}, "cannot honour min_tokens"),
@@ -164,7 +167,7 @@ async def test_unsupported_settings_are_named_in_errors(foreign: HttpEngine, tra
     with pytest.raises(EngineError, match="name the folder"):
         await collect(bare, generate(prompt, [Branch(1, 1, 3)], model=str(POLICY)))
     with pytest.raises(EngineError, match="cannot tokenise"):
-        await bare.tokenize(str(POLICY), "a")
+        await bare.tokenize(TokenizeRequest(str(POLICY), "a"))
     await bare.close()
 
 
@@ -205,10 +208,10 @@ async def test_the_kind_of_a_server_is_asked_once_until_it_was_away() -> None:
         return client
 
     for _ in range(3):  # as many jobs
-        assert await engine().tokenize("m", "ab") == (1, 2)
+        assert await engine().tokenize(TokenizeRequest("m", "ab")) == (1, 2)
     assert asked == ["/v1/models", "/tokenize", "/tokenize", "/tokenize"]
     health.record_failure("http://foreign", EngineUnavailable("gone"))
-    await engine().tokenize("m", "ab")
+    await engine().tokenize(TokenizeRequest("m", "ab"))
     assert asked[4:] == ["/v1/models", "/tokenize"]
 
 
@@ -323,7 +326,7 @@ async def test_sglang_text_is_tokenized_since_it_returns_no_token_ids() -> None:
     assert (one.token_ids, one.text, one.finish_reason, one.stop) == ((7, 8), "ab", "stop", 9)
     assert one.logprob < 0
     with pytest.raises(EngineError, match="chat messages"):
-        await client.tokenize("m", MESSAGES)
+        await client.tokenize(TokenizeRequest("m", MESSAGES))
     [model] = await client.models()
     assert (model.context, model.extra) == (512, {"server": "sglang"})
     await client.close()

@@ -18,6 +18,7 @@ from engine.protocol.types import (
     InvalidRequest,
     NotSupported,
     ScoreItem,
+    TokenizeRequest,
 )
 from engine.remote import retries
 from engine.remote.connection import Connection
@@ -254,7 +255,7 @@ async def test_the_key_is_sent_and_a_url_may_end_as_clients_of_openai_have_it(ur
 async def test_a_server_whose_engine_has_died_lists_no_models() -> None:
     """vLLM goes on listing them for seconds, and its health is 503 without a body."""
     client = scripted("vllm", lambda _: httpx.Response(200, json={"tokens": [1]}))
-    await client.tokenize("m", "a")
+    await client.tokenize(TokenizeRequest("m", "a"))
     healthy = client._connection._http
 
     def handle(request: httpx.Request) -> httpx.Response:

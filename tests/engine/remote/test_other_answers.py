@@ -17,6 +17,7 @@ from engine.protocol.types import (
     EngineUnavailable,
     EngineUnreachable,
     InvalidRequest,
+    TokenizeRequest,
 )
 from engine.remote.chat.options import ChatOptions
 from engine.remote.http import HttpEngine
@@ -117,7 +118,7 @@ async def test_a_server_of_an_unknown_kind_with_such_a_list_is_one_too(value: An
 async def test_tokens_of_another_form_are_a_passing_failure(value: Any) -> None:
     client = scripted("vllm", lambda _: httpx.Response(200, json=value))
     with pytest.raises(EngineUnavailable, match="did not answer /tokenize with tokens"):
-        await client.tokenize("m", "text")
+        await client.tokenize(TokenizeRequest("m", "text"))
     await client.close()
 
 

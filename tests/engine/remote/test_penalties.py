@@ -11,7 +11,7 @@ import pytest
 
 from engine.core.local_engine import LocalEngine
 from engine.protocol.options import EngineOptions
-from engine.protocol.types import Branch, EngineClient, GenerateRequest, NotSupported
+from engine.protocol.types import Branch, EngineClient, GenerateRequest, NotSupported, TokenizeRequest
 from engine.remote.chat.options import ChatOptions
 from engine.remote.http import HttpEngine
 from tests.engine.conftest import Checkpoints
@@ -85,7 +85,7 @@ async def test_llama_cpp_counts_prompts_and_is_refused_by_name() -> None:
 
 async def test_a_chat_server_gets_the_fields_unless_it_refuses_them() -> None:
     hosted = Hosted(lambda _: stream(said("4", "stop"), usage(9, 3)))
-    prompt = await hosted.engine.tokenize("m", [{"role": "user", "content": "?"}])
+    prompt = await hosted.engine.tokenize(TokenizeRequest("m", [{"role": "user", "content": "?"}]))
     request = generate(prompt, [Branch(1, 1, 9)], **PENALTIES)
     await collect(hosted.engine, GenerateRequest("r", "m", prompt, request.branches, request.sampling))
     assert hosted.bodies[0].items() >= PENALTIES.items()

@@ -14,6 +14,7 @@ from engine.protocol.types import (
     EngineUnavailable,
     InvalidRequest,
     ModelInfo,
+    TokenizeRequest,
 )
 from engine.remote.failover import choose_by_rendezvous
 from engine.remote.replicas import ReplicatedEngine
@@ -155,7 +156,7 @@ async def test_misconfigured_engines_are_an_error_and_not_unavailable(fleet: Fle
 async def test_closing_ends_every_task_and_closes_every_engine(fleet: Fleet) -> None:
     here, elsewhere = fleet.order()
     here.hangs = True
-    await elsewhere.tokenize("policy", "x")
+    await elsewhere.tokenize(TokenizeRequest("policy", "x"))
     listing = asyncio.ensure_future(fleet.client.models())
     await asyncio.sleep(0)
     await asyncio.sleep(0)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import pytest
 
 from engine.protocol.types import (
@@ -13,7 +11,7 @@ from engine.protocol.types import (
     ModelInfo,
     ScoreItem,
     ScoreRequest,
-    TemplateKwargs,
+    TokenizeRequest,
 )
 from engine.remote.router import KnownProperties, RoutedEngine
 from tests.scripted import ScriptedEngine
@@ -28,16 +26,10 @@ class Named(ScriptedEngine):
     async def models(self) -> list[ModelInfo]:
         return [ModelInfo(name, "generate", 256, 100, 1000) for name in self.names]
 
-    async def tokenize(
-        self,
-        model: str,
-        text: str | Sequence[dict[str, str]],
-        *,
-        special: bool = True,
-        generation_prompt: bool = True,
-        template_kwargs: TemplateKwargs | None = None,
-    ) -> tuple[int, ...]:
-        self.calls.append(f"tokenize {model} {special} {generation_prompt} {dict(template_kwargs or {})}")
+    async def tokenize(self, request: TokenizeRequest) -> tuple[int, ...]:
+        self.calls.append(
+            f"tokenize {request.model} {request.special} {request.generation_prompt} {request.template_kwargs}"
+        )
         return (1,)
 
     async def abort(self, request_id: str) -> None:
@@ -54,8 +46,10 @@ async def test_each_model_is_requested_from_the_engine_that_serves_it() -> None:
     main, other = Named("policy", "prm"), Named("prm", "unused")
     engine = RoutedEngine(main, {"prm": other})
     assert [info.id for info in await engine.models()] == ["policy", "prm"]
-    assert await engine.tokenize("prm", "x", special=False) == (1,)
-    await engine.tokenize("policy", "x", generation_prompt=False, template_kwargs={"enable_thinking": False})
+    assert await engine.tokenize(TokenizeRequest("prm", "x", special=False)) == (1,)
+    await engine.tokenize(
+        TokenizeRequest("policy", "x", generation_prompt=False, template_kwargs={"enable_thinking": False})
+    )
     await engine.score(ScoreRequest("s", "prm", (ScoreItem(((1,),), (0,)),), lease="job"))
     request = GenerateRequest("g", "policy", (1,), (Branch(0, 0, 3),), lease="job")
     assert len([item async for item in engine.generate(request)]) == 1

@@ -12,7 +12,16 @@ import pytest
 
 from engine.core.local_engine import LocalEngine
 from engine.protocol.options import EngineOptions
-from engine.protocol.types import Branch, Capability, Completion, EngineClient, EngineError, InvalidRequest, ScoreItem
+from engine.protocol.types import (
+    Branch,
+    Capability,
+    Completion,
+    EngineClient,
+    EngineError,
+    InvalidRequest,
+    ScoreItem,
+    TokenizeRequest,
+)
 from engine.remote.http import HttpEngine
 from prm.formats.registry import FORMAT_NOTE
 from tests.engine.helpers import generate, score
@@ -56,11 +65,13 @@ async def lists_the_model(vllm: HttpEngine, ours: LocalEngine) -> None:
 
 async def tokenizes_like_our_engine(vllm: HttpEngine, ours: LocalEngine) -> None:
     for text in (QUESTION, "3 + 4 = 7\n\n"):
-        assert await vllm.tokenize("policy", text) == await ours.tokenize("policy", text)
+        assert await vllm.tokenize(TokenizeRequest("policy", text)) == await ours.tokenize(
+            TokenizeRequest("policy", text)
+        )
 
 
 async def decodes_greedily_like_our_engine(vllm: HttpEngine, ours: LocalEngine) -> None:
-    prompt = await ours.tokenize("policy", QUESTION)
+    prompt = await ours.tokenize(TokenizeRequest("policy", QUESTION))
     [theirs] = await collect(vllm, prompt, Branch(1, 1, 80), temperature=0.0)
     [expected] = await collect(ours, prompt, Branch(1, 1, 80), temperature=0.0)
     assert (theirs.token_ids, theirs.text) == (expected.token_ids, expected.text)
@@ -69,7 +80,7 @@ async def decodes_greedily_like_our_engine(vllm: HttpEngine, ours: LocalEngine) 
 
 
 async def continues_a_cut_branch(vllm: HttpEngine, ours: LocalEngine) -> None:
-    prompt = await ours.tokenize("policy", QUESTION)
+    prompt = await ours.tokenize(TokenizeRequest("policy", QUESTION))
     [whole] = await collect(ours, prompt, Branch(1, 1, 40), temperature=0.0)
     [first] = await collect(vllm, prompt, Branch(1, 1, 7), temperature=0.0)
     [second] = await collect(vllm, prompt, Branch(1, 1, 33, first.token_ids), temperature=0.0)
@@ -78,7 +89,7 @@ async def continues_a_cut_branch(vllm: HttpEngine, ours: LocalEngine) -> None:
 
 
 async def gives_siblings_the_samples_of_single_requests(vllm: HttpEngine, ours: LocalEngine) -> None:
-    prompt = await ours.tokenize("policy", QUESTION)
+    prompt = await ours.tokenize(TokenizeRequest("policy", QUESTION))
     branches = [Branch(3, 100 + index, 24, (), (9, index)) for index in range(4)]
     together = await collect(vllm, prompt, *branches)
     alone = [(await collect(vllm, prompt, branch))[0] for branch in branches]
@@ -88,7 +99,7 @@ async def gives_siblings_the_samples_of_single_requests(vllm: HttpEngine, ours: 
 
 
 async def keeps_a_stop_string_in_text_and_tokens(vllm: HttpEngine, ours: LocalEngine) -> None:
-    prompt = await ours.tokenize("policy", QUESTION)
+    prompt = await ours.tokenize(TokenizeRequest("policy", QUESTION))
     [theirs] = await collect(vllm, prompt, Branch(1, 1, 60), temperature=0.0, stop=("=",))
     [expected] = await collect(ours, prompt, Branch(1, 1, 60), temperature=0.0, stop=("=",))
     assert (theirs.finish_reason, theirs.stop) == ("stop", "=")
@@ -96,7 +107,7 @@ async def keeps_a_stop_string_in_text_and_tokens(vllm: HttpEngine, ours: LocalEn
 
 
 async def reports_log_probabilities(vllm: HttpEngine, ours: LocalEngine) -> None:
-    prompt = await ours.tokenize("policy", QUESTION)
+    prompt = await ours.tokenize(TokenizeRequest("policy", QUESTION))
     [theirs] = await collect(vllm, prompt, Branch(1, 1, 8), temperature=0.0, logprobs=3)
     [expected] = await collect(ours, prompt, Branch(1, 1, 8), temperature=0.0, logprobs=3)
     assert theirs.logprob == pytest.approx(expected.logprob, abs=TOLERANCE)
@@ -108,9 +119,9 @@ async def reports_log_probabilities(vllm: HttpEngine, ours: LocalEngine) -> None
 
 async def reads_verdicts_however_unlikely(vllm: HttpEngine, ours: LocalEngine) -> None:
     """The difference of two verdicts is that of their logits. The first is the likeliest, the other hardly possible."""
-    prompt = await ours.tokenize("policy", QUESTION)
+    prompt = await ours.tokenize(TokenizeRequest("policy", QUESTION))
     [best] = await collect(ours, prompt, Branch(1, 1, 1), temperature=0.0)
-    verdicts = (best.token_ids[0], (await ours.tokenize("policy", "7"))[0])
+    verdicts = (best.token_ids[0], (await ours.tokenize(TokenizeRequest("policy", "7")))[0])
     request = score(ScoreItem((prompt,), (0,)), model="policy", token_ids=verdicts)
     [theirs], [expected] = await vllm.score(request), await ours.score(request)
     assert theirs.values is not None
@@ -121,7 +132,7 @@ async def reads_verdicts_however_unlikely(vllm: HttpEngine, ours: LocalEngine) -
 
 
 async def reports_cached_tokens_until_the_cache_is_cleared(vllm: HttpEngine, ours: LocalEngine) -> None:
-    prompt = (await ours.tokenize("policy", QUESTION)) * 2
+    prompt = (await ours.tokenize(TokenizeRequest("policy", QUESTION))) * 2
     await collect(vllm, prompt, Branch(1, 1, 2))
     [warm] = await collect(vllm, prompt, Branch(1, 2, 2))
     assert 0 < warm.cached_tokens < len(prompt)
@@ -131,7 +142,7 @@ async def reports_cached_tokens_until_the_cache_is_cleared(vllm: HttpEngine, our
 
 
 async def names_what_was_wrong_with_a_request(vllm: HttpEngine, ours: LocalEngine) -> None:
-    prompt = await ours.tokenize("policy", QUESTION)
+    prompt = await ours.tokenize(TokenizeRequest("policy", QUESTION))
     with pytest.raises(EngineError, match="999999"):
         await collect(vllm, prompt, Branch(1, 1, 4, (999_999,)))
     with pytest.raises(InvalidRequest, match="context length"):
@@ -149,8 +160,8 @@ async def knows_a_reward_model(vllm: HttpEngine, ours: LocalEngine) -> None:
 
 async def scores_like_our_engine(vllm: HttpEngine, ours: LocalEngine) -> None:
     steps = ("12 - 7 = 5\n\n", "8 * 5 = 40\n\n", "3 + 40 = 43\n\n")
-    parts = [await ours.tokenize("prm", part, special=False) for part in steps]
-    prompt = await ours.tokenize("prm", "Use the numbers 3, 7, 8 and 12 to reach 45.\n\n")
+    parts = [await ours.tokenize(TokenizeRequest("prm", part, special=False)) for part in steps]
+    prompt = await ours.tokenize(TokenizeRequest("prm", "Use the numbers 3, 7, 8 and 12 to reach 45.\n\n"))
     request = score(ScoreItem((prompt, *parts), (1, 2, 3)), model="prm")
     [theirs], [expected] = await vllm.score(request), await ours.score(request)
     assert theirs.values is not None
@@ -164,7 +175,9 @@ async def scores_like_our_engine(vllm: HttpEngine, ours: LocalEngine) -> None:
 
 
 async def scores_one_position_like_our_engine(vllm: HttpEngine, ours: LocalEngine) -> None:
-    prompt = await ours.tokenize("prm", "Use the numbers 3, 7, 8 and 12 to reach 45.\n\n12 - 7 = 5\n\n")
+    prompt = await ours.tokenize(
+        TokenizeRequest("prm", "Use the numbers 3, 7, 8 and 12 to reach 45.\n\n12 - 7 = 5\n\n")
+    )
     request = score(ScoreItem((prompt,), (0,)), model="prm")
     [theirs], [expected] = await vllm.score(request), await ours.score(request)
     assert theirs.values is not None
@@ -173,8 +186,8 @@ async def scores_one_position_like_our_engine(vllm: HttpEngine, ours: LocalEngin
 
 
 async def scores_several_positions_like_our_engine(vllm: HttpEngine, ours: LocalEngine) -> None:
-    prompt = await ours.tokenize("prm", "Use the numbers 3, 7, 8 and 12 to reach 45.\n\n")
-    step = await ours.tokenize("prm", "12 - 7 = 5\n\n", special=False)
+    prompt = await ours.tokenize(TokenizeRequest("prm", "Use the numbers 3, 7, 8 and 12 to reach 45.\n\n"))
+    step = await ours.tokenize(TokenizeRequest("prm", "12 - 7 = 5\n\n", special=False))
     request = score(ScoreItem((prompt, step, step), (1, 2)), model="prm")
     [theirs], [expected] = await vllm.score(request), await ours.score(request)
     assert theirs.values is not None

@@ -23,6 +23,7 @@ from engine.protocol.types import (
     InvalidRequest,
     SamplingParams,
     ScoreItem,
+    TokenizeRequest,
 )
 from engine.remote.http import HttpEngine
 from engine.server.app import create_app
@@ -79,8 +80,10 @@ async def test_scores_over_http_equal_those_in_process(client: HttpEngine, engin
 async def test_models_and_token_ids_over_http_equal_those_in_process(client: HttpEngine, engine: LocalEngine) -> None:
     assert await client.models() == await engine.models()
     messages = [{"role": "user", "content": "add 3 and 4"}]
-    assert await client.tokenize("m", messages) == await engine.tokenize("m", messages)
-    assert await client.tokenize("m", "add 3") == await engine.tokenize("m", "add 3")
+    assert await client.tokenize(TokenizeRequest("m", messages)) == await engine.tokenize(
+        TokenizeRequest("m", messages)
+    )
+    assert await client.tokenize(TokenizeRequest("m", "add 3")) == await engine.tokenize(TokenizeRequest("m", "add 3"))
     assert TEMPLATE
 
 
@@ -271,7 +274,7 @@ async def test_openai_completions_contain_text_usage_and_token_ids(
     assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2]
     assert {choice["finish_reason"] for choice in answer["choices"]} == {"length"}
     assert all(len(choice["token_ids"]) == 5 and choice["logprob_sum"] < 0 for choice in answer["choices"])
-    prompt = len(await engine.tokenize("m", "add 3"))
+    prompt = len(await engine.tokenize(TokenizeRequest("m", "add 3")))
     assert (answer["usage"]["prompt_tokens"], answer["usage"]["completion_tokens"]) == (prompt, 15)
     assert answer["object"] == "text_completion"
 

@@ -14,7 +14,7 @@ from openai import AsyncOpenAI, BadRequestError, NotFoundError
 from engine.core.local_engine import LocalEngine
 from engine.protocol.options import EngineOptions
 from engine.protocol.request_checks import PromptTooLong
-from engine.protocol.types import Branch, Completion, InvalidRequest, TokenLogprob
+from engine.protocol.types import Branch, Completion, InvalidRequest, TokenizeRequest, TokenLogprob
 from engine.protocol.wire import error_from_json, error_to_json
 from tests.engine.conftest import Checkpoints
 from tests.engine.exact import gap
@@ -92,7 +92,7 @@ async def test_echo_without_new_tokens_returns_prompt_log_probabilities(
 ) -> None:
     """The call with which evaluation harnesses score a text."""
     text = "so the answer is 42"
-    ids = list(await engine.tokenize("m", text))
+    ids = list(await engine.tokenize(TokenizeRequest("m", text)))
     answer = await openai.completions.create(model="m", prompt=[ids, PROMPT], max_tokens=0, echo=True, logprobs=1)
     assert [one.text for one in answer.choices] == [text, engine.tokenizer("m").decode_all(PROMPT)]
     for choice, prompt in zip(answer.choices, (ids, PROMPT), strict=True):
@@ -144,7 +144,7 @@ async def test_a_list_of_prompts_gives_the_results_of_single_prompts(openai: Asy
 
 async def test_texts_and_token_lists_are_equivalent_prompts(openai: AsyncOpenAI, engine: LocalEngine) -> None:
     texts = ["add 3", "so the"]
-    ids = [list(await engine.tokenize("m", text)) for text in texts]
+    ids = [list(await engine.tokenize(TokenizeRequest("m", text))) for text in texts]
     answers = [
         await openai.completions.create(model="m", prompt=prompt, seed=3, max_tokens=9, n=2) for prompt in (texts, ids)
     ]

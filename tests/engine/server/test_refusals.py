@@ -16,6 +16,7 @@ from engine.protocol.types import (
     Branch,
     EngineBusy,
     InvalidRequest,
+    TokenizeRequest,
 )
 from engine.remote.http import HttpEngine
 from engine.server.body_limit import MAX_BODY_BYTES
@@ -164,6 +165,6 @@ async def test_refusals_become_the_exceptions_of_the_interface(client: HttpEngin
         await collect(client, generate(PROMPT, [Branch(1, 1, 1)], temperature=-1.0))
     assert refusal.value.field == "temperature"
     with pytest.raises(InvalidRequest, match="not served"):
-        await client.tokenize("nobody", "text")
+        await client.tokenize(TokenizeRequest("nobody", "text"))
     with pytest.raises(EngineBusy):
         await asyncio.gather(*(collect(client, sampled(16, 100)) for _ in range(12)))

@@ -27,6 +27,7 @@ from engine.protocol.types import (
     SamplingParams,
     ScoreRequest,
     ScoreResult,
+    TokenizeRequest,
 )
 from prm.records import BadRecord, read_records
 from prm.rollouts.rollouts import RolloutPlan, RolloutProblem, RolloutStats, roll_out
@@ -62,9 +63,7 @@ class World:
     async def models(self) -> list[ModelInfo]:
         return [ModelInfo("policy", "generate", self._context, 5, 10), ModelInfo("prm", "classify", 100, 5, 10)]
 
-    async def tokenize(
-        self, model: str, text: str | Sequence[dict[str, str]], *, template_kwargs: dict[str, Any] | None = None
-    ) -> tuple[int, ...]:
+    async def tokenize(self, request: TokenizeRequest) -> tuple[int, ...]:
         return (0,) * 10
 
     async def generate(self, request: GenerateRequest, *, stream: bool = False) -> AsyncGenerator[Completion | Delta]:
@@ -333,7 +332,7 @@ async def test_without_completions_the_outcome_labels_all_steps_and_a_probe_read
     rollouts = list(read_rollouts(tmp_path / "out.jsonl", "soft"))
     assert [rollout.labels for rollout in rollouts] == [example.labels for example in labelled]
     for rollout, example in zip(rollouts, labelled, strict=True):
-        prompt = await world.tokenize("policy", [{"role": "user", "content": example.question}])
+        prompt = await world.tokenize(TokenizeRequest("policy", [{"role": "user", "content": example.question}]))
         assert rollout.tokens[: len(prompt)] == prompt
         starts = (len(prompt), *rollout.ends[:-1])
         texts = [

@@ -9,6 +9,7 @@ import torch
 
 from engine.core.local_engine import LocalEngine
 from engine.protocol.options import EngineOptions
+from engine.protocol.types import TokenizeRequest
 from engine.remote.http import HttpEngine
 from engine.remote.router import RoutedEngine
 from prm.scorers.steps import StepChain, StepScorer
@@ -27,13 +28,13 @@ async def test_scores_and_tokens_over_http_equal_those_of_the_engine(tmp_path: P
         http = RoutedEngine(HttpEngine(url), {"prm": HttpEngine(url)})
         assert await http.models() == await local.models()
         for special in (True, False):
-            expected = await local.tokenize("prm", "add 3", special=special)
-            assert await http.tokenize("prm", "add 3", special=special) == expected
-        assert expected != await local.tokenize("prm", "add 3")
+            expected = await local.tokenize(TokenizeRequest("prm", "add 3", special=special))
+            assert await http.tokenize(TokenizeRequest("prm", "add 3", special=special)) == expected
+        assert expected != await local.tokenize(TokenizeRequest("prm", "add 3"))
         said = [*CHAT, {"role": "assistant", "content": "7"}]
         for generation_prompt in (True, False):
-            expected = await local.tokenize("prm", said, generation_prompt=generation_prompt)
-            assert await http.tokenize("prm", said, generation_prompt=generation_prompt) == expected
+            expected = await local.tokenize(TokenizeRequest("prm", said, generation_prompt=generation_prompt))
+            assert await http.tokenize(TokenizeRequest("prm", said, generation_prompt=generation_prompt)) == expected
         readings = []
         for engine in (local, http):
             [info] = await engine.models()

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from engine.protocol.types import GenerateRequest, TokenLogprob
+from engine.protocol.types import GenerateRequest, TokenizeRequest, TokenLogprob
 from prm.scorers.written_steps import WrittenStepScorer
 from tests.scripted import ScriptedEngine, label_logprobs
 
@@ -32,7 +32,8 @@ async def test_each_beginning_has_its_own_prompt_and_score() -> None:
     scores = await scorer.score("how?", ["one", "two", "three"])
     prompts = {request.prompt for request in engine.verdict_requests if not request.sampling.ignore_eos}
     expected = [
-        await engine.tokenize("policy", f"how? {text}") for text in ("one", "one\n\ntwo", "one\n\ntwo\n\nthree")
+        await engine.tokenize(TokenizeRequest("policy", f"how? {text}"))
+        for text in ("one", "one\n\ntwo", "one\n\ntwo\n\nthree")
     ]
     assert prompts == set(expected)
     assert all(score is not None and 0.1 <= score <= 0.9 for score in scores)

@@ -11,7 +11,7 @@ import torch
 
 from engine.core.local_engine import LocalEngine
 from engine.protocol.options import EngineOptions
-from engine.protocol.types import Capability, ModelInfo
+from engine.protocol.types import Capability, ModelInfo, TokenizeRequest
 from reasoner.admission.resolve import resolve_job
 from reasoner.admission.validation import JobRefused
 from reasoner.jobs.journal import MemoryJournal
@@ -70,7 +70,7 @@ async def test_they_equal_a_forward_pass_of_transformers(engine: LocalEngine, fi
     job = make_job(**fields)
     folder = BUNDLED / {"policy": "policy", "thinker": "policy-thinking"}[job.model or ""]
     loss = float32_loss(folder).logprob
-    prompt = await engine.tokenize(job.model or "", job.to_messages())
+    prompt = await engine.tokenize(TokenizeRequest(job.model or "", job.to_messages()))
     num_compared = 0
     for solution in outcome.result.solutions:
         assert solution.logprobs is not None
@@ -80,7 +80,9 @@ async def test_they_equal_a_forward_pass_of_transformers(engine: LocalEngine, fi
         whole = solution.text or ""
         before, answer = whole[: len(whole) - len(text)], whole[len(whole) - len(text) :]
         assert answer == text
-        ids = [await engine.tokenize(job.model or "", part, special=False) for part in (before, answer)]
+        ids = [
+            await engine.tokenize(TokenizeRequest(job.model or "", part, special=False)) for part in (before, answer)
+        ]
         if len(ids[1]) != len(solution.logprobs):
             continue  # the model has sampled another tokenization of its text
         num_compared += 1
@@ -102,7 +104,7 @@ async def test_they_are_billed_as_computed_and_a_replay_costs_nothing(engine: Lo
     entries = [entry for entry in journal.entries if entry.type == "logprobs"]
     assert len(entries) == 2
     assert journal.entries[-1].type == "select"
-    prompt = len(await engine.tokenize("policy", make_job().to_messages()))
+    prompt = len(await engine.tokenize(TokenizeRequest("policy", make_job().to_messages())))
     lengths = {entry.data["node"]: entry.data["tokens"] for entry in journal.entries if entry.type == "node"}
     closed = {entry.data["node"]: entry.data["closed"] for entry in journal.entries if entry.type == "node"}
     expected = [prompt + lengths[name] - closed[name] for name in (entry.data["node"] for entry in entries)]

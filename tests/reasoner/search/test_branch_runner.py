@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.protocol.types import Branch, EngineUnavailable
+from engine.protocol.types import Branch, EngineUnavailable, TokenizeRequest
 from reasoner.jobs.journal import MemoryJournal
 from reasoner.jobs.spec import JobSpec
 from reasoner.repetition import MIN_LOOP_TOKENS
@@ -203,7 +203,7 @@ async def test_injected_text_is_read_by_the_model_and_not_billed() -> None:
     engine, journal = ScriptedEngine(), MemoryJournal()
     search = await search_with(engine, journal, strategy)
     assert said
-    wait = await engine.tokenize("policy", "Wait,")
+    wait = await engine.tokenize(TokenizeRequest("policy", "Wait,"))
     for node in said:
         assert node.parent is not None
         assert node.parent.prefix[-1] == 0, "the branch ended with the end of sequence"
@@ -249,7 +249,7 @@ async def test_a_new_conversation_has_its_own_prompt_solution_and_length() -> No
     engine, journal = ScriptedEngine(), MemoryJournal()
     await search_with(engine, journal, strategy)
     (node,) = asked
-    assert node.prefix == await engine.tokenize("policy", "Again.")
+    assert node.prefix == await engine.tokenize(TokenizeRequest("policy", "Again."))
     assert len(node.children) == 2
     for child in node.children:
         assert child.solution == child.text

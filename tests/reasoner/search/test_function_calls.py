@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
-from engine.protocol.types import Branch, InvalidRequest, ModelInfo, TemplateKwargs
+from engine.protocol.types import Branch, InvalidRequest, ModelInfo, TemplateKwargs, TokenizeRequest
 from reasoner.best_so_far import choose_best_so_far
 from reasoner.jobs.journal import MemoryJournal
 from reasoner.jobs.spec import JobSpec
@@ -50,14 +49,12 @@ class CallingEngine(ScriptedEngine):
         infos = await super().models()
         return [replace(info, chat_template=self._template, extra=info.extra | {"server": "vllm"}) for info in infos]
 
-    async def tokenize(
-        self, model: str, text: str | Sequence[dict[str, Any]], *, template_kwargs: Any = None, **more: Any
-    ) -> tuple[int, ...]:
-        if not isinstance(text, str):
-            self.kwargs.append(template_kwargs)
-            self.messages.append(text)
-            text = [{"role": "user", "content": "how?"}]
-        return await super().tokenize(model, text, template_kwargs=template_kwargs, **more)
+    async def tokenize(self, request: TokenizeRequest) -> tuple[int, ...]:
+        if not isinstance(request.text, str):
+            self.kwargs.append(request.template_kwargs)
+            self.messages.append(request.text)
+            request = replace(request, text=[{"role": "user", "content": "how?"}])
+        return await super().tokenize(request)
 
     def token(self, branch: Branch, position: int, temperature: float) -> int:
         drawn = FIRST + (branch.key % len(self._texts) if temperature else 0)

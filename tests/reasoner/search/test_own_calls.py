@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.protocol.types import Branch, EngineUnavailable, InvalidRequest, ModelInfo
+from engine.protocol.types import Branch, EngineUnavailable, InvalidRequest, ModelInfo, TokenizeRequest
 from reasoner.jobs.journal import MemoryJournal
 from reasoner.jobs.spec import JobSpec
 from reasoner.jobs.tool_specs import PYTHON_INSTRUCTION
@@ -65,18 +64,11 @@ class OwnCaller(CallingEngine):
         infos = await super().models()
         return [replace(info, chat_template=self.template, extra=info.extra | {"server": "vllm"}) for info in infos]
 
-    async def tokenize(
-        self,
-        model: str,
-        text: str | Sequence[dict[str, Any]],
-        *,
-        generation_prompt: bool = True,
-        template_kwargs: Any = None,
-        **more: Any,
-    ) -> tuple[int, ...]:
+    async def tokenize(self, request: TokenizeRequest) -> tuple[int, ...]:
+        text = request.text
         if isinstance(text, str):
-            return await super().tokenize(model, text, **more)
-        self.kwargs.append(template_kwargs)
+            return await super().tokenize(request)
+        self.kwargs.append(request.template_kwargs)
         self.asked.append(text)
         tokens: tuple[int, ...] = ()
         for message in text:
@@ -84,11 +76,11 @@ class OwnCaller(CallingEngine):
             if message.get("tool_calls"):
                 [call] = message["tool_calls"]
                 words = f'{call["function"]["arguments"]["code"]}"}}}}\n</tool_call>'
-            own = await super().tokenize(model, words)
+            own = await super().tokenize(replace(request, text=words))
             tokens += {"tool": (TOOL, *own, TOOL_END), "assistant": (*own, TURN_END)}.get(message["role"], own)
         is_later = text[-1]["role"] == "tool"
         begin = (ASSISTANT,) * is_later + (OPENING,) * self._thinks
-        return tokens + begin * generation_prompt
+        return tokens + begin * request.generation_prompt
 
     def token(self, branch: Branch, position: int, temperature: float) -> int:
         is_after_call = super().token(branch, position - 1, temperature) == CALL

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 
 from engine.core.local_engine import LocalEngine
 from engine.protocol.options import EngineOptions
-from engine.protocol.types import Capability, InvalidRequest, ModelInfo
+from engine.protocol.types import Capability, InvalidRequest, ModelInfo, TokenizeRequest
 from reasoner.admission.resolve import resolve_job
 from reasoner.admission.validation import JobRefused
 from reasoner.jobs.journal import MemoryJournal
@@ -58,7 +58,7 @@ async def solve(options: EngineOptions, **fields: Any) -> tuple[list[int], Memor
     spec, journal = JobSpec.model_validate(common | fields), MemoryJournal()
     try:
         await run_job(spec, engine, journal)
-        return list(await engine.tokenize("policy", spec.to_messages())), journal
+        return list(await engine.tokenize(TokenizeRequest("policy", spec.to_messages()))), journal
     finally:
         await engine.close()
 

@@ -13,7 +13,7 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 
-from engine.protocol.types import InvalidRequest, ModelInfo
+from engine.protocol.types import InvalidRequest, ModelInfo, TokenizeRequest
 from engine.text.tokenizer import Tokenizer as EngineTokenizer
 from reasoner.jobs.thought_spec import ThoughtSpec
 from reasoner.search.policies.thoughts import find_thought_format
@@ -78,8 +78,12 @@ class Tokens:
         (folder / "tokenizer_config.json").write_text(json.dumps(settings))
         self.text = EngineTokenizer(folder, 1000)
 
-    async def tokenize(self, _: str, text: Any, *, special: bool = True, **more: Any) -> tuple[int, ...]:
-        return self.text.encode(text) if isinstance(text, str) else self.text.encode_chat(text, **more)
+    async def tokenize(self, request: TokenizeRequest) -> tuple[int, ...]:
+        if isinstance(request.text, str):
+            return self.text.encode(request.text)
+        return self.text.encode_chat(
+            request.text, generation_prompt=request.generation_prompt, template_kwargs=request.template_kwargs
+        )
 
     async def find(self, thoughts: ThoughtSpec | None = None) -> ThoughtFormat | None:
         return await find_thought_format(self, ModelInfo("policy", "generate", 99, 1000, 0), thoughts)  # type: ignore[arg-type]
@@ -143,8 +147,8 @@ async def test_a_model_without_thoughts_has_no_delimiters_unless_the_job_names_s
 
 async def test_delimiters_that_the_tokenizer_cannot_spell_are_refused_by_name() -> None:
     class OnlyLetters:
-        async def tokenize(self, _model: str, text: str, **_: Any) -> tuple[int, ...]:
-            return tuple(ord(char) if char.isascii() and char.isalpha() else 0 for char in text)
+        async def tokenize(self, request: TokenizeRequest) -> tuple[int, ...]:
+            return tuple(ord(char) if char.isascii() and char.isalpha() else 0 for char in request.text)
 
     info = ModelInfo("words", "generate", 99, 1000, 0)
     with pytest.raises(InvalidRequest, match=r"thoughts.close: the tokenizer of model 'words' cannot spell '\[end\]'"):

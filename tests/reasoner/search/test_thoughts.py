@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.protocol.types import Branch, EngineUnavailable, InvalidRequest
+from engine.protocol.types import Branch, EngineUnavailable, InvalidRequest, TokenizeRequest
 from prm.scorers.judge import Judge
 from prm.scorers.steps import StepScorer
 from reasoner.admission.validation import JobRefused
@@ -33,9 +33,9 @@ class Thinker(Delayed):
         super().__init__(delays, thinks=True, **more)
         self._opens = opens
 
-    async def tokenize(self, model: str, text: object, **more: object) -> tuple[int, ...]:
-        tokens = await super().tokenize(model, text, **more)  # type: ignore[arg-type]
-        return tokens if isinstance(text, str) or self._opens == "prompt" else tokens[:-1]
+    async def tokenize(self, request: TokenizeRequest) -> tuple[int, ...]:
+        tokens = await super().tokenize(request)
+        return tokens if isinstance(request.text, str) or self._opens == "prompt" else tokens[:-1]
 
     def token(self, branch: Branch, position: int, temperature: float) -> int:
         is_first = self._opens == "model" and position == len("how?")

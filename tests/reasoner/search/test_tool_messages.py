@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from engine.protocol.types import EngineClient, InvalidRequest, ModelInfo
+from engine.protocol.types import EngineClient, InvalidRequest, ModelInfo, TokenizeRequest
 from reasoner.jobs.sampling_spec import Sampling
 from reasoner.sandbox.cells import CellLimits, CellResult
 from reasoner.search.branch_text import BranchText
@@ -68,8 +68,8 @@ async def test_calls_and_outputs_are_the_tokens_of_the_template(
         arguments = json.dumps(arguments)
     call = {"id": "000000000", "type": "function", "function": {"name": "python", "arguments": arguments}}
     messages = [USER, {"role": "assistant", "content": "", "tool_calls": [call]}, {"role": "tool", "content": printed}]
-    whole = await engine.tokenize("m", messages, template_kwargs=TOOLS)
-    prompt = await engine.tokenize("m", [USER], template_kwargs=TOOLS)
+    whole = await engine.tokenize(TokenizeRequest("m", messages, template_kwargs=TOOLS))
+    prompt = await engine.tokenize(TokenizeRequest("m", [USER], template_kwargs=TOOLS))
     if name == "qwen3-thinking":  # earlier turns have no thought
         prompt = prompt[: -len(engine.text.encode("<think>\n"))]
     written = engine.text.encode(text + family.end_of_turn)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from engine.protocol.types import Completion, GenerateRequest, ModelInfo, ScoreRequest, ScoreResult
+from engine.protocol.types import Completion, GenerateRequest, ModelInfo, ScoreRequest, ScoreResult, TokenizeRequest
 from reasoner.jobs.journal import MemoryJournal
 from reasoner.run import run_job
 from tests.reasoner.search.test_policies import spec
@@ -104,7 +104,7 @@ async def test_the_first_round_is_spread_by_weight_and_n_bounds_all_solutions() 
 async def test_a_refined_solution_follows_the_one_it_refines_in_its_conversation() -> None:
     engine = Graded({"policy": "\\boxed{1}", "other": "\\boxed{1}"}, {"{1}": 0.9})
     await solve(engine, 2, n=16, parallel=2)
-    expected = await engine.tokenize("policy", "how?\\boxed{1}Again?")
+    expected = await engine.tokenize(TokenizeRequest("policy", "how?\\boxed{1}Again?"))
     prompts: Sequence[tuple[int, ...]] = [request.prompt for request in engine.requests]
     assert expected in prompts
-    assert set(prompts) == {expected, await engine.tokenize("policy", "how?")}
+    assert set(prompts) == {expected, await engine.tokenize(TokenizeRequest("policy", "how?"))}

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from engine.protocol.types import Completion, GenerateRequest, InvalidRequest, ModelInfo
+from engine.protocol.types import Completion, GenerateRequest, InvalidRequest, ModelInfo, TokenizeRequest
 from reasoner.jobs.journal import MemoryJournal
 from reasoner.strategies.merging.prompts import NOTE
 from reasoner.strategies.merging.synthesize import find_named
@@ -46,7 +46,7 @@ async def test_each_solution_of_a_round_is_written_from_its_own_predecessor_and_
         if data["reason"] == "said":
             shown = groups[node]["shown"]
             texts = [written[name]["text"].strip() for name in shown]
-            assert await engine.tokenize("policy", "how?" + "".join(texts)) in prompts
+            assert await engine.tokenize(TokenizeRequest("policy", "how?" + "".join(texts))) in prompts
             assert len(shown) <= 3
             assert len({name.count(".") for name in shown}) == 1  # all of one round
             if written[data["parent"]]["text"].strip():
@@ -79,7 +79,7 @@ async def test_earlier_turns_and_the_system_message_stay_and_the_problem_is_in_i
     ]
     strategy = {"name": "aggregate", "n": 2, "k": 2, "rounds": 1, "template": "[{{ problem }}]{{ solutions }}"}
     _, _ = await solve(strategy, 1, engine, problem=None, messages=messages, prompt="Q {problem}")
-    beginning = await engine.tokenize("policy", "be briefhelloyes[Q how?]")
+    beginning = await engine.tokenize(TokenizeRequest("policy", "be briefhelloyes[Q how?]"))
     assert any(request.prompt[: len(beginning)] == beginning for request in engine.requests)
 
 
@@ -94,7 +94,7 @@ async def test_a_model_brings_its_own_template_and_a_wrong_one_is_refused_by_nam
 
     engine = Noted(context=WIDE)
     await solve({"name": "synthesize", "n": 2}, 3, engine)
-    beginning = await engine.tokenize("policy", "own how? ")
+    beginning = await engine.tokenize(TokenizeRequest("policy", "own how? "))
     assert any(request.prompt[: len(beginning)] == beginning for request in engine.requests)
     engine.template = "own {{ problem }}"
     with pytest.raises(InvalidRequest, match=r"model 'policy': its 'reasoner_merging'.*does not use {{ solutions }}"):

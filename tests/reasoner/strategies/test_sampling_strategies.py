@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.protocol.types import EngineUnavailable, InvalidRequest, ModelInfo
+from engine.protocol.types import EngineUnavailable, InvalidRequest, ModelInfo, TokenizeRequest
 from reasoner.jobs.journal import MemoryJournal
 from reasoner.jobs.spec import JobSpec
 from reasoner.run import JobOutcome, run_job
@@ -192,7 +192,7 @@ async def test_every_attempt_reads_the_latest_ones_of_its_chain_and_all_of_them_
         lengths.append(len(texts))
         for seen in range(1, len(texts)):
             shown = [part for text in texts[max(0, seen - 2) : seen] if text.strip() for part in (text, "Again?")]
-            assert await engine.tokenize("policy", "how?" + "".join(shown)) in prompts
+            assert await engine.tokenize(TokenizeRequest("policy", "how?" + "".join(shown))) in prompts
     assert lengths == [4, 3]
     counts = Counter(data["answer"] for data in attempts.values() if data["answer"] is not None)
     assert counts[outcome.result.answer] == max(counts.values(), default=0)
@@ -205,7 +205,7 @@ async def test_a_conversation_beyond_the_context_drops_its_oldest_attempts_and_f
         engine = ScriptedEngine(context=420 if seed % 2 else 160)
         _, journal = await solve({"name": "revise", "n": 5, "chains": 1, "request": "Again?"}, seed, engine)
         assert len([data for data in told(journal).values() if data["reason"] != "said"]) == 5
-        again = await engine.tokenize("policy", "Again?")
+        again = await engine.tokenize(TokenizeRequest("policy", "Again?"))
         for prompt in [request.prompt for request in engine.requests]:
             assert len(prompt) < 420
             shown[sum(prompt[at : at + len(again)] == again for at in range(len(prompt)))] += 1
@@ -282,7 +282,7 @@ async def test_a_prompt_with_the_end_of_thinking_marker_does_not_end_the_thinkin
         engine = ScriptedEngine(thinks=True)
         _, journal = await solve({"name": "budget_forcing", "extensions": 3}, seed, engine)
         waits = [data for data in told(journal).values() if data["text"] == "Wait"]
-        wait = await engine.tokenize("policy", "Wait")
+        wait = await engine.tokenize(TokenizeRequest("policy", "Wait"))
         said = [request.prompt for request in engine.requests if request.prompt[-len(wait) :] == wait]
         assert len(waits) > 0
         assert all(not {0, 3} & set(prompt) for prompt in said)

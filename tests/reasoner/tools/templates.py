@@ -10,6 +10,7 @@ from typing import Any
 
 from tokenizers import AddedToken, Tokenizer
 
+from engine.protocol.types import TokenizeRequest
 from engine.text.tokenizer import Tokenizer as EngineTokenizer
 from tests.reasoner.search.test_thoughts_on_engine import POLICY
 from tests.reasoner.tools.formats.rendering import (
@@ -160,5 +161,9 @@ class FamilyTokens:
         (folder / "tokenizer_config.json").write_text(json.dumps(settings))
         self.text = EngineTokenizer(folder, 1 << 20)
 
-    async def tokenize(self, _: str, text: Any, *, special: bool = True, **more: Any) -> tuple[int, ...]:
-        return self.text.encode(text) if isinstance(text, str) else self.text.encode_chat(text, **more)
+    async def tokenize(self, request: TokenizeRequest) -> tuple[int, ...]:
+        if isinstance(request.text, str):
+            return self.text.encode(request.text)
+        return self.text.encode_chat(
+            request.text, generation_prompt=request.generation_prompt, template_kwargs=request.template_kwargs
+        )

@@ -9,6 +9,7 @@ import pytest
 from engine.core.local_engine import LocalEngine
 from engine.protocol.options import EngineOptions
 from engine.protocol.thoughts import DELIMITERS
+from engine.protocol.types import TokenizeRequest
 from reasoner.budget.ledger import Ledger
 from reasoner.budget.spec import Budget
 from reasoner.jobs.sampling_spec import Sampling
@@ -64,7 +65,7 @@ async def test_printed_delimiters_are_spelled_instead_of_read_as_control_tokens(
     try:
         [model] = await engine.models()
         opening, closing = DELIMITERS[0]
-        [special] = await engine.tokenize(model.id, closing, special=False)
+        [special] = await engine.tokenize(TokenizeRequest(model.id, closing, special=False))
         calls = CallRunner(PythonRunner(LIMITS, lambda: None), engine, (Policy(model, Sampling()),), max_calls=1)
         text = write(f"print('5 {opening} 6 {closing} [1, 2] <b>')")
         branch = BranchText(Node((), None, (1,)), 400, text=text)
@@ -72,6 +73,6 @@ async def test_printed_delimiters_are_spelled_instead_of_read_as_control_tokens(
         assert output is not None
         assert output.text == f"\n```output\n5 {opening} 6 {closing} [1, 2] <b>\n```\n"
         assert special not in output.token_ids
-        assert special in await engine.tokenize(model.id, output.text, special=False)
+        assert special in await engine.tokenize(TokenizeRequest(model.id, output.text, special=False))
     finally:
         await engine.close()

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from engine.protocol.types import EngineError, InvalidRequest, ModelInfo, ScoreRequest, ScoreResult
+from engine.protocol.types import EngineError, InvalidRequest, ModelInfo, ScoreRequest, ScoreResult, TokenizeRequest
 from reasoner.jobs.journal import MemoryJournal
 from reasoner.jobs.spec import JobSpec
 from reasoner.run import JobOutcome, open_search, run_job
@@ -103,7 +103,7 @@ async def test_a_judge_scores_only_finished_steps_by_yes_against_no() -> None:
     judged |= {name for name, data in nodes.items() if data["reason"] == "answer"}
     assert scored.keys() == judged < nodes.keys()
     assert all(len(data["scores"]) == 1 and 0 < data["score"] < 1 for data in scored.values())
-    verdicts = await engine.tokenize("policy", "YN")  # a token for each character
+    verdicts = await engine.tokenize(TokenizeRequest("policy", "YN"))  # a token for each character
     assert {(request.model, request.token_ids) for request in engine.asked} == {("policy", verdicts)}
     assert outcome.usage.verifier_computed == sum(entry.spend.verifier_computed for entry in journal.entries) > 0
 
@@ -128,7 +128,7 @@ async def test_a_causal_model_in_a_verifier_format_scores_and_does_not_generate(
 
     engine = Causal()
     await run(spec("best_of_n", {}), engine)
-    verdicts = await engine.tokenize("judge", "+-")
+    verdicts = await engine.tokenize(TokenizeRequest("judge", "+-"))
     assert {(request.model, request.token_ids) for request in engine.asked} == {("judge", verdicts)}
     assert {request.model for request in engine.requests} == {"policy"}
 
@@ -152,8 +152,8 @@ async def test_a_judge_that_is_no_language_model_is_refused_with_the_valid_model
 
 async def test_a_judge_whose_yes_and_no_share_their_first_token_is_refused() -> None:
     class Mute(ScriptedEngine):
-        async def tokenize(self, model: str, text: Any, **more: Any) -> tuple[int, ...]:
-            return (7,) * len(await super().tokenize(model, text))
+        async def tokenize(self, request: TokenizeRequest) -> tuple[int, ...]:
+            return (7,) * len(await super().tokenize(request))
 
     with pytest.raises(EngineError, match="'policy' cannot judge"):
         await run(spec("beam", JUDGE), Mute())

@@ -9,7 +9,7 @@ import pytest
 from api.roles.supervisor import engine_command
 from engine.core.local_engine import LocalEngine
 from engine.protocol.options import EngineOptions
-from engine.protocol.types import EngineError
+from engine.protocol.types import EngineError, TokenizeRequest
 from engine.server.command_line import build_parser, read_model_folders, read_templates
 from tests.engine.conftest import TEMPLATE, save_random_model
 from tests.engine.gguf.files import write_gguf
@@ -75,7 +75,7 @@ async def test_a_template_of_the_settings_is_the_engines(form: str, model: Path)
     engine = start(settings)
     try:
         expected = engine.tokenizer("mine").encode("<|user|>step one<|end|><|assistant|>")
-        assert await engine.tokenize("mine", TURNS[1:2]) == expected
+        assert await engine.tokenize(TokenizeRequest("mine", TURNS[1:2])) == expected
         assert (await engine.models())[0].chat_template == TEMPLATE
     finally:
         await engine.close()
@@ -93,7 +93,7 @@ async def test_a_base_model_continues_the_texts_plainly(model: Path) -> None:
             (TURNS, "step two\n\nUser: step one\n\nAssistant: two\n\nUser: three\n\nAssistant:"),
             ([{"role": "user", "content": [{"type": "text", "text": "step one"}]}], "step one"),
         ):
-            assert await engine.tokenize("mine", messages) == tokenizer.encode_prompt(text)
+            assert await engine.tokenize(TokenizeRequest("mine", messages)) == tokenizer.encode_prompt(text)
     finally:
         await engine.close()
 

@@ -14,7 +14,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
 
-from engine.protocol.types import Branch, EngineUnavailable, GenerateRequest
+from engine.protocol.types import Branch, EngineUnavailable, GenerateRequest, TokenizeRequest
 from engine.remote.http import HttpEngine
 from reasoner.run import run_job
 from tests.scripted import ScriptedEngine
@@ -96,8 +96,8 @@ async def test_requests_to_an_engine_carry_the_span_that_they_are_made_in(spans:
     engine._connection._http = httpx.AsyncClient(base_url="http://engine", transport=httpx.MockTransport(answer))
     with tracing.span("job", "consumer", {}):
         expected = tracing.traceparent()
-        await asyncio.create_task(engine.tokenize("m", "a"))  # as branches are
-    await engine.tokenize("m", "a")
+        await asyncio.create_task(engine.tokenize(TokenizeRequest("m", "a")))  # as branches are
+    await engine.tokenize(TokenizeRequest("m", "a"))
     assert expected
     assert sent == [expected, None]
     await engine.close()
@@ -122,7 +122,9 @@ async def test_a_traced_engine_returns_the_results_of_the_wrapped_one(spans: InM
     engine = tracing.traced(ScriptedEngine())
     assert [event async for event in engine.generate(request)] == [event async for event in plain.generate(request)]
     assert await engine.models() == await plain.models()
-    assert await engine.tokenize("policy", "1 + 1?") == await plain.tokenize("policy", "1 + 1?")
+    assert await engine.tokenize(TokenizeRequest("policy", "1 + 1?")) == await plain.tokenize(
+        TokenizeRequest("policy", "1 + 1?")
+    )
 
 
 def test_without_tracing_the_engine_is_unwrapped_and_a_request_has_no_traceparent() -> None:
