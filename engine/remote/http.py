@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import MutableMapping
+from collections.abc import Awaitable, Callable, MutableMapping
 from contextlib import aclosing
 from pathlib import Path
+from typing import TypeVar
 
-from engine.protocol.forwarding import ForwardingEngine
+from engine.protocol.dispatching import ForwardingEngine, ModelRequest
 from engine.protocol.types import EngineClient, EngineUnavailable, Events, GenerateRequest, InvalidRequest, ModelInfo
 from engine.remote.chat.engine import ChatEngine
 from engine.remote.chat.options import ChatOptions
@@ -22,6 +23,8 @@ NATIVE = "reasoner"
 
 CHAT = "chat"
 KINDS = (NATIVE, *DIALECTS, CHAT)
+
+_T = TypeVar("_T")
 
 
 class HttpEngine(ForwardingEngine):
@@ -72,15 +75,22 @@ class HttpEngine(ForwardingEngine):
         self._lock = asyncio.Lock()
 
     async def generate(self, request: GenerateRequest, *, stream: bool = False) -> Events:
-        engine = await self._get_engine()
+        engine = await self._detect()
         async with aclosing(engine.generate(request, stream=stream)) as events:
             async for event in events:
                 yield event
 
     async def models(self) -> list[ModelInfo]:
-        return await (await self._get_engine(should_wait=False)).models()  # no wait: health probes call it
+        return await (await self._detect(should_wait=False)).models()  # no wait: health probes call it
 
-    async def _get_engine(self, *, should_wait: bool = True) -> EngineClient:
+    async def _call(self, request: ModelRequest, call: Callable[[EngineClient], Awaitable[_T]]) -> _T:  # noqa: ARG002
+        return await call(await self._detect())
+
+    async def _call_all(self, call: Callable[[EngineClient], Awaitable[None]]) -> None:
+        await call(await self._detect())
+
+    async def _detect(self, *, should_wait: bool = True) -> EngineClient:
+        """Return the client of the server's kind, which the first call finds out."""
         async with self._lock:
             if not self._is_ready:
                 dialect = self._dialect or await self._find_dialect(should_wait)

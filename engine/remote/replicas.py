@@ -16,6 +16,7 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import Any, TypeVar
 
+from engine.protocol.dispatching import DispatchingEngine, ModelRequest
 from engine.protocol.types import (
     Completion,
     EngineBusy,
@@ -25,10 +26,7 @@ from engine.protocol.types import (
     Events,
     GenerateRequest,
     ModelInfo,
-    ScoreRequest,
-    ScoreResult,
     TokenizeRequest,
-    Tokens,
 )
 from engine.remote.failover import OutputMismatch, StreamedPrefix, choose_by_rendezvous, remaining_request
 from engine.remote.health import PROBE_OVERDUE_SECONDS, REPORT_PROBE_INTERVAL_SECONDS, Health, warn_once
@@ -48,7 +46,7 @@ _T = TypeVar("_T")
 log = logging.getLogger("reasoner.engines")
 
 
-class ReplicatedEngine:
+class ReplicatedEngine(DispatchingEngine):
     """``EngineClient`` over replicas by name. Belongs to the event loop that it is first used in.
 
     From the first call until ``close`` it probes the replicas in the background. A replica that serves another
@@ -83,7 +81,7 @@ class ReplicatedEngine:
         missing = {index: StreamedPrefix() for index in range(len(request.branches))}
         try:
             while missing:
-                name = await self._choose_replica(request.lease or request.request_id, request.model, tried)
+                name = await self._choose_replica(_find_key(request), request.model, tried)
                 self._running[request.request_id] = name
                 self._track_lease(name, request.lease)
                 order = list(missing)
@@ -113,15 +111,6 @@ class ReplicatedEngine:
             self._running.pop(request.request_id, None)
             self._aborted.discard(request.request_id)
 
-    async def score(self, request: ScoreRequest) -> list[ScoreResult]:
-        async def call(name: str) -> list[ScoreResult]:
-            self._track_lease(name, request.lease)
-            results = await self._engines[name].score(request)
-            self._health.record_success(name)
-            return results
-
-        return await self._call_any(request.lease or request.request_id, request.model, call)
-
     async def abort(self, request_id: str) -> None:
         name = self._running.get(request_id)
         if name is None:
@@ -137,14 +126,7 @@ class ReplicatedEngine:
         if tokens is None:
             self._leases.pop(lease, None)
         reachable = [name for name in seen if self._health.get_models(name) is not None]  # on others leases expire
-        calls = (self._await_or_fail_over(name, self._engines[name].release(lease, tokens)) for name in reachable)
-        await asyncio.gather(*calls)
-
-    async def tokenize(self, request: TokenizeRequest) -> Tokens:
-        def call(name: str) -> Awaitable[Tokens]:
-            return self._engines[name].tokenize(request)
-
-        return await self._call_any(repr(request.text), request.model, call)
+        await self._call_replicas(reachable, lambda engine: engine.release(lease, tokens))
 
     async def models(self) -> list[ModelInfo]:
         """Return the models of the replicas that answer, each as the first of them describes it."""
@@ -167,10 +149,6 @@ class ReplicatedEngine:
                     warn_once(f"the engine at {name} serves another {info.id!r} than the first: it is left out")
         self._expected_models = by_id
         return list(by_id.values())
-
-    async def clear_cache(self) -> None:
-        calls = (self._await_or_fail_over(name, engine.clear_cache()) for name, engine in self._engines.items())
-        await asyncio.gather(*calls)
 
     async def close(self) -> None:
         tasks = [*self._probes.values(), *([] if self._watcher is None else [self._watcher])]
@@ -236,17 +214,29 @@ class ReplicatedEngine:
 
     # Calls.
 
-    async def _call_any(self, key: str, model: str, call: Callable[[str], Awaitable[_T]]) -> _T:
+    async def _call(self, request: ModelRequest, call: Callable[[EngineClient], Awaitable[_T]]) -> _T:
         """Return the answer of the first replica that gives one."""
         tried: list[str] = []
         while True:
-            name = await self._choose_replica(key, model, tried)
+            name = await self._choose_replica(_find_key(request), request.model, tried)
+            if not isinstance(request, TokenizeRequest):
+                self._track_lease(name, request.lease)
             try:
-                return await self._await_or_fail_over(name, call(name))
+                answer = await self._await_or_fail_over(name, call(self._engines[name]))
             except EngineUnavailable as error:
                 self._record_failure(name, error)
-                if not await self._has_next(model, tried):
+                if not await self._has_next(request.model, tried):
                     raise
+            else:
+                if not isinstance(request, TokenizeRequest):
+                    self._health.record_success(name)
+                return answer
+
+    async def _call_all(self, call: Callable[[EngineClient], Awaitable[None]]) -> None:
+        await self._call_replicas(self._engines, call)
+
+    async def _call_replicas(self, names: Iterable[str], call: Callable[[EngineClient], Awaitable[None]]) -> None:
+        await asyncio.gather(*(self._await_or_fail_over(name, call(self._engines[name])) for name in names))
 
     async def _events(self, name: str, request: GenerateRequest, stream: bool) -> Events:
         async with aclosing(self._engines[name].generate(request, stream=stream)) as events:
@@ -319,3 +309,8 @@ class ReplicatedEngine:
                 if self._health.is_silent(name) and self._get_served_models():
                     for call in list(pending):
                         call.cancel()
+
+
+def _find_key(request: ModelRequest) -> str:
+    """Return the key that keeps the requests of a job on one replica."""
+    return repr(request.text) if isinstance(request, TokenizeRequest) else request.lease or request.request_id

@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
-from engine.protocol.types import (
-    EngineClient,
-    EngineError,
-    Events,
-    GenerateRequest,
-    ModelInfo,
-    ScoreRequest,
-    ScoreResult,
-    TokenizeRequest,
-    Tokens,
-)
+from engine.protocol.dispatching import DispatchingEngine, ModelRequest
+from engine.protocol.types import EngineClient, EngineError, Events, GenerateRequest, ModelInfo
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +24,7 @@ class KnownProperties:
         return replace(info, extra={**info.extra, **self.extra}, parameters=self.parameters or info.parameters)
 
 
-class RoutedEngine:
+class RoutedEngine(DispatchingEngine):
     """``EngineClient`` that sends the requests of each model to the engine that serves it."""
 
     def __init__(
@@ -47,18 +41,6 @@ class RoutedEngine:
     def generate(self, request: GenerateRequest, *, stream: bool = False) -> Events:
         return self._engine_for(request.model).generate(request, stream=stream)
 
-    async def score(self, request: ScoreRequest) -> list[ScoreResult]:
-        return await self._engine_for(request.model).score(request)
-
-    async def abort(self, request_id: str) -> None:
-        await asyncio.gather(*(engine.abort(request_id) for engine in self._all))
-
-    async def release(self, lease: str, tokens: Sequence[int] | None = None) -> None:
-        await asyncio.gather(*(engine.release(lease, tokens) for engine in self._all))
-
-    async def tokenize(self, request: TokenizeRequest) -> Tokens:
-        return await self._engine_for(request.model).tokenize(request)
-
     async def models(self) -> list[ModelInfo]:
         """Raises ``EngineError`` if an engine in ``overrides`` does not serve its model."""
         engines = self._all
@@ -74,11 +56,14 @@ class RoutedEngine:
             models += matching
         return [self._known[info.id].add_to(info) if info.id in self._known else info for info in models]
 
-    async def clear_cache(self) -> None:
-        await asyncio.gather(*(engine.clear_cache() for engine in self._all))
-
     async def close(self) -> None:
-        await asyncio.gather(*(engine.close() for engine in self._all))
+        await self._call_all(lambda engine: engine.close())
+
+    async def _call(self, request: ModelRequest, call: Callable[[EngineClient], Awaitable[_T]]) -> _T:
+        return await call(self._engine_for(request.model))
+
+    async def _call_all(self, call: Callable[[EngineClient], Awaitable[None]]) -> None:
+        await asyncio.gather(*map(call, self._all))
 
     @property
     def _all(self) -> list[EngineClient]:

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import replace
 
-from engine.protocol.forwarding import ForwardingEngine
+from engine.protocol.dispatching import ForwardingEngine
 from engine.protocol.types import (
     EngineClient,
     Events,

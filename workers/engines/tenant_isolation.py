@@ -11,7 +11,7 @@ from dataclasses import replace
 from hashlib import sha256
 from typing import TypeVar
 
-from engine.protocol.forwarding import ForwardingEngine
+from engine.protocol.dispatching import ForwardingEngine
 from engine.protocol.types import EngineClient, Events, GenerateRequest, ModelInfo, ScoreRequest, ScoreResult
 
 _Request = TypeVar("_Request", GenerateRequest, ScoreRequest)

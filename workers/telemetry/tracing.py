@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
-from engine.protocol.forwarding import ForwardingEngine
+from engine.protocol.dispatching import ForwardingEngine
 from engine.protocol.types import Completion, EngineClient, Events, GenerateRequest, ScoreRequest, ScoreResult
 from engine.remote.connection import TRACEPARENT
 from engine.remote.proxies import find_proxy_url
