@@ -13,15 +13,6 @@ from engine.remote.openai.dialects import DIALECTS
 from reasoner.jobs.sampling_spec import Sampling
 from reasoner.strategies.base import Strategy
 
-_CAPABILITIES: Mapping[Capability, str] = {
-    Capability.CONTINUATION: "goes on after the beginning of an answer",
-    Capability.LOGPROBS: "reports the log-probabilities of the likeliest tokens",
-    Capability.PROMPT_LOGPROBS: "reports those of a given text",
-    Capability.CONSTRAINT: "holds a whole answer to a language",
-    Capability.CONSTRAINT_CONTINUATION: "also goes on within such an answer",
-    Capability.PENALTIES: "has OpenAI's frequency and presence penalty",
-    Capability.PENALTY_CONTINUATION: "also counts the tokens of an answer that it goes on with",
-}
 _ALL_SETTINGS = [field.name for field in fields(SamplingParams)]
 
 
@@ -38,7 +29,7 @@ def page(strategies: Mapping[str, Strategy[Any]]) -> str:
     """Return the page."""
     servers = _list_servers()
     settings = [name for name in _ALL_SETTINGS if name in Sampling.model_fields]
-    capabilities = [(_CAPABILITIES[each], *(_mark(each in one.capabilities) for one in servers)) for each in Capability]
+    capabilities = [(each.description, *(_mark(each in one.capabilities) for one in servers)) for each in Capability]
     tenants = ("keeps tenants' cached prefixes apart", *(_mark(server.keeps_tenants_apart) for server in servers))
     parameters = [(code(name), *(_mark(name in server.settings) for server in servers)) for name in settings]
     runs = {

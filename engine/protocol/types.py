@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from enum import StrEnum
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol, Self
 
 from engine.protocol.constraint import Constraint
 from engine.protocol.refusal import Refusal, RefusalKind
@@ -21,20 +21,22 @@ TemplateKwargs = Mapping[str, object]
 class Capability(StrEnum):
     """A thing that the server of a model may be able to do; our own engine can do all of them."""
 
-    CONTINUATION = "continuation"
-    """Goes on after the beginning of an answer."""
-    LOGPROBS = "logprobs"
-    """Reports the log-probabilities of the likeliest tokens."""
-    PROMPT_LOGPROBS = "prompt_logprobs"
-    """Reports those of a given text."""
-    CONSTRAINT = "constraint"
-    """Holds a whole answer to a language."""
-    CONSTRAINT_CONTINUATION = "constraint_continuation"
-    """Also goes on within such an answer."""
-    PENALTIES = "penalties"
-    """Has OpenAI's frequency and presence penalty, which count generated tokens alone."""
-    PENALTY_CONTINUATION = "penalty_continuation"
-    """Also counts the tokens of an answer that it goes on with."""
+    description: str
+    """What such a server does."""
+
+    def __new__(cls, name: str, description: str) -> Self:
+        member = str.__new__(cls, name)
+        member._value_ = name
+        member.description = description
+        return member
+
+    CONTINUATION = "continuation", "goes on after the beginning of an answer"
+    LOGPROBS = "logprobs", "reports the log-probabilities of the likeliest tokens"
+    PROMPT_LOGPROBS = "prompt_logprobs", "reports those of a given text"
+    CONSTRAINT = "constraint", "holds a whole answer to a language"
+    CONSTRAINT_CONTINUATION = "constraint_continuation", "also goes on within such an answer"
+    PENALTIES = "penalties", "has OpenAI's frequency and presence penalty, which count generated tokens alone"
+    PENALTY_CONTINUATION = "penalty_continuation", "also counts the tokens of an answer that it goes on with"
 
 
 FinishReason = Literal["stop", "length", "context", "timeout", "cancelled", "refused"]
