@@ -10,7 +10,7 @@ import pytest
 
 
 def mostly_long(cases: Iterable[Any], every: int) -> list[Any]:
-    """Return the cases as pytest parameters, of which the first and then one in ``every`` is quick."""
+    """Return the cases, or parameters of pytest, as such parameters: the first and then one in ``every`` is quick."""
     return [_parameter(case, is_quick=index % every == 0) for index, case in enumerate(cases)]
 
 
@@ -24,5 +24,7 @@ def mostly_long_grid(*factors: Iterable[Any], every: int) -> list[Any]:
 
 
 def _parameter(case: Any, *, is_quick: bool) -> Any:
-    values = case if isinstance(case, tuple) else (case,)
-    return pytest.param(*values, marks=() if is_quick else pytest.mark.long)
+    marks = () if is_quick else (pytest.mark.long,)
+    if isinstance(case, type(pytest.param())):
+        return pytest.param(*case.values, marks=(*case.marks, *marks), id=case.id)
+    return pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=marks)

@@ -14,6 +14,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import compile_path
 from starlette.types import Scope
 
+from api.http.operations import list_methods
 from reasoner.admission.validation import JobRefused
 from reasoner.budget.spec import Budget
 from reasoner.jobs.sampling_spec import Sampling
@@ -146,16 +147,15 @@ def _framework_problem(request: Request, error: HTTPException) -> Problem:
     """Return the problem for an error that the framework raised."""
     path = request.url.path
     if error.status_code == HTTPStatus.NOT_FOUND:
-        is_known = f"/v1{path}" in request.app.openapi()["paths"]
+        is_known = f"/v1{path}" in list_methods(request.app)
         hint = f"the path is /v1{path}" if is_known else "/docs lists all paths"
         hint = "leave out the last slash" if path.endswith("/") else hint
         return Problem(404, "not-found", f"there is nothing at {path}: {hint}")
     if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
-        templates = request.app.openapi()["paths"]
-        matching = [item for template, item in templates.items() if compile_path(template)[0].match(path)]
-        matching = [templates[path]] if path in templates else matching
+        methods = list_methods(request.app)
+        matching = [found for template, found in methods.items() if compile_path(template)[0].match(path)]
         # The framework names the methods of one route, and every method of a path is a route of its own.
-        allowed = ", ".join(sorted({method.upper() for item in matching for method in item})) or "GET"
+        allowed = ", ".join(sorted(methods.get(path) or set().union(*matching))) or "GET"
         detail = f"{path} does not take {request.method}: it takes {allowed}"
         return Problem(405, "method-not-allowed", detail, headers={"Allow": allowed})
     code = HTTPStatus(error.status_code).phrase.lower().replace(" ", "-")

@@ -15,6 +15,7 @@ from fastapi import Header, Request
 from fastapi.responses import Response
 from fastapi.routing import APIRoute
 
+from api.http.operations import list_query_parameters
 from api.http.problems import Problem
 
 MAX_DEPTH = 100
@@ -85,15 +86,11 @@ def _refuse_json(reason: str) -> NoReturn:
 
 
 async def check_query_parameters(request: Request) -> None:
-    """Raise ``Problem`` for query parameters that the route does not have, and for those that are given twice.
-
-    For routes of the OpenAPI document.
-    """
+    """Raise ``Problem`` for query parameters that the route does not have, and for those that are given twice."""
     num_values = Counter(name for name, _ in request.query_params.multi_items())
     if not num_values:
         return
-    operation = request.app.openapi()["paths"][request.scope["route"].path][request.method.lower()]
-    names = [parameter["name"] for parameter in operation.get("parameters", ()) if parameter["in"] == "query"]
+    names = list_query_parameters(request)
     hint = f"known parameters: {', '.join(names)}" if names else "this call has none"
     errors = [(name, f"unknown parameter; {hint}") for name in num_values if name not in names]
     errors += [(name, "give it once") for name, count in num_values.items() if name in names and count > 1]

@@ -14,7 +14,7 @@ from tests.long import mostly_long
 LAUNCHES = dict(list_launches())
 
 
-@pytest.mark.parametrize("name", mostly_long(LAUNCHES, every=4))
+@pytest.mark.parametrize("name", mostly_long(LAUNCHES, every=16))
 def test_kernels_fit_a_blackwell_gpu(name: str) -> None:
     for kernel in compile_launch(LAUNCHES[name], 100):
         assert kernel.spills == kernel.stack == 0, kernel

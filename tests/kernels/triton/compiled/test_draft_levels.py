@@ -30,6 +30,7 @@ from tests.engine.conftest import save_random_model
 from tests.engine.gpu import EmulatedPool
 from tests.engine.speculation.heads import save_head
 from tests.kernels.triton.hopper import SHARED_MEMORY, compiling
+from tests.long import mostly_long
 
 PAGE, CONTEXT, HIDDEN, HEADS, KV_HEADS, DIM, INNER = 16, 512, 512, 8, 4, 128, 256
 META = DeviceConfig(torch.device("meta"), torch.bfloat16, uses_gpu_kernels=True)
@@ -102,7 +103,9 @@ def eagle(model: Model, folder: Path, kv_dtype: str, *, is_tree: bool) -> tuple[
     return drafter._trees, requests, spans
 
 
-@pytest.mark.parametrize("is_tree", [False, True], ids=["chain", "tree"])
+@pytest.mark.parametrize(
+    "is_tree", mostly_long([pytest.param(True, id="tree"), pytest.param(False, id="chain")], every=2)
+)
 def test_an_eagle_draft_waits_for_the_gpu_only_once_it_is_complete(
     model: Model, is_tree: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

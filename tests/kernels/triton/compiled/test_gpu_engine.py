@@ -33,7 +33,7 @@ PAGE, SIZES = 16, {"hidden_size": 512, "intermediate_size": 1024, "head_dim": 12
 
 @pytest.mark.parametrize(
     ("dtype", "kv_dtype"),
-    mostly_long([*((torch.bfloat16, kv_dtype) for kv_dtype in KV_DTYPES), (torch.float32, "auto")], every=4),
+    mostly_long([*((torch.bfloat16, kv_dtype) for kv_dtype in KV_DTYPES), (torch.float32, "auto")], every=8),
     ids=str,
 )
 def test_a_decoding_step_compiles(
@@ -68,7 +68,7 @@ LAUNCHED = {
 kernel of their own. Other methods launch ``_weight_only`` for each of the layer's four products."""
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", mostly_long(METHODS, every=3))
 def test_a_decoding_step_with_quantized_weights_launches_only_kernels(
     method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

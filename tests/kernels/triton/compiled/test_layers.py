@@ -16,6 +16,7 @@ from kernels.common.int4 import INT4
 from kernels.common.quantization import Quantization
 from kernels.triton import activation, int4, kv_write, norm, sampling
 from tests.kernels.triton.hopper import compiling
+from tests.long import mostly_long
 
 ROW8, BLOCK8 = Quantization(torch.int8), Quantization(torch.float8_e4m3fn, 128)
 ROW_FP8 = Quantization(torch.float8_e4m3fn)
@@ -75,7 +76,8 @@ CASES: list[tuple[str, Callable[[], object], int, float, int]] = [
 
 
 @pytest.mark.parametrize(
-    ("launch", "registers", "occupancy", "wide"), [pytest.param(*case[1:], id=case[0]) for case in CASES]
+    ("launch", "registers", "occupancy", "wide"),
+    mostly_long([pytest.param(*case[1:], id=case[0]) for case in CASES], every=4),
 )
 def test_compiled_kernels_meet_their_limits(
     launch: Callable[[], object], registers: int, occupancy: float, wide: int

@@ -16,6 +16,7 @@ from kernels.triton.quantize import quantize_vectors
 from kernels.triton.scaled import scaled
 from kernels.triton.weight_only import BYTES, INT4, NF4, weight_only
 from tests.kernels.triton.hopper import SHARED_MEMORY, compiling
+from tests.long import mostly_long, mostly_long_grid
 
 IN, OUT, GROUPS = 4096, 14336, 32
 F16, F32, I32, U8, BF16 = torch.float16, torch.float32, torch.int32, torch.uint8, torch.bfloat16
@@ -63,7 +64,8 @@ CASES: list[tuple[str, Callable[[], object], str, int, float]] = [
 
 
 @pytest.mark.parametrize(
-    ("launch", "unit", "registers", "occupancy"), [pytest.param(*case[1:], id=case[0]) for case in CASES]
+    ("launch", "unit", "registers", "occupancy"),
+    mostly_long([pytest.param(*case[1:], id=case[0]) for case in CASES], every=4),
 )
 def test_compiled_kernels_meet_their_limits(
     launch: Callable[[], object], unit: str, registers: int, occupancy: float
@@ -95,8 +97,7 @@ def test_a_product_of_one_row_uses_no_matrix_units() -> None:
     assert total.occupancy >= 0.75, total
 
 
-@pytest.mark.parametrize("capability", [90, 100])
-@pytest.mark.parametrize("launch", [int4, nf4, byte])
+@pytest.mark.parametrize(("launch", "capability"), mostly_long_grid([int4, nf4, byte], [90, 100], every=5))
 def test_a_weight_is_dequantized_once_for_many_rows_with_wide_stores(
     launch: Callable[[int], object], capability: int
 ) -> None:
@@ -109,6 +110,7 @@ def test_a_weight_is_dequantized_once_for_many_rows_with_wide_stores(
     assert kernel.occupancy >= 0.5, kernel
 
 
+@pytest.mark.long  # it compiles sixteen products
 @pytest.mark.parametrize("dtype", [BF16, F32], ids=str)
 def test_an_invariant_product_has_one_code_for_all_numbers_of_rows(dtype: torch.dtype) -> None:
     """Otherwise a row alone, or one of 16, would be computed by other instructions."""

@@ -19,8 +19,10 @@ from kernels.triton import invariant, scaled, weight_only
 from tests.kernels.triton.device import DEVICE
 from tests.kernels.triton.interpreted.test_products import activations, checkpoint, close, generator
 from tests.kernels.triton.planted import planted
+from tests.long import mostly_long, mostly_long_grid
 from tests.seeds import shift
 
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 ROWS, INTO, OUT = 67, 512, 72
 Product = Callable[[Tensor], Tensor]
 
@@ -95,15 +97,18 @@ PRODUCTS: dict[str, Callable[[], Product]] = {
 }
 
 
-@pytest.mark.parametrize("name", PRODUCTS)
+@pytest.mark.parametrize("name", mostly_long(PRODUCTS, every=3))
 def test_a_row_of_a_product_is_the_same_in_every_batch(name: str) -> None:
     x = activations(ROWS, INTO, torch.bfloat16 if "bfloat16" in name else torch.float32)
     assert differing_batches(PRODUCTS[name](), x) == []
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize(("rows", "into", "out"), [(1, 96, 70), (70, 520, 200)])
-def test_invariant_products_equal_float64(rows: int, into: int, out: int, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "rows", "into", "out"),
+    mostly_long_grid(DTYPES, (1, 70), (96, 520), (70, 200), every=5),
+    ids=str,
+)
+def test_invariant_products_equal_float64(dtype: torch.dtype, rows: int, into: int, out: int) -> None:
     """Covers rows, inputs and outputs that are not multiples of a tile, one part and several."""
     x, weight = activations(rows, into, dtype), torch.randn(out, into, generator=generator(1)).to(dtype)
     bias = torch.randn(out, generator=generator(2)).to(dtype)
@@ -113,6 +118,7 @@ def test_invariant_products_equal_float64(rows: int, into: int, out: int, dtype:
     close(invariant.product(x.to(DEVICE), weight.to(DEVICE), None, torch.float32), expected, torch.float32)
 
 
+@pytest.mark.long  # a test of the tests
 @pytest.mark.skipif(DEVICE != "cpu", reason="bugs are planted in the interpreter")
 @pytest.mark.parametrize(
     ("module", "right", "wrong"),
@@ -130,6 +136,7 @@ def test_parts_and_kernels_that_depend_on_the_rows_are_detected(
     assert differing_batches(product, activations(ROWS, INTO)) != []
 
 
+@pytest.mark.long
 def test_by_default_rows_depend_on_the_batch() -> None:
     """Otherwise the tests above would prove nothing."""
     assert differing_batches(four("in order", fixed=False), activations(ROWS, INTO)) != []

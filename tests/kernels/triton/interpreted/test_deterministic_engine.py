@@ -22,7 +22,6 @@ from tests.engine.gpu import EmulatedGraph, emulate_gpu
 from tests.engine.helpers import Harness, generate, score
 from tests.engine.quantization.models import quantised
 from tests.kernels.triton.device import DEVICE
-from tests.long import mostly_long
 
 pytestmark = pytest.mark.skipif(DEVICE != "cpu", reason="the interpreter emulates a GPU")
 
@@ -59,7 +58,8 @@ def answers(harness: Harness, branches: list[Branch], **sampling: object) -> lis
     return [(completion.token_ids, completion.logprob) for completion in completions]
 
 
-@pytest.mark.parametrize("kind", mostly_long(KINDS, every=6))
+@pytest.mark.long  # the tests of products and attention cover each kernel
+@pytest.mark.parametrize("kind", KINDS)
 def test_samples_do_not_depend_on_the_batch_the_cache_or_chunks(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,7 +19,7 @@ from kernels.triton import draft_attention
 from tests.closeness import EPS
 from tests.kernels.triton.device import DEVICE
 from tests.kernels.triton.planted import planted
-from tests.long import mostly_long
+from tests.long import mostly_long, mostly_long_grid
 from tests.seeds import shift
 
 BRANCHES, ROWS, GROUP, KV_HEADS, DIM, PAGE, ROOM = 4, 3, 2, 2, 32, 16, 40
@@ -104,8 +104,7 @@ def bound(dtype: torch.dtype) -> float:
     return 600 * EPS if dtype == torch.float32 else 16 * torch.finfo(torch.float16).eps
 
 
-@pytest.mark.parametrize("with_drafts", [False, True], ids=["own", "drafts"])
-@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize(("dtype", "with_drafts"), mostly_long_grid(TYPES, [True, False], every=3), ids=str)
 def test_own_and_draft_keys_are_attended_to_as_in_float64(dtype: torch.dtype, with_drafts: bool) -> None:
     assert largest_error(plain, dtype, with_drafts=with_drafts) <= bound(torch.float32)
     assert largest_error(draft_attention, dtype, with_drafts=with_drafts) <= bound(dtype)
@@ -118,6 +117,7 @@ def test_windows_and_soft_caps_apply_to_own_keys() -> None:
             assert error <= bound(torch.float32)
 
 
+@pytest.mark.long  # a test of the tests
 @pytest.mark.skipif(DEVICE != "cpu", reason="bugs are planted in the interpreter")
 @pytest.mark.parametrize(
     ("right", "wrong"),

@@ -106,6 +106,7 @@ def test_candidates_are_ranked_by_the_definition(vocab: int) -> None:
     assert ranks_right(rank_kernel(draft_tree), vocab)
 
 
+@pytest.mark.long  # a test of the tests
 @pytest.mark.skipif(DEVICE != "cpu", reason="bugs are planted in the interpreter")
 @pytest.mark.parametrize(
     ("right", "wrong"),
@@ -225,7 +226,7 @@ def bits(words: Tensor) -> set[int]:
     return {index for index in range(32 * len(words)) if int(words[index // 32]) >> (index % 32) & 1}
 
 
-SEEDS = range(3)
+SEEDS = range(2)
 
 
 @pytest.fixture(autouse=True)
@@ -245,6 +246,7 @@ def test_without_a_floor_levels_are_as_wide_as_the_tree(monkeypatch: pytest.Monk
         assert grows_right(grow, 7, wide=24)
 
 
+@pytest.mark.long  # a test of the tests
 @pytest.mark.skipif(DEVICE != "cpu", reason="bugs are planted in the interpreter")
 @pytest.mark.parametrize(
     ("right", "wrong"),

@@ -132,6 +132,7 @@ def test_a_query_has_a_bounded_number_of_chunks_of_its_own_position_alone() -> N
     assert len(np.unique(chunk)) == 7  # so that a prompt is cut by few of them
 
 
+@pytest.mark.long  # a test of the tests
 @pytest.mark.skipif(DEVICE != "cpu", reason="bugs are planted in the interpreter")
 def test_keys_cut_by_the_load_of_the_step_are_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention_schedule, "MIN_KEYS", 64)
@@ -140,6 +141,7 @@ def test_keys_cut_by_the_load_of_the_step_are_detected(monkeypatch: pytest.Monke
     assert differing_tokens(Cache(None)) != []
 
 
+@pytest.mark.long  # a test of the tests
 @pytest.mark.skipif(DEVICE != "cpu", reason="bugs are planted in the interpreter")
 def test_chunks_that_begin_with_the_window_are_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first key that some query of a tile sees depends on the other queries."""

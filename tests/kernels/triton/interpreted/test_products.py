@@ -119,6 +119,7 @@ def test_int4_products_of_many_rows_equal_float64(
     close(int4_product(x, weight, bias), x.double() @ wide.T + bias.double(), dtype)
 
 
+@pytest.mark.long  # a test of the tests
 @pytest.mark.skipif(DEVICE != "cpu", reason="bugs are planted in the interpreter")
 @pytest.mark.parametrize(
     ("layout", "right", "wrong"),
@@ -357,6 +358,7 @@ def test_planted_bugs_are_detected(layout: str, right: str, wrong: str, rows: in
     assert wrong_result == (only.get(right, rows) == rows)
 
 
+@pytest.mark.long  # a test of the tests
 @pytest.mark.skipif(DEVICE != "cpu", reason="bugs are planted in the interpreter")
 @pytest.mark.parametrize(
     ("blocks", "right", "wrong"),

@@ -101,6 +101,7 @@ PLANTED = {
 }  # fmt: skip
 
 
+@pytest.mark.long  # a test of the tests
 @pytest.mark.skipif(DEVICE != "cpu", reason="bugs are planted in the interpreter")
 @pytest.mark.parametrize("name", PLANTED)
 def test_planted_bugs_are_detected(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -163,6 +163,7 @@ def test_the_noise_equals_the_cpus() -> None:
     assert same_noise(noise_kernels)
 
 
+@pytest.mark.long  # a test of the tests
 @pytest.mark.skipif(DEVICE != "cpu", reason="bugs are planted in the interpreter")
 @pytest.mark.parametrize(
     ("right", "wrong"),
