@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.long import mostly_long
+
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("kernels", "engine", "prm", "reasoner", "workers", "api")
 
@@ -111,7 +113,7 @@ PLANTED = {
 }
 
 
-@pytest.mark.parametrize("where", PLANTED)
+@pytest.mark.parametrize("where", mostly_long(PLANTED, every=3))
 def test_a_planted_import_against_the_layers_breaks_the_contracts(where: str, tmp_path: Path) -> None:
     for package in (*PACKAGES, "benchmarks", "recipes"):
         for path in python_files(package):

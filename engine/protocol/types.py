@@ -22,7 +22,7 @@ class Capability(StrEnum):
     """A thing that the server of a model may be able to do; our own engine can do all of them."""
 
     description: str
-    """What such a server does."""
+    """The ability in words: what such a server does, with no subject."""
 
     def __new__(cls, name: str, description: str) -> Self:
         member = str.__new__(cls, name)

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.docs.blocks import ROOT
+from tests.long import mostly_long
 from tests.packages import install, install_guide
 
 STRATEGY = """
@@ -134,7 +135,7 @@ BROKEN = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("fault", BROKEN)
+@pytest.mark.parametrize("fault", mostly_long(BROKEN, every=3))
 def test_a_strategy_that_cannot_be_used_is_named_and_stops_nothing(fault: str, tmp_path: Path) -> None:
     source, value, reason = BROKEN[fault]
     install(tmp_path, "acme-broken", {STRATEGIES: {"m": value}}, {"m": source})
@@ -153,13 +154,16 @@ def test_a_strategy_that_cannot_be_used_is_named_and_stops_nothing(fault: str, t
 
 @pytest.mark.parametrize(
     ("source", "reason"),
-    [
-        (VERIFIER.replace("NAME", "math"), "'math' is Reasoner's own"),
-        (VERIFIER.replace('Literal["NAME"]', "str"), "no Literal of one text"),
-        (VERIFIER.replace("def check", "def chek").replace("NAME", "even"), "a method 'check'"),
-        (VERIFIER.replace("(RuleSpec)", "").replace("NAME", "even"), "no subclass of VerifierSpec"),
-        ("raise ValueError('not today')", "ValueError: not today"),
-    ],
+    mostly_long(
+        [
+            (VERIFIER.replace("NAME", "math"), "'math' is Reasoner's own"),
+            (VERIFIER.replace('Literal["NAME"]', "str"), "no Literal of one text"),
+            (VERIFIER.replace("def check", "def chek").replace("NAME", "even"), "a method 'check'"),
+            (VERIFIER.replace("(RuleSpec)", "").replace("NAME", "even"), "no subclass of VerifierSpec"),
+            ("raise ValueError('not today')", "ValueError: not today"),
+        ],
+        every=3,
+    ),
 )
 def test_a_verifier_that_cannot_be_used_is_named_and_stops_nothing(source: str, reason: str, tmp_path: Path) -> None:
     install(tmp_path, "acme-broken", {VERIFIERS: {"even": "m:Even"}}, {"m": source})

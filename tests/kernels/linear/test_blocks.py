@@ -17,6 +17,7 @@ from kernels.linear.blocks import BlockLinear
 from kernels.linear.embedding import BlockEmbedding
 from tests.closeness import EPS, assert_rounded
 from tests.kernels.linear.test_int4 import rounded
+from tests.long import mostly_long
 from tests.seeds import shift
 
 pytestmark = pytest.mark.skipif(not blocks.is_supported(), reason="this processor lacks products of bytes")
@@ -44,7 +45,7 @@ def pack(kind: str, rows: Tensor) -> PackedBlocks:
     return PackedBlocks(kind, rows.shape[1], rows.data_ptr() + rows.stride(0) * torch.arange(len(rows)))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", mostly_long(KINDS, every=3))
 @pytest.mark.parametrize(("out", "into"), SHAPES)
 def test_rows_read_back_equal_gguf_to_the_bit(kind: str, out: int, into: int) -> None:
     rows = random_blocks(kind, out, into)
@@ -63,7 +64,7 @@ def test_every_float16_scale_is_read_exactly(kind: str) -> None:
     assert torch.equal(pack(kind, rows).read_rows(torch.arange(6)), dequantize(kind, rows))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", mostly_long(KINDS, every=3))
 @pytest.mark.parametrize(("out", "into"), SHAPES[:3])
 def test_sums_within_groups_are_exact(kind: str, out: int, into: int) -> None:
     """Scales are powers of 2 and rounding leaves each group of x unchanged, so float32 holds every sum."""

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from reasoner.answers.extraction.extract import MAX_CHARS, extract_answer
 from reasoner.answers.extraction.phrases import ExtractionStopped, iter_announcements
 from reasoner.answers.spec import AnswerSpec
+from tests.long import mostly_long_grid
 
 
 def spec(extract: object = "auto", compare: str = "math") -> AnswerSpec:
@@ -59,33 +60,36 @@ def test_a_prefix_never_states_an_answer_that_the_whole_does_not_contain(
 
 
 @pytest.mark.parametrize(
-    "unit",
-    [
-        " ",
-        "\n",
-        "the answer is ",
-        "\\boxed{",
-        "#### ",
-        "```\n",
-        "(",
-        "A ",
-        "final answer",
-        "{",
-        "$",
-        "\\",
-        "}",
-        "<answer>",
-        "答案",
-        "The answer is $18 and ",
-        '"answer": ',
-        "answer to a ",
-        "**",
-        "The answer is \\(",
-        "\\boxed{1}, ",
-        "option A is ",
-    ],
+    ("unit", "compare"),
+    mostly_long_grid(
+        [
+            " ",
+            "\n",
+            "the answer is ",
+            "\\boxed{",
+            "#### ",
+            "```\n",
+            "(",
+            "A ",
+            "final answer",
+            "{",
+            "$",
+            "\\",
+            "}",
+            "<answer>",
+            "答案",
+            "The answer is $18 and ",
+            '"answer": ',
+            "answer to a ",
+            "**",
+            "The answer is \\(",
+            "\\boxed{1}, ",
+            "option A is ",
+        ],
+        ["math", "text", "choice", "code"],
+        every=5,
+    ),
 )
-@pytest.mark.parametrize("compare", ["math", "text", "choice", "code"])
 def test_extraction_from_repetitive_text_takes_linear_time(unit: str, compare: str) -> None:
     """A pattern with backtracking would exceed the test runner's time limit."""
     for text in (unit * (600_000 // len(unit)), "The answer is " + unit * (600_000 // len(unit))):

@@ -18,6 +18,7 @@ from reasoner.search.branch_text import BranchText, Watch
 from reasoner.search.generation import SEGMENT_TOKENS
 from reasoner.search.search import Search
 from reasoner.tree import Node, Reason, make_branch_key
+from tests.long import mostly_long_grid
 from tests.reasoner.search.test_stream import Delayed, search_with, shape, tree
 from tests.scripted import ScriptedEngine, confidence
 from tests.strategies import WRITING
@@ -38,8 +39,7 @@ def spec(strategy: str, seed: int, tokens: int | None = None) -> JobSpec:
     )
 
 
-@pytest.mark.parametrize("strategy", NAMES)
-@pytest.mark.parametrize("tokens", [None, 300])
+@pytest.mark.parametrize(("strategy", "tokens"), mostly_long_grid(NAMES, [None, 300], every=5))
 async def test_a_branch_generated_in_segments_equals_the_branch_generated_as_a_whole(
     strategy: str, tokens: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

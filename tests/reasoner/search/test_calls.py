@@ -26,6 +26,7 @@ from reasoner.search.replay import BILLED_ONLY
 from reasoner.strategies.registry import STRATEGIES
 from reasoner.tools import python
 from reasoner.tree import read_parts
+from tests.long import mostly_long
 from tests.reasoner.search.test_thoughts import nodes_of
 from tests.scripted import CONTEXT, TEXTS, ScriptedEngine
 from tests.strategies import COMPARING, WRITING
@@ -124,7 +125,7 @@ def check(journal: MemoryJournal, outcome: JobOutcome, engine: ScriptedEngine) -
     assert engine.most <= 4000
 
 
-@pytest.mark.parametrize("strategy", WRITING)
+@pytest.mark.parametrize("strategy", mostly_long(WRITING, every=4))
 @given(seed=SEEDS)
 @settings(SAME_PATCHES, max_examples=12)
 async def test_every_strategy_goes_on_with_the_output_and_branches_share_no_state(
@@ -141,7 +142,7 @@ async def test_calls_are_frequent_enough_to_be_tested(sandbox: Sandbox) -> None:
     assert max(map(len, sandbox.calls)) >= 3
 
 
-@pytest.mark.parametrize("strategy", ["best_of_n", "beam", "mcts", "self_consistency", "rebase"])
+@pytest.mark.parametrize("strategy", mostly_long(["best_of_n", "beam", "mcts", "self_consistency", "rebase"], every=3))
 @given(seed=SEEDS, die_after=st.integers(1, 60))
 @settings(SAME_PATCHES, max_examples=15)
 async def test_a_replay_gives_the_same_result_and_runs_no_code_twice(

@@ -20,6 +20,7 @@ from reasoner.run import JobOutcome, run_job
 from reasoner.strategies.base import Feature
 from reasoner.strategies.registry import STRATEGIES
 from reasoner.tree import read_parts
+from tests.long import mostly_long
 from tests.reasoner.search.test_thoughts import nodes_of
 from tests.reasoner.search.test_thoughts_on_engine import PLAIN, POLICY
 from tests.strategies import COMPARING, SCORING, WRITING
@@ -50,7 +51,7 @@ async def solve(engine: LocalEngine, journal: MemoryJournal | None = None, **fie
     return await run_job(JobSpec.model_validate(common | fields), engine, journal or MemoryJournal())
 
 
-@pytest.mark.parametrize("strategy", HELD)
+@pytest.mark.parametrize("strategy", mostly_long(HELD, every=4))
 async def test_every_strategy_answers_in_the_language(strategy: str) -> None:
     needs = strategy in SCORING
     more = {} if needs else {"verifier": None}

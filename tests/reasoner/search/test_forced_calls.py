@@ -23,6 +23,7 @@ from reasoner.run import JobOutcome, run_job
 from reasoner.search.policies.forced_calls import MAX_CALLS, choose_natively, force_calls
 from reasoner.strategies.registry import STRATEGIES
 from reasoner.tools.formats.registry import FORMATS
+from tests.long import mostly_long, mostly_long_grid
 from tests.reasoner.search.test_constraints import HELD
 from tests.reasoner.search.test_thoughts import Thinker, nodes_of
 from tests.reasoner.search.test_thoughts_on_engine import PLAIN, POLICY
@@ -84,8 +85,7 @@ def check(calls: list[list[str]]) -> None:
         jsonschema.validate(json.loads(arguments), schema)
 
 
-@pytest.mark.parametrize("model", ["policy", "policy-thinking"])
-@pytest.mark.parametrize("name", FORCED)
+@pytest.mark.parametrize(("model", "name"), mostly_long_grid(["policy", "policy-thinking"], FORCED, every=3))
 async def test_every_solution_of_a_hot_model_is_a_valid_call(tmp_path: Path, name: str, model: str) -> None:
     async with serving(tmp_path, model) as engine:
         named = {"tool_choice": {"name": "weather"}}
@@ -109,7 +109,7 @@ async def test_every_solution_of_a_hot_model_is_a_valid_call(tmp_path: Path, nam
         assert free.result.tool_calls == []
 
 
-@pytest.mark.parametrize("strategy", HELD)
+@pytest.mark.parametrize("strategy", mostly_long(HELD, every=4))
 async def test_every_strategy_that_a_constraint_can_hold_returns_a_call(tmp_path: Path, strategy: str) -> None:
     fields: dict[str, Any] = {"strategy": {"name": strategy}, "steps": {"by": "tokens", "every": 8}}
     if strategy in SCORING:

@@ -19,6 +19,7 @@ from reasoner.run import JobOutcome, run_job
 from reasoner.search.policies.call_format import resolve_python
 from reasoner.search.replay import BILLED_ONLY
 from reasoner.tree import find_turn, read_parts
+from tests.long import mostly_long
 from tests.reasoner.search.test_calls import (
     CALL,
     SAME_PATCHES,
@@ -100,7 +101,7 @@ def list_outputs(journal: MemoryJournal) -> list[str]:
     return [entry.data["text"] for entry in journal.entries if "call_ended" in entry.data]
 
 
-@pytest.mark.parametrize("strategy", WRITING)
+@pytest.mark.parametrize("strategy", mostly_long(WRITING, every=4))
 @given(seed=SEEDS, template=st.sampled_from([HERMES, LLAMA]))
 @settings(SAME_PATCHES, max_examples=10)
 async def test_every_strategy_goes_on_in_a_new_turn_and_branches_share_no_state(
@@ -130,7 +131,7 @@ async def test_own_calls_are_frequent_enough_to_be_tested(
     assert {code for cells in sandbox.calls for code in cells} == {COUNT["code"]}
 
 
-@pytest.mark.parametrize("strategy", ["best_of_n", "beam", "mcts", "self_consistency"])
+@pytest.mark.parametrize("strategy", mostly_long(["best_of_n", "beam", "mcts", "self_consistency"], every=3))
 @given(seed=SEEDS, die_after=st.integers(1, 60), template=st.sampled_from([HERMES, LLAMA]))
 @settings(SAME_PATCHES, max_examples=10)
 async def test_a_replay_gives_the_same_result_and_runs_no_own_call_twice(

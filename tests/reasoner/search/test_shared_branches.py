@@ -10,6 +10,7 @@ from engine.protocol.types import EngineUnavailable
 from reasoner.jobs.journal import MemoryJournal
 from reasoner.jobs.spec import JobSpec
 from reasoner.run import JobOutcome, run_job
+from tests.long import mostly_long
 from tests.planned import Planned, PlannedEngine
 from tests.reasoner.budget.test_small_budgets import LENGTH, Paced
 from tests.scripted import ScriptedEngine
@@ -67,7 +68,7 @@ async def test_the_journal_marks_copies_and_their_zero_cost() -> None:
     assert len({entry.data["text"] for entry in nodes}) == 1
 
 
-@pytest.mark.parametrize("strategy", NAMES)
+@pytest.mark.parametrize("strategy", mostly_long(NAMES, every=4))
 async def test_a_crashed_job_with_copies_ends_as_an_undisturbed_one_and_pays_no_token_twice(strategy: str) -> None:
     spec = job(strategy, 8, deterministic=True)
     undisturbed = await run(spec)

@@ -15,6 +15,7 @@ from reasoner.jobs.journal import MemoryJournal
 from reasoner.jobs.spec import JobSpec
 from reasoner.run import run_job
 from reasoner.search import generation
+from tests.long import mostly_long_grid
 from tests.reasoner.search.test_stream import tree
 from tests.reasoner.search.test_thoughts import CLOSE, Thinker, nodes_of
 from tests.vllm.servers import POLICY
@@ -40,8 +41,7 @@ def spec(rule: dict[str, Any], seed: int, **more: Any) -> JobSpec:
     return JobSpec.model_validate(fields | {"steps": rule, "verifier": {"kind": "judge", "reads": "all"}} | more)
 
 
-@pytest.mark.parametrize("rule", RULES, ids=str)
-@pytest.mark.parametrize("opens", ["prompt", "never"])
+@pytest.mark.parametrize(("rule", "opens"), mostly_long_grid(RULES, ["prompt", "never"], every=5), ids=str)
 async def test_steps_do_not_depend_on_how_a_branch_is_cut_or_resumed(
     rule: dict[str, Any], opens: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -20,6 +20,7 @@ from reasoner.run import JobOutcome, run_job
 from reasoner.search import generation
 from reasoner.search.replay import BILLED_ONLY
 from reasoner.tree import read_parts
+from tests.long import mostly_long_grid
 from tests.reasoner.search.test_stream import Delayed, tree
 from tests.scripted import OPENING, TEXTS, THOUGHT, ScriptedEngine
 
@@ -104,9 +105,13 @@ def check_parts(journal: MemoryJournal, outcome: JobOutcome, limit: int | None, 
 
 
 @pytest.mark.parametrize(
-    "strategy", ["self_consistency", "greedy", "beam", "mcts", "weighted_vote", "deepconf", "auto"]
+    ("strategy", "limit"),
+    mostly_long_grid(
+        ["self_consistency", "greedy", "beam", "mcts", "weighted_vote", "deepconf", "auto"],
+        [None, 0, 1, 9, 30],
+        every=4,
+    ),
 )
-@pytest.mark.parametrize("limit", [None, 0, 1, 9, 30])
 async def test_parts_and_the_limit_hold_however_a_branch_is_cut(
     strategy: str, limit: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

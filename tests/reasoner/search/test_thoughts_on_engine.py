@@ -14,6 +14,7 @@ from reasoner.jobs.journal import Entry, MemoryJournal
 from reasoner.jobs.spec import JobSpec
 from reasoner.run import JobOutcome, run_job
 from reasoner.tree import read_parts
+from tests.long import mostly_long
 from tests.reasoner.search.test_thoughts import check_parts, nodes_of, shape_of
 
 POLICY = Path(__file__).parents[3] / "reasoner" / "bundled" / "policy-thinking"
@@ -36,7 +37,7 @@ async def solve(engine: LocalEngine, strategy: dict[str, object], **more: object
     return await run_job(JobSpec.model_validate(fields | more), engine, journal), journal
 
 
-@pytest.mark.parametrize("limit", [0, 1, 23, 90])
+@pytest.mark.parametrize("limit", mostly_long([0, 1, 23, 90], every=2))
 async def test_a_thought_never_exceeds_its_limit_with_speculation_and_under_preemption(limit: int) -> None:
     shapes = []
     for options in (

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.long import mostly_long
 from workers.config.address import find_service_url
 from workers.config.settings import load_settings
 from workers.config.types import ConfigError
@@ -59,15 +60,18 @@ def test_a_file_that_is_not_toml_is_named() -> None:
 
 @pytest.mark.parametrize(
     "command",
-    [
-        ["jobs", "list"],
-        ["jobs", "show", "job_1"],
-        ["models"],
-        ["keys", "list"],
-        ["batch", "list"],
-        ["solve", "1 + 1?"],
-        ["select", "candidates.jsonl"],
-    ],
+    mostly_long(
+        [
+            ["jobs", "list"],
+            ["jobs", "show", "job_1"],
+            ["models"],
+            ["keys", "list"],
+            ["batch", "list"],
+            ["solve", "1 + 1?"],
+            ["select", "candidates.jsonl"],
+        ],
+        every=3,
+    ),
 )
 def test_commands_of_a_client_need_no_settings_of_the_server(command: list[str]) -> None:
     Path("candidates.jsonl").write_text('{"problem": "1 + 1?", "candidates": ["2", "3"]}\n')

@@ -15,6 +15,7 @@ from api.roles.serve import run_engine
 from api.roles.supervisor import Supervisor, free_port
 from engine.remote.local_tokenizer import LocalTokenizer
 from engine.text.tokenizer import Tokenizer
+from tests.long import mostly_long
 from tests.prm.checkpoints import FORMATS, save_checkpoint
 from workers.config.model_folders import check_models
 from workers.config.settings import load_settings
@@ -119,7 +120,7 @@ def test_an_outcome_reward_model_is_not_accepted_as_prm(tmp_path: Path) -> None:
         check_models(load_settings(prm=str(folder)))
 
 
-@pytest.mark.parametrize("role", ["serve", "engine", "api", "worker", "solve", "eval"])
+@pytest.mark.parametrize("role", mostly_long(["serve", "engine", "api", "worker", "solve", "eval"], every=3))
 def test_every_command_that_resolves_models_refuses_invalid_ones_in_one_line(
     role: str, policy: Path, tmp_path: Path
 ) -> None:

@@ -17,6 +17,7 @@ from reasoner.jobs.job import JobResult
 from reasoner.jobs.journal import Entry, JobCancelled, Journal, LeaseLost
 from reasoner.jobs.spec import JobSpec
 from reasoner.run import JobOutcome, run_job
+from tests.long import mostly_long_grid
 from tests.scripted import ScriptedEngine
 from tests.seeds import shift
 from tests.workers.store.helpers import expire, solution
@@ -250,7 +251,7 @@ async def test_a_batch_is_deleted_with_the_last_of_its_jobs(store: JobStore, url
         assert not client.keys("reasoner:batch:*")
 
 
-@pytest.mark.parametrize(("seed", "die"), [(seed, die) for seed in range(3) for die in (False, True)])
+@pytest.mark.parametrize(("die", "seed"), mostly_long_grid([True, False], range(3), every=5))
 async def test_workers_finish_a_batch_within_its_budget_even_if_they_die(
     store: JobStore, url: str, seed: int, die: bool
 ) -> None:

@@ -301,6 +301,7 @@ def test_the_invariants_hold_in_random_histories(url: str) -> None:
     )
 
 
+@pytest.mark.long  # a test of the test
 @pytest.mark.timeout(300)
 def test_random_histories_reach_every_interesting_state(url: str) -> None:
     """Walk over the rules with a fixed generator: the examples of Hypothesis change with each constant in our code."""
