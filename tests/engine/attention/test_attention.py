@@ -164,7 +164,7 @@ def random_tree(rng: random.Random, queries: int) -> TreeMask:
 @pytest.mark.parametrize(
     ("cost", "limits", "dtype"),
     mostly_long_grid(
-        [ALWAYS, NEVER, USUAL], [(None, None), (9, None), (40, 1.5), (None, 1.5)], [torch.float32, *QUANTIZED], every=5
+        [ALWAYS, NEVER, USUAL], [(None, None), (9, None), (40, 1.5), (None, 1.5)], [torch.float32, *QUANTIZED], every=11
     ),
 )
 def test_torch_attention_equals_dense_attention_in_float64(
@@ -186,7 +186,7 @@ def test_torch_attention_equals_dense_attention_in_float64(
         [ALWAYS, NEVER, USUAL],
         [(None, None), (3, None), (9, None), (40, 1.5), (None, 1.5)],
         [torch.float32, *QUANTIZED],
-        every=4,
+        every=11,
     ),
 )
 def test_tokens_of_a_tree_attend_to_their_ancestors_only(
@@ -202,11 +202,15 @@ def test_tokens_of_a_tree_attend_to_their_ancestors_only(
     assert trees > 12
 
 
-@pytest.mark.parametrize(("window", "softcap"), [(None, None), (9, None), (40, 1.5), (None, 1.5)])
-@kv_types
+@pytest.mark.parametrize(
+    ("limits", "dtype"),
+    mostly_long_grid([(None, None), (9, None), (40, 1.5), (None, 1.5)], [torch.float32, *QUANTIZED], every=3),
+    ids=str,
+)
 def test_deterministic_attention_equals_dense_attention_in_float64(
-    window: int | None, softcap: float | None, dtype: torch.dtype
+    limits: tuple[int | None, float | None], dtype: torch.dtype
 ) -> None:
+    window, softcap = limits
     config = LayerAttentionConfig(KV_HEADS * PER_KV, KV_HEADS, size_of_heads(dtype), 0.4, window, softcap)
     for seed in range(12):
         step = Step(seed, USUAL, dtype=dtype)
@@ -222,7 +226,7 @@ def test_deterministic_attention_equals_dense_attention_in_float64(
         [(None, None), (9, None), (40, 1.5), (None, 1.5)],
         [False, True],
         [torch.float32, *QUANTIZED],
-        every=7,
+        every=17,
     ),
 )
 def test_compiled_attention_equals_dense_attention_in_float64(
@@ -239,8 +243,8 @@ def test_compiled_attention_equals_dense_attention_in_float64(
 @pytest.mark.parametrize(
     ("dim", "page", "dtype"),
     [
-        *mostly_long_grid([48, 64, 80, 128], [4, 16], [torch.float32, *LIMITS], every=5),
-        *mostly_long_grid([64, 96, 128], [4, 16], [INT4], every=3),
+        *mostly_long_grid([48, 64, 80, 128], [4, 16], [torch.float32, *LIMITS], every=7),
+        *mostly_long_grid([64, 96, 128], [4, 16], [INT4], every=5),
     ],
 )
 def test_compiled_attention_equals_dense_attention_in_float64_for_heads_of_any_width(
@@ -301,9 +305,12 @@ def test_compiled_attention_gives_the_same_bits_on_every_number_of_threads(threa
     assert all(torch.equal(*pair) for pair in zip(alone, several, strict=True))
 
 
-@pytest.mark.parametrize("backend", [unshared_numba_attention, deterministic_torch_attention])
-@pytest.mark.parametrize("window", [None, 9])
-@kv_types
+@pytest.mark.parametrize(
+    ("backend", "dtype", "window"),
+    mostly_long_grid(
+        [unshared_numba_attention, deterministic_torch_attention], [torch.float32, *QUANTIZED], [None, 9], every=3
+    ),
+)
 def test_without_prefix_sharing_results_are_identical_in_any_batch(
     backend: Backend, window: int | None, dtype: torch.dtype
 ) -> None:

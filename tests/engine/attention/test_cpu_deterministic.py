@@ -31,7 +31,7 @@ def _two_threads(_one_thread: None) -> Iterator[None]:
     torch.set_num_threads(1)
 
 
-@pytest.mark.parametrize(("kind", "kv_dtype"), CASES)
+@pytest.mark.parametrize(("kind", "kv_dtype"), mostly_long(CASES, every=3))
 def test_logits_do_not_depend_on_chunks_or_on_the_cache(checkpoints: Checkpoints, kind: str, kv_dtype: str) -> None:
     text, roomy = random_tokens(110, 2), replace(ROOMY, kv_dtype=kv_dtype)
     whole = engine_logits(Harness(checkpoints(kind), roomy), text)
@@ -43,7 +43,7 @@ def test_logits_do_not_depend_on_chunks_or_on_the_cache(checkpoints: Checkpoints
 
 
 @pytest.mark.parametrize(
-    ("kind", "kv_dtype"), mostly_long([case for case in CASES if "classify" not in case[0]], every=3)
+    ("kind", "kv_dtype"), mostly_long([case for case in CASES if "classify" not in case[0]], every=6)
 )
 def test_samples_do_not_depend_on_the_batch_the_cache_or_preemption(
     checkpoints: Checkpoints, kind: str, kv_dtype: str

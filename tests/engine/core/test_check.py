@@ -20,6 +20,7 @@ from engine.quantization.quantize import quantize
 from tests.engine.conftest import Checkpoints, save_random_model
 from tests.engine.gguf.files import write_gguf
 from tests.engine.models.test_models import copy_checkpoint
+from tests.long import mostly_long
 
 WIDE = {"hidden_size": 96, "head_dim": 16, "intermediate_size": 128, "initializer_range": 0.15}
 """Sizes in whole blocks and groups of 32."""
@@ -70,12 +71,15 @@ def test_a_quantised_model_is_as_close_as_its_layout_rounds(
 
 @pytest.mark.parametrize(
     ("architecture", "class_name", "kind"),
-    [
-        ("llama", "LlamaForCausalLM", GGMLQuantizationType.Q8_0),
-        ("qwen3", "Qwen3ForCausalLM", GGMLQuantizationType.Q4_0),
-        ("gemma3", "Gemma3ForCausalLM", GGMLQuantizationType.Q8_0),
-        ("qwen3moe", "Qwen3MoeForCausalLM", GGMLQuantizationType.F32),
-    ],
+    mostly_long(
+        [
+            ("llama", "LlamaForCausalLM", GGMLQuantizationType.Q8_0),
+            ("qwen3", "Qwen3ForCausalLM", GGMLQuantizationType.Q4_0),
+            ("gemma3", "Gemma3ForCausalLM", GGMLQuantizationType.Q8_0),
+            ("qwen3moe", "Qwen3MoeForCausalLM", GGMLQuantizationType.F32),
+        ],
+        every=3,
+    ),
 )
 def test_a_gguf_file_is_compared_with_its_dequantised_weights(
     tmp_path: Path, architecture: str, class_name: str, kind: GGMLQuantizationType

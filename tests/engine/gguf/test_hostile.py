@@ -15,6 +15,7 @@ from engine.protocol.types import EngineError
 from engine.remote.local_tokenizer import LocalTokenizer
 from tests.engine.conftest import save_random_model
 from tests.engine.gguf.files import write_gguf
+from tests.long import mostly_long
 
 Change = Callable[[GGUFWriter], None]
 
@@ -55,7 +56,7 @@ ENDLESS = {
 }
 
 
-@pytest.mark.parametrize("case", ENDLESS)
+@pytest.mark.parametrize("case", mostly_long(ENDLESS, every=3))
 def test_a_chat_template_that_does_not_end_is_refused(case: str, checkpoint: Path, tmp_path: Path) -> None:
     path = write(checkpoint, tmp_path, lambda writer: writer.add_chat_template(ENDLESS[case]))
     assert "tokenizer.chat_template is no usable template" in refuse(path)

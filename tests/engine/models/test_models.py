@@ -62,7 +62,7 @@ def test_logits_of_a_chunked_prefill_equal_transformers(checkpoints: Checkpoints
     assert_equal_logits(ours, checkpoints(kind), tokens)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", mostly_long(KINDS, every=3))
 def test_logits_after_a_cached_prefix_equal_transformers(checkpoints: Checkpoints, kind: str) -> None:
     tokens = random_tokens(70, 3)
     harness = Harness(checkpoints(kind))
@@ -74,7 +74,7 @@ def test_logits_after_a_cached_prefix_equal_transformers(checkpoints: Checkpoint
     assert_equal_logits(ours, checkpoints(kind), tokens, start=45)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", mostly_long(KINDS, every=4))
 def test_logits_of_texts_with_a_shared_prefix_equal_transformers(checkpoints: Checkpoints, kind: str) -> None:
     """Four texts share 37 tokens (two pages and a part of a third) and are computed in one batch."""
     common = random_tokens(37, 4)

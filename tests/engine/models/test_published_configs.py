@@ -19,6 +19,7 @@ from tests.engine.conftest import small_tokenizer
 from tests.engine.exact import assert_equal_logits
 from tests.engine.helpers import Harness
 from tests.engine.models.test_models import engine_logits, random_tokens
+from tests.long import mostly_long
 from tests.seeds import shift
 
 CONFIGS = sorted((Path(__file__).parent / "configs").glob("*.json"))
@@ -91,7 +92,7 @@ def save_small_model(published: Path, folder: Path) -> None:
     small_tokenizer().save_pretrained(folder)
 
 
-@pytest.mark.parametrize("published", CONFIGS, ids=[path.stem for path in CONFIGS])
+@pytest.mark.parametrize("published", mostly_long(CONFIGS, every=2), ids=[path.stem for path in CONFIGS])
 def test_a_published_config_computes_transformers_logits(
     published: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

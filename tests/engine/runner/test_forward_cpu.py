@@ -21,6 +21,7 @@ from kernels.cpu.runtime.recorder import Arena, Recording
 from tests.engine.conftest import Checkpoints
 from tests.engine.helpers import Harness, generate
 from tests.engine.models.test_models import random_tokens
+from tests.long import mostly_long, mostly_long_grid
 
 OPTIONS = EngineOptions(kv_tokens=8192, max_running=64, step_tokens=512)
 REPEATED = ["llama", "mistral", "qwen2", "qwen3"]
@@ -28,15 +29,14 @@ THREADS = [1, 2]
 OTHERS = ["gemma2", "qwen3_moe", "phi3"]
 
 
-@pytest.mark.parametrize("kind", REPEATED)
-@pytest.mark.parametrize("threads", THREADS)
+@pytest.mark.parametrize(("kind", "threads"), mostly_long_grid(REPEATED, THREADS, every=3))
 def test_a_replayed_step_gives_the_same_bits(
     checkpoints: Checkpoints, kind: str, threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert_repeated(checkpoints(kind), threads, monkeypatch)
 
 
-@pytest.mark.parametrize(("bits", "size"), [(8, None), (4, 16)])
+@pytest.mark.parametrize(("bits", "size"), mostly_long([(8, None), (4, 16)], every=3))
 @pytest.mark.parametrize("threads", THREADS)
 def test_a_replayed_step_of_a_quantized_model_gives_the_same_bits(
     checkpoints: Checkpoints,

@@ -41,6 +41,7 @@ from tests.engine.speculation.heads import (
 )
 from tests.engine.speculation.stub_drafters import Oracle
 from tests.engine.ties import assert_same_draft, count_same_tokens
+from tests.long import mostly_long, mostly_long_grid
 from tests.seeds import shift
 
 _RANDOM = random.Random(shift(0))
@@ -110,7 +111,10 @@ def agree(
 
 @pytest.mark.parametrize(
     ("kind", "kv_dtype"),
-    [*((kind, "auto") for kind in FAMILIES), ("qwen3", "int8"), ("qwen3_window", "fp8"), ("qwen3_wide", "int4")],
+    mostly_long(
+        [*((kind, "auto") for kind in FAMILIES), ("qwen3", "int8"), ("qwen3_window", "fp8"), ("qwen3_wide", "int4")],
+        every=2,
+    ),
 )
 def test_the_gpu_samples_the_same_tokens_as_the_cpu(
     kind: str, kv_dtype: str, checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
@@ -129,8 +133,10 @@ def test_preemption_on_the_gpu_changes_no_token(checkpoints: Checkpoints, monkey
     agree(answers(checkpoints("qwen3"), options, 40), expected, checkpoints("qwen3"))
 
 
-@pytest.mark.parametrize("kv_dtype", ["auto", "int8"])
-@pytest.mark.parametrize("kind", ["ngram", "draft_model", "medusa", "eagle", "eagle3"])
+@pytest.mark.parametrize(
+    ("kv_dtype", "kind"),
+    mostly_long_grid(["auto", "int8"], ["ngram", "draft_model", "medusa", "eagle", "eagle3"], every=3),
+)
 def test_speculation_on_the_gpu_changes_no_token(
     kind: str, kv_dtype: str, checkpoints: Checkpoints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -158,7 +164,7 @@ def _define(kind: str, folder: Path) -> Callable[[Asked], Floats]:
 
 
 @pytest.mark.parametrize("shape", [(4, 4), (3, 8)], ids=["chain", "tree"])
-@pytest.mark.parametrize("kind", ["draft_model", "medusa", "eagle", "eagle3"])
+@pytest.mark.parametrize("kind", mostly_long(["draft_model", "medusa", "eagle", "eagle3"], every=3))
 def test_a_drafter_proposes_the_same_tokens_on_gpu_and_cpu(
     kind: str, shape: tuple[int, int], checkpoints: Checkpoints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -205,7 +211,7 @@ def test_a_drafter_proposes_the_same_tokens_on_gpu_and_cpu(
         assert_same_draft(*drafts, CHANGED["repetition_penalty"] * bound)
 
 
-@pytest.mark.parametrize("kind", ["draft_model", "medusa", "eagle", "eagle3"])
+@pytest.mark.parametrize("kind", mostly_long(["draft_model", "medusa", "eagle", "eagle3"], every=2))
 def test_a_drafter_computes_in_the_dtype_of_its_target(
     kind: str, checkpoints: Checkpoints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

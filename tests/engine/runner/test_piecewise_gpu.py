@@ -22,6 +22,7 @@ from engine.runner.batch import lay_out
 from engine.runner.piecewise_gpu import SIZES, PiecewiseStep, pad_to_size
 from tests.engine.conftest import Checkpoints
 from tests.engine.gpu import EMULATED_GPU, EmulatedGraph, emulated_forward
+from tests.long import mostly_long
 from tests.seeds import shift
 
 ROWS, CONTEXT, PAGE = 4, 224, 16
@@ -91,7 +92,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(EmulatedGraph, "replayed", 0)
 
 
-@pytest.mark.parametrize("kind", ["qwen3", "qwen3_window", "gemma2", "phi3", "llama_bias"])
+@pytest.mark.parametrize("kind", mostly_long(["qwen3", "qwen3_window", "gemma2", "phi3", "llama_bias"], every=3))
 @pytest.mark.usefixtures("counted")
 def test_random_mixed_steps_equal_eager_ones_bit_for_bit(kind: str, checkpoints: Checkpoints) -> None:
     model = load(kind, checkpoints)

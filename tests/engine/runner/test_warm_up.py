@@ -23,6 +23,7 @@ from tests.engine.gpu import EmulatedGraph, EmulatedPool, emulate_gpu
 from tests.engine.helpers import SMALL, Harness, generate
 from tests.engine.runner.test_gpu_engine import agree
 from tests.engine.speculation.heads import Recorder, eagle_parts, save_head
+from tests.long import mostly_long
 
 REQUEST = generate(
     range(3, 240), [Branch(1, key, 12) for key in range(4)], temperature=1.0, ignore_eos=True, request_id="r"
@@ -54,7 +55,8 @@ def test_shapes_stay_within_the_limits_and_include_the_largest_batch(
 
 
 @pytest.mark.parametrize(
-    ("kind", "kv_dtype"), [("qwen3", "auto"), ("qwen3_window", "int8"), ("qwen3", "fp8"), ("qwen3_moe", "auto")]
+    ("kind", "kv_dtype"),
+    mostly_long([("qwen3", "auto"), ("qwen3_window", "int8"), ("qwen3", "fp8"), ("qwen3_moe", "auto")], every=2),
 )
 def test_a_warm_engine_captures_nothing_for_common_shapes_and_samples_the_same(
     kind: str,

@@ -14,6 +14,7 @@ from tests.engine.conftest import Checkpoints
 from tests.engine.helpers import Harness, generate
 from tests.engine.sampling.test_sampler import LAWS, laws
 from tests.engine.ties import assert_same_draft, count_same_tokens, find_kept, find_possible_tokens
+from tests.long import mostly_long
 from tests.seeds import shift
 
 PROMPT = (0, 0, 0)
@@ -24,7 +25,7 @@ def possible(logits: list[float], bound: float, generated: tuple[int, ...] = (),
     return find_possible_tokens(np.array(logits), bound, request, request.branches[0], generated, {2})
 
 
-@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("law", mostly_long(LAWS, every=3))
 def test_without_an_error_only_the_sampled_token_is_possible(law: dict[str, float]) -> None:
     rows, vocab = 200, 150
     logits = torch.randn(rows, vocab, generator=torch.Generator().manual_seed(shift(1))) * 3

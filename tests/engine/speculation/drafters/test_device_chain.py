@@ -15,10 +15,12 @@ from tests.engine.helpers import SMALL, Harness, generate
 from tests.engine.speculation.drafters.draft_models import CONTEXT, LAW, PROMPT, complete
 from tests.engine.speculation.heads import Recorder, assert_same_drafts
 from tests.engine.ties import assert_same_tokens
+from tests.long import mostly_long_grid
 
 
-@pytest.mark.parametrize("shape", [(4, 4), (3, 9)], ids=["chain", "tree"])
-@pytest.mark.parametrize("family", ["qwen3", "gemma2", "mixtral"])
+@pytest.mark.parametrize(
+    ("shape", "family"), mostly_long_grid([(4, 4), (3, 9)], ["qwen3", "gemma2", "mixtral"], every=5), ids=str
+)
 def test_drafts_are_those_of_the_cpu(
     checkpoints: Checkpoints, family: str, shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -24,6 +24,7 @@ from tests.engine.speculation.drafters.test_eagle import SHAPES, Reference, gues
 from tests.engine.speculation.heads import Asked, assert_same_drafts, bound_drafts, eagle_parts, save_head
 from tests.engine.speculation.test_exact import answers, completions, requests, same
 from tests.engine.ties import assert_same_tokens
+from tests.long import mostly_long_grid
 
 
 def bound_trees(folder: Path, tensors: dict[str, Tensor], made: Sequence[Asked]) -> float:
@@ -38,8 +39,7 @@ def texts(heard: list[list[Event]]) -> list[tuple[int, ...]]:
     return [event.token_ids for events in heard for event in events if isinstance(event, Completion)]
 
 
-@pytest.mark.parametrize("shape", list(SHAPES))
-@pytest.mark.parametrize("law", ["greedy", "plain", "filters"])
+@pytest.mark.parametrize(("shape", "law"), mostly_long_grid(list(SHAPES), ["greedy", "plain", "filters"], every=5))
 def test_the_trees_are_those_that_the_host_grows(
     checkpoints: Checkpoints, tmp_path: Path, law: str, shape: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
