@@ -22,6 +22,7 @@ from tests.engine.gpu import emulate_gpu
 from tests.engine.helpers import SMALL, Harness, generate
 from tests.engine.runner.test_gpu_engine import drafter
 from tests.engine.speculation.stub_drafters import Oracle
+from tests.long import mostly_long_grid
 
 
 class AliveAtOnce:
@@ -83,8 +84,11 @@ def fail_twice(harness: Harness, patch: pytest.MonkeyPatch) -> None:
     patch.setattr(harness.core, "_append_sampled_tokens", append)
 
 
-@pytest.mark.parametrize("kind", ["off", "ngram", "draft_model", "medusa", "eagle"])
-@pytest.mark.parametrize("emulated", [False, True], ids=["cpu", "gpu"])
+@pytest.mark.parametrize(
+    ("kind", "emulated"),
+    mostly_long_grid(["off", "ngram", "draft_model", "medusa", "eagle"], [False, True], every=3),
+    ids=str,
+)
 def test_a_failed_step_frees_before_it_allocates(
     kind: str,
     emulated: bool,

@@ -26,6 +26,7 @@ from engine.speculation.drafters.ngram import NgramDrafter
 from tests.engine.conftest import Checkpoints
 from tests.engine.core.late_device import LateDevice
 from tests.engine.helpers import Harness, generate, score
+from tests.long import mostly_long
 from tests.seeds import shift
 
 AMPLE = EngineOptions(kv_tokens=8192, max_running=64, step_tokens=48)
@@ -181,7 +182,7 @@ def compare(folder: Path, seed: int) -> Run:
     return late
 
 
-@pytest.mark.parametrize("seed", range(24))
+@pytest.mark.parametrize("seed", mostly_long(range(24), every=2))
 def test_answers_bills_streams_statistics_and_cached_pages_are_those_of_the_plain_loop(
     seed: int, checkpoints: Checkpoints
 ) -> None:

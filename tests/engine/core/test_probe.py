@@ -23,6 +23,7 @@ from tests.engine.models.test_models import random_tokens
 from tests.engine.probes import exact_scores, plant_probe
 from tests.engine.speculation.stub_drafters import Oracle
 from tests.engine.ties import assert_same_tokens
+from tests.long import mostly_long_grid
 
 PROMPT = tuple(random_tokens(21, 5))
 BRANCHES = [Branch(3, key, 1 + 2 * (key % 16)) for key in range(32)]
@@ -36,8 +37,9 @@ def request(branches: Sequence[Branch] = BRANCHES, *, prompt: Sequence[int] = PR
     return replace(generate(prompt, branches, ignore_eos=True), probe=True)
 
 
-@pytest.mark.parametrize("layers", [(1,), (2,), (1, 2)])
-@pytest.mark.parametrize("kind", ["qwen3", "gemma2", "phi3", "mistral"])
+@pytest.mark.parametrize(
+    ("layers", "kind"), mostly_long_grid([(1,), (2,), (1, 2)], ["qwen3", "gemma2", "phi3", "mistral"], every=5)
+)
 def test_scores_are_those_of_the_same_head_on_the_hidden_states_of_transformers(
     checkpoints: Checkpoints, kind: str, layers: tuple[int, ...], tmp_path: Path
 ) -> None:

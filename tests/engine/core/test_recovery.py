@@ -35,6 +35,7 @@ from tests.engine.exact import float32_loss, gap
 from tests.engine.helpers import SMALL, Harness, generate, score
 from tests.engine.speculation.stub_drafters import Oracle
 from tests.engine.ties import count_same_tokens
+from tests.long import mostly_long_grid
 from tests.seeds import shift
 
 SHARED = random.Random(shift(1)).choices(range(3, 360), k=20)
@@ -179,8 +180,7 @@ def without(checkpoints: Checkpoints) -> dict[bool, list[list[Completion]]]:
     return found
 
 
-@pytest.mark.parametrize("seed", range(8))
-@pytest.mark.parametrize("poison", POISONS)
+@pytest.mark.parametrize(("seed", "poison"), mostly_long_grid(range(8), POISONS, every=3))
 def test_a_poisoned_request_fails_alone_and_changes_no_other_result(
     checkpoints: Checkpoints,
     without: dict[bool, list[list[Completion]]],

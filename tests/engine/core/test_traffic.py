@@ -30,6 +30,7 @@ from tests.engine.helpers import Harness, generate, score
 from tests.engine.speculation.eagle3_heads import eagle3_parts
 from tests.engine.speculation.heads import eagle_parts, medusa_parts, save_head
 from tests.engine.ties import count_same_tokens
+from tests.long import mostly_long
 from tests.seeds import shift
 
 LAW = {"temperature": 1.1, "top_k": 50, "ignore_eos": True}
@@ -135,7 +136,7 @@ def drafter_of(kind: str, folder: Path, draft: Path, heads: Path, harness: Harne
     return Prompted(drafter)
 
 
-@pytest.mark.parametrize("kind", ["off", "ngram", "draft_model", "medusa", "eagle", "eagle3"])
+@pytest.mark.parametrize("kind", mostly_long(["off", "ngram", "draft_model", "medusa", "eagle", "eagle3"], every=3))
 def test_random_traffic_on_a_small_pool_changes_no_tokens(checkpoints: Checkpoints, tmp_path: Path, kind: str) -> None:
     folder = checkpoints("qwen3")
     quiet, loss = Harness(folder), 2 * float32_loss(folder).logit

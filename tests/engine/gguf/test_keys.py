@@ -28,6 +28,7 @@ from engine.protocol.types import EngineError
 from tests.engine.conftest import save_random_model
 from tests.engine.gguf.files import write_gguf
 from tests.engine.gguf.test_models import CASES, WIDE
+from tests.long import mostly_long
 
 DIVISORS = [1.0 + 0.5 * index for index in range(8)]
 Keys = dict[str, Any]
@@ -92,7 +93,7 @@ READ: dict[str, tuple[str, Keys]] = {
 }
 
 
-@pytest.mark.parametrize("case", READ)
+@pytest.mark.parametrize("case", mostly_long(READ, every=2))
 def test_a_key_is_computed_as_the_header_says(case: str, tmp_path: Path) -> None:
     kind, keys = READ[case]
     folder = open_gguf_folder(write(kind, tmp_path, keys))

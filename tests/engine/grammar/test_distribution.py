@@ -111,6 +111,7 @@ def test_constrained_sampling_follows_the_renormalised_distribution(
     assert p_value(draw(folder, law, shape, temperature), law) > SURELY
 
 
+@pytest.mark.long  # a test of the test
 def test_masks_without_the_draft_prefix_are_detected(
     checkpoints: Checkpoints, tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -47,7 +47,7 @@ def engine_logits(harness: Harness, tokens: tuple[int, ...], start: int = 0) -> 
     return torch.tensor(result.values)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", mostly_long(KINDS, every=3))
 def test_logits_of_a_full_prefill_equal_transformers(checkpoints: Checkpoints, kind: str) -> None:
     tokens = random_tokens(70, 1)
     ours = engine_logits(Harness(checkpoints(kind)), tokens)

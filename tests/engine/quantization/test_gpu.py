@@ -33,6 +33,7 @@ from tests.engine.exact import float32_loss, float32_share
 from tests.engine.gpu import EMULATED_GPU, EmulatedGraph, emulate_gpu
 from tests.engine.helpers import SMALL, Harness, generate, score
 from tests.engine.quantization.models import METHODS, ROUNDS, SIZES, dense_product, measure_rounding, quantised
+from tests.long import mostly_long
 from tests.seeds import shift
 
 INTO = 256
@@ -212,7 +213,7 @@ QWEN2, PHI3 = "Qwen2ForCausalLM", "Phi3ForCausalLM"
 KINDS = [(QWEN2, method) for method in METHODS] + [(PHI3, method) for method in METHODS if method != "awq"]
 
 
-@pytest.mark.parametrize(("kind", "method"), KINDS)
+@pytest.mark.parametrize(("kind", "method"), mostly_long(KINDS, every=2))
 def test_weights_stay_quantized_and_logits_equal_those_of_dequantized_weights(
     kind: str, method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,6 +21,7 @@ from tests.engine.exact import gap
 from tests.engine.helpers import SMALL, Harness, generate, qwen3_for, score
 from tests.engine.speculation.stub_drafters import Oracle, Place
 from tests.engine.ties import count_same_tokens
+from tests.long import mostly_long_grid
 from tests.seeds import shift
 
 VOCAB = 360
@@ -116,8 +117,7 @@ def speculating(folder: Path, oracle: Oracle, shape: str, options: EngineOptions
     return harness
 
 
-@pytest.mark.parametrize("shape", list(SHAPES))
-@pytest.mark.parametrize("law", list(LAWS))
+@pytest.mark.parametrize(("shape", "law"), mostly_long_grid(list(SHAPES), list(LAWS), every=3))
 def test_every_kind_of_request_is_answered_as_without_drafts(checkpoints: Checkpoints, law: str, shape: str) -> None:
     folder = checkpoints("qwen3")
     asked = requests(law)
@@ -148,8 +148,10 @@ def test_a_request_without_speculation_gets_no_drafts_beside_others(checkpoints:
         assert all((one.drafted_tokens > 0) == (number % 2 == 0) for one in completions([events]))
 
 
-@pytest.mark.parametrize("shape", list(SHAPES))
-@pytest.mark.parametrize("family", ["mistral", "gemma2", "gemma3", "mixtral", "phi3", "gpt2"])
+@pytest.mark.parametrize(
+    ("shape", "family"),
+    mostly_long_grid(list(SHAPES), ["mistral", "gemma2", "gemma3", "mixtral", "phi3", "gpt2"], every=5),
+)
 def test_windows_soft_caps_experts_and_transformers_models_speculate_exactly(
     checkpoints: Checkpoints, family: str, shape: str
 ) -> None:

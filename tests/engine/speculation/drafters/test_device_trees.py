@@ -24,7 +24,7 @@ from tests.engine.speculation.drafters.test_eagle import SHAPES, Reference, gues
 from tests.engine.speculation.heads import Asked, assert_same_drafts, bound_drafts, eagle_parts, save_head
 from tests.engine.speculation.test_exact import answers, completions, requests, same
 from tests.engine.ties import assert_same_tokens
-from tests.long import mostly_long_grid
+from tests.long import mostly_long, mostly_long_grid
 
 
 def bound_trees(folder: Path, tensors: dict[str, Tensor], made: Sequence[Asked]) -> float:
@@ -57,8 +57,7 @@ def test_the_trees_are_those_that_the_host_grows(
     assert_same_drafts(on_gpu.asked, on_cpu.asked, bound, Reference(folder, tensors))
 
 
-@pytest.mark.parametrize("shape", list(SHAPES))
-@pytest.mark.parametrize("law", ["penalties", "limits", "stops"])
+@pytest.mark.parametrize(("shape", "law"), mostly_long_grid(list(SHAPES), ["penalties", "limits", "stops"], every=5))
 def test_every_kind_of_request_is_answered_as_without_drafts(
     checkpoints: Checkpoints, tmp_path: Path, law: str, shape: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -72,7 +71,8 @@ def test_every_kind_of_request_is_answered_as_without_drafts(
 
 
 @pytest.mark.parametrize(
-    ("kv_dtype", "shape"), [("auto", "tree"), ("int8", "chain"), ("fp8", "tree"), ("int4", "tree")]
+    ("kv_dtype", "shape"),
+    mostly_long([("auto", "tree"), ("int8", "chain"), ("fp8", "tree"), ("int4", "tree")], every=2),
 )
 def test_branches_that_share_pages_are_answered_exactly(
     checkpoints: Checkpoints, tmp_path: Path, shape: str, kv_dtype: str, monkeypatch: pytest.MonkeyPatch

@@ -43,6 +43,7 @@ from tests.engine.speculation.heads import (
 )
 from tests.engine.speculation.test_exact import PROMPTS, answers, completions, requests, same
 from tests.engine.ties import assert_same_tokens
+from tests.long import mostly_long_grid
 from tests.rounding import MARGIN
 from tests.seeds import shift
 
@@ -143,8 +144,7 @@ def check_guesses(folder: Path, tensors: dict[str, Tensor], made: Sequence[Asked
     check_drafts(Reference(folder, tensors), Reference(folder, tensors), made)
 
 
-@pytest.mark.parametrize("shape", list(SHAPES))
-@pytest.mark.parametrize("law", ["greedy", "plain"])
+@pytest.mark.parametrize(("shape", "law"), mostly_long_grid(list(SHAPES), ["greedy", "plain"], every=3))
 def test_drafts_equal_those_of_the_layer_over_the_whole_text(
     checkpoints: Checkpoints, tmp_path: Path, law: str, shape: str
 ) -> None:
@@ -206,8 +206,7 @@ def test_8_bit_keys_and_values_change_drafts_by_no_more_than_errors_of_half_a_st
         assert math.log(max(exact.values()) / exact[chosen]) <= 2 * bound
 
 
-@pytest.mark.parametrize("shape", list(SHAPES))
-@pytest.mark.parametrize("kv_dtype", ["auto", "int8", "fp8"])
+@pytest.mark.parametrize(("shape", "kv_dtype"), mostly_long_grid(list(SHAPES), ["auto", "int8", "fp8"], every=5))
 def test_branches_that_share_pages_are_answered_exactly(
     checkpoints: Checkpoints, tmp_path: Path, shape: str, kv_dtype: str
 ) -> None:

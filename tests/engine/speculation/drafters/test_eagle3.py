@@ -27,7 +27,7 @@ from tests.engine.speculation.heads import Asked, Recorder, Target, check_drafts
 from tests.engine.speculation.stub_drafters import Oracle
 from tests.engine.speculation.test_exact import PROMPTS, answers, completions, requests
 from tests.engine.ties import assert_same_tokens
-from tests.long import mostly_long_grid
+from tests.long import mostly_long, mostly_long_grid
 from tests.rounding import float32_bound
 
 SHAPES = {"chain": (4, 4), "tree": (3, 10)}
@@ -124,7 +124,7 @@ def test_drafts_equal_those_of_the_head_over_the_whole_text(deep: Deep, tmp_path
     check(folder, parts, layers, made[::5])
 
 
-@pytest.mark.parametrize("shape", list(SHAPES))
+@pytest.mark.parametrize("shape", mostly_long(list(SHAPES), every=2))
 def test_drafts_after_accepted_and_rejected_tokens_are_the_same(deep: Deep, tmp_path: Path, shape: str) -> None:
     """A distribution over few tokens, of which a head with random weights predicts some."""
     folder, parts = deep("qwen3"), eagle3_parts(**HEADS["speculators"][2])

@@ -25,6 +25,7 @@ from tests.engine.exact import float32_loss
 from tests.engine.helpers import SMALL, Harness
 from tests.engine.speculation.heads import Asked, Recorder, assert_same_drafts
 from tests.engine.speculation.test_exact import answers, completions, requests, same
+from tests.long import mostly_long, mostly_long_grid
 
 CONTEXT = 256
 SHAPES = {"one guess": (1, 1), "chain": (5, 5), "tree": (4, 7)}
@@ -80,7 +81,7 @@ def drafts(
 
 
 @pytest.mark.parametrize("shape", list(SHAPES))
-@pytest.mark.parametrize("law", ["greedy", "plain", "filters"])
+@pytest.mark.parametrize("law", mostly_long(["greedy", "plain", "filters"], every=2))
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
 def test_a_fused_chain_equals_the_chain_drafted_level_by_level(
     checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch, family: str, law: str, shape: str
@@ -128,8 +129,7 @@ def test_a_fused_chain_over_8_bit_keys_equals_the_chain_drafted_level_by_level(
     assert sum(agreed) >= 0.98 * len(agreed)  # values rounded to 8 bits may change a sample
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("page_size", [4, 16])
+@pytest.mark.parametrize(("threads", "page_size"), mostly_long_grid([1, 2], [4, 16], every=3))
 def test_fused_chains_of_the_target_as_its_own_draft_model_are_always_accepted(
     checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch, page_size: int, threads: int
 ) -> None:

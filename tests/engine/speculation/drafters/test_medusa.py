@@ -33,6 +33,7 @@ from tests.engine.speculation.heads import (
     save_head,
 )
 from tests.engine.speculation.test_exact import answers, completions, requests, same
+from tests.long import mostly_long_grid
 from tests.rounding import compute_rounded
 
 SHAPES = {"chain": (3, 3), "tree": (3, 12), "more than there are heads": (6, 6)}
@@ -65,8 +66,7 @@ def ranked_by(target: Target, tensors: dict[str, Tensor], asked: Asked) -> Itera
         yield [ranked(row, asked, len(asked.tokens) + place) for place, row in enumerate(logits)]
 
 
-@pytest.mark.parametrize("shape", list(SHAPES))
-@pytest.mark.parametrize("law", ["greedy", "plain"])
+@pytest.mark.parametrize(("shape", "law"), mostly_long_grid(list(SHAPES), ["greedy", "plain"], every=3))
 def test_drafts_equal_the_closed_form(checkpoints: Checkpoints, tmp_path: Path, law: str, shape: str) -> None:
     folder, (config, tensors) = checkpoints("qwen3"), medusa_parts()
     harness, recorder = guessing(folder, save_head(tmp_path, config, tensors), SHAPES[shape])
