@@ -233,7 +233,7 @@ def test_weights_stay_quantized_and_logits_equal_those_of_dequantized_weights(
     assert (found - expected).norm() / expected.norm() < ROUNDS.get(method, float32_share(folder.with_name("original")))
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", mostly_long(METHODS, every=3))
 def test_the_engine_samples_the_same_tokens_as_the_plain_model(
     method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -251,6 +251,7 @@ def plant_unmoved_keys(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(KVCache, "move_tokens", lambda cache, moves: None)
 
 
+@pytest.mark.long  # a test of the tests
 @pytest.mark.parametrize(
     ("plant", "shape"), mostly_long_grid([plant_belief, plant_stale_penalties, plant_repeated_noise], SHAPES, every=5)
 )
@@ -265,6 +266,7 @@ def test_a_planted_bug_is_detected(
     assert p_value(draw(checkpoints("qwen3"), Likeliest(law), shape), law) < HARDLY
 
 
+@pytest.mark.long  # a test of the tests
 @pytest.mark.parametrize("plant", mostly_long([plant_no_tree_mask, plant_unmoved_keys], every=2))
 def test_a_bug_planted_in_trees_is_detected(
     checkpoints: Checkpoints, law: Law, monkeypatch: pytest.MonkeyPatch, plant: Callable[[pytest.MonkeyPatch], None]

@@ -13,14 +13,14 @@ from engine.remote.local_tokenizer import LocalTokenizer
 from engine.text.tokenizer import Tokenizer
 from tests.engine.conftest import Checkpoints
 from tests.engine.models.test_models import copy_checkpoint
+from tests.long import mostly_long_grid
 
 LOOP = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
 MACRO = "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% endif %}{% endmacro %}{{ m(90) }}"
 CALM, FORBIDDEN = [{"role": "user", "content": "calm"}], [{"role": "user", "content": "loop"}]
 
 
-@pytest.mark.parametrize("endless", [LOOP, MACRO])
-@pytest.mark.parametrize("renderer", ["engine", "client"])
+@pytest.mark.parametrize(("endless", "renderer"), mostly_long_grid([LOOP, MACRO], ["engine", "client"], every=3))
 def test_a_template_that_loops_for_some_messages_refuses_them_alone(
     renderer: str, endless: str, checkpoints: Checkpoints, tmp_path: Path
 ) -> None:
