@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import codecs
 import json
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from contextvars import ContextVar
 from datetime import UTC, datetime
@@ -25,6 +25,7 @@ from engine.protocol.types import (
 from engine.protocol.wire import Json, error_from_json, stream_error
 from engine.remote.proxies import InvalidProxy, find_proxy
 from engine.remote.proxies import get_ssl_context as _get_ssl_context
+from engine.remote.retries import Retries
 from engine.remote.throttle import Throttle, admitted
 
 TRACEPARENT = ContextVar("traceparent", default="")
@@ -34,10 +35,6 @@ SILENCE_SECONDS = 600.0
 that hides what it thinks: generation streams carry keep-alives."""
 _LIMITS = httpx.Limits(max_connections=1024, max_keepalive_connections=256)
 """A search sends as many requests at once as it has branches with different parents."""
-_BACKOFF = (0.1, 0.3, 0.9)
-"""Seconds before each retry."""
-_RETRY_ONCE = (0.0,)
-"""The backoff for calls whose answer is soon out of date: one retry, since a pooled connection may be stale."""
 _DEFAULT_PAUSE_SECONDS = 1.0
 """After a refusal for lack of capacity that does not tell how long."""
 _UPSTREAM_RETRY_AFTER = "llm_provider-retry-after"
@@ -75,7 +72,6 @@ class Connection:
         self.url = hide_login(url)
         self.api_key = api_key
         self.should_wait = should_wait
-        self._backoff = _BACKOFF if should_wait else _BACKOFF[:1]
         self._via = ""
         if url.startswith("unix://"):
             transport = httpx.AsyncHTTPTransport(uds=url.removeprefix("unix://"), limits=_LIMITS, verify=False)
@@ -96,9 +92,9 @@ class Connection:
         )
 
     async def call(self, method: str, path: str, body: Json | None, *, should_wait: bool = True) -> Any:
-        """Return the JSON value of the response. ``should_wait``: as for the constructor."""
+        """Return the JSON value of the response. ``should_wait``: False if the answer is soon out of date."""
         async with admitted(self._throttle, path, body) as use:
-            response = await self._send(method, path, body, self._backoff if should_wait else _RETRY_ONCE)
+            response = await self._send(method, path, body, is_urgent=not should_wait)
             content = await self._read(response)
             value = await self._parse(response, content)
             if isinstance(value, dict):
@@ -110,7 +106,7 @@ class Connection:
 
         A gateway may lack the path or guard it.
         """
-        response = await self._send("GET", path, None, _RETRY_ONCE)
+        response = await self._send("GET", path, None, is_urgent=True)
         content = await self._read(response)
         if response.is_server_error:
             await self._parse(response, content)
@@ -124,7 +120,7 @@ class Connection:
         silence, as those of a gateway whose model never answers.
         """
         async with admitted(self._throttle, path, body) as use:
-            response = await self._send("POST", path, body, self._backoff, headers)
+            response = await self._send("POST", path, body, headers)
             try:
                 kind = response.headers.get("content-type", "none")
                 if response.status_code != httpx.codes.OK or kind.startswith("application/json"):
@@ -186,26 +182,27 @@ class Connection:
         method: str,
         path: str,
         body: Json | None,
-        backoff: Sequence[float],
         headers: Mapping[str, str] | None = None,
+        *,
+        is_urgent: bool = False,
     ) -> httpx.Response:
         """Return the response, of which only the headers are read."""
-        num_retries = len(backoff)
+        retries = Retries.of_connections(should_wait=self.should_wait, is_urgent=is_urgent)
         if trace := TRACEPARENT.get():
             headers = {**(headers or {}), "traceparent": trace}
-        for attempt in range(num_retries + 1):
+        while True:
             request = self._http.build_request(method, path, json=body, headers=headers)
             try:
                 return await self._http.send(request, stream=True)
             except _RETRYABLE as error:
-                if attempt == num_retries:
+                wait = retries.next_wait()
+                if wait is None:
                     raise EngineUnreachable(str(self._unavailable(error))) from error
-                await asyncio.sleep(backoff[attempt])
+                await asyncio.sleep(wait)
             except httpx.ReadTimeout as error:
                 raise self._silent() from error
             except httpx.HTTPError as error:
                 raise self._unavailable(error) from error
-        raise AssertionError("the last attempt returns or raises")
 
     async def _read(self, response: httpx.Response) -> bytes:
         """Return the content of a response, and close it."""

@@ -15,7 +15,7 @@ from engine.remote.chat.options import ChatOptions
 from engine.remote.connection import SILENCE_SECONDS, Connection, hide_login
 from engine.remote.native import NativeEngine
 from engine.remote.openai.dialects import DIALECTS
-from engine.remote.openai.engine import OpenAICompatibleEngine
+from engine.remote.openai.engine import CompletionsEngine
 from engine.remote.throttle import Throttle
 
 NATIVE = "reasoner"
@@ -97,7 +97,7 @@ class HttpEngine(ForwardingEngine):
                 if dialect == CHAT:
                     self._engine = ChatEngine(self._connection, self._chat)
                 elif dialect != NATIVE:
-                    self._engine = OpenAICompatibleEngine(self._connection, DIALECTS[dialect], self._tokenizer)
+                    self._engine = CompletionsEngine(self._connection, DIALECTS[dialect], self._tokenizer)
                 self._is_ready = True
         return self._engine
 

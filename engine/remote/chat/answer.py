@@ -7,27 +7,22 @@ delimiters in the content, where a chat template may have written the opening on
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from engine.protocol.refusal import Refusal
 from engine.protocol.thoughts import find_thought
-from engine.protocol.types import Branch, EngineUnavailable, FinishReason, Tokens
+from engine.protocol.types import Tokens
 from engine.protocol.wire import Json
+from engine.remote.branches.answer import Answer, read_finish
 from engine.remote.chat.content import read_message
 from engine.remote.chat.encoding import CLOSING, OPENING, encode_answer, encode_text, measure_thought
-from engine.remote.connection import not_a_completion
-from engine.remote.openai.answer import find_end_reason, read_choices, read_finish
 
 _CALL_END = "}\n</tool_call>"
 
 
 @dataclass
-class ChatAnswer:
-    """The text of one branch, from one request or, after interruptions, from several."""
+class ChatAnswer(Answer):
+    """The answer of a server that only chats."""
 
-    index: int
-    """The place of the branch in the caller's request."""
-    branch: Branch
     thought: str = ""
     """The thought that this request has sent apart from the content, with its delimiters."""
     content: str = ""
@@ -38,43 +33,21 @@ class ChatAnswer:
     is_literal: bool = False
     """True if the server goes on where the text ends, so that all it sends after the beginning of an answer is content,
     also what it takes for a thought."""
-    reason: FinishReason | None = None
-    refusal: Refusal | None = None
-    """The reason of a server that has refused it."""
-    stop: str | None = None
-    """The stop string that ended the branch, if the server tells."""
     earlier: Tokens = ()
     """The tokens of requests before this one, which were cut."""
     calls: int = 0
     """Number of function calls that this request has begun."""
     num_events: int = 0
     """The number of parts that this request has sent, of text or of hidden reasoning."""
-    has_choices: bool = False
-    other_fields: set[str] = field(default_factory=set)
-    """The fields of events without any choice."""
     reported: int | None = None
     reported_thought: int | None = None
     prompt: int = 0
-    cached: int = 0
 
-    def take(self, chunk: Json, source: str) -> str:
-        """Add an event of the stream, or a whole answer, and return its text.
+    @property
+    def num_left(self) -> int:
+        return self.branch.max_tokens - len(self.earlier)
 
-        Raises ``EngineUnavailable`` for one of another form than OpenAI's, which names the server as ``source``.
-        """
-        try:
-            return self._take(chunk, source)
-        except (AttributeError, KeyError, IndexError, TypeError) as error:
-            raise not_a_completion(source, f"{type(error).__name__}: {error}") from error
-
-    def _take(self, chunk: Json, source: str) -> str:
-        choices = read_choices(chunk, source)
-        self._take_usage(chunk.get("usage") or {})
-        if not choices:
-            self.other_fields |= chunk.keys()
-            return ""
-        self.has_choices = True
-        choice = choices[0]
+    def _take(self, choice: Json, source: str) -> str:
         delta = choice.get("delta") or choice.get("message") or {}
         reasoning, content = read_message(delta, source)
         self.num_events += bool(reasoning or content)
@@ -84,17 +57,8 @@ class ChatAnswer:
             text += self._add_content(self._write_call(call))
         finish = read_finish(choice) or ("stop" if "message" in choice else None)
         if finish is not None:
-            text += self._end(finish, choice)
+            text += self._end_text(finish, choice)
         return text
-
-    def check_end(self, source: str) -> FinishReason:
-        """Return the reason of a finished answer. Raises ``EngineUnavailable`` for one that is not finished."""
-        if self.reason is not None:
-            return self.reason
-        if not self.has_choices:
-            fields = ", ".join(sorted(map(repr, self.other_fields))) or "nothing"
-            raise not_a_completion(source, f"it has no 'choices', but {fields}")
-        raise EngineUnavailable(f"{source} ended its answer in the middle of a text")
 
     def _take_usage(self, usage: Json) -> None:
         if isinstance(usage.get("completion_tokens"), int):
@@ -104,17 +68,12 @@ class ChatAnswer:
         self.reported_thought = details.get("reasoning_tokens") or self.reported_thought
         self.cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or self.cached
 
-    def _end(self, finish: str, choice: Json) -> str:
+    def _end_text(self, finish: str, choice: Json) -> str:
         """Record the end of the answer, and return the text that belongs to it."""
-        reason = find_end_reason(finish)
-        if reason is None:
-            raise EngineUnavailable(f"the server ended an answer with {finish!r}")
-        self.reason = reason
-        if reason == "refused":
-            self.refusal = Refusal(f"the server ended the answer with {finish!r}", kind="filtered")
+        self._end(finish)
         text = self._add_content(_CALL_END) if self.calls else ""
         stop = choice.get("stop_reason", choice.get("matched_stop"))
-        if isinstance(stop, str) and reason == "stop":  # the server has cut it off
+        if isinstance(stop, str) and self.reason == "stop":  # the server has cut it off
             self.stop = stop
             is_thought = bool(self.thought) and not self.content
             text += self._add_reasoning(stop) if is_thought else self._add_content(stop)

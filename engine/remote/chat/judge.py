@@ -20,12 +20,12 @@ from engine.protocol.types import (
     ScoreResult,
 )
 from engine.protocol.wire import Json
+from engine.remote.branches.answer import find_end_reason, read_finish
 from engine.remote.chat.content import read_message
 from engine.remote.chat.encoding import count_tokens, decode_text, encode_prompt
 from engine.remote.chat.requests import PATH, ChatRequests
 from engine.remote.chat.verdict import find_verdict
 from engine.remote.connection import not_a_completion
-from engine.remote.openai.answer import find_end_reason, read_finish
 from engine.remote.retries import Retries
 
 VERDICT_TOKENS = 16
@@ -118,13 +118,12 @@ class ChatJudge:
     async def _ask(self, model: str, tokens: Sequence[int], room: int) -> _Answer:
         """Ask for a verdict, again after passing failures. Raises ``EngineError``."""
         fields = self._requests.make_messages(tokens) | {"model": model, "temperature": 0.0}
-        retries = Retries(should_wait=self._connection.should_wait)
-        while True:
+
+        async def ask() -> _Answer:
             more = {"logprobs": True, "top_logprobs": 20} if self._lists_likeliest else {}
             try:
-                return self._read(
-                    await self._connection.call("POST", PATH, self._requests.make_body(fields | more, room)), tokens
-                )
+                body = self._requests.make_body(fields | more, room)
+                answer: Json = await self._connection.call("POST", PATH, body)
             except InvalidRequest as error:
                 if self._lists_likeliest and "logprobs" in f"{error} {error.field}":
                     self._lists_likeliest = False
@@ -132,11 +131,10 @@ class ChatJudge:
                     del fields["temperature"]  # models that think have one of their own
                 elif not self._requests.understands_other_limit(error):
                     raise
-            except EngineUnavailable as error:
-                wait = retries.next_wait(error, has_progress=False)
-                if wait is None:
-                    raise
-                await asyncio.sleep(wait)
+                return await ask()
+            return self._read(answer, tokens)
+
+        return await Retries.of_requests(should_wait=self._connection.should_wait).call(ask)
 
     def _read(self, answer: Json, tokens: Sequence[int]) -> _Answer:
         source = self._connection.source

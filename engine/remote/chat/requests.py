@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from engine.protocol.constraint import Constraint
 from engine.protocol.types import InvalidRequest, NotSupported
 from engine.protocol.wire import Json
+from engine.remote.branches.engine import unsupported
 from engine.remote.chat.encoding import decode_prompt
 from engine.remote.chat.options import ChatOptions
 from engine.remote.connection import Connection
-from engine.remote.running import unsupported
 
 EFFORT, TOOLS, CHOICE = "reasoning_effort", "tools", "tool_choice"
 """The variables of chat templates that are fields of OpenAI's requests, too."""

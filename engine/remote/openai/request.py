@@ -2,24 +2,100 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
+import uuid
 from collections.abc import Sequence
 from dataclasses import asdict
 
 from engine.protocol.constraint import Constraint
-from engine.protocol.types import Branch, GenerateRequest, SamplingParams
+from engine.protocol.types import (
+    Branch,
+    GenerateRequest,
+    NotSupported,
+    SamplingParams,
+    ScoreRequest,
+    TokenizeRequest,
+    Tokens,
+)
 from engine.protocol.wire import Json
+from engine.remote.branches.engine import unsupported
+from engine.remote.branches.stream import branch_seed
+from engine.remote.connection import Connection
+from engine.remote.local_tokenizer import LocalTokenizer
+from engine.remote.openai.answer import TextAnswer
 from engine.remote.openai.dialects import Dialect
 
 TOKENS_PER_EVENT = 8
 """Tokens that a server puts into one event of a stream that nobody watches. Reading an event costs more than computing
 a token of a small model does, and tokens that wait on the server are not received if the request is aborted."""
-_SEED_BITS = 31
-"""Seeds that every server accepts."""
 _OPTIONAL = frozenset({"stop", "stop_token_ids", "logit_bias"})
 """Settings for which no server has a default of its own."""
+
+
+class CompletionRequests:
+    """The form of the requests to one server."""
+
+    def __init__(self, connection: Connection, dialect: Dialect, tokenizer: LocalTokenizer | None) -> None:
+        """``tokenizer``: that of its model; a server of the plain dialect is then sent prompts as text."""
+        self.connection = connection
+        self.dialect = dialect
+        self.tokenizer = tokenizer
+        self._speaks_text = tokenizer is not None and dialect.name == "openai"
+        self._epoch = ""
+        """Added to the salt of requests after ``forget_cache``."""
+
+    @property
+    def vocab_size(self) -> int:
+        """The size of the vocabulary; 0 if it is not known."""
+        return 0 if self.tokenizer is None else self.tokenizer.vocab_size
+
+    def begin_answer(self, request: GenerateRequest, index: int) -> TextAnswer:
+        """Return the answer of a branch of which nothing has arrived."""
+        return TextAnswer(index, request.branches[index], stops=request.sampling.stop)
+
+    def make_body(self, request: GenerateRequest, branches: Sequence[Branch], *, is_watched: bool) -> Json:
+        """Return the body of a request for siblings, which have the same tokens so far."""
+        prompt = self.make_prompt([*request.prompt, *branches[0].generated])
+        body = completion_body(request, branches, prompt, self.dialect, is_watched=is_watched)
+        return body | self.make_salt(request)
+
+    def make_prompt(self, tokens: list[int]) -> str | list[int]:
+        """Return a prompt as the server takes it. Raises ``InvalidRequest`` for tokens that are no text."""
+        return self.tokenizer.decode(tokens) if self._speaks_text and self.tokenizer is not None else tokens
+
+    def make_salt(self, request: GenerateRequest | ScoreRequest) -> Json:
+        """Return the fields that isolate cached prefixes. Raises ``EngineError`` if the server has no such field."""
+        if request.cache_salt is None and not self._epoch:
+            return {}
+        if not self.dialect.salts:
+            raise self.cannot("keep caches apart by cache_salt")
+        return {"cache_salt": f"{request.cache_salt or ''}{self._epoch}"}
+
+    def forget_cache(self) -> None:
+        """Use no prefix any more that is cached by now: from here on, the salt of all requests is another one."""
+        self._epoch = uuid.uuid4().hex
+
+    async def tokenize(self, request: TokenizeRequest) -> Tokens:
+        """Tokenize with the local tokenizer if there is one, otherwise on the server."""
+        if self.tokenizer is not None:
+            return self.tokenizer.tokenize(request)
+        if not self.dialect.tokenizes:
+            raise self.cannot("tokenise; name the folder of its model's tokenizer")
+        if not isinstance(request.text, str) and not self.dialect.chats:
+            raise self.cannot("tokenise chat messages; name the folder of its model's tokenizer")
+        return await self.connection.tokenize(request, functions_apart=True)
+
+    def name_token(self, token: int) -> str:
+        """Return the server's name for a token in lists of log-probabilities."""
+        if self.dialect.name == "vllm":
+            return f"token_id:{token}"
+        if self.tokenizer is None:
+            raise self.cannot("tell tokens apart; name the folder of its model's tokenizer")
+        return self.tokenizer.piece(token)
+
+    def cannot(self, what: str) -> NotSupported:
+        return unsupported(self.connection.url, self.dialect.name, what)
 
 
 def group_siblings(branches: Sequence[Branch], dialect: Dialect) -> list[list[int]]:
@@ -42,18 +118,6 @@ def _follows(branch: Branch, last: Branch) -> bool:
     return same and branch_seed(branch) == branch_seed(last) + 1
 
 
-def branch_seed(branch: Branch) -> int:
-    """Return a seed of 31 bits, from a branch's seed, key and number of generated tokens.
-
-    The number is included because servers count noise from the start of a request: a continuation must not repeat the
-    noise of its beginning. The seeds of siblings, which have ``Branch.sibling``, are consecutive.
-    """
-    key, index = (branch.key, 0) if branch.sibling is None else branch.sibling
-    words = f"{branch.seed}/{key}/{len(branch.generated)}"
-    first = int.from_bytes(hashlib.blake2b(words.encode(), digest_size=4).digest(), "little") >> 1
-    return (first + index) % (1 << _SEED_BITS)
-
-
 def sampling_fields(sampling: SamplingParams, dialect: Dialect) -> Json:
     """Return every setting that the server knows, since it may have defaults of its own.
 
@@ -70,11 +134,11 @@ def sampling_fields(sampling: SamplingParams, dialect: Dialect) -> Json:
 
 
 def completion_body(
-    request: GenerateRequest, branches: Sequence[Branch], prompt: str | list[int], dialect: Dialect, *, stream: bool
+    request: GenerateRequest, branches: Sequence[Branch], prompt: str | list[int], dialect: Dialect, *, is_watched: bool
 ) -> Json:
     """Return the body of the request for branches of one group (``group_siblings``).
 
-    ``stream``: text is watched as it comes, so that each token is an event of its own.
+    ``is_watched``: text is shown as it comes, so that each token is an event of its own.
     """
     first = branches[0]
     body: Json = {
@@ -95,7 +159,7 @@ def completion_body(
         body |= constraint_fields(request.constraint, dialect)
     if len(branches) > 1:
         body["n"] = len(branches)
-    if dialect.bundles_tokens and not stream:
+    if dialect.bundles_tokens and not is_watched:
         body["stream_interval"] = TOKENS_PER_EVENT
     return body
 
@@ -113,12 +177,3 @@ def constraint_fields(constraint: Constraint, dialect: Dialect) -> Json:
             return {"regex": "|".join(map(re.escape, json.loads(constraint.value)))}
         case "grammar":
             return {"ebnf": constraint.value}
-
-
-def routing_headers(request_id: str, lease: str | None) -> dict[str, str]:
-    """Return headers for the server's log, and for routers that send a session's requests to one replica.
-
-    vLLM's routers read ``X-Session-ID``, SGLang's ``X-SMG-Routing-Key``.
-    """
-    session = {} if lease is None else {"X-Session-ID": lease, "X-SMG-Routing-Key": lease}
-    return {"X-Request-Id": request_id} | session

@@ -26,7 +26,7 @@ from engine.protocol.types import (
     TokenizeRequest,
 )
 from engine.remote import retries
-from engine.remote.chat import engine as chat_engine
+from engine.remote.chat import model_list
 from engine.remote.chat.encoding import (
     Conversation,
     count_tokens,
@@ -46,7 +46,7 @@ Handler = Callable[[dict[str, Any]], httpx.Response]
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retries, "_WAITS_SECONDS", (0.0, 0.0, 0.0))
-    monkeypatch.setattr(chat_engine, "_LISTS", {})
+    monkeypatch.setattr(model_list, "_LISTS", {})
 
 
 class Hosted:
@@ -170,6 +170,15 @@ async def test_a_server_without_prefill_is_not_asked_to_go_on() -> None:
     with pytest.raises(NotSupported, match=r"https://hosted \(chat\) cannot go on after the beginning of an answer"):
         await hosted.generate(Branch(1, 1, 9, encode_text("3 + 4")))
     assert not hosted.bodies
+    await hosted.engine.close()
+
+
+async def test_an_answer_that_has_ended_before_its_stream_breaks_is_complete() -> None:
+    gone = {"error": {"message": "gone", "code": 503}}
+    hosted = Hosted(lambda _: stream(said("7"), said(".", "stop"), gone))
+    [one] = await hosted.generate(Branch(1, 1, 9))
+    assert (one.text, one.finish_reason, len(one.token_ids)) == ("7.", "stop", 2)
+    assert len(hosted.bodies) == 1
     await hosted.engine.close()
 
 

@@ -35,7 +35,7 @@ Answer = Callable[[int], bytes | None]
 
 @pytest.fixture(autouse=True)
 def _no_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.remote.connection._BACKOFF", (0.0, 0.0))
+    monkeypatch.setattr("engine.remote.retries._CONNECTION_WAITS_SECONDS", (0.0, 0.0))
 
 
 @asynccontextmanager

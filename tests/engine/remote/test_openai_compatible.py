@@ -30,9 +30,9 @@ from engine.protocol.types import (
     ScoreItem,
     TokenizeRequest,
 )
+from engine.remote.branches.stream import branch_seed, routing_headers
 from engine.remote.health import Health
 from engine.remote.http import HttpEngine
-from engine.remote.openai.request import branch_seed, routing_headers
 from engine.remote.throttle import Throttle
 from tests.engine.helpers import generate, score
 
@@ -361,7 +361,6 @@ async def test_server_failures_become_the_exceptions_of_the_interface(
     response: httpx.Response, expected: type[EngineError]
 ) -> None:
     client = scripted("vllm", lambda _: response)
-    client._connection._backoff = (0.0, 0.0)
     with pytest.raises(expected):
         await collect(client, generate((5, 6), [Branch(1, key, 9) for key in range(1)]))
     await client.close()

@@ -21,10 +21,10 @@ from engine.protocol.types import (
     TokenizeRequest,
 )
 from engine.remote import retries
+from engine.remote.branches.stream import branch_seed
 from engine.remote.connection import Connection
 from engine.remote.health import warn_once
 from engine.remote.http import HttpEngine
-from engine.remote.openai.request import branch_seed
 from tests.engine.helpers import generate, score
 from tests.engine.remote.test_openai_compatible import Handler, chunks, collect, piece, scripted
 
@@ -114,6 +114,42 @@ async def test_branches_with_other_lengths_or_gaps_between_seeds_have_requests_o
     assert [body.get("n") for body in bodies] == [None] * 3
     await client.close()
     await sglang.close()
+
+
+GONE = {"error": {"message": "gone", "code": 503}}
+
+
+async def test_a_branch_that_has_ended_before_its_stream_breaks_is_complete() -> None:
+    ended = piece("ab", [7, 8], finish_reason="stop", stop_reason=8)
+    second = {"choices": [{"index": 1, "text": "d", "token_ids": [4], "finish_reason": None}]}
+    answers = iter([chunks(ended, GONE), chunks(ended, second, GONE), chunks(piece("e", [5], finish_reason="length"))])
+    bodies, handle = recorded(lambda _: next(answers))
+    client = scripted("vllm", handle)
+    [one], error = await receive(client, generate((5, 6), [Branch(1, 1, 9)]))
+    assert (one.text, one.token_ids, one.finish_reason, error) == ("ab", (7, 8), "stop", None)
+    assert len(bodies) == 1
+    (first, other), error = await receive(client, generate((5, 6), siblings(2)))
+    assert ((first.token_ids, first.finish_reason), error) == (((7, 8), "stop"), None)
+    assert (other.index, other.token_ids, other.finish_reason) == (1, (4, 5), "length")
+    assert (bodies[2]["prompt"], "n" in bodies[2]) == ([5, 6, 4], False)
+    await client.close()
+
+
+@pytest.mark.parametrize("details", [7, "7", [7]])
+async def test_usage_of_another_form_is_a_passing_failure(details: Any) -> None:
+    report = {"choices": [], "usage": {"prompt_tokens": 2, "completion_tokens_details": details}}
+    answers = iter([chunks(piece("ab", [7, 8]), report), chunks(piece("c", [9], finish_reason="length"))])
+    client = scripted("vllm", lambda _: next(answers))
+    [one], error = await receive(client, generate((5, 6), [Branch(1, 1, 9)]))
+    assert (one.token_ids, error) == ((7, 8, 9), None)
+    await client.close()
+
+
+async def test_the_only_sample_may_have_any_number() -> None:
+    client = scripted("vllm", lambda _: chunks(piece("ab", [7, 8], finish_reason="length", index=3)))
+    [one], error = await receive(client, generate((5, 6), [Branch(1, 1, 9)]))
+    assert (one.token_ids, error) == ((7, 8), None)
+    await client.close()
 
 
 async def test_a_cut_stream_goes_on_after_what_has_arrived() -> None:

@@ -15,7 +15,6 @@ from engine.protocol.types import (
     Events,
     FinishReason,
     GenerateRequest,
-    NotSupported,
 )
 from engine.remote.retries import Retries
 
@@ -149,11 +148,6 @@ class RunningRequests:
         for running in self._running:
             if running.request.request_id == request_id:
                 running.abort()
-
-
-def unsupported(url: str, kind: str, what: str) -> NotSupported:
-    """Return the error of a server that cannot do ``what``."""
-    return NotSupported(f"the server at {url} ({kind}) cannot {what}")
 
 
 def _now() -> float:
