@@ -8,6 +8,8 @@ from typing import Literal
 from engine.protocol.types import Capability
 from engine.protocol.wire import Json
 
+_COMPLETIONS = frozenset({Capability.CONTINUATION, Capability.LOGPROBS, Capability.PENALTIES})
+"""The capabilities of every server of OpenAI's completions that tells which stop string ended a text."""
 _PENALTIES = frozenset({"presence_penalty", "frequency_penalty"})
 _OPENAI = frozenset({"temperature", "top_p", "stop", "logit_bias"}) | _PENALTIES
 _MORE = frozenset({"top_k", "min_p", "repetition_penalty", "min_tokens", "stop_token_ids", "ignore_eos"})
@@ -20,6 +22,7 @@ class Dialect:
     """Capabilities of a kind of server beyond OpenAI's API."""
 
     name: str
+    capabilities: frozenset[Capability]
     settings: frozenset[str]
     """The supported fields of ``SamplingParams``, sent under the same names."""
     extensions: Json
@@ -42,31 +45,11 @@ class Dialect:
     """True if the log-probabilities of named tokens can be asked for (``logprob_token_ids``)."""
     tells_health: bool = False
     """True if ``/health`` tells whether the server's engine lives; vLLM lists its models for seconds after its end."""
-    penalizes: bool = True
-    """True if its frequency and presence penalty are OpenAI's. llama.cpp's also count tokens of the prompt."""
-    scores_prompts: bool = False
-    """True if it reports the log-probabilities of a prompt's tokens (``prompt_logprobs``)."""
-    tells_stops: bool = True
-    """False if the server cuts a stop string off without telling which it was: no search can tell the end of a step
-    from the end of a solution.
-    """
-    constrains: Literal["structured_outputs", "fields"] | None = None
+    constraint_form: Literal["structured_outputs", "fields"] = "structured_outputs"
     """Form in which the server takes a constraint, if it does: vLLM's object, or SGLang's fields. It holds from the
     first token of a request, so that a constrained text cannot be continued."""
     bundles_tokens: bool = False
     """True if ``stream_interval`` sets the number of tokens in an event of a stream."""
-
-    @property
-    def capabilities(self) -> frozenset[Capability]:
-        """The capabilities of servers of this kind."""
-        can_do = {
-            Capability.CONTINUATION: self.tells_stops,
-            Capability.LOGPROBS: self.tells_stops,
-            Capability.PROMPT_LOGPROBS: self.scores_prompts,
-            Capability.CONSTRAINT: self.constrains is not None,
-            Capability.PENALTIES: self.penalizes,
-        }
-        return frozenset(capability for capability, is_there in can_do.items() if is_there)
 
 
 DIALECTS = {
@@ -74,6 +57,7 @@ DIALECTS = {
     for dialect in (
         Dialect(
             "vllm",
+            _COMPLETIONS | {Capability.PROMPT_LOGPROBS, Capability.CONSTRAINT},
             _OPENAI | _MORE | {"logprobs"},
             _VLLM_FIELDS,
             tokenizes=True,
@@ -82,13 +66,12 @@ DIALECTS = {
             salts=True,
             numbers_seeds=True,
             reads_tokens=True,
-            scores_prompts=True,
             tells_health=True,
-            constrains="structured_outputs",
             bundles_tokens=True,
         ),
         Dialect(
             "sglang",
+            _COMPLETIONS | {Capability.CONSTRAINT},
             _OPENAI | _MORE,
             _SGLANG_FIELDS,
             tokenizes=True,
@@ -96,19 +79,20 @@ DIALECTS = {
             likeliest=20,
             salts=True,
             tells_health=True,
-            constrains="fields",
+            constraint_form="fields",
         ),
         Dialect(
             "llamacpp",
+            # It cuts a stop string off without telling which it was, so that no search can tell the end of a step from
+            # the end of a solution, and its penalties also count tokens of the prompt.
+            frozenset(),
             _OPENAI - _PENALTIES | {"top_k", "min_p", "ignore_eos"},
             {},
             tokenizes=False,
             chats=False,
             likeliest=0,
             salts=False,
-            penalizes=False,
-            tells_stops=False,
         ),
-        Dialect("openai", _OPENAI, {}, tokenizes=False, chats=False, likeliest=5, salts=False),
+        Dialect("openai", _COMPLETIONS, _OPENAI, {}, tokenizes=False, chats=False, likeliest=5, salts=False),
     )
 }

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from engine.protocol.request_checks import check_no_thinking_limit
 from engine.protocol.types import (
+    Capability,
     Events,
     GenerateRequest,
     ModelInfo,
@@ -149,7 +150,7 @@ class CompletionsEngine(OpenAICompatibleEngine):
 
     def _check(self, request: GenerateRequest) -> None:
         if request.sampling.prompt_logprobs is not None:
-            if not self._dialect.scores_prompts:
+            if Capability.PROMPT_LOGPROBS not in self._dialect.capabilities:
                 raise self._cannot("honour prompt_logprobs")
             if [branch.max_tokens for branch in request.branches] != [0]:
                 raise self._cannot("score a prompt and generate at once: give one branch with max_tokens 0")
@@ -160,7 +161,7 @@ class CompletionsEngine(OpenAICompatibleEngine):
         check_no_thinking_limit(request)
         if request.constraint is None:
             return
-        if self._dialect.constrains is None:
+        if Capability.CONSTRAINT not in self._dialect.capabilities:
             raise self._cannot("hold a text to a constraint")
         starts = [(len(request.prompt) + len(b.generated), b.constraint_start) for b in request.branches]
         if request.lifts_constraint or any(start not in (None, end) for end, start in starts):

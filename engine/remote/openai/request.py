@@ -166,7 +166,7 @@ def completion_body(
 
 def constraint_fields(constraint: Constraint, dialect: Dialect) -> Json:
     """Return a constraint in the server's form. vLLM and SGLang read a grammar as EBNF unless they use llguidance."""
-    if dialect.constrains == "structured_outputs":
+    if dialect.constraint_form == "structured_outputs":
         return {"structured_outputs": constraint.to_json()}
     match constraint.kind:
         case "json":
