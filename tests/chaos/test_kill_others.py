@@ -23,6 +23,7 @@ def test_an_accepted_job_survives_the_death_of_its_api(service: Service, undistu
     assert same(service.ended(job_id)["result"], undisturbed)
 
 
+@pytest.mark.long  # an outage is waited for in every run
 def test_a_search_survives_the_death_of_its_broker(service: Service, undisturbed: dict[str, Any]) -> None:
     service.start_workers(2)
     service.start_api()

@@ -126,6 +126,7 @@ def test_solve_prints_one_json_document_with_answer_and_bill(home: Path) -> None
     assert_nothing_left(home)
 
 
+@pytest.mark.long  # the chart of an evaluation is drawn in every run
 def test_eval_bills_thoughts_and_limits_them(home: Path) -> None:
     chosen = ("--strategy", "greedy,self_consistency,first_finished:first=1", "--n", "1,2", "--thinking-tokens", "16")
     status, out, err = run(
@@ -222,6 +223,7 @@ def test_wrong_usage_prints_one_clear_message_with_the_right_exit_status(
     assert out == ""
 
 
+@pytest.mark.long  # a minute
 def test_select_and_eval_rank_candidates_of_a_file_and_go_on_after_a_kill(home: Path) -> None:
     lines = [
         {

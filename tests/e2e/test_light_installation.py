@@ -15,6 +15,7 @@ from engine.installation import ENGINE_PACKAGES
 from tests.e2e.openai_mock import KEY, MODEL, HostedChat
 from tests.light import ROOT, make_light_environment
 from tests.listening import listening
+from tests.long import mostly_long
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -57,7 +58,7 @@ def test_the_environment_lacks_what_the_engine_needs(environment: dict[str, str]
     assert done.stdout.strip() == str([None] * len(ENGINE_PACKAGES))
 
 
-@pytest.mark.parametrize("strategy", ["self_consistency", "revise", "aggregate"])
+@pytest.mark.parametrize("strategy", mostly_long(["self_consistency", "revise", "aggregate"], every=3))
 def test_a_question_is_answered_by_a_hosted_model(strategy: str, environment: dict[str, str], hosted: Path) -> None:
     done = run(environment, hosted, "solve", "2 + 2?", "--strategy", strategy, "--n", "3")
     assert done.returncode == 0, done.stderr
@@ -65,7 +66,10 @@ def test_a_question_is_answered_by_a_hosted_model(strategy: str, environment: di
 
 
 @pytest.mark.parametrize(
-    "command", ["serve", "engine", "solve 2+2?", "quantize policy OUT", "prm train data OUT", "demo", "bench engine"]
+    "command",
+    mostly_long(
+        ["serve", "engine", "solve 2+2?", "quantize policy OUT", "prm train data OUT", "demo", "bench engine"], every=2
+    ),
 )
 def test_a_command_that_needs_the_engine_says_so_in_its_last_line(
     command: str, environment: dict[str, str], tmp_path: Path
