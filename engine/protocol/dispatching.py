@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
@@ -23,14 +23,11 @@ ModelRequest = GenerateRequest | ScoreRequest | TokenizeRequest
 _T = TypeVar("_T")
 
 
-class DispatchingEngine(ABC):
-    """``EngineClient`` that has each request answered by one of its engines, and tells all of them the rest.
+class DispatchingEngine(EngineClient):
+    """Engine that has each request answered by one of others, and tells all of them the rest.
 
     A method of the protocol is one line here, whichever way a subclass finds the engine.
     """
-
-    @abstractmethod
-    def generate(self, request: GenerateRequest, *, stream: bool = False) -> Events: ...
 
     async def score(self, request: ScoreRequest) -> list[ScoreResult]:
         return await self._call(request, lambda engine: engine.score(request))
@@ -44,14 +41,8 @@ class DispatchingEngine(ABC):
     async def release(self, lease: str, tokens: Sequence[int] | None = None) -> None:
         await self._call_all(lambda engine: engine.release(lease, tokens))
 
-    @abstractmethod
-    async def models(self) -> list[ModelInfo]: ...
-
     async def clear_cache(self) -> None:
         await self._call_all(lambda engine: engine.clear_cache())
-
-    @abstractmethod
-    async def close(self) -> None: ...
 
     @abstractmethod
     async def _call(self, request: ModelRequest, call: Callable[[EngineClient], Awaitable[_T]]) -> _T:
@@ -63,7 +54,7 @@ class DispatchingEngine(ABC):
 
 
 class ForwardingEngine(DispatchingEngine):
-    """``EngineClient`` that forwards every call to one engine. Subclasses override those that they change."""
+    """Engine that forwards every call to another one. Subclasses override those that they change."""
 
     def __init__(self, engine: EngineClient) -> None:
         self._engine = engine

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from engine.protocol.refusal import Refusal
@@ -24,6 +25,9 @@ _END_REASONS: dict[str, FinishReason] = {
 
 Words of a failure, such as vLLM's "abort" and "error", are none: the same request may succeed.
 """
+
+_OTHER_FORMS = (AttributeError, KeyError, IndexError, TypeError, ValueError)
+"""Exceptions in reading an answer of another form than OpenAI's."""
 
 
 @dataclass
@@ -57,17 +61,15 @@ class Answer(ABC):
         Raises ``EngineUnavailable`` for one of another form than OpenAI's, which names the server as ``source``.
         """
         self.has_choices = True
-        try:
+        try:  # for every token, and several times as fast as the context manager
             return self._take(choice, source)
-        except (AttributeError, KeyError, IndexError, TypeError, ValueError) as error:
+        except _OTHER_FORMS as error:
             raise not_a_completion(source, f"{type(error).__name__}: {error}") from error
 
     def take_usage(self, usage: Json, source: str) -> None:
         """Add what the server reports about the request, whose last branch this is. Raises as ``take``."""
-        try:
+        with refusing_other_forms(source):
             self._take_usage(usage)
-        except (AttributeError, KeyError, IndexError, TypeError, ValueError) as error:
-            raise not_a_completion(source, f"{type(error).__name__}: {error}") from error
 
     def check_end(self, source: str, other_fields: Collection[str]) -> None:
         """Raise ``EngineUnavailable`` for an answer that is not finished.
@@ -94,6 +96,15 @@ class Answer(ABC):
             raise EngineUnavailable(f"the server ended an answer with {finish!r}")
         if self.reason == "refused":
             self.refusal = Refusal(f"the server ended the answer with {finish!r}", kind="filtered")
+
+
+@contextmanager
+def refusing_other_forms(source: str) -> Iterator[None]:
+    """Raise ``EngineUnavailable``, which names the server, where an answer has another form than OpenAI's."""
+    try:
+        yield
+    except _OTHER_FORMS as error:
+        raise not_a_completion(source, f"{type(error).__name__}: {error}") from error
 
 
 def read_finish(choice: Json) -> str | None:

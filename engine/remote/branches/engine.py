@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Collection, Sequence
 from contextlib import aclosing
 
 from engine.protocol.request_checks import check_branches, find_setting_outside
-from engine.protocol.types import (
-    Events,
-    GenerateRequest,
-    ModelInfo,
-    NotSupported,
-    ScoreRequest,
-    ScoreResult,
-    TokenizeRequest,
-    Tokens,
-)
+from engine.protocol.types import EngineClient, Events, GenerateRequest, NotSupported, ScoreRequest
 from engine.remote.branches.running import RunningRequest, RunningRequests
 from engine.remote.connection import Connection
 
 
-class OpenAICompatibleEngine(ABC):
-    """``EngineClient`` for a server of OpenAI's API, which has no leases."""
+class OpenAICompatibleEngine(EngineClient):
+    """Client of a server of OpenAI's API, which has no leases."""
 
     def __init__(self, connection: Connection, kind: str, settings: Collection[str]) -> None:
         """``kind``: names the server in messages. ``settings``: the fields of ``SamplingParams`` that it takes."""
@@ -41,24 +32,12 @@ class OpenAICompatibleEngine(ABC):
             async for event in events:
                 yield event
 
-    @abstractmethod
-    async def score(self, request: ScoreRequest) -> list[ScoreResult]: ...
-
     async def abort(self, request_id: str) -> None:
         """Cancel the branches that this client has in flight; they end with what has been received so far."""
         self._running.abort(request_id)
 
     async def release(self, lease: str, tokens: Sequence[int] | None = None) -> None:  # noqa: ARG002
         return None  # these servers have no leases
-
-    @abstractmethod
-    async def tokenize(self, request: TokenizeRequest) -> Tokens: ...
-
-    @abstractmethod
-    async def models(self) -> list[ModelInfo]: ...
-
-    @abstractmethod
-    async def clear_cache(self) -> None: ...
 
     async def close(self) -> None:
         await self._connection.close()

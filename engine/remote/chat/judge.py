@@ -20,12 +20,11 @@ from engine.protocol.types import (
     ScoreResult,
 )
 from engine.protocol.wire import Json
-from engine.remote.branches.answer import find_end_reason, read_finish
+from engine.remote.branches.answer import find_end_reason, read_finish, refusing_other_forms
 from engine.remote.chat.content import read_message
 from engine.remote.chat.encoding import count_tokens, decode_text, encode_prompt
 from engine.remote.chat.requests import PATH, ChatRequests
 from engine.remote.chat.verdict import find_verdict
-from engine.remote.connection import not_a_completion
 from engine.remote.retries import Retries
 
 VERDICT_TOKENS = 16
@@ -138,7 +137,7 @@ class ChatJudge:
 
     def _read(self, answer: Json, tokens: Sequence[int]) -> _Answer:
         source = self._connection.source
-        try:
+        with refusing_other_forms(source):
             choice = answer["choices"][0]
             thought, text = read_message(choice["message"], source)
             usage = answer.get("usage") or {}
@@ -148,8 +147,6 @@ class ChatJudge:
             computed += count_tokens(thought + text, usage.get("completion_tokens"))
             is_cut = find_end_reason(read_finish(choice) or "stop") == "length"
             likeliest = _read_likeliest(choice.get("logprobs") or {})
-        except (AttributeError, KeyError, IndexError, TypeError, ValueError) as error:
-            raise not_a_completion(source, f"{type(error).__name__}: {error}") from error
         has_thought = bool(thought or reported_thought or find_thought(text))
         return _Answer(thought, text.strip(), likeliest, is_cut, has_thought, computed, cached)
 
