@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import aclosing
 from typing import ClassVar, Generic, TypeVar
 
@@ -122,48 +122,37 @@ class BranchStream(ABC, Generic[AnswerT]):
             for answer in self.answers:
                 yield self.complete(answer, "length")
             return
-        headers = routing_headers(self.request.request_id, self.request.lease)
+        source, headers = self.connection.source, routing_headers(self.request.request_id, self.request.lease)
         left, other_fields = dict(enumerate(self.answers)), set[str]()
         is_single = len(left) == 1
         stream = self.connection.events(self.path, self.build_body(), headers, counts_keep_alives=False)
         async with aclosing(stream) as chunks:
             try:
                 while (chunk := await self.running.next(chunks)) is not None:
-                    for delta in self._read(chunk, left, other_fields, is_single=is_single):
-                        yield delta
-                    for index in [index for index, answer in left.items() if answer.reason is not None]:
-                        if len(left) > 1:  # the usage, which comes at the end, is that of the last branch
-                            yield await self._complete(self._without_prompt(left.pop(index)))
-                    for answer in left.values() if len(left) == 1 and chunk.get("usage") else ():
-                        self.read_usage(answer, chunk["usage"])
+                    choices = read_choices(chunk, source)
+                    if not choices:
+                        other_fields.update(chunk)
+                    for choice in choices[:1] if is_single else choices:
+                        # Gateways number the only sample as they like.
+                        index = 0 if is_single else choice.get("index", 0)
+                        if index not in left:
+                            raise EngineError(f"the server sent a sample with the index {index}")
+                        answer = left[index]
+                        # Token ids are sent once, at the end: servers split texts and tokens at different places.
+                        if text := answer.take(choice, source):
+                            yield Delta(answer.index, text, ())
+                        if answer.reason is not None and len(left) > 1:  # the usage of all comes with the last one
+                            del left[index]
+                            yield await self._complete(self._without_prompt(answer))
+                    if len(left) == 1 and chunk.get("usage"):
+                        for answer in left.values():
+                            self.read_usage(answer, chunk["usage"])
             except TimeoutError:
                 for answer in left.values():
                     answer.reason = answer.reason or self.running.end_reason
         for answer in left.values():
-            answer.check_end(self.connection.source, other_fields)
+            answer.check_end(source, other_fields)
             yield await self._complete(answer)
-
-    def _read(
-        self, chunk: Json, left: Mapping[int, AnswerT], other_fields: set[str], *, is_single: bool
-    ) -> Iterator[Delta]:
-        """Read the choices of an event into the answers, and yield their texts.
-
-        ``left``: the answers of branches without an end, by the index of the sample. ``other_fields`` gets the fields
-        of an event without any choice. ``is_single``: one sample was asked for.
-        """
-        source = self.connection.source
-        choices = read_choices(chunk, source)
-        if not choices:
-            other_fields.update(chunk)
-        if is_single:  # gateways number the only sample as they like
-            choices = [choice | {"index": 0} for choice in choices[:1]]
-        for choice in choices:
-            index = choice.get("index", 0)
-            if index not in left:
-                raise EngineError(f"the server sent a sample with the index {index}")
-            # Token ids are sent once, at the end: servers split texts and tokens at different places.
-            if text := left[index].take(choice, source):
-                yield Delta(left[index].index, text, ())
 
     def _without_prompt(self, answer: AnswerT) -> AnswerT:
         """Return the answer of a sibling, with the prompt as cached: it is computed once, and the last one's."""

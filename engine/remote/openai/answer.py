@@ -53,7 +53,7 @@ class TextAnswer(Answer):
         if ids is None:
             self.untokenized += text
         self.ids += ids or ()
-        if self.num_left < 0:
+        if len(self.ids) > self.branch.max_tokens:
             raise EngineError(
                 f"the server sent {len(self.ids)} tokens where at most {self.branch.max_tokens} were asked for"
             )
