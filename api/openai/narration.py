@@ -13,7 +13,7 @@ from reasoner.answers.canonical import canonicalize
 from reasoner.answers.extraction.extract import strip_thinking
 from reasoner.budget.usage import Usage
 from reasoner.jobs.events import EndData, Event
-from reasoner.jobs.job import TERMINAL_STATUSES, Alternative, JobError, JobResult, Status
+from reasoner.jobs.job import Alternative, JobError, JobResult, Status, find_end
 from reasoner.jobs.view import JobView, NodeView
 from reasoner.tree import Node
 
@@ -111,7 +111,7 @@ class Narration:
                 yield f"Reading {len(data['shown'])} solutions: {', '.join(data['shown'])}."
             case "decision" if not self._is_concise and "stages" in data:
                 yield f"After a probe: {', then '.join(str(stage['name']) for stage in data['stages']) or 'stop'}."
-            case _ if event.type.removeprefix("job.") in TERMINAL_STATUSES:
+            case _ if find_end(event.type) is not None:
                 self.end = self._read_end(event)
                 yield _describe_end(self.end)
 

@@ -9,7 +9,7 @@ import httpx
 from reasoner.client._errors import ServiceError
 from reasoner.client._requests import CONNECT_SECONDS, PAUSE_SECONDS, job_path
 from reasoner.jobs.events import Event
-from reasoner.jobs.job import TERMINAL_STATUSES
+from reasoner.jobs.job import find_end
 
 SILENCE_SECONDS = 60.0
 """Longest silence on an event stream; the service sends a comment far more often."""
@@ -48,7 +48,7 @@ class EventCursor:
             return None
         event = Event.model_validate_json(line.removeprefix("data:").strip())
         self._num_failures, self._after = 0, event.seq
-        self._has_ended = event.type.removeprefix("job.") in TERMINAL_STATUSES
+        self._has_ended = find_end(event.type) is not None
         return event
 
     def is_complete(self, status: int) -> bool:

@@ -106,29 +106,32 @@ class VerdictData(EventData):
     critiques: list[str]
 
 
-class ScoreData(EntryData):
+class VerifierData(EntryData):
+    """Fields of what a verifier was asked and said."""
+
+    computed: int = Field(description="Tokens that the verifier computed")
+    cached: int = Field(description="Tokens that it found cached")
+    model: str | None = Field(None, description="The verifier, in a job with several models")
+    criteria: dict[str, float | None] = Field(
+        {}, description="Scores by the rubric's criteria; of a branch those of its last step"
+    )
+
+
+class ScoreData(VerifierData):
     """The verifier's scores of the steps that a branch added."""
 
     node: NodeId
     scores: list[float] = Field(description="One for each step that the branch added")
     score: float | None = Field(description="Score of the whole branch; null: the verifier gave no verdict")
-    computed: int = Field(description="Tokens that the verifier computed")
-    cached: int = Field(description="Tokens that it found cached")
-    model: str | None = Field(None, description="The verifier, in a job with several models")
     verdicts: list[list[VerdictData]] = Field([], description="Verdicts on each step, of a verifier that writes")
-    criteria: dict[str, float | None] = Field({}, description="Scores of the last step by the rubric's criteria")
 
 
-class CompareData(EntryData):
+class CompareData(VerifierData):
     """A comparison of two branches by the verifier."""
 
     nodes: tuple[NodeId, NodeId]
     score: float | None = Field(description="Probability that the first is better; null: no verdict")
-    computed: int
-    cached: int
-    model: str | None = None
     verdicts: list[VerdictData] = Field([], description="Verdicts of a verifier that writes")
-    criteria: dict[str, float | None] = Field({}, description="Scores by the rubric's criteria")
 
 
 class PruneData(EntryData):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, cast
 
 from pydantic import ConfigDict, Field
 
@@ -16,6 +16,12 @@ from reasoner.tree import AnswerLevel
 Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
 FinishReason = Literal["answer", "budget", "no_answer", "cancelled", "engine_unavailable"]
 TERMINAL_STATUSES: frozenset[str] = frozenset({"completed", "incomplete", "failed", "cancelled"})
+
+
+def find_end(event_type: str) -> Status | None:
+    """Return the status with which an event of this type ends its job; ``None`` if the job goes on."""
+    status = event_type.removeprefix("job.")
+    return cast(Status, status) if status in TERMINAL_STATUSES else None
 
 
 class RankedCandidate(StrictModel):

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 from reasoner.jobs.events import Event
-from reasoner.jobs.job import TERMINAL_STATUSES, Status
+from reasoner.jobs.job import Status, find_end
 from reasoner.jobs.journal import Entry
 from reasoner.tree import Node, Reason, add_end, read_parts
 
@@ -73,8 +73,8 @@ class JobView:
                 self.best = data["node"]
             case "job.started" | "job.resumed":
                 self.status = "in_progress"
-            case _ if (status := event.type.removeprefix("job.")) in TERMINAL_STATUSES:
-                self.status = cast(Status, status)
+            case _ if (status := find_end(event.type)) is not None:
+                self.status = status
                 if status == "cancelled" and data["result"] is not None:
                     self.best = data["result"]["node"]
 

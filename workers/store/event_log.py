@@ -5,17 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
-from typing import Any, Final
+from typing import Any
 
 from reasoner.jobs.events import Event
-from reasoner.jobs.job import TERMINAL_STATUSES
+from reasoner.jobs.job import find_end
 from reasoner.jobs.journal import Entry
 from workers.store import serialization
 from workers.store.broker_errors import BROKER_DOWN
 from workers.store.redis_client import BLOCK_SECONDS, RedisClient
 from workers.store.serialization import job_key
 
-TERMINAL_EVENTS: Final = frozenset(f"job.{status}" for status in TERMINAL_STATUSES)
 _PAGE_SIZE = 200
 _RECONNECT_SECONDS = 0.5
 
@@ -63,7 +62,7 @@ class EventLog(RedisClient):
             for entry_id, fields in rows:
                 event = serialization.event(entry_id, fields)
                 after = event.seq
-                has_ended = event.type in TERMINAL_EVENTS
+                has_ended = find_end(event.type) is not None
                 yield event
             if self._closing.is_set() and not has_ended:
                 raise ShuttingDown(job_id)
