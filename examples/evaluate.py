@@ -10,9 +10,10 @@ from pathlib import Path
 
 import reasoner
 from engine.core.local_engine import LocalEngine
+from reasoner.admission.resolve import resolve_program_job
 from reasoner.evaluation.suites.registry import check_answer, load_problems
 from reasoner.jobs.journal import MemoryJournal
-from reasoner.jobs.spec import JobSpec
+from reasoner.jobs.request import JobRequest
 from reasoner.run import run_job
 
 BUNDLED = Path(reasoner.__file__).parent / "bundled"
@@ -27,10 +28,9 @@ async def main() -> None:
     for strategy in STRATEGIES:
         solved = tokens = 0
         for problem in problems:
-            spec = {"problem": problem.text, "model": "policy", "strategy": strategy, "seed": 1}
-            outcome = await run_job(
-                JobSpec.model_validate(spec | {"verifier": {"kind": "prm", "model": "prm"}}), engine, MemoryJournal()
-            )
+            fields = {"problem": problem.text, "model": "policy", "strategy": strategy, "seed": 1}
+            request = JobRequest.model_validate(fields | {"verifier": {"kind": "prm", "model": "prm"}})
+            outcome = await run_job(resolve_program_job(request), engine, MemoryJournal())
             solved += check_answer(problem, outcome.result.answer)
             tokens += outcome.usage.total
         print(f"{strategy['name']:12} {solved:>4}/{len(problems)} {tokens:>7}")

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import reasoner
 from engine.core.local_engine import LocalEngine
+from reasoner.admission.resolve import resolve_program_job
 from reasoner.jobs.journal import MemoryJournal
-from reasoner.jobs.spec import JobSpec
+from reasoner.jobs.request import JobRequest
 from reasoner.run import run_job
 
 BUNDLED = Path(reasoner.__file__).parent / "bundled"
@@ -16,7 +17,7 @@ BUNDLED = Path(reasoner.__file__).parent / "bundled"
 
 async def main() -> None:
     engine = LocalEngine({"policy": BUNDLED / "policy", "prm": BUNDLED / "prm"})
-    job = JobSpec.model_validate(
+    request = JobRequest.model_validate(
         {
             "problem": "Make 32 with + - * / from the numbers 4, 10, 4 and 8, each used exactly once.",
             "model": "policy",
@@ -26,6 +27,7 @@ async def main() -> None:
             "seed": 1,
         }
     )
+    job = resolve_program_job(request)
     journal = MemoryJournal()
     outcome = await run_job(job, engine, journal)
     print(outcome.status, outcome.result.answer, f"for {outcome.usage.total} tokens")

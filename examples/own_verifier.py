@@ -12,8 +12,9 @@ from pathlib import Path
 
 import reasoner
 from engine.core.local_engine import LocalEngine
+from reasoner.admission.resolve import resolve_program_job
 from reasoner.jobs.journal import MemoryJournal
-from reasoner.jobs.spec import JobSpec
+from reasoner.jobs.request import JobRequest
 from reasoner.run import run_job
 from reasoner.search.search import Search
 from reasoner.strategies.base import Choice, Params, Samples, Strategy
@@ -59,7 +60,7 @@ STRATEGIES["first_checked"] = Strategy("first_checked", FirstChecked, run)
 
 async def main() -> None:
     engine = LocalEngine({"policy": BUNDLED / "policy"})
-    job = JobSpec.model_validate(
+    request = JobRequest.model_validate(
         {
             "problem": f"Make {TARGET} with + - * / from the numbers 4, 10, 4 and 8, each used exactly once.",
             "model": "policy",
@@ -68,6 +69,7 @@ async def main() -> None:
             "seed": 3,
         }
     )
+    job = resolve_program_job(request)
     outcome = await run_job(job, engine, MemoryJournal())
     print(outcome.status, outcome.result.answer, f"after {outcome.usage.generated} tokens")
     await engine.close()

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, ValidatorFunctionWrapHandler, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, ValidatorFunctionWrapHandler, field_validator
 
 
 class StrictModel(BaseModel):
@@ -20,6 +20,10 @@ class StrictModel(BaseModel):
         if isinstance(value, bool) and isinstance(validated, int | float) and not isinstance(validated, bool):
             raise ValueError("must be a number, not true or false")
         return validated
+
+    def list_given(self) -> dict[str, Any]:
+        """Return the fields that were given, with their values: a partial model is read here alone."""
+        return {name: getattr(self, name) for name in type(self).model_fields if name in self.model_fields_set}
 
 
 def read_type(value: Any) -> str:
@@ -40,9 +44,3 @@ class VerifierSpec(StrictModel):
     """True if a score of 1 is a fact, so that no answer can be better."""
     answer_language: ClassVar[str | None] = None
     """Language of the block of code that is the answer, unless the job says otherwise; ``None`` for any text."""
-
-    @model_validator(mode="after")
-    def _keep_kind(self) -> Self:
-        """Count the kind as set: a copy of the set fields alone would be a verifier of the default kind."""
-        self.model_fields_set.add("kind")
-        return self

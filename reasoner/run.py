@@ -11,8 +11,8 @@ from functools import lru_cache
 from typing import Literal
 
 from engine.protocol.types import EngineClient, ModelInfo
+from reasoner.admission.check import parse_strategy
 from reasoner.admission.policy_checks import check_opened_policy
-from reasoner.admission.validation import check_job
 from reasoner.alternatives import find_alternatives
 from reasoner.answers.equivalence import Equivalence
 from reasoner.best_so_far import Logprobs, build_result, choose_best_so_far
@@ -70,7 +70,7 @@ async def run_job(
     calibration: Calibration | None = None,
     unlocked_tests: bool = False,
 ) -> JobOutcome:
-    """Search for an answer; ``spec.seed`` must be set, and models where several are served. ``prices`` are by model.
+    """Search for an answer; ``spec`` names models where several are served. ``prices`` are by model.
     ``calibration``, by default that of the bundled models, is used if it was fitted for the job's models.
     ``unlocked_tests`` allows Python of clients and models where no sandbox holds it.
 
@@ -78,9 +78,7 @@ async def run_job(
     another owner, ``EngineUnavailable`` when the engine is away (run it again later: the journal holds what is done),
     and ``JobRefused`` and ``InvalidRequest`` for what can never work.
     """
-    check_job(spec)
-    strategy = STRATEGIES[spec.strategy.name]
-    params = strategy.parse(spec.strategy.params)
+    strategy, params = parse_strategy(spec)
     opened = open_search(spec, engine, journal, cancelled, prices, calibration, unlocked_tests)
     try:
         async with opened as search:
@@ -110,11 +108,11 @@ async def open_search(
     unlocked_tests: bool = False,
 ) -> AsyncIterator[Search]:
     """Open the search that ``run_job`` passes to the strategy, with a verifier if the strategy uses one."""
-    strategy = STRATEGIES[spec.strategy.name]
+    strategy, params = parse_strategy(spec)
     async with CacheLease(engine, journal.job_id) as lease, Equivalence():  # which keeps child processes for reuse
         served = {info.id: info for info in await engine.models()}
         policy = policy_selector(spec).find(served.values())
-        use = strategy.verifier_use(strategy.parse(spec.strategy.params))
+        use = strategy.verifier_use(params)
         is_optional = use is VerifierUse.OPTIONAL
         needs_verifier = use.needs_scores or (is_optional and _has_verifier(spec, served))
         stops_early = Feature.EARLY_STOP in strategy.supports

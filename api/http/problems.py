@@ -15,7 +15,7 @@ from starlette.routing import compile_path
 from starlette.types import Scope
 
 from api.http.operations import list_methods
-from reasoner.admission.validation import JobRefused
+from reasoner.admission.refusal import JobRefused
 from reasoner.budget.spec import Budget
 from reasoner.jobs.sampling_spec import Sampling
 from reasoner.jobs.verifier_specs import verifier_kinds

@@ -41,7 +41,7 @@ class Readiness:
             if profile.path is not None or profile.url:
                 needed.setdefault(name, f"models.{name}")
             verifier = verifier_selector(settings.default_verifier(name))
-            if verifier is not None and verifier.name is not None and "verifier" in profile.model_fields_set:
+            if verifier is not None and verifier.name is not None and "verifier" in profile.list_given():
                 needed.setdefault(verifier.name, f"models.{name}.verifier")
         problems = [
             problem

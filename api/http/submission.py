@@ -11,9 +11,10 @@ from api.http.principal import Principal
 from api.http.problems import Problem, refusal_problem
 from api.http.state import ServiceState
 from engine.protocol.request_checks import PromptTooLong
-from reasoner.admission.resolve import resolve_batch_job, resolve_job
-from reasoner.admission.validation import JobRefused
+from reasoner.admission.refusal import JobRefused
+from reasoner.admission.resolve import resolve_job
 from reasoner.jobs.batch import BatchSpec
+from reasoner.jobs.request import JobRequest
 from reasoner.jobs.spec import JobSpec
 from workers.config.settings import Settings
 from workers.store.batches import BatchDocument, BatchStore
@@ -24,7 +25,7 @@ log = structlog.get_logger("reasoner.api")
 
 
 async def submit_job(
-    spec: JobSpec,
+    request: JobRequest,
     principal: Principal,
     state: ServiceState,
     *,
@@ -36,11 +37,11 @@ async def submit_job(
     ``idempotency`` is the client's key with the digest of its body, ``form`` as in ``JobStore.submit``. Raises
     ``Problem`` for a job that cannot run or is not allowed, and what ``JobStore.submit`` raises.
     """
-    settings, requested = state.settings, spec.budget
+    settings = state.settings
     limits = settings.limits.for_owner(principal.owner)
-    _check_webhook(spec, settings)
-    resolved = await resolve_job(spec, settings, state.catalog)
-    accepted = apply_caps(resolved.model_dump(), requested, limits)
+    _check_webhook(request, settings)
+    resolved = await resolve_job(request, settings, state.catalog)
+    accepted = apply_caps(resolved.model_dump(), request.budget, limits)
     for error in (await state.catalog.find_too_long([resolved])).values():
         raise _too_long(resolved, error)
     job, is_new = await state.store.submit(
@@ -67,7 +68,7 @@ async def submit_batch(
     for index, job in enumerate(spec.jobs):
         try:
             _check_webhook(job, settings)
-            resolved = await resolve_batch_job(job, settings, state.catalog)
+            resolved = await resolve_job(job, settings, state.catalog, in_batch=True)
             jobs.append(apply_caps(resolved.model_dump(), job.budget, limits))
             specs.append(resolved)
         except JobRefused as refusal:
@@ -99,13 +100,13 @@ def _too_long(spec: JobSpec, error: PromptTooLong) -> JobRefused:
     return JobRefused("context-length-exceeded", field, f"the prompt is too long: {error}")
 
 
-def _check_webhook(spec: JobSpec, settings: Settings) -> None:
-    if spec.webhook is None:
+def _check_webhook(request: JobRequest, settings: Settings) -> None:
+    if request.webhook is None:
         return
     try:
         if settings.webhook_secret is None:
             raise ForbiddenAddress("this service cannot sign webhooks: its operator must set REASONER_WEBHOOK_SECRET")
-        check_address(spec.webhook, settings.webhook_allow)
+        check_address(request.webhook, settings.webhook_allow)
     except ForbiddenAddress as error:
         raise Problem(422, "impossible-webhook", f"webhook: {error}", errors=[("webhook", str(error))]) from None
 

@@ -9,15 +9,15 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from api.http.problems import Problem
 from api.openai.sent_fields import Turn
-from engine.protocol.types import InvalidRequest
-from reasoner.admission.effort import Effort, apply_effort
-from reasoner.admission.resolve import use_available_verifier
+from reasoner.admission.effort import Effort, find_contradiction
+from reasoner.admission.sources import EFFORT, Submission, merge_sources
 from reasoner.answers.spec import AnswerSpec
 from reasoner.base_model import StrictModel
 from reasoner.budget.spec import MAX_BUDGET_TOKENS, Budget
 from reasoner.jobs.constraint_spec import ConstraintSpec
 from reasoner.jobs.messages import Message
-from reasoner.jobs.spec import FALLBACK_STRATEGY, JobSpec, StopStrings, StrategySpec, TemplateKwargs
+from reasoner.jobs.request import JobRequest
+from reasoner.jobs.spec import FALLBACK_STRATEGY, StopStrings, StrategySpec, TemplateKwargs
 from reasoner.jobs.thought_spec import ThoughtSpec
 from reasoner.jobs.tool_specs import FunctionTool, PythonTool, ToolChoice
 from reasoner.jobs.verifier_specs import Verifier
@@ -134,7 +134,7 @@ class OpenAIRequest(StrictModel):
         is_bounded = bool(bounds) and (self.budget is None or self.budget.tokens is None)
         return names | ({"budget.tokens": min(bounds, key=bounds.__getitem__)} if is_bounded else {})
 
-    def to_job(self, conversation: list[Message], settings: Settings) -> JobSpec:
+    def to_job(self, conversation: list[Message], settings: Settings) -> JobRequest:
         """Return the job for a conversation. The token bounds also limit the tokens of an effort.
 
         Raises ``ValidationError`` that names the job's field, or ``Problem`` that names the request's.
@@ -159,12 +159,12 @@ class OpenAIRequest(StrictModel):
         compares = self._compares_answers(settings)
         if not compares and fields["constraint"] is None:
             fields["answer"] = AnswerSpec(compare="text", extract="all")
-        spec = JobSpec.model_validate({name: value for name, value in fields.items() if value not in (None, {})})
-        spec = use_available_verifier(spec, settings)
-        if not compares and spec.verifier is None:  # nothing could choose among several
-            samples = StrategySpec.model_validate({"name": FALLBACK_STRATEGY, "n": spec.alternatives + 1})
-            spec = spec.model_copy(update={"strategy": samples})
-        return _apply_bounds(spec, list(self.token_bounds().values()), efforts)
+        job = JobRequest.model_validate({name: value for name, value in fields.items() if value not in (None, {})})
+        verifier = merge_sources(Submission.to_service(job, settings)).spec.verifier
+        if not compares and verifier is None:  # nothing could choose among several
+            samples = StrategySpec.model_validate({"name": FALLBACK_STRATEGY, "n": job.alternatives + 1})
+            job = job.model_copy(update={"strategy": samples})
+        return _apply_bounds(job, list(self.token_bounds().values()), settings)
 
     def _compares_answers(self, settings: Settings) -> bool:
         """Return True if the client, its effort or the operator says how answers are found, compared or searched for.
@@ -192,19 +192,27 @@ class OpenAIRequest(StrictModel):
         return next(iter(given.values()), None)
 
 
-def _apply_bounds(spec: JobSpec, bounds: list[int], efforts: Mapping[str, Effort]) -> JobSpec:
-    """Return the job with a token budget of at most the smallest bound."""
+def _apply_bounds(job: JobRequest, bounds: list[int], settings: Settings) -> JobRequest:
+    """Return the job with a token budget of at most the smallest bound.
+
+    An effort with a larger one is replaced by its other limits and its strategy.
+    """
     if not bounds:
-        return spec
-    try:
-        spec = apply_effort(spec, efforts)
-    except InvalidRequest as error:
-        field = error.field or "budget"
-        raise _invalid_field(field, str(error).removeprefix(f"{field}: ")) from None
-    limit = spec.budget.tokens
-    if limit is not None and limit <= min(bounds):
-        return spec
-    return spec.model_copy(update={"budget": spec.budget.model_copy(update={"tokens": min(bounds), "effort": None})})
+        return job
+    if (contradiction := find_contradiction(job.budget, settings.effort)) is not None:
+        field = contradiction.field or "budget"
+        raise _invalid_field(field, str(contradiction).removeprefix(f"{field}: "))
+    changes: dict[str, Any] = {}
+    budget = job.budget
+    if budget.effort is not None:
+        merged = merge_sources(Submission.to_service(job, settings))
+        budget = merged.spec.budget
+        if merged.origins["strategy"] == EFFORT:
+            changes["strategy"] = merged.spec.strategy
+    if budget.tokens is not None and budget.tokens <= min(bounds):
+        return job
+    changes["budget"] = budget.model_copy(update={"tokens": min(bounds), "effort": None})
+    return job.model_copy(update=changes)
 
 
 def _invalid_field(field: str, message: str) -> Problem:

@@ -12,7 +12,7 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
 
 from api.http.problems import Problem
-from reasoner.admission.validation import JobRefused
+from reasoner.admission.refusal import JobRefused
 from reasoner.jobs.messages import Message
 
 _BEGINS_WITH_FIELD = re.compile(r"([a-z_]+(?:\.\w+)*): (.*)", re.DOTALL)

@@ -21,7 +21,7 @@ from api.http.submission import submit_job
 from api.openai.streaming import EventStream
 from reasoner.jobs.events import MAX_SEQ, Event
 from reasoner.jobs.job import TERMINAL_STATUSES, Job, Status
-from reasoner.jobs.spec import JobSpec
+from reasoner.jobs.request import JobRequest
 from reasoner.jobs.view import fold_events
 from workers.store.event_log import ShuttingDown
 from workers.store.jobs import NoSuchJob
@@ -79,18 +79,18 @@ JobId = Annotated[str, Depends(check_job_id)]
 
 @router.post("", status_code=202, response_model=Job, responses=ENDED, summary="Submit a job")
 async def submit(
-    spec: JobSpec,
+    job_request: JobRequest,
     request: Request,
     state: State,
     principal: Writer,
     prefer: Prefer = None,
     idempotency_key: IdempotencyKey = None,
 ) -> Response:
-    return await submit_and_wait(spec, request, state, principal, prefer, idempotency_key)
+    return await submit_and_wait(job_request, request, state, principal, prefer, idempotency_key)
 
 
 async def submit_and_wait(
-    spec: JobSpec,
+    job_request: JobRequest,
     request: Request,
     state: ServiceState,
     principal: Principal,
@@ -99,7 +99,7 @@ async def submit_and_wait(
 ) -> Response:
     """Submit a job and answer with it, after its end if the client prefers to wait for that."""
     idempotency = await read_idempotency(idempotency_key, request)
-    job, is_new = await submit_job(spec, principal, state, idempotency=idempotency)
+    job, is_new = await submit_job(job_request, principal, state, idempotency=idempotency)
     headers = {"Location": f"{state.settings.root_path}/v1/jobs/{job['id']}"}
     if not is_new:
         headers["Idempotency-Replayed"] = "true"

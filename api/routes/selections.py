@@ -10,7 +10,7 @@ from api.http.request_parsing import IdempotencyKey, JsonRoute
 from api.http.state import State
 from api.routes.jobs import ENDED, Prefer, submit_and_wait
 from reasoner.jobs.job import Job
-from reasoner.jobs.selection import Selection
+from reasoner.jobs.request import Selection
 
 router = APIRouter(
     prefix="/v1/select", route_class=JsonRoute, tags=["jobs"], responses={"default": {"model": ProblemDocument}}

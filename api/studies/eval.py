@@ -23,7 +23,7 @@ from api.cli.options import AsJson, Model, expand_options, load_with
 from api.roles.private_service import run_private_engine
 from api.studies.select import evaluate_candidates
 from engine.protocol.types import EngineError
-from reasoner.admission.prompt import resolve_prompt
+from reasoner.admission.resolve import resolve_program_job
 from reasoner.base_model import VerifierSpec
 from reasoner.evaluation import report
 from reasoner.evaluation.comparisons import Results
@@ -33,8 +33,8 @@ from reasoner.evaluation.pool import NUM_DRAWS
 from reasoner.evaluation.runs import RUNS_FILE, EvaluationMismatch, RunFile, collect_runs
 from reasoner.evaluation.suites.registry import open_suite
 from reasoner.evaluation.suites.suite import Suite, SuiteError
+from reasoner.jobs.request import JobRequest
 from reasoner.jobs.sampling_spec import Sampling
-from reasoner.jobs.spec import JobSpec
 from reasoner.jobs.tool_specs import PythonTool
 from reasoner.jobs.verifier_specs import PrmVerifier, Verifier
 from workers.config.settings import Settings
@@ -217,8 +217,8 @@ def _describe_conditions(
     verifier: VerifierSpec | None,
 ) -> dict[str, Any]:
     """Return the settings on which the results depend; a run is resumed only under the same ones."""
-    question = JobSpec(problem="any", model=plan.model, answer=suite.answer_spec, sampling=sampling)
-    asked = resolve_prompt(question, settings.models)
+    question = JobRequest(problem="any", model=plan.model, answer=suite.answer_spec, sampling=sampling)
+    asked = resolve_program_job(question, settings.models)
     other: dict[str, Any] = {"tools": [tool.model_dump() for tool in tools]} if tools else {}
     if verifier is not None and (settings.prm_name is None or verifier != PrmVerifier(model=settings.prm_name)):
         other["verifier"] = verifier.model_dump_json()

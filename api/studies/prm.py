@@ -25,8 +25,8 @@ from prm.records import BadRecord
 from prm.rollouts.rollouts import RolloutPlan, RolloutStats, roll_out
 from prm.scorers.steps import StepChain, StepScorer
 from prm.scorers.written_steps import WrittenStepScorer
-from reasoner.admission.prompt import resolve_prompt
-from reasoner.jobs.spec import JobSpec
+from reasoner.admission.resolve import resolve_program_job
+from reasoner.jobs.request import JobRequest
 from workers.config.settings import Settings
 from workers.config.types import require_model_folder, served_name
 from workers.engines.connect import connect
@@ -81,8 +81,8 @@ def rollouts(
     settings = load_with(model=model, engine_device=device)
     with _report_bad_records("PROBLEMS"):
         labelled = LabelledProblems.open(problems, limit, seed)
-    question = JobSpec(problem="any", model=settings.model_name, answer=labelled.answer_spec)
-    asked = resolve_prompt(question, settings.models)
+    question = JobRequest(problem="any", model=settings.model_name, answer=labelled.answer_spec)
+    asked = resolve_program_job(question, settings.models)
     sampling = asked.sampling.model_dump(exclude_none=True, exclude={"max_tokens"})
     plan = RolloutPlan(
         model=settings.model_name,

@@ -23,6 +23,7 @@ from api.cli.jobs import open_service
 from api.cli.options import ServiceOptions, expand_options
 from api.cli.render import plain
 from api.roles.private_service import run_private_engine
+from reasoner.admission.resolve import resolve_program_job
 from reasoner.answers.spec import AnswerSpec
 from reasoner.base_model import VerifierSpec
 from reasoner.client import AsyncClient
@@ -41,8 +42,7 @@ from reasoner.evaluation.leaseless_engine import LeaselessEngine
 from reasoner.evaluation.runs import EvaluationMismatch
 from reasoner.evaluation.suites.suite import SuiteError
 from reasoner.jobs.journal import MemoryJournal
-from reasoner.jobs.selection import Selection
-from reasoner.jobs.spec import JobSpec
+from reasoner.jobs.request import JobRequest, Selection
 from reasoner.run import run_job
 from workers.config.settings import Settings
 from workers.engines.connect import connect
@@ -189,7 +189,8 @@ async def _evaluate_all(
 
     async def rank(question: GivenQuestion) -> RankedQuestion:
         given = question.to_spec(model=settings.model_name, seed=1, verifier=verifier and verifier.model_dump())
-        outcome = await run_job(JobSpec.model_validate(given), LeaselessEngine(engine), MemoryJournal())
+        job = resolve_program_job(JobRequest.model_validate(given), settings.models)
+        outcome = await run_job(job, LeaselessEngine(engine), MemoryJournal())
         spent = outcome.usage.verifier_computed
         return RankedQuestion(question.id, outcome.result.ranking, outcome.result.answer, spent)
 

@@ -13,6 +13,7 @@ from typing import Literal
 
 from benchmarks.batch.shared_budget import SharedBudget
 from engine.protocol.types import EngineClient
+from reasoner.admission.resolve import resolve_program_job
 from reasoner.answers.spec import AnswerSpec
 from reasoner.budget.allocator import MAX_ACTIVE_JOBS, TokenRequest
 from reasoner.budget.grant_source import GrantSource
@@ -20,8 +21,9 @@ from reasoner.budget.spec import Budget
 from reasoner.evaluation.suites.problem import Problem
 from reasoner.evaluation.suites.registry import POLICY_SUITES, check_answer, get_family, load_problems
 from reasoner.jobs.journal import MemoryJournal
+from reasoner.jobs.request import JobRequest
 from reasoner.jobs.sampling_spec import Sampling
-from reasoner.jobs.spec import JobSpec, StrategySpec
+from reasoner.jobs.spec import StrategySpec
 from reasoner.run import run_job
 
 Way = Literal["even", "shared"]
@@ -84,16 +86,16 @@ async def _run(
     async def one(problem: Problem, name: str) -> Solved:
         budget = Budget(tokens=tokens) if shared is None else Budget()
         grant_source = None if shared is None else _Polite(shared.member(name), slots)
-        spec = JobSpec(
+        request = JobRequest(
             problem=problem.text,
             strategy=StrategySpec.model_validate(STRATEGY),
             budget=budget,
             sampling=Sampling(temperature=get_family(problem.suite).TEMPERATURE),
-            answer=AnswerSpec(compare="text"),
+            answer=AnswerSpec(compare="text", instruct=False),
             seed=seed,
         )
         async with slots:
-            outcome = await run_job(spec, engine, MemoryJournal(grant_source=grant_source))
+            outcome = await run_job(resolve_program_job(request), engine, MemoryJournal(grant_source=grant_source))
         if shared is not None:
             shared.end(name, outcome.usage.total)
         done(f"{tokens} tokens, {way}")

@@ -19,13 +19,14 @@ from rich.console import Console
 from api.roles.private_service import run_private_engine
 from benchmarks.real.tasks import CANDIDATES, MAX_TOKENS, MODEL_NAME, TEMPERATURE, find_model
 from engine.protocol.types import EngineClient
+from reasoner.admission.resolve import resolve_program_job
 from reasoner.answers.equivalence import Equivalence
 from reasoner.evaluation.calibrate.trials import open_suite_to_fit
 from reasoner.evaluation.leaseless_engine import LeaselessEngine
 from reasoner.evaluation.suites.problem import Problem
 from reasoner.evaluation.suites.suite import Suite
 from reasoner.jobs.journal import MemoryJournal
-from reasoner.jobs.spec import JobSpec
+from reasoner.jobs.request import JobRequest
 from reasoner.jobs.view import fold_events
 from reasoner.run import run_job
 from reasoner.subprocess_pool import keep_workers_alive
@@ -133,17 +134,17 @@ async def _measure(engine: EngineClient, suite: Suite, problem: Problem, tempera
     results = []
     for strategy in ({"name": "greedy"}, {"name": "self_consistency", "n": SAMPLES}):
         journal = MemoryJournal()
-        spec = JobSpec.model_validate(
+        request = JobRequest.model_validate(
             {
                 "messages": problem.to_messages(),
                 "verifier": None,
                 "strategy": strategy,
                 "seed": 0,
-                "answer": suite.answer,
+                "answer": {"compare": suite.answer, "instruct": False},
                 "sampling": {"temperature": temperature, "max_tokens": MAX_TOKENS},
             }
         )
-        outcome = await run_job(spec, engine, journal)
+        outcome = await run_job(resolve_program_job(request), engine, journal)
         nodes = sorted(fold_events(journal.entries).nodes.values(), key=lambda node: node.path)[1:]  # the root is first
         samples = [
             {

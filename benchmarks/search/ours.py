@@ -18,8 +18,10 @@ import torch
 from benchmarks.search.workload import SEPARATOR_ID, Beam, Seen, Shape, check, prompt, survivors
 from engine.core.local_engine import LocalEngine
 from engine.protocol.types import Branch, Completion, GenerateRequest, SamplingParams, ScoreItem, ScoreRequest
+from reasoner.admission.resolve import resolve_program_job
 from reasoner.jobs.journal import MemoryJournal
-from reasoner.jobs.spec import JobSpec, StrategySpec
+from reasoner.jobs.request import JobRequest
+from reasoner.jobs.spec import StrategySpec
 from reasoner.run import run_job
 
 _SAMPLING = SamplingParams(temperature=1.0, ignore_eos=True)
@@ -48,8 +50,10 @@ class _Ours:
         total = Seen()
         for place, problem in enumerate(problems):
             self._loop.run(self._engine.clear_cache())
-            spec = JobSpec(problem=problem, strategy=strategy, sampling={"temperature": temperature}, seed=seed + place)
-            usage = self._loop.run(run_job(spec, self._engine, MemoryJournal())).usage
+            request = JobRequest(
+                problem=problem, strategy=strategy, sampling={"temperature": temperature}, seed=seed + place
+            )
+            usage = self._loop.run(run_job(resolve_program_job(request), self._engine, MemoryJournal())).usage
             total.seconds += usage.seconds
             total.generated += usage.generated
             total.computed += usage.verifier_computed

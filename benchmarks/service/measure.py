@@ -19,10 +19,10 @@ from benchmarks.service.load import bear, submit_all
 from benchmarks.service.null_engine import POLICY, VERIFIER
 from benchmarks.service.plain import CREATED, FINISHED
 from engine.remote.http import HttpEngine
-from reasoner.admission.prompt import add_instruction
+from reasoner.admission.resolve import resolve_program_job
 from reasoner.jobs.job import JobResult
 from reasoner.jobs.journal import MemoryJournal
-from reasoner.jobs.spec import JobSpec
+from reasoner.jobs.request import JobRequest
 from reasoner.run import run_job
 
 CASES = ("submit", "throughput", "overhead", "load")
@@ -253,7 +253,7 @@ async def within(engine_url: str, spec: dict[str, Any]) -> JobResult:
     """Return the result of a search in this process, without a broker and with a journal in memory."""
     engine = HttpEngine(engine_url)
     try:
-        outcome = await run_job(add_instruction(JobSpec.model_validate(spec)), engine, MemoryJournal())
+        outcome = await run_job(resolve_program_job(JobRequest.model_validate(spec)), engine, MemoryJournal())
     finally:
         await engine.close()
     return outcome.result

@@ -28,11 +28,11 @@ from benchmarks.service.traffic import Traffic, ideal_prompt_tokens, recorded
 from engine.core.local_engine import LocalEngine
 from engine.protocol.options import EngineOptions
 from engine.protocol.types import EngineClient
-from reasoner.admission.prompt import add_instruction
+from reasoner.admission.resolve import resolve_program_job
 from reasoner.budget.usage import Usage
 from reasoner.evaluation.suites.registry import load_problems
 from reasoner.jobs.journal import MemoryJournal
-from reasoner.jobs.spec import JobSpec
+from reasoner.jobs.request import JobRequest
 from reasoner.run import run_job
 from workers.config.settings import Settings, load_settings
 from workers.engines.connect import connect
@@ -231,7 +231,7 @@ def _read_metrics(url: str) -> str:
 
 
 async def _run(spec: dict[str, Any], engine: EngineClient) -> Any:
-    outcome = await run_job(add_instruction(JobSpec.model_validate(spec)), engine, MemoryJournal())
+    outcome = await run_job(resolve_program_job(JobRequest.model_validate(spec)), engine, MemoryJournal())
     if outcome.status != "completed":
         raise BenchError(f"a search did not complete: {outcome.status}")
     return outcome

@@ -18,7 +18,9 @@ from celery import Celery
 from fastapi import FastAPI
 
 from engine.remote.http import HttpEngine
+from reasoner.admission.resolve import resolve_program_job
 from reasoner.jobs.journal import MemoryJournal
+from reasoner.jobs.request import JobRequest
 from reasoner.jobs.spec import JobSpec
 from reasoner.run import run_job
 from workers.broker.wakeups import make_celery
@@ -57,10 +59,15 @@ def make_api(settings: Settings) -> FastAPI:
     store = redis.Redis.from_url(str(settings.redis_url))
 
     @app.post("/v1/jobs", status_code=202)
-    def submit(spec: JobSpec) -> dict[str, str]:
+    def submit(request: JobRequest) -> dict[str, str]:
         job_id = uuid.uuid4().hex
         store.hset(CREATED, job_id, time.time())
-        celery.send_task(TASK, args=[job_id, spec.model_dump()], queue=QUEUE, ignore_result=True)
+        celery.send_task(
+            TASK,
+            args=[job_id, resolve_program_job(request, settings.models).model_dump()],
+            queue=QUEUE,
+            ignore_result=True,
+        )
         return {"id": job_id}
 
     @app.get("/readyz")

@@ -9,8 +9,9 @@ from typing import Any
 
 from engine.core.local_engine import LocalEngine
 from engine.text.json_lines import read_json_lines
+from reasoner.admission.resolve import resolve_program_job
 from reasoner.jobs.journal import MemoryJournal
-from reasoner.jobs.spec import JobSpec
+from reasoner.jobs.request import JobRequest
 from reasoner.run import run_job
 
 BUNDLED = Path(__file__).parents[2] / "reasoner" / "bundled"
@@ -56,7 +57,8 @@ async def _compare(engine: LocalEngine, problem: str, right: str, wrong: str) ->
     fields = {"problem": problem, "candidates": [right, wrong], "model": "policy", "seed": 1}
     strategy = {"name": "select", "by": "tournament"}
     verifier = {"kind": "pairwise", "model": "checker"}
-    await run_job(JobSpec.model_validate({**fields, "strategy": strategy, "verifier": verifier}), engine, journal)
+    request = JobRequest.model_validate({**fields, "strategy": strategy, "verifier": verifier})
+    await run_job(resolve_program_job(request), engine, journal)
     [entry] = [entry for entry in journal.entries if entry.type == "compare"]
     in_order, reverse = entry.data["verdicts"]
     if entry.data["nodes"] == ["1", "0"]:

@@ -9,10 +9,11 @@ from prometheus_client import CollectorRegistry, generate_latest
 from api.app.app import create_app
 from api.cli.entry.app import app as cli
 from api.http.metrics import render_metrics
-from docs.generate import command_line, events, http, metrics, models, servers, settings
+from docs.generate import command_line, defaults, events, http, metrics, models, servers, settings
 from engine.server.app import create_app as create_engine_app
 from engine.server.metrics import EngineCollector
 from reasoner.admission.effort import Effort
+from reasoner.admission.sources import SOURCES
 from reasoner.budget.prices import Prices
 from reasoner.jobs.events import DATA
 from reasoner.jobs.verifier_specs import verifier_kinds
@@ -55,6 +56,7 @@ def create_pages() -> dict[str, str]:
         "settings.md": settings.page(Settings, cast(Any, NESTED), RELOADABLE),
         "metrics.md": _metrics(),
         "events.md": events.page(DATA),
+        "defaults.md": defaults.page(SOURCES),
         "servers.md": servers.page(STRATEGIES),
         "strategies.md": models.strategies(describe_strategies()),
         "verifiers.md": models.verifiers(verifier_kinds()),

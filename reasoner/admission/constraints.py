@@ -13,7 +13,7 @@ from engine.protocol.empty_languages import NO_TEXT, can_begin, find_emptiness
 from engine.protocol.grammar_text import refuse_panics, summarize_error, write_grammar
 from engine.protocol.json_schema import has_bounded_multiples
 from engine.protocol.types import InvalidRequest
-from reasoner.admission.validation import JobRefused
+from reasoner.admission.refusal import JobRefused
 from reasoner.jobs.constraint_spec import ConstraintSpec
 
 _CONTAINERS = ("properties", "patternProperties", "$defs", "definitions")

@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, Any, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from reasoner.admission.effort import DefaultStrategy, Effort
+from reasoner.admission.effort import DefaultStrategy
 from reasoner.answers.spec import AnswerSpec
 from reasoner.base_model import StrictModel
 from reasoner.budget.prices import Prices
 from reasoner.budget.spec import Budget
 from reasoner.jobs.messages import Text
 from reasoner.jobs.sampling_spec import MaxTokens, Sampling
-from reasoner.jobs.spec import JobSpec, PromptTemplate, StopStrings, TemplateKwargs
+from reasoner.jobs.spec import PromptTemplate, StopStrings, TemplateKwargs
 from reasoner.jobs.step_specs import Steps
 from reasoner.jobs.thought_spec import ThoughtSpec
 from reasoner.jobs.verifier_specs import Verifier
 
 NO_VERIFIER = "none"
-_COPIED = ("system", "prompt", "stop", "steps", "thoughts", "tool_format")
-"""Fields that a job has under the same name, each taken over as a whole."""
 
 
 def _parse_verifier_name(value: Any) -> Any:
@@ -68,42 +65,9 @@ class ModelDefaults(StrictModel):
 
     def merge(self, more: ModelDefaults) -> Self:
         """Return the defaults with those that ``more`` sets, of ``sampling`` and ``chat_template_kwargs`` in parts."""
-        changes = {name: getattr(more, name) for name in more.model_fields_set if name in type(self).model_fields}
+        changes = more.list_given()
         if "sampling" in changes:
-            given = more.sampling.model_dump(exclude_unset=True)
-            changes["sampling"] = self.sampling.model_copy(update=given)
+            changes["sampling"] = self.sampling.model_copy(update=more.sampling.list_given())
         if "chat_template_kwargs" in changes:
             changes["chat_template_kwargs"] = self.chat_template_kwargs | more.chat_template_kwargs
         return self.model_copy(update=changes)
-
-
-def apply_defaults(spec: JobSpec, defaults: ModelDefaults, efforts: Mapping[str, Effort]) -> JobSpec:
-    """Return the job with defaults for the fields that it leaves open. A named effort's strategy takes precedence.
-
-    The compatibility of the default strategy with the rest of the job is checked by ``check_job``; the default verifier
-    is applied by ``admission.resolve``.
-    """
-    changes: dict[str, Any] = {
-        name: getattr(defaults, name)
-        for name in _COPIED
-        if name in defaults.model_fields_set and name not in spec.model_fields_set
-    }
-    if spec.has_system_message:
-        changes.pop("system", None)
-    sampling = defaults.sampling.model_dump(exclude_none=True)
-    if defaults.max_tokens is not None:
-        sampling["max_tokens"] = defaults.max_tokens
-    named = efforts.get(spec.budget.effort or "")
-    tokens = spec.budget.tokens or (named and named.tokens)
-    if tokens is not None and "thinking_tokens" in sampling:  # a smaller budget needs no other limit of the client's
-        sampling["thinking_tokens"] = min(sampling["thinking_tokens"], tokens)
-    changes["sampling"] = sampling | spec.sampling.model_dump(exclude_unset=True)
-    if defaults.answer is not None:
-        given = spec.answer.model_dump(exclude_unset=True) if "answer" in spec.model_fields_set else {}
-        changes["answer"] = defaults.answer.model_dump(exclude_unset=True) | given
-    changes["chat_template_kwargs"] = defaults.chat_template_kwargs | spec.chat_template_kwargs
-    if defaults.strategy is not None and "strategy" not in spec.model_fields_set and not (named and named.strategy):
-        changes["strategy"] = defaults.strategy.model_dump()
-    if spec.budget.is_open:
-        changes["budget"] = defaults.budget.model_dump(exclude_unset=True) | spec.budget.model_dump(exclude_unset=True)
-    return JobSpec.model_validate(spec.model_dump(exclude_unset=True) | changes)

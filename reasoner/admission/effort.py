@@ -10,8 +10,8 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from engine.protocol.types import InvalidRequest
 from reasoner.base_model import StrictModel
 from reasoner.budget.spec import Budget
-from reasoner.jobs.spec import FALLBACK_STRATEGY, JobSpec, StrategySpec
-from reasoner.strategies.registry import STRATEGIES, parse_params
+from reasoner.jobs.spec import StrategySpec
+from reasoner.strategies.registry import parse_params
 
 LIMITS = ("tokens", "seconds", "flops", "cost")
 
@@ -68,42 +68,23 @@ DEFAULT_EFFORTS: dict[str, Effort] = {
 }
 
 
-def apply_effort(spec: JobSpec, efforts: Mapping[str, Effort]) -> JobSpec:
-    """Return the job with its effort's limits, and the effort's strategy if the job chose none.
-
-    A job without an effort is returned unchanged. If the effort's strategy needs a verifier and the job has none, it is
-    replaced by a vote with the same number of samples. Raises ``InvalidRequest`` for an unknown name and for limits
-    that contradict the effort's.
-    """
-    name, given = spec.budget.effort, spec.budget
+def find_contradiction(budget: Budget, efforts: Mapping[str, Effort]) -> InvalidRequest | None:
+    """Return the fault of a budget whose effort is unknown, or sets other limits than the budget itself."""
+    name = budget.effort
     if name is None:
-        return spec
+        return None
     if name not in efforts:
-        raise InvalidRequest(
+        return InvalidRequest(
             f"budget.effort: there is no effort {name!r}; known are {', '.join(efforts)}", "budget.effort"
         )
     limits = efforts[name].budget
     for limit in LIMITS:
-        if getattr(given, limit) not in (None, getattr(limits, limit)):
-            raise InvalidRequest(
+        if getattr(budget, limit) not in (None, getattr(limits, limit)):
+            return InvalidRequest(
                 f"budget.{limit}: effort {name!r} sets the limits ({_describe(limits)}): leave out {limit}, or effort",
                 f"budget.{limit}",
             )
-    thinking = [limit for limit in (given.thinking_tokens, limits.thinking_tokens) if limit is not None]
-    kept = {"effort": name, "thinking_tokens": min(thinking, default=None)}
-    changes: dict[str, Any] = {"budget": limits.model_copy(update=kept)}
-    strategy = efforts[name].strategy
-    if strategy is not None and "strategy" not in spec.model_fields_set:
-        changes["strategy"] = strategy if spec.verifier is not None else _without_verifier(strategy)
-    return spec.model_copy(update=changes)
-
-
-def _without_verifier(strategy: StrategySpec) -> StrategySpec:
-    """Return the strategy, or a vote with the same number of samples if it needs a verifier."""
-    if not STRATEGIES[strategy.name].needs_verifier:
-        return strategy
-    samples = {"n": strategy.params["n"]} if "n" in strategy.params else {}
-    return StrategySpec.model_validate({"name": FALLBACK_STRATEGY, **samples})
+    return None
 
 
 def _describe(budget: Budget) -> str:

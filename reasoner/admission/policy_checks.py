@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine.protocol.types import Capability, InvalidRequest, ModelInfo
-from reasoner.admission.validation import JobRefused
+from reasoner.admission.refusal import JobRefused
 from reasoner.jobs.spec import JobSpec
 from reasoner.strategies.base import Feature, Strategy, VerifierUse
 from reasoner.strategies.registry import STRATEGIES

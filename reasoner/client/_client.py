@@ -58,7 +58,7 @@ class Client:
         self._http.close()
 
     def submit(self, spec: dict[str, Any], *, idempotency_key: str | None = None) -> Job:
-        """Submit a job: the fields of ``JobSpec``, at least ``problem`` or ``messages``.
+        """Submit a job: the fields of ``JobRequest``, at least ``problem`` or ``messages``.
 
         With an ``idempotency_key`` the same job, submitted again, is the one that exists already.
         """

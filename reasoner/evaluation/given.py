@@ -26,7 +26,6 @@ from reasoner.evaluation.suites.files import read_gold
 from reasoner.evaluation.suites.suite import SuiteError
 from reasoner.jobs.candidate_spec import Candidates
 from reasoner.jobs.job import RankedCandidate
-from reasoner.jobs.spec import JobSpec
 from reasoner.search.candidates import select_candidates
 from reasoner.strategies.base import choose_best_scored, elect
 from reasoner.subprocess_pool import keep_workers_alive
@@ -159,7 +158,7 @@ async def _choose_by_rules(
         node = Node((item.index,), None, (), answer=item.answer, score=item.score)
         node.answer_level = item.answer_level
         nodes.append(node)
-    voters = select_candidates(nodes, JobSpec(problem="?", verifier=None))
+    voters = select_candidates(nodes, None)
     groups = await group_equivalent(voters, spec, equivalence)
 
     def vote(weights: dict[Node, float]) -> list[str | None]:

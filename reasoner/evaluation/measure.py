@@ -14,7 +14,7 @@ from types import MappingProxyType
 
 from engine.protocol.types import EngineClient, EngineUnavailable, InvalidRequest, ModelInfo
 from reasoner.admission.defaults import ModelDefaults
-from reasoner.admission.prompt import resolve_prompt
+from reasoner.admission.resolve import resolve_program_job
 from reasoner.answers.equivalence import Equivalence
 from reasoner.base_model import VerifierSpec
 from reasoner.confidence.calibration import Calibration
@@ -25,6 +25,7 @@ from reasoner.evaluation.runs import FinishedItem, Run, RunFile
 from reasoner.evaluation.suites.problem import Problem
 from reasoner.evaluation.suites.suite import Suite
 from reasoner.jobs.journal import MemoryJournal
+from reasoner.jobs.request import JobRequest
 from reasoner.jobs.sampling_spec import Sampling
 from reasoner.jobs.spec import JobSpec
 from reasoner.jobs.tool_specs import PythonTool
@@ -229,7 +230,7 @@ async def _pool(setting: EvaluationContext, stage: Stage, problem: Problem, jour
 def _spec(setting: EvaluationContext, stage: Stage, problem: Problem, case: StrategyCase) -> JobSpec:
     models = (stage.model, *(setting.plan.mixed if case.name != GREEDY else ()))
     noise = blake2b(f"{stage.seed}/{problem.id}".encode(), digest_size=8)
-    spec = JobSpec.model_validate(
+    request = JobRequest.model_validate(
         {
             "messages": problem.to_messages(),
             "model": stage.model,
@@ -243,4 +244,4 @@ def _spec(setting: EvaluationContext, stage: Stage, problem: Problem, case: Stra
             "seed": int.from_bytes(noise.digest(), "big") >> 1,
         }
     )
-    return resolve_prompt(spec, setting.defaults)
+    return resolve_program_job(request, setting.defaults)

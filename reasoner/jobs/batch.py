@@ -11,7 +11,8 @@ from reasoner.base_model import StrictModel
 from reasoner.budget.spec import MAX_BUDGET_TOKENS
 from reasoner.budget.usage import Usage
 from reasoner.jobs.job import Status
-from reasoner.jobs.spec import MAX_METADATA_KEYS, JobSpec
+from reasoner.jobs.request import JobRequest
+from reasoner.jobs.spec import MAX_METADATA_KEYS
 
 MAX_BATCH_JOBS = 1000
 
@@ -45,7 +46,7 @@ class BatchBudget(StrictModel):
 class BatchSpec(StrictModel):
     """Jobs that share a budget. A job's own budget, if it has one, is a cap on its part."""
 
-    jobs: Annotated[list[JobSpec], Field(min_length=1, max_length=MAX_BATCH_JOBS)]
+    jobs: Annotated[list[JobRequest], Field(min_length=1, max_length=MAX_BATCH_JOBS)]
     budget: BatchBudget
     metadata: Annotated[dict[str, Annotated[str, Field(max_length=512)]], Field(max_length=MAX_METADATA_KEYS)] = Field(
         default_factory=dict

@@ -1,25 +1,25 @@
-"""The specification of a job. These models are part of the REST schema; unknown fields are rejected."""
+"""The fields of a job, and the job that runs, as it is stored and echoed. These models are part of the REST schema."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue
 
 from engine.protocol.request_checks import MAX_LOGPROBS, check_template_kwargs
 from engine.protocol.types import InvalidRequest
-from reasoner.answers.spec import AnswerSpec, CodeExtract
+from reasoner.answers.spec import AnswerSpec
 from reasoner.base_model import StrictModel
 from reasoner.budget.spec import Budget
 from reasoner.jobs.candidate_spec import Candidates, read_candidate
 from reasoner.jobs.constraint_spec import ConstraintSpec
-from reasoner.jobs.messages import MAX_MESSAGES, Message, Text, check_results
+from reasoner.jobs.messages import MAX_MESSAGES, Message, Text
 from reasoner.jobs.sampling_spec import Sampling
 from reasoner.jobs.step_specs import DEFAULT_STEPS, StepRule, Steps
 from reasoner.jobs.thought_spec import ThoughtSpec
-from reasoner.jobs.tool_specs import FunctionTool, NamedChoice, PythonTool, ToolChoice, Tools
-from reasoner.jobs.verifier_specs import PairwiseVerifier, PrmVerifier, Verifier, accept_unknown_verifiers
+from reasoner.jobs.tool_specs import FunctionTool, PythonTool, ToolChoice, Tools
+from reasoner.jobs.verifier_specs import PrmVerifier, Verifier, accept_unknown_verifiers
 from reasoner.tools.formats.registry import FORMATS
 
 MAX_POLICIES = 8
@@ -73,6 +73,11 @@ class StrategySpec(BaseModel):
     def params(self) -> dict[str, Any]:
         return dict(self.model_extra or {})
 
+    @property
+    def compares(self) -> bool:
+        """True if it needs a verifier that compares solutions."""
+        return COMPARING_STRATEGY in (self.name, self.params.get("by"))
+
 
 class PolicySpec(StrictModel):
     """One of several models that write a job's solutions."""
@@ -86,8 +91,26 @@ class PolicySpec(StrictModel):
 
 EngineWait = Annotated[float, Field(gt=0, le=MAX_ENGINE_WAIT_SECONDS)]
 
+_Strategy = Annotated[
+    StrategySpec,
+    Field(
+        description=f"By default {DEFAULT_STRATEGY}, or {FALLBACK_STRATEGY} without a verifier; an effort and the "
+        "model may have their own.",
+    ),
+]
+_Verifier = Annotated[
+    Verifier | None,
+    Field(
+        description="Without one the service's own, if it has one (for a tournament: the "
+        "job's own model, which compares); null: none.",
+    ),
+]
+_Answer = Annotated[AnswerSpec, Field(description="Where a solution states its answer, and how answers are compared.")]
+_Seed = Annotated[int, Field(ge=0, lt=2**63)]
+_SEED = "Without it one is drawn and echoed."
 
-class JobSpec(StrictModel):
+
+class JobFields(StrictModel):
     """A question, a way to search for its answer, and what the search may cost."""
 
     model_config = ConfigDict(defer_build=True)  # until the verifiers of other packages can be imported
@@ -158,11 +181,7 @@ class JobSpec(StrictModel):
     tool_format: str | None = Field(
         None, description="Format of the model's calls; without it the model's default, or that of its chat template."
     )
-    strategy: StrategySpec = Field(
-        default_factory=lambda: StrategySpec(name=DEFAULT_STRATEGY),
-        description=f"By default {DEFAULT_STRATEGY}, or {FALLBACK_STRATEGY} without a verifier; an effort and the "
-        "model may have their own.",
-    )
+    strategy: _Strategy = Field(default_factory=lambda: StrategySpec(name=DEFAULT_STRATEGY))
     budget: Budget = Field(default_factory=Budget)
     engine_wait_seconds: EngineWait | None = Field(
         None,
@@ -170,14 +189,8 @@ class JobSpec(StrictModel):
         "what it has; without it the service's. It is no part of budget.seconds, the time of work.",
     )
     sampling: Sampling = Field(default_factory=Sampling)
-    verifier: Verifier | None = Field(
-        default_factory=PrmVerifier,
-        description="Without one the service's own, if it has one (for a tournament: the "
-        "job's own model, which compares); null: none.",
-    )
-    answer: AnswerSpec = Field(
-        default_factory=AnswerSpec, description="Where a solution states its answer, and how answers are compared."
-    )
+    verifier: _Verifier = Field(default_factory=PrmVerifier)
+    answer: _Answer = Field(default_factory=AnswerSpec)
     confidence: Annotated[float, Field(ge=0, le=1)] | None = Field(
         None,
         description="Stop as soon as the answer is right, or stays the leader, with this probability. For strategies "
@@ -193,7 +206,7 @@ class JobSpec(StrictModel):
         description="Log-probabilities of the result's tokens, with this many of the likeliest at each position. They "
         "are computed at the end, as the verifier's tokens of the bill, if the budget is not used up by then.",
     )
-    seed: Annotated[int, Field(ge=0, lt=2**63)] | None = Field(None, description="Without it one is drawn and echoed.")
+    seed: _Seed | None = Field(None, description=_SEED)
     deterministic: bool = Field(
         False,
         description="The same job and seed search the same tree, however quick each branch is; it may be slower. Of "
@@ -207,100 +220,40 @@ class JobSpec(StrictModel):
         default_factory=dict
     )
 
-    @field_validator("problem")
-    @classmethod
-    def _check_not_blank(cls, value: str | None) -> str | None:
-        if value is not None and not value.strip():
-            raise ValueError("the problem is empty: write the question")
-        return value
-
-    @model_validator(mode="after")
-    def _check_one_question(self) -> Self:
-        if self.problem is None and self.messages is None:
-            raise ValueError("there is no question: give 'problem', a text, or 'messages', a conversation")
-        if self.problem is not None and self.messages is not None:
-            raise ValueError("give either 'problem' or 'messages', not both")
-        return self
-
-    @model_validator(mode="after")
-    def _check_calls(self) -> Self:
-        check_results(self.messages or ())
-        names = [tool.name for tool in self.functions]
-        if self.tool_choice not in ("auto", "none") and not names:
-            raise ValueError("tool_choice: there is no function to call: give 'tools' of type 'function'")
-        if isinstance(self.tool_choice, NamedChoice) and self.tool_choice.name not in names:
-            raise ValueError(
-                f"tool_choice: there is no function {self.tool_choice.name!r}; there are {', '.join(names)}"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _check_models(self) -> Self:
-        names = [entry.model for entry in self.models or ()]
-        twice = next((name for name in names if names.count(name) > 1), None)
-        if twice is not None:
-            raise ValueError(f"models: {twice!r} is named twice: name each model once, with its weight")
-        if names and self.model not in (None, names[0]):
-            raise ValueError("give either 'model' or 'models', not both")
-        if names:
-            self.model = names[0]
-        return self
-
-    @model_validator(mode="after")
-    def _check_one_system_message(self) -> Self:
-        if self.system is not None and self.has_system_message:
-            raise ValueError("give either 'system' or a system message in 'messages', not both")
-        return self
-
-    @model_validator(mode="after")
-    def _use_fallback_without_verifier(self) -> Self:
-        if self.verifier is None and "strategy" not in self.model_fields_set:
-            self.strategy = StrategySpec(name=FALLBACK_STRATEGY)
-            self.model_fields_set.remove("strategy")  # an effort or the model's defaults may still choose
-        return self
-
-    @model_validator(mode="after")
-    def _select_among_candidates(self) -> Self:
-        if self.candidates is not None and "strategy" not in self.model_fields_set:
-            self.strategy = StrategySpec(name=SELECTING_STRATEGY)
-        selects = self.strategy.name == SELECTING_STRATEGY
-        if self.candidates is not None and not selects:
-            raise ValueError(
-                f"strategy {self.strategy.name!r} writes its own solutions: leave 'candidates' out, or use strategy "
-                f"{SELECTING_STRATEGY!r}"
-            )
-        if selects and self.candidates is None:
-            raise ValueError(f"strategy {SELECTING_STRATEGY!r} needs 'candidates', the solutions to rank")
-        if self.strategy.params.get("by") == COMPARING_STRATEGY and len(self.candidates or "12") < 2:
-            raise ValueError("candidates: a tournament needs two")
-        return self
-
-    @model_validator(mode="after")
-    def _compare_by_default(self) -> Self:
-        if self.compares and "verifier" not in self.model_fields_set:
-            self.verifier = PairwiseVerifier()
-            self.model_fields_set.remove("verifier")  # a model's defaults may still choose one that compares
-        return self
-
-    @model_validator(mode="after")
-    def _compare_answer_as_verifier_does(self) -> Self:
-        language = None if self.verifier is None else self.verifier.answer_language
-        if language is not None and not self.answer.model_fields_set & {"compare", "extract"}:
-            changes = {"compare": "code", "extract": CodeExtract(code=language)}
-            self.answer = self.answer.model_copy(update=changes)
-        return self
-
-    @model_validator(mode="after")
-    def _answer_with_whole_constrained_text(self) -> Self:
-        if self.constraint is not None and not self.answer.model_fields_set & {"compare", "extract"}:
-            changes = {"compare": "json" if self.constraint.is_json else "code", "extract": "all"}
-            self.answer = self.answer.model_copy(update=changes)
-        return self
+    @property
+    def functions(self) -> list[FunctionTool]:
+        """The client's functions that a solution may call."""
+        return [tool for tool in self.tools if isinstance(tool, FunctionTool) and self.tool_choice != "none"]
 
     @property
-    def compares(self) -> bool:
-        """True if the strategy needs a verifier that compares solutions."""
-        return COMPARING_STRATEGY in (self.strategy.name, self.strategy.params.get("by"))
+    def has_system_message(self) -> bool:
+        """Return True if the client's messages contain a system message."""
+        return any(message.role == "system" for message in self.messages or ())
+
+    @property
+    def conversation(self) -> list[dict[str, Any]]:
+        """The question as the client gave it, as chat messages."""
+        if self.messages is not None:
+            return [message.model_dump() for message in self.messages]
+        return [{"role": "user", "content": self.problem or ""}]
+
+
+class JobSpec(JobFields):
+    """A job as it runs, is stored and echoed: nothing is left open, and nothing changes any more."""
+
+    model_config = ConfigDict(defer_build=True, frozen=True)
+    strategy: _Strategy
+    budget: Budget
+    sampling: Sampling
+    verifier: _Verifier
+    answer: _Answer
+    seed: _Seed = Field(description=_SEED)
+
+    @property
+    def policy_names(self) -> list[str]:
+        """The names of the models that write solutions; none if the only one of the engine does."""
+        named = [self.model] if self.model is not None else []
+        return [entry.model for entry in self.models] if self.models is not None else named
 
     @property
     def candidate_pieces(self) -> list[list[tuple[str, bool]]]:
@@ -317,11 +270,6 @@ class JobSpec(StrictModel):
     def python(self) -> PythonTool | None:
         """The Python that a solution may run, if the job allows it."""
         return next((tool for tool in self.tools if isinstance(tool, PythonTool)), None)
-
-    @property
-    def functions(self) -> list[FunctionTool]:
-        """The client's functions that a solution may call."""
-        return [tool for tool in self.tools if isinstance(tool, FunctionTool) and self.tool_choice != "none"]
 
     @property
     def template_kwargs(self) -> dict[str, Any]:
@@ -341,18 +289,6 @@ class JobSpec(StrictModel):
     def has_conclusive_verifier(self) -> bool:
         """Return True if a score of 1 is a fact, so that nothing can be better."""
         return self.verifier is not None and self.verifier.is_conclusive
-
-    @property
-    def has_system_message(self) -> bool:
-        """Return True if the client's messages contain a system message."""
-        return any(message.role == "system" for message in self.messages or ())
-
-    @property
-    def conversation(self) -> list[dict[str, Any]]:
-        """The question as the client gave it, as chat messages."""
-        if self.messages is not None:
-            return [message.model_dump() for message in self.messages]
-        return [{"role": "user", "content": self.problem or ""}]
 
     @property
     def rendered_conversation(self) -> list[dict[str, Any]]:

@@ -20,14 +20,16 @@ _TEXTS_AT_ONCE = 16
 """Texts that are sent to the tokenizer at once."""
 
 
-def select_candidates(nodes: Iterable[Node], spec: JobSpec) -> list[Node]:
+def select_candidates(nodes: Iterable[Node], spec: JobSpec | None) -> list[Node]:
     """Return the nodes among which a search chooses, in the order of their paths.
 
-    Nodes with a flexible answer are candidates only if no node has a strict one, or if the verifier's score is a fact.
+    Nodes with a flexible answer are candidates only if no node has a strict one, or if the verifier's score is a fact,
+    which it is not without a job.
     """
     stated = sorted((node for node in nodes if node.answer is not None), key=lambda node: node.path)
     strict = [node for node in stated if node.answer_level == "strict"]
-    return strict if strict and not spec.has_conclusive_verifier else stated
+    is_fact = spec is not None and spec.has_conclusive_verifier
+    return strict if strict and not is_fact else stated
 
 
 def list_finished(nodes: Iterable[Node]) -> list[Node]:

@@ -40,8 +40,6 @@ class Search:
 
     def __init__(self, context: SearchContext, replay_log: ReplayLog, prompt: tuple[int, ...]) -> None:
         spec = context.spec
-        if spec.seed is None:
-            raise ValueError("a search needs a seed: choose one when the job is accepted")
         self._context = context
         self.spec = spec
         self.ledger = context.ledger

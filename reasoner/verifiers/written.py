@@ -197,7 +197,7 @@ async def open_verdicts(
     if longest is None:
         longest = min(_MAX_CRITIQUE_TOKENS, model.context // _CONTEXT_SHARE)
     options = VerdictOptions(verifier.votes, longest, sampling)
-    seed = context.spec.seed or 0
+    seed = context.spec.seed
     writer = await VerdictWriter.open(context.engine, model, verdict_format, options, seed=seed, lease=context.lease)
     question = as_text(context.spec.rendered_conversation)
     return BudgetedVerdicts(question, template, verifier.rubric, writer, context.ledger)

@@ -35,7 +35,7 @@ def _quiet() -> None:
 @pytest.fixture(autouse=True)
 def _same_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Give jobs without a seed the same ones in every run: an engine without a model finds no answer for some."""
-    monkeypatch.setattr("reasoner.admission.resolve.secrets.randbelow", random.Random(shift(0)).randrange)
+    monkeypatch.setattr("reasoner.admission.sources.secrets.randbelow", random.Random(shift(0)).randrange)
 
 
 @contextlib.asynccontextmanager

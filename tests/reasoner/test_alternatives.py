@@ -17,12 +17,13 @@ from reasoner.run import run_job
 from reasoner.strategies.base import Choice
 from reasoner.tree import Node
 from tests.scripted import ScriptedEngine
+from tests.specs import build_spec
 from tests.strategies import WRITING
 
 
 def job(strategy: str, **fields: Any) -> JobSpec:
     params = {} if strategy == "greedy" else {"n": 8}
-    return JobSpec.model_validate({"problem": "how?", "seed": 3, "strategy": {"name": strategy} | params} | fields)
+    return build_spec({"problem": "how?", "seed": 3, "strategy": {"name": strategy} | params} | fields)
 
 
 async def solve(strategy: str, **fields: Any) -> JobResult:

@@ -14,12 +14,13 @@ from reasoner.jobs.journal import Entry, JobCancelled, MemoryJournal
 from reasoner.jobs.spec import JobSpec
 from reasoner.run import run_job
 from tests.scripted import ScriptedEngine
+from tests.specs import build_spec
 from tests.strategies import WRITING
 
 
 def job(strategy: str) -> JobSpec:
     params = {} if strategy == "greedy" else {"n": 8}
-    return JobSpec.model_validate({"problem": "how?", "seed": 3, "strategy": {"name": strategy} | params})
+    return build_spec({"problem": "how?", "seed": 3, "strategy": {"name": strategy} | params})
 
 
 class CancelledAt(MemoryJournal):

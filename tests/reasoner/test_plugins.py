@@ -50,15 +50,16 @@ REPORT = """
 import json, sys
 from api.roles.plugin_report import describe_plugins, describe_unusable
 from pydantic import ValidationError
-from reasoner.admission.validation import JobRefused, check_job
-from reasoner.jobs.spec import JobSpec
+from reasoner.admission.refusal import JobRefused
+from reasoner.admission.resolve import resolve_program_job
+from reasoner.jobs.request import JobRequest
 from reasoner.strategies.registry import describe_strategies
 from reasoner.verifiers.registry import describe_verifiers
 
 errors = []
 for fields in json.loads(sys.argv[1]):
     try:
-        check_job(JobSpec.model_validate({"problem": "x", "verifier": None} | fields))
+        resolve_program_job(JobRequest.model_validate({"problem": "x", "verifier": None} | fields))
     except (ValidationError, JobRefused) as error:
         errors.append(str(error))
     else:

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from reasoner import regex as patterns
 from reasoner import regex_worker
-from reasoner.jobs.spec import JobSpec
 from reasoner.regex import (
     MAX_PARTS,
     LastMatch,
@@ -23,6 +22,7 @@ from reasoner.regex import (
     search_last,
 )
 from reasoner.subprocess_pool import keep_workers_alive
+from tests.specs import build_spec
 
 
 def part(text: str) -> tuple[str, int]:
@@ -84,7 +84,7 @@ def test_invalid_patterns_are_refused(pattern: str) -> None:
 
 
 def test_a_job_is_validated_without_compiling_its_patterns(monkeypatch: pytest.MonkeyPatch) -> None:
-    JobSpec.model_validate(
+    build_spec(
         {"problem": "?", "verifier": {"kind": "json_schema", "json_schema": {}}}
     )  # imports what the first validation needs
 
@@ -98,7 +98,7 @@ def test_a_job_is_validated_without_compiling_its_patterns(monkeypatch: pytest.M
         ("2", {"answer": {"extract": {"regex": "never (seen) before [2]"}}}),
         ("3", {"verifier": {"kind": "json_schema", "json_schema": {"pattern": "never seen before [3]"}}}),
     ):
-        JobSpec.model_validate({"problem": name, **more})
+        build_spec({"problem": name, **more})
     with pytest.raises(AssertionError):  # checks that the trap works
         re.compile("never seen before [4]")
 

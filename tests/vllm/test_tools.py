@@ -15,8 +15,8 @@ from engine.remote.http import HttpEngine
 from reasoner.answers.equivalence import Equivalence
 from reasoner.evaluation.suites.registry import open_suite
 from reasoner.jobs.journal import MemoryJournal
-from reasoner.jobs.spec import JobSpec
 from reasoner.run import JobOutcome, run_job
+from tests.specs import build_spec
 from tests.vllm.servers import ROOT, Vllm, running
 
 MODEL = ROOT / "reasoner" / "bundled" / "policy-python"
@@ -47,7 +47,7 @@ async def engine(server: Vllm) -> AsyncIterator[EngineClient]:
 
 async def solve(engine: EngineClient, journal: MemoryJournal | None = None, **fields: Any) -> JobOutcome:
     common = {"model": "policy", "seed": 5, "verifier": None, "strategy": {"name": "self_consistency", "n": 4}}
-    spec = JobSpec.model_validate(common | {"budget": {"tokens": 4000}} | fields)
+    spec = build_spec(common | {"budget": {"tokens": 4000}} | fields)
     return await run_job(spec, engine, journal or MemoryJournal())
 
 

@@ -96,7 +96,7 @@ class EngineProfile(WithApiKey):
         if self.kind == CHAT and self.tokenizer is not None:
             raise ValueError("a chat server needs no 'tokenizer': leave it out")
         for name in _CHAT_ONLY if self.kind != CHAT else ():
-            if name in self.model_fields_set:
+            if name in self.list_given():
                 raise ValueError(f"{name!r} belongs to servers of kind 'chat': leave it out")
         if self.thinking_limit != "none" and self.prefill == "continue_final_message":
             raise ValueError(

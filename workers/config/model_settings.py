@@ -118,7 +118,7 @@ class ModelSettings(BaseSettings):
         the bundled one for the bundled policies, on whose solutions it was trained.
         """
         profile = self.models.get(model)
-        is_named = profile is not None and "verifier" in profile.model_fields_set
+        is_named = profile is not None and "verifier" in profile.list_given()
         if profile is not None and is_named and (self.prm is None or model != self.model_name):
             return profile.verifier
         prm = self.prm

@@ -22,7 +22,7 @@ from engine.protocol.types import (
     EngineUnavailable,
     InvalidRequest,
 )
-from reasoner.admission.validation import JobRefused
+from reasoner.admission.refusal import JobRefused
 from reasoner.best_so_far import choose_best_so_far
 from reasoner.budget.grant_source import JobParked
 from reasoner.jobs.job import JobError, JobResult, Status

@@ -73,8 +73,8 @@ async def complete(
     turns = body.to_turns()
     idempotency = await read_idempotency(idempotency_key, request)
     with naming_sent_fields(body.sent_fields(turns)):
-        spec = body.to_job([turn.message for turn in turns], state.settings)
-        job, _ = await submit_job(spec, principal, state, idempotency=idempotency)
+        job_request = body.to_job([turn.message for turn in turns], state.settings)
+        job, _ = await submit_job(job_request, principal, state, idempotency=idempotency)
     summary = body.reasoning.summary if body.reasoning else None
     narration = Narration(job["spec"], concise=summary == "concise")
     if body.stream:

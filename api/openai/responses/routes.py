@@ -103,8 +103,8 @@ async def create(
     idempotency = await read_idempotency(idempotency_key, request)
     outlives_client = echoed.background or idempotency is not None
     with naming_sent_fields(body.sent_fields(turns)):
-        spec = body.to_job([turn.message for turn in turns], state.settings)
-        job, _ = await submit_job(spec, principal, state, idempotency=idempotency, form=echoed.model_dump_json())
+        job_request = body.to_job([turn.message for turn in turns], state.settings)
+        job, _ = await submit_job(job_request, principal, state, idempotency=idempotency, form=echoed.model_dump_json())
     if body.stream:
         stream = ResponseEvents(job, echoed)
         on_close = None if outlives_client else partial(cancel_abandoned_job, state.store, job["id"], stream.narration)

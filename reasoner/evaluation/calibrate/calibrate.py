@@ -10,7 +10,7 @@ from typing import Any
 
 from engine.protocol.types import EngineClient, ModelInfo
 from reasoner.admission.defaults import ModelDefaults
-from reasoner.admission.prompt import resolve_prompt
+from reasoner.admission.resolve import resolve_program_job
 from reasoner.confidence.calibration import Bin, Calibration, Curve, ModelFingerprint, Reliability
 from reasoner.evaluation.calibrate.fitting import (
     PROBE,
@@ -26,10 +26,11 @@ from reasoner.evaluation.calibrate.fitting import (
 )
 from reasoner.evaluation.calibrate.trials import POOL, VOTING_POOL, Ask, TrialFile, get_problem_key, measure
 from reasoner.evaluation.suites.suite import Suite
+from reasoner.jobs.request import JobRequest
 from reasoner.jobs.sampling_spec import Sampling
 from reasoner.jobs.spec import JobSpec, StrategySpec
 from reasoner.jobs.verifier_specs import PrmVerifier, ProbeVerifier
-from reasoner.search.policies.selection import policy_selector, verifier_selector
+from reasoner.search.policies.selection import ModelSelector, can_generate, verifier_selector
 from reasoner.search.policies.thoughts import find_thought_format
 
 CONFIDENCE = 0.8
@@ -63,7 +64,7 @@ async def calibrate(
     be fitted, and the engine's errors.
     """
     served = await engine.models()
-    info = policy_selector(JobSpec(problem="any", model=model)).find(served)
+    info = ModelSelector("model", model, can_generate).find(served)
     policy = ModelFingerprint.of_model(info)
     if isinstance(verifier, ProbeVerifier) and verifier.model is None:
         verifier = ProbeVerifier(model=policy.id)
@@ -73,10 +74,11 @@ async def calibrate(
     stages = (*([] if scores is None else TREES), *([] if thoughts is None else THOUGHTS))
     problems = {get_problem_key(problem) for suite in suites for problem in suite.problems}
 
-    def ask(suite: Suite, spec: JobSpec) -> JobSpec:
-        sampling = Sampling(temperature=suite.temperature) if uses_suite_temperature else spec.sampling
-        changes: dict[str, Any] = {"model": policy.id, "verifier": verifier, "sampling": sampling}
-        return resolve_prompt(spec.model_copy(update=changes), defaults)
+    def ask(suite: Suite, request: JobRequest) -> JobSpec:
+        changes: dict[str, Any] = {"model": policy.id, "verifier": verifier}
+        if uses_suite_temperature:
+            changes["sampling"] = Sampling(temperature=suite.temperature)
+        return resolve_program_job(request.model_copy(update=changes), defaults)
 
     setting: dict[str, Any] = {"policy": policy.model_dump(), "seed": seed, "confidence": CONFIDENCE}
     setting["verifier"] = None if scores is None else scores.model_dump()
@@ -137,5 +139,5 @@ def _identify_verifier(
 
 def _list_prompts(suites: Sequence[Suite], ask: Ask) -> list[tuple[str, str, str]]:
     """Return the different system messages, prompts and sampling parameters of the suites' problems."""
-    asked = [ask(suite, JobSpec(problem="any", answer=suite.answer_spec)) for suite in suites]
+    asked = [ask(suite, JobRequest(problem="any", answer=suite.answer_spec)) for suite in suites]
     return sorted({(spec.system or "", spec.prompt or "", spec.sampling.model_dump_json()) for spec in asked})

@@ -26,6 +26,7 @@ from reasoner.evaluation.suites.problem import Problem, hash_problem
 from reasoner.evaluation.suites.registry import DEFAULT_SIZE, SUITES, get_family, load_problems, open_suite
 from reasoner.evaluation.suites.suite import Suite
 from reasoner.jobs.journal import MemoryJournal
+from reasoner.jobs.request import JobRequest
 from reasoner.jobs.spec import JobSpec, StrategySpec
 from reasoner.jobs.view import NodeView, fold_events
 from reasoner.run import run_job
@@ -37,7 +38,7 @@ VOTING_POOL = StrategySpec.model_validate({"name": "self_consistency", "n": 16})
 """Strategy of the pool where no verifier scores samples."""
 GYM_SEED = 1_000_003
 """Seed of the problems that reasoning-gym generates for a fit; evaluations start at 0."""
-Ask = Callable[[Suite, JobSpec], JobSpec]
+Ask = Callable[[Suite, JobRequest], JobSpec]
 """Completes a job on a suite with the model, its settings and the verifier."""
 PER_STAGE = 50
 """Attempts per problem after which a level counts as exhausted."""
@@ -186,13 +187,13 @@ async def _run(
     ask: Ask,
 ) -> Trial:
     journal, equal = MemoryJournal(), Equivalence()
-    spec = JobSpec(
+    request = JobRequest(
         messages=problem.to_messages(),
         strategy=stage,
         answer=suite.answer_spec,
         seed=seed,
     )
-    outcome = await run_job(ask(suite, spec), engine, journal, calibration=calibration)
+    outcome = await run_job(ask(suite, request), engine, journal, calibration=calibration)
     nodes = sorted(fold_events(journal.entries).nodes.values(), key=lambda node: node.path)[1:]  # the root is first
     if any(node.answer_level == "strict" for node in nodes):
         for node in nodes:  # as in a vote, flexible answers count only if there is no strict one

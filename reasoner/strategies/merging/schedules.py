@@ -10,7 +10,7 @@ import math
 import random
 from collections.abc import Callable, Generator, Mapping, Sequence
 
-from reasoner.jobs.selection import ScheduleName
+from reasoner.jobs.request import ScheduleName
 
 IndexPair = tuple[int, int]
 Results = Sequence[float]

@@ -8,7 +8,7 @@ from typing import Any
 
 from reasoner.answers.votes import count_votes, group_equivalent
 from reasoner.jobs.job import RankedCandidate
-from reasoner.jobs.selection import By, Schedule, SelectionRule
+from reasoner.jobs.request import By, Schedule, SelectionRule
 from reasoner.jobs.spec import SELECTING_STRATEGY
 from reasoner.search.candidates import select_candidates
 from reasoner.search.search import Search

@@ -14,7 +14,7 @@ from pydantic import Field
 
 from reasoner.confidence.bradley_terry import Match, fit_strengths
 from reasoner.jobs.candidate_spec import MAX_N
-from reasoner.jobs.selection import ScheduleName
+from reasoner.jobs.request import ScheduleName
 from reasoner.jobs.spec import COMPARING_STRATEGY
 from reasoner.search.candidates import list_finished
 from reasoner.search.search import Search

@@ -14,6 +14,7 @@ from api.cli import batch as cli_batch
 from api.cli.entry.app import app
 from api.cli.options import Connection
 from reasoner.client import Client
+from tests.specs import build_spec
 
 BATCH: dict[str, Any] = {
     "id": "batch_1",
@@ -126,7 +127,7 @@ def test_waiting_for_a_batch_prints_its_id_first_and_why_jobs_failed(service: Se
         "id": "job_1",
         "status": "failed",
         "created_at": 1.0,
-        "spec": {"problem": "?"},
+        "spec": build_spec(problem="?").model_dump(),
         "error": {"code": "max_attempts", "message": "three workers [died]\x1b[2J"},
     }
     service.answers = [BATCH, ENDED | {"counts": counts, "jobs": jobs}, lost]

@@ -24,7 +24,8 @@ from api.cli.render import print_tree, watch_tree
 from reasoner.client import Client, ServiceError
 from reasoner.jobs.events import Event
 from reasoner.jobs.job import Job
-from reasoner.jobs.spec import JobSpec, StrategySpec
+from reasoner.jobs.spec import StrategySpec
+from tests.specs import build_spec
 from workers.config.settings import Settings
 
 
@@ -172,7 +173,7 @@ def test_watching_draws_the_live_tree_within_the_height_of_the_terminal() -> Non
             live = console._live_stack[-1]
             heights.append(len(console.render_lines(live.get_renderable())))
 
-    job = Job(id="job_1", status="in_progress", created_at=0.0, spec=JobSpec(problem="?"))
+    job = Job(id="job_1", status="in_progress", created_at=0.0, spec=build_spec(problem="?"))
     watch_tree(cast(Client, FakeClient()), job, console)
     assert isinstance(console.file, io.StringIO)
     assert heights[0] < 20
@@ -201,7 +202,7 @@ def test_deleting_prints_one_json_document(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_list_in_a_pipe_is_not_truncated(monkeypatch: pytest.MonkeyPatch) -> None:
-    spec = JobSpec(problem="?", strategy=StrategySpec(name="self_consistency"))
+    spec = build_spec(problem="?", strategy=StrategySpec(name="self_consistency"))
     job = Job(id=f"job_{'0' * 32}", status="in_progress", created_at=0.0, spec=spec)
 
     class FakeClient:
@@ -232,13 +233,13 @@ def test_a_system_message_and_a_model_are_part_of_the_job(monkeypatch: pytest.Mo
     body = sent(monkeypatch, "--system", "Answer in French.", "--model", "policy-large")
     assert (body["system"], body["problem"]) == ("Answer in French.", "?")
     assert body["model"] == "policy-large"
-    assert JobSpec.model_validate(body).to_messages()[0]["role"] == "system"
+    assert build_spec(body).to_messages()[0]["role"] == "system"
     assert "model" not in sent(monkeypatch)
 
 
 def test_a_prompt_stop_strings_and_a_limit_are_part_of_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
     body = sent(monkeypatch, "--prompt", "Solve {problem}", "--stop", "a", "--stop", "b", "--max-tokens", "9")
-    job = JobSpec.model_validate(body)
+    job = build_spec(body)
     assert (job.prompt, job.stop, job.sampling.max_tokens) == ("Solve {problem}", ["a", "b"], 9)
 
 
@@ -300,7 +301,7 @@ class Listing:
 def test_the_list_of_jobs_shortens_questions_except_as_json(monkeypatch: pytest.MonkeyPatch) -> None:
     long = "How many\n[red]eggs[/red] " + "and more eggs " * 30
     said = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Why?"}]
-    specs = [JobSpec(problem=long), JobSpec(messages=said)]  # type: ignore[arg-type]
+    specs = [build_spec(problem=long), build_spec(messages=said)]  # type: ignore[arg-type]
     jobs = [Job(id=f"job_{n}", status="queued", created_at=0.0, spec=spec) for n, spec in enumerate(specs)]
     monkeypatch.setattr(Connection, "connect", lambda _: Listing(*jobs))
     shown = CliRunner().invoke(app, ["jobs", "list"]).stdout
@@ -377,7 +378,9 @@ def test_the_list_of_models_names_the_verifier_and_a_probe_that_nothing_uses(mon
 )
 def test_cancel_says_what_happens(before: str, after: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def make_job(status: str) -> Job:
-        return Job.model_validate({"id": "job_1", "status": status, "created_at": 0.0, "spec": {"problem": "?"}})
+        return Job.model_validate(
+            {"id": "job_1", "status": status, "created_at": 0.0, "spec": build_spec(problem="?").model_dump()}
+        )
 
     client = SimpleNamespace(get=lambda _: make_job(before), cancel=lambda _: make_job(after))
     monkeypatch.setattr(Connection, "connect", lambda _: nullcontext(client))

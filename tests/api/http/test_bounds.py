@@ -11,8 +11,8 @@ from pydantic import ValidationError
 
 from api.app.app import create_app
 from engine.server.schema import CompletionBody, ScoreBody
-from reasoner.jobs.spec import JobSpec
 from reasoner.strategies.registry import STRATEGIES
+from tests.specs import build_spec
 from workers.config.settings import load_settings
 
 Schema = dict[str, Any]
@@ -85,7 +85,7 @@ def test_every_number_of_the_engines_api_is_bounded(body: type[CompletionBody | 
 )
 def test_an_out_of_range_number_is_refused_with_its_field(field: str, value: float) -> None:
     with pytest.raises(ValidationError) as refusal:
-        JobSpec.model_validate({"problem": "?", "sampling": {field: value}})
+        build_spec({"problem": "?", "sampling": {field: value}})
     assert refusal.value.errors()[0]["loc"] == ("sampling", field)
 
 

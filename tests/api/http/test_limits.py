@@ -13,11 +13,11 @@ import pytest
 from api.http.limits import RateLimitMiddleware
 from api.http.principal import Principal
 from engine.protocol.types import EngineUnavailable, TokenizeRequest
-from reasoner.jobs.spec import JobSpec
 from tests.api.conftest import serving, submitted
 from tests.api.http.test_bad_input import check_problem
 from tests.api.keyed import header
 from tests.scripted import ScriptedEngine
+from tests.specs import build_spec
 from workers.config.rate_limits import LimitsTable
 from workers.config.settings import Settings
 from workers.store.jobs import JobStore
@@ -193,7 +193,7 @@ async def test_a_question_beyond_the_context_is_refused_with_its_length_in_token
 ) -> None:
     engine = ScriptedEngine()
     async with serving(limited(settings), engine) as client:
-        asked = JobSpec.model_validate(body)
+        asked = build_spec(body)
         length = len(await engine.tokenize(TokenizeRequest("policy", asked.to_messages())))
         problem = check_problem(await client.post("/v1/jobs", json={"prompt": None} | body), 422)
         assert problem["type"].endswith(":context-length-exceeded")

@@ -9,7 +9,9 @@ from pydantic import TypeAdapter
 
 from api.openai.chat.body import ChatBody
 from api.openai.responses.body import ResponseBody
+from reasoner.admission.sources import Submission, merge_sources
 from reasoner.jobs.messages import Message
+from reasoner.jobs.request import JobRequest
 from reasoner.jobs.spec import JobSpec
 from workers.config.settings import Settings
 
@@ -18,10 +20,14 @@ SERVICE = Settings.model_validate({"models": {"mine": {}, "judged": {"verifier":
 WHOLE: dict[str, Any] = {"compare": "text", "extract": "all"}
 
 
+def resolve(request: JobRequest) -> JobSpec:
+    return merge_sources(Submission.to_service(request, SERVICE)).spec
+
+
 def ask(model: str, **fields: Any) -> JobSpec:
     body = {"model": model, "messages": [{"role": "user", "content": GREETING}]} | fields
     parsed = TypeAdapter(ChatBody).validate_python(body)
-    return parsed.to_job([message.to_message() for message in parsed.messages], SERVICE)
+    return resolve(parsed.to_job([message.to_message() for message in parsed.messages], SERVICE))
 
 
 def test_with_a_verifier_the_best_whole_text_is_chosen() -> None:
@@ -38,7 +44,7 @@ def test_without_a_verifier_one_text_is_sampled_and_choices_are_texts() -> None:
 
 def test_the_route_of_responses_has_the_same_default() -> None:
     body = ResponseBody.model_validate({"model": "mine", "input": GREETING})
-    spec = body.to_job([Message(role="user", content=GREETING)], SERVICE)
+    spec = resolve(body.to_job([Message(role="user", content=GREETING)], SERVICE))
     assert (spec.strategy.model_dump(), spec.answer.extract) == ({"name": "self_consistency", "n": 1}, "all")
 
 
@@ -55,7 +61,7 @@ def test_the_route_of_responses_has_the_same_default() -> None:
 def test_a_request_that_compares_answers_extracts_them(fields: dict[str, Any], strategy: str) -> None:
     body = {"model": "mine", "messages": [{"role": "user", "content": GREETING}]} | fields
     parsed = TypeAdapter(ChatBody).validate_python(body)
-    spec = parsed.to_job([message.to_message() for message in parsed.messages], SERVICE)
+    spec = resolve(parsed.to_job([message.to_message() for message in parsed.messages], SERVICE))
     assert spec.answer.extract == "auto"
     if "reasoning_effort" not in fields:  # which is applied when the job is resolved
         assert spec.strategy.name == strategy

@@ -14,10 +14,10 @@ from api.openai.responses.body import ResponseBody
 from engine.protocol.thoughts import DELIMITERS
 from reasoner.admission.effort import DEFAULT_EFFORTS
 from reasoner.jobs.journal import MemoryJournal
-from reasoner.jobs.spec import JobSpec
 from reasoner.run import run_job
 from tests.api.openai_client import MODEL
 from tests.reasoner.verifiers.test_verifiers import Watching
+from tests.specs import build_spec
 
 LONG_ID = "call_" + "x" * 80
 USER = {"role": "user", "content": "1 + 1?"}
@@ -120,7 +120,7 @@ def test_an_empty_result_is_a_result(output: Any) -> None:
 def test_a_conversation_of_a_thousand_messages_is_one() -> None:
     turns = [USER, {"role": "assistant", "content": "2"}] * 500
     assert len(read_chat(*turns)) == len(read_response(*turns)) == 1000
-    assert JobSpec.model_validate({"messages": [*turns, USER]}).messages is not None
+    assert build_spec({"messages": [*turns, USER]}).messages is not None
 
 
 IGNORED: dict[str, Any] = {
@@ -241,6 +241,6 @@ async def test_every_verifier_reads_a_history_with_calls(verifier: dict[str, Any
     """A message whose content is null, as all clients send it beside its calls, has a text for a verifier."""
     history = [{"role": "assistant", "content": None, "tool_calls": [CALL]}, RESULT]
     given = {"messages": [USER, *history], "verifier": verifier, "strategy": {"name": "best_of_n", "n": 4}, "seed": 1}
-    outcome = await run_job(JobSpec.model_validate(given), Watching(), MemoryJournal())
+    outcome = await run_job(build_spec(given), Watching(), MemoryJournal())
     assert outcome.status == "completed"
     assert outcome.usage.verifier_computed > 0

@@ -17,9 +17,9 @@ from api.openai.responses.events import ResponseEvents
 from reasoner.budget.usage import Usage
 from reasoner.jobs.events import Event
 from reasoner.jobs.job import JobResult
-from reasoner.jobs.spec import JobSpec
+from tests.specs import build_spec
 
-SPEC = JobSpec.model_validate(
+SPEC = build_spec(
     {
         "problem": "?",
         "strategy": {"name": "weighted_vote", "n": 3},

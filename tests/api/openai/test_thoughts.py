@@ -13,10 +13,10 @@ from api.openai.chat.answer import ReasoningContent, build_completion, stream_ch
 from api.openai.narration import Narration
 from reasoner.jobs.events import Event
 from reasoner.jobs.journal import MemoryJournal
-from reasoner.jobs.spec import JobSpec
 from reasoner.jobs.view import fold_events
 from reasoner.run import JobOutcome, run_job
 from tests.scripted import ScriptedEngine
+from tests.specs import build_spec
 
 SEED = 3
 SPEC: dict[str, Any] = {"problem": "how?", "model": "policy", "verifier": None, "seed": SEED}
@@ -24,7 +24,7 @@ SPEC: dict[str, Any] = {"problem": "how?", "model": "policy", "verifier": None, 
 
 async def events_of(strategy: str, *, thinks: bool) -> tuple[list[Event], JobOutcome]:
     """Return the events of a job as the store has them, and its outcome."""
-    spec = JobSpec.model_validate(SPEC | {"strategy": {"name": strategy}})
+    spec = build_spec(SPEC | {"strategy": {"name": strategy}})
     journal = MemoryJournal()
     outcome = await run_job(spec, ScriptedEngine(thinks=thinks), journal)
     events = [Event(seq=1, type="job.started", at=1.0, data={"attempt": 1})]
@@ -34,7 +34,7 @@ async def events_of(strategy: str, *, thinks: bool) -> tuple[list[Event], JobOut
 
 
 def job(strategy: str) -> Any:
-    spec = JobSpec.model_validate(SPEC | {"strategy": {"name": strategy}}).model_dump()
+    spec = build_spec(SPEC | {"strategy": {"name": strategy}}).model_dump()
     return {"id": "job_" + "a" * 32, "status": "queued", "created_at": 1.0, "spec": spec | {"metadata": {}}}
 
 

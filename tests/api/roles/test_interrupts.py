@@ -12,6 +12,7 @@ import pytest
 
 from api.http.metrics import HTTP_REQUESTS, HTTP_STREAMS
 from tests.api.openai_client import address
+from tests.specs import build_spec
 from workers.store.jobs import JobStore
 
 __all__ = ["address"]
@@ -34,12 +35,7 @@ async def test_ctrl_c_ends_a_command_that_waits_with_130(
     file = tmp_path / "jobs.jsonl"
     file.write_text('{"problem": "1 + 1?"}\n')
     if "JOB" in arguments:
-        spec = {
-            "problem": "1 + 1?",
-            "priority": "interactive",
-            "budget": {"tokens": 10},
-            "strategy": {"name": "greedy"},
-        }
+        spec = build_spec(problem="1 + 1?", budget={"tokens": 10}, strategy={"name": "greedy"}).model_dump()
         job, _ = await store.submit(spec, owner="local", queue_cap=5)
         arguments = [job["id"] if word == "JOB" else word for word in arguments]
     if "FILE" in arguments:

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 from api.cli.entry.app import app
 from reasoner.jobs.job import JobError
 from tests.api.conftest import submitted
+from tests.specs import build_spec
 from workers.store.jobs import JobStore
 
 
@@ -59,7 +60,7 @@ def test_the_command_line_retries_a_failed_job(monkeypatch: pytest.MonkeyPatch) 
 
     def answer(request: httpx.Request) -> httpx.Response:
         asked.append((request.method, request.url.path))
-        job = {"id": "job_1", "status": "queued", "created_at": 0.0, "spec": {"problem": "?"}}
+        job = {"id": "job_1", "status": "queued", "created_at": 0.0, "spec": build_spec(problem="?").model_dump()}
         return httpx.Response(202, json=job)
 
     real = httpx.Client

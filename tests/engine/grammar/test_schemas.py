@@ -17,7 +17,7 @@ import pytest
 pytest.importorskip("llguidance", reason="the package llguidance is not installed")
 
 from reasoner.admission.constraints import check_constraint
-from reasoner.admission.validation import JobRefused
+from reasoner.admission.refusal import JobRefused
 from reasoner.jobs.constraint_spec import ConstraintSpec
 from tests.engine.grammar.completion import accepts, complete, find_fault, parse, vary, write
 from tests.engine.grammar.published import EXAMPLES, REFUSED

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from prm.scorers.steps import StepScorer
-from reasoner.jobs.spec import JobSpec
 from tests.reasoner.search.test_thought_texts import Scoring, select
 from tests.scripted import ScriptedEngine
+from tests.specs import build_spec
 
 STEPS = ("3 + 4 = 7", "So it is\n7.", "\\boxed{7}")
 ENDS = ["\n", "\r\n", "\r"]
@@ -44,5 +44,5 @@ async def test_a_candidate_has_the_same_score(end: str, kind: str) -> None:
     ],
 )
 def test_a_rule_of_steps_ends_them_there(steps: dict[str, object] | None, text: str) -> None:
-    rule = JobSpec.model_validate({"problem": "?", "steps": steps}).step_rule
+    rule = build_spec({"problem": "?", "steps": steps}).step_rule
     assert any(stop in text for stop in rule.stops)

@@ -9,10 +9,10 @@ from pydantic import ValidationError
 
 from engine.protocol.finite_languages import can_schema_end, find_endless_start
 from reasoner.admission.constraints import check_constraint
+from reasoner.admission.refusal import JobRefused
 from reasoner.admission.resolve import resolve_job
-from reasoner.admission.validation import JobRefused
 from reasoner.jobs.constraint_spec import ConstraintSpec
-from reasoner.jobs.spec import JobSpec
+from reasoner.jobs.request import JobRequest
 from tests.reasoner.admission.test_resolve import NoEngine
 from workers.config.settings import Settings
 
@@ -80,9 +80,9 @@ def test_an_enforceable_constraint_is_accepted(constraint: dict[str, Any]) -> No
     ],
 )
 async def test_a_constraint_without_solutions_is_refused(constraint: dict[str, Any], message: str) -> None:
-    spec = JobSpec.model_validate({"problem": "?", "constraint": constraint})
+    request = JobRequest.model_validate({"problem": "?", "constraint": constraint})
     with pytest.raises(JobRefused, match=message):
-        await resolve_job(spec, Settings(), NoEngine())
+        await resolve_job(request, Settings(), NoEngine())
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from reasoner.jobs.spec import JobSpec, StrategySpec
 from reasoner.run import run_job
 from reasoner.strategies.registry import STRATEGIES
 from tests.scripted import ScriptedEngine
+from tests.specs import build_spec
 
 POLICY = ModelInfo("policy", "generate", 256, 100, 1000)
 BEAM = {"strategy": {"name": "beam"}, "verifier": {"kind": "judge"}}
@@ -29,7 +30,7 @@ def make_job(*parts: dict[str, Any]) -> JobSpec:
     fields: dict[str, Any] = {"problem": "?", "verifier": None, "seed": 1}
     for part in parts:
         fields |= part
-    return JobSpec.model_validate(fields)
+    return build_spec(fields)
 
 
 CASES: list[tuple[tuple[dict[str, Any], ...], str, str, str]] = [

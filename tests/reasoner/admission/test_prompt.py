@@ -8,11 +8,12 @@ import pytest
 
 from engine.protocol.types import EngineUnavailable, ModelInfo
 from reasoner.admission.defaults import ModelDefaults
-from reasoner.admission.prompt import resolve_prompt
-from reasoner.admission.resolve import resolve_batch_job, resolve_job
+from reasoner.admission.resolve import resolve_job, resolve_program_job
 from reasoner.answers.instruction import find_instruction
 from reasoner.answers.spec import AnswerSpec
-from reasoner.jobs.spec import JobSpec
+from reasoner.budget.spec import Budget
+from reasoner.jobs.request import JobRequest
+from reasoner.jobs.spec import DEFAULT_STRATEGY, JobSpec
 from workers.config.settings import Settings, load_settings
 
 BOXED = "Reason step by step, and put the final answer in \\boxed{}."
@@ -27,7 +28,7 @@ class NoEngine:
 
 async def resolve(service: Settings | None = None, **fields: Any) -> JobSpec:
     body: dict[str, Any] = {"strategy": VOTE} | ({"problem": "2 + 2?"} if "messages" not in fields else {})
-    return await resolve_job(JobSpec.model_validate(body | fields), service or Settings(), NoEngine())
+    return await resolve_job(JobRequest.model_validate(body | fields), service or Settings(), NoEngine())
 
 
 async def test_the_instruction_is_in_the_stored_prompt_and_in_the_last_message() -> None:
@@ -56,13 +57,13 @@ async def test_a_strategy_that_votes_asks_for_the_answer(strategy: str) -> None:
 
 async def test_the_instruction_follows_the_strategy_of_an_effort() -> None:
     for effort, asks in (("minimal", False), ("medium", True)):
-        spec = JobSpec.model_validate({"problem": "2 + 2?", "budget": {"effort": effort}})
+        spec = JobRequest.model_validate({"problem": "2 + 2?", "budget": {"effort": effort}})
         assert ((await resolve_job(spec, Settings(), NoEngine())).prompt is not None) == asks
 
 
 async def test_a_job_of_a_batch_is_asked_alike() -> None:
-    spec = JobSpec.model_validate({"problem": "2 + 2?", "strategy": VOTE})
-    assert (await resolve_batch_job(spec, Settings(), NoEngine())).prompt == (await resolve()).prompt
+    spec = JobRequest.model_validate({"problem": "2 + 2?", "strategy": VOTE})
+    assert (await resolve_job(spec, Settings(), NoEngine(), in_batch=True)).prompt == (await resolve()).prompt
 
 
 async def test_the_instruction_fits_the_answer() -> None:
@@ -106,16 +107,15 @@ async def test_an_evaluations_job_is_asked_as_a_services_job() -> None:
     for defaults in ({}, {"prompt": "{problem} Answer:"}, {"system": "Be short."}):
         models = {"policy": ModelDefaults.model_validate(defaults)}
         served = await resolve(Settings.model_validate({"models": {"policy": defaults}}))
-        question = JobSpec.model_validate({"problem": "2 + 2?", "model": "policy", "strategy": VOTE})
-        measured = resolve_prompt(question, models)
+        question = JobRequest.model_validate({"problem": "2 + 2?", "model": "policy", "strategy": VOTE})
+        measured = resolve_program_job(question, models)
         assert measured.to_messages() == served.to_messages()
 
 
 def test_an_evaluations_job_has_neither_the_budget_nor_the_strategy_of_its_model() -> None:
     models = {"policy": ModelDefaults.model_validate({"budget": {"tokens": 5}, "strategy": "greedy", "stop": ["Q:"]})}
-    spec = JobSpec(problem="2 + 2?", model="policy")
-    asked = resolve_prompt(spec, models)
-    assert (asked.budget, asked.strategy, asked.stop) == (spec.budget, spec.strategy, ["Q:"])
+    asked = resolve_program_job(JobRequest(problem="2 + 2?", model="policy"), models)
+    assert (asked.budget, asked.strategy.name, asked.stop) == (Budget(), DEFAULT_STRATEGY, ["Q:"])
 
 
 @pytest.mark.parametrize("model", ["policy", "policy-large"])

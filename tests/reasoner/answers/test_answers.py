@@ -14,10 +14,10 @@ from reasoner.answers.equivalence import Equivalence
 from reasoner.answers.spec import AnswerSpec
 from reasoner.answers.votes import count_votes, group_equivalent
 from reasoner.jobs.journal import Entry, MemoryJournal
-from reasoner.jobs.spec import JobSpec
 from reasoner.run import run_job
 from reasoner.tree import Node
 from tests.scripted import ANSWER, TEXTS, ScriptedEngine
+from tests.specs import build_spec
 
 MATH, TEXT = AnswerSpec(compare="math"), AnswerSpec(compare="text")
 
@@ -152,7 +152,7 @@ async def test_after_too_many_timeouts_a_job_makes_no_further_comparisons(monkey
 
 async def test_a_replay_uses_the_recorded_verdicts_not_the_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(TEXTS, ANSWER, "\\boxed{x+%d}")
-    spec = JobSpec.model_validate({"problem": "?", "strategy": {"name": "self_consistency", "n": 8}, "seed": 1})
+    spec = build_spec({"problem": "?", "strategy": {"name": "self_consistency", "n": 8}, "seed": 1})
     journal = MemoryJournal()
     first = await run_job(spec, ScriptedEngine(order=1), journal)
     settled = [entry for entry in journal.entries if entry.type == "settled"]

@@ -13,6 +13,7 @@ from reasoner.answers.extraction.extract import extract_answer
 from reasoner.answers.plain import decide_equal, parse_number
 from reasoner.answers.spec import AnswerSpec
 from reasoner.jobs.spec import JobSpec
+from tests.specs import build_spec
 
 
 def spec(extract: object = "auto", compare: str = "math") -> AnswerSpec:
@@ -272,14 +273,14 @@ def test_code_is_the_last_closed_block_of_its_language() -> None:
 )
 def test_invalid_extraction_is_rejected_by_field(extract: object, field: str, hint: str) -> None:
     with pytest.raises(ValidationError) as caught:
-        JobSpec.model_validate({"problem": "?", "answer": {"extract": extract}})
+        build_spec({"problem": "?", "answer": {"extract": extract}})
     found = {".".join(map(str, error["loc"])): error["msg"] for error in caught.value.errors()}
     assert hint in found[field], found
 
 
 def test_bare_word_selects_the_comparison() -> None:
-    job = JobSpec.model_validate({"problem": "?", "answer": "text"})
+    job = build_spec({"problem": "?", "answer": "text"})
     assert job.answer == AnswerSpec(compare="text", extract="auto")
     assert JobSpec.model_validate_json(job.model_dump_json()).answer == job.answer
     with pytest.raises(ValidationError, match="'math', 'text', 'choice', 'code' or 'json'"):
-        JobSpec.model_validate({"problem": "?", "answer": "maths"})
+        build_spec({"problem": "?", "answer": "maths"})

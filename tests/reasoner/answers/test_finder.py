@@ -10,10 +10,10 @@ from reasoner.answers.extraction.finder import AnswerFinder
 from reasoner.answers.extraction.phrases import ExtractionStopped
 from reasoner.answers.spec import AnswerSpec
 from reasoner.jobs.journal import MemoryJournal
-from reasoner.jobs.spec import JobSpec
 from reasoner.run import run_job
 from reasoner.subprocess_pool import keep_workers_alive
 from tests.scripted import ScriptedEngine
+from tests.specs import build_spec
 
 
 def spec(extract: object = "auto", compare: str = "math") -> AnswerSpec:
@@ -55,11 +55,11 @@ def test_pattern_is_never_matched_in_this_process() -> None:
 async def test_job_extracts_as_its_spec_says() -> None:
     body = {"problem": "?", "strategy": {"name": "self_consistency", "n": 8}, "seed": 2}
     outcome = await run_job(
-        JobSpec.model_validate(body | {"answer": {"compare": "text", "extract": {"regex": r"(w\d)\d* "}}}),
+        build_spec(body | {"answer": {"compare": "text", "extract": {"regex": r"(w\d)\d* "}}}),
         ScriptedEngine(),
         MemoryJournal(),
     )
     assert outcome.result.answer is not None
     assert outcome.result.answer.startswith("w")
-    hashes = JobSpec.model_validate(body | {"answer": {"extract": "hash"}})
+    hashes = build_spec(body | {"answer": {"extract": "hash"}})
     assert (await run_job(hashes, ScriptedEngine(), MemoryJournal())).result.finish_reason == "no_answer"

@@ -30,6 +30,7 @@ from reasoner.jobs.spec import JobSpec
 from reasoner.run import JobOutcome, run_job
 from reasoner.strategies.registry import STRATEGIES
 from tests.scripted import ScriptedEngine, is_verdict
+from tests.specs import build_spec
 from tests.strategies import WRITING
 
 POLICY, PRM = 700, 1300
@@ -106,7 +107,7 @@ class Watching(ScriptedEngine):
 def job(strategy: str, seed: int, **budget: float) -> JobSpec:
     params = {} if strategy in ("greedy", "budget_forcing") else {"n": 8}
     known = STRATEGIES[strategy].params.model_fields
-    return JobSpec.model_validate(
+    return build_spec(
         {
             "problem": "how?",
             "seed": seed,

@@ -24,6 +24,7 @@ from reasoner.run import JobOutcome, run_job
 from reasoner.strategies.registry import STRATEGIES
 from tests.docs.blocks import ROOT, blocks
 from tests.scripted import ScriptedEngine
+from tests.specs import build_spec
 from tests.strategies import WRITING
 
 NAMES = WRITING
@@ -34,7 +35,7 @@ RULE = {"kind": "congruent", "modulus": 1}
 def spec(strategy: str, seed: int, **budget: float) -> JobSpec:
     known = STRATEGIES[strategy].params.model_fields
     params = {"n": 8} if "n" in known else {}
-    return JobSpec.model_validate(
+    return build_spec(
         {"problem": f"how? {seed}", "seed": seed, "strategy": {"name": strategy} | params, "budget": budget}
     )
 

@@ -8,11 +8,11 @@ import pytest
 
 from engine.protocol.types import Branch
 from reasoner.jobs.journal import MemoryJournal
-from reasoner.jobs.spec import JobSpec
 from reasoner.run import JobOutcome, run_job
 from reasoner.strategies.base import VerifierUse
 from reasoner.strategies.registry import STRATEGIES
 from tests.scripted import ANSWER, EOS, SEPARATOR, ScriptedEngine
+from tests.specs import build_spec
 
 QUESTION = "how?"
 STEP, LENGTH = 10, 40
@@ -44,7 +44,7 @@ async def solve(
     journal, engine = journal or MemoryJournal(), Paced()
     chosen = {"name": strategy, "n": n, **(params or {})}
     job = {"problem": QUESTION, "seed": 3, "strategy": chosen, "budget": budget}
-    return await run_job(JobSpec.model_validate(job), engine, journal), journal, engine
+    return await run_job(build_spec(job), engine, journal), journal, engine
 
 
 @pytest.mark.parametrize("strategy", WIDE)
@@ -94,7 +94,7 @@ async def test_a_replay_finishes_the_same_branch(strategy: str) -> None:
     outcome, journal, _ = await solve(strategy, tokens=200)
     idle = Paced()
     job = {"problem": QUESTION, "seed": 3, "strategy": {"name": strategy, "n": 16}, "budget": {"tokens": 200}}
-    again = await run_job(JobSpec.model_validate(job), idle, MemoryJournal(journal.entries))
+    again = await run_job(build_spec(job), idle, MemoryJournal(journal.entries))
     assert (again.result, again.usage, idle.total) == (outcome.result, outcome.usage, 0)
 
 

@@ -10,8 +10,9 @@ import pytest
 
 from api.http.problems import BROKER_UNAVAILABLE, SHUTTING_DOWN, Problem, problem_response
 from reasoner.client import Client, ServiceError, _client, _requests
+from tests.specs import build_spec
 
-JOB = {"id": "job_1", "status": "queued", "created_at": 0.0, "spec": {"problem": "?"}}
+JOB = {"id": "job_1", "status": "queued", "created_at": 0.0, "spec": build_spec(problem="?").model_dump()}
 EVENT = 'data: {"seq": 1, "type": "job.completed", "at": 0.0, "data": {}}\n\n'
 
 

@@ -10,10 +10,10 @@ from reasoner.best_so_far import choose_best_so_far
 from reasoner.confidence.posterior import leader_probability
 from reasoner.jobs.job import JobResult
 from reasoner.jobs.journal import MemoryJournal
-from reasoner.jobs.spec import JobSpec
 from reasoner.run import run_job
 from tests.reasoner.search.test_stream import Delayed
 from tests.scripted import ANSWER, TEXTS, ScriptedEngine
+from tests.specs import build_spec
 
 PARIS = ["Paris.", "It is Paris, of course", "Paris it is", "I think Paris", "So the final answer is 27.", "Paris!",
          "The city of Paris", "Paris"]  # fmt: skip
@@ -44,7 +44,7 @@ def share(result: JobResult) -> float:
 
 
 async def solve(fields: dict[str, Any], engine: ScriptedEngine | None = None) -> JobResult:
-    spec = JobSpec.model_validate({"problem": "how?", "seed": 3} | fields)
+    spec = build_spec({"problem": "how?", "seed": 3} | fields)
     return (await run_job(spec, engine or Delayed(3), MemoryJournal())).result
 
 
@@ -72,7 +72,7 @@ async def test_every_vote_counts_who_is_silent(strategy: dict[str, Any], monkeyp
     """Let only boxes with an even number be answers, so that about half of the scripted engine's texts state none."""
     seen = 0
     for seed in range(4):
-        spec = JobSpec.model_validate(
+        spec = build_spec(
             {
                 "problem": "how?",
                 "seed": seed,
@@ -97,7 +97,7 @@ async def test_every_vote_counts_who_is_silent(strategy: dict[str, Any], monkeyp
 
 async def test_a_cancelled_vote_counts_who_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
     journal = MemoryJournal()
-    spec = JobSpec.model_validate({"problem": "how?", "seed": 1, "strategy": {"name": "self_consistency", "n": 16}})
+    spec = build_spec({"problem": "how?", "seed": 1, "strategy": {"name": "self_consistency", "n": 16}})
     await run_job(spec, Delayed(1), journal)
     result = choose_best_so_far(spec, journal.entries)
     assert result is not None
@@ -110,6 +110,6 @@ async def test_silence_keeps_an_adaptive_vote_from_stopping(monkeypatch: pytest.
     assert leader_probability([3.0], 9.0) < 0.1
     assert leader_probability([4.0], 0.0) > 0.95 > leader_probability([4.0], 1.0)
     monkeypatch.setitem(TEXTS, ANSWER, "\\boxed{%d}")
-    always = JobSpec.model_validate({"problem": "how?", "seed": 1, "strategy": {"name": "auto", "n": 16}})
+    always = build_spec({"problem": "how?", "seed": 1, "strategy": {"name": "auto", "n": 16}})
     result = (await run_job(always, Delayed(1), MemoryJournal())).result
     assert result.confidence is not None

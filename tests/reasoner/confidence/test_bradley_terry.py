@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from reasoner.confidence.bradley_terry import NUM_SAMPLES, PRIOR_DEVIATION, Match, fit_strengths
-from reasoner.jobs.selection import ScheduleName
+from reasoner.jobs.request import ScheduleName
 from reasoner.strategies.merging.schedules import SCHEDULES, max_matches
 from tests.seeds import shift
 

@@ -24,7 +24,6 @@ from reasoner.evaluation.suites.registry import load_problems, open_suite
 from reasoner.evaluation.suites.suite import Suite
 from reasoner.jobs.journal import MemoryJournal
 from reasoner.jobs.sampling_spec import Sampling
-from reasoner.jobs.spec import JobSpec
 from reasoner.jobs.verifier_specs import JudgeVerifier, PrmVerifier
 from reasoner.run import open_search, run_job
 from reasoner.search.search import Search
@@ -34,6 +33,7 @@ from reasoner.tree import Node
 from tests.reasoner.search.test_policies import Two
 from tests.scripted import CONTEXT, ScriptedEngine
 from tests.seeds import shift
+from tests.specs import build_spec
 from tests.strategies import COMPARING, WRITING
 
 SUITE = open_suite("words", limit=5)
@@ -64,9 +64,7 @@ def made(answers: str, lengths: Sequence[int] | None = None) -> SamplePool:
         tokens = 5 if lengths is None else lengths[place]
         node = Node((place,), root, (1, place), letter, tokens, reason="stop", answer=letter, answer_level="strict")
         samples.append(pool.Sample(node, letter == "a", "stop", (), None, frozenset({place})))
-    spec = JobSpec.model_validate(
-        {"problem": "?", "strategy": {"name": "self_consistency"}, "answer": "text", "seed": 0}
-    )
+    spec = build_spec({"problem": "?", "strategy": {"name": "self_consistency"}, "answer": "text", "seed": 0})
     return SamplePool(spec, root, tuple(samples), Usage(generated=1), (1, 1), (0.0, 0.0))
 
 
@@ -235,7 +233,7 @@ async def test_a_plan_without_a_verifier_uses_no_verifier_tokens() -> None:
 @pytest.mark.parametrize("n", [1, 2, 4, 8])
 async def test_beam_with_n_never_has_more_than_n_branches_on_a_level(n: int) -> None:
     journal = MemoryJournal()
-    spec = JobSpec.model_validate({"problem": "how?", "strategy": {"name": "beam", "n": n}, "seed": 1})
+    spec = build_spec({"problem": "how?", "strategy": {"name": "beam", "n": n}, "seed": 1})
     await run_job(spec, ScriptedEngine(), journal)
     steps = [entry for entry in journal.entries if entry.type == "node" and entry.key.startswith("expand:")]
     levels = [entry.data["node"].count(".") for entry in steps]

@@ -43,11 +43,11 @@ from reasoner.evaluation.calibrate.trials import (
 )
 from reasoner.evaluation.suites.registry import load_problems
 from reasoner.jobs.journal import MemoryJournal
-from reasoner.jobs.spec import JobSpec
 from reasoner.jobs.verifier_specs import ProbeVerifier
 from reasoner.run import run_job
 from tests.scripted import ScriptedEngine
 from tests.seeds import shift
+from tests.specs import build_spec
 
 FLAT = Curve(constant=0.0, score=0.0, rival_score=0.0, votes=0.0, rival_votes=0.0)
 
@@ -242,15 +242,13 @@ async def test_a_table_for_a_probe_holds_for_jobs_that_the_probe_scores(
     assert table.verifier.fingerprint == "scripted"
     for kind, is_fitting in (("probe", True), ("prm", False)):
         journal = MemoryJournal()
-        spec = JobSpec.model_validate(
-            {"problem": "?", "verifier": {"kind": kind}, "strategy": {"name": "auto"}, "seed": 1}
-        )
+        spec = build_spec({"problem": "?", "verifier": {"kind": kind}, "strategy": {"name": "auto"}, "seed": 1})
         await run_job(spec, ScriptedEngine(probes=True), journal, calibration=table)
         plan = next(entry.data for entry in journal.entries if entry.type == "decision")
         assert plan["calibrated"] is is_fitting
     caplog.clear()
     revise = {"problem": "?", "verifier": None, "strategy": {"name": "revise", "n": 2}, "seed": 1}
-    await run_job(JobSpec.model_validate(revise), ScriptedEngine(probes=True), MemoryJournal(), calibration=table)
+    await run_job(build_spec(revise), ScriptedEngine(probes=True), MemoryJournal(), calibration=table)
     assert not caplog.text  # it reads no table
 
 
@@ -272,7 +270,7 @@ async def test_a_table_for_a_thinking_model_is_fitted_on_votes_and_searches_that
     assert measured == {"self_consistency n=16", "early_exit n=8", "first_finished first=3 n=8"}
     for verifier, is_fitting in ((None, True), ({"kind": "prm"}, False)):
         journal = MemoryJournal()
-        spec = JobSpec.model_validate({"problem": "?", "verifier": verifier, "strategy": {"name": "auto"}, "seed": 1})
+        spec = build_spec({"problem": "?", "verifier": verifier, "strategy": {"name": "auto"}, "seed": 1})
         outcome = await run_job(spec, ScriptedEngine(thinks=True), journal, calibration=table)
         plan = next(entry.data for entry in journal.entries if entry.type == "decision")
         assert plan["calibrated"] is is_fitting

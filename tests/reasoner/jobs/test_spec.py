@@ -7,7 +7,7 @@ from pydantic import ValidationError
 
 from reasoner.budget.usage import Usage
 from reasoner.jobs.messages import MAX_PROBLEM_CHARS
-from reasoner.jobs.spec import JobSpec
+from tests.specs import build_spec
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ from reasoner.jobs.spec import JobSpec
 )
 def test_an_invalid_job_is_refused_with_the_valid_values(change: dict[str, object], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
-        JobSpec.model_validate({"problem": "2 + 2?"} | change)
+        build_spec({"problem": "2 + 2?"} | change)
 
 
 def test_usage_is_summed_by_field_and_its_total_is_what_a_budget_counts() -> None:
@@ -47,7 +47,7 @@ def test_usage_is_summed_by_field_and_its_total_is_what_a_budget_counts() -> Non
 
 
 def test_the_model_gets_the_question_within_the_prompt_after_the_system_message() -> None:
-    job = JobSpec(problem="{x} + 2?", system="Be brief.", prompt="Solve {problem}\nEnd with \\boxed{}.")
+    job = build_spec(problem="{x} + 2?", system="Be brief.", prompt="Solve {problem}\nEnd with \\boxed{}.")
     assert job.to_messages() == [
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": "Solve {x} + 2?\nEnd with \\boxed{}."},
@@ -57,7 +57,7 @@ def test_the_model_gets_the_question_within_the_prompt_after_the_system_message(
 
 def test_a_prompt_holds_the_last_message_of_a_conversation_if_it_is_the_users() -> None:
     turns = [{"role": role, "content": text} for role, text in (("user", "a"), ("assistant", "b"), ("user", "c"))]
-    asked = JobSpec.model_validate({"messages": turns, "prompt": "<{problem}>"}).to_messages()
-    assert [turn["content"] for turn in asked] == ["a", "b", "<c>"]
-    begun = JobSpec.model_validate({"messages": turns[:2], "prompt": "<{problem}>"}).to_messages()
-    assert begun == turns[:2]
+    job = build_spec({"messages": turns, "prompt": "<{problem}>"})
+    assert [turn["content"] for turn in job.to_messages()] == ["a", "b", "<c>"]
+    begun = job.model_copy(update={"messages": (job.messages or [])[:2]})
+    assert begun.to_messages() == turns[:2]

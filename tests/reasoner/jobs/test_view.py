@@ -12,18 +12,18 @@ from api.http.search_tree import build_tree
 from reasoner.jobs.events import Event
 from reasoner.jobs.job import JobResult
 from reasoner.jobs.journal import MemoryJournal
-from reasoner.jobs.spec import JobSpec
 from reasoner.jobs.view import JobView, NodeView, fold_events
 from reasoner.run import run_job
 from tests.scripted import ScriptedEngine
 from tests.seeds import shift
+from tests.specs import build_spec
 
 STRATEGIES = ["greedy", "best_of_n", "beam", "mcts", "tournament", "budget_forcing"]
 
 
 async def run_events(strategy: str) -> tuple[list[Event], JobResult]:
     """Run a job, and return its events and its result."""
-    spec = JobSpec.model_validate({"problem": "how?", "seed": 3, "strategy": {"name": strategy}})
+    spec = build_spec({"problem": "how?", "seed": 3, "strategy": {"name": strategy}})
     journal = MemoryJournal()
     outcome = await run_job(spec, ScriptedEngine(thinks=strategy == "budget_forcing"), journal)
     written: list[tuple[str, dict[str, Any]]] = [(entry.type, entry.data) for entry in journal.entries]

@@ -12,15 +12,16 @@ import torch
 from engine.core.local_engine import LocalEngine
 from engine.protocol.options import EngineOptions
 from engine.protocol.types import Capability, ModelInfo, TokenizeRequest
+from reasoner.admission.refusal import JobRefused
 from reasoner.admission.resolve import resolve_job
-from reasoner.admission.validation import JobRefused
 from reasoner.jobs.journal import MemoryJournal
-from reasoner.jobs.spec import JobSpec
+from reasoner.jobs.request import JobRequest
 from reasoner.run import JobOutcome, run_job
 from tests.closeness import assert_rounded
 from tests.engine.exact import exact_logits, float32_loss
 from tests.scripted import ScriptedEngine
 from tests.seeds import shift
+from tests.specs import build_spec
 from workers.config.settings import Settings
 
 BUNDLED = Path(__file__).parents[3] / "reasoner" / "bundled"
@@ -36,7 +37,7 @@ async def engine() -> AsyncIterator[LocalEngine]:
     await local.close()
 
 
-def make_job(**fields: Any) -> JobSpec:
+def name_fields(**fields: Any) -> dict[str, Any]:
     common: dict[str, Any] = {
         "problem": QUESTION,
         "seed": shift(5),
@@ -44,11 +45,11 @@ def make_job(**fields: Any) -> JobSpec:
         "verifier": None,
         "strategy": VOTE,
     }
-    return JobSpec.model_validate(common | {"logprobs": 3, "alternatives": 1} | fields)
+    return common | {"logprobs": 3, "alternatives": 1} | fields
 
 
 async def solve(engine: Any, journal: MemoryJournal | None = None, **fields: Any) -> JobOutcome:
-    return await run_job(make_job(**fields), engine, journal or MemoryJournal())
+    return await run_job(build_spec(name_fields(**fields)), engine, journal or MemoryJournal())
 
 
 @pytest.mark.parametrize(
@@ -67,7 +68,7 @@ async def solve(engine: Any, journal: MemoryJournal | None = None, **fields: Any
 async def test_they_equal_a_forward_pass_of_transformers(engine: LocalEngine, fields: dict[str, Any]) -> None:
     """They are the model's own at temperature 1, whatever the sampling, and of the text after the thought."""
     outcome = await solve(engine, **fields)
-    job = make_job(**fields)
+    job = build_spec(name_fields(**fields))
     folder = BUNDLED / {"policy": "policy", "thinker": "policy-thinking"}[job.model or ""]
     loss = float32_loss(folder).logprob
     prompt = await engine.tokenize(TokenizeRequest(job.model or "", job.to_messages()))
@@ -104,14 +105,14 @@ async def test_they_are_billed_as_computed_and_a_replay_costs_nothing(engine: Lo
     entries = [entry for entry in journal.entries if entry.type == "logprobs"]
     assert len(entries) == 2
     assert journal.entries[-1].type == "select"
-    prompt = len(await engine.tokenize(TokenizeRequest("policy", make_job().to_messages())))
+    prompt = len(await engine.tokenize(TokenizeRequest("policy", build_spec(name_fields()).to_messages())))
     lengths = {entry.data["node"]: entry.data["tokens"] for entry in journal.entries if entry.type == "node"}
     closed = {entry.data["node"]: entry.data["closed"] for entry in journal.entries if entry.type == "node"}
     expected = [prompt + lengths[name] - closed[name] for name in (entry.data["node"] for entry in entries)]
     assert [entry.spend.verifier_computed for entry in entries] == expected
     assert outcome.usage.verifier_computed == sum(expected)
     assert outcome.usage.total == plain.usage.total + sum(expected)
-    again = await run_job(make_job(), ScriptedServer(), journal)
+    again = await run_job(build_spec(name_fields()), ScriptedServer(), journal)
     assert (again.result, again.usage.total) == (outcome.result, outcome.usage.total)
 
 
@@ -139,5 +140,5 @@ class ScriptedServer(ScriptedEngine):
 
 async def test_a_server_without_them_is_refused_before_a_token_is_spent() -> None:
     with pytest.raises(JobRefused, match="does not report those of a given text") as refusal:
-        await resolve_job(make_job(), Settings(), ScriptedServer("prompt_logprobs"))
+        await resolve_job(JobRequest.model_validate(name_fields()), Settings(), ScriptedServer("prompt_logprobs"))
     assert refusal.value.field == "logprobs"

@@ -21,6 +21,7 @@ from reasoner.tree import Node, Reason, make_branch_key
 from tests.long import mostly_long_grid
 from tests.reasoner.search.test_stream import Delayed, search_with, shape, tree
 from tests.scripted import ScriptedEngine, confidence
+from tests.specs import build_spec
 from tests.strategies import WRITING
 
 NAMES = WRITING
@@ -33,7 +34,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def spec(strategy: str, seed: int, tokens: int | None = None) -> JobSpec:
     params = {} if strategy == "greedy" else {"n": 8}
-    return JobSpec.model_validate(
+    return build_spec(
         {"problem": "how?", "seed": seed, "strategy": {"name": strategy} | params, "budget": {"tokens": tokens}}
         | {"deterministic": True}
     )

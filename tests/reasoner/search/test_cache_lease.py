@@ -21,12 +21,13 @@ from reasoner.jobs.journal import Entry, JobCancelled, LeaseLost, MemoryJournal
 from reasoner.jobs.spec import JobSpec
 from reasoner.run import run_job
 from tests.scripted import ScriptedEngine
+from tests.specs import build_spec
 from tests.strategies import WRITING
 
 
 def spec(strategy: str, **more: object) -> JobSpec:
     params = {} if strategy == "greedy" else {"n": 8}
-    return JobSpec.model_validate({"problem": "how?", "seed": 2, "strategy": {"name": strategy} | params} | more)
+    return build_spec({"problem": "how?", "seed": 2, "strategy": {"name": strategy} | params} | more)
 
 
 class Watched(ScriptedEngine):

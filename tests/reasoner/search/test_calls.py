@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from engine.protocol.types import Branch, EngineUnavailable, InvalidRequest
 from prm.scorers.steps import StepScorer
-from reasoner.admission.validation import JobRefused
+from reasoner.admission.refusal import JobRefused
 from reasoner.jobs.journal import JobCancelled, MemoryJournal
 from reasoner.jobs.spec import JobSpec
 from reasoner.jobs.tool_specs import PYTHON_INSTRUCTION
@@ -29,6 +29,7 @@ from reasoner.tree import read_parts
 from tests.long import mostly_long
 from tests.reasoner.search.test_thoughts import nodes_of
 from tests.scripted import CONTEXT, TEXTS, ScriptedEngine
+from tests.specs import build_spec
 from tests.strategies import COMPARING, WRITING
 
 CALL = 5
@@ -81,7 +82,7 @@ def make_spec(
     fields |= {"tools": [{"type": "python", "instruction": None} | (tool or {})], "budget": {"tokens": 4000}}
     if not STRATEGIES[strategy].needs_verifier and strategy not in COMPARING:
         fields["verifier"] = None
-    return JobSpec.model_validate(fields | more)
+    return build_spec(fields | more)
 
 
 async def solve(
@@ -275,13 +276,13 @@ async def test_a_call_beyond_the_jobs_time_ends_its_branch_with_the_time(sandbox
 async def test_the_instruction_is_in_the_system_message() -> None:
     tools = [{"type": "python"}]
     system = {"role": "system", "content": PYTHON_INSTRUCTION}
-    assert JobSpec.model_validate({"problem": "x", "tools": tools}).to_messages()[0] == system
-    own = JobSpec.model_validate({"problem": "x", "system": "Be brief.", "tools": tools}).to_messages()
+    assert build_spec({"problem": "x", "tools": tools}).to_messages()[0] == system
+    own = build_spec({"problem": "x", "system": "Be brief.", "tools": tools}).to_messages()
     assert own[0]["content"] == f"Be brief.\n\n{PYTHON_INSTRUCTION}"
     messages = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "x"}]
-    theirs = JobSpec.model_validate({"messages": messages, "tools": tools}).to_messages()
+    theirs = build_spec({"messages": messages, "tools": tools}).to_messages()
     assert theirs[0]["content"] == f"Be kind.\n\n{PYTHON_INSTRUCTION}"
-    silent = JobSpec.model_validate({"problem": "x", "tools": [{"type": "python", "instruction": None}]})
+    silent = build_spec({"problem": "x", "tools": [{"type": "python", "instruction": None}]})
     assert [message["role"] for message in silent.to_messages()] == ["user"]
 
 

@@ -10,10 +10,10 @@ import pytest
 from engine.protocol.types import Completion, GenerateRequest
 from reasoner.best_so_far import choose_best_so_far
 from reasoner.jobs.journal import Entry, MemoryJournal
-from reasoner.jobs.spec import JobSpec
 from reasoner.run import JobOutcome, run_job
 from reasoner.tree import make_branch_key
 from tests.scripted import EOS, ScriptedEngine
+from tests.specs import build_spec
 
 NUM_TOKENS = 4
 SEVEN, THREE = "so it is \\boxed{7}", "there are 3 rolls left here"
@@ -39,7 +39,7 @@ class Telling(ScriptedEngine):
 
 async def solve(engine: Telling, journal: MemoryJournal | None = None, **fields: Any) -> JobOutcome:
     body = {"problem": "how many?", "seed": 1, "verifier": None} | fields
-    return await run_job(JobSpec.model_validate(body), engine, journal or MemoryJournal())
+    return await run_job(build_spec(body), engine, journal or MemoryJournal())
 
 
 def vote(n: int, **params: Any) -> dict[str, Any]:
@@ -126,7 +126,7 @@ async def test_a_number_in_a_text_is_no_advantage_where_the_score_decides() -> N
 
 async def test_a_cancelled_search_without_an_answer_has_its_best_finished_text() -> None:
     journal = MemoryJournal()
-    spec = JobSpec.model_validate({"problem": "how many?", "seed": 1, "verifier": None, "strategy": vote(3)})
+    spec = build_spec({"problem": "how many?", "seed": 1, "verifier": None, "strategy": vote(3)})
     await run_job(spec, Telling(("none to see", -9.0), ("who knows", -2.0), ("hard to say", -5.0)), journal)
     best = choose_best_so_far(spec, journal.entries)
     assert best is not None
@@ -175,7 +175,7 @@ def _without_levels(entries: Sequence[Entry]) -> list[Entry]:
 
 async def test_the_answers_of_an_earlier_versions_journal_are_strict() -> None:
     journal = MemoryJournal()
-    spec = JobSpec.model_validate({"problem": "how many?", "seed": 1, "verifier": None, "strategy": vote(2)})
+    spec = build_spec({"problem": "how many?", "seed": 1, "verifier": None, "strategy": vote(2)})
     first = await run_job(spec, Telling((SEVEN, -1.0), (SEVEN, -1.0)), journal)
     entries = _without_levels(journal.entries)
     assert (await run_job(spec, Telling(), MemoryJournal(entries))).result == first.result

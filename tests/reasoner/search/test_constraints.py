@@ -13,9 +13,8 @@ import pytest
 
 from engine.core.local_engine import LocalEngine
 from engine.protocol.options import EngineOptions
-from reasoner.admission.validation import JobRefused
+from reasoner.admission.refusal import JobRefused
 from reasoner.jobs.journal import MemoryJournal
-from reasoner.jobs.spec import JobSpec
 from reasoner.run import JobOutcome, run_job
 from reasoner.strategies.base import Feature
 from reasoner.strategies.registry import STRATEGIES
@@ -23,6 +22,7 @@ from reasoner.tree import read_parts
 from tests.long import mostly_long
 from tests.reasoner.search.test_thoughts import nodes_of
 from tests.reasoner.search.test_thoughts_on_engine import PLAIN, POLICY
+from tests.specs import build_spec
 from tests.strategies import COMPARING, SCORING, WRITING
 
 QUESTION = "Make 68 with + - * / from the numbers 10, 12, 8 and 3, each used exactly once."
@@ -48,7 +48,7 @@ async def serving(options: EngineOptions = PLAIN) -> AsyncIterator[LocalEngine]:
 async def solve(engine: LocalEngine, journal: MemoryJournal | None = None, **fields: Any) -> JobOutcome:
     common = {"problem": QUESTION, "seed": 5, "model": "policy", "constraint": {"json_schema": SCHEMA}}
     common |= {"verifier": {"kind": "prm", "model": "prm"}, "budget": {"tokens": 3000}}
-    return await run_job(JobSpec.model_validate(common | fields), engine, journal or MemoryJournal())
+    return await run_job(build_spec(common | fields), engine, journal or MemoryJournal())
 
 
 @pytest.mark.parametrize("strategy", mostly_long(HELD, every=4))

@@ -24,11 +24,11 @@ from reasoner.budget.prices import NO_AMOUNT
 from reasoner.budget.spec import Budget
 from reasoner.deadline import run_within
 from reasoner.jobs.journal import MemoryJournal
-from reasoner.jobs.spec import JobSpec
 from reasoner.regex import LastMatch, search_last
 from reasoner.run import JobOutcome, run_job
 from reasoner.verifiers import rules
 from tests.scripted import ANSWER, TEXTS, ScriptedEngine
+from tests.specs import build_spec
 
 SECONDS = 0.05
 GUARD = 120.0
@@ -72,7 +72,7 @@ async def solve(
         **more,
     }
     async with asyncio.timeout(GUARD):
-        return await run_job(JobSpec.model_validate(spec), engine or ScriptedEngine(), journal or MemoryJournal())
+        return await run_job(build_spec(spec), engine or ScriptedEngine(), journal or MemoryJournal())
 
 
 async def test_a_job_with_endless_comparisons_ends_and_undecided_answers_count_as_different(

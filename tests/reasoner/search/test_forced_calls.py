@@ -16,7 +16,7 @@ import pytest
 from engine.core.local_engine import LocalEngine
 from engine.protocol.types import Capability, ModelInfo
 from reasoner.admission.constraints import check_schema
-from reasoner.admission.validation import JobRefused
+from reasoner.admission.refusal import JobRefused
 from reasoner.jobs.journal import MemoryJournal
 from reasoner.jobs.spec import JobSpec
 from reasoner.run import JobOutcome, run_job
@@ -28,6 +28,7 @@ from tests.reasoner.search.test_constraints import HELD
 from tests.reasoner.search.test_thoughts import Thinker, nodes_of
 from tests.reasoner.search.test_thoughts_on_engine import PLAIN, POLICY
 from tests.scripted import THOUGHT
+from tests.specs import build_spec
 from tests.strategies import SCORING
 
 SCHEMA: dict[str, Any] = {
@@ -68,7 +69,7 @@ def make_spec(**fields: Any) -> JobSpec:
     common = {"problem": "Weather?", "seed": 5, "model": "policy", "verifier": None, "tools": [WEATHER, CLOCK]}
     common |= {"budget": {"tokens": 20_000}, "sampling": {"temperature": 5.0, "max_tokens": 400}}
     common |= {"strategy": {"name": "self_consistency", "n": 8}, "tool_format": "hermes", "tool_choice": "required"}
-    return JobSpec.model_validate(common | fields)
+    return build_spec(common | fields)
 
 
 async def solve(engine: LocalEngine, **fields: Any) -> tuple[JobOutcome, list[list[list[str]]]]:

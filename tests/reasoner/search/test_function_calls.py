@@ -17,6 +17,7 @@ from reasoner.run import JobOutcome, run_job
 from reasoner.strategies.registry import STRATEGIES
 from tests.reasoner.search.test_thoughts import nodes_of
 from tests.scripted import EOS, TEXTS, ScriptedEngine
+from tests.specs import build_spec
 from tests.strategies import COMPARING, WRITING
 
 FIRST, SECOND, THIRD, WORDS = 5, 6, 7, 8
@@ -71,10 +72,13 @@ def texts(monkeypatch: pytest.MonkeyPatch) -> Any:
     return plan
 
 
-def make_spec(strategy: str = "self_consistency", n: int | None = 24, **more: Any) -> JobSpec:
+def name_fields(strategy: str = "self_consistency", n: int | None = 24) -> dict[str, Any]:
     fields = {"problem": "how?", "seed": 3, "strategy": {"name": strategy} | ({"n": n} if n else {})}
-    fields |= {"tools": [WEATHER, CLOCK], "verifier": None}
-    return JobSpec.model_validate(fields | more)
+    return fields | {"tools": [WEATHER, CLOCK], "verifier": None}
+
+
+def make_spec(strategy: str = "self_consistency", n: int | None = 24, **more: Any) -> JobSpec:
+    return build_spec(name_fields(strategy, n) | more)
 
 
 async def solve(engine: CallingEngine, journal: MemoryJournal | None = None, **more: Any) -> JobOutcome:
@@ -165,9 +169,9 @@ async def test_a_faulty_call_is_no_answer_and_says_why(
 @pytest.mark.parametrize("strategy", WRITING)
 async def test_every_strategy_answers_with_calls_and_its_replay_too(texts: Any, strategy: str) -> None:
     more = {} if STRATEGIES[strategy].needs_verifier or strategy in COMPARING else {"verifier": None}
-    fields = make_spec(strategy, None).model_dump(exclude_unset=True)
+    fields = name_fields(strategy, None)
     fields.pop("verifier")
-    spec = JobSpec.model_validate(fields | more | {"budget": {"tokens": 3000}})
+    spec = build_spec(fields | more | {"budget": {"tokens": 3000}})
     engine, journal = texts(write(("weather", PARIS)), write(("weather", ROME))), MemoryJournal()
     outcome = await run_job(spec, engine, journal)
     assert [name for name, _ in read_calls(outcome)] == ["weather"]
@@ -185,9 +189,9 @@ async def test_the_template_gets_functions_calls_and_results(texts: Any) -> None
         {"role": "tool", "tool_call_id": "c1", "content": "sunny"},
     ]
     engine = texts("It is sunny.")
-    fields = make_spec(n=2).model_dump(exclude_unset=True) | {"messages": messages}
+    fields = name_fields(n=2) | {"messages": messages}
     fields.pop("problem")
-    spec = JobSpec.model_validate(fields)
+    spec = build_spec(fields)
     assert JobSpec.model_validate_json(spec.model_dump_json()) == spec
     outcome = await run_job(spec, engine, MemoryJournal())
     assert outcome.result.text == "It is sunny."
@@ -256,4 +260,4 @@ def test_conversations_whose_calls_and_results_do_not_match_are_refused(
     messages: list[dict[str, Any]], message: str
 ) -> None:
     with pytest.raises(ValidationError, match=message):
-        JobSpec.model_validate({"messages": [{"role": "user", "content": "?"}, *messages]})
+        build_spec({"messages": [{"role": "user", "content": "?"}, *messages]})

@@ -17,12 +17,13 @@ from transformers import AutoModelForCausalLM
 from engine.core.local_engine import LocalEngine
 from engine.protocol.options import EngineOptions
 from engine.protocol.types import Capability, InvalidRequest, ModelInfo, TokenizeRequest
+from reasoner.admission.refusal import JobRefused
 from reasoner.admission.resolve import resolve_job
-from reasoner.admission.validation import JobRefused
 from reasoner.jobs.journal import MemoryJournal
-from reasoner.jobs.spec import JobSpec
+from reasoner.jobs.request import JobRequest
 from reasoner.run import run_job
 from tests.scripted import ScriptedEngine
+from tests.specs import build_spec
 from workers.config.settings import Settings
 
 BUNDLED = Path(__file__).parents[3] / "reasoner" / "bundled"
@@ -55,7 +56,7 @@ async def solve(options: EngineOptions, **fields: Any) -> tuple[list[int], Memor
     """Return the tokens of the question, and the journal of the job."""
     engine = LocalEngine({"policy": BUNDLED / "policy", "prm": BUNDLED / "prm"}, options)
     common: dict[str, Any] = {"problem": QUESTION, "seed": 5, "model": "policy", "verifier": None}
-    spec, journal = JobSpec.model_validate(common | fields), MemoryJournal()
+    spec, journal = build_spec(common | fields), MemoryJournal()
     try:
         await run_job(spec, engine, journal)
         return list(await engine.tokenize(TokenizeRequest("policy", spec.to_messages()))), journal
@@ -164,7 +165,7 @@ async def test_what_a_server_cannot_count_is_refused_by_name(
 ) -> None:
     job = {"problem": QUESTION, "model": "policy", "verifier": None, "sampling": {"presence_penalty": 0.5}} | fields
     with pytest.raises(JobRefused, match=message) as refusal:
-        await resolve_job(JobSpec.model_validate(job), Settings(), Server(*lacks))
+        await resolve_job(JobRequest.model_validate(job), Settings(), Server(*lacks))
     assert refusal.value.field == field
 
 
@@ -172,10 +173,10 @@ async def test_a_solution_is_one_request_where_the_server_counts_one_alone() -> 
     engine = Server("penalty_continuation", context=2000)
     job: dict[str, Any] = {"problem": "?", "seed": 5, "model": "policy", "verifier": None, "budget": {"tokens": 900}}
     job |= {"strategy": {"name": "self_consistency", "n": 8}, "sampling": {"frequency_penalty": 1.0}}
-    await run_job(JobSpec.model_validate(job), engine, MemoryJournal())
+    await run_job(build_spec(job), engine, MemoryJournal())
     sent = [branch for request in engine.requests for branch in request.branches]
     assert len(sent) == len({branch.key for branch in sent}) > 1
     assert not any(branch.generated for branch in sent)
     thinking = job | {"thoughts": {"open": "<think>", "close": "</think>"}}
     with pytest.raises(InvalidRequest, match="what follows a thought is another one"):
-        await run_job(JobSpec.model_validate(thinking), Server("penalty_continuation", thinks=True), MemoryJournal())
+        await run_job(build_spec(thinking), Server("penalty_continuation", thinks=True), MemoryJournal())

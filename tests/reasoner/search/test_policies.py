@@ -13,16 +13,18 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from engine.protocol.types import EngineUnavailable, InvalidRequest, ModelInfo
+from reasoner.admission.refusal import JobRefused
 from reasoner.admission.resolve import resolve_job
-from reasoner.admission.validation import JobRefused, check_job
 from reasoner.budget.prices import Prices
 from reasoner.jobs.journal import JobCancelled, MemoryJournal
+from reasoner.jobs.request import JobRequest
 from reasoner.jobs.spec import JobSpec
 from reasoner.run import run_job
 from reasoner.search.policies.policy import count_samples, find_sample_number, spread_samples
 from tests.reasoner.search.test_stream import Delayed, tree
 from tests.reasoner.test_best_so_far import CancelledAt
 from tests.scripted import ScriptedEngine
+from tests.specs import build_spec
 from workers.config.settings import Settings
 
 VARIANTS: list[dict[str, Any]] = [
@@ -50,9 +52,12 @@ class Two(Delayed):
         return [policy, other, prm]
 
 
+def name_fields(strategy: dict[str, Any], seed: int = 1, **more: Any) -> dict[str, Any]:
+    return {"problem": "how?", "models": MODELS, "seed": seed, "strategy": strategy, "answer": "text"} | more
+
+
 def spec(strategy: dict[str, Any], seed: int = 1, tokens: int | None = None, **more: Any) -> JobSpec:
-    base = {"problem": "how?", "models": MODELS, "seed": seed, "strategy": strategy, "answer": "text"}
-    return JobSpec.model_validate(base | {"budget": {"tokens": tokens}} | more)
+    return build_spec(name_fields(strategy, seed, budget={"tokens": tokens}) | more)
 
 
 # Shares.
@@ -187,7 +192,7 @@ async def test_a_cancelled_job_has_the_bill_of_each_model() -> None:
 
 async def test_one_policy_has_no_bill_by_model_and_no_names_in_its_journal() -> None:
     journal = MemoryJournal()
-    job = JobSpec.model_validate({"problem": "how?", "seed": 1, "strategy": {"name": "best_of_n", "n": 3}})
+    job = build_spec({"problem": "how?", "seed": 1, "strategy": {"name": "best_of_n", "n": 3}})
     outcome = await run_job(job, ScriptedEngine(), journal)
     assert outcome.result.usage_by_model == {}
     assert all("model" not in entry.data for entry in journal.entries)
@@ -207,26 +212,26 @@ async def test_one_policy_has_no_bill_by_model_and_no_names_in_its_journal() -> 
 )
 def test_impossible_lists_of_models_are_refused_by_name(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
-        JobSpec.model_validate({"problem": "how?"} | fields)
+        build_spec({"problem": "how?"} | fields)
 
 
 def test_a_strategy_for_one_model_and_a_probe_are_refused_with_what_would_be_right() -> None:
     with pytest.raises(JobRefused, match=r"models: strategy 'beam' searches with one model: .*use one of .*ab_mcts"):
-        check_job(spec({"name": "beam"}))
+        spec({"name": "beam"})
     with pytest.raises(JobRefused, match="models: a probe reads the states of one policy"):
-        check_job(spec({"name": "best_of_n"}, verifier={"kind": "probe"}))
+        spec({"name": "best_of_n"}, verifier={"kind": "probe"})
 
 
 async def test_a_model_that_is_not_served_is_refused_before_a_token_is_spent() -> None:
-    job = spec({"name": "best_of_n"}, models=[{"model": "policy"}, {"model": "gone"}])
+    fields = name_fields({"name": "best_of_n"}, models=[{"model": "policy"}, {"model": "gone"}])
     with pytest.raises(InvalidRequest, match=r"models.1.model 'gone' is not served; served are other, policy"):
-        await run_job(job, Two(1), MemoryJournal())
+        await run_job(build_spec(fields), Two(1), MemoryJournal())
     with pytest.raises(JobRefused, match=r"models.1.model 'gone' is not served"):
-        await resolve_job(job, Settings(), Two(1))
+        await resolve_job(JobRequest.model_validate(fields), Settings(), Two(1))
 
 
 async def test_a_resolved_job_keeps_its_models_and_leaves_their_sampling_open() -> None:
-    job = spec({"name": "best_of_n"})
+    job = JobRequest.model_validate(name_fields({"name": "best_of_n"}))
     resolved = await resolve_job(job, Settings(), Two(1))
     assert resolved.models == job.models
     assert resolved.model == "policy"

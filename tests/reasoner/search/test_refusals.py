@@ -20,9 +20,9 @@ from engine.protocol.types import (
     ScoreResult,
 )
 from reasoner.jobs.journal import MemoryJournal
-from reasoner.jobs.spec import JobSpec
 from reasoner.run import JobOutcome, run_job
 from tests.scripted import ScriptedEngine
+from tests.specs import build_spec
 from tests.strategies import WRITING
 
 WORDS = "The response was filtered due to the prompt triggering the content management policy."
@@ -72,7 +72,7 @@ async def solve(
     engine: ScriptedEngine, strategy: dict[str, Any], journal: MemoryJournal | None = None, **fields: Any
 ) -> JobOutcome:
     body = {"problem": "how?", "seed": 3, "strategy": strategy, "budget": {"tokens": 4000}} | fields
-    return await run_job(JobSpec.model_validate(body), engine, journal or MemoryJournal())
+    return await run_job(build_spec(body), engine, journal or MemoryJournal())
 
 
 def verifier_of(name: str) -> dict[str, Any] | None:

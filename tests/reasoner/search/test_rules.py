@@ -20,6 +20,7 @@ from reasoner.search.rules.rule import End, Inject, NewBranch, Rule, Verdict
 from reasoner.tree import read_parts
 from tests.reasoner.search.test_stream import Delayed, tree
 from tests.reasoner.search.test_thoughts import Thinker, nodes_of, shape_of
+from tests.specs import build_spec
 
 WAIT, WAIT_TOKENS = " Wait,", (60, 61, 62)
 DOUBT_AT, END_AT = 8, 20
@@ -57,7 +58,7 @@ def make_engine(delays: int, die_after: int | None = None, *, thinks: bool) -> D
 
 def spec(seed: int, **more: object) -> JobSpec:
     strategy = {"name": "self_consistency", "n": 6}
-    return JobSpec.model_validate(
+    return build_spec(
         {"problem": "how?", "seed": seed, "strategy": strategy, "deterministic": True, "answer": "text"} | more
     )
 

@@ -17,6 +17,7 @@ from reasoner.jobs.spec import JobSpec
 from reasoner.run import JobOutcome, run_job
 from reasoner.search.replay import ReplayMismatch
 from tests.scripted import ScriptedEngine
+from tests.specs import build_spec
 from tests.strategies import WRITING
 
 NAMES = WRITING
@@ -26,7 +27,7 @@ REACTS = {"mcts", "early_exit", "first_finished"}
 
 def spec(strategy: str, seed: int = 0, tokens: int | None = None, **more: object) -> JobSpec:
     params = {} if strategy == "greedy" else {"n": 8}
-    return JobSpec.model_validate(
+    return build_spec(
         {"problem": "how?", "seed": seed, "strategy": {"name": strategy} | params, "budget": {"tokens": tokens}} | more
     )
 

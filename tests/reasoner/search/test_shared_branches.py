@@ -14,6 +14,7 @@ from tests.long import mostly_long
 from tests.planned import Planned, PlannedEngine
 from tests.reasoner.budget.test_small_budgets import LENGTH, Paced
 from tests.scripted import ScriptedEngine
+from tests.specs import build_spec
 from tests.strategies import WRITING
 
 NAMES = sorted(set(WRITING) - {"greedy", "revise", "budget_forcing"})
@@ -23,7 +24,7 @@ NAMES = sorted(set(WRITING) - {"greedy", "revise", "budget_forcing"})
 def job(strategy: str, n: int = 16, **more: object) -> JobSpec:
     params = {} if strategy == "greedy" else {"n": n}
     document = {"problem": "how?", "seed": 3, "strategy": {"name": strategy} | params, "sampling": {"temperature": 0}}
-    return JobSpec.model_validate(document | more)
+    return build_spec(document | more)
 
 
 async def run(spec: JobSpec, engine: ScriptedEngine | None = None, journal: MemoryJournal | None = None) -> JobOutcome:
@@ -101,7 +102,7 @@ async def test_an_equal_sampled_sibling_has_the_score_without_being_scored_again
     plan = {(index,): Planned("so \\boxed{1}", 0.8) for index in range(5)} | {(5,): Planned("so \\boxed{2}", 0.6)}
     engine = Counting(plan)
     journal = MemoryJournal()
-    spec = JobSpec.model_validate({"problem": "how?", "seed": 0, "strategy": {"name": "weighted_vote", "n": 6}})
+    spec = build_spec({"problem": "how?", "seed": 0, "strategy": {"name": "weighted_vote", "n": 6}})
     outcome = await run_job(spec, engine, journal)
     assert engine.items == 2
     assert [(vote.answer, vote.count) for vote in outcome.result.votes] == [("1", 5), ("2", 1)]

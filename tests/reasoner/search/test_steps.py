@@ -18,6 +18,7 @@ from reasoner.search import generation
 from tests.long import mostly_long_grid
 from tests.reasoner.search.test_stream import tree
 from tests.reasoner.search.test_thoughts import CLOSE, Thinker, nodes_of
+from tests.specs import build_spec
 from tests.vllm.servers import POLICY
 
 RULES: list[dict[str, Any]] = [
@@ -38,7 +39,7 @@ REAL = [
 
 def spec(rule: dict[str, Any], seed: int, **more: Any) -> JobSpec:
     fields = {"problem": "how?", "seed": seed, "strategy": {"name": "beam", "n": 4}, "deterministic": True}
-    return JobSpec.model_validate(fields | {"steps": rule, "verifier": {"kind": "judge", "reads": "all"}} | more)
+    return build_spec(fields | {"steps": rule, "verifier": {"kind": "judge", "reads": "all"}} | more)
 
 
 @pytest.mark.parametrize(("rule", "opens"), mostly_long_grid(RULES, ["prompt", "never"], every=5), ids=str)

@@ -16,7 +16,6 @@ from reasoner.answers.equivalence import Equivalence
 from reasoner.budget.ledger import Ledger
 from reasoner.budget.prices import Amount
 from reasoner.jobs.journal import Entry, JobCancelled, MemoryJournal
-from reasoner.jobs.spec import JobSpec
 from reasoner.run import run_job
 from reasoner.search.cache_lease import CacheLease
 from reasoner.search.context import SearchContext
@@ -25,6 +24,7 @@ from reasoner.search.search import Search
 from reasoner.tree import Node
 from tests.scripted import ScriptedEngine
 from tests.seeds import shift
+from tests.specs import build_spec
 from tests.strategies import WRITING
 
 
@@ -50,7 +50,7 @@ async def search_with(
     strategy: Callable[[Search], Awaitable[None]],
     **more: object,
 ) -> Search:
-    spec = JobSpec.model_validate({"problem": "how?", "seed": 3} | more)
+    spec = build_spec({"problem": "how?", "seed": 3} | more)
     policy = (await engine.models())[0]
     async with CacheLease(engine, "job") as lease:
         ledger = Ledger(spec.budget, {}, by_grants=journal.grant_source is not None)
@@ -224,7 +224,7 @@ async def test_a_deterministic_job_has_the_same_tree_and_result_for_any_delays_a
     strategy: str, seed: int, one: int, other: int, tokens: int | None, die_after: int | None
 ) -> None:
     params = {} if strategy == "greedy" else {"n": 8}
-    spec = JobSpec.model_validate(
+    spec = build_spec(
         {"problem": "how?", "seed": seed, "strategy": {"name": strategy} | params, "deterministic": True}
         | {"budget": {"tokens": tokens}}
     )

@@ -11,10 +11,10 @@ from engine.protocol.types import ScoreRequest, ScoreResult
 from reasoner.answers.extraction.extract import extract_answer
 from reasoner.best_so_far import choose_best_so_far
 from reasoner.jobs.journal import MemoryJournal
-from reasoner.jobs.spec import JobSpec
 from reasoner.run import JobOutcome, run_job
 from reasoner.tree import Node
 from tests.scripted import ScriptedEngine
+from tests.specs import build_spec
 
 WORK = "First 3 + 3 = 6, so \\boxed{6}.\n\nNo, wrong."
 ANSWER = "It is 3 + 4.\n\nThe answer is \\boxed{7}."
@@ -93,7 +93,7 @@ async def select(
     *candidates: Any, journal: MemoryJournal | None = None, engine: ScriptedEngine | None = None, **fields: Any
 ) -> JobOutcome:
     body = {"problem": "3 + 4?", "candidates": list(candidates), "seed": 1, "verifier": {"kind": "prm"}} | fields
-    spec = JobSpec.model_validate({"strategy": {"name": "select"}} | body)
+    spec = build_spec({"strategy": {"name": "select"}} | body)
     return await run_job(spec, engine or Scoring(), journal or MemoryJournal())
 
 
@@ -156,7 +156,7 @@ async def test_a_replay_reads_the_same_thoughts(by: str) -> None:
     again = await select(*texts, journal=MemoryJournal(journal.entries), **fields)
     assert again.result == first.result
     assert {item.index: item.answer for item in first.result.ranking} == {0: "7", 1: "8", 2: None}
-    spec = JobSpec.model_validate({"problem": "3 + 4?", "candidates": texts, "seed": 1, "verifier": None} | fields)
+    spec = build_spec({"problem": "3 + 4?", "candidates": texts, "seed": 1} | fields)
     best = choose_best_so_far(spec, journal.entries)
     assert best is not None
     assert best.answer in ("7", "8")

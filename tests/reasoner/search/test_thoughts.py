@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from engine.protocol.types import Branch, EngineUnavailable, InvalidRequest, TokenizeRequest
 from prm.scorers.judge import Judge
 from prm.scorers.steps import StepScorer
-from reasoner.admission.validation import JobRefused
+from reasoner.admission.refusal import JobRefused
 from reasoner.budget.usage import Usage
 from reasoner.jobs.journal import Entry, MemoryJournal
 from reasoner.jobs.spec import JobSpec
@@ -23,6 +23,7 @@ from reasoner.tree import read_parts
 from tests.long import mostly_long_grid
 from tests.reasoner.search.test_stream import Delayed, tree
 from tests.scripted import OPENING, TEXTS, THOUGHT, ScriptedEngine
+from tests.specs import build_spec
 
 CLOSE = TEXTS[THOUGHT]
 
@@ -46,7 +47,7 @@ class Thinker(Delayed):
 
 def spec(strategy: str, seed: int, **more: object) -> JobSpec:
     params = {} if strategy == "greedy" else {"n": 6}
-    return JobSpec.model_validate(
+    return build_spec(
         {"problem": "how?", "seed": seed, "strategy": {"name": strategy} | params, "deterministic": True} | more
     )
 
@@ -186,9 +187,8 @@ async def test_a_model_that_opens_its_thought_by_itself_and_one_that_has_none_ar
 async def test_a_limit_for_a_model_without_thoughts_or_above_the_budget_is_refused() -> None:
     with pytest.raises(InvalidRequest, match="has no known delimiters of thoughts"):
         await run_job(spec("greedy", 1, budget={"thinking_tokens": 10}), ScriptedEngine(), MemoryJournal())
-    job = spec("greedy", 1, budget={"tokens": 50}, sampling={"thinking_tokens": 100})
     with pytest.raises(JobRefused, match="a thought of 100 tokens does not fit into the job's 50 tokens"):
-        await run_job(job, Thinker(), MemoryJournal())
+        spec("greedy", 1, budget={"tokens": 50}, sampling={"thinking_tokens": 100})
 
 
 @pytest.mark.parametrize("reads", ["answer", "thought", "all"])

@@ -11,11 +11,11 @@ import pytest
 from engine.core.local_engine import LocalEngine
 from engine.protocol.options import EngineOptions
 from reasoner.jobs.journal import Entry, MemoryJournal
-from reasoner.jobs.spec import JobSpec
 from reasoner.run import JobOutcome, run_job
 from reasoner.tree import read_parts
 from tests.long import mostly_long
 from tests.reasoner.search.test_thoughts import check_parts, nodes_of, shape_of
+from tests.specs import build_spec
 
 POLICY = Path(__file__).parents[3] / "reasoner" / "bundled" / "policy-thinking"
 QUESTION = "Make 68 with + - * / from the numbers 10, 12, 8 and 3, each used exactly once."
@@ -34,7 +34,7 @@ async def serving(options: EngineOptions) -> AsyncIterator[LocalEngine]:
 async def solve(engine: LocalEngine, strategy: dict[str, object], **more: object) -> tuple[JobOutcome, MemoryJournal]:
     journal = MemoryJournal()
     fields = {"problem": QUESTION, "seed": 5, "strategy": strategy, "deterministic": True, "verifier": None}
-    return await run_job(JobSpec.model_validate(fields | more), engine, journal), journal
+    return await run_job(build_spec(fields | more), engine, journal), journal
 
 
 @pytest.mark.parametrize("limit", mostly_long([0, 1, 23, 90], every=2))

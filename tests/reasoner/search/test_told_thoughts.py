@@ -16,6 +16,7 @@ from reasoner.jobs.spec import JobSpec
 from reasoner.run import JobOutcome, run_job
 from tests.engine.remote.test_chat import Hosted, fresh, said, stream, usage
 from tests.engine.remote.test_chat_thoughts import details, thinks
+from tests.specs import build_spec
 
 __all__ = ["fresh"]  # the fixture holds here, too
 
@@ -37,7 +38,7 @@ def plain(body: dict[str, Any]) -> Any:
 def spec(name: str = "greedy", params: dict[str, Any] | None = None, **more: Any) -> JobSpec:
     strategy = {"name": name} | (params or {})
     common = {"problem": "3 + 4?", "model": "m", "verifier": None, "seed": 1, "strategy": strategy}
-    return JobSpec.model_validate(common | more)
+    return build_spec(common | more)
 
 
 async def solve(hosted: Hosted, job: JobSpec) -> tuple[JobOutcome, MemoryJournal]:

@@ -25,13 +25,13 @@ from reasoner.confidence.calibration import (
 )
 from reasoner.confidence.posterior import Evidence, compute_features, leader_probability, log_odds
 from reasoner.jobs.journal import MemoryJournal
-from reasoner.jobs.spec import JobSpec
 from reasoner.jobs.verifier_specs import PrmVerifier, ProbeVerifier
 from reasoner.run import JobOutcome, run_job
 from reasoner.search.replay import ReplayMismatch
 from reasoner.strategies.tree.best_first import SOLVABLE, STEP_SUCCESS, choose_boxes, compute_index
 from reasoner.tree import Node
 from tests.scripted import ScriptedEngine
+from tests.specs import build_spec
 
 CURVE = {"constant": 0.0, "score": 0.0, "rival_score": 0.0, "votes": 0.0, "rival_votes": 0.0}
 VOTE = {"name": "self_consistency", "n": 2}
@@ -65,7 +65,7 @@ async def solve(
     table: dict[str, Any], *, seed: int = 0, n: int = 8, strategy: str = "auto", **more: Any
 ) -> tuple[JobOutcome, MemoryJournal]:
     journal = MemoryJournal()
-    spec = JobSpec.model_validate(
+    spec = build_spec(
         {"problem": "how?", "strategy": {"name": strategy, "n": n}, "seed": seed, "answer": "text"} | more
     )
     outcome = await run_job(spec, ScriptedEngine(order=seed), journal, calibration=Calibration.model_validate(table))
@@ -116,7 +116,7 @@ async def test_searches_that_save_thoughts_go_on_from_the_samples_of_the_probe(s
     journal = MemoryJournal()
     spec = {"problem": "how?", "strategy": {"name": "auto", "n": 8}, "seed": seed, "answer": "text", "verifier": None}
     engine = ScriptedEngine(order=seed, thinks=True)
-    outcome = await run_job(JobSpec.model_validate(spec), engine, journal, calibration=table)
+    outcome = await run_job(build_spec(spec), engine, journal, calibration=table)
     assert plan(journal)["calibrated"]
     assert roots(journal) == {str(index) for index in range(8)}
     assert outcome.result.node is not None
@@ -151,9 +151,7 @@ async def test_without_a_verifier_auto_votes_in_growing_rounds_until_the_leader_
 
     for seed in range(8):
         journal = MemoryJournal()
-        spec = JobSpec.model_validate(
-            {"problem": "how?", "strategy": {"name": "auto", "n": 16}, "seed": seed, "answer": "text"}
-        )
+        spec = build_spec({"problem": "how?", "strategy": {"name": "auto", "n": 16}, "seed": seed, "answer": "text"})
         outcome = await run_job(spec, Mute(order=seed), journal)
         assert [stage["name"] for stage in plan(journal)["stages"]] == ["self_consistency"] * 3
         assert len(roots(journal)) in (2, 4, 8, 16)
@@ -224,7 +222,7 @@ async def test_auto_with_a_table_resumes_after_a_crash_and_keeps_every_budget(
     table = Calibration.model_validate(
         document({"constant": constant, "score": 1.0}, bins=bins((0.5, [TREE, BEAM]), (1.0, [VOTE, TREE])))
     )
-    job = JobSpec.model_validate(
+    job = build_spec(
         {"problem": "how?", "strategy": {"name": "auto", "n": 8}, "seed": seed, "answer": "text"}
         | {"budget": {"tokens": tokens}}
     )
@@ -248,9 +246,7 @@ async def test_auto_with_a_table_resumes_after_a_crash_and_keeps_every_budget(
 
 async def test_a_replay_with_another_table_is_refused() -> None:
     _, journal = await solve(document())
-    spec = JobSpec.model_validate(
-        {"problem": "how?", "strategy": {"name": "auto", "n": 8}, "seed": 0, "answer": "text"}
-    )
+    spec = build_spec({"problem": "how?", "strategy": {"name": "auto", "n": 8}, "seed": 0, "answer": "text"})
     other = Calibration.model_validate(document(bins=bins((1.0, [BEAM]))))
     with pytest.raises(ReplayMismatch, match="decide:plan"):
         await run_job(spec, ScriptedEngine(), MemoryJournal(journal.entries), calibration=other)

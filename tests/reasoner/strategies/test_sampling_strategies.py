@@ -19,6 +19,7 @@ from reasoner.strategies.sampling.deepconf import count_missing_votes
 from reasoner.tree import make_branch_key
 from tests.reasoner.search.test_stream import Delayed, tree
 from tests.scripted import ScriptedEngine
+from tests.specs import build_spec
 
 PROMPT = "{{ problem }}{% for solution in solutions %}{{ solution }}{% endfor %}"
 """Template of merged solutions that fits into the engine's small context, for some of them."""
@@ -44,7 +45,7 @@ BUDGETS = st.one_of(st.none(), st.integers(1, 1500))
 
 def spec(strategy: dict[str, Any], seed: int, tokens: int | None = None, **more: object) -> JobSpec:
     base = {"problem": "how?", "seed": seed, "strategy": strategy, "budget": {"tokens": tokens}, "answer": "text"}
-    return JobSpec.model_validate(base | more)
+    return build_spec(base | more)
 
 
 async def solve(

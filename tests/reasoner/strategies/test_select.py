@@ -12,15 +12,17 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from engine.protocol.types import EngineUnavailable, InvalidRequest, ModelInfo
+from reasoner.admission.refusal import JobRefused
 from reasoner.admission.resolve import resolve_job
-from reasoner.admission.validation import JobRefused, check_job
 from reasoner.jobs.candidate_spec import MAX_N
 from reasoner.jobs.journal import JobCancelled, MemoryJournal
+from reasoner.jobs.request import JobRequest
 from reasoner.jobs.spec import JobSpec
 from reasoner.run import JobOutcome, run_job
 from tests.reasoner.search.test_stream import Delayed
 from tests.reasoner.test_best_so_far import CancelledAt
 from tests.scripted import ScriptedEngine
+from tests.specs import build_spec
 from workers.config.settings import Settings
 
 TEXTS = [
@@ -36,10 +38,13 @@ RULES = ["majority", "verifier", "weighted", "tournament", None]
 BUDGETS = st.one_of(st.none(), st.integers(1, 1500))
 
 
-def spec(by: str | None = None, seed: int = 1, tokens: int | None = None, **more: Any) -> JobSpec:
+def name_fields(by: str | None = None, seed: int = 1, **more: Any) -> dict[str, Any]:
     strategy = {"name": "select"} | ({} if by is None else {"by": by})
-    base = {"problem": "how?", "candidates": TEXTS, "strategy": strategy, "seed": seed, "answer": "text"}
-    return JobSpec.model_validate(base | {"budget": {"tokens": tokens}} | more)
+    return {"problem": "how?", "candidates": TEXTS, "strategy": strategy, "seed": seed, "answer": "text"} | more
+
+
+def spec(by: str | None = None, seed: int = 1, tokens: int | None = None, **more: Any) -> JobSpec:
+    return build_spec(name_fields(by, seed, budget={"tokens": tokens}) | more)
 
 
 async def solve(job: JobSpec, engine: ScriptedEngine | None = None) -> tuple[JobOutcome, MemoryJournal]:
@@ -199,22 +204,22 @@ async def test_a_cancelled_job_has_the_best_candidate_so_far(by: str | None) -> 
     ],
 )
 def test_impossible_candidates_are_refused_by_name(fields: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValidationError, match=message):
-        JobSpec.model_validate({"problem": "how?"} | fields)
+    with pytest.raises((ValidationError, JobRefused), match=message):
+        build_spec({"problem": "how?"} | fields)
 
 
 def test_candidates_alone_choose_the_strategy() -> None:
-    assert JobSpec.model_validate({"problem": "how?", "candidates": ["x"]}).strategy.name == "select"
+    assert build_spec({"problem": "how?", "candidates": ["x"]}).strategy.name == "select"
 
 
 def test_a_rule_without_its_verifier_is_refused_with_what_would_be_right() -> None:
     with pytest.raises(JobRefused, match="needs a verifier, but 'verifier' is null"):
-        check_job(spec("weighted", verifier=None))
+        spec("weighted", verifier=None)
     with pytest.raises(JobRefused, match="needs a verifier that compares two solutions"):
-        check_job(spec("tournament", verifier={"kind": "prm"}))
+        spec("tournament", verifier={"kind": "prm"})
     with pytest.raises(JobRefused, match="'pairwise' compares two solutions"):
-        check_job(spec("verifier", verifier={"kind": "pairwise"}))
-    check_job(spec("majority", verifier=None))
+        spec("verifier", verifier={"kind": "pairwise"})
+    spec("majority", verifier=None)
 
 
 @pytest.mark.parametrize("by", ["verifier", "tournament"])
@@ -241,7 +246,7 @@ async def test_a_service_without_a_verifier_ranks_by_votes() -> None:
 
 
 async def test_a_resolved_job_keeps_its_candidates_and_a_tournament_gets_a_verifier_that_compares() -> None:
-    resolved = await resolve_job(spec("tournament"), Settings(), ScriptedEngine())
+    resolved = await resolve_job(JobRequest.model_validate(name_fields("tournament")), Settings(), ScriptedEngine())
     assert resolved.verifier is not None
     assert resolved.verifier.kind == "pairwise"
     assert JobSpec.model_validate(resolved.model_dump()) == resolved

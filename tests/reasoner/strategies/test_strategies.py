@@ -8,10 +8,10 @@ import pytest
 
 from reasoner.jobs.candidate_spec import MAX_N
 from reasoner.jobs.journal import MemoryJournal
-from reasoner.jobs.spec import JobSpec
 from reasoner.run import JobOutcome, run_job
 from reasoner.strategies.registry import STRATEGIES, describe_strategies, parse_params
 from tests.scripted import ScriptedEngine
+from tests.specs import build_spec
 
 SEEDS = range(12)
 
@@ -19,7 +19,7 @@ SEEDS = range(12)
 async def solve(strategy: dict[str, object], seed: int) -> tuple[JobOutcome, dict[str, dict[str, object]], set[str]]:
     """Return the outcome, the final nodes by id, and the pruned ids."""
     journal = MemoryJournal()
-    spec = JobSpec.model_validate({"problem": "how?", "strategy": strategy, "seed": seed, "answer": "text"})
+    spec = build_spec({"problem": "how?", "strategy": strategy, "seed": seed, "answer": "text"})
     outcome = await run_job(spec, ScriptedEngine(order=seed), journal)
     nodes: dict[str, dict[str, object]] = {}
     pruned: set[str] = set()

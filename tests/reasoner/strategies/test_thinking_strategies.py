@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from reasoner.jobs.journal import MemoryJournal
-from reasoner.jobs.spec import JobSpec
 from reasoner.run import JobOutcome, run_job
 from reasoner.strategies.registry import parse_params
 from tests.scripted import ScriptedEngine
+from tests.specs import build_spec
 
 FINAL = "\n</think>\n\nFinal answer: \\boxed{"
 
@@ -20,7 +20,7 @@ FINAL = "\n</think>\n\nFinal answer: \\boxed{"
 async def solve(strategy: dict[str, Any], seed: int, **more: Any) -> tuple[JobOutcome, dict[str, dict[str, Any]]]:
     """Run a job on a model that thinks; return its outcome and its nodes, whose parts are joined."""
     journal = MemoryJournal()
-    job = JobSpec.model_validate({"problem": "how?", "seed": seed, "strategy": strategy, "deterministic": True} | more)
+    job = build_spec({"problem": "how?", "seed": seed, "strategy": strategy, "deterministic": True} | more)
     outcome = await run_job(job, ScriptedEngine(order=seed, thinks=True), journal)
     nodes: dict[str, dict[str, Any]] = {}
     for entry in journal.entries:
@@ -116,9 +116,9 @@ async def test_the_first_that_finish_vote_and_equal_votes_go_to_the_shortest(see
 async def test_solutions_in_flight_are_cancelled_when_enough_have_finished() -> None:
     job = {"problem": "how?", "seed": 4, "strategy": {"name": "first_finished", "n": 16, "first": 2}}
     journal = MemoryJournal()
-    outcome = await run_job(JobSpec.model_validate(job), ScriptedEngine(order=1, thinks=True), journal)
+    outcome = await run_job(build_spec(job), ScriptedEngine(order=1, thinks=True), journal)
     everything = await run_job(
-        JobSpec.model_validate(job | {"strategy": {"name": "self_consistency", "n": 16}}),
+        build_spec(job | {"strategy": {"name": "self_consistency", "n": 16}}),
         ScriptedEngine(order=1, thinks=True),
         MemoryJournal(),
     )

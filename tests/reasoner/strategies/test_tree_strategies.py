@@ -12,13 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reasoner.jobs.journal import MemoryJournal
-from reasoner.jobs.spec import JobSpec
 from reasoner.run import JobOutcome, run_job
 from reasoner.strategies.tree.mcts import TreeNode, ValueNormalizer
 from reasoner.strategies.tree.particle import resample_systematically, to_odds
 from reasoner.strategies.tree.rebase import allocate_proportionally
 from reasoner.tree import Node
 from tests.planned import Path, Planned, PlannedEngine
+from tests.specs import build_spec
 
 
 def step(name: str, score: float = 0.5, probability: float = 0.1) -> Planned:
@@ -37,7 +37,7 @@ async def search(
 ) -> tuple[JobOutcome, list[Path], set[str]]:
     """Return the outcome, the branches in the order of their requests, and the pruned ids."""
     engine, journal = PlannedEngine(plan, slow), MemoryJournal()
-    spec = JobSpec.model_validate({"problem": "how?", "seed": seed, "strategy": strategy, "answer": "text"})
+    spec = build_spec({"problem": "how?", "seed": seed, "strategy": strategy, "answer": "text"})
     async with asyncio.timeout(30):
         outcome = await run_job(spec, engine, journal)
     pruned = {node for entry in journal.entries if entry.type == "prune" for node in entry.data["nodes"]}
@@ -88,7 +88,7 @@ async def test_a_slow_subtree_of_dvts_does_not_block_others() -> None:
             return await super().score(request)
 
     engine = Watching(SUBTREES, {(0,): released})
-    spec = JobSpec.model_validate(
+    spec = build_spec(
         {"problem": "how?", "seed": 0, "strategy": {"name": "dvts", "n": 4, "expansions": 2}, "answer": "text"}
     )
     async with asyncio.timeout(30):
@@ -322,7 +322,7 @@ async def test_mcts_waits_for_the_first_sample_of_a_step_before_another_one() ->
                 yield item
 
     engine = Watching(plan)
-    spec = JobSpec.model_validate(
+    spec = build_spec(
         {"problem": "how?", "seed": 0, "strategy": {"name": "mcts", "n": 16, "in_flight": 4}, "answer": "text"}
     )
     await run_job(spec, engine, MemoryJournal())
@@ -395,7 +395,7 @@ async def test_a_slow_simulation_of_mcts_does_not_block_others() -> None:
             return await super().score(request)
 
     engine = Watching(MCTS, {(0,): released})
-    spec = JobSpec.model_validate(
+    spec = build_spec(
         {"problem": "how?", "seed": 0, "strategy": {"name": "mcts", "n": 2, "in_flight": 3}, "answer": "text"}
     )
     async with asyncio.timeout(30):

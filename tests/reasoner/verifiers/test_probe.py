@@ -13,6 +13,7 @@ from reasoner.jobs.spec import JobSpec
 from reasoner.run import JobOutcome, run_job
 from reasoner.strategies.registry import STRATEGIES
 from tests.scripted import ScriptedEngine, probe_score
+from tests.specs import build_spec
 
 SCORING = sorted(name for name, strategy in STRATEGIES.items() if strategy.needs_verifier)
 
@@ -38,7 +39,7 @@ class Served(ScriptedEngine):
 
 
 def spec(strategy: str = "beam", *, tokens: int | None = None, flops: float | None = None, **verifier: Any) -> JobSpec:
-    return JobSpec.model_validate(
+    return build_spec(
         {
             "problem": "how?",
             "model": "policy",

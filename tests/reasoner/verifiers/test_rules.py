@@ -31,11 +31,12 @@ from reasoner.verifiers import rules
 from reasoner.verifiers.context import VerifierContext
 from reasoner.verifiers.registry import open_scorer
 from tests.scripted import ANSWER, TEXTS, ScriptedEngine
+from tests.specs import build_spec
 
 
 async def scores(verifier: dict[str, object], answers: Sequence[str | None]) -> list[float | None]:
     """Return the score of each answer; ``None`` if the verifier abstains."""
-    spec = JobSpec.model_validate({"problem": "?", "verifier": verifier})
+    spec = build_spec({"problem": "?", "verifier": verifier})
     engine = ScriptedEngine()
     nodes = [Node((i,), None, (), reason="stop", answer=answer) for i, answer in enumerate(answers)]
     async with Equivalence() as equal:
@@ -70,7 +71,7 @@ def test_numeric_agrees_with_exact_arithmetic(answer: float, expected: float, ab
     a, e = Fraction(repr(answer)), Fraction(repr(expected))
     near = abs(a - e) <= max(Fraction(repr(absolute)), Fraction(repr(relative)) * abs(e))
     verifier = {"kind": "numeric", "expected": expected, "absolute": absolute, "relative": relative}
-    spec = JobSpec.model_validate({"problem": "?", "verifier": verifier}).verifier
+    spec = build_spec({"problem": "?", "verifier": verifier}).verifier
     assert rules.is_within_tolerance(f"{Decimal(repr(answer)):f}", spec) is near  # type: ignore[arg-type]
 
 
@@ -173,7 +174,7 @@ def way_out_times_finally(count: int) -> str:
     ],
 )
 def test_a_test_may_have_finally_blocks(source: str) -> None:
-    JobSpec.model_validate({"problem": "?", "verifier": {"kind": "python", "tests": [source]}})
+    build_spec({"problem": "?", "verifier": {"kind": "python", "tests": [source]}})
 
 
 @pytest.mark.parametrize(
@@ -212,7 +213,7 @@ def test_a_test_may_have_finally_blocks(source: str) -> None:
 )  # fmt: skip
 def test_an_invalid_rule_is_refused_by_name(verifier: dict[str, object], field: str, hint: str) -> None:
     with pytest.raises(ValidationError) as caught:
-        JobSpec.model_validate({"problem": "?", "verifier": verifier})
+        build_spec({"problem": "?", "verifier": verifier})
     found = {".".join(map(str, error["loc"])): error["msg"] for error in caught.value.errors()}
     assert hint in found[field], found
 
@@ -222,17 +223,17 @@ def test_a_deep_schema_is_refused_without_recursion() -> None:
     for _ in range(150):
         deep = {"not": deep}
     with pytest.raises(ValidationError, match=r"nested too deeply|depth exceeded"):
-        JobSpec.model_validate({"problem": "?", "verifier": {"kind": "json_schema", "json_schema": deep}})
+        build_spec({"problem": "?", "verifier": {"kind": "json_schema", "json_schema": deep}})
 
 
 def test_code_and_json_are_extracted_from_their_blocks_unless_the_job_says_otherwise() -> None:
     python = {"kind": "python", "tests": ["assert f"]}
-    spec = JobSpec.model_validate({"problem": "?", "verifier": python})
+    spec = build_spec({"problem": "?", "verifier": python})
     assert spec.answer.model_dump() == {"compare": "code", "extract": {"code": "python"}, "instruct": True}
-    silent = JobSpec.model_validate({"problem": "?", "verifier": python, "answer": {"instruct": False}})
+    silent = build_spec({"problem": "?", "verifier": python, "answer": {"instruct": False}})
     assert silent.answer == spec.answer.model_copy(update={"instruct": False})
     assert JobSpec.model_validate_json(spec.model_dump_json()).answer == spec.answer
-    assert JobSpec.model_validate({"problem": "?", "verifier": python, "answer": "text"}).answer.compare == "text"
+    assert build_spec({"problem": "?", "verifier": python, "answer": "text"}).answer.compare == "text"
 
 
 async def solve(
@@ -240,7 +241,7 @@ async def solve(
 ) -> tuple[JobOutcome, MemoryJournal]:
     body = {"problem": "how?", "seed": seed, "verifier": verifier, "strategy": {"name": strategy, "n": 16}, **more}
     journal = MemoryJournal()
-    return await run_job(JobSpec.model_validate(body), ScriptedEngine(order=seed), journal), journal
+    return await run_job(build_spec(body), ScriptedEngine(order=seed), journal), journal
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -260,7 +261,7 @@ async def test_best_of_n_ends_at_the_first_solution_that_a_rule_accepts(seed: in
         "strategy": {"name": "best_of_n", "n": 16},
         "answer": "text",
     }
-    assert (await run_job(JobSpec.model_validate(spec), ScriptedEngine(order=seed + 1), again)).result == outcome.result
+    assert (await run_job(build_spec(spec), ScriptedEngine(order=seed + 1), again)).result == outcome.result
 
 
 async def test_stopping_early_saves_tokens() -> None:
@@ -287,7 +288,7 @@ async def test_a_replay_reads_the_scores_and_checks_nothing_again(monkeypatch: p
     monkeypatch.setattr(rules, "_tested", None)
     spec = {"problem": "how?", "seed": 4, "verifier": verifier, "strategy": {"name": "weighted_vote", "n": 16}}
     again = MemoryJournal(journal.entries[:-1])
-    assert (await run_job(JobSpec.model_validate(spec), ScriptedEngine(), again)).result == outcome.result
+    assert (await run_job(build_spec(spec), ScriptedEngine(), again)).result == outcome.result
 
 
 async def test_without_a_sandbox_the_job_fails_before_any_token_is_generated(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -296,7 +297,7 @@ async def test_without_a_sandbox_the_job_fails_before_any_token_is_generated(mon
 
     monkeypatch.setattr(lockdown, "run_tests", refused)
     engine = ScriptedEngine()
-    spec = JobSpec.model_validate({"problem": "?", "seed": 1, "verifier": {"kind": "python", "tests": ["assert f"]}})
+    spec = build_spec({"problem": "?", "seed": 1, "verifier": {"kind": "python", "tests": ["assert f"]}})
     with pytest.raises(InvalidRequest, match=r"no sandbox for Python tests.*plan9.*REASONER_UNLOCKED_TESTS"):
         await run_job(spec, engine, MemoryJournal())
     assert engine.generated == []
@@ -312,5 +313,5 @@ def test_every_rule_survives_storage() -> None:
         {"kind": "json_schema", "json_schema": PERSON},
         {"kind": "python", "tests": ["assert f"], "share": True},
     ):
-        spec = JobSpec.model_validate({"problem": "?", "verifier": verifier})
+        spec = build_spec({"problem": "?", "verifier": verifier})
         assert JobSpec.model_validate(json.loads(json.dumps(spec.model_dump()))).verifier == spec.verifier

@@ -16,13 +16,14 @@ from reasoner.jobs.spec import JobSpec
 from reasoner.run import JobOutcome, open_search, run_job
 from reasoner.search.search import Search
 from tests.scripted import ScriptedEngine
+from tests.specs import build_spec
 
 JUDGE = {"kind": "judge"}
 OUTCOME = {"kind": "outcome"}
 
 
 def spec(strategy: str, verifier: dict[str, Any], seed: int = 0, tokens: int | None = None) -> JobSpec:
-    return JobSpec.model_validate(
+    return build_spec(
         {
             "problem": "how?",
             "seed": seed,
@@ -54,10 +55,10 @@ class Watching(ScriptedEngine):
 
 
 def test_a_verifier_without_a_kind_is_a_process_reward_model() -> None:
-    plain = JobSpec.model_validate({"problem": "?", "verifier": {"model": "prm", "aggregation": "min"}})
-    named = JobSpec.model_validate({"problem": "?", "verifier": {"kind": "prm", "model": "prm", "aggregation": "min"}})
+    plain = build_spec({"problem": "?", "verifier": {"model": "prm", "aggregation": "min"}})
+    named = build_spec({"problem": "?", "verifier": {"kind": "prm", "model": "prm", "aggregation": "min"}})
     assert plain == named
-    assert JobSpec.model_validate({"problem": "?"}).verifier.kind == "prm"
+    assert build_spec({"problem": "?"}).verifier.kind == "prm"
     for job in (spec("beam", {"model": "prm"}), spec("beam", JUDGE)):
         assert JobSpec.model_validate(job.model_dump()) == job
 
@@ -75,7 +76,7 @@ def test_a_verifier_without_a_kind_is_a_process_reward_model() -> None:
 )
 def test_an_unknown_verifier_is_refused(verifier: object, message: str) -> None:
     with pytest.raises(ValidationError, match=message):
-        JobSpec.model_validate({"problem": "?", "verifier": verifier})
+        build_spec({"problem": "?", "verifier": verifier})
 
 
 @given(

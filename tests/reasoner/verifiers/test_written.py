@@ -26,6 +26,7 @@ from reasoner.jobs.journal import Entry, JobCancelled, MemoryJournal
 from reasoner.jobs.spec import JobSpec
 from reasoner.run import run_job
 from tests.scripted import ScriptedEngine, is_verdict, is_written_verdict
+from tests.specs import build_spec
 
 GENERATIVE: dict[str, Any] = {"kind": "generative", "votes": 3, "max_tokens": 10}
 SCORED = ("best_of_n", "weighted_vote", "beam", "best_first")
@@ -46,9 +47,7 @@ class PlantedJudge(ScriptedEngine):
 
 def job(strategy: str, seed: int = 1, tokens: int | None = None, **more: Any) -> JobSpec:
     chosen = {"name": strategy, "n": 6, **more.pop("params", {})}
-    return JobSpec.model_validate(
-        {"problem": "how?", "seed": seed, "strategy": chosen, "budget": {"tokens": tokens}} | more
-    )
+    return build_spec({"problem": "how?", "seed": seed, "strategy": chosen, "budget": {"tokens": tokens}} | more)
 
 
 async def find_entries(spec: JobSpec, engine: ScriptedEngine, kind: str) -> list[Entry]:

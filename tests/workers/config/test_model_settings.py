@@ -13,8 +13,9 @@ from api.roles.supervisor import engine_command
 from engine.protocol.types import Capability, ModelInfo
 from engine.remote.chat.options import ChatOptions
 from engine.remote.router import RoutedEngine
+from reasoner.admission.refusal import JobRefused
 from reasoner.admission.resolve import describe_defaults, resolve_job
-from reasoner.admission.validation import JobRefused
+from reasoner.jobs.request import JobRequest
 from reasoner.jobs.spec import JobSpec
 from reasoner.jobs.verifier_specs import JudgeVerifier, PrmVerifier
 from tests.docs.blocks import ROOT, blocks
@@ -182,7 +183,7 @@ path = "policy"
 
 async def test_a_job_gets_the_settings_of_its_model_and_overrides_any_of_them(tmp_path: Path) -> None:
     settings, catalog = configure(tmp_path, MODEL), Catalog("a", "b")
-    job = await resolve_job(JobSpec(problem="1 + 1?"), settings, catalog)
+    job = await resolve_job(JobRequest(problem="1 + 1?"), settings, catalog)
     assert job.to_messages() == [
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": "Solve: 1 + 1?"},
@@ -192,7 +193,7 @@ async def test_a_job_gets_the_settings_of_its_model_and_overrides_any_of_them(tm
     assert JobSpec.model_validate(job.model_dump()) == job
     own = {"system": None, "prompt": None, "stop": [], "verifier": None, "sampling": {"top_p": 0.5}}
     more = {"answer": {"compare": "text", "instruct": False}, "chat_template_kwargs": {"enable_thinking": True}}
-    job = await resolve_job(JobSpec.model_validate({"problem": "1 + 1?", **own, **more}), settings, catalog)
+    job = await resolve_job(JobRequest.model_validate({"problem": "1 + 1?", **own, **more}), settings, catalog)
     assert job.to_messages() == [{"role": "user", "content": "1 + 1?"}]
     assert (job.stop, job.answer.compare, job.verifier, job.sampling.top_p) == ([], "text", None, 0.5)
     assert job.chat_template_kwargs == {"enable_thinking": True, "style": "x"}
@@ -200,14 +201,14 @@ async def test_a_job_gets_the_settings_of_its_model_and_overrides_any_of_them(tm
 
 async def test_a_bundled_policy_beside_other_models_keeps_the_bundled_verifier(tmp_path: Path) -> None:
     settings, catalog = configure(tmp_path, MODEL), Catalog("a", "b")
-    job = await resolve_job(JobSpec(problem="1 + 1?", model="b"), settings, catalog)
+    job = await resolve_job(JobRequest(problem="1 + 1?", model="b"), settings, catalog)
     assert job.verifier == PrmVerifier(model="prm")
     assert (job.system, job.prompt, job.stop) == (None, "{problem}", [])
 
 
 async def test_a_system_message_of_the_client_replaces_the_models(tmp_path: Path) -> None:
     turns = [{"role": "system", "content": "mine"}, {"role": "user", "content": "?"}]
-    job = await resolve_job(JobSpec.model_validate({"messages": turns}), configure(tmp_path, MODEL), Catalog("a"))
+    job = await resolve_job(JobRequest.model_validate({"messages": turns}), configure(tmp_path, MODEL), Catalog("a"))
     assert [turn["content"] for turn in job.to_messages()] == ["mine", "Solve: ?"]
 
 
@@ -215,7 +216,7 @@ async def test_the_described_defaults_are_those_of_a_job(tmp_path: Path) -> None
     settings, catalog = configure(tmp_path, MODEL), Catalog("a", "b")
     for info in (await catalog.models())[:2]:
         described = describe_defaults(info, settings)
-        job = (await resolve_job(JobSpec(problem="?", model=info.id), settings, catalog)).model_dump()
+        job = (await resolve_job(JobRequest(problem="?", model=info.id), settings, catalog)).model_dump()
         for name in ("system", "prompt", "stop", "chat_template_kwargs", "sampling", "answer"):
             assert described[name] == job[name]
         assert described["strategy"]["name"] == job["strategy"]["name"]
@@ -319,10 +320,10 @@ async def test_a_strategy_that_the_models_server_cannot_run_is_refused_with_thos
     text = "[engines.hosted]\nurl = 'https://api.example/v1'\nkind = 'chat'\nmodels = ['gpt']\n"
     settings = configure(tmp_path, text, model="gpt")
     for name in ("budget_forcing", "deepconf"):
-        job = JobSpec.model_validate({"problem": "?", "strategy": {"name": name}, "verifier": None})
+        job = JobRequest.model_validate({"problem": "?", "strategy": {"name": name}, "verifier": None})
         with pytest.raises(JobRefused, match=f"'{name}' continues unfinished .* use one of greedy, self_consistency"):
             await resolve_job(job, settings, ChatCatalog("gpt"))
-    job = JobSpec.model_validate({"problem": "?", "strategy": {"name": "self_consistency"}})
+    job = JobRequest.model_validate({"problem": "?", "strategy": {"name": "self_consistency"}})
     assert (await resolve_job(job, settings, ChatCatalog("gpt"))).model == "gpt"
 
 

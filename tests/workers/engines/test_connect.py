@@ -14,9 +14,9 @@ from engine.remote.replicas import ReplicatedEngine
 from engine.remote.router import KnownProperties, RoutedEngine
 from prm.formats.registry import FORMATS, FormatName
 from reasoner.jobs.journal import MemoryJournal
-from reasoner.jobs.spec import JobSpec
 from reasoner.run import run_job
 from tests.scripted import ScriptedEngine
+from tests.specs import build_spec
 from workers.config.model_settings import DEFAULT_ENGINE_URL
 from workers.config.settings import load_settings
 from workers.config.types import ConfigError
@@ -56,7 +56,7 @@ async def test_engines_are_a_list_and_are_shown_without_their_passwords() -> Non
 
 @pytest.mark.parametrize("dies_after", [0, 1, 2, 3, 5, 8, 13, 21, 34, 1000])
 async def test_a_search_whose_engine_dies_at_any_call_gives_the_undisturbed_result(dies_after: int) -> None:
-    spec = JobSpec.model_validate(
+    spec = build_spec(
         {
             "problem": "1 + 1?",
             "strategy": {"name": "beam", "n": 12, "max_steps": 6},

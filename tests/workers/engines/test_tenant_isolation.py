@@ -15,12 +15,13 @@ from engine.core.local_engine import LocalEngine
 from engine.protocol.options import EngineOptions
 from engine.protocol.request_checks import check_score
 from engine.protocol.types import Branch, EngineClient, EngineError, ModelInfo, ScoreItem
-from reasoner.jobs.spec import COMPARING_STRATEGY, JobSpec
+from reasoner.jobs.spec import COMPARING_STRATEGY
 from reasoner.run import run_job
 from reasoner.strategies.registry import STRATEGIES
 from tests.engine.helpers import generate, score
 from tests.engine.remote.test_openai_compatible import chunks, collect, piece, scripted
 from tests.scripted import ScriptedEngine
+from tests.specs import build_spec
 from tests.strategies import WRITING
 from workers.engines.tenant_isolation import TenantEngine, owner_salt
 from workers.execution.execute import execute
@@ -36,7 +37,7 @@ def spec(strategy: str, verifier: dict[str, str] = PRM, tokens: int = 1500) -> d
     params = {} if strategy == "greedy" else {"n": 4}
     told = {"problem": "Use the numbers 3, 7, 8 and 12 to reach 45.", "model": "policy", "seed": 1}
     asked = {"strategy": {"name": strategy} | params, "verifier": verifier, "budget": {"tokens": tokens}}
-    return JobSpec.model_validate(told | asked).model_dump()
+    return build_spec(told | asked).model_dump()
 
 
 async def submit(store: JobStore, owner: str, job: dict[str, Any]) -> str:

@@ -15,6 +15,7 @@ from reasoner.jobs.journal import Entry, Journal
 from reasoner.jobs.spec import JobSpec
 from reasoner.run import JobOutcome
 from tests.scripted import ScriptedEngine
+from tests.specs import build_spec
 from workers.execution.execute import execute
 from workers.store.jobs import JobStore
 
@@ -28,7 +29,7 @@ def node(name: str, text: str, answer: str | None, reason: str | None = "stop") 
 
 
 async def submit(store: JobStore, **fields: Any) -> str:
-    spec = JobSpec(problem="1 + 1?", model="policy", seed=1, **fields).model_dump()
+    spec = build_spec(problem="1 + 1?", model="policy", seed=1, **fields).model_dump()
     job, _ = await store.submit(spec, owner="local", queue_cap=10)
     return str(job["id"])
 

@@ -19,11 +19,12 @@ from reasoner.jobs.journal import Entry, JobCancelled, Journal
 from reasoner.jobs.spec import JobSpec
 from reasoner.run import JobOutcome, run_job
 from tests.scripted import ScriptedEngine
+from tests.specs import build_spec
 from workers.execution.execute import RunJob, execute
 from workers.store.batches import BatchStore
 from workers.store.jobs import JobStore
 
-SPEC = JobSpec(problem="1 + 1?", model="policy", seed=1).model_dump()
+SPEC = build_spec(problem="1 + 1?", model="policy", seed=1).model_dump()
 OUTCOME = JobOutcome(
     "completed", JobResult(answer="2", text="2", confidence=None, finish_reason="answer", node="0"), Usage()
 )

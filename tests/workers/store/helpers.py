@@ -10,10 +10,11 @@ from reasoner.budget.usage import Usage
 from reasoner.jobs.events import read_data
 from reasoner.jobs.job import JobResult
 from reasoner.jobs.journal import Entry
+from tests.specs import build_spec
 from workers.store.claims import Claim
 from workers.store.jobs import JobStore
 
-SPEC: dict[str, Any] = {"problem": "1 + 1?", "strategy": {"name": "greedy"}, "seed": 7, "priority": "interactive"}
+SPEC: dict[str, Any] = build_spec(problem="1 + 1?", strategy={"name": "greedy"}, seed=7).model_dump()
 
 RESULT = JobResult(answer="2", text="\\boxed{2}", confidence=None, finish_reason="answer", node="0")
 

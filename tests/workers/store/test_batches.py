@@ -20,13 +20,14 @@ from reasoner.run import JobOutcome, run_job
 from tests.long import mostly_long_grid
 from tests.scripted import ScriptedEngine
 from tests.seeds import shift
+from tests.specs import build_spec
 from tests.workers.store.helpers import expire, solution
 from workers.execution.execute import RunJob, execute
 from workers.store.batches import BatchStore, NoSuchBatch
 from workers.store.claims import Claim
 from workers.store.jobs import IdempotencyConflict, JobActive, JobStore, QueueFull
 
-SPEC: dict[str, Any] = {"problem": "1 + 1?", "strategy": {"name": "greedy"}, "seed": 7, "priority": "batch"}
+SPEC: dict[str, Any] = build_spec(problem="1 + 1?", strategy={"name": "greedy"}, seed=7, priority="batch").model_dump()
 RESULT = JobResult(answer="2", text="\\boxed{2}", confidence=None, finish_reason="answer", node="0")
 
 
@@ -261,9 +262,7 @@ async def test_workers_finish_a_batch_within_its_budget_even_if_they_die(
     specs = []
     for number in range(2 * MAX_ACTIVE_JOBS):
         strategy = {"name": names[number % 5]} | ({} if names[number % 5] == "greedy" else {"n": 6})
-        specs.append(
-            JobSpec.model_validate({"problem": f"{number}?", "strategy": strategy, "seed": number}).model_dump()
-        )
+        specs.append(build_spec({"problem": f"{number}?", "strategy": strategy, "seed": number}).model_dump())
     made, _ = await BatchStore(store).submit(specs, {"tokens": budget}, {}, owner="local", queue_cap=1000)
     engines: list[ScriptedEngine] = []
 

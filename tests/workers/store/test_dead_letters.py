@@ -14,6 +14,7 @@ from reasoner.jobs.journal import Entry, Journal, MemoryJournal
 from reasoner.jobs.spec import JobSpec
 from reasoner.run import JobOutcome, run_job
 from tests.scripted import ScriptedEngine
+from tests.specs import build_spec
 from tests.workers.store.helpers import RESULT, claim, entry, expire, submit, types
 from tests.workers.store.test_batches import submit as submit_batch
 from workers.execution.execute import execute
@@ -65,7 +66,7 @@ async def test_a_retried_job_continues_from_its_journal_and_is_charged_once(stor
         assert not client.exists(f"reasoner:job:{job_id}:keys")
 
 
-BEAM = JobSpec.model_validate(
+BEAM = build_spec(
     {"problem": "1 + 1?", "strategy": {"name": "beam", "n": 8, "expansions": 2}, "budget": {"tokens": 2000}, "seed": 5}
     | {"model": "policy"}
 )

@@ -18,6 +18,7 @@ from engine.protocol.types import Branch, EngineUnavailable, GenerateRequest, To
 from engine.remote.http import HttpEngine
 from reasoner.run import run_job
 from tests.scripted import ScriptedEngine
+from tests.specs import build_spec
 from tests.workers.collector import Collector
 from workers.config.settings import load_settings
 from workers.config.types import ConfigError
@@ -26,14 +27,16 @@ from workers.store.jobs import JobStore
 from workers.store.request_origin import ORIGIN, Origin
 from workers.telemetry import tracing
 
-SPEC = {
-    "problem": "the quick brown problem",
-    "model": "policy",
-    "verifier": {"kind": "prm", "model": "prm"},
-    "strategy": {"name": "best_of_n", "n": 2},
-    "seed": 1,
-    "priority": "interactive",
-}
+SPEC = build_spec(
+    {
+        "problem": "the quick brown problem",
+        "model": "policy",
+        "verifier": {"kind": "prm", "model": "prm"},
+        "strategy": {"name": "best_of_n", "n": 2},
+        "seed": 1,
+        "priority": "interactive",
+    }
+).model_dump()
 
 
 @pytest.fixture

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from reasoner.admission.validation import JobRefused, check_job
+from reasoner.admission.refusal import JobRefused
 from reasoner.jobs.candidate_spec import MAX_N
 from reasoner.jobs.spec import JobSpec
+from tests.specs import build_spec
 
 EXACT = {"kind": "exact", "expected": "1"}
 
 
 def job(**fields: object) -> JobSpec:
-    return JobSpec.model_validate({"problem": "2 + 2?"} | fields)
+    return build_spec({"problem": "2 + 2?"} | fields)
 
 
 @pytest.mark.parametrize(
@@ -26,14 +27,14 @@ def job(**fields: object) -> JobSpec:
 )
 def test_an_unknown_strategy_or_parameter_is_refused(strategy: dict[str, object], message: str) -> None:
     with pytest.raises(JobRefused, match=message) as refused:
-        check_job(job(strategy=strategy))
+        job(strategy=strategy)
     assert (refused.value.code, refused.value.field) == ("invalid-request", "strategy")
 
 
 def test_a_job_without_a_verifier_votes_and_cannot_name_a_strategy_that_needs_one() -> None:
-    check_job(job(verifier=None))
+    job(verifier=None)
     with pytest.raises(JobRefused, match=r"'beam' needs a verifier.*use self_consistency"):
-        check_job(job(verifier=None, strategy={"name": "beam"}))
+        job(verifier=None, strategy={"name": "beam"})
 
 
 @pytest.mark.parametrize("verifier", [EXACT, {"kind": "outcome"}])
@@ -41,10 +42,10 @@ def test_a_step_guided_strategy_refuses_a_verifier_of_whole_solutions(verifier: 
     with pytest.raises(
         JobRefused, match=rf"'beam' needs a verifier of single steps, and '{verifier['kind']}'.*use one of prm, judge"
     ):
-        check_job(job(strategy={"name": "beam"}, verifier=verifier))
-    check_job(job(strategy={"name": "self_consistency"}, verifier=verifier))
+        job(strategy={"name": "beam"}, verifier=verifier)
+    job(strategy={"name": "self_consistency"}, verifier=verifier)
 
 
 def test_a_confidence_is_refused_by_a_strategy_without_early_stopping() -> None:
     with pytest.raises(JobRefused, match=r"strategy 'greedy' cannot stop by 'confidence'.* use one of .*auto"):
-        check_job(job(strategy={"name": "greedy"}, confidence=0.9))
+        job(strategy={"name": "greedy"}, confidence=0.9)
