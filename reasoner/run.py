@@ -127,7 +127,7 @@ async def open_search(
         ledger = Ledger(
             spec.budget,
             prices or {},
-            by_grants=journal.grant_source is not None,
+            from_shared_pool=journal.grant_source is not None,
             counts_exactly=_counts_exactly(spec, policies, served),
         )
         equivalence = Equivalence(seconds_left=ledger.seconds_until_cut)

@@ -190,7 +190,7 @@ class Node:
         return "".join(text for part, text in self._split_solution() if part.kind == "thought")
 
     @property
-    def stated_text(self) -> str:
+    def own_answer_text(self) -> str:
         """The text in which the solution may state its answer: without its thought and the output of tools, and only
         of the model's last turn."""
         pieces = self._split_solution()

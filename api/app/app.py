@@ -59,7 +59,7 @@ def create_app(settings: Settings, engine: EngineClient | None = None) -> FastAP
         catalog = ModelCatalog(client, health)
         app.state.service = ServiceState(LiveSettings(settings), store, catalog, reaper, Readiness(client, catalog))
         reaping = asyncio.create_task(reaper.run())
-        watching = asyncio.create_task(EngineWatch(store, catalog.is_engine_available, reaper.nudge).run())
+        watching = asyncio.create_task(EngineWatch(store, catalog.is_engine_available, reaper.wake).run())
         try:
             yield
         finally:

@@ -52,7 +52,7 @@ async def submit_job(
         form=form,
         quota=limits.quota,
     )
-    state.reaper.nudge()
+    state.reaper.wake()
     log.info("job submitted" if is_new else "job submitted again", job=job["id"], key=principal.key_id)
     return job, is_new
 
@@ -89,7 +89,7 @@ async def submit_batch(
         idempotency=idempotency,
         quota=limits.quota,
     )
-    state.reaper.nudge()
+    state.reaper.wake()
     log.info("batch submitted" if is_new else "batch submitted again", batch=batch["id"], key=principal.key_id)
     return batch, is_new
 

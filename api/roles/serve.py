@@ -107,7 +107,7 @@ def run_engine(settings: Settings) -> None:
             "give http://HOST:PORT or unix:///PATH"
         )
     for line in describe_unknown_variables():
-        _say(line)
+        _report(line)
     command = engine_command(settings, where)
     os.execv(command[0], command)
 
@@ -116,8 +116,8 @@ def serve(settings: Settings) -> None:
     """Run all roles on this machine until SIGTERM or Ctrl-C."""
     raise_file_limit()
     for line in (*describe_plugins(), *describe_unusable(), *describe_unknown_variables()):
-        _say(line)
-    with Supervisor(settings, log_dir=settings.data_dir / "logs", on_progress=_say):
+        _report(line)
+    with Supervisor(settings, log_dir=settings.data_dir / "logs", on_progress=_report):
         while True:  # not a single unlimited wait: a signal that arrives just before it is handled when it ends
             time.sleep(LOOK_SECONDS)
 
@@ -138,7 +138,7 @@ def _log_start() -> None:
         log.warning(line)
 
 
-def _say(message: str) -> None:
+def _report(message: str) -> None:
     print(message, file=sys.stderr, flush=True)
 
 

@@ -45,7 +45,7 @@ _CLEANUP_SCRIPT = (
 
 
 class Role:
-    """One child process, with its recent deaths."""
+    """One child process, with its recent failures."""
 
     def __init__(self, name: str, command: Sequence[str], env: dict[str, str], log: Path) -> None:
         self.name = name
@@ -69,7 +69,7 @@ class Role:
         """The exit status; ``None`` while the process runs."""
         return None if self.process is None else self.process.poll()
 
-    def last_words(self) -> str:
+    def read_log_end(self) -> str:
         """Return the end of its log since its last start, without older entries of the same file."""
         return read_tail(self.log, since=self._log_start)
 
@@ -113,7 +113,7 @@ class Supervisor:
         self.settings = settings
         self.log_dir = log_dir
         self.url = f"http://{reachable_host(settings.host)}:{settings.port}"
-        self._say = on_progress
+        self._report = on_progress
         self._ephemeral = ephemeral
         self._broker: EmbeddedBroker | None = None
         self._broker_watch: BrokerWatch | None = None
@@ -157,11 +157,11 @@ class Supervisor:
 
         redis_url = settings.redis_url
         if redis_url is None:
-            self._say("starting the broker")
+            self._report("starting the broker")
             self._broker = EmbeddedBroker(settings.data_dir)
             self._start_broker(self._broker)
             redis_url = self._broker.url
-        self._broker_watch = BrokerWatch(redis_url, self._say)
+        self._broker_watch = BrokerWatch(redis_url, self._report)
         self._broker_watch.check_policy()
         check_bind(settings)
         addresses: dict[str, object] = {"redis_url": redis_url}
@@ -169,16 +169,16 @@ class Supervisor:
             addresses["engine_url"] = (f"unix://{engine_socket}",)
         env = os.environ | settings.model_copy(update=addresses).environment()
         if local_engine:
-            self._say(f"starting the engine with {' and '.join(settings.local_models())}")
+            self._report(f"starting the engine with {' and '.join(settings.local_models())}")
             self._launch("engine", engine, env)
-        self._say("starting the worker and the API")
+        self._report("starting the worker and the API")
         for name, slots, queues in worker_pools(settings):
             pool = {"REASONER_QUEUES": ",".join(queues), "REASONER_CONCURRENCY": str(slots)}
             self._launch(name, [sys.executable, "-m", "api.roles.serve", "worker"], env | pool)
         self._launch("api", [sys.executable, "-m", "api.roles.serve", "api"], env)
         self._await_ready()
         self._watcher.start()
-        self._say(f"ready at {self.url}")
+        self._report(f"ready at {self.url}")
 
     def _launch(self, name: str, command: Sequence[str], env: dict[str, str]) -> None:
         role = Role(name, command, env, self.log_dir / f"{name}.log")
@@ -195,7 +195,7 @@ class Supervisor:
                 for role in self._roles:
                     if role.exit_status is not None:
                         why = f"the {role.name} did not start; the end of {role.log}"
-                        raise StartError(f"{why}:\n{role.last_words()}")
+                        raise StartError(f"{why}:\n{role.read_log_end()}")
                 with contextlib.suppress(httpx.TransportError):
                     answer = client.get(f"{self.url}/readyz")
                     if answer.status_code == httpx.codes.OK:
@@ -203,7 +203,7 @@ class Supervisor:
                     errors = describe_missing(answer.json()["errors"], broker_url(self.settings))
                     if errors != missing:
                         missing = errors
-                        self._say(missing)
+                        self._report(missing)
                 time.sleep(_POLL_SECONDS)
 
     def _watch(self) -> None:
@@ -213,7 +213,7 @@ class Supervisor:
                 if self._stopping:
                     continue
                 if self._broker is not None and self._broker.ended:
-                    self._say("the broker ended; starting it again")
+                    self._report("the broker ended; starting it again")
                     self._restart(self._broker)
                 assert self._broker_watch is not None
                 self._broker_watch.check_when_due()
@@ -221,18 +221,18 @@ class Supervisor:
                     status = role.exit_status
                     if status is not None and (pause := role.restart_when_due()) is not None:
                         when = f"in {pause:g} s" if pause else "at once"
-                        self._say(f"the {role.name} ended with status {status}; starting it again {when}")
+                        self._report(f"the {role.name} ended with status {status}; starting it again {when}")
 
     def _restart(self, broker: EmbeddedBroker) -> None:
         try:
             self._start_broker(broker)
         except StartError as error:  # the other roles need the broker: report the failure and try again
-            self._say(str(error))
+            self._report(str(error))
 
     def _start_broker(self, broker: EmbeddedBroker) -> None:
         broker.start()
         if broker.process is None:
-            self._say(
+            self._report(
                 f"sharing the broker of {broker.data_dir}, which process {broker.starter} started; when it ends, this "
                 "process starts its own"
             )

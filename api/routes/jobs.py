@@ -206,7 +206,7 @@ async def retry(job_id: JobId, state: State, _: Writer) -> Response:
     settings = state.settings
     quota = settings.limits.for_owner(await state.store.get_owner(job_id)).quota
     job = await state.store.retry(job_id, queue_cap=settings.queue_cap, quota=quota)
-    state.reaper.nudge()
+    state.reaper.wake()
     return JSONResponse(job, 202)
 
 

@@ -27,9 +27,9 @@ from reasoner.admission.resolve import resolve_program_job
 from reasoner.answers.spec import AnswerSpec
 from reasoner.base_model import VerifierSpec
 from reasoner.client import AsyncClient
-from reasoner.evaluation.given import (
+from reasoner.evaluation.labelled_candidates import (
     RANKINGS_FILE,
-    GivenQuestion,
+    LabelledCandidates,
     RankedQuestion,
     RankingFile,
     RuleAccuracy,
@@ -48,7 +48,7 @@ from workers.config.settings import Settings
 from workers.engines.connect import connect
 from workers.processes import shutdown
 
-Rank = Callable[[GivenQuestion], Awaitable[RankedQuestion]]
+Rank = Callable[[LabelledCandidates], Awaitable[RankedQuestion]]
 _MAX_CHARS = 60
 _MAX_EXPLAINED = 10
 """Questions without a ranking whose reasons are printed."""
@@ -127,14 +127,14 @@ def evaluate_candidates(
     _report(questions, rankings, AnswerSpec(), as_json)
 
 
-def _read(path: Path, limit: int | None) -> list[GivenQuestion]:
+def _read(path: Path, limit: int | None) -> list[LabelledCandidates]:
     try:
         return read_questions(path, limit)
     except SuiteError as error:
         raise typer.BadParameter(str(error), param_hint="FILE") from None
 
 
-def _check(question: GivenQuestion, fields: dict[str, Any]) -> None:
+def _check(question: LabelledCandidates, fields: dict[str, Any]) -> None:
     """Raise ``typer.BadParameter`` for fields that no job can have, before a service is started."""
     try:
         Selection.model_validate(question.to_spec(**fields)).to_job()
@@ -156,7 +156,7 @@ def _open_file(header: dict[str, Any], out: Path | None) -> Iterator[RankingFile
 async def _select_all(
     url: str,
     key: str | None,
-    questions: list[GivenQuestion],
+    questions: list[LabelledCandidates],
     fields: dict[str, Any],
     rankings: RankingFile,
     concurrency: int,
@@ -164,7 +164,7 @@ async def _select_all(
     strategy = {"name": "select"} | {name: fields.pop(name) for name in ("by", "schedule") if name in fields}
     async with AsyncClient(url, key) as client:
 
-        async def rank(question: GivenQuestion) -> RankedQuestion:
+        async def rank(question: LabelledCandidates) -> RankedQuestion:
             spec = question.to_spec(strategy=strategy, **fields)
             # The same run finds its jobs again, so that one that was killed pays for nothing twice.
             job = await client.submit(spec, idempotency_key=f"{rankings.run}-{question.id}")
@@ -181,13 +181,13 @@ async def _evaluate_all(
     settings: Settings,
     urls: tuple[str, ...],
     verifier: VerifierSpec | None,
-    questions: list[GivenQuestion],
+    questions: list[LabelledCandidates],
     rankings: RankingFile,
     concurrency: int,
 ) -> None:
     engine = connect(settings, urls)
 
-    async def rank(question: GivenQuestion) -> RankedQuestion:
+    async def rank(question: LabelledCandidates) -> RankedQuestion:
         given = question.to_spec(model=settings.model_name, seed=1, verifier=verifier and verifier.model_dump())
         job = resolve_program_job(JobRequest.model_validate(given), settings.models)
         outcome = await run_job(job, LeaselessEngine(engine), MemoryJournal())
@@ -201,14 +201,14 @@ async def _evaluate_all(
 
 
 async def _rank_with_progress(
-    questions: list[GivenQuestion], rank: Rank, rankings: RankingFile, concurrency: int
+    questions: list[LabelledCandidates], rank: Rank, rankings: RankingFile, concurrency: int
 ) -> None:
     with count_progress(_progress, transient=True, shows_remaining=True) as bar:
         task = bar.add_task("ranking", total=len(questions))
         await rank_questions(questions, rank, rankings, concurrency, lambda done: bar.update(task, completed=done))
 
 
-def _report(questions: list[GivenQuestion], rankings: RankingFile, spec: AnswerSpec, as_json: bool) -> None:
+def _report(questions: list[LabelledCandidates], rankings: RankingFile, spec: AnswerSpec, as_json: bool) -> None:
     """Print the rankings and, where right answers are known, the accuracy of each rule."""
     failed = [item for item in rankings.items if item.failed is not None]
     measured: list[RuleAccuracy] = []
@@ -236,7 +236,7 @@ def _print_accuracy(measured: list[RuleAccuracy], count: int) -> None:
     result_console().print(table)
 
 
-def _print_rankings(questions: list[GivenQuestion], items: list[RankedQuestion]) -> None:
+def _print_rankings(questions: list[LabelledCandidates], items: list[RankedQuestion]) -> None:
     by_id = {item.question: item for item in items}
     table = Table("question", "rank", "candidate", "answer", "score", Column("share", justify="right"), box=SIMPLE_HEAD)
     for question in questions:

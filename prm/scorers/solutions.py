@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from engine.protocol.types import EngineClient, ModelInfo, ScoreItem, ScoreRequest
 from prm.formats.base import Conversation
-from prm.scorers.steps import Reading, read_scores
+from prm.scorers.steps import VerifierScores, read_scores
 
 
 class SolutionScorer(ABC):
@@ -26,7 +26,7 @@ class SolutionScorer(ABC):
         self.conversation = conversation
         self._lease = lease
 
-    async def score(self, solutions: Sequence[str], *, max_compute: int | None = None) -> list[Reading]:
+    async def score(self, solutions: Sequence[str], *, max_compute: int | None = None) -> list[VerifierScores]:
         """Return one score for each solution, in order. ``max_compute`` bounds the tokens computed for one of them."""
         items = tuple([ScoreItem((await self.encode(solution.strip()),), (0,)) for solution in solutions])
         request = ScoreRequest(uuid.uuid4().hex, self.info.id, items, self.token_ids, max_compute, lease=self._lease)

@@ -36,7 +36,7 @@ class StepChain:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class VerifierScores:
     """A verifier's result.
 
     ``scores`` is the probability of being right for each requested step; ``None`` if the bound on computation was too
@@ -52,10 +52,10 @@ class Reading:
 
 async def read_scores(
     engine: EngineClient, request: ScoreRequest, probability: Callable[[Sequence[float]], float]
-) -> list[Reading]:
+) -> list[VerifierScores]:
     """Score a request's items. ``probability``: the score from the logits at a position."""
     return [
-        Reading(
+        VerifierScores(
             None if result.values is None else tuple(map(probability, result.values)),
             result.computed_tokens,
             result.cached_tokens,
@@ -101,7 +101,7 @@ class StepScorer:
 
     async def score(
         self, prompt: Prompt, chains: Sequence[StepChain], *, max_compute: int | None = None
-    ) -> list[Reading]:
+    ) -> list[VerifierScores]:
         """Score all steps after ``StepChain.scored`` of every chain, in order.
 
         ``max_compute`` bounds the tokens computed for one chain.

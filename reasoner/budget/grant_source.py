@@ -8,7 +8,7 @@ from typing import Protocol
 from reasoner.budget.allocator import TokenRequest
 
 
-class JobParked(Exception):
+class WaitingForBudget(Exception):
     """The job has to wait for a grant; once it has one, it can be run again from its journal."""
 
     def __init__(self, request: TokenRequest) -> None:
@@ -22,7 +22,7 @@ class GrantSource(Protocol):
     async def request_tokens(self, granted: int, request: TokenRequest) -> int:
         """Return tokens beyond the ``granted`` ones that the job has used; 0 if there will be no more.
 
-        Raises ``JobParked`` if the job must not wait for the decision.
+        Raises ``WaitingForBudget`` if the job must not wait for the decision.
         """
         ...
 
@@ -38,5 +38,5 @@ class StoredGrants:
 
     async def request_tokens(self, granted: int, request: TokenRequest) -> int:
         if granted >= self.granted and not self.closed:
-            raise JobParked(request)
+            raise WaitingForBudget(request)
         return self.granted - granted

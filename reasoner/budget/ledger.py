@@ -39,19 +39,19 @@ class Ledger:
         prices: Mapping[str, Prices] | None = None,
         clock: Callable[[], float] = time.monotonic,
         *,
-        by_grants: bool = False,
+        from_shared_pool: bool = False,
         counts_exactly: bool = True,
     ) -> None:
-        """With ``by_grants`` the job may spend only the tokens that ``add_grant`` adds, within its own limits.
+        """With ``from_shared_pool`` the job may spend only the tokens that ``add_grant`` adds, within its own limits.
         ``counts_exactly``: False if requests may spend more than was reserved (``ModelInfo.counts_exactly``).
         """
         self.budget = budget
         self.usage = Usage()
         self._prices = prices or {}
         self._counts_exactly = counts_exactly
-        self._granted_tokens = 0 if by_grants else None
+        self._granted_tokens = 0 if from_shared_pool else None
         self._limits: tuple[int | None, ...] = (
-            0 if by_grants else budget.tokens,
+            0 if from_shared_pool else budget.tokens,
             None if budget.flops is None else int(budget.flops),
             None if budget.cost is None else round(budget.cost * MONEY_UNITS),
         )
@@ -76,7 +76,7 @@ class Ledger:
         """True while a part of the limits is set aside for the end of one branch."""
         return self._set_aside is not None and (self.has_limits or self.budget.seconds is not None)
 
-    def set_aside(self, most: Amount, likely: Amount) -> None:
+    def reserve_for_answer(self, most: Amount, likely: Amount) -> None:
         """Set aside what one branch needs; only requests for the ``whole`` budget may use it.
 
         The amount is ``likely``, clipped to between a quarter and half of each limit, and at most ``most``. Half of the

@@ -102,7 +102,7 @@ class Generation:
     reservation: Amount = NO_AMOUNT
     """Budget that is held for its next part."""
 
-    equality: Hashable | None = field(init=False, default=None)
+    dedup_key: Hashable | None = field(init=False, default=None)
     """Key shared by branches that must be equal, since each continues the same text greedily; ``None`` for sampled
     branches."""
 
@@ -122,7 +122,7 @@ class Generation:
             parent, max_tokens = self.parent, self.recorded.max_tokens
             sampling = replace(self.sampling, temperature=0.0, top_k=0, top_p=1.0, min_p=0.0)  # which greedy ignores
             start = parent.policy, parent.prefix, parent.solution
-            self.equality = self.op, start, sampling, max_tokens, self.rules
+            self.dedup_key = self.op, start, sampling, max_tokens, self.rules
 
     @property
     def parent(self) -> Node:

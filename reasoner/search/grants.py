@@ -35,7 +35,7 @@ class Grants:
     async def request_more(self) -> bool:
         """Request tokens for a search that is blocked by its ledger; return True if a retry may be worthwhile.
 
-        Raises ``JobParked`` if the job must not wait for the grant.
+        Raises ``WaitingForBudget`` if the job must not wait for the grant.
         """
         key = f"grant:{self._count}"
         if self._replay_log.is_replaying:

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from engine.protocol.request_checks import PromptTooLong
 from engine.protocol.types import InvalidRequest, ModelInfo
-from prm.scorers.steps import Reading, aggregate
+from prm.scorers.steps import VerifierScores, aggregate
 from reasoner.budget.ledger import Ledger
 from reasoner.budget.prices import NO_AMOUNT, Amount
 from reasoner.budget.usage import Usage
@@ -76,7 +76,7 @@ class PairScorer(Protocol):
         ...
 
 
-def without_verdict(node: Node, reading: Reading, spend: Usage, reserved: Amount) -> NodeScore:
+def without_verdict(node: Node, reading: VerifierScores, spend: Usage, reserved: Amount) -> NodeScore:
     """Return the score of a node on which the verifier gave no verdict, with what it said instead."""
     verdict = {"score": None, "votes": [None], "critiques": [reading.unread or ""]}
     return NodeScore(node, None, (), spend, reserved, {"verdicts": [[verdict]]})
@@ -110,7 +110,7 @@ def check_fits_context(model: ModelInfo, tokens: int) -> None:
         )
 
 
-ReadNodes = Callable[[Sequence[Node], int | None], Awaitable[Sequence[Reading]]]
+ReadNodes = Callable[[Sequence[Node], int | None], Awaitable[Sequence[VerifierScores]]]
 """Function that reads nodes with a model and computes at most the given number of tokens for each."""
 TOO_LONG = "items.parts"
 """Field in the engine's error if an item does not fit into the model's context."""
@@ -127,7 +127,9 @@ class BudgetedReader:
         self._ledger = ledger
         self._rate = ledger.rate_of_model(model)
 
-    async def read(self, estimates: Mapping[Node, int], read_nodes: ReadNodes) -> list[tuple[Node, Reading, Amount]]:
+    async def read(
+        self, estimates: Mapping[Node, int], read_nodes: ReadNodes
+    ) -> list[tuple[Node, VerifierScores, Amount]]:
         """Return readings of the first nodes, each with its reservation.
 
         Empty if the budget reaches none, or the time is up before the model has answered.
@@ -174,7 +176,7 @@ class BudgetedReader:
             scored.append(NodeScore(node, score, steps, self.spend(reading), reserved))
         return scored
 
-    def spend(self, reading: Reading) -> Usage:
+    def spend(self, reading: VerifierScores) -> Usage:
         """Return the cost of a reading."""
         return self._rate.verification_usage(reading.computed, reading.cached)
 
@@ -191,7 +193,7 @@ class BudgetedReader:
         return batch, bound
 
 
-async def _read_each(read_nodes: ReadNodes, nodes: Sequence[Node], limit: int | None) -> Sequence[Reading]:
+async def _read_each(read_nodes: ReadNodes, nodes: Sequence[Node], limit: int | None) -> Sequence[VerifierScores]:
     """Return a reading of each node. If the engine refuses a request, because one node is too long or for a reason of
     its server's, they are read singly, and those that are refused have no verdict.
     """
@@ -201,5 +203,5 @@ async def _read_each(read_nodes: ReadNodes, nodes: Sequence[Node], limit: int | 
         if error.field == "model":
             raise
         if len(nodes) == 1:
-            return [Reading((), 0, 0, None if error.field == TOO_LONG else str(error))]
+            return [VerifierScores((), 0, 0, None if error.field == TOO_LONG else str(error))]
     return [reading for node in nodes for reading in await _read_each(read_nodes, [node], limit)]

@@ -55,7 +55,7 @@ class Search:
         answers = AnswerFinder(spec.answer, context.ledger.seconds_until_cut)
         self._shared = StreamContext(context, spec.seed, replay_log, answers, self.root)
         self._shared.finish_from_reserve = self._finish_from_reserve
-        self._shared.set_aside()
+        self._shared.reserve_for_answer()
         if context.journal.grant_source is not None:
             self._shared.grants = Grants(context.journal.grant_source, context.ledger, replay_log, self._next_request)
         self._scores = None if context.scorer is None else ScoreRecorder(context.scorer, replay_log, self._shared)

@@ -16,7 +16,7 @@ COPIED = ("parts", "thought", "vote", "calls", "words", "call_fault")
 """Further data of a branch's end that a copy has, too."""
 
 
-class Copies:
+class GreedyDedup:
     """The first branch of each group of equal ones in a search."""
 
     def __init__(self) -> None:
@@ -27,21 +27,21 @@ class Copies:
 
         ``None`` if the branch has to be generated; later equal ones then copy it.
         """
-        if branch.equality is None:
+        if branch.dedup_key is None:
             return None
-        first = self._first.get(branch.equality)
+        first = self._first.get(branch.dedup_key)
         if first is not None and first is not branch and branch.num_parts == 0:
             usable = is_pending(first) if first.end is None else first.end["reason"] not in CUT_REASONS
             if usable:
                 return first
-        self._first[branch.equality] = branch
+        self._first[branch.dedup_key] = branch
         return None
 
     def add_ended(self, branch: Generation) -> None:
         """Register a branch that has ended, now or in a replay."""
         assert branch.end is not None
-        if branch.equality is not None and branch.end["reason"] not in CUT_REASONS:
-            self._first[branch.equality] = branch
+        if branch.dedup_key is not None and branch.end["reason"] not in CUT_REASONS:
+            self._first[branch.dedup_key] = branch
 
 
 def copy_entry(branch: Generation, original: Generation) -> PendingEntry:

@@ -282,7 +282,7 @@ class Stream:
         context.is_cut_short |= reason in ("budget", "timeout")
         context.longest[branch.op] = max(context.longest.get(branch.op, 1), len(text.token_ids))
         if branch.op == "expand" and context.search.ledger.is_setting_aside:
-            context.set_aside()
+            context.reserve_for_answer()
         node = Node(
             path=branch.path,
             parent=branch.parent,

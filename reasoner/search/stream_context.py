@@ -10,7 +10,7 @@ from reasoner.answers.extraction.finder import AnswerFinder
 from reasoner.search.context import SearchContext
 from reasoner.search.grants import Grants
 from reasoner.search.replay import ReplayLog
-from reasoner.search.shared_branches import Copies
+from reasoner.search.shared_branches import GreedyDedup
 from reasoner.thoughts import UNKNOWN, ThoughtProgress
 from reasoner.tree import Node
 
@@ -34,7 +34,7 @@ class StreamContext:
     """True if the budget prevented an operation that the strategy requested."""
     longest: dict[str, int] = field(default_factory=dict)
     """Tokens of the longest branch so far, by operation."""
-    copies: Copies = field(default_factory=Copies)
+    copies: GreedyDedup = field(default_factory=GreedyDedup)
     grants: Grants | None = None
     """Grants of a job that shares a budget."""
     finish_from_reserve: Callable[[], Awaitable[bool]] | None = None
@@ -53,13 +53,13 @@ class StreamContext:
         """Return journal data by which an entry is billed to a model; nothing if the job has one policy alone."""
         return {"model": model.id} if model is not None and len(self.search.policies) > 1 else {}
 
-    def set_aside(self) -> None:
+    def reserve_for_answer(self) -> None:
         """Set aside the budget that one branch is expected to need to reach its end."""
         ledger, prompt = self.search.ledger, len(self.root.prefix)
         rate = ledger.rate_of_model(self.search.policies[0].model)
         most = self.max_new_tokens(self.root)
         likely = min(most, STEPS_TO_END * self.longest.get("expand", most))
-        ledger.set_aside(*(rate.max_branch_amount(prompt + tokens, tokens) for tokens in (most, likely)))
+        ledger.reserve_for_answer(*(rate.max_branch_amount(prompt + tokens, tokens) for tokens in (most, likely)))
 
     def find_thinking(self, node: Node) -> ThoughtProgress | None:
         """Return where the thinking of a node's conversation is at its end."""

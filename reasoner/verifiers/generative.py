@@ -12,8 +12,8 @@ from reasoner.search.scoring import NodeScore, NodeScorer, aggregate_score, ends
 from reasoner.tree import Node
 from reasoner.verifiers.context import VerifierContext
 from reasoner.verifiers.written import (
-    Answered,
     BudgetedVerdicts,
+    Judgement,
     Question,
     find_model,
     open_verdicts,
@@ -64,7 +64,7 @@ class GenerativeNodeScorer:
             questions += await self._verdicts.ask(f"verdict:{node.id}:{end}", _describe(solution, steps[:end]))
         return questions
 
-    def _score(self, answered: Answered[Node]) -> NodeScore:
+    def _score(self, answered: Judgement[Node]) -> NodeScore:
         node, verdicts, rubric = answered.item, answered.verdicts, self._verifier.rubric
         width = len(rubric) or 1
         groups = [verdicts[start : start + width] for start in range(0, len(verdicts), width)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from prm.scorers.judge import Judge
-from prm.scorers.steps import Reading
+from prm.scorers.steps import VerifierScores
 from reasoner.jobs.verifier_specs import JudgeVerifier
 from reasoner.search.scoring import BudgetedReader, NodeScore, NodeScorer, check_fits_context, ends_at_step
 from reasoner.tree import Node, Reads
@@ -40,5 +40,5 @@ class JudgeNodeScorer:
         estimates = {node: estimate_new_tokens(node, self._head, self._reads) for node in nodes}
         return await self._reader.score_steps(estimates, self._ask, self._aggregation)
 
-    async def _ask(self, nodes: Sequence[Node], bound: int | None) -> Sequence[Reading]:
+    async def _ask(self, nodes: Sequence[Node], bound: int | None) -> Sequence[VerifierScores]:
         return await self._judge.score([node.read_text(self._reads) for node in nodes], max_compute=bound)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from prm.scorers.outcome import OutcomeScorer
-from prm.scorers.steps import Reading
+from prm.scorers.steps import VerifierScores
 from reasoner.budget.prices import Amount
 from reasoner.jobs.verifier_specs import OutcomeVerifier
 from reasoner.search.scoring import (
@@ -53,11 +53,11 @@ class OutcomeNodeScorer:
             for node, reading, reserved in await self._reader.read(estimates, self._ask)
         ]
 
-    def _score(self, node: Node, reading: Reading, reserved: Amount) -> NodeScore:
+    def _score(self, node: Node, reading: VerifierScores, reserved: Amount) -> NodeScore:
         spend = self._reader.spend(reading)
         if reading.unread is not None:
             return without_verdict(node, reading, spend, reserved)
         return NodeScore(node, aggregate_score(reading.scores or (), "last"), (), spend, reserved)
 
-    async def _ask(self, nodes: Sequence[Node], bound: int | None) -> Sequence[Reading]:
+    async def _ask(self, nodes: Sequence[Node], bound: int | None) -> Sequence[VerifierScores]:
         return await self._scorer.score([node.read_text(self._reads) for node in nodes], max_compute=bound)

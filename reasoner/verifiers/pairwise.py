@@ -17,8 +17,8 @@ from reasoner.search.scoring import PairScore, PairScorer
 from reasoner.tree import Node
 from reasoner.verifiers.context import VerifierContext
 from reasoner.verifiers.written import (
-    Answered,
     BudgetedVerdicts,
+    Judgement,
     Question,
     find_model,
     open_verdicts,
@@ -60,7 +60,7 @@ class WrittenPairScorer:
             *await self._verdicts.ask(f"{key}:1", {"first": second, "second": first}),
         ]
 
-    def _score(self, answered: Answered[Pair]) -> PairScore:
+    def _score(self, answered: Judgement[Pair]) -> PairScore:
         verdicts, rubric = answered.verdicts, self._verifier.rubric
         width = len(verdicts) // 2
         orders = [(verdicts[index].score, verdicts[width + index].score) for index in range(width)]

@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Sequence
 
 from engine.protocol.types import InvalidRequest, ModelInfo, ScoreItem, ScoreRequest
-from prm.scorers.steps import Reading, read_scores
+from prm.scorers.steps import VerifierScores, read_scores
 from reasoner.base_model import VerifierSpec
 from reasoner.budget.prices import Amount
 from reasoner.budget.usage import Usage
@@ -85,7 +85,7 @@ class ProbeNodeScorer:
         score = aggregate_score((*inherited_scores(node), node.probe), self._aggregation)
         return NodeScore(node, score, (node.probe,), Usage(flops=float(self._flops)), reserved)
 
-    async def _read(self, nodes: Sequence[Node], bound: int | None) -> Sequence[Reading]:
+    async def _read(self, nodes: Sequence[Node], bound: int | None) -> Sequence[VerifierScores]:
         """Read the state that predicted each node's last token, as decoding does."""
         items = tuple(ScoreItem((node.prefix[:-1],), (0,)) for node in nodes)
         lease = self._context.lease

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from prm.formats.base import Prompt
-from prm.scorers.steps import Reading, StepChain, StepScorer
+from prm.scorers.steps import StepChain, StepScorer, VerifierScores
 from reasoner.jobs.verifier_specs import PrmVerifier
 from reasoner.search.scoring import (
     BudgetedReader,
@@ -50,7 +50,7 @@ class PrmNodeScorer:
         estimates = {node: estimate_new_tokens(node, self._prompt.size, self._reads) for node in nodes}
         return await self._reader.score_steps(estimates, self._ask, self._aggregation)
 
-    async def _ask(self, nodes: Sequence[Node], bound: int | None) -> Sequence[Reading]:
+    async def _ask(self, nodes: Sequence[Node], bound: int | None) -> Sequence[VerifierScores]:
         return await self._scorer.score(self._prompt, [self._chain(node) for node in nodes], max_compute=bound)
 
     def _chain(self, node: Node) -> StepChain:

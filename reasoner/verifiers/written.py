@@ -43,7 +43,7 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True)
-class Answered(Generic[T]):
+class Judgement(Generic[T]):
     """An item with the verdicts on its questions, in their order, and what they cost."""
 
     item: T
@@ -96,7 +96,7 @@ class BudgetedVerdicts:
                     "verifier.max_tokens",
                 )
 
-    async def read(self, questions: Mapping[T, Sequence[Question]]) -> list[Answered[T]]:
+    async def read(self, questions: Mapping[T, Sequence[Question]]) -> list[Judgement[T]]:
         """Return the verdicts on the questions of the first items, as many as the budget reaches.
 
         Empty if it reaches none, or the time is up before the model has answered. A question that is too long for the
@@ -114,7 +114,7 @@ class BudgetedVerdicts:
         if verdicts is None:
             self._release(amounts)
             return []
-        return [Answered(item, found, self._spend(found), amounts[item]) for item, found in verdicts.items()]
+        return [Judgement(item, found, self._spend(found), amounts[item]) for item, found in verdicts.items()]
 
     async def _read_all(self, questions: Mapping[T, Sequence[Question]]) -> dict[T, tuple[Verdict, ...]]:
         try:

@@ -27,7 +27,7 @@ class BrokerWatch:
 
     def __init__(self, url: str, say: Callable[[str], None]) -> None:
         """``say``: prints a line."""
-        self._say = say
+        self._report = say
         self._client = make_client(
             parse_broker_url(url),
             socket_timeout=_TIMEOUT_SECONDS,
@@ -45,7 +45,7 @@ class BrokerWatch:
         except BROKER_DOWN:
             return
         if warning := describe_eviction(policy):
-            self._say(warning)
+            self._report(warning)
 
     def check_when_due(self) -> None:
         """Ask the broker to write, unless it was asked a moment ago, and say what has changed."""
@@ -57,6 +57,6 @@ class BrokerWatch:
         except BROKER_DOWN as error:
             outage = describe_outage(error)
         if outage != self._outage:
-            self._say(outage or "the broker works again")
+            self._report(outage or "the broker works again")
         self._outage = outage
         self._due = time.monotonic() + CHECK_SECONDS

@@ -23,7 +23,7 @@ log = structlog.get_logger("reasoner.reaper")
 
 
 class Reaper:
-    """Sweeps in an interval until ``stop``, and at once after ``nudge``, which announces a new job."""
+    """Sweeps in an interval until ``stop``, and at once after ``wake``, which announces a new job."""
 
     def __init__(self, store: JobStore, app: Celery, *, max_attempts: int, retention: float) -> None:
         """``retention``: seconds for which an ended job is kept."""
@@ -36,7 +36,7 @@ class Reaper:
         self._nudged = asyncio.Event()
         self._stopping = False
 
-    def nudge(self) -> None:
+    def wake(self) -> None:
         self._nudged.set()
 
     def stop(self) -> None:

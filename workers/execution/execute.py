@@ -24,7 +24,7 @@ from engine.protocol.types import (
 )
 from reasoner.admission.refusal import JobRefused
 from reasoner.best_so_far import choose_best_so_far
-from reasoner.budget.grant_source import JobParked
+from reasoner.budget.grant_source import WaitingForBudget
 from reasoner.jobs.job import JobError, JobResult, Status
 from reasoner.jobs.journal import JobCancelled, Journal, LeaseLost
 from reasoner.jobs.spec import JobSpec
@@ -122,9 +122,9 @@ async def _record_outcome(
         await store.finish(claim, "cancelled", result=end.result)
         log.info("job cancelled")
         tracing.describe({tracing.STATUS: "cancelled"})
-    except JobParked as parked:
+    except WaitingForBudget as waiting:
         try:
-            share = await BatchStore(store).park(claim, parked.request)
+            share = await BatchStore(store).wait_for_budget(claim, waiting.request)
         except JobCancelled:
             log.info("job cancelled")
             tracing.describe({tracing.STATUS: "cancelled"})

@@ -95,7 +95,7 @@ class BatchStore:
             raise NoSuchBatch(batch_id)
         return await self.get(batch_id)
 
-    async def park(self, claim: Claim, request: TokenRequest) -> StoredGrants | None:
+    async def wait_for_budget(self, claim: Claim, request: TokenRequest) -> StoredGrants | None:
         """Request more of the batch's budget. Return the share with which the job continues at once; ``None`` if the
         job was released and waits for a share.
 

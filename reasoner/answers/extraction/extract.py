@@ -13,12 +13,12 @@ from itertools import chain
 from engine.protocol.thoughts import find_thought
 from reasoner.answers import plain
 from reasoner.answers.extraction.choices import find_choice
+from reasoner.answers.extraction.extracted import ExtractedAnswer
 from reasoner.answers.extraction.flexible import find_last_choice, find_last_number
 from reasoner.answers.extraction.last_line import find_in_last_line
 from reasoner.answers.extraction.marked import find_box, find_boxed, iter_hashes, iter_json_answers, iter_tagged
 from reasoner.answers.extraction.phrases import ANNOUNCES, ExtractionStopped, iter_phrases
 from reasoner.answers.extraction.placeholders import is_placeholder
-from reasoner.answers.extraction.stated import StatedAnswer
 from reasoner.answers.extraction.statement import extract_mathematics, find_only_number
 from reasoner.answers.normalize import WIDE, normalize, strip_text_command
 from reasoner.answers.spec import AnswerSpec, CodeExtract, RegexExtract
@@ -37,7 +37,7 @@ _HTML = re.compile(r"</?(?:b|strong|i|em|u|p|br|span|code|mark|center|h[1-6])\s?
 
 def find_answer(
     text: str, spec: AnswerSpec | None = None, stopped: ExtractionStopped = "end", *, has_thought: bool = True
-) -> StatedAnswer | None:
+) -> ExtractedAnswer | None:
     """Return the answer that a solution states, or else, at the flexible level, the last number or choice letter.
 
     Only ``auto`` extraction of mathematics and choices from a finished solution has a flexible level.
@@ -47,14 +47,14 @@ def find_answer(
     stated = (strip_thinking(text) or "") if has_thought else text
     strict = _extract(spec, stated, stopped)
     if strict and len(strict) <= MAX_CHARS:
-        return StatedAnswer(strict, "strict")
+        return ExtractedAnswer(strict, "strict")
     if stopped != "end" or spec.extract != "auto" or spec.compare not in ("math", "choice"):
         return None
     question = _NEXT_QUESTION.search(stated)
     before = "" if question is None else stated[: question.start()]
     solution = before if before.strip() else stated
     last = find_last_number(solution) if spec.compare == "math" else find_last_choice(solution)
-    return None if last is None else StatedAnswer(last, "flexible")
+    return None if last is None else ExtractedAnswer(last, "flexible")
 
 
 def extract_answer(text: str, spec: AnswerSpec | None = None, stopped: ExtractionStopped = "end") -> str | None:

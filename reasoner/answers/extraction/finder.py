@@ -6,8 +6,8 @@ import logging
 
 from engine.protocol.types import InvalidRequest
 from reasoner.answers.extraction.extract import MAX_CHARS, find_answer, strip_thinking
+from reasoner.answers.extraction.extracted import ExtractedAnswer
 from reasoner.answers.extraction.phrases import ExtractionStopped
-from reasoner.answers.extraction.stated import StatedAnswer
 from reasoner.answers.spec import AnswerSpec, RegexExtract
 from reasoner.deadline import SecondsLeft, run_within, unlimited
 from reasoner.regex import find_pattern_error, search_last
@@ -35,7 +35,7 @@ class AnswerFinder:
 
     async def find(
         self, text: str, stopped: ExtractionStopped = "end", *, has_thought: bool = True
-    ) -> StatedAnswer | None:
+    ) -> ExtractedAnswer | None:
         """Return the answer of a solution; ``None`` if it has none or the pattern timed out, which is logged once.
 
         ``has_thought``: False if a thought is no part of the text.
@@ -55,4 +55,4 @@ class AnswerFinder:
         answer = found.group
         if answer is None or (stopped == "inside" and found.end == len(stated)) or len(answer) > MAX_CHARS:
             return None
-        return StatedAnswer(answer.strip(), "strict") if answer.strip() else None
+        return ExtractedAnswer(answer.strip(), "strict") if answer.strip() else None

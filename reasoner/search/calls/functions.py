@@ -114,7 +114,7 @@ class FunctionReader:
 
 async def read_end(node: Node, reason: Reason, answers: AnswerFinder, functions: FunctionReader | None) -> SolutionEnd:
     """Return the answer that a branch states at its end, or the calls that it makes there."""
-    text = node.stated_text
+    text = node.own_answer_text
     has_thought = node.thought is None
     words: str | None = None
     if functions is not None and reason == "stop":

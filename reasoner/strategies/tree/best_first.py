@@ -1,9 +1,9 @@
 """Best-first search: sample one step at a time at the most promising node, until an answer is certain enough.
 
-A box is a node that can be continued; opening it costs a sampled step and its score. The search always opens the box
-with the highest index and ends when an answer reaches the job's confidence. Source: Weitzman 1979, "Optimal Search for
-the Best Alternative" (Pandora's boxes and their reservation prices). Here boxes may be opened again, and the odds below
-replace the price, since an answer is right or wrong.
+The frontier has the nodes that can be continued; expanding one costs a sampled step and its score. The search always
+expands the node with the highest reservation index and ends when an answer reaches the job's confidence. Source:
+Weitzman 1979, "Optimal Search for the Best Alternative" (Pandora's boxes and their reservation prices). Here a node
+may be expanded again, and the odds below replace the price, since an answer is right or wrong.
 """
 
 from __future__ import annotations
@@ -50,15 +50,15 @@ async def run(search: Search, params: BestFirst) -> Choice:
     """Sample single steps at the most promising nodes, and stop when the answer is certain enough."""
     existing = [node for node in search.root.walk() if node.open and node.parent is not None]  # of earlier stages
     await search.score(existing)
-    boxes = {
-        box: compute_index(box)
-        for box in [search.root, *(node for node in existing if can_open(node, params.max_steps))]
+    frontier = {
+        node: compute_index(node)
+        for node in [search.root, *(node for node in existing if can_open(node, params.max_steps))]
     }
     sampled, length = 0, 1
     candidates = search.candidates()
     choice = await estimate_posterior(search)
     while (left := params.n * length - sampled) > 0 and not meets_confidence(search, choice):
-        picks = choose_boxes(boxes, min(params.width, left))
+        picks = choose_nodes(frontier, min(params.width, left))
         arrived = await expand_and_score(search, list(picks), list(picks.values()))
         num_known, candidates = len(candidates), search.candidates()
         if len(candidates) > num_known:
@@ -73,22 +73,23 @@ async def run(search: Search, params: BestFirst) -> Choice:
         ]
         ended = [len(node.path) for node in stepped]
         length = min(ended, default=max(length, *(len(node.path) + 1 for node in arrived)))
-        boxes |= {
-            box: compute_index(box) for box in [*picks, *(node for node in arrived if can_open(node, params.max_steps))]
+        frontier |= {
+            node: compute_index(node)
+            for node in [*picks, *(node for node in arrived if can_open(node, params.max_steps))]
         }
     if not candidates and await search.ensure_candidates():
         choice = await estimate_posterior(search)
     return choice
 
 
-def choose_boxes(boxes: Mapping[Node, float], width: int) -> Counter[Node]:
-    """Return the boxes to open next, the best first, with the number of samples of each.
+def choose_nodes(frontier: Mapping[Node, float], width: int) -> Counter[Node]:
+    """Return the nodes to expand next, the best first, with the number of samples of each.
 
-    A box gives one sample when it is first opened, since that often suffices, and then one, two, four, ….
+    A node gives one sample when it is first expanded, since that often suffices, and then one, two, four, ….
     """
-    now, picks = dict(boxes), Counter[Node]()
+    now, picks = dict(frontier), Counter[Node]()
     while now and picks.total() < width:
-        best = max(now, key=lambda box: (now[box], box.path))
+        best = max(now, key=lambda node: (now[node], node.path))
         picks[best] += 1
         if best.parent is not None and picks[best] >= max(1, len(best.children)):
             del now[best]
@@ -97,25 +98,25 @@ def choose_boxes(boxes: Mapping[Node, float], width: int) -> Counter[Node]:
     return picks
 
 
-def compute_index(box: Node, pending: int = 0) -> float:
-    """Return the index of a box.
+def compute_index(node: Node, pending: int = 0) -> float:
+    """Return the index of a node.
 
     It is the probability that the state is solvable, given its samples, and that the next sample is new, divided by
     the prior probability of a state of this depth. A child has a higher index than its parent if it is more likely to
     be good than another sample of the parent.
 
-    A box may be opened again while another sample is likely enough to be new. That probability is the lesser of two
+    A node may be opened again while another sample is likely enough to be new. That probability is the lesser of two
     estimates: from the probabilities of the samples, and from the share of those that occurred once (Good 1953, "The
     Population Frequencies of Species and the Estimation of Population Parameters").
     """
-    texts = Counter(child.text for child in box.children)
-    once = sum(count == 1 for count in texts.values()) / len(box.children) if box.children else 1.0
-    left = unseen(box.children)
+    texts = Counter(child.text for child in node.children)
+    once = sum(count == 1 for count in texts.values()) / len(node.children) if node.children else 1.0
+    left = unseen(node.children)
     new = min(once, left) if left >= MIN_NEW_PROBABILITY else 0.0
-    prior = SOLVABLE if box.parent is None else min(box.score or 0.0, MAX_SCORE)
-    scores = sorted([child.score or 0.0 for child in box.children])  # independent of the order of arrival
+    prior = SOLVABLE if node.parent is None else min(node.score or 0.0, MAX_SCORE)
+    scores = sorted([child.score or 0.0 for child in node.children])  # independent of the order of arrival
     failed = math.prod(1.0 - STEP_SUCCESS * (1.0 - score) for score in [*scores, *[0.0] * pending])
-    return new * prior * failed / (prior * failed + 1.0 - prior) / STEP_SUCCESS ** len(box.path)
+    return new * prior * failed / (prior * failed + 1.0 - prior) / STEP_SUCCESS ** len(node.path)
 
 
 def can_open(node: Node, max_steps: int) -> bool:

@@ -57,7 +57,7 @@ def test_the_last_words_of_a_role_are_of_its_latest_start(tmp_path: Path) -> Non
         role.start()
         assert role.process is not None
         role.process.wait()
-        assert role.last_words() == words
+        assert role.read_log_end() == words
     assert log.read_text().splitlines() == ["the port is taken", "the model is missing", ""]
 
 
@@ -69,4 +69,4 @@ def test_a_misconfigured_role_reports_the_error_in_one_line(tmp_path: Path) -> N
     role.start()
     assert role.process is not None
     assert role.process.wait() == 1
-    assert role.last_words() == f"reasoner: calibration {table}: No such file or directory"
+    assert role.read_log_end() == f"reasoner: calibration {table}: No such file or directory"

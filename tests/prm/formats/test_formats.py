@@ -15,7 +15,7 @@ from engine.protocol.options import EngineOptions
 from engine.protocol.types import EngineError
 from prm.formats.base import Prompt
 from prm.formats.registry import FORMAT_NOTE
-from prm.scorers.steps import Reading, StepChain, StepScorer
+from prm.scorers.steps import StepChain, StepScorer, VerifierScores
 from tests.prm.checkpoints import FORMATS, reference, save_checkpoint, score_gap
 
 KINDS = sorted(FORMATS)
@@ -68,7 +68,7 @@ def steps_of(kind: str) -> tuple[str, ...]:
     return tuple(step.removeprefix("Step 2: ") for step in STEPS) if kind == "math_shepherd" else STEPS
 
 
-def scores(reading: Reading) -> tuple[float, ...]:
+def scores(reading: VerifierScores) -> tuple[float, ...]:
     assert reading.scores is not None
     return reading.scores
 

@@ -233,11 +233,11 @@ def test_a_ledger_reserves_what_is_left_and_gets_back_what_is_unused(
 
 def test_at_most_half_of_a_limit_is_set_aside_and_only_whole_requests_may_use_it() -> None:
     ledger = Ledger(Budget(tokens=100, flops=1000))
-    ledger.set_aside(*[Amount(tokens=30, flops=800)] * 2)
+    ledger.reserve_for_answer(*[Amount(tokens=30, flops=800)] * 2)
     assert ledger.max_affordable(Amount(tokens=1)) == 70
     assert ledger.max_affordable(Amount(flops=1)) == 500
     assert ledger.max_affordable(Amount(tokens=1), whole=True) == 100
-    ledger.set_aside(*[Amount(tokens=80)] * 2)
+    ledger.reserve_for_answer(*[Amount(tokens=80)] * 2)
     assert ledger.max_affordable(Amount(tokens=1)) == 50
     ledger.release_set_aside()
     assert ledger.max_affordable(Amount(tokens=1)) == 100
@@ -246,16 +246,16 @@ def test_at_most_half_of_a_limit_is_set_aside_and_only_whole_requests_may_use_it
 def test_a_branchs_expected_cost_is_set_aside_but_at_least_a_quarter_of_a_limit() -> None:
     ledger = Ledger(Budget(tokens=100))
     for likely, kept in ((5, 25), (40, 40), (90, 50)):
-        ledger.set_aside(Amount(tokens=500), Amount(tokens=likely))
+        ledger.reserve_for_answer(Amount(tokens=500), Amount(tokens=likely))
         assert ledger.max_affordable(Amount(tokens=1)) == 100 - kept
-    ledger.set_aside(Amount(tokens=10), Amount(tokens=10))
+    ledger.reserve_for_answer(Amount(tokens=10), Amount(tokens=10))
     assert ledger.max_affordable(Amount(tokens=1)) == 90
 
 
 def test_the_second_half_of_the_time_is_set_aside() -> None:
     now = 0.0
     ledger = Ledger(Budget(seconds=10), clock=lambda: now)
-    ledger.set_aside(NO_AMOUNT, NO_AMOUNT)
+    ledger.reserve_for_answer(NO_AMOUNT, NO_AMOUNT)
     assert ledger.max_affordable(Amount(tokens=1)) > 0
     now = 6.0
     assert ledger.max_affordable(Amount(tokens=1)) == 0
@@ -266,7 +266,7 @@ def test_the_second_half_of_the_time_is_set_aside() -> None:
 
 def test_nothing_is_set_aside_without_a_limit() -> None:
     ledger = Ledger(Budget())
-    ledger.set_aside(*[Amount(tokens=30)] * 2)
+    ledger.reserve_for_answer(*[Amount(tokens=30)] * 2)
     assert not ledger.is_setting_aside
 
 

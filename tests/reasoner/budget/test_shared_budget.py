@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from benchmarks.batch.shared_budget import SharedBudget
 from engine.protocol.types import EngineUnavailable
 from reasoner.budget.allocator import TokenRequest
-from reasoner.budget.grant_source import JobParked, StoredGrants
+from reasoner.budget.grant_source import StoredGrants, WaitingForBudget
 from reasoner.budget.ledger import Ledger
 from reasoner.budget.spec import Budget
 from reasoner.jobs.journal import MemoryJournal
@@ -100,7 +100,7 @@ async def test_a_job_parked_and_crashed_spends_exactly_its_grants(
     for number, grant in enumerate(grants):
         granted += grant
         journal.grant_source = StoredGrants(granted, closed=False)
-        with contextlib.suppress(JobParked, EngineUnavailable):
+        with contextlib.suppress(WaitingForBudget, EngineUnavailable):
             outcome = await run_job(job, ScriptedEngine(order=order + number, die_after=die_after), journal)
         assert sum(entry.spend.total for entry in journal.entries) <= granted
         if outcome is not None:
@@ -128,7 +128,7 @@ async def test_a_closed_job_returns_its_best_answer_so_far() -> None:
     roomy = await run_job(spec("self_consistency", 3), ScriptedEngine(), MemoryJournal())
     half = roomy.usage.total // 2
     journal = MemoryJournal(grant_source=StoredGrants(half, closed=False))
-    with pytest.raises(JobParked) as parked:
+    with pytest.raises(WaitingForBudget) as parked:
         await run_job(spec("self_consistency", 3), ScriptedEngine(), journal)
     assert parked.value.request.tokens > 0
     journal.grant_source = StoredGrants(half, closed=True)
@@ -154,7 +154,7 @@ async def test_a_rule_that_the_guide_adds_leaves_as_little_to_gain_as_one_of_our
     gains = []
     for rule in accept_all:
         job = spec("weighted_vote", 3).model_copy(update={"verifier": rule})
-        with pytest.raises(JobParked) as parked:
+        with pytest.raises(WaitingForBudget) as parked:
             await run_job(job, ScriptedEngine(), MemoryJournal(grant_source=StoredGrants(120, closed=False)))
         gains.append(parked.value.request.gain)
     ours, added, uncertain = gains
@@ -182,7 +182,7 @@ async def test_a_job_that_ends_while_waiting_passes_its_grant_on() -> None:
 )
 def test_a_grant_is_requested_only_when_the_tokens_run_out(limits: dict[str, float], helps: bool) -> None:
     now = 0.0
-    ledger = Ledger(Budget.model_validate(limits), clock=lambda: now, by_grants=True)
+    ledger = Ledger(Budget.model_validate(limits), clock=lambda: now, from_shared_pool=True)
     ledger.add_grant(50)
     assert ledger.needs_grant(60) is helps
     assert not ledger.needs_grant(50)

@@ -11,9 +11,9 @@ import pytest
 from reasoner.answers.equivalence import Equivalence
 from reasoner.answers.spec import AnswerSpec, Compare
 from reasoner.answers.votes import group_equivalent
-from reasoner.evaluation.given import (
+from reasoner.evaluation.labelled_candidates import (
     RANKINGS_FILE,
-    GivenQuestion,
+    LabelledCandidates,
     RankedQuestion,
     RankingFile,
     measure_rules,
@@ -88,10 +88,10 @@ def test_a_wrong_line_is_refused_by_its_number_and_field(tmp_path: Path, record:
 
 
 async def test_a_run_that_was_killed_ranks_only_what_is_missing_under_the_same_id(tmp_path: Path) -> None:
-    questions = [GivenQuestion(str(number), "?", CANDIDATES, None) for number in range(20)]
+    questions = [LabelledCandidates(str(number), "?", CANDIDATES, None) for number in range(20)]
     asked: list[str] = []
 
-    async def rank(question: GivenQuestion) -> RankedQuestion:
+    async def rank(question: LabelledCandidates) -> RankedQuestion:
         asked.append(question.id)
         if len(asked) == 8:
             raise ConnectionError("gone")
@@ -118,7 +118,7 @@ async def test_a_run_that_was_killed_ranks_only_what_is_missing_under_the_same_i
 
 async def test_each_rule_is_measured_with_wilsons_interval() -> None:
     gold = {"a": "2", "b": "2", "c": "1/2", "d": "9"}
-    questions = [GivenQuestion(name, "?", CANDIDATES, answer) for name, answer in gold.items()]
+    questions = [LabelledCandidates(name, "?", CANDIDATES, answer) for name, answer in gold.items()]
     rankings = [
         ranked("a", ("1", 0.1), ("2.0", 0.2), ("2", 0.3), ("3", 0.4)),  # majority and weighted, by different notations
         ranked("b", ("2", 0.9), ("1", 0.2), ("1", 0.2), (None, 0.1)),  # first, weighted, best
@@ -138,7 +138,7 @@ async def test_each_rule_is_measured_with_wilsons_interval() -> None:
 
 
 async def test_without_scores_there_is_no_weighted_vote_and_failures_are_left_out() -> None:
-    questions = [GivenQuestion(name, "?", CANDIDATES, "1") for name in "ab"]
+    questions = [LabelledCandidates(name, "?", CANDIDATES, "1") for name in "ab"]
     rankings = [ranked("a", ("1", None), ("2", None)), RankedQuestion("b", [], failed="too long")]
     rows = {row.rule: row.accuracy for row in await measure_rules(questions, rankings, AnswerSpec())}
     assert rows == {"first": 1.0, "majority": 1.0, "ranked": 1.0, "oracle": 1.0}
@@ -162,7 +162,7 @@ async def test_an_answer_is_right_if_it_would_share_the_vote_of_the_right_one(
     gold: str, answer: str, compare: Compare, right: int
 ) -> None:
     spec = AnswerSpec(compare=compare)
-    rows = await measure_rules([GivenQuestion("a", "?", CANDIDATES, gold)], [ranked("a", (answer, None))], spec)
+    rows = await measure_rules([LabelledCandidates("a", "?", CANDIDATES, gold)], [ranked("a", (answer, None))], spec)
     assert {row.right for row in rows} == {right}
     nodes = [Node((index,), None, (), answer=text) for index, text in enumerate((gold, answer))]
     async with Equivalence() as equivalence:

@@ -53,7 +53,7 @@ async def search_with(
     spec = build_spec({"problem": "how?", "seed": 3} | more)
     policy = (await engine.models())[0]
     async with CacheLease(engine, "job") as lease:
-        ledger = Ledger(spec.budget, {}, by_grants=journal.grant_source is not None)
+        ledger = Ledger(spec.budget, {}, from_shared_pool=journal.grant_source is not None)
         policies = (Policy(policy, spec.sampling.fill(policy.sampling)),)
         context = SearchContext(spec, engine, policies, lease, journal, ledger, Equivalence(), asyncio.Event())
         search = await Search.begin(context, await tokenize_problem(spec, engine, policy))

@@ -28,7 +28,7 @@ from reasoner.jobs.journal import MemoryJournal
 from reasoner.jobs.verifier_specs import PrmVerifier, ProbeVerifier
 from reasoner.run import JobOutcome, run_job
 from reasoner.search.replay import ReplayMismatch
-from reasoner.strategies.tree.best_first import SOLVABLE, STEP_SUCCESS, choose_boxes, compute_index
+from reasoner.strategies.tree.best_first import SOLVABLE, STEP_SUCCESS, choose_nodes, compute_index
 from reasoner.tree import Node
 from tests.scripted import ScriptedEngine
 from tests.specs import build_spec
@@ -364,12 +364,12 @@ def test_the_index_falls_with_the_probability_of_a_repeated_sample_and_ends_at_z
 
 def test_an_unopened_box_gets_one_sample_first_and_the_question_all_that_are_left() -> None:
     root = box((), None, None)
-    assert choose_boxes({root: compute_index(root)}, 4) == {root: 4}
+    assert choose_nodes({root: compute_index(root)}, 4) == {root: 4}
     good = box((0,), root, 0.9)
-    assert choose_boxes({root: compute_index(root), good: compute_index(good)}, 4) == {good: 1, root: 3}
+    assert choose_nodes({root: compute_index(root), good: compute_index(good)}, 4) == {good: 1, root: 3}
     box((0, 0), good, 0.0)
     box((0, 1), good, 0.0)
-    assert choose_boxes({root: compute_index(root), good: compute_index(good)}, 4) == {good: 2, root: 2}
+    assert choose_nodes({root: compute_index(root), good: compute_index(good)}, 4) == {good: 2, root: 2}
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -21,7 +21,7 @@ class Engines:
         self.asked += 1
         return self.answer
 
-    def nudge(self) -> None:
+    def wake(self) -> None:
         self.nudges += 1
 
 
@@ -39,7 +39,7 @@ async def handed_back(store: JobStore, job_id: str) -> None:
 
 
 def watch(store: JobStore, engines: Engines) -> EngineWatch:
-    return EngineWatch(store, engines.answers, engines.nudge, lambda: engines.now)
+    return EngineWatch(store, engines.answers, engines.wake, lambda: engines.now)
 
 
 async def test_waiting_jobs_are_woken_when_an_engine_first_answers(store: JobStore) -> None:

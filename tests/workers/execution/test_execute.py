@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 
 from engine.protocol.types import EngineClient, EngineError, EngineUnavailable, InvalidRequest
 from reasoner.budget.allocator import TokenRequest
-from reasoner.budget.grant_source import JobParked
+from reasoner.budget.grant_source import WaitingForBudget
 from reasoner.budget.usage import Usage
 from reasoner.jobs.job import JobResult
 from reasoner.jobs.journal import Entry, JobCancelled, Journal
@@ -100,7 +100,7 @@ async def test_a_job_with_grants_faster_than_its_heartbeat_keeps_its_lease(store
         await asyncio.sleep(pause)
         assert await store.claim(job_id, lease=LEASE, max_attempts=3, worker="other") is None
         if runs * pause < 2.5 * LEASE:
-            raise JobParked(TokenRequest(1, 0.5))
+            raise WaitingForBudget(TokenRequest(1, 0.5))
         return OUTCOME
 
     made, _ = await BatchStore(store).submit([SPEC], {"tokens": 1000}, {}, owner="local", queue_cap=10)
@@ -117,7 +117,7 @@ async def test_a_slowly_used_grant_keeps_the_lease_too(store: JobStore) -> None:
         nonlocal runs
         runs += 1
         if runs == 1:
-            raise JobParked(TokenRequest(1, 0.5))
+            raise WaitingForBudget(TokenRequest(1, 0.5))
         await asyncio.sleep(2.5 * LEASE)
         assert await store.claim(job_id, lease=LEASE, max_attempts=3, worker="other") is None
         return OUTCOME
@@ -137,7 +137,7 @@ async def test_the_outcome_of_a_grant_request_is_logged_correctly(store: JobStor
             assert await store.claim(job_id, lease=60, max_attempts=3, worker="other") is not None
         if why == "cancelled":
             await store.cancel(job_id)
-        raise JobParked(TokenRequest(1, 0.5))
+        raise WaitingForBudget(TokenRequest(1, 0.5))
 
     made, _ = await BatchStore(store).submit([SPEC, SPEC], {"tokens": 1000}, {}, owner="local", queue_cap=10)
     job_id = made["jobs"][0]["id"]

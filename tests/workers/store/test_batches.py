@@ -107,7 +107,7 @@ async def test_random_histories_get_the_grants_of_the_allocator(store: JobStore,
             spent[job] += tokens
         if move < 0.7 and job not in closed:
             ask = TokenRequest(rng.randint(1, 60), rng.choice([0.0, 0.3, rng.random()]))
-            share = await batches.park(held[job], ask)
+            share = await batches.wait_for_budget(held[job], ask)
             ready.discard(job)
             dealt = pool.request(job, ask)
             assert (share is None) == (job not in dealt)
@@ -135,7 +135,7 @@ async def test_a_parked_job_waits_until_its_grant_wakes_it(store: JobStore, url:
     batch_id, (first, second) = await submit(store, 2, 800)
     one, two = await claim(store, first), await claim(store, second)
     await store.commit(one, [spend("a", 100)])
-    assert await BatchStore(store).park(one, TokenRequest(50, 0.5)) is None  # the other job still has its floor
+    assert await BatchStore(store).wait_for_budget(one, TokenRequest(50, 0.5)) is None  # the other job has its floor
     job = await store.get(first)
     assert (job["status"], job["attempt"]) == ("queued", 0)
     assert await store.claim(first, lease=60, max_attempts=3, worker="w") is None
@@ -155,7 +155,7 @@ async def test_a_grant_renews_the_lease(store: JobStore, url: str) -> None:
     _, (job_id,) = await submit(store, 1, 800)
     held = await claim(store, job_id)
     expire(url, job_id)
-    assert await BatchStore(store).park(held, TokenRequest(50, 0.5)) is not None
+    assert await BatchStore(store).wait_for_budget(held, TokenRequest(50, 0.5)) is not None
     assert await store.reap(1) == []
     assert await store.claim(job_id, lease=60, max_attempts=100, worker="w") is None
 
@@ -166,20 +166,20 @@ async def test_parking_a_job_of_another_worker_raises(store: JobStore, url: str)
     expire(url, job_id)
     await claim(store, job_id)
     with pytest.raises(LeaseLost):
-        await BatchStore(store).park(held, TokenRequest(50, 0.5))
+        await BatchStore(store).wait_for_budget(held, TokenRequest(50, 0.5))
 
 
 async def test_cancelling_a_batch_ends_waiting_jobs_at_once_and_notifies_running_ones(store: JobStore) -> None:
     batch_id, jobs = await submit(store, 3, 900)
     running, parked = await claim(store, jobs[0]), await claim(store, jobs[1])
     await store.commit(parked, [solution("0", "2")])
-    assert await BatchStore(store).park(parked, TokenRequest(5, 0.5)) is None
+    assert await BatchStore(store).wait_for_budget(parked, TokenRequest(5, 0.5)) is None
     batch = await BatchStore(store).cancel(batch_id)
     assert (batch["status"], batch["counts"]["cancelled"], batch["finished_at"]) == ("in_progress", 2, None)
     assert [job["answer"] for job in batch["jobs"]] == [None, "2", None]
     assert await store.heartbeat(running) == "cancel"
     with pytest.raises(JobCancelled):
-        await BatchStore(store).park(running, TokenRequest(5, 0.5))
+        await BatchStore(store).wait_for_budget(running, TokenRequest(5, 0.5))
     batch = await BatchStore(store).get(batch_id)
     assert (batch["status"], batch["counts"]["cancelled"]) == ("cancelled", 3)
     assert await BatchStore(store).cancel(batch_id) == batch

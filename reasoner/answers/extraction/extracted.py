@@ -7,7 +7,7 @@ from typing import NamedTuple
 from reasoner.tree import AnswerLevel
 
 
-class StatedAnswer(NamedTuple):
+class ExtractedAnswer(NamedTuple):
     """An answer extracted from a solution."""
 
     text: str

@@ -37,7 +37,7 @@ _QUESTION_FIELDS, _GOLD_FIELDS = ("question", "problem"), ("answer", "gold")
 
 
 @dataclass(frozen=True, slots=True)
-class GivenQuestion:
+class LabelledCandidates:
     """A question with candidates; ``gold`` is the right answer, ``None`` if the file has none."""
 
     id: str
@@ -79,9 +79,9 @@ class RuleAccuracy:
     high: float
 
 
-def read_questions(path: Path, limit: int | None = None) -> list[GivenQuestion]:
+def read_questions(path: Path, limit: int | None = None) -> list[LabelledCandidates]:
     """Return the questions of a file. Raises ``SuiteError`` that names the line and what would be right."""
-    questions: list[GivenQuestion] = []
+    questions: list[LabelledCandidates] = []
     try:
         lines = list(read_json_lines(path))
     except (OSError, NotUtf8) as error:
@@ -94,7 +94,7 @@ def read_questions(path: Path, limit: int | None = None) -> list[GivenQuestion]:
     return questions
 
 
-def identify(questions: Sequence[GivenQuestion]) -> str:
+def identify(questions: Sequence[LabelledCandidates]) -> str:
     """Return a digest of the questions and their candidates."""
     content = blake2b(digest_size=8)
     for question in questions:
@@ -103,8 +103,8 @@ def identify(questions: Sequence[GivenQuestion]) -> str:
 
 
 async def rank_questions(
-    questions: Sequence[GivenQuestion],
-    rank: Callable[[GivenQuestion], Awaitable[RankedQuestion]],
+    questions: Sequence[LabelledCandidates],
+    rank: Callable[[LabelledCandidates], Awaitable[RankedQuestion]],
     file: RankingFile,
     concurrency: int,
     advance: Callable[[int], None],
@@ -128,7 +128,7 @@ async def rank_questions(
 
 
 async def measure_rules(
-    questions: Sequence[GivenQuestion], rankings: Sequence[RankedQuestion], spec: AnswerSpec
+    questions: Sequence[LabelledCandidates], rankings: Sequence[RankedQuestion], spec: AnswerSpec
 ) -> list[RuleAccuracy]:
     """Return the accuracy of each rule on the questions that have a right answer and a ranking.
 
@@ -183,7 +183,7 @@ async def _is_right_any(answers: Sequence[str | None], gold: str, spec: AnswerSp
     return False
 
 
-def _parse(where: str, name: str, line: str) -> GivenQuestion:
+def _parse(where: str, name: str, line: str) -> LabelledCandidates:
     try:
         record = json.loads(line)
     except ValueError as error:
@@ -204,4 +204,6 @@ def _parse(where: str, name: str, line: str) -> GivenQuestion:
     gold = next((record[field] for field in _GOLD_FIELDS if field in record), None)
     if gold is not None and not isinstance(gold, str | int | float):
         raise SuiteError(f"{where}, field 'answer': {gold!r} must be a text or a number")
-    return GivenQuestion(name, question.strip(), record["candidates"], None if gold is None else read_gold(str(gold)))
+    return LabelledCandidates(
+        name, question.strip(), record["candidates"], None if gold is None else read_gold(str(gold))
+    )
