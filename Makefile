@@ -12,7 +12,7 @@ BIN := .venv/bin
 
 help:
 	@echo "make demo            solve sample problems with every part of the service running on this machine"
-	@echo "make test            run the tests (ten to thirty minutes on two cores)"
+	@echo "make test            run the tests (ten to twenty minutes on two cores)"
 	@echo "make test-long       run the soak and statistical tests"
 	@echo "make test-real       compare a public model with transformers (installs 98 MB)"
 	@echo "make test-vllm       run the clients and the service on a real vLLM and servers beside it (installs 5 GB into build/)"
