@@ -238,8 +238,10 @@ def _check_python(spec: JobSpec) -> Fault | None:
 
 
 def _check_thinking(spec: JobSpec) -> Fault | None:
-    limit, budget = spec.thinking_tokens, spec.budget.tokens
-    if limit is None or budget is None or limit <= budget:
+    """Check the limit that the budget states, although a lower one of the sampling may hold, and the one that holds."""
+    limits, budget = (spec.budget.thinking_tokens, spec.thinking_tokens), spec.budget.tokens
+    limit = next((limit for limit in limits if limit is not None and budget is not None and limit > budget), None)
+    if limit is None:
         return None
     return Fault(
         f"a thought of {limit} tokens does not fit into the job's {budget} tokens: give at most {budget}, fewer "

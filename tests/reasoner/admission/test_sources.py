@@ -69,6 +69,8 @@ def test_a_default_limit_of_thoughts_shrinks_to_a_smaller_budget_and_one_of_the_
         check_spec(merged)
     with pytest.raises(JobRefused, match="a thought of 500 tokens does not fit into the job's 400"):
         check_spec(merge(profile, budget={"tokens": 400}, sampling={"thinking_tokens": 500}))
+    with pytest.raises(JobRefused, match="a thought of 500 tokens does not fit into the job's 400"):
+        check_spec(merge(profile, budget={"tokens": 400, "thinking_tokens": 500}))
 
 
 def test_other_fields_of_the_job_do_not_change() -> None:
