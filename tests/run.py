@@ -244,6 +244,8 @@ def main() -> int:
     options = parser.parse_args()
     if options.failed:
         return run_failed_again()
+    # Without bytecode, hundreds of processes would compile the sources again: a fifth of the start of each.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     # Else the first test that needs a kernel compiles all, beside others within its time limit.
     subprocess.run([sys.executable, "-m", "kernels.cpu.precompile"], cwd=TESTS.parent, check=True)
     seed = options.seed or 0

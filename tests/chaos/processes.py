@@ -27,7 +27,7 @@ def until(condition: Callable[[], T | None], what: str, seconds: float = 60.0) -
         answer = condition()
         if answer:
             return answer
-        pause.wait(0.02)  # other processes send no notification, so poll
+        pause.wait(0.05)  # other processes send no notification, so poll
     raise AssertionError(f"not within {seconds} s: {what}")
 
 
