@@ -24,6 +24,7 @@ import torch
 from api.studies.known_answers import LabelledProblems
 from engine.core.local_engine import LocalEngine
 from engine.protocol.options import EngineOptions
+from engine.protocol.request_checks import require_ids
 from engine.protocol.types import Branch, Completion, GenerateRequest, SamplingParams, TokenizeRequest
 from engine.runner.probe import Probe, ProbeReader
 from prm.rollouts.rollouts import RolloutPlan, RolloutProblem, roll_out
@@ -93,7 +94,7 @@ async def _solve(engine: LocalEngine, problem: RolloutProblem, key: int, max_tok
         sampling = SamplingParams(stop=(SEPARATOR,))
         request = GenerateRequest(uuid.uuid4().hex, "policy", tokens, (branch,), sampling, probe=True)
         [step] = [event async for event in engine.generate(request) if isinstance(event, Completion)]
-        tokens += step.token_ids
+        tokens += require_ids(step.token_ids)
         if step.text.strip():
             steps.append(step)
         if step.stop != SEPARATOR:

@@ -8,7 +8,7 @@ of the text. Loops with small changes, such as a counter, are not detected.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 MIN_REPEATS = 6
 """Minimum number of repetitions of a loop."""
@@ -24,7 +24,7 @@ WINDOW_TOKENS = max(MIN_REPEATS * MAX_PERIOD, MIN_POOR_LOOP_TOKENS)
 """Number of tokens at the end of a branch that are checked."""
 
 
-def ends_in_loop(tokens: Sequence[int]) -> bool:
+def ends_in_loop(tokens: Sequence[Hashable]) -> bool:
     """Return True if the text ends in a loop, in time linear in ``WINDOW_TOKENS``.
 
     The reversed text then starts with the repetitions, and the shortest period of each prefix follows from the failure

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from engine.protocol.thoughts import DELIMITERS, Delimiters
-from engine.protocol.types import Completion, Tokens
+from engine.protocol.types import Completion, Token, Tokens
 from reasoner.tree import Part, PartKind, ThoughtState, find_turn, read_parts
 
 
@@ -31,7 +31,7 @@ def strip_delimiters(thought: str, own: Delimiters | None = None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ThoughtFormat:
-    """The delimiters of a model's thoughts, as texts and as token ids."""
+    """The delimiters of a model's thoughts, as texts and as tokens."""
 
     opening: str
     closing: str
@@ -40,7 +40,7 @@ class ThoughtFormat:
     forced: str
     """The text that closes a thought at its limit."""
     forced_ids: Tokens
-    blank_ids: frozenset[int]
+    blank_ids: frozenset[Token]
     """The tokens of line breaks, which a template may write after a delimiter."""
     has_end_token: bool
     """True if the first of ``closing_ids`` ends every thought, and nothing else contains it."""
@@ -49,7 +49,8 @@ class ThoughtFormat:
 
     @property
     def end_token(self) -> int | None:
-        return self.closing_ids[0] if self.has_end_token else None
+        token = self.closing_ids[0] if self.has_end_token else None
+        return token if isinstance(token, int) else None
 
     @property
     def rest_ids(self) -> Tokens:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from engine.protocol.refusal import Refusal
 from engine.protocol.request_checks import ContentFiltered, PromptTooLong
 from engine.protocol.thoughts import split_thought
-from engine.protocol.types import EngineError, InvalidRequest
+from engine.protocol.types import EngineError, InvalidRequest, Tokens
 
 Reason = Literal[
     "step",
@@ -84,11 +84,11 @@ def find_turn(parts: Sequence[Part]) -> int:
 
 @dataclass(slots=True, eq=False)
 class Node:
-    """A node of the tree. ``prefix``, all token ids from the prompt through this node, is the key of its cached KV."""
+    """A node of the tree. ``prefix``, all tokens from the prompt through this node, is the key of its cached KV."""
 
     path: tuple[int, ...]
     parent: Node | None
-    prefix: tuple[int, ...]
+    prefix: Tokens
     text: str = ""
     tokens: int = 0
     """Number of tokens of this node alone."""
@@ -160,7 +160,7 @@ class Node:
         return nodes[::-1]
 
     @property
-    def written(self) -> tuple[int, ...]:
+    def written(self) -> Tokens:
         """Tokens after the prompt of its conversation."""
         lineage = self.lineage()
         beginning = lineage[0].parent if lineage else self

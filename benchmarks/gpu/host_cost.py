@@ -39,6 +39,7 @@ from engine.models.config import ModelConfig, read_raw_config
 from engine.models.families import decoder_config
 from engine.models.interface import Batch, KeepState, Model
 from engine.protocol.options import EngineOptions
+from engine.protocol.request_checks import require_ids
 from engine.protocol.types import Branch, Completion, EngineError, GenerateRequest, SamplingParams
 from engine.runner.forward_gpu import GpuForward
 from engine.runner.graph_pool import Replay
@@ -291,7 +292,7 @@ def _fork(core: EngineCore, prompt: tuple[int, ...], max_tokens: int, ended: lis
         if isinstance(event, EngineError):
             raise event
         if isinstance(event, Completion):
-            ended.append((*prompt, *event.token_ids))
+            ended.append((*prompt, *require_ids(event.token_ids)))
 
     branches = (Branch(seed=1, key=0, max_tokens=max_tokens),)
     request = GenerateRequest("r", "m", prompt, branches, SamplingParams(stop=("\n\n",)), None, 0, None, None)

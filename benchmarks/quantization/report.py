@@ -14,6 +14,7 @@ from typing import Any
 from benchmarks.quantization.quality import compare, open_model
 from benchmarks.quantization.texts import texts
 from engine.core.local_engine import LocalEngine
+from engine.protocol.request_checks import require_ids
 from engine.protocol.types import Branch, Completion, GenerateRequest, SamplingParams, TokenizeRequest
 from engine.quantization.options import create_options
 from engine.quantization.quantize import quantize
@@ -215,5 +216,5 @@ async def _one(engine: LocalEngine, index: int, problem: Problem) -> tuple[bool,
     tokens: tuple[int, ...] = ()
     async for event in engine.generate(request):
         if isinstance(event, Completion):
-            tokens = tuple(event.token_ids)
+            tokens = require_ids(event.token_ids)
     return check_answer(problem, extract_answer(engine.tokenizer(_MODEL).decode(tokens))), len(tokens)

@@ -17,6 +17,7 @@ import torch
 
 from benchmarks.search.workload import SEPARATOR_ID, Beam, Seen, Shape, check, prompt, survivors
 from engine.core.local_engine import LocalEngine
+from engine.protocol.request_checks import require_ids
 from engine.protocol.types import Branch, Completion, GenerateRequest, SamplingParams, ScoreItem, ScoreRequest
 from reasoner.admission.resolve import resolve_program_job
 from reasoner.jobs.journal import MemoryJournal
@@ -83,7 +84,7 @@ class _Ours:
         steps: dict[int, tuple[int, ...]] = {}
         async for event in self._engine.generate(request):
             if isinstance(event, Completion):
-                steps[event.index] = event.token_ids
+                steps[event.index] = require_ids(event.token_ids)
         return [beam.grown(steps[index]) for index in sorted(steps)]
 
     async def _score(self, beams: Sequence[Beam], shape: Shape, seen: Seen) -> list[float]:

@@ -17,7 +17,7 @@ from engine.gguf.folder import weight_files
 from engine.models.config import read_raw_config
 from engine.models.interface import Model
 from engine.protocol.options import EngineOptions
-from engine.protocol.request_checks import check_generate, check_score, check_tokens
+from engine.protocol.request_checks import check_generate, check_score, check_tokens, require_ids
 from engine.protocol.types import Branch, GenerateRequest, InvalidRequest, ModelInfo, ScoreItem, ScoreRequest
 from engine.runner.batch import ScheduledSequence
 from engine.runner.probe import ProbeReader, load_probe
@@ -94,10 +94,10 @@ class LoadedModel:
     def add_branches(self, request: GenerateRequest, in_flight: Request) -> None:
         """Add a sequence for each branch of a request. Raises ``InvalidRequest``."""
         check_generate(request, self.info, self._max_sequences)
-        sampling = request.sampling
+        prompt, sampling = require_ids(request.prompt, "prompt"), request.sampling
         stops = self._stop_strings(sampling.stop) if sampling.stop else None
         eos = frozenset() if sampling.ignore_eos else self._eos
-        penalties = Penalties(sampling, request.prompt) if Penalties.is_needed(sampling) else None
+        penalties = Penalties(sampling, prompt) if Penalties.is_needed(sampling) else None
         forbidden = None
         if sampling.min_tokens:
             forbidden = np.array(sorted(eos | set(sampling.stop_token_ids)), np.int64)
@@ -105,9 +105,10 @@ class LoadedModel:
                 raise InvalidRequest(
                     "stop tokens are the whole vocabulary: none can be sampled before min_tokens", "stop_token_ids"
                 )
-        before = find_incomplete_end(self.tokenizer, request.prompt)
+        before = find_incomplete_end(self.tokenizer, prompt)
         for index, branch in enumerate(request.branches):
-            tokens, written = [*request.prompt, *branch.generated], list(branch.generated)
+            written = list(require_ids(branch.generated, "branches.generated"))
+            tokens = [*prompt, *written]
             start = len(decode_complete_text(self.tokenizer, written, before)) if written else 0
             in_flight.sequences.append(
                 GenerateSequence(
@@ -126,23 +127,23 @@ class LoadedModel:
                     text_start=start,
                     num_chars_searched=start,
                     num_chars_sent=start,
-                    penalties=None if penalties is None else penalties.fork(branch.generated),
+                    penalties=None if penalties is None else penalties.fork(written),
                     forbidden=forbidden,
-                    grammar=self._start_grammar(request, branch),
+                    grammar=self._start_grammar(request, branch, tokens),
                     logprobs=None if sampling.logprobs is None else [],
                     prompt_logprobs=None if sampling.prompt_logprobs is None or index > 0 else [None],
-                    prompt_len=len(request.prompt),
+                    prompt_len=len(prompt),
                     is_probed=request.probe,
                 )
             )
 
-    def _start_grammar(self, request: GenerateRequest, branch: Branch) -> Grammar | None:
+    def _start_grammar(self, request: GenerateRequest, branch: Branch, tokens: list[int]) -> Grammar | None:
         """Return the branch's position in the language of the request's constraint; ``None`` if it has none."""
         if request.constraint is None:
             return None
         start = len(request.prompt) if branch.constraint_start is None else branch.constraint_start
-        constrained = (*request.prompt, *branch.generated)[start:]
-        return self._grammars.start(request.constraint, constrained, frozenset(request.lifts_constraint))
+        lifts = frozenset(require_ids(request.lifts_constraint, "lifts_constraint"))
+        return self._grammars.start(request.constraint, tokens[start:], lifts)
 
     def add_items(self, request: ScoreRequest, in_flight: Request) -> None:
         """Add a sequence for each item of a request. Raises ``InvalidRequest``."""
@@ -156,7 +157,7 @@ class LoadedModel:
                     tokens=tokens,
                     num_prefix_tokens=len(tokens),
                     read_positions=reads,
-                    token_ids=request.token_ids,
+                    token_ids=require_ids(request.token_ids),
                     max_compute=math.inf if request.max_compute is None else request.max_compute,
                     is_probed=request.probe,
                 )
@@ -189,8 +190,7 @@ class LoadedModel:
                 self.tokenizer.check_length(part, self.info.context, "items.parts")
                 tokens.extend(self.tokenizer.encode_part(part))
             else:
-                check_tokens(part, self.info, "items.parts")
-                tokens.extend(part)
+                tokens.extend(check_tokens(part, self.info, "items.parts"))
             ends.append(len(tokens) - 1)
         reads = tuple(ends[part] for part in item.read)
         if min(reads) < 0:

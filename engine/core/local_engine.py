@@ -24,6 +24,7 @@ from engine.core.model_setup import ModelWeights
 from engine.core.stats import CoreStats
 from engine.gguf.folder import open_checkpoint
 from engine.protocol.options import EngineOptions
+from engine.protocol.request_checks import has_ids
 from engine.protocol.types import (
     Completion,
     Delta,
@@ -36,6 +37,7 @@ from engine.protocol.types import (
     ModelInfo,
     ScoreRequest,
     ScoreResult,
+    TokenIds,
     TokenizeRequest,
     Tokens,
 )
@@ -113,11 +115,12 @@ class LocalEngine:
         for core in self._cores.values():
             self._post(partial(core.cancel, lambda request: request.request_id == request_id))
 
-    async def release(self, lease: str, tokens: Sequence[int] | None = None) -> None:
-        for core in self._cores.values():
-            self._post(partial(core.release, lease, tokens))
+    async def release(self, lease: str, tokens: Tokens | None = None) -> None:
+        if tokens is None or has_ids(tokens):  # no branch of a server that only chats is cached here
+            for core in self._cores.values():
+                self._post(partial(core.release, lease, tokens))
 
-    async def tokenize(self, request: TokenizeRequest) -> Tokens:
+    async def tokenize(self, request: TokenizeRequest) -> TokenIds:
         tokenizer, text = self._core(request.model).model.tokenizer, request.text
         if not isinstance(text, str):
             encode_chat = partial(
@@ -131,7 +134,7 @@ class LocalEngine:
         encode = tokenizer.encode_prompt if request.special else tokenizer.encode
         return encode(text) if len(text) <= LONG_TEXT else await asyncio.to_thread(encode, text)
 
-    async def tokenize_prompt(self, model: str, text: str) -> tuple[int, ...]:
+    async def tokenize_prompt(self, model: str, text: str) -> TokenIds:
         """Return the token ids of a text to continue. Raises ``InvalidRequest`` if it is certainly too long."""
         served = self._core(model).model
         served.tokenizer.check_length(text, served.info.context, "prompt")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from engine.protocol.types import (
@@ -38,7 +38,7 @@ class DispatchingEngine(EngineClient):
     async def abort(self, request_id: str) -> None:
         await self._call_all(lambda engine: engine.abort(request_id))
 
-    async def release(self, lease: str, tokens: Sequence[int] | None = None) -> None:
+    async def release(self, lease: str, tokens: Tokens | None = None) -> None:
         await self._call_all(lambda engine: engine.release(lease, tokens))
 
     async def clear_cache(self) -> None:

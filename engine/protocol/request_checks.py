@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from dataclasses import asdict
+from typing import TypeGuard
 
 from engine.protocol.refusal import Refusal
-from engine.protocol.types import EngineError, GenerateRequest, InvalidRequest, ModelInfo, SamplingParams, ScoreRequest
+from engine.protocol.types import (
+    ConversationToken,
+    EngineError,
+    GenerateRequest,
+    InvalidRequest,
+    ModelInfo,
+    SamplingParams,
+    ScoreRequest,
+    TextToken,
+    TokenIds,
+    Tokens,
+)
 
 _MAX_NAME_LENGTH = 256
 """Maximum length of a lease or a cache salt."""
+_TEXTS = {TextToken, ConversationToken}
+"""Tokens without ids."""
 _WORD = range(-(1 << 63), 1 << 64)
 """Valid seeds and keys: 64-bit words, signed or not."""
 MAX_TOP_K = (1 << 31) - 1
@@ -176,10 +190,26 @@ def check_score(request: ScoreRequest, model: ModelInfo, max_items: int) -> None
             )
 
 
-def check_tokens(tokens: Sequence[int], model: ModelInfo, field: str) -> None:
-    """Raise ``InvalidRequest`` unless the model has an embedding for each token."""
-    if tokens and (min(tokens) < 0 or max(tokens) >= model.vocab_size):
+def has_ids(tokens: Tokens) -> TypeGuard[TokenIds]:
+    """Return True unless these are texts of a server that only chats."""
+    return _TEXTS.isdisjoint(map(type, tokens))
+
+
+def require_ids(tokens: Tokens, field: str = "token_ids") -> TokenIds:
+    """Return tokens as ids. Raises ``InvalidRequest`` for texts of a server that only chats."""
+    if not has_ids(tokens):
+        raise InvalidRequest(
+            f"{field} has texts of a server that only chats instead of token ids: tokenize it with this model", field
+        )
+    return tokens
+
+
+def check_tokens(tokens: Tokens, model: ModelInfo, field: str) -> TokenIds:
+    """Return tokens as ids. Raises ``InvalidRequest`` unless the model has an embedding for each token."""
+    ids = require_ids(tokens, field)
+    if ids and (min(ids) < 0 or max(ids) >= model.vocab_size):
         raise InvalidRequest(f"{field} has a token id outside 0 to {model.vocab_size - 1}", field)
+    return ids
 
 
 def _check_probe(is_requested: bool, model: ModelInfo) -> None:
@@ -216,7 +246,7 @@ def _check_sampling(sampling: SamplingParams, model: ModelInfo) -> None:
     for name in ("logprobs", "prompt_logprobs"):
         _check_range(name, getattr(sampling, name), 0, min(MAX_LOGPROBS, model.vocab_size))
     _check_count("logit_bias", len(sampling.logit_bias), MAX_LOGIT_BIASES)
-    check_tokens([token for token, _ in sampling.logit_bias], model, "logit_bias")
+    check_tokens(tuple(token for token, _ in sampling.logit_bias), model, "logit_bias")
     if not all(-100 <= bias <= 100 for _, bias in sampling.logit_bias):
         raise InvalidRequest("a bias must be between -100 and 100", "logit_bias")
     _check_count("stop", len(sampling.stop), MAX_STOPS)

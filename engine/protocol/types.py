@@ -10,7 +10,28 @@ from typing import Any, ClassVar, Literal, Protocol, Self
 from engine.protocol.constraint import Constraint
 from engine.protocol.refusal import Refusal, RefusalKind
 
-Tokens = tuple[int, ...]
+TokenIds = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TextToken:
+    """The share of a text for which a server without token ids bills one token; it may be empty."""
+
+    text: str
+    is_thought: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ConversationToken:
+    """The messages of a prompt for such a server, with the variables of their template, as JSON."""
+
+    json: str
+
+
+Token = int | TextToken | ConversationToken
+Tokens = tuple[Token, ...]
+"""Tokens by which a text is sent, identified and counted: ids, or texts of a server that only chats."""
+
 Prompt = str | Sequence[dict[str, Any]]
 """A text, or chat messages to render with the model's template."""
 
@@ -109,7 +130,7 @@ class SamplingParams:
     include_stop_str_in_output: bool = True
     """True to keep in the text the stop string that ended it and the rest of its last token, which a search sends
     again. Does not affect the tokens."""
-    stop_token_ids: Tokens = ()
+    stop_token_ids: TokenIds = ()
     ignore_eos: bool = False
     logprobs: int | None = None
     """The number of most likely tokens whose log-probabilities are reported besides that of each new token."""
@@ -146,7 +167,7 @@ class Branch:
 
 @dataclass(frozen=True, slots=True)
 class GenerateRequest:
-    """Request to continue one prompt along several branches. The prompt's token ids identify its cached KV."""
+    """Request to continue one prompt along several branches. The prompt's tokens identify its cached KV."""
 
     request_id: str
     model: str
@@ -259,7 +280,7 @@ class ScoreItem:
     """
 
     parts: tuple[str | Tokens, ...]
-    read: Tokens
+    read: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,7 +320,7 @@ class ScoreResult:
 
 @dataclass(frozen=True, slots=True)
 class TokenizeRequest:
-    """Request for the token ids of a text or of chat messages."""
+    """Request for the tokens of a text or of chat messages."""
 
     model: str
     text: Prompt
@@ -319,7 +340,7 @@ class ProbeInfo:
 
     id: str
     """Hash of its weights."""
-    layers: Tokens
+    layers: tuple[int, ...]
     """The layers that it reads, from 1."""
     parameters: int
 
@@ -388,16 +409,16 @@ class EngineClient(Protocol):
         """
         ...
 
-    async def release(self, lease: str, tokens: Sequence[int] | None = None) -> None:
+    async def release(self, lease: str, tokens: Tokens | None = None) -> None:
         """Release a lease, whose cached prefixes may then be evicted like others.
 
-        With ``tokens`` (all token ids of one branch), only that branch is released, up to where another branch of the
+        With ``tokens`` (all tokens of one branch), only that branch is released, up to where another branch of the
         lease diverges. An unknown lease is not an error, since unused leases expire.
         """
         ...
 
     async def tokenize(self, request: TokenizeRequest) -> Tokens:
-        """Return the token ids of a text or of chat messages."""
+        """Return the tokens of a text or of chat messages."""
         ...
 
     async def models(self) -> list[ModelInfo]:

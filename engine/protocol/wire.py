@@ -1,14 +1,16 @@
-"""Conversion of results and errors to and from JSON, shared by server and client."""
+"""Conversion of results, tokens and errors to and from JSON, shared by server and client."""
 
 from __future__ import annotations
 
+import codecs
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from http import HTTPStatus
 from typing import Any
 
 from pydantic import TypeAdapter
 
-from engine.protocol.request_checks import PromptTooLong
+from engine.protocol.request_checks import PromptTooLong, has_ids
 from engine.protocol.types import (
     Capability,
     Completion,
@@ -20,9 +22,14 @@ from engine.protocol.types import (
     ModelInfo,
     NotSupported,
     ScoreResult,
+    TextToken,
+    Token,
+    Tokens,
 )
 
 Json = dict[str, Any]
+JsonToken = int | str | list[str]
+"""A token's id or text; that of a thought is in a list."""
 
 _PASSING = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.CONFLICT, HTTPStatus.TOO_EARLY)
 """Refusals after which the same request may succeed."""
@@ -35,6 +42,40 @@ read_delta = TypeAdapter(Delta).validate_python
 read_score_results = TypeAdapter(list[ScoreResult]).validate_python
 read_models = TypeAdapter(list[ModelInfo]).validate_python
 """Return the result with the fields of a JSON value; unknown fields are ignored. Raise ``ValueError``."""
+
+
+def write_tokens(tokens: Tokens) -> list[JsonToken]:
+    """Return tokens that follow a prompt as JSON."""
+    return [token if isinstance(token, int) else _write_text(token) for token in tokens]
+
+
+def read_tokens(values: Sequence[JsonToken], prompt: Tokens) -> Tokens:
+    """Return tokens that ``write_tokens`` wrote, or an earlier version.
+
+    ``prompt``: the tokens before them. Where these are texts, numbers are no ids: earlier versions packed texts into
+    them.
+    """
+    packed = [] if has_ids(prompt[:1]) else [value for value in values if isinstance(value, int)]
+    return tuple(_unpack(packed)) if packed else tuple(map(_read_token, values))
+
+
+def _write_text(token: Token) -> JsonToken:
+    assert isinstance(token, TextToken)  # conversations are in prompts alone
+    return [token.text] if token.is_thought else token.text
+
+
+def _read_token(value: JsonToken) -> Token:
+    if isinstance(value, int):
+        return value
+    return TextToken(value) if isinstance(value, str) else TextToken(value[0], is_thought=True)
+
+
+def _unpack(values: Sequence[int]) -> Iterator[TextToken]:
+    """Yield the texts of numbers whose bytes are a mark, 2 for a thought, and a piece of UTF-8."""
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    for value in values:
+        mark, *piece = value.to_bytes((value.bit_length() + 7) // 8, "big")
+        yield TextToken(decoder.decode(bytes(piece)), is_thought=mark == 2)
 
 
 def write_model(info: ModelInfo) -> Json:

@@ -19,8 +19,8 @@ from engine.protocol.types import (
     EngineUnavailable,
     EngineUnreachable,
     InvalidRequest,
+    TokenIds,
     TokenizeRequest,
-    Tokens,
 )
 from engine.protocol.wire import Json, error_from_json, stream_error
 from engine.remote.proxies import InvalidProxy, find_proxy
@@ -155,7 +155,7 @@ class Connection:
                 raise
             raise self._silent() from None
 
-    async def tokenize(self, request: TokenizeRequest, *, functions_apart: bool = False) -> Tokens:
+    async def tokenize(self, request: TokenizeRequest, *, functions_apart: bool = False) -> TokenIds:
         """Return the token ids from ``/tokenize``, which our server, vLLM and SGLang share.
 
         ``functions_apart``: the server takes the template's variable ``tools`` in a field of its own.

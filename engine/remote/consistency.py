@@ -25,6 +25,7 @@ from engine.protocol.types import (
     NotSupported,
     SamplingParams,
     TokenizeRequest,
+    Tokens,
 )
 from engine.protocol.wire import Json
 from engine.remote.chat.options import ChatOptions
@@ -184,9 +185,9 @@ async def _compare_by_tokens(engine: EngineClient, model: str, count: int) -> li
     ]
 
 
-async def _generate(engine: EngineClient, model: str, prompt: Sequence[int], count: int, **sampling: int) -> Completion:
+async def _generate(engine: EngineClient, model: str, prompt: Tokens, count: int, **sampling: int) -> Completion:
     settings = SamplingParams(temperature=0.0, **sampling)  # type: ignore[arg-type]
-    request = GenerateRequest("check", model, tuple(prompt), (Branch(0, 0, count),), settings)
+    request = GenerateRequest("check", model, prompt, (Branch(0, 0, count),), settings)
     async with aclosing(engine.generate(request)) as events:
         async for event in events:
             if isinstance(event, Completion):

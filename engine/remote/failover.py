@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 
-from engine.protocol.types import Completion, Delta, EngineUnavailable, GenerateRequest
+from engine.protocol.types import Completion, Delta, EngineUnavailable, GenerateRequest, Token
 
 _MIN_TIMEOUT_SECONDS = 0.001
 
@@ -23,7 +23,7 @@ class StreamedPrefix:
     """The part of a branch that was streamed to the client."""
 
     texts: list[str] = field(default_factory=list)
-    token_ids: list[int] = field(default_factory=list)
+    token_ids: list[Token] = field(default_factory=list)
     num_chars_to_skip: int = 0
     num_tokens_to_skip: int = 0
     """The parts of the following deltas that were streamed before."""

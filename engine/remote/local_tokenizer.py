@@ -11,7 +11,7 @@ from typing import Any, Literal
 from engine.protocol.own_sampling import read_own_sampling
 from engine.protocol.template_limit import limit_rendering
 from engine.protocol.template_variables import check_template_variables
-from engine.protocol.types import EngineError, InvalidRequest, TemplateKwargs, TokenizeRequest, Tokens
+from engine.protocol.types import EngineError, InvalidRequest, TemplateKwargs, TokenIds, TokenizeRequest
 from engine.remote.model_size import count_parameters
 
 _CLASSIFIERS = ("TokenClassification", "SequenceClassification", "ForProcessRewardModel", "ForPrmModel")
@@ -47,7 +47,7 @@ class LocalTokenizer:
             first = _read(folder / "special_tokens_map.json").get("bos_token")
         self.bos: int | None = self._fast.token_to_id(first["content"] if isinstance(first, dict) else first or "")
 
-    def tokenize(self, request: TokenizeRequest) -> Tokens:
+    def tokenize(self, request: TokenizeRequest) -> TokenIds:
         """Return the token ids of a text or of rendered chat messages."""
         if isinstance(request.text, str):
             return self.encode(request.text, special=request.special)

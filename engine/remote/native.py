@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import asdict
 
-from engine.protocol.request_checks import check_no_thinking_limit
+from engine.protocol.request_checks import check_no_thinking_limit, has_ids, require_ids
 from engine.protocol.types import (
     EngineUnavailable,
     Events,
     GenerateRequest,
     ModelInfo,
     SamplingParams,
+    ScoreItem,
     ScoreRequest,
     ScoreResult,
+    TokenIds,
     TokenizeRequest,
     Tokens,
 )
@@ -49,8 +50,8 @@ class NativeEngine:
         body = {
             "request_id": request.request_id,
             "model": request.model,
-            "items": [{"parts": item.parts, "read": item.read} for item in request.items],
-            "token_ids": request.token_ids,
+            "items": [{"parts": _list_parts(item), "read": item.read} for item in request.items],
+            "token_ids": require_ids(request.token_ids),
             "max_compute": request.max_compute,
             **({"probe": True} if request.probe else {}),
             **_scheduling_fields(request),
@@ -61,10 +62,11 @@ class NativeEngine:
     async def abort(self, request_id: str) -> None:
         await self._connection.call("POST", "/v1/abort", {"request_id": request_id})
 
-    async def release(self, lease: str, tokens: Sequence[int] | None = None) -> None:
-        await self._connection.call("POST", "/v1/leases/release", {"lease": lease, "tokens": tokens})
+    async def release(self, lease: str, tokens: Tokens | None = None) -> None:
+        if tokens is None or has_ids(tokens):  # no branch of a server that only chats is cached there
+            await self._connection.call("POST", "/v1/leases/release", {"lease": lease, "tokens": tokens})
 
-    async def tokenize(self, request: TokenizeRequest) -> Tokens:
+    async def tokenize(self, request: TokenizeRequest) -> TokenIds:
         return await self._connection.tokenize(request)
 
     async def models(self) -> list[ModelInfo]:
@@ -85,10 +87,10 @@ def _generate_body(request: GenerateRequest, stream: bool) -> Json:
     body: Json = {
         "request_id": request.request_id,
         "model": request.model,
-        "prompt": request.prompt,
+        "prompt": require_ids(request.prompt, "prompt"),
         "branches": [
             {"seed": b.seed, "key": b.key, "max_tokens": b.max_tokens}
-            | ({"generated": b.generated} if b.generated else {})
+            | ({"generated": require_ids(b.generated, "branches.generated")} if b.generated else {})
             | ({} if b.constraint_start is None else {"constraint_start": b.constraint_start})
             for b in request.branches
         ],
@@ -102,6 +104,10 @@ def _generate_body(request: GenerateRequest, stream: bool) -> Json:
         **({"lifts_constraint": request.lifts_constraint} if request.lifts_constraint else {}),
     }
     return body if request.timeout is None else body | {"timeout": request.timeout}
+
+
+def _list_parts(item: ScoreItem) -> list[str | TokenIds]:
+    return [part if isinstance(part, str) else require_ids(part, "items.parts") for part in item.parts]
 
 
 def _scheduling_fields(request: GenerateRequest | ScoreRequest) -> Json:

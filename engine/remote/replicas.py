@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -27,6 +27,7 @@ from engine.protocol.types import (
     GenerateRequest,
     ModelInfo,
     TokenizeRequest,
+    Tokens,
 )
 from engine.remote.failover import OutputMismatch, StreamedPrefix, choose_by_rendezvous, remaining_request
 from engine.remote.health import PROBE_OVERDUE_SECONDS, REPORT_PROBE_INTERVAL_SECONDS, Health, warn_once
@@ -121,7 +122,7 @@ class ReplicatedEngine(DispatchingEngine):
         except EngineUnavailable:
             return  # its ``generate`` raises the same
 
-    async def release(self, lease: str, tokens: Sequence[int] | None = None) -> None:
+    async def release(self, lease: str, tokens: Tokens | None = None) -> None:
         seen = self._leases.get(lease, set())
         if tokens is None:
             self._leases.pop(lease, None)

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 
 from anyio import CancelScope
 
+from engine.protocol.request_checks import require_ids
 from engine.protocol.types import Completion, EngineError, Events, GenerateRequest, TokenLogprob
 from engine.protocol.wire import Json, error_to_json
 from engine.server.schema import CompletionBody
@@ -49,7 +50,7 @@ class CompletionCall:
 
     def incomplete_end(self, index: int) -> Sequence[int]:
         """Return the end of a choice's prompt if it is inside a character."""
-        return find_incomplete_end(self.tokenizer, self.prompt(index)[0].prompt)
+        return find_incomplete_end(self.tokenizer, require_ids(self.prompt(index)[0].prompt))
 
     @property
     def namer(self) -> TokenNamer:
@@ -111,8 +112,9 @@ async def _openai_events(call: CompletionCall, events: Events) -> AsyncGenerator
                 text = echoes.pop(event.index, "") + event.text
                 choice: Json = {"index": event.index, "text": text, "finish_reason": None, "logprobs": None}
                 if event.logprobs is not None:
-                    names = [call.namer.name(token) for token in event.token_ids]
-                    places = offsets[event.index].add(event.token_ids)
+                    ids = require_ids(event.token_ids)
+                    names = [call.namer.name(token) for token in ids]
+                    places = offsets[event.index].add(ids)
                     choice["logprobs"] = _logprobs_object(call.namer, names, places, event.logprobs)
                 if body.return_token_ids:
                     choice["token_ids"] = event.token_ids
@@ -175,12 +177,13 @@ def _logprobs(
 ) -> Json | None:
     if completion.logprobs is None:
         return None
-    names = [call.namer.name(token) for token in completion.token_ids]
-    offsets = call.offsets(completion.index).add(completion.token_ids)
+    ids = require_ids(completion.token_ids)
+    names = [call.namer.name(token) for token in ids]
+    offsets = call.offsets(completion.index).add(ids)
     logprobs: Sequence[TokenLogprob | None] = completion.logprobs
     if call.body.echo and prompt is not None:
-        ids, echo = call.prompt(completion.index)[0].prompt, call.echo(completion.index)
-        prompt_names, prompt_offsets = place_prompt(call.namer, call.tokenizer, ids, echo)
+        prompt_ids, echo = require_ids(call.prompt(completion.index)[0].prompt), call.echo(completion.index)
+        prompt_names, prompt_offsets = place_prompt(call.namer, call.tokenizer, prompt_ids, echo)
         names, offsets, logprobs = prompt_names + names, prompt_offsets + offsets, (*prompt, *logprobs)
     return _logprobs_object(call.namer, names, offsets, logprobs)
 

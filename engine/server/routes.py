@@ -52,7 +52,7 @@ def build_router(engine: LocalEngine) -> APIRouter:
 
     @router.post("/v1/leases/release")
     async def release(body: ReleaseBody) -> dict[str, str]:
-        await engine.release(body.lease, body.tokens)
+        await engine.release(body.lease, None if body.tokens is None else tuple(body.tokens))
         return {"lease": body.lease}
 
     @router.post("/v1/cache/clear")

@@ -23,7 +23,7 @@ from engine.protocol.request_checks import (
     MAX_TOP_K,
     MIN_REPETITION_PENALTY,
 )
-from engine.protocol.types import Branch, GenerateRequest, SamplingParams, ScoreItem, ScoreRequest, Tokens
+from engine.protocol.types import Branch, GenerateRequest, SamplingParams, ScoreItem, ScoreRequest, TokenIds
 
 MAX_BRANCHES = 4096
 """The maximum number of branches of one prompt."""
@@ -231,13 +231,13 @@ class CompletionBody(_Body):
             }
         )
 
-    def to_requests(self, prompts: Sequence[Tokens]) -> list[GenerateRequest]:
+    def to_requests(self, prompts: Sequence[TokenIds]) -> list[GenerateRequest]:
         """Return one request per tokenized prompt, all with one id. Without a seed, each call samples differently."""
         seed = secrets.randbits(63) if self.seed is None else self.seed
         request_id = self.request_id or f"cmpl-{secrets.token_hex(12)}"
         return [self._to_request(request_id, seed, index, prompt) for index, prompt in enumerate(prompts)]
 
-    def _to_request(self, request_id: str, seed: int, index: int, prompt: Tokens) -> GenerateRequest:
+    def _to_request(self, request_id: str, seed: int, index: int, prompt: TokenIds) -> GenerateRequest:
         keys = range(index * self.width, (index + 1) * self.width)
         branches = [Branch(seed, key, self.max_tokens) for key in keys]
         if self.branches is not None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from engine.protocol.types import InvalidRequest, Tokens
+from engine.protocol.types import InvalidRequest, TokenIds
 from engine.text.tokenizer import Tokenizer
 
 _HALF = "\ufffd"
@@ -35,7 +35,7 @@ def _count_prompt_chars(text: str, prompt: str) -> int:
     return next((count for count, (own, other) in enumerate(pairs) if own != other), min(len(text), len(prompt)))
 
 
-def find_incomplete_end(tokenizer: Tokenizer, prompt: Sequence[int]) -> Tokens:
+def find_incomplete_end(tokenizer: Tokenizer, prompt: Sequence[int]) -> TokenIds:
     """Return the last tokens of a prompt that ends inside a character, which generated tokens complete; else none."""
     if not prompt or not tokenizer.decode_token(prompt[-1]).endswith(_HALF):
         return ()

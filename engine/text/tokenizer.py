@@ -14,7 +14,7 @@ from engine.gguf.template_setting import PLAIN_TEMPLATE
 from engine.protocol.request_checks import PromptTooLong
 from engine.protocol.template_limit import limit_rendering
 from engine.protocol.template_variables import check_template_variables
-from engine.protocol.types import EngineError, InvalidRequest, TemplateKwargs, Tokens
+from engine.protocol.types import EngineError, InvalidRequest, TemplateKwargs, TokenIds
 
 _log = logging.getLogger(__name__)
 
@@ -89,14 +89,14 @@ class Tokenizer:
         if len(text) > most:
             raise PromptTooLong(f"{field} has {len(text)} characters; {context} tokens hold at most {most}", field)
 
-    def encode(self, text: str, *, special: bool = False) -> Tokens:
+    def encode(self, text: str, *, special: bool = False) -> TokenIds:
         """Return the token ids of a text; with ``special``, the tokenizer's special tokens are added."""
         if len(text) <= LONG_TEXT:
             return tuple(self._fast.encode(text, add_special_tokens=special).ids)
         # Only the batch call releases the GIL.
         return tuple(self._fast.encode_batch_fast([text], add_special_tokens=special)[0].ids)
 
-    def encode_prompt(self, text: str) -> Tokens:
+    def encode_prompt(self, text: str) -> TokenIds:
         """Return the token ids of a whole prompt with special tokens (Llama and Gemma: BOS).
 
         If the text begins with that token already, as with a chat template, it is not added again.
@@ -104,7 +104,7 @@ class Tokenizer:
         ids = self.encode(text, special=True)
         return ids[1:] if ids[:2] == (self.bos, self.bos) else ids
 
-    def encode_part(self, text: str) -> Tokens:
+    def encode_part(self, text: str) -> TokenIds:
         """Return the same as ``encode``, cached for the latest short texts."""
         return self._remembered(text) if len(text) <= LONG_TEXT else self.encode(text)
 
@@ -114,7 +114,7 @@ class Tokenizer:
         *,
         generation_prompt: bool = True,
         template_kwargs: TemplateKwargs | None = None,
-    ) -> Tokens:
+    ) -> TokenIds:
         """Return the token ids of chat messages rendered with the template.
 
         It contains all special tokens; plain continuation has those of any text."""
@@ -147,7 +147,7 @@ class Tokenizer:
         text: str = self._fast.decode(tokens, skip_special_tokens=False)
         return text
 
-    def _find_lead(self, vocabulary: dict[str, int]) -> tuple[Tokens, str]:
+    def _find_lead(self, vocabulary: dict[str, int]) -> tuple[TokenIds, str]:
         """Return tokens, and their text, after which the decoder treats others as within a text.
 
         None if it treats the first token of a text as any other. SentencePiece's decoders leave out the first space.

@@ -13,19 +13,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from engine.protocol.types import EngineClient, EngineError, ModelInfo, TokenizeRequest
+from engine.protocol.types import EngineClient, EngineError, ModelInfo, Token, TokenizeRequest, Tokens
 
 Conversation = Sequence[dict[str, Any]]
 """Chat messages, as chat templates take them: each has a text, and one of the assistant may have calls."""
-Pieces = tuple[str | tuple[int, ...], ...]
-"""Sequence of token ids and of texts, which the engine tokenises one by one."""
+Pieces = tuple[str | Tokens, ...]
+"""Sequence of tokens and of texts, which the engine tokenises one by one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
     """A question encoded for a verifier."""
 
-    tokens: tuple[int, ...]
+    tokens: Tokens
     """Common prefix of all sequences; empty if the question is part of the first step."""
     size: int
     """Approximate number of tokens of the question."""
@@ -45,7 +45,7 @@ class Format:
     """Texts of one token each whose logits are read; empty for a model with a classification head."""
     positive_index: int
     """Index of the logit of right steps."""
-    token_ids: tuple[int, ...] = ()
+    token_ids: Tokens = ()
     """Tokens of ``verdicts``."""
 
     def __init__(self, engine: EngineClient, info: ModelInfo, notes: Mapping[str, object]) -> None:
@@ -73,11 +73,11 @@ class Format:
         """Return the probability that the step is right, from the logits at its last token."""
         return softmax(logits, self.positive_index)
 
-    async def tokenize(self, text: str) -> tuple[int, ...]:
+    async def tokenize(self, text: str) -> Tokens:
         """Return the tokens of a text, without special tokens."""
         return await self.engine.tokenize(TokenizeRequest(self.info.id, text, special=False))
 
-    async def find_token(self, text: str, what: str) -> int:
+    async def find_token(self, text: str, what: str) -> Token:
         """Return the token of a text that is one token. Raises ``EngineError`` if it is not."""
         tokens = await self.tokenize(text)
         # A character outside of every vocabulary gives the unknown token.

@@ -8,7 +8,7 @@ longer chain begins with the chat of the shorter one.
 
 from __future__ import annotations
 
-from engine.protocol.types import TokenizeRequest
+from engine.protocol.types import TokenizeRequest, Tokens
 from prm.formats.base import Conversation, Format, Pieces, Prompt, as_text
 
 
@@ -35,7 +35,7 @@ class RLHFlow(Format):
             raise self.refuse("its chat template writes a turn differently when another one follows")
         return (tokens[len(self._before) :],)
 
-    async def _chat(self, *turns: str) -> tuple[int, ...]:
+    async def _chat(self, *turns: str) -> Tokens:
         """Return the tokens of a chat, user first, up to the assistant's next turn."""
         roles = ("user", "assistant")
         messages = [{"role": roles[index % 2], "content": turn} for index, turn in enumerate(turns)]

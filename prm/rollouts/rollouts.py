@@ -22,6 +22,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from engine.protocol.request_checks import has_ids
 from engine.protocol.types import (
     Branch,
     Completion,
@@ -32,7 +33,9 @@ from engine.protocol.types import (
     ModelInfo,
     SamplingParams,
     TokenizeRequest,
+    Tokens,
 )
+from engine.protocol.wire import read_tokens, write_tokens
 from prm.rollouts.file import LabelledSolution, RolloutFile, SampledStep, SolutionKey
 
 
@@ -184,7 +187,7 @@ class _Run:
         pieces = await self._solve(prompt, key, lease)
         ends = [index for index, piece in enumerate(pieces) if piece.text.strip()]
         shares: list[float] = []
-        finished = self._num_tokens_left(prompt, ()) > len(_ids(pieces))
+        finished = self._num_tokens_left(prompt, ()) > sum(len(piece.ids) for piece in pieces)
         if ends and not self.plan.completions:
             shares = [float(await self.judge(problem, _text(pieces), finished))] * len(ends)
         for step, end in enumerate(ends[len(shares) :]):
@@ -199,7 +202,8 @@ class _Run:
         steps = tuple(pieces[end].text.removesuffix(self.plan.separator).strip() for end in ends)
         hard = tuple(int(share > 0) for share in shares)
         soft = None if self.plan.early else tuple(shares)
-        solution = LabelledSolution(problem.id, problem.question, prompt, steps, hard, soft, problem.examples)
+        ids = prompt if has_ids(prompt) else ()
+        solution = LabelledSolution(problem.id, problem.question, ids, steps, hard, soft, problem.examples)
         self.file.finish(key, solution)
 
     def _ask(self, problem: RolloutProblem) -> list[dict[str, str]]:
@@ -209,11 +213,11 @@ class _Run:
         messages = [{"role": "assistant" if index % 2 else "user", "content": text} for index, text in enumerate(turns)]
         return system + messages
 
-    async def _solve(self, prompt: tuple[int, ...], key: SolutionKey, lease: str) -> list[SampledStep]:
+    async def _solve(self, prompt: Tokens, key: SolutionKey, lease: str) -> list[SampledStep]:
         """Generate a solution step by step, so that the token ids at each step's end are known."""
         pieces = self.file.pieces(key)
         while not (pieces and pieces[-1].ended):
-            generated = _ids(pieces)
+            generated = _read_tokens(pieces, prompt)
             num_left = self._num_tokens_left(prompt, generated)
             branch = Branch(self.plan.seed, _noise_key(*key), num_left)
             stop = tuple(dict.fromkeys((self.plan.separator, *self.plan.stop)))
@@ -222,7 +226,7 @@ class _Run:
                     at_limit = len(completion.token_ids) == num_left
                     ended = completion.stop != self.plan.separator or completion.stop in self.plan.stop or at_limit
                     text = self._text_before_stop(_text(pieces), completion)
-                    self.file.add_piece(key, SampledStep(text, completion.token_ids, ended))
+                    self.file.add_piece(key, SampledStep(text, tuple(write_tokens(completion.token_ids)), ended))
             pieces = self.file.pieces(key)
         return pieces
 
@@ -231,7 +235,7 @@ class _Run:
         problem: RolloutProblem,
         key: SolutionKey,
         step: int,
-        prompt: tuple[int, ...],
+        prompt: Tokens,
         so_far: list[SampledStep],
         lease: str,
     ) -> float:
@@ -239,7 +243,7 @@ class _Run:
         verdicts = self.file.verdicts(key, step)
         missing = [index for index in range(self.plan.completions) if index not in verdicts]
         if missing and not (self.plan.early and any(verdicts.values())):
-            generated = _ids(so_far)
+            generated = _read_tokens(so_far, prompt)
             num_left = self._num_tokens_left(prompt, generated)
             branches = tuple(Branch(self.plan.seed, _noise_key(*key, step, index), num_left) for index in missing)
             async with aclosing(
@@ -264,7 +268,7 @@ class _Run:
         end = (before + completion.text).find(str(completion.stop))
         return completion.text[: max(0, end - len(before))]
 
-    def _num_tokens_left(self, prompt: tuple[int, ...], generated: tuple[int, ...]) -> int:
+    def _num_tokens_left(self, prompt: Tokens, generated: Tokens) -> int:
         """Return the number of tokens that a solution may still get. Raises ``InvalidRequest`` if there is none."""
         num_left = min(self.plan.max_tokens, self.context - len(prompt)) - len(generated)
         if num_left <= 0:
@@ -272,7 +276,7 @@ class _Run:
         return num_left
 
     async def _generate(
-        self, prompt: tuple[int, ...], branches: tuple[Branch, ...], lease: str, *, stop: tuple[str, ...]
+        self, prompt: Tokens, branches: tuple[Branch, ...], lease: str, *, stop: tuple[str, ...]
     ) -> AsyncGenerator[Completion, None]:
         request = GenerateRequest(
             request_id=uuid.uuid4().hex,
@@ -302,8 +306,8 @@ def _text(pieces: list[SampledStep]) -> str:
     return "".join(piece.text for piece in pieces)
 
 
-def _ids(pieces: list[SampledStep]) -> tuple[int, ...]:
-    return tuple(token for piece in pieces for token in piece.ids)
+def _read_tokens(pieces: list[SampledStep], prompt: Tokens) -> Tokens:
+    return tuple(token for piece in pieces for token in read_tokens(piece.ids, prompt))
 
 
 def _noise_key(*branch: object) -> int:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Self
 
-from engine.protocol.types import EngineClient, EngineError, ModelInfo, TokenizeRequest
+from engine.protocol.types import EngineClient, EngineError, ModelInfo, TokenizeRequest, Tokens
 from prm.formats.base import Conversation, as_text, softmax
 from prm.scorers.solutions import SolutionScorer
 
@@ -40,7 +40,7 @@ class Judge(SolutionScorer):
         judge.token_ids = yes + no
         return judge
 
-    async def encode(self, solution: str) -> tuple[int, ...]:
+    async def encode(self, solution: str) -> Tokens:
         text = TEMPLATE.format(question=as_text(self.conversation), solution=solution)
         return await self.engine.tokenize(TokenizeRequest(self.info.id, [{"role": "user", "content": text}]))
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from engine.protocol.types import EngineError, ModelInfo, TokenizeRequest
+from engine.protocol.types import EngineError, ModelInfo, TokenizeRequest, Tokens
 from prm.formats.base import sigmoid, softmax
 from prm.scorers.solutions import SolutionScorer
 
@@ -22,7 +22,7 @@ def is_outcome_model(info: ModelInfo) -> bool:
 
 
 class OutcomeScorer(SolutionScorer):
-    async def encode(self, solution: str) -> tuple[int, ...]:
+    async def encode(self, solution: str) -> Tokens:
         messages = [*self.conversation, {"role": "assistant", "content": solution}]
         return await self.engine.tokenize(TokenizeRequest(self.info.id, messages, generation_prompt=False))
 

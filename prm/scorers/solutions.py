@@ -6,7 +6,7 @@ import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
-from engine.protocol.types import EngineClient, ModelInfo, ScoreItem, ScoreRequest
+from engine.protocol.types import EngineClient, ModelInfo, ScoreItem, ScoreRequest, Tokens
 from prm.formats.base import Conversation
 from prm.scorers.steps import VerifierScores, read_scores
 
@@ -14,7 +14,7 @@ from prm.scorers.steps import VerifierScores, read_scores
 class SolutionScorer(ABC):
     """Scores solutions of one conversation on a served model."""
 
-    token_ids: tuple[int, ...] = ()
+    token_ids: Tokens = ()
     """Tokens whose logits are read; empty for a model with a classification head."""
 
     def __init__(
@@ -37,7 +37,7 @@ class SolutionScorer(ABC):
         return len(await self.encode(""))
 
     @abstractmethod
-    async def encode(self, solution: str) -> tuple[int, ...]:
+    async def encode(self, solution: str) -> Tokens:
         """Return the tokens of the chat that asks for the score of a solution."""
 
     @abstractmethod

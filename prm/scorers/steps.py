@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from engine.protocol.types import EngineClient, ModelInfo, ScoreItem, ScoreRequest
+from engine.protocol.types import EngineClient, ModelInfo, ScoreItem, ScoreRequest, Tokens
 from prm.formats.base import Conversation, Pieces, Prompt
 from prm.formats.registry import open_format
 
@@ -113,7 +113,7 @@ class StepScorer:
         return await read_scores(self._engine, request, self._format.probability)
 
     async def _item(self, prompt: Prompt, chain: StepChain) -> ScoreItem:
-        parts: list[str | tuple[int, ...]] = [prompt.tokens] if prompt.tokens else []
+        parts: list[str | Tokens] = [prompt.tokens] if prompt.tokens else []
         read = []
         for index, step in enumerate(chain.steps):
             parts += await self._increment(prompt, index, step)

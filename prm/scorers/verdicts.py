@@ -30,6 +30,7 @@ from engine.protocol.types import (
     InvalidRequest,
     ModelInfo,
     SamplingParams,
+    Token,
     TokenizeRequest,
     TokenLogprob,
     Tokens,
@@ -106,7 +107,7 @@ class VerdictWriter:
         self._lease = lease
         self._slots = asyncio.Semaphore(_REQUESTS_AT_ONCE)
         self._verdict: Tokens = ()
-        self._labels: dict[int, float] = {}
+        self._labels: dict[Token, float] = {}
 
     @classmethod
     async def open(
@@ -208,7 +209,7 @@ class VerdictWriter:
 
     def _expect_score(self, read: TokenLogprob) -> float | None:
         """Return the expected score of the labels at a position, ``None`` if none is likely there."""
-        listed = {**dict(read.top), read.token_id: read.logprob}
+        listed: dict[Token, float] = {**dict(read.top), read.token_id: read.logprob}
         weights = {token: math.exp(listed[token]) for token in self._labels if token in listed}
         mass = math.fsum(weights.values())
         if mass < MIN_LABEL_MASS:

@@ -59,10 +59,10 @@ def read_rollouts(path: Path, labels: ProbeLabels) -> Iterator[LabelledRollout]:
         elif "solution" in record.fields:
             problem, solution = record.fields["solution"]
             steps = pieces.pop((problem, solution), {})
-            if "prompt" not in record.fields:
+            if not record.fields.get("prompt"):
                 raise BadRecord(
-                    f"{record.location}: the prompt's tokens are missing: an older version wrote it, so make the "
-                    "rollouts again"
+                    f"{record.location}: the prompt's tokens are missing: an older version or a server that only chats "
+                    "wrote it, so make the rollouts again"
                 )
             if record.fields["steps"]:
                 yield _rollout(record, [steps[index] for index in sorted(steps)], labels)

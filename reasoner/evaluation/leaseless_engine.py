@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from dataclasses import replace
 
 from engine.protocol.dispatching import ForwardingEngine
@@ -15,6 +14,7 @@ from engine.protocol.types import (
     NotSupported,
     ScoreRequest,
     ScoreResult,
+    Tokens,
 )
 
 log = logging.getLogger("reasoner.evaluation")
@@ -38,7 +38,7 @@ class LeaselessEngine(ForwardingEngine):
     async def score(self, request: ScoreRequest) -> list[ScoreResult]:
         return await super().score(replace(request, lease=None))
 
-    async def release(self, lease: str, tokens: Sequence[int] | None = None) -> None:  # noqa: ARG002
+    async def release(self, lease: str, tokens: Tokens | None = None) -> None:  # noqa: ARG002
         return None
 
     async def clear_cache(self) -> None:

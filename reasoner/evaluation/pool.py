@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
+from engine.protocol.types import Token, Tokens
 from reasoner.answers.equivalence import Equivalence
 from reasoner.budget.ledger import Ledger
 from reasoner.budget.usage import Usage
@@ -77,7 +78,7 @@ class SamplePool:
     @classmethod
     def of(cls, search: Search, right: Mapping[Node, bool], parameters: tuple[int, int]) -> SamplePool:
         """Create from a search whose root has only finished children; ``right`` marks the correct ones."""
-        ids: dict[tuple[int, int], int] = {}
+        ids: dict[tuple[int, Token], int] = {}
         nodes = sorted(search.root.children, key=lambda node: node.path)  # independent of the order of arrival
         samples = tuple(
             Sample(node, right[node], node.reason, node.scores, node.score, _prefix_ids(node.written, ids))
@@ -95,7 +96,7 @@ class SamplePool:
         return cls(search.spec, search.root, samples, usage, parameters, cost, verdict)
 
 
-def _prefix_ids(tokens: Sequence[int], ids: dict[tuple[int, int], int]) -> frozenset[int]:
+def _prefix_ids(tokens: Tokens, ids: dict[tuple[int, Token], int]) -> frozenset[int]:
     prefixes, prefix = [], 0
     for token in tokens:
         prefix = ids.setdefault((prefix, token), len(ids) + 1)

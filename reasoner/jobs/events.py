@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field, JsonValue, TypeAdapter
 
+from engine.protocol.wire import JsonToken
 from reasoner.base_model import StrictModel
 from reasoner.budget.usage import Usage
 from reasoner.jobs.job import JobError, JobResult
@@ -68,7 +69,10 @@ class NodeData(EntryData):
     parent: NodeId
     part: int = Field(description="Number of the part, from 0")
     text: str = Field(description="The part's text, which follows those before")
-    token_ids: list[int]
+    token_ids: list[JsonToken] = Field(
+        description="Ids of the part's tokens. A server that only chats has none: there they are its text, cut into as "
+        "many tokens as it bills, those of a thought each in a list. Older versions packed such texts into numbers"
+    )
     tokens: int = Field(description="Tokens of the part; 0 for a copy")
     cached: int = Field(description="Tokens of the branch's prompt that were cached")
     logprob: float = Field(description="Sum of the log-probabilities of the part's tokens")

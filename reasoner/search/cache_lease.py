@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Sequence
 from types import TracebackType
 
-from engine.protocol.types import EngineClient, EngineError, EngineUnavailable
+from engine.protocol.types import EngineClient, EngineError, EngineUnavailable, Tokens
 from reasoner.jobs.journal import LeaseLost
 
 RELEASE_TIMEOUT_SECONDS = 2.0
@@ -27,7 +27,7 @@ class CacheLease:
         self._engine = engine
         self._pruning: set[asyncio.Task[None]] = set()
 
-    def prune(self, branches: Sequence[tuple[int, ...]]) -> None:
+    def prune(self, branches: Sequence[Tokens]) -> None:
         """Release pruned branches, each given by all its tokens, without waiting for the engine.
 
         These are the policy's tokens. The verifier's cached prefixes of the branches stay until the job is over: they
@@ -48,7 +48,7 @@ class CacheLease:
         if not isinstance(error, _GOES_ON):
             await self._release([None])
 
-    async def _release(self, branches: Sequence[tuple[int, ...] | None]) -> None:
+    async def _release(self, branches: Sequence[Tokens | None]) -> None:
         try:
             async with asyncio.timeout(RELEASE_TIMEOUT_SECONDS):
                 for branch in branches:

@@ -9,6 +9,7 @@ from typing import Any
 
 from engine.protocol.thoughts import find_thought
 from engine.protocol.types import InvalidRequest, TokenizeRequest, Tokens
+from engine.protocol.wire import read_tokens, write_tokens
 from reasoner.budget.usage import Usage
 from reasoner.jobs.spec import JobSpec
 from reasoner.jobs.thought_spec import ThoughtSpec
@@ -66,7 +67,7 @@ async def _describe_candidates(context: StreamContext, keys: list[str]) -> list[
             "parent": "",
             "part": 0,
             "text": "".join(text for text, _ in split.texts),
-            "token_ids": [token for ids in token_ids for token in ids],
+            "token_ids": [token for ids in token_ids for token in write_tokens(ids)],
             "tokens": sum(map(len, token_ids)),
             "cached": 0,
             "logprob": 0.0,
@@ -144,7 +145,7 @@ def _check_room(context: StreamContext, lengths: list[int]) -> None:
 
 
 def _add_candidate(root: Node, data: dict[str, Any]) -> Node:
-    prefix = root.prefix + tuple(data["token_ids"])
+    prefix = root.prefix + read_tokens(data["token_ids"], root.prefix)
     node = Node((int(data["node"]),), root, prefix, data["text"], data["tokens"])
     add_end(node, data)
     node.parts = read_parts(data)

@@ -19,7 +19,8 @@ from math import gcd
 from typing import Any
 
 from engine.protocol.refusal import Refusal
-from engine.protocol.types import Completion, SamplingParams
+from engine.protocol.types import Completion, SamplingParams, Tokens
+from engine.protocol.wire import read_tokens
 from reasoner.budget.prices import NO_AMOUNT, Amount, TokenRate
 from reasoner.budget.usage import Usage
 from reasoner.jobs.sampling_spec import Sampling
@@ -59,7 +60,7 @@ class BranchPart:
     reason: Reason | None
     """Reason for which the branch ended; ``None`` if it only used up its reservation and can be continued."""
     text: str = ""
-    token_ids: tuple[int, ...] = ()
+    token_ids: Tokens = ()
     logprob: float = 0.0
     confidence: tuple[float, ...] = ()
     thinking: ThoughtProgress | None = None
@@ -288,7 +289,7 @@ class Generation:
         """Record a part as the journal has it, from this attempt or an earlier one."""
         self.recorded = replace(
             self.recorded,
-            token_ids=self.recorded.token_ids + tuple(data["token_ids"]),
+            token_ids=self.recorded.token_ids + read_tokens(data["token_ids"], self.parent.prefix),
             text=self.recorded.text + data["text"],
             confidence=self.recorded.confidence + tuple(data.get("confidence", ())),
             thinking=read_thought(self.recorded.thinking, data),

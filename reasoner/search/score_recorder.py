@@ -6,6 +6,7 @@ import logging
 from collections.abc import Sequence
 from functools import partial
 
+from engine.protocol.types import Tokens
 from reasoner.budget.usage import Usage
 from reasoner.deadline import run_unless
 from reasoner.jobs.journal import JobCancelled
@@ -17,7 +18,7 @@ from reasoner.tree import Node
 log = logging.getLogger("reasoner.search")
 
 Pair = tuple[Node, Node]
-VerdictKey = tuple[tuple[int, ...], str]
+VerdictKey = tuple[Tokens, str]
 
 
 class ScoreRecorder:

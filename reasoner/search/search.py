@@ -15,7 +15,7 @@ from dataclasses import replace
 from hashlib import blake2b
 from typing import Any
 
-from engine.protocol.types import ModelInfo, TokenizeRequest
+from engine.protocol.types import ModelInfo, TokenizeRequest, Tokens
 from reasoner.answers.extraction.finder import AnswerFinder
 from reasoner.answers.votes import find_vote_form
 from reasoner.budget.allocator import MAX_TRUST, JobProgress, TokenRequest
@@ -38,7 +38,7 @@ from reasoner.tree import Node, find_best_leaf
 class Search:
     """One job's search. Make it with ``Search.begin`` and end it with ``close``; ``root`` is the question."""
 
-    def __init__(self, context: SearchContext, replay_log: ReplayLog, prompt: tuple[int, ...]) -> None:
+    def __init__(self, context: SearchContext, replay_log: ReplayLog, prompt: Tokens) -> None:
         spec = context.spec
         self._context = context
         self.spec = spec
@@ -64,7 +64,7 @@ class Search:
         )
 
     @classmethod
-    async def begin(cls, context: SearchContext, prompt: tuple[int, ...]) -> Search:
+    async def begin(cls, context: SearchContext, prompt: Tokens) -> Search:
         """Load the entries of earlier attempts from the journal. ``prompt`` is the question (``tokenize_problem``)."""
         search = cls(context, ReplayLog(context.journal, context.ledger, await context.journal.load()), prompt)
         await search._shared.answers.check()
@@ -239,9 +239,7 @@ class Search:
         self._find_thought(node)
         return await self._add_text_node(node)
 
-    async def tokenize(
-        self, text: str | Sequence[dict[str, Any]], policy: int = 0, *, calls: bool = False
-    ) -> tuple[int, ...]:
+    async def tokenize(self, text: str | Sequence[dict[str, Any]], policy: int = 0, *, calls: bool = False) -> Tokens:
         """Return a policy's tokens of a plain text, or of a conversation with the prompt of the next turn.
 
         ``calls``: the model may call the job's functions in that turn. The tokens depend on nothing else, so they are

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 
+from engine.protocol.wire import write_tokens
 from reasoner.budget.usage import Usage
 from reasoner.search.generation import Generation
 from reasoner.search.replay import PendingEntry
@@ -52,7 +53,7 @@ def copy_entry(branch: Generation, original: Generation) -> PendingEntry:
         "parent": branch.parent.id,
         "part": 0,
         "text": original.recorded.text,
-        "token_ids": list(original.recorded.token_ids),
+        "token_ids": write_tokens(original.recorded.token_ids),
         "tokens": 0,
         "cached": 0,
         "logprob": original.logprob,

@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Any
 
 from engine.protocol.types import SamplingParams
+from engine.protocol.wire import write_tokens
 from reasoner.budget.prices import NO_AMOUNT, Amount
 from reasoner.budget.usage import Usage
 from reasoner.jobs.journal import Entry, JobCancelled
@@ -241,7 +242,7 @@ class Stream:
             "parent": branch.parent.id,
             "part": branch.num_parts,
             "text": part.text,
-            "token_ids": list(part.token_ids),
+            "token_ids": write_tokens(part.token_ids),
             "tokens": len(part.token_ids),
             "cached": part.spend.cached,
             "logprob": part.logprob,

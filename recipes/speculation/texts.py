@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from engine.core.local_engine import LocalEngine
+from engine.protocol.request_checks import require_ids
 from engine.protocol.types import Branch, Completion, GenerateRequest, InvalidRequest, SamplingParams
 from engine.text.json_lines import read_json_lines
 from engine.text.tokenizer import Tokenizer
@@ -143,7 +144,7 @@ class Author:
             request = GenerateRequest(str(number), "target", tuple(tokens), (branch,), sampling)
             async for event in engine.generate(request):
                 if isinstance(event, Completion):
-                    return Text(tokens, list(event.token_ids), temperature)
+                    return Text(tokens, list(require_ids(event.token_ids)), temperature)
             raise RuntimeError("the engine ended a text without an answer")
 
         return await asyncio.gather(*(one(n, prompt.temperature, ids[n]) for n, prompt in enumerate(prompts)))

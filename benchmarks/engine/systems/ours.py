@@ -15,6 +15,7 @@ import torch
 from benchmarks.engine.workloads import Generate, Outputs, Request
 from engine.core.local_engine import LocalEngine
 from engine.protocol.options import EngineOptions
+from engine.protocol.request_checks import require_ids
 from engine.protocol.types import Branch, Completion, GenerateRequest, SamplingParams
 
 
@@ -40,7 +41,7 @@ class Ours:
         samples: list[list[int]] = [[] for _ in branches]
         async for event in self.engine.generate(wanted):
             if isinstance(event, Completion):
-                samples[event.index] = list(event.token_ids)
+                samples[event.index] = list(require_ids(event.token_ids))
         return samples
 
 

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
+from engine.protocol.request_checks import require_ids
 from engine.protocol.types import TokenizeRequest
 from engine.threads import short_waits  # noqa: F401 - it has to come before torch
 
@@ -64,7 +65,7 @@ class _SpeculativeEngine:
                     branch = Branch(seed, key, prompt.tokens)
                     sampling = SamplingParams(temperature=prompt.temperature, ignore_eos=not prompt.ends)
                     [completion] = await self._generate(prompt.ids, (branch,), sampling, None)
-                    return list(completion.token_ids)
+                    return list(require_ids(completion.token_ids))
 
             return list(await asyncio.gather(*(one(*each) for each in enumerate(prompts))))
 
@@ -89,9 +90,9 @@ class _SpeculativeEngine:
             rounds = await asyncio.gather(
                 *(self._generate(path, branches, sampling, lease) for path, branches in zip(paths, asked, strict=True))
             )
-            parts += [token for some in rounds for one in some for token in one.token_ids]
+            parts += [token for some in rounds for one in some for token in require_ids(one.token_ids)]
             going = [
-                (*path, *one.token_ids)
+                (*path, *require_ids(one.token_ids))
                 for path, some in zip(paths, rounds, strict=True)
                 for one in some
                 if one.stop == "\n\n"

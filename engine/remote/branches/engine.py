@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from contextlib import aclosing
 
 from engine.protocol.request_checks import check_branches, find_setting_outside
-from engine.protocol.types import EngineClient, Events, GenerateRequest, NotSupported, ScoreRequest
+from engine.protocol.types import EngineClient, Events, GenerateRequest, NotSupported, ScoreRequest, Tokens
 from engine.remote.branches.running import RunningRequest, RunningRequests
 from engine.remote.connection import Connection
 
@@ -36,7 +36,7 @@ class OpenAICompatibleEngine(EngineClient):
         """Cancel the branches that this client has in flight; they end with what has been received so far."""
         self._running.abort(request_id)
 
-    async def release(self, lease: str, tokens: Sequence[int] | None = None) -> None:  # noqa: ARG002
+    async def release(self, lease: str, tokens: Tokens | None = None) -> None:  # noqa: ARG002
         return None  # these servers have no leases
 
     async def close(self) -> None:

@@ -1,9 +1,8 @@
-"""Token ids for servers that report none: numbers that hold the text itself.
+"""Tokens for servers that report none: a text is split into as many as the server bills.
 
-A search identifies a branch by its token ids and counts them against budgets. Here an id is a piece of UTF-8 text, so
-that ids alone, without any state, give back the conversation, its template's variables and the beginning of its answer.
-The number of ids of an answer is the number of tokens that the server bills. The ids of a thought are marked, so that
-it is not sent again, whatever it quotes.
+A search identifies a branch by its tokens and counts them against budgets. The first token of a prompt is its
+conversation, and the others have only a number, so that tokens alone, without any state, give back the conversation and
+the beginning of its answer. Those of a thought are marked, so that it is not sent again, whatever it quotes.
 """
 
 from __future__ import annotations
@@ -15,16 +14,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from engine.protocol.thoughts import DELIMITERS, find_thought
-from engine.protocol.types import Prompt, TemplateKwargs, Tokens
+from engine.protocol.types import (
+    ConversationToken,
+    InvalidRequest,
+    Prompt,
+    TemplateKwargs,
+    TextToken,
+    Token,
+    Tokens,
+)
 
 OPENING, CLOSING = DELIMITERS[0]
 """The delimiters of thoughts that a server sends apart from its content."""
-_MARK = b"\x01"
-"""First byte of each id, so that leading zeros and empty pieces are kept."""
-_THOUGHT_MARK = b"\x02"
-"""First byte of the ids of thoughts."""
-_ANSWER = b"\0"
-"""Separates messages, whose JSON has no such byte, from the beginning of the answer."""
 BYTES_PER_TOKEN = 4
 """The usual number in English text, by which the tokens of a prompt are estimated."""
 MAX_BYTES_PER_TOKEN = 32
@@ -51,22 +52,26 @@ class Conversation:
 
 
 def encode_prompt(text: Prompt, template_kwargs: TemplateKwargs | None = None) -> Tokens:
-    """Return the ids of a plain text or of chat messages, to which an answer can be appended."""
+    """Return the tokens of a plain text or of chat messages, to which an answer can be appended."""
     if isinstance(text, str):
         return encode_text(text)
     value = {"messages": list(text), "chat_template_kwargs": template_kwargs} if template_kwargs else list(text)
-    return _encode(json.dumps(value, ensure_ascii=False).encode() + _ANSWER, None)
+    head = ConversationToken(json.dumps(value, ensure_ascii=False))
+    return head, *encode_text("", len(head.json.encode()) // BYTES_PER_TOKEN)
 
 
 def encode_text(text: str, count: int | None = None, *, is_thought: bool = False) -> Tokens:
-    """Return the ids of a text: ``count`` of them, or one for each ``BYTES_PER_TOKEN`` bytes."""
-    return _encode(text.encode(), count, _THOUGHT_MARK if is_thought else _MARK)
+    """Return tokens of shares of equal size: ``count`` of them, or one for each ``BYTES_PER_TOKEN`` bytes."""
+    if count is None:
+        count = count_tokens(text, None)
+    ends = [len(text) * index // count for index in range(count + 1)] if count else []
+    return tuple(TextToken(text[start:end], is_thought) for start, end in itertools.pairwise(ends))
 
 
-def measure_thought(tokens: Sequence[int]) -> tuple[int, int]:
-    """Return the number of characters and of ids of the thought with which an answer begins."""
-    pieces = [piece for mark, piece in map(_split, tokens) if mark == _THOUGHT_MARK]
-    return len(b"".join(pieces).decode(errors="replace")), len(pieces)
+def measure_thought(tokens: Sequence[Token]) -> tuple[int, int]:
+    """Return the number of characters and of tokens of the thought with which an answer begins."""
+    thought = [token for token in _require_texts(tokens) if token.is_thought]
+    return sum(len(token.text) for token in thought), len(thought)
 
 
 def count_tokens(text: str, reported: int | None) -> int:
@@ -77,7 +82,7 @@ def count_tokens(text: str, reported: int | None) -> int:
 
 
 def encode_answer(thought: str, answer: str, reported: int | None, reported_thought: int | None = None) -> Tokens:
-    """Return the ids of an answer after its thought: as many as the server bills, if that is possible.
+    """Return the tokens of an answer after its thought: as many as the server bills, if that is possible.
 
     ``reported_thought``: those of the thought among them, by the server; otherwise their share is that of the text.
     """
@@ -90,32 +95,22 @@ def encode_answer(thought: str, answer: str, reported: int | None, reported_thou
     return encode_text(thought, num_thought, is_thought=True) + encode_text(answer, total - num_thought)
 
 
-def decode_text(tokens: Sequence[int]) -> str:
-    """Return the text of ids."""
-    return b"".join(_split(token)[1] for token in tokens).decode(errors="replace")
+def decode_text(tokens: Sequence[Token]) -> str:
+    """Return the text of tokens."""
+    return "".join(token.text for token in _require_texts(tokens))
 
 
-def decode_prompt(tokens: Sequence[int]) -> Conversation:
-    """Return the conversation that ids hold. A plain text counts as one message of the user."""
-    pieces = [_split(token) for token in tokens]
-    head, separator, written = b"".join(piece for _, piece in pieces).partition(_ANSWER)
-    if not separator:
-        return Conversation([{"role": "user", "content": head.decode(errors="replace")}])
-    value = json.loads(head)
+def decode_prompt(tokens: Sequence[Token]) -> Conversation:
+    """Return the conversation that tokens hold. A plain text counts as one message of the user."""
+    if not tokens or not isinstance(tokens[0], ConversationToken):
+        return Conversation([{"role": "user", "content": decode_text(tokens)}])
+    value = json.loads(tokens[0].json)
     if isinstance(value, list):
         value = {"messages": value, "chat_template_kwargs": {}}
-    length = 0
-    for mark, piece in reversed(pieces):
-        if mark == _THOUGHT_MARK and piece:
-            break
-        length += len(piece)
-    answer = written[max(0, len(written) - length) :]
-    return Conversation(
-        value["messages"],
-        value["chat_template_kwargs"],
-        written.decode(errors="replace"),
-        answer.decode(errors="replace"),
-    )
+    texts = _require_texts(tokens[1:])
+    ends = [index for index, token in enumerate(texts, 1) if token.is_thought and token.text]
+    answer = texts[ends[-1] :] if ends else texts
+    return Conversation(value["messages"], value["chat_template_kwargs"], decode_text(texts), decode_text(answer))
 
 
 def _least_tokens(text: str) -> int:
@@ -123,15 +118,9 @@ def _least_tokens(text: str) -> int:
     return -(-len(text.encode()) // MAX_BYTES_PER_TOKEN)
 
 
-def _encode(data: bytes, count: int | None, mark: bytes = _MARK) -> Tokens:
-    """Return ids of pieces of equal size; where there are fewer bytes than ids, the first ones are empty."""
-    if count is None:
-        count = -(-len(data) // BYTES_PER_TOKEN)
-    ends = [len(data) * index // count for index in range(count + 1)] if count else []
-    return tuple(int.from_bytes(mark + data[start:end], "big") for start, end in itertools.pairwise(ends))
-
-
-def _split(token: int) -> tuple[bytes, bytes]:
-    """Return the mark of an id and its piece of text."""
-    data = token.to_bytes((token.bit_length() + 7) // 8, "big")
-    return data[:1], data[1:]
+def _require_texts(tokens: Sequence[Token]) -> list[TextToken]:
+    """Return tokens that are texts. Raises ``InvalidRequest`` for others, which another server has made."""
+    texts = [token for token in tokens if isinstance(token, TextToken)]
+    if len(texts) < len(tokens):
+        raise InvalidRequest("a server that only chats takes no token ids: tokenize the text with its own client")
+    return texts

@@ -1,10 +1,10 @@
 """Client of servers with ``/v1/chat/completions`` alone, one request per branch.
 
-Token ids hold the text itself (``engine.remote.chat.encoding``), as many as the server bills, hidden reasoning
-included. A thought is the beginning of a branch's text (``Completion.thought``) and is not sent again. A branch goes on
-after a given beginning only where the server has prefill. There are no log-probabilities of a branch, no leases and no
-salts; a seed is sent, and most servers treat it as a wish. Only vLLM and SGLang tell which stop string ended an answer,
-so that only they can search step by step.
+Tokens are shares of the text (``engine.remote.chat.encoding``), as many as the server bills, hidden reasoning included.
+A thought is the beginning of a branch's text (``Completion.thought``) and is not sent again. A branch goes on after a
+given beginning only where the server has prefill. There are no log-probabilities of a branch, no leases and no salts; a
+seed is sent, and most servers treat it as a wish. Only vLLM and SGLang tell which stop string ended an answer, so that
+only they can search step by step.
 
 Scores are those of a judge: the log-probabilities of the verdicts as first token where the server lists the likeliest
 tokens, or else what it writes, which is certain of itself.

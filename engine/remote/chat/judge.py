@@ -18,6 +18,8 @@ from engine.protocol.types import (
     ScoreItem,
     ScoreRequest,
     ScoreResult,
+    Token,
+    Tokens,
 )
 from engine.protocol.wire import Json
 from engine.remote.branches.answer import find_end_reason, read_finish, refusing_other_forms
@@ -68,7 +70,7 @@ class ChatJudge:
         self._lists_likeliest = True
         """False once the server has refused to list the likeliest tokens."""
         self._slots = asyncio.Semaphore(_SCORES_AT_ONCE)
-        self._unbilled: dict[tuple[int, ...], tuple[int, int]] = {}
+        self._unbilled: dict[Tokens, tuple[int, int]] = {}
         """Computed and cached tokens of questions that are asked again with more room."""
 
     async def judge(self, request: ScoreRequest, index: int, item: ScoreItem) -> ScoreResult:
@@ -114,7 +116,7 @@ class ChatJudge:
         """Return the number of tokens that a verdict may have: the configured one, or what the model needs."""
         return self._room_to_think if self._requests.options.verdict_tokens or key in _THINKERS else VERDICT_TOKENS
 
-    async def _ask(self, model: str, tokens: Sequence[int], room: int) -> _Answer:
+    async def _ask(self, model: str, tokens: Sequence[Token], room: int) -> _Answer:
         """Ask for a verdict, again after passing failures. Raises ``EngineError``."""
         fields = self._requests.make_messages(tokens) | {"model": model, "temperature": 0.0}
 
@@ -135,7 +137,7 @@ class ChatJudge:
 
         return await Retries.of_requests(should_wait=self._connection.should_wait).call(ask)
 
-    def _read(self, answer: Json, tokens: Sequence[int]) -> _Answer:
+    def _read(self, answer: Json, tokens: Sequence[Token]) -> _Answer:
         source = self._connection.source
         with refusing_other_forms(source):
             choice = answer["choices"][0]

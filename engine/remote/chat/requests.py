@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 
 from engine.protocol.constraint import Constraint
-from engine.protocol.types import InvalidRequest, NotSupported
+from engine.protocol.types import InvalidRequest, NotSupported, Token
 from engine.protocol.wire import Json
 from engine.remote.branches.engine import unsupported
 from engine.remote.chat.encoding import decode_prompt
@@ -38,7 +38,7 @@ class ChatRequests:
         self._limit_field = "max_tokens"
         return True
 
-    def make_messages(self, tokens: Sequence[int]) -> Json:
+    def make_messages(self, tokens: Sequence[Token]) -> Json:
         """Return the fields that hold the conversation and its template's variables. The thought is left out, unless
         its end was not sent by the server, which goes on there.
 

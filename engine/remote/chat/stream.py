@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from engine.protocol.request_checks import PromptTooLong
 from engine.protocol.thoughts import find_thought
-from engine.protocol.types import Completion, EngineError, FinishReason, GenerateRequest, InvalidRequest
+from engine.protocol.types import Completion, EngineError, FinishReason, GenerateRequest, InvalidRequest, Token
 from engine.protocol.wire import Json
 from engine.remote.branches.running import RunningRequest
 from engine.remote.branches.stream import BranchStream, branch_seed
@@ -107,6 +107,6 @@ def _begin_answer(request: GenerateRequest, index: int, options: ChatOptions) ->
     return ChatAnswer(index, branch, has_begun=has_begun, is_in_thought=is_in_thought, is_literal=is_literal)
 
 
-def _has_answers(prompt: Sequence[int]) -> bool:
+def _has_answers(prompt: Sequence[Token]) -> bool:
     """Return True for a conversation that has grown by the model's own answers, not only by its user's question."""
     return any(message["role"] == "assistant" for message in decode_prompt(prompt).messages)

@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from engine.protocol.types import Branch, EngineError, TokenLogprob, Tokens
+from engine.protocol.types import Branch, EngineError, TokenIds, TokenLogprob
 from engine.protocol.wire import Json
 from engine.remote.branches.answer import Answer, read_finish
 
@@ -35,7 +35,7 @@ class TextAnswer(Answer):
     rejected: int = 0
 
     @property
-    def token_ids(self) -> Tokens:
+    def token_ids(self) -> TokenIds:
         return tuple(self.ids)
 
     @property
@@ -88,7 +88,7 @@ class TextAnswer(Answer):
         self.accepted += details.get("accepted_prediction_tokens") or 0
         self.rejected += details.get("rejected_prediction_tokens") or 0
 
-    def _take_logprobs(self, ids: Tokens, logprobs: Json) -> None:
+    def _take_logprobs(self, ids: TokenIds, logprobs: Json) -> None:
         """Add the likeliest tokens of a server that names tokens by their ids."""
         for token, value, likeliest in zip(
             ids, logprobs.get("token_logprobs") or (), logprobs.get("top_logprobs") or (), strict=False

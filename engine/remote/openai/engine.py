@@ -18,7 +18,7 @@ import asyncio
 from dataclasses import replace
 from pathlib import Path
 
-from engine.protocol.request_checks import check_no_thinking_limit
+from engine.protocol.request_checks import check_no_thinking_limit, require_ids
 from engine.protocol.types import (
     Capability,
     Events,
@@ -27,8 +27,8 @@ from engine.protocol.types import (
     ScoreItem,
     ScoreRequest,
     ScoreResult,
+    TokenIds,
     TokenizeRequest,
-    Tokens,
 )
 from engine.protocol.wire import Json
 from engine.remote.branches.engine import OpenAICompatibleEngine
@@ -64,7 +64,7 @@ class CompletionsEngine(OpenAICompatibleEngine):
         for part in item.parts:
             if isinstance(part, str):
                 part = await self.tokenize(TokenizeRequest(request.model, part, special=False))
-            tokens += part
+            tokens += require_ids(part, "items.parts")
             ends.append(len(tokens) - 1)
         reads = [ends[part] for part in item.read]
         prompts = [tokens[: position + 1] for position in reads]
@@ -75,7 +75,7 @@ class CompletionsEngine(OpenAICompatibleEngine):
         if request.max_compute is not None and needed > request.max_compute:
             return ScoreResult(index, None, needed, 0)
         if request.token_ids:
-            wanted = {token: self._requests.name_token(token) for token in request.token_ids}
+            wanted = {token: self._requests.name_token(token) for token in require_ids(request.token_ids)}
             texts = [self._requests.make_prompt(prompt) for prompt in prompts]
             result = await self._scores.logits(index, request.model, texts, wanted, salt)
         else:
@@ -87,9 +87,9 @@ class CompletionsEngine(OpenAICompatibleEngine):
     async def _score_prompt(self, request: GenerateRequest) -> Events:
         """Yield the log-probabilities of the prompt, of a request that generates nothing."""
         count, salt = request.sampling.prompt_logprobs or 0, self._requests.make_salt(request)
-        yield await self._scores.score_prompt(request.model, request.prompt, count, salt)
+        yield await self._scores.score_prompt(request.model, require_ids(request.prompt, "prompt"), count, salt)
 
-    async def tokenize(self, request: TokenizeRequest) -> Tokens:
+    async def tokenize(self, request: TokenizeRequest) -> TokenIds:
         return await self._requests.tokenize(request)
 
     async def models(self) -> list[ModelInfo]:

@@ -9,14 +9,15 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from engine.protocol.constraint import Constraint
+from engine.protocol.request_checks import require_ids
 from engine.protocol.types import (
     Branch,
     GenerateRequest,
     NotSupported,
     SamplingParams,
     ScoreRequest,
+    TokenIds,
     TokenizeRequest,
-    Tokens,
 )
 from engine.protocol.wire import Json
 from engine.remote.branches.engine import unsupported
@@ -56,7 +57,7 @@ class CompletionRequests:
 
     def make_body(self, request: GenerateRequest, branches: Sequence[Branch], *, is_watched: bool) -> Json:
         """Return the body of a request for siblings, which have the same tokens so far."""
-        prompt = self.make_prompt([*request.prompt, *branches[0].generated])
+        prompt = self.make_prompt([*require_ids((*request.prompt, *branches[0].generated), "prompt")])
         body = completion_body(request, branches, prompt, self.dialect, is_watched=is_watched)
         return body | self.make_salt(request)
 
@@ -76,7 +77,7 @@ class CompletionRequests:
         """Use no prefix any more that is cached by now: from here on, the salt of all requests is another one."""
         self._epoch = uuid.uuid4().hex
 
-    async def tokenize(self, request: TokenizeRequest) -> Tokens:
+    async def tokenize(self, request: TokenizeRequest) -> TokenIds:
         """Tokenize with the local tokenizer if there is one, otherwise on the server."""
         if self.tokenizer is not None:
             return self.tokenizer.tokenize(request)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from engine.protocol.request_checks import PromptTooLong
-from engine.protocol.types import Capability, EngineClient, ModelInfo, TokenizeRequest
+from engine.protocol.types import Capability, EngineClient, ModelInfo, TokenizeRequest, Tokens
 from reasoner.jobs.sampling_spec import Sampling
 from reasoner.jobs.spec import JobSpec
 from reasoner.search.policies.forced_calls import choose_natively
@@ -61,7 +61,7 @@ def find_sample_number(weights: Sequence[float], policy: int, index: int) -> int
     return next(islice(numbers, index, None))
 
 
-async def tokenize_problem(spec: JobSpec, engine: EngineClient, policy: ModelInfo) -> tuple[int, ...]:
+async def tokenize_problem(spec: JobSpec, engine: EngineClient, policy: ModelInfo) -> Tokens:
     """Return the prompt of the job's question. Raises ``PromptTooLong`` if it leaves no room for an answer."""
     variables = spec.template_kwargs | choose_natively(spec, policy)
     prompt = await engine.tokenize(TokenizeRequest(policy.id, spec.to_messages(), template_kwargs=variables))
@@ -70,7 +70,7 @@ async def tokenize_problem(spec: JobSpec, engine: EngineClient, policy: ModelInf
     return prompt
 
 
-def check_room(prompt: Sequence[int], policy: ModelInfo) -> None:
+def check_room(prompt: Tokens, policy: ModelInfo) -> None:
     """Raise ``PromptTooLong`` if the prompt of the question fills a policy's context."""
     if len(prompt) >= policy.context:
         raise PromptTooLong(

@@ -19,11 +19,13 @@ from engine.protocol.types import (
     EngineError,
     EngineUnavailable,
     GenerateRequest,
+    InvalidRequest,
     NotSupported,
     SamplingParams,
     ScoreItem,
     ScoreRequest,
     TokenizeRequest,
+    Tokens,
 )
 from engine.remote import retries
 from engine.remote.chat import model_list
@@ -68,7 +70,7 @@ class Hosted:
 
         connection._http = httpx.AsyncClient(base_url="https://hosted", transport=httpx.MockTransport(handle))
 
-    async def generate(self, *branches: Branch, prompt: tuple[int, ...] | None = None, **law: Any) -> list[Completion]:
+    async def generate(self, *branches: Branch, prompt: Tokens | None = None, **law: Any) -> list[Completion]:
         request = GenerateRequest("r", "m", prompt or encode_prompt(MESSAGES), branches, SamplingParams(**law))
         events = [event async for event in self.engine.generate(request)]
         return sorted((event for event in events if isinstance(event, Completion)), key=lambda one: one.index)
@@ -91,7 +93,7 @@ def usage(prompt: int, completion: int, **details: Any) -> dict[str, Any]:
 
 
 @given(st.text(), st.integers(1, 50))
-def test_ids_hold_the_text_in_any_number(text: str, count: int) -> None:
+def test_tokens_hold_the_text_in_any_number(text: str, count: int) -> None:
     ids = encode_text(text, count)
     assert len(ids) == count
     assert decode_text(ids) == text
@@ -102,6 +104,13 @@ def test_ids_hold_the_text_in_any_number(text: str, count: int) -> None:
 )
 def test_a_conversation_and_the_beginning_of_its_answer_come_back(messages: list[dict[str, str]], answer: str) -> None:
     assert decode_prompt(encode_prompt(messages) + encode_text(answer)) == Conversation(messages, {}, answer, answer)
+
+
+async def test_tokens_of_another_server_are_refused() -> None:
+    hosted = Hosted(lambda _: stream())
+    with pytest.raises(InvalidRequest, match="a server that only chats takes no token ids"):
+        await hosted.generate(Branch(1, 1, 9), prompt=(5, 6))
+    await hosted.engine.close()
 
 
 @pytest.mark.parametrize(

@@ -63,7 +63,7 @@ def parts_of(one: Completion) -> tuple[str, str, int, int]:
 
 
 @given(st.text(), st.text(), st.none() | st.integers(0, 60), st.none() | st.integers(0, 80))
-def test_a_thought_and_its_answer_come_back_in_as_many_ids_as_are_billed(
+def test_a_thought_and_its_answer_come_back_in_as_many_tokens_as_are_billed(
     thought: str, answer: str, reported: int | None, reported_thought: int | None
 ) -> None:
     ids = encode_answer(thought, answer, reported, reported_thought)

@@ -19,6 +19,7 @@ from engine.protocol.types import (
     InvalidRequest,
     TokenizeRequest,
 )
+from engine.remote.chat.encoding import encode_prompt
 from engine.remote.chat.options import ChatOptions
 from engine.remote.http import HttpEngine
 from tests.engine.helpers import generate
@@ -152,7 +153,7 @@ async def test_a_server_that_sends_nothing_is_left_after_its_silence(pieces: Any
         port = server.sockets[0].getsockname()[1]
         options = ChatOptions(("m",))
         engine = HttpEngine(f"http://127.0.0.1:{port}", dialect="chat", chat=options, silence_seconds=0.3)
-        request = generate((5, 6), [Branch(1, 1, 9)])
+        request = generate(encode_prompt("?"), [Branch(1, 1, 9)])
         with pytest.raises(EngineUnreachable, match=r"has sent nothing for 0.3 s"):
             await collect(engine, request)
         await engine.close()
