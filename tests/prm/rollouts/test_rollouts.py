@@ -29,11 +29,15 @@ from engine.protocol.types import (
     ScoreResult,
     TokenizeRequest,
 )
+from engine.remote.chat.options import ChatOptions
 from prm.records import BadRecord, read_records
 from prm.rollouts.rollouts import RolloutPlan, RolloutProblem, RolloutStats, roll_out
 from prm.training.data import Example, read_examples
 from prm.training.probe_data import read_rollouts
+from tests.engine.remote.test_chat import Hosted, fresh, said, stream, usage
 from tests.seeds import shift
+
+__all__ = ["fresh"]  # the fixture holds here, too
 
 STEPS = 3
 BAD = 0.3
@@ -381,9 +385,39 @@ async def test_a_stop_string_ends_a_solution_and_is_left_out_of_it(tmp_path: Pat
         judged.append(text)
         return True
 
-    plan = replace(PLAN, solutions=1, completions=2, stop=("\nQuestion:",))
+    plan = replace(PLAN, model="m", solutions=1, completions=2, stop=("\nQuestion:",))
     await roll_out(PROBLEMS[:1], plan, Babbling(), keep, tmp_path / "out.jsonl")
     (example,) = examples(tmp_path / "out.jsonl")["p0"]
     assert example["steps"] == ["good", "5"]
     assert judged == ["good\n\n5"] * 3
     assert set(Babbling.requested) == {("\n\n", "\nQuestion:"), ("\nQuestion:",)}
+
+
+async def test_a_server_that_only_chats_has_texts_for_ids_and_a_run_of_an_earlier_version_goes_on(
+    tmp_path: Path,
+) -> None:
+    def answer(body: dict[str, Any]) -> Any:
+        if body["messages"][-1]["role"] == "user":
+            ended = said("", "stop")
+            ended["choices"][0]["stop_reason"] = "\n\n"
+            return stream(said("a step"), ended, usage(9, 3))
+        return stream(said("\\boxed{yes}", "stop"), usage(9, 4))
+
+    async def run(path: Path) -> list[str]:
+        hosted = Hosted(answer, ChatOptions(("m",), prefill="continue_final_message", context=100))
+        plan = replace(PLAN, model="m", solutions=1, completions=0, separator="\n\n")
+        await roll_out(PROBLEMS[:1], plan, hosted.engine, judge, path)
+        await hosted.engine.close()
+        return [body["messages"][-1]["content"] for body in hosted.bodies]
+
+    path = tmp_path / "rollouts.jsonl"
+    assert await run(path) == ["question 0", "a step\n\n"]
+    settings, first, last, solution = path.read_text(encoding="utf-8").splitlines()
+    assert json.loads(first)["ids"] == ["a ", "ste", "p\n\n"]
+    assert (json.loads(last)["ids"], json.loads(solution)["prompt"]) == (["\\b", "oxe", "d{y", "es}"], [])
+    with pytest.raises(BadRecord, match="the prompt's tokens are missing"):
+        list(read_rollouts(path, "hard"))
+    packed = json.loads(first) | {"ids": [int.from_bytes(b"\x01" + text, "big") for text in (b"a st", b"ep\n\n")]}
+    path.write_text(f"{settings}\n{json.dumps(packed)}\n", encoding="utf-8")
+    assert await run(path) == ["a step\n\n"]
+    assert path.read_text(encoding="utf-8").splitlines()[2:] == [last, solution]
