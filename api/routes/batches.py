@@ -11,7 +11,7 @@ from fastapi.responses import JSONResponse
 from api.http.pagination import After, Limit, Page, build_page, unknown_cursor
 from api.http.principal import AnyPrincipal, Reader, Writer
 from api.http.problems import ProblemDocument
-from api.http.request_parsing import IdempotencyKey, JsonRoute, read_idempotency
+from api.http.request_parsing import IdempotencyKey, JsonRoute, check_query_parameters, read_idempotency
 from api.http.state import State
 from api.http.submission import submit_batch
 from reasoner.jobs.batch import Batch, BatchSpec
@@ -20,7 +20,11 @@ from workers.store.batches import BatchStore, NoSuchBatch
 _BATCH_ID = re.compile(r"batch_[0-9a-f]{32}")
 
 router = APIRouter(
-    prefix="/v1/batches", route_class=JsonRoute, tags=["batches"], responses={"default": {"model": ProblemDocument}}
+    prefix="/v1/batches",
+    route_class=JsonRoute,
+    tags=["batches"],
+    responses={"default": {"model": ProblemDocument}},
+    dependencies=[Depends(check_query_parameters)],
 )
 
 EXAMPLE = {

@@ -6,11 +6,12 @@ import json
 from collections.abc import AsyncIterator
 from typing import Annotated
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Depends, Query
 from fastapi.responses import StreamingResponse
 
 from api.http.principal import Reader
 from api.http.problems import ProblemDocument
+from api.http.request_parsing import check_query_parameters
 from api.http.state import State
 from reasoner.jobs.job import TERMINAL_STATUSES, Status
 from workers.store.jobs import JobStore, NoSuchJob
@@ -18,7 +19,12 @@ from workers.store.jobs import JobStore, NoSuchJob
 MAX_TIME = 1e11
 """Latest time in seconds since the epoch: three thousand years from it."""
 
-router = APIRouter(prefix="/v1/jobs", tags=["jobs"], responses={"default": {"model": ProblemDocument}})
+router = APIRouter(
+    prefix="/v1/jobs",
+    tags=["jobs"],
+    responses={"default": {"model": ProblemDocument}},
+    dependencies=[Depends(check_query_parameters)],
+)
 
 
 @router.get(

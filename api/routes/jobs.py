@@ -14,7 +14,7 @@ from fastapi.responses import JSONResponse, StreamingResponse
 from api.http.pagination import After, Limit, Page, build_page, unknown_cursor
 from api.http.principal import AnyPrincipal, Principal, Reader, Writer
 from api.http.problems import Problem, ProblemDocument
-from api.http.request_parsing import IdempotencyKey, JsonRoute, read_idempotency
+from api.http.request_parsing import IdempotencyKey, JsonRoute, check_query_parameters, read_idempotency
 from api.http.search_tree import Tree, build_tree
 from api.http.state import ServiceState, State
 from api.http.submission import submit_job
@@ -51,7 +51,11 @@ ENDED: dict[int | str, dict[str, Any]] = {
 Wait = Annotated[float, Query(ge=0, le=MAX_WAIT_SECONDS, description="Seconds to wait for the job to end.")]
 
 router = APIRouter(
-    prefix="/v1/jobs", route_class=JsonRoute, tags=["jobs"], responses={"default": {"model": ProblemDocument}}
+    prefix="/v1/jobs",
+    route_class=JsonRoute,
+    tags=["jobs"],
+    responses={"default": {"model": ProblemDocument}},
+    dependencies=[Depends(check_query_parameters)],
 )
 
 

@@ -10,14 +10,18 @@ from fastapi import APIRouter, Body, Depends, Path
 from api.http.pagination import After, Limit, Page, build_page, unknown_cursor
 from api.http.principal import Admin
 from api.http.problems import ProblemDocument
-from api.http.request_parsing import JsonRoute
+from api.http.request_parsing import JsonRoute, check_query_parameters
 from api.http.state import State
 from workers.store.keys import Key, KeySpec, KeyStore, NewKey, NoSuchKey
 
 _KEY_ID = re.compile(r"key_[0-9a-f]{16}")
 
 router = APIRouter(
-    prefix="/v1/keys", route_class=JsonRoute, tags=["keys"], responses={"default": {"model": ProblemDocument}}
+    prefix="/v1/keys",
+    route_class=JsonRoute,
+    tags=["keys"],
+    responses={"default": {"model": ProblemDocument}},
+    dependencies=[Depends(check_query_parameters)],
 )
 
 EXAMPLE = {

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Depends, Request, Response
 
 from api.http.principal import Writer
 from api.http.problems import ProblemDocument
-from api.http.request_parsing import IdempotencyKey, JsonRoute
+from api.http.request_parsing import IdempotencyKey, JsonRoute, check_query_parameters
 from api.http.state import State
 from api.routes.jobs import ENDED, Prefer, submit_and_wait
 from reasoner.jobs.job import Job
 from reasoner.jobs.request import Selection
 
 router = APIRouter(
-    prefix="/v1/select", route_class=JsonRoute, tags=["jobs"], responses={"default": {"model": ProblemDocument}}
+    prefix="/v1/select",
+    route_class=JsonRoute,
+    tags=["jobs"],
+    responses={"default": {"model": ProblemDocument}},
+    dependencies=[Depends(check_query_parameters)],
 )
 
 
