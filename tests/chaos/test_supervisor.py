@@ -175,7 +175,7 @@ def test_a_search_survives_the_death_of_its_engine(tmp_path: Path) -> None:
         httpx.Client(base_url=stack.url, timeout=70) as client,
     ):
         engine = role_process(tmp_path, b"--uds\0")
-        spec = {"problem": "Use the numbers 3, 5, 7 to make 26.", "strategy": {"name": "beam", "n": 128}, "seed": 1}
+        spec = {"problem": "Use the numbers 3, 5, 7 to make 26.", "strategy": {"name": "beam", "n": 48}, "seed": 1}
         url = client.post("/v1/jobs", json=spec | {"budget": {"tokens": 1_000_000}}).headers["location"]
         until(lambda: client.get(f"{url}/tree").json()["nodes"], "the search has begun")
         os.kill(engine, signal.SIGKILL)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,13 @@ NEED_NO_BROKER = {"/healthz", "/v1/strategies", "/v1/models", "/v1/models/{model
 WRITES = {"/v1/jobs", "/v1/batches", "/v1/select", "/v1/keys", "/v1/chat/completions", "/v1/responses"}
 
 
+@functools.cache
+def openapi_paths() -> dict[str, Any]:
+    """Return the paths of the OpenAPI document, which takes a second to build."""
+    paths: dict[str, Any] = create_app(load_settings()).openapi()["paths"]
+    return paths
+
+
 @pytest.mark.parametrize("state", STATES)
 @pytest.mark.parametrize("stored_key", [False, True], ids=["configured key", "stored key"])
 async def test_every_route_answers_or_says_503(tmp_path: Path, state: str, stored_key: bool) -> None:
@@ -52,7 +60,7 @@ async def test_every_route_answers_or_says_503(tmp_path: Path, state: str, store
             assert (ready.status_code, ready.headers["retry-after"]) == (503, "1")
             assert [part["field"] for part in ready.json()["errors"]] == ["broker"]
             assert STATES[state][1] in ready.text
-            for path, item in create_app(settings).openapi()["paths"].items():
+            for path, item in openapi_paths().items():
                 for method in item:
                     response = await client.request(method, path.format(**ids), json=BODIES.get((method, path)))
                     call = f"{method} {path}: {response.status_code} {response.text[:200]}"

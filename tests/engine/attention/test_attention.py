@@ -20,7 +20,7 @@ from engine.attention.plan import AttentionCostModel, AttentionMetadata, TreeMas
 from kernels.common.int4 import INT4
 from kernels.quantize import LIMITS, QUANTIZED, dequantize_vectors, quantize_vectors
 from tests.closeness import assert_rounded, attention_bound
-from tests.long import mostly_long_grid
+from tests.long import mostly_long, mostly_long_grid
 from tests.seeds import shift
 
 PAGE, KV_HEADS, PER_KV, DIM, POOL = 4, 2, 3, 16, 700
@@ -167,13 +167,14 @@ def random_tree(rng: random.Random, queries: int) -> TreeMask:
         [ALWAYS, NEVER, USUAL], [(None, None), (9, None), (40, 1.5), (None, 1.5)], [torch.float32, *QUANTIZED], every=11
     ),
 )
+@pytest.mark.parametrize("seeds", mostly_long([range(3), range(3, 12)], every=2), ids=["few", "more"])
 def test_torch_attention_equals_dense_attention_in_float64(
-    cost: AttentionCostModel, limits: tuple[int | None, float | None], dtype: torch.dtype
+    cost: AttentionCostModel, limits: tuple[int | None, float | None], dtype: torch.dtype, seeds: range
 ) -> None:
     window, softcap = limits
     config = LayerAttentionConfig(KV_HEADS * PER_KV, KV_HEADS, size_of_heads(dtype), 0.4, window, softcap)
     shared = 0
-    for seed in range(12):
+    for seed in seeds:
         step = Step(seed, cost, dtype=dtype)
         step.check(step.attend(config), config)
         shared += count_shared(step.metadata)
@@ -189,17 +190,18 @@ def test_torch_attention_equals_dense_attention_in_float64(
         every=11,
     ),
 )
+@pytest.mark.parametrize("seeds", mostly_long([range(3), range(3, 12)], every=2), ids=["few", "more"])
 def test_tokens_of_a_tree_attend_to_their_ancestors_only(
-    cost: AttentionCostModel, limits: tuple[int | None, float | None], dtype: torch.dtype
+    cost: AttentionCostModel, limits: tuple[int | None, float | None], dtype: torch.dtype, seeds: range
 ) -> None:
     window, softcap = limits
     config = LayerAttentionConfig(KV_HEADS * PER_KV, KV_HEADS, size_of_heads(dtype), 0.4, window, softcap)
     trees = 0
-    for seed in range(12):
+    for seed in seeds:
         step = Step(seed, cost, trees=True, dtype=dtype)
         step.check(step.attend(config), config)
         trees += len(step.trees)
-    assert trees > 12
+    assert trees > len(seeds)
 
 
 @pytest.mark.parametrize(
@@ -207,12 +209,13 @@ def test_tokens_of_a_tree_attend_to_their_ancestors_only(
     mostly_long_grid([(None, None), (9, None), (40, 1.5), (None, 1.5)], [torch.float32, *QUANTIZED], every=3),
     ids=str,
 )
+@pytest.mark.parametrize("seeds", mostly_long([range(3), range(3, 12)], every=2), ids=["few", "more"])
 def test_deterministic_attention_equals_dense_attention_in_float64(
-    limits: tuple[int | None, float | None], dtype: torch.dtype
+    limits: tuple[int | None, float | None], dtype: torch.dtype, seeds: range
 ) -> None:
     window, softcap = limits
     config = LayerAttentionConfig(KV_HEADS * PER_KV, KV_HEADS, size_of_heads(dtype), 0.4, window, softcap)
-    for seed in range(12):
+    for seed in seeds:
         step = Step(seed, USUAL, dtype=dtype)
         ours = step.attend(config, deterministic_torch_attention)
         step.check(ours, config)
@@ -229,12 +232,18 @@ def test_deterministic_attention_equals_dense_attention_in_float64(
         every=17,
     ),
 )
+@pytest.mark.parametrize("seeds", mostly_long([range(2), range(2, 12)], every=2), ids=["few", "more"])
 def test_compiled_attention_equals_dense_attention_in_float64(
-    page: int, cost: AttentionCostModel, limits: tuple[int | None, float | None], trees: bool, dtype: torch.dtype
+    page: int,
+    cost: AttentionCostModel,
+    limits: tuple[int | None, float | None],
+    trees: bool,
+    dtype: torch.dtype,
+    seeds: range,
 ) -> None:
     window, softcap = limits
     config = LayerAttentionConfig(KV_HEADS * PER_KV, KV_HEADS, size_of_heads(dtype), 0.4, window, softcap)
-    for seed in range(12 if dtype is torch.float32 else 4):
+    for seed in seeds if dtype is torch.float32 else seeds[:4]:
         step = Step(seed, cost, page=page, trees=trees, dtype=dtype)
         ours = step.attend(config, NumbaAttention)
         step.check(ours, config)
@@ -311,13 +320,14 @@ def test_compiled_attention_gives_the_same_bits_on_every_number_of_threads(threa
         [unshared_numba_attention, deterministic_torch_attention], [torch.float32, *QUANTIZED], [None, 9], every=3
     ),
 )
+@pytest.mark.parametrize("seeds", mostly_long([range(2), range(2, 6)], every=2), ids=["few", "more"])
 def test_without_prefix_sharing_results_are_identical_in_any_batch(
-    backend: Backend, window: int | None, dtype: torch.dtype
+    backend: Backend, window: int | None, dtype: torch.dtype, seeds: range
 ) -> None:
     """Rows one at a time, and their new tokens one at a time, are compared with all at once."""
     config = LayerAttentionConfig(KV_HEADS * PER_KV, KV_HEADS, size_of_heads(dtype), 0.4, window)
     several = 0
-    for seed in range(6):
+    for seed in seeds:
         step = Step(seed, ALWAYS, page=16, dtype=dtype)
         attend = backend([config], step.kv, step.scales)
         attend.prepare(step.metadata)

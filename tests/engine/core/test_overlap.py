@@ -182,7 +182,7 @@ def compare(folder: Path, seed: int) -> Run:
     return late
 
 
-@pytest.mark.parametrize("seed", mostly_long(range(24), every=2))
+@pytest.mark.parametrize("seed", mostly_long(range(24), every=4))
 def test_answers_bills_streams_statistics_and_cached_pages_are_those_of_the_plain_loop(
     seed: int, checkpoints: Checkpoints
 ) -> None:
@@ -190,14 +190,14 @@ def test_answers_bills_streams_statistics_and_cached_pages_are_those_of_the_plai
     assert late.device.num_launched_ahead > (0 if seed % 3 == 0 else late.device.num_steps // 2)
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", mostly_long(range(12), every=3))
 def test_scarce_memory_changes_no_answer(seed: int, checkpoints: Checkpoints) -> None:
     late, plain = (Run(checkpoints("llama"), seed, SCARCE, is_late=is_late) for is_late in (True, False))
     assert late.answers(billed=False) == plain.answers(billed=False)
     late.check_streams()
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", mostly_long(range(12), every=3))
 def test_cancelled_branches_have_a_prefix_of_their_answers(seed: int, checkpoints: Checkpoints) -> None:
     def cancel(harness: Harness, dice: random.Random) -> None:
         if harness.core._requests and dice.random() < 0.1:
@@ -250,7 +250,7 @@ def check_prefixes(late: Run, plain: Run, reason: str) -> None:
     assert late.stats.generated_tokens == generated
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", mostly_long(range(6), every=2))
 def test_drafts_are_verified_between_steps_that_overlap(seed: int, checkpoints: Checkpoints) -> None:
     class Pausing(FixedController):
         def update(self, *arguments: Any) -> int:

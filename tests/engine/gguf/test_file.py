@@ -60,7 +60,11 @@ def test_metadata_and_tensors_are_read(tmp_path: Path, content: bytes) -> None:
     assert np.frombuffer(model.tensors["output_norm.weight"].data, "<f4").tolist() == [1.0] * 32
 
 
-@settings(max_examples=2000, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=2000)
+@settings(
+    max_examples=10 * settings.default.max_examples,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    deadline=2000,
+)
 @given(st.data())
 def test_any_changed_header_is_read_or_refused(tmp_path: Path, content: bytes, data: st.DataObject) -> None:
     changed = bytearray(content)

@@ -93,7 +93,7 @@ READ: dict[str, tuple[str, Keys]] = {
 }
 
 
-@pytest.mark.parametrize("case", mostly_long(READ, every=2))
+@pytest.mark.parametrize("case", mostly_long(READ, every=3))
 def test_a_key_is_computed_as_the_header_says(case: str, tmp_path: Path) -> None:
     kind, keys = READ[case]
     folder = open_gguf_folder(write(kind, tmp_path, keys))

@@ -12,13 +12,14 @@ import reasoner
 from engine.protocol.types import Branch
 from reasoner.evaluation.suites.registry import POLICY_SUITES, load_problems
 from tests.engine.helpers import Harness, generate
+from tests.long import mostly_long
 
 POLICY = Path(reasoner.__file__).parent / "bundled" / "policy"
 NEW_TOKENS = 128
 
 
 @pytest.mark.skipif(not (POLICY / "config.json").exists(), reason="the bundled policy is not trained yet")
-@pytest.mark.parametrize("suite", POLICY_SUITES)
+@pytest.mark.parametrize("suite", mostly_long(POLICY_SUITES, every=2))
 def test_greedy_tokens_equal_transformers_generate_on_the_bundled_policy(suite: str) -> None:
     """50 prompts of each of the two suites: one at a time in transformers, in one batch here."""
     harness = Harness(POLICY)

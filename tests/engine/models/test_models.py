@@ -47,7 +47,7 @@ def engine_logits(harness: Harness, tokens: tuple[int, ...], start: int = 0) -> 
     return torch.tensor(result.values)
 
 
-@pytest.mark.parametrize("kind", mostly_long(KINDS, every=3))
+@pytest.mark.parametrize("kind", mostly_long(KINDS, every=6))
 def test_logits_of_a_full_prefill_equal_transformers(checkpoints: Checkpoints, kind: str) -> None:
     tokens = random_tokens(70, 1)
     ours = engine_logits(Harness(checkpoints(kind)), tokens)
@@ -62,7 +62,7 @@ def test_logits_of_a_chunked_prefill_equal_transformers(checkpoints: Checkpoints
     assert_equal_logits(ours, checkpoints(kind), tokens)
 
 
-@pytest.mark.parametrize("kind", mostly_long(KINDS, every=3))
+@pytest.mark.parametrize("kind", mostly_long(KINDS, every=6))
 def test_logits_after_a_cached_prefix_equal_transformers(checkpoints: Checkpoints, kind: str) -> None:
     tokens = random_tokens(70, 3)
     harness = Harness(checkpoints(kind))
@@ -74,7 +74,7 @@ def test_logits_after_a_cached_prefix_equal_transformers(checkpoints: Checkpoint
     assert_equal_logits(ours, checkpoints(kind), tokens, start=45)
 
 
-@pytest.mark.parametrize("kind", mostly_long(KINDS, every=4))
+@pytest.mark.parametrize("kind", mostly_long(KINDS, every=7))
 def test_logits_of_texts_with_a_shared_prefix_equal_transformers(checkpoints: Checkpoints, kind: str) -> None:
     """Four texts share 37 tokens (two pages and a part of a third) and are computed in one batch."""
     common = random_tokens(37, 4)
@@ -89,7 +89,7 @@ def test_logits_of_texts_with_a_shared_prefix_equal_transformers(checkpoints: Ch
         assert_equal_logits(torch.tensor(result.values), checkpoints(kind), text, start=37)
 
 
-@pytest.mark.parametrize("kind", mostly_long(GENERATING, every=3))
+@pytest.mark.parametrize("kind", mostly_long(GENERATING, every=6))
 def test_logits_of_preempted_branches_equal_transformers(
     checkpoints: Checkpoints, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -129,7 +129,7 @@ def test_logits_of_preempted_branches_equal_transformers(
         assert_rounded(nearest, expected, float32_loss(checkpoints(kind)).logit)
 
 
-@pytest.mark.parametrize("kind", mostly_long(GENERATING, every=3))
+@pytest.mark.parametrize("kind", mostly_long(GENERATING, every=6))
 def test_greedy_tokens_equal_transformers_generate(checkpoints: Checkpoints, kind: str) -> None:
     """Either of two tokens that are equally likely up to the error of float32 is accepted, and the comparison ends."""
     model, loss = reference(checkpoints(kind)), float32_loss(checkpoints(kind)).logit

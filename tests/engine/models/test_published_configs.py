@@ -92,7 +92,7 @@ def save_small_model(published: Path, folder: Path) -> None:
     small_tokenizer().save_pretrained(folder)
 
 
-@pytest.mark.parametrize("published", mostly_long(CONFIGS, every=4), ids=[path.stem for path in CONFIGS])
+@pytest.mark.parametrize("published", mostly_long(CONFIGS, every=8), ids=[path.stem for path in CONFIGS])
 def test_a_published_config_computes_transformers_logits(
     published: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -51,7 +51,7 @@ def answers(draft: str, temperature: float) -> tuple[Answers, int]:
     return [one.token_ids for one in completions], sum(one.accepted_tokens for one in completions)
 
 
-@pytest.fixture(scope="module", params=[0.0, 0.7], ids=["greedy", "sampled"])
+@pytest.fixture(scope="module", params=mostly_long([0.0, 0.7], every=2), ids=["greedy", "sampled"])
 def plain(request: pytest.FixtureRequest) -> tuple[float, Answers]:
     tokens, accepted = answers("off", request.param)
     assert len(tokens) == 200

@@ -80,7 +80,7 @@ def test_sums_within_groups_are_exact(kind: str, out: int, into: int) -> None:
         assert torch.equal(linear(x).double(), x.double() @ right.T)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", mostly_long(KINDS, every=3))
 @pytest.mark.parametrize(("out", "into"), SHAPES)
 def test_products_equal_those_of_groups_rounded_to_127_levels(kind: str, out: int, into: int) -> None:
     torch.manual_seed(shift(out))
@@ -100,7 +100,7 @@ def _magnitudes(kind: str, rows: Tensor) -> Tensor:
     return (4 * largest).repeat_interleave(16, 1)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", mostly_long(KINDS, every=3))
 @pytest.mark.parametrize("threads", [1, 2])
 def test_a_row_never_depends_on_the_other_rows_nor_on_threads(kind: str, threads: int) -> None:
     rows, before = random_blocks(kind, 1000, 1024), torch.get_num_threads()

@@ -11,6 +11,7 @@ from genai_prices.types import ModelInfo, StartDateConstraint
 
 from reasoner.budget.price_catalogue import NotInCatalogue, find_prices
 from reasoner.budget.prices import Prices
+from tests.long import mostly_long
 
 
 def bill(prices: Prices, prompt: int, cached: int, generated: int) -> float:
@@ -48,10 +49,11 @@ USAGES = [
 ]
 
 
-def test_no_bill_is_below_that_of_the_catalogue_for_any_model_prompt_cache_or_time_from_now_on() -> None:
+@pytest.mark.parametrize("part", mostly_long(range(5), every=5))
+def test_no_bill_is_below_that_of_the_catalogue_for_any_model_prompt_cache_or_time_from_now_on(part: int) -> None:
     compared = 0
     for provider in get_snapshot().providers:
-        for model in provider.models:
+        for model in provider.models[part::5]:
             try:
                 prices = find_prices(provider.id, model.id)
             except NotInCatalogue:
@@ -66,7 +68,7 @@ def test_no_bill_is_below_that_of_the_catalogue_for_any_model_prompt_cache_or_ti
                     expected = model.calc_price(Usage(**usage), provider, genai_request_timestamp=moment).total_price
                     assert billed >= float(expected) * (1 - 1e-12), (provider.id, model.id, usage, moment)
                     compared += 1
-    assert compared > 1000
+    assert compared > 200
 
 
 @pytest.mark.parametrize(

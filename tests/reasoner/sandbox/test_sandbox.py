@@ -18,6 +18,7 @@ import pytest
 
 from reasoner.sandbox import restrict as lock_module
 from reasoner.sandbox.runner import Limits, SandboxRefused, Verdict, run_tests
+from tests.long import mostly_long
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the lock is Linux's")
 
@@ -240,7 +241,7 @@ SYSTEM_CALLS = [
 ]
 
 
-@pytest.mark.parametrize(("module", "attempt"), SYSTEM_CALLS)
+@pytest.mark.parametrize(("module", "attempt"), mostly_long(SYSTEM_CALLS, every=2))
 async def test_system_calls_beyond_computing_are_refused(module: str, attempt: str, tmp_path: Path) -> None:
     marker, victim = tmp_path / "marker", tmp_path / "victim"
     victim.write_text("secret")

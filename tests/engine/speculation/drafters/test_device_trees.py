@@ -72,7 +72,7 @@ def test_every_kind_of_request_is_answered_as_without_drafts(
 
 @pytest.mark.parametrize(
     ("kv_dtype", "shape"),
-    mostly_long([("auto", "tree"), ("int8", "chain"), ("fp8", "tree"), ("int4", "tree")], every=2),
+    mostly_long([("auto", "tree"), ("int8", "chain"), ("fp8", "tree"), ("int4", "tree")], every=4),
 )
 def test_branches_that_share_pages_are_answered_exactly(
     checkpoints: Checkpoints, tmp_path: Path, shape: str, kv_dtype: str, monkeypatch: pytest.MonkeyPatch

@@ -102,7 +102,7 @@ def drafted(recorder: Recorder) -> list[Asked]:
     return [one for one in recorder.asked if one.draft != EMPTY_DRAFT]
 
 
-@pytest.mark.parametrize(("name", "shape"), mostly_long_grid(HEADS, SHAPES, every=3))
+@pytest.mark.parametrize(("name", "shape"), mostly_long_grid(HEADS, SHAPES, every=7))
 def test_drafts_equal_those_of_the_head_over_the_whole_text(deep: Deep, tmp_path: Path, name: str, shape: str) -> None:
     """Several branches at once, whose prompts are prefilled in chunks."""
     family, layers, description = HEADS[name]

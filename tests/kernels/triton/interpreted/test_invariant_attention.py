@@ -113,7 +113,7 @@ def test_a_token_attends_alike_in_every_step(window: int | None, dtype: torch.dt
     assert differing_tokens(Cache(window, dtype)) == []
 
 
-@pytest.mark.parametrize("window", [None, 90])
+@pytest.mark.parametrize("window", mostly_long([90, None], every=2))
 def test_its_results_equal_float64(window: int | None) -> None:
     cache = Cache(window)
     found = cache.attend(dict(enumerate(((490, 530), (299, 300)))))
