@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 from kernels.cpu.attention import paged, plan, rotary_write
 from kernels.cpu.availability import HAS_INT8_DOT
 from kernels.cpu.layers import activation, norm
@@ -12,15 +16,27 @@ from kernels.cpu.runtime.kernel import Kernel
 from kernels.cpu.sampling import draft_chain, draft_heads, params, sampler, topk_drafts
 
 
-def compile_kernels() -> None:
-    """Compile every kernel: 20 seconds if that was never done before, else one."""
+def compile_kernels(part: int = 0, parts: int = 1) -> None:
+    """Compile every kernel, or one of several equal parts of them: a minute if that was never done before, else one
+    second.
+    """
     modules = [activation, norm, paged, plan, rotary_write, fp32, match, kernel]
     modules += [sampler, params, topk_drafts, draft_chain, draft_heads, *([int4, int8] if HAS_INT8_DOT else [])]
-    for module in modules:
-        for value in vars(module).values():
-            if isinstance(value, Kernel):
-                value.compile()
+    kernels = [value for module in modules for value in vars(module).values() if isinstance(value, Kernel)]
+    for each in kernels[part::parts]:
+        each.compile()
+
+
+def main() -> int:
+    """Compile every kernel, in as many processes as there are processors; return 0 if all succeeded."""
+    parts = min(os.cpu_count() or 1, 4)
+    command = [sys.executable, "-m", "kernels.cpu.precompile"]
+    others = [subprocess.Popen([*command, str(part), str(parts)]) for part in range(1, parts)]
+    compile_kernels(0, parts)
+    return max((abs(other.wait()) for other in others), default=0)
 
 
 if __name__ == "__main__":
-    compile_kernels()
+    if len(sys.argv) == 1:
+        sys.exit(main())
+    compile_kernels(*map(int, sys.argv[1:]))
