@@ -11,12 +11,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from engine.attention.layer import LayerAttentionConfig
+from engine.attention.layer import LayerAttentionConfig, Span
 from engine.attention.plan import AttentionMetadata, IntArray
 from kernels.cpu.attention.keys import CACHE_TYPES, STEP_WORDS
 from kernels.cpu.attention.paged import attend, max_tile_tokens, scratch_size
 from kernels.cpu.attention.plan import plan_size, plan_step
 from kernels.cpu.attention.rotary_write import rotary_write
+from kernels.cpu.attention.sinks import scale_by_sinks
 from kernels.cpu.runtime.recorder import empty
 
 _ONE_THREAD_NUMBERS = 1 << 14
@@ -43,7 +44,8 @@ class _KernelLauncher(ABC):
         """Return the address of the step's description, and the number of threads."""
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return self.forward_qkv(layer, torch.cat((q, k, v), dim=1), None, 0.0, self._no_angles, self._no_angles)
+        qkv = torch.cat((q, k, v), dim=1)
+        return self.forward_qkv(layer, qkv, None, 0.0, self._no_angles, self._no_angles)
 
     def forward_qkv(self, layer: int, qkv: Tensor, norm: Tensor | None, eps: float, cos: Tensor, sin: Tensor) -> Tensor:
         config, num_tokens = self._layers[layer], len(qkv)
@@ -86,6 +88,8 @@ class _KernelLauncher(ABC):
             config.softcap or 0.0,
             threads=threads,
         )
+        if config.sinks is not None:
+            scale_by_sinks(out, step, config.sinks, num_tokens, heads, head_dim, threads=1)
         return out
 
 
@@ -147,11 +151,11 @@ class NumbaAttention(_KernelLauncher):
         16. float32, or quantized with ``scales``, see ``KVCache``."""
         super().__init__(layers, kv, scales)
         self._sharing = sharing
-        self._windows = list(dict.fromkeys(layer.window for layer in layers))
+        self._spans = list(dict.fromkeys(layer.span for layer in layers))
         self._scratch = self._states = torch.empty(0)
-        self._trees: dict[int | None, list[Tensor]] = {}
-        self._plan_buffers = {window: torch.empty(0, dtype=torch.int64) for window in self._windows}
-        self._steps = {window: torch.zeros(STEP_WORDS, dtype=torch.int64) for window in self._windows}
+        self._trees: dict[Span, list[Tensor]] = {}
+        self._plan_buffers = {span: torch.empty(0, dtype=torch.int64) for span in self._spans}
+        self._steps = {span: torch.zeros(STEP_WORDS, dtype=torch.int64) for span in self._spans}
         """Descriptions of the prepared step for ``attend``, at addresses that stay the same."""
 
     def prepare(self, metadata: AttentionMetadata) -> None:
@@ -165,9 +169,9 @@ class NumbaAttention(_KernelLauncher):
         arrays = metadata.page_table, metadata.query_lens, metadata.seq_lens
         page_table, query_lens, seq_lens = (torch.from_numpy(np.ascontiguousarray(array)) for array in arrays)
         token_cost, piece_cost, query_cost = metadata.cost_model.as_bytes
-        for window, step in self._steps.items():
-            buffer = self._plan_buffers[window] = _grow(self._plan_buffers[window], num_words)
-            trees = self._trees[window] = [torch.from_numpy(array) for array in _flatten_trees(metadata, window)]
+        for span, step in self._steps.items():
+            buffer = self._plan_buffers[span] = _grow(self._plan_buffers[span], num_words)
+            trees = self._trees[span] = [torch.from_numpy(array) for array in _flatten_trees(metadata, span)]
             offsets, depths, masks = trees or (0, 0, 0)
             plan_step(
                 step,
@@ -185,18 +189,19 @@ class NumbaAttention(_KernelLauncher):
                 columns,
                 self._blocks_per_page,
                 metadata.page_size,
-                window or 0,
+                span.window or 0,
                 int(self._sharing),
                 tile,
                 token_cost,
                 piece_cost,
                 query_cost,
                 scratch_stride,
+                span.chunk or 0,
                 threads=1,
             )
 
     def _describe_step(self, layer: int, num_tokens: int) -> tuple[int, int]:  # noqa: ARG002
-        return self._steps[self._layers[layer].window].data_ptr(), self._threads
+        return self._steps[self._layers[layer].span].data_ptr(), self._threads
 
 
 def _grow(buffer: Tensor, size: int) -> Tensor:
@@ -204,7 +209,7 @@ def _grow(buffer: Tensor, size: int) -> Tensor:
     return buffer if buffer.shape[0] >= size else torch.empty(2 * size, dtype=buffer.dtype)
 
 
-def _flatten_trees(metadata: AttentionMetadata, window: int | None) -> tuple[npt.NDArray[np.generic], ...]:
+def _flatten_trees(metadata: AttentionMetadata, span: Span) -> tuple[npt.NDArray[np.generic], ...]:
     """Return ``[rows, 2]`` offsets of each row's tree in masks and depths, or -1; all trees' depths; all their masks.
 
     Return nothing if there are no trees.
@@ -217,6 +222,7 @@ def _flatten_trees(metadata: AttentionMetadata, window: int | None) -> tuple[npt
         offsets[row] = mask_offset, depth_offset
         mask_offset, depth_offset = mask_offset + tree.visible.size, depth_offset + len(tree.depths)
         depths.append(tree.depths)
-        is_in_window = True if window is None else tree.depths > tree.depths[:, None] - window
-        masks.append((tree.visible & is_in_window).reshape(-1))
+        positions = tree.depths + int(metadata.seq_lens[row] - metadata.query_lens[row])
+        first_keys = np.array([span.first_key(int(position)) for position in positions])
+        masks.append((tree.visible & (positions >= first_keys[:, None])).reshape(-1))
     return offsets, np.concatenate(depths), np.concatenate(masks)

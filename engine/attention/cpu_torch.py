@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.attention.layer import LayerAttentionConfig
+from engine.attention.layer import LayerAttentionConfig, Span
 from engine.attention.paged_tensors import gather_pages, write_kv
 from engine.attention.plan import AttentionMetadata
 from engine.attention.projections import normalize_and_rotate
@@ -59,9 +59,10 @@ class TorchAttention:
         """Return the attention of one row's queries ``[queries, heads, head_dim]``, in the same shape."""
         config, num_queries, page_size = self._layers[layer], len(q), self._metadata.page_size
         seq_len = int(self._metadata.seq_lens[row])
-        first = 0 if config.window is None else max(seq_len - num_queries - config.window + 1, 0) // page_size
+        first = config.span.first_key(seq_len - num_queries) // page_size
         k, v = (self._read(layer, kind, row, first, seq_len) for kind in (0, 1))
-        mask = self._mask(row, first * page_size, config.window)
+        mask = self._mask(row, first * page_size, config.span)
+        sinks = None if config.sinks is None else config.sinks.view(config.kv_heads, -1)
         chunks = []
         for start in range(0, num_queries, _CHUNK):
             chunk = q[start : start + _CHUNK]
@@ -69,7 +70,13 @@ class TorchAttention:
             grouped = chunk.view(len(chunk), config.kv_heads, -1, config.head_dim).permute(1, 2, 0, 3)
             grouped_mask = mask[start : start + _CHUNK].repeat(grouped.shape[1], 1)
             attended = attention(
-                grouped.flatten(1, 2)[None], k, v, scale=config.scale, mask=grouped_mask, softcap=config.softcap
+                grouped.flatten(1, 2)[None],
+                k,
+                v,
+                scale=config.scale,
+                mask=grouped_mask,
+                softcap=config.softcap,
+                sinks=None if sinks is None else sinks.repeat_interleave(len(chunk), dim=1),
             )
             chunks.append(attended.view(grouped.shape).permute(2, 0, 1, 3).flatten(1, 2))
         return torch.cat(chunks)
@@ -85,7 +92,7 @@ class TorchAttention:
         gather_pages(pool, None if scales is None else scales[kind], pages, out)
         return out.view(1, metadata.kv_heads, -1, head_dim)[:, :, : seq_len - first_page * metadata.page_size]
 
-    def _mask(self, row: int, first_key: int, window: int | None) -> Tensor:
+    def _mask(self, row: int, first_key: int, span: Span) -> Tensor:
         """Return ``[queries, keys]`` float32: 0 where a query sees a key, -inf elsewhere."""
         seq_len, query_len = int(self._metadata.seq_lens[row]), int(self._metadata.query_lens[row])
         num_computed = seq_len - query_len
@@ -97,8 +104,10 @@ class TorchAttention:
         visible = positions <= query_positions
         if tree is not None:
             visible[:, num_computed:] = torch.from_numpy(tree.visible)
-        if window is not None:
-            visible &= positions > query_positions - window
+        if span.window is not None:
+            visible &= positions > query_positions - span.window
+        if span.chunk is not None:
+            visible &= positions >= query_positions // span.chunk * span.chunk
         return torch.zeros(visible.shape).masked_fill_(~visible, -torch.inf)[:, first_key:]
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -14,9 +14,29 @@ _MAX_HEADS_PER_KV = 64
 """Query heads for each key-value head that the compiled kernel has room for."""
 
 
+class HeadShape(NamedTuple):
+    """The sizes of a layer's attention. Layers of the same shape share a pool of keys and values, and kernels."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+
+
+class Span(NamedTuple):
+    """The positions that a query sees, see ``LayerAttentionConfig``."""
+
+    window: int | None = None
+    chunk: int | None = None
+
+    def first_key(self, position: int) -> int:
+        """Return the first position that a query at ``position`` sees."""
+        first = 0 if self.window is None else max(position + 1 - self.window, 0)
+        return first if self.chunk is None else max(first, position // self.chunk * self.chunk)
+
+
 @dataclass(frozen=True, slots=True)
 class LayerAttentionConfig:
-    """Parameters of one layer's attention. All layers of a model share ``kv_heads`` and ``head_dim``."""
+    """Parameters of one layer's attention."""
 
     heads: int
     kv_heads: int
@@ -25,8 +45,21 @@ class LayerAttentionConfig:
     """Factor of the scores, usually ``head_dim ** -0.5``."""
     window: int | None = None
     """Number of latest keys that a query sees, its own included; ``None``: all."""
+    chunk: int | None = None
+    """Number of positions in a chunk, of which a query sees its own alone (Llama 4); ``None``: all."""
     softcap: float | None = None
     """Scores become ``softcap * tanh(score / softcap)`` before the mask (Gemma 2)."""
+    sinks: Tensor | None = field(default=None, compare=False)
+    """``[heads]``, a learned logit that takes part in each softmax and has no value (gpt-oss)."""
+
+    @property
+    def shape(self) -> HeadShape:
+        return HeadShape(self.heads, self.kv_heads, self.head_dim)
+
+    @property
+    def span(self) -> Span:
+        """The part of the keys that a query sees."""
+        return Span(self.window, self.chunk)
 
 
 def has_compiled_kernel(config: LayerAttentionConfig, kv: Tensor) -> bool:

@@ -27,21 +27,24 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from engine.attention.layer import LayerAttentionConfig
+from engine.attention.layer import HeadShape, LayerAttentionConfig
 from engine.cache.leases import Leases
 from engine.cache.pages import PagePool
 from engine.cache.radix_tree import Match, Node, RadixTree
+from engine.cache.states import SequenceState, StatePool
 from engine.device import CPU, DeviceConfig, to_device
 from engine.protocol.types import EngineError
 from kernels.common.int4 import GROUP, INT4
 from kernels.cpu.runtime.memory import allocate_resident
 from kernels.quantize import LIMITS, QUANTIZED
 
+_NO_HEADS = HeadShape(1, 1, 2)
+"""Shape of the pool of a model without keys, which has no layers."""
 _MAX_DUPLICATES = 1024
 """More pages than the steps in flight release."""
 
 
-def kv_bytes_per_token(layer: LayerAttentionConfig, dtype: torch.dtype) -> int:
+def kv_bytes_per_token(layer: LayerAttentionConfig | HeadShape, dtype: torch.dtype) -> int:
     """Return the bytes of one token's keys and values in one layer of a cache of ``dtype``, scales
     included."""
     if dtype == INT4:
@@ -49,6 +52,35 @@ def kv_bytes_per_token(layer: LayerAttentionConfig, dtype: torch.dtype) -> int:
     else:
         vector_bytes = layer.head_dim * dtype.itemsize + (torch.float32.itemsize if dtype in LIMITS else 0)
     return 2 * layer.kv_heads * vector_bytes
+
+
+class KeyPool:
+    """Keys and values of the layers of one shape, in pages that all pools of a cache number alike.
+
+    ``data``: ``[layers, 2, kv_heads, pages, page_size, head_dim]``, keys before values. A head's consecutive pages
+    are one matrix, which a product can read in place. Each vector of 8-bit ``data`` has a float32 in ``scales``,
+    ``[layers, 2, kv_heads, pages, page_size]``. ``INT4`` data has two numbers in a byte, ``[…, head_dim / 2]``, and a
+    float16 for each 32 numbers, ``[…, head_dim / 32]``; see ``kernels.common.int4``.
+    """
+
+    def __init__(
+        self, shape: HeadShape, layers: Sequence[int], slots: tuple[int, int], dtype: torch.dtype, device: DeviceConfig
+    ) -> None:
+        """``layers``: indices of the layers, ascending; ``slots``: the number of pages and their size."""
+        check_head_dim(shape.head_dim, dtype)
+        self.shape, self.layers = shape, layers
+        sizes = len(layers), 2, shape.kv_heads, *slots
+        width = shape.head_dim // 2 if dtype == INT4 else shape.head_dim
+        self.data = _zeros((*sizes, width), dtype, device)
+        self.scales = _create_scales(sizes, shape.head_dim, dtype, device)
+        # Torch can copy float8 but not scatter it; its bytes can be scattered.
+        vectors = self.data if self.scales is None else self.data.view(torch.int8)
+        self.slot_tensors = [vectors] if self.scales is None else [vectors, self.scales.view(*sizes, -1)]
+        """Everything stored per slot, ``[layers, 2, kv_heads, pages, page_size, …]``."""
+
+    def is_finite(self, page: int) -> bool:
+        stored = self.data if self.scales is None else self.scales
+        return bool(stored[:, :, :, page].isfinite().all())
 
 
 @dataclass(eq=False, slots=True)
@@ -68,6 +100,8 @@ class PageTable:
     """Tokens whose keys and values were cached when the table was opened."""
     partial_node: Node | None = None
     """Node of the partial page after the shared ones, if this sequence published it. Only this sequence extends it."""
+    state: SequenceState | None = None
+    """The states of layers that have no keys, if the model has such layers."""
 
 
 class KVCache:
@@ -77,42 +111,46 @@ class KVCache:
     closed when the sequence finishes. Full pages are shared; the matching slots of a partial page are copied (copy on
     write), so that a match is exact to the token. Nothing is shared between namespaces.
 
-    ``data``: ``[layers, 2, kv_heads, pages, page_size, head_dim]``, keys before values. A head's consecutive pages
-    are one matrix, which a product can read in place. Each vector of 8-bit ``data`` has a float32 in ``scales``,
-    ``[layers, 2, kv_heads, pages, page_size]``. ``INT4`` data has two numbers in a byte, ``[…, head_dim / 2]``, and a
-    float16 for each 32 numbers, ``[…, head_dim / 32]``; see ``kernels.common.int4``.
+    Layers of one shape share a ``KeyPool``; ``data`` and ``scales`` are those of the first layer's.
     """
 
     def __init__(
         self,
         *,
-        layers: int,
-        kv_heads: int,
-        head_dim: int,
+        layers: Sequence[HeadShape],
         pages: int,
         page_size: int,
         rows: int,
         context: int,
         device_config: DeviceConfig = CPU,
         dtype: torch.dtype | None = None,
+        states: StatePool | None = None,
         max_pinned: int = 0,
         lease_seconds: float = math.inf,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Allocate the cache. ``rows``: most tables at a time; ``context``: most tokens of a table.
+        """Allocate the cache. ``layers``: the shape of each; ``rows``: most tables at a time; ``context``: most tokens
+        of a table.
 
         ``dtype``: of ``data``, by default that of ``device_config``; quantized if it is one of ``QUANTIZED``.
+        ``states``: those of layers without keys, if the model has such layers.
         ``max_pinned``: pages that leases may pin; a lease expires when it is not touched for ``lease_seconds``.
         """
-        self.page_size = page_size
-        slots = layers, 2, kv_heads, pages, page_size
+        self.page_size, self._num_pages = page_size, pages
+        self.states = states
         dtype = dtype or device_config.dtype
-        check_head_dim(head_dim, dtype)
-        self.data = _zeros((*slots, head_dim // 2 if dtype == INT4 else head_dim), dtype, device_config)
-        self.scales = _create_scales(slots, head_dim, dtype, device_config)
-        # Torch can copy float8 but not scatter it; its bytes can be scattered.
-        vectors = self.data if self.scales is None else self.data.view(torch.int8)
-        self._slot_tensors = [vectors] if self.scales is None else [vectors, self.scales.view(*slots, -1)]
+        self.pools = [
+            KeyPool(
+                shape,
+                [index for index, other in enumerate(layers) if other == shape],
+                (pages, page_size),
+                dtype,
+                device_config,
+            )
+            for shape in dict.fromkeys(layers or [_NO_HEADS])
+        ]
+        self.data, self.scales = self.pools[0].data, self.pools[0].scales
+        self._slot_tensors = [tensor for pool in self.pools for tensor in pool.slot_tensors]
         """Everything stored per slot, ``[layers, 2, kv_heads, pages, page_size, …]``."""
         # NumPy copies a few slots in a fifth of the time that torch takes to set the copy up.
         self._slot_arrays: list[Any] = (
@@ -126,9 +164,12 @@ class KVCache:
     def _start_empty(self) -> None:
         self._free_rows = list(range(len(self.page_table) - 1, -1, -1))
         self._tables: dict[int, PageTable] = {}
-        self.pool = PagePool(self.data.shape[3])
+        self.pool = PagePool(self._num_pages)
         self.tree = RadixTree(self.pool, self.page_size)
         self.leases = self._create_leases(self.tree)
+        if self.states is not None:
+            self.states.reset()
+            self.states.connect(self.tree)
         self._duplicates: deque[int] = deque(maxlen=_MAX_DUPLICATES)
         """Pages that were released lately since another one had the same tokens: equally damaged if that one is."""
 
@@ -164,8 +205,15 @@ class KVCache:
     def match_prefix(
         self, tokens: Sequence[int], limit: int, namespace: str | None = None, previous_match: Match | None = None
     ) -> Match:
-        """Return the longest cached prefix of at most ``limit`` tokens; see ``RadixTree.match``."""
-        return self.tree.match(namespace, tokens, limit, previous_match)
+        """Return the longest cached prefix of at most ``limit`` tokens; see ``RadixTree.match``.
+
+        Of a model with states it ends at a snapshot.
+        """
+        if self.states is None:
+            return self.tree.match(namespace, tokens, limit, previous_match)
+        if previous_match is not None and previous_match.version == self.tree.version:
+            return previous_match
+        return self.tree.match(namespace, tokens, limit).trim_to_snapshot(self.page_size)
 
     def has_room(self, match: Match, num_tokens: int, num_reserved_pages: int) -> bool:
         """Return True if a table opened on ``match`` could grow to ``num_tokens`` and leave the reserved pages."""
@@ -175,8 +223,11 @@ class KVCache:
         ref_counts = self.pool.ref_counts
         return needed <= self.num_available_pages - sum(ref_counts[node.page] == 1 for node in match.nodes)
 
-    def open_table(self, match: Match, namespace: str | None = None) -> PageTable:
-        """Open a table on a match that is up to date. There must be a free row."""
+    def open_table(self, match: Match, namespace: str | None = None, *, wanted: Iterable[int] = ()) -> PageTable:
+        """Open a table on a match that is up to date. There must be a free row.
+
+        ``wanted``: numbers of tokens after which another sequence is likely to go on, for snapshots of states.
+        """
         if match.version != self.tree.version:
             raise RuntimeError("the cache has changed since the prefix was matched")
         pages = [node.page for node in match.nodes]
@@ -187,7 +238,19 @@ class KVCache:
         self._tables[table.row] = table
         if match.partial_page is not None:
             self._copy_partial_page(table, match.partial_page, match.num_partial_tokens)
+        if self.states is not None:
+            if table.num_cached_tokens < match.num_tokens:  # no memory for the copy, and no state after the full pages
+                self._forget_cached(table)
+                match = Match(untrimmed=match.path)
+            known = len(match.path) * self.page_size
+            table.state = self.states.open(match.snapshot, match.num_tokens, {*wanted, known})
         return table
+
+    def _forget_cached(self, table: PageTable) -> None:
+        """Let a table that was just opened begin without a cached prefix."""
+        self.tree.release(table.pages[::-1])
+        table.pages.clear()
+        table.last_node, table.num_shared_pages, table.num_cached_tokens = None, 0, 0
 
     def reserve(self, table: PageTable, tokens: int) -> bool:
         """Append pages until the table has room for ``tokens`` tokens.
@@ -237,17 +300,19 @@ class KVCache:
     def close_table(self, table: PageTable) -> None:
         """Release every page: published ones stay cached until memory is needed, the others are free."""
         del self._tables[table.row]
+        if self.states is not None and table.state is not None:
+            self.states.close(table.state)
         # From the end, so that of pages released together the later ones are evicted first.
         self.tree.release(table.pages[::-1])
         self._free_rows.append(table.row)
 
     def find_damaged(self, tables: Iterable[PageTable]) -> set[int]:
         """Return the pages of some tables in which a key or a value is not finite."""
-        return {page for table in tables for page in table.pages if not self._is_finite(page)}
+        damaged = {page for table in tables for page in table.pages if not self._is_finite(page)}
+        return damaged if self.states is None else damaged | self.states.find_damaged()
 
     def _is_finite(self, page: int) -> bool:
-        stored = self.data if self.scales is None else self.scales
-        return bool(stored[:, :, :, page].isfinite().all())
+        return all(pool.is_finite(page) for pool in self.pools)
 
     def drop(self, pages: Collection[int]) -> None:
         """Forget and zero pages that no table references, and all cached pages after them, which depend on them."""
@@ -296,6 +361,9 @@ class KVCache:
             num_published = table.num_shared_pages + (table.partial_node is not None)
             if shared != table.pages[: len(shared)] or len(shared) != num_published:
                 raise RuntimeError(f"row {table.row} does not point at the cached pages of its tokens")
+        if self.states is not None:
+            states = [table.state for table in self._tables.values() if table.state is not None]
+            self.states.check(states, self.tree.walk())
 
     def cached_path(self, table: PageTable) -> list[Node]:
         """Return the cached pages that the table published or matched, in token order."""
@@ -305,6 +373,32 @@ class KVCache:
             nodes.append(node)
             node = node.parent
         return nodes[::-1]
+
+    # States.
+
+    def keep_state(self, table: PageTable, tokens: Sequence[int]) -> None:
+        """Keep the present state of a table as a snapshot, if the pages of its tokens are published."""
+        if self.states is not None and table.state is not None:
+            self.states.share_snapshot(self._find_path(table, tokens), table.state, self.page_size)
+
+    def keep_snapshots(self, table: PageTable, tokens: Sequence[int], slots: Iterable[tuple[int, int]]) -> None:
+        """Keep slots as snapshots, given the numbers of tokens that they are the states after.
+
+        Takes over a reference to each slot; those of tokens that are not published are released.
+        """
+        assert self.states is not None
+        path = self._find_path(table, tokens)
+        for num_tokens, slot in slots:
+            self.states.add_snapshot(path, num_tokens, slot, self.page_size)
+
+    def _find_path(self, table: PageTable, tokens: Sequence[int]) -> list[Node]:
+        """Return the cached pages of a table's tokens, and the one after them that begins with the rest of those that
+        its state has seen."""
+        assert table.state is not None
+        path = self.cached_path(table)[: table.num_shared_pages]
+        rest = tuple(tokens[len(path) * self.page_size : table.state.num_tokens])
+        following = self.tree.find_extension(self._parent_of_next(table), rest) if rest else None
+        return path if following is None else [*path, following]
 
     def _parent_of_next(self, table: PageTable) -> Node:
         """Return the node that the table's next page goes under. A root is looked up each time: it comes and goes."""

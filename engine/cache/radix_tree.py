@@ -19,8 +19,10 @@ import heapq
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from engine.cache.pages import PagePool
+from engine.cache.state_layers import NO_STATE
 
 Key = tuple[int, ...]
 
@@ -41,6 +43,20 @@ class Node:
     last_used: int = 0
     """Time on the tree's clock when a sequence last released the page; 0: evict it first."""
     namespace: str | None = None
+    snapshots: dict[int, int] = field(default_factory=dict)
+    """Slots of the states after the first tokens of the page, by their number; see ``engine.cache.states``."""
+
+
+class Snapshots(Protocol):
+    """The states that are kept at pages of a tree."""
+
+    def move(self, node: Node, by: Node) -> None:
+        """Move the snapshots of a page to another one that begins with its tokens."""
+        ...
+
+    def drop(self, node: Node) -> None:
+        """Drop the snapshots of a page."""
+        ...
 
 
 @dataclass(eq=False, slots=True)
@@ -65,6 +81,36 @@ class Match:
     num_tokens: int = 0
     version: int = -1
     """Version of the tree that was searched."""
+    snapshot: int = NO_STATE
+    """Slot of the state after ``num_tokens`` tokens, if the model has states."""
+    untrimmed: list[Node] | None = None
+    """The full pages that match, if ``nodes`` ends earlier, at a snapshot."""
+
+    @property
+    def path(self) -> list[Node]:
+        """All full pages that match, whether or not there is a state to go on from."""
+        return self.nodes if self.untrimmed is None else self.untrimmed
+
+    def trim_to_snapshot(self, page_size: int) -> Match:
+        """Return the longest prefix of the match that ends at a snapshot."""
+        ends = [*((node, page_size) for node in self.nodes)]
+        if self.partial_page is not None:
+            ends.append((self.partial_page, self.num_partial_tokens))
+        for index in reversed(range(len(ends))):
+            node, num_tokens = ends[index]
+            offset = max((end for end in node.snapshots if end <= num_tokens), default=0)
+            if offset:
+                is_full = offset == page_size
+                return Match(
+                    nodes=self.nodes[: index + is_full],
+                    partial_page=None if is_full else node,
+                    num_partial_tokens=0 if is_full else offset,
+                    num_tokens=index * page_size + offset,
+                    version=self.version,
+                    snapshot=node.snapshots[offset],
+                    untrimmed=self.nodes,
+                )
+        return Match(version=self.version, untrimmed=self.nodes)
 
 
 class RadixTree:
@@ -88,6 +134,7 @@ class RadixTree:
         """Pages that a lease pins, in use or not."""
         self.version = 0
         """Number of changes so far that may lengthen or shorten a match."""
+        self.snapshots: Snapshots | None = None
         self._clock = 0
         # Unused, unpinned leaves by age. Entries are not removed when they become outdated, but skipped when popped.
         self._eviction_queue: list[tuple[int, int]] = []
@@ -158,10 +205,12 @@ class RadixTree:
         self._link(parent, node)
 
     def replace(self, node: Node, by: Node) -> None:
-        """Remove a leaf whose tokens another page has too, and move its pins to that page."""
+        """Remove a leaf whose tokens another page has too, and move its pins and snapshots to that page."""
         for lease in list(node.pins):
             self.unpin(node, lease)
             self.pin(by, lease)
+        if self.snapshots is not None:
+            self.snapshots.move(node, by)
         self.remove(node)
 
     def remove(self, node: Node) -> None:
@@ -169,6 +218,8 @@ class RadixTree:
         if node.pins or node.children:
             raise RuntimeError(f"page {node.page} is pinned or has pages after it")
         parent = _parent(node)
+        if self.snapshots is not None:
+            self.snapshots.drop(node)
         if self.pool.ref_counts[node.page] == 1:
             self.num_evictable -= 1
         self._unlink(parent, node)

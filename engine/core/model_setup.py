@@ -19,6 +19,7 @@ from engine.models.transformers_backend import TransformersModel
 from engine.protocol.options import EngineOptions
 from engine.protocol.types import EngineError
 from engine.runner.largest_step import run_largest_step
+from engine.runner.states import check_slots
 from engine.speculation.control.adaptive import AdaptiveController
 from engine.speculation.drafter import Drafter
 from engine.speculation.load import MAX_NODES, check_kv_dtype, check_length, extra_layers, load_drafter, max_own_bytes
@@ -112,17 +113,18 @@ class ModelWeights:
         not hold the model's heads or its drafter's.
         """
         check_head_dim(config.head_dim, self.kv_dtype)
+        check_slots(config, self._options)
         if not config.num_labels:
             check_kv_dtype(self._options.draft, self.folder, self.kv_dtype)
         bytes_per_token = self._bytes_per_token(config)
         if self._is_sized_by_gpu:
-            return self._whole_pages(allowed // bytes_per_token)
-        default = min(_DEFAULT_KV_TOKENS, _DEFAULT_KV_BYTES // bytes_per_token)
+            return self._whole_pages(allowed // max(1, bytes_per_token))
+        default = min(_DEFAULT_KV_TOKENS, _DEFAULT_KV_BYTES // max(1, bytes_per_token))
         return self._whole_pages(self._options.kv_tokens or default)
 
     def _bytes_per_token(self, config: ModelConfig) -> int:
-        num_layers = config.num_layers + (0 if config.num_labels else self._num_draft_layers)
-        return num_layers * kv_bytes_per_token(config.attention[0], self.kv_dtype)
+        num_layers = len(config.attention) + (0 if config.num_labels else self._num_draft_layers)
+        return num_layers * kv_bytes_per_token(config.first_attention, self.kv_dtype)
 
     def _whole_pages(self, num_tokens: int) -> int:
         return max(1, num_tokens // self._options.page_size) * self._options.page_size

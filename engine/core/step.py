@@ -13,12 +13,13 @@ from __future__ import annotations
 
 from collections import abc
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from torch import Tensor
 
 from engine.cache.paged_kv import KVCache
+from engine.cache.states import StateWork
 from engine.core.gpu_memory import NotEnoughMemory
 from engine.core.loaded_model import LoadedModel
 from engine.core.model_setup import ModelWeights, create_speculator
@@ -38,6 +39,7 @@ from engine.runner.sample_step import (
     sample_and_score,
     sample_on_cpu,
 )
+from engine.runner.states import create_states, limit_drafts, plan_states
 from engine.runner.warm_up import warm_up
 from engine.sampling.gpu import sample_on_gpu
 from engine.sampling.sampler import require_finite_logits
@@ -84,6 +86,8 @@ class Step:
     """Sequences that end with this step without a sampled token: scored ones, and branches that only read a prompt."""
     num_scored: int = 0
     """Tokens computed of scored sequences."""
+    states: dict[Sequence, StateWork] = field(default_factory=dict)
+    """What the step did to the states of its sequences, if the model has states."""
     accepted: dict[Sequence, tuple[int, ...]] = field(default_factory=dict)
     """Indices of the accepted tokens of each draft, once the step is read."""
     outcomes: list[DraftOutcome] = field(default_factory=list)
@@ -121,6 +125,7 @@ class StepRunner:
         """Branches of the step that was launched last, if it only decoded without drafts."""
         self._options = options
         self._kv_dtype = weights.kv_dtype
+        self._bytes_per_token = weights.bytes_per_token
         self._timings = timings
         try:
             self._create_cache()
@@ -167,15 +172,14 @@ class StepRunner:
         config, options = self.model.config, self._options
         num_draft_layers = 0 if self.speculator is None else self.speculator.drafter.layers
         self.cache = KVCache(
-            layers=config.num_layers + num_draft_layers,
-            kv_heads=config.kv_heads,
-            head_dim=config.head_dim,
+            layers=[*config.head_shapes, *[config.first_attention.shape] * num_draft_layers],
             pages=self.num_pages,
             page_size=options.page_size,
             rows=options.max_running,
             context=self.model.info.context,
             device_config=self.device_config,
             dtype=self._kv_dtype,
+            states=create_states(config, options, self._bytes_per_token, self.device_config),
             max_pinned=int(self.num_pages * options.lease_share),
             lease_seconds=options.lease_seconds,
         )
@@ -264,7 +268,11 @@ class StepRunner:
         else:
             scheduled, decode = speculator.add_drafts(work, self._options.step_tokens), None
         decode_rows = decode.rows if decode else None
-        batch, rows, scheduled = build_batch(scheduled, self.cache, model.config.attention[0], decode_rows)
+        if self.cache.states is not None:
+            scheduled = limit_drafts(scheduled, self.cache.states)
+        batch, rows, scheduled = build_batch(scheduled, self.cache, model.config.first_attention, decode_rows)
+        if self.cache.states is not None:
+            batch = replace(batch, states=plan_states(scheduled, self.cache.states))
         if previous is not None:
             batch = _take_unread(batch, scheduled, decode, previous)
         needs_all_rows = speculator is not None and speculator.needs_all_hidden_states
@@ -299,10 +307,15 @@ class StepRunner:
 
     def _commit(self, step: Step, now: float) -> None:
         """Count the scheduled tokens of a launched step as computed; draft tokens are not yet."""
+        if self.cache.states is not None:
+            sequences = [sequence for sequence, *_ in step.scheduled]
+            step.states = dict(zip(sequences, self.cache.states.commit(), strict=True))
         for sequence, num_tokens, _ in step.scheduled:
             if sequence.started_at is None:
                 self._timings.record_start(sequence, now)
             completes_prefix = self._advance(sequence, num_tokens)
+            if step.states:
+                self._keep_snapshots(sequence, step.states[sequence])
             if isinstance(sequence, ScoreSequence):
                 step.num_scored += num_tokens
                 if completes_prefix:
@@ -320,6 +333,15 @@ class StepRunner:
         if is_full and sequence.tokens[sequence.num_computed - 1] != PENDING_TOKEN:
             self.cache.publish(sequence.pages, sequence.tokens, sequence.num_computed, include_partial=completes_prefix)
         return completes_prefix
+
+    def _keep_snapshots(self, sequence: Sequence, work: StateWork) -> None:
+        """Keep the snapshots that a step made of a sequence's state, and its state after the step if it is wanted."""
+        states, table = self.cache.states, sequence.pages
+        assert states is not None
+        if work.snapshots:
+            self.cache.keep_snapshots(table, sequence.tokens, work.snapshots)
+        if states.wants_snapshot(work.state):
+            self.cache.keep_state(table, sequence.tokens)
 
     def _append_unread(self, step: Step) -> None:
         """Append an unread token to each sampled branch that it does not end by its count."""
@@ -367,6 +389,8 @@ class StepRunner:
         finish: Finish | None = None
         for indices in split_at_possible_stops(sequence, samples.tokens, path) if path else _NO_ACCEPTED:
             finish = self._append_part(samples, indices)
+            if path and self.cache.states is not None:
+                self.cache.states.accept(step.states[sequence], path[: sequence.num_accepted - num_accepted_before])
             if finish is not None:
                 if sequence.is_probed and step.probe is not None:
                     sequence.probe_score = step.probe.read(samples.row + indices[-1])
@@ -399,7 +423,10 @@ class StepRunner:
         return finish
 
     def report_outcomes(self, step: Step) -> None:
-        """Report a step that was read to the speculation, unless it skipped the step."""
+        """Report a step that was read to the speculation, unless it skipped the step, and release its drafts."""
+        if self.cache.states is not None:
+            for work in step.states.values():
+                self.cache.states.release_drafts(work)
         if self.speculator is not None and step.hidden is not None:
             self.speculator.update(step.scheduled, step.outcomes, hidden=step.hidden, kept=step.kept)
 

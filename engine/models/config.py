@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from engine.attention.layer import LayerAttentionConfig
+from engine.attention.layer import HeadShape, LayerAttentionConfig
+from engine.cache.state_layers import StateLayer
 from engine.protocol.own_sampling import read_own_sampling
 from engine.protocol.types import EngineError
+
+_NO_ATTENTION = LayerAttentionConfig(heads=1, kv_heads=1, head_dim=2, scale=1.0)
 
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
     """Sizes and limits that every model has.
 
-    All layers share ``heads``, ``kv_heads`` and ``head_dim``, since one pool holds the keys and values of all. Layers
-    with a sliding window keep every token in it, too: keys outside the window are masked, not freed.
+    Layers with a sliding window keep every token in the cache, too: keys outside the window are masked, not freed.
     """
 
     architecture: str
@@ -32,22 +34,37 @@ class ModelConfig:
     extra: dict[str, object]
     """Fields named ``reasoner_…``, which the engine passes on to clients."""
     attention: tuple[LayerAttentionConfig, ...]
+    """Parameters of each call of attention, in the order of the calls; one for each layer that has keys."""
+    num_layers: int
+    states: tuple[StateLayer, ...] = field(default=(), kw_only=True)
+    """The states of each layer that keeps one, in their order."""
 
     @property
-    def num_layers(self) -> int:
-        return len(self.attention)
+    def state_bytes(self) -> int:
+        """Bytes of the states of one sequence."""
+        return sum(layer.num_bytes for layer in self.states)
+
+    @property
+    def head_shapes(self) -> list[HeadShape]:
+        """The shape of each call of attention."""
+        return [layer.shape for layer in self.attention]
+
+    @property
+    def first_attention(self) -> LayerAttentionConfig:
+        """Parameters of the first call of attention; of a model without keys, those of the smallest one."""
+        return self.attention[0] if self.attention else _NO_ATTENTION
 
     @property
     def heads(self) -> int:
-        return self.attention[0].heads
+        return self.first_attention.heads
 
     @property
     def kv_heads(self) -> int:
-        return self.attention[0].kv_heads
+        return self.first_attention.kv_heads
 
     @property
     def head_dim(self) -> int:
-        return self.attention[0].head_dim
+        return self.first_attention.head_dim
 
 
 @dataclass(frozen=True, slots=True)

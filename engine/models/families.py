@@ -183,6 +183,7 @@ def _read_config(raw: RawConfig) -> DecoderConfig:
         eos=raw.eos,
         extra=raw.extra,
         attention=attention,
+        num_layers=len(attention),
         hidden_size=hidden_size,
         intermediate=int(fields["intermediate_size"]),
         norm_eps=float(fields["rms_norm_eps"]),
@@ -214,7 +215,7 @@ def _read_attention(prefix: str, family: _Family, fields: dict[str, Any]) -> tup
     window = _read_window(prefix, fields)
     scale = float(fields["query_pre_attn_scalar"] if family.is_gemma else head_dim) ** -0.5
     softcap = _read_softcap(fields, "attn_logit_softcapping")
-    full = LayerAttentionConfig(heads, kv_heads, head_dim, scale, None, softcap)
+    full = LayerAttentionConfig(heads, kv_heads, head_dim, scale, softcap=softcap)
     sliding = replace(full, window=window)
     return tuple(
         sliding if kind == _SLIDING else full for kind in _read_layer_types(prefix, fields, num_layers, window)

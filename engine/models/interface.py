@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from engine.attention.layer import FusedAttentionBackend
+from engine.cache.state_layers import StateStep
 from engine.device import DeviceConfig, to_device
 from engine.models.config import ModelConfig
 
@@ -49,6 +50,8 @@ class Batch:
     """``[tokens]`` positions in their sequences."""
     unread: UnreadTokens | None = None
     """Tokens to write over those of a batch on the host, once it is on the device."""
+    states: StateStep | None = None
+    """The states that the step reads and writes, of a model that has layers with states."""
 
 
 class Model(Protocol):

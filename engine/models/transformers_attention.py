@@ -13,14 +13,17 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
-from engine.attention.layer import AttentionBackend, LayerAttentionConfig
+from engine.attention.layer import AttentionBackend, LayerAttentionConfig, Span
 from engine.models.dense_attention import attend_densely
 from engine.protocol.types import EngineError
 
 NAME = "reasoner"
 """Name of our functions in transformers' registries."""
-_REFUSED_ARGUMENTS = {"s_aux": "attention sinks", "position_bias": "position biases", "alibi": "ALiBi"}
+_SINKS = "s_aux"
+"""Argument of attention functions for a logit of each head that has no value."""
+_REFUSED_ARGUMENTS = {"position_bias": "position biases", "alibi": "ALiBi"}
 """Arguments of attention functions that ours does not support, and their meaning."""
 
 MaskFunction = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -49,7 +52,10 @@ class PagedAttentionHandler:
 
     def attention(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, options: dict[str, Any]) -> Tensor:  # noqa: ARG002
         self._layer += 1
-        return self._attend(self._layer - 1, q, k, v)
+        (tokens, heads, _), width = q.shape, v.shape[2]
+        size = max(q.shape[2], width)
+        out = self._attend(self._layer - 1, *(_widen(x, size) for x in (q, k, v)))
+        return out.view(tokens, heads, size)[:, :, :width]
 
     def mask(self, visible: MaskFunction) -> Tensor | None:  # noqa: ARG002
         return None
@@ -66,44 +72,54 @@ class AttentionTracer:
         for name, feature in _REFUSED_ARGUMENTS.items():
             if options.get(name) is not None:
                 raise EngineError(f"{feature} ({name})")
-        tokens, heads, head_dim = q.shape
-        if k.shape != v.shape or k.shape[0] != tokens or k.shape[2] != head_dim or heads % k.shape[1]:
+        tokens, heads, key_dim = q.shape
+        if k.shape[:2] != v.shape[:2] or k.shape[0] != tokens or k.shape[2] != key_dim or heads % k.shape[1]:
             shapes = ", ".join(str(tuple(x.shape)) for x in (q, k, v))
             raise EngineError(f"attention of queries, keys and values of shapes {shapes}")
         if mask is None or options.get("is_causal") is False:
             raise EngineError("attention that is not causal")
-        window, scale = int(mask.flatten()[0]), options.get("scaling")
+        window, chunk = (number or None for number in mask.flatten().tolist())
+        scale = options.get("scaling")
         self.layers.append(
             LayerAttentionConfig(
                 heads=heads,
                 kv_heads=k.shape[1],
-                head_dim=head_dim,
-                scale=head_dim**-0.5 if scale is None else float(scale),
-                window=window if window < self._context else None,
+                head_dim=max(key_dim, v.shape[2]),
+                scale=key_dim**-0.5 if scale is None else float(scale),
+                window=window,
+                chunk=chunk,
+                sinks=options.get(_SINKS),
                 softcap=options.get("softcap"),
             )
         )
-        return torch.zeros_like(q).flatten(1)
+        return q.new_zeros(tokens, heads, v.shape[2])
 
     def mask(self, visible: MaskFunction) -> Tensor | None:
-        """Return the length of the window, in the shape of a mask."""
-        return torch.full((1, 1, 1, 1), self._window(visible))
+        """Return the lengths of the window and of chunks, 0 for none, in the shape of a mask."""
+        span = self._find_span(visible)
+        return torch.tensor([[[[span.window or 0, span.chunk or 0]]]])
 
-    def _window(self, visible: MaskFunction) -> int:
-        """Return the number of keys that the last query of the longest sequence sees.
+    def _find_span(self, visible: MaskFunction) -> Span:
+        """Return which keys a mask lets a query see. Raises ``EngineError`` if they are neither all before it, nor the
+        latest, nor those of its chunk."""
+        positions, zero = torch.arange(self._context), torch.zeros((), dtype=torch.int64)
 
-        Raises ``EngineError`` unless every query sees that many of its latest keys.
-        """
-        last, keys, zero = self._context - 1, torch.arange(self._context), torch.zeros((), dtype=torch.int64)
+        def sees(queries: Tensor, keys: Tensor) -> Tensor:
+            return visible(zero, zero, queries, keys).expand(len(positions))
 
-        def seen(query: int) -> Tensor:
-            return visible(zero, zero, torch.tensor(query), keys).expand(self._context)
-
-        window = int(seen(last).sum())
-        for query in {0, 1, window - 1, window, window + 1, last // 3, last // 2, last // 2 + 1, last - 1, last}:
-            if 0 <= query <= last and not torch.equal(seen(query), (keys <= query) & (keys > query - window)):
-                raise EngineError("a mask that is neither causal nor a sliding window, such as chunked attention")
-        return window
+        hidden = (~sees(positions, zero)).nonzero().flatten().tolist()
+        size = hidden[0] if hidden else None  # the first query that does not see the first key
+        last = self._context - 1
+        near = (0, 1, last // 3, last // 2, last // 2 + 1, last - 1, last)
+        queries = sorted({min(max(query, 0), last) for query in (*near, *((size or 0) + step for step in (-1, 0, 1)))})
+        for span in (Span(window=size), Span(chunk=size)):
+            first_keys = [span.first_key(query) for query in queries]
+            if all(
+                torch.equal(sees(torch.tensor(query), positions), (positions <= query) & (positions >= first))
+                for query, first in zip(queries, first_keys, strict=True)
+            ):
+                return span
+        raise EngineError("a mask that is neither causal nor a sliding window or chunk")
 
 
 class DenseAttention:
@@ -131,7 +147,12 @@ def _attention(
 ) -> tuple[Tensor, None]:
     """Attention function for transformers, ``[1, heads, tokens, dim]`` to ``[1, tokens, heads, dim]``."""
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
-    return _CURRENT.get().attention(q, k, v, attention_mask, options).view(1, *q.shape), None
+    return _CURRENT.get().attention(q, k, v, attention_mask, options)[None], None
+
+
+def _widen(x: Tensor, size: int) -> Tensor:
+    """Return vectors with zeros behind them up to a size: keys and values are stored in the same."""
+    return x if x.shape[-1] == size else pad(x, (0, size - x.shape[-1]))
 
 
 def _mask(*, mask_function: MaskFunction, **_: Any) -> Tensor | None:

@@ -11,13 +11,14 @@ side by side in pieces, as the engine would, and their logits must equal those o
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from engine.attention.layer import AttentionBackend, LayerAttentionConfig
+from engine.cache.state_layers import NO_STATE, StateSegment, StateStep
 from engine.device import CPU
 from engine.models.config import ModelConfig, RawConfig
 from engine.models.interface import Batch, KeepState
@@ -29,6 +30,7 @@ from engine.models.transformers_attention import (
     handle_attention,
     register,
 )
+from engine.models.transformers_states import list_states, use_states, wrap_mixers
 from engine.protocol.types import EngineError
 
 _TOLERANCE = 1e-4
@@ -38,13 +40,18 @@ _SELF_TEST_CUTS = ((0, 8, 9, 21), (0, 5, 14, 17))
 _REFUSED_FIELDS = {
     "alibi": "ALiBi position biases",
     "use_bidirectional_attention": "attention that is not causal",
-    "state_size": "state-space layers",
-    "mamba_d_state": "state-space layers",
-    "ssm_state_size": "state-space layers",
     "attention_window_size": "recurrent layers",
+    "index_topk": "sparse attention with an indexer",
 }
 """Config fields for features that paged attention does not support."""
-_PLAIN_LAYERS = {"full_attention", "sliding_attention", "attention"}
+_KNOWN_LAYERS = {
+    *("full_attention", "sliding_attention", "chunked_attention", "attention"),
+    *("linear_attention", "conv", "mamba", "hybrid", "hybrid_sliding"),
+    *("mlp", "moe", "dense", "sparse"),
+}
+"""Kinds of layers that need attention over all keys or a window of them, a state in transformers' cache, or neither."""
+_MAX_CONTEXT = 1 << 17
+"""Tokens of a sequence of a model that sets no limit."""
 _ALIBI = ("bloom", "mpt")
 """Model types that have ALiBi without a field for it."""
 
@@ -71,12 +78,13 @@ class TransformersModel:
         self.parameters = int(self._model.num_parameters())
         self._fixed_output: Any = None
         self._separate_head()
-        vocab, context = int(text.vocab_size), int(text.max_position_embeddings)
+        vocab, context = int(text.vocab_size), _read_context(text)
         texts = [
             torch.randint(vocab, (cuts[-1],), generator=torch.Generator().manual_seed(0)) for cuts in _SELF_TEST_CUTS
         ]
         expected = [self._compute_own_logits(tokens) for tokens in texts]
         self._model.set_attn_implementation(NAME)
+        self._mixers = wrap_mixers(self._body)
         self.config = ModelConfig(
             architecture=raw.architecture,
             vocab_size=vocab,
@@ -86,11 +94,20 @@ class TransformersModel:
             eos=raw.eos,
             extra=raw.extra,
             attention=self._trace(texts[0], context),
+            num_layers=int(text.num_hidden_layers),
+            states=list_states(self._mixers),
         )
-        self._self_test(texts, expected)
+        try:
+            self._self_test(texts, expected)
+        except EngineError:
+            if not self._mixers:
+                raise
+            for mixer in self._mixers:
+                mixer.is_sequential = True
+            self._self_test(texts, expected)
 
     def forward(self, batch: Batch, attend: AttentionBackend, keep: KeepState | None = None) -> Tensor:
-        with handle_attention(PagedAttentionHandler(attend)):
+        with handle_attention(PagedAttentionHandler(attend)), use_states(batch.states):
             return self._hidden(batch, keep)
 
     def embed(self, tokens: Tensor) -> Tensor:
@@ -140,24 +157,20 @@ class TransformersModel:
         tracer = AttentionTracer(context)
         with handle_attention(tracer):
             self._hidden(Batch(tokens, torch.arange(len(tokens))))
-        if not tracer.layers:
+        if not tracer.layers and not self._mixers:
             raise EngineError("its layers do not call attention through transformers' attention interface")
-        layers = int(self._body.config.num_hidden_layers)
-        if len(tracer.layers) != layers:
-            raise EngineError(f"{len(tracer.layers)} calls of attention in {layers} layers; each layer must have one")
-        for name in ("heads", "kv_heads", "head_dim"):
-            if len(values := {getattr(layer, name) for layer in tracer.layers}) > 1:
-                raise EngineError(f"its layers differ in {name}: {sorted(values)}")
         return tuple(tracer.layers)
 
     def _self_test(self, texts: list[Tensor], expected: list[Tensor]) -> None:
         attend = DenseAttention(self.config.attention)
         logits: list[list[Tensor]] = [[] for _ in texts]
-        for step in zip(*(pairwise(cuts) for cuts in _SELF_TEST_CUTS), strict=True):
+        states = [[torch.zeros(2 * len(texts), *shape) for shape in layer.shapes] for layer in self.config.states]
+        for index, step in enumerate(zip(*(pairwise(cuts) for cuts in _SELF_TEST_CUTS), strict=True)):
             attend.num_tokens = [end - first for first, end in step]
             batch = Batch(
                 torch.cat([text[first:end] for text, (first, end) in zip(texts, step, strict=True)]),
                 torch.cat([torch.arange(first, end) for first, end in step]),
+                states=StateStep(states, _alternate_slots(attend.num_tokens, index)),
             )
             rows = self.compute_logits(self.forward(batch, attend))
             for parts, part in zip(logits, torch.split(rows, attend.num_tokens), strict=True):
@@ -174,6 +187,22 @@ class TransformersModel:
                     f"computed in pieces over the paged cache, its logits differ by {difference:.1e} from its own; it "
                     "does something besides plain attention that is not known here"
                 )
+
+
+def _alternate_slots(num_tokens: Sequence[int], index: int) -> list[StateSegment]:
+    """Return the segments of a step of the self-test: each text reads one of its two slots and writes the other."""
+    ends = list(accumulate(num_tokens))
+    sources = [2 * row + index % 2 if index else NO_STATE for row in range(len(ends))]
+    return [
+        StateSegment(end - count, end, source, 2 * row + (index + 1) % 2)
+        for row, (count, end, source) in enumerate(zip(num_tokens, ends, sources, strict=True))
+    ]
+
+
+def _read_context(config: Any) -> int:
+    """Return the maximum number of tokens of a sequence; a recurrent model may set none."""
+    context = getattr(config, "max_position_embeddings", None)
+    return int(context) if context else _MAX_CONTEXT
 
 
 def _load_config(raw: RawConfig) -> Any:
@@ -200,7 +229,7 @@ def _load_config(raw: RawConfig) -> Any:
     if text.model_type in _ALIBI:
         raise EngineError(f"ALiBi position biases (model_type {text.model_type!r})")
     types = {*(getattr(text, "layer_types", None) or ()), *(getattr(text, "layers_block_type", None) or ())}
-    if others := types - _PLAIN_LAYERS:
+    if others := types - _KNOWN_LAYERS:
         raise EngineError(f"layers of type {', '.join(sorted(others))}")
     rope = getattr(text, "rope_parameters", None) or {}
     if "longrope" in {
@@ -208,7 +237,7 @@ def _load_config(raw: RawConfig) -> Any:
         *(part.get("rope_type") for part in rope.values() if isinstance(part, dict)),
     }:
         raise EngineError("rope scaling 'longrope', whose angles depend on the length of the text")
-    for name in ("vocab_size", "num_hidden_layers", "max_position_embeddings"):
+    for name in ("vocab_size", "num_hidden_layers"):
         if not isinstance(getattr(text, name, None), int):
             raise EngineError(f"its config has no {name}")
     return text

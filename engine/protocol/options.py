@@ -29,6 +29,12 @@ class EngineOptions:
         "Without it, on a CPU what 1 GiB holds, at most 131072; on a GPU what fits (gpu_memory_utilization)",
         ge=1,
     )
+    state_slots: int | None = _option(
+        None,
+        "The number of states that each model with recurrent layers keeps, two for each running sequence and the rest "
+        "for cached prefixes. Without it what 1 GiB holds, at most six for each of max_running",
+        ge=1,
+    )
     page_size: int = _option(16, "The number of tokens in a page of the KV cache", ge=1)
     max_running: int = _option(256, "The maximum number of sequences of a model that run at once", ge=1)
     max_waiting: int = _option(

@@ -113,9 +113,14 @@ def lay_out(
         num_pool_pages=cache.pool.size,
         kv_heads=attention.kv_heads,
         heads_per_kv=attention.heads // attention.kv_heads,
-        cost_model=_cost(attention, cache.data.dtype, cache.data.device),
+        cost_model=find_cost_model(attention, cache.data),
         tree_masks=trees,
     )
+
+
+def find_cost_model(attention: LayerAttentionConfig, kv: torch.Tensor) -> AttentionCostModel:
+    """Return the costs of attention over a cache like ``kv``."""
+    return _cost(attention, kv.dtype, kv.device)
 
 
 @lru_cache(8)

@@ -8,10 +8,13 @@ from typing import Protocol
 from torch import Tensor
 
 from engine.attention.cuda_triton import TritonAttention
+from engine.attention.grouped import AttentionGroup, GroupedAttention
+from engine.attention.layer import LayerAttentionConfig, has_compiled_kernel
 from engine.attention.plan import AttentionMetadata
 from engine.attention.select import create_cpu_attention
-from engine.cache.paged_kv import KVCache
+from engine.cache.paged_kv import KeyPool, KVCache
 from engine.models.interface import Batch, Model
+from engine.runner.batch import find_cost_model
 from engine.runner.forward_cpu import CpuForward
 from engine.runner.forward_gpu import GpuForward
 from engine.runner.sample_step import FusedSampler
@@ -47,10 +50,23 @@ class Forward(Protocol):
 def create_forward(model: Model, cache: KVCache) -> Forward:
     """Create the forward pass of a model over the first layers of a cache on the same device."""
     is_batch_invariant = model.device_config.is_batch_invariant
-    attention, layers = model.config.attention, slice(model.config.num_layers)
-    kv, scales = cache.data[layers], cache.scales_of(layers)
+    attention = model.config.attention
     if model.device_config.uses_gpu_kernels:
-        on_gpu = TritonAttention(attention, kv, scales, is_batch_invariant=is_batch_invariant)
+        layers = slice(len(attention))
+        on_gpu = TritonAttention(
+            attention, cache.data[layers], cache.scales_of(layers), is_batch_invariant=is_batch_invariant
+        )
         return GpuForward(model, on_gpu, model.device_config.device)
-    attend = create_cpu_attention(attention, kv, scales, deterministic=is_batch_invariant)
-    return CpuForward(model, attend, kv, num_rows=len(cache.page_table))
+    pools = cache.pools if attention else []
+    groups = [_group_layers(attention, pool, deterministic=is_batch_invariant) for pool in pools]
+    is_compiled = bool(pools) and all(has_compiled_kernel(attention[pool.layers[0]], pool.data) for pool in pools)
+    attend = groups[0].attend if len(groups) == 1 else GroupedAttention(groups)
+    return CpuForward(model, attend, num_rows=len(cache.page_table), is_compiled=is_compiled)
+
+
+def _group_layers(attention: Sequence[LayerAttentionConfig], pool: KeyPool, *, deterministic: bool) -> AttentionGroup:
+    """Return the attention of the model's layers in a pool, without those of a drafter behind them."""
+    own = [layer for layer in pool.layers if layer < len(attention)]
+    configs, scales = [attention[layer] for layer in own], None if pool.scales is None else pool.scales[: len(own)]
+    attend = create_cpu_attention(configs, pool.data[: len(own)], scales, deterministic=deterministic)
+    return AttentionGroup(pool.shape, own, attend, find_cost_model(configs[0], pool.data))

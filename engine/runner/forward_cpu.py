@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from engine.attention.layer import has_compiled_kernel
 from engine.attention.plan import AttentionMetadata
 from engine.attention.select import CpuAttention
 from engine.models.decoder import Decoder
@@ -26,8 +25,8 @@ class CpuForward:
     that changes from step to step is read from buffers that stay in place.
     """
 
-    def __init__(self, model: Model, attend: CpuAttention, kv: Tensor, *, num_rows: int) -> None:
-        """``attend``: the attention over ``kv``. ``num_rows``: rows of the cache's page table."""
+    def __init__(self, model: Model, attend: CpuAttention, *, num_rows: int, is_compiled: bool) -> None:
+        """``num_rows``: rows of the cache's page table. ``is_compiled``: True if ``attend`` is compiled kernels."""
         self._model = model
         self._attend = attend
         self._inputs = torch.empty(2, _MAX_RECORDED_TOKENS, dtype=torch.int64)
@@ -38,7 +37,7 @@ class CpuForward:
         self.fused_sampler: FusedCpuSampler | None = None
         self._angles: list[Tensor] = []
         """Rotary angles of a step's positions, for all layers (memory of a recorded kernel lasts for one layer)."""
-        if isinstance(model, Decoder) and has_compiled_kernel(model.config.attention[0], kv) and model.is_recordable:
+        if isinstance(model, Decoder) and is_compiled and model.is_recordable:
             self._decoder = model
             if model.is_head_recordable:
                 self.fused_sampler = FusedCpuSampler(model, self._inputs[1], num_rows)
@@ -50,8 +49,10 @@ class CpuForward:
         self._last_parts: KernelGraphCache[Tensor] = KernelGraphCache()
         """The last feed-forward of such steps, by number of hidden states and threads, over ``_selected``."""
         self._selection = torch.empty(_MAX_RECORDED_TOKENS, dtype=torch.int64)
-        attention = model.config.attention[0]
-        widths = (self._decoder.config.hidden_size, attention.heads * attention.head_dim) if self._decoder else ()
+        widths: tuple[int, ...] = ()
+        if self._decoder is not None:
+            last = self._decoder.config.attention[-1]
+            widths = self._decoder.config.hidden_size, last.heads * last.head_dim
         self._selected = [torch.empty(_MAX_RECORDED_TOKENS, width) for width in widths]
         """Rows to read of the residual stream and of the last attention's output."""
         self.kept: Mapping[int, Tensor] = {}

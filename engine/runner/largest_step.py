@@ -25,9 +25,7 @@ def run_largest_step(
     """
     queries = [min(context, num_tokens - start) for start in range(0, num_tokens, context)]
     cache = KVCache(
-        layers=model.config.num_layers,
-        kv_heads=model.config.kv_heads,
-        head_dim=model.config.head_dim,
+        layers=model.config.head_shapes,
         pages=len(queries),
         page_size=page_size,
         rows=len(queries),
@@ -38,7 +36,7 @@ def run_largest_step(
     rows = np.arange(len(queries))
     cache.page_table[:] = rows[:, None]
     metadata = lay_out(
-        cache, model.config.attention[0], rows, np.array(queries), np.full(len(queries), context), trees={}
+        cache, model.config.first_attention, rows, np.array(queries), np.full(len(queries), context), trees={}
     )
     positions = torch.cat([torch.arange(context - count, context) for count in queries])
     with torch.inference_mode():

@@ -128,7 +128,7 @@ def _run(shape: StepShape, model: Model, cache: KVCache, forward: Forward, layer
         depths, visible = np.minimum(depths, 1), np.eye(shape.num_new, dtype=np.bool_)
         visible[:, 0] = True
         trees = {int(row): TreeMask(depths, visible) for row in rows}
-    metadata = lay_out(cache, model.config.attention[0], rows, queries, contexts, trees)
+    metadata = lay_out(cache, model.config.first_attention, rows, queries, contexts, trees)
     positions = torch.from_numpy(shape.context - shape.num_new + depths).repeat(len(rows))
     hidden = forward(Batch(torch.zeros_like(positions), positions), metadata, layers=layers)[: shape.num_sequences]
     logits = model.compute_logits(hidden)

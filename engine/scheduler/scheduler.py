@@ -84,7 +84,7 @@ class Scheduler:
         """Requests with waiting sequences, sorted by (negated priority, arrival)."""
         self._arrivals = itertools.count()
         self._num_admissions = 0
-        self._max_running = max_running
+        self._max_running = max_running if cache.states is None else min(max_running, cache.states.max_running)
         self._step_tokens = step_tokens
 
     def add(self, request: Request) -> None:
@@ -117,6 +117,8 @@ class Scheduler:
         del self.running[sequence]
         table, request = sequence.pages, sequence.request
         end = self.cache.publish(table, sequence.tokens, sequence.num_computed, include_partial=True)
+        if table.state is not None and table.state.num_tokens == sequence.num_computed:
+            self.cache.keep_state(table, sequence.tokens)
         self.cache.close_table(table)
         sequence.table = None
         if request.lease is not None and end is not None:
@@ -299,8 +301,8 @@ class Scheduler:
         if not admission.pending_pages:
             return False
         size, tokens = self.cache.page_size, sequence.tokens
-        start = len(match.nodes) * size
-        node = match.nodes[-1] if match.nodes else sequence.request.namespace
+        start = len(match.path) * size
+        node = match.path[-1] if match.path else sequence.request.namespace
         other = admission.pending_pages.get((node, tuple(tokens[start : start + size])))
         if other is None:
             return False
@@ -309,7 +311,7 @@ class Scheduler:
 
     def _start(self, sequence: Sequence, match: Match, num_tokens: int, schedule: Schedule) -> int:
         """Start a waiting sequence with at most ``num_tokens`` tokens; return how many are scheduled."""
-        table = self.cache.open_table(match, sequence.request.namespace)
+        table = self.cache.open_table(match, sequence.request.namespace, wanted=(sequence.max_cached,))
         sequence.match = None
         num_needed = len(sequence.tokens) - table.num_cached_tokens
         if sequence.num_cached is None:

@@ -10,15 +10,22 @@ _MAX_QUERIES = 8
 
 
 def attention(
-    q: Tensor, k: Tensor, v: Tensor, *, scale: float, mask: Tensor | None = None, softcap: float | None = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    scale: float,
+    mask: Tensor | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Return the softmax attention of queries ``[rows, heads, queries, dim]``, in the same shape.
 
     ``k`` and ``v``: ``[rows, heads, keys, dim]``, float32. ``mask``: float32, broadcastable to ``[rows, heads, queries,
     keys]``, added to the scores; every query must see some key. With ``softcap`` c the scores become ``c * tanh(score /
-    c)``.
+    c)``. ``sinks``: ``[heads, queries]``, one more score of each query, without a value.
     """
-    if q.shape[2] > _MAX_QUERIES and softcap is None:
+    if q.shape[2] > _MAX_QUERIES and softcap is None and sinks is None:
         if mask is not None:
             mask = mask.expand(*q.shape[:3], k.shape[2])
         flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
@@ -27,7 +34,10 @@ def attention(
     scores = torch.bmm(_flat(q * scale), _flat(k).transpose(1, 2)).view(*q.shape[:3], k.shape[2])
     if softcap is not None:
         scores = scores.div_(softcap).tanh_().mul_(softcap)
-    weights = torch.softmax(scores if mask is None else scores.add_(mask), dim=-1)
+    scores = scores if mask is None else scores.add_(mask)
+    if sinks is not None:
+        scores = torch.cat((scores, sinks[None, ..., None].expand(len(scores), -1, -1, 1)), dim=-1)
+    weights = torch.softmax(scores, dim=-1)[..., : k.shape[2]]
     return torch.bmm(_flat(weights), _flat(v)).view(q.shape)
 
 

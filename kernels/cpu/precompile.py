@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 
-from kernels.cpu.attention import paged, plan, rotary_write
+from kernels.cpu.attention import paged, plan, rotary_write, sinks
 from kernels.cpu.availability import HAS_INT8_DOT
 from kernels.cpu.layers import activation, norm
 from kernels.cpu.linear import fp32, int4, int8
@@ -20,7 +20,7 @@ def compile_kernels(part: int = 0, parts: int = 1) -> None:
     """Compile every kernel, or one of several equal parts of them: a minute if that was never done before, else one
     second.
     """
-    modules = [activation, norm, paged, plan, rotary_write, fp32, match, kernel]
+    modules = [activation, norm, paged, plan, rotary_write, sinks, fp32, match, kernel]
     modules += [sampler, params, topk_drafts, draft_chain, draft_heads, *([int4, int8] if HAS_INT8_DOT else [])]
     kernels = [value for module in modules for value in vars(module).values() if isinstance(value, Kernel)]
     for each in kernels[part::parts]:

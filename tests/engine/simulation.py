@@ -15,6 +15,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
+from engine.attention.layer import HeadShape
 from engine.cache.paged_kv import KVCache, PageTable
 from engine.scheduler.scheduler import Scheduler
 from engine.scheduler.sequence import Request, Sequence
@@ -97,9 +98,7 @@ class Simulation:
     ) -> None:
         self.now = 0.0
         self.cache = KVCache(
-            layers=1,
-            kv_heads=1,
-            head_dim=1,
+            layers=[HeadShape(1, 1, 1)],
             pages=pages,
             page_size=PAGE,
             rows=rows,

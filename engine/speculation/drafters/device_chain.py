@@ -46,7 +46,7 @@ class DeviceChains:
 
     def __init__(self, model: Model, cache: KVCache) -> None:
         self._model, self._max_branches = model, len(cache.page_table)
-        self._attention = LevelAttention(model.config.attention, cache, slice(model.config.num_layers))
+        self._attention = LevelAttention(model.config.attention, cache, slice(len(model.config.attention)))
         self._device = self._attention.device
         self._inputs = torch.zeros(_END + 1, MAX_BRANCHES, dtype=torch.int64, device=self._device)
         self._due = torch.zeros(3, MAX_BRANCHES * DUE, dtype=torch.int64, device=self._device)

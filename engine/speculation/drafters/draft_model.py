@@ -67,13 +67,11 @@ class DraftModel:
         self._free_cache()
         about, device_config = self._model.config, self._model.device_config
         dtype = device_config.dtype if cache.scales is None else cache.data.dtype
-        page_bytes = about.num_layers * kv_bytes_per_token(about.attention[0], dtype) * cache.page_size
+        page_bytes = len(about.attention) * kv_bytes_per_token(about.first_attention, dtype) * cache.page_size
         pages = max(1, min(cache.pool.size, self._pool_bytes // page_bytes))
         self._limit = min(self._context, pages * cache.page_size)
         self.cache = KVCache(
-            layers=about.num_layers,
-            kv_heads=about.kv_heads,
-            head_dim=about.head_dim,
+            layers=about.head_shapes,
             pages=pages,
             page_size=cache.page_size,
             rows=len(cache.page_table),
@@ -310,7 +308,7 @@ class DraftModel:
 
         ``read``: see ``Forward``.
         """
-        batch, layout, ordered = build_batch(work, self.cache, self._model.config.attention[0])
+        batch, layout, ordered = build_batch(work, self.cache, self._model.config.first_attention)
         hidden = self._compute(batch, layout, read)
         last: dict[Sequence, int] = {}
         end = 0

@@ -63,12 +63,13 @@ def plan_step(address: Any) -> None:
     """Write the step's words that ``attend`` takes, and the arrays that they are addresses of into ``result``.
 
     Arguments ``(words, result, pages, queries, contexts, trees, depths, masks, scratch, states, rows, tokens, columns,
-    blocks, page_size, window, sharing, tile, token_bytes, piece, query, scratch_stride)``. ``result``: ``plan_size``
-    words.
+    blocks, page_size, window, sharing, tile, token_bytes, piece, query, scratch_stride, chunk)``. ``result``:
+    ``plan_size`` words.
 
     The step's tokens are the last ``queries`` ``[rows]`` of ``contexts`` ``[rows]`` tokens in ``pages`` ``[rows,
     columns]``, each of which is ``blocks`` pages for ``attend``. ``trees`` is 0, or ``[rows, 2]``: where in ``masks``
-    and ``depths`` a row's tree lies (``engine.attention.plan.TreeMask``), or -1. ``window``: 0 for none. ``sharing``: 1
+    and ``depths`` a row's tree lies (``engine.attention.plan.TreeMask``), or -1. ``window`` and ``chunk``: see
+    ``engine.attention.layer.LayerAttentionConfig``; 0 for none. ``sharing``: 1
     if tokens may read together, at most ``tile`` of one row; ``token_bytes``, ``piece`` and ``query`` decide when that
     is faster (``AttentionCostModel``). ``scratch``, of ``scratch_stride`` floats a thread, and ``states`` are those of
     ``attend``.
@@ -88,10 +89,12 @@ def plan_step(address: Any) -> None:
                 attend_pages[row, column, block] = pages[row, column] * blocks + block
     arrays = int64_array(token_arrays, (6, tokens))
     trees = int64_array(a[5], (rows if a[5] else 0, 2))
-    window = a[15] if 0 < a[15] < contexts.max() else 0
-    _place_tokens(pages, queries, contexts, a[14], arrays, (trees, a[6]), window)
+    longest_context = contexts.max()
+    window = a[15] if 0 < a[15] < longest_context else 0
+    chunk = a[22] if 0 < a[22] < longest_context else 0
+    _place_tokens(pages, queries, contexts, a[14], arrays, (trees, a[6]), (window, chunk))
     count, first, end = 0, arrays[1], arrays[2]
-    if a[16] and not window and tokens > 1:
+    if a[16] and not window and not chunk and tokens > 1:
         piece_arrays = int64_array(pieces, (max_pieces, 5)), int64_array(members, (1 + MAX_SHARED) * tokens)
         step = PrefixStep(
             pages, queries, contexts, a[14], first, piece_arrays[0], piece_arrays[1], (a[18], a[19], a[20])
@@ -110,14 +113,14 @@ def plan_step(address: Any) -> None:
 
 
 @function
-def _place_tokens(pages: Any, queries: Any, contexts: Any, size: int, arrays: Any, trees: Any, window: int) -> None:
+def _place_tokens(pages: Any, queries: Any, contexts: Any, size: int, arrays: Any, trees: Any, spans: Any) -> None:
     """Write each token's row, the first and the end of the keys that it sees, its tree, and its slot.
 
     Until keys are shared, it reads all of them for itself.
     """
     row_of, first, end = arrays[0], arrays[1], arrays[2]
     tree_begin, tree_offset, slots = arrays[3], arrays[4], arrays[5]
-    (tree_offsets, depths), token = trees, 0
+    (tree_offsets, depths), (window, chunk), token = trees, spans, 0
     for row in range(len(queries)):
         count, context = queries[row], contexts[row]
         for query in range(count):
@@ -130,6 +133,8 @@ def _place_tokens(pages: Any, queries: Any, contexts: Any, size: int, arrays: An
                 end[token], tree_begin[token] = context, context - count
                 tree_offset[token] = tree_offsets[row, 0] + query * count
             first[token] = max(position + 1 - window, 0) if window else 0
+            if chunk:
+                first[token] = max(first[token], position // chunk * chunk)
             token += 1
 
 

@@ -11,6 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from engine.attention.layer import HeadShape
 from engine.cache.paged_kv import KVCache, PageTable
 from engine.cache.pages import PagePool
 from tests.engine.simulation import PAGE, marks, read_marks, write_marks
@@ -22,9 +23,7 @@ CONTEXT = PAGES * PAGE
 
 def make_cache(pages: int = PAGES, max_pinned: int = PAGES // 2, dtype: torch.dtype = torch.float32) -> KVCache:
     return KVCache(
-        layers=1,
-        kv_heads=1,
-        head_dim=1,
+        layers=[HeadShape(1, 1, 1)],
         pages=pages,
         page_size=PAGE,
         rows=ROWS,

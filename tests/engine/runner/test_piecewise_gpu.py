@@ -37,9 +37,7 @@ def load(kind: str, checkpoints: Checkpoints, device_config: DeviceConfig = EMUL
 def new_cache(model: Decoder) -> KVCache:
     """Return a cache in which every row has pages of its own."""
     cache = KVCache(
-        layers=model.config.num_layers,
-        kv_heads=model.config.kv_heads,
-        head_dim=model.config.head_dim,
+        layers=model.config.head_shapes,
         pages=ROWS * CONTEXT // PAGE,
         page_size=PAGE,
         rows=ROWS,

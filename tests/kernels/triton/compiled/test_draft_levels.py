@@ -14,6 +14,7 @@ import pytest
 import torch
 from triton.runtime.jit import JITFunction
 
+from engine.attention.layer import HeadShape
 from engine.cache.paged_kv import KVCache, PageTable
 from engine.device import DeviceConfig, select_kv_dtype
 from engine.models.interface import Model
@@ -53,9 +54,7 @@ def _as_on_a_gpu(monkeypatch: pytest.MonkeyPatch, model: Model) -> None:
 
 def cache_for(kv_dtype: str) -> KVCache:
     return KVCache(
-        layers=2,
-        kv_heads=KV_HEADS,
-        head_dim=DIM,
+        layers=[HeadShape(KV_HEADS, KV_HEADS, DIM)] * 2,
         pages=64,
         page_size=PAGE,
         rows=8,

@@ -1,0 +1,65 @@
+"""Layers that keep a state of fixed size instead of keys: what they store, and which states a step reads and writes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+NO_STATE = -1
+"""Stands for a slot before the first token of a sequence, where all states are zero."""
+
+
+@dataclass(frozen=True, slots=True)
+class StateLayer:
+    """The state of one layer: the shapes of its float32 tensors."""
+
+    shapes: tuple[tuple[int, ...], ...]
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of one state."""
+        return sum(math.prod(shape) for shape in self.shapes) * torch.float32.itemsize
+
+
+class StateSegment(NamedTuple):
+    """Consecutive tokens of a batch that belong to one sequence.
+
+    They follow the state in the slot ``source``, and the state after them goes to the slot ``target``, which may be the
+    same. A segment may read what an earlier one of its step has written.
+    """
+
+    start: int
+    end: int
+    source: int
+    target: int
+
+
+@dataclass(frozen=True)
+class StateStep:
+    """The states of one step."""
+
+    layers: Sequence[Sequence[Tensor]]
+    """The tensors of each layer that has a state, ``[slots, …]``."""
+    segments: Sequence[StateSegment]
+    """All tokens of the batch, in its order."""
+
+    @cached_property
+    def groups(self) -> list[list[StateSegment]]:
+        """The segments in groups of equal length, none of which reads what another of its group writes.
+
+        All of a group begin with a state, or none does. The groups are in an order in which they can be computed.
+        """
+        depths: dict[int, int] = {}
+        groups: dict[tuple[int, int, bool], list[StateSegment]] = {}
+        for segment in self.segments:
+            is_first = segment.source == NO_STATE
+            depth = 0 if is_first else depths.get(segment.source, 0)
+            depths[segment.target] = depth + 1
+            groups.setdefault((depth, segment.end - segment.start, is_first), []).append(segment)
+        return [groups[key] for key in sorted(groups)]
