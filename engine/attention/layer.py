@@ -45,10 +45,10 @@ class LayerAttentionConfig:
     """Factor of the scores, usually ``head_dim ** -0.5``."""
     window: int | None = None
     """Number of latest keys that a query sees, its own included; ``None``: all."""
-    chunk: int | None = None
-    """Number of positions in a chunk, of which a query sees its own alone (Llama 4); ``None``: all."""
     softcap: float | None = None
     """Scores become ``softcap * tanh(score / softcap)`` before the mask (Gemma 2)."""
+    chunk: int | None = None
+    """Number of positions in a chunk, of which a query sees its own alone (Llama 4); ``None``: all."""
     sinks: Tensor | None = field(default=None, compare=False)
     """``[heads]``, a learned logit that takes part in each softmax and has no value (gpt-oss)."""
 

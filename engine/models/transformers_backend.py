@@ -74,7 +74,7 @@ class TransformersModel:
     def _open(self, raw: RawConfig) -> None:
         text = _load_config(raw)
         self._model = _load(raw)
-        self._body = self._model.get_decoder()
+        self._body = _find_layers(self._model)
         self.parameters = int(self._model.num_parameters())
         self._fixed_output: Any = None
         self._separate_head()
@@ -187,6 +187,12 @@ class TransformersModel:
                     f"computed in pieces over the paged cache, its logits differ by {difference:.1e} from its own; it "
                     "does something besides plain attention that is not known here"
                 )
+
+
+def _find_layers(model: Any) -> Any:
+    """Return the module of a model that has its embeddings and layers."""
+    layers = model.get_decoder()
+    return getattr(model, "model", model) if layers is model else layers  # Llama 4 names no decoder
 
 
 def _alternate_slots(num_tokens: Sequence[int], index: int) -> list[StateSegment]:

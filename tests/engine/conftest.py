@@ -51,6 +51,53 @@ _SIZES = {
 
 _LONG = [1.0 + 0.7 * pair for pair in range(4)]
 _MOE = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 40}
+_LATENT = {
+    "head_dim": None,
+    "q_lora_rank": 24,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 12,
+    "num_key_value_heads": 6,
+}
+_GROUPS = {"n_routed_experts": 4, "n_group": 2, "topk_group": 1, "n_shared_experts": 1}
+_GEMMA4 = {
+    "num_hidden_layers": 4,
+    "sliding_window": 20,
+    "global_head_dim": 32,
+    "num_global_key_value_heads": 1,
+    "hidden_size_per_layer_input": 16,
+    "vocab_size_per_layer_input": 400,
+    "num_kv_shared_layers": 0,
+}
+_LLAMA4 = {
+    "num_local_experts": 4,
+    "num_experts_per_tok": 1,
+    "attention_chunk_size": 16,
+    "intermediate_size_mlp": 64,
+    "num_hidden_layers": 4,
+}
+_DELTA = {
+    "linear_num_value_heads": 4,
+    "linear_num_key_heads": 2,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "shared_expert_intermediate_size": 40,
+}
+_JAMBA = {
+    "num_experts": 2,
+    "use_mamba_kernels": False,
+    "mamba_d_state": 8,
+    "attn_layer_period": 2,
+    "attn_layer_offset": 1,
+}
+_FALCON_H1 = {
+    "mamba_d_ssm": 48,
+    "mamba_n_heads": 6,
+    "mamba_d_head": 8,
+    "mamba_d_state": 8,
+    "mamba_chunk_size": 16,
+}
 _CAPS = {"attn_logit_softcapping": 3.0, "final_logit_softcapping": 5.0}
 
 # transformers' class, and the config fields that it has beside _SIZES. Windows, soft caps and original contexts are
@@ -165,6 +212,18 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "no_rope_layers": [1, 0],
         },
     ),
+    # Heads that differ in size, values narrower than keys, sinks, chunks, two calls of attention in a layer.
+    "gpt_oss": ("GptOssForCausalLM", _MOE | {"num_local_experts": 4, "sliding_window": 20}),
+    "deepseek_v3": ("DeepseekV3ForCausalLM", _MOE | _LATENT | _GROUPS | {"first_k_dense_replace": 1}),
+    "gemma4": ("Gemma4ForCausalLM", _GEMMA4),
+    "llama4": ("Llama4ForCausalLM", _LLAMA4),
+    "diffllama": ("DiffLlamaForCausalLM", {}),
+    # Layers with states: delta rule, short convolution, two kinds of state-space layers, beside attention in one layer.
+    "qwen3_next": ("Qwen3NextForCausalLM", _MOE | _DELTA | {"num_hidden_layers": 4}),
+    "lfm2": ("Lfm2ForCausalLM", {"layer_types": ["conv", "full_attention"]}),
+    "jamba": ("JambaForCausalLM", _JAMBA),
+    "mamba2": ("Mamba2ForCausalLM", {"num_heads": 12, "head_dim": 8, "state_size": 8, "expand": 2, "n_groups": 2}),
+    "falcon_h1": ("FalconH1ForCausalLM", _FALCON_H1),
 }
 
 

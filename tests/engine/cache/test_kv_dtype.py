@@ -144,7 +144,7 @@ def test_without_compiled_kernels_the_tokens_are_the_same(
     options = replace(SMALL, kv_dtype=kv_dtype, deterministic=deterministic)
     asked = generate(random_tokens(60, 3), [Branch(2, key, 30) for key in range(6)], temperature=0.9, ignore_eos=True)
     expected = Harness(checkpoints(kind), options).complete(asked)
-    for module in ("engine.attention.select", "engine.runner.batch", "engine.runner.forward_cpu"):
+    for module in ("engine.attention.select", "engine.runner.batch", "engine.runner.forward"):
         monkeypatch.setattr(f"{module}.has_compiled_kernel", lambda *_: False)
     plain = Harness(checkpoints(kind), options)
     assert isinstance(plain.core.runner.forward, CpuForward)
