@@ -81,7 +81,7 @@ class Reference:
         """
         import transformers
 
-        self._class: Any = getattr(transformers, raw.architecture, None)
+        self._class: Any = getattr(transformers, raw.wrapper or raw.architecture, None)
         if self._class is None:
             raise EngineError(f"{raw.folder}: transformers has no {raw.architecture} to compare with")
         self._raw = raw
@@ -105,7 +105,7 @@ class Reference:
             logits = _compute(model, texts)
             if not rounds_activations:
                 return logits, logits
-            with _RoundedActivations(int(self._raw.fields["vocab_size"])):
+            with _RoundedActivations(int((self._raw.defaults | self._raw.fields)["vocab_size"])):
                 return logits, _compute(model, texts)
 
     def _load(self, dtype: torch.dtype) -> Any:

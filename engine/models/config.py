@@ -67,13 +67,22 @@ class ModelConfig:
         return self.first_attention.head_dim
 
 
+_SHARED_FIELDS = ("eos_token_id", "quantization_config", "dtype", "torch_dtype")
+"""Fields of a multimodal model that concern its language model, too."""
+
+
 @dataclass(frozen=True, slots=True)
 class RawConfig:
     """The fields of ``config.json`` and ``generation_config.json``."""
 
     folder: Path
     fields: dict[str, Any]
+    """Those of a language model; of a multimodal model those of the part that is one."""
     generation: dict[str, Any]
+    wrapper: str | None = None
+    """Name of the multimodal class that the checkpoint was saved from, if the language model is a part of it."""
+    defaults: dict[str, Any] = field(default_factory=dict)
+    """transformers' values of fields that such a checkpoint leaves out."""
 
     @property
     def architecture(self) -> str:
@@ -110,10 +119,48 @@ def read_raw_config(folder: Path) -> RawConfig:
         raise EngineError(f"{folder} is not a folder; give the folder of a Hugging Face checkpoint")
     fields = read_json(folder / "config.json")
     _check_types(folder / "config.json", fields)
+    generation = folder / "generation_config.json"
+    generation_fields = read_json(generation) if generation.exists() else {}
+    if _is_wrapper(fields):
+        return _read_wrapper(folder, fields, generation_fields)
     if not fields.get("architectures"):
         fields["architectures"] = [_find_causal_model(folder, fields.get("model_type"))]
-    generation = folder / "generation_config.json"
-    return RawConfig(folder, fields, read_json(generation) if generation.exists() else {})
+    return RawConfig(folder, fields, generation_fields)
+
+
+def _is_wrapper(fields: dict[str, Any]) -> bool:
+    """Return True for a model that wraps a language model together with encoders of images or sound."""
+    names = fields.get("architectures") or [""]
+    return isinstance(fields.get("text_config"), dict) and not names[0].endswith("ForCausalLM")
+
+
+def _read_wrapper(folder: Path, fields: dict[str, Any], generation: dict[str, Any]) -> RawConfig:
+    """Return the configuration of the language model in a multimodal one, as if it had been saved alone."""
+    # Imported here, since it takes a second that most models do not need.
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig
+
+    try:
+        whole = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except (OSError, ValueError, TypeError, AttributeError, KeyError) as error:
+        raise EngineError(
+            f"{folder / 'config.json'} is a multimodal model that transformers cannot read: {error}"
+        ) from None
+    text = whole.get_text_config()
+    inner, name = (
+        MODEL_FOR_CAUSAL_LM_MAPPING.get(type(text), None),
+        (fields.get("architectures") or [type(whole).__name__])[0],
+    )
+    if inner is None:
+        raise EngineError(
+            f"{folder}: {name} is a multimodal model, and transformers has no language model for its text_config of "
+            f"model_type {text.model_type!r}"
+        )
+    shared = {key: fields[key] for key in _SHARED_FIELDS if fields.get(key) is not None}
+    shared |= {key: value for key, value in fields.items() if key.startswith("reasoner_")}
+    own = shared | {key: value for key, value in fields["text_config"].items() if value is not None}
+    # The whole model ties them, or its part does; where the file has a head of its own, that is the head (``Decoder``).
+    own["tie_word_embeddings"] = any(getattr(one, "tie_word_embeddings", False) for one in (whole, text))
+    return RawConfig(folder, own | {"architectures": [inner.__name__]}, generation, name, text.to_dict())
 
 
 def _check_types(path: Path, fields: dict[str, Any]) -> None:

@@ -166,8 +166,10 @@ def decoder_config(raw: RawConfig) -> DecoderConfig:
 def _read_config(raw: RawConfig) -> DecoderConfig:
     prefix, _ = _split(raw.architecture)
     family = _FAMILIES[prefix]
-    fields = family.defaults | raw.fields
-    refuse_unknown(fields, known_fields(raw.architecture))
+    known = known_fields(raw.architecture)
+    left_out = {name: value for name, value in raw.defaults.items() if name in known and value is not None}
+    fields = family.defaults | left_out | raw.fields
+    refuse_unknown(fields, known)
     hidden_size, positions = int(fields["hidden_size"]), int(fields["max_position_embeddings"])
     if positions < 1:
         raise EngineError(f"max_position_embeddings is {positions}; it must be 1 or more")

@@ -77,7 +77,7 @@ def open_weights(raw: RawConfig) -> tuple[Weights, MatrixReader]:
     if paths := weight_files(raw.folder):
         gguf = GgufWeights(paths)
         return gguf, lambda _, *matrix: gguf.take_matrix(*matrix)
-    return Weights(raw.folder), create_reader(raw.fields.get("quantization_config"))
+    return Weights(raw.folder, is_wrapped=raw.wrapper is not None), create_reader(raw.fields.get("quantization_config"))
 
 
 def _tell_layout(folder: Path, formats: list[str], device_config: DeviceConfig) -> None:

@@ -32,6 +32,7 @@ from engine.models.transformers_attention import (
 )
 from engine.models.transformers_states import list_states, use_states, wrap_mixers
 from engine.protocol.types import EngineError
+from engine.weights.safetensors import Weights
 
 _TOLERANCE = 1e-4
 """Largest difference of logits in the self-test, relative to the largest logit where that exceeds 1."""
@@ -73,7 +74,7 @@ class TransformersModel:
 
     def _open(self, raw: RawConfig) -> None:
         text = _load_config(raw)
-        self._model = _load(raw)
+        self._model = _load(raw, text)
         self._body = _find_layers(self._model)
         self.parameters = int(self._model.num_parameters())
         self._fixed_output: Any = None
@@ -218,7 +219,8 @@ def _load_config(raw: RawConfig) -> Any:
     config = AutoConfig.from_pretrained(raw.folder, local_files_only=True, trust_remote_code=False)
     if getattr(config, "is_encoder_decoder", False):
         raise EngineError("is_encoder_decoder")
-    _refuse_wrapper(config, raw.architecture)
+    if raw.wrapper is not None:
+        config = config.get_text_config()
     loaded = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
     if loaded is None or loaded.__name__ != raw.architecture:
         raise EngineError(
@@ -249,35 +251,21 @@ def _load_config(raw: RawConfig) -> Any:
     return text
 
 
-def _refuse_wrapper(config: Any, architecture: str) -> None:
-    """Raise ``EngineError`` for a model that wraps a language model together with encoders of images or sound."""
-    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
-
-    text = config.get_text_config()
-    if text is config or architecture.endswith("ForCausalLM"):
-        return
-    alone = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(text), None)
-    name = "" if alone is None else f", a {alone.__name__}"
-    raise EngineError(
-        f"it is a multimodal model around a language model: serve a checkpoint of the language model alone{name}"
-    )
-
-
-def _load(raw: RawConfig) -> Any:
-    from transformers import AutoModelForCausalLM
+def _load(raw: RawConfig, config: Any) -> Any:
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()
     register()
-    model, report = AutoModelForCausalLM.from_pretrained(
-        raw.folder,
-        local_files_only=True,
-        use_safetensors=True,
-        trust_remote_code=False,
-        dtype=torch.float32,
-        attn_implementation="eager",
-        output_loading_info=True,
-    )
+    options: dict[str, Any] = {"dtype": torch.float32, "attn_implementation": "eager", "output_loading_info": True}
+    if raw.wrapper is None:
+        options |= {"local_files_only": True, "use_safetensors": True, "trust_remote_code": False}
+        model, report = AutoModelForCausalLM.from_pretrained(raw.folder, **options)
+    else:
+        weights = Weights(raw.folder, is_wrapped=True)
+        tensors = {name: weights.take_raw(name, None) for name in weights.names()}
+        kind = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+        model, report = kind.from_pretrained(None, config=config, state_dict=tensors, **options)
     for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
         if report[kind]:
             raise EngineError(f"{kind.removesuffix('_keys')} tensors: {', '.join(sorted(map(str, report[kind]))[:4])}")

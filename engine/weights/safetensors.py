@@ -15,6 +15,15 @@ from engine.weights.matrix import Matrix
 
 _COMPARED_ROWS = 4096
 """Rows compared at once: two matrices of gigabytes are not held for it."""
+_LANGUAGE_PREFIXES = {
+    "model.language_model.": "model.",
+    "language_model.model.": "model.",
+    "language_model.lm_head.": "lm_head.",
+    "model.text_model.": "model.",
+}
+"""Beginnings of names of a language model's tensors in a multimodal checkpoint, and those of the model alone."""
+_LANGUAGE_NAMES = "model.layers.", "model.embed_tokens.", "model.norm.", "lm_head."
+"""Beginnings of such names in checkpoints that keep only the other parts apart."""
 _FLOAT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -25,12 +34,17 @@ class Weights:
     ``finish`` refuses a checkpoint with tensors left over: they mean a feature that the model does not compute.
     """
 
-    def __init__(self, folder: Path) -> None:
-        """Open the files. Raises ``EngineError`` naming the file if one is missing or damaged."""
+    def __init__(self, folder: Path, *, is_wrapped: bool = False) -> None:
+        """Open the files. Raises ``EngineError`` naming the file if one is missing or damaged.
+
+        ``is_wrapped``: the language model is a part of a larger one; its tensors alone are here, named as without it.
+        """
         self.parameters = 0
         """Number of weights in all tensors taken so far."""
         self._folder = folder
         self._files: dict[str, tuple[Path, Any]] = {}
+        self._stored_names: dict[str, str] = {}
+        """Names in the files, of tensors that have another one here."""
         for path, expected in _files(folder):
             try:
                 file: Any = safe_open(path, framework="pt")
@@ -42,6 +56,19 @@ class Weights:
             if missing := expected - names:
                 raise EngineError(f"{path} lacks {min(missing)!r}, which model.safetensors.index.json says it has")
             self._files |= dict.fromkeys(names, (path, file))
+        if is_wrapped:
+            self._unwrap()
+
+    def _unwrap(self) -> None:
+        """Keep the tensors of the language model alone. Raises ``EngineError`` if there are none."""
+        inner = {name: renamed for name in self._files if (renamed := _inner_name(name)) is not None}
+        if not any(name.startswith("model.layers.") for name in inner.values()):
+            raise EngineError(
+                f"{self._folder} has no tensors of a language model, which are named "
+                f"{' or '.join(f'{prefix}layers…' for prefix in _LANGUAGE_PREFIXES)} in a multimodal checkpoint"
+            )
+        self._files = {renamed: self._files[name] for name, renamed in inner.items()}
+        self._stored_names = {renamed: name for name, renamed in inner.items()}
 
     def take(self, name: str, *shape: int) -> Tensor:
         """Take a tensor in float32. Raises ``EngineError`` if it is missing or has another shape, or is no float."""
@@ -59,7 +86,7 @@ class Weights:
     def expect(self, name: str, *shape: int) -> None:
         """Raise ``EngineError`` if a tensor is missing or has another shape, without reading it."""
         path, file = self._where(name)
-        actual = tuple(file.get_slice(name).get_shape())
+        actual = tuple(file.get_slice(self._stored_name(name)).get_shape())
         if actual != shape:
             raise EngineError(f"{path}: {name!r} has shape {actual}, its config.json says {shape}")
 
@@ -80,7 +107,8 @@ class Weights:
     def are_equal(self, name: str, other: str) -> bool:
         """Return True if two tensors, not taken yet, have the same shape and numbers."""
         one, two = (
-            file.get_slice(tensor) for tensor, (_, file) in ((name, self._where(name)), (other, self._where(other)))
+            file.get_slice(self._stored_name(tensor))
+            for tensor, (_, file) in ((name, self._where(name)), (other, self._where(other)))
         )
         if one.get_shape() != two.get_shape():
             return False
@@ -102,7 +130,7 @@ class Weights:
         path, file = self._where(name)
         del self._files[name]
         try:
-            return path, file.get_tensor(name)
+            return path, file.get_tensor(self._stored_name(name))
         except (OSError, SafetensorError) as error:
             raise EngineError(f"{path}: {name!r} cannot be read: {error}") from None
 
@@ -115,6 +143,9 @@ class Weights:
             raise EngineError(f"{self._folder} lacks the tensor {name!r}, which its config.json requires")
         return self._files[name]
 
+    def _stored_name(self, name: str) -> str:
+        return self._stored_names.get(name, name)
+
     def finish(self) -> None:
         """Raise ``EngineError`` if tensors are left over."""
         # Old checkpoints hold the rotary frequencies, which follow from the config.
@@ -122,6 +153,14 @@ class Weights:
         if unused:
             path = self._files[unused[0]][0]
             raise EngineError(f"{path} has tensors that its architecture does not use: {', '.join(unused[:4])}")
+
+
+def _inner_name(name: str) -> str | None:
+    """Return the name that a tensor of a multimodal checkpoint has in its language model; ``None`` for the others."""
+    for prefix in _LANGUAGE_PREFIXES:
+        if name.startswith(prefix):
+            return _LANGUAGE_PREFIXES[prefix] + name.removeprefix(prefix)
+    return name if name.startswith(_LANGUAGE_NAMES) else None
 
 
 def _files(folder: Path) -> list[tuple[Path, set[str]]]:
