@@ -75,7 +75,8 @@ class KeyPool:
         self.scales = _create_scales(sizes, shape.head_dim, dtype, device)
         # Torch can copy float8 but not scatter it; its bytes can be scattered.
         vectors = self.data if self.scales is None else self.data.view(torch.int8)
-        self.slot_tensors = [vectors] if self.scales is None else [vectors, self.scales.view(*sizes, -1)]
+        factors = [] if self.scales is None else [self.scales if dtype == INT4 else self.scales[..., None]]
+        self.slot_tensors = [vectors, *factors]
         """Everything stored per slot, ``[layers, 2, kv_heads, pages, page_size, …]``."""
 
     def is_finite(self, page: int) -> bool:

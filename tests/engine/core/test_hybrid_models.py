@@ -1,0 +1,114 @@
+"""Models with states on the engine: forks, preemption and drafts give the tokens of a branch that is computed alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from engine.protocol.options import EngineOptions
+from engine.protocol.types import Branch, Completion, EngineError, ScoreItem
+from engine.speculation.control.controller import FixedController
+from tests.engine.conftest import Checkpoints
+from tests.engine.helpers import SMALL, Harness, generate, score
+from tests.engine.models.test_models import random_tokens
+from tests.engine.speculation.stub_drafters import Oracle
+from tests.long import mostly_long
+
+HYBRIDS = ["qwen3_next", "lfm2", "jamba", "mamba2", "falcon_h1"]
+PROMPT = random_tokens(45, 1)
+BRANCHES = [Branch(5, key, 24) for key in range(6)]
+
+
+def complete_alone(checkpoints: Checkpoints, kind: str, prompt: tuple[int, ...], branch: Branch) -> Completion:
+    """Return a branch as an engine computes it that has nothing cached and nothing else to do."""
+    [completion] = Harness(checkpoints(kind)).complete(generate(prompt, [branch], temperature=0.8, ignore_eos=True))
+    return completion
+
+
+def assert_same(found: list[Completion], checkpoints: Checkpoints, kind: str, prompt: tuple[int, ...]) -> None:
+    for completion, branch in zip(found, BRANCHES, strict=True):
+        assert completion.token_ids == complete_alone(checkpoints, kind, prompt, branch).token_ids
+
+
+@pytest.mark.parametrize("kind", mostly_long(HYBRIDS, every=2))
+def test_branches_of_one_prompt_fork_its_state(checkpoints: Checkpoints, kind: str) -> None:
+    """All but the first branch find all of the prompt but its last token cached."""
+    found = Harness(checkpoints(kind)).complete(generate(PROMPT, BRANCHES, temperature=0.8, ignore_eos=True))
+    assert [completion.cached_tokens for completion in found] == [0, *[len(PROMPT) - 1] * (len(BRANCHES) - 1)]
+    assert_same(found, checkpoints, kind, PROMPT)
+
+
+@pytest.mark.parametrize("kind", mostly_long(HYBRIDS, every=2))
+def test_a_search_goes_on_at_the_end_of_each_step(checkpoints: Checkpoints, kind: str) -> None:
+    harness = Harness(checkpoints(kind))
+    [parent] = harness.complete(generate(PROMPT, [Branch(1, 0, 13)], temperature=0.8, ignore_eos=True))
+    longer = (*PROMPT, *parent.token_ids)
+    children = harness.complete(generate(longer, BRANCHES, temperature=0.8, ignore_eos=True))
+    assert {completion.cached_tokens for completion in children} == {len(longer) - 1}
+    assert_same(children, checkpoints, kind, longer)
+
+
+@pytest.mark.parametrize("kind", mostly_long(HYBRIDS, every=2))
+def test_a_verifier_reads_a_solution_on_the_cached_prefix(checkpoints: Checkpoints, kind: str) -> None:
+    harness = Harness(checkpoints(kind))
+    harness.complete(generate(PROMPT, [Branch(1, 0, 1)], temperature=0.0, ignore_eos=True))
+    [result] = harness.score(score(ScoreItem((PROMPT, (7, 8, 9)), (1,)), token_ids=range(20)))
+    [alone] = Harness(checkpoints(kind)).score(score(ScoreItem((PROMPT, (7, 8, 9)), (1,)), token_ids=range(20)))
+    assert (result.cached_tokens, alone.cached_tokens) == (len(PROMPT), 0)
+    assert result.values is not None
+    assert alone.values is not None
+    assert result.values[0] == pytest.approx(alone.values[0], abs=1e-3)
+
+
+@pytest.mark.parametrize("kind", mostly_long(HYBRIDS, every=3))
+@pytest.mark.parametrize(
+    "options",
+    [
+        EngineOptions(kv_tokens=160, max_running=8, step_tokens=24),
+        replace(SMALL, state_slots=2),
+        replace(SMALL, state_slots=5),
+        replace(SMALL, draft="ngram"),
+        replace(SMALL, draft="ngram", state_slots=14),
+        replace(SMALL, kv_dtype="int8"),
+    ],
+    ids=["preempted", "one slot each", "few slots", "drafts", "drafts with few slots", "int8 keys"],
+)
+def test_little_memory_and_drafts_change_no_token(checkpoints: Checkpoints, kind: str, options: EngineOptions) -> None:
+    prompt = (*PROMPT[:20], *PROMPT[:20], *PROMPT[:5])  # a repeated text, of which the n-gram drafter knows the rest
+    asked = generate(prompt, BRANCHES, temperature=0.8, ignore_eos=True)
+    found = Harness(checkpoints(kind), options).complete(asked)
+    plain = Harness(checkpoints(kind), replace(SMALL, kv_dtype=options.kv_dtype)).complete(asked)
+    assert [completion.token_ids for completion in found] == [completion.token_ids for completion in plain]
+
+
+@pytest.mark.parametrize("kind", mostly_long(HYBRIDS, every=2))
+@pytest.mark.parametrize("shape", [(4, 4), (4, 9)], ids=["chain", "tree"])
+@pytest.mark.parametrize("slots", [None, 16])
+def test_accepted_drafts_go_on_from_their_own_state(
+    checkpoints: Checkpoints, kind: str, shape: tuple[int, int], slots: int | None
+) -> None:
+    """Drafts that are right with probability 0.8, at a random node of a tree; with few slots some steps have none."""
+    branches = [Branch(1, key, 40) for key in range(3)]
+    asked = generate(PROMPT, branches, temperature=0.8, ignore_eos=True)
+    plain = Harness(checkpoints(kind)).complete(asked)
+    known = {
+        (1, key, len(PROMPT) + place): token
+        for key, one in enumerate(plain)
+        for place, token in enumerate(one.token_ids)
+    }
+    harness = Harness(checkpoints(kind), replace(SMALL, state_slots=slots))
+    harness.core.start_speculation(Oracle(known, 360, right=0.8), FixedController(*shape))
+    found = harness.complete(asked)
+    assert sum(one.accepted_tokens for one in found) > 20
+    assert [one.token_ids for one in found] == [one.token_ids for one in plain]
+    child = generate((*PROMPT, *found[0].token_ids[:20], 7), [Branch(2, 0, 10)], temperature=0.8, ignore_eos=True)
+    [after], [alone] = harness.complete(child), Harness(checkpoints(kind)).complete(child)
+    assert after.token_ids == alone.token_ids
+
+
+def test_too_few_slots_for_one_sequence_are_refused(checkpoints: Checkpoints) -> None:
+    with pytest.raises(
+        EngineError, match="state_slots is 1; this model has layers with states, and a sequence needs 2"
+    ):
+        Harness(checkpoints("lfm2"), replace(SMALL, state_slots=1))
