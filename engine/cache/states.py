@@ -74,12 +74,12 @@ class StatePool:
         ]
         """The tensors of each layer, ``[slots, …]``."""
         self.snapshot_distance = snapshot_distance
-        self._num_slots = slots
+        self.num_slots = slots
         self.reset()
 
     def reset(self) -> None:
         """Forget every state. What is read before it is written is never used, so nothing has to be zeroed."""
-        self.slots = PagePool(self._num_slots)
+        self.slots = PagePool(self.num_slots)
         self._nodes: dict[int, Node] = {}
         """The cached page of each snapshot, by its slot."""
         self._work: list[StateWork] = []
@@ -92,7 +92,12 @@ class StatePool:
     @property
     def max_running(self) -> int:
         """Number of sequences that can run at once."""
-        return self._num_slots // SLOTS_PER_SEQUENCE
+        return self.num_slots // SLOTS_PER_SEQUENCE
+
+    @property
+    def num_used(self) -> int:
+        """Slots that running sequences and snapshots hold."""
+        return self.num_slots - self.slots.num_free
 
     @property
     def num_snapshots(self) -> int:

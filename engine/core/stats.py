@@ -16,6 +16,9 @@ class CoreStats:
     waiting: int
     kv_tokens: int
     kv_capacity: int
+    state_slots: int
+    """Slots of recurrent states in use, those of cached prefixes included."""
+    state_capacity: int
     pinned_tokens: int
     """Slots in pages that leases pin."""
     leases: int
@@ -46,6 +49,8 @@ class CoreStats:
             waiting=waiting,
             kv_tokens=cache.num_used_tokens,
             kv_capacity=cache.pool.size * cache.page_size,
+            state_slots=0 if cache.states is None else cache.states.num_used,
+            state_capacity=0 if cache.states is None else cache.states.num_slots,
             pinned_tokens=cache.tree.num_pinned * cache.page_size,
             leases=len(cache.leases),
             prompt_tokens=scheduler.prompt_tokens,

@@ -74,6 +74,7 @@ class Settings(ModelSettings):
         None, description="The URL of the broker and store; without it, an embedded one in data_dir is used."
     )
     engine_kv_tokens: int | None = engine_option("kv_tokens")
+    engine_state_slots: int | None = engine_option("state_slots")
     engine_max_running: int | None = engine_option("max_running")
     engine_max_waiting: int | None = engine_option("max_waiting")
     engine_step_tokens: int | None = engine_option("step_tokens")

@@ -44,6 +44,7 @@ class EngineOptions(CommonEngineOptions):
     draft_length: Annotated[int | None, _option("draft_length")] = None
     engine_dtype: Annotated[str | None, _option("engine_dtype")] = None
     engine_kv_tokens: Annotated[int | None, _option("engine_kv_tokens")] = None
+    engine_state_slots: Annotated[int | None, _option("engine_state_slots")] = None
     engine_max_running: Annotated[int | None, _option("engine_max_running")] = None
     engine_max_waiting: Annotated[int | None, _option("engine_max_waiting")] = None
     engine_step_tokens: Annotated[int | None, _option("engine_step_tokens")] = None

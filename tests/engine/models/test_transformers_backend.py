@@ -19,6 +19,7 @@ from engine.protocol.types import EngineError
 from tests.engine.conftest import Checkpoints, save_random_model
 from tests.engine.helpers import Harness
 
+_INDEXER = {"n_routed_experts": 2, "num_experts_per_tok": 1, "n_group": 1, "topk_group": 1, "index_topk": 8}
 _SMALL_STATE = {"mamba_d_ssm": 48, "mamba_n_heads": 6, "mamba_d_head": 8, "mamba_d_state": 8, "mamba_chunk_size": 16}
 
 
@@ -34,14 +35,11 @@ def test_windows_are_read_from_the_attention_masks_of_a_model(
 @pytest.mark.parametrize(
     ("architecture", "options", "named"),
     [
-        ("MambaForCausalLM", {"state_size": 4}, "state-space"),
-        ("JambaForCausalLM", {"num_experts": 2, "use_mamba_kernels": False}, "state-space"),
+        ("RecurrentGemmaForCausalLM", {"attention_window_size": 20, "lru_width": 48}, "recurrent layers"),
+        ("DeepseekV32ForCausalLM", _INDEXER, "sparse attention with an indexer"),
         ("BloomForCausalLM", {"n_layer": 2, "n_head": 6}, "ALiBi"),
-        ("GptOssForCausalLM", {"num_local_experts": 2, "num_experts_per_tok": 1}, "attention sinks"),
-        ("Llama4ForCausalLM", {"num_local_experts": 2, "attention_chunk_size": 16}, "chunked_attention"),
         ("T5ForConditionalGeneration", {"d_model": 48, "num_layers": 2, "num_heads": 6}, "is_encoder_decoder"),
         ("BertLMHeadModel", {}, "a mask that is neither causal"),
-        ("DiffLlamaForCausalLM", {}, "4 calls of attention in 2 layers"),
         ("GPTJForCausalLM", {"n_embd": 48, "n_layer": 2, "n_head": 6, "rotary_dim": 8}, "do not call attention"),
         ("LlamaForQuestionAnswering", {}, "would load LlamaForCausalLM"),
     ],
@@ -55,18 +53,16 @@ def test_features_that_paged_attention_lacks_are_refused_by_name(
 
 
 @pytest.mark.parametrize(
-    ("architecture", "options", "forgotten"),
+    ("architecture", "options", "module", "name", "value"),
     [
         (
             "GptOssForCausalLM",
             {"num_local_experts": 2, "num_experts_per_tok": 1},
-            {transformers_attention: {"_REFUSED_ARGUMENTS": {}}},
+            transformers_attention,
+            "_SINKS",
+            "no",
         ),
-        (
-            "FalconH1ForCausalLM",
-            _SMALL_STATE,
-            {transformers_backend: {"_REFUSED_FIELDS": {}, "_PLAIN_LAYERS": {"hybrid"}}},
-        ),
+        ("FalconH1ForCausalLM", _SMALL_STATE, transformers_backend, "wrap_mixers", lambda _: []),
     ],
 )
 def test_the_trial_run_detects_unlisted_features(
@@ -74,13 +70,13 @@ def test_the_trial_run_detects_unlisted_features(
     monkeypatch: pytest.MonkeyPatch,
     architecture: str,
     options: dict[str, Any],
-    forgotten: dict[ModuleType, dict[str, Any]],
+    module: ModuleType,
+    name: str,
+    value: Any,
 ) -> None:
-    """Attention sinks, and state-space layers beside attention, with the checks of their names removed."""
+    """Attention sinks, and layers with states beside attention, without the code that knows them."""
     save_random_model(architecture, options, tmp_path)
-    for module, constants in forgotten.items():
-        for name, value in constants.items():
-            monkeypatch.setattr(module, name, value)
+    monkeypatch.setattr(module, name, value)
     with pytest.raises(EngineError, match="computed in pieces over the paged cache, its logits differ"):
         Harness(tmp_path)
 
