@@ -43,7 +43,7 @@ class SequenceState:
 
 @dataclass(eq=False, slots=True)
 class StateWork:
-    """What a step does to the state of one sequence."""
+    """The slots that a step reads and writes for one sequence."""
 
     state: SequenceState
     target: int

@@ -87,7 +87,7 @@ class Step:
     num_scored: int = 0
     """Tokens computed of scored sequences."""
     states: dict[Sequence, StateWork] = field(default_factory=dict)
-    """What the step did to the states of its sequences, if the model has states."""
+    """The work of the step on the states of its sequences, if the model has states."""
     accepted: dict[Sequence, tuple[int, ...]] = field(default_factory=dict)
     """Indices of the accepted tokens of each draft, once the step is read."""
     outcomes: list[DraftOutcome] = field(default_factory=list)

@@ -77,7 +77,7 @@ class RawConfig:
 
     folder: Path
     fields: dict[str, Any]
-    """Those of a language model; of a multimodal model those of the part that is one."""
+    """The fields of the language model, which may be a part of a multimodal model."""
     generation: dict[str, Any]
     wrapper: str | None = None
     """Name of the multimodal class that the checkpoint was saved from, if the language model is a part of it."""
