@@ -17,7 +17,7 @@ from torch import Tensor
 from engine.attention.layer import FusedAttentionBackend
 from engine.device import CPU, DeviceConfig, to_device
 from engine.models.families import DecoderConfig
-from engine.models.feed_forward import Experts, GatedMlp, has_grouped_products, stack_experts
+from engine.models.feed_forward import Experts, FeedForward, GatedMlp, has_grouped_products, stack_experts
 from engine.models.interface import Batch, KeepState
 from engine.weights.formats.registry import MatrixReader
 from engine.weights.matmul import create_embedding, create_product
@@ -28,6 +28,8 @@ from kernels.layers.activation import gelu_tanh_mul, silu_mul
 from kernels.layers.norm import add_rms_norm, rms_norm
 from kernels.linear.fp32 import Product
 
+_UNUSED = "mtp."
+"""Beginning of the names of multi-token-prediction heads, which no layer reads."""
 _ACTIVATIONS = {"silu": silu_mul, "gelu_pytorch_tanh": gelu_tanh_mul}
 
 
@@ -45,7 +47,7 @@ class Layer:
     output: Product
     output_norm: Tensor | None
     mlp_norm: Tensor
-    mlp: GatedMlp | Experts
+    mlp: FeedForward
     mlp_output_norm: Tensor | None
     fuses_norms: bool
     """True if a sum and its norm are one kernel, so that a layer also normalises the next one's input."""
@@ -78,7 +80,7 @@ class Layer:
 
     def _add(
         self,
-        product: Product | GatedMlp | Experts,
+        product: Product | FeedForward,
         x: Rows,
         residual: Tensor,
         output_norm: Tensor | None,
@@ -118,7 +120,10 @@ class Decoder:
         """
         self.config = config
         self.device_config = device_config
-        builder = LayerBuilder(config, weights, read, device_config)
+        for name in weights.names():
+            if name.startswith(_UNUSED):
+                weights.drop(name)
+        builder = self._create_builder(config, weights, read, device_config)
         shape = config.vocab_size, config.hidden_size
         tied = config.tied and not config.num_labels
         if tied:
@@ -137,6 +142,11 @@ class Decoder:
         """Cosines and sines of all positions for each rotary embedding, ``[positions, dim]`` each."""
         self._rope_of = [list(tables).index(rope) for rope in config.ropes]
 
+    def _create_builder(
+        self, config: DecoderConfig, weights: Weights, read: MatrixReader, device_config: DeviceConfig
+    ) -> LayerBuilder:
+        return LayerBuilder(config, weights, read, device_config)
+
     @property
     def is_recordable(self) -> bool:
         """True if ``forward_layers`` only launches kernels that a ``KernelGraph`` records."""
@@ -151,7 +161,10 @@ class Decoder:
     @property
     def is_capturable(self) -> bool:
         """True if the host waits for nothing in ``forward``, so that a CUDA graph can be captured."""
-        return all(isinstance(layer.mlp, GatedMlp) or layer.mlp.is_stacked for layer in self._layers)
+        return all(
+            isinstance(layer.mlp, GatedMlp) or (isinstance(layer.mlp, Experts) and layer.mlp.is_stacked)
+            for layer in self._layers
+        )
 
     @property
     def layouts(self) -> dict[str, int]:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 from engine.attention.layer import LayerAttentionConfig
 from engine.models.config import ModelConfig, RawConfig
 from engine.models.config_fields import READ, WITHOUT_INFLUENCE, UnsupportedField, refuse_unknown
+from engine.models.delta_config import FIELDS as DELTA_FIELDS
+from engine.models.delta_config import DeltaConfig, read_delta
 from engine.models.rope import Rope, read_rope, read_ropes_by_layer_type
 from engine.protocol.types import EngineError
 
-_FULL, _SLIDING = "full_attention", "sliding_attention"
+_FULL, _SLIDING, _LINEAR = "full_attention", "sliding_attention", "linear_attention"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +32,8 @@ class ExpertsConfig:
     """Name of the module in a layer that holds the router and the experts."""
     names: tuple[str, str, str]
     """Names of an expert's gate, up and down projections."""
+    shared_intermediate: int = 0
+    """Size of the expert that every token is routed to, if there is one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +71,9 @@ class DecoderConfig(ModelConfig):
     """Query, key and value are one tensor in the checkpoint, gate and up another."""
     ropes: tuple[Rope, ...]
     experts: ExpertsConfig | None
+    delta: DeltaConfig | None = None
+    """Sizes of the layers with a gated delta rule, if there are such layers."""
+    delta_layers: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +90,8 @@ class _Family:
     """Scale embeddings, normalise before and after each part, and use gelu."""
     fused: bool = False
     has_classifiers: bool = True
+    delta: Literal["interleaved", "separate"] | None = None
+    """How the projections of layers with a gated delta rule are stored, of a family that has them."""
 
 
 _WINDOWS = frozenset({"sliding_window", "use_sliding_window", "max_window_layers", "layer_types"})
@@ -95,6 +104,14 @@ _GEMMA_DEFAULTS = {
     "tie_word_embeddings": True,
     "hidden_activation": "gelu_pytorch_tanh",
 }
+_DELTA = DELTA_FIELDS | {
+    *("attention_bias", "attn_output_gate", "mamba_ssm_dtype", "mlp_only_layers"),
+    *("mtp_num_hidden_layers", "mtp_use_dedicated_embeddings", "num_nextn_predict_layers"),
+}
+_DELTA_DEFAULTS = {"partial_rotary_factor": 0.25, "full_attention_interval": 4, "linear_conv_kernel_dim": 4}
+_SHARED_EXPERT = frozenset(
+    {"moe_intermediate_size", "shared_expert_intermediate_size", "norm_topk_prob", "decoder_sparse_step"}
+)
 _EXPERTS = frozenset({"num_experts", "num_local_experts", "num_experts_per_tok"})
 
 _FAMILIES = {
@@ -123,6 +140,9 @@ _FAMILIES = {
         is_gemma=True,
         has_classifiers=False,
     ),
+    "Qwen3Next": _Family(_DELTA | _EXPERTS | _SHARED_EXPERT, _DELTA_DEFAULTS, qk_norm=True, delta="interleaved"),
+    "Qwen3_5": _Family(_DELTA, _DELTA_DEFAULTS, qk_norm=True, delta="separate"),
+    "Qwen3_5Moe": _Family(_DELTA | _EXPERTS | _SHARED_EXPERT, _DELTA_DEFAULTS, qk_norm=True, delta="separate"),
 }
 """Families by the prefix of the architecture's name."""
 
@@ -140,7 +160,7 @@ def is_defined(architecture: str) -> bool:
     prefix, kind = _split(architecture)
     if prefix not in _FAMILIES:
         return False
-    classifier = kind in ("TokenClassification", "SequenceClassification")
+    classifier = kind in ("TokenClassification", "SequenceClassification") and _FAMILIES[prefix].delta is None
     return kind == "CausalLM" or architecture in _REWARD_HEADS or (classifier and _FAMILIES[prefix].has_classifiers)
 
 
@@ -173,7 +193,11 @@ def _read_config(raw: RawConfig) -> DecoderConfig:
     hidden_size, positions = int(fields["hidden_size"]), int(fields["max_position_embeddings"])
     if positions < 1:
         raise EngineError(f"max_position_embeddings is {positions}; it must be 1 or more")
-    attention = _read_attention(prefix, family, fields)
+    layers = _read_attention(prefix, family, fields)
+    delta = None if family.delta is None else read_delta(fields, is_interleaved=family.delta == "interleaved")
+    types = _read_mixers(fields, len(layers)) if delta else []
+    delta_layers = frozenset(index for index, kind in enumerate(types) if kind == _LINEAR)
+    attention = tuple(layer for index, layer in enumerate(layers) if index not in delta_layers)
     ropes = _read_ropes(prefix, family, fields, attention)
     attention_bias = bool(fields.get("attention_bias"))
     num_labels, head = _read_head(raw.architecture, fields)
@@ -185,11 +209,11 @@ def _read_config(raw: RawConfig) -> DecoderConfig:
         eos=raw.eos,
         extra=raw.extra,
         attention=attention,
-        num_layers=len(attention),
+        num_layers=len(layers),
         hidden_size=hidden_size,
         intermediate=int(fields["intermediate_size"]),
         norm_eps=float(fields["rms_norm_eps"]),
-        norm_offset=1.0 if family.is_gemma else 0.0,
+        norm_offset=1.0 if family.is_gemma or delta else 0.0,
         post_norms=family.is_gemma,
         activation=_read_activation(fields, is_gemma=family.is_gemma),
         embedding_scale=hidden_size**0.5 if family.is_gemma else 1.0,
@@ -202,7 +226,10 @@ def _read_config(raw: RawConfig) -> DecoderConfig:
         tied=bool(fields.get("tie_word_embeddings", False)),
         fused=family.fused,
         ropes=ropes,
-        experts=_read_experts(prefix, fields, len(attention)),
+        experts=_read_experts(prefix, fields, len(layers)),
+        delta=delta,
+        delta_layers=delta_layers,
+        states=(delta.state,) * len(delta_layers) if delta else (),
     )
 
 
@@ -231,7 +258,8 @@ def _read_ropes(
     if prefix == "Gemma3":
         by_type = read_ropes_by_layer_type(fields, head_dim)
         return tuple(by_type[_FULL if layer.window is None else _SLIDING] for layer in attention)
-    return (read_rope(fields, head_dim, theta=family.rope_theta, partial=prefix == "Phi3"),) * len(attention)
+    is_partial = prefix == "Phi3" or family.delta is not None
+    return (read_rope(fields, head_dim, theta=family.rope_theta, partial=is_partial),) * len(attention)
 
 
 def _read_head(architecture: str, fields: dict[str, Any]) -> tuple[int, Head]:
@@ -245,6 +273,16 @@ def _read_head(architecture: str, fields: dict[str, Any]) -> tuple[int, Head]:
     num_labels = len(fields.get("id2label") or range(fields.get("num_labels", 2)))
     bias = kind == "TokenClassification" and bool(fields.get("token_classification_bias", True))
     return num_labels, Head(("score",), bias=bias)
+
+
+def _read_mixers(fields: dict[str, Any], num_layers: int) -> list[str]:
+    """Return for each layer of a hybrid model whether it has attention or a delta rule."""
+    interval = int(fields["full_attention_interval"])
+    types = fields.get("layer_types") or [_LINEAR if (layer + 1) % interval else _FULL for layer in range(num_layers)]
+    types = ["linear_attention" if kind == "mamba" else str(kind) for kind in types]
+    if len(types) != num_layers or not set(types) <= {_LINEAR, _FULL} or _FULL not in types:
+        raise EngineError(f"layer_types must be {num_layers} of {_LINEAR!r} and {_FULL!r}, with both, but is {types}")
+    return types
 
 
 def _read_window(prefix: str, fields: dict[str, Any]) -> int | None:
@@ -262,7 +300,7 @@ def _read_window(prefix: str, fields: dict[str, Any]) -> int | None:
 
 def _read_layer_types(prefix: str, fields: dict[str, Any], num_layers: int, window: int | None) -> list[str]:
     """Return for each layer whether it sees all keys or a sliding window."""
-    types = fields.get("layer_types")
+    types = None if _LINEAR in (fields.get("layer_types") or ()) else fields.get("layer_types")
     if types is None:
         types = _default_layer_types(prefix, fields, num_layers, window)
     if len(types) != num_layers:
@@ -301,7 +339,7 @@ def _read_experts(prefix: str, fields: dict[str, Any], num_layers: int) -> Exper
     if prefix == "Mixtral":
         sparse_layers = list(range(num_layers))
         router, names, intermediate = "block_sparse_moe", ("w1", "w3", "w2"), fields["intermediate_size"]
-    elif prefix == "Qwen3Moe":
+    elif prefix in ("Qwen3Moe", "Qwen3Next", "Qwen3_5Moe"):
         dense, step = set(fields.get("mlp_only_layers") or ()), int(fields.get("decoder_sparse_step", 1))
         sparse_layers = [layer for layer in range(num_layers) if layer not in dense and (layer + 1) % step == 0]
         router, names, intermediate = "mlp", ("gate_proj", "up_proj", "down_proj"), fields["moe_intermediate_size"]
@@ -316,9 +354,10 @@ def _read_experts(prefix: str, fields: dict[str, Any], num_layers: int) -> Exper
         num_experts=num_experts,
         per_token=per_token,
         intermediate=int(intermediate),
-        is_normalized=prefix == "Mixtral" or bool(fields.get("norm_topk_prob", False)),
+        is_normalized=prefix == "Mixtral" or bool(fields.get("norm_topk_prob", prefix != "Qwen3Moe")),
         router=router,
         names=names,
+        shared_intermediate=int(fields.get("shared_expert_intermediate_size") or 0),
     )
 
 

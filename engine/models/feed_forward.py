@@ -25,6 +25,23 @@ class Activation(Protocol):
     def __call__(self, gate_up: Tensor, quantization: Quantization) -> QuantizedRows: ...
 
 
+class FeedForward(Protocol):
+    """A feed-forward part of a layer."""
+
+    @property
+    def products(self) -> tuple[Product, ...]: ...
+
+    @property
+    def quantization(self) -> Quantization | None:
+        """How its input is to be quantised."""
+        ...
+
+    def __call__(self, x: Rows) -> Tensor: ...
+    def add(self, x: Rows, residual: Tensor) -> Tensor:
+        """Return its result plus ``residual``."""
+        ...
+
+
 def has_grouped_products(device_config: DeviceConfig) -> bool:
     """Return True if grouped products of this dtype are one kernel on this device.
 
@@ -141,3 +158,8 @@ class Experts:
 
     def add(self, x: Rows, residual: Tensor) -> Tensor:
         return residual + self(x)
+
+
+def can_capture(part: FeedForward) -> bool:
+    """Return True if the host waits for nothing in a feed-forward part."""
+    return isinstance(part, GatedMlp) or (isinstance(part, Experts) and part.is_stacked)

@@ -13,6 +13,7 @@ from engine.models.config import ModelConfig, RawConfig, read_raw_config
 from engine.models.config_fields import UnsupportedField
 from engine.models.decoder import Decoder
 from engine.models.families import DecoderConfig, decoder_config, is_defined
+from engine.models.hybrid import HybridDecoder
 from engine.models.interface import Model
 from engine.models.transformers_backend import TransformersModel
 from engine.protocol.types import EngineError
@@ -49,7 +50,8 @@ def load_model(
         else:
             for gpu_format in list_gpu_formats(raw.fields.get("quantization_config")):
                 check_format(gpu_format, device_config.device)
-        return Decoder(config, weights, context, read, device_config)
+        kind = Decoder if config.delta is None else HybridDecoder
+        return kind(config, weights, context, read, device_config)
     except EngineError as error:
         raise error if str(folder) in str(error) else EngineError(f"{folder}: {error}") from None
 

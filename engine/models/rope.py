@@ -20,7 +20,10 @@ _FIELDS = {
     "yarn": {"factor", "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate"},
     "longrope": {"factor", "attention_factor", "short_factor", "long_factor"},
 }
-_COMMON = {"rope_type", "type", "rope_theta", "partial_rotary_factor", "original_max_position_embeddings"}
+_COMMON = {
+    *("rope_type", "type", "rope_theta", "partial_rotary_factor", "original_max_position_embeddings"),
+    *("mrope_section", "mrope_interleaved"),  # of images: the three positions of a text's token are the same
+}
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -95,7 +98,7 @@ def read_ropes_by_layer_type(fields: dict[str, Any], head_dim: int) -> dict[str,
 
 def _rope(fields: dict[str, Any], settings: dict[str, Any], head_dim: int, *, theta: float, partial: bool) -> Rope:
     kind = settings.get("rope_type") or settings.get("type") or "default"
-    if partial and kind in ("su", "yarn"):
+    if kind == "su" or (kind == "yarn" and "short_factor" in settings):
         kind = "longrope"  # its name in the first Phi-3 configs
     if kind not in _FIELDS:
         raise UnsupportedField(f"rope scaling {kind!r} is not supported; choose one of {', '.join(_FIELDS)}")

@@ -82,8 +82,9 @@ _DELTA = {
     "linear_num_key_heads": 2,
     "linear_key_head_dim": 16,
     "linear_value_head_dim": 16,
-    "shared_expert_intermediate_size": 40,
 }
+_SHARED = {"shared_expert_intermediate_size": 40}
+_MIXED = {"layer_types": ["linear_attention", "full_attention"]}
 _JAMBA = {
     "num_experts": 2,
     "use_mamba_kernels": False,
@@ -219,7 +220,12 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama4": ("Llama4ForCausalLM", _LLAMA4),
     "diffllama": ("DiffLlamaForCausalLM", {}),
     # Layers with states: delta rule, short convolution, two kinds of state-space layers, beside attention in one layer.
-    "qwen3_next": ("Qwen3NextForCausalLM", _MOE | _DELTA | {"num_hidden_layers": 4}),
+    "qwen3_next": ("Qwen3NextForCausalLM", _MOE | _SHARED | _DELTA | {"num_hidden_layers": 4}),
+    "qwen3_5": ("Qwen3_5ForCausalLM", _DELTA | _MIXED),
+    "qwen3_5_moe": (
+        "Qwen3_5MoeForCausalLM",
+        _MOE | _SHARED | _DELTA | _MIXED,
+    ),
     "lfm2": ("Lfm2ForCausalLM", {"layer_types": ["conv", "full_attention"]}),
     "jamba": ("JambaForCausalLM", _JAMBA),
     "mamba2": ("Mamba2ForCausalLM", {"num_heads": 12, "head_dim": 8, "state_size": 8, "expand": 2, "n_groups": 2}),

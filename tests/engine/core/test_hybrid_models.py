@@ -15,7 +15,7 @@ from tests.engine.models.test_models import random_tokens
 from tests.engine.speculation.stub_drafters import Oracle
 from tests.long import mostly_long
 
-HYBRIDS = ["qwen3_next", "lfm2", "jamba", "mamba2", "falcon_h1"]
+HYBRIDS = ["qwen3_next", "lfm2", "qwen3_5", "jamba", "mamba2", "falcon_h1"]
 PROMPT = random_tokens(45, 1)
 BRANCHES = [Branch(5, key, 24) for key in range(6)]
 
@@ -105,6 +105,19 @@ def test_accepted_drafts_go_on_from_their_own_state(
     child = generate((*PROMPT, *found[0].token_ids[:20], 7), [Branch(2, 0, 10)], temperature=0.8, ignore_eos=True)
     [after], [alone] = harness.complete(child), Harness(checkpoints(kind)).complete(child)
     assert after.token_ids == alone.token_ids
+
+
+@pytest.mark.parametrize("kind", ["qwen3_next", "qwen3_5"])
+def test_a_deterministic_model_has_the_same_bits_with_and_without_a_cache(checkpoints: Checkpoints, kind: str) -> None:
+    options = replace(SMALL, deterministic=True)
+    harness = Harness(checkpoints(kind), options)
+    [parent] = harness.complete(generate(PROMPT, [Branch(1, 0, 13)], temperature=0.8, ignore_eos=True))
+    asked = generate((*PROMPT, *parent.token_ids), BRANCHES, temperature=0.8, ignore_eos=True)
+    cached = harness.complete(asked)
+    for completion, branch in zip(cached, BRANCHES, strict=True):
+        [alone] = Harness(checkpoints(kind), options).complete(replace(asked, branches=(branch,)))
+        assert (completion.cached_tokens, alone.cached_tokens) == (len(asked.prompt) - 1, 0)
+        assert (completion.token_ids, completion.logprob) == (alone.token_ids, alone.logprob)
 
 
 def test_too_few_slots_for_one_sequence_are_refused(checkpoints: Checkpoints) -> None:

@@ -55,7 +55,7 @@ WRAPPERS: dict[str, tuple[dict[str, Any], dict[str, Any], bool]] = {
     "Gemma3ForConditionalGeneration": ({"sliding_window": 20, "query_pre_attn_scalar": 20}, _VISION, True),
     "Mistral3ForConditionalGeneration": ({"model_type": "mistral", "sliding_window": None}, _VISION, True),
     "LlavaForConditionalGeneration": ({"model_type": "llama"}, _VISION, True),
-    "Qwen3_5ForConditionalGeneration": (_DELTA, _VISION_QWEN, False),
+    "Qwen3_5ForConditionalGeneration": (_DELTA, _VISION_QWEN, True),
 }
 """Fields of the language model and of the encoder, and whether the decoder is ours."""
 

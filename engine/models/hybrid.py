@@ -1,0 +1,204 @@
+"""Decoders in which most layers have a gated delta rule instead of attention: Qwen3-Next and Qwen3.5, on the CPU.
+
+Attention layers are gated: each query head has a gate, which is projected together with the query. Every layer ends
+like those of other decoders, so that products, weight formats and experts are theirs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from engine.attention.layer import FusedAttentionBackend
+from engine.cache.state_layers import StateStep
+from engine.device import DeviceConfig
+from engine.models.decoder import Decoder, Layer, LayerBuilder
+from engine.models.delta_config import DeltaConfig
+from engine.models.families import DecoderConfig
+from engine.models.feed_forward import Experts, GatedMlp
+from engine.models.interface import Batch, KeepState
+from engine.weights.formats.registry import MatrixReader
+from engine.weights.safetensors import Weights
+from kernels.common.quantization import Rows
+from kernels.layers.norm import rms_norm
+from kernels.linear.fp32 import Product
+from kernels.recurrent.convolution import causal_convolution
+from kernels.recurrent.gated_delta import gated_delta
+
+
+@dataclass(frozen=True, slots=True)
+class GatedAttentionLayer(Layer):
+    """A layer with attention whose output is gated."""
+
+    def mix(self, hidden: Tensor, angles: Sequence[Tensor], attend: FusedAttentionBackend) -> Tensor:
+        """Return the gated attention ``[tokens, heads * head_dim]``."""
+        heads, dim = self.config.heads, self.config.head_dim
+        rows = self.project(hidden)  # for each query head its query and its gate, then keys and values
+        queries = rows[:, : 2 * heads].view(len(rows), heads, 2, dim)
+        qkv = torch.cat((queries[:, :, 0], rows[:, 2 * heads :]), dim=1)
+        out = self.attend(qkv, angles, attend)
+        return out * torch.sigmoid(queries[:, :, 1]).flatten(1)
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaLayer(Layer):
+    """A layer with a gated delta rule. ``qkv`` projects queries, keys, values, gates ``z``, and ``b`` and ``a``."""
+
+    sizes: DeltaConfig
+    filters: Tensor
+    """``[width, channels]``."""
+    rates: Tensor
+    """``[value_heads]``, negative: factors of a token's decay."""
+    rate_bias: Tensor
+    """``[value_heads]``."""
+    gate_norm: Tensor
+    """``[value_dim]``."""
+
+    def mix_states(self, hidden: Tensor, states: Sequence[Tensor], segments: Tensor) -> Tensor:
+        """Return the output ``[tokens, value_heads * value_dim]`` and write the layer's states after the tokens."""
+        sizes, tokens = self.sizes, len(hidden)
+        rows = self.qkv(rms_norm(hidden, self.input_norm, self.config.norm_eps, self.qkv.quantization))
+        channels, z, b, a = _split(rows, sizes)
+        history, matrices = states
+        mixed = causal_convolution(channels.contiguous(), self.filters, history, segments, activate=True)
+        keys = sizes.key_heads * sizes.key_dim
+        q, k = (part.reshape(tokens, sizes.key_heads, -1) for part in (mixed[:, :keys], mixed[:, keys : 2 * keys]))
+        v = mixed[:, 2 * keys :].reshape(tokens, sizes.value_heads, -1)
+        decay = self.rates * F.softplus(a + self.rate_bias)
+        out = gated_delta(q, k, v, decay, torch.sigmoid(b), matrices, segments)
+        gated = rms_norm(out, self.gate_norm, self.config.norm_eps) * F.silu(z.reshape(out.shape))
+        return gated.flatten(1)
+
+
+def _split(rows: Tensor, sizes: DeltaConfig) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return the channels of the convolution, ``z``, ``b`` and ``a`` of a layer's projections ``[tokens, …]``."""
+    values, heads = sizes.value_heads * sizes.value_dim, sizes.value_heads
+    if not sizes.is_interleaved:
+        channels, z, b, a = torch.split(rows, [sizes.channels, values, heads, heads], dim=1)
+        return channels, z, b, a
+    tokens, per_key = len(rows), heads // sizes.key_heads
+    wide, narrow = torch.split(rows, [sizes.channels + values, 2 * heads], dim=1)
+    widths = [sizes.key_dim, sizes.key_dim, per_key * sizes.value_dim, per_key * sizes.value_dim]
+    q, k, v, z = (
+        part.reshape(tokens, -1) for part in torch.split(wide.view(tokens, sizes.key_heads, -1), widths, dim=2)
+    )
+    b, a = (
+        part.reshape(tokens, -1)
+        for part in torch.split(narrow.view(tokens, sizes.key_heads, -1), [per_key, per_key], dim=2)
+    )
+    return torch.cat((q, k, v), dim=1), z, b, a
+
+
+class SharedExperts:
+    """Experts, and one more that every token is routed to, weighted by a gate of its own."""
+
+    quantization = None
+
+    def __init__(self, experts: Experts, shared: GatedMlp, gate: Product) -> None:
+        """``gate``: ``[1, hidden]``."""
+        self.products = (*experts.products, *shared.products)
+        self.is_stacked = experts.is_stacked
+        self._experts, self._shared, self._gate = experts, shared, gate
+
+    def __call__(self, x: Rows) -> Tensor:
+        assert isinstance(x, Tensor)
+        return self._experts(x) + torch.sigmoid(self._gate(x)) * self._shared(x)
+
+    def add(self, x: Rows, residual: Tensor) -> Tensor:
+        return residual + self(x)
+
+
+class HybridBuilder(LayerBuilder):
+    """Builds the layers of both kinds."""
+
+    def layer(self, index: int) -> Layer:
+        config, prefix = self._config, f"model.layers.{index}."
+        assert config.delta is not None
+        is_delta = index in config.delta_layers
+        attention = f"{prefix}linear_attn." if is_delta else f"{prefix}self_attn."
+        query, key = config.heads * config.head_dim, config.kv_heads * config.head_dim
+        parts = config.delta.projections if is_delta else {"q_proj": 2 * query, "k_proj": key, "v_proj": key}
+        width = config.delta.value_heads * config.delta.value_dim if is_delta else query
+        common: dict[str, Any] = {
+            "config": config,
+            "index": sum(other not in config.delta_layers for other in range(index)),
+            "input_norm": self.norm(f"{prefix}input_layernorm"),
+            "qkv": self.product(
+                {attention + name: rows for name, rows in parts.items()},
+                config.hidden_size,
+                bias=config.qkv_bias and not is_delta,
+            ),
+            "qk_norm": None if is_delta else self._qk_norm(attention),
+            "output": self.linear(
+                f"{attention}{'out_proj' if is_delta else 'o_proj'}", config.hidden_size, width, bias=False
+            ),
+            "output_norm": None,
+            "mlp_norm": self.norm(f"{prefix}post_attention_layernorm"),
+            "mlp": self._feed_forward(prefix, index),
+            "mlp_output_norm": None,
+            "fuses_norms": False,
+        }
+        return DeltaLayer(**common, **self._delta(attention)) if is_delta else GatedAttentionLayer(**common)
+
+    def _delta(self, prefix: str) -> dict[str, Any]:
+        """Return what a layer with a delta rule has besides its projections."""
+        sizes = self._config.delta
+        assert sizes is not None
+        filters = self._weights.take(f"{prefix}conv1d.weight", sizes.channels, 1, sizes.width)
+        return {
+            "sizes": sizes,
+            "filters": filters[:, 0].T.contiguous(),
+            "rates": -self._weights.take(f"{prefix}A_log", sizes.value_heads).exp(),
+            "rate_bias": self._weights.take(f"{prefix}dt_bias", sizes.value_heads),
+            "gate_norm": self._weights.take(f"{prefix}norm.weight", sizes.value_dim),
+        }
+
+    def _feed_forward(self, prefix: str, index: int) -> GatedMlp | Experts | SharedExperts:
+        config = self._config
+        if config.experts is None or index not in config.experts.layers:
+            return self._mlp(prefix)
+        hidden, shared = config.hidden_size, config.experts.shared_intermediate
+        names = f"{prefix}mlp.shared_expert."
+        gate_up = self.product(dict.fromkeys((f"{names}gate_proj", f"{names}up_proj"), shared), hidden, bias=False)
+        down = self.linear(f"{names}down_proj", hidden, shared, bias=False)
+        gate = self.linear(f"{prefix}mlp.shared_expert_gate", 1, hidden, bias=False)
+        return SharedExperts(self._experts(prefix), GatedMlp(gate_up, down, self._activation), gate)
+
+
+class HybridDecoder(Decoder):
+    """A ``Model`` with layers of both kinds."""
+
+    def _create_builder(
+        self, config: DecoderConfig, weights: Weights, read: MatrixReader, device_config: DeviceConfig
+    ) -> LayerBuilder:
+        return HybridBuilder(config, weights, read, device_config)
+
+    @property
+    def is_recordable(self) -> bool:
+        return False
+
+    @property
+    def is_capturable(self) -> bool:
+        return False
+
+    def forward(self, batch: Batch, attend: FusedAttentionBackend, keep: KeepState | None = None) -> Tensor:
+        hidden, angles = self.embed_inputs(batch)
+        states = batch.states
+        assert isinstance(states, StateStep)
+        segments = torch.tensor(states.segments, dtype=torch.int64)
+        next_state = iter(states.layers)
+        for index, layer in enumerate(self._layers, 1):
+            if isinstance(layer, DeltaLayer):
+                mixed = layer.mix_states(hidden, next(next_state), segments)
+            else:
+                assert isinstance(layer, GatedAttentionLayer)
+                mixed = layer.mix(hidden, angles, attend)
+            hidden, _ = layer.forward_mlp(hidden, mixed)
+            if keep is not None and index < len(self._layers):
+                keep(index, hidden)
+        return hidden

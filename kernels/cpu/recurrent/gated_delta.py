@@ -1,0 +1,87 @@
+"""The gated delta rule; see ``kernels.recurrent.gated_delta``.
+
+The matrix of a head is read and written twice for each token, and stays in the second-level cache meanwhile.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from kernels.cpu.runtime.kernel import float32_array, function, int64_array, kernel, read_arguments, split_range
+from kernels.cpu.runtime.recorder import empty
+from kernels.cpu.simd.exp import exp32
+
+_EPS = np.float32(1e-6)
+_MIN_VALUES_FOR_THREADS = 1 << 14
+"""Values of all states that are read, below which one thread is done before a second one has started."""
+
+
+def gated_delta(
+    q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, states: Tensor, segments: Tensor
+) -> Tensor:
+    """``kernels.recurrent.gated_delta.gated_delta`` of float32 tensors. ``states`` and ``segments`` are contiguous."""
+    (tokens, heads, value_dim), (_, key_heads, key_dim) = v.shape, k.shape
+    out, changes = empty(tokens, heads, value_dim), v.contiguous().clone()
+    threads = 1 if tokens * heads * key_dim * value_dim < _MIN_VALUES_FOR_THREADS else None
+    tensors = q.contiguous(), k.contiguous(), changes, decay.contiguous(), beta.contiguous(), states, segments, out
+    counts = len(segments), len(states), tokens, heads, key_heads, key_dim, value_dim
+    _gated_delta(*tensors, *counts, threads=threads)
+    return out
+
+
+@kernel
+def _gated_delta(address: Any) -> None:
+    """Arguments ``(q, k, v, decay, beta, states, segments, out, segments, slots, tokens, heads, key_heads, key_dim,
+    value_dim)``. ``v`` is overwritten. Threads divide the heads.
+    """
+    a, thread, threads = read_arguments(address)
+    tokens, heads, key_heads, key_dim, value_dim = a[10], a[11], a[12], a[13], a[14]
+    q, k = float32_array(a[0], (tokens, key_heads, key_dim)), float32_array(a[1], (tokens, key_heads, key_dim))
+    v, out = float32_array(a[2], (tokens, heads, value_dim)), float32_array(a[7], (tokens, heads, value_dim))
+    decay, beta = float32_array(a[3], (tokens, heads)), float32_array(a[4], (tokens, heads))
+    states, segments = float32_array(a[5], (a[9], heads, key_dim, value_dim)), int64_array(a[6], (a[8], 4))
+    first, last = split_range(heads, thread, threads)
+    for head in range(first, last):
+        key_head = head * key_heads // heads
+        for index in range(a[8]):
+            source, target = segments[index, 2], segments[index, 3]
+            state = states[target, head]
+            if source < 0:
+                state[:] = 0
+            elif source != target:
+                state[:] = states[source, head]
+            for token in range(segments[index, 0], segments[index, 1]):
+                rate, share = exp32(decay[token, head]), beta[token, head]
+                _step(state, q[token, key_head], k[token, key_head], v[token, head], rate, share, out[token, head])
+
+
+@function
+def _step(state: Any, q: Any, k: Any, v: Any, rate: Any, share: Any, out: Any) -> None:
+    """Advance one head's state by a token. ``v`` is overwritten."""
+    key_dim, value_dim = state.shape
+    squares_q, squares_k = np.float32(0), np.float32(0)
+    for i in range(key_dim):
+        squares_q += q[i] * q[i]
+        squares_k += k[i] * k[i]
+    scale_q = np.float32(1) / np.sqrt((squares_q + _EPS) * np.float32(key_dim))
+    scale_k = np.float32(1) / np.sqrt(squares_k + _EPS)
+    for j in range(value_dim):
+        out[j] = 0
+    for i in range(key_dim):
+        row, key = state[i], k[i] * scale_k
+        for j in range(value_dim):
+            kept = row[j] * rate
+            row[j] = kept
+            out[j] += key * kept
+    for j in range(value_dim):
+        v[j] = (v[j] - out[j]) * share
+        out[j] = 0
+    for i in range(key_dim):
+        row, key, query = state[i], k[i] * scale_k, q[i] * scale_q
+        for j in range(value_dim):
+            changed = row[j] + key * v[j]
+            row[j] = changed
+            out[j] += query * changed

@@ -1,0 +1,126 @@
+"""The gated delta rule and short convolutions: compiled kernels, their references and transformers' formulas."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from transformers.models.qwen3_next.modeling_qwen3_next import torch_recurrent_gated_delta_rule
+
+from kernels.recurrent.convolution import causal_convolution
+from kernels.recurrent.gated_delta import gated_delta
+from tests.closeness import EPS, assert_rounded
+from tests.seeds import shift
+
+SEGMENTS = torch.tensor([[0, 5, -1, 0], [5, 6, 1, 1], [6, 9, 2, 3], [9, 20, 3, 2]])
+"""A new sequence, one that is advanced in place, and one that is cut where a snapshot is taken, over its own slot."""
+TOKENS, SLOTS = 20, 4
+
+
+class Delta(NamedTuple):
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    decay: Tensor
+    beta: Tensor
+    states: Tensor
+
+    def double(self) -> Delta:
+        return Delta(*(tensor.double() for tensor in self))
+
+
+def draw_delta(seed: int, key_heads: int = 2, heads: int = 4, key_dim: int = 16, value_dim: int = 24) -> Delta:
+    torch.manual_seed(shift(seed))
+    q, k = torch.randn(2, TOKENS, key_heads, key_dim)
+    v, rest = torch.randn(TOKENS, heads, value_dim), torch.randn(2, TOKENS, heads)
+    return Delta(q, k, v, -F.softplus(rest[0]), rest[1].sigmoid(), torch.randn(SLOTS, heads, key_dim, value_dim))
+
+
+def run_transformers(given: Delta, start: int, end: int, state: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return the outputs and the final state of one sequence by transformers' code, in float64."""
+    repeats = given.v.shape[1] // given.q.shape[1]
+    q, k = (x[start:end].repeat_interleave(repeats, dim=1)[None] for x in (given.q, given.k))
+    v, decay, beta = (x[start:end][None] for x in (given.v, given.decay, given.beta))
+    out, final = torch_recurrent_gated_delta_rule(
+        q, k, v, g=decay, beta=beta, initial_state=state, output_final_state=True, use_qk_l2norm_in_kernel=True
+    )
+    return out[0], final
+
+
+def test_the_reference_of_the_delta_rule_is_that_of_transformers() -> None:
+    from engine.core.reference import float64
+
+    given = draw_delta(1).double()
+    states = given.states.clone()
+    with float64():
+        first, first_state = run_transformers(given, 0, 5, None)
+        forked, snapshot = run_transformers(given, 6, 9, given.states[2:3])
+        last, last_state = run_transformers(given, 9, 20, snapshot)
+    out = gated_delta(*given[:5], states, SEGMENTS)
+    torch.testing.assert_close(out[:5], first)
+    torch.testing.assert_close(out[6:], torch.cat((forked, last)))
+    torch.testing.assert_close(states[[0, 3, 2]], torch.cat((first_state, snapshot, last_state)))
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("sizes", [(2, 4, 16, 24), (1, 3, 8, 40), (4, 4, 64, 64)])
+def test_the_compiled_delta_rule_equals_its_reference(seed: int, sizes: tuple[int, int, int, int]) -> None:
+    given = draw_delta(seed, *sizes)
+    exact, states = given.double(), given.states.clone()
+    exact_states = exact.states.clone()
+    ours, right = gated_delta(*given[:5], states, SEGMENTS), gated_delta(*exact[:5], exact_states, SEGMENTS)
+    # A token decays, reads and writes a state of ``key_dim`` products, with a rounding each, and 14 follow one another.
+    bound = EPS * 14 * sizes[2] * float(exact_states.abs().max())
+    assert_rounded(ours, right, bound)
+    assert_rounded(states, exact_states, bound)
+
+
+def test_a_state_does_not_depend_on_the_cuts_of_its_sequence() -> None:
+    """In one segment, token by token, and beside another sequence: the same bits."""
+    given = draw_delta(4)
+    whole, single = given.states.clone(), given.states.clone()
+    out = gated_delta(*given[:5], whole, torch.tensor([[0, TOKENS, -1, 0]]))
+    for token in range(TOKENS):
+        part = [x[token : token + 1] for x in given[:5]]
+        source = token % 2 if token else -1
+        step = gated_delta(*part, single, torch.tensor([[0, 1, source, (token + 1) % 2]]))
+        assert torch.equal(step, out[token : token + 1])
+    assert torch.equal(single[TOKENS % 2], whole[0])
+
+
+@pytest.mark.parametrize("width", [2, 4])
+@pytest.mark.parametrize("activate", [False, True])
+def test_the_compiled_convolution_equals_its_reference(width: int, activate: bool) -> None:
+    torch.manual_seed(shift(width))
+    x, weight, states = torch.randn(TOKENS, 37), torch.randn(width, 37), torch.randn(SLOTS, width - 1, 37)
+    exact_states = states.double()
+    right = causal_convolution(x.double(), weight.double(), exact_states, SEGMENTS, activate=activate)
+    ours = causal_convolution(x, weight, states, SEGMENTS, activate=activate)
+    assert_rounded(ours, right, EPS * (width + 4) * float(right.abs().max() + weight.abs().sum(0).max() * 4))
+    assert torch.equal(states.double(), exact_states)
+
+
+def test_the_reference_of_the_convolution_is_that_of_torch() -> None:
+    torch.manual_seed(shift(9))
+    x, weight = torch.randn(TOKENS, 6, dtype=torch.float64), torch.randn(4, 6, dtype=torch.float64)
+    states = torch.zeros(1, 3, 6, dtype=torch.float64)
+    ours = causal_convolution(x, weight, states, torch.tensor([[0, TOKENS, -1, 0]]), activate=False)
+    right = F.conv1d(F.pad(x.T[None], (3, 0)), weight.T[:, None], groups=6)[0].T
+    torch.testing.assert_close(ours, right)
+    assert torch.equal(states[0], x[-3:])
+
+
+def test_a_convolution_does_not_depend_on_the_cuts_of_its_sequence() -> None:
+    torch.manual_seed(shift(10))
+    x, weight = torch.randn(TOKENS, 6), torch.randn(4, 6)
+    whole, single = torch.zeros(2, 3, 6), torch.zeros(2, 3, 6)
+    out = causal_convolution(x, weight, whole, torch.tensor([[0, TOKENS, -1, 0]]), activate=True)
+    for start, end in ((0, 1), (1, 3), (3, 4), (4, 11), (11, TOKENS)):
+        part = causal_convolution(
+            x[start:end], weight, single, torch.tensor([[0, end - start, 0 if start else -1, 0]]), activate=True
+        )
+        assert torch.equal(part, out[start:end])
+    assert torch.equal(single[0], whole[0])
