@@ -108,6 +108,7 @@ _DELTA = DELTA_FIELDS | {
     *("attention_bias", "attn_output_gate", "mamba_ssm_dtype", "mlp_only_layers"),
     *("mtp_num_hidden_layers", "mtp_use_dedicated_embeddings", "num_nextn_predict_layers"),
 }
+_SECTIONS = ("mrope_section", "mrope_interleaved")
 _DELTA_DEFAULTS = {"partial_rotary_factor": 0.25, "full_attention_interval": 4, "linear_conv_kernel_dim": 4}
 _SHARED_EXPERT = frozenset(
     {"moe_intermediate_size", "shared_expert_intermediate_size", "norm_topk_prob", "decoder_sparse_step"}
@@ -258,6 +259,12 @@ def _read_ropes(
     if prefix == "Gemma3":
         by_type = read_ropes_by_layer_type(fields, head_dim)
         return tuple(by_type[_FULL if layer.window is None else _SLIDING] for layer in attention)
+    if family.delta is not None:
+        # The sections are those of images: the three positions of a text's token are the same.
+        settings = {
+            name: value for name, value in (fields.get("rope_parameters") or {}).items() if name not in _SECTIONS
+        }
+        fields = fields | {"rope_parameters": settings}
     is_partial = prefix == "Phi3" or family.delta is not None
     return (read_rope(fields, head_dim, theta=family.rope_theta, partial=is_partial),) * len(attention)
 

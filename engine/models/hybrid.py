@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from engine.attention.layer import FusedAttentionBackend
 from engine.cache.state_layers import StateStep
@@ -25,10 +24,12 @@ from engine.models.interface import Batch, KeepState
 from engine.weights.formats.registry import MatrixReader
 from engine.weights.safetensors import Weights
 from kernels.common.quantization import Rows
+from kernels.layers.activation import silu_mul
+from kernels.layers.gate import sigmoid_mul
 from kernels.layers.norm import rms_norm
 from kernels.linear.fp32 import Product
 from kernels.recurrent.convolution import causal_convolution
-from kernels.recurrent.gated_delta import gated_delta
+from kernels.recurrent.gated_delta import delta_gates, gated_delta
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,7 @@ class GatedAttentionLayer(Layer):
         queries = rows[:, : 2 * heads].view(len(rows), heads, 2, dim)
         qkv = torch.cat((queries[:, :, 0], rows[:, 2 * heads :]), dim=1)
         out = self.attend(qkv, angles, attend)
-        return out * torch.sigmoid(queries[:, :, 1]).flatten(1)
+        return sigmoid_mul(queries[:, :, 1].flatten(1), out)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +70,10 @@ class DeltaLayer(Layer):
         keys = sizes.key_heads * sizes.key_dim
         q, k = (part.reshape(tokens, sizes.key_heads, -1) for part in (mixed[:, :keys], mixed[:, keys : 2 * keys]))
         v = mixed[:, 2 * keys :].reshape(tokens, sizes.value_heads, -1)
-        decay = self.rates * F.softplus(a + self.rate_bias)
-        out = gated_delta(q, k, v, decay, torch.sigmoid(b), matrices, segments)
-        gated = rms_norm(out, self.gate_norm, self.config.norm_eps) * F.silu(z.reshape(out.shape))
-        return gated.flatten(1)
+        gates = delta_gates(a, b, self.rates, self.rate_bias)
+        out = gated_delta(q, k, v, *gates, matrices, segments)
+        normed = rms_norm(out, self.gate_norm, self.config.norm_eps)
+        return silu_mul(torch.cat((z, normed.flatten(1)), dim=1))
 
 
 def _split(rows: Tensor, sizes: DeltaConfig) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -107,7 +108,7 @@ class SharedExperts:
 
     def __call__(self, x: Rows) -> Tensor:
         assert isinstance(x, Tensor)
-        return self._experts(x) + torch.sigmoid(self._gate(x)) * self._shared(x)
+        return self._experts(x) + sigmoid_mul(self._gate(x), self._shared(x))
 
     def add(self, x: Rows, residual: Tensor) -> Tensor:
         return residual + self(x)

@@ -20,10 +20,7 @@ _FIELDS = {
     "yarn": {"factor", "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate"},
     "longrope": {"factor", "attention_factor", "short_factor", "long_factor"},
 }
-_COMMON = {
-    *("rope_type", "type", "rope_theta", "partial_rotary_factor", "original_max_position_embeddings"),
-    *("mrope_section", "mrope_interleaved"),  # of images: the three positions of a text's token are the same
-}
+_COMMON = {"rope_type", "type", "rope_theta", "partial_rotary_factor", "original_max_position_embeddings"}
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -15,11 +15,22 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from kernels.cpu.availability import can_use_kernels
 from kernels.cpu.recurrent import gated_delta as on_cpu
 
 NORM_EPS = 1e-6
+
+
+def delta_gates(a: Tensor, b: Tensor, rates: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    """Return ``decay`` and ``beta`` of ``gated_delta``: ``rates * softplus(a + bias)`` and ``sigmoid(b)``.
+
+    ``a`` and ``b``: ``[tokens, heads]``, projected; ``rates`` and ``bias``: ``[heads]``.
+    """
+    if can_use_kernels(a, b, rates, bias):
+        return on_cpu.delta_gates(a, b, rates, bias)
+    return rates * F.softplus(a + bias), torch.sigmoid(b)
 
 
 def gated_delta(

@@ -19,6 +19,30 @@ _MIN_VALUES_FOR_THREADS = 1 << 14
 """Values of all states that are read, below which one thread is done before a second one has started."""
 
 
+def delta_gates(a: Tensor, b: Tensor, rates: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    """``kernels.recurrent.gated_delta.delta_gates`` of float32 tensors."""
+    decay, beta = empty(*a.shape), empty(*b.shape)
+    _delta_gates(a.contiguous(), b.contiguous(), rates, bias, decay, beta, len(a), a.shape[1], threads=1)
+    return decay, beta
+
+
+@kernel
+def _delta_gates(address: Any) -> None:
+    """Arguments ``(a, b, rates, bias, decay, beta, tokens, heads)``."""
+    words, _, _ = read_arguments(address)
+    shape = words[6], words[7]
+    a, b = float32_array(words[0], shape), float32_array(words[1], shape)
+    rates, bias = float32_array(words[2], words[7]), float32_array(words[3], words[7])
+    decay, beta = float32_array(words[4], shape), float32_array(words[5], shape)
+    for token in range(words[6]):
+        for head in range(words[7]):
+            x = a[token, head] + bias[head]
+            # The logarithm of 1 + exp(x), which is x where the exponential would exceed it by 2^24 and more.
+            softplus = x if x > np.float32(20) else np.float32(np.log1p(np.float64(exp32(x))))
+            decay[token, head] = rates[head] * softplus
+            beta[token, head] = np.float32(1) / (np.float32(1) + exp32(np.float32(-b[token, head])))
+
+
 def gated_delta(
     q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, states: Tensor, segments: Tensor
 ) -> Tensor:

@@ -10,8 +10,9 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers.models.qwen3_next.modeling_qwen3_next import torch_recurrent_gated_delta_rule
 
+from kernels.layers.gate import sigmoid_mul
 from kernels.recurrent.convolution import causal_convolution
-from kernels.recurrent.gated_delta import gated_delta
+from kernels.recurrent.gated_delta import delta_gates, gated_delta
 from tests.closeness import EPS, assert_rounded
 from tests.seeds import shift
 
@@ -89,6 +90,28 @@ def test_a_state_does_not_depend_on_the_cuts_of_its_sequence() -> None:
         step = gated_delta(*part, single, torch.tensor([[0, 1, source, (token + 1) % 2]]))
         assert torch.equal(step, out[token : token + 1])
     assert torch.equal(single[TOKENS % 2], whole[0])
+
+
+def test_the_gates_of_the_delta_rule_equal_their_formulas() -> None:
+    torch.manual_seed(shift(6))
+    a, b = 30 * torch.randn(2, 50, 3)
+    rates, bias = -torch.rand(3), torch.randn(3)
+    decay, beta = delta_gates(a, b, rates, bias)
+    right = delta_gates(*(x.double() for x in (a, b, rates, bias)))
+    assert_rounded(decay, right[0], 8 * EPS * right[0].abs() + 8 * EPS)
+    assert_rounded(beta, right[1], 8 * EPS)
+    single = [delta_gates(a[row : row + 1], b[row : row + 1], rates, bias) for row in range(len(a))]
+    assert torch.equal(decay, torch.cat([one for one, _ in single]))
+    assert torch.equal(beta, torch.cat([one for _, one in single]))
+
+
+@pytest.mark.parametrize("columns", [1, 37])
+def test_a_sigmoid_gate_scales_each_row_alone(columns: int) -> None:
+    torch.manual_seed(shift(8))
+    gate, x = 10 * torch.randn(21, columns), torch.randn(21, 37)
+    ours = sigmoid_mul(gate, x)
+    assert_rounded(ours, torch.sigmoid(gate.double()) * x.double(), 8 * EPS * x.double().abs())
+    assert torch.equal(ours, torch.cat([sigmoid_mul(gate[row : row + 1], x[row : row + 1]) for row in range(21)]))
 
 
 @pytest.mark.parametrize("width", [2, 4])
