@@ -385,7 +385,7 @@ async def test_a_stop_string_ends_a_solution_and_is_left_out_of_it(tmp_path: Pat
         judged.append(text)
         return True
 
-    plan = replace(PLAN, model="m", solutions=1, completions=2, stop=("\nQuestion:",))
+    plan = replace(PLAN, solutions=1, completions=2, stop=("\nQuestion:",))
     await roll_out(PROBLEMS[:1], plan, Babbling(), keep, tmp_path / "out.jsonl")
     (example,) = examples(tmp_path / "out.jsonl")["p0"]
     assert example["steps"] == ["good", "5"]
