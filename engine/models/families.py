@@ -91,7 +91,7 @@ class _Family:
     fused: bool = False
     has_classifiers: bool = True
     delta: Literal["interleaved", "separate"] | None = None
-    """How the projections of layers with a gated delta rule are stored, of a family that has them."""
+    """The order of the projections of layers with a gated delta rule, of a family that has them."""
 
 
 _WINDOWS = frozenset({"sliding_window", "use_sliding_window", "max_window_layers", "layer_types"})

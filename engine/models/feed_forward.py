@@ -33,7 +33,7 @@ class FeedForward(Protocol):
 
     @property
     def quantization(self) -> Quantization | None:
-        """How its input is to be quantised."""
+        """The quantisation of its input."""
         ...
 
     def __call__(self, x: Rows) -> Tensor: ...
