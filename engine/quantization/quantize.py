@@ -40,7 +40,11 @@ def quantize(folder: Path, out: Path, options: Options, progress: Progress) -> N
         raise EngineError(f"{folder}: architecture {raw.architecture} is not supported for quantisation")
     if raw.fields.get("quantization_config"):
         raise EngineError(f"{folder} is already quantised; name the original checkpoint")
+    if raw.wrapper is not None:
+        raise EngineError(f"{folder}: {raw.wrapper} is a multimodal model, which is not supported for quantisation")
     config = decoder_config(raw)
+    if config.states:
+        raise EngineError(f"{folder}: models with recurrent layers are not supported for quantisation")
     check_checkpoint(config, folder, options)
     sequences = []
     if options.calibration is not None and options.needs_calibration:

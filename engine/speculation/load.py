@@ -110,6 +110,8 @@ def _load_draft_model(folder: Path, target: Model, context: int) -> DraftModel:
     draft = load_model(folder, lambda config: min(config.max_context, context), target.device_config)
     if draft.config.num_labels:
         raise EngineError(f"{folder} is a classifier; a draft model must generate")
+    if draft.config.states:
+        raise EngineError(f"{folder} has recurrent layers; choose a draft model whose layers all have attention")
     ours, theirs = draft.config.vocab_size, target.config.vocab_size
     if ours != theirs:
         raise EngineError(f"{folder}: the draft model's vocab_size is {ours}, but the target model's is {theirs}")

@@ -25,6 +25,7 @@ from torch import Tensor
 from engine.fingerprint import fingerprint
 from engine.gguf.folder import weight_files
 from engine.models.load import load_model
+from engine.protocol.types import EngineError
 from engine.runner.probe import Probe
 from prm.records import BadRecord
 from prm.training.probe_data import (
@@ -96,6 +97,8 @@ def train_probe(
     if not rollouts:
         raise BadRecord(f"{plan.data} has no finished solutions: run 'reasoner prm rollouts' first")
     model = load_model(base, lambda config: config.max_context)
+    if model.config.states:
+        raise EngineError(f"{base} has recurrent layers; probes are trained on models whose layers all have attention")
     _check_tokens(rollouts, model.config.vocab_size, model.config.max_context, plan)
     total = len(rollouts) + model.config.num_layers
     data = collect_states(model, rollouts, lambda done: progress(done, total, "reading hidden states"), stopped)

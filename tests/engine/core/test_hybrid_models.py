@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from engine.protocol.options import EngineOptions
 from engine.protocol.types import Branch, Completion, EngineError, ScoreItem
+from engine.quantization.options import create_options
+from engine.quantization.quantize import quantize
 from engine.speculation.control.controller import FixedController
 from tests.engine.conftest import Checkpoints
 from tests.engine.helpers import SMALL, Harness, generate, score
@@ -118,6 +121,14 @@ def test_a_deterministic_model_has_the_same_bits_with_and_without_a_cache(checkp
         [alone] = Harness(checkpoints(kind), options).complete(replace(asked, branches=(branch,)))
         assert (completion.cached_tokens, alone.cached_tokens) == (len(asked.prompt) - 1, 0)
         assert (completion.token_ids, completion.logprob) == (alone.token_ids, alone.logprob)
+
+
+def test_what_keeps_no_states_refuses_a_hybrid_model(checkpoints: Checkpoints, tmp_path: Path) -> None:
+    folder = checkpoints("qwen3_5")
+    with pytest.raises(EngineError, match="has recurrent layers; choose a draft model whose layers all have attention"):
+        Harness(checkpoints("qwen3"), replace(SMALL, draft=f"draft_model={folder}"))
+    with pytest.raises(EngineError, match="models with recurrent layers are not supported for quantisation"):
+        quantize(folder, tmp_path / "out", create_options("rtn", 8, None, None), lambda *_: None)
 
 
 def test_too_few_slots_for_one_sequence_are_refused(checkpoints: Checkpoints) -> None:
