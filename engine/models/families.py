@@ -247,6 +247,8 @@ def _read_attention(prefix: str, family: _Family, fields: dict[str, Any]) -> tup
     softcap = _read_softcap(fields, "attn_logit_softcapping")
     full = LayerAttentionConfig(heads, kv_heads, head_dim, scale, softcap=softcap)
     sliding = replace(full, window=window)
+    if family.delta is not None:
+        return (full,) * num_layers
     return tuple(
         sliding if kind == _SLIDING else full for kind in _read_layer_types(prefix, fields, num_layers, window)
     )
@@ -307,7 +309,7 @@ def _read_window(prefix: str, fields: dict[str, Any]) -> int | None:
 
 def _read_layer_types(prefix: str, fields: dict[str, Any], num_layers: int, window: int | None) -> list[str]:
     """Return for each layer whether it sees all keys or a sliding window."""
-    types = None if _LINEAR in (fields.get("layer_types") or ()) else fields.get("layer_types")
+    types = fields.get("layer_types")
     if types is None:
         types = _default_layer_types(prefix, fields, num_layers, window)
     if len(types) != num_layers:
