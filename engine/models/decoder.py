@@ -28,8 +28,6 @@ from kernels.layers.activation import gelu_tanh_mul, silu_mul
 from kernels.layers.norm import add_rms_norm, rms_norm
 from kernels.linear.fp32 import Product
 
-_UNUSED = "mtp."
-"""Beginning of the names of multi-token-prediction heads, which no layer reads."""
 _ACTIVATIONS = {"silu": silu_mul, "gelu_pytorch_tanh": gelu_tanh_mul}
 
 
@@ -120,9 +118,6 @@ class Decoder:
         """
         self.config = config
         self.device_config = device_config
-        for name in weights.names():
-            if name.startswith(_UNUSED):
-                weights.drop(name)
         builder = self._create_builder(config, weights, read, device_config)
         shape = config.vocab_size, config.hidden_size
         tied = config.tied and not config.num_labels

@@ -31,6 +31,9 @@ from kernels.linear.fp32 import Product
 from kernels.recurrent.convolution import causal_convolution
 from kernels.recurrent.gated_delta import delta_gates, gated_delta
 
+_PREDICTION_HEADS = "mtp."
+"""Beginning of the names of heads that predict several tokens, which no layer reads."""
+
 
 @dataclass(frozen=True, slots=True)
 class GatedAttentionLayer(Layer):
@@ -177,6 +180,9 @@ class HybridDecoder(Decoder):
     def _create_builder(
         self, config: DecoderConfig, weights: Weights, read: MatrixReader, device_config: DeviceConfig
     ) -> LayerBuilder:
+        for name in weights.names():
+            if name.startswith(_PREDICTION_HEADS):
+                weights.drop(name)
         return HybridBuilder(config, weights, read, device_config)
 
     @property

@@ -50,6 +50,8 @@ def create_states(
 
 def limit_drafts(scheduled: Sequence[ScheduledSequence], pool: StatePool) -> list[ScheduledSequence]:
     """Return scheduled sequences without the drafts whose states no slots are left for."""
+    if not any(one.draft.tokens for one in scheduled):
+        return list(scheduled)
     num_spare = pool.count_spare_slots(_state(one.sequence.pages) for one in scheduled)
     limited: list[ScheduledSequence] = []
     for one in scheduled:

@@ -88,6 +88,7 @@ class CacheMachine(RuleBasedStateMachine):
     """Random sequences over two tokens, so that shared prefixes, forks and duplicates are frequent."""
 
     dtype = torch.float32
+    kind: type[Running] = Running
 
     @initialize()
     def start(self) -> None:
@@ -97,7 +98,7 @@ class CacheMachine(RuleBasedStateMachine):
     @rule(tokens=st.lists(st.integers(0, 1), min_size=1, max_size=CONTEXT // 2), namespace=NAMESPACES)
     def open_new(self, tokens: list[int], namespace: str | None) -> None:
         if len(self.running) < ROWS:
-            self.running.append(Running.open(self.cache, tokens, namespace))
+            self.running.append(self.kind.open(self.cache, tokens, namespace))
 
     @rule(data=st.data())
     def fork(self, data: st.DataObject) -> None:
@@ -105,7 +106,7 @@ class CacheMachine(RuleBasedStateMachine):
             parent = data.draw(st.sampled_from(self.running))
             cut = data.draw(st.integers(1, len(parent.tokens)))
             tokens = [*parent.tokens[:cut], data.draw(st.integers(0, 1))]
-            self.running.append(Running.open(self.cache, tokens, parent.table.namespace))
+            self.running.append(self.kind.open(self.cache, tokens, parent.table.namespace))
 
     @rule(data=st.data(), count=st.integers(1, 9), include_partial=st.booleans())
     def compute(self, data: st.DataObject, count: int, include_partial: bool) -> None:

@@ -7,22 +7,18 @@ token before it.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import pytest
 import torch
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import initialize, rule
 
 from engine.attention.layer import HeadShape
 from engine.cache.paged_kv import KVCache
 from engine.cache.state_layers import NO_STATE, StateLayer, StateStep
 from engine.cache.states import SLOTS_PER_SEQUENCE, StatePool
-from tests.engine.cache.test_cache import Running
+from tests.engine.cache.test_cache import CONTEXT, PAGES, ROWS, CacheMachine, Running
 from tests.engine.simulation import PAGE, marks, write_marks
-
-PAGES, ROWS = 14, 4
-CONTEXT = PAGES * PAGE
 
 
 def make_cache(slots: int = 2 * SLOTS_PER_SEQUENCE * ROWS, distance: int = 2 * PAGE) -> KVCache:
@@ -124,43 +120,20 @@ class Stateful(Running):
             self.cache.leases.pin(lease, self.table.namespace, end)
 
 
-class StatesMachine(RuleBasedStateMachine):
-    """Random sequences over two tokens, so that shared prefixes, forks and duplicates are frequent."""
+class StatesMachine(CacheMachine):
+    """The operations of ``CacheMachine`` on sequences with states, and the verification of drafts."""
+
+    kind = Stateful
 
     @initialize(slots=st.integers(SLOTS_PER_SEQUENCE * ROWS, 4 * ROWS), distance=st.sampled_from([PAGE, 3 * PAGE]))
-    def start(self, slots: int, distance: int) -> None:
+    def start(self, slots: int, distance: int) -> None:  # type: ignore[override]
         self.cache = make_cache(slots, distance)
-        self.running: list[Stateful] = []
-
-    @rule(
-        tokens=st.lists(st.integers(0, 1), min_size=1, max_size=CONTEXT // 2),
-        namespace=st.sampled_from([None, None, "a"]),
-    )
-    def open_new(self, tokens: list[int], namespace: str | None) -> None:
-        if len(self.running) < ROWS:
-            self.running.append(Stateful.open(self.cache, tokens, namespace))
-
-    @rule(data=st.data())
-    def fork(self, data: st.DataObject) -> None:
-        if 0 < len(self.running) < ROWS:
-            parent = data.draw(st.sampled_from(self.running))
-            cut = data.draw(st.integers(1, len(parent.tokens)))
-            tokens = [*parent.tokens[:cut], data.draw(st.integers(0, 1))]
-            self.running.append(Stateful.open(self.cache, tokens, parent.table.namespace))
-
-    @rule(data=st.data(), count=st.integers(1, 9), include_partial=st.booleans())
-    def compute(self, data: st.DataObject, count: int, include_partial: bool) -> None:
-        if self.running:
-            sequence = data.draw(st.sampled_from(self.running))
-            if not sequence.compute(count, include_partial=include_partial):
-                assert self.cache.num_available_pages == 0
-                self.running.remove(sequence)
-                sequence.close()
+        self.running = []
 
     @rule(data=st.data(), drafts=st.lists(st.integers(0, 1), min_size=1, max_size=4), accepted=st.integers(0, 4))
     def verify(self, data: st.DataObject, drafts: list[int], accepted: int) -> None:
         """Verify a tree of drafts after the last token."""
-        behind = [one for one in self.running if one.num_computed < len(one.tokens)]
+        behind = [one for one in self.running if isinstance(one, Stateful) and one.num_computed < len(one.tokens)]
         if not behind:
             return
         sequence = data.draw(st.sampled_from(behind))
@@ -173,37 +146,9 @@ class StatesMachine(RuleBasedStateMachine):
         parents = [data.draw(st.integers(-1, index - 1)) for index in range(len(drafts))]
         sequence.compute_with_drafts(count, drafts, parents, accepted)
 
-    @rule(data=st.data(), token=st.integers(0, 1))
-    def append(self, data: st.DataObject, token: int) -> None:
-        if self.running:
-            sequence = data.draw(st.sampled_from(self.running))
-            if len(sequence.tokens) < CONTEXT:
-                sequence.tokens.append(token)
 
-    @rule(data=st.data(), lease=st.none() | st.sampled_from(["first", "second"]))
-    def close(self, data: st.DataObject, lease: str | None) -> None:
-        if self.running:
-            sequence = data.draw(st.sampled_from(self.running))
-            self.running.remove(sequence)
-            sequence.close(lease)
-
-    @rule(tokens=st.lists(st.integers(0, 1), min_size=1, max_size=CONTEXT // 2))
-    def prune(self, tokens: list[int]) -> None:
-        self.cache.leases.prune("first", tokens)
-
-    @rule()
-    def clear(self) -> None:
-        self.cache.clear()
-
-    @invariant()
-    def is_consistent(self) -> None:
-        if hasattr(self, "cache"):
-            self.cache.check()
-            for sequence in self.running:
-                sequence.check_content()
-
-
-test_states_follow_their_tokens_under_random_operations: Any = StatesMachine.TestCase
+StatesMachine.TestCase.settings = CacheMachine.TestCase.settings
+TestRandomOperations = StatesMachine.TestCase
 
 
 def compute_and_close(cache: KVCache, tokens: list[int]) -> int:
