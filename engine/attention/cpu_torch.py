@@ -12,8 +12,9 @@ from torch import Tensor
 from engine.attention.layer import LayerAttentionConfig, Span
 from engine.attention.paged_tensors import gather_pages, write_kv
 from engine.attention.plan import AttentionMetadata
-from engine.attention.projections import normalize_and_rotate
 from kernels.attention.reference import attention
+from kernels.common.rotary import rotary
+from kernels.layers.norm import rms_norm
 
 _CHUNK = 256
 """Queries of one row that attend at once. It bounds the memory of masks and scores."""
@@ -119,3 +120,12 @@ def _split_into_tokens(metadata: AttentionMetadata) -> AttentionMetadata:
         query_lens=np.ones_like(metadata.token_indices),
         seq_lens=metadata.token_indices + 1,
     )
+
+
+def normalize_and_rotate(
+    config: LayerAttentionConfig, qkv: Tensor, norm: Tensor | None, eps: float, cos: Tensor, sin: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return rotated queries and keys, and values, from the arguments of ``FusedAttentionBackend``."""
+    qk, v = torch.split(qkv, [config.heads + config.kv_heads, config.kv_heads], dim=1)
+    qk = rotary(qk if norm is None else rms_norm(qk, norm, eps), cos, sin)
+    return qk[:, : config.heads], qk[:, config.heads :], v

@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from engine.attention.cpu_torch import normalize_and_rotate
 from engine.attention.layer import LayerAttentionConfig
-from engine.attention.projections import normalize_and_rotate
 from engine.models.decoder import LayerBuilder
 from engine.models.dense_attention import attend_densely
 from engine.models.families import DecoderConfig

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from kernels.common.int4 import INT4
 from kernels.triton.int4 import write_packed
-from kernels.triton.rounding import round_to_even
+from kernels.triton.quantize import round_to_even
 
 _HEADS = 8
 """Heads of one token in one program."""

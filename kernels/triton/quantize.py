@@ -11,9 +11,19 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.common.quantization import Quantization
-from kernels.triton.rounding import round_to_even
 
 _TILE = 2048
+
+
+@triton.jit
+def round_to_even(x):
+    """Round a float32 below 2**22 in magnitude to the nearest integer, ties to even, as ``torch.round``.
+
+    Triton has no portable function for that.
+
+    A sum with 1.5 * 2**23 has no bits left for a fraction, so it is rounded that way.
+    """
+    return (x.to(tl.float32) + 12582912.0) - 12582912.0
 
 
 @triton.jit

@@ -9,11 +9,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from itertools import chain
+from typing import NamedTuple
 
 from engine.protocol.thoughts import find_thought
 from reasoner.answers import plain
 from reasoner.answers.extraction.choices import find_choice
-from reasoner.answers.extraction.extracted import ExtractedAnswer
 from reasoner.answers.extraction.flexible import find_last_choice, find_last_number
 from reasoner.answers.extraction.last_line import find_in_last_line
 from reasoner.answers.extraction.marked import find_box, find_boxed, iter_hashes, iter_json_answers, iter_tagged
@@ -22,6 +22,7 @@ from reasoner.answers.extraction.placeholders import is_placeholder
 from reasoner.answers.extraction.statement import extract_mathematics, find_only_number
 from reasoner.answers.normalize import WIDE, normalize, strip_text_command
 from reasoner.answers.spec import AnswerSpec, CodeExtract, RegexExtract
+from reasoner.tree import AnswerLevel
 
 MAX_CHARS = 64_000
 """Maximum length of an answer in characters; longer text is not an answer."""
@@ -33,6 +34,13 @@ _NEXT_QUESTION = re.compile(
     r"^[ \t#*]{0,8}(?:Q|Question|Problem|Human|User|Instruction)[ \t]?\d{0,3}[*_]{0,2}:", re.MULTILINE
 )
 _HTML = re.compile(r"</?(?:b|strong|i|em|u|p|br|span|code|mark|center|h[1-6])\s?/?>", re.IGNORECASE)
+
+
+class ExtractedAnswer(NamedTuple):
+    """An answer with the level at which it was extracted, as in the GSM8K task of lm-evaluation-harness."""
+
+    text: str
+    level: AnswerLevel
 
 
 def find_answer(

@@ -5,8 +5,7 @@ from __future__ import annotations
 import logging
 
 from engine.protocol.types import InvalidRequest
-from reasoner.answers.extraction.extract import MAX_CHARS, find_answer, strip_thinking
-from reasoner.answers.extraction.extracted import ExtractedAnswer
+from reasoner.answers.extraction.extract import MAX_CHARS, ExtractedAnswer, find_answer, strip_thinking
 from reasoner.answers.extraction.phrases import ExtractionStopped
 from reasoner.answers.spec import AnswerSpec, RegexExtract
 from reasoner.deadline import SecondsLeft, run_within, unlimited
