@@ -33,7 +33,7 @@ from engine.core.engine_core import EngineCore
 from engine.device import DeviceConfig
 from engine.models.config import ModelConfig, read_raw_config
 from engine.models.decoder import Decoder
-from engine.models.families import decoder_config
+from engine.models.families.read import decoder_config
 from engine.models.interface import Model
 from engine.protocol.options import EngineOptions
 from engine.protocol.types import Branch, EngineError, GenerateRequest, SamplingParams

@@ -36,7 +36,7 @@ from engine.core.engine_core import EngineCore
 from engine.core.step import Step, StepRunner, StepWork
 from engine.device import DeviceConfig
 from engine.models.config import ModelConfig, read_raw_config
-from engine.models.families import decoder_config
+from engine.models.families.read import decoder_config
 from engine.models.interface import Batch, KeepState, Model
 from engine.protocol.options import EngineOptions
 from engine.protocol.request_checks import require_ids

@@ -21,7 +21,8 @@ from engine.attention.plan import AttentionCostModel, AttentionMetadata
 from engine.device import DeviceConfig
 from engine.models.config import RawConfig
 from engine.models.decoder import Decoder
-from engine.models.families import DecoderConfig, decoder_config
+from engine.models.families.config import DecoderConfig
+from engine.models.families.read import decoder_config
 from engine.models.interface import Batch
 from engine.weights.formats.registry import MatrixReader
 from engine.weights.matrices.grouped import GroupedMatrix

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from engine.attention.layer import FusedAttentionBackend
 from engine.device import CPU, DeviceConfig, to_device
-from engine.models.families import DecoderConfig
+from engine.models.families.config import DecoderConfig
 from engine.models.feed_forward import Experts, FeedForward, GatedMlp, has_grouped_products, stack_experts
 from engine.models.interface import Batch, KeepState
 from engine.weights.formats.registry import MatrixReader

@@ -18,7 +18,7 @@ from engine.cache.state_layers import StateStep
 from engine.device import DeviceConfig
 from engine.models.decoder import Decoder, Layer, LayerBuilder
 from engine.models.delta_config import DeltaConfig
-from engine.models.families import DecoderConfig
+from engine.models.families.config import DecoderConfig
 from engine.models.feed_forward import Experts, GatedMlp
 from engine.models.interface import Batch, KeepState
 from engine.weights.formats.registry import MatrixReader

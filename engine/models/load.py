@@ -12,7 +12,8 @@ from engine.gpu_requirements import check_format
 from engine.models.config import ModelConfig, RawConfig, read_raw_config
 from engine.models.config_fields import UnsupportedField
 from engine.models.decoder import Decoder
-from engine.models.families import DecoderConfig, decoder_config, is_defined
+from engine.models.families.config import DecoderConfig
+from engine.models.families.read import decoder_config, is_defined
 from engine.models.hybrid import HybridDecoder
 from engine.models.interface import Model
 from engine.models.transformers_backend import TransformersModel

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from engine.models.families import DecoderConfig
+from engine.models.families.config import DecoderConfig
 from engine.quantization.calibration import Observed
 from engine.quantization.options import Options, resolve_group_size
 from engine.quantization.rounding import round_asymmetric, round_clipped

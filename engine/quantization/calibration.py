@@ -13,7 +13,7 @@ from engine.attention.cpu_torch import normalize_and_rotate
 from engine.attention.layer import LayerAttentionConfig
 from engine.models.decoder import LayerBuilder
 from engine.models.dense_attention import attend_densely
-from engine.models.families import DecoderConfig
+from engine.models.families.config import DecoderConfig
 from engine.protocol.types import EngineError
 from engine.text.json_lines import ENCODING, read_json_lines
 from engine.text.tokenizer import Tokenizer

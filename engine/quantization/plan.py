@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from engine.models.decoder import LayerBuilder
-from engine.models.families import DecoderConfig
+from engine.models.families.config import DecoderConfig
 from engine.protocol.types import EngineError
 from engine.quantization.options import Options, resolve_group_size
 from engine.weights.formats import bitsandbytes

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from engine.models.config import RawConfig, read_raw_config
 from engine.models.decoder import Layer, scaled_embedding
-from engine.models.families import DecoderConfig, decoder_config, is_defined
+from engine.models.families.config import DecoderConfig
+from engine.models.families.read import decoder_config, is_defined
 from engine.protocol.types import EngineError
 from engine.quantization.awq import awq_layer
 from engine.quantization.calibration import DenseAttention, Observed, ObservedBuilder, calibration_sequences

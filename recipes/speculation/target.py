@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from engine.models.config import read_raw_config
-from engine.models.families import decoder_config, is_defined
+from engine.models.families.read import decoder_config, is_defined
 
 
 class Target:
-    """A frozen causal language model of the Llama family (``engine.models.families``)."""
+    """A frozen causal language model of the Llama family (``engine.models.families.table``)."""
 
     def __init__(self, folder: Path, device: str) -> None:
         """Load the model in float32 on the CPU, in the checkpoint's own data type elsewhere."""

@@ -22,7 +22,7 @@ from engine.core.gguf_reference import read_gguf_header
 from engine.gguf import config
 from engine.gguf.folder import open_gguf_folder
 from engine.models.config import read_raw_config
-from engine.models.families import decoder_config
+from engine.models.families.read import decoder_config
 from engine.protocol.options import EngineOptions
 from engine.protocol.types import EngineError
 from tests.engine.conftest import save_random_model

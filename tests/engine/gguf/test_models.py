@@ -16,7 +16,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from engine.device import CPU, DeviceConfig
 from engine.gguf.folder import open_gguf_folder, weight_files
 from engine.models.config import read_raw_config
-from engine.models.families import decoder_config
+from engine.models.families.read import decoder_config
 from engine.models.load import load_model
 from engine.protocol.types import Branch, Completion, EngineError
 from engine.weights.gguf import GgufWeights

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from engine.models.config import RawConfig
-from engine.models.families import DecoderConfig, decoder_config, is_defined
+from engine.models.families.config import DecoderConfig
+from engine.models.families.read import decoder_config, is_defined
 
 _COMMON = {"attention_dropout": 0.0, "initializer_range": 0.02, "torch_dtype": "bfloat16", "use_cache": True}
 

@@ -18,7 +18,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from engine.models.families import is_defined, known_fields
+from engine.models.families.read import is_defined, known_fields
 from engine.protocol.options import EngineOptions
 from engine.protocol.types import Branch, EngineError, ScoreItem
 from engine.weights.safetensors import Weights

@@ -1,0 +1,69 @@
+"""The sizes and switches of a decoder that is defined here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from engine.models.config import ModelConfig
+from engine.models.delta_config import DeltaConfig
+from engine.models.rope import Rope
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertsConfig:
+    """Mixture of experts (Shazeer et al. 2017, https://arxiv.org/abs/1701.06538) as feed-forward layers."""
+
+    layers: frozenset[int]
+    """Indices of the layers with experts; the others are dense."""
+    num_experts: int
+    per_token: int
+    """Experts that each token is routed to."""
+    intermediate: int
+    is_normalized: bool
+    """Scale the weights of a token's experts to sum to 1."""
+    router: str
+    """Name of the module in a layer that holds the router and the experts."""
+    names: tuple[str, str, str]
+    """Names of an expert's gate, up and down projections."""
+    shared_intermediate: int = 0
+    """Size of the expert that every token is routed to, if there is one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """Matrices that turn final hidden states into logits."""
+
+    matrices: tuple[str, ...]
+    """Names of the matrices, applied one after the other with a ReLU between two."""
+    bias: bool
+    may_have_lm_head: bool = False
+    """The checkpoint may also hold a language model's head, which is ignored."""
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderConfig(ModelConfig):
+    intermediate: int
+    norm_eps: float
+    norm_offset: float
+    """Offset of every norm's weights (Gemma stores them as differences from 1)."""
+    post_norms: bool
+    """Normalise the outputs of attention and feed-forward before adding them."""
+    activation: str
+    embedding_scale: float
+    logit_softcap: float | None
+    """Logits become ``softcap * tanh(logits / softcap)``."""
+    qk_norm: bool
+    """Normalise queries and keys per head."""
+    qkv_bias: bool
+    output_bias: bool
+    mlp_bias: bool
+    head: Head
+    tied: bool
+    """Use the embedding table as a language model's output projection."""
+    fused: bool
+    """Query, key and value are one tensor in the checkpoint, gate and up another."""
+    ropes: tuple[Rope, ...]
+    experts: ExpertsConfig | None
+    delta: DeltaConfig | None = None
+    """Sizes of the layers with a gated delta rule, if there are such layers."""
+    delta_layers: frozenset[int] = frozenset()

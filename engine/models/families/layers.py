@@ -1,0 +1,110 @@
+"""Read from a config what differs between layers: attention, windows, rotary embeddings, layers without attention."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from engine.attention.layer import LayerAttentionConfig
+from engine.models.config_fields import UnsupportedField
+from engine.models.families.table import Family
+from engine.models.rope import Rope, read_rope, read_ropes_by_layer_type
+from engine.protocol.types import EngineError
+
+_FULL, _SLIDING, LINEAR = "full_attention", "sliding_attention", "linear_attention"
+_SECTIONS = ("mrope_section", "mrope_interleaved")
+
+
+def read_attention(prefix: str, family: Family, fields: dict[str, Any]) -> tuple[LayerAttentionConfig, ...]:
+    num_layers, heads = int(fields["num_hidden_layers"]), int(fields["num_attention_heads"])
+    kv_heads = int(fields.get("num_key_value_heads") or heads)
+    head_dim = int(fields.get("head_dim") or int(fields["hidden_size"]) // heads)
+    if min(num_layers, int(fields["hidden_size"]), heads, kv_heads, head_dim) < 1 or heads % kv_heads or head_dim % 2:
+        raise EngineError(
+            f"{num_layers} layers of {heads} heads of {head_dim} on {kv_heads} key-value heads are no decoder's shape"
+        )
+    window = _read_window(prefix, fields)
+    scale = float(fields["query_pre_attn_scalar"] if family.is_gemma else head_dim) ** -0.5
+    softcap = read_softcap(fields, "attn_logit_softcapping")
+    full = LayerAttentionConfig(heads, kv_heads, head_dim, scale, softcap=softcap)
+    sliding = replace(full, window=window)
+    if family.delta is not None:
+        return (full,) * num_layers
+    return tuple(
+        sliding if kind == _SLIDING else full for kind in _read_layer_types(prefix, fields, num_layers, window)
+    )
+
+
+def read_ropes(
+    prefix: str, family: Family, fields: dict[str, Any], attention: tuple[LayerAttentionConfig, ...]
+) -> tuple[Rope, ...]:
+    head_dim = attention[0].head_dim
+    if prefix == "Gemma3":
+        by_type = read_ropes_by_layer_type(fields, head_dim)
+        return tuple(by_type[_FULL if layer.window is None else _SLIDING] for layer in attention)
+    if family.delta is not None:
+        # The sections are those of images: the three positions of a text's token are the same.
+        settings = {
+            name: value for name, value in (fields.get("rope_parameters") or {}).items() if name not in _SECTIONS
+        }
+        fields = fields | {"rope_parameters": settings}
+    is_partial = prefix == "Phi3" or family.delta is not None
+    return (read_rope(fields, head_dim, theta=family.rope_theta, partial=is_partial),) * len(attention)
+
+
+def read_mixers(fields: dict[str, Any], num_layers: int) -> list[str]:
+    """Return for each layer of a hybrid model whether it has attention or a delta rule."""
+    interval = int(fields["full_attention_interval"])
+    types = fields.get("layer_types") or [LINEAR if (layer + 1) % interval else _FULL for layer in range(num_layers)]
+    types = ["linear_attention" if kind == "mamba" else str(kind) for kind in types]
+    if len(types) != num_layers or not set(types) <= {LINEAR, _FULL} or _FULL not in types:
+        raise EngineError(f"layer_types must be {num_layers} of {LINEAR!r} and {_FULL!r}, with both, but is {types}")
+    return types
+
+
+def _read_window(prefix: str, fields: dict[str, Any]) -> int | None:
+    """Return the length of the sliding window, if any layer may have one."""
+    window = fields.get("sliding_window")
+    if prefix.startswith("Qwen") and not fields.get("use_sliding_window"):
+        window = None
+    if prefix == "Qwen3Moe" and window is not None and fields.get("max_window_layers"):
+        # transformers then gives the window to all layers, which contradicts the field.
+        raise UnsupportedField("max_window_layers with use_sliding_window is not supported for this architecture")
+    if window is not None and int(window) < 1:
+        raise EngineError(f"sliding_window is {window}; it must be 1 or more")
+    return None if window is None else int(window)
+
+
+def _read_layer_types(prefix: str, fields: dict[str, Any], num_layers: int, window: int | None) -> list[str]:
+    """Return for each layer whether it sees all keys or a sliding window."""
+    types = fields.get("layer_types")
+    if types is None:
+        types = _default_layer_types(prefix, fields, num_layers, window)
+    if len(types) != num_layers:
+        raise EngineError(f"layer_types must be {num_layers} of {_FULL!r} and {_SLIDING!r}, but is {types}")
+    if others := set(types) - {_FULL, _SLIDING}:
+        raise UnsupportedField(f"layer_types has {', '.join(sorted(map(str, others)))}, which is not supported")
+    if _SLIDING in types and window is None:
+        raise EngineError("layer_types asks for sliding_attention, but there is no sliding_window")
+    return list(types)
+
+
+def _default_layer_types(prefix: str, fields: dict[str, Any], num_layers: int, window: int | None) -> list[str]:
+    """Return the layer types that transformers derives from older fields."""
+    if prefix in ("Qwen2", "Qwen3"):
+        first = num_layers if window is None else int(fields.get("max_window_layers", 28))
+        return [_FULL if layer < first else _SLIDING for layer in range(num_layers)]
+    if prefix in ("Gemma2", "Gemma3"):
+        # Every second layer of Gemma 2 sees all keys, every sixth of Gemma 3.
+        period = 2
+        if prefix == "Gemma3":
+            period = int(fields.get("sliding_window_pattern") or fields.get("_sliding_window_pattern") or 6)
+        return [_SLIDING if (layer + 1) % period else _FULL for layer in range(num_layers)]
+    return [_FULL if window is None else _SLIDING] * num_layers
+
+
+def read_softcap(fields: dict[str, Any], name: str) -> float | None:
+    value = fields.get(name)
+    if value is not None and not float(value) > 0:
+        raise EngineError(f"{name} is {value}; it must be more than 0, or null")
+    return None if value is None else float(value)

@@ -1,0 +1,145 @@
+"""Read a ``config.json`` into a ``DecoderConfig``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from engine.models.config import RawConfig
+from engine.models.config_fields import READ, WITHOUT_INFLUENCE, UnsupportedField, refuse_unknown
+from engine.models.delta_config import read_delta
+from engine.models.families.config import DecoderConfig, ExpertsConfig, Head
+from engine.models.families.layers import LINEAR, read_attention, read_mixers, read_ropes, read_softcap
+from engine.models.families.table import FAMILIES, REWARD_HEADS
+from engine.protocol.types import EngineError
+
+
+def is_defined(architecture: str) -> bool:
+    """Return True if ``decoder_config`` supports the architecture."""
+    prefix, kind = _split(architecture)
+    if prefix not in FAMILIES:
+        return False
+    classifier = kind in ("TokenClassification", "SequenceClassification") and FAMILIES[prefix].delta is None
+    return kind == "CausalLM" or architecture in REWARD_HEADS or (classifier and FAMILIES[prefix].has_classifiers)
+
+
+def known_fields(architecture: str) -> set[str]:
+    """Return the fields that a config of a defined architecture may have with any value."""
+    return READ | WITHOUT_INFLUENCE | FAMILIES[_split(architecture)[0]].extra_fields
+
+
+def decoder_config(raw: RawConfig) -> DecoderConfig:
+    """Read a config. Raises ``UnsupportedField`` if it asks for a feature that is not computed here, and another
+    ``EngineError`` if it lacks a field or has one without meaning.
+    """
+    try:
+        return _read_config(raw)
+    except KeyError as missing:
+        raise EngineError(f"{raw.folder / 'config.json'} lacks {missing}") from None
+    except (TypeError, ValueError) as error:
+        raise EngineError(f"{raw.folder / 'config.json'} has a value of the wrong type: {error}") from None
+    except EngineError as error:
+        raise type(error)(f"{raw.folder}: {error}") from None
+
+
+def _read_config(raw: RawConfig) -> DecoderConfig:
+    prefix, _ = _split(raw.architecture)
+    family = FAMILIES[prefix]
+    known = known_fields(raw.architecture)
+    left_out = {name: value for name, value in raw.defaults.items() if name in known and value is not None}
+    fields = family.defaults | left_out | raw.fields
+    refuse_unknown(fields, known)
+    hidden_size, positions = int(fields["hidden_size"]), int(fields["max_position_embeddings"])
+    if positions < 1:
+        raise EngineError(f"max_position_embeddings is {positions}; it must be 1 or more")
+    layers = read_attention(prefix, family, fields)
+    delta = None if family.delta is None else read_delta(fields, is_interleaved=family.delta == "interleaved")
+    types = read_mixers(fields, len(layers)) if delta else []
+    delta_layers = frozenset(index for index, kind in enumerate(types) if kind == LINEAR)
+    attention = tuple(layer for index, layer in enumerate(layers) if index not in delta_layers)
+    ropes = read_ropes(prefix, family, fields, attention)
+    attention_bias = bool(fields.get("attention_bias"))
+    num_labels, head = _read_head(raw.architecture, fields)
+    return DecoderConfig(
+        architecture=raw.architecture,
+        vocab_size=int(fields["vocab_size"]),
+        max_context=min(rope.context(positions) for rope in ropes),
+        num_labels=num_labels,
+        eos=raw.eos,
+        extra=raw.extra,
+        attention=attention,
+        num_layers=len(layers),
+        hidden_size=hidden_size,
+        intermediate=int(fields["intermediate_size"]),
+        norm_eps=float(fields["rms_norm_eps"]),
+        norm_offset=1.0 if family.is_gemma or delta else 0.0,
+        post_norms=family.is_gemma,
+        activation=_read_activation(fields, is_gemma=family.is_gemma),
+        embedding_scale=hidden_size**0.5 if family.is_gemma else 1.0,
+        logit_softcap=read_softcap(fields, "final_logit_softcapping"),
+        qk_norm=family.qk_norm,
+        qkv_bias=attention_bias or prefix == "Qwen2",
+        output_bias=attention_bias,
+        mlp_bias=bool(fields.get("mlp_bias")),
+        head=head,
+        tied=bool(fields.get("tie_word_embeddings", False)),
+        fused=family.fused,
+        ropes=ropes,
+        experts=_read_experts(prefix, fields, len(layers)),
+        delta=delta,
+        delta_layers=delta_layers,
+        states=(delta.state,) * len(delta_layers) if delta else (),
+    )
+
+
+def _read_head(architecture: str, fields: dict[str, Any]) -> tuple[int, Head]:
+    """Return the number of labels (0 for a language model) and the head."""
+    if architecture in REWARD_HEADS:
+        return REWARD_HEADS[architecture]
+    kind = _split(architecture)[1]
+    if kind == "CausalLM":
+        return 0, Head(("lm_head",), bias=False)
+    # transformers leaves the label map out if there are the default two.
+    num_labels = len(fields.get("id2label") or range(fields.get("num_labels", 2)))
+    bias = kind == "TokenClassification" and bool(fields.get("token_classification_bias", True))
+    return num_labels, Head(("score",), bias=bias)
+
+
+def _read_activation(fields: dict[str, Any], *, is_gemma: bool) -> str:
+    supported = "gelu_pytorch_tanh" if is_gemma else "silu"
+    # Gemma's configs have both names; only the first is used, so the second must not contradict it.
+    for name in ("hidden_activation", "hidden_act") if is_gemma else ("hidden_act",):
+        if fields.get(name, supported) != supported:
+            raise UnsupportedField(f"{name} {fields[name]!r} is not supported; supported is {supported!r}")
+    return supported
+
+
+def _read_experts(prefix: str, fields: dict[str, Any], num_layers: int) -> ExpertsConfig | None:
+    if prefix == "Mixtral":
+        sparse_layers = list(range(num_layers))
+        router, names, intermediate = "block_sparse_moe", ("w1", "w3", "w2"), fields["intermediate_size"]
+    elif prefix in ("Qwen3Moe", "Qwen3Next", "Qwen3_5Moe"):
+        dense, step = set(fields.get("mlp_only_layers") or ()), int(fields.get("decoder_sparse_step", 1))
+        sparse_layers = [layer for layer in range(num_layers) if layer not in dense and (layer + 1) % step == 0]
+        router, names, intermediate = "mlp", ("gate_proj", "up_proj", "down_proj"), fields["moe_intermediate_size"]
+    else:
+        return None
+    num_experts = int(fields["num_local_experts"] if "num_local_experts" in fields else fields["num_experts"])
+    per_token = int(fields["num_experts_per_tok"])
+    if not 1 <= per_token <= num_experts:
+        raise EngineError(f"num_experts_per_tok is {per_token}; it must be 1 to the number of experts, {num_experts}")
+    return ExpertsConfig(
+        layers=frozenset(sparse_layers),
+        num_experts=num_experts,
+        per_token=per_token,
+        intermediate=int(intermediate),
+        is_normalized=prefix == "Mixtral" or bool(fields.get("norm_topk_prob", prefix != "Qwen3Moe")),
+        router=router,
+        names=names,
+        shared_intermediate=int(fields.get("shared_expert_intermediate_size") or 0),
+    )
+
+
+def _split(architecture: str) -> tuple[str, str]:
+    """Return the family's prefix and the task of a class name, such as ``Qwen2`` and ``CausalLM``."""
+    prefix, _, kind = architecture.partition("For")
+    return prefix, kind
