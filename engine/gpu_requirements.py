@@ -57,9 +57,11 @@ def refuse_old_driver() -> None:
 def check_gpu(device: torch.device) -> None:
     """Raise ``EngineError`` with what is missing, unless kernels can be compiled for this GPU and run on it."""
     capability = torch.cuda.get_device_capability(device)
-    name = f"{torch.cuda.get_device_name(device)} (compute capability {_dotted(capability)})"
+    name = f"{torch.cuda.get_device_name(device)} (compute capability {_format_capability(capability)})"
     if capability < _MIN_CAPABILITY:
-        raise EngineError(f"the engine needs compute capability {_dotted(_MIN_CAPABILITY)}; this GPU is {name}")
+        raise EngineError(
+            f"the engine needs compute capability {_format_capability(_MIN_CAPABILITY)}; this GPU is {name}"
+        )
     if not has_code_for(capability, torch.cuda.get_arch_list()):
         raise EngineError(
             f"torch {torch.__version__} has no code for {name}, only for {', '.join(torch.cuda.get_arch_list())}: "
@@ -76,8 +78,8 @@ def check_format(gpu_format: GpuFormat, device: torch.device) -> None:
     has, needs = torch.cuda.get_device_capability(device), gpu_format.capability
     if has < needs:
         raise EngineError(
-            f"{gpu_format.name}: needs a GPU of compute capability {_dotted(needs)} or later; this one has "
-            f"{_dotted(has)}: {gpu_format.instead}"
+            f"{gpu_format.name}: needs a GPU of compute capability {_format_capability(needs)} or later; this one has "
+            f"{_format_capability(has)}: {gpu_format.instead}"
         )
 
 
@@ -141,5 +143,5 @@ def check_cache_folder(folder: Path) -> None:
         )
 
 
-def _dotted(capability: tuple[int, int]) -> str:
+def _format_capability(capability: tuple[int, int]) -> str:
     return ".".join(map(str, capability))

@@ -58,11 +58,11 @@ class NgramTable:
     def __init__(self, num_contexts: int = NUM_CONTEXTS, num_texts: int = NUM_TEXTS) -> None:
         """``num_contexts``, ``num_texts``: numbers of slots, powers of two and at least 8."""
         self._table = Table(
-            _zeros(2 * num_contexts).view(np.int64),
-            _zeros(2 * num_contexts).view(np.int64),
-            _zeros(num_contexts * RECORD_WORDS).view(np.int32),
+            _allocate_zeros(2 * num_contexts).view(np.int64),
+            _allocate_zeros(2 * num_contexts).view(np.int64),
+            _allocate_zeros(num_contexts * RECORD_WORDS).view(np.int32),
             np.empty(2 * NUM_KINDS),
-            _zeros(2 * num_texts).view(np.int64),
+            _allocate_zeros(2 * num_texts).view(np.int64),
             np.empty(1, np.int64),
             np.zeros(0, np.int64),
         )
@@ -156,7 +156,7 @@ class NgramTable:
         self._pointers_address = self._pointers.ctypes.data
 
 
-def _zeros(size: int) -> npt.NDArray[np.float32]:
+def _allocate_zeros(size: int) -> npt.NDArray[np.float32]:
     memory: npt.NDArray[np.float32] = allocate_resident(size).numpy()
     return memory
 

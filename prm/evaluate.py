@@ -108,7 +108,7 @@ def evaluate(cases: Sequence[ProcessBenchCase], scores: Sequence[Scores], thresh
     right: dict[bool, list[bool]] = {True: [], False: []}
     for case, own in zip(cases, scores, strict=True):
         right[case.label != NO_ERROR].append(predict(own, threshold) == case.label)
-    error, correct = (_share(right[erroneous]) for erroneous in (True, False))
+    error, correct = (_compute_share(right[erroneous]) for erroneous in (True, False))
     return Result(len(cases), len(right[True]), threshold, error, correct, harmonic_mean(error, correct))
 
 
@@ -147,5 +147,5 @@ def _correct_interval(case: ProcessBenchCase, scores: Scores) -> tuple[float, fl
     return (1.0 if first_wrong is None else first_wrong), high
 
 
-def _share(right: Sequence[bool]) -> float | None:
+def _compute_share(right: Sequence[bool]) -> float | None:
     return sum(right) / len(right) if right else None

@@ -25,29 +25,29 @@ class JsonRecord:
 
     def text(self, name: str) -> str:
         """Return a text that is not blank. Raises ``BadRecord``, as do all of these methods."""
-        value: str = self._get(name, "a text that is not blank", lambda v: isinstance(v, str) and bool(v.strip()))
+        value: str = self._get_field(name, "a text that is not blank", lambda v: isinstance(v, str) and bool(v.strip()))
         return value
 
     def texts(self, name: str) -> tuple[str, ...]:
         """Return a list of at least one text; texts may be blank."""
-        return tuple(self._get(name, "a list of at least one text", lambda v: bool(v) and _is_list_of(v, str)))
+        return tuple(self._get_field(name, "a list of at least one text", lambda v: bool(v) and _is_list_of(v, str)))
 
     def shares(self, name: str, count: int) -> tuple[float, ...]:
         """Return a list of ``count`` numbers from 0 to 1."""
         right = f"a list of {count} numbers from 0 to 1, one for each step"
-        values = self._get(name, right, lambda v: _is_list_of(v, int | float) and len(v) == count)
+        values = self._get_field(name, right, lambda v: _is_list_of(v, int | float) and len(v) == count)
         if not all(0 <= value <= 1 for value in values):
             raise self.wrong(name, right)
         return tuple(map(float, values))
 
     def flag(self, name: str) -> bool:
-        value: bool = self._get(name, "true or false", lambda v: isinstance(v, bool))
+        value: bool = self._get_field(name, "true or false", lambda v: isinstance(v, bool))
         return value
 
     def integer(self, name: str, least: int, most: int) -> int:
         """Return an integer within inclusive bounds."""
         right = f"a whole number from {least} to {most}"
-        value: int = self._get(name, right, lambda v: type(v) is int and least <= v <= most)
+        value: int = self._get_field(name, right, lambda v: type(v) is int and least <= v <= most)
         return value
 
     def wrong(self, name: str, right: str) -> BadRecord:
@@ -56,7 +56,7 @@ class JsonRecord:
         value = value if len(value) <= 80 else value[:77] + "..."
         return BadRecord(f"{self.location}: {name!r} is {value}; it must be {right}")
 
-    def _get(self, name: str, right: str, is_valid: Callable[[Any], bool]) -> Any:
+    def _get_field(self, name: str, right: str, is_valid: Callable[[Any], bool]) -> Any:
         if name not in self.fields:
             raise BadRecord(f"{self.location}: {name!r} is missing; there are {', '.join(self.fields) or 'no fields'}")
         if not is_valid(self.fields[name]):
@@ -75,10 +75,10 @@ def read_records(path: Path) -> Iterator[JsonRecord]:
         if first.startswith("["):
             content = path.read_text(encoding=ENCODING)
             for number, item in enumerate(_parse(str(path), content, "a JSON array"), 1):
-                yield _check(f"{path}, item {number}", item)
+                yield _check_record(f"{path}, item {number}", item)
             return
         for number, line in read_json_lines(path):
-            yield _check(f"{path}, line {number}", _parse(f"{path}, line {number}", line, "JSON"))
+            yield _check_record(f"{path}, line {number}", _parse(f"{path}, line {number}", line, "JSON"))
     except (OSError, NotUtf8) as error:
         raise BadRecord(f"{path} cannot be read: {error}") from None
 
@@ -90,7 +90,7 @@ def _parse(location: str, text: str, kind: str) -> Any:
         raise BadRecord(f"{location}: not {kind}: {error}") from None
 
 
-def _check(location: str, value: Any) -> JsonRecord:
+def _check_record(location: str, value: Any) -> JsonRecord:
     if not isinstance(value, dict):
         raise BadRecord(f"{location}: a JSON object is expected, this is {type(value).__name__}")
     return JsonRecord(location, value)

@@ -69,17 +69,17 @@ def count_parts(tree: Any) -> int:
             count = low if high is _parser.MAXREPEAT else high
             total += max(1, count) * count_parts(repeated)
         else:
-            total += 1 + sum(count_parts(inner) for inner in _subpatterns(arguments))
+            total += 1 + sum(count_parts(inner) for inner in _iterate_subpatterns(arguments))
     return total
 
 
-def _subpatterns(arguments: Any) -> Iterator[Any]:
+def _iterate_subpatterns(arguments: Any) -> Iterator[Any]:
     """Yield the parsed patterns among an operator's arguments."""
     if isinstance(arguments, _parser.SubPattern):
         yield arguments
     elif isinstance(arguments, tuple | list):
         for argument in arguments:
-            yield from _subpatterns(argument)
+            yield from _iterate_subpatterns(argument)
 
 
 async def find_pattern_error(pattern: str) -> str:

@@ -94,7 +94,7 @@ async def run_job(
     except JobCancelled as end:
         end.result = choose_best_so_far(spec, await journal.load())
         raise
-    return _outcome(search, choice, others, is_cut_short, logprobs)
+    return _build_outcome(search, choice, others, is_cut_short, logprobs)
 
 
 @asynccontextmanager
@@ -118,7 +118,7 @@ async def open_search(
         stops_early = Feature.EARLY_STOP in strategy.supports
         table = None
         if stops_early and needs_verifier:
-            table = _fitting(calibration or shipped_calibration(), spec, policy, served)
+            table = _choose_calibration(calibration or shipped_calibration(), spec, policy, served)
         elif stops_early and is_optional and calibration is not None:  # the shipped table is one for scores
             table = _keep_if_fitting(calibration, calibration.find_mismatch(ModelFingerprint.of_model(policy), None))
         spec = resolve_python(spec, [selector.find(served.values()) for selector, _ in policy_selectors(spec)])
@@ -226,7 +226,7 @@ def _has_verifier(spec: JobSpec, served: Mapping[str, ModelInfo]) -> bool:
     return selector is None or selector.name is not None or any(selector.fits(info) for info in served.values())
 
 
-def _fitting(
+def _choose_calibration(
     calibration: Calibration, spec: JobSpec, policy: ModelInfo, served: Mapping[str, ModelInfo]
 ) -> Calibration | None:
     """Return the table if it holds for the models of this job; otherwise log a warning that names both."""
@@ -263,7 +263,7 @@ async def _compute_logprobs(search: Search, choice: Choice, others: Sequence[Ans
     return {node.id: await search.compute_logprobs(node, count) for node in solutions}
 
 
-def _outcome(
+def _build_outcome(
     search: Search, choice: Choice, others: Sequence[AnswerLeader], is_cut_short: bool, logprobs: Logprobs
 ) -> JobOutcome:
     status: Literal["completed", "incomplete"] = "incomplete" if choice.node is None else "completed"

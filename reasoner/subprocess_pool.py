@@ -141,7 +141,7 @@ class WorkerPool:
         the call ends the worker.
         """
         with keep_workers_alive():
-            worker = await self._take()
+            worker = await self._take_worker()
             try:
                 return await worker.call(request, cpu_seconds)
             finally:
@@ -166,7 +166,7 @@ class WorkerPool:
         """Workers without a request."""
         return list(self._idle)
 
-    async def _take(self) -> Worker:
+    async def _take_worker(self) -> Worker:
         """Return a worker for one request, first come, first served."""
         waiter: Future[Worker] = Future()
         with self._lock:

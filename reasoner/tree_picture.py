@@ -30,7 +30,7 @@ def draw_tree(nodes: Sequence[Mapping[str, Any]], best: str | None, title: str, 
     from matplotlib.colors import Normalize
 
     nodes = summarize(nodes, best)
-    rows = _rows(nodes)
+    rows = _compute_rows(nodes)
     depth = max((len(node["id"].split(".")) for node in nodes), default=1)
     column = COLUMN * min(1.0, MAX_COLUMNS / depth)
     leaves = max(rows.values(), default=0.0) + 1
@@ -131,7 +131,7 @@ def _make_summary(parent: str, left_out: Sequence[Mapping[str, Any]]) -> Mapping
     return {"id": name, "parent": parent, "score": None, "state": _SUMMARY, "text": ", ".join(parts)}
 
 
-def _rows(nodes: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+def _compute_rows(nodes: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """Return the row of each node: leaves one below the other, a parent in the middle of its children."""
     children: dict[str, list[str]] = {}
     for node in sorted(nodes, key=lambda node: [int(part) for part in node["id"].split(".")]):

@@ -28,6 +28,30 @@ DIALECT = re.compile(
 """Words that this code base once used where the field has another one: draft, resampled, wake-up, event queue,
 distribution, narration, stats, branch runner, cleanup, OpenAI-compatible, bypassed."""
 
+NO_VERB = re.compile(
+    r"_(a_secret|above|absmax|absolute|affordable|ancestors|answer|answers|as_compared|at|backward|bare|"
+    r"batch|best|bin|bins|both_ways|bounds|broker|bundled|cache|calculated|candidates|cannot|case|"
+    r"cases|ceiling|centred|chain|chat|children|choice|chunk|closes|code|codes|command|comparison|"
+    r"conclusion|conclusions|consistent|content|contents|core|cost|count|counts|curve|dearest|decoded|"
+    r"default|delivery|digest|digits|divisors|document|dotted|each_once|elementwise|ending|engine|"
+    r"entry|envelope|error|errors|event|events|exact|expanded|exponents|failure|families|field|files|"
+    r"filled|fits|fitting|flat|folders|follows|formulas|fraction|frequencies|governor|half|has|"
+    r"histogram|holds|incomplete|increment|indices|info|integers|item|items|job|kind|letters|line|"
+    r"lines|literal|live|locked|logits|logprobs|long_keys|loop|loss|markdown|matches|mathematical|"
+    r"mathematics|members|merges|message|moment|named|needed|newton|notes|now|number|numbers|"
+    r"objective|operations|operator|option|order|ordered|origins|outcome|output|over_http|packer|page|"
+    r"paired|pairs|parent|perplexity|piece|pinned|places|plain|pointer|precision|problem|program|"
+    r"proportional|quotas|ratio|reader|registry|remaining|representative|resolved|response|results|"
+    r"rollout|room|rounded|row|rows|said|salted|scaling|scores|seconds|secrets|sentencepiece|servers|"
+    r"settings|shape|shaped|share|short|sides|signed|silent|similar|single|slot|some|span|spec|"
+    r"stage|state|stated|status|strings|sub_path|subpatterns|successors|sum|table|tail|tensor|terms|"
+    r"tested|text|texts|threshold|tile|tiles|title|tree|unauthorized|unavailable|unified|unordered|"
+    r"usage|value|variation|verdict|verified|version|visible|voters|waiting|weight|weights|where|wide|"
+    r"widened|width|with_built_in|within|word|words|yarn|zeros)"
+)
+"""Names of private functions that say what is returned but not what is done: a verb and an
+object replaced each of them. A property may have such a name."""
+
 NOT_A_SENTENCE = re.compile(r"(What|Whether|Who|Whose|How|Of|Where|Those|That|See) ")
 """Beginnings that make a docstring a riddle instead of a sentence."""
 
@@ -89,6 +113,17 @@ def test_no_identifier_uses_the_old_dialect() -> None:
                 if DIALECT.search(name.lower()):
                     strange.add(describe(path, getattr(node, "lineno", 0), name))
     assert sorted(strange) == []
+
+
+def test_no_private_function_is_named_by_a_noun_or_an_adjective() -> None:
+    nouns = set()
+    for path in python_files(*PACKAGES):
+        for node in ast.walk(parse(path)):
+            match node:
+                case ast.FunctionDef() | ast.AsyncFunctionDef() if NO_VERB.fullmatch(node.name):
+                    if "property" not in map(ast.unparse, node.decorator_list):
+                        nouns.add(describe(path, node.lineno, node.name))
+    assert sorted(nouns) == []
 
 
 def names_of(node: ast.AST) -> Iterator[str]:

@@ -81,7 +81,7 @@ def list_keys(
         return
     table = Table(Column("key", no_wrap=True), "name", "owner", "scopes", "state", box=None)
     for item in map(StoredKey.model_validate, page["data"]):
-        table.add_row(item.id, Text(item.name), item.owner, " ".join(item.scopes), _state(item))
+        table.add_row(item.id, Text(item.name), item.owner, " ".join(item.scopes), _describe_state(item))
     _out.print(table)
 
 
@@ -140,7 +140,7 @@ def _parse_expiry(text: str | None) -> float | None:
     return seconds
 
 
-def _state(item: StoredKey) -> str:
+def _describe_state(item: StoredKey) -> str:
     if item.revoked_at is not None:
         return "revoked"
     if item.expires_at is None:
@@ -155,7 +155,7 @@ def _print(item: BaseModel, as_json: bool) -> None:
         return
     assert isinstance(item, StoredKey)
     _out.print(Text(f"{item.id}  {item.name}", style="bold"))
-    _out.print(Text(f"  owner {item.owner}, may {', '.join(item.scopes)}: {_state(item)}"))
+    _out.print(Text(f"  owner {item.owner}, may {', '.join(item.scopes)}: {_describe_state(item)}"))
     if isinstance(item, NewKey):
         _out.print(Text("  The key, which is shown only now:"))
         print(item.key)  # on a line of its own, never wrapped

@@ -135,10 +135,10 @@ def _shorten_repetition(match: re.Match[str]) -> str:
 def _draw_tree(tree: dict[str, Any], max_nodes: int, is_running: bool) -> Tree:
     """Draw at most ``max_nodes``: the chosen path first, then other nodes by score, then pruned ones."""
     nodes = {node["id"]: node for node in tree["nodes"]}
-    chosen = set() if tree["best"] is None else set(_ancestors(tree["best"]))
+    chosen = set() if tree["best"] is None else set(_list_ancestors(tree["best"]))
     kept: set[str] = set()
     for name in sorted(nodes, key=lambda name: _sort_key(nodes[name], name in chosen)):
-        extended = kept.union(_ancestors(name))
+        extended = kept.union(_list_ancestors(name))
         if len(extended) <= max_nodes:
             kept = extended
     parents = {node["parent"] for node in nodes.values()}
@@ -157,7 +157,7 @@ def _sort_key(node: dict[str, Any], is_chosen: bool) -> tuple[bool, bool, float]
     return (not is_chosen, node["state"] == "pruned", -(node["score"] or 0.0))
 
 
-def _ancestors(node_id: str) -> list[str]:
+def _list_ancestors(node_id: str) -> list[str]:
     parts = node_id.split(".")
     return [".".join(parts[:end]) for end in range(1, len(parts) + 1)]
 

@@ -35,7 +35,7 @@ class AuthenticationMiddleware:
 
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
         self._app = app
-        self._configured_digests = [_digest(key.get_secret_value()) for key in settings.api_keys]
+        self._configured_digests = [_hash_token(key.get_secret_value()) for key in settings.api_keys]
         self._is_loopback = is_loopback(settings.host)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -96,16 +96,16 @@ class AuthenticationMiddleware:
             return configured
         if (stored := await keys.find(token)) is not None:
             if (refusal := stored.refusal()) is not None:
-                raise _unauthorized(f"{refusal}: use another, or have one made with 'reasoner keys create'")
+                raise _create_unauthorized(f"{refusal}: use another, or have one made with 'reasoner keys create'")
             return Principal(stored.id, stored.owner, frozenset(stored.scopes))
         if self._configured_digests or not self._is_loopback or await keys.has_any():
             reason = "this API key is unknown" if token else "there is no API key"
-            raise _unauthorized(f"{reason}: send one of this service's keys as 'Authorization: Bearer KEY'")
+            raise _create_unauthorized(f"{reason}: send one of this service's keys as 'Authorization: Bearer KEY'")
         _check_host(scope)
         return LOCAL_PRINCIPAL
 
     def _find_configured(self, token: str) -> Principal | None:
-        digest = _digest(token)
+        digest = _hash_token(token)
         matches = [hmac.compare_digest(digest, configured) for configured in self._configured_digests]  # constant time
         return Principal(f"config_{digest.hex()[:16]}", "config", SCOPES) if any(matches) else None
 
@@ -127,9 +127,9 @@ def _check_host(scope: Scope) -> None:
         )
 
 
-def _unauthorized(detail: str) -> Problem:
+def _create_unauthorized(detail: str) -> Problem:
     return Problem(401, "unauthorized", detail, headers={"WWW-Authenticate": "Bearer"})
 
 
-def _digest(token: str) -> bytes:
+def _hash_token(token: str) -> bytes:
     return hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()

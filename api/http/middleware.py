@@ -67,7 +67,7 @@ class RequestLogMiddleware:
             await send(message)
 
         attributes = {"method": scope["method"], "path": scope["path"]}
-        with bound_contextvars(request_id=request_id), _span(scope, request_id):
+        with bound_contextvars(request_id=request_id), _open_span(scope, request_id):
             origin = ORIGIN.set(Origin(request_id, tracing.traceparent()))
             try:
                 await self._app(scope, receive, observed_send)
@@ -99,7 +99,7 @@ def _record(scope: Scope, status: int, seconds: float) -> None:
     log.info("request", method=method, path=scope["path"], status=status, ms=round(seconds * 1000, 1))
 
 
-def _span(scope: Scope, request_id: str) -> contextlib.AbstractContextManager[None]:
+def _open_span(scope: Scope, request_id: str) -> contextlib.AbstractContextManager[None]:
     """Return the span of a request; health checks and scrapes have none, since they would fill every trace."""
     if scope["path"] in _PROBES:
         return contextlib.nullcontext()
@@ -139,7 +139,7 @@ class BodyLimitMiddleware:
             return
         length = Headers(scope=scope).get("content-length", "0")
         if length.isdigit() and int(length) > self._max_bytes:
-            await refusal_response(scope, self._problem())(scope, receive, send)
+            await refusal_response(scope, self._create_problem())(scope, receive, send)
             return
         num_received = 0
 
@@ -148,12 +148,12 @@ class BodyLimitMiddleware:
             message = await receive()
             num_received += len(message.get("body", b""))
             if num_received > self._max_bytes:
-                raise self._problem()
+                raise self._create_problem()
             return message
 
         await self._app(scope, counting_receive, send)
 
-    def _problem(self) -> Problem:
+    def _create_problem(self) -> Problem:
         return Problem(413, "body-too-large", f"the body is larger than the limit of {self._max_bytes} bytes")
 
 

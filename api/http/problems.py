@@ -182,13 +182,13 @@ async def _on_validation_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     field = getattr(request.scope.get("route"), "body_field", None)
     body = None if field is None else _model_in(field.field_info.annotation)
-    errors = [(_field(part, error.body, body), _message(part, body)) for part in error.errors()]
+    errors = [(_locate_field(part, error.body, body), _write_message(part, body)) for part in error.errors()]
     errors = list(dict.fromkeys(errors))  # members of a union may say the same
     detail = "; ".join(f"{field}: {message}" for field, message in errors)
     return _respond(request, Problem(422, "invalid-request", detail, errors=errors))
 
 
-def _field(error: Mapping[str, Any], sent: Any, body: type[BaseModel] | None) -> str:
+def _locate_field(error: Mapping[str, Any], sent: Any, body: type[BaseModel] | None) -> str:
     """Return pydantic's location as a path in the request.
 
     It has the tags of unions too, which are no fields: in what was ``sent`` they name nothing. Behind a shorthand only
@@ -216,7 +216,7 @@ def _is_member(part: int | str, value: Any) -> bool:
     return isinstance(value, list) and isinstance(part, int) and part < len(value)
 
 
-def _message(error: Mapping[str, Any], body: type[BaseModel] | None) -> str:
+def _write_message(error: Mapping[str, Any], body: type[BaseModel] | None) -> str:
     location: Sequence[int | str] = error["loc"]
     if location == ("body",) and error["type"] != "value_error":
         return "send a JSON object, with Content-Type: application/json"

@@ -69,13 +69,13 @@ def _check_depth_and_numbers(document: Any) -> None:
     for _ in range(MAX_DEPTH + 1):
         if any(isinstance(value, float) and math.isinf(value) for value in level):
             _refuse_json("a number is larger than a 64-bit float can hold")
-        level = [inner for value in level for inner in _members(value)]
+        level = [inner for value in level for inner in _list_members(value)]
         if not level:
             return
     _refuse_json(f"arrays and objects are nested more than {MAX_DEPTH} deep")
 
 
-def _members(value: Any) -> Iterable[Any]:
+def _list_members(value: Any) -> Iterable[Any]:
     if isinstance(value, dict):
         return value.values()
     return value if isinstance(value, list) else ()

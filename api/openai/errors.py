@@ -53,7 +53,7 @@ def stream_error(problem: Problem) -> ErrorBody:
     """Return the body of an error inside a stream, whose status has been sent already."""
     param = next((error.field for error in problem.errors), None)
     kind = _find_type(HTTPStatus(problem.status_code))
-    return ErrorBody(message=problem.detail, type=kind, param=param, code=_code(problem.code))
+    return ErrorBody(message=problem.detail, type=kind, param=param, code=_find_code(problem.code))
 
 
 DELETED = Problem(409, "deleted", "the job was deleted while it ran")
@@ -133,7 +133,7 @@ async def _send_error(start: Message, problem: dict[str, Any], send: Send) -> No
         message=problem["detail"],
         type=_find_type(status),
         param=next((part["field"] for part in problem.get("errors", ())), None),
-        code=_code(code),
+        code=_find_code(code),
     )
     body = ErrorDocument(error=error).model_dump_json().encode()
     if code == "unknown-model":
@@ -152,5 +152,5 @@ def _find_type(status: HTTPStatus) -> str:
     return _TYPES.get(status, "invalid_request_error")
 
 
-def _code(problem: str) -> str:
+def _find_code(problem: str) -> str:
     return _CODES.get(problem, problem.replace("-", "_"))

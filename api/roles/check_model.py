@@ -19,14 +19,14 @@ def check_model(model: str) -> None:
     folder = require_model_folder(model.partition("=")[2] or model, "--check")
     document = compute("engine.core.check", {"model": str(folder)}, Console(stderr=True))
     console = Console()
-    console.print(_table(document["texts"]))
-    for line in _conclusions(document):
+    console.print(_build_table(document["texts"]))
+    for line in _write_conclusions(document):
         console.print(line, highlight=False, soft_wrap=True)
     if not document["is_close"]:
         raise typer.Exit(1)
 
 
-def _table(texts: list[dict[str, Any]]) -> Table:
+def _build_table(texts: list[dict[str, Any]]) -> Table:
     view = Table()
     columns = ("tokens", "difference", "of spread", "top-1", "perplexity", "transformers")
     for name in ("text", *columns):
@@ -44,7 +44,7 @@ def _table(texts: list[dict[str, Any]]) -> Table:
     return view
 
 
-def _conclusions(document: dict[str, Any]) -> list[str]:
+def _write_conclusions(document: dict[str, Any]) -> list[str]:
     layouts = document["layouts"]
     if layouts is None:
         layout, roundings = "transformers' code over the paged cache", "in float32"
@@ -52,7 +52,9 @@ def _conclusions(document: dict[str, Any]) -> list[str]:
         layout = ", ".join(f"{name} ({count} products)" for name, count in layouts.items())
         is_float32 = layouts.keys() == {"float32"}
         roundings = "in float32" if is_float32 else "with activations rounded to 8 bits, row by row"
-    errors = [f"{rms:{_NUMBER}} (root mean square), {most:{_NUMBER}} (largest)" for rms, most in _pairs(document)]
+    errors = [
+        f"{rms:{_NUMBER}} (root mean square), {most:{_NUMBER}} (largest)" for rms, most in _collect_pairs(document)
+    ]
     ratios = " and ".join(f"{ratio:g}" for ratio in document["accepted"])
     verdict = (
         f"as close as rounding allows ({ratios} times the expected errors)"
@@ -68,5 +70,5 @@ def _conclusions(document: dict[str, Any]) -> list[str]:
     ]
 
 
-def _pairs(document: dict[str, Any]) -> list[list[float]]:
+def _collect_pairs(document: dict[str, Any]) -> list[list[float]]:
     return [document["error"], document["expected"]]

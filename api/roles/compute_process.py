@@ -31,7 +31,7 @@ def compute(module: str, request: dict[str, Any], console: Console, *, grace: fl
     """
     try:
         require_engine("this command")
-        return _run(module, request, console, grace)
+        return _run_process(module, request, console, grace)
     except (EngineError, _FailedError) as error:
         console.print(f"reasoner: {error}", markup=False, highlight=False, soft_wrap=True)
         raise typer.Exit(error.status if isinstance(error, _FailedError) else 1) from None
@@ -45,7 +45,7 @@ class _FailedError(Exception):
         self.status = status
 
 
-def _run(module: str, request: dict[str, Any], console: Console, grace: float) -> Any:
+def _run_process(module: str, request: dict[str, Any], console: Console, grace: float) -> Any:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with tempfile.TemporaryDirectory(prefix="reasoner-") as folder, Progress(*columns, console=console) as progress:
         task, result, log = progress.add_task("starting", total=None), None, Path(folder) / "log"

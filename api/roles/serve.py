@@ -48,7 +48,7 @@ def run_api(settings: Settings) -> None:
     configure_logging()
     _log_start()
     start_tracing(settings, "api")
-    with _broker(settings):
+    with _run_broker(settings):
         check_bind(settings)
         app = create_app(settings)
         config = uvicorn.Config(
@@ -86,7 +86,7 @@ class Server(uvicorn.Server):
 def run_worker(settings: Settings) -> None:
     """Run jobs until SIGTERM or Ctrl-C, then hand back those in progress."""
     raise_file_limit()
-    with _broker(settings):
+    with _run_broker(settings):
         _log_start()
         start_tracing(settings, "worker")
         serve_worker(make_worker(settings), settings.queues)
@@ -128,7 +128,7 @@ def serve(settings: Settings) -> None:
 
 
 @contextlib.contextmanager
-def _broker(settings: Settings) -> Iterator[None]:
+def _run_broker(settings: Settings) -> Iterator[None]:
     if settings.redis_url is not None:
         yield
         return

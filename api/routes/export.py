@@ -52,13 +52,13 @@ async def export(
     """
     until = await state.store.get_broker_time()  # before the response begins, since it raises while the broker is away
     return StreamingResponse(
-        _lines(state.store, principal.visible_owner, since, until, status, journal),
+        _iterate_lines(state.store, principal.visible_owner, since, until, status, journal),
         media_type="application/x-ndjson",
         headers={"Content-Disposition": 'attachment; filename="jobs.jsonl"'},
     )
 
 
-async def _lines(
+async def _iterate_lines(
     store: JobStore, owner: str | None, since: float, until: float, status: str | None, journal: bool
 ) -> AsyncIterator[str]:
     async for job_id in store.iterate_ended(owner, since, until):

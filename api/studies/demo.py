@@ -92,7 +92,7 @@ def demo(
         ]
         all_cases = [case for row in rows for case in row]
         waiting = iter([case for column in zip(*rows, strict=True) for case in column])
-        with Live(_table(rows), console=console, refresh_per_second=8) as live:
+        with Live(_build_table(rows), console=console, refresh_per_second=8) as live:
             threads = [
                 threading.Thread(target=_solve_waiting, args=(url, waiting), daemon=True) for _ in range(CONCURRENCY)
             ]
@@ -101,8 +101,8 @@ def demo(
             for thread in threads:
                 while thread.is_alive():
                     thread.join(REFRESH_SECONDS)
-                    live.update(_table(rows))
-            live.update(_table(rows))
+                    live.update(_build_table(rows))
+            live.update(_build_table(rows))
         with Client(url) as client:
             shown_case = next(
                 (case for case in all_cases if case.strategy["name"] == "rebase" and case.job is not None), None
@@ -152,7 +152,7 @@ def _solve(url: str, case: Case) -> None:
         case.failure = str(error)
 
 
-def _table(rows: list[list[Case]]) -> Table:
+def _build_table(rows: list[list[Case]]) -> Table:
     table = Table(
         "problem", "strategy", "budget", "state", "tokens", "s", "answer", "right?", box=SIMPLE_HEAD, padding=0
     )
@@ -165,16 +165,16 @@ def _table(rows: list[list[Case]]) -> Table:
             f"{case.problem.suite} {case.problem.level}",
             " ".join(str(part) for part in case.strategy.values()),
             ", ".join(f"{value} {name[:3]}" for name, value in case.budget.items()),
-            _state(row),
+            _describe_state(row),
             f"{tokens:.0f}",
             f"{sum(job.usage.seconds for job in jobs) / len(jobs):.1f}" if jobs else "",
-            _answer(case) if len(row) == 1 else "",
-            _verdict(row),
+            _describe_answer(case) if len(row) == 1 else "",
+            _describe_verdict(row),
         )
     return table
 
 
-def _state(row: list[Case]) -> str:
+def _describe_state(row: list[Case]) -> str:
     case = row[0]
     if len(row) > 1:
         return f"{sum(case.has_ended for case in row)} of {len(row)}"
@@ -185,12 +185,12 @@ def _state(row: list[Case]) -> str:
     return case.view.status
 
 
-def _answer(case: Case) -> Text:
+def _describe_answer(case: Case) -> Text:
     result = None if case.job is None else case.job.result
     return Text((result.answer or "none") if result is not None else "")
 
 
-def _verdict(row: list[Case]) -> str:
+def _describe_verdict(row: list[Case]) -> str:
     ended = [case for case in row if case.has_ended and case.failure is None]
     num_right = sum(case.is_right for case in ended)
     if len(row) > 1:

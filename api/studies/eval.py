@@ -178,7 +178,9 @@ def evaluate_suite(
                     run_private_engine(settings, console, more) as urls,
                     _show_progress(console, opened, plan) as advance,
                 ):
-                    work = _run(settings, urls, opened, plan, verifier, sampling, tools, concurrency, file, advance)
+                    work = _run_evaluation(
+                        settings, urls, opened, plan, verifier, sampling, tools, concurrency, file, advance
+                    )
                     shutdown.run(work)
     except EvaluationMismatch as error:
         raise typer.BadParameter(str(error), param_hint="--out") from None
@@ -262,7 +264,7 @@ def _identify_suite(suite: Suite) -> dict[str, Any]:
     return {"suite": suite.name, "problems": len(suite.problems), "content": content.hexdigest()}
 
 
-async def _run(
+async def _run_evaluation(
     settings: Settings,
     urls: tuple[str, ...],
     suite: Suite,
@@ -297,7 +299,8 @@ def _show_progress(console: Console, suite: Suite, plan: EvaluationPlan) -> Iter
     """Show progress as a bar on a terminal, and elsewhere as a line now and then."""
     stages = plan.stages()
     names = {
-        stage: f"{suite.name} {number}/{len(stages)} {_title(stage, plan)}" for number, stage in enumerate(stages, 1)
+        stage: f"{suite.name} {number}/{len(stages)} {_write_title(stage, plan)}"
+        for number, stage in enumerate(stages, 1)
     }
     if not console.is_terminal:
 
@@ -321,7 +324,7 @@ def _show_progress(console: Console, suite: Suite, plan: EvaluationPlan) -> Iter
         yield show
 
 
-def _title(stage: Stage, plan: EvaluationPlan) -> str:
+def _write_title(stage: Stage, plan: EvaluationPlan) -> str:
     return stage.name + (f", seed {stage.seed + 1} of {plan.seeds}" if plan.seeds > 1 else "")
 
 

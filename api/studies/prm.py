@@ -98,7 +98,7 @@ def rollouts(
         seed=seed,
         concurrency=concurrency,
     )
-    with _engine(settings, console) as engine, _report_bad_records("OUT"):
+    with _open_engine(settings, console) as engine, _report_bad_records("OUT"):
         stats = shutdown.run(_roll_out(labelled, plan, engine, out, console))
     document = asdict(stats) | {"out": str(out)}
     if as_json:
@@ -221,7 +221,7 @@ def evaluate_file(
     settings = load_with(prm=model, prm_format=form, engine_device=device)
     name = settings.require_prm("reasoner prm evaluate") if generative is None else served_name(generative)
     more = {} if generative is None else {generative: "--generative"}
-    with _engine(settings, console, more) as engine:
+    with _open_engine(settings, console, more) as engine:
         written = None if generative is None else votes
         scores = shutdown.run(_score([*fitted, *cases], engine, name, written, concurrency, console))
     if fitted:
@@ -312,7 +312,7 @@ async def _find_model(engine: EngineClient, name: str) -> ModelInfo:
 
 
 @contextmanager
-def _engine(
+def _open_engine(
     settings: Settings, console: Console, more: Mapping[str, str] = MappingProxyType({})
 ) -> Iterator[EngineClient]:
     """Yield the configured engine, or a private one. Its errors and Ctrl-C end the command with a message."""

@@ -82,7 +82,7 @@ def select(
     With right answers in the file it reports the accuracy of the first candidate, of votes, of the best score and of an
     ideal choice. Uses the service at --url or on the configured port; if none runs there, starts one.
     """
-    questions = _read(file, limit)
+    questions = _read_file(file, limit)
     kind = parse_word_or_json("verifier", verifier)
     given = {
         "by": by,
@@ -92,7 +92,7 @@ def select(
         "budget": None if tokens is None else {"tokens": tokens},
     }
     fields = {name: value for name, value in given.items() if value is not None}
-    _check(questions[0], fields)
+    _check_fields(questions[0], fields)
     header = {"questions": identify(questions), "fields": fields, "model": model}
     with _open_file(header, out) as rankings:
         if len(rankings.items) < len(questions):
@@ -116,7 +116,7 @@ def evaluate_candidates(
     as_json: bool,
 ) -> None:
     """Rank the candidates of a file by the verifier, and report the accuracy of each rule."""
-    questions = _read(path, limit)
+    questions = _read_file(path, limit)
     if any(question.gold is None for question in questions):
         raise typer.BadParameter(f"{path}: each line needs the right 'answer' (or 'gold')", param_hint="--candidates")
     header = {"questions": identify(questions), "model": settings.model_name, "verifier": repr(verifier)}
@@ -127,14 +127,14 @@ def evaluate_candidates(
     _report(questions, rankings, AnswerSpec(), as_json)
 
 
-def _read(path: Path, limit: int | None) -> list[LabelledCandidates]:
+def _read_file(path: Path, limit: int | None) -> list[LabelledCandidates]:
     try:
         return read_questions(path, limit)
     except SuiteError as error:
         raise typer.BadParameter(str(error), param_hint="FILE") from None
 
 
-def _check(question: LabelledCandidates, fields: dict[str, Any]) -> None:
+def _check_fields(question: LabelledCandidates, fields: dict[str, Any]) -> None:
     """Raise ``typer.BadParameter`` for fields that no job can have, before a service is started."""
     try:
         Selection.model_validate(question.to_spec(**fields)).to_job()

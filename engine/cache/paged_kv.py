@@ -71,7 +71,7 @@ class KeyPool:
         self.shape, self.layers = shape, layers
         sizes = len(layers), 2, shape.kv_heads, *slots
         width = shape.head_dim // 2 if dtype == INT4 else shape.head_dim
-        self.data = _zeros((*sizes, width), dtype, device)
+        self.data = _allocate_zeros((*sizes, width), dtype, device)
         self.scales = _create_scales(sizes, shape.head_dim, dtype, device)
         # Torch can copy float8 but not scatter it; its bytes can be scattered.
         vectors = self.data if self.scales is None else self.data.view(torch.int8)
@@ -175,7 +175,7 @@ class KVCache:
         """Pages that were released lately since another one had the same tokens: equally damaged if that one is."""
 
     def reset(self) -> None:
-        """Drop every table, prefix and lease, whatever state they are in, and zero what was written; see ``_zeros``."""
+        """Drop every table, prefix and lease, and zero what was written; see ``_allocate_zeros``."""
         self.zero_pages(self.pool.high_water_mark)
         self._start_empty()
 
@@ -267,7 +267,7 @@ class KVCache:
 
     def move_tokens(self, moves: Sequence[tuple[PageTable, int, int]]) -> None:
         """Copy keys and values within tables, all at once, given ``(table, from position, to position)``."""
-        slots = [(self._slot(table, start), self._slot(table, end)) for table, start, end in moves]
+        slots = [(self._locate_slot(table, start), self._locate_slot(table, end)) for table, start, end in moves]
         source, target = to_device(torch.tensor(slots), self.data.device).unbind(1)
         for tensor in self._slot_tensors:
             by_slot = tensor.flatten(3, 4)
@@ -442,7 +442,7 @@ class KVCache:
         self.page_table[table.row, len(table.pages)] = page
         table.pages.append(page)
 
-    def _slot(self, table: PageTable, position: int) -> int:
+    def _locate_slot(self, table: PageTable, position: int) -> int:
         page_index, offset = divmod(position, self.page_size)
         return table.pages[page_index] * self.page_size + offset
 
@@ -469,11 +469,11 @@ def _create_scales(
     if dtype not in QUANTIZED:
         return None
     if dtype == INT4:
-        return _zeros((*slots, head_dim // GROUP), torch.float16, device_config)
-    return _zeros(slots, torch.float32, device_config)
+        return _allocate_zeros((*slots, head_dim // GROUP), torch.float16, device_config)
+    return _allocate_zeros(slots, torch.float32, device_config)
 
 
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device_config: DeviceConfig) -> Tensor:
+def _allocate_zeros(shape: tuple[int, ...], dtype: torch.dtype, device_config: DeviceConfig) -> Tensor:
     """Allocate zeros. The memory must not hold NaN, which would survive the multiplication by a masked slot's weight of
     zero."""
     if device_config.uses_gpu_kernels:

@@ -197,7 +197,7 @@ class RadixTree:
 
     def extend(self, node: Node, key: Key) -> None:
         """Replace the key of a partial page that received more tokens. The longer ``key`` must not be cached yet."""
-        parent = _parent(node)
+        parent = _get_parent(node)
         if key in parent.children or key[: len(node.key)] != node.key:
             raise RuntimeError("the page cannot be extended to this key")
         self._unlink(parent, node)
@@ -217,7 +217,7 @@ class RadixTree:
         """Remove an unpinned leaf and release its page."""
         if node.pins or node.children:
             raise RuntimeError(f"page {node.page} is pinned or has pages after it")
-        parent = _parent(node)
+        parent = _get_parent(node)
         if self.snapshots is not None:
             self.snapshots.drop(node)
         if self.pool.ref_counts[node.page] == 1:
@@ -313,7 +313,7 @@ class RadixTree:
             raise RuntimeError("an evictable leaf is missing in the eviction queue")
 
     def _check_node(self, node: Node) -> None:
-        parent = _parent(node)
+        parent = _get_parent(node)
         is_full = parent.parent is None or len(parent.key) == self.page_size
         is_linked = parent.children.get(node.key) is node and self.nodes.get(node.page) is node
         has_valid_keys = 0 < len(node.key) <= self.page_size and node.sorted_keys == sorted(node.children)
@@ -334,7 +334,7 @@ class RadixTree:
     def _drop_or_enqueue(self, leaf: Node) -> None:
         """Drop an unused partial page whose tokens another page begins with; any other may be evicted."""
         if len(leaf.key) < self.page_size:
-            longer = self.find_extension(_parent(leaf), leaf.key)
+            longer = self.find_extension(_get_parent(leaf), leaf.key)
             if longer is not None and longer is not leaf:
                 self.replace(leaf, longer)
                 return
@@ -371,7 +371,7 @@ class RadixTree:
         del parent.sorted_keys[bisect_left(parent.sorted_keys, node.key)]
 
 
-def _parent(node: Node) -> Node:
+def _get_parent(node: Node) -> Node:
     if node.parent is None:
         raise RuntimeError("the root has no page")
     return node.parent

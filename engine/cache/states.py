@@ -144,7 +144,7 @@ class StatePool:
         segments: list[StateSegment] = []
         start = 0
         for work, (state, count, parents) in zip(self._work, rows, strict=True):
-            segments += self._cut(work, start)
+            segments += self._cut_segments(work, start)
             own_end = start + count
             for index, parent in enumerate(parents):
                 source = work.target if parent < 0 else work.drafts[parent]
@@ -158,7 +158,7 @@ class StatePool:
         target = state.slot if self._owns_slot(state) else self._allocate_needed()
         return StateWork(state, target, state.num_tokens + count)
 
-    def _cut(self, work: StateWork, start: int) -> list[StateSegment]:
+    def _cut_segments(self, work: StateWork, start: int) -> list[StateSegment]:
         """Return the segments of a row whose first token in the batch is ``start``, cut where snapshots are wanted."""
         state, position, source = work.state, work.state.num_tokens, work.state.slot
         segments: list[StateSegment] = []

@@ -95,7 +95,7 @@ def check_model(folder: Path, report_progress: Callable[[int, int, str], None]) 
     report_progress(2, 3, "transformers in float64")
     exact = reference.compute_float64(list(texts.values()))
     report_progress(3, 3, "done")
-    error, expected = _errors(ours, exact), _errors(peer, exact)
+    error, expected = _measure_errors(ours, exact), _measure_errors(peer, exact)
     accepted = ROUNDED if rounds_activations else FLOAT32
     is_language_model = info.kind == "generate"
     return CheckResult(
@@ -136,7 +136,7 @@ def _score(core: EngineCore, parts: list[tuple[int, ...]], read: Sequence[int]) 
     return list(result.values)
 
 
-def _errors(logits: list[Tensor], exact: list[Tensor]) -> tuple[float, float]:
+def _measure_errors(logits: list[Tensor], exact: list[Tensor]) -> tuple[float, float]:
     """Return the root mean square and the largest error of all texts."""
     differences = torch.cat([one.double() - other for one, other in zip(logits, exact, strict=True)])
     # An exact result has the rounding of its last place at least.
@@ -153,12 +153,12 @@ def _compare(name: str, tokens: Sequence[int], ours: Tensor, theirs: Tensor, *, 
         difference=difference,
         relative=difference / float(theirs.std(-1).mean()),
         top1_agreement=float((ours.argmax(-1) == theirs.argmax(-1)).float().mean()),
-        perplexity=_perplexity(ours, tokens) if is_language_model else None,
-        reference_perplexity=_perplexity(theirs, tokens) if is_language_model else None,
+        perplexity=_compute_perplexity(ours, tokens) if is_language_model else None,
+        reference_perplexity=_compute_perplexity(theirs, tokens) if is_language_model else None,
     )
 
 
-def _perplexity(logits: Tensor, tokens: Sequence[int]) -> float:
+def _compute_perplexity(logits: Tensor, tokens: Sequence[int]) -> float:
     logprobs = logits[:-1].double().log_softmax(-1)
     return math.exp(-float(logprobs[range(len(tokens) - 1), list(tokens[1:])].mean()))
 

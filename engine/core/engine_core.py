@@ -185,14 +185,14 @@ class EngineCore:
     def launch(self) -> None:
         """Plan and launch a step without waiting for the device, unless results must be read first."""
         if self.runner.unread is None:
-            self._run(self._launch)
+            self._run_part(self._launch)
 
     def finish(self) -> None:
         """Read the results of the step before the latest one, once the device has computed them."""
         if self.runner.unread is not None:
-            self._run(lambda: self._read(self.runner.take_unread()))
+            self._run_part(lambda: self._read_step(self.runner.take_unread()))
 
-    def _run(self, part: Callable[[], None]) -> None:
+    def _run_part(self, part: Callable[[], None]) -> None:
         """Run a part of a step. An exception empties the cache, whose state is unknown (``engine.core.recovery``)."""
         self._scheduled = []
         with use_stream(self._stream):
@@ -229,9 +229,9 @@ class EngineCore:
         if schedule.scheduled:
             step = self.runner.launch(schedule.scheduled, now)
             if step.is_synchronous:
-                self._read(step)
+                self._read_step(step)
 
-    def _read(self, step: Step) -> None:
+    def _read_step(self, step: Step) -> None:
         """Wait for a step and act on its results."""
         self._scheduled = step.work
         sampled = self.runner.read(step)

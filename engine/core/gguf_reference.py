@@ -94,17 +94,17 @@ class GgufHeader:
     def set_rotary(self, model: Any, context: int) -> None:
         """Give a model the rotary embedding of the header, for sequences of at most ``context`` tokens."""
         module = next(part for name, part in model.named_modules() if name.endswith("rotary_emb"))
-        frequencies, magnitude = self._frequencies(context)
+        frequencies, magnitude = self._compute_frequencies(context)
         if self.architecture != "gemma3":
             _set_frequencies(module, "", frequencies, magnitude)
             return
         base = self.get("{arch}.rope.local.freq_base", _LOCAL_BASE)
-        local = float(self.get(Keys.Rope.FREQ_BASE_SWA, base)) ** -_exponents(self.head_dim)
+        local = float(self.get(Keys.Rope.FREQ_BASE_SWA, base)) ** -_compute_exponents(self.head_dim)
         for kind, values in (("full_attention", frequencies), ("sliding_attention", local)):
             if kind in self._layer_types():
                 _set_frequencies(module, f"{kind}_", values, 1.0)
 
-    def _frequencies(self, context: int) -> tuple[Any, float]:
+    def _compute_frequencies(self, context: int) -> tuple[Any, float]:
         """Return the angles of neighbouring positions, and the factor of sines and cosines, as llama.cpp has them."""
         get, trained = self.get, self.get(Keys.LLM.CONTEXT_LENGTH)
         dim = int(get(Keys.Rope.DIMENSION_COUNT, self.head_dim))
@@ -112,7 +112,7 @@ class GgufHeader:
         kind, original = get(Keys.Rope.SCALING_TYPE, "linear"), get(Keys.Rope.SCALING_ORIG_CTX_LEN, trained)
         factor = float(get(Keys.Rope.SCALING_FACTOR, get("{arch}.rope.scale_linear", 1.0))) or 1.0
         magnitude = float(get(Keys.Rope.SCALING_ATTN_FACTOR, 1.0))
-        frequencies = base ** -_exponents(dim)
+        frequencies = base ** -_compute_exponents(dim)
         if kind == "yarn":
             fast, slow = get(Keys.Rope.SCALING_YARN_BETA_FAST, 32.0), get(Keys.Rope.SCALING_YARN_BETA_SLOW, 1.0)
             # The dimension that turns so many times within the original context.
@@ -134,18 +134,18 @@ class GgufHeader:
 def read_gguf_header(path: Path) -> GgufHeader:
     """Read the header of a model, from its first file."""
     reader = GGUFReader(path)
-    values = {name: _contents(field) for name, field in reader.fields.items() if not name.startswith("tokenizer.")}
+    values = {name: _read_contents(field) for name, field in reader.fields.items() if not name.startswith("tokenizer.")}
     tensors = {tensor.name: tensor for tensor in reader.tensors}
     factors = {name: tensor.data.astype(np.float64) for name, tensor in tensors.items() if name.startswith("rope_f")}
     return GgufHeader(str(values["general.architecture"]), values, factors, frozenset(tensors))
 
 
-def _contents(field: Any) -> Any:
+def _read_contents(field: Any) -> Any:
     value = field.contents()
     return np.array(value) if isinstance(value, list) else value
 
 
-def _exponents(dim: int) -> Any:
+def _compute_exponents(dim: int) -> Any:
     return np.arange(0, dim, 2) / dim
 
 

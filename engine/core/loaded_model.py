@@ -117,8 +117,8 @@ class LoadedModel:
                     tokens=tokens,
                     num_prefix_tokens=len(tokens),
                     branch=branch,
-                    seed=_signed(branch.seed),
-                    key=_signed(branch.key),
+                    seed=_to_signed(branch.seed),
+                    key=_to_signed(branch.key),
                     sampling=sampling,
                     eos=eos,
                     stop_strings=stops,
@@ -201,6 +201,6 @@ class LoadedModel:
         return tokens[:length], reads
 
 
-def _signed(word: int) -> int:
+def _to_signed(word: int) -> int:
     """Return the int64 with the bits of a 64-bit word."""
     return word - (1 << 64) if word >> 63 == 1 else word

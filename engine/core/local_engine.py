@@ -82,7 +82,7 @@ class LocalEngine:
         self.failure: str | None = None
         """Reason for which the engine stopped by itself."""
         loaded: Future[dict[str, EngineCore]] = Future()
-        self._thread = threading.Thread(target=self._run, args=(models, loaded), name="engine", daemon=True)
+        self._thread = threading.Thread(target=self._run_thread, args=(models, loaded), name="engine", daemon=True)
         self._thread.start()
         self._cores = loaded.result()
         # At exit the interpreter stops the thread anywhere, which aborts the process if a kernel is running.
@@ -90,7 +90,7 @@ class LocalEngine:
 
     def generate(self, request: GenerateRequest, *, stream: bool = False) -> Events:
         """Check and queue the request before returning, so that errors are raised at the call."""
-        core = self._core(request.model)
+        core = self._get_core(request.model)
         events: asyncio.Queue[Completion | Delta | EngineError] = asyncio.Queue()
         in_flight = self._create_request(request, events)
         in_flight.stream = stream
@@ -98,17 +98,17 @@ class LocalEngine:
             in_flight.deadline = time.monotonic() + request.timeout
         core.model.add_branches(request, in_flight)
         self._submit(core, in_flight)
-        return self._results(core, in_flight, events, len(request.branches))
+        return self._iterate_events(core, in_flight, events, len(request.branches))
 
     async def score(self, request: ScoreRequest) -> list[ScoreResult]:
-        core = self._core(request.model)
+        core = self._get_core(request.model)
         events: asyncio.Queue[ScoreResult | EngineError] = asyncio.Queue()
         in_flight = self._create_request(request, events)
         core.model.add_items(request, in_flight)
         if not in_flight.sequences:
             return []
         self._submit(core, in_flight)
-        async with aclosing(self._results(core, in_flight, events, len(request.items))) as results:
+        async with aclosing(self._iterate_events(core, in_flight, events, len(request.items))) as results:
             return sorted([result async for result in results], key=lambda result: result.index)
 
     async def abort(self, request_id: str) -> None:
@@ -121,7 +121,7 @@ class LocalEngine:
                 self._post(partial(core.release, lease, tokens))
 
     async def tokenize(self, request: TokenizeRequest) -> TokenIds:
-        tokenizer, text = self._core(request.model).model.tokenizer, request.text
+        tokenizer, text = self._get_core(request.model).model.tokenizer, request.text
         if not isinstance(text, str):
             encode_chat = partial(
                 tokenizer.encode_chat,
@@ -136,13 +136,13 @@ class LocalEngine:
 
     async def tokenize_prompt(self, model: str, text: str) -> TokenIds:
         """Return the token ids of a text to continue. Raises ``InvalidRequest`` if it is certainly too long."""
-        served = self._core(model).model
+        served = self._get_core(model).model
         served.tokenizer.check_length(text, served.info.context, "prompt")
         return await self.tokenize(TokenizeRequest(model, text))
 
     def tokenizer(self, model: str) -> Tokenizer:
         """The tokenizer of a served model. Raises as ``generate``."""
-        return self._core(model).model.tokenizer
+        return self._get_core(model).model.tokenizer
 
     async def models(self) -> list[ModelInfo]:
         return [core.model.info for core in self._cores.values()]
@@ -190,7 +190,7 @@ class LocalEngine:
             name: core.speculation_stats for name, core in self._cores.items() if core.speculation_stats is not None
         }
 
-    async def _results(
+    async def _iterate_events(
         self, core: EngineCore, in_flight: Request, events: asyncio.Queue[_Event | EngineError], num_results: int
     ) -> AsyncGenerator[_Event, None]:
         """Yield a request's events until all its results have come. Cancel it if the iterator is closed before."""
@@ -206,7 +206,7 @@ class LocalEngine:
             if num_results:
                 self._post(partial(core.cancel, lambda other: other is in_flight))
 
-    def _core(self, model: str) -> EngineCore:
+    def _get_core(self, model: str) -> EngineCore:
         self._check_open()
         core = self._cores.get(model)
         if core is None:
@@ -256,7 +256,7 @@ class LocalEngine:
                 self._inbox.append(command)
                 self._wake.notify()
 
-    def _run(self, models: Mapping[str, str | Path], loaded: Future[dict[str, EngineCore]]) -> None:
+    def _run_thread(self, models: Mapping[str, str | Path], loaded: Future[dict[str, EngineCore]]) -> None:
         # All computation, loading included, is on this one thread: OpenMP keeps a thread pool for each calling thread,
         # and once the pools have more threads than there are processors, their threads sleep between two operators,
         # which halves the speed.
@@ -290,7 +290,7 @@ class LocalEngine:
 
     def _serve(self, cores: list[EngineCore]) -> None:
         """Execute commands and step the models until the engine is closed. Raises only for fatal errors."""
-        governor = _governor(cores)
+        governor = _create_governor(cores)
         while True:
             with self._wake:
                 rested = not any(core.has_work for core in cores)
@@ -310,16 +310,16 @@ class LocalEngine:
                     self._outbox.send()
                     if governor is not None:
                         governor.step()
-                self._check(core)
+                self._check_invariants(core)
             for core in _wait_for_any([core for core in cores if core.has_work]):
                 core.finish()
                 self._outbox.send()
-                self._check(core)
+                self._check_invariants(core)
         for core in cores:
             core.fail(EngineUnavailable("the engine was closed"))
         self._outbox.send()
 
-    def _check(self, core: EngineCore) -> None:
+    def _check_invariants(self, core: EngineCore) -> None:
         if self._options.debug and not core.has_work:
             core.check_invariants()
 
@@ -336,7 +336,7 @@ def _wait_for_any(cores: Sequence[EngineCore]) -> Sequence[EngineCore]:
     return ready or cores
 
 
-def _governor(cores: Sequence[EngineCore]) -> ThreadGovernor | None:
+def _create_governor(cores: Sequence[EngineCore]) -> ThreadGovernor | None:
     """Return the governor of the calling thread's number of threads; ``None`` if the number is fixed.
 
     It is fixed if there is one thread, results must be reproducible to the bit, a GPU computes, or the system has no

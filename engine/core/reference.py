@@ -35,11 +35,11 @@ class _NoFloat32(TorchFunctionMode):
     ) -> Any:
         if function == torch.Tensor.float:
             function = torch.Tensor.double
-        named = {name: _widened(value) for name, value in (kwargs or {}).items()}
-        return function(*map(_widened, args), **named)
+        named = {name: _widen_dtype(value) for name, value in (kwargs or {}).items()}
+        return function(*map(_widen_dtype, args), **named)
 
 
-def _widened(argument: Any) -> Any:
+def _widen_dtype(argument: Any) -> Any:
     return torch.float64 if argument is torch.float32 else argument
 
 

@@ -15,7 +15,7 @@ def take_delta(sequence: GenerateSequence) -> Delta | None:
     text = text[: len(text) - num_chars_to_hold(text, sequence.sampling.stop)]
     if len(text) <= sequence.num_chars_sent:
         return None
-    delta = _remaining(sequence, text)
+    delta = _collect_remaining(sequence, text)
     sequence.num_chars_sent = len(text)
     sequence.num_tokens_sent = len(sequence.generated) - len(sequence.branch.generated)
     return delta
@@ -48,7 +48,7 @@ def build_completion(sequence: GenerateSequence, finish: Finish) -> tuple[Delta 
         probe=sequence.probe_score,
         token_texts=_read_token_texts(sequence),
     )
-    last = _remaining(sequence, text) if sequence.request.stream else None
+    last = _collect_remaining(sequence, text) if sequence.request.stream else None
     return (last if last and (last.text or last.token_ids) else None), completion
 
 
@@ -70,7 +70,7 @@ def build_score_result(sequence: ScoreSequence, *, is_over_budget: bool) -> Scor
     )
 
 
-def _remaining(sequence: GenerateSequence, text: str) -> Delta:
+def _collect_remaining(sequence: GenerateSequence, text: str) -> Delta:
     """Return the text and the tokens that were not streamed yet."""
     sent = sequence.num_tokens_sent
     logprobs = None if sequence.logprobs is None else tuple(sequence.logprobs[sent:])

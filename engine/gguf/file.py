@@ -109,21 +109,21 @@ class _Header:
         self._at = 0
 
     def read(self) -> tuple[dict[str, Any], dict[str, GgufTensor]]:
-        if self._take(4) != b"GGUF":
+        if self._take_bytes(4) != b"GGUF":
             raise ValueError("it does not begin with GGUF")
-        version = self._number("<I")
+        version = self._read_number("<I")
         if version not in _VERSIONS:
             swapped = struct.unpack("<I", struct.pack(">I", version))[0]
             kind = "big-endian" if swapped in _VERSIONS else f"version {version}"
             raise ValueError(f"it is {kind}; supported are little-endian files of version 2 and 3")
-        num_tensors, num_fields = self._number("<Q"), self._number("<Q")
+        num_tensors, num_fields = self._read_number("<Q"), self._read_number("<Q")
         metadata: dict[str, Any] = {}
         for _ in range(num_fields):
-            name = self._name()
+            name = self._read_name()
             if name in metadata:
                 raise ValueError(f"it has the field {name!r} twice")
-            metadata[name] = self._value(self._kind())
-        places = [self._tensor() for _ in range(num_tensors)]
+            metadata[name] = self._read_value(self._read_kind())
+        places = [self._read_tensor() for _ in range(num_tensors)]
         alignment = metadata.get("general.alignment", _DEFAULT_ALIGNMENT)
         if not isinstance(alignment, int) or alignment < 1 or alignment & (alignment - 1):
             raise ValueError(f"general.alignment is {alignment!r}; it must be a power of two")
@@ -142,36 +142,36 @@ class _Header:
             tensors[name] = GgufTensor(self._path, shape, kind, view[start + offset : end])
         return metadata, tensors
 
-    def _tensor(self) -> tuple[str, tuple[int, ...], GGMLQuantizationType, int]:
-        name, dimensions = self._name(), self._number("<I")
+    def _read_tensor(self) -> tuple[str, tuple[int, ...], GGMLQuantizationType, int]:
+        name, dimensions = self._read_name(), self._read_number("<I")
         if not 1 <= dimensions <= _MAX_DIMENSIONS:
             raise ValueError(f"{name!r} has {dimensions} dimensions")
-        shape = tuple(reversed(struct.unpack(f"<{dimensions}Q", self._take(8 * dimensions))))
+        shape = tuple(reversed(struct.unpack(f"<{dimensions}Q", self._take_bytes(8 * dimensions))))
         if 0 in shape:
             raise ValueError(f"{name!r} is empty: {shape}")
-        number = self._number("<I")
+        number = self._read_number("<I")
         try:
             kind = GGMLQuantizationType(number)
         except ValueError:
             raise ValueError(f"{name!r} has the unknown block type {number}") from None
-        return name, shape, kind, self._number("<Q")
+        return name, shape, kind, self._read_number("<Q")
 
-    def _value(self, kind: GGUFValueType) -> Any:
+    def _read_value(self, kind: GGUFValueType) -> Any:
         """Return a value: a scalar, a text, a list of texts, or an array of numbers."""
         if kind == GGUFValueType.STRING:
-            return self._text()
+            return self._read_text()
         if kind != GGUFValueType.ARRAY:
-            return self._numbers(kind, 1)[0].item()
-        items, count = self._kind(), self._number("<Q")
+            return self._read_numbers(kind, 1)[0].item()
+        items, count = self._read_kind(), self._read_number("<Q")
         if items == GGUFValueType.STRING:
-            return self._texts(count)
+            return self._read_texts(count)
         if items == GGUFValueType.ARRAY:
             raise ValueError("it has an array of arrays")
-        return self._numbers(items, count)
+        return self._read_numbers(items, count)
 
-    def _texts(self, count: int) -> list[str]:
+    def _read_texts(self, count: int) -> list[str]:
         """Return an array of texts. A vocabulary has some 100,000, so nothing is called for each that need not be."""
-        self._require(_LENGTH.size * count)
+        self._require_bytes(_LENGTH.size * count)
         texts, at, content = [], self._at, self._bytes
         for _ in range(count):
             (size,) = _LENGTH.unpack_from(content, at)
@@ -182,33 +182,33 @@ class _Header:
         self._at = at
         return texts
 
-    def _numbers(self, kind: GGUFValueType, count: int) -> npt.NDArray[Any]:
+    def _read_numbers(self, kind: GGUFValueType, count: int) -> npt.NDArray[Any]:
         dtype = np.dtype(_SCALARS[kind])
-        return np.frombuffer(self._take(dtype.itemsize * count), dtype)
+        return np.frombuffer(self._take_bytes(dtype.itemsize * count), dtype)
 
-    def _kind(self) -> GGUFValueType:
-        return GGUFValueType(self._number("<I"))
+    def _read_kind(self) -> GGUFValueType:
+        return GGUFValueType(self._read_number("<I"))
 
-    def _text(self) -> str:
-        return self._take(self._number("<Q")).decode()
+    def _read_text(self) -> str:
+        return self._take_bytes(self._read_number("<Q")).decode()
 
-    def _name(self) -> str:
-        size = self._number("<Q")
-        self._require(size)
+    def _read_name(self) -> str:
+        size = self._read_number("<Q")
+        self._require_bytes(size)
         if size > _LONGEST_NAME:
             raise ValueError(f"a name at byte {self._at} has {size} bytes; at most {_LONGEST_NAME} are allowed")
-        return self._take(size).decode()
+        return self._take_bytes(size).decode()
 
-    def _number(self, form: str) -> int:
+    def _read_number(self, form: str) -> int:
         (number,) = struct.unpack_from(form, self._bytes, self._at)
         self._at += struct.calcsize(form)
         return int(number)
 
-    def _take(self, size: int) -> bytes:
-        self._require(size)
+    def _take_bytes(self, size: int) -> bytes:
+        self._require_bytes(size)
         self._at += size
         return self._bytes[self._at - size : self._at]
 
-    def _require(self, size: int) -> None:
+    def _require_bytes(self, size: int) -> None:
         if size > len(self._bytes) - self._at:
             raise ValueError(f"{size} bytes are needed at byte {self._at} of {len(self._bytes)}: it is truncated")

@@ -44,7 +44,7 @@ def open_gguf_folder(path: Path) -> Path:
         for file in (*paths, *([beside] if beside.is_file() else []))
     ]
     digest = hashlib.blake2b(json.dumps([_VERSION, states]).encode(), digest_size=10).hexdigest()
-    folder = _cache() / f"{paths[0].stem}-{digest}"
+    folder = _find_cache() / f"{paths[0].stem}-{digest}"
     if folder.is_dir():
         return folder
     model = read_gguf(path)
@@ -89,7 +89,7 @@ def weight_files(folder: Path) -> list[Path]:
     return [Path(path) for path in json.loads(file.read_text(encoding="utf-8"))] if file.exists() else []
 
 
-def _cache() -> Path:
+def _find_cache() -> Path:
     """Return ``$XDG_CACHE_HOME/reasoner/gguf``, or a folder of this user's alone where that cannot be written."""
     root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "reasoner" / "gguf"
     with contextlib.suppress(OSError):

@@ -38,7 +38,7 @@ def rope_fields(metadata: Metadata, head_dim: int, positions: int) -> dict[str, 
     else:
         metadata.expect("rope.dimension_count", head_dim)
     original = int(metadata.get("rope.scaling.original_context_length") or positions)
-    if scaling := _scaling(metadata, dim):
+    if scaling := _read_scaling(metadata, dim):
         if architecture == "gemma3" and scaling["rope_type"] != "linear":
             wrong = metadata.get("rope.scaling.type", "linear") not in ("none", "linear")
             name = "rope.scaling.type" if wrong else "rope.scaling.attn_factor"
@@ -56,7 +56,7 @@ def _local_fields(metadata: Metadata, base: float) -> dict[str, Any]:
     return {}
 
 
-def _scaling(metadata: Metadata, dim: int) -> dict[str, Any]:
+def _read_scaling(metadata: Metadata, dim: int) -> dict[str, Any]:
     """Return ``rope_scaling``; empty if nothing is scaled. ``dim``: number of a head's dimensions that are rotated."""
     kind = metadata.get("rope.scaling.type", "linear")
     old = metadata.get_number("rope.scale_linear", 1.0, is_zero_unset=True)
@@ -65,10 +65,10 @@ def _scaling(metadata: Metadata, dim: int) -> dict[str, Any]:
     if kind not in ("none", "linear", "yarn", "longrope"):
         raise metadata.refuse("rope.scaling.type", kind, "none, linear, yarn or longrope")
     if kind == "yarn":
-        return _yarn(metadata, factor, magnitude)
+        return _read_yarn(metadata, factor, magnitude)
     if kind == "none":
         factor = 1.0
-    short, long = _divisors(metadata, kind, dim)
+    short, long = _find_divisors(metadata, kind, dim)
     if short is None and magnitude == 1.0:
         return {} if factor == 1.0 else {"rope_type": "linear", "factor": factor}
     # Divisors of all frequencies are the most general form: a linear factor is one for all of them.
@@ -82,7 +82,7 @@ def _scaling(metadata: Metadata, dim: int) -> dict[str, Any]:
     }
 
 
-def _divisors(metadata: Metadata, kind: str, dim: int) -> tuple[list[float] | None, list[float] | None]:
+def _find_divisors(metadata: Metadata, kind: str, dim: int) -> tuple[list[float] | None, list[float] | None]:
     """Return the divisors of each frequency within the original context and beyond it, if the file has them."""
     model, architecture = metadata.model, metadata.architecture
     used: set[str] = set()
@@ -104,7 +104,7 @@ def _divisors(metadata: Metadata, kind: str, dim: int) -> tuple[list[float] | No
     return numbers.get(_SHORT, numbers.get(_DIVISORS)), numbers.get(_LONG, numbers.get(_DIVISORS))
 
 
-def _yarn(metadata: Metadata, factor: float, magnitude: float) -> dict[str, Any]:
+def _read_yarn(metadata: Metadata, factor: float, magnitude: float) -> dict[str, Any]:
     if metadata.architecture == "phi3":
         raise metadata.refuse("rope.scaling.type", "yarn", "none or linear")
     if found := [name for name in ROPE_TENSORS if name in metadata.model.tensors]:

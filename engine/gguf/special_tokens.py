@@ -77,31 +77,31 @@ def read_special_tokens(model: GgufModel) -> SpecialTokens:
 class _Reader:
     def __init__(self, model: GgufModel) -> None:
         self._path, self._metadata = model.paths[0], model.metadata
-        self._tokens: list[str] = self._field("tokens")
+        self._tokens: list[str] = self._read_field("tokens")
         if self._tokens is None:
             raise EngineError(f"{self._path} lacks the field tokenizer.ggml.tokens")
         if len(set(self._tokens)) != len(self._tokens):
             raise EngineError(f"{self._path}: tokenizer.ggml.tokens has a token twice")
-        types = self._field("token_type")
+        types = self._read_field("token_type")
         self._types = np.full(len(self._tokens), NORMAL) if types is None else np.array(types)
         if len(self._types) != len(self._tokens):
             raise EngineError(f"{self._path}: {len(self._types)} token types for {len(self._tokens)} tokens")
         self._index = {text: index for index, text in enumerate(self._tokens)}
 
     def read(self) -> SpecialTokens:
-        is_sentencepiece = self._field("model") == "llama"
+        is_sentencepiece = self._read_field("model") == "llama"
         ids = dict(_SENTENCEPIECE_IDS) if is_sentencepiece else {}
         ids = {name: index for name, index in ids.items() if index < len(self._tokens)}
         ids |= {name: index for name in ("unknown", "bos", "eos") if (index := self._token_id(name)) is not None}
-        padding = self._field("padding_token_id")
+        padding = self._read_field("padding_token_id")
         if padding is not None and 0 <= padding < len(self._tokens):  # nothing is padded: any other is of no account
             ids["padding"] = int(padding)
         # Types change while the ends are found, so this comes first.
         ends = self._find_ends(ids.get("eos"))
         warnings = [] if ends else ["it names no token that ends a text, and has none that is known by its text"]
-        splitting = SPLITTINGS.get(self._field("pre"))
+        splitting = SPLITTINGS.get(self._read_field("pre"))
         adds = {"bos": is_sentencepiece or (splitting is not None and splitting.adds_bos), "eos": False}
-        said = {name: self._field(f"add_{name}_token") for name in adds}
+        said = {name: self._read_field(f"add_{name}_token") for name in adds}
         adds |= {name: bool(value) for name, value in said.items() if value is not None}
         for name in adds.keys() - ids.keys():
             if adds[name]:
@@ -146,20 +146,22 @@ class _Reader:
 
     def _list_eos(self) -> list[int]:
         """Return the tokens of ``eos_token_ids``, which Ollama writes."""
-        value = self._field("eos_token_ids")
-        return [] if value is None else [self._check(int(token), "eos_token_ids") for token in np.atleast_1d(value)]
+        value = self._read_field("eos_token_ids")
+        return (
+            [] if value is None else [self._check_token(int(token), "eos_token_ids") for token in np.atleast_1d(value)]
+        )
 
     def _token_id(self, name: str) -> int | None:
         """Return the token that the file gives a name, such as ``bos``."""
-        value = self._field(f"{name}_token_id")
-        return None if value is None else self._check(int(value), f"{name}_token_id")
+        value = self._read_field(f"{name}_token_id")
+        return None if value is None else self._check_token(int(value), f"{name}_token_id")
 
-    def _check(self, token: int, field: str) -> int:
+    def _check_token(self, token: int, field: str) -> int:
         if not 0 <= token < len(self._tokens):
             raise EngineError(
                 f"{self._path}: tokenizer.ggml.{field} is {token}, no token: the vocabulary has {len(self._tokens)}"
             )
         return token
 
-    def _field(self, name: str) -> Any:
+    def _read_field(self, name: str) -> Any:
         return self._metadata.get(f"tokenizer.ggml.{name}")

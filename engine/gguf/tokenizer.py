@@ -53,7 +53,7 @@ def _build_tokenizer(model: GgufModel, vocabulary: _Vocabulary) -> Tokenizer:
     if kind == "gpt2":
         tokenizer = _byte_level(vocabulary, ids)
     elif kind == "llama":
-        tokenizer = _sentencepiece(vocabulary, ids, special)
+        tokenizer = _create_sentencepiece(vocabulary, ids, special)
     else:
         raise EngineError(
             f"{model.paths[0]}: the tokenizer {kind!r:.80} is not supported; supported are 'gpt2' and 'llama'"
@@ -116,7 +116,7 @@ def _byte_level(vocabulary: _Vocabulary, ids: dict[str, int]) -> Tokenizer:
     merges = [tuple(merge.split(" ", 1)) for merge in vocabulary.require("merges")]
     if wrong := next((merge for merge in merges if len(merge) != 2), None):
         raise EngineError(f"{path} has no valid tokenizer: the merge {wrong!r:.80} is no pair")
-    tokenizer = _create(vocabulary, ids, merges, ignore_merges=splitting.keeps_whole_tokens)
+    tokenizer = _create_tokenizer(vocabulary, ids, merges, ignore_merges=splitting.keeps_whole_tokens)
     steps = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in splitting.patterns]
     to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*steps, to_bytes])
@@ -124,7 +124,7 @@ def _byte_level(vocabulary: _Vocabulary, ids: dict[str, int]) -> Tokenizer:
     return tokenizer
 
 
-def _sentencepiece(vocabulary: _Vocabulary, ids: dict[str, int], special: SpecialTokens) -> Tokenizer:
+def _create_sentencepiece(vocabulary: _Vocabulary, ids: dict[str, int], special: SpecialTokens) -> Tokenizer:
     """SentencePiece's BPE merges the neighbours whose token has the best score: merges in the order of scores."""
     scores = vocabulary.require("scores")
     if len(scores) != len(special.types):
@@ -143,7 +143,7 @@ def _sentencepiece(vocabulary: _Vocabulary, ids: dict[str, int], special: Specia
     merges = [(left, right) for *_, left, right in sorted(found)]
     unknown = special.ids.get("unknown")
     unk_token = None if unknown is None else str(vocabulary.require("tokens")[unknown])
-    tokenizer = _create(vocabulary, ids, merges, fuse_unk=True, byte_fallback=True, unk_token=unk_token)
+    tokenizer = _create_tokenizer(vocabulary, ids, merges, fuse_unk=True, byte_fallback=True, unk_token=unk_token)
     has_prefix = bool(vocabulary.get("add_space_prefix", True))
     replace = normalizers.Replace(" ", _SPACE)
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend(_SPACE), replace]) if has_prefix else replace
@@ -152,7 +152,7 @@ def _sentencepiece(vocabulary: _Vocabulary, ids: dict[str, int], special: Specia
     return tokenizer
 
 
-def _create(vocabulary: _Vocabulary, ids: dict[str, int], merges: list[Any], **options: Any) -> Tokenizer:
+def _create_tokenizer(vocabulary: _Vocabulary, ids: dict[str, int], merges: list[Any], **options: Any) -> Tokenizer:
     try:
         return Tokenizer(BPE(ids, merges, **options))
     except Exception as error:  # the library raises plain ``Exception``

@@ -30,10 +30,10 @@ class DispatchingEngine(EngineClient):
     """
 
     async def score(self, request: ScoreRequest) -> list[ScoreResult]:
-        return await self._call(request, lambda engine: engine.score(request))
+        return await self._call_engine(request, lambda engine: engine.score(request))
 
     async def tokenize(self, request: TokenizeRequest) -> Tokens:
-        return await self._call(request, lambda engine: engine.tokenize(request))
+        return await self._call_engine(request, lambda engine: engine.tokenize(request))
 
     async def abort(self, request_id: str) -> None:
         await self._call_all(lambda engine: engine.abort(request_id))
@@ -45,7 +45,7 @@ class DispatchingEngine(EngineClient):
         await self._call_all(lambda engine: engine.clear_cache())
 
     @abstractmethod
-    async def _call(self, request: ModelRequest, call: Callable[[EngineClient], Awaitable[_T]]) -> _T:
+    async def _call_engine(self, request: ModelRequest, call: Callable[[EngineClient], Awaitable[_T]]) -> _T:
         """Make a call to the engine for a request, and return the answer."""
 
     @abstractmethod
@@ -68,7 +68,7 @@ class ForwardingEngine(DispatchingEngine):
     async def close(self) -> None:
         await self._engine.close()
 
-    async def _call(self, request: ModelRequest, call: Callable[[EngineClient], Awaitable[_T]]) -> _T:  # noqa: ARG002
+    async def _call_engine(self, request: ModelRequest, call: Callable[[EngineClient], Awaitable[_T]]) -> _T:  # noqa: ARG002
         return await call(self._engine)
 
     async def _call_all(self, call: Callable[[EngineClient], Awaitable[None]]) -> None:

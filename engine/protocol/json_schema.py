@@ -74,7 +74,7 @@ def _walk(schema: Any, depth: int = 0) -> Iterator[dict[str, Any]]:
 def _check_numbers(schema: dict[str, Any]) -> None:
     names = ("const", "enum", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
     for name in names:
-        for number in _integers(schema.get(name)):
+        for number in _iterate_integers(schema.get(name)):
             if abs(number) > _EXACT:
                 raise InvalidRequest(
                     f"{name}: the integer {number} would be rounded: write one of at most {_EXACT}, or a string",
@@ -85,24 +85,24 @@ def _check_numbers(schema: dict[str, Any]) -> None:
 def _check_characters(schema: dict[str, Any]) -> None:
     """Refuse values with control characters that have no escape of one letter, which the grammar would leave out."""
     for name in ("const", "enum"):
-        for text in _strings(schema.get(name)):
+        for text in _iterate_strings(schema.get(name)):
             strange = next((character for character in text if character in _CONTROL), None)
             if strange is not None:
                 raise InvalidRequest(f"{name}: the control character {strange!r} cannot be written", "constraint")
 
 
-def _strings(value: Any) -> Iterator[str]:
+def _iterate_strings(value: Any) -> Iterator[str]:
     if isinstance(value, str):
         yield value
     elif isinstance(value, list | dict):
         for item in [*value, *value.values()] if isinstance(value, dict) else value:
-            yield from _strings(item)
+            yield from _iterate_strings(item)
 
 
-def _integers(value: Any) -> Iterator[int]:
+def _iterate_integers(value: Any) -> Iterator[int]:
     if isinstance(value, list | dict):
         for item in value.values() if isinstance(value, dict) else value:
-            yield from _integers(item)
+            yield from _iterate_integers(item)
     elif isinstance(value, int) and not isinstance(value, bool):
         yield value
 
@@ -111,8 +111,8 @@ def _check_bounds(schema: dict[str, Any], root: Any) -> None:
     """Refuse ranges of less than one that exclude an integer at one end, which llguidance includes."""
     together = list(_of_same_value(schema, root, set()))
     for name, others in _EXCLUSIVE.items():
-        for excluded in _bounds(together, (name,)):
-            for other in _bounds(together, others):
+        for excluded in _collect_bounds(together, (name,)):
+            for other in _collect_bounds(together, others):
                 if float(excluded).is_integer() and excluded != other and abs(excluded - other) < 1:
                     raise InvalidRequest(
                         f"{name}: {excluded:g} cannot be excluded from a range of less than one, up to {other:g}: "
@@ -139,7 +139,7 @@ def _check_count(schema: dict[str, Any]) -> None:
         )
 
 
-def _bounds(schemas: list[dict[str, Any]], names: tuple[str, ...]) -> list[float]:
+def _collect_bounds(schemas: list[dict[str, Any]], names: tuple[str, ...]) -> list[float]:
     found = [schema[name] for schema in schemas for name in names if name in schema]
     return [bound for bound in found if isinstance(bound, int | float)]
 

@@ -10,7 +10,7 @@ DType = Literal["auto", "float32", "bfloat16"]
 KVDType = Literal["auto", "int8", "fp8", "int4"]
 
 
-def _option(default: Any, help_text: str, **limits: Any) -> Any:
+def _define_option(default: Any, help_text: str, **limits: Any) -> Any:
     """Return a dataclass field with its help text and its bounds in Pydantic's terms (``ge``, ``gt``, ``le``) or
     ``choices``.
     """
@@ -23,54 +23,54 @@ def _option(default: Any, help_text: str, **limits: Any) -> Any:
 class EngineOptions:
     """Options of the engine of each served model."""
 
-    kv_tokens: int | None = _option(
+    kv_tokens: int | None = _define_option(
         None,
         "The number of tokens whose keys and values each model keeps, in running sequences and cached prefixes. "
         "Without it, on a CPU what 1 GiB holds, at most 131072; on a GPU what fits (gpu_memory_utilization)",
         ge=1,
     )
-    state_slots: int | None = _option(
+    state_slots: int | None = _define_option(
         None,
         "The number of states that each model with recurrent layers keeps, two for each running sequence and the rest "
         "for cached prefixes. Without it what 1 GiB holds, at most six for each of max_running",
         ge=1,
     )
-    page_size: int = _option(16, "The number of tokens in a page of the KV cache", ge=1)
-    max_running: int = _option(256, "The maximum number of sequences of a model that run at once", ge=1)
-    max_waiting: int = _option(
+    page_size: int = _define_option(16, "The number of tokens in a page of the KV cache", ge=1)
+    max_running: int = _define_option(256, "The maximum number of sequences of a model that run at once", ge=1)
+    max_waiting: int = _define_option(
         4096, "The maximum number of waiting sequences, and of sequences in one request; more are refused", ge=1
     )
-    step_tokens: int = _option(2048, "The maximum number of tokens computed in one step", ge=1)
-    lease_share: float = _option(0.5, "The share of the KV cache that leases may pin", ge=0, le=1)
-    lease_seconds: float = _option(600.0, "The number of seconds after which an unused lease ends", gt=0)
-    draft: str = _option(
+    step_tokens: int = _define_option(2048, "The maximum number of tokens computed in one step", ge=1)
+    lease_share: float = _define_option(0.5, "The share of the KV cache that leases may pin", ge=0, le=1)
+    lease_seconds: float = _define_option(600.0, "The number of seconds after which an unused lease ends", gt=0)
+    draft: str = _define_option(
         "off",
         "The drafter of speculative decoding, which changes no result: auto (what ships in the model's folder "
         "'drafter', else ngram), off, ngram, draft_model=FOLDER, medusa=FOLDER, eagle=FOLDER or eagle3=FOLDER",
     )
-    draft_length: int = _option(
+    draft_length: int = _define_option(
         8, "The maximum number of draft tokens in a row for one sequence in a step, up to 16", ge=1
     )
-    probe: str = _option(
+    probe: str = _define_option(
         "auto",
         "The probe that scores a model's own solutions from its hidden states, at no cost: auto (the folder 'probe' in "
         "the model's folder, or NAME.probe beside NAME.gguf, if there is one), off, or a folder that 'reasoner prm "
         "train --probe' wrote",
     )
-    deterministic: bool = _option(
+    deterministic: bool = _define_option(
         False, "Make the bits of each result independent of what else runs or is cached, on CPU and GPU; slower"
     )
     """Without it, results depend on the batch and on the cache by rounding only (about 1e-6 of a logit in float32, and
     a hundredth in bfloat16)."""
-    device: str = _option(
+    device: str = _define_option(
         "auto", "The device that computes models; auto is a GPU if there is one", choices=get_args(Device)
     )
-    dtype: str = _option(
+    dtype: str = _define_option(
         "auto",
         "The dtype of weights, keys and values; auto is bfloat16 on a GPU, and float32 on a CPU, which has no other",
         choices=get_args(DType),
     )
-    kv_dtype: str = _option(
+    kv_dtype: str = _define_option(
         "auto",
         "The dtype of the KV cache; int8 and fp8 keep two to four times as many tokens, and int4 four to seven times, "
         "at a loss, for heads whose size is a multiple of 32; auto is the dtype",
@@ -83,7 +83,7 @@ class EngineOptions:
     neighbour, which changes logits by up to 1e-3. The logits of the bundled policy differ from those of float32 by
     0.6 % of their spread with int8, and by 3 % with fp8; ``benchmarks/results/kv`` has the divergence with each type.
     """
-    gpu_memory_utilization: float = _option(
+    gpu_memory_utilization: float = _define_option(
         0.9,
         "The share of a GPU's memory that the engine may use in all: weights, the largest step and, without kv_tokens, "
         "keys and values in what is left, the same for each model",
@@ -91,11 +91,11 @@ class EngineOptions:
         le=1,
     )
     """The rest is for what torch and the driver do not count, such as the code of kernels and CUDA graphs."""
-    strict_config: bool = _option(
+    strict_config: bool = _define_option(
         False,
         "Refuse a model whose config.json has a field that the engine's own implementation of its architecture does "
         "not compute, instead of running it by transformers' code",
     )
-    debug: bool = _option(
+    debug: bool = _define_option(
         False, "Check all invariants of the cache and the scheduler when idle, and stop if one is broken"
     )

@@ -70,10 +70,10 @@ def find_thought(text: str, own: Delimiters | None = None, *, is_open: bool = Fa
         opening, closing = _compile(pair)
         if begin := opening.match(text, lead):
             end = closing.search(text, begin.end())
-            return _span(text, begin.end(), end)
+            return _create_span(text, begin.end(), end)
     ends = sorted(_find_lone_ends(text, pairs, is_open=is_open), key=lambda end: end.start())
     if ends or is_open:
-        return _span(text, 0, ends[0] if ends else None)
+        return _create_span(text, 0, ends[0] if ends else None)
     return None
 
 
@@ -99,7 +99,7 @@ def _is_quoted(text: str, match: re.Match[str]) -> bool:
     return match.start() > 0 and before in _QUOTES and after == _QUOTES[before]
 
 
-def _span(text: str, start: int, end: re.Match[str] | None) -> ThoughtSpan:
+def _create_span(text: str, start: int, end: re.Match[str] | None) -> ThoughtSpan:
     if end is None:
         return ThoughtSpan(start, len(text), len(text), is_closed=False)
     return ThoughtSpan(start, end.start(), end.end(), is_closed=True)

@@ -34,7 +34,7 @@ def calibration_sequences(path: Path, folder: Path, config: DecoderConfig) -> li
     length = min(_MAX_TOKENS, config.max_context)
     tokenizer = Tokenizer(folder, config.vocab_size)
     sequences: list[Tensor] = []
-    for text in _texts(path):
+    for text in _read_texts(path):
         tokens = torch.tensor(tokenizer.encode(text), dtype=torch.int64)
         sequences += [piece for piece in torch.split(tokens, length) if len(piece)]
         if len(sequences) >= _MAX_SEQUENCES:
@@ -118,7 +118,7 @@ class DenseAttention:
         return self(layer, *normalize_and_rotate(self._layers[layer], qkv, norm, eps, cos, sin))
 
 
-def _texts(path: Path) -> list[str]:
+def _read_texts(path: Path) -> list[str]:
     try:
         if path.suffix != ".jsonl":
             return [path.read_text(encoding=ENCODING)]

@@ -95,7 +95,7 @@ class Connection:
         """Return the JSON value of the response. ``should_wait``: False if the answer is soon out of date."""
         async with admitted(self._throttle, path, body) as use:
             response = await self._send(method, path, body, is_urgent=not should_wait)
-            content = await self._read(response)
+            content = await self._read_content(response)
             value = await self._parse(response, content)
             if isinstance(value, dict):
                 use.read(value)
@@ -107,7 +107,7 @@ class Connection:
         A gateway may lack the path or guard it.
         """
         response = await self._send("GET", path, None, is_urgent=True)
-        content = await self._read(response)
+        content = await self._read_content(response)
         if response.is_server_error:
             await self._parse(response, content)
 
@@ -138,7 +138,7 @@ class Connection:
                 if is_empty:
                     raise not_a_completion(self.source, f"content-type {kind}, and no event in it")
             except (httpx.HTTPError, ValueError) as error:
-                raise self._unavailable(error) from error
+                raise self._create_unavailable_error(error) from error
             finally:
                 await response.aclose()
 
@@ -153,7 +153,7 @@ class Connection:
         except TimeoutError:
             if not wait.expired():
                 raise
-            raise self._silent() from None
+            raise self._create_silence_error() from None
 
     async def tokenize(self, request: TokenizeRequest, *, functions_apart: bool = False) -> TokenIds:
         """Return the token ids from ``/tokenize``, which our server, vLLM and SGLang share.
@@ -197,19 +197,19 @@ class Connection:
             except _RETRYABLE as error:
                 wait = retries.next_wait()
                 if wait is None:
-                    raise EngineUnreachable(str(self._unavailable(error))) from error
+                    raise EngineUnreachable(str(self._create_unavailable_error(error))) from error
                 await asyncio.sleep(wait)
             except httpx.ReadTimeout as error:
-                raise self._silent() from error
+                raise self._create_silence_error() from error
             except httpx.HTTPError as error:
-                raise self._unavailable(error) from error
+                raise self._create_unavailable_error(error) from error
 
-    async def _read(self, response: httpx.Response) -> bytes:
+    async def _read_content(self, response: httpx.Response) -> bytes:
         """Return the content of a response, and close it."""
         try:
             return await response.aread()
         except httpx.HTTPError as error:
-            raise self._unavailable(error) from error
+            raise self._create_unavailable_error(error) from error
         finally:
             await response.aclose()
 
@@ -229,7 +229,7 @@ class Connection:
             value = None
         if response.status_code != httpx.codes.OK:
             headers = response.headers
-            retry_after = _seconds(headers.get("Retry-After", headers.get(_UPSTREAM_RETRY_AFTER)))
+            retry_after = _parse_retry_after(headers.get("Retry-After", headers.get(_UPSTREAM_RETRY_AFTER)))
             if response.status_code == httpx.codes.TOO_MANY_REQUESTS and self._throttle is not None:
                 await self._throttle.pause(_DEFAULT_PAUSE_SECONDS if retry_after is None else retry_after)
             raise error_from_json(response.status_code, value, source=self.source, retry_after=retry_after)
@@ -240,13 +240,13 @@ class Connection:
             raise stream_error(value, self.source)  # of a gateway that answered before its server had
         return value
 
-    def _silent(self) -> EngineUnreachable:
+    def _create_silence_error(self) -> EngineUnreachable:
         """Return the error of a server from which nothing comes: another attempt would take as long."""
         return EngineUnreachable(f"{self.source} has sent nothing for {self.silence_seconds:g} s")
 
-    def _unavailable(self, error: Exception) -> EngineUnavailable:
+    def _create_unavailable_error(self, error: Exception) -> EngineUnavailable:
         if isinstance(error, httpx.ReadTimeout):
-            return self._silent()
+            return self._create_silence_error()
         reason = str(error) or type(error).__name__
         return EngineUnavailable(f"{self.source} could not be reached{self._via}: {reason}")
 
@@ -310,7 +310,7 @@ def hide_login(url: str) -> str:
     return url.replace(login + at, "", 1)
 
 
-def _seconds(text: str | None) -> float | None:
+def _parse_retry_after(text: str | None) -> float | None:
     """Return the seconds of a ``Retry-After`` header, which may also be a date."""
     if text is None:
         return None

@@ -83,7 +83,7 @@ class HttpEngine(ForwardingEngine):
     async def models(self) -> list[ModelInfo]:
         return await (await self._detect(should_wait=False)).models()  # no wait: health probes call it
 
-    async def _call(self, request: ModelRequest, call: Callable[[EngineClient], Awaitable[_T]]) -> _T:  # noqa: ARG002
+    async def _call_engine(self, request: ModelRequest, call: Callable[[EngineClient], Awaitable[_T]]) -> _T:  # noqa: ARG002
         return await call(await self._detect())
 
     async def _call_all(self, call: Callable[[EngineClient], Awaitable[None]]) -> None:

@@ -30,9 +30,9 @@ class LocalTokenizer:
             self._fast: Any = Tokenizer.from_file(str(folder / "tokenizer.json"))
         except Exception as error:  # the library raises plain ``Exception``
             raise EngineError(f"{folder} has no loadable tokenizer.json: {error}") from error
-        self._settings = _read(folder / "tokenizer_config.json")
+        self._settings = _read_json(folder / "tokenizer_config.json")
         self.template = chat_template(folder)
-        config = _read(folder / "config.json")
+        config = _read_json(folder / "config.json")
         self.context: int | None = config.get("max_position_embeddings")
         self.parameters = count_parameters(folder)
         self.vocab_size: int = config.get("vocab_size") or self._fast.get_vocab_size()
@@ -41,10 +41,10 @@ class LocalTokenizer:
         self.kind: Literal["generate", "classify"] = "classify" if is_classifier else "generate"
         self.notes: dict[str, object] = {name: value for name, value in config.items() if name.startswith("reasoner_")}
         generation = folder / "generation_config.json"
-        self.sampling = read_own_sampling(_read(generation), generation)
+        self.sampling = read_own_sampling(_read_json(generation), generation)
         first = self._settings.get("bos_token")
         if first is None and "added_tokens_decoder" not in self._settings:  # the form used by older checkpoints
-            first = _read(folder / "special_tokens_map.json").get("bos_token")
+            first = _read_json(folder / "special_tokens_map.json").get("bos_token")
         self.bos: int | None = self._fast.token_to_id(first["content"] if isinstance(first, dict) else first or "")
 
     def tokenize(self, request: TokenizeRequest) -> TokenIds:
@@ -115,7 +115,7 @@ def chat_template(folder: Path) -> str | None:
     file = folder / "chat_template.jinja"
     if file.exists():
         return file.read_text(encoding="utf-8")
-    template = _read(folder / "tokenizer_config.json").get("chat_template")
+    template = _read_json(folder / "tokenizer_config.json").get("chat_template")
     if isinstance(template, list):
         template = next((entry.get("template") for entry in template if entry.get("name") == "default"), None)
     return template if isinstance(template, str) else None
@@ -125,7 +125,7 @@ def _refuse(message: str) -> None:
     raise InvalidRequest(f"the chat template refused the messages: {message}", "messages")
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read_json(path: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
     try:

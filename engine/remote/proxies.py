@@ -101,10 +101,10 @@ def _is_excluded(host: str, port: int | None, no_proxy: str) -> bool:
 
     An entry that is none of them matches nothing.
     """
-    return any(_matches(entry, host, port) for entry in re.split(r"[,\s]+", no_proxy.lower()) if entry)
+    return any(_matches_host(entry, host, port) for entry in re.split(r"[,\s]+", no_proxy.lower()) if entry)
 
 
-def _matches(entry: str, host: str, port: int | None) -> bool:
+def _matches_host(entry: str, host: str, port: int | None) -> bool:
     if entry == "*":
         return True
     entry = entry.partition("://")[2] or entry

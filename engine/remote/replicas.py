@@ -88,7 +88,7 @@ class ReplicatedEngine(DispatchingEngine):
                 order = list(missing)
                 part = remaining_request(request, order, loop.time() - started)
                 try:
-                    async with aclosing(self._events(name, part, stream)) as events:
+                    async with aclosing(self._iterate_events(name, part, stream)) as events:
                         async for event in events:
                             index = order[event.index]
                             unseen = missing[index].drop_streamed(replace(event, index=index))
@@ -163,10 +163,10 @@ class ReplicatedEngine(DispatchingEngine):
 
     async def _choose_replica(self, key: str, model: str, tried: list[str]) -> str:
         """Return the next replica for a key, and add it to ``tried``. Raises ``EngineError`` if there is none."""
-        names = self._candidates(model, tried)
+        names = self._find_candidates(model, tried)
         if not names:
             await self._probe_and_wait(self._engines)
-            names = self._candidates(model, tried)
+            names = self._find_candidates(model, tried)
         if not names and self._get_served_models():
             raise EngineUnavailable(f"no engine that answers serves {model!r}")
         if not names:
@@ -175,7 +175,7 @@ class ReplicatedEngine(DispatchingEngine):
         tried.append(name)
         return name
 
-    def _candidates(self, model: str, tried: Collection[str]) -> list[str]:
+    def _find_candidates(self, model: str, tried: Collection[str]) -> list[str]:
         """Return the replicas that may serve a model and were not tried.
 
         If none of those that answer serves it, all of them are candidates, since their error is more precise.
@@ -193,9 +193,9 @@ class ReplicatedEngine(DispatchingEngine):
         """Return True if a replica is left to try, if need be one that was away and is back."""
         if len(tried) >= MAX_REPLICAS_TRIED:
             return False
-        if not self._candidates(model, tried):
+        if not self._find_candidates(model, tried):
             await self._probe_and_wait([name for name in self._engines if name not in tried])
-        return bool(self._candidates(model, tried))
+        return bool(self._find_candidates(model, tried))
 
     def _get_served_models(self) -> dict[str, tuple[ModelInfo, ...]]:
         """Return the models of the replicas that answer."""
@@ -215,7 +215,7 @@ class ReplicatedEngine(DispatchingEngine):
 
     # Calls.
 
-    async def _call(self, request: ModelRequest, call: Callable[[EngineClient], Awaitable[_T]]) -> _T:
+    async def _call_engine(self, request: ModelRequest, call: Callable[[EngineClient], Awaitable[_T]]) -> _T:
         """Return the answer of the first replica that gives one."""
         tried: list[str] = []
         while True:
@@ -239,7 +239,7 @@ class ReplicatedEngine(DispatchingEngine):
     async def _call_replicas(self, names: Iterable[str], call: Callable[[EngineClient], Awaitable[None]]) -> None:
         await asyncio.gather(*(self._await_or_fail_over(name, call(self._engines[name])) for name in names))
 
-    async def _events(self, name: str, request: GenerateRequest, stream: bool) -> Events:
+    async def _iterate_events(self, name: str, request: GenerateRequest, stream: bool) -> Events:
         async with aclosing(self._engines[name].generate(request, stream=stream)) as events:
             while (event := await self._await_or_fail_over(name, anext(events, None))) is not None:
                 yield event

@@ -59,7 +59,7 @@ class RoutedEngine(DispatchingEngine):
     async def close(self) -> None:
         await self._call_all(lambda engine: engine.close())
 
-    async def _call(self, request: ModelRequest, call: Callable[[EngineClient], Awaitable[_T]]) -> _T:
+    async def _call_engine(self, request: ModelRequest, call: Callable[[EngineClient], Awaitable[_T]]) -> _T:
         return await call(self._engine_for(request.model))
 
     async def _call_all(self, call: Callable[[EngineClient], Awaitable[None]]) -> None:

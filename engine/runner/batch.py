@@ -70,7 +70,7 @@ def build_batch(
         ids += sequence.tokens[start : start + num_tokens]
         ids += draft_tokens
         if draft_tokens and not draft.is_chain:
-            trees[len(table_rows)] = tree = _tree(draft)
+            trees[len(table_rows)] = tree = _build_tree_mask(draft)
             positions += (start + tree.depths).tolist()
         else:
             positions += range(start, end)
@@ -83,10 +83,10 @@ def build_batch(
 
 def sort_by_shape(scheduled: abc.Sequence[ScheduledSequence]) -> list[ScheduledSequence]:
     """Return scheduled sequences in the order of a batch."""
-    return sorted(scheduled, key=_shape)
+    return sorted(scheduled, key=_get_sort_key)
 
 
-def _shape(scheduled: ScheduledSequence) -> tuple[int, int]:
+def _get_sort_key(scheduled: ScheduledSequence) -> tuple[int, int]:
     """Sort key: rows with few tokens first, and among equals the longest context first."""
     sequence, num_tokens, draft = scheduled
     num_queries = num_tokens + len(draft.tokens)
@@ -120,11 +120,11 @@ def lay_out(
 
 def find_cost_model(attention: LayerAttentionConfig, kv: torch.Tensor) -> AttentionCostModel:
     """Return the costs of attention over a cache like ``kv``."""
-    return _cost(attention, kv.dtype, kv.device)
+    return _create_cost_model(attention, kv.dtype, kv.device)
 
 
 @lru_cache(8)
-def _cost(attention: LayerAttentionConfig, dtype: torch.dtype, device: torch.device) -> AttentionCostModel:
+def _create_cost_model(attention: LayerAttentionConfig, dtype: torch.dtype, device: torch.device) -> AttentionCostModel:
     size = kv_bytes_per_token(attention, dtype)
     if device.type == "cuda":
         return gpu_costs(device).cost_model(size, dtype)
@@ -132,7 +132,7 @@ def _cost(attention: LayerAttentionConfig, dtype: torch.dtype, device: torch.dev
     return AttentionCostModel.for_compiled_kernel(size) if compiled else AttentionCostModel(size)
 
 
-def _tree(draft: Draft) -> TreeMask:
+def _build_tree_mask(draft: Draft) -> TreeMask:
     """Return the attention tree of a row of one token and its draft."""
     sees = np.eye(len(draft) + 1, dtype=np.bool_)
     for index, parent in enumerate(draft.parents):

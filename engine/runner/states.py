@@ -52,7 +52,7 @@ def limit_drafts(scheduled: Sequence[ScheduledSequence], pool: StatePool) -> lis
     """Return scheduled sequences without the drafts whose states no slots are left for."""
     if not any(one.draft.tokens for one in scheduled):
         return list(scheduled)
-    num_spare = pool.count_spare_slots(_state(one.sequence.pages) for one in scheduled)
+    num_spare = pool.count_spare_slots(_get_state(one.sequence.pages) for one in scheduled)
     limited: list[ScheduledSequence] = []
     for one in scheduled:
         fits = len(one.draft) <= num_spare
@@ -63,10 +63,10 @@ def limit_drafts(scheduled: Sequence[ScheduledSequence], pool: StatePool) -> lis
 
 def plan_states(scheduled: Sequence[ScheduledSequence], pool: StatePool) -> StateStep:
     """Plan the states of a step, given its sequences in the order of the batch."""
-    return pool.plan([(_state(sequence.pages), count, draft.parents) for sequence, count, draft in scheduled])
+    return pool.plan([(_get_state(sequence.pages), count, draft.parents) for sequence, count, draft in scheduled])
 
 
-def _state(table: PageTable) -> SequenceState:
+def _get_state(table: PageTable) -> SequenceState:
     if table.state is None:
         raise RuntimeError("the sequence has no state")
     return table.state

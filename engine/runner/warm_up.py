@@ -102,7 +102,7 @@ def warm_up(
     context = min(num_columns * cache.page_size, model.config.max_context)
     shapes = list_shapes(max_rows, step_tokens, context, has_drafts=drafter is not None)
     layers = frozenset(() if drafter is None else drafter.observed_layers)
-    runs: list[Callable[[], None]] = [partial(_run, shape, model, cache, forward, layers) for shape in shapes]
+    runs: list[Callable[[], None]] = [partial(_run_step, shape, model, cache, forward, layers) for shape in shapes]
     runs += [] if drafter is None else drafter.warm_ups()
     begun = told = time.monotonic()
     # A warning, as this is all that a server says before it is ready, which may take minutes.
@@ -118,7 +118,7 @@ def warm_up(
     _log.warning("model %s: all shapes are ready, after %.1f s", name, time.monotonic() - begun)
 
 
-def _run(shape: StepShape, model: Model, cache: KVCache, forward: Forward, layers: frozenset[int]) -> None:
+def _run_step(shape: StepShape, model: Model, cache: KVCache, forward: Forward, layers: frozenset[int]) -> None:
     """Run one step on sequences of one page each, which stands for all their pages, and sample for each."""
     rows = np.arange(shape.num_sequences)
     cache.page_table[rows] = rows[:, None]

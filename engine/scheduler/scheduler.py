@@ -198,8 +198,8 @@ class Scheduler:
         has_prompts = prompts or (self._queue and len(self.running) < self._max_running)
         max_decoding = max(1, self._step_tokens - (max(1, self._step_tokens // 4) if has_prompts else 0))
         if len(decoding) > max_decoding:
-            decoding = sorted(decoding, key=_rank)[:max_decoding]
-        return decoding, sorted(prompts, key=_rank)
+            decoding = sorted(decoding, key=_get_rank)[:max_decoding]
+        return decoding, sorted(prompts, key=_get_rank)
 
     def _make_room(self, sequence: Sequence, num_tokens: int) -> bool:
         """Reserve pages for ``num_tokens`` tokens; return True if sequences were preempted, perhaps this one, too."""
@@ -211,7 +211,7 @@ class Scheduler:
 
     def _preempt(self) -> None:
         """Preempt one sequence: lowest priority first, then the cheapest to recompute, then the youngest."""
-        head = min(self.running, key=_rank)
+        head = min(self.running, key=_get_rank)
         others = [sequence for sequence in self.running if sequence is not head]
         if not others:
             raise RuntimeError("a sequence that runs alone does not fit into the pool")
@@ -345,7 +345,7 @@ def _queue_entry(request: Request) -> tuple[int, int, Request]:
     return -request.priority, request.order, request
 
 
-def _rank(sequence: Sequence) -> tuple[int, int]:
+def _get_rank(sequence: Sequence) -> tuple[int, int]:
     return -sequence.request.priority, sequence.order
 
 

@@ -57,13 +57,15 @@ class EngineCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yield one metric family per value, labelled by model."""
         stats = [([model], numbers) for model, numbers in self._engine.stats().items()]
-        yield from _families(GaugeMetricFamily, _GAUGES, stats)
-        yield from _families(CounterMetricFamily, _COUNTERS, stats)
+        yield from _iterate_families(GaugeMetricFamily, _GAUGES, stats)
+        yield from _iterate_families(CounterMetricFamily, _COUNTERS, stats)
         drafting = [([model, numbers.drafter], numbers) for model, numbers in self._engine.speculation_stats().items()]
-        yield from _families(CounterMetricFamily, _SPECULATION_COUNTERS, drafting, "drafter")
-        yield from _families(HistogramMetricFamily, _SPECULATION_HISTOGRAMS, drafting, "drafter")
+        yield from _iterate_families(CounterMetricFamily, _SPECULATION_COUNTERS, drafting, "drafter")
+        yield from _iterate_families(HistogramMetricFamily, _SPECULATION_HISTOGRAMS, drafting, "drafter")
         timings = self._engine.timings()
-        yield from _families(HistogramMetricFamily, _HISTOGRAMS, [([model], times) for model, times in timings.items()])
+        yield from _iterate_families(
+            HistogramMetricFamily, _HISTOGRAMS, [([model], times) for model, times in timings.items()]
+        )
         finished = CounterMetricFamily("reasoner_engine_finished", "Branches that ended.", labels=["model", "reason"])
         requests = CounterMetricFamily("reasoner_engine_requests", "Requests taken.", labels=["model", "kind"])
         for model, times in timings.items():
@@ -75,7 +77,7 @@ class EngineCollector(Collector):
         yield requests
 
 
-def _families(
+def _iterate_families(
     family_type: type[GaugeMetricFamily | CounterMetricFamily | HistogramMetricFamily],
     table: _Table,
     sources: _Sources,

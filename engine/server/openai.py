@@ -71,15 +71,15 @@ async def build_response(call: CompletionCall, events: Events) -> Json:
     choices = []
     for completion in completions:
         prompt = by_prompt.get(completion.index // call.body.width)
-        choice = _choice(call, completion, completion.text)
+        choice = _build_choice(call, completion, completion.text)
         choice["text"] = call.echo(completion.index) + choice["text"]
-        choice["logprobs"] = _logprobs(call, completion, prompt)
+        choice["logprobs"] = _build_logprobs(call, completion, prompt)
         if call.body.prompt_logprobs is not None and prompt is not None:
             choice["prompt_logprobs"] = _prompt_logprobs(call.namer, prompt)
         if call.body.return_token_ids:
             choice["prompt_token_ids"] = call.prompt(completion.index)[0].prompt
         choices.append(choice)
-    return _envelope(call, choices) | {"usage": _usage(call, completions)}
+    return _build_envelope(call, choices) | {"usage": _build_usage(call, completions)}
 
 
 def stream_response(call: CompletionCall, events: Events) -> AsyncGenerator[str, None]:
@@ -91,7 +91,7 @@ def stream_response(call: CompletionCall, events: Events) -> AsyncGenerator[str,
 async def _choice_events(events: Events) -> AsyncGenerator[str, None]:
     async with aclosing(events):
         async for event in events:
-            yield _event({"completion" if isinstance(event, Completion) else "delta": asdict(event)})
+            yield _format_event({"completion" if isinstance(event, Completion) else "delta": asdict(event)})
     yield _DONE
 
 
@@ -105,9 +105,9 @@ async def _openai_events(call: CompletionCall, events: Events) -> AsyncGenerator
             if isinstance(event, Completion):
                 completions.append(event)
                 # Its text and tokens were sent before, as deltas.
-                last = _choice(call, event, echoes.pop(event.index, ""))
+                last = _build_choice(call, event, echoes.pop(event.index, ""))
                 last.pop("token_ids", None)
-                yield _event(_envelope(call, [last]))
+                yield _format_event(_build_envelope(call, [last]))
             else:
                 text = echoes.pop(event.index, "") + event.text
                 choice: Json = {"index": event.index, "text": text, "finish_reason": None, "logprobs": None}
@@ -118,9 +118,9 @@ async def _openai_events(call: CompletionCall, events: Events) -> AsyncGenerator
                     choice["logprobs"] = _logprobs_object(call.namer, names, places, event.logprobs)
                 if body.return_token_ids:
                     choice["token_ids"] = event.token_ids
-                yield _event(_envelope(call, [choice]))
+                yield _format_event(_build_envelope(call, [choice]))
     if body.stream_options is not None and body.stream_options.include_usage:
-        yield _event(_envelope(call, []) | {"usage": _usage(call, completions)})
+        yield _format_event(_build_envelope(call, []) | {"usage": _build_usage(call, completions)})
     yield _DONE
 
 
@@ -131,7 +131,7 @@ async def _errors_as_events(chunks: AsyncGenerator[str, None]) -> AsyncGenerator
             async for chunk in chunks:
                 yield chunk
         except EngineError as error:
-            yield _event(error_to_json(error)[1])
+            yield _format_event(error_to_json(error)[1])
 
 
 async def _keep_alive(chunks: AsyncGenerator[str, None]) -> AsyncGenerator[str, None]:
@@ -156,7 +156,7 @@ async def _keep_alive(chunks: AsyncGenerator[str, None]) -> AsyncGenerator[str, 
                 await asyncio.wait({waiting})
 
 
-def _choice(call: CompletionCall, completion: Completion, text: str) -> Json:
+def _build_choice(call: CompletionCall, completion: Completion, text: str) -> Json:
     body = call.body
     reason = "length" if completion.finish_reason == "context" else completion.finish_reason
     choice: Json = {
@@ -172,7 +172,7 @@ def _choice(call: CompletionCall, completion: Completion, text: str) -> Json:
     return choice | {"token_ids": completion.token_ids} if body.return_token_ids else choice
 
 
-def _logprobs(
+def _build_logprobs(
     call: CompletionCall, completion: Completion, prompt: Sequence[TokenLogprob | None] | None
 ) -> Json | None:
     if completion.logprobs is None:
@@ -222,7 +222,7 @@ def _prompt_logprobs(namer: TokenNamer, logprobs: Sequence[TokenLogprob | None])
     ]
 
 
-def _envelope(call: CompletionCall, choices: list[Json]) -> Json:
+def _build_envelope(call: CompletionCall, choices: list[Json]) -> Json:
     return {
         "id": call.requests[0].request_id,
         "object": "text_completion",
@@ -232,7 +232,7 @@ def _envelope(call: CompletionCall, choices: list[Json]) -> Json:
     }
 
 
-def _usage(call: CompletionCall, completions: Sequence[Completion]) -> Json:
+def _build_usage(call: CompletionCall, completions: Sequence[Completion]) -> Json:
     """Return the usage; each prompt counts once, whatever ``n`` is."""
     prompts: dict[int, int] = {}
     cached: dict[int, int] = {}
@@ -252,6 +252,6 @@ def _usage(call: CompletionCall, completions: Sequence[Completion]) -> Json:
     }
 
 
-def _event(value: Json) -> str:
+def _format_event(value: Json) -> str:
     # In ASCII: many clients end a line at U+2028 or U+0085 too, which a text may contain.
     return f"data: {json.dumps(value)}\n\n"

@@ -185,7 +185,7 @@ class CompletionBody(_Body):
         return {name: value for name, value in values.items() if value is not None or name not in cls.model_fields}
 
     @model_validator(mode="after")
-    def _consistent(self) -> Self:
+    def _check_consistency(self) -> Self:
         clash = {"n", "max_tokens", "seed"} & self.model_fields_set
         if self.branches is not None and clash:
             raise ValueError(f"branches already say {', '.join(sorted(clash))}; give one or the other")

@@ -41,7 +41,7 @@ def load_drafter(wanted: str, folder: Path, model: Model, *, context: int) -> Dr
     maximum number of tokens of a sequence. Raises ``EngineError`` if there is no such drafter or it does not fit the
     model, with the two numbers that differ.
     """
-    kind, where = _resolved(wanted, folder)
+    kind, where = _resolve_kind(wanted, folder)
     if kind == "off" and not where:
         return None
     if kind == "ngram" and not where:
@@ -62,13 +62,13 @@ def load_drafter(wanted: str, folder: Path, model: Model, *, context: int) -> Dr
 
 def extra_layers(wanted: str, folder: Path) -> int:
     """Return the number of layers that the drafter keeps in the target's pages."""
-    kind, where = _resolved(wanted, folder)
+    kind, where = _resolve_kind(wanted, folder)
     return EagleDrafter.layers if kind in ("eagle", EAGLE3) and where else 0
 
 
 def check_kv_dtype(wanted: str, folder: Path, dtype: torch.dtype) -> None:
     """Raise ``EngineError`` if a draft model's keys and values cannot be stored in ``dtype``, before it is loaded."""
-    kind, where = _resolved(wanted, folder)
+    kind, where = _resolve_kind(wanted, folder)
     if kind != "draft_model" or not where:
         return
     config = choose_decoder(read_raw_config(Path(where)))
@@ -91,7 +91,7 @@ def check_length(length: int) -> None:
         raise EngineError(f"a draft length of {length} is not between 1 and {MAX_LENGTH}")
 
 
-def _resolved(wanted: str, folder: Path) -> tuple[str, str]:
+def _resolve_kind(wanted: str, folder: Path) -> tuple[str, str]:
     """Return the kind of the drafter and its folder, which is empty for drafters without files."""
     kind, _, where = wanted.partition("=")
     if kind != "auto" or where:

@@ -26,22 +26,22 @@ class SpeculationStats:
     @property
     def drafted(self) -> int:
         """Number of draft tokens that were verified."""
-        return _sum(self._sizes)
+        return _sum_counted(self._sizes)
 
     @property
     def accepted(self) -> int:
         """Number of accepted draft tokens, each of which saved a step."""
-        return _sum(self._lengths)
+        return _sum_counted(self._lengths)
 
     @property
     def draft_sizes(self) -> Histogram:
         """Draft tokens verified per branch and decoding step, 0 included."""
-        return _histogram(self._sizes)
+        return _build_histogram(self._sizes)
 
     @property
     def accepted_lengths(self) -> Histogram:
         """Draft tokens accepted per branch and step that had a draft."""
-        return _histogram(self._lengths)
+        return _build_histogram(self._lengths)
 
     def record_step(self, num_candidates: int, outcomes: Sequence[DraftOutcome], seconds: float) -> None:
         """Record a step with ``num_candidates`` branches that could have had drafts, and ``seconds`` of drafting."""
@@ -52,11 +52,11 @@ class SpeculationStats:
             self._lengths[len(accepted)] += 1
 
 
-def _sum(counted: Counter[int]) -> int:
+def _sum_counted(counted: Counter[int]) -> int:
     return sum(number * times for number, times in list(counted.items()))
 
 
-def _histogram(counted: Counter[int]) -> Histogram:
+def _build_histogram(counted: Counter[int]) -> Histogram:
     histogram = Histogram(_BOUNDS)
     for number, times in list(counted.items()):
         histogram.observe(number, times)

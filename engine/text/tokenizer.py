@@ -71,7 +71,7 @@ class Tokenizer:
         self.eos: int | None = self._wrapper.eos_token_id
         self.bos: int | None = self._wrapper.bos_token_id
         self._remembered = lru_cache(_PARTS)(self.encode)
-        self.piece = lru_cache(_PARTS)(self._piece)
+        self.piece = lru_cache(_PARTS)(self._describe_token)
         """Return the text of a single token, also of special ones; invalid bytes as ``token_id:`` and the id."""
 
         self.decode_token = lru_cache(_PARTS)(self._decode_token)
@@ -162,7 +162,7 @@ class Tokenizer:
                 return lead, text
         return (), ""
 
-    def _piece(self, token: int) -> str:
+    def _describe_token(self, token: int) -> str:
         text = self.decode_all([token])
         return f"token_id:{token}" if "\ufffd" in text else text
 

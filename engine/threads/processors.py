@@ -46,7 +46,7 @@ class ThreadCount:
 def find_processors(proc: Path = Path("/proc/self")) -> Processors:
     """Return the processors of this process. ``proc``: its folder in procfs, which only Linux has."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return Processors(allowed, min(_quotas(proc), default=None))
+    return Processors(allowed, min(_iterate_quotas(proc), default=None))
 
 
 def choose_threads(
@@ -62,9 +62,9 @@ def choose_threads(
     return ThreadCount(processors.threads, str(processors))
 
 
-def _quotas(proc: Path) -> Iterator[float]:
+def _iterate_quotas(proc: Path) -> Iterator[float]:
     """Yield the quotas of this process's control group and of its ancestors, in CPUs."""
-    for folder in _folders(proc):
+    for folder in _iterate_folders(proc):
         try:
             if (folder / "cpu.max").exists():
                 quota, period = (folder / "cpu.max").read_text().split()
@@ -76,7 +76,7 @@ def _quotas(proc: Path) -> Iterator[float]:
             continue  # groups without the controller have no such file
 
 
-def _folders(proc: Path) -> Iterator[Path]:
+def _iterate_folders(proc: Path) -> Iterator[Path]:
     """Yield the folders of the process's control groups (v1 and v2) that may limit its time, up to the mounted one."""
     try:
         groups = [line.split(":", 2) for line in (proc / "cgroup").read_text().splitlines()]

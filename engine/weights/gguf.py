@@ -71,7 +71,7 @@ class GgufWeights(Weights):
 
     def take_matrix(self, name: str, rows: int, columns: int) -> Matrix:
         self.expect(f"{name}.weight", rows, columns)
-        _, (source, expert) = self._where(f"{name}.weight")
+        _, (source, expert) = self._locate(f"{name}.weight")
         if source.tensor.kind in _FLOATS:
             return self.take(f"{name}.weight", rows, columns)
         self._forget(f"{name}.weight")
@@ -80,19 +80,19 @@ class GgufWeights(Weights):
         return blocks
 
     def expect(self, name: str, *shape: int) -> None:
-        path, (source, expert) = self._where(name)
+        path, (source, expert) = self._locate(name)
         actual = source.tensor.shape if expert is None else source.tensor.shape[1:]
         if actual != shape:
             raise EngineError(f"{path}: {name!r} has shape {actual}, its metadata says {shape}")
 
-    def _take(self, name: str) -> tuple[Path, Tensor]:
-        path, (source, expert) = self._where(name)
+    def _take_tensor(self, name: str) -> tuple[Path, Tensor]:
+        path, (source, expert) = self._locate(name)
         self._forget(name)
         return path, source.read_floats(expert)
 
-    def _where(self, name: str) -> tuple[Path, Any]:
+    def _locate(self, name: str) -> tuple[Path, Any]:
         found, expert = self._names.find(name)
-        path, source = super()._where(found)
+        path, source = super()._locate(found)
         if expert is not None and expert >= source.tensor.shape[0]:
             raise EngineError(f"{path} lacks the tensor {name!r}: {found} has {source.tensor.shape[0]} experts")
         return path, (source, expert)

@@ -45,7 +45,7 @@ class Weights:
         self._files: dict[str, tuple[Path, Any]] = {}
         self._stored_names: dict[str, str] = {}
         """Names in the files, of tensors that have another one here."""
-        for path, expected in _files(folder):
+        for path, expected in _list_files(folder):
             try:
                 file: Any = safe_open(path, framework="pt")
                 names = set(file.keys())
@@ -73,7 +73,7 @@ class Weights:
     def take(self, name: str, *shape: int) -> Tensor:
         """Take a tensor in float32. Raises ``EngineError`` if it is missing or has another shape, or is no float."""
         self.expect(name, *shape)
-        path, tensor = self._take(name)
+        path, tensor = self._take_tensor(name)
         if tensor.dtype not in _FLOAT_DTYPES:
             raise EngineError(f"{path}: {name!r} is {tensor.dtype}; supported are float32, float16, bfloat16")
         self.count(tensor.numel())
@@ -85,14 +85,14 @@ class Weights:
 
     def expect(self, name: str, *shape: int) -> None:
         """Raise ``EngineError`` if a tensor is missing or has another shape, without reading it."""
-        path, file = self._where(name)
+        path, file = self._locate(name)
         actual = tuple(file.get_slice(self._stored_name(name)).get_shape())
         if actual != shape:
             raise EngineError(f"{path}: {name!r} has shape {actual}, its config.json says {shape}")
 
     def take_raw(self, name: str, dtype: torch.dtype | None, *shape: int) -> Tensor:
         """Take a tensor as it is, without counting it. ``dtype`` ``None`` allows any dtype, no ``shape`` any shape."""
-        path, tensor = self._take(name)
+        path, tensor = self._take_tensor(name)
         if shape and tuple(tensor.shape) != shape:
             raise EngineError(
                 f"{path}: {name!r} has shape {tuple(tensor.shape)}, its config.json and quantization_config say {shape}"
@@ -108,7 +108,7 @@ class Weights:
         """Return True if two tensors, not taken yet, have the same shape and numbers."""
         one, two = (
             file.get_slice(self._stored_name(tensor))
-            for tensor, (_, file) in ((name, self._where(name)), (other, self._where(other)))
+            for tensor, (_, file) in ((name, self._locate(name)), (other, self._locate(other)))
         )
         if one.get_shape() != two.get_shape():
             return False
@@ -126,8 +126,8 @@ class Weights:
         """Return True if the tensor exists and was not taken."""
         return name in self._files
 
-    def _take(self, name: str) -> tuple[Path, Tensor]:
-        path, file = self._where(name)
+    def _take_tensor(self, name: str) -> tuple[Path, Tensor]:
+        path, file = self._locate(name)
         del self._files[name]
         try:
             return path, file.get_tensor(self._stored_name(name))
@@ -138,7 +138,7 @@ class Weights:
         """Return the names of the tensors not taken yet, sorted."""
         return sorted(self._files)
 
-    def _where(self, name: str) -> tuple[Path, Any]:
+    def _locate(self, name: str) -> tuple[Path, Any]:
         if name not in self._files:
             raise EngineError(f"{self._folder} lacks the tensor {name!r}, which its config.json requires")
         return self._files[name]
@@ -163,7 +163,7 @@ def _inner_name(name: str) -> str | None:
     return name if name.startswith(_LANGUAGE_NAMES) else None
 
 
-def _files(folder: Path) -> list[tuple[Path, set[str]]]:
+def _list_files(folder: Path) -> list[tuple[Path, set[str]]]:
     """Return the checkpoint's files and the tensors that each must have."""
     single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
     if single.exists():

@@ -34,9 +34,9 @@ def draft_attention(
         from kernels.triton import draft_attention as on_gpu
 
         return on_gpu.draft_attention(q, own, drafts, merged, partials, scale=scale, window=window, softcap=softcap)
-    scores, values = _scores(q, own, scale, window, softcap)
+    scores, values = _compute_scores(q, own, scale, window, softcap)
     if drafts is not None:
-        draft_scores, draft_values = _scores(q, drafts, scale, None, softcap)
+        draft_scores, draft_values = _compute_scores(q, drafts, scale, None, softcap)
         scores, values = torch.cat((scores, draft_scores), dim=-1), torch.cat((values, draft_values), dim=2)
     mixed = torch.einsum("bkgqn,bknd->bqkgd", scores.softmax(dim=-1), values)
     return mixed.reshape(q.shape).to(q.dtype)
@@ -49,7 +49,7 @@ def merge_table(rows: int, parts: int, device: torch.device | str) -> tuple[Tens
     return merged, (row[:, None] + rows * torch.arange(parts, dtype=torch.int32, device=device)).flatten()
 
 
-def _scores(
+def _compute_scores(
     q: Tensor, part: DraftKeys, scale: float, window: int | None, softcap: float | None
 ) -> tuple[Tensor, Tensor]:
     """Return the scores ``[branches, kv_heads, group, queries, keys]``, minus infinity for keys that are not seen, and

@@ -64,7 +64,7 @@ def reference(
         scores = torch.einsum("thd,hkd->thk", q[tokens].float(), k) * scale
         if softcap is not None:
             scores = torch.tanh(scores / softcap) * softcap
-        scores = scores.masked_fill(~_visible(tiles, tile, tokens, key, window)[:, None], -torch.inf)
+        scores = scores.masked_fill(~_find_visible(tiles, tile, tokens, key, window)[:, None], -torch.inf)
         tile_total = scores.logsumexp(dim=-1)
         mixed = torch.einsum("thk,hkd->thd", (scores - tile_total[..., None]).exp().nan_to_num(0), v)
         union = torch.logaddexp(total[tokens], tile_total)
@@ -77,7 +77,7 @@ def _to_float(x: Tensor, scales: Tensor | None) -> Tensor:
     return x.float() if scales is None else dequantize_vectors(x, scales)
 
 
-def _visible(tiles: AttentionTiles, tile: list[int], tokens: Tensor, key: Tensor, window: int | None) -> Tensor:
+def _find_visible(tiles: AttentionTiles, tile: list[int], tokens: Tensor, key: Tensor, window: int | None) -> Tensor:
     """Return which keys each query sees, bool ``[queries, keys]``."""
     query = tiles.positions[tokens][:, None]
     tree_index = key - tile[TREE]

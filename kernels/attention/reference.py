@@ -31,15 +31,15 @@ def attention(
         flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
         out: Tensor = flash(q, k, v, 0.0, False, attn_mask=mask, scale=scale)[0]
         return out
-    scores = torch.bmm(_flat(q * scale), _flat(k).transpose(1, 2)).view(*q.shape[:3], k.shape[2])
+    scores = torch.bmm(_flatten(q * scale), _flatten(k).transpose(1, 2)).view(*q.shape[:3], k.shape[2])
     if softcap is not None:
         scores = scores.div_(softcap).tanh_().mul_(softcap)
     scores = scores if mask is None else scores.add_(mask)
     if sinks is not None:
         scores = torch.cat((scores, sinks[None, ..., None].expand(len(scores), -1, -1, 1)), dim=-1)
     weights = torch.softmax(scores, dim=-1)[..., : k.shape[2]]
-    return torch.bmm(_flat(weights), _flat(v)).view(q.shape)
+    return torch.bmm(_flatten(weights), _flatten(v)).view(q.shape)
 
 
-def _flat(x: Tensor) -> Tensor:
+def _flatten(x: Tensor) -> Tensor:
     return x.reshape(-1, x.shape[-2], x.shape[-1])

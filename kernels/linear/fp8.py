@@ -50,10 +50,10 @@ def fp8_linear(
     quantized = x if isinstance(x, QuantizedRows) else quantize_rows(x, quantization)
     if quantization.block is None:
         scales = scales.reshape(-1).expand(len(weight))
-    return _product(quantized, weight, scales, bias, dtype or x.dtype, is_batch_invariant)
+    return _multiply(quantized, weight, scales, bias, dtype or x.dtype, is_batch_invariant)
 
 
-def _product(
+def _multiply(
     x: QuantizedRows, weight: Tensor, scales: Tensor, bias: Tensor | None, dtype: torch.dtype, is_batch_invariant: bool
 ) -> Tensor:
     rows, row_scales = x.codes, x.scales

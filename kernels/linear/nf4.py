@@ -47,7 +47,7 @@ def dequantize(weight: Nf4) -> Tensor:
     """Return the weight in float32, ``[out, in]``."""
     codes = torch.stack((weight.packed >> 4, weight.packed & 15), dim=-1).flatten(1).long()
     size = codes.shape[1] // len(weight.scales)
-    return _codes(weight.packed.device)[codes] * weight.scales.T.repeat_interleave(size, dim=1)
+    return _load_codes(weight.packed.device)[codes] * weight.scales.T.repeat_interleave(size, dim=1)
 
 
 def nf4_linear(
@@ -64,11 +64,11 @@ def nf4_linear(
 
         return on_gpu.weight_only(
             x, weight.packed, weight.scales, bias, on_gpu.NF4,
-            codes=_codes(x.device), dtype=dtype, is_batch_invariant=is_batch_invariant,
+            codes=_load_codes(x.device), dtype=dtype, is_batch_invariant=is_batch_invariant,
         )  # fmt: skip
     return multiply_in_float32(x, dequantize(weight), bias, dtype or x.dtype)
 
 
 @cache
-def _codes(device: torch.device) -> Tensor:
+def _load_codes(device: torch.device) -> Tensor:
     return torch.tensor(CODES, device=device)

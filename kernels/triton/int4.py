@@ -57,7 +57,7 @@ def _load_rotated(x, run, inside):
 
 
 @triton.jit
-def _code(x, scale):
+def _encode(x, scale):
     """Return the codes of rotated numbers, 0 to 15."""
     steps = tl.floor(x / tl.maximum(scale.to(tl.float32), 5.9604644775390625e-08))
     return (tl.minimum(tl.maximum(steps, -8.0), 7.0) + 8.0).to(tl.uint8)
@@ -81,7 +81,7 @@ def _pack(
     kind = (head >= kv_heads).to(tl.int64)
     kv_head = head - kind * kv_heads
     byte = CACHE + kind * kind_stride + kv_head * head_stride + slot * (16 * GROUPS) + 16 * low_run
-    packed = _code(low, low_scale) | (_code(high, high_scale) << 4)
+    packed = _encode(low, low_scale) | (_encode(high, high_scale) << 4)
     tl.store(byte + tl.arange(0, 16)[None, :], packed, mask=inside)
     # Of the two runs of a group the first writes the scale.
     scales = SCALES + ((kind * kv_heads + kv_head) * slots + slot) * GROUPS

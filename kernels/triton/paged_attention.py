@@ -33,7 +33,7 @@ _LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
-def _half(x):
+def _to_float16(x):
     """Convert 8-bit numbers to float16.
 
     With the right upper byte a byte is the float16 1024 + byte, which is far faster than a conversion.
@@ -54,7 +54,7 @@ def _locate_codes(dim, HALF: tl.constexpr):
 
 @triton.jit
 def _code_half(x, shift):
-    """Convert 4-bit codes in bytes to float16, from -7.5 to 7.5; see ``_half``."""
+    """Convert 4-bit codes in bytes to float16, from -7.5 to 7.5; see ``_to_float16``."""
     bits = ((x >> shift) & 15).to(tl.uint16) | 0x6400
     return bits.to(tl.float16, bitcast=True) - 1024.0 - 7.5
 
@@ -100,7 +100,7 @@ def attend_block(
     else:
         k = tl.load(keys + slot[None, :] * DIM + dim[:, None], mask=dim[:, None] < DIM, other=0.0)
     if QUANTIZED and not PACKED:
-        k = _half(k)
+        k = _to_float16(k)
     scores = tl.dot(q, k, input_precision="ieee") * scale
     if QUANTIZED and not PACKED:
         scores *= tl.load(key_scales + slot)[None, :]
@@ -134,7 +134,7 @@ def attend_block(
     else:
         v = tl.load(values + slot[:, None] * DIM + dim[None, :], mask=dim[None, :] < DIM, other=0.0)
     if QUANTIZED and not PACKED:
-        v = _half(v)
+        v = _to_float16(v)
         weights *= tl.load(value_scales + slot)[None, :]
     mixed = tl.dot(weights.to(v.dtype), v, mixed * kept[:, None], input_precision="ieee")
     return new_top, total, mixed

@@ -42,29 +42,29 @@ def _apply_penalties(LOGITS, STARTS, TOKENS, BIAS, SEEN, COUNTS, SETTINGS, strid
 
 
 @triton.jit
-def _ordered(x):
+def _to_key(x):
     """Return integers that order as the floats do."""
     bits = tl.where(x == 0, 0.0, x).to(tl.int32, bitcast=True)
     return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
 
 @triton.jit
-def _unordered(key):
+def _from_key(key):
     return (key ^ ((key >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
 
 
 @triton.jit
-def _above(X, vocab, key, top, slope, BLOCK: tl.constexpr):
+def _sum_above(X, vocab, key, top, slope, BLOCK: tl.constexpr):
     """Return the sum of the weights of the logits above a key; the weight of the likeliest is 1."""
     total = tl.zeros([BLOCK], tl.float64)
     for first in tl.range(0, vocab, BLOCK, num_stages=3):
         x = tl.load(X + first + tl.arange(0, BLOCK), mask=first + tl.arange(0, BLOCK) < vocab, other=float("-inf"))
-        total += tl.where(_ordered(x) > key, tl.exp((x - top) * slope), 0.0).to(tl.float64)
+        total += tl.where(_to_key(x) > key, tl.exp((x - top) * slope), 0.0).to(tl.float64)
     return tl.sum(total)
 
 
 @triton.jit
-def _threshold(X, vocab, goal, lowest, highest, top, slope, BY_MASS: tl.constexpr, BLOCK: tl.constexpr):
+def _find_threshold(X, vocab, goal, lowest, highest, top, slope, BY_MASS: tl.constexpr, BLOCK: tl.constexpr):
     """Return the smallest key of a logit above which the count or mass is less than ``goal``, and that count or mass.
 
     It is above ``lowest``, and at most ``highest``, the key of the largest logit.
@@ -73,7 +73,7 @@ def _threshold(X, vocab, goal, lowest, highest, top, slope, BY_MASS: tl.constexp
     above_high = 0.0
     step = tl.arange(0, 8)
     # The first cuts are equally spaced as logits: as bits, half of all numbers are smaller than one.
-    cuts = tl.maximum(_ordered(top - (7 - step).to(tl.float32) * (2.0 / slope)).to(tl.int64), low)
+    cuts = tl.maximum(_to_key(top - (7 - step).to(tl.float32) * (2.0 / slope)).to(tl.int64), low)
     while high - low > 1:
         cut = cuts.to(tl.int32)
         sums = tl.zeros([8, BLOCK], tl.float32)
@@ -82,7 +82,7 @@ def _threshold(X, vocab, goal, lowest, highest, top, slope, BY_MASS: tl.constexp
         for first in tl.range(0, vocab, BLOCK, num_stages=3):
             x = tl.load(X + first + tl.arange(0, BLOCK), mask=first + tl.arange(0, BLOCK) < vocab, other=float("-inf"))
             inside = first + tl.arange(0, BLOCK) < vocab
-            key = _ordered(x)
+            key = _to_key(x)
             between = inside & (key > low) & (key <= high)
             smallest = tl.minimum(smallest, tl.where(between, key, 0x7FFFFFFF))
             largest = tl.maximum(largest, tl.where(between, key, -0x7FFFFFFF))
@@ -130,27 +130,27 @@ def _sample(
     greedy = temperature <= 0
     temperature = tl.where(greedy, 1.0, temperature)
     slope = tl.minimum(1.0 / temperature, 3e38).to(tl.float32)
-    floor, highest = tl.min(lane * 0) - 0x7FFFFFFF, _ordered(top)
+    floor, highest = tl.min(lane * 0) - 0x7FFFFFFF, _to_key(top)
     if is_valid & (temperature > 0) & (greedy == 0):
         top_k, top_p, min_p = tl.load(TOP_K + row), tl.load(TOP_P + row), tl.load(MIN_P + row)
         limited = (top_k > 0) & (top_k < vocab)
         mass = 0.0
         if limited:
             goal = top_k.to(tl.float32)
-            floor, above = _threshold(X, vocab, goal, floor - 1, highest, top, slope, False, BLOCK)
+            floor, above = _find_threshold(X, vocab, goal, floor - 1, highest, top, slope, False, BLOCK)
             if top_p < 1:
                 # Of the logits that tie with the last one, top-p counts as many as make up the k.
-                last = tl.exp((_unordered(floor) - top) * slope)
-                mass = (_above(X, vocab, floor, top, slope, BLOCK) + (goal - above) * last).to(tl.float32)
+                last = tl.exp((_from_key(floor) - top) * slope)
+                mass = (_sum_above(X, vocab, floor, top, slope, BLOCK) + (goal - above) * last).to(tl.float32)
         if top_p < 1:
             if limited == 0:
-                mass = _above(X, vocab, floor - 1, top, slope, BLOCK).to(tl.float32)
+                mass = _sum_above(X, vocab, floor - 1, top, slope, BLOCK).to(tl.float32)
             goal = (mass * top_p).to(tl.float32)
-            floor, above = _threshold(X, vocab, goal, floor - 1, highest, top, slope, True, BLOCK)
+            floor, above = _find_threshold(X, vocab, goal, floor - 1, highest, top, slope, True, BLOCK)
         if min_p > 0:
             least = top.to(tl.float64) + temperature * tl.log(min_p)
             rounded = least.to(tl.float32)
-            key = _ordered(rounded) + (rounded.to(tl.float64) < least).to(tl.int32)
+            key = _to_key(rounded) + (rounded.to(tl.float64) < least).to(tl.int32)
             floor = tl.maximum(floor, tl.minimum(key, highest))
 
     stream = noise_stream(tl.load(SEED + row), tl.load(KEY + row), tl.load(POSITION + row), PURPOSE)
@@ -159,7 +159,7 @@ def _sample(
     token = likeliest
     for first in tl.range(0, vocab, BLOCK, num_stages=3):
         x = tl.load(X + first + lane, mask=first + lane < vocab, other=float("-inf"))
-        kept = (first + lane < vocab) & (_ordered(x) >= floor)
+        kept = (first + lane < vocab) & (_to_key(x) >= floor)
         distance = (x - top) * slope
         total += tl.where(kept, tl.exp(distance), 0.0).to(tl.float64)
         bits = hash_noise(stream, first + lane)

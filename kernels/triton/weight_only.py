@@ -40,7 +40,7 @@ def unpack_nibbles(words):
 
 
 @triton.jit
-def _centred(q, zero, DTYPE: tl.constexpr):
+def _subtract_zero(q, zero, DTYPE: tl.constexpr):
     """Return ``q - zero`` as floats, for integers from 0 to 15, without a conversion.
 
     The integer is or-ed into the last bits of a power of two whose last place is worth 1; the difference with the same
@@ -65,7 +65,7 @@ def _load_weight(
         word = step * (K // 8) + tl.arange(0, K // 8)
         words = tl.load(W + word[None, :] * w_stride + n[:, None], mask=is_output[:, None], other=0)
         zero = tl.load(ZEROS + (step * K // group) * out + n, mask=is_output, other=0).to(tl.int32)
-        weight = _centred(unpack_nibbles(words), zero[:, None], DTYPE)
+        weight = _subtract_zero(unpack_nibbles(words), zero[:, None], DTYPE)
     elif LAYOUT == 1:
         k = step * K + tl.arange(0, K)
         q = tl.load(W + n.to(tl.int64)[:, None] * w_stride + k[None, :], mask=is_output[:, None], other=0.0)
@@ -204,7 +204,7 @@ def weight_only(
             LAYOUT=layout, HAS_ZEROS=zeroed, N=64, K=deep, num_warps=4,
         )  # fmt: skip
         return F.linear(x if order is None else x.index_select(1, order), dense, bias)
-    tall, wide, deep, warps, stages = _tiles(_INVARIANT_ROWS if is_batch_invariant else rows, group)
+    tall, wide, deep, warps, stages = _choose_tiles(_INVARIANT_ROWS if is_batch_invariant else rows, group)
     grid = triton.cdiv(out, wide), triton.cdiv(rows, tall)
     steps = into // deep
     parts = count_parts(x, grid[0] * (1 if is_batch_invariant else grid[1]), steps, 4)
@@ -220,7 +220,7 @@ def weight_only(
     return result
 
 
-def _tiles(rows: int, group: int) -> tuple[int, int, int, int, int]:
+def _choose_tiles(rows: int, group: int) -> tuple[int, int, int, int, int]:
     """Return the rows, outputs and inputs of a tile, the warps and the pipeline stages."""
     if rows <= 64:
         return max(16, triton.next_power_of_2(rows)), 64, math.gcd(group, 128), 4, 4

@@ -20,22 +20,22 @@ class RLHFlow(Format):
 
     async def prepare(self) -> None:
         await super().prepare()
-        self._before = await self._chat("?")
+        self._before = await self._tokenize_chat("?")
 
     async def encode_question(self, conversation: Conversation) -> Prompt:
         question = as_text(conversation)
-        return Prompt((), len(await self._chat(question)), question)
+        return Prompt((), len(await self._tokenize_chat(question)), question)
 
     async def encode_step(self, prompt: Prompt, index: int, step: str) -> Pieces:
         if index == 0:
-            return (await self._chat(f"{prompt.question} {step}"),)
+            return (await self._tokenize_chat(f"{prompt.question} {step}"),)
         # The answer to the previous turn, and this turn, as they are appended to any chat.
-        tokens = await self._chat("?", "+", step)
+        tokens = await self._tokenize_chat("?", "+", step)
         if tokens[: len(self._before)] != self._before:
             raise self.refuse("its chat template writes a turn differently when another one follows")
         return (tokens[len(self._before) :],)
 
-    async def _chat(self, *turns: str) -> Tokens:
+    async def _tokenize_chat(self, *turns: str) -> Tokens:
         """Return the tokens of a chat, user first, up to the assistant's next turn."""
         roles = ("user", "assistant")
         messages = [{"role": roles[index % 2], "content": turn} for index, turn in enumerate(turns)]

@@ -181,7 +181,9 @@ class _Run:
 
     async def _label(self, problem: RolloutProblem, key: SolutionKey) -> None:
         prompt = await self.engine.tokenize(
-            TokenizeRequest(self.plan.model, self._ask(problem), template_kwargs=self.plan.chat_template_kwargs)
+            TokenizeRequest(
+                self.plan.model, self._build_messages(problem), template_kwargs=self.plan.chat_template_kwargs
+            )
         )
         lease = f"rollouts-{uuid.uuid4().hex}"  # keeps the prefixes of the steps in the cache
         pieces = await self._solve(prompt, key, lease)
@@ -189,11 +191,11 @@ class _Run:
         shares: list[float] = []
         finished = self._num_tokens_left(prompt, ()) > sum(len(piece.ids) for piece in pieces)
         if ends and not self.plan.completions:
-            shares = [float(await self.judge(problem, _text(pieces), finished))] * len(ends)
+            shares = [float(await self.judge(problem, _join_text(pieces), finished))] * len(ends)
         for step, end in enumerate(ends[len(shares) :]):
             so_far = pieces[: end + 1]
             if step == len(ends) - 1:
-                shares.append(float(await self.judge(problem, _text(pieces), finished)))
+                shares.append(float(await self.judge(problem, _join_text(pieces), finished)))
             elif self.plan.early and shares and shares[-1] == 0:
                 shares.append(0.0)
             else:
@@ -206,7 +208,7 @@ class _Run:
         solution = LabelledSolution(problem.id, problem.question, ids, steps, hard, soft, problem.examples)
         self.file.finish(key, solution)
 
-    def _ask(self, problem: RolloutProblem) -> list[dict[str, str]]:
+    def _build_messages(self, problem: RolloutProblem) -> list[dict[str, str]]:
         question = (self.plan.prompt or PLACEHOLDER).replace(PLACEHOLDER, problem.question)
         turns = [*chain.from_iterable(problem.examples), question]
         system = [] if self.plan.system is None else [{"role": "system", "content": self.plan.system}]
@@ -225,7 +227,7 @@ class _Run:
                 async for completion in completions:
                     at_limit = len(completion.token_ids) == num_left
                     ended = completion.stop != self.plan.separator or completion.stop in self.plan.stop or at_limit
-                    text = self._text_before_stop(_text(pieces), completion)
+                    text = self._text_before_stop(_join_text(pieces), completion)
                     self.file.add_piece(key, SampledStep(text, tuple(write_tokens(completion.token_ids)), ended))
             pieces = self.file.pieces(key)
         return pieces
@@ -252,7 +254,7 @@ class _Run:
                 async for completion in completions:
                     index = missing[completion.index]
                     finished = completion.finish_reason == "stop"
-                    before = _text(so_far)
+                    before = _join_text(so_far)
                     text = before + self._text_before_stop(before, completion)
                     right = await self.judge(problem, text, finished)
                     self.file.add_verdict(key, step, index, right=right, tokens=len(completion.token_ids))
@@ -302,7 +304,7 @@ class _Run:
             raise EngineUnavailable("the engine's answer ended before all of its branches had")
 
 
-def _text(pieces: list[SampledStep]) -> str:
+def _join_text(pieces: list[SampledStep]) -> str:
     return "".join(piece.text for piece in pieces)
 
 

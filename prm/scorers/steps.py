@@ -106,22 +106,22 @@ class StepScorer:
 
         ``max_compute`` bounds the tokens computed for one chain.
         """
-        items = [await self._item(prompt, chain) for chain in chains]
+        items = [await self._build_item(prompt, chain) for chain in chains]
         request = ScoreRequest(
             uuid.uuid4().hex, self.info.id, tuple(items), self._format.token_ids, max_compute, lease=self._lease
         )
         return await read_scores(self._engine, request, self._format.probability)
 
-    async def _item(self, prompt: Prompt, chain: StepChain) -> ScoreItem:
+    async def _build_item(self, prompt: Prompt, chain: StepChain) -> ScoreItem:
         parts: list[str | Tokens] = [prompt.tokens] if prompt.tokens else []
         read = []
         for index, step in enumerate(chain.steps):
-            parts += await self._increment(prompt, index, step)
+            parts += await self._build_increment(prompt, index, step)
             if index >= chain.scored:
                 read.append(len(parts) - 1)
         return ScoreItem(tuple(parts), tuple(read))
 
-    async def _increment(self, prompt: Prompt, index: int, step: str) -> Pieces:
+    async def _build_increment(self, prompt: Prompt, index: int, step: str) -> Pieces:
         key = (prompt.question if index == 0 else "", index, step)
         pieces = self._increments.get(key)
         if pieces is None:

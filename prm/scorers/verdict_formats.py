@@ -84,7 +84,7 @@ def open_check_format(name: FormatName | None, info: ModelInfo | None, scale: Sc
 
     The plain format asks for a label of the ``scale``.
     """
-    notes = {} if info is None else _notes(info)
+    notes = {} if info is None else _read_notes(info)
     if name is None and info is not None and "template" in notes:
         return _from_notes(info, notes)
     match name:
@@ -104,9 +104,9 @@ def open_check_format(name: FormatName | None, info: ModelInfo | None, scale: Sc
 
 def open_compare_format(info: ModelInfo) -> VerdictFormat:
     """Return the format of comparisons in the model's notes, or else the plain one; its labels are of first, second."""
-    pairwise = _notes(info).get("pairwise")
+    pairwise = _read_notes(info).get("pairwise")
     if isinstance(pairwise, Mapping):
-        return _from_notes(info, {**_notes(info), **pairwise})
+        return _from_notes(info, {**_read_notes(info), **pairwise})
     return VerdictFormat(read_prompt("compare"), "\nVerdict: ", {"A": 1.0, "B": 0.0})
 
 
@@ -135,7 +135,7 @@ def with_changes(
     return replace(base, template=template or base.template, labels=labels or base.labels)
 
 
-def _notes(info: ModelInfo) -> dict[str, object]:
+def _read_notes(info: ModelInfo) -> dict[str, object]:
     notes = info.extra.get(NOTE)
     return dict(notes) if isinstance(notes, Mapping) else {}
 

@@ -173,7 +173,7 @@ class VerdictWriter:
             for vote in range(self.options.votes)
         )
         completions = await self._generate(prompt, branches, self.options.sampling)
-        return [await self._trim(completion) for completion in completions], _cost(completions)
+        return [await self._trim(completion) for completion in completions], _compute_cost(completions)
 
     async def _trim(self, completion: Completion) -> _Critique:
         """Return a critique without what ended it, since the verdict's text is appended as a whole."""
@@ -193,11 +193,11 @@ class VerdictWriter:
         read = await self._continue(prompt, critique, 1, reading)
         score = self._expect_score(read.logprobs[0]) if read.logprobs else None
         if score is not None:
-            return score, _cost([read])
+            return score, _compute_cost([read])
         written = await self._continue(prompt, critique, MAX_WRITTEN, SamplingParams(temperature=0.0))
         names = list(self.format.labels)
         found = find_verdict(written.text, names)
-        return (self.format.labels[names[found.index]] if found else None), _cost([read, written])
+        return (self.format.labels[names[found.index]] if found else None), _compute_cost([read, written])
 
     async def _continue(
         self, prompt: Tokens, critique: _Critique, max_tokens: int, sampling: SamplingParams
@@ -270,7 +270,7 @@ class VerdictWriter:
                     self._labels.setdefault(tokens[-1], value)
 
 
-def _cost(completions: Sequence[Completion]) -> VerdictCost:
+def _compute_cost(completions: Sequence[Completion]) -> VerdictCost:
     generated = sum(len(completion.token_ids) for completion in completions)
     read = sum(completion.prompt_tokens for completion in completions)
     cached = sum(completion.cached_tokens for completion in completions)

@@ -67,10 +67,10 @@ def read_examples(path: Path, labels: Labels) -> Iterator[Example]:
         steps = record.texts("steps")
         if not all(step.strip() for step in steps):
             raise record.wrong("steps", "a list of texts of which none is blank")
-        yield Example(record.text("question"), steps, record.shares(_field(record, labels), len(steps)))
+        yield Example(record.text("question"), steps, record.shares(_choose_field(record, labels), len(steps)))
 
 
-def _field(record: JsonRecord, labels: Labels) -> str:
+def _choose_field(record: JsonRecord, labels: Labels) -> str:
     if "labels" in record.fields:
         return "labels"
     if labels == "soft" and "hard" in record.fields and "soft" not in record.fields:

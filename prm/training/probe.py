@@ -209,7 +209,7 @@ def _forward(inputs: Tensor, weights: Sequence[Tensor]) -> Tensor:
     return hidden[:, 0]
 
 
-def _objective(weights: Sequence[Tensor], inputs: Tensor, labels: Tensor, penalty: float) -> Tensor:
+def _compute_objective(weights: Sequence[Tensor], inputs: Tensor, labels: Tensor, penalty: float) -> Tensor:
     loss = F.binary_cross_entropy_with_logits(_forward(inputs, weights), labels)
     return loss + penalty / 2 * sum(weight.square().sum() for weight in weights if weight.ndim > 1)
 
@@ -222,7 +222,7 @@ def _minimize(weights: list[Tensor], inputs: Tensor, data: StepStates, penalty: 
 
     def evaluate() -> float:
         optimizer.zero_grad()
-        loss = _objective(weights, inputs, labels, penalty)
+        loss = _compute_objective(weights, inputs, labels, penalty)
         loss.backward()  # type: ignore[no-untyped-call]
         return float(loss.detach())
 
@@ -237,7 +237,7 @@ def _descend(weights: list[Tensor], inputs: Tensor, data: StepStates, penalty: f
     optimizer = torch.optim.Adam(weights, lr=_ADAM_RATE)
     for _ in range(_ADAM_STEPS):
         optimizer.zero_grad()
-        _objective(weights, inputs, labels, penalty).backward()  # type: ignore[no-untyped-call]
+        _compute_objective(weights, inputs, labels, penalty).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
     return [weight.detach() for weight in weights]
 

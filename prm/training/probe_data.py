@@ -65,10 +65,10 @@ def read_rollouts(path: Path, labels: ProbeLabels) -> Iterator[LabelledRollout]:
                     "wrote it, so make the rollouts again"
                 )
             if record.fields["steps"]:
-                yield _rollout(record, [steps[index] for index in sorted(steps)], labels)
+                yield _read_rollout(record, [steps[index] for index in sorted(steps)], labels)
 
 
-def _rollout(record: JsonRecord, pieces: list[tuple[str, list[int]]], labels: ProbeLabels) -> LabelledRollout:
+def _read_rollout(record: JsonRecord, pieces: list[tuple[str, list[int]]], labels: ProbeLabels) -> LabelledRollout:
     tokens, ends = list(record.fields["prompt"]), []
     for text, ids in pieces:
         tokens += ids

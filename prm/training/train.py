@@ -101,8 +101,8 @@ def train(plan: TrainPlan, progress: Progress, stopped: Callable[[], bool] = lam
     model = _load(plan)
     longest = min(plan.max_tokens, getattr(model.config, "max_position_embeddings", plan.max_tokens))
     tokenizer = Tokenizer(Path(plan.base), model.config.vocab_size)
-    learned, held_out, shortened = _read(plan, tokenizer, longest)
-    settings = _settings(plan)
+    learned, held_out, shortened = _read_data(plan, tokenizer, longest)
+    settings = _collect_settings(plan)
     decayed = [weight for weight in model.parameters() if weight.ndim >= 2]
     others = [weight for weight in model.parameters() if weight.ndim < 2]
     groups = [{"params": decayed, "weight_decay": plan.weight_decay}, {"params": others, "weight_decay": 0.0}]
@@ -116,7 +116,7 @@ def train(plan: TrainPlan, progress: Progress, stopped: Callable[[], bool] = lam
         started = time.monotonic()
         torch.manual_seed(int(hashlib.blake2b(f"{plan.seed}/{step}".encode(), digest_size=7).hexdigest(), 16))
         group = [learned[index] for index in select_examples(step, len(learned), plan.batch, plan.seed)]
-        loss = _backward(model, group, plan)
+        loss = _run_backward(model, group, plan)
         torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
         for options in optimizer.param_groups:
             options["lr"] = plan.rate * schedule(step, total)
@@ -170,7 +170,7 @@ def _load(plan: TrainPlan) -> Any:
     return model.to(plan.device)
 
 
-def _read(
+def _read_data(
     plan: TrainPlan, tokenizer: Tokenizer, longest: int
 ) -> tuple[list[EncodedExample], list[EncodedExample], int]:
     """Return training examples, validation examples, and the number of shortened ones."""
@@ -184,25 +184,25 @@ def _read(
     return learned, held_out, shortened
 
 
-def _settings(plan: TrainPlan) -> dict[str, Any]:
+def _collect_settings(plan: TrainPlan) -> dict[str, Any]:
     """Return the settings that determine the weights and thus identify the run."""
     with open(plan.data, "rb") as file:
         digest = hashlib.file_digest(file, "blake2b").hexdigest()[:16]
     return {name: value for name, value in asdict(plan).items() if name != "out"} | {"data": digest}
 
 
-def _backward(model: Any, group: Sequence[EncodedExample], plan: TrainPlan) -> float:
+def _run_backward(model: Any, group: Sequence[EncodedExample], plan: TrainPlan) -> float:
     """Add the gradient of the mean loss over all separators of the group; return that loss."""
     count = sum(len(example.labels) for example in group)
     loss = 0.0
     for batch in make_batches(group, plan.batch_tokens, plan.device):
-        part = _loss(_logits(model, batch), batch) / count
+        part = _compute_loss(_compute_logits(model, batch), batch) / count
         part.backward()  # type: ignore[no-untyped-call]
         loss += float(part.detach())
     return loss
 
 
-def _logits(model: Any, batch: TrainingBatch) -> Tensor:
+def _compute_logits(model: Any, batch: TrainingBatch) -> Tensor:
     """Return the head's logits at the separators, of shape (labels, 2)."""
     device = batch.ids.device.type
     with torch.autocast(device, torch.bfloat16, enabled=device != "cpu"):
@@ -210,7 +210,7 @@ def _logits(model: Any, batch: TrainingBatch) -> Tensor:
     return logits.flatten(0, 1)[batch.at].float()
 
 
-def _loss(logits: Tensor, batch: TrainingBatch) -> Tensor:
+def _compute_loss(logits: Tensor, batch: TrainingBatch) -> Tensor:
     return F.cross_entropy(logits, torch.stack((1 - batch.labels, batch.labels), dim=1), reduction="sum")
 
 
@@ -222,8 +222,8 @@ def _validate(model: Any, examples: Sequence[EncodedExample], plan: TrainPlan) -
     labels: list[float] = []
     questions: list[str] = []
     for batch in make_batches(examples, plan.batch_tokens, plan.device):
-        logits = _logits(model, batch)
-        loss += float(_loss(logits, batch))
+        logits = _compute_logits(model, batch)
+        loss += float(_compute_loss(logits, batch))
         scores += logits.softmax(1)[:, POSITIVE].tolist()
         labels += batch.labels.tolist()
         questions += batch.questions

@@ -77,14 +77,14 @@ def find_error(constraint: Constraint) -> str | None:
 
 def _locate(root: dict[str, Any], schema: dict[str, Any], path: str, error: str) -> tuple[str, str]:
     """Return the path of the innermost schema that cannot be enforced, and the reason."""
-    for step, child in _children(schema):
-        inner = find_error(_within(root, child))
+    for step, child in _list_children(schema):
+        inner = find_error(_embed_definitions(root, child))
         if inner is not None:
             return _locate(root, child, f"{path}.{step}", inner)
     return path, error
 
 
-def _within(root: dict[str, Any], schema: dict[str, Any]) -> Constraint:
+def _embed_definitions(root: dict[str, Any], schema: dict[str, Any]) -> Constraint:
     """Return the constraint of a schema within another one, with the definitions that it may refer to."""
     shared = {name: root[name] for name in ("$defs", "definitions") if name in root}
     return Constraint("json", json.dumps(shared | schema))
@@ -92,14 +92,14 @@ def _within(root: dict[str, Any], schema: dict[str, Any]) -> Constraint:
 
 def _find_lost_numbers(root: dict[str, Any], schema: dict[str, Any], path: str) -> Iterator[str]:
     """Yield the paths of schemas of which no text can begin, although the library has no objection."""
-    constraint = _within(root, schema)
+    constraint = _embed_definitions(root, schema)
     if has_bounded_multiples(schema, root) and find_error(constraint) is None and not can_begin(constraint):
         yield path
-    for step, child in _children(schema):
+    for step, child in _list_children(schema):
         yield from _find_lost_numbers(root, child, f"{path}.{step}")
 
 
-def _children(schema: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+def _list_children(schema: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
     found: list[tuple[str, Any]] = []
     for name in _CONTAINERS:
         if isinstance(schema.get(name), dict):

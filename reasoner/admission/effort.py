@@ -53,18 +53,18 @@ class Effort(StrictModel):
         return Budget(**{name: getattr(self, name) for name in (*LIMITS, "thinking_tokens")})
 
 
-def _default(tokens: int, strategy: str, **params: int) -> Effort:
+def _create_default(tokens: int, strategy: str, **params: int) -> Effort:
     return Effort(tokens=tokens, strategy=StrategySpec.model_validate({"name": strategy, **params}))
 
 
 DEFAULT_EFFORTS: dict[str, Effort] = {
-    "minimal": _default(2_000, "greedy"),
-    "low": _default(5_000, "weighted_vote", n=4),
-    "medium": _default(20_000, "weighted_vote", n=16),
-    "high": _default(80_000, "weighted_vote", n=64),
-    "xhigh": _default(320_000, "weighted_vote", n=256),
-    "max": _default(1_280_000, "weighted_vote", n=256),
-    "none": _default(2_000, "greedy"),
+    "minimal": _create_default(2_000, "greedy"),
+    "low": _create_default(5_000, "weighted_vote", n=4),
+    "medium": _create_default(20_000, "weighted_vote", n=16),
+    "high": _create_default(80_000, "weighted_vote", n=64),
+    "xhigh": _create_default(320_000, "weighted_vote", n=256),
+    "max": _create_default(1_280_000, "weighted_vote", n=256),
+    "none": _create_default(2_000, "greedy"),
 }
 
 

@@ -95,7 +95,7 @@ def _move_left(left: str, operator: str, right: str) -> tuple[str, Any] | None:
 
 
 def _parse_one(text: str) -> Any | None:
-    return _one_expression(_read(text)) if text else None
+    return _one_expression(_parse_answer(text)) if text else None
 
 
 # Several formulas
@@ -127,7 +127,7 @@ def _equal_lists(a: str, b: str) -> bool:
         compared = (_COMPARES.search(a) or _COMPARES.search(b)) is not None
         if not (compared or _is_odd(a) or _is_odd(b)):
             return False
-        return _verified(_without_member(a, b), _without_member(b, a))
+        return _verify(_without_member(a, b), _without_member(b, a))
     return are_equal_lists((ours[0], theirs[0]), ours[1], theirs[1], are_equal)
 
 
@@ -141,14 +141,14 @@ def _is_odd(text: str) -> bool:
 
 def _equal_formulas(a: str, b: str) -> bool:
     if not _COMPARES.search(a) and not _COMPARES.search(b):
-        ours, theirs = _sides(a), _sides(b)
+        ours, theirs = _split_sides(a), _split_sides(b)
         if ours and theirs:
             return _equal_equations(ours, theirs)
         for equation, other in ((ours, b), (theirs, a)):
             if equation:
                 return _is_name(equation[0]) and are_equal(equation[1], other)
     a, b = _without_member(a, b), _without_member(b, a)
-    return _equal_expressions(_read(a), _read(b), _find_last_place(a, b))
+    return _equal_expressions(_parse_answer(a), _parse_answer(b), _find_last_place(a, b))
 
 
 def _find_last_place(a: str, b: str) -> float | None:
@@ -167,7 +167,7 @@ def _without_member(text: str, other: str) -> str:
     return text if _MEMBER.match(other) else _MEMBER.sub("", text, count=1) if _MEMBER.match(text) else text
 
 
-def _sides(text: str) -> tuple[str, str] | None:
+def _split_sides(text: str) -> tuple[str, str] | None:
     """Return the first and the last side of an equation or a chain of equations; ``None`` if there is no equation."""
     if "=" not in text or "\\begin" in text or re.search(r"_\{[^{}]*=", text):
         return None
@@ -183,17 +183,17 @@ def _is_name(side: str) -> bool:
 def _equal_equations(ours: tuple[str, str], theirs: tuple[str, str]) -> bool:
     if ours[0] == theirs[0]:
         return are_equal(ours[1], theirs[1])
-    left, right, other_left, other_right = (_one_expression(_read(side)) for side in (*ours, *theirs))
+    left, right, other_left, other_right = (_one_expression(_parse_answer(side)) for side in (*ours, *theirs))
     if left is None or right is None or other_left is None or other_right is None:
-        return _verified("=".join(ours), "=".join(theirs))
-    return _proportional(left - right, other_left - other_right)
+        return _verify("=".join(ours), "=".join(theirs))
+    return _are_proportional(left - right, other_left - other_right)
 
 
 def _one_expression(parsed: list[Any]) -> Any | None:
-    return _unified(parsed[0]) if parsed and isinstance(parsed[0], Expr) and not parsed[0].has(*_COSTLY) else None
+    return _unify_symbols(parsed[0]) if parsed and isinstance(parsed[0], Expr) and not parsed[0].has(*_COSTLY) else None
 
 
-def _proportional(f: Any, g: Any) -> bool:
+def _are_proportional(f: Any, g: Any) -> bool:
     """Return True if two expressions are equal up to a constant factor, by their values at sample points."""
     return _find_factor(f, g) is not None
 
@@ -206,7 +206,7 @@ def _find_factor(f: Any, g: Any) -> Any | None:
     factor: Any = None
     reference: Any = None
     for start, step in (*_POSITIVE, _NEGATIVE):
-        x, y = (_value(side, letters, start, step) for side in (f, g))
+        x, y = (_evaluate(side, letters, start, step) for side in (f, g))
         if x is None or y is None or not x or not y:
             if (x is None) != (y is None) or bool(x) != bool(y):
                 return None
@@ -214,7 +214,7 @@ def _find_factor(f: Any, g: Any) -> Any | None:
         if reference is None:
             points = {letter: start + step * index for index, letter in enumerate(letters)}
             factor, reference = x / y, f * g.xreplace(points) - g * f.xreplace(points)
-        elif abs(x / y - factor) > EXACT * abs(factor) or _value(reference, letters, start, step) != 0:
+        elif abs(x / y - factor) > EXACT * abs(factor) or _evaluate(reference, letters, start, step) != 0:
             return None
     return factor
 
@@ -227,8 +227,8 @@ def _equal_expressions(a: list[Any], b: list[Any], last_place: float | None) -> 
         verdict = _same_values(ours, theirs, last_place)
         if verdict is not None:
             return verdict
-        return _both_ways([ours], [theirs])
-    return _both_ways(a, b)
+        return _verify_both_ways([ours], [theirs])
+    return _verify_both_ways(a, b)
 
 
 def _same_values(a: Any, b: Any, last_place: float | None = None) -> bool | None:
@@ -237,12 +237,12 @@ def _same_values(a: Any, b: Any, last_place: float | None = None) -> bool | None
     points = (*_POSITIVE, _NEGATIVE) if letters else _POSITIVE[:1]
     agreed = 0
     for start, step in points:
-        x, y = (_value(side, letters, start, step) for side in (a, b))
+        x, y = (_evaluate(side, letters, start, step) for side in (a, b))
         if x is None or y is None:
             continue
         largest = max(abs(x), abs(y))
         if last_place is None:
-            is_same = bool(abs(x - y) <= EXACT * largest) and _value(a - b, letters, start, step) == 0
+            is_same = bool(abs(x - y) <= EXACT * largest) and _evaluate(a - b, letters, start, step) == 0
         else:
             is_same = bool(abs(x - y) <= min(ROUNDED * largest, last_place))
         agreed += is_same
@@ -252,7 +252,7 @@ def _same_values(a: Any, b: Any, last_place: float | None = None) -> bool | None
 
 
 @lru_cache(maxsize=4096)
-def _value(expression: Any, letters: tuple[Any, ...], start: Any, step: Any) -> Any | None:
+def _evaluate(expression: Any, letters: tuple[Any, ...], start: Any, step: Any) -> Any | None:
     """Return the value at fixed numbers for the letters, ``None`` if it has none; 0 if all its digits cancel."""
     points = {letter: start + step * index for index, letter in enumerate(letters)}
     value = expression.evalf(18, subs=points, maxn=MAX_DIGITS)  # not floats: 10^{10^{10}} is a number here
@@ -262,7 +262,7 @@ def _value(expression: Any, letters: tuple[Any, ...], start: Any, step: Any) -> 
     return parts[0] + I * parts[1] if parts[1] else parts[0]
 
 
-def _unified(expression: Any) -> Any:
+def _unify_symbols(expression: Any) -> Any:
     """Make all letters real, since the parser does so for some formulas only, and decimals exact; i is imaginary."""
     exact: dict[Any, Any] = {
         letter: I if letter.name == "i" else Symbol(letter.name, real=True) for letter in expression.free_symbols
@@ -275,7 +275,7 @@ def _unified(expression: Any) -> Any:
 
 
 @lru_cache(maxsize=1024)
-def _read(text: str) -> list[Any]:
+def _parse_answer(text: str) -> list[Any]:
     """Return math-verify's parses of an answer: expressions, then the text."""
     number = plain.parse_plain(text)
     if isinstance(number, numbers.Number) and not number.percent:
@@ -284,11 +284,11 @@ def _read(text: str) -> list[Any]:
     return parsed
 
 
-def _verified(a: str, b: str) -> bool:
-    return _both_ways(_read(a), _read(b))
+def _verify(a: str, b: str) -> bool:
+    return _verify_both_ways(_parse_answer(a), _parse_answer(b))
 
 
-def _both_ways(a: list[Any], b: list[Any]) -> bool:
+def _verify_both_ways(a: list[Any], b: list[Any]) -> bool:
     """Compare with math-verify in both argument orders: it treats the first as the reference, and a vote has none."""
     forth: Callable[[], bool] = lambda: bool(verify(a, b, timeout_seconds=None))  # noqa: E731
     back: Callable[[], bool] = lambda: bool(verify(b, a, timeout_seconds=None))  # noqa: E731

@@ -30,19 +30,19 @@ def evaluate(text: str) -> Fraction | None:
     if len(text) > _MAX_CHARS or not _SYMBOLS.fullmatch(text):
         return None
     try:
-        return _value(ast.parse(text, mode="eval").body)
+        return _evaluate(ast.parse(text, mode="eval").body)
     except (SyntaxError, ZeroDivisionError):
         return None
 
 
-def _value(node: ast.expr) -> Fraction | None:
+def _evaluate(node: ast.expr) -> Fraction | None:
     match node:
         case ast.Constant(value=int(value)):
             return Fraction(value)
         case ast.UnaryOp(op=ast.UAdd() | ast.USub() as sign, operand=operand):
-            inner = _value(operand)
+            inner = _evaluate(operand)
             return inner if inner is None or isinstance(sign, ast.UAdd) else -inner
         case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATIONS:
-            first, second = _value(left), _value(right)
+            first, second = _evaluate(left), _evaluate(right)
             return None if first is None or second is None else _OPERATIONS[type(op)](first, second)
     return None

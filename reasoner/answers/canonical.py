@@ -39,7 +39,7 @@ def canonicalize(answer: str, compare: Compare = "math") -> str:
         letter = _CHOICE.search(simplify_characters(answer))
         return letter.group().upper() if letter else answer.strip().casefold()
     if compare == "text":
-        return _text(answer)
+        return _normalize_text(answer)
     plain = parse_plain(answer)
     if plain is not None:
         form = str(plain)
@@ -68,7 +68,7 @@ def _parse_number(digits: str) -> float | int:
     return int(number) if number.is_integer() else number
 
 
-def _text(answer: str) -> str:
+def _normalize_text(answer: str) -> str:
     bare = _SPACES.sub(" ", strip_text_command(answer).replace("$", "")).strip().rstrip(".")
     number = _PLAIN_NUMBER.fullmatch(bare) if len(bare) <= _MAX_DIGITS else None
     if number is not None and (number.group(1) is None or int(number.group(1))):

@@ -69,12 +69,12 @@ class Equivalence:
         for index, other in enumerate(others):
             same = self._at_once(answer, other)
             if same is None:
-                return await self._representative(answer, others[index:])
+                return await self._find_representative(answer, others[index:])
             if same:
                 return other
         return answer
 
-    async def _representative(self, answer: str, others: Sequence[str]) -> str:
+    async def _find_representative(self, answer: str, others: Sequence[str]) -> str:
         self._settled += 1
         same = await self._settle(f"same:{self._settled}", lambda: self._first_equal(answer, others))
         for other in others:
@@ -86,7 +86,7 @@ class Equivalence:
     async def _first_equal(self, answer: str, others: Sequence[str]) -> str | None:
         for other in others:
             same = self._at_once(answer, other)
-            if same or (same is None and await self._ask(answer, other)):
+            if same or (same is None and await self._ask_worker(answer, other)):
                 return other
         return None
 
@@ -100,7 +100,7 @@ class Equivalence:
             return same
         return self._known.get(frozenset((a, b)))
 
-    async def _ask(self, a: str, b: str) -> bool:
+    async def _ask_worker(self, a: str, b: str) -> bool:
         if self._late >= MAX_LATE or self._questions >= MAX_QUESTIONS:
             return False
         self._questions += 1

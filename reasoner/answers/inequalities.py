@@ -66,10 +66,10 @@ def split_relation(text: str) -> tuple[str, str, str] | None:
     signs = list(_RELATION.finditer(text))
     if len(signs) != 1 or signs[0].group() == "=":
         return None
-    return text[: signs[0].start()], _operator(signs[0]), text[signs[0].end() :]
+    return text[: signs[0].start()], _read_operator(signs[0]), text[signs[0].end() :]
 
 
-def _operator(sign: re.Match[str]) -> str:
+def _read_operator(sign: re.Match[str]) -> str:
     return _OPERATORS.get(sign.group().removeprefix("\\"), sign.group())
 
 
@@ -136,7 +136,7 @@ def _read_chain(text: str, parse: Parse) -> RealSet | None:
     if len(symbols) != 1:
         return None
     (symbol,) = symbols
-    triples = zip(sides, map(_operator, signs), sides[1:], strict=False)
+    triples = zip(sides, map(_read_operator, signs), sides[1:], strict=False)
     relations = [_relate(left, operator, right) for left, operator, right in triples]
     values = [Reals if one == True else S.EmptySet if one == False else one.as_set() for one in relations]  # noqa: E712
     return RealSet(Intersection(*values), symbol.name)

@@ -127,10 +127,10 @@ def normalize(text: str) -> str:
     text = _SPACE.sub(" ", _NARROW.sub("", text))
     text = _COLOUR.sub("", _SIZED.sub("", text))
     for _ in range(3):  # one round per level of nesting
-        text, count = _WRAPPED.subn(_content, text)
+        text, count = _WRAPPED.subn(_extract_argument, text)
         if not count:
             break
-    text = _OTHER_FRACTION.sub(r"\\frac", _FRACTION.sub(_fraction, text))
+    text = _OTHER_FRACTION.sub(r"\\frac", _FRACTION.sub(_brace_fraction, text))
     text = _SQUARE_ROOT.sub(r"\\sqrt{\1}", text)
     text = _PLAIN_ROOT.sub(lambda match: "\\sqrt{" + (match.group(1) or match.group(2) or "") + "}", text)
     text = _PLAIN_NAME.sub(lambda match: "\\pi " if match.group(1) == "pi" else "\\infty ", text)
@@ -153,12 +153,12 @@ def _turn_brackets(match: re.Match[str]) -> str:
     return f"{'(' if opening == ']' else opening}{inner}{')' if closing == '[' else closing}"
 
 
-def _content(match: re.Match[str]) -> str:
+def _extract_argument(match: re.Match[str]) -> str:
     """Return the argument of a text command with spaces around it, and that of a font command unchanged."""
     return f" {match.group(2)} " if match.group(1) else match.group(2)
 
 
-def _fraction(match: re.Match[str]) -> str:
+def _brace_fraction(match: re.Match[str]) -> str:
     top, bottom = (part if part.startswith("{") or not part else f"{{{part}}}" for part in match.groups())
     return f"\\frac{top}{bottom}"
 

@@ -111,21 +111,21 @@ def read_number(text: str, *, alone: bool = True) -> Number | None:
     if based is not None:
         return _in_base(*based.groups())
     name, text = split_name(text)
-    sign, text = _signed(replace_words(_bare(text)))
+    sign, text = _split_sign(replace_words(_strip_brackets(text)))
     money = _MONEY.match(text)
     unit = NO_UNIT
     if money is not None:
         unit = parse_currency(money.group(1) or money.group(2).lower().rstrip("."))
-        more, text = _signed(text[money.end() :])
+        more, text = _split_sign(text[money.end() :])
         sign *= more
         text = _EUROPEAN.sub(lambda match: f"{match.group(1).replace('.', '')}.{match.group(2)}", text, count=1)
     found = _CORE.match(text)
     if found is None or (not alone and "," in found.group()):
         return None
-    value = _value(found)
+    value = _compute_value(found)
     if value is None:
         return None
-    tail = _tail(text[found.end() :], value, unit)
+    tail = _read_tail(text[found.end() :], value, unit)
     if tail is None:
         return None
     last_place = _last_place(found)
@@ -154,7 +154,7 @@ def split_name(text: str) -> tuple[str, str]:
     return "", text
 
 
-def _bare(text: str) -> str:
+def _strip_brackets(text: str) -> str:
     """Remove brackets around the whole text."""
     text = text.strip()
     for opening, closing in (("(", ")"), ("{", "}"), ("[", "]")):
@@ -164,13 +164,13 @@ def _bare(text: str) -> str:
     return text
 
 
-def _signed(text: str) -> tuple[int, str]:
+def _split_sign(text: str) -> tuple[int, str]:
     if text[:1] in ("+", "-"):
         return (-1 if text[0] == "-" else 1), text[1:].lstrip()
     return 1, text
 
 
-def _value(found: re.Match[str]) -> Fraction | None:
+def _compute_value(found: re.Match[str]) -> Fraction | None:
     """Return the value of a match of ``_CORE``."""
     part = found.groupdict()
     period = part["period"] or part["paren"]
@@ -216,7 +216,7 @@ def write_decimal(value: Fraction, last_place: Fraction) -> str:
     return f"{sign}{digits[:-places]}.{digits[-places:]}{f'e{exponent}' if exponent else ''}"
 
 
-def _tail(tail: str, value: Fraction, unit: Unit) -> tuple[Fraction, Unit, bool] | None:
+def _read_tail(tail: str, value: Fraction, unit: Unit) -> tuple[Fraction, Unit, bool] | None:
     """Return (value, unit, is a percentage) by the text after the digits; ``None`` if it is no number."""
     large = _LARGE_WORD.match(tail) or (_LARGE_LETTER.match(tail) if unit.above else None)
     if large is not None:
@@ -232,14 +232,14 @@ def _tail(tail: str, value: Fraction, unit: Unit) -> tuple[Fraction, Unit, bool]
         if behind is not None and not unit.above:
             unit, tail = parse_currency(behind.group(1)), tail[behind.end() :]
     if tail:
-        if not _counts(tail):
+        if not _is_counted(tail):
             return None
         following = read_unit(tail)
         unit = Unit(unit.above, following.below) if unit.above else following
     return value, NO_UNIT if percent is not None else unit, percent is not None
 
 
-def _counts(tail: str) -> bool:
+def _is_counted(tail: str) -> bool:
     """Return True if the text after a number only names what it counts or measures."""
     if _CHINESE.fullmatch(tail):
         return True
@@ -268,7 +268,7 @@ def split_unit(text: str) -> tuple[str, Unit]:
     found = _MEASURED.fullmatch(text)
     if (
         found is None
-        or not _counts(f" {found.group(2)}")
+        or not _is_counted(f" {found.group(2)}")
         or (len(found.group(2)) == 1 and text[found.end(1) - 1].isalpha())
     ):
         return text, NO_UNIT
@@ -314,14 +314,14 @@ def have_same_name(a: str, b: str) -> bool:
 def are_same_number(a: Number, b: Number) -> bool:
     """Return True if two numbers are equal, ignoring their names."""
     if a.base or b.base:
-        return a.value == b.value if a.base and b.base else _digits(a) == _digits(b)
+        return a.value == b.value if a.base and b.base else _format_digits(a) == _format_digits(b)
     if a.percent != b.percent and NO_UNIT in (a.unit, b.unit):
         part, whole = (a.value, b.value) if a.percent else (b.value, a.value)
         return whole in (part, part / 100)
     return are_same_amount(a.value, a.unit, b.value, b.unit) or (a.unit == b.unit and _is_rounded(a, b))
 
 
-def _digits(number: Number) -> str:
+def _format_digits(number: Number) -> str:
     return number.base.partition("_")[0] or str(number.value)
 
 

@@ -92,7 +92,7 @@ def parse_plain(answer: str) -> Plain | None:
     if code is not None:
         return Code(code)
     text = take_result(text)
-    return read_number(text) or read_compound(text) or _items(text) or _words(text)
+    return read_number(text) or read_compound(text) or _parse_items(text) or _parse_words(text)
 
 
 def parse_number(answer: str) -> Fraction | None:
@@ -101,7 +101,7 @@ def parse_number(answer: str) -> Fraction | None:
     return plain.value if isinstance(plain, Number) and not plain.base else None
 
 
-def _items(text: str) -> Items | Number | None:
+def _parse_items(text: str) -> Items | Number | None:
     """Parse a list of numbers, with or without brackets."""
     name, rest = split_name(text)
     if rest.startswith("\\pm") or "\\pm" in rest:
@@ -125,7 +125,7 @@ def _items(text: str) -> Items | Number | None:
     return Items(kind, tuple(items), name)
 
 
-def _words(text: str) -> Words | None:
+def _parse_words(text: str) -> Words | None:
     """Parse text that is mostly words; a single letter is a variable."""
     if _LETTERS.fullmatch(text):
         return Words(text)
@@ -178,7 +178,7 @@ def are_same(a: Plain, b: Plain) -> bool:
     if isinstance(a, Items) and isinstance(b, Items):
         return _same_items(a, b)
     if isinstance(a, Words) and isinstance(b, Words):
-        return _letters(a.text) == _letters(b.text)
+        return _fold_letters(a.text) == _fold_letters(b.text)
     if isinstance(a, Code) and isinstance(b, Code):
         return a == b
     for one, other in ((a, b), (b, a)):
@@ -187,7 +187,7 @@ def are_same(a: Plain, b: Plain) -> bool:
     return False
 
 
-def _letters(text: str) -> str:
+def _fold_letters(text: str) -> str:
     letters = " ".join(text.casefold().replace(",", " ").split()).strip(" .")
     return _SAME_WORDS.get(letters, letters)
 

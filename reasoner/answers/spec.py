@@ -26,7 +26,7 @@ class CodeExtract(StrictModel):
     code: Annotated[str, Field(pattern=r"^[\w+#.-]{1,32}$")] = Field(description="As written behind the fence.")
 
 
-def _kind(value: Any) -> str:
+def _find_kind(value: Any) -> str:
     if isinstance(value, RegexExtract | CodeExtract):
         value = value.model_dump()
     return ("code" if "code" in value else "regex") if isinstance(value, dict) else "name"
@@ -36,7 +36,7 @@ Extract = Annotated[
     Annotated[Literal["auto", "boxed", "phrase", "hash", "choice", "code", "all"], Tag("name")]
     | Annotated[RegexExtract, Tag("regex")]
     | Annotated[CodeExtract, Tag("code")],
-    Discriminator(_kind),
+    Discriminator(_find_kind),
 ]
 
 
@@ -64,5 +64,5 @@ class AnswerSpec(StrictModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _word(cls, value: Any) -> Any:
+    def _wrap_word(cls, value: Any) -> Any:
         return {"compare": value} if isinstance(value, str) else value

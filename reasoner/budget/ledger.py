@@ -101,12 +101,12 @@ class Ledger:
                 for most, likely, limit in zip(*self._set_aside, self._limits, strict=True)
             )
             fixed += Amount(*amount)
-        left = self._left(self._spent + self._reserved + fixed)
+        left = self._compute_left(self._spent + self._reserved + fixed)
         return min(_count_fits(rest, need) for rest, need in zip(left, each, strict=True))
 
     def reserve(self, amount: Amount) -> None:
         """Reserve an amount for a request. Raises ``ValueError`` for more than is left, a bug of the caller."""
-        if min(self._left(self._spent + self._reserved + amount)) < 0 or min(amount) < 0:
+        if min(self._compute_left(self._spent + self._reserved + amount)) < 0 or min(amount) < 0:
             raise ValueError(
                 f"cannot reserve {amount}: of {self._limits}, {self._spent} is spent and {self._reserved} is reserved"
             )
@@ -129,7 +129,7 @@ class Ledger:
             self.budget.tokens is not None and self.budget.tokens <= self._granted_tokens
         ):
             return False
-        tokens, *others = self._left(self._spent + self._reserved)
+        tokens, *others = self._compute_left(self._spent + self._reserved)
         return tokens < enough_tokens and min(others) > 0 and self.seconds_left() != 0.0
 
     def release(self, reservation: Amount) -> None:
@@ -181,9 +181,9 @@ class Ledger:
     @property
     def is_exhausted(self) -> bool:
         """True if no further request can be paid for."""
-        return min(self._left(self._spent + self._reserved)) <= 0 or self.seconds_left() == 0.0
+        return min(self._compute_left(self._spent + self._reserved)) <= 0 or self.seconds_left() == 0.0
 
-    def _left(self, used: Amount) -> list[int]:
+    def _compute_left(self, used: Amount) -> list[int]:
         """Return the amount left of each limit; ``sys.maxsize`` if there is none."""
         return [
             sys.maxsize if limit is None else limit - amount for limit, amount in zip(self._limits, used, strict=True)

@@ -42,17 +42,20 @@ def find_prices(provider: str, model: str) -> Prices:
     snapshot = get_snapshot()
     known = {one.id: one for one in snapshot.providers}
     if provider not in known:
-        raise NotInCatalogue(f"the price catalogue has no provider {provider!r}{_similar(provider, known)}")
+        raise NotInCatalogue(f"the price catalogue has no provider {provider!r}{_describe_similar(provider, known)}")
     models = {one.id: one for one in known[provider].models}
     found = models.get(model) or known[provider].find_model(model.lower(), all_providers=snapshot.providers)
     if found is None:
-        raise NotInCatalogue(f"the price catalogue has no model {model!r} of {provider}{_similar(model, models)}")
+        raise NotInCatalogue(
+            f"the price catalogue has no model {model!r} of {provider}{_describe_similar(model, models)}"
+        )
     current = _prices_from_now_on(found)
     for price in current:
         _check_prices(price, provider, model)
-    prompt, generated = _dearest(current, _PROMPT), _dearest(current, _GENERATED)
+    prompt, generated = _find_highest_rate(current, _PROMPT), _find_highest_rate(current, _GENERATED)
     cached = max(
-        _dearest([price], _CACHED if price.cache_read_mtok is not None else ("input_mtok",)) for price in current
+        _find_highest_rate([price], _CACHED if price.cache_read_mtok is not None else ("input_mtok",))
+        for price in current
     )
     return Prices(
         prompt=float(prompt),
@@ -98,7 +101,7 @@ def _check_prices(price: ModelPrice, provider: str, model: str) -> None:
         raise NotInCatalogue(f"{model!r} of {provider} costs more than its tokens ({', '.join(others)})")
 
 
-def _dearest(prices: Iterable[ModelPrice], names: Iterable[str]) -> Decimal:
+def _find_highest_rate(prices: Iterable[ModelPrice], names: Iterable[str]) -> Decimal:
     """Return the highest rate under any of the names, rounded up to what a price can tell; 0 without any."""
     rates = [Decimal(0)]
     for rate in (getattr(each, name, None) for each in prices for name in names):
@@ -109,6 +112,6 @@ def _dearest(prices: Iterable[ModelPrice], names: Iterable[str]) -> Decimal:
     return max(rates).quantize(_SMALLEST_PRICE, rounding=ROUND_CEILING)
 
 
-def _similar(name: str, names: Iterable[str]) -> str:
+def _describe_similar(name: str, names: Iterable[str]) -> str:
     similar = difflib.get_close_matches(name, list(names), n=5, cutoff=0.4)
     return f"; similar are {', '.join(similar)}" if similar else ""

@@ -58,7 +58,7 @@ def fit_strengths(count: int, matches: Sequence[Match]) -> Strengths:
     scores = np.array([match.score for match in matches], dtype=np.float64)
     prior = 1.0 / PRIOR_DEVIATION**2
     means = np.zeros(count)
-    precision = _precision(means, first, second, prior)
+    precision = _compute_precision(means, first, second, prior)
     for _ in range(_MAX_ITERATIONS):
         residual = scores - _win_probabilities(means, first, second)
         gradient = -prior * means
@@ -66,7 +66,7 @@ def fit_strengths(count: int, matches: Sequence[Match]) -> Strengths:
         np.add.at(gradient, second, -residual)
         step = np.linalg.solve(precision, gradient)
         means = means + step
-        precision = _precision(means, first, second, prior)
+        precision = _compute_precision(means, first, second, prior)
         if np.abs(step).max() < 1e-10:
             break
     return Strengths(means, np.linalg.inv(precision).astype(np.float64))
@@ -79,7 +79,7 @@ def _win_probabilities(
     return chances
 
 
-def _precision(
+def _compute_precision(
     means: NDArray[np.float64], first: NDArray[np.intp], second: NDArray[np.intp], prior: float
 ) -> NDArray[np.float64]:
     """Return the negative second derivatives of the log-posterior."""

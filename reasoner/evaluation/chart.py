@@ -49,7 +49,7 @@ def draw_results(rows: Sequence[Row], pooled: Collection[str], title: str, path:
     for panel, (heading, names) in zip(axes[0], panels, strict=True):
         ends = []
         for index, name in enumerate(names):
-            end = _line(panel, name, lines[name], max(0, index - len(shared)))
+            end = _draw_line(panel, name, lines[name], max(0, index - len(shared)))
             if name.startswith(GREEDY):  # no other label is near it
                 panel.annotate(name, end[:2], (6, 5), textcoords="offset points", fontsize=7.5)
             else:
@@ -66,7 +66,7 @@ def draw_results(rows: Sequence[Row], pooled: Collection[str], title: str, path:
     for panel in axes[0]:
         panel.set_xlim(lowest, highest * (highest / lowest) ** 0.42)  # room for the names
         set_token_ticks(panel)
-        _name(panel, panel.ends, highest)
+        _label_lines(panel, panel.ends, highest)
     axes[0][0].set_ylabel("problems solved")
     figure.suptitle(title, fontsize=11)
     figure.savefig(path, dpi=150)
@@ -97,7 +97,7 @@ def _shorten_number(value: float) -> str:
     return f"{value:,.10g}"
 
 
-def _line(panel: Any, name: str, line: Sequence[Row], index: int) -> tuple[float, float, str, str]:
+def _draw_line(panel: Any, name: str, line: Sequence[Row], index: int) -> tuple[float, float, str, str]:
     """Draw one line; return its end point, label and colour."""
     colour, marker = COLOURS[index % len(COLOURS)], MARKERS[index % 10]
     style = ("-", "--", ":")[index // len(COLOURS) % 3]
@@ -120,7 +120,7 @@ def _line(panel: Any, name: str, line: Sequence[Row], index: int) -> tuple[float
     return tokens[-1], values[-1], label, colour
 
 
-def _name(panel: Any, ends: Sequence[tuple[float, float, str, str]], right: float) -> None:
+def _label_lines(panel: Any, ends: Sequence[tuple[float, float, str, str]], right: float) -> None:
     """Write the labels beside the ends of their lines, spread vertically where they would overlap."""
     ends = sorted(ends, key=lambda end: end[1])
     heights: list[float] = []

@@ -65,7 +65,7 @@ class Results:
 
     def rows(self) -> list[Row]:
         """Return the rows of the table: the plan's strategies in order, the larger models, and pass@n."""
-        cases = [(case, scores) for case, _, scores in self._cases()]
+        cases = [(case, scores) for case, _, scores in self._iterate_cases()]
         ordered = [scores for case, scores in cases if case.name == GREEDY]
         ordered += filter(None, (self._find(GREEDY, 1, model) for model in self.plan.against))
         ordered += [scores for case, scores in cases if case.name != GREEDY]
@@ -75,7 +75,9 @@ class Results:
     def comparisons(self) -> list[StrategyComparison]:
         """Return the comparisons of every case with each baseline that was run."""
         cases = [case for case in (*self.plan.live, *self.plan.pooled) if case.name != GREEDY]
-        return [comparison for case, n, scores in self._cases() for comparison in self._compare(case, n, scores)] + [
+        return [
+            comparison for case, n, scores in self._iterate_cases() for comparison in self._compare(case, n, scores)
+        ] + [
             comparison
             for model in self.plan.against
             for case in cases
@@ -84,9 +86,9 @@ class Results:
 
     def savings(self) -> list[TokenSaving]:
         """Return the token ratio at equal accuracy of every case except majority voting."""
-        curve = self._curve(MAJORITY, "total_tokens")
+        curve = self._build_curve(MAJORITY, "total_tokens")
         savings = []
-        for case, n, scores in self._cases():
+        for case, n, scores in self._iterate_cases():
             if curve is None or case.label == MAJORITY or case.name == GREEDY:
                 continue
             needed, reached = curve.cost_of(self._bootstrap.means(scores.column("correct")))
@@ -104,13 +106,13 @@ class Results:
     def _find(self, strategy: str, n: int, model: str | None = None) -> ProblemScores | None:
         return self._scores.get((model or self.plan.model, strategy, n))
 
-    def _cases(self) -> Iterator[tuple[StrategyCase, int, ProblemScores]]:
+    def _iterate_cases(self) -> Iterator[tuple[StrategyCase, int, ProblemScores]]:
         for case in (*self.plan.live, *self.plan.pooled):
             for n in case.counts(self.plan.ns if case in self.plan.pooled else self.plan.live_ns):
                 if (scores := self._find(case.label, n)) is not None:
                     yield case, n, scores
 
-    def _curve(self, strategy: str, cost: str) -> CostCurve | None:
+    def _build_curve(self, strategy: str, cost: str) -> CostCurve | None:
         """Return the accuracy of a strategy as a function of a column of its runs."""
         by_n = sorted(
             (key[2], scores) for key, scores in self._scores.items() if key[:2] == (self.plan.model, strategy)
@@ -122,22 +124,22 @@ class Results:
         if case.name == GREEDY:
             return
         if (greedy := self._find(GREEDY, 1)) is not None:
-            yield self._paired(case, n, scores, greedy, GREEDY, "")
-        if case.label != MAJORITY and (curve := self._curve(MAJORITY, "total_tokens")) is not None:
+            yield self._compare_paired(case, n, scores, greedy, GREEDY, "")
+        if case.label != MAJORITY and (curve := self._build_curve(MAJORITY, "total_tokens")) is not None:
             yield self._compare_at_equal_tokens(case, n, scores, "correct", curve, MAJORITY)
-        if case in self.plan.live and (curve := self._curve(CEILING, "total_tokens")) is not None:
+        if case in self.plan.live and (curve := self._build_curve(CEILING, "total_tokens")) is not None:
             yield self._compare_at_equal_tokens(case, n, scores, "reached", curve, "sampling, both ended by the rule")
         if case.params and (plain := self._find(case.name, n)) is not None:
-            yield self._paired(case, n, scores, plain, case.name, "equal n")
+            yield self._compare_paired(case, n, scores, plain, case.name, "equal n")
         if case.name != BEST_OF_N and (best := self._find(BEST_OF_N, n)) is not None:
-            yield self._paired(case, n, scores, best, BEST_OF_N, "equal n")
+            yield self._compare_paired(case, n, scores, best, BEST_OF_N, "equal n")
 
-    def _paired(
+    def _compare_paired(
         self, case: StrategyCase, n: int, ours: ProblemScores, theirs: ProblemScores, over: str, what: str
     ) -> StrategyComparison:
         means = self._bootstrap.means(ours.column("correct") - theirs.column("correct"))
         cost = float(ours.column("total_tokens").mean() / theirs.column("total_tokens").mean())
-        return _comparison(case, n, over, what, means, cost)
+        return _create_comparison(case, n, over, what, means, cost)
 
     def _compare_at_equal_tokens(
         self, case: StrategyCase, n: int, scores: ProblemScores, value: str, curve: CostCurve, over: str
@@ -145,22 +147,22 @@ class Results:
         tokens = self._bootstrap.means(scores.column("total_tokens"))
         means = self._bootstrap.means(scores.column(value)) - curve.interpolate(tokens)
         cost, note = _measure_overhang(curve, tokens, over)
-        return _comparison(case, n, over, "nearest tokens" if note else "equal tokens", means, cost, note)
+        return _create_comparison(case, n, over, "nearest tokens" if note else "equal tokens", means, cost, note)
 
     def _compare_at_equal_flops(self, case: StrategyCase, model: str) -> Iterator[StrategyComparison]:
         """Yield the comparison with a large model's greedy decoding, interpolated to its FLOPs."""
         large = self._find(GREEDY, 1, model)
-        curve = self._curve(case.label, "flops")
+        curve = self._build_curve(case.label, "flops")
         if large is None or curve is None:
             return
         flops = self._bootstrap.means(large.column("flops"))
         means = curve.interpolate(flops) - self._bootstrap.means(large.column("correct"))
         cost, note = _measure_overhang(curve, flops, case.label)
         what = "nearest FLOPs" if note else "equal FLOPs"
-        yield _comparison(case, 0, f"{GREEDY} of {model}", what, means, 1 / cost, note)
+        yield _create_comparison(case, 0, f"{GREEDY} of {model}", what, means, 1 / cost, note)
 
 
-def _comparison(
+def _create_comparison(
     case: StrategyCase, n: int, over: str, what: str, means: Values, cost: float, note: str = ""
 ) -> StrategyComparison:
     difference = Estimate.from_means(means)

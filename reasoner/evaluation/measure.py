@@ -156,7 +156,7 @@ async def _measure_problem(setting: EvaluationContext, stage: Stage, problem: Pr
     journal = MemoryJournal()
     for pause in (*RETRY_DELAYS_SECONDS, None):
         try:
-            runs = await (_pool if stage.case is None else _live)(setting, stage, problem, journal)
+            runs = await (_run_pool if stage.case is None else _run_live)(setting, stage, problem, journal)
         except EngineUnavailable:
             if pause is None:
                 raise
@@ -170,9 +170,9 @@ async def _measure_problem(setting: EvaluationContext, stage: Stage, problem: Pr
     raise AssertionError("the last attempt returns or raises")
 
 
-async def _live(setting: EvaluationContext, stage: Stage, problem: Problem, journal: MemoryJournal) -> list[Run]:
+async def _run_live(setting: EvaluationContext, stage: Stage, problem: Problem, journal: MemoryJournal) -> list[Run]:
     assert stage.case is not None
-    spec = _spec(setting, stage, problem, stage.case)
+    spec = _create_spec(setting, stage, problem, stage.case)
     outcome = await run_job(spec, setting.engine, journal, calibration=setting.calibration)
     nodes = fold_events(journal.entries).nodes.values()
     answers = [node.answer for node in nodes if node.end_reason not in (None, "step", "said")]
@@ -206,12 +206,12 @@ async def _live(setting: EvaluationContext, stage: Stage, problem: Problem, jour
     ]
 
 
-async def _pool(setting: EvaluationContext, stage: Stage, problem: Problem, journal: MemoryJournal) -> list[Run]:
+async def _run_pool(setting: EvaluationContext, stage: Stage, problem: Problem, journal: MemoryJournal) -> list[Run]:
     plan = setting.plan
     scored = any(STRATEGIES[case.name].needs_verifier for case in plan.pooled)
     confidence = STRATEGIES[DEEPCONF].params().top if any(case.name == DEEPCONF for case in plan.pooled) else None
     sampler = StrategyCase("", BEST_OF_N if scored else MAJORITY)
-    async with open_search(_spec(setting, stage, problem, sampler), setting.engine, journal) as search:
+    async with open_search(_create_spec(setting, stage, problem, sampler), setting.engine, journal) as search:
         async with search.stream() as stream:
             stream.complete([search.root], stage.n, confidence=confidence)
             async for _ in stream:
@@ -227,7 +227,7 @@ async def _pool(setting: EvaluationContext, stage: Stage, problem: Problem, jour
     return await decide(pool, problem.id, stage.seed, cases, plan.grid(), Equivalence())
 
 
-def _spec(setting: EvaluationContext, stage: Stage, problem: Problem, case: StrategyCase) -> JobSpec:
+def _create_spec(setting: EvaluationContext, stage: Stage, problem: Problem, case: StrategyCase) -> JobSpec:
     models = (stage.model, *(setting.plan.mixed if case.name != GREEDY else ()))
     noise = blake2b(f"{stage.seed}/{problem.id}".encode(), digest_size=8)
     request = JobRequest.model_validate(

@@ -121,7 +121,7 @@ def parse_cases(text: str, *, has_verifier: bool = True) -> tuple[StrategyCase, 
     every = [StrategyCase(name, name) for name in available if STRATEGIES[name].verifier is not VerifierUse.COMPARISONS]
     cases: dict[str, StrategyCase] = {}
     for item in filter(None, (part.strip() for part in text.split(","))):
-        for case in every if item == "all" else [_case(item)]:
+        for case in every if item == "all" else [_parse_case(item)]:
             if case.name not in writing:
                 raise ValueError(f"strategy {case.name!r} ranks given solutions: measure it by --candidates")
             if case.name not in available:
@@ -135,7 +135,7 @@ def parse_cases(text: str, *, has_verifier: bool = True) -> tuple[StrategyCase, 
     return tuple(cases.values())
 
 
-def _case(item: str) -> StrategyCase:
+def _parse_case(item: str) -> StrategyCase:
     name, *settings = item.split(":")
     params: dict[str, Any] = {}
     for setting in settings:

@@ -265,7 +265,7 @@ async def decide(
     equal: Equivalence,
 ) -> list[Run]:
     """Run every case at each of its n on the same subsamples of the pool, and compute pass@n."""
-    runs = [_ceiling(pool, problem, seed, n) for n in ceiling]
+    runs = [_compute_ceiling(pool, problem, seed, n) for n in ceiling]
     for case, ns in cases:
         strategy = STRATEGIES[case.name]
         for n in ns:
@@ -277,12 +277,12 @@ async def decide(
                 measured.append(search.measure(choice.node))
             columns = zip(_MEANS, zip(*measured, strict=True), strict=True)
             means = {name: sum(values) / len(values) for name, values in columns}
-            cost = _cost(pool, means["tokens"], means["verifier_tokens"])
+            cost = _compute_cost(pool, means["tokens"], means["verifier_tokens"])
             runs.append(Run(pool.spec.model or "", case.label, n, seed, problem, **means, **cost))
     return runs
 
 
-def _ceiling(pool: SamplePool, problem: str, seed: int, n: int) -> Run:
+def _compute_ceiling(pool: SamplePool, problem: str, seed: int, n: int) -> Run:
     model, size = pool.spec.model or "", len(pool.samples)
     reached = pass_at_n(n, size, sum(sample.right for sample in pool.samples))
     answered = pass_at_n(n, size, sum(sample.node.answer is not None for sample in pool.samples))
@@ -291,7 +291,7 @@ def _ceiling(pool: SamplePool, problem: str, seed: int, n: int) -> Run:
     flexible = answered - pass_at_n(n, size, len(strict))
     tokens = n * sum(sample.node.tokens - sample.node.output_tokens for sample in pool.samples) / size
     thought_tokens = n * sum(sample.node.thought_tokens for sample in pool.samples) / size
-    cost = _cost(pool, tokens, 0.0)
+    cost = _compute_cost(pool, tokens, 0.0)
     return Run(
         model,
         CEILING,
@@ -311,7 +311,7 @@ def _ceiling(pool: SamplePool, problem: str, seed: int, n: int) -> Run:
     )
 
 
-def _cost(pool: SamplePool, tokens: float, verifier_tokens: float) -> dict[str, float]:
+def _compute_cost(pool: SamplePool, tokens: float, verifier_tokens: float) -> dict[str, float]:
     policy, verifier = pool.parameters
     share = (tokens + verifier_tokens) / max(1, pool.usage.total)
     return {

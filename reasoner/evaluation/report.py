@@ -36,13 +36,13 @@ def write(folder: Path, results: Results, document: dict[str, Any], command: str
         "between problems is worth. *Strict* is the accuracy if only answers count that the solution states, "
         "*flexible* the share of problems whose answer is the last number or choice letter instead. *Reached* is the "
         "accuracy if the suite's rule chose among the candidates.",
-        _markdown(ROW_HEADINGS, row_cells(rows)),
+        _format_markdown(ROW_HEADINGS, row_cells(rows)),
         "The same problems on both sides; intervals from a bootstrap over problems. *Cost* is ours over theirs, in "
         "tokens (FLOPs where models differ).",
-        _markdown(COMPARISON_HEADINGS, comparison_cells(results.comparisons())),
+        _format_markdown(COMPARISON_HEADINGS, comparison_cells(results.comparisons())),
         "How many times the strategy's tokens majority needs for the same accuracy (interpolated; > where majority "
         "never gets there).",
-        _markdown(SAVING_HEADINGS, saving_cells(results.savings())),
+        _format_markdown(SAVING_HEADINGS, saving_cells(results.savings())),
     ]
     parts += [f"Left out: {item['problem']} ({item['error']})" for item in document["left_out"]]
     (folder / "table.md").write_text("\n\n".join(parts) + "\n")
@@ -91,6 +91,6 @@ def saving_cells(savings: Iterable[TokenSaving]) -> list[list[str]]:
     ]
 
 
-def _markdown(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def _format_markdown(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     lines = ["| " + " | ".join(row) + " |" for row in (headings, *rows)]
     return "\n".join([lines[0], "|---|" + "---:|" * (len(headings) - 1), *lines[1:]])

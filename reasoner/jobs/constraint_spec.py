@@ -30,7 +30,7 @@ class ConstraintSpec(StrictModel):
     )
 
     @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _check_fields(self) -> Self:
         given = [name for name in type(self).model_fields if getattr(self, name) is not None]
         if len(given) != 1:
             names = ", ".join(type(self).model_fields)

@@ -63,7 +63,7 @@ class Message(StrictModel):
     tool_call_id: CallId | None = Field(None, exclude_if=lambda call: call is None)
 
     @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _check_role(self) -> Self:
         if self.tool_calls and self.role != "assistant":
             raise ValueError(f"tool_calls: a message of role {self.role!r} calls nothing: they are the assistant's")
         if (self.role == "tool") != (self.tool_call_id is not None):

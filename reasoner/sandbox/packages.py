@@ -63,9 +63,9 @@ class InMemoryFinder(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
         for folder in map(Path, folders):
             for package in packages:
                 if (folder / package / "__init__.py").exists():
-                    self._read(folder, package)
+                    self._read_package(folder, package)
 
-    def _read(self, folder: Path, package: str) -> None:
+    def _read_package(self, folder: Path, package: str) -> None:
         for path in (folder / package).rglob("*.py"):
             parts = path.relative_to(folder).with_suffix("").parts
             if "tests" in parts or "benchmarks" in parts:

@@ -70,7 +70,7 @@ def lock_down() -> None:
         raise LockdownUnavailable(f"there is no system call filter for {sys.platform} on {machine}")
     column = _MACHINES.index(machine)
     libc = ctypes.CDLL(None, use_errno=True)
-    program = _program(column)
+    program = _build_program(column)
     code = ctypes.create_string_buffer(program, len(program))
     header = struct.pack("HxxxxxxP", len(program) // 8, ctypes.addressof(code))
     zero, word = ctypes.c_ulong(0), ctypes.c_ulong
@@ -85,7 +85,7 @@ def lock_down() -> None:
         raise LockdownUnavailable("the filter is there and sockets can still be made")
 
 
-def _program(column: int) -> bytes:
+def _build_program(column: int) -> bytes:
     """Return the ``struct sock_filter[]``: calls of another architecture kill the process, unlisted calls fail."""
     numbers = sorted(number for call in _ALLOWED.values() if (number := call[column]) is not None)
     steps = [(_LOAD, 0, 0, 4), (_JUMP_IF_EQUAL, 1, 0, _AUDIT_ARCH[column]), (_RETURN, 0, 0, _KILL_PROCESS)]

@@ -87,7 +87,7 @@ async def run_tests(code: str, tests: Sequence[str], limits: Limits, *, locked: 
                 await process.wait()
             if transport is not None:
                 transport.close()
-    return _verdict(lines, len(tests))
+    return _build_verdict(lines, len(tests))
 
 
 async def start_process(fds: tuple[int, ...], folder: str) -> asyncio.subprocess.Process:
@@ -132,7 +132,7 @@ async def read_line(reader: asyncio.StreamReader) -> dict[str, Any] | None:
     return document if isinstance(document, dict) else None
 
 
-def _verdict(lines: Sequence[dict[str, Any] | None], count: int) -> Verdict:
+def _build_verdict(lines: Sequence[dict[str, Any] | None], count: int) -> Verdict:
     results = [line for line in lines if line is not None]
     if results and "refused" in results[0]:
         raise SandboxRefused(str(results[0]["refused"]))

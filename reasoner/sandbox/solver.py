@@ -25,7 +25,7 @@ def solve(code: str, pipe: Pipe) -> None:
         exec(compile(code, "<answer>", "exec", dont_inherit=True, optimize=0), module.__dict__)
         pipe.send({"ready": True})
     except BaseException as error:
-        pipe.send(_failure(error))
+        pipe.send(_describe_failure(error))
         return
     while True:
         try:
@@ -33,17 +33,17 @@ def solve(code: str, pipe: Pipe) -> None:
         except Closed:
             return
         try:
-            answer = _do(module, request, objects)
+            answer = _execute_request(module, request, objects)
             reply = {"value": encode(answer, refer)}
         except BaseException as error:
-            reply = _failure(error)
+            reply = _describe_failure(error)
         try:
             pipe.send(reply)
         except (ValueError, TypeError) as error:
-            pipe.send(_failure(error))
+            pipe.send(_describe_failure(error))
 
 
-def _do(module: types.ModuleType, request: dict[str, Any], objects: list[Any]) -> Any:
+def _execute_request(module: types.ModuleType, request: dict[str, Any], objects: list[Any]) -> Any:
     if request["do"] == "global":
         return module.__dict__[request["name"]]
     this = objects[request["of"]]
@@ -65,7 +65,7 @@ def _do(module: types.ModuleType, request: dict[str, Any], objects: list[Any]) -
     raise ValueError(request["do"])
 
 
-def _failure(error: BaseException) -> dict[str, Any]:
+def _describe_failure(error: BaseException) -> dict[str, Any]:
     """Return the class names of the error in method resolution order, and its text."""
     try:
         text = str(error)[:1000]

@@ -18,17 +18,17 @@ class AnswerFailed(Exception):
 
 def test(tests: list[str], pipe: Pipe, results: int) -> None:
     """Run the tests in order; write a line to ``results`` at the start and for each result."""
-    _tell(results, {"begun": True})
+    _write_result(results, {"begun": True})
     try:
-        broken = _error(pipe.receive())
+        broken = _read_error(pipe.receive())
     except Exception:  # the solver ended, or a malicious answer sent something else
         broken = AnswerFailed("the answer's process ended")
     for source in tests:
-        reason = str(broken) if broken else _run(source, pipe)
-        _tell(results, {"passed": reason is None, "reason": reason})
+        reason = str(broken) if broken else _run_test(source, pipe)
+        _write_result(results, {"passed": reason is None, "reason": reason})
 
 
-def _tell(results: int, document: dict[str, Any]) -> None:
+def _write_result(results: int, document: dict[str, Any]) -> None:
     line = json.dumps(document).encode() + b"\n"
     while line:
         line = line[os.write(results, line) :]
@@ -48,13 +48,13 @@ def foreign_names(source: str) -> list[str]:
     return sorted(name for name in used - bound if not hasattr(builtins, name) and not name.startswith("__"))
 
 
-def _run(source: str, pipe: Pipe) -> str | None:
+def _run_test(source: str, pipe: Pipe) -> str | None:
     """Run one test and return why it failed, or ``None`` if it passed."""
     names: dict[str, Any] = {"__name__": "tests"}
     try:
         for name in foreign_names(source):
             try:
-                names[name] = _ask(pipe, {"do": "global", "name": name})
+                names[name] = _exchange(pipe, {"do": "global", "name": name})
             except KeyError:
                 continue  # the test raises NameError when it uses the name
         exec(compile(source, "<test>", "exec", dont_inherit=True, optimize=0), names)
@@ -78,27 +78,27 @@ class Remote:
 
     def __call__(self, *args: Any, **named: Any) -> Any:
         sent = {name: encode(value, _refer) for name, value in named.items()}
-        return self._do("call", *args, named=sent)
+        return self._send_request("call", *args, named=sent)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return self._do("get", name=name)
+        return self._send_request("get", name=name)
 
     def __setattr__(self, name: str, value: Any) -> None:
         raise TypeError("a test cannot change the answer's objects from outside: call their methods")
 
     def __len__(self) -> int:
-        return int(self._do("len"))
+        return int(self._send_request("len"))
 
     def __getitem__(self, key: Any) -> Any:
-        return self._do("item", key)
+        return self._send_request("item", key)
 
     def __contains__(self, value: Any) -> bool:
-        return self._do("contains", value) is True
+        return self._send_request("contains", value) is True
 
     def __iter__(self) -> Any:
-        return iter(self._do("list"))
+        return iter(self._send_request("list"))
 
     def __eq__(self, other: object) -> bool:
         raise TypeError("the answer returned an object where a test compares: only plain data is compared")
@@ -108,9 +108,9 @@ class Remote:
     def __bool__(self) -> bool:
         raise TypeError("the answer returned an object where a test asks for a truth value")
 
-    def _do(self, what: str, *args: Any, **more: Any) -> Any:
+    def _send_request(self, what: str, *args: Any, **more: Any) -> Any:
         sent = [encode(value, _refer) for value in args]
-        return _ask(self._pipe, {"do": what, "of": self._id, "args": sent} | more)
+        return _exchange(self._pipe, {"do": what, "of": self._id, "args": sent} | more)
 
 
 def _refer(value: Any) -> int:
@@ -120,19 +120,19 @@ def _refer(value: Any) -> int:
     raise TypeError(f"a test can give the answer plain data and its own objects, not {type(value).__name__}")
 
 
-def _ask(pipe: Pipe, request: dict[str, Any]) -> Any:
+def _exchange(pipe: Pipe, request: dict[str, Any]) -> Any:
     pipe.send(request)
     try:
         reply = pipe.receive()
     except Closed:
         raise AnswerFailed("the answer's process ended") from None
-    error = _error(reply)
+    error = _read_error(reply)
     if error is not None:
         raise error
     return decode(reply["value"], lambda number: Remote(pipe, number))
 
 
-def _error(reply: Any) -> Exception | None:
+def _read_error(reply: Any) -> Exception | None:
     """Return the reply's most specific built-in ``Exception``; other exceptions would end the test loop."""
     if "error" not in reply:
         return None

@@ -45,7 +45,7 @@ class Pipe:
 def encode(value: Any, refer: Callable[[Any], int]) -> Any:
     """Encode plain data by value, and any other object by the handle that ``refer`` returns for it."""
     if isinstance(value, _PLAIN):
-        return {"v": value if isinstance(value, bool) or value is None else _exact(value)}
+        return {"v": value if isinstance(value, bool) or value is None else _to_exact(value)}
     if isinstance(value, int):
         return {"i": hex(value)}
     if isinstance(value, complex):
@@ -81,6 +81,6 @@ def decode(document: Any, adopt: Callable[[int], Any]) -> Any:
     raise ValueError(f"no value: {tag!r}")
 
 
-def _exact(value: Any) -> Any:
+def _to_exact(value: Any) -> Any:
     """Convert an instance of a subclass to the exact built-in type, such as a ``StrEnum`` member to ``str``."""
     return float(value) if isinstance(value, float) else str.__str__(value)

@@ -35,7 +35,7 @@ async def compute_logprobs(context: StreamContext, node: Node, count: int) -> li
     if log.is_replaying:
         entries = log.replay((key,))
     else:
-        entries = await log.write([await _ask(context, node, count, key)])
+        entries = await log.write([await _ask_logprobs(context, node, count, key)])
     tokens = entries[0].data["logprobs"] if entries else None
     return None if tokens is None else [_read_token(token, entries[0].data["texts"]) for token in tokens]
 
@@ -49,7 +49,7 @@ def count_answer_tokens(node: Node) -> int:
     return max(0, min(num_tokens, len(node.written)) - node.closed)
 
 
-async def _ask(context: StreamContext, node: Node, count: int, key: str) -> PendingEntry:
+async def _ask_logprobs(context: StreamContext, node: Node, count: int, key: str) -> PendingEntry:
     """Return the journal entry of a solution. Raises ``JobCancelled`` as soon as the job is cancelled."""
     search = context.search
     policy, ledger = search.policy(node).model, search.ledger

@@ -65,7 +65,7 @@ class BranchRunner:
             return
         waiting = sorted(
             (branch for branch in branches if branch.state is State.WAITING),
-            key=lambda branch: (branch.num_parts == 0, *self._order(branch)),  # cut branches go before new ones
+            key=lambda branch: (branch.num_parts == 0, *self._get_order(branch)),  # cut branches go before new ones
         )
         for branch in waiting:
             if branch.is_calling:
@@ -78,7 +78,7 @@ class BranchRunner:
         if max_tokens > 0:
             for branch in starting:
                 self._reserve(branch, max_tokens)
-            self._request(starting)
+            self._request_segments(starting)
 
     async def arrivals(self, *, wave: bool) -> list[BranchPart]:
         """Wait for parts and return them, at least one; none if nothing is in flight.
@@ -134,7 +134,7 @@ class BranchRunner:
         self._in_flight.clear()
         return parts
 
-    def _order(self, branch: Generation) -> tuple[tuple[int, ...], ...]:
+    def _get_order(self, branch: Generation) -> tuple[tuple[int, ...], ...]:
         """Return the branch's place among those that start: by path, with several policies in turns."""
         return (branch.path,) if len(self._search.policies) == 1 else (branch.path[1:], branch.path[:1])
 
@@ -161,7 +161,7 @@ class BranchRunner:
 
     # Requests.
 
-    def _request(self, branches: Sequence[Generation]) -> None:
+    def _request_segments(self, branches: Sequence[Generation]) -> None:
         """Request the next segments of branches; siblings under equal conditions are one request."""
         groups: dict[tuple[Node, SamplingParams, Constraint | None, Tokens], dict[Generation, NextRequest]] = {}
         for branch in branches:
@@ -243,7 +243,7 @@ class BranchRunner:
         if branch.state is State.READY:
             self._add_ready(branch)
         else:
-            self._request([branch])
+            self._request_segments([branch])
 
     # Calls of tools.
 

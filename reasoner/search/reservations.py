@@ -51,16 +51,18 @@ class Reservations:
 
         def exceeds(count: int) -> bool:
             branches = waiting[:count]
-            return not self._fits(branches, tokens, self._expected_verification(branches, tokens, in_flight))
+            return not self._fits_budget(branches, tokens, self._expected_verification(branches, tokens, in_flight))
 
         return bisect(range(1, len(waiting) + 1), False, key=exceeds)
 
     def _max_tokens_per_branch(self, branches: Sequence[Generation], verification: Amount) -> int:
         """Return the largest number of tokens that the budget can reserve for each of the branches."""
         longest = max(branch.tokens_left for branch in branches)
-        return bisect(range(1, longest + 1), False, key=lambda tokens: not self._fits(branches, tokens, verification))
+        return bisect(
+            range(1, longest + 1), False, key=lambda tokens: not self._fits_budget(branches, tokens, verification)
+        )
 
-    def _fits(self, branches: Sequence[Generation], tokens: int, verification: Amount) -> bool:
+    def _fits_budget(self, branches: Sequence[Generation], tokens: int, verification: Amount) -> bool:
         """Return True if the budget can reserve ``tokens`` for each branch (or its limit) beside ``verification``."""
         whole = all(branch.op == "complete" for branch in branches)  # these may use what is set aside for finishing one
         return self._ledger.max_affordable(self._max_amount(branches, tokens) + verification, whole=whole) >= 1

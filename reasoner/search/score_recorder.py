@@ -57,8 +57,8 @@ class ScoreRecorder:
             entries = self._replay_log.replay(by_key)
         else:
             repeats = [repeat for node in nodes if (repeat := self._repeated_score(node)) is not None]
-            scored = repeats or await self._ask(nodes)
-            entries = await self._replay_log.write([self._entry(score) for score in scored])
+            scored = repeats or await self._ask_verifier(nodes)
+            entries = await self._replay_log.write([self._create_entry(score) for score in scored])
         for entry in entries:
             node, steps = by_key[entry.key], tuple(entry.data["scores"])
             if entry.data["score"] is None:
@@ -71,7 +71,7 @@ class ScoreRecorder:
             node.score = entry.data["score"]
         return bool(entries)
 
-    async def _ask(self, nodes: list[Node]) -> list[NodeScore]:
+    async def _ask_verifier(self, nodes: list[Node]) -> list[NodeScore]:
         """Ask the verifier. Raises ``JobCancelled`` as soon as the job is cancelled, since critiques take long."""
         scored = await run_unless(
             self._context.search.cancelled, partial(self._scorer.score, _independent_nodes(nodes))
@@ -85,7 +85,7 @@ class ScoreRecorder:
         num_inherited, steps, score = self._verdicts.get(_verdict_key(node), (-1, (), 0.0))
         return NodeScore(node, score, steps) if num_inherited == len(inherited_scores(node)) else None
 
-    def _entry(self, scored: NodeScore) -> PendingEntry:
+    def _create_entry(self, scored: NodeScore) -> PendingEntry:
         data = {
             "node": scored.node.id,
             "scores": list(scored.steps),
@@ -135,7 +135,7 @@ class ComparisonRecorder:
             scored = await run_unless(self._context.search.cancelled, partial(self._scorer.compare, pairs))
             if scored is None:
                 raise JobCancelled
-            entries = await self._replay_log.write([self._entry(score) for score in scored])
+            entries = await self._replay_log.write([self._create_entry(score) for score in scored])
         for entry in entries:
             first, second = pair = by_key[entry.key]
             score = entry.data["score"]
@@ -143,7 +143,7 @@ class ComparisonRecorder:
             self._scores[second, first] = None if score is None else 1.0 - score
         return bool(entries)
 
-    def _entry(self, scored: PairScore) -> PendingEntry:
+    def _create_entry(self, scored: PairScore) -> PendingEntry:
         data = {
             "nodes": [node.id for node in scored.pair],
             "score": scored.score,

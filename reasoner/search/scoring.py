@@ -136,7 +136,7 @@ class BudgetedReader:
         """
         costs = dict(estimates)
         while True:
-            batch, bound = self._affordable(costs)
+            batch, bound = self._select_affordable(costs)
             if not batch:
                 return []
             amount = self._rate.verification_amount(bound)
@@ -180,7 +180,7 @@ class BudgetedReader:
         """Return the cost of a reading."""
         return self._rate.verification_usage(reading.computed, reading.cached)
 
-    def _affordable(self, costs: Mapping[Node, int]) -> tuple[list[Node], int]:
+    def _select_affordable(self, costs: Mapping[Node, int]) -> tuple[list[Node], int]:
         """Return the first nodes, as many as the budget reaches, and the token limit for each of them."""
         batch: list[Node] = []
         bound = 0

@@ -45,15 +45,15 @@ class GenerativeNodeScorer:
         self._verdicts = verdicts
 
     def scorable(self, node: Node) -> bool:
-        return ends_at_step(node) and bool(node.text.strip()) and bool(self._read(node).strip())
+        return ends_at_step(node) and bool(node.text.strip()) and bool(self._read_node(node).strip())
 
     async def score(self, nodes: Sequence[Node]) -> list[NodeScore]:
-        questions = {node: await self._ask(node) for node in nodes}
+        questions = {node: await self._create_questions(node) for node in nodes}
         return [self._score(answered) for answered in await self._verdicts.read(questions)]
 
-    async def _ask(self, node: Node) -> list[Question]:
+    async def _create_questions(self, node: Node) -> list[Question]:
         """Return the questions about a node: for each step that it adds, or for its end, one for each criterion."""
-        text = unify_line_ends(self._read(node))
+        text = unify_line_ends(self._read_node(node))
         steps = [step.strip() for step in text.split(STEP_SEPARATOR) if step.strip()]
         first = len(steps) - 1
         if self._verifier.by_step:
@@ -79,7 +79,7 @@ class GenerativeNodeScorer:
         score = aggregate_score(inherited_scores(node) + counted, self._verifier.aggregation)
         return NodeScore(node, score, counted, answered.spend, answered.reserved, details)
 
-    def _read(self, node: Node) -> str:
+    def _read_node(self, node: Node) -> str:
         return node.read_text(self._verifier.reads)
 
 

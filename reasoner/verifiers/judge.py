@@ -38,7 +38,7 @@ class JudgeNodeScorer:
 
     async def score(self, nodes: Sequence[Node]) -> list[NodeScore]:
         estimates = {node: estimate_new_tokens(node, self._head, self._reads) for node in nodes}
-        return await self._reader.score_steps(estimates, self._ask, self._aggregation)
+        return await self._reader.score_steps(estimates, self._ask_scorer, self._aggregation)
 
-    async def _ask(self, nodes: Sequence[Node], bound: int | None) -> Sequence[VerifierScores]:
+    async def _ask_scorer(self, nodes: Sequence[Node], bound: int | None) -> Sequence[VerifierScores]:
         return await self._judge.score([node.read_text(self._reads) for node in nodes], max_compute=bound)

@@ -50,7 +50,7 @@ class OutcomeNodeScorer:
         }
         return [
             self._score(node, reading, reserved)
-            for node, reading, reserved in await self._reader.read(estimates, self._ask)
+            for node, reading, reserved in await self._reader.read(estimates, self._ask_scorer)
         ]
 
     def _score(self, node: Node, reading: VerifierScores, reserved: Amount) -> NodeScore:
@@ -59,5 +59,5 @@ class OutcomeNodeScorer:
             return without_verdict(node, reading, spend, reserved)
         return NodeScore(node, aggregate_score(reading.scores or (), "last"), (), spend, reserved)
 
-    async def _ask(self, nodes: Sequence[Node], bound: int | None) -> Sequence[VerifierScores]:
+    async def _ask_scorer(self, nodes: Sequence[Node], bound: int | None) -> Sequence[VerifierScores]:
         return await self._scorer.score([node.read_text(self._reads) for node in nodes], max_compute=bound)

@@ -48,10 +48,10 @@ class WrittenPairScorer:
         self._verdicts = verdicts
 
     async def compare(self, pairs: Sequence[Pair]) -> list[PairScore]:
-        questions = {pair: await self._ask(pair) for pair in pairs}
+        questions = {pair: await self._create_questions(pair) for pair in pairs}
         return [self._score(answered) for answered in await self._verdicts.read(questions)]
 
-    async def _ask(self, pair: Pair) -> list[Question]:
+    async def _create_questions(self, pair: Pair) -> list[Question]:
         """Return the questions about a pair: those of all criteria in its order, then those in the other one."""
         first, second = (node.read_text(self._verifier.reads).strip() for node in pair)
         key = f"compare:{pair[0].id}:{pair[1].id}"

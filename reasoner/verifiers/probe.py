@@ -78,14 +78,14 @@ class ProbeNodeScorer:
             return [self._decoded_score(node, amount) for node in decoded]
         others = [node for node in nodes if node.probe is None]
         estimates = {node: estimate_new_tokens(node, len(node.prefix) - node.depth_tokens, "all") for node in others}
-        return await self._reader.score_steps(estimates, self._read, self._aggregation)
+        return await self._reader.score_steps(estimates, self._read_states, self._aggregation)
 
     def _decoded_score(self, node: Node, reserved: Amount) -> NodeScore:
         assert node.probe is not None
         score = aggregate_score((*inherited_scores(node), node.probe), self._aggregation)
         return NodeScore(node, score, (node.probe,), Usage(flops=float(self._flops)), reserved)
 
-    async def _read(self, nodes: Sequence[Node], bound: int | None) -> Sequence[VerifierScores]:
+    async def _read_states(self, nodes: Sequence[Node], bound: int | None) -> Sequence[VerifierScores]:
         """Read the state that predicted each node's last token, as decoding does."""
         items = tuple(ScoreItem((node.prefix[:-1],), (0,)) for node in nodes)
         lease = self._context.lease

@@ -49,7 +49,7 @@ async def open_rule(context: VerifierContext) -> NodeScorer:
         case RegexVerifier(pattern=pattern):
             if error := await run_within(context.ledger.seconds_until_cut(), lambda: find_pattern_error(pattern)):
                 raise InvalidRequest(error, "verifier.pattern")
-    return RuleScorer(_check(rule, context), None if isinstance(rule, INSTANT) else context.ledger)
+    return RuleScorer(_create_check(rule, context), None if isinstance(rule, INSTANT) else context.ledger)
 
 
 class RuleScorer:
@@ -85,7 +85,7 @@ class RuleScorer:
                 self._known[answer] = score
 
 
-def _check(rule: RuleSpec, context: VerifierContext) -> Check:
+def _create_check(rule: RuleSpec, context: VerifierContext) -> Check:
     """Return the rule as a function from an answer to its score."""
 
     async def check(answer: str) -> float:
@@ -101,7 +101,7 @@ def _check(rule: RuleSpec, context: VerifierContext) -> Check:
             case JsonSchemaVerifier():
                 return float(await is_valid_json(answer, rule.json_schema))
             case PythonVerifier():
-                return await _tested(rule, answer, locked=not context.unlocked_tests)
+                return await _score_by_tests(rule, answer, locked=not context.unlocked_tests)
             case _:
                 return await _check_in_thread(rule, answer)
 
@@ -132,6 +132,6 @@ def is_within_tolerance(answer: str, rule: NumericVerifier) -> bool:
     return abs(value - expected) <= tolerance
 
 
-async def _tested(rule: PythonVerifier, answer: str, *, locked: bool) -> float:
+async def _score_by_tests(rule: PythonVerifier, answer: str, *, locked: bool) -> float:
     verdict = await run_tests(answer, rule.tests, Limits(rule.seconds, rule.memory_mb << 20), locked=locked)
     return verdict.share if rule.share else float(verdict.share == 1.0)

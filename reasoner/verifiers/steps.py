@@ -43,16 +43,16 @@ class PrmNodeScorer:
         self._reads = reads
 
     def scorable(self, node: Node) -> bool:
-        chain = self._chain(node)
+        chain = self._build_chain(node)
         return len(chain.steps) > chain.scored
 
     async def score(self, nodes: Sequence[Node]) -> list[NodeScore]:
         estimates = {node: estimate_new_tokens(node, self._prompt.size, self._reads) for node in nodes}
-        return await self._reader.score_steps(estimates, self._ask, self._aggregation)
+        return await self._reader.score_steps(estimates, self._ask_scorer, self._aggregation)
 
-    async def _ask(self, nodes: Sequence[Node], bound: int | None) -> Sequence[VerifierScores]:
-        return await self._scorer.score(self._prompt, [self._chain(node) for node in nodes], max_compute=bound)
+    async def _ask_scorer(self, nodes: Sequence[Node], bound: int | None) -> Sequence[VerifierScores]:
+        return await self._scorer.score(self._prompt, [self._build_chain(node) for node in nodes], max_compute=bound)
 
-    def _chain(self, node: Node) -> StepChain:
+    def _build_chain(self, node: Node) -> StepChain:
         steps = self._scorer.steps(node.read_text(self._reads), complete=ends_at_step(node))
         return StepChain(steps, len(node.scores or inherited_scores(node)))

@@ -102,7 +102,7 @@ class BudgetedVerdicts:
         Empty if it reaches none, or the time is up before the model has answered. A question that is too long for the
         model has a verdict without votes.
         """
-        amounts = self._affordable({item: self._max_amount(own) for item, own in questions.items()})
+        amounts = self._reserve_affordable({item: self._max_amount(own) for item, own in questions.items()})
         if not amounts:
             return []
         work = partial(self._read_all, {item: questions[item] for item in amounts})
@@ -142,7 +142,7 @@ class BudgetedVerdicts:
         total = sum(costs, start=VerdictCost())
         return self._rate.max_verification_amount(total.computed, total.generated)
 
-    def _affordable(self, amounts: Mapping[T, Amount]) -> dict[T, Amount]:
+    def _reserve_affordable(self, amounts: Mapping[T, Amount]) -> dict[T, Amount]:
         """Reserve the amounts of the first items, as many as the budget reaches, and return them."""
         reserved: dict[T, Amount] = {}
         for item, amount in amounts.items():

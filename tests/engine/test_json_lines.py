@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from api.cli.batch import _read_jobs
-from engine.quantization.calibration import _texts
+from engine.quantization.calibration import _read_texts
 from engine.text.json_lines import NotUtf8, read_json_lines
 from prm.records import BadRecord, read_records
 from reasoner.evaluation.labelled_candidates import read_questions
@@ -36,7 +36,7 @@ READERS: dict[str, Callable[[Path], list[str]]] = {
     "candidates": lambda path: [question.question for question in read_questions(path)],
     "suite": lambda path: [problem.text for problem in open_file(path, None).problems],
     "records": lambda path: [record.text("text") for record in read_records(path)],
-    "calibration": _texts,
+    "calibration": _read_texts,
 }
 
 

@@ -92,7 +92,7 @@ class EmbeddedBroker:
             return True
         if self.process is not None:
             return self.process.poll() is not None
-        return not _is_locked(self._server_lock) and not self._answers()
+        return not _is_locked(self._server_lock) and not self._is_responding()
 
     @property
     def starter(self) -> str:
@@ -116,10 +116,10 @@ class EmbeddedBroker:
         self.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         folder = make_private_folder(self.data_dir / "broker")
         make_private_folder(self.socket.parent)
-        with _locked(self.data_dir / "run.lock"):
+        with _hold_lock(self.data_dir / "run.lock"):
             deadline = time.monotonic() + START_SECONDS
             log = folder / "server.log"
-            while not self._answers():
+            while not self._is_responding():
                 if time.monotonic() > deadline:
                     raise StartError(f"the embedded broker does not answer; the end of {log}:\n{read_tail(log)}")
                 if not _is_locked(self._server_lock):  # otherwise a server is about to begin or to end
@@ -137,9 +137,9 @@ class EmbeddedBroker:
             # A signal, not SIGKILL: an orphaned server then flushes its file and removes its socket.
             with uninterrupted(), _blocked_in_children(signal.SIGTERM):
                 self.process = server = spawn(
-                    self._command(folder), log=log, death_signal=STOP_SIGNAL, pass_fds=(lock.fileno(),)
+                    self._build_command(folder), log=log, death_signal=STOP_SIGNAL, pass_fds=(lock.fileno(),)
                 )
-        while not self._answers():
+        while not self._is_responding():
             if server.poll() is not None or time.monotonic() > deadline:
                 self.stop()
                 self._failed = True
@@ -160,7 +160,7 @@ class EmbeddedBroker:
             with contextlib.suppress(OSError):  # not empty: it also holds the socket of another process
                 self.socket.parent.rmdir()
 
-    def _command(self, folder: Path) -> list[str]:
+    def _build_command(self, folder: Path) -> list[str]:
         options = {
             "port": "0",
             "unixsocket": str(self.socket),
@@ -175,7 +175,7 @@ class EmbeddedBroker:
         program = self._program or find_server()
         return [program, *(part for name, value in options.items() for part in (f"--{name}", value))]
 
-    def _answers(self) -> bool:
+    def _is_responding(self) -> bool:
         client = redis.Redis(unix_socket_path=str(self.socket), socket_timeout=1, retry=Retry(NoBackoff(), 0))
         try:
             return bool(client.ping())
@@ -232,7 +232,7 @@ def _blocked_in_children(number: signal.Signals) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
+def _hold_lock(path: Path) -> Iterator[None]:
     """Hold a file lock, so that two roles starting at once do not start two servers on one file."""
     with path.open("w") as handle:
         fcntl.flock(handle, fcntl.LOCK_EX)

@@ -76,7 +76,7 @@ class EngineProfile(WithApiKey):
 
     @field_validator("url", "models", "omit", mode="before")
     @classmethod
-    def _single(cls, value: Any) -> Any:
+    def _wrap_single(cls, value: Any) -> Any:
         return [value] if isinstance(value, str) else value
 
     @field_validator("url")

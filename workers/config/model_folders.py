@@ -21,17 +21,17 @@ def check_models(settings: Settings) -> None:
     Models on other machines are checked by ``/readyz``.
     """
     verifiers = _find_verifiers(settings)
-    folders = [("engine_tokenizer", settings.model_name, _expanded(settings.engine_tokenizer))]
+    folders = [("engine_tokenizer", settings.model_name, _expand_path(settings.engine_tokenizer))]
     if settings.prm_name is not None:
-        folders.append(("prm_tokenizer", settings.prm_name, _expanded(settings.prm_tokenizer)))
+        folders.append(("prm_tokenizer", settings.prm_name, _expand_path(settings.prm_tokenizer)))
     for name, (setting, value) in settings.local_models().items():
         folders.append((setting, name, find_model_folder(value)))
     for setting, name, folder in folders:
         if folder is None:
             continue
-        with _named(f"models.{name}.chat_template"):
+        with _name_setting(f"models.{name}.chat_template"):
             template = _read_template(settings, name)
-        with _named(setting):
+        with _name_setting(setting):
             if name in verifiers:
                 check_prm(folder, name, verifiers[name], template)
             elif name == settings.model_name or is_language_model(folder):
@@ -62,12 +62,12 @@ def _read_template(settings: Settings, name: str) -> str | None:
     return template
 
 
-def _expanded(folder: Path | None) -> Path | None:
+def _expand_path(folder: Path | None) -> Path | None:
     return None if folder is None else folder.expanduser().absolute()
 
 
 @contextlib.contextmanager
-def _named(setting: str) -> Iterator[None]:
+def _name_setting(setting: str) -> Iterator[None]:
     try:
         yield
     except EngineError as error:

@@ -66,7 +66,7 @@ class ModelSettings(BaseSettings):
 
     @field_validator("engine_url", "prm_url")
     @classmethod
-    def _servers(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+    def _check_servers(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         if len(set(value)) < len(value):
             raise ValueError("names a server twice")
         return tuple(check_url(url, ("http://", "https://", "unix://")) for url in value)
@@ -74,7 +74,7 @@ class ModelSettings(BaseSettings):
     @property
     def model_name(self) -> str:
         """The name of the policy in jobs and at the engine."""
-        return self._name(self.model)
+        return self._resolve_name(self.model)
 
     @property
     def prm_name(self) -> str | None:
@@ -86,7 +86,7 @@ class ModelSettings(BaseSettings):
     def verifier(self) -> str | None:
         """The value of the default policy's process reward model; ``None`` if it has none."""
         name = self.prm_name
-        return None if name is None else self._value(name)
+        return None if name is None else self._find_value(name)
 
     @property
     def prices(self) -> dict[str, Prices]:
@@ -124,7 +124,7 @@ class ModelSettings(BaseSettings):
         prm = self.prm
         if prm is None:
             prm = BUNDLED_PRM if self.is_bundled(model) else NO_PRM
-        return None if prm == NO_PRM else PrmVerifier(model=self._name(prm))
+        return None if prm == NO_PRM else PrmVerifier(model=self._resolve_name(prm))
 
     def require_prm(self, what: str) -> str:
         """Return ``prm_name``. Raises ``ConfigError`` if there is none; ``what`` is the subject of its message."""
@@ -137,7 +137,7 @@ class ModelSettings(BaseSettings):
         elsewhere = {name for name, profile in self.models.items() if profile.url} | self.remote_models().keys()
         if self.prm_url and self.prm_name is not None:
             elsewhere.add(self.prm_name)
-        found = {self.model_name: ("model", self._value(self.model_name))}
+        found = {self.model_name: ("model", self._find_value(self.model_name))}
         if self.verifier is not None and self.prm_name is not None:
             found.setdefault(self.prm_name, ("prm", self.verifier))
         for name, profile in self.models.items():
@@ -173,7 +173,7 @@ class ModelSettings(BaseSettings):
 
     def is_bundled(self, model: str) -> bool:
         """Return True for a bundled model, under whatever name it is served."""
-        return is_bundled(self._value(model))
+        return is_bundled(self._find_value(model))
 
     def with_model_files(self, more: Iterable[str] = ()) -> Self:
         """Return the settings with those in the files beside the models, and beside ``more`` models by their values.
@@ -186,7 +186,7 @@ class ModelSettings(BaseSettings):
             if defaults is not None and value not in models:
                 models[served_name(value)] = ModelProfile().merge(defaults)
         for name in {self.model_name, *self.models, *([] if self.prm_name is None else [self.prm_name])}:
-            defaults = read_model_file(self._value(name))
+            defaults = read_model_file(self._find_value(name))
             if defaults is not None:
                 models[name] = ModelProfile().merge(defaults).merge(models.get(name, ModelProfile()))
         return super().model_copy(update={"models": models})
@@ -249,20 +249,20 @@ class ModelSettings(BaseSettings):
         """Raise ``ConfigError`` for the chat template of a model that our engine does not load."""
         local = self.local_models()
         for name, profile in self.models.items():
-            is_far = bool(self.engine_url) and not locate_model(self._value(name)).exists()
+            is_far = bool(self.engine_url) and not locate_model(self._find_value(name)).exists()
             if profile.chat_template is not None and (name not in local or is_far):
                 raise ConfigError(
                     f"models.{name}.chat_template: it belongs to a model that our engine loads, and {name!r} is not "
                     "one here: its server uses its own template; leave it out, or give the model a path"
                 )
 
-    def _name(self, value: str) -> str:
+    def _resolve_name(self, value: str) -> str:
         return value if value in self.models or value in self.remote_models() else served_name(value)
 
-    def _value(self, name: str) -> str:
+    def _find_value(self, name: str) -> str:
         """Return the value of a served model."""
         profile = self.models.get(name)
         if profile is not None and profile.path is not None:
             return profile.path
-        given = (value for value in (self.model, self.prm) if value is not None and self._name(value) == name)
+        given = (value for value in (self.model, self.prm) if value is not None and self._resolve_name(value) == name)
         return next(given, name)

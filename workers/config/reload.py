@@ -20,7 +20,7 @@ CHECK_INTERVAL_SECONDS = 1.0
 log = structlog.get_logger("reasoner.settings")
 
 
-def _places(settings: Settings) -> dict[str, Any]:
+def _list_places(settings: Settings) -> dict[str, Any]:
     """Return where models are served; while a process runs, models stay where they are."""
     return {name: profile.place for name, profile in settings.models.items() if any(profile.place)}
 
@@ -37,7 +37,7 @@ class LiveSettings:
         self._clock = clock
         self._lock = threading.Lock()
         self._file = Path(CONFIG_FILE).absolute()
-        self._seen = self._version()
+        self._seen = self._read_version()
         self._checked_at = clock()
         self._problem: str | None = None
 
@@ -45,22 +45,22 @@ class LiveSettings:
     def now(self) -> Settings:
         """The current settings."""
         with self._lock:
-            self._check()
+            self._check_file()
             return self._settings
 
     @property
     def problem(self) -> str | None:
         """The error of the present file; ``None`` if it is valid."""
         with self._lock:
-            self._check()
+            self._check_file()
             return self._problem
 
-    def _check(self) -> None:
+    def _check_file(self) -> None:
         now = self._clock()
         if now < self._checked_at + CHECK_INTERVAL_SECONDS:
             return
         self._checked_at = now
-        version = self._version()
+        version = self._read_version()
         if version == self._seen:
             return
         self._seen = version
@@ -73,14 +73,14 @@ class LiveSettings:
         self._problem = None
         changed = {name for name in type(read).model_fields if getattr(read, name) != getattr(self._settings, name)}
         reloaded = changed & RELOADABLE
-        if _places(read) != _places(self._settings):
+        if _list_places(read) != _list_places(self._settings):
             reloaded -= {"models"}
         self._settings = self._settings.renewed({name: getattr(read, name) for name in reloaded})
         log.info("configuration read again", changed=sorted(reloaded))
         if changed - reloaded:
             log.warning("settings that hold after a restart only", changed=sorted(changed - reloaded))
 
-    def _version(self) -> tuple[int, int, int] | None:
+    def _read_version(self) -> tuple[int, int, int] | None:
         try:
             status = self._file.stat()
         except FileNotFoundError:

@@ -179,60 +179,60 @@ class Settings(ModelSettings):
 
     @field_validator("redis_url")
     @classmethod
-    def _broker(cls, value: str | None) -> str | None:
+    def _check_redis_url(cls, value: str | None) -> str | None:
         if value is not None:
             parse_broker_url(value)
         return value
 
     @field_validator("otlp_url")
     @classmethod
-    def _over_http(cls, value: str | None) -> str | None:
+    def _check_otlp_url(cls, value: str | None) -> str | None:
         if value is not None and not (value.startswith(("http://", "https://")) and urlsplit(value).hostname):
             raise ValueError("must be http://HOST:PORT or https://HOST:PORT of a collector")
         return value
 
     @field_validator("root_path")
     @classmethod
-    def _sub_path(cls, value: str) -> str:
+    def _check_root_path(cls, value: str) -> str:
         return check_root_path(value)
 
     @field_validator("cors_origins")
     @classmethod
-    def _origins(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+    def _check_origins(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(map(check_origin, value))
 
     @field_validator("data_dir")
     @classmethod
-    def _absolute(cls, value: Path) -> Path:
+    def _make_absolute(cls, value: Path) -> Path:
         return value.expanduser().absolute()
 
     @field_validator("effort")
     @classmethod
-    def _with_built_in(cls, value: dict[str, Effort]) -> dict[str, Effort]:
+    def _add_built_in(cls, value: dict[str, Effort]) -> dict[str, Effort]:
         return DEFAULT_EFFORTS | value
 
     @field_validator("webhook_secret")
     @classmethod
-    def _a_secret(cls, value: SecretStr | None) -> SecretStr | None:
+    def _check_secret(cls, value: SecretStr | None) -> SecretStr | None:
         if value is not None:
             decode_webhook_secret(value.get_secret_value())
         return value
 
     @field_validator("webhook_secrets")
     @classmethod
-    def _secrets(cls, value: dict[str, SecretStr]) -> dict[str, SecretStr]:
+    def _check_secrets(cls, value: dict[str, SecretStr]) -> dict[str, SecretStr]:
         for secret in value.values():
             decode_webhook_secret(secret.get_secret_value())
         return value
 
     @field_validator("webhook_allow")
     @classmethod
-    def _as_compared(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+    def _lower_hosts(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(host.lower() for host in value)
 
     @field_validator("queues")
     @classmethod
-    def _each_once(cls, value: tuple[QueueName, ...]) -> tuple[QueueName, ...]:
+    def _drop_repeated(cls, value: tuple[QueueName, ...]) -> tuple[QueueName, ...]:
         return tuple(dict.fromkeys(value))
 
     @field_validator("api_keys", "cors_origins", "engine_url", "prm_url", "queues", "webhook_allow", mode="before")
@@ -243,7 +243,7 @@ class Settings(ModelSettings):
 
     @field_validator("api_keys")
     @classmethod
-    def _long_keys(cls, value: tuple[SecretStr, ...]) -> tuple[SecretStr, ...]:
+    def _check_key_lengths(cls, value: tuple[SecretStr, ...]) -> tuple[SecretStr, ...]:
         if any(len(key.get_secret_value()) < MIN_KEY_CHARS for key in value):
             raise ValueError(f"a key needs at least {MIN_KEY_CHARS} characters")
         return value
@@ -299,11 +299,11 @@ class Settings(ModelSettings):
         values: dict[str, str] = {}
         for name, value in self.given.items():
             if isinstance(value, tuple):
-                value = ",".join(map(_plain, value))
+                value = ",".join(map(_to_plain, value))
             if isinstance(value, dict):
-                value = json.dumps({key: _plain(part) for key, part in value.items()}, default=os.fspath)
+                value = json.dumps({key: _to_plain(part) for key, part in value.items()}, default=os.fspath)
             if isinstance(value, SecretStr):
-                value = _plain(value)
+                value = _to_plain(value)
             if isinstance(value, BaseModel):
                 value = value.model_dump_json(exclude_unset=True)
             if value is not None:
@@ -374,7 +374,7 @@ def _refuse_uses_of_verifier(settings: Settings, overrides: dict[str, Any]) -> N
             )
 
 
-def _plain(value: Any) -> Any:
+def _to_plain(value: Any) -> Any:
     """Return a part of a setting in the form of the environment."""
     if isinstance(value, SecretStr):
         return value.get_secret_value()

@@ -15,10 +15,10 @@ async def check_engines(settings: Settings) -> list[Consistency]:
     Without an address the engine is that of ``reasoner serve``, whatever listens at the default one.
     """
     places = [place for place in list_places(settings) if place.models or settings.engine_url]
-    return [result for place in places for url in place.urls for result in await _check(place, url)]
+    return [result for place in places for url in place.urls for result in await _check_server(place, url)]
 
 
-async def _check(place: Place, url: str) -> list[Consistency]:
+async def _check_server(place: Place, url: str) -> list[Consistency]:
     try:
         return await check_server(
             url, models=place.models, api_key=place.key, tokenizer=place.tokenizer, dialect=place.kind, chat=place.chat

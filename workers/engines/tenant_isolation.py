@@ -39,15 +39,15 @@ class TenantEngine(ForwardingEngine):
         self._unsalted_models: frozenset[str] = frozenset()
 
     def generate(self, request: GenerateRequest, *, stream: bool = False) -> Events:
-        return super().generate(self._salted(request), stream=stream)
+        return super().generate(self._add_salt(request), stream=stream)
 
     async def score(self, request: ScoreRequest) -> list[ScoreResult]:
-        return await super().score(self._salted(request))
+        return await super().score(self._add_salt(request))
 
     async def models(self) -> list[ModelInfo]:
         models = await super().models()
         self._unsalted_models = frozenset(info.id for info in models if not info.isolates)
         return models
 
-    def _salted(self, request: _Request) -> _Request:
+    def _add_salt(self, request: _Request) -> _Request:
         return replace(request, cache_salt=None if request.model in self._unsalted_models else self._salt)

@@ -97,7 +97,7 @@ async def execute(
         try:
             active: Claim | None = claim
             while active is not None:
-                search = _search(active, store, engine, run, shutting_down, heartbeat, cancelled)
+                search = _run_search(active, store, engine, run, shutting_down, heartbeat, cancelled)
                 active = await _record_outcome(active, store, search, engine_wait)
         except LeaseLost:
             log.warning("lease lost: another worker has the job")
@@ -138,7 +138,7 @@ async def _record_outcome(
     except EngineUnavailable as error:
         await _wait_for_engine(claim, store, error, claim.spec.get("engine_wait_seconds") or engine_wait)
     except Exception as error:
-        failure = _failure(error)
+        failure = _describe_failure(error)
         await store.finish(claim, "failed", error=failure)
         # Other messages may quote the problem, which must not be logged.
         is_model_missing = isinstance(error, InvalidRequest) and error.field in ("model", "verifier.model")
@@ -196,7 +196,7 @@ async def _hand_back_late(claim: Claim, store: JobStore, shutting_down: asyncio.
     log.warning("broker still away: the job is left to its lease")
 
 
-async def _search(
+async def _run_search(
     claim: Claim,
     store: JobStore,
     engine: EngineClient,
@@ -244,7 +244,7 @@ async def _keep_lease(claim: Claim, store: JobStore, cancelled: asyncio.Event) -
             cancelled.set()
 
 
-def _failure(error: Exception) -> JobError:
+def _describe_failure(error: Exception) -> JobError:
     match error:
         case PromptTooLong():
             return JobError(code="context_length_exceeded", message=str(error))

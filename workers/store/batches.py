@@ -56,23 +56,23 @@ class BatchStore:
 
     async def check_owner(self, batch_id: str, owner: str | None) -> None:
         """Raise ``NoSuchBatch`` for a batch of another owner, as ``JobStore.check_owner`` does."""
-        if owner is not None and await self._store.command("HGET", _batch(batch_id), "owner") != owner:
+        if owner is not None and await self._store.command("HGET", _get_key(batch_id), "owner") != owner:
             raise NoSuchBatch(batch_id)
 
     async def get(self, batch_id: str) -> BatchDocument:
         """Return the batch with summaries of its jobs. Raises ``NoSuchBatch``."""
-        fields = await self._store.command("HGETALL", _batch(batch_id))
+        fields = await self._store.command("HGETALL", _get_key(batch_id))
         if not fields:
             raise NoSuchBatch(batch_id)
-        ids = await self._store.command("LRANGE", f"{_batch(batch_id)}:jobs", 0, -1)
+        ids = await self._store.command("LRANGE", f"{_get_key(batch_id)}:jobs", 0, -1)
         jobs = []
         for job_id in ids:
             status, result, granted, *spent = await self._store.command(
                 "HMGET", job_key(job_id), "status", "result", "granted", *_SPENT
             )
             if status is not None:  # otherwise deleted since
-                jobs.append(_job(job_id, status, result, granted, spent))
-        return _document(fields) | {"jobs": jobs}
+                jobs.append(_build_job(job_id, status, result, granted, spent))
+        return _build_document(fields) | {"jobs": jobs}
 
     async def list_batches(self, *, owner: str | None, after: str | None, limit: int) -> list[BatchDocument]:
         """Return batches without their jobs from newest to oldest, beginning behind the batch ``after``.
@@ -83,13 +83,13 @@ class BatchStore:
         ids = await self._store.list_ids(index, after, limit)
         if ids is None:
             raise NoSuchBatch(after)
-        stored = [await self._store.command("HGETALL", _batch(batch_id)) for batch_id in ids]
-        return [_document(fields) for fields in stored if fields]
+        stored = [await self._store.command("HGETALL", _get_key(batch_id)) for batch_id in ids]
+        return [_build_document(fields) for fields in stored if fields]
 
     async def cancel(self, batch_id: str) -> BatchDocument:
         """Cancel every job that has not ended. Raises ``NoSuchBatch``."""
         best: list[str] = []
-        for job_id in await self._store.command("LRANGE", f"{_batch(batch_id)}:jobs", 0, -1):
+        for job_id in await self._store.command("LRANGE", f"{_get_key(batch_id)}:jobs", 0, -1):
             best += (job_id, await self._store.compute_best_so_far(job_id))
         if await self._store.script("batch_cancel", batch_id, *best) == "gone":
             raise NoSuchBatch(batch_id)
@@ -117,11 +117,11 @@ class BatchStore:
 _SPENT = ("usage:generated", "usage:verifier_computed")
 
 
-def _batch(batch_id: str) -> str:
+def _get_key(batch_id: str) -> str:
     return f"reasoner:batch:{batch_id}"
 
 
-def _job(job_id: str, status: str, result: str | None, granted: str, spent: list[str | None]) -> dict[str, Any]:
+def _build_job(job_id: str, status: str, result: str | None, granted: str, spent: list[str | None]) -> dict[str, Any]:
     end = json.loads(result or "null")
     return {
         "id": job_id,
@@ -132,18 +132,18 @@ def _job(job_id: str, status: str, result: str | None, granted: str, spent: list
     }
 
 
-def _status(fields: dict[str, str], counts: dict[Status, int]) -> BatchStatus:
+def _find_status(fields: dict[str, str], counts: dict[Status, int]) -> BatchStatus:
     if int(fields["running"]) == 0:
         return get_final_status(counts, cancelled="cancel" in fields)
     begun = any(count for status, count in counts.items() if status != "queued") or "usage:seconds" in fields
     return "in_progress" if begun else "queued"
 
 
-def _document(fields: dict[str, str]) -> BatchDocument:
+def _build_document(fields: dict[str, str]) -> BatchDocument:
     counts: dict[Status, int] = {status: int(fields.get(f"count:{status}", 0)) for status in get_args(Status)}
     return {
         "id": fields["id"],
-        "status": _status(fields, counts),
+        "status": _find_status(fields, counts),
         "created_at": float(fields["created"]),
         "finished_at": float(fields["finished"]) if "finished" in fields else None,
         "budget": json.loads(fields["budget"]),

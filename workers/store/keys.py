@@ -58,9 +58,9 @@ class Key(StrictModel):
     def refusal(self) -> str | None:
         """Return why the key is no longer valid; ``None`` if it is valid."""
         if self.revoked_at is not None:
-            return f"key {self.id} was revoked at {_moment(self.revoked_at)}"
+            return f"key {self.id} was revoked at {_format_time(self.revoked_at)}"
         if self.expires_at is not None and self.expires_at <= time.time():
-            return f"key {self.id} expired at {_moment(self.expires_at)}"
+            return f"key {self.id} expired at {_format_time(self.expires_at)}"
         return None
 
 
@@ -86,12 +86,12 @@ class KeyStore:
             "owner": spec.owner or f"key_{public}",
             "scopes": " ".join(sorted(set(spec.scopes))),
             "created": f"{now:.3f}",
-            "digest": _digest(secret),
+            "digest": _hash_secret(secret),
         }
         if spec.expires_in is not None:
             fields["expires"] = f"{now + spec.expires_in:.3f}"
         await self._store.script("key_create", fields["id"], *(part for pair in fields.items() for part in pair))
-        return NewKey(**_document(fields), key=f"rk_{public}_{secret}")
+        return NewKey(**_build_document(fields), key=f"rk_{public}_{secret}")
 
     async def has_any(self) -> bool:
         """Return True if any key was ever created, even if all are revoked: revoking the last key must not allow
@@ -105,16 +105,16 @@ class KeyStore:
         if match is None:
             return None
         fields = await self._store.command("HGETALL", f"reasoner:key:key_{match[1]}")
-        if not hmac.compare_digest(_digest(match[2]), fields.get("digest", "")):
+        if not hmac.compare_digest(_hash_secret(match[2]), fields.get("digest", "")):
             return None
-        return Key(**_document(fields))
+        return Key(**_build_document(fields))
 
     async def get(self, key_id: str) -> Key:
         """Return the key. Raises ``NoSuchKey``."""
         fields = await self._store.command("HGETALL", f"reasoner:key:{key_id}")
         if not fields:
             raise NoSuchKey(key_id)
-        return Key(**_document(fields))
+        return Key(**_build_document(fields))
 
     async def list_keys(self, *, after: str | None, limit: int) -> list[Key]:
         """Return keys from newest to oldest, beginning behind ``after``. Raises ``NoSuchKey`` without that key."""
@@ -145,15 +145,15 @@ def has_stored_keys(url: str) -> bool:
     return asyncio.run(ask())
 
 
-def _digest(secret: str) -> str:
+def _hash_secret(secret: str) -> str:
     return hashlib.sha256(secret.encode()).hexdigest()
 
 
-def _moment(at: float) -> str:
+def _format_time(at: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(at))
 
 
-def _document(fields: dict[str, str]) -> dict[str, Any]:
+def _build_document(fields: dict[str, str]) -> dict[str, Any]:
     return {
         "id": fields["id"],
         "name": fields["name"],

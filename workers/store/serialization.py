@@ -66,12 +66,12 @@ def document(fields: dict[str, str]) -> JobDocument:
         "usage": usage_of(fields).model_dump(),
         "result": json.loads(fields.get("result", "null")),
         "error": json.loads(fields.get("error", "null")),
-        "waiting": _waiting(fields),
-        "delivery": _delivery(fields),
+        "waiting": _build_waiting(fields),
+        "delivery": _build_delivery(fields),
     }
 
 
-def _waiting(fields: dict[str, str]) -> dict[str, Any] | None:
+def _build_waiting(fields: dict[str, str]) -> dict[str, Any] | None:
     if "waiting" not in fields or fields["status"] not in ("queued", "in_progress"):
         return None
     return {
@@ -82,7 +82,7 @@ def _waiting(fields: dict[str, str]) -> dict[str, Any] | None:
     }
 
 
-def _delivery(fields: dict[str, str]) -> dict[str, Any] | None:
+def _build_delivery(fields: dict[str, str]) -> dict[str, Any] | None:
     if "webhook:state" not in fields:
         return None
     return {

@@ -113,7 +113,7 @@ def span(name: str, kind: Kind, attributes: Mapping[str, Attribute], parent: str
     from opentelemetry.trace import use_span
 
     begun = _begin(_tracer, name, kind, attributes, parent)
-    with _ending(begun), use_span(begun, record_exception=False, set_status_on_exception=False):
+    with _end_span(begun), use_span(begun, record_exception=False, set_status_on_exception=False):
         token = TRACEPARENT.set(traceparent())
         try:
             yield
@@ -162,7 +162,7 @@ class _TracedEngine(ForwardingEngine):
         }
         spent = dict.fromkeys((_INPUT, _CACHED, _OUTPUT), 0)
         begun = _begin(self._tracer, f"text_completion {request.model}", "client", about)
-        with _ending(begun):
+        with _end_span(begun):
             try:
                 async for event in super().generate(request, stream=stream):
                     if isinstance(event, Completion):
@@ -176,7 +176,7 @@ class _TracedEngine(ForwardingEngine):
     async def score(self, request: ScoreRequest) -> list[ScoreResult]:
         about: dict[str, Attribute] = {_OPERATION: "score", _MODEL: request.model, _BRANCHES: len(request.items)}
         begun = _begin(self._tracer, f"score {request.model}", "client", about)
-        with _ending(begun):
+        with _end_span(begun):
             results = await super().score(request)
             cached = sum(result.cached_tokens for result in results)
             begun.set_attributes({_CACHED: cached, _INPUT: cached + sum(result.computed_tokens for result in results)})
@@ -192,7 +192,7 @@ def _begin(tracer: Tracer, name: str, kind: Kind, attributes: Mapping[str, Attri
 
 
 @contextlib.contextmanager
-def _ending(begun: Span) -> Iterator[None]:
+def _end_span(begun: Span) -> Iterator[None]:
     """End a span, recording the type of an exception but not its message, which may quote a client."""
     from opentelemetry.trace import StatusCode
 

@@ -54,7 +54,7 @@ def check_address(address: str, allowed: Collection[str]) -> httpx.URL:
     host = url.raw_host.decode("ascii").removesuffix(".")
     if not host:
         raise ForbiddenAddress("the address names no host: use https://HOST/PATH")
-    if _literal(host) is None and not (len(host) <= 253 and all(map(_LABEL.fullmatch, host.split(".")))):
+    if _parse_literal(host) is None and not (len(host) <= 253 and all(map(_LABEL.fullmatch, host.split(".")))):
         raise ForbiddenAddress(f"{url.host!r} is not a host name")
     if not 1 <= (url.port or 443) <= 65535:
         raise ForbiddenAddress(f"there is no port {url.port}: ports go up to 65535")
@@ -65,7 +65,7 @@ def check_address(address: str, allowed: Collection[str]) -> httpx.URL:
             raise ForbiddenAddress(f"{url.scheme!r} addresses cannot be called: use https://")
     elif url.scheme != "https":
         raise ForbiddenAddress("only https:// addresses are called")
-    elif (literal := _literal(url.host)) is not None:
+    elif (literal := _parse_literal(url.host)) is not None:
         check_public(literal, url.host)
     return url
 
@@ -92,7 +92,7 @@ async def post(address: str, body: bytes, headers: Mapping[str, str], *, allowed
     url = check_address(address, allowed)
     try:
         async with asyncio.timeout(TIMEOUT_SECONDS):
-            pinned = await _pinned(url, private=url.host.lower() in allowed)
+            pinned = await _resolve_address(url, private=url.host.lower() in allowed)
             # A separate transport: certificates may come from the environment, proxies may not.
             transport = httpx.AsyncHTTPTransport(retries=0)
             async with httpx.AsyncClient(transport=transport, timeout=TIMEOUT_SECONDS, trust_env=False) as client:
@@ -114,7 +114,7 @@ async def post(address: str, body: bytes, headers: Mapping[str, str], *, allowed
         raise SendFailed(f"the answer was {answer.status_code}{redirect}", answer.status_code)
 
 
-async def _pinned(url: httpx.URL, *, private: bool) -> str:
+async def _resolve_address(url: httpx.URL, *, private: bool) -> str:
     """Return the IP address to connect to. One private address among several makes the name invalid."""
     try:
         found = await asyncio.get_running_loop().getaddrinfo(
@@ -129,7 +129,7 @@ async def _pinned(url: httpx.URL, *, private: bool) -> str:
     return addresses[0]
 
 
-def _literal(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+def _parse_literal(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     try:
         return ipaddress.ip_address(host)
     except ValueError:

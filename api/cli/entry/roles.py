@@ -14,7 +14,7 @@ from workers.config.types import ConfigError
 from workers.processes.quiet_imports import end_quietly
 
 
-def _option(setting: str, *flags: str) -> Any:
+def _create_option(setting: str, *flags: str) -> Any:
     """Return an option of the same meaning as a setting."""
     name = setting.removeprefix("engine_").replace("_", "-")
     return typer.Option(*(flags or (f"--{name}",)), help=Settings.model_fields[setting].description)
@@ -29,32 +29,32 @@ Port = Annotated[int | None, typer.Option(help="Port to listen on.")]
 class CommonEngineOptions:
     """Settings of an engine that ``reasoner serve`` has too."""
 
-    engine_threads: Annotated[int | None, _option("engine_threads")] = None
-    engine_device: Annotated[str | None, _option("engine_device")] = None
-    engine_kv_dtype: Annotated[str | None, _option("engine_kv_dtype")] = None
-    engine_gpu_memory_utilization: Annotated[float | None, _option("engine_gpu_memory_utilization")] = None
-    draft: Annotated[str | None, _option("draft")] = None
-    probe: Annotated[str | None, _option("probe")] = None
+    engine_threads: Annotated[int | None, _create_option("engine_threads")] = None
+    engine_device: Annotated[str | None, _create_option("engine_device")] = None
+    engine_kv_dtype: Annotated[str | None, _create_option("engine_kv_dtype")] = None
+    engine_gpu_memory_utilization: Annotated[float | None, _create_option("engine_gpu_memory_utilization")] = None
+    draft: Annotated[str | None, _create_option("draft")] = None
+    probe: Annotated[str | None, _create_option("probe")] = None
 
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions(CommonEngineOptions):
     """Settings of an engine that are options of ``reasoner engine``."""
 
-    draft_length: Annotated[int | None, _option("draft_length")] = None
-    engine_dtype: Annotated[str | None, _option("engine_dtype")] = None
-    engine_kv_tokens: Annotated[int | None, _option("engine_kv_tokens")] = None
-    engine_state_slots: Annotated[int | None, _option("engine_state_slots")] = None
-    engine_max_running: Annotated[int | None, _option("engine_max_running")] = None
-    engine_max_waiting: Annotated[int | None, _option("engine_max_waiting")] = None
-    engine_step_tokens: Annotated[int | None, _option("engine_step_tokens")] = None
-    engine_lease_share: Annotated[float | None, _option("engine_lease_share")] = None
-    engine_lease_seconds: Annotated[float | None, _option("engine_lease_seconds")] = None
+    draft_length: Annotated[int | None, _create_option("draft_length")] = None
+    engine_dtype: Annotated[str | None, _create_option("engine_dtype")] = None
+    engine_kv_tokens: Annotated[int | None, _create_option("engine_kv_tokens")] = None
+    engine_state_slots: Annotated[int | None, _create_option("engine_state_slots")] = None
+    engine_max_running: Annotated[int | None, _create_option("engine_max_running")] = None
+    engine_max_waiting: Annotated[int | None, _create_option("engine_max_waiting")] = None
+    engine_step_tokens: Annotated[int | None, _create_option("engine_step_tokens")] = None
+    engine_lease_share: Annotated[float | None, _create_option("engine_lease_share")] = None
+    engine_lease_seconds: Annotated[float | None, _create_option("engine_lease_seconds")] = None
     engine_deterministic: Annotated[
-        bool | None, _option("engine_deterministic", "--deterministic/--no-deterministic")
+        bool | None, _create_option("engine_deterministic", "--deterministic/--no-deterministic")
     ] = None
     engine_strict_config: Annotated[
-        bool | None, _option("engine_strict_config", "--strict-config/--no-strict-config")
+        bool | None, _create_option("engine_strict_config", "--strict-config/--no-strict-config")
     ] = None
 
 
@@ -89,7 +89,7 @@ def api(host: Host = None, port: Port = None) -> None:
 
 
 def worker(
-    queues: Annotated[str | None, _option("queues")] = None,
+    queues: Annotated[str | None, _create_option("queues")] = None,
     slots: Annotated[int | None, typer.Option(min=1, max=1024, help="Jobs that it runs at the same time.")] = None,
 ) -> None:
     """Run a worker alone: it takes jobs from the broker and searches on the engines.

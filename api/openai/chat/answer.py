@@ -105,7 +105,7 @@ def build_completion(
                 tool_calls=shown.calls or None,
             ),
             finish_reason=_finish_reason(end, index, shown),
-            logprobs=_logprobs(end, index),
+            logprobs=_build_logprobs(end, index),
         )
         for index, shown in enumerate(_list_choices(job["id"], narration, end, wanted))
     ]
@@ -115,7 +115,7 @@ def build_completion(
         created=int(job["created_at"]),
         model=job["spec"]["model"],
         choices=choices,
-        usage=_usage(end),
+        usage=_build_usage(end),
         metadata=job["spec"]["metadata"],
         reasoner=Report.from_job(job, end),
     )
@@ -135,12 +135,12 @@ async def stream_chunks(
     With ``usage`` a chunk of its own has the usage. A failed search, and a service that shuts down, end the stream with
     an error.
     """
-    yield _chunk(job, {"role": "assistant", "content": ""}, usage=usage)
+    yield _build_chunk(job, {"role": "assistant", "content": ""}, usage=usage)
     try:
         async for event in events:
             text = narration.add(event)
             if text and shows_narration(narration, wanted):  # by default until a branch shows that the model thinks
-                yield _chunk(job, {"reasoning_content": text}, usage=usage)
+                yield _build_chunk(job, {"reasoning_content": text}, usage=usage)
     except INTERRUPTIONS as error:
         yield json.dumps({"error": stream_error(interruption_problem(error)).model_dump()})
         return
@@ -150,19 +150,19 @@ async def stream_chunks(
         return
     for index, shown in enumerate(_list_choices(job["id"], narration, end, wanted)):
         if index:
-            yield _chunk(job, {"role": "assistant", "content": ""}, usage=usage, index=index)
+            yield _build_chunk(job, {"role": "assistant", "content": ""}, usage=usage, index=index)
         if index or not shows_narration(narration, wanted):  # else it has been sent
             for line in shown.reasoning.splitlines(keepends=True):
-                yield _chunk(job, {"reasoning_content": line}, usage=usage, index=index)
+                yield _build_chunk(job, {"reasoning_content": line}, usage=usage, index=index)
         for line in shown.content.splitlines(keepends=True):
-            yield _chunk(job, {"content": line}, usage=usage, index=index)
+            yield _build_chunk(job, {"content": line}, usage=usage, index=index)
         for delta in _call_deltas(shown.calls):
-            yield _chunk(job, {"tool_calls": [delta]}, usage=usage, index=index)
+            yield _build_chunk(job, {"tool_calls": [delta]}, usage=usage, index=index)
         report = {} if index else {"reasoner": Report.from_job(job, end).model_dump()}
-        logprobs, reason = _logprobs(end, index), _finish_reason(end, index, shown)
-        yield _chunk(job, {}, usage=usage, index=index, finish_reason=reason, logprobs=logprobs, **report)
+        logprobs, reason = _build_logprobs(end, index), _finish_reason(end, index, shown)
+        yield _build_chunk(job, {}, usage=usage, index=index, finish_reason=reason, logprobs=logprobs, **report)
     if usage:
-        yield json.dumps(_envelope(job) | {"choices": [], "usage": _usage(end).model_dump()})
+        yield json.dumps(_build_envelope(job) | {"choices": [], "usage": _build_usage(end).model_dump()})
     yield "[DONE]"
 
 
@@ -189,7 +189,7 @@ def _list_choices(job_id: str, narration: Narration, end: JobEnd, wanted: Reason
     return [_Choice(thought, text, made) for thought, text, made in zip(reasoning, contents, calls, strict=True)]
 
 
-def _logprobs(end: JobEnd, index: int) -> ChoiceLogprobs | None:
+def _build_logprobs(end: JobEnd, index: int) -> ChoiceLogprobs | None:
     """Return the log-probabilities of a choice, if there are any."""
     tokens = None if end.result is None else end.result.solutions[index].logprobs
     if tokens is None:
@@ -214,7 +214,7 @@ def completion_id(job_id: str) -> str:
     return f"chatcmpl-{job_id.removeprefix('job_')}"
 
 
-def _chunk(
+def _build_chunk(
     job: JobDocument,
     delta: Json,
     *,
@@ -226,12 +226,12 @@ def _chunk(
 ) -> str:
     shown = logprobs and logprobs.model_dump()
     choice = {"index": index, "delta": delta, "finish_reason": finish_reason, "logprobs": shown}
-    chunk = _envelope(job) | {"choices": [choice]} | more
+    chunk = _build_envelope(job) | {"choices": [choice]} | more
     # ASCII: many clients end a line at U+2028 or U+0085 too, which a text may contain.
     return json.dumps(chunk | {"usage": None} if usage else chunk)
 
 
-def _envelope(job: JobDocument) -> Json:
+def _build_envelope(job: JobDocument) -> Json:
     return {
         "id": completion_id(job["id"]),
         "object": "chat.completion.chunk",
@@ -247,7 +247,7 @@ def _finish_reason(end: JobEnd, index: int, shown: _Choice) -> FinishReason:
     return end.cuts[index] or "stop"
 
 
-def _usage(end: JobEnd) -> ChatUsage:
+def _build_usage(end: JobEnd) -> ChatUsage:
     return ChatUsage(
         prompt_tokens=end.usage.prompt,
         completion_tokens=end.usage.total,

@@ -79,7 +79,7 @@ class ResponseEvents:
     def _begin_reasoning(self) -> list[Json]:
         self._has_begun = True
         return [
-            self._event("response.output_item.added", output_index=0, item=self._reasoning_item(None)),
+            self._build_event("response.output_item.added", output_index=0, item=self._reasoning_item(None)),
             self._summary_event("response.reasoning_summary_part.added", part={"type": "summary_text", "text": ""}),
         ]
 
@@ -88,7 +88,7 @@ class ResponseEvents:
         events = [
             self._summary_event("response.reasoning_summary_text.done", text=text),
             self._summary_event("response.reasoning_summary_part.done", part={"type": "summary_text", "text": text}),
-            self._event("response.output_item.done", output_index=0, item=self._reasoning_item(text)),
+            self._build_event("response.output_item.done", output_index=0, item=self._reasoning_item(text)),
         ]
         if (status := message_status(end)) is not None:
             events += self._message_events(status, end.content)
@@ -96,7 +96,7 @@ class ResponseEvents:
         for number, call in enumerate(end.result.tool_calls if end.result is not None else ()):
             events += self._call_events(index + number, build_call_item(self._job["id"], number, call))
         name = _TERMINAL.get(response_status(end), "response.failed")
-        return [*events, self._event(name, response=self._response(self._job))]
+        return [*events, self._build_event(name, response=self._build_response(self._job))]
 
     def _message_events(self, status: MessageStatus, text: str) -> list[Json]:
         whole = message_item(self._job["id"], status, text).model_dump()
@@ -104,38 +104,42 @@ class ResponseEvents:
         part_location = {"item_id": whole["id"], "output_index": 1, "content_index": 0}
         (part,) = whole["content"]
         return [
-            self._event("response.output_item.added", output_index=1, item=started),
-            self._event("response.content_part.added", **part_location, part=part | {"text": ""}),
+            self._build_event("response.output_item.added", output_index=1, item=started),
+            self._build_event("response.content_part.added", **part_location, part=part | {"text": ""}),
             *(
-                self._event("response.output_text.delta", **part_location, delta=line, logprobs=[])
+                self._build_event("response.output_text.delta", **part_location, delta=line, logprobs=[])
                 for line in text.splitlines(keepends=True)
             ),
-            self._event("response.output_text.done", **part_location, text=text, logprobs=[]),
-            self._event("response.content_part.done", **part_location, part=part),
-            self._event("response.output_item.done", output_index=1, item=whole),
+            self._build_event("response.output_text.done", **part_location, text=text, logprobs=[]),
+            self._build_event("response.content_part.done", **part_location, part=part),
+            self._build_event("response.output_item.done", output_index=1, item=whole),
         ]
 
     def _call_events(self, index: int, call: FunctionCallItem) -> list[Json]:
         started = call.model_copy(update={"status": "in_progress", "arguments": ""}).model_dump()
         place = {"item_id": call.id, "output_index": index}
         return [
-            self._event("response.output_item.added", output_index=index, item=started),
+            self._build_event("response.output_item.added", output_index=index, item=started),
             *(
-                self._event("response.function_call_arguments.delta", **place, delta=piece)
+                self._build_event("response.function_call_arguments.delta", **place, delta=piece)
                 for piece in split_arguments(call.arguments)
             ),
-            self._event("response.function_call_arguments.done", **place, name=call.name, arguments=call.arguments),
-            self._event("response.output_item.done", output_index=index, item=call.model_dump()),
+            self._build_event(
+                "response.function_call_arguments.done", **place, name=call.name, arguments=call.arguments
+            ),
+            self._build_event("response.output_item.done", output_index=index, item=call.model_dump()),
         ]
 
     def _status_event(self, name: str, status: Status) -> Json:
-        return self._event(name, response=self._response(self._job | {"status": status}))
+        return self._build_event(name, response=self._build_response(self._job | {"status": status}))
 
     def _summary_event(self, name: str, **more: Any) -> Json:
         """Return an event about the only part of the reasoning summary."""
-        return self._event(name, item_id=self._reasoning_item(None)["id"], output_index=0, summary_index=0, **more)
+        return self._build_event(
+            name, item_id=self._reasoning_item(None)["id"], output_index=0, summary_index=0, **more
+        )
 
-    def _event(self, name: str, /, **more: Any) -> Json:
+    def _build_event(self, name: str, /, **more: Any) -> Json:
         event = {"type": name, "sequence_number": self._next_number, **more}
         self._next_number += 1
         return event
@@ -143,7 +147,7 @@ class ResponseEvents:
     def _reasoning_item(self, text: str | None) -> Json:
         return reasoning_item(self._job["id"], text).model_dump()
 
-    def _response(self, job: JobDocument) -> Json:
+    def _build_response(self, job: JobDocument) -> Json:
         return Response.from_job(job, self._echoed, self.narration).model_dump()
 
 

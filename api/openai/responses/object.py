@@ -123,12 +123,12 @@ class Response(BaseModel):
             status=response_status(end) if end else job["status"],
             background=echoed.background,
             model=spec["model"],
-            error=_error(end),
-            incomplete_details=_incomplete(end),
+            error=_build_error(end),
+            incomplete_details=_build_incomplete_details(end),
             instructions=echoed.instructions,
             max_output_tokens=echoed.max_output_tokens,
             metadata=spec["metadata"],
-            output=_output(job["id"], narration),
+            output=_build_output(job["id"], narration),
             parallel_tool_calls=spec.get("parallel_tool_calls", True),
             previous_response_id=echoed.previous_response_id,
             reasoning=ReasoningSettings(effort=echoed.effort, summary=echoed.summary),
@@ -137,7 +137,7 @@ class Response(BaseModel):
             tool_choice=_tool_choice(spec.get("tool_choice", "auto")),
             tools=spec.get("tools", []),
             top_p=spec["sampling"]["top_p"],
-            usage=_usage(end),
+            usage=_build_usage(end),
             user=spec["metadata"].get("user"),
             reasoner=Report.from_job(job, end),
         )
@@ -151,7 +151,7 @@ def response_id(job_id: str) -> str:
 def reasoning_item(job_id: str, text: str | None) -> ReasoningItem:
     """Return the reasoning item; ``text`` is None while it is in progress."""
     summary = [] if text is None else [SummaryText(type="summary_text", text=text)]
-    return ReasoningItem(id=f"rs_{job_id.removeprefix('job_')}", status=_state(text), summary=summary)
+    return ReasoningItem(id=f"rs_{job_id.removeprefix('job_')}", status=_get_status(text), summary=summary)
 
 
 def message_item(job_id: str, status: MessageStatus, text: str) -> MessageItem:
@@ -179,11 +179,11 @@ def message_status(end: JobEnd) -> MessageStatus | None:
     return "incomplete" if end.content else None
 
 
-def _state(text: str | None) -> Literal["in_progress", "completed"]:
+def _get_status(text: str | None) -> Literal["in_progress", "completed"]:
     return "in_progress" if text is None else "completed"
 
 
-def _output(job_id: str, narration: Narration) -> list[OutputItem]:
+def _build_output(job_id: str, narration: Narration) -> list[OutputItem]:
     end = narration.end
     if end is None:
         return []
@@ -198,7 +198,7 @@ def _tool_choice(choice: str | dict[str, Any]) -> str | dict[str, Any]:
     return choice if isinstance(choice, str) else {"type": "function", **choice}
 
 
-def _error(end: JobEnd | None) -> ResponseError | None:
+def _build_error(end: JobEnd | None) -> ResponseError | None:
     if end is None or end.error is None:
         return None
     code = end.error.code
@@ -210,13 +210,13 @@ def _error(end: JobEnd | None) -> ResponseError | None:
     return ResponseError(code="server_error", message=end.error.message, type="server_error")
 
 
-def _incomplete(end: JobEnd | None) -> IncompleteDetails | None:
+def _build_incomplete_details(end: JobEnd | None) -> IncompleteDetails | None:
     if end is None or response_status(end) != "incomplete":
         return None
     return IncompleteDetails(reason="content_filter" if end.cuts[:1] == ("content_filter",) else "max_output_tokens")
 
 
-def _usage(end: JobEnd | None) -> ResponseUsage | None:
+def _build_usage(end: JobEnd | None) -> ResponseUsage | None:
     if end is None:
         return None
     return ResponseUsage(

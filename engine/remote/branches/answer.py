@@ -62,7 +62,7 @@ class Answer(ABC):
         """
         self.has_choices = True
         try:  # for every token, and several times as fast as the context manager
-            return self._take(choice, source)
+            return self._take_choice(choice, source)
         except _OTHER_FORMS as error:
             raise not_a_completion(source, f"{type(error).__name__}: {error}") from error
 
@@ -84,7 +84,7 @@ class Answer(ABC):
         raise EngineUnavailable(f"{source} ended its answer in the middle of a text")
 
     @abstractmethod
-    def _take(self, choice: Json, source: str) -> str: ...
+    def _take_choice(self, choice: Json, source: str) -> str: ...
 
     @abstractmethod
     def _take_usage(self, usage: Json) -> None: ...

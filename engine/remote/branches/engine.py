@@ -23,7 +23,7 @@ class OpenAICompatibleEngine(EngineClient):
         self._running = RunningRequests()
 
     async def generate(self, request: GenerateRequest, *, stream: bool = False) -> Events:
-        self._check(request)
+        self._check_request(request)
 
         def start(running: RunningRequest) -> Sequence[Events]:
             return self._start_streams(running, is_watched=stream)
@@ -46,20 +46,22 @@ class OpenAICompatibleEngine(EngineClient):
     def _start_streams(self, running: RunningRequest, *, is_watched: bool) -> Sequence[Events]:
         """Return the events of a request's branches. ``is_watched``: the text is shown as it comes."""
 
-    def _check(self, request: GenerateRequest) -> None:
+    def _check_request(self, request: GenerateRequest) -> None:
         """Raise ``EngineError``, naming the setting, if the server would ignore or refuse one."""
         if (name := find_setting_outside(request.sampling, self._settings)) is not None:
-            raise self._cannot(f"honour {name}")
+            raise self._build_refusal(f"honour {name}")
         self._check_probe(request)
         check_branches(request)
         if request.sampling.counts_tokens and any(branch.generated for branch in request.branches):
-            raise self._cannot("count tokens of an earlier request for frequency_penalty and presence_penalty")
+            raise self._build_refusal("count tokens of an earlier request for frequency_penalty and presence_penalty")
 
     def _check_probe(self, request: GenerateRequest | ScoreRequest) -> None:
         if request.probe:
-            raise self._cannot("read a probe, which needs the model's hidden states: serve the model on our engine")
+            raise self._build_refusal(
+                "read a probe, which needs the model's hidden states: serve the model on our engine"
+            )
 
-    def _cannot(self, what: str) -> NotSupported:
+    def _build_refusal(self, what: str) -> NotSupported:
         return unsupported(self._connection.url, self._kind, what)
 
 

@@ -35,12 +35,12 @@ class RunningRequest:
         self.refusal: EngineError | None = None
         """The first refusal of a branch."""
         self._is_aborted = False
-        self._deadline = None if request.timeout is None else _now() + request.timeout
+        self._deadline = None if request.timeout is None else _read_clock() + request.timeout
         self._waits: set[asyncio.Timeout] = set()
 
     @property
     def is_over(self) -> bool:
-        return self._deadline is not None and _now() >= self._deadline
+        return self._deadline is not None and _read_clock() >= self._deadline
 
     @property
     def end_reason(self) -> FinishReason:
@@ -91,7 +91,7 @@ class RunningRequest:
         """
         if self.is_over:
             drain_until = (self._deadline or 0.0) + _DRAIN_SECONDS
-            async with asyncio.timeout_at(min(drain_until, _now() + _DRAIN_WAIT_SECONDS)):
+            async with asyncio.timeout_at(min(drain_until, _read_clock() + _DRAIN_WAIT_SECONDS)):
                 return await anext(items, None)
         async with asyncio.timeout_at(self._deadline) as wait:
             self._waits.add(wait)
@@ -101,7 +101,7 @@ class RunningRequest:
                 self._waits.discard(wait)
 
     def _end(self) -> None:
-        self._deadline = _now() if self._deadline is None else min(self._deadline, _now())
+        self._deadline = _read_clock() if self._deadline is None else min(self._deadline, _read_clock())
         for wait in self._waits:
             if not wait.expired():
                 wait.reschedule(self._deadline)
@@ -150,5 +150,5 @@ class RunningRequests:
                 running.abort()
 
 
-def _now() -> float:
+def _read_clock() -> float:
     return asyncio.get_running_loop().time()

@@ -47,7 +47,7 @@ class ChatAnswer(Answer):
     def num_left(self) -> int:
         return self.branch.max_tokens - len(self.earlier)
 
-    def _take(self, choice: Json, source: str) -> str:
+    def _take_choice(self, choice: Json, source: str) -> str:
         delta = choice.get("delta") or choice.get("message") or {}
         reasoning, content = read_message(delta, source)
         self.num_events += bool(reasoning or content)

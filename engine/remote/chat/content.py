@@ -21,21 +21,21 @@ def read_message(message: Json, source: str) -> tuple[str, str]:
 
     The words of a refusal are content. Raises ``EngineUnavailable`` for a form that no server of OpenAI's API has.
     """
-    thoughts = (_read(message.get(name), source, is_thought=True)[0] for name in _REASONING_FIELDS)
+    thoughts = (_read_value(message.get(name), source, is_thought=True)[0] for name in _REASONING_FIELDS)
     apart: str = next((thought for thought in thoughts if thought), "")  # some send the same in two fields
-    thought, content = _read(message.get("content"), source, is_thought=False)
+    thought, content = _read_value(message.get("content"), source, is_thought=False)
     refusal = message.get("refusal")
     return apart or thought, content + (refusal if isinstance(refusal, str) else "")
 
 
-def _read(value: Any, source: str, *, is_thought: bool) -> tuple[str, str]:
+def _read_value(value: Any, source: str, *, is_thought: bool) -> tuple[str, str]:
     match value:
         case None:
             return "", ""
         case str():
             return (value, "") if is_thought else ("", value)
         case list():
-            read = [_read(part, source, is_thought=is_thought) for part in value]
+            read = [_read_value(part, source, is_thought=is_thought) for part in value]
             return "".join(thought for thought, _ in read), "".join(content for _, content in read)
         case dict():
             kind = str(value.get("type") or "")
@@ -43,5 +43,5 @@ def _read(value: Any, source: str, *, is_thought: bool) -> tuple[str, str]:
                 return "", ""
             is_thought = is_thought or kind.startswith(_THOUGHT_TYPES)
             words = next((value[name] for name in _WORDS if value.get(name) is not None), None)
-            return _read(words, source, is_thought=is_thought)
+            return _read_value(words, source, is_thought=is_thought)
     raise not_a_completion(source, f"its content is {type(value).__name__} instead of a text or a list of parts")

@@ -48,7 +48,7 @@ class ChatEngine(OpenAICompatibleEngine):
 
     async def score(self, request: ScoreRequest) -> list[ScoreResult]:
         if request.probe or len(request.token_ids) < 2:
-            raise self._cannot("score with a head; it can be a judge")
+            raise self._build_refusal("score with a head; it can be a judge")
         try:
             return list(await asyncio.gather(*(self._judge.judge(request, *item) for item in enumerate(request.items))))
         except EngineUnavailable:
@@ -70,17 +70,19 @@ class ChatEngine(OpenAICompatibleEngine):
         return await self._models.read()
 
     async def clear_cache(self) -> None:
-        raise self._cannot("empty its cache on request")
+        raise self._build_refusal("empty its cache on request")
 
     def _start_streams(self, running: RunningRequest, *, is_watched: bool) -> list[Events]:  # noqa: ARG002
         indices = range(len(running.request.branches))
         return [ChatStream(self._requests, self._models, running, index).run() for index in indices]
 
-    def _check(self, request: GenerateRequest) -> None:
-        super()._check(request)
+    def _check_request(self, request: GenerateRequest) -> None:
+        super()._check_request(request)
         if request.cache_salt is not None:
-            raise self._cannot("keep caches apart by cache_salt")
+            raise self._build_refusal("keep caches apart by cache_salt")
         if request.thinking_limit is not None and self._options.thinking_limit == "none":
-            raise self._cannot("limit thoughts, unless thinking_limit in its table of reasoner.toml names a field")
+            raise self._build_refusal(
+                "limit thoughts, unless thinking_limit in its table of reasoner.toml names a field"
+            )
         if request.constraint is not None and request.constraint.kind != "json":
-            raise self._cannot(f"hold an answer to a {request.constraint.kind}: give a JSON Schema")
+            raise self._build_refusal(f"hold an answer to a {request.constraint.kind}: give a JSON Schema")

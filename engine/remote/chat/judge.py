@@ -85,14 +85,14 @@ class ChatJudge:
         key = self._connection.url, request.model
         computed, cached = self._unbilled.pop(tokens, (0, 0))
         while True:
-            room = self._room(key)
+            room = self._choose_max_tokens(key)
             needed = len(tokens) + room
             if request.max_compute is not None and computed + needed > request.max_compute:
                 self._unbilled[tokens] = computed, cached
                 return ScoreResult(index, None, computed + needed, 0)
             try:
                 async with self._slots:
-                    answer = await self._ask(request.model, tokens, room)
+                    answer = await self._ask_verdict(request.model, tokens, room)
             except EngineUnavailable:
                 raise
             except InvalidRequest as error:
@@ -112,11 +112,11 @@ class ChatJudge:
         options = self._requests.options
         return options.verdict_tokens or min(THINKING_VERDICT_TOKENS, options.context // _CONTEXT_SHARE)
 
-    def _room(self, key: tuple[str, str]) -> int:
+    def _choose_max_tokens(self, key: tuple[str, str]) -> int:
         """Return the number of tokens that a verdict may have: the configured one, or what the model needs."""
         return self._room_to_think if self._requests.options.verdict_tokens or key in _THINKERS else VERDICT_TOKENS
 
-    async def _ask(self, model: str, tokens: Sequence[Token], room: int) -> _Answer:
+    async def _ask_verdict(self, model: str, tokens: Sequence[Token], room: int) -> _Answer:
         """Ask for a verdict, again after passing failures. Raises ``EngineError``."""
         fields = self._requests.make_messages(tokens) | {"model": model, "temperature": 0.0}
 
@@ -133,11 +133,11 @@ class ChatJudge:
                 elif not self._requests.understands_other_limit(error):
                     raise
                 return await ask()
-            return self._read(answer, tokens)
+            return self._read_answer(answer, tokens)
 
         return await Retries.of_requests(should_wait=self._connection.should_wait).call(ask)
 
-    def _read(self, answer: Json, tokens: Sequence[Token]) -> _Answer:
+    def _read_answer(self, answer: Json, tokens: Sequence[Token]) -> _Answer:
         source = self._connection.source
         with refusing_other_forms(source):
             choice = answer["choices"][0]

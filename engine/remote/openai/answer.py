@@ -47,7 +47,7 @@ class TextAnswer(Answer):
         """The branch that continues after what has arrived."""
         return replace(self.branch, generated=self.branch.generated + self.token_ids, max_tokens=self.num_left)
 
-    def _take(self, choice: Json, source: str) -> str:  # noqa: ARG002
+    def _take_choice(self, choice: Json, source: str) -> str:  # noqa: ARG002
         text: str = choice.get("text") or ""
         ids, logprobs = choice.get("token_ids"), choice.get("logprobs") or {}
         if ids is None:

@@ -81,7 +81,7 @@ class CompletionsEngine(OpenAICompatibleEngine):
         else:
             result = await self._scores.rows(index, request.model, tokens[: max(reads) + 1], reads, salt)
         if request.max_compute is not None and result.computed_tokens > request.max_compute:
-            raise self._cannot(f"be held to a budget: it reports {result.computed_tokens} tokens for {needed}")
+            raise self._build_refusal(f"be held to a budget: it reports {result.computed_tokens} tokens for {needed}")
         return result
 
     async def _score_prompt(self, request: GenerateRequest) -> Events:
@@ -102,18 +102,20 @@ class CompletionsEngine(OpenAICompatibleEngine):
         listed: list[Json] = (await self._connection.call("GET", "/v1/models", None, should_wait=False))["data"]
         if not listed and self._text is not None:  # ``transformers serve`` on a folder
             listed = [{"id": str(self._text.folder)}]
-        return [self._info(entry) for entry in listed]
+        return [self._describe_model(entry) for entry in listed]
 
     async def clear_cache(self) -> None:
         if not self._dialect.salts:
-            raise self._cannot("empty its cache on request")
+            raise self._build_refusal("empty its cache on request")
         self._requests.forget_cache()
 
-    def _info(self, entry: Json) -> ModelInfo:
+    def _describe_model(self, entry: Json) -> ModelInfo:
         context = entry.get("max_model_len") or (entry.get("meta") or {}).get("n_ctx")  # vLLM's name, and llama.cpp's
         context = context or (self._text and self._text.context)
         if not context:
-            raise self._cannot(f"tell the context of {entry['id']!r}; name the folder of its tokenizer and config")
+            raise self._build_refusal(
+                f"tell the context of {entry['id']!r}; name the folder of its tokenizer and config"
+            )
         extra: dict[str, object] = {"server": self._dialect.name}
         if entry.get("root") not in (None, entry["id"]):  # tells checkpoints under one name apart
             extra["root"] = entry["root"]
@@ -148,21 +150,21 @@ class CompletionsEngine(OpenAICompatibleEngine):
         answers = [[self._requests.begin_answer(request, index) for index in group] for group in groups]
         return [CompletionStream(self._requests, running, group, is_watched=is_watched).run() for group in answers]
 
-    def _check(self, request: GenerateRequest) -> None:
+    def _check_request(self, request: GenerateRequest) -> None:
         if request.sampling.prompt_logprobs is not None:
             if Capability.PROMPT_LOGPROBS not in self._dialect.capabilities:
-                raise self._cannot("honour prompt_logprobs")
+                raise self._build_refusal("honour prompt_logprobs")
             if [branch.max_tokens for branch in request.branches] != [0]:
-                raise self._cannot("score a prompt and generate at once: give one branch with max_tokens 0")
+                raise self._build_refusal("score a prompt and generate at once: give one branch with max_tokens 0")
             return
-        super()._check(request)
+        super()._check_request(request)
         if not self._dialect.tokenizes and self._text is None:
-            raise self._cannot("tell token ids; name the folder of its model's tokenizer")
+            raise self._build_refusal("tell token ids; name the folder of its model's tokenizer")
         check_no_thinking_limit(request)
         if request.constraint is None:
             return
         if Capability.CONSTRAINT not in self._dialect.capabilities:
-            raise self._cannot("hold a text to a constraint")
+            raise self._build_refusal("hold a text to a constraint")
         starts = [(len(request.prompt) + len(b.generated), b.constraint_start) for b in request.branches]
         if request.lifts_constraint or any(start not in (None, end) for end, start in starts):
-            raise self._cannot("begin a constraint elsewhere than at the first token of a request")
+            raise self._build_refusal("begin a constraint elsewhere than at the first token of a request")

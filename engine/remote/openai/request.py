@@ -107,14 +107,14 @@ def group_siblings(branches: Sequence[Branch], dialect: Dialect) -> list[list[in
     groups: list[list[int]] = []
     for index, branch in enumerate(branches):
         last = branches[groups[-1][-1]] if groups else None
-        if dialect.numbers_seeds and last is not None and _follows(branch, last):
+        if dialect.numbers_seeds and last is not None and _is_next_branch(branch, last):
             groups[-1].append(index)
         else:
             groups.append([index])
     return groups
 
 
-def _follows(branch: Branch, last: Branch) -> bool:
+def _is_next_branch(branch: Branch, last: Branch) -> bool:
     same = (branch.generated, branch.max_tokens) == (last.generated, last.max_tokens)
     return same and branch_seed(branch) == branch_seed(last) + 1
 

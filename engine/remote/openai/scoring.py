@@ -56,9 +56,9 @@ class OpenAIScorer:
             rows = [_read_rows(answers[position])[0] for position in reads]
         else:
             rows = _select_rows(_read_rows(answers[reads[-1]]), tokens, reads)
-        bills = [_bill(answer) for answer in answers.values()]
+        bills = [_read_usage(answer) for answer in answers.values()]
         computed, cached = (sum(counts) for counts in zip(*bills, strict=True))
-        return ScoreResult(index, tuple(_logits(row) for row in rows), computed, cached)
+        return ScoreResult(index, tuple(_to_logits(row) for row in rows), computed, cached)
 
     async def _pool(self, model: str, tokens: Sequence[int], salt: Json) -> Json:
         body = {"model": model, "input": list(tokens), "encoding_format": "float"}
@@ -82,8 +82,8 @@ class OpenAIScorer:
                 body |= {"logprob_token_ids": [*wanted], "return_tokens_as_token_ids": True}
             async with self._slots:
                 answer = await self._connection.call("POST", "/v1/completions", body | salt)
-            values.append(_logprobs(answer, list(wanted.values())))
-            num_computed, num_cached = _bill(answer)
+            values.append(_read_logprobs(answer, list(wanted.values())))
+            num_computed, num_cached = _read_usage(answer)
             computed, cached = computed + num_computed, cached + num_cached
         return ScoreResult(index, tuple(values), computed, cached)
 
@@ -101,7 +101,7 @@ class OpenAIScorer:
         except (KeyError, IndexError, TypeError, ValueError) as error:
             raise EngineError(f"the answer with prompt_logprobs is not understood: {error!r}") from error
         texts = {int(id): _text_of(id, entry) for row in rows if row for id, entry in row.items()}
-        computed, cached = _bill(answer)
+        computed, cached = _read_usage(answer)
         return Completion(
             index=0,
             token_ids=(),
@@ -155,14 +155,14 @@ def _select_rows(rows: Sequence[Row], tokens: Sequence[int], reads: Sequence[int
     )
 
 
-def _logits(row: Row) -> Row:
+def _to_logits(row: Row) -> Row:
     """Return logits whose softmax is the row if it holds probabilities; otherwise return the row itself."""
     if len(row) > 1 and min(row) >= 0 and abs(math.fsum(row) - 1) < 1e-3:
         return tuple(math.log(max(value, 1e-30)) for value in row)
     return row
 
 
-def _logprobs(answer: Json, wanted: Sequence[str]) -> Row:
+def _read_logprobs(answer: Json, wanted: Sequence[str]) -> Row:
     try:
         likeliest: dict[str, float] = answer["choices"][0]["logprobs"]["top_logprobs"][0]
     except (KeyError, IndexError, TypeError) as error:
@@ -175,7 +175,7 @@ def _logprobs(answer: Json, wanted: Sequence[str]) -> Row:
     return tuple(likeliest.get(token, least) for token in wanted)
 
 
-def _bill(answer: Json) -> tuple[int, int]:
+def _read_usage(answer: Json) -> tuple[int, int]:
     """Return the reported numbers of computed and cached tokens."""
     usage = answer.get("usage") or {}
     read = usage.get("prompt_tokens")

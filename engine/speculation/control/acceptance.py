@@ -18,20 +18,20 @@ _BRANCHES, _STEPS = 48.0, 8
 """Drafts, and steps, after which older ones are forgotten: branches differ, and last for many steps."""
 
 
-def _bin(prob: float) -> int:
+def _find_bin(prob: float) -> int:
     prob = min(max(prob, 1e-6), 1 - 1e-6)
     odds = min(max(math.log(prob / (1 - prob)), _MIN_LOG_ODDS), _MAX_LOG_ODDS)
     return round((odds - _MIN_LOG_ODDS) * _BINS_PER_UNIT)
 
 
-_BINS = [_bin((index + 0.5) / _RESOLUTION) for index in range(_RESOLUTION)] + [_bin(1.0)]
+_BINS = [_find_bin((index + 0.5) / _RESOLUTION) for index in range(_RESOLUTION)] + [_find_bin(1.0)]
 
 
 class AcceptanceCalibrator:
     """Calibrates a drafter's predicted acceptance probabilities: observed acceptance by bin of prediction."""
 
     def __init__(self) -> None:
-        odds = [_CONFIDENCE * (_MIN_LOG_ODDS + index / _BINS_PER_UNIT) for index in range(_bin(1.0) + 1)]
+        odds = [_CONFIDENCE * (_MIN_LOG_ODDS + index / _BINS_PER_UNIT) for index in range(_find_bin(1.0) + 1)]
         self._rates = [1 / (1 + math.exp(-each)) for each in odds]
         self._counts = [_PRIOR_COUNT] * len(odds)
 

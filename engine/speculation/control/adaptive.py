@@ -226,10 +226,10 @@ class AdaptiveController:
     def _next_trial(self, bucket: _BatchBucket, branches: int) -> StepCostTrial:
         usual, known = bucket.choice, max(size.depth for size in bucket.costs.measured)
         if usual.depth:
-            size = self._variation(bucket, branches)
+            size = self._choose_variation(bucket, branches)
             return StepCostTrial(usual, size, branches, bucket.tokens(usual))
         most = 2 * known or max(1, min(_FIRST_TRIAL_DEPTH, _FIRST_TRIAL_TOKENS // branches))
-        sizes = [self._shaped(depth) for depth in self._depths if depth <= most]
+        sizes = [self._create_size(depth) for depth in self._depths if depth <= most]
         size = max(sizes, key=bucket.speed) if known else sizes[-1]
         if bucket.is_exploration_trial:
             size = sizes[bucket.trial_index // _TRIALS_PER_EXPLORATION % len(sizes)]
@@ -237,7 +237,7 @@ class AdaptiveController:
         bucket.chains = bucket.chains.copy()
         return StepCostTrial(usual, size, branches, 1.0, share=_TRIAL_SHARE if branches > _FEW_BRANCHES else 1.0)
 
-    def _variation(self, bucket: _BatchBucket, branches: int) -> DraftSize:
+    def _choose_variation(self, bucket: _BatchBucket, branches: int) -> DraftSize:
         """Return the size to compare the choice with.
 
         It is the size that should be faster although it was never measured, up to twice as deep, if there is one; else,
@@ -246,7 +246,7 @@ class AdaptiveController:
         if branches > _FEW_BRANCHES and not bucket.trial_index:
             return NO_DRAFT
         depth, tree = bucket.choice.depth, bucket.choice.is_tree
-        sizes = [self._shaped(each, tree=tree) for each in self._depths]
+        sizes = [self._create_size(each, tree=tree) for each in self._depths]
         promising = [size for size in sizes if size.depth <= 2 * depth and size not in bucket.costs.measured]
         best = max(promising, key=bucket.speed, default=NO_DRAFT)
         if bucket.speed(best) > _MIN_IMPROVEMENT * bucket.speed(bucket.choice):
@@ -256,10 +256,10 @@ class AdaptiveController:
         neighbours = (NO_DRAFT, *sorted(adjacent, key=bucket.speed, reverse=True))
         # Trees pay only if there is compute to spare.
         if tree or (branches <= _FEW_BRANCHES and self._nodes > self._depths[-1]):
-            neighbours += (self._shaped(depth, tree=not tree),)
+            neighbours += (self._create_size(depth, tree=not tree),)
         return neighbours[bucket.trial_index % len(neighbours)]
 
-    def _shaped(self, depth: int, *, tree: bool = False) -> DraftSize:
+    def _create_size(self, depth: int, *, tree: bool = False) -> DraftSize:
         return DraftSize(depth, max(depth, min(self._nodes, _TREE * depth)) if tree else depth)
 
     def _conclude(self, bucket: _BatchBucket, trial: StepCostTrial) -> None:

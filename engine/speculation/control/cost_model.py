@@ -82,21 +82,21 @@ class StepCostModel:
         if size == NO_DRAFT:
             # Plain steps are the unit: either all sizes cost that much more, or the estimate of this size was wrong.
             times = self._num_trials.get(reference, 0)
-            wrong = cost ** -self._weight(reference)
+            wrong = cost ** -self._compute_weight(reference)
             for other in self.measured:
                 if other.depth:
                     alike = other == reference or other not in self._num_trials
                     self.measured[other] *= wrong if alike else wrong ** (times / (1 + times))
         else:
             was = self.measured.setdefault(size, cost)
-            self.measured[size] = was * (cost / was) ** self._weight(size, counts=reliable)
+            self.measured[size] = was * (cost / was) ** self._compute_weight(size, counts=reliable)
 
     def learn_token_cost(self, cost: float) -> None:
         """Learn that verifying one draft token took ``cost`` plain steps."""
         self._num_token_costs += 1
         self.token_cost += (max(0.0, cost) - self.token_cost) * max(_MIN_WEIGHT, 1 / self._num_token_costs)
 
-    def _weight(self, size: DraftSize, *, counts: bool = True) -> float:
+    def _compute_weight(self, size: DraftSize, *, counts: bool = True) -> float:
         times = self._num_trials.get(size, 0) + 1
         if counts:
             self._num_trials[size] = times

@@ -78,7 +78,7 @@ class DeviceChains:
         self._due.zero_()
         self._due[2] = -1
         for level in range(2):
-            self._run(size, width, level, None, range(0))
+            self._run_level(size, width, level, None, range(0))
 
     def _draft(
         self, starts: Sequence[ChainStart], group: range, sampler: DraftSampler, depth: int, width: int
@@ -86,10 +86,10 @@ class DeviceChains:
         size = pad_branches(len(group))
         self._fill([starts[index] for index in group], sampler, group, size, depth)
         for level in range(depth):
-            self._run(size, width, level, sampler if sampler.has_processors else None, group)
+            self._run_level(size, width, level, sampler if sampler.has_processors else None, group)
         return self._found[width][:, :depth, : len(group)].clone()
 
-    def _run(self, size: int, width: int, level: int, processors: DraftSampler | None, group: range) -> None:
+    def _run_level(self, size: int, width: int, level: int, processors: DraftSampler | None, group: range) -> None:
         """Compute a level of ``size`` branches."""
         if width not in self._found:
             shape = 2, MAX_DEPTH, MAX_BRANCHES, width

@@ -72,31 +72,33 @@ class EagleTrees:
         found = [self._draft(requests[group], spans[group]) for group in groups]
         # The only copy to the host.
         trees = torch.cat(found).cpu().numpy()
-        return [_read(tree) for tree in trees]
+        return [_read_draft(tree) for tree in trees]
 
     def warm_ups(self) -> list[Callable[[], None]]:
         """Return ``Drafter.warm_ups``: drafts of branches that are padding."""
         lengths = [1 << power for power in range(self._max_first.bit_length())]
-        shapes = product(list_sizes(self._max_branches), lengths, (1, _wide()))
+        shapes = product(list_sizes(self._max_branches), lengths, (1, _get_max_expanded()))
         return [partial(self._warm_up, *shape) for shape in shapes]
 
     def _warm_up(self, size: int, num_first: int, wide: int) -> None:
         self._inputs.zero_()
         self._first_rows.zero_()
         self._first_rows[3] = -1
-        self._run(size, num_first, wide, 2)
+        self._run_levels(size, num_first, wide, 2)
 
     def _draft(self, requests: Sequence[DraftRequest], spans: Sequence[Span]) -> Tensor:
         sampler = DraftSampler([request.sequence for request in requests])
         size, longest = pad_branches(len(requests)), max(span.length for span in spans)
         num_first = 1 << (longest - 1).bit_length()
         self._fill(requests, spans, sampler, size, num_first)
-        wide = 1 if all(request.nodes == request.depth for request in requests) else _wide()
+        wide = 1 if all(request.nodes == request.depth for request in requests) else _get_max_expanded()
         depth = min(MAX_DEPTH, max(request.depth for request in requests))
-        trees = self._run(size, num_first, wide, depth, sampler if sampler.has_processors else None)
+        trees = self._run_levels(size, num_first, wide, depth, sampler if sampler.has_processors else None)
         return trees[: len(requests)].clone()
 
-    def _run(self, size: int, num_first: int, wide: int, depth: int, processors: DraftSampler | None = None) -> Tensor:
+    def _run_levels(
+        self, size: int, num_first: int, wide: int, depth: int, processors: DraftSampler | None = None
+    ) -> Tensor:
         """Compute ``depth`` levels; return the trees ``[size, …]``, valid until the next call."""
         if wide not in self._trees:
             about, dtype = self._layer.about, self._waiting.dtype
@@ -126,7 +128,7 @@ class EagleTrees:
         states, tokens, positions, slots = self._first_rows[:, : size * num_first]
         features = self._layer.fuse(self._waiting[states])
         step = LevelStep(self._attention, self._layer.about.heads, slots, self._inputs[_END, :size], positions)
-        angles = self._at(positions)
+        angles = self._get_angles(positions)
         predicted = self._layer(features, self._layer.embed(tokens), angles, lambda q, k, v: step(0, q, k, v))
         return predicted[self._inputs[_LAST, :size]]
 
@@ -144,7 +146,7 @@ class EagleTrees:
         features, embedded = trees.read(buffers), self._layer.embed(buffers.row_tokens)
         # Padding may be behind the end of the context.
         positions = buffers.positions.clamp_max(len(self._angles[0]) - 1)
-        return self._layer(features, embedded, self._at(positions), attend)
+        return self._layer(features, embedded, self._get_angles(positions), attend)
 
     def _grow(self, logits: Tensor, buffers: TreeBuffers, *, is_first: bool) -> None:
         size = buffers.branches
@@ -183,7 +185,7 @@ class EagleTrees:
         self._first_rows[:, : size * num_first].copy_(rows)
         self._attention.fill([span.table.row for span in spans], max(span.first + span.length for span in spans))
 
-    def _at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+    def _get_angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         cos, sin = self._angles
         return cos[positions], sin[positions]
 
@@ -238,12 +240,12 @@ class _Trees:
         return self._predicted[buffers.parent_rows]
 
 
-def _wide() -> int:
+def _get_max_expanded() -> int:
     """Return the maximum number of expanded nodes of a level."""
     return min(NODES, int(1 / tree_draft.FLOOR)) if tree_draft.FLOOR > 1 / NODES else 24
 
 
-def _read(tree: Ints) -> Draft:
+def _read_draft(tree: Ints) -> Draft:
     count = int(tree[-1])
     tokens, parents, probs = tree[:-1].reshape(3, NODES)[:, :count]
     return Draft(tuple(tokens.tolist()), tuple(parents.tolist()), tuple(probs.view(np.float64).tolist()))

@@ -55,7 +55,7 @@ class DraftEntries:
         rows, firsts, counts = np.array([(span.table.row, span.first, span.length) for span in spans]).T
         self._ends = firsts + counts
         self._end = int(firsts.max())
-        depth, wide = max(request.depth for request in requests), max(_width(request) for request in requests)
+        depth, wide = max(request.depth for request in requests), max(_get_width(request) for request in requests)
         pages = -(-self._end // cache.page_size)
         room = self._end + int(counts.max()) + (depth - 1) * wide
         shape = 2, about.kv_heads, self._count, room, about.head_dim
@@ -113,7 +113,7 @@ class DraftEntries:
         new[1] = self._spread(v).permute(2, 0, 1, 3)
         own = self._spread(q).view(count, wide, about.kv_heads, -1, about.head_dim).permute(2, 0, 3, 1, 4)
         keys, values = self._kv[:, :, :, : self._end]
-        mask = None if self._sees.all() else self._mask()
+        mask = None if self._sees.all() else self._build_mask()
         mixed = F.scaled_dot_product_attention(own.flatten(2, 3), keys, values, mask, scale=about.scale)
         mixed = mixed.view(about.kv_heads, count, -1, wide, about.head_dim).permute(1, 3, 0, 2, 4)
         mixed = mixed.reshape(count * wide, -1)
@@ -129,7 +129,7 @@ class DraftEntries:
         spread.flatten(0, 1)[self._places] = x
         return spread
 
-    def _mask(self) -> Tensor:
+    def _build_mask(self) -> Tensor:
         """Return the mask ``[1, branches, heads_per_kv * wide, entries]``, in the layout of ``attend``."""
         mask = np.zeros((self._count * self._wide, self._end), np.bool_)
         mask[:, 0] = True  # a padded query must attend to an entry, otherwise its softmax is NaN
@@ -139,6 +139,6 @@ class DraftEntries:
         return each.expand(-1, heads, -1, -1).flatten(1, 2)[None]
 
 
-def _width(request: DraftRequest) -> int:
+def _get_width(request: DraftRequest) -> int:
     """Return the maximum number of draft tokens of a level."""
     return 1 if request.nodes == request.depth else request.nodes

@@ -96,7 +96,7 @@ class DraftModel:
 
     def propose(self, requests: Items[DraftRequest]) -> list[Draft]:
         """Return drafts; none for branches that catch up, exceed the model's context, or have no memory."""
-        requested = {self._row(request.sequence): request for request in requests}
+        requested = {self._take_row(request.sequence): request for request in requests}
         work, ready = self._schedule(requested)
         drafts: list[Draft] = []
         if ready:
@@ -138,7 +138,7 @@ class DraftModel:
             self._sampler = DraftSampler(sequences)
         return self._sampler
 
-    def _row(self, sequence: GenerateSequence) -> DraftRow:
+    def _take_row(self, sequence: GenerateSequence) -> DraftRow:
         row = self._rows.pop(sequence, None)
         if row is None:
             tokens = list(sequence.tokens)
@@ -174,7 +174,7 @@ class DraftModel:
                 continue
             due = count = num_own - row.num_computed
             if due > size:
-                pending_pages.add((_end(row), _page(row, row.pages.num_shared_pages, size)))
+                pending_pages.add((_get_end(row), _get_page_tokens(row, row.pages.num_shared_pages, size)))
                 count = min(due, left)
                 left -= count
             if count:
@@ -205,7 +205,7 @@ class DraftModel:
         while True:
             match = row.match = cache.match_prefix(row.tokens, row.num_own - 1, namespace, row.match)
             end = match.nodes[-1] if match.nodes else namespace
-            if (end, _page(row, len(match.nodes), cache.page_size)) in pending_pages:
+            if (end, _get_page_tokens(row, len(match.nodes), cache.page_size)) in pending_pages:
                 return False
             if cache.num_tables < len(cache.page_table) and cache.has_room(match, tokens, 0):
                 break
@@ -319,10 +319,10 @@ class DraftModel:
         return hidden, last
 
 
-def _end(row: DraftRow) -> Node | str | None:
+def _get_end(row: DraftRow) -> Node | str | None:
     """Return the cached page (or the namespace) before a row's next page."""
     return row.pages.last_node or row.pages.namespace
 
 
-def _page(row: DraftRow, index: int, size: int) -> tuple[int, ...]:
+def _get_page_tokens(row: DraftRow, index: int, size: int) -> tuple[int, ...]:
     return tuple(row.tokens[index * size : (index + 1) * size])

@@ -177,8 +177,8 @@ class EagleDrafter:
             kept += step.rows
         if rows:
             places = [row * _WAITING + place for row, place in zip(rows, places, strict=True)]
-            states = hidden[_indices(kept, hidden)]
-            self._waiting.flatten(0, 1).index_copy_(0, _indices(places, hidden), states)
+            states = hidden[_create_index(kept, hidden)]
+            self._waiting.flatten(0, 1).index_copy_(0, _create_index(places, hidden), states)
         if due:
             self._compute(due, hidden)
 
@@ -227,7 +227,7 @@ class EagleDrafter:
     def _compute(self, due: Sequence[tuple[StepResult, Span]], hidden: Tensor) -> None:
         """Compute the entries of stored and new hidden states, all but the last, which waits for a draft."""
         states = [
-            torch.cat((self._waiting[span.table.row, : span.length], hidden[_indices(step.rows[:-1], hidden)]))
+            torch.cat((self._waiting[span.table.row, : span.length], hidden[_create_index(step.rows[:-1], hidden)]))
             for step, span in due
         ]
         spans = [Span(span.table, span.first, len(some)) for (_, span), some in zip(due, states, strict=True)]
@@ -235,13 +235,13 @@ class EagleDrafter:
         layout = lay_out(self._cache, self._layer.about, rows, queries, firsts + queries, {})
         self._attention.prepare(layout)
         device = self._waiting.device
-        tokens = torch.tensor(_successors([step.sequence for step, _ in due], spans))
+        tokens = torch.tensor(_collect_successors([step.sequence for step, _ in due], spans))
         embedded = self._layer.embed(to_device(tokens, device))
-        angles = self._at(layout.token_indices)
+        angles = self._get_angles(layout.token_indices)
         features = self._layer.fuse(torch.cat(states))
         self._layer(features, embedded, angles, lambda q, k, v: self._attention(0, q, k, v))
-        last = hidden[_indices([step.rows[-1] for step, _ in due], hidden)]
-        self._waiting.flatten(0, 1).index_copy_(0, _indices((rows * _WAITING).tolist(), hidden), last)
+        last = hidden[_create_index([step.rows[-1] for step, _ in due], hidden)]
+        self._waiting.flatten(0, 1).index_copy_(0, _create_index((rows * _WAITING).tolist(), hidden), last)
         for row, span in zip(rows.tolist(), spans, strict=True):
             self._spans[row] = Span(span.table, span.first + span.length, 1)
 
@@ -249,10 +249,10 @@ class EagleDrafter:
         sequences = [request.sequence for request in requests]
         spans = [self._spans[one.pages.row] for one in sequences]
         entries = DraftEntries(spans, requests, self._cache, self._layer.about)
-        embedded = self._layer.embed(torch.tensor(_successors(sequences, spans)))
+        embedded = self._layer.embed(torch.tensor(_collect_successors(sequences, spans)))
         states = torch.cat([self._waiting[span.table.row, : span.length] for span in spans])
         features = self._layer.fuse(states)
-        predicted = self._layer(features, embedded, self._at(entries.positions), entries.attend)
+        predicted = self._layer(features, embedded, self._get_angles(entries.positions), entries.attend)
         entries.publish(self._cache)
         self._clear(spans)
         predicted = predicted[entries.last]
@@ -261,7 +261,7 @@ class EagleDrafter:
             nonlocal predicted
             entries.append(level)
             embedded = self._layer.embed(torch.from_numpy(level.tokens))
-            angles = self._at(entries.positions)
+            angles = self._get_angles(entries.positions)
             predicted = self._layer(predicted[level.parents], embedded, angles, entries.attend)
             return self._layer.compute_logits(predicted)
 
@@ -272,18 +272,18 @@ class EagleDrafter:
         for span in spans:
             self._spans[span.table.row] = Span(span.table, span.first + span.length, 0)
 
-    def _at(self, positions: Ints) -> tuple[Tensor, Tensor]:
+    def _get_angles(self, positions: Ints) -> tuple[Tensor, Tensor]:
         cos, sin = self._angles
         where = to_device(torch.from_numpy(positions), cos.device)
         return cos[where], sin[where]
 
 
-def _indices(places: Sequence[int], like: Tensor) -> Tensor:
+def _create_index(places: Sequence[int], like: Tensor) -> Tensor:
     """Return an index on a tensor's device, without waiting for it as an index of Python's does."""
     return to_device(torch.tensor(places, dtype=torch.int64), like.device)
 
 
-def _successors(sequences: Sequence[GenerateSequence], spans: Sequence[Span]) -> list[int]:
+def _collect_successors(sequences: Sequence[GenerateSequence], spans: Sequence[Span]) -> list[int]:
     """Return the token after each token of the spans."""
     return [
         token

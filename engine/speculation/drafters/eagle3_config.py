@@ -116,29 +116,29 @@ def read_eagle3_config(folder: Path, target: ModelConfig) -> Eagle3Config:
     path = folder / "config.json"
     fields = read_json(path)
     try:
-        return _read(path, fields, target)
+        return _read_config(path, fields, target)
     except KeyError as missing:
         raise EngineError(f"{path} lacks {missing}") from None
     except (TypeError, ValueError) as error:
         raise EngineError(f"{path} has a value of the wrong type: {error}") from None
 
 
-def _read(path: Path, fields: dict[str, Any], target: ModelConfig) -> Eagle3Config:
+def _read_config(path: Path, fields: dict[str, Any], target: ModelConfig) -> Eagle3Config:
     layer = _select_layer_fields(path, fields)
-    hidden, vocab = _count(path, layer, "hidden_size"), _count(path, layer, "vocab_size")
+    hidden, vocab = _read_count(path, layer, "hidden_size"), _read_count(path, layer, "vocab_size")
     fits(path, "vocab_size", vocab, target.vocab_size)
     if fields.get("target_hidden_size"):
-        fits(path, "target_hidden_size", _count(path, fields, "target_hidden_size"), target.hidden_size)
+        fits(path, "target_hidden_size", _read_count(path, fields, "target_hidden_size"), target.hidden_size)
     else:
         fits(path, "hidden_size", hidden, target.hidden_size)
-    if (num_layers := _count(path, layer, "num_hidden_layers")) != 1:
+    if (num_layers := _read_count(path, layer, "num_hidden_layers")) != 1:
         raise EngineError(f"{path}: num_hidden_layers is {num_layers}; only heads of one layer are supported")
     if layer.get("hidden_act", "silu") != "silu":
         raise EngineError(f"{path}: hidden_act {layer['hidden_act']!r} is not supported; supported is 'silu'")
     if layer.get("use_sliding_window") or "sliding_attention" in (layer.get("layer_types") or ()):
         raise EngineError(f"{path}: a sliding window is not supported; the layer must attend to all tokens")
     attention = _read_attention(path, layer, hidden, target)
-    draft_vocab = _count(path, fields, "draft_vocab_size") if fields.get("draft_vocab_size") else vocab
+    draft_vocab = _read_count(path, fields, "draft_vocab_size") if fields.get("draft_vocab_size") else vocab
     if draft_vocab > vocab:
         raise EngineError(f"{path}: draft_vocab_size is {draft_vocab}, but vocab_size is {vocab}")
     if fields.get("norm_before_fc") and fields.get("fc_norm"):
@@ -146,7 +146,7 @@ def _read(path: Path, fields: dict[str, Any], target: ModelConfig) -> Eagle3Conf
     rope_fields = {"max_position_embeddings": target.max_context} | layer
     return Eagle3Config(
         hidden_size=hidden,
-        intermediate_size=_count(path, layer, "intermediate_size"),
+        intermediate_size=_read_count(path, layer, "intermediate_size"),
         draft_vocab_size=draft_vocab,
         attention=attention,
         rope=_read_rope(path, rope_fields, attention.head_dim),
@@ -195,7 +195,7 @@ def _refuse_unknown(path: Path, fields: dict[str, Any], known: set[str]) -> None
         raise EngineError(f"{path}: {error}") from None
 
 
-def _count(path: Path, fields: dict[str, Any], name: str) -> int:
+def _read_count(path: Path, fields: dict[str, Any], name: str) -> int:
     """Return a field that must be a whole number above 0."""
     value = fields[name]
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
@@ -205,9 +205,9 @@ def _count(path: Path, fields: dict[str, Any], name: str) -> int:
 
 def _read_attention(path: Path, layer: dict[str, Any], hidden: int, target: ModelConfig) -> LayerAttentionConfig:
     """Return the layer's attention, whose keys and values lie in the target's pages and have their sizes."""
-    heads = _count(path, layer, "num_attention_heads")
-    kv_heads = _count(path, layer, "num_key_value_heads") if layer.get("num_key_value_heads") else heads
-    head_dim = _count(path, layer, "head_dim") if layer.get("head_dim") else hidden // heads
+    heads = _read_count(path, layer, "num_attention_heads")
+    kv_heads = _read_count(path, layer, "num_key_value_heads") if layer.get("num_key_value_heads") else heads
+    head_dim = _read_count(path, layer, "head_dim") if layer.get("head_dim") else hidden // heads
     fits(path, "num_key_value_heads", kv_heads, target.kv_heads)
     fits(path, "head_dim", head_dim, target.head_dim)
     if heads % kv_heads:

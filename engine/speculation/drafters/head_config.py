@@ -103,12 +103,12 @@ class LastStates:
     def get(self, requests: Sequence[DraftRequest]) -> tuple[list[int], Tensor]:
         """Return the indices of the requests whose state before the last token is stored, and the states ``[found,
         width]``, on the model's device."""
-        found = [index for index, request in enumerate(requests) if self._has(request)]
+        found = [index for index, request in enumerate(requests) if self._has_state(request)]
         rows = [requests[index].sequence.pages.row for index in found]
         if self._array is not None:
             return found, torch.from_numpy(self._array[rows])
         return found, self._vectors[to_device(torch.tensor(rows, dtype=torch.int64), self._vectors.device)]
 
-    def _has(self, request: DraftRequest) -> bool:
+    def _has_state(self, request: DraftRequest) -> bool:
         table = request.sequence.pages
         return self._tables[table.row] is table and self._positions[table.row] == len(request.sequence.tokens) - 2

@@ -103,7 +103,7 @@ class MedusaDrafter:
         width = _WIDTH if any(request.nodes > request.depth for request in known_requests) else 1
         sampler = DraftSampler([request.sequence for request in known_requests])
         tokens, probs = sampler.best(
-            self._logits(known_requests, states, depth), *_row_indices(len(known_requests), depth), width
+            self._predict_logits(known_requests, states, depth), *_row_indices(len(known_requests), depth), width
         )
         shape = (len(known_requests), depth, -1)
         rows = zip(found, known_requests, tokens.reshape(shape).tolist(), probs.reshape(shape).tolist(), strict=True)
@@ -121,7 +121,7 @@ class MedusaDrafter:
     def clear_cache(self) -> None:
         """Do nothing: there are no keys and values."""
 
-    def _logits(self, requests: Sequence[DraftRequest], states: Tensor, depth: int) -> Tensor:
+    def _predict_logits(self, requests: Sequence[DraftRequest], states: Tensor, depth: int) -> Tensor:
         """Return logits ``[requests * depth, vocab]``, request by request."""
         count, sampled = len(requests), [request.sequence.tokens[-1] for request in requests]
         embedded = self._model.embed(to_device(torch.tensor(sampled), self._device_config.device))

@@ -95,7 +95,7 @@ class _Tree:
         first, self._last = self._last, len(self.tokens)
         return [
             node
-            for node in self._best()
+            for node in self._select_best()
             if node >= first and self._values[node] >= FLOOR and self.tokens[node] not in self._ends
         ]
 
@@ -105,13 +105,13 @@ class _Tree:
 
     def draft(self) -> Draft:
         """Return the draft of the best nodes."""
-        return self._whole if len(self.tokens) <= self._nodes else self._whole.select(self._best())
+        return self._whole if len(self.tokens) <= self._nodes else self._whole.select(self._select_best())
 
     @property
     def _whole(self) -> Draft:
         return Draft(tuple(self.tokens), tuple(self._parents), tuple(self._probs))
 
-    def _best(self) -> list[int]:
+    def _select_best(self) -> list[int]:
         """Return the best nodes in ascending order; of equal values the earlier is better, and parents are earlier."""
         return sorted(sorted(range(len(self._values)), key=lambda node: -self._values[node])[: self._nodes])
 

@@ -43,7 +43,7 @@ def create_reader(config: dict[str, Any]) -> Callable[[Weights, str, int, int], 
     require(config, "load_in_4bit", True)
     require(config, "bnb_4bit_quant_type", "nf4")
     refuse_unknown(config, _KNOWN, _FIXED)
-    return _read
+    return _read_matrix
 
 
 def build_config(skipped: list[str]) -> dict[str, Any]:
@@ -75,16 +75,16 @@ def pack_matrix(name: str, weight: Tensor) -> dict[str, Tensor]:
     }
 
 
-def _read(weights: Weights, name: str, rows: int, columns: int) -> Matrix:
+def _read_matrix(weights: Weights, name: str, rows: int, columns: int) -> Matrix:
     if not weights.has(f"{name}.weight.{_STATE}"):
         return weights.take(f"{name}.weight", rows, columns)
-    state = _state(name, weights.take_raw(f"{name}.weight.{_STATE}", torch.uint8))
+    state = _parse_state(name, weights.take_raw(f"{name}.weight.{_STATE}", torch.uint8))
     count, size = rows * columns, state["blocksize"]
     if state["shape"] != [rows, columns] or count % 2:
         raise EngineError(f"{name!r} is corrupt: its state says {state['shape']}, config.json {[rows, columns]}")
     pairs = weights.take_raw(f"{name}.weight", torch.uint8, count // 2, 1)
     levels = weights.take_raw(f"{name}.weight.quant_map", torch.float32, _LEVELS)
-    absmax = _absmax(weights, f"{name}.weight", state, -(-count // size))
+    absmax = _read_absmax(weights, f"{name}.weight", state, -(-count // size))
     weights.count(count)
     if columns % size == 0 and size % _BLOCK_MULTIPLE == 0 and torch.equal(levels, torch.tensor(CODES)):
         return Nf4Matrix(from_bitsandbytes(pairs, absmax, rows, columns))
@@ -92,7 +92,7 @@ def _read(weights: Weights, name: str, rows: int, columns: int) -> Matrix:
     return levels[codes].view(rows, columns) * absmax.repeat_interleave(size)[:count].view(rows, columns)
 
 
-def _absmax(weights: Weights, name: str, state: dict[str, Any], blocks: int) -> Tensor:
+def _read_absmax(weights: Weights, name: str, state: dict[str, Any], blocks: int) -> Tensor:
     if not weights.has(f"{name}.nested_absmax"):
         return require_finite(name, weights.take_raw(f"{name}.absmax", torch.float32, blocks))
     size = int(state["nested_blocksize"])
@@ -102,7 +102,7 @@ def _absmax(weights: Weights, name: str, state: dict[str, Any], blocks: int) -> 
     return levels[codes] * scales.repeat_interleave(size)[:blocks] + float(state["nested_offset"])
 
 
-def _state(name: str, data: Tensor) -> dict[str, Any]:
+def _parse_state(name: str, data: Tensor) -> dict[str, Any]:
     try:
         state: dict[str, Any] = json.loads(bytes(data.tolist()))
         return state | {"shape": list(state["shape"]), "blocksize": int(state["blocksize"])}

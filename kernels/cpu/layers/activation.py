@@ -29,15 +29,15 @@ _ONE = np.float32(1)
 
 def silu_mul(gate_up: Tensor) -> Tensor:
     """``kernels.layers.activation.silu_mul`` of a float32 tensor."""
-    return _gated(_silu_mul, gate_up)
+    return _gate(_silu_mul, gate_up)
 
 
 def gelu_tanh_mul(gate_up: Tensor) -> Tensor:
     """``kernels.layers.activation.gelu_tanh_mul`` of a float32 tensor."""
-    return _gated(_gelu_tanh_mul, gate_up)
+    return _gate(_gelu_tanh_mul, gate_up)
 
 
-def _gated(activation: Kernel, gate_up: Tensor) -> Tensor:
+def _gate(activation: Kernel, gate_up: Tensor) -> Tensor:
     rows, width = gate_up.shape[0], gate_up.shape[1] // 2
     out = empty(rows, width)
     if gate_up.stride(1) != 1:
@@ -48,7 +48,7 @@ def _gated(activation: Kernel, gate_up: Tensor) -> Tensor:
     return out
 
 
-def _loop(name: str, exponent: Any) -> Any:
+def _create_loop(name: str, exponent: Any) -> Any:
     """Make a function that computes a thread's part of ``gate / (1 + exp(exponent(gate))) * up``."""
 
     @named_function(name)
@@ -75,7 +75,7 @@ def _gelu_tanh(x: Any) -> Any:
     return x * (_LINEAR + _CUBIC * (x * x))
 
 
-_silu_loop, _gelu_tanh_loop = _loop("silu_mul", _silu), _loop("gelu_tanh_mul", _gelu_tanh)
+_silu_loop, _gelu_tanh_loop = _create_loop("silu_mul", _silu), _create_loop("gelu_tanh_mul", _gelu_tanh)
 
 
 @kernel

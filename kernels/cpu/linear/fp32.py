@@ -72,7 +72,7 @@ def _copy(_context: Any, _to: Any, _source: Any) -> Any:
     return types.void(types.int64, types.int64), generate
 
 
-def _tile(builder: Any, rows: int, target: Any, x: Any, weights: Any, steps: Any, prefetching: Any) -> None:
+def _generate_tile(builder: Any, rows: int, target: Any, x: Any, weights: Any, steps: Any, prefetching: Any) -> None:
     """Generate the product of a block of ``rows`` rows and a panel."""
     vector = ir.VectorType(FLOAT, LANES)
 
@@ -83,7 +83,7 @@ def _tile(builder: Any, rows: int, target: Any, x: Any, weights: Any, steps: Any
     write_tile(builder, sum_tile(builder, zeros, x, weights, steps, prefetching, multiply), target)
 
 
-_body = product_body("float32", _pack, _tile)
+_body = product_body("float32", _pack, _generate_tile)
 
 
 @kernel

@@ -107,7 +107,7 @@ _I16 = ir.IntType(16)
 _SUMS, _VECTOR, _SHORTS = (ir.VectorType(kind, LANES) for kind in (I32, FLOAT, _I16))
 
 
-def _tile(builder: Any, rows: int, target: Any, x: Any, panel: Any, own: Any, prefetching: Any) -> None:
+def _generate_tile(builder: Any, rows: int, target: Any, x: Any, panel: Any, own: Any, prefetching: Any) -> None:
     """Generate the product of a block of ``rows`` rows and a panel, group by group."""
     ahead, prefetch_stride = prefetching
     groups, steps = (builder.load(pointer_at(builder, own, offset, I64)) for offset in (0, 8))
@@ -168,7 +168,7 @@ def _multiply_low_halves(builder: Any, zero: Any, total: Any) -> Any:
     return call_intrinsic(builder, name, _SUMS, zero_halves, total_halves)
 
 
-_body = product_body("int4", _pack, _tile, _TALL)
+_body = product_body("int4", _pack, _generate_tile, _TALL)
 
 
 @kernel

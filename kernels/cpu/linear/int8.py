@@ -63,7 +63,7 @@ def _pack(to: int, x: int, rows: int, into: int, stride: int, _own: int, ahead: 
 _SUMS, _VECTOR = ir.VectorType(I32, LANES), ir.VectorType(FLOAT, LANES)
 
 
-def _tile(builder: Any, rows: int, target: Any, x: Any, panel: Any, steps: Any, prefetching: Any) -> None:
+def _generate_tile(builder: Any, rows: int, target: Any, x: Any, panel: Any, steps: Any, prefetching: Any) -> None:
     """Generate the product of a block of ``rows`` rows and a panel."""
 
     def vectors(row: int, kind: Any) -> Any:
@@ -92,7 +92,7 @@ def _tile(builder: Any, rows: int, target: Any, x: Any, panel: Any, steps: Any, 
     write_tile(builder, scaled, target)
 
 
-_body = product_body("int8", _pack, _tile)
+_body = product_body("int8", _pack, _generate_tile)
 
 
 @kernel

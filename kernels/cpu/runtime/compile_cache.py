@@ -22,7 +22,7 @@ def find_cache(environ: Mapping[str, str] = os.environ, sources: Path = SOURCES)
     not if a function in another file changes that the kernel calls.
     """
     state = sha256(b"".join(map(Path.read_bytes, sorted(sources.rglob("*.py"))))).hexdigest()[:16]
-    candidates = list(_candidates(environ, sources))
+    candidates = list(_iterate_candidates(environ, sources))
     for folder in candidates:
         if _is_writable(folder / state):
             return folder / state
@@ -34,7 +34,7 @@ def find_cache(environ: Mapping[str, str] = os.environ, sources: Path = SOURCES)
     return None
 
 
-def _candidates(environ: Mapping[str, str], sources: Path) -> Iterator[Path]:
+def _iterate_candidates(environ: Mapping[str, str], sources: Path) -> Iterator[Path]:
     if chosen := environ.get("NUMBA_CACHE_DIR"):
         yield Path(chosen).absolute()
         return

@@ -66,10 +66,10 @@ class Kernel:
         """
         if self._native is None:
             self.compile()
-        pool = _pool()
+        pool = _get_pool()
         num_threads = 1 if pool is None else min(threads or torch.get_num_threads(), pool.max_threads)
         words = [
-            value if type(value) is int else value.data_ptr() if type(value) is Tensor else _word(value)
+            value if type(value) is int else value.data_ptr() if type(value) is Tensor else _to_word(value)
             for value in arguments
         ]
         thread_number = 0 if pool is None or num_threads == 1 else pool.thread_number
@@ -139,13 +139,13 @@ def run_launches(table: int, count: int, num_threads: int) -> None:
     ``table``: the address of ``[count, 3]`` words: each launch's function, address of its arguments and number of
     threads, at most ``num_threads``.
     """
-    pool = _pool()
+    pool = _get_pool()
     _run_launches(table, count, 0 if pool is None else pool.barrier, threads=num_threads)
 
 
 def thread_ids() -> list[int]:
     """Return the native ids of the threads that run the calling thread's kernels, its own included."""
-    pool, num_threads, ids = _pool(), torch.get_num_threads(), list[int]()
+    pool, num_threads, ids = _get_pool(), torch.get_num_threads(), list[int]()
     if pool is None or num_threads == 1:
         return [threading.get_native_id()]
     pool.run(_NativeFunction(lambda _: ids.append(threading.get_native_id())), None, num_threads, 0)
@@ -159,7 +159,7 @@ def address_of(content: bytes) -> int:
     return address
 
 
-def _word(argument: Tensor | int | float) -> int:
+def _to_word(argument: Tensor | int | float) -> int:
     if isinstance(argument, Tensor):
         return argument.data_ptr()
     word: int = struct.unpack("=q", struct.pack("=d", argument))[0]
@@ -179,7 +179,7 @@ class _Pool(NamedTuple):
 
 
 @cache
-def _pool() -> _Pool | None:
+def _get_pool() -> _Pool | None:
     maps = Path("/proc/self/maps")
     if not maps.exists() or not torch.backends.openmp.is_available():
         return None
@@ -232,7 +232,7 @@ def _call_with(_context: Any, _address: Any, _argument: Any) -> Any:
 
 
 @intrinsic
-def _pointer(_context: Any, _address: Any) -> Any:
+def _to_pointer(_context: Any, _address: Any) -> Any:
     def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         return builder.inttoptr(arguments[0], ir.IntType(8).as_pointer())
 
@@ -240,7 +240,7 @@ def _pointer(_context: Any, _address: Any) -> Any:
 
 
 @intrinsic
-def as_float(_context: Any, _word: Any) -> Any:
+def as_float(_context: Any, _to_word: Any) -> Any:
     """Return the float64 whose bits an argument word holds."""
 
     def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
@@ -259,25 +259,25 @@ def read_arguments(address: Any) -> Any:
 @function
 def float32_array(address: int, shape: Any) -> Any:
     """Return the contiguous float32 tensor at an address."""
-    return carray(_pointer(address), shape, np.float32)
+    return carray(_to_pointer(address), shape, np.float32)
 
 
 @function
 def int64_array(address: int, shape: Any) -> Any:
     """Return the contiguous int64 tensor at an address."""
-    return carray(_pointer(address), shape, np.int64)
+    return carray(_to_pointer(address), shape, np.int64)
 
 
 @function
 def int32_array(address: int, shape: Any) -> Any:
     """Return the contiguous int32 tensor at an address."""
-    return carray(_pointer(address), shape, np.int32)
+    return carray(_to_pointer(address), shape, np.int32)
 
 
 @function
 def uint8_array(address: int, shape: Any) -> Any:
     """Return the contiguous uint8 or bool tensor at an address."""
-    return carray(_pointer(address), shape, np.uint8)
+    return carray(_to_pointer(address), shape, np.uint8)
 
 
 @function

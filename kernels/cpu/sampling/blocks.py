@@ -31,7 +31,7 @@ def block_maxima(x: Any, maxima: Any) -> Any:
     for block in range(len(maxima)):
         low, high = _ordered_extremes(bits[block * BLOCK : (block + 1) * BLOCK])
         least, most = min(least, low), max(most, high)
-        maxima.view(np.int32)[block] = _ordered(high)
+        maxima.view(np.int32)[block] = _to_ordered(high)
     return least >= _ORDERED_MINUS_INFINITY and _ORDERED_MINUS_INFINITY < most < _INFINITY_BITS
 
 
@@ -43,13 +43,13 @@ def _ordered_extremes(bits: Any) -> Any:
     """
     least, most = _MAX_INT32, np.int32(-_MAX_INT32)
     for i in range(len(bits)):
-        value = _ordered(bits[i])
+        value = _to_ordered(bits[i])
         least, most = min(least, value), max(most, value)
     return least, most
 
 
 @function
-def _ordered(bits: Any) -> Any:
+def _to_ordered(bits: Any) -> Any:
     """Map a float's bits to an integer in the order of floats, or such an integer back to the bits."""
     return np.int32(bits ^ np.int32(np.int32(bits >> _31) & _MAX_INT32))
 

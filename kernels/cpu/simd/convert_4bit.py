@@ -37,7 +37,7 @@ def _code_loader(shift: int) -> Any:
 
         def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
             codes = builder.load(builder.inttoptr(args[0], _CODES.as_pointer()), align=1)
-            words = builder.and_(builder.lshr(builder.zext(codes, WORDS), _word(shift)), _word(15))
+            words = builder.and_(builder.lshr(builder.zext(codes, WORDS), _make_word(shift)), _make_word(15))
             return builder.fsub(builder.sitofp(words, VECTOR), constant(MIDDLE))
 
         return vector(types.int64), generate
@@ -53,18 +53,18 @@ def store_codes(_context: Any, _address: Any, _low: Any, _high: Any) -> Any:
     """Write the codes of two vectors, whose unit is a step, into the lower and upper halves of sixteen bytes."""
 
     def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-        low, high = (_code(builder, x) for x in args[1:])
-        packed = builder.or_(low, builder.shl(high, _word(4)))
+        low, high = (_encode(builder, x) for x in args[1:])
+        packed = builder.or_(low, builder.shl(high, _make_word(4)))
         builder.store(builder.trunc(packed, _CODES), builder.inttoptr(args[0], _CODES.as_pointer()), align=1)
 
     return types.void(types.int64, vector, vector), generate
 
 
-def _code(builder: Any, x: Any) -> Any:
+def _encode(builder: Any, x: Any) -> Any:
     words = builder.fptosi(call_intrinsic(builder, "llvm.floor.v16f32", VECTOR, x), WORDS)
-    words = builder.select(builder.icmp_signed("<", words, _word(-8)), _word(-8), words)
-    words = builder.select(builder.icmp_signed(">", words, _word(7)), _word(7), words)
-    return builder.add(words, _word(8))
+    words = builder.select(builder.icmp_signed("<", words, _make_word(-8)), _make_word(-8), words)
+    words = builder.select(builder.icmp_signed(">", words, _make_word(7)), _make_word(7), words)
+    return builder.add(words, _make_word(8))
 
 
 @intrinsic
@@ -115,5 +115,5 @@ def store_float16(_context: Any, _address: Any, _value: Any) -> Any:
     return types.float32(types.int64, types.float32), generate
 
 
-def _word(value: int) -> Any:
+def _make_word(value: int) -> Any:
     return constant(value, WORDS)

@@ -41,13 +41,13 @@ def load_float8(_context: Any, _address: Any) -> Any:
 
     def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
         code = builder.sext(_load(builder, args[0]), WORDS)
-        bits = builder.shl(builder.and_(code, _word(0x7F)), _word(_CUT))
-        normal = builder.bitcast(builder.add(bits, _word(_BIAS << 23)), VECTOR)
+        bits = builder.shl(builder.and_(code, _make_word(0x7F)), _make_word(_CUT))
+        normal = builder.bitcast(builder.add(bits, _make_word(_BIAS << 23)), VECTOR)
         # A denormal number has the exponent of the smallest normal one, without the leading 1.
-        small = builder.bitcast(builder.add(bits, _word((_BIAS + 1) << 23)), VECTOR)
+        small = builder.bitcast(builder.add(bits, _make_word((_BIAS + 1) << 23)), VECTOR)
         small = builder.fsub(small, constant(_SMALLEST_NORMAL))
-        size = builder.select(builder.icmp_unsigned("<", bits, _word(1 << 23)), small, normal)
-        sign = builder.and_(code, _word(1 << 31))
+        size = builder.select(builder.icmp_unsigned("<", bits, _make_word(1 << 23)), small, normal)
+        sign = builder.and_(code, _make_word(1 << 31))
         return builder.bitcast(builder.or_(builder.bitcast(size, WORDS), sign), VECTOR)
 
     return vector(types.int64), generate
@@ -58,7 +58,7 @@ def store_int8(_context: Any, _address: Any, _value: Any) -> Any:
     """Write numbers of at most 127 in magnitude as int8."""
 
     def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-        _store(builder, builder.fptosi(_rounded(builder, args[1]), WORDS), args[0])
+        _store(builder, builder.fptosi(_round(builder, args[1]), WORDS), args[0])
 
     return types.void(types.int64, vector), generate
 
@@ -69,15 +69,15 @@ def store_float8(_context: Any, _address: Any, _value: Any) -> Any:
 
     def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
         bits = builder.bitcast(args[1], WORDS)
-        whole = builder.and_(bits, _word(0x7FFFFFFF))
-        odd = builder.and_(builder.lshr(whole, _word(_CUT)), _word(1))
-        rounded = builder.add(builder.add(whole, odd), _word((1 << (_CUT - 1)) - 1))
-        normal = builder.sub(builder.lshr(rounded, _word(_CUT)), _word(_BIAS << 3))
+        whole = builder.and_(bits, _make_word(0x7FFFFFFF))
+        odd = builder.and_(builder.lshr(whole, _make_word(_CUT)), _make_word(1))
+        rounded = builder.add(builder.add(whole, odd), _make_word((1 << (_CUT - 1)) - 1))
+        normal = builder.sub(builder.lshr(rounded, _make_word(_CUT)), _make_word(_BIAS << 3))
         size = builder.bitcast(whole, VECTOR)
         # The codes of denormal numbers count up to that of the smallest normal one.
-        small = builder.fptosi(_rounded(builder, builder.fmul(size, constant(_DENORMALS_PER_ONE))), WORDS)
+        small = builder.fptosi(_round(builder, builder.fmul(size, constant(_DENORMALS_PER_ONE))), WORDS)
         code = builder.select(builder.fcmp_ordered("<", size, constant(_SMALLEST_NORMAL)), small, normal)
-        sign = builder.and_(builder.lshr(bits, _word(24)), _word(0x80))
+        sign = builder.and_(builder.lshr(bits, _make_word(24)), _make_word(0x80))
         _store(builder, builder.or_(code, sign), args[0])
 
     return types.void(types.int64, vector), generate
@@ -88,7 +88,7 @@ def magnitude(_context: Any, _x: Any) -> Any:
     """Return ``|x|``."""
 
     def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-        return builder.bitcast(builder.and_(builder.bitcast(args[0], WORDS), _word(0x7FFFFFFF)), VECTOR)
+        return builder.bitcast(builder.and_(builder.bitcast(args[0], WORDS), _make_word(0x7FFFFFFF)), VECTOR)
 
     return vector(vector), generate
 
@@ -101,9 +101,9 @@ def _store(builder: Any, code: Any, address: Any) -> None:
     builder.store(builder.trunc(code, _BYTES), builder.inttoptr(address, _BYTES.as_pointer()), align=1)
 
 
-def _rounded(builder: Any, x: Any) -> Any:
+def _round(builder: Any, x: Any) -> Any:
     return call_intrinsic(builder, "llvm.nearbyint.v16f32", VECTOR, x)
 
 
-def _word(value: int) -> Any:
+def _make_word(value: int) -> Any:
     return constant(value, WORDS)

@@ -28,15 +28,15 @@ from kernels.cpu.simd.llvm_ir import (
 from kernels.cpu.simd.vector import vector
 
 
-def _merges(lane_of: Any) -> list[Any]:
+def _build_shuffles(lane_of: Any) -> list[Any]:
     """Return the shuffles that make two vectors of two others; ``lane_of(half, lane)``: the source of a lane."""
     return [ir.Constant(WORDS, [lane_of(half, lane) for lane in range(LANES)]) for half in range(2)]
 
 
 # Alternating lanes, and pairs of lanes, within each quarter of a vector, where shuffles are cheapest; whole quarters.
-_SINGLES = _merges(lambda half, lane: lane // 4 * 4 + 2 * half + lane % 4 // 2 + lane % 2 * LANES)
-_PAIRS = _merges(lambda half, lane: lane // 4 * 4 + 2 * half + lane % 2 + lane % 4 // 2 * LANES)
-_QUARTERS = _merges(lambda half, lane: lane % 4 + 4 * half + lane // 4 % 2 * 8 + lane // 8 * LANES)
+_SINGLES = _build_shuffles(lambda half, lane: lane // 4 * 4 + 2 * half + lane % 4 // 2 + lane % 2 * LANES)
+_PAIRS = _build_shuffles(lambda half, lane: lane // 4 * 4 + 2 * half + lane % 2 + lane % 4 // 2 * LANES)
+_QUARTERS = _build_shuffles(lambda half, lane: lane % 4 + 4 * half + lane // 4 % 2 * 8 + lane // 8 * LANES)
 
 
 def dotter(lines: int) -> Any:

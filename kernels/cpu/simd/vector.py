@@ -65,7 +65,7 @@ def splat(_context: Any, _value: Any) -> Any:
     return vector(types.float32), lambda _c, builder, _s, args: splat_value(builder, args[0])
 
 
-def _elementwise(operation: str) -> Any:
+def _make_elementwise(operation: str) -> Any:
     """Make a function of two vectors from a method of LLVM's builder."""
 
     @intrinsic
@@ -75,7 +75,7 @@ def _elementwise(operation: str) -> Any:
     return apply
 
 
-add, subtract, multiply, divide = (_elementwise(operation) for operation in ("fadd", "fsub", "fmul", "fdiv"))
+add, subtract, multiply, divide = (_make_elementwise(operation) for operation in ("fadd", "fsub", "fmul", "fdiv"))
 
 
 @intrinsic

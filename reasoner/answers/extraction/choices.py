@@ -43,7 +43,7 @@ def find_choice(text: str, stopped: ExtractionStopped) -> str | None:
         if marked is not None and (match := _BEGINS.match(marked)):
             return match.group(1).upper()
     for cue in iter_last_matches(_CUES, text):
-        letter = _said(text, cue.start(), stopped)
+        letter = _find_stated_letter(text, cue.start(), stopped)
         if letter is not None:
             return letter
     lines = text.rstrip().rsplit("\n", 1)
@@ -51,7 +51,7 @@ def find_choice(text: str, stopped: ExtractionStopped) -> str | None:
     return None if alone is None else alone.group(1)
 
 
-def _said(text: str, at: int, stopped: ExtractionStopped) -> str | None:
+def _find_stated_letter(text: str, at: int, stopped: ExtractionStopped) -> str | None:
     begin = max(0, at - _REACH)
     for right in _IS_RIGHT.finditer(text, begin, at + 10):
         if right.end() > at:

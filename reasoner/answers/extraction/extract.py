@@ -88,9 +88,9 @@ def _extract(spec: AnswerSpec, text: str, stopped: ExtractionStopped) -> str | N
                 "a client's pattern may run forever: use AnswerFinder, which matches it in a worker process"
             )
         case CodeExtract(code=language):
-            return _code(text, language)
+            return _find_code_block(text, language)
         case "code":
-            return _code(text, None)
+            return _find_code_block(text, None)
         case "json" | "all":
             return text.strip() if stopped == "end" else None
         case "choice":
@@ -98,30 +98,30 @@ def _extract(spec: AnswerSpec, text: str, stopped: ExtractionStopped) -> str | N
         case "boxed":
             return find_boxed(text)
         case "phrase":
-            return next(_filled(iter_phrases(text, stopped)), None)
+            return next(_drop_placeholders(iter_phrases(text, stopped)), None)
         case "hash":
-            return next(_filled(iter_hashes(text, stopped)), None)
+            return next(_drop_placeholders(iter_hashes(text, stopped)), None)
         case "text":
-            stated = find_boxed(text) or next(_stated(text, stopped), None)
+            stated = find_boxed(text) or next(_iterate_stated(text, stopped), None)
             return stated and strip_text_command(stated)
         case "math":
-            return _mathematics(text, stopped)
+            return _find_mathematics(text, stopped)
 
 
-def _stated(text: str, stopped: ExtractionStopped) -> Iterator[str]:
+def _iterate_stated(text: str, stopped: ExtractionStopped) -> Iterator[str]:
     """Yield the answers stated outside of boxes: in tags, after ####, as JSON, in phrases."""
-    return _filled(
+    return _drop_placeholders(
         chain(
             iter_tagged(text, stopped), iter_hashes(text, stopped), iter_json_answers(text), iter_phrases(text, stopped)
         )
     )
 
 
-def _filled(stated: Iterator[str]) -> Iterator[str]:
+def _drop_placeholders(stated: Iterator[str]) -> Iterator[str]:
     return (content for content in stated if not is_placeholder(content))
 
 
-def _mathematics(text: str, stopped: ExtractionStopped) -> str | None:
+def _find_mathematics(text: str, stopped: ExtractionStopped) -> str | None:
     """Return the answer before the first further question that the model generates, or else that of the whole text."""
     text = text if text.isascii() else text.translate(WIDE)
     text = _HTML.sub("", text) if "</" in text or "<br" in text else text
@@ -138,7 +138,7 @@ def _stated_mathematics(text: str, stopped: ExtractionStopped) -> str | None:
     box = find_box(text)
     if box is not None:
         return _final_behind(text[box[1] :], stopped) or _without_announcement(box[0])
-    answer = _first_mathematical(_stated(text, stopped))
+    answer = _first_mathematical(_iterate_stated(text, stopped))
     if answer is None and stopped == "end":
         said = map(find_only_number, chain(iter_tagged(text, stopped), iter_phrases(text, stopped)))
         return next(filter(None, said), None) or find_in_last_line(text)
@@ -150,15 +150,15 @@ def _final_behind(rest: str, stopped: ExtractionStopped) -> str | None:
     stated = chain(iter_tagged(rest, stopped), iter_hashes(rest, stopped), iter_json_answers(rest))
     final = rest.lower().find("final answer")
     said = iter_phrases(rest[final:], stopped) if final >= 0 else iter(())
-    return _first_mathematical(_filled(chain(stated, said)))
+    return _first_mathematical(_drop_placeholders(chain(stated, said)))
 
 
 def _first_mathematical(stated: Iterator[str]) -> str | None:
-    found = (_mathematical(content) for content in stated)
+    found = (_reduce_to_mathematics(content) for content in stated)
     return next((answer for answer in found if answer), None)
 
 
-def _mathematical(content: str) -> str | None:
+def _reduce_to_mathematics(content: str) -> str | None:
     """Return the mathematics in a marked or stated answer, which may itself contain a phrase."""
     answer = extract_mathematics(content)
     if answer is None and ANNOUNCES.search(content):
@@ -177,7 +177,7 @@ def _without_announcement(content: str) -> str:
     return next(iter_phrases(_TEXT_COMMAND.sub(r"\1", content), "end"), content)
 
 
-def _code(text: str, language: str | None) -> str | None:
+def _find_code_block(text: str, language: str | None) -> str | None:
     """Return the last closed fenced block; with a ``language``, the last one that names it or no language."""
     wanted = None if language is None else _ALIASES.get(language.lower(), language.lower())
     last: str | None = None
@@ -189,7 +189,7 @@ def _code(text: str, language: str | None) -> str | None:
             fence, label, body = match.group(2), match.group(3).lower(), []
             indent = len(match.group(1).expandtabs(4))
             label = _ALIASES.get(label, label)
-        elif fence and match and _closes(match, fence, indent) and line.strip() == match.group(2):
+        elif fence and match and _closes_fence(match, fence, indent) and line.strip() == match.group(2):
             if wanted is None or label in ("", wanted):
                 last = "\n".join(_dedent(part, indent) for part in body)
             fence = ""
@@ -198,7 +198,7 @@ def _code(text: str, language: str | None) -> str | None:
     return last if last and last.strip() else None
 
 
-def _closes(match: re.Match[str], fence: str, indent: int) -> bool:
+def _closes_fence(match: re.Match[str], fence: str, indent: int) -> bool:
     """Return True if a fence closes the one that was opened with an indent: it may have three columns more."""
     return match.group(2).startswith(fence) and len(match.group(1).expandtabs(4)) <= indent + 3
 

@@ -40,10 +40,10 @@ def find_in_last_line(text: str) -> str | None:
     if len(bold) == 1 and (not last.lstrip(" >-").startswith("**") or last.rstrip(" .").endswith("**")):
         content = bold[0].strip().rstrip(".")
         return content if isinstance(plain.parse_plain(content), Number) else None
-    return _conclusion(_NEXT_SENTENCE.split(last)[-1])
+    return _find_conclusion(_NEXT_SENTENCE.split(last)[-1])
 
 
-def _conclusion(last: str) -> str | None:
+def _find_conclusion(last: str) -> str | None:
     """Return the number of a concluding sentence: "So she earns $18 in total.", "Therefore, x = 18."."""
     concludes = _CONCLUDES.match(last)
     if concludes is None:

@@ -100,12 +100,12 @@ def iter_json_answers(text: str) -> Iterator[str]:
         if match is None:
             continue
         string, single, number = match.group("string", "single", "plain")
-        value = _decoded(string) if string is not None else single or number or ""
+        value = _decode_json_string(string) if string is not None else single or number or ""
         if value.strip():
             yield value.strip().rstrip(",").strip()
 
 
-def _decoded(string: str) -> str:
+def _decode_json_string(string: str) -> str:
     r"""Decode a JSON string; return it unchanged if it is invalid, such as LaTeX with single backslashes."""
     if re.search(r'(?<!\\)\\[^"\\/nu]', string):
         return string[1:-1].replace("\\\\", "\\")

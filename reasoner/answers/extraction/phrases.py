@@ -154,7 +154,7 @@ def cut_sentence(rest: str, whole: bool) -> str | None:
     bullet = _BULLET.match(rest)
     lead = _LEAD.match(rest, bullet.end() if bullet else 0)
     rest = rest[lead.end() if lead else 0 :].translate(WIDE)
-    formula = _formulas(rest)
+    formula = _read_formulas(rest)
     if formula is not None:
         return formula
     found = _END.search(rest)
@@ -170,7 +170,7 @@ def cut_sentence(rest: str, whole: bool) -> str | None:
     )
 
 
-def _formulas(rest: str) -> str | None:
+def _read_formulas(rest: str) -> str | None:
     """Return the formula that a text begins with and those listed after it; ``None`` if it begins with none."""
     found: list[str] = []
     at = 0

@@ -117,7 +117,7 @@ def extract_mathematics(content: str) -> str | None:
         return content
     if isinstance(read, plain.Items) and len(_WORD.findall(content)) <= len(read.items):
         return content
-    if result := _calculated(content):
+    if result := _read_result(content):
         return result
     head = _ASIDE.split(content, maxsplit=1)[0].strip()
     if head != content and (isinstance(plain.parse_plain(head), Number) or not _WORD.search(head)):
@@ -133,7 +133,7 @@ def extract_mathematics(content: str) -> str | None:
     return f"{number} {unit}"
 
 
-def _calculated(content: str) -> str | None:
+def _read_result(content: str) -> str | None:
     """Return the result of a calculation such as "9 eggs * $2 = $18 per day"; ``None`` if it has variables."""
     calculation, _, result = (side.strip() for side in content.rpartition("="))
     if not _OPERATION.search(calculation) or _VARIABLE.search(calculation):
@@ -145,7 +145,7 @@ def find_only_number(content: str) -> str | None:
     """Return the only number in a sentence ("Janet makes $18 every day"), with its unit, or the result of its
     calculation."""
     content = content.replace("**", "")
-    if result := _calculated(content):
+    if result := _read_result(content):
         return result
     numbers = list(_ONE_NUMBER.finditer(content[:MAX_CHARS]))
     if len(numbers) != 1 or _NO_ANSWER.search(content):

@@ -120,8 +120,8 @@ class Unit:
     noun: str = ""
 
     def __str__(self) -> str:
-        written = " ".join(_write(*power) for power in self.above) or self.noun
-        return written + "".join(f"/{_write(*power)}" for power in self.below)
+        written = " ".join(_write_power(*power) for power in self.above) or self.noun
+        return written + "".join(f"/{_write_power(*power)}" for power in self.below)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +135,7 @@ class Measure:
 NO_UNIT = Unit()
 
 
-def _write(name: str, power: int) -> str:
+def _write_power(name: str, power: int) -> str:
     return name if power == 1 else f"{name}^{power}"
 
 
@@ -184,10 +184,10 @@ def read_unit(text: str) -> Unit:
     """Return the unit at the beginning of the text after a number, or the noun that it counts."""
     if _PREPOSITION.match(text):
         return NO_UNIT
-    return _read(text, parse_measure)
+    return _read_unit(text, parse_measure)
 
 
-def _read(text: str, find: Finder) -> Unit:
+def _read_unit(text: str, find: Finder) -> Unit:
     words = [word for word in _TOKEN.findall(text) if word.lower() not in _SKIPPED]
     powers, at = _read_product(words, find)
     if powers:
@@ -283,13 +283,13 @@ def are_same_amount(a: Fraction, unit: Unit, b: Fraction, other: Unit) -> bool:
             if unit.noun or other.noun:
                 return False
     if unit.above and other.above:
-        ratio = _ratio(unit, other)
+        ratio = _compute_ratio(unit, other)
         if ratio is not None:
             return _in_base(a, unit) == _in_base(b, other)
         if bool(unit.below) == bool(other.below):
             return False
-    above = _ratio(Unit(unit.above), Unit(other.above)) if unit.above and other.above else Fraction(1)
-    below = _ratio(Unit(unit.below), Unit(other.below)) if unit.below and other.below else Fraction(1)
+    above = _compute_ratio(Unit(unit.above), Unit(other.above)) if unit.above and other.above else Fraction(1)
+    below = _compute_ratio(Unit(unit.below), Unit(other.below)) if unit.below and other.below else Fraction(1)
     return above is not None and below is not None and a * above == b * below
 
 
@@ -297,7 +297,7 @@ def convert(unit: Unit, other: Unit) -> Fraction | None:
     """Return the factor from one unit to the other; ``None`` if they measure different quantities."""
     if not unit.above or not other.above or unit.below or other.below:
         return None
-    return _ratio(unit, other)
+    return _compute_ratio(unit, other)
 
 
 def count_details(unit: Unit) -> int:
@@ -319,7 +319,7 @@ def _share_word(unit: Unit, other: Unit) -> bool:
     return not (ours & theirs).isdisjoint(ours - {None})
 
 
-def _ratio(unit: Unit, other: Unit) -> Fraction | None:
+def _compute_ratio(unit: Unit, other: Unit) -> Fraction | None:
     """Return the factor from one unit to the other; ``None`` for different quantities."""
     ours, theirs = _measure(unit), _measure(other)
     if ours is None or theirs is None or ours.dimensions != theirs.dimensions:
@@ -355,12 +355,12 @@ def _resolve(unit: Unit) -> Unit:
     """Return the unit with the measure that pint finds in its noun, if it finds one."""
     if not unit.noun:
         return unit
-    found = _read(unit.noun, lambda word: parse_measure(word) or (word if _look_up(word) else None))
+    found = _read_unit(unit.noun, lambda word: parse_measure(word) or (word if _look_up(word) else None))
     return unit if found.noun else Unit(found.above, (*found.below, *unit.below))
 
 
 @cache
-def _registry() -> Any:
+def _create_registry() -> Any:
     from pint import UnitRegistry  # half a second, which most services never need
 
     return UnitRegistry(non_int_type=Fraction)
@@ -372,11 +372,11 @@ def _look_up(word: str) -> Measure | None:
     is_symbol = SYMBOL.fullmatch(word) is not None
     if not is_symbol:
         word = word.lower()
-    for prefix, name, _ in _registry().parse_unit_name(word):
+    for prefix, name, _ in _create_registry().parse_unit_name(word):
         if not (is_symbol or (word.startswith(prefix) and len(word) > 2)):
             continue
         try:
-            size = _registry().Quantity(Fraction(1), prefix + name).to_base_units()
+            size = _create_registry().Quantity(Fraction(1), prefix + name).to_base_units()
         except TypeError:  # a logarithmic unit has no factor
             continue
         dimensions = frozenset((str(base), int(power)) for base, power in size.unit_items() if power.denominator == 1)

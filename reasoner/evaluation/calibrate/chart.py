@@ -30,7 +30,7 @@ def draw_calibration(table: Calibration, path: Path) -> None:
     left.set_title(f"problems that were not fitted: ECE {held.ece:.3f}, Brier {held.brier:.3f}", fontsize=10)
     edges = [0.0, *(part.below for part in table.bins)]
     names = [
-        f"{low:g} to {high:g}\n{part.problems} problems\n" + ("\n".join(_short(part)) or "stop")
+        f"{low:g} to {high:g}\n{part.problems} problems\n" + ("\n".join(_abbreviate_stages(part)) or "stop")
         for low, high, part in zip(edges, edges[1:], table.bins, strict=False)
     ]
     right.bar(names, [part.tokens for part in table.bins], color="#E69F00")
@@ -48,5 +48,5 @@ def draw_calibration(table: Calibration, path: Path) -> None:
     pyplot.close(figure)
 
 
-def _short(part: Bin) -> list[str]:
+def _abbreviate_stages(part: Bin) -> list[str]:
     return [f"{stage.name} {stage.params.get('n', '')}" for stage in part.stages]

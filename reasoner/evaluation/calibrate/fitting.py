@@ -38,14 +38,14 @@ PREFIXES = (1, 2, 3, 4, 6, 8, 12, 16)
 RIDGE = 1e-4
 
 
-def _stage(name: str, n: int, **params: int) -> StrategySpec:
+def _create_stage(name: str, n: int, **params: int) -> StrategySpec:
     return StrategySpec.model_validate({"name": name, "n": n, **params})
 
 
-VOTES: Stages = tuple(_stage("self_consistency", n) for n in (1, 1, 1, 1, 2, 2, 4, 4))
-TREES: tuple[StrategySpec, ...] = (_stage("best_first", 8), _stage("beam", 16, expansions=4))
+VOTES: Stages = tuple(_create_stage("self_consistency", n) for n in (1, 1, 1, 1, 2, 2, 4, 4))
+TREES: tuple[StrategySpec, ...] = (_create_stage("best_first", 8), _create_stage("beam", 16, expansions=4))
 """Tree searches, each measured on every problem of the fit if a verifier scores their steps."""
-THOUGHTS: tuple[StrategySpec, ...] = (_stage("early_exit", 8), _stage("first_finished", 8, first=3))
+THOUGHTS: tuple[StrategySpec, ...] = (_create_stage("early_exit", 8), _create_stage("first_finished", 8, first=3))
 """Searches that save thoughts, each measured on every problem of the fit if the policy thinks."""
 
 
@@ -96,13 +96,13 @@ def fit_curve(problems: Sequence[Measured]) -> Curve:
     ``CalibrationError`` if no solution states an answer.
     """
     rows, right, weight = examples(problems)
-    return Curve.model_validate(dict(zip(FEATURES, map(float, _newton(rows, right, weight)), strict=True)))
+    return Curve.model_validate(dict(zip(FEATURES, map(float, _fit_by_newton(rows, right, weight)), strict=True)))
 
 
 def examples(problems: Sequence[Measured]) -> tuple[Array, Array, Array]:
     """Return features, correctness (0 or 1), and weights that sum to 1."""
     rows, right, weight = [], [], []
-    for problem, problem_weight in zip(problems, _weights(problems, problems), strict=True):
+    for problem, problem_weight in zip(problems, _weigh_members(problems, problems), strict=True):
         pools = [hide_repeated_scores(problem.pool[:n]) for n in PREFIXES if n <= len(problem.pool)]
         votes = [collect_evidence(pool) for pool in pools]
         for pool, answers in zip(pools, votes, strict=True):
@@ -163,7 +163,7 @@ def reliability(curve: Curve, problems: Sequence[Measured]) -> Reliability:
     return Reliability(answers=len(right), ece=min(error, 1.0), brier=brier, bins=bins)
 
 
-def _newton(rows: Array, right: Array, weight: Array) -> Array:
+def _fit_by_newton(rows: Array, right: Array, weight: Array) -> Array:
     """Minimize the logistic loss by Newton's method with step halving.
 
     A full step may overshoot to where all probabilities saturate, from where the method diverges.
@@ -195,7 +195,7 @@ def _logistic(odds: Array) -> Array:
 
 def mean_cost(problems: Sequence[Measured]) -> float:
     """Return the mean number of tokens of a sample, its score included."""
-    costs = [_cost(problem, [sample]) for problem in problems for sample in problem.pool]
+    costs = [_compute_cost(problem, [sample]) for problem in problems for sample in problem.pool]
     return sum(costs) / max(1, len(costs))
 
 
@@ -204,10 +204,10 @@ def fit_stages(
 ) -> list[Bin]:
     """Return the bins, each with the most valuable stages of the menu."""
     bins = []
-    for below, members in _bins(problems, curve):
-        weights = _weights(members, problems)
+    for below, members in _group_by_difficulty(problems, curve):
+        weights = _weigh_members(members, problems)
         choices = [(stages, [simulate(member, stages, curve, confidence) for member in members]) for stages in menu]
-        stages, paths = max(choices, key=lambda choice: _value(choice[1], weights, worth))
+        stages, paths = max(choices, key=lambda choice: _compute_value(choice[1], weights, worth))
         bins.append(
             Bin(
                 below=below,
@@ -224,7 +224,7 @@ def simulate(problem: Measured, stages: Stages, curve: Curve, confidence: float)
     """Simulate ``auto`` with these stages."""
     num_samples = min(PROBE, len(problem.pool))
     candidates = hide_repeated_scores(problem.pool[:num_samples])
-    tokens = problem.head + _cost(problem, candidates)
+    tokens = problem.head + _compute_cost(problem, candidates)
     for stage in stages:
         if _predict_best(curve, candidates)[0] >= confidence:
             break
@@ -232,7 +232,7 @@ def simulate(problem: Measured, stages: Stages, curve: Curve, confidence: float)
             samples = problem.pool[num_samples : num_samples + stage.params["n"]]
             more = hide_repeated_scores(samples, [candidate.answer for candidate in candidates])
             num_samples += len(more)
-            tokens += _cost(problem, more)
+            tokens += _compute_cost(problem, more)
         else:
             trial = problem.stages[get_stage_name(stage)]
             more = trial.candidates
@@ -241,7 +241,7 @@ def simulate(problem: Measured, stages: Stages, curve: Curve, confidence: float)
     return Path(_predict_best(curve, candidates)[1], tokens)
 
 
-def _cost(problem: Measured, samples: Sequence[Candidate]) -> float:
+def _compute_cost(problem: Measured, samples: Sequence[Candidate]) -> float:
     return sum(sample.generated + problem.each * (sample.score is not None) for sample in samples)
 
 
@@ -253,7 +253,7 @@ def _predict_best(curve: Curve, candidates: Sequence[Candidate]) -> tuple[float,
     return max(predictions, key=lambda prediction: prediction[0], default=(0.0, False))
 
 
-def _bins(problems: Sequence[Measured], curve: Curve) -> list[tuple[float, list[Measured]]]:
+def _group_by_difficulty(problems: Sequence[Measured], curve: Curve) -> list[tuple[float, list[Measured]]]:
     """Group the problems by difficulty; a small bin is merged with the next easier one, the last with the previous."""
     chances = [_predict_best(curve, hide_repeated_scores(problem.pool[:PROBE]))[0] for problem in problems]
     bins: list[tuple[float, list[Measured]]] = []
@@ -266,11 +266,11 @@ def _bins(problems: Sequence[Measured], curve: Curve) -> list[tuple[float, list[
     return [*bins[:-1], (1.0, bins[-1][1] + members)]
 
 
-def _weights(members: Sequence[Measured], problems: Sequence[Measured]) -> list[float]:
+def _weigh_members(members: Sequence[Measured], problems: Sequence[Measured]) -> list[float]:
     """Return weights of the members by which all suites of ``problems`` count equally."""
     sizes = Counter(problem.suite for problem in problems)
     return [1.0 / (len(sizes) * sizes[member.suite]) for member in members]
 
 
-def _value(paths: Sequence[Path], weights: Sequence[float], worth: float) -> float:
+def _compute_value(paths: Sequence[Path], weights: Sequence[float], worth: float) -> float:
     return sum(w * (worth * path.right - path.tokens) for path, w in zip(paths, weights, strict=True))

@@ -152,7 +152,7 @@ async def measure(
     async def run_once(suite: Suite, problem: Problem, stage: StrategySpec) -> None:
         if (get_problem_key(problem), get_stage_name(stage)) not in file.trials:
             async with slots:
-                file.add(await _run(suite, problem, stage, engine, seed, calibration, ask))
+                file.add(await _run_trial(suite, problem, stage, engine, seed, calibration, ask))
         progress()
 
     try:
@@ -177,7 +177,7 @@ def get_stage_name(stage: StrategySpec) -> str:
     return " ".join([stage.name, *(f"{name}={value}" for name, value in sorted(stage.params.items()))])
 
 
-async def _run(
+async def _run_trial(
     suite: Suite,
     problem: Problem,
     stage: StrategySpec,

@@ -39,7 +39,7 @@ def generate_problem(split: Split, seed: int | str, level: str) -> Problem:
             id=f"arithmetic-{level}-{hash_problem(key):016x}",
             suite="arithmetic",
             level=level,
-            text=_tell(template, numbers, rng),
+            text=_write_question(template, numbers, rng),
             answer=str(results[template.operations[-1].name]),
             data={"template": template.name, "numbers": numbers},
         )
@@ -84,7 +84,7 @@ def compute_results(operations: tuple[Operation, ...], numbers: Mapping[str, int
     return {operation.name: values[operation.name] for operation in operations}
 
 
-def _tell(template: Template, numbers: Mapping[str, int], rng: random.Random) -> str:
+def _write_question(template: Template, numbers: Mapping[str, int], rng: random.Random) -> str:
     first, second = rng.sample(NAMES, 2)
     words: dict[str, str | int] = {"name": first, "friend": second, "things": rng.choice(template.things)}
     return rng.choice(template.texts).format(**words, **numbers)

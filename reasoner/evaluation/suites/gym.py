@@ -47,7 +47,7 @@ def open_task(name: str, limit: int, seed: int, *, apart_from: Iterable[int] = (
     if task not in DATASETS:
         near = difflib.get_close_matches(task, DATASETS, n=5, cutoff=0.4)
         raise SuiteError(
-            f"reasoning-gym has no task {task!r}; {'near it: ' + ', '.join(near) if near else _some(DATASETS)}"
+            f"reasoning-gym has no task {task!r}; {'near it: ' + ', '.join(near) if near else _list_some(DATASETS)}"
         )
     params = _parse_params(name, settings, DATASETS[task][1])
     shots = params.pop(SHOTS, 0)
@@ -128,5 +128,5 @@ def _generate(
     return dataset, list(entries.values())
 
 
-def _some(tasks: dict[str, Any]) -> str:
+def _list_some(tasks: dict[str, Any]) -> str:
     return f"it has {len(tasks)}, {', '.join(sorted(tasks)[:5])} among them"

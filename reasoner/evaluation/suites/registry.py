@@ -30,14 +30,14 @@ def open_suite(where: str, *, limit: int, seed: int = 0, apart_from: Sequence[in
         return open_task(where.removeprefix(PREFIX), limit, seed, apart_from=apart_from)
     if where in SUITES:
         return Suite(
-            where, load_problems(where, limit=limit, seed=seed), _bundled, get_family(where).TEMPERATURE, "text"
+            where, load_problems(where, limit=limit, seed=seed), _check_bundled, get_family(where).TEMPERATURE, "text"
         )
     if where.endswith((".jsonl", ".json")) or Path(where).exists():
         return open_file(Path(where), limit)
     raise SuiteError(f"unknown suite {where!r}: give {', '.join(SUITES)}, a .jsonl file or {PREFIX}TASK")
 
 
-async def _bundled(problem: Problem, answer: str, equal: Equivalence) -> bool:  # noqa: ARG001
+async def _check_bundled(problem: Problem, answer: str, equal: Equivalence) -> bool:  # noqa: ARG001
     return check_answer(problem, answer)
 
 

@@ -100,7 +100,7 @@ MONEY = Slot(4, 8, 20)
 """Multiple of 20, so that five, ten and more percent of it come out whole."""
 
 
-def _operations(*lines: str) -> tuple[Operation, ...]:
+def _parse_operations(*lines: str) -> tuple[Operation, ...]:
     """Return operations from lines such as ``total = a add b``."""
     pieces = [line.split() for line in lines]
     kinds: dict[str, Kind] = {
@@ -120,7 +120,7 @@ _TWO = (
             "How many good {things} does the plant make in that time?",
         ),
         {"a": QUANTITY, "b": FACTOR, "c": QUANTITY},
-        _operations("made = a * b", "left = made - c"),
+        _parse_operations("made = a * b", "left = made - c"),
         GOODS,
     ),
     Template(
@@ -132,7 +132,7 @@ _TWO = (
             "as there can be. How many {things} remain?",
         ),
         {"a": LARGE, "b": LARGE, "c": DIVISOR},
-        _operations("total = a + b", "rest = total % c"),
+        _parse_operations("total = a + b", "rest = total % c"),
         GOODS,
     ),
     Template(
@@ -143,7 +143,7 @@ _TWO = (
             "the fund?",
         ),
         {"a": MONEY, "p": PERCENTAGE},
-        _operations("tax = a percent p", "kept = a - tax"),
+        _parse_operations("tax = a percent p", "kept = a - tax"),
     ),
     Template(
         "schools",
@@ -154,7 +154,7 @@ _TWO = (
             "How many trees stand in each park?",
         ),
         {"a": LARGE, "b": LARGE, "c": DIVISOR},
-        _operations("total = a + b", "each = total / c"),
+        _parse_operations("total = a + b", "each = total / c"),
         ("schools", "clubs", "towns", "villages", "museums"),
         ("b", -1),
     ),
@@ -166,7 +166,7 @@ _TWO = (
             "in all?",
         ),
         {"a": LARGE, "b": QUANTITY, "c": FACTOR},
-        _operations("bought = b * c", "total = a + bought"),
+        _parse_operations("bought = b * c", "total = a + bought"),
         GOODS,
     ),
     Template(
@@ -178,7 +178,7 @@ _TWO = (
             "months?",
         ),
         {"a": LARGE, "b": Slot(4, 6), "c": FACTOR},
-        _operations("gap = a - b", "more = gap * c"),
+        _parse_operations("gap = a - b", "more = gap * c"),
     ),
     Template(
         "product",
@@ -187,7 +187,7 @@ _TWO = (
             "Multiply {a} by {b}, then subtract {c}. What do you get?",
         ),
         {"a": QUANTITY, "b": QUANTITY, "c": LARGE},
-        _operations("product = a * b", "result = product - c"),
+        _parse_operations("product = a * b", "result = product - c"),
     ),
 )
 
@@ -201,7 +201,7 @@ _THREE = (
             "among {d} shops. How many {things} does each shop get?",
         ),
         {"a": LARGE, "b": LARGE, "c": QUANTITY, "d": DIVISOR},
-        _operations("total = a + b", "left = total - c", "each = left / d"),
+        _parse_operations("total = a + b", "left = total - c", "each = left / d"),
         CROPS,
         ("c", 1),
     ),
@@ -214,7 +214,7 @@ _THREE = (
             "{name} pay?",
         ),
         {"a": QUANTITY, "b": FACTOR, "c": QUANTITY, "d": FACTOR},
-        _operations("first = a * b", "second = c * d", "total = first + second"),
+        _parse_operations("first = a * b", "second = c * d", "total = first + second"),
         GOODS,
     ),
     Template(
@@ -226,7 +226,7 @@ _THREE = (
             "How many euros are left?",
         ),
         {"a": MONEY, "b": MONEY, "p": PERCENTAGE},
-        _operations("total = a + b", "part = total percent p", "left = total - part"),
+        _parse_operations("total = a + b", "part = total percent p", "left = total - part"),
         PLACES,
     ),
     Template(
@@ -238,7 +238,7 @@ _THREE = (
             "How many {things} remain when all bags are full?",
         ),
         {"a": QUANTITY, "b": FACTOR, "c": QUANTITY, "d": DIVISOR},
-        _operations("made = a * b", "good = made - c", "rest = good % d"),
+        _parse_operations("made = a * b", "good = made - c", "rest = good % d"),
         GOODS,
     ),
     Template(
@@ -250,7 +250,7 @@ _THREE = (
             "euros are left?",
         ),
         {"a": Slot(8, 9), "b": Slot(4, 5), "c": FACTOR, "d": QUANTITY},
-        _operations("lamps = b * c", "left = a - lamps", "rest = left - d"),
+        _parse_operations("lamps = b * c", "left = a - lamps", "rest = left - d"),
         PLACES,
     ),
     Template(
@@ -260,7 +260,7 @@ _THREE = (
             "What is the sum of {a} and {b}, times {c}, minus {d}?",
         ),
         {"a": QUANTITY, "b": QUANTITY, "c": QUANTITY, "d": LARGE},
-        _operations("total = a + b", "product = total * c", "result = product - d"),
+        _parse_operations("total = a + b", "product = total * c", "result = product - d"),
     ),
 )
 
@@ -274,7 +274,7 @@ _FOUR = (
             "piles. How many {things} are in each pile?",
         ),
         {"a": LARGE, "b": QUANTITY, "c": FACTOR, "d": QUANTITY, "e": DIVISOR},
-        _operations("bought = b * c", "total = a + bought", "left = total - d", "each = left / e"),
+        _parse_operations("bought = b * c", "total = a + bought", "left = total - d", "each = left / e"),
         GOODS,
         ("d", 1),
     ),
@@ -287,7 +287,7 @@ _FOUR = (
             "{e}. How many {things} remain?",
         ),
         {"a": QUANTITY, "b": FACTOR, "c": QUANTITY, "d": FACTOR, "e": DIVISOR},
-        _operations("first = a * b", "second = c * d", "total = first + second", "rest = total % e"),
+        _parse_operations("first = a * b", "second = c * d", "total = first + second", "rest = total % e"),
         GOODS,
     ),
     Template(
@@ -299,7 +299,7 @@ _FOUR = (
             "euros. How many euros remain?",
         ),
         {"a": MONEY, "b": MONEY, "p": PERCENTAGE, "c": QUANTITY},
-        _operations("total = a + b", "part = total percent p", "left = total - part", "rest = left - c"),
+        _parse_operations("total = a + b", "part = total percent p", "left = total - part", "rest = left - c"),
         PLACES,
     ),
     Template(
@@ -311,7 +311,7 @@ _FOUR = (
             "pays {e} cents for water. How many cents does {name} make?",
         ),
         {"a": Slot(4, 6), "b": FACTOR, "c": QUANTITY, "d": FACTOR, "e": LARGE},
-        _operations("grown = a * b", "good = grown - c", "income = good * d", "profit = income - e"),
+        _parse_operations("grown = a * b", "good = grown - c", "income = good * d", "profit = income - e"),
         CROPS,
     ),
     Template(
@@ -323,7 +323,7 @@ _FOUR = (
             "{d} more {things} are shared equally among {e} towns. How many {things} does each town get?",
         ),
         {"a": Slot(6, 7), "b": Slot(4, 6), "c": FACTOR, "d": QUANTITY, "e": DIVISOR},
-        _operations("gap = a - b", "more = gap * c", "total = more + d", "each = total / e"),
+        _parse_operations("gap = a - b", "more = gap * c", "total = more + d", "each = total / e"),
         GOODS,
         ("d", -1),
     ),
@@ -335,7 +335,7 @@ _FOUR = (
             "What is {a} times {b}, minus {c} times {d}, plus {e}?",
         ),
         {"a": QUANTITY, "b": QUANTITY, "c": QUANTITY, "d": FACTOR, "e": LARGE},
-        _operations("first = a * b", "second = c * d", "gap = first - second", "result = gap + e"),
+        _parse_operations("first = a * b", "second = c * d", "gap = first - second", "result = gap + e"),
     ),
 )
 

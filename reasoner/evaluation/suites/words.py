@@ -51,13 +51,13 @@ def generate_problem(split: Split, seed: int | str, level: str) -> Problem:
     rng = random.Random(f"words/{split}/{level}/{seed}")
     count = int(level[1:])
     while True:
-        terms = _terms(rng, count, RANGES[level[0]])
+        terms = _sample_terms(rng, count, RANGES[level[0]])
         if terms is not None and split_of(canonical(terms)) == split:
             return Problem(
                 id=f"words-{level}-{hash_problem(canonical(terms)):016x}",
                 suite="words",
                 level=level,
-                text=_tell(rng, terms),
+                text=_write_question(rng, terms),
                 answer=str(sum(signed(term) for term in terms)),
                 data={"terms": [list(term) for term in terms]},
             )
@@ -75,7 +75,7 @@ def signed(term: Term) -> int:
     return term[0] * value(term)
 
 
-def _terms(rng: random.Random, steps: int, ranges: Ranges) -> list[Term] | None:
+def _sample_terms(rng: random.Random, steps: int, ranges: Ranges) -> list[Term] | None:
     """Sample terms that take this many steps, in the order of the text; ``None`` if the sample breaks a rule."""
     products = min(rng.choice((0, 1, 1, 2)), steps // 2)
     terms: list[Term] = []
@@ -100,7 +100,7 @@ def _terms(rng: random.Random, steps: int, ranges: Ranges) -> list[Term] | None:
     return terms if sum(value(term) for term in terms if term[0] > 0) <= LIMIT else None
 
 
-def _tell(rng: random.Random, terms: Sequence[Term]) -> str:
+def _write_question(rng: random.Random, terms: Sequence[Term]) -> str:
     name, pronoun = rng.choice(PEOPLE)
     friend = rng.choice([person for person, _ in PEOPLE if person != name])
     item = rng.choice(ITEMS)

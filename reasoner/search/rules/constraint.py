@@ -21,7 +21,7 @@ class ConstraintRule(Rule):
     """True if the server can go on in the middle of a constrained text."""
 
     def adapt(self, text: BranchText, request: NextRequest) -> NextRequest:
-        if not self._holds(text):
+        if not self._applies_to(text):
             return request
         thinking = text.thinking
         is_undecided = thinking is not None and thinking.state == "undecided"  # the model may open a thought instead
@@ -35,10 +35,10 @@ class ConstraintRule(Rule):
 
     async def after(self, text: BranchText, segment: Completion) -> Verdict:
         """End what the server cannot go on with."""
-        is_cut = segment.finish_reason == "length" and self._holds(text) and text.answer_position < text.position
+        is_cut = segment.finish_reason == "length" and self._applies_to(text) and text.answer_position < text.position
         return End("budget") if is_cut and not self.can_continue else None
 
-    def _holds(self, text: BranchText) -> bool:
+    def _applies_to(self, text: BranchText) -> bool:
         """Return True if the next token is one of the constrained text."""
         thinking = text.thinking
         if thinking is None:

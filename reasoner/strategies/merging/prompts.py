@@ -26,12 +26,12 @@ def _parse(source: str) -> PromptTemplate:
     return PromptTemplate(source, ("problem", "solutions"), ("problem", "solutions", "count"))
 
 
-def _check(source: str) -> str:
+def _check_template(source: str) -> str:
     _parse(source)
     return source
 
 
-_Template = Annotated[str, Field(min_length=1, max_length=MAX_PROBLEM_CHARS), AfterValidator(_check)]
+_Template = Annotated[str, Field(min_length=1, max_length=MAX_PROBLEM_CHARS), AfterValidator(_check_template)]
 OptionalTemplate = Annotated[
     _Template | None,
     Field(description="Prompt as a Jinja template with problem, solutions and count; without it the model's own."),
@@ -39,7 +39,7 @@ OptionalTemplate = Annotated[
 
 
 @cache
-def _read(name: PromptName) -> str:
+def _read_template(name: PromptName) -> str:
     return (_FOLDER / f"{name}.jinja").read_text()
 
 
@@ -54,7 +54,7 @@ class MergingPrompt:
         notes = search.policy.extra.get(NOTE)
         own = notes.get(name) if isinstance(notes, Mapping) else None
         try:
-            self._template = _parse(source or (own if isinstance(own, str) else _read(name)))
+            self._template = _parse(source or (own if isinstance(own, str) else _read_template(name)))
         except TemplateRefused as error:
             raise InvalidRequest(f"model {search.policy.id!r}: its {NOTE!r}: {error}", "model") from None
         self._search = search

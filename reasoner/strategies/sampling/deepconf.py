@@ -76,7 +76,7 @@ async def run(search: Search, params: DeepConf) -> Choice:
         )
         started = first
         while True:
-            voters = _voters(search.spec, sampled, params, threshold)
+            voters = _select_voters(search.spec, sampled, params, threshold)
             shares, num_silent = await _weights_by_answer(search, voters), count_abstained(sampled, voters)
             silent = num_silent * sum(voters.values()) / max(1, len(voters))
             more = min(count_missing_votes(shares, params.consensus, silent), params.n - len(sampled))
@@ -89,7 +89,7 @@ async def run(search: Search, params: DeepConf) -> Choice:
                 sampled += await anext(stream)
             except StopAsyncIteration:  # the budget is used up
                 break
-    weights = _voters(search.spec, sampled, params, threshold)
+    weights = _select_voters(search.spec, sampled, params, threshold)
     return await choose_by_majority(search, list(weights), weights, sampled)
 
 
@@ -129,7 +129,7 @@ def _filter_confidence(node: Node, params: DeepConf) -> float:
     return measure(node.confidence, params.window)
 
 
-def _voters(spec: JobSpec, sampled: Sequence[Node], params: DeepConf, threshold: float) -> dict[Node, float]:
+def _select_voters(spec: JobSpec, sampled: Sequence[Node], params: DeepConf, threshold: float) -> dict[Node, float]:
     """Return the solutions that may vote, in the order of their paths, with their weights."""
     passed = [node for node in sampled if _can_vote(node) and _filter_confidence(node, params) >= threshold]
     weight = MEASURES[params.measure]

@@ -47,7 +47,7 @@ async def run(search: Search, params: SelfConsistency) -> Choice:
     """Sample up to n solutions; the most frequent answer wins, and its share of the votes is the confidence."""
     started, arrived = 0, list[Node]()
     async with search.stream() as stream:
-        while (needed := await _needed(search, params, arrived)) > len(arrived):
+        while (needed := await _count_needed(search, params, arrived)) > len(arrived):
             more = min(params.n, needed + params.ahead) - started
             if more > 0:
                 stream.complete(*search.spread(started + more, started))
@@ -61,7 +61,7 @@ async def run(search: Search, params: SelfConsistency) -> Choice:
     return choice if params.n > 1 else replace(choice, confidence=None)  # nothing agrees with a single sample
 
 
-async def _needed(search: Search, params: SelfConsistency, arrived: list[Node]) -> int:
+async def _count_needed(search: Search, params: SelfConsistency, arrived: list[Node]) -> int:
     """Return the total number of samples that the vote is certain to need.
 
     Only strict answers end it early: a flexible one loses its vote as soon as a strict one arrives.

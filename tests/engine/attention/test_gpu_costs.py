@@ -27,7 +27,7 @@ def no_costs_are_kept() -> Iterator[None]:
     """Forget the costs of devices, which are mocked here."""
     yield
     gpu_costs.gpu_costs.cache_clear()
-    batch._cost.cache_clear()
+    batch._create_cost_model.cache_clear()
 
 
 def properties(name: str, multiprocessors: int = 66, bus_width: int = 1536) -> SimpleNamespace:
@@ -72,7 +72,7 @@ def test_a_step_on_a_measured_gpu_has_its_costs(monkeypatch: pytest.MonkeyPatch)
     """The bytes, whole ones, are those that are read in the measured times."""
     mock_gpu(monkeypatch, properties("NVIDIA H200"))
     entry = read_costs()["NVIDIA H200"]
-    cost = batch._cost(LAYER, torch.bfloat16, CUDA)
+    cost = batch._create_cost_model(LAYER, torch.bfloat16, CUDA)
     assert cost.kv_bytes_per_token == TOKEN_BYTES
     rate = entry.read_gb_s["bfloat16"]
     assert cost.piece_cost_bytes == pytest.approx(entry.prefix_us * 1e-6 * rate * 1e9, abs=1)
@@ -110,7 +110,7 @@ def test_an_unknown_gpu_is_estimated_with_caution_and_logged_once(
 def test_costs_on_a_cpu_are_those_of_its_backends() -> None:
     cpu = torch.device("cpu")
     for dtype in (torch.float32, torch.int8):
-        cost = batch._cost(LAYER, dtype, cpu)
+        cost = batch._create_cost_model(LAYER, dtype, cpu)
         assert cost == AttentionCostModel.for_compiled_kernel(cost.kv_bytes_per_token)
     other = LayerAttentionConfig(4, 2, 12, 0.3)  # a head dimension that the compiled kernel does not take
-    assert batch._cost(other, torch.float32, cpu) == AttentionCostModel(2 * 2 * 12 * 4)
+    assert batch._create_cost_model(other, torch.float32, cpu) == AttentionCostModel(2 * 2 * 12 * 4)

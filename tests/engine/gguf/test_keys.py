@@ -198,7 +198,7 @@ def test_the_reference_has_the_angles_of_transformers_for_a_checkpoint_of_its_ow
     options = WIDE | {"rope_parameters": scaling}
     save_random_model("LlamaForCausalLM", options, tmp_path / "checkpoint")
     write_gguf(tmp_path / "checkpoint", tmp_path / "model.gguf", "llama", change=add_keys(YARN))
-    frequencies, magnitude = read_gguf_header(tmp_path / "model.gguf")._frequencies(256)
+    frequencies, magnitude = read_gguf_header(tmp_path / "model.gguf")._compute_frequencies(256)
     expected = decoder_config(read_raw_config(tmp_path / "checkpoint")).ropes[0].tables(2)
     cosines = torch.cos(torch.tensor(frequencies)).repeat(2) * magnitude
     torch.testing.assert_close(expected[0][1].double(), cosines, rtol=1e-6, atol=0)

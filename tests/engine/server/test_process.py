@@ -112,7 +112,7 @@ def test_a_server_whose_engine_stopped_exits_so_that_it_can_be_restarted(
     def break_down(_: object) -> None:
         raise RuntimeError("no such library")
 
-    monkeypatch.setattr("engine.core.local_engine._governor", break_down)
+    monkeypatch.setattr("engine.core.local_engine._create_governor", break_down)
     socket = tmp_path / "engine.sock"
     try:
         assert main(["--model", f"m={checkpoints('llama')}", "--uds", str(socket)]) == 1

@@ -238,13 +238,13 @@ def plant_repeated_noise(patch: pytest.MonkeyPatch) -> None:
 
 
 def plant_no_tree_mask(patch: pytest.MonkeyPatch) -> None:
-    original = batch._tree
+    original = batch._build_tree_mask
 
     def tree(draft: Draft) -> TreeMask:
         right = original(draft)
         return TreeMask(right.depths, np.tri(len(right.depths), dtype=np.bool_))
 
-    patch.setattr(batch, "_tree", tree)
+    patch.setattr(batch, "_build_tree_mask", tree)
 
 
 def plant_unmoved_keys(patch: pytest.MonkeyPatch) -> None:

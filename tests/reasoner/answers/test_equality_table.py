@@ -54,7 +54,7 @@ async def test_the_order_of_votes_does_not_change_the_classes(
     async def ask(self: Equivalence, a: str, b: str) -> bool:
         return are_equal(a, b)
 
-    monkeypatch.setattr(Equivalence, "_ask", ask)
+    monkeypatch.setattr(Equivalence, "_ask_worker", ask)
     answers = [answer for pair in (*EQUAL[kind], *DIFFERENT.get(kind, ())) for answer in pair.split(" | ")]
     dice = random.Random(shift(kind))
     for _ in range(size // 4):

@@ -20,8 +20,8 @@ from reasoner.evaluation.calibrate.fitting import (
     TREES,
     VOTES,
     Measured,
+    _fit_by_newton,
     _logistic,
-    _newton,
     collect_evidence,
     examples,
     fit_curve,
@@ -183,7 +183,7 @@ def test_a_fit_whose_newton_steps_would_overflow_reaches_the_minimum() -> None:
     )
     right = np.array([0.0, 0.0, 0.0, 1.0, 1.0, 0.0])
     weight = np.array([0.1673, 0.0525, 0.2477, 0.1807, 0.1682, 0.1837])
-    values = _newton(rows, right, weight)
+    values = _fit_by_newton(rows, right, weight)
     gradient = rows.T @ (weight * (_logistic(rows @ values) - right)) + RIDGE * values
     assert np.abs(gradient).max() < 1e-10
 

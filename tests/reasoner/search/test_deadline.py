@@ -145,7 +145,7 @@ async def test_scores_computed_in_time_choose_the_answer(endless: Endless, monke
     async def tested(rule: object, answer: str, *, locked: bool) -> float:
         return float(answer == "1") if answer < "2" else await endless.work()
 
-    monkeypatch.setattr(rules, "_tested", tested)
+    monkeypatch.setattr(rules, "_score_by_tests", tested)
     verifier = {"kind": "python", "tests": ["assert f"]}
     outcome = await solve("weighted_vote", verifier=verifier, answer="text")
     assert endless.begun == endless.ended == 1

@@ -285,7 +285,7 @@ async def test_a_replay_reads_the_scores_and_checks_nothing_again(monkeypatch: p
     verifier: dict[str, object] = {"kind": "python", "tests": ["assert x == 1"]}
     outcome, journal = await solve(verifier, "weighted_vote", 4)
     assert outcome.result.answer == "x = 1"
-    monkeypatch.setattr(rules, "_tested", None)
+    monkeypatch.setattr(rules, "_score_by_tests", None)
     spec = {"problem": "how?", "seed": 4, "verifier": verifier, "strategy": {"name": "weighted_vote", "n": 16}}
     again = MemoryJournal(journal.entries[:-1])
     assert (await run_job(build_spec(spec), ScriptedEngine(), again)).result == outcome.result

@@ -39,7 +39,7 @@ class PackedBlocks(PackedWeights):
         block_bytes = layout_of(block_format).block
         words = allocate_resident(panels * row_blocks * block_bytes // 4).view(panels, -1)
         scratch = torch.empty(torch.get_num_threads(), SCRATCH_BYTES, dtype=torch.uint8)
-        _packer(name)(rows, words, scratch, out, row_blocks)
+        _get_packer(name)(rows, words, scratch, out, row_blocks)
         self._name, self._row_blocks = name, row_blocks
         row = columns // GROUP * group_of_x(block_format.num_scales)
         shape = torch.Size((out, columns))
@@ -58,7 +58,7 @@ class PackedBlocks(PackedWeights):
             return result
         threads = 1 if rows * self._in < _MIN_PARALLEL >> 4 else None
         arguments = self._panels, indices, result, rows, self._row_blocks, float(factor), indices.stride(0)
-        _reader(self._name)(*arguments, threads=threads)
+        _get_reader(self._name)(*arguments, threads=threads)
         return result
 
 
@@ -68,12 +68,12 @@ def needs_compiling(name: str) -> bool:
 
 
 @cache
-def _packer(name: str) -> Kernel:
+def _get_packer(name: str) -> Kernel:
     return create_kernel(f"pack_{name}", create_packer(FORMATS[name]))
 
 
 @cache
-def _reader(name: str) -> Kernel:
+def _get_reader(name: str) -> Kernel:
     return create_kernel(f"read_{name}", create_reader(FORMATS[name]))
 
 
