@@ -120,9 +120,9 @@ def _split_solution(spec: JobSpec, node: Node) -> tuple[str | None, str | None]:
     """Return a solution's thought, and what follows it without calls; ``None`` for what is not told apart."""
     if node.thought is None:
         has_turns = len(node.reply_text) < len(node.solution)
-        return None, node.reply_text.strip("\n") if node.words is None and has_turns else node.words
+        return None, node.reply_text.strip("\n") if node.content is None and has_turns else node.content
     own = (spec.thoughts.open, spec.thoughts.close) if spec.thoughts is not None else None
-    content = node.reply_text.strip("\n") if node.words is None else node.words
+    content = node.reply_text.strip("\n") if node.content is None else node.content
     return strip_delimiters(node.thought_text, own), content
 
 

@@ -68,22 +68,22 @@ async def run_job(
     cancelled: asyncio.Event | None = None,
     prices: Mapping[str, Prices] | None = None,
     calibration: Calibration | None = None,
-    unlocked_tests: bool = False,
+    allow_unsandboxed_python: bool = False,
 ) -> JobOutcome:
     """Search for an answer; ``spec`` names models where several are served. ``prices`` are by model.
     ``calibration``, by default that of the bundled models, is used if it was fitted for the job's models.
-    ``unlocked_tests`` allows Python of clients and models where no sandbox holds it.
+    ``allow_unsandboxed_python`` allows Python of clients and models where no sandbox holds it.
 
     Raises ``JobCancelled`` with the best so far soon after ``cancelled`` is set, ``LeaseLost`` when the journal has
     another owner, ``EngineUnavailable`` when the engine is away (run it again later: the journal holds what is done),
     and ``JobRefused`` and ``InvalidRequest`` for what can never work.
     """
     strategy, params = parse_strategy(spec)
-    opened = open_search(spec, engine, journal, cancelled, prices, calibration, unlocked_tests)
+    opened = open_search(spec, engine, journal, cancelled, prices, calibration, allow_unsandboxed_python)
     try:
         async with opened as search:
             choice = await strategy.run(search, params)
-            is_cut_short = search.is_cut_short
+            is_budget_exhausted = search.is_budget_exhausted
             choice = await choose_text(search, choice)
             others = await find_alternatives(search, choice)
             refused = find_refusal(search.root) if choice.node is None else None
@@ -94,7 +94,7 @@ async def run_job(
     except JobCancelled as end:
         end.result = choose_best_so_far(spec, await journal.load())
         raise
-    return _build_outcome(search, choice, others, is_cut_short, logprobs)
+    return _build_outcome(search, choice, others, is_budget_exhausted, logprobs)
 
 
 @asynccontextmanager
@@ -105,7 +105,7 @@ async def open_search(
     cancelled: asyncio.Event | None = None,
     prices: Mapping[str, Prices] | None = None,
     calibration: Calibration | None = None,
-    unlocked_tests: bool = False,
+    allow_unsandboxed_python: bool = False,
 ) -> AsyncIterator[Search]:
     """Open the search that ``run_job`` passes to the strategy, with a verifier if the strategy uses one."""
     strategy, params = parse_strategy(spec)
@@ -131,12 +131,14 @@ async def open_search(
             counts_exactly=_counts_exactly(spec, policies, served),
         )
         equivalence = Equivalence(seconds_left=ledger.seconds_until_cut)
-        offered = VerifierContext(spec, engine, served, policy, lease.name, ledger, equivalence, unlocked_tests)
+        offered = VerifierContext(
+            spec, engine, served, policy, lease.name, ledger, equivalence, allow_unsandboxed_python
+        )
         scorer = await open_scorer(offered) if needs_verifier else None
         comparer = await open_comparer(offered) if use is VerifierUse.COMPARISONS else None
         if scorer is not None and reads_while_decoding(spec.verifier, policy):
             policies = (replace(policies[0], reads_probe=True),)
-        calls = await _open_calls(spec, engine, policies, ledger, unlocked_tests)
+        calls = await _open_calls(spec, engine, policies, ledger, allow_unsandboxed_python)
         context = SearchContext(
             spec,
             engine,
@@ -264,11 +266,11 @@ async def _compute_logprobs(search: Search, choice: Choice, others: Sequence[Ans
 
 
 def _build_outcome(
-    search: Search, choice: Choice, others: Sequence[AnswerLeader], is_cut_short: bool, logprobs: Logprobs
+    search: Search, choice: Choice, others: Sequence[AnswerLeader], is_budget_exhausted: bool, logprobs: Logprobs
 ) -> JobOutcome:
     status: Literal["completed", "incomplete"] = "incomplete" if choice.node is None else "completed"
     ended: FinishReason = "no_answer" if choice.node is None or choice.node.answer is None else "answer"
-    reason: FinishReason = "budget" if is_cut_short else ended
+    reason: FinishReason = "budget" if is_budget_exhausted else ended
     note = search.note if choice.node is not None else describe_refusals(search.root) or search.note
     result = build_result(search.spec, search.root, choice, reason, search.usage_by_model, others, logprobs, note)
     return JobOutcome(status, result, search.ledger.usage)

@@ -98,11 +98,11 @@ class Node:
     answer: str | None = None
     answer_level: AnswerLevel | None = None
     """Level at which ``answer`` was extracted; ``None`` without an answer."""
-    vote: str | None = None
+    vote_key: str | None = None
     """Text that is the same for candidates with equal calls of functions; ``None`` where answers are compared."""
     calls: tuple[tuple[str, str], ...] = ()
     """Calls of the client's functions with which it ends: the name and the JSON text of the arguments of each."""
-    words: str | None = None
+    content: str | None = None
     """The text of the answer without thought and calls, of a job with functions."""
     scores: tuple[float, ...] = ()
     """The verifier's scores of all steps from the root through this node, in order; empty until scored, and always
@@ -113,13 +113,13 @@ class Node:
     """Confidence of each token (``reasoner.confidence.token_confidence``), if requested."""
     probe: float | None = None
     """Score of the policy's probe at its end, if the engine read it while decoding."""
-    fresh: bool = False
+    starts_conversation: bool = False
     """True if the node begins a new conversation, so that solutions below start after it."""
-    solves: bool = True
+    is_solution: bool = True
     """False if its conversation is about solutions instead of being one, so that it states no answer."""
-    closed: bool = False
+    ended_with_eos: bool = False
     """True if the last token is an end-of-sequence token, which injected text replaces."""
-    undone: int = 0
+    trimmed_chars: int = 0
     """Number of characters that this node removes from the end of its ancestors' text."""
     policy: int = 0
     """Index of the policy that writes what follows it, and, unless the search injected it, wrote it."""
@@ -132,7 +132,7 @@ class Node:
     thought: ThoughtState | None = None
     """State of the conversation's thought at its end; ``None`` if the model's thoughts are not known."""
     children: list[Node] = field(default_factory=list)
-    created: int = 0
+    num_children_requested: int = 0
     """Number of children requested so far, which is the next child's index."""
 
     @property
@@ -154,13 +154,13 @@ class Node:
         """Return the nodes of this node's conversation, from the first to this one."""
         nodes = []
         node: Node = self
-        while node.parent is not None and not node.fresh:
+        while node.parent is not None and not node.starts_conversation:
             nodes.append(node)
             node = node.parent
         return nodes[::-1]
 
     @property
-    def written(self) -> Tokens:
+    def completion_ids(self) -> Tokens:
         """Tokens after the prompt of its conversation."""
         lineage = self.lineage()
         beginning = lineage[0].parent if lineage else self
@@ -170,7 +170,7 @@ class Node:
     def solution(self) -> str:
         text = ""
         for node in self.lineage():
-            text = text[: len(text) - node.undone] + node.text
+            text = text[: len(text) - node.trimmed_chars] + node.text
         return text
 
     @property
@@ -261,12 +261,12 @@ class Node:
         """Return the solution's parts with their texts, without what later nodes remove."""
         pieces: list[tuple[Part, str]] = []
         for node in self.lineage():
-            undone = node.undone
-            while undone and pieces:
+            trimmed = node.trimmed_chars
+            while trimmed and pieces:
                 part, text = pieces.pop()
-                if len(text) > undone:
-                    pieces.append((part, text[: len(text) - undone]))
-                undone = max(0, undone - len(text))
+                if len(text) > trimmed:
+                    pieces.append((part, text[: len(text) - trimmed]))
+                trimmed = max(0, trimmed - len(text))
             start = 0
             for part in node.parts or (Part("answer", "generated", len(node.text), node.tokens),):
                 pieces.append((part, node.text[start : start + part.num_chars]))
@@ -345,7 +345,7 @@ def read_answer_level(data: Mapping[str, Any]) -> AnswerLevel | None:
 def add_end(node: Node, data: Mapping[str, Any]) -> None:
     """Add the end of a branch from the journal data of its last part."""
     node.reason, node.answer, node.answer_level = data["reason"], data["answer"], read_answer_level(data)
-    node.vote, node.words = data.get("vote"), data.get("words")
+    node.vote_key, node.content = data.get("vote"), data.get("words")
     node.calls = tuple((name, arguments) for name, arguments in data.get("calls", ()))
     node.refusal = Refusal(**data["refusal"]) if "refusal" in data else None
 
@@ -356,8 +356,10 @@ def find_most_promising(root: Node) -> Node | None:
     The highest score comes first. Of equal or unscored ones it is a finished solution with the highest mean
     log-probability of its tokens, or else the longest branch.
     """
-    live = [node for node in root.walk() if node.parent is not None and node.reason != "pruned" and node.solves]
-    leaves = [node for node in live if all(child.reason == "pruned" or not child.solves for child in node.children)]
+    live = [node for node in root.walk() if node.parent is not None and node.reason != "pruned" and node.is_solution]
+    leaves = [
+        node for node in live if all(child.reason == "pruned" or not child.is_solution for child in node.children)
+    ]
 
     def promise(node: Node) -> tuple[float, bool, float, int]:
         is_finished = node.reason in ("answer", "stop") and bool(node.solution.strip())

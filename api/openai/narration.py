@@ -125,7 +125,7 @@ class Narration:
         if not self._is_concise:
             yield f"Branch {node.id}: {node.end_reason if node.answer is None else _shorten(node.answer)}."
         if node.answer is not None:
-            key = node.vote or canonicalize(node.answer, self._spec["answer"]["compare"])
+            key = node.vote_key or canonicalize(node.answer, self._spec["answer"]["compare"])
             is_strict = node.answer_level == "strict"
             new = _AnswerClass(_shorten(node.answer), is_strict)
             self._class_of[node.id] = answers = self._classes.setdefault((key, is_strict), new)

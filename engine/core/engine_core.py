@@ -149,7 +149,7 @@ class EngineCore:
     def fail(self, error: EngineError) -> None:
         """End all requests with an error; the engine is unusable afterwards."""
         for request in self._requests:
-            request.sink(error)
+            request.on_event(error)
         self._requests.clear()
         self._drop_useless_steps()
         self._recovery.bisection = None
@@ -265,7 +265,7 @@ class EngineCore:
                 if finish is not None:
                     self._finish_branch(sequence, finish)
                 elif sequence.request.stream and (delta := take_delta(sequence)):
-                    sequence.request.sink(delta)
+                    sequence.request.on_event(delta)
             except Exception as error:
                 sequence.fail(error)
 
@@ -286,12 +286,12 @@ class EngineCore:
         last_delta, completion = build_completion(sequence, finish)
         self.timings.record_finish(sequence, finish[0], time.monotonic())
         if last_delta is not None:
-            sequence.request.sink(last_delta)
-        sequence.request.sink(completion)
+            sequence.request.on_event(last_delta)
+        sequence.request.on_event(completion)
 
     def _send_score(self, sequence: ScoreSequence, *, is_over_budget: bool) -> None:
         """Send the scores of an item that is not scheduled, and remove it."""
-        sequence.request.sink(build_score_result(sequence, is_over_budget=is_over_budget))
+        sequence.request.on_event(build_score_result(sequence, is_over_budget=is_over_budget))
         self._remove(sequence)
 
     def _remove(self, sequence: Sequence) -> None:
@@ -306,7 +306,7 @@ class EngineCore:
         if not request.sequences:
             self._requests.remove(request)
             if request.error is not None:
-                request.sink(request.error)
+                request.on_event(request.error)
 
     # Failures.
 
@@ -343,7 +343,7 @@ class EngineCore:
         for sequence in request.sequences:
             self.runner.release(sequence)
         request.sequences = []
-        request.sink(EngineError(f"the engine failed while processing this request: {reason}"))
+        request.on_event(EngineError(f"the engine failed while processing this request: {reason}"))
 
     def _restart(self) -> None:
         """Empty the cache and unschedule every request; the results of steps in flight are lost."""

@@ -20,7 +20,7 @@ class EventQueue:
     def __init__(self) -> None:
         self._held: dict[asyncio.AbstractEventLoop, list[tuple[asyncio.Queue[Any], Event]]] = {}
 
-    def sink(self, events: asyncio.Queue[Any]) -> Callable[[Event], None]:
+    def create_callback(self, events: asyncio.Queue[Any]) -> Callable[[Event], None]:
         """Return a function of the sending thread that queues events for ``events``, of the running event loop."""
         loop = asyncio.get_running_loop()
 

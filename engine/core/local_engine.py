@@ -222,7 +222,7 @@ class LocalEngine:
     def _create_request(self, request: GenerateRequest | ScoreRequest, events: asyncio.Queue[Any]) -> Request:
         return Request(
             request.request_id,
-            self._outbox.sink(events),
+            self._outbox.create_callback(events),
             priority=request.priority,
             namespace=request.cache_salt,
             lease=request.lease,
@@ -244,7 +244,7 @@ class LocalEngine:
         try:
             core.submit(in_flight)
         except Exception as error:
-            in_flight.sink(EngineError(f"the engine could not take this request: {error!r}"))
+            in_flight.on_event(EngineError(f"the engine could not take this request: {error!r}"))
             raise
         finally:
             with self._wake:

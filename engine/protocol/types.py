@@ -191,8 +191,9 @@ class GenerateRequest:
     """The maximum number of tokens of a thought, on servers that limit them (``ModelInfo.limits_thoughts``) alone."""
     constraint: Constraint | None = None
     """The language to which the branches are held, from ``Branch.constraint_start`` to their end."""
-    shows_special: bool = False
-    """True to keep special tokens in the text, between which calls stand. Our engine shows those of calls anyway."""
+    skip_special_tokens: bool = True
+    """False to keep special tokens in the text, because some models delimit tool calls with them. Our engine always
+    keeps those delimiters."""
     lifts_constraint: Tokens = ()
     """Tokens that lift the constraint for the rest of the request if a branch begins its constrained text with one of
     them, such as the token that opens a thought.

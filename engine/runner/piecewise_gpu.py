@@ -35,11 +35,11 @@ class PiecewiseStep:
     def __init__(self, model: Decoder, inputs: Tensor, keep: KeepState | None) -> None:
         """``inputs``: where tokens and positions ``[2, size]`` are read. ``keep``: keeps hidden states as copies."""
         self._model, self._inputs, self._keep = model, inputs, keep
-        about, size, device_config = model.config.attention[0], inputs.shape[1], model.device_config
+        layer_config, size, device_config = model.config.attention[0], inputs.shape[1], model.device_config
         device, dtype = device_config.device, device_config.dtype
-        num_heads = about.heads + 2 * about.kv_heads
-        self._qkv = torch.empty(size, num_heads, about.head_dim, dtype=dtype, device=device)
-        self._attn_out = torch.zeros(size, about.heads * about.head_dim, dtype=dtype, device=device)
+        num_heads = layer_config.heads + 2 * layer_config.kv_heads
+        self._qkv = torch.empty(size, num_heads, layer_config.head_dim, dtype=dtype, device=device)
+        self._attn_out = torch.zeros(size, layer_config.heads * layer_config.head_dim, dtype=dtype, device=device)
         self._angles = [torch.empty(size, table.shape[1], device=device) for table in model.rope_tables]
         self._replays: list[Replay] = []
         self._output: Tensor | None = None

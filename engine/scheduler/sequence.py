@@ -23,7 +23,7 @@ PENDING_TOKEN = -1
 """Stands in ``Sequence.tokens`` for a token that was sampled on the device, until the host has read it."""
 
 Event = Completion | Delta | ScoreResult | EngineError
-"""An event of a request for its sink: a result, or an error that ends the request."""
+"""An event of a request for its callback: a result, or an error that ends the request."""
 
 
 @dataclass(eq=False, slots=True)
@@ -31,7 +31,7 @@ class Request:
     """A request in flight."""
 
     request_id: str
-    sink: Callable[[Event], None]
+    on_event: Callable[[Event], None]
     """Receiver of the request's events; called by the engine's thread."""
     deadline: float = math.inf
     """Time of ``time.monotonic`` at which the request is cancelled."""

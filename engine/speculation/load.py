@@ -100,10 +100,10 @@ def _resolve_kind(wanted: str, folder: Path) -> tuple[str, str]:
     if not shipped.is_dir():
         return "ngram", ""
     # Configurations of our own draft heads have a kind; all others are those of EAGLE-3 heads and of models.
-    about = read_json(shipped / "config.json")
-    if is_eagle3(about):
+    config = read_json(shipped / "config.json")
+    if is_eagle3(config):
         return EAGLE3, str(shipped)
-    return str(about.get("kind", "draft_model")), str(shipped / str(about.get("folder", "")))
+    return str(config.get("kind", "draft_model")), str(shipped / str(config.get("folder", "")))
 
 
 def _load_draft_model(folder: Path, target: Model, context: int) -> DraftModel:

@@ -35,7 +35,7 @@ async def group_equivalent(candidates: Sequence[Node], spec: AnswerSpec, equival
             nodes.setdefault(find_vote_form(node, spec.compare), []).append(node)
     class_of = {form: form for form in nodes}
     if spec.compare == "math":
-        counts = {form: len(members) for form, members in nodes.items() if members[0].vote is None}
+        counts = {form: len(members) for form, members in nodes.items() if members[0].vote_key is None}
         class_of |= await _classify(counts, equivalence)
     groups: dict[str, list[Node]] = {}
     for node in candidates:
@@ -58,7 +58,7 @@ async def _classify(counts: dict[str, int], equivalence: Equivalence) -> dict[st
 
 def find_vote_form(node: Node, compare: Compare) -> str:
     """Return a text that is the same for candidates with equal answers, where that needs no algebra."""
-    return canonicalize(node.answer or "", compare) if node.vote is None else f"\0{node.vote}"
+    return canonicalize(node.answer or "", compare) if node.vote_key is None else f"\0{node.vote_key}"
 
 
 def count_votes(groups: Sequence[Sequence[Node]], weights: dict[Node, float]) -> list[tuple[Vote, list[Node]]]:

@@ -81,7 +81,7 @@ class SamplePool:
         ids: dict[tuple[int, Token], int] = {}
         nodes = sorted(search.root.children, key=lambda node: node.path)  # independent of the order of arrival
         samples = tuple(
-            Sample(node, right[node], node.reason, node.scores, node.score, _prefix_ids(node.written, ids))
+            Sample(node, right[node], node.reason, node.scores, node.score, _prefix_ids(node.completion_ids, ids))
             for node in nodes
         )
         scored = [sample.prefixes for sample in samples if sample.score is not None]
@@ -141,7 +141,7 @@ class PoolSearch(Search):
         return self._question + self._scored_tokens - self._spared * shared if self._scored_tokens else 0.0
 
     @property
-    def is_cut_short(self) -> bool:
+    def is_budget_exhausted(self) -> bool:
         return False
 
     def rng(self, node: Node, purpose: str = "") -> random.Random:

@@ -84,7 +84,7 @@ class JobView:
         if node is None:
             parent = self.nodes[data["parent"]]
             node = self.nodes[name] = NodeView(tuple(map(int, name.split("."))), parent, ())
-            node.solves = parent.solves and data.get("solves", True)
+            node.is_solution = parent.is_solution and data.get("solves", True)
             parent.children.append(node)
         node.text += data["text"]
         node.tokens += data["tokens"]
@@ -92,7 +92,7 @@ class JobView:
         node.model = data.get("model")
         node.parts = read_parts(data)
         node.thought = data["thought"]["state"] if "thought" in data else None
-        node.fresh, node.undone = data.get("fresh", False), data.get("undone", 0)
+        node.starts_conversation, node.trimmed_chars = data.get("fresh", False), data.get("undone", 0)
         written = 0 if data.get("given") or "call_ended" in data else data["tokens"]
         node.written_tokens += written
         self.tokens += written

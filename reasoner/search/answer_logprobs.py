@@ -43,17 +43,17 @@ async def compute_logprobs(context: StreamContext, node: Node, count: int) -> li
 def count_answer_tokens(node: Node) -> int:
     """Return the number of tokens of a solution after its thought, without an end of sequence."""
     if node.thought is None:
-        num_tokens = len(node.written)
+        num_tokens = len(node.completion_ids)
     else:
         num_tokens = sum(part.num_tokens for part in node.turn_parts if part.kind == "answer")
-    return max(0, min(num_tokens, len(node.written)) - node.closed)
+    return max(0, min(num_tokens, len(node.completion_ids)) - node.ended_with_eos)
 
 
 async def _ask_logprobs(context: StreamContext, node: Node, count: int, key: str) -> PendingEntry:
     """Return the journal entry of a solution. Raises ``JobCancelled`` as soon as the job is cancelled."""
     search = context.search
     policy, ledger = search.policy(node).model, search.ledger
-    prompt = node.prefix[: len(node.prefix) - node.closed]
+    prompt = node.prefix[: len(node.prefix) - node.ended_with_eos]
     num_answer = count_answer_tokens(node)
     data: dict[str, Any] = {"node": node.id, "logprobs": None, "texts": {}, **context.name_model(policy)}
     rate = ledger.rate_of_model(policy)

@@ -48,7 +48,7 @@ class BranchRunner:
         self._job_stops = frozenset(search.spec.stop)
         self._reservations = Reservations(context)
         readers = [search.calls.reader if search.calls is not None else None, search.functions]
-        self._shows_special = any(reader is not None and reader.shows_special for reader in readers)
+        self._needs_special_tokens = any(reader is not None and reader.needs_special_tokens for reader in readers)
         self._in_flight: set[Generation] = set()
         """Branches that hold a reservation."""
         self._ready: list[Generation] = []
@@ -198,7 +198,7 @@ class BranchRunner:
             probe=policy.reads_probe,
             thinking_limit=search.spec.thinking_tokens if policy.model.limits_thoughts else None,
             constraint=first.constraint,
-            shows_special=self._shows_special and parent.solves,
+            skip_special_tokens=not (self._needs_special_tokens and parent.is_solution),
             lifts_constraint=first.lifts_constraint,
         )
 

@@ -1,4 +1,4 @@
-"""The text of a branch beyond its parent, as an immutable value that rules and watches look at."""
+"""The text of a branch beyond its parent, as an immutable value that rules and monitors look at."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class BranchText:
     @property
     def answer_position(self) -> int:
         """Position of the first token of the answer in its prompt, after the thinking of its conversation."""
-        num_answer = len(self.parent.written) + len(self.token_ids)
+        num_answer = len(self.parent.completion_ids) + len(self.token_ids)
         if self.thinking is not None:
             above = sum(node.count_tokens("answer") for node in self.parent.lineage())
             num_answer = above + sum(part.num_tokens for part in self.thinking.parts if part.kind == "answer")
@@ -63,7 +63,7 @@ class BranchText:
     def is_in_loop(self) -> bool:
         """True if the solution ends in a loop."""
         is_enough = len(self.token_ids) >= WINDOW_TOKENS
-        return ends_in_loop(self.token_ids if is_enough else self.parent.written + self.token_ids)
+        return ends_in_loop(self.token_ids if is_enough else self.parent.completion_ids + self.token_ids)
 
     @property
     def texts_between_outputs(self) -> list[str]:
@@ -75,7 +75,7 @@ class BranchText:
         """Return the text after a generated segment, and the segment without the stop that only ended a thought."""
         thinking = self.thinking
         if thinking is not None:
-            written = self.parent.written + self.token_ids
+            written = self.parent.completion_ids + self.token_ids
             num_turn = sum(part.num_tokens for part in thinking.turn_parts)
             thinking, segment = thinking.add(segment, written[max(0, len(written) - num_turn) :])
         text = replace(
@@ -114,12 +114,12 @@ class BranchText:
 
 
 @dataclass(frozen=True, slots=True)
-class Watch:
+class StreamMonitor:
     """A strategy's check of a branch whenever its length is a multiple of ``every`` tokens.
 
-    ``verdict`` returns the reason to end the branch, or ``None``. It must depend only on its argument and on the
-    strategy's state when it created the watch, so that a replay makes the same decision.
+    ``check`` returns the reason to end the branch, or ``None``. It must depend only on its argument and on the
+    strategy's state when it created the monitor, so that a replay makes the same decision.
     """
 
     every: int
-    verdict: Callable[[BranchText], Reason | Awaitable[Reason | None] | None]
+    check: Callable[[BranchText], Reason | Awaitable[Reason | None] | None]

@@ -35,7 +35,7 @@ def select_candidates(nodes: Iterable[Node], spec: JobSpec | None) -> list[Node]
 
 def list_finished(nodes: Iterable[Node]) -> list[Node]:
     """Return the solutions that the model ended, whether or not they state an answer, in the order of their paths."""
-    ended = (node for node in nodes if node.reason in ("answer", "stop") and node.solves)
+    ended = (node for node in nodes if node.reason in ("answer", "stop") and node.is_solution)
     return sorted((node for node in ended if node.solution.strip()), key=lambda node: node.path)
 
 
@@ -151,5 +151,5 @@ def _add_candidate(root: Node, data: dict[str, Any]) -> Node:
     node.parts = read_parts(data)
     node.thought = data["thought"]["state"] if "thought" in data else None
     root.children.append(node)
-    root.created += 1
+    root.num_children_requested += 1
     return node

@@ -40,7 +40,7 @@ class ScoreRecorder:
             if await self._score_batch(remaining):
                 continue
             if not await self._context.can_retry(is_step=True):
-                self._context.is_cut_short = True
+                self._context.is_budget_exhausted = True
                 return
 
     def describe_missing(self) -> str | None:
@@ -117,7 +117,7 @@ class ComparisonRecorder:
             if await self._compare_batch(remaining):
                 continue
             if not await self._context.can_retry(is_step=True):
-                self._context.is_cut_short = True
+                self._context.is_budget_exhausted = True
                 break
         return {pair: self._scores[pair] for pair in pairs if pair in self._scores}
 

@@ -80,9 +80,9 @@ class Search:
     # Properties of the search.
 
     @property
-    def is_cut_short(self) -> bool:
+    def is_budget_exhausted(self) -> bool:
         """True if the budget prevented an operation that the strategy requested."""
-        return self._shared.is_cut_short
+        return self._shared.is_budget_exhausted
 
     @property
     def has_verifier(self) -> bool:
@@ -204,37 +204,51 @@ class Search:
         The text replaces an end-of-sequence token, and ``instead`` if the parent's own text ends with that. A child
         that leaves no room for a token has ended with the reason ``context``.
         """
-        prefix = parent.prefix[:-1] if parent.closed else parent.prefix
-        undone = len(instead) if instead and parent.text.endswith(instead) else 0
-        if undone:
+        prefix = parent.prefix[:-1] if parent.ended_with_eos else parent.prefix
+        trimmed = len(instead) if instead and parent.text.endswith(instead) else 0
+        if trimmed:
             tokens = await self.tokenize(instead, parent.policy)
             if prefix[-len(tokens) :] == tokens:
                 prefix = prefix[: -len(tokens)]
             else:  # its last token holds other text as well
                 above = () if parent.parent is None else parent.parent.prefix
-                prefix = above + await self.tokenize(parent.text[:-undone], parent.policy)
+                prefix = above + await self.tokenize(parent.text[:-trimmed], parent.policy)
         tokens = await self.tokenize(text, parent.policy)
-        node = Node(self._next_path(parent), parent, prefix + tokens, text, undone=undone, solves=parent.solves)
+        node = Node(
+            self._next_path(parent),
+            parent,
+            prefix + tokens,
+            text,
+            trimmed_chars=trimmed,
+            is_solution=parent.is_solution,
+        )
         node.policy = parent.policy
         thought = self._shared.find_thinking(parent)
         if thought is not None:
-            if undone and thought.format.closing in instead:
+            if trimmed and thought.format.closing in instead:
                 thought = replace(thought, state="open")
             thought = thought.inject(text, len(tokens))
             node.thought, node.parts = thought.state, thought.parts
         return await self._add_text_node(node)
 
     async def start_conversation(
-        self, parent: Node, messages: Sequence[dict[str, str]], *, solves: bool = True, policy: int | None = None
+        self, parent: Node, messages: Sequence[dict[str, str]], *, is_solution: bool = True, policy: int | None = None
     ) -> Node:
         """Add a child that begins a conversation of its own with these messages; its text is the last one's.
 
-        Without ``solves`` it is about solutions instead of being one, so that no answer is read from it. ``policy`` is
-        the index of the policy that goes on; by default the parent's.
+        Without ``is_solution`` it is about solutions instead of being one, so that no answer is read from it.
+        ``policy`` is the index of the policy that goes on; by default the parent's.
         """
         policy = parent.policy if policy is None else policy
-        prefix = await self.tokenize(messages, policy, calls=solves)
-        node = Node(self._next_path(parent), parent, prefix, messages[-1]["content"], fresh=True, solves=solves)
+        prefix = await self.tokenize(messages, policy, calls=is_solution)
+        node = Node(
+            self._next_path(parent),
+            parent,
+            prefix,
+            messages[-1]["content"],
+            starts_conversation=True,
+            is_solution=is_solution,
+        )
         node.policy = policy
         self._find_thought(node)
         return await self._add_text_node(node)
@@ -283,10 +297,10 @@ class Search:
             "final": True,
             "reason": node.reason,
             "answer": None,
-            "fresh": node.fresh,
-            "undone": node.undone,
+            "fresh": node.starts_conversation,
+            "undone": node.trimmed_chars,
         }
-        if not node.solves:
+        if not node.is_solution:
             data["solves"] = False
         if len(self.policies) > 1:
             data["model"] = model.id
@@ -297,8 +311,8 @@ class Search:
 
     @staticmethod
     def _next_path(parent: Node) -> tuple[int, ...]:
-        parent.created += 1
-        return (*parent.path, parent.created - 1)
+        parent.num_children_requested += 1
+        return (*parent.path, parent.num_children_requested - 1)
 
     # Decisions.
 
@@ -316,7 +330,7 @@ class Search:
             late = {"late": True} if self.ledger.seconds_left() == 0.0 else {}
             entries = await self._replay_log.write([PendingEntry(key, "settled", {"value": value} | late, Usage())])
         data = entries[0].data
-        self._shared.is_cut_short |= data.get("late", False)
+        self._shared.is_budget_exhausted |= data.get("late", False)
         result: str | None = data["value"]
         return result
 
@@ -372,7 +386,7 @@ class Search:
     async def _finish_best(self) -> None:
         """Complete the best open branch greedily. From then on no budget is set aside."""
         self.ledger.release_set_aside()
-        ends = [node for node in self.root.walk() if node.open and node.solves]
+        ends = [node for node in self.root.walk() if node.open and node.is_solution]
         leaves = [node for node in ends if not any(child.open for child in node.children)]
         best = find_best_leaf([node for node in leaves if self.max_new_tokens(node) > 0])
         if best is None:
@@ -388,7 +402,7 @@ class Search:
         samples = [
             (stated.get(leaf), leaf.score)
             for leaf in self.root.walk()
-            if leaf.parent is not None and not leaf.open and leaf.reason != "pruned" and leaf.solves
+            if leaf.parent is not None and not leaf.open and leaf.reason != "pruned" and leaf.is_solution
         ]
         trust = 1.0 if self.spec.has_conclusive_verifier else MAX_TRUST
         return JobProgress(samples, self.ledger.usage.total, trust).next_request()

@@ -20,7 +20,7 @@ from reasoner.budget.prices import NO_AMOUNT, Amount
 from reasoner.budget.usage import Usage
 from reasoner.jobs.journal import Entry, JobCancelled
 from reasoner.search.branch_runner import BranchRunner
-from reasoner.search.branch_text import BranchText, Watch
+from reasoner.search.branch_text import BranchText, StreamMonitor
 from reasoner.search.calls.functions import SolutionEnd, read_end
 from reasoner.search.generation import BranchPart, Generation, State, is_greedy, make_sampling_params
 from reasoner.search.replay import ARRIVED_AT_SHUTDOWN, BILLED_ONLY, PendingEntry
@@ -68,14 +68,14 @@ class Stream:
         until: str | None = None,
         limit: int | None = None,
         confidence: int | None = None,
-        watch: Watch | None = None,
+        monitor: StreamMonitor | None = None,
         ends_with_thought: bool = False,
     ) -> int:
         """Like ``expand``, to the end of the solution, or ``until`` this text (the node then ends with it, as a step),
         or to ``limit`` tokens at most.
 
         With ``confidence`` the nodes have the confidence of each token, computed from this many likeliest tokens. A
-        ``watch`` checks the branches while they are generated; one that it ends as ``pruned`` counts as wasted.
+        ``monitor`` checks the branches while they are generated; one that it ends as ``pruned`` counts as wasted.
         ``ends_with_thought`` ends a branch, as a step, where its thought ends.
         """
         options = BranchOptions(
@@ -84,7 +84,7 @@ class Stream:
             confidence=confidence,
             until=until,
             ends_with_thinking=ends_with_thought,
-            watch=watch,
+            monitor=monitor,
         )
         return self._add("complete", parents, n, options)
 
@@ -99,7 +99,7 @@ class Stream:
         while self._pending:
             entries = await self._next_batch()
             if not entries:
-                self._context.is_cut_short = True
+                self._context.is_budget_exhausted = True
                 self._pending.clear()
                 break
             nodes = self._apply(entries)
@@ -163,10 +163,10 @@ class Stream:
                 NewBranch(search, parent, options, is_step_limit=options.steps is not None and max_tokens < most)
             )
             sampling = _count_earlier_tokens(params[parent.policy], parent)
-            for index in range(parent.created, parent.created + count):
+            for index in range(parent.num_children_requested, parent.num_children_requested + count):
                 branch = Generation(op, (*parent.path, index), sampling, start, rules, wave=self._calls)
                 self._pending[branch.key] = branch
-            parent.created += count
+            parent.num_children_requested += count
         self._calls += 1
         return len(self._pending) - before
 
@@ -230,7 +230,7 @@ class Stream:
             end = Node(branch.path, branch.parent, (), branch.recorded.text + part.text)
             end.parts = () if part.thinking is None else part.thinking.parts
             end.thought = part.thinking.state if part.thinking is not None and part.thinking.is_known else None
-            if branch.parent.solves:
+            if branch.parent.is_solution:
                 stated = await read_end(end, reason, self._context.answers, self._context.search.functions)
             if stated.answer is not None and reason == "step":
                 reason = "answer"
@@ -280,7 +280,7 @@ class Stream:
         text, reason = branch.recorded, data["reason"]
         context = self._context
         context.copies.add_ended(branch)
-        context.is_cut_short |= reason in ("budget", "timeout")
+        context.is_budget_exhausted |= reason in ("budget", "timeout")
         context.longest[branch.op] = max(context.longest.get(branch.op, 1), len(text.token_ids))
         if branch.op == "expand" and context.search.ledger.is_setting_aside:
             context.reserve_for_answer()
@@ -293,9 +293,9 @@ class Stream:
             logprob=0.0 if is_greedy(context.search.policy(branch.parent).sampling) else branch.logprob,
             confidence=text.confidence,
             probe=data.get("probe"),
-            solves=branch.parent.solves,
+            is_solution=branch.parent.is_solution,
             policy=branch.parent.policy,
-            closed=text.has_ended_turn,
+            ended_with_eos=text.has_ended_turn,
             is_copy="copy_of" in data,
             parts=() if text.thinking is None else text.thinking.parts,
             thought=text.thinking.state if text.thinking is not None and text.thinking.is_known else None,
@@ -319,5 +319,5 @@ class Stream:
 
 def _count_earlier_tokens(sampling: SamplingParams, parent: Node) -> SamplingParams:
     """Return parameters whose penalties count what the solution has before the branch, which is part of its prompt."""
-    num_written = len(parent.written) if sampling.counts_tokens else 0
+    num_written = len(parent.completion_ids) if sampling.counts_tokens else 0
     return replace(sampling, penalty_start=len(parent.prefix) - num_written) if num_written else sampling

@@ -30,7 +30,7 @@ class StreamContext:
     replay_log: ReplayLog
     answers: AnswerFinder
     root: Node
-    is_cut_short: bool = False
+    is_budget_exhausted: bool = False
     """True if the budget prevented an operation that the strategy requested."""
     longest: dict[str, int] = field(default_factory=dict)
     """Tokens of the longest branch so far, by operation."""

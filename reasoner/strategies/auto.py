@@ -47,7 +47,7 @@ def create_strategy(stages: Mapping[str, Strategy[Any]]) -> Strategy[Auto]:
             },
         )
         for stage in plan:
-            if meets_confidence(search, choice) or search.is_cut_short:
+            if meets_confidence(search, choice) or search.is_budget_exhausted:
                 break
             strategy = stages[stage.name]
             amount = stage.params | ({"n": min(params.n, stage.params["n"])} if "n" in stage.params else {})

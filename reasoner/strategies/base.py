@@ -197,7 +197,7 @@ async def choose_by_majority(
 def count_abstained(sampled: Iterable[Node], voters: Collection[Node]) -> int:
     """Return the number of samples that have ended without an answer, or with a flexible one that has no vote."""
     has_strict = any(node.answer_level == "strict" for node in voters)
-    silent = {node for node in sampled if node.has_ended and node.solves}.difference(voters)
+    silent = {node for node in sampled if node.has_ended and node.is_solution}.difference(voters)
     return sum(node.answer is None or (has_strict and node.answer_level == "flexible") for node in silent)
 
 

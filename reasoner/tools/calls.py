@@ -41,7 +41,7 @@ class CallReader:
     def __init__(self, tool_format: ToolFormat | None = None, functions: Sequence[FunctionTool] = ()) -> None:
         """``tool_format``: the model's own, if its calls run. ``functions``: those of the client, which do not."""
         self._format = tool_format
-        self.shows_special = tool_format is not None and bool(tool_format.delimiters)
+        self.needs_special_tokens = tool_format is not None and bool(tool_format.delimiters)
         """True if special tokens may be a part of calls, so that they have to be in the text."""
         self._functions = (PYTHON_FUNCTION, *functions)
         own = None if tool_format is None else tool_format.call_end

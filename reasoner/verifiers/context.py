@@ -28,7 +28,7 @@ class VerifierContext:
     lease: str
     ledger: Ledger
     equivalence: Equivalence
-    unlocked_tests: bool = False
+    allow_unsandboxed_python: bool = False
     """True if Python tests may run where there is no sandbox."""
 
     def verifier_model(self) -> ModelInfo:

@@ -43,7 +43,7 @@ async def open_rule(context: VerifierContext) -> NodeScorer:
     rule = context.spec.verifier
     assert isinstance(rule, RuleSpec)
     match rule:
-        case PythonVerifier() if not context.unlocked_tests:
+        case PythonVerifier() if not context.allow_unsandboxed_python:
             seconds = context.ledger.seconds_until_cut()
             await run_within(seconds, lambda: check_lockdown("Python tests", "verifier.kind"))
         case RegexVerifier(pattern=pattern):
@@ -101,7 +101,7 @@ def _create_check(rule: RuleSpec, context: VerifierContext) -> Check:
             case JsonSchemaVerifier():
                 return float(await is_valid_json(answer, rule.json_schema))
             case PythonVerifier():
-                return await _score_by_tests(rule, answer, locked=not context.unlocked_tests)
+                return await _score_by_tests(rule, answer, locked=not context.allow_unsandboxed_python)
             case _:
                 return await _check_in_thread(rule, answer)
 

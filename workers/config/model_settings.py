@@ -197,7 +197,7 @@ class ModelSettings(BaseSettings):
         profiles = {name: ModelProfile(path=name) for name in missing}
         return super().model_copy(update={"models": {**self.models, **profiles}})
 
-    def check_places(self) -> None:
+    def check_endpoints(self) -> None:
         """Raise ``ConfigError`` for a model with two places, a missing API key, and a verifier that is not served."""
         places: dict[str, ModelProfile | EngineProfile] = {f"models.{name}": each for name, each in self.models.items()}
         for where, each in (places | {f"engines.{name}": each for name, each in self.engines.items()}).items():

@@ -335,7 +335,7 @@ def load_settings(**overrides: Any) -> Settings:
         raise ConfigError(f"{CONFIG_FILE}: {error}") from None
     settings = settings.with_model_files()
     settings._given = frozenset(overrides)
-    settings.check_places()
+    settings.check_endpoints()
     _check_proxies(settings)
     _refuse_uses_of_verifier(settings, overrides)
     return settings

@@ -87,7 +87,7 @@ def make_worker(settings: Settings, run: RunJob | None = None) -> Celery:
         store = JobStore(broker_url(settings), retry_seconds=BROKER_RETRY_SECONDS)
         engine = traced(connect(settings, health=health, redis=store))
         search: RunJob = run or functools.partial(
-            run_job, prices=live.now.prices, calibration=calibration, unlocked_tests=settings.unlocked_tests
+            run_job, prices=live.now.prices, calibration=calibration, allow_unsandboxed_python=settings.unlocked_tests
         )
         try:
             with shutdown_signal.listen() as shutting_down:

@@ -155,13 +155,13 @@ class _TracedEngine(ForwardingEngine):
 
     async def generate(self, request: GenerateRequest, *, stream: bool = False) -> Events:
         """Trace the call. The span is never the current one, since the caller runs between two events."""
-        about: dict[str, Attribute] = {
+        attributes: dict[str, Attribute] = {
             _OPERATION: "text_completion",
             _MODEL: request.model,
             _BRANCHES: len(request.branches),
         }
         spent = dict.fromkeys((_INPUT, _CACHED, _OUTPUT), 0)
-        begun = _begin(self._tracer, f"text_completion {request.model}", "client", about)
+        begun = _begin(self._tracer, f"text_completion {request.model}", "client", attributes)
         with _end_span(begun):
             try:
                 async for event in super().generate(request, stream=stream):
@@ -174,8 +174,8 @@ class _TracedEngine(ForwardingEngine):
                 begun.set_attributes(spent)
 
     async def score(self, request: ScoreRequest) -> list[ScoreResult]:
-        about: dict[str, Attribute] = {_OPERATION: "score", _MODEL: request.model, _BRANCHES: len(request.items)}
-        begun = _begin(self._tracer, f"score {request.model}", "client", about)
+        attributes: dict[str, Attribute] = {_OPERATION: "score", _MODEL: request.model, _BRANCHES: len(request.items)}
+        begun = _begin(self._tracer, f"score {request.model}", "client", attributes)
         with _end_span(begun):
             results = await super().score(request)
             cached = sum(result.cached_tokens for result in results)

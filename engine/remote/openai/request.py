@@ -154,7 +154,7 @@ def completion_body(
     }
     if request.sampling.logprobs is not None:
         body |= {"return_tokens_as_token_ids": True, "logprobs": request.sampling.logprobs}
-    if request.shows_special:
+    if not request.skip_special_tokens:
         body["skip_special_tokens"] = False
     if request.constraint is not None:
         body |= constraint_fields(request.constraint, dialect)

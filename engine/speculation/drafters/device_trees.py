@@ -57,7 +57,7 @@ class EagleTrees:
         """``waiting``: ``[rows, any, state_size]`` states without entries; ``angles``: rotary tables."""
         self._layer, self._angles, self._max_branches = layer, angles, len(cache.page_table)
         self._max_first, self._waiting = waiting.shape[1], waiting.flatten(0, 1)
-        self._attention = LevelAttention([layer.about], cache, slice(-1, None))
+        self._attention = LevelAttention([layer.layer_config], cache, slice(-1, None))
         device = self._attention.device
         self._inputs = torch.zeros(_LAST + 1, MAX_BRANCHES, dtype=torch.int64, device=device)
         self._first_rows = torch.zeros(4, MAX_BRANCHES * self._max_first, dtype=torch.int64, device=device)
@@ -101,8 +101,8 @@ class EagleTrees:
     ) -> Tensor:
         """Compute ``depth`` levels; return the trees ``[size, …]``, valid until the next call."""
         if wide not in self._trees:
-            about, dtype = self._layer.about, self._waiting.dtype
-            self._trees[wide] = _Trees(about, wide, self._attention.device, dtype)
+            layer_config, dtype = self._layer.layer_config, self._waiting.dtype
+            self._trees[wide] = _Trees(layer_config, wide, self._attention.device, dtype)
         trees = self._trees[wide]
         buffers = trees.buffers(size, self._inputs)
         for level in range(depth):
@@ -127,7 +127,7 @@ class EagleTrees:
         """Compute the entries of the waiting states into the pages; return each branch's last feature."""
         states, tokens, positions, slots = self._first_rows[:, : size * num_first]
         features = self._layer.fuse(self._waiting[states])
-        step = LevelStep(self._attention, self._layer.about.heads, slots, self._inputs[_END, :size], positions)
+        step = LevelStep(self._attention, self._layer.layer_config.heads, slots, self._inputs[_END, :size], positions)
         angles = self._get_angles(positions)
         predicted = self._layer(features, self._layer.embed(tokens), angles, lambda q, k, v: step(0, q, k, v))
         return predicted[self._inputs[_LAST, :size]]
@@ -193,10 +193,10 @@ class EagleTrees:
 class _Trees:
     """Buffers of trees whose levels have ``wide`` rows a branch."""
 
-    def __init__(self, about: LayerAttentionConfig, wide: int, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(self, layer_config: LayerAttentionConfig, wide: int, device: torch.device, dtype: torch.dtype) -> None:
         self._wide, self._room = wide, wide * MAX_DEPTH
         rows = MAX_BRANCHES * wide
-        shape = 2, about.kv_heads, MAX_BRANCHES, self._room, about.head_dim
+        shape = 2, layer_config.kv_heads, MAX_BRANCHES, self._room, layer_config.head_dim
         self.entries = torch.zeros(shape, dtype=dtype, device=device)
         """Keys and values of draft tokens, a page for each branch."""
         self.pages = torch.arange(MAX_BRANCHES, dtype=torch.int32, device=device)[:, None]

@@ -48,24 +48,24 @@ class DraftEntries:
         spans: Sequence[Span],
         requests: Sequence[DraftRequest],
         cache: KVCache,
-        about: LayerAttentionConfig,
+        layer_config: LayerAttentionConfig,
     ) -> None:
         """Start with the spans, which are chains of missing entries, as the first level."""
-        self._about, self._spans, self._count = about, spans, len(spans)
+        self._layer_config, self._spans, self._count = layer_config, spans, len(spans)
         rows, firsts, counts = np.array([(span.table.row, span.first, span.length) for span in spans]).T
         self._ends = firsts + counts
         self._end = int(firsts.max())
         depth, wide = max(request.depth for request in requests), max(_get_width(request) for request in requests)
         pages = -(-self._end // cache.page_size)
         room = self._end + int(counts.max()) + (depth - 1) * wide
-        shape = 2, about.kv_heads, self._count, room, about.head_dim
+        shape = 2, layer_config.kv_heads, self._count, room, layer_config.head_dim
         self._kv = torch.empty(shape)
         if pages:
-            heads = cache.pool.size * np.arange(2 * about.kv_heads)[:, None]
+            heads = cache.pool.size * np.arange(2 * layer_config.kv_heads)[:, None]
             chosen = torch.from_numpy((heads + cache.page_table[rows, :pages].reshape(-1)).reshape(-1))
-            own = self._kv.new_empty(len(chosen), cache.page_size * about.head_dim)
+            own = self._kv.new_empty(len(chosen), cache.page_size * layer_config.head_dim)
             gather_pages(cache.data[-1], cache.scales_of(-1), chosen, own)
-            own = own.view(2, about.kv_heads, self._count, pages * cache.page_size, about.head_dim)
+            own = own.view(2, layer_config.kv_heads, self._count, pages * cache.page_size, layer_config.head_dim)
             self._kv[:, :, :, : self._end] = own[:, :, :, : self._end]
         branches = np.arange(self._count).repeat(counts)
         self.last = counts.cumsum() - 1
@@ -100,22 +100,24 @@ class DraftEntries:
         size, kv = cache.page_size, self._kv[:, :, :, self._end - self._wide : self._end].flatten(2, 3).transpose(1, 2)
         rows = np.array([span.table.row for span in self._spans])[self._places // self._wide]
         page, offset = np.divmod(self.positions, size)
-        slots = kv_slots(cache.page_table[rows, page] * size + offset, cache.pool.size * size, self._about.kv_heads)
+        slots = kv_slots(
+            cache.page_table[rows, page] * size + offset, cache.pool.size * size, self._layer_config.kv_heads
+        )
         k, v = kv[:, self._places] if self._padded else kv
         write_kv(cache.data[-1], cache.scales_of(-1), torch.from_numpy(slots), k, v)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Compute the attention of the level's rows: ``q`` ``[rows, heads, head_dim]``, ``k`` and ``v`` ``[rows,
         kv_heads, head_dim]``."""
-        about, count, wide = self._about, self._count, self._wide
+        layer_config, count, wide = self._layer_config, self._count, self._wide
         new = self._kv[:, :, :, self._end - wide : self._end]
         new[0] = self._spread(k).permute(2, 0, 1, 3)
         new[1] = self._spread(v).permute(2, 0, 1, 3)
-        own = self._spread(q).view(count, wide, about.kv_heads, -1, about.head_dim).permute(2, 0, 3, 1, 4)
+        own = self._spread(q).view(count, wide, layer_config.kv_heads, -1, layer_config.head_dim).permute(2, 0, 3, 1, 4)
         keys, values = self._kv[:, :, :, : self._end]
         mask = None if self._sees.all() else self._build_mask()
-        mixed = F.scaled_dot_product_attention(own.flatten(2, 3), keys, values, mask, scale=about.scale)
-        mixed = mixed.view(about.kv_heads, count, -1, wide, about.head_dim).permute(1, 3, 0, 2, 4)
+        mixed = F.scaled_dot_product_attention(own.flatten(2, 3), keys, values, mask, scale=layer_config.scale)
+        mixed = mixed.view(layer_config.kv_heads, count, -1, wide, layer_config.head_dim).permute(1, 3, 0, 2, 4)
         mixed = mixed.reshape(count * wide, -1)
         return mixed[self._places] if self._padded else mixed
 
@@ -134,7 +136,7 @@ class DraftEntries:
         mask = np.zeros((self._count * self._wide, self._end), np.bool_)
         mask[:, 0] = True  # a padded query must attend to an entry, otherwise its softmax is NaN
         mask[self._places] = self._sees
-        heads = self._about.heads // self._about.kv_heads
+        heads = self._layer_config.heads // self._layer_config.kv_heads
         each = torch.from_numpy(mask).view(self._count, 1, self._wide, self._end)
         return each.expand(-1, heads, -1, -1).flatten(1, 2)[None]
 

@@ -18,7 +18,7 @@ class DraftLayer(Protocol):
 
     kind: str
     """Kind of the drafter."""
-    about: LayerAttentionConfig
+    layer_config: LayerAttentionConfig
     state_size: int
     """Size of the state that it reads of each of the target's positions."""
     observed_layers: tuple[int, ...]

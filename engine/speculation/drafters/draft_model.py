@@ -65,13 +65,13 @@ class DraftModel:
 
     def reset(self, cache: KVCache) -> None:
         self._free_cache()
-        about, device_config = self._model.config, self._model.device_config
+        config, device_config = self._model.config, self._model.device_config
         dtype = device_config.dtype if cache.scales is None else cache.data.dtype
-        page_bytes = len(about.attention) * kv_bytes_per_token(about.first_attention, dtype) * cache.page_size
+        page_bytes = len(config.attention) * kv_bytes_per_token(config.first_attention, dtype) * cache.page_size
         pages = max(1, min(cache.pool.size, self._pool_bytes // page_bytes))
         self._limit = min(self._context, pages * cache.page_size)
         self.cache = KVCache(
-            layers=about.head_shapes,
+            layers=config.head_shapes,
             pages=pages,
             page_size=cache.page_size,
             rows=len(cache.page_table),

@@ -72,9 +72,9 @@ def load_eagle(folder: Path, model: Model) -> EagleDrafter:
     heads = int(fields["num_attention_heads"])
     if heads % target.kv_heads:
         raise EngineError(f"{folder / 'config.json'}: {heads} heads cannot share {target.kv_heads} key-value heads")
-    about = LayerAttentionConfig(heads, target.kv_heads, target.head_dim, target.head_dim**-0.5)
+    layer_config = LayerAttentionConfig(heads, target.kv_heads, target.head_dim, target.head_dim**-0.5)
     inner, eps = int(fields["intermediate_size"]), fields["layer_norm_eps"]
-    return EagleDrafter(_Layer(Weights(folder), about, inner, eps, fields["rope_theta"], model), model)
+    return EagleDrafter(_Layer(Weights(folder), layer_config, inner, eps, fields["rope_theta"], model), model)
 
 
 class _Layer:
@@ -88,15 +88,15 @@ class _Layer:
     observed_layers: tuple[int, ...] = ()
 
     def __init__(
-        self, weights: Weights, about: LayerAttentionConfig, inner: int, eps: float, theta: float, model: Model
+        self, weights: Weights, layer_config: LayerAttentionConfig, inner: int, eps: float, theta: float, model: Model
     ) -> None:
         """``theta``: base of the rotary embedding."""
         device_config, hidden = model.device_config, model.config.hidden_size
-        self.about, self._eps, self._theta = about, eps, theta
+        self.layer_config, self._eps, self._theta = layer_config, eps, theta
         self.state_size = hidden
         self.embed = model.embed
         self.compute_logits = readout(model)
-        queries, keys = about.heads * about.head_dim, about.kv_heads * about.head_dim
+        queries, keys = layer_config.heads * layer_config.head_dim, layer_config.kv_heads * layer_config.head_dim
         attention, mlp = "layer.self_attn.", "layer.mlp."
 
         def take(name: str, *shape: int) -> Tensor:
@@ -113,18 +113,25 @@ class _Layer:
         weights.finish()
 
     def create_rotary_tables(self, positions: int) -> tuple[Tensor, Tensor]:
-        return rotary_tables(frequencies(self.about.head_dim, self._theta), positions)
+        return rotary_tables(frequencies(self.layer_config.head_dim, self._theta), positions)
 
     def fuse(self, states: Tensor) -> Tensor:
         return states
 
     def __call__(self, features: Tensor, embedded: Tensor, angles: tuple[Tensor, Tensor], attend: Attend) -> Tensor:
-        about, normal = self.about, F.layer_norm(features, features.shape[1:], self._norm, None, self._eps)
+        layer_config, normal = (
+            self.layer_config,
+            F.layer_norm(features, features.shape[1:], self._norm, None, self._eps),
+        )
         hidden = self._fuse(torch.cat((normal, embedded), dim=1))
         inputs = self._input(hidden)
-        qkv = inputs[:, : self._heads].view(len(inputs), -1, about.head_dim)
-        qk = rotary(qkv[:, : about.heads + about.kv_heads].float(), *angles).to(qkv.dtype)
-        mixed = attend(qk[:, : about.heads], qk[:, about.heads :], qkv[:, about.heads + about.kv_heads :])
+        qkv = inputs[:, : self._heads].view(len(inputs), -1, layer_config.head_dim)
+        qk = rotary(qkv[:, : layer_config.heads + layer_config.kv_heads].float(), *angles).to(qkv.dtype)
+        mixed = attend(
+            qk[:, : layer_config.heads],
+            qk[:, layer_config.heads :],
+            qkv[:, layer_config.heads + layer_config.kv_heads :],
+        )
         return self._output(torch.cat((mixed, silu_mul(inputs[:, self._heads :])), dim=1)).add_(hidden)
 
 
@@ -142,9 +149,9 @@ class EagleDrafter:
         for name in ("_waiting", "_trees"):  # freed before others are allocated
             vars(self).pop(name, None)
         self._cache = cache
-        about, device_config = self._layer.about, self._device_config
+        layer_config, device_config = self._layer.layer_config, self._device_config
         attention = TritonAttention if device_config.uses_gpu_kernels else create_cpu_attention
-        self._attention = attention([about], cache.data[-1:], cache.scales_of(slice(-1, None)))
+        self._attention = attention([layer_config], cache.data[-1:], cache.scales_of(slice(-1, None)))
         positions = cache.page_table.shape[1] * cache.page_size
         cos, sin = self._layer.create_rotary_tables(positions)
         self._angles = cos.to(device_config.device), sin.to(device_config.device)
@@ -184,7 +191,7 @@ class EagleDrafter:
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         drafts = [EMPTY_DRAFT] * len(requests)
-        size = 2 * self._layer.about.kv_heads * self._layer.about.head_dim
+        size = 2 * self._layer.layer_config.kv_heads * self._layer.layer_config.head_dim
         # Branches of similar length draft together, as many as there is memory for.
         known = [index for index, request in enumerate(requests) if self._is_known(request.sequence)]
         if self._trees is not None:
@@ -232,7 +239,7 @@ class EagleDrafter:
         ]
         spans = [Span(span.table, span.first, len(some)) for (_, span), some in zip(due, states, strict=True)]
         rows, firsts, queries = np.array([(span.table.row, span.first, span.length) for span in spans]).T
-        layout = lay_out(self._cache, self._layer.about, rows, queries, firsts + queries, {})
+        layout = lay_out(self._cache, self._layer.layer_config, rows, queries, firsts + queries, {})
         self._attention.prepare(layout)
         device = self._waiting.device
         tokens = torch.tensor(_collect_successors([step.sequence for step, _ in due], spans))
@@ -248,7 +255,7 @@ class EagleDrafter:
     def _draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         sequences = [request.sequence for request in requests]
         spans = [self._spans[one.pages.row] for one in sequences]
-        entries = DraftEntries(spans, requests, self._cache, self._layer.about)
+        entries = DraftEntries(spans, requests, self._cache, self._layer.layer_config)
         embedded = self._layer.embed(torch.tensor(_collect_successors(sequences, spans)))
         states = torch.cat([self._waiting[span.table.row, : span.length] for span in spans])
         features = self._layer.fuse(states)

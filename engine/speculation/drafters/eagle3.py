@@ -55,7 +55,7 @@ class _Eagle3Layer:
     kind = KIND
 
     def __init__(self, folder: Path, config: Eagle3Config, model: Model) -> None:
-        self.about = config.attention
+        self.layer_config = config.attention
         self.observed_layers = config.target_layers
         self.state_size = len(config.target_layers) * model.config.hidden_size
         self._config = config
@@ -80,17 +80,17 @@ class _Eagle3Layer:
         weights.finish()
 
     def _read_layer(self, reader: _Reader, prefix: str) -> None:
-        config, about = self._config, self.about
+        config, layer_config = self._config, self.layer_config
         attention, mlp, hidden = f"{prefix}self_attn.", f"{prefix}mlp.", config.hidden_size
-        queries, keys = about.heads * about.head_dim, about.kv_heads * about.head_dim
+        queries, keys = layer_config.heads * layer_config.head_dim, layer_config.kv_heads * layer_config.head_dim
         self._embedding_norm = reader.norm(f"{prefix}input_layernorm", hidden)
         self._hidden_norm = reader.norm(f"{prefix}hidden_norm", hidden)
         parts = {f"{attention}q_proj": queries, f"{attention}k_proj": keys, f"{attention}v_proj": keys}
         self._qkv = reader.product(parts, 2 * hidden, has_bias=config.has_attention_bias)
         self._qk_norm: Tensor | None = None
         if config.has_qk_norm:
-            query, key = (reader.norm(f"{attention}{name}_norm", about.head_dim) for name in ("q", "k"))
-            self._qk_norm = torch.stack([query] * about.heads + [key] * about.kv_heads)
+            query, key = (reader.norm(f"{attention}{name}_norm", layer_config.head_dim) for name in ("q", "k"))
+            self._qk_norm = torch.stack([query] * layer_config.heads + [key] * layer_config.kv_heads)
         self._output = reader.product({f"{attention}o_proj": hidden}, queries, has_bias=config.has_attention_bias)
         self._mlp_norm = reader.norm(f"{prefix}post_attention_layernorm", hidden)
         gates = {f"{mlp}{name}_proj": config.intermediate_size for name in ("gate", "up")}
@@ -111,16 +111,16 @@ class _Eagle3Layer:
         return self._fc(states)
 
     def __call__(self, features: Tensor, embedded: Tensor, angles: tuple[Tensor, Tensor], attend: Attend) -> Tensor:
-        about, eps = self.about, self._config.norm_eps
+        layer_config, eps = self.layer_config, self._config.norm_eps
         normed = rms_norm(features, self._hidden_norm, eps)
         residual = normed if self._config.norm_before_residual else features
         inputs = torch.cat((rms_norm(embedded, self._embedding_norm, eps), normed), dim=1)
-        qkv = self._qkv(inputs).view(len(inputs), -1, about.head_dim)
-        qk, values = qkv.tensor_split((about.heads + about.kv_heads,), dim=1)
+        qkv = self._qkv(inputs).view(len(inputs), -1, layer_config.head_dim)
+        qk, values = qkv.tensor_split((layer_config.heads + layer_config.kv_heads,), dim=1)
         if self._qk_norm is not None:
             qk = rms_norm(qk.contiguous(), self._qk_norm, eps)
         qk = rotary(qk.float(), *angles).to(qkv.dtype)
-        hidden = residual + self._output(attend(qk[:, : about.heads], qk[:, about.heads :], values))
+        hidden = residual + self._output(attend(qk[:, : layer_config.heads], qk[:, layer_config.heads :], values))
         hidden = hidden + self._down(silu_mul(self._gate_up(rms_norm(hidden, self._mlp_norm, eps))))
         return rms_norm(hidden, self._norm, eps) if self._config.norm_output else hidden
 

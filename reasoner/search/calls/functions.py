@@ -32,10 +32,10 @@ class SolutionEnd:
     answer: str | None = None
     """The stated answer, calls as JSON, or the words of a reply; ``None`` if there is none."""
     level: AnswerLevel | None = None
-    vote: str | None = None
+    vote_key: str | None = None
     """Text that is the same for solutions of equal calls; ``None`` where answers are compared."""
     calls: tuple[ToolCall, ...] = ()
-    words: str | None = None
+    content: str | None = None
     """The text of the answer without thought and calls, of a job with functions."""
     fault: str | None = None
     """Reason for which calls, or their absence, are no answer."""
@@ -43,7 +43,7 @@ class SolutionEnd:
     def describe(self) -> dict[str, Any]:
         """Return the journal data."""
         calls = [[call.name, call.arguments] for call in self.calls]
-        more = {"vote": self.vote, "calls": calls or None, "words": self.words, "call_fault": self.fault}
+        more = {"vote": self.vote_key, "calls": calls or None, "words": self.content, "call_fault": self.fault}
         given = {name: value for name, value in more.items() if value is not None}
         return {"answer": self.answer, "answer_level": self.level, **given}
 
@@ -70,9 +70,9 @@ class FunctionReader:
         calls, words = parsed.calls, parsed.text.strip()
         fault = await self._find_fault(calls)
         if fault is not None:
-            return SolutionEnd(calls=calls, words=words, fault=fault)
+            return SolutionEnd(calls=calls, content=words, fault=fault)
         if not calls:
-            return SolutionEnd(words=words)
+            return SolutionEnd(content=words)
         return SolutionEnd(show_calls(calls), "strict", f"calls {vote_key(calls, self._spec.tool_vote)}", calls, words)
 
     def read_cut_words(self, text: str, *, has_thought: bool) -> str:
@@ -82,7 +82,7 @@ class FunctionReader:
         return self._format.read_cut_words(text, list(self._tools.values()), must_call=self.must_call)
 
     @property
-    def shows_special(self) -> bool:
+    def needs_special_tokens(self) -> bool:
         """True if special tokens may stand between the calls, so that they have to be in the text."""
         return bool(self._format.delimiters)
 
@@ -121,18 +121,18 @@ async def read_end(node: Node, reason: Reason, answers: AnswerFinder, functions:
         read = await functions.read(text, has_thought=has_thought)
         if read.calls or read.fault is not None:
             return read
-        words, has_thought = read.words, False
+        words, has_thought = read.content, False
     elif functions is not None and reason not in ("step", "said"):
         words, has_thought = functions.read_cut_words(text, has_thought=has_thought), False
     if functions is not None and functions.must_call:
-        return SolutionEnd(words=words)
+        return SolutionEnd(content=words)
     stopped = STOPPED_BY_REASON.get(reason, "inside")
     stated = await answers.find(text if words is None else words, stopped, has_thought=has_thought)
     if stated is not None:
-        return SolutionEnd(stated.text, stated.level, words=words)
+        return SolutionEnd(stated.text, stated.level, content=words)
     if not words or reason != "stop" or functions is None or not functions.has_functions:
-        return SolutionEnd(words=words)
-    return SolutionEnd(words, "strict", REPLY, words=words)
+        return SolutionEnd(content=words)
+    return SolutionEnd(words, "strict", REPLY, content=words)
 
 
 def show_calls(calls: Sequence[ToolCall]) -> str:

@@ -7,12 +7,12 @@ from collections.abc import Callable
 from reasoner.search.rules.constraint import make_constraint_rule
 from reasoner.search.rules.continuation import make_continuation_rule
 from reasoner.search.rules.limit import make_limit_rule
+from reasoner.search.rules.monitor import make_monitor_rule
 from reasoner.search.rules.repetition import make_repetition_rule
 from reasoner.search.rules.rule import NewBranch, Rule
 from reasoner.search.rules.steps import make_step_end_rule
 from reasoner.search.rules.thinking import make_thinking_rule
 from reasoner.search.rules.tool_call import make_tool_call_rule
-from reasoner.search.rules.watch import make_watch_rule
 
 RULES: tuple[Callable[[NewBranch], Rule | None], ...] = (
     make_thinking_rule,
@@ -20,7 +20,7 @@ RULES: tuple[Callable[[NewBranch], Rule | None], ...] = (
     make_step_end_rule,
     make_limit_rule,
     make_repetition_rule,
-    make_watch_rule,
+    make_monitor_rule,
     make_constraint_rule,
     make_continuation_rule,
 )

@@ -51,7 +51,7 @@ class ConstraintRule(Rule):
 def make_constraint_rule(new: NewBranch) -> ConstraintRule | None:
     """Return the rule for solutions of a job with a constraint."""
     constraint = new.search.constraint
-    if constraint is None or not new.parent.solves:
+    if constraint is None or not new.parent.is_solution:
         return None
     can_continue = Capability.CONSTRAINT_CONTINUATION in new.policy.model.capabilities
     return ConstraintRule(constraint, is_of_calls=new.search.spec.constraint is None, can_continue=can_continue)

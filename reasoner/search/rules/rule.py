@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from engine.protocol.constraint import Constraint
 from engine.protocol.types import Completion, SamplingParams, Tokens
 from reasoner.jobs.step_specs import StepRule
-from reasoner.search.branch_text import BranchText, Watch
+from reasoner.search.branch_text import BranchText, StreamMonitor
 from reasoner.search.context import SearchContext
 from reasoner.search.policies.policy import Policy
 from reasoner.tree import Node, Reason
@@ -100,7 +100,7 @@ class BranchOptions:
     """Text at which they end as steps."""
     ends_with_thinking: bool = False
     """True if they end as steps where their thinking ends."""
-    watch: Watch | None = None
+    monitor: StreamMonitor | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,5 +50,5 @@ def make_step_end_rule(new: NewBranch) -> StepEndRule | None:
     job_stops = frozenset(spec.stop)
     if steps is None:
         return None if until is None else StepEndRule((until,), 0, True, None, job_stops)
-    reader = new.search.calls.reader if new.search.calls is not None and new.parent.solves else None
+    reader = new.search.calls.reader if new.search.calls is not None and new.parent.is_solution else None
     return StepEndRule(steps.stops, steps.min_tokens or 0, spec.steps is not None, reader, job_stops)

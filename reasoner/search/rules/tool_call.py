@@ -37,4 +37,4 @@ class ToolCallRule(Rule):
 def make_tool_call_rule(new: NewBranch) -> ToolCallRule | None:
     """Return the rule for solutions of a job with a tool. A conversation about solutions calls nothing."""
     calls = new.search.calls
-    return None if calls is None or not new.parent.solves else ToolCallRule(calls.reader, calls.max_calls)
+    return None if calls is None or not new.parent.is_solution else ToolCallRule(calls.reader, calls.max_calls)

@@ -46,8 +46,8 @@ def _read_template(name: PromptName) -> str:
 class MergingPrompt:
     """Begins conversations in which the policy sees solutions of the job's question."""
 
-    def __init__(self, search: Search, name: PromptName, source: str | None, *, solves: bool = True) -> None:
-        """``solves``: the conversation answers the question itself, instead of judging its solutions.
+    def __init__(self, search: Search, name: PromptName, source: str | None, *, is_solution: bool = True) -> None:
+        """``is_solution``: the conversation answers the question itself, instead of judging its solutions.
 
         Raises ``InvalidRequest`` for a template of the model's that cannot be used.
         """
@@ -58,7 +58,7 @@ class MergingPrompt:
         except TemplateRefused as error:
             raise InvalidRequest(f"model {search.policy.id!r}: its {NOTE!r}: {error}", "model") from None
         self._search = search
-        self._solves = solves
+        self._is_solution = is_solution
 
     async def start(self, parent: Node, solutions: Sequence[Node]) -> tuple[Node, list[Node]] | None:
         """Begin a conversation below ``parent`` that shows the solutions without their thoughts.
@@ -71,7 +71,7 @@ class MergingPrompt:
         while shown:
             messages = self._write([read_answer(node).strip() for node in shown])
             if len(await self._search.tokenize(messages)) + longest <= self._search.context:
-                return await self._search.start_conversation(parent, messages, solves=self._solves), shown
+                return await self._search.start_conversation(parent, messages, is_solution=self._is_solution), shown
             shown.pop()
         return None
 

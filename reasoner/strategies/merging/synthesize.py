@@ -49,7 +49,7 @@ async def run(search: Search, params: Synthesize) -> Choice:
 async def merge(search: Search, solutions: list[Node], params: Synthesize) -> Node | None:
     """Return the solution that the policy writes or names; ``None`` if it does neither."""
     is_writing = params.mode == "write"
-    prompt = MergingPrompt(search, "aggregate" if is_writing else "select", params.template, solves=is_writing)
+    prompt = MergingPrompt(search, "aggregate" if is_writing else "select", params.template, is_solution=is_writing)
     started = await prompt.start(search.root, solutions) if len(solutions) > 1 else None
     if started is None:
         await search.record_decision("synthesis", {"mode": params.mode, "shown": [], "chosen": None})

@@ -60,7 +60,7 @@ async def hold_tournament(search: Search, players: Sequence[Node], schedule: Sch
     matches: list[Match] = []
     num_rounds = num_undecided = 0
     standings = await _find_standings(search, players, matches, 0)
-    while not search.is_cut_short and not _is_decided(search, standings):
+    while not search.is_budget_exhausted and not _is_decided(search, standings):
         try:
             pairs = next(rounds) if results is None else rounds.send(results)
         except StopIteration:

@@ -19,14 +19,14 @@ from engine.protocol.types import Capability
 from reasoner.answers.extraction.finder import AnswerFinder
 from reasoner.answers.spec import AnswerSpec
 from reasoner.budget.spec import MAX_BUDGET_TOKENS
-from reasoner.search.branch_text import BranchText, Watch
+from reasoner.search.branch_text import BranchText, StreamMonitor
 from reasoner.search.candidates import select_candidates
 from reasoner.search.search import Search
 from reasoner.search.stream import Stream
 from reasoner.strategies.base import Choice, DecidedBy, Params, Samples, Strategy, choose_by_majority
 from reasoner.tree import Node, Reason
 
-WATCH_INTERVAL = 16
+MONITOR_INTERVAL = 16
 """Interval in tokens at which the text is checked for a requested answer."""
 
 
@@ -132,8 +132,8 @@ class _Forcing:
     async def _request_answer(self, node: Node) -> None:
         request = await self._search.append_text(node, (self._marker or "") + self._params.final)
         self.chains[request.path[0]].phase = Phase.ANSWER
-        watch = Watch(WATCH_INTERVAL, self._stop_at_answer)
-        self._stream.complete([request], 1, limit=self._params.answer, watch=watch)
+        monitor = StreamMonitor(MONITOR_INTERVAL, self._stop_at_answer)
+        self._stream.complete([request], 1, limit=self._params.answer, monitor=monitor)
 
     async def _stop_at_answer(self, branch: BranchText) -> Reason | None:
         answer = await self._finder.find(branch.parent.text + branch.text, "inside")

@@ -28,13 +28,13 @@ from reasoner.confidence.token_confidence import (
 )
 from reasoner.jobs.candidate_spec import MAX_N
 from reasoner.jobs.spec import JobSpec
-from reasoner.search.branch_text import Watch
+from reasoner.search.branch_text import StreamMonitor
 from reasoner.search.candidates import select_candidates
 from reasoner.search.search import Search
 from reasoner.strategies.base import Choice, DecidedBy, Params, Samples, Strategy, choose_by_majority, count_abstained
 from reasoner.tree import Node, Reason
 
-MIN_WATCH_INTERVAL, MAX_WATCH_INTERVAL = 8, 256
+MIN_MONITOR_INTERVAL, MAX_MONITOR_INTERVAL = 8, 256
 """Bounds of the interval in tokens at which a solution is checked; between them it is an eighth of the window."""
 
 
@@ -71,7 +71,7 @@ async def run(search: Search, params: DeepConf) -> Choice:
         sampled = [node async for nodes in stream for node in nodes]
         values = [_filter_confidence(node, params) for node in sampled if _can_vote(node)]
         threshold = confidence_threshold(values, params.keep) if values else 0.0
-        watch = Watch(
+        monitor = StreamMonitor(
             _watch_interval(params.window), lambda seen: prune_reason(seen.confidence, params.window, threshold)
         )
         started = first
@@ -83,7 +83,7 @@ async def run(search: Search, params: DeepConf) -> Choice:
             if more <= 0:
                 break
             new = max(0, len(sampled) + more - started)
-            stream.complete([search.root], new, confidence=params.top, watch=watch)
+            stream.complete([search.root], new, confidence=params.top, monitor=monitor)
             started += new
             try:
                 sampled += await anext(stream)
@@ -115,7 +115,7 @@ def count_missing_votes(votes: Sequence[Sequence[float]], consensus: float, abst
 
 
 def _watch_interval(window: int) -> int:
-    return min(MAX_WATCH_INTERVAL, max(MIN_WATCH_INTERVAL, window // 8))
+    return min(MAX_MONITOR_INTERVAL, max(MIN_MONITOR_INTERVAL, window // 8))
 
 
 def _can_vote(node: Node) -> bool:

@@ -21,14 +21,14 @@ from reasoner.answers.extraction.finder import AnswerFinder
 from reasoner.answers.spec import AnswerSpec
 from reasoner.answers.votes import group_equivalent
 from reasoner.confidence.stopping_rules import num_needed_by_beta
-from reasoner.search.branch_text import BranchText, Watch
+from reasoner.search.branch_text import BranchText, StreamMonitor
 from reasoner.search.candidates import select_candidates
 from reasoner.search.search import Search
 from reasoner.search.stream import Stream
 from reasoner.strategies.base import Choice, DecidedBy, Feature, Params, Samples, Strategy, choose_by_majority
 from reasoner.tree import Node, Reason
 
-WATCH_INTERVAL = 16
+MONITOR_INTERVAL = 16
 """Interval in tokens at which a probe is checked for its answer."""
 
 
@@ -141,8 +141,8 @@ class _Probing:
         thoughts = self._search.thoughts
         closing = "" if thoughts is None or node.thought == "closed" else thoughts.forced.rstrip("\n")
         request = await self._search.append_text(node, closing + self._params.final)
-        watch = Watch(WATCH_INTERVAL, self._stop_at_answer)
-        self._stream.complete([request], 1, limit=self._params.answer, watch=watch)
+        monitor = StreamMonitor(MONITOR_INTERVAL, self._stop_at_answer)
+        self._stream.complete([request], 1, limit=self._params.answer, monitor=monitor)
 
     async def _agree(self, chain: Chain) -> bool:
         """Return True if the last probes state equivalent answers."""

@@ -64,7 +64,7 @@ async def run(search: Search, params: AbMcts) -> Choice:
     async with search.stream() as stream:
         started = min(params.parallel, params.n)
         stream.complete(*search.spread(started))
-        while not search.is_cut_short:
+        while not search.is_budget_exhausted:
             written: list[Node] = []
             async for nodes in stream:
                 written += nodes
@@ -94,7 +94,7 @@ class _Tree:
         """Add solutions that have ended; one without a score is worth nothing."""
         for node in nodes:
             conversation = node.parent
-            refined = conversation.parent if conversation is not None and conversation.fresh else None
+            refined = conversation.parent if conversation is not None and conversation.starts_conversation else None
             parent = self._root if refined is None else self._solutions.get(refined.id, self._root)
             solution = self._solutions[node.id] = _Solution(node, node.score or 0.0)
             parent.children.append(solution)

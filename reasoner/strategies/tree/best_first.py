@@ -51,8 +51,8 @@ async def run(search: Search, params: BestFirst) -> Choice:
     existing = [node for node in search.root.walk() if node.open and node.parent is not None]  # of earlier stages
     await search.score(existing)
     frontier = {
-        node: compute_index(node)
-        for node in [search.root, *(node for node in existing if can_open(node, params.max_steps))]
+        node: compute_reservation_index(node)
+        for node in [search.root, *(node for node in existing if can_expand(node, params.max_steps))]
     }
     sampled, length = 0, 1
     candidates = search.candidates()
@@ -74,8 +74,8 @@ async def run(search: Search, params: BestFirst) -> Choice:
         ended = [len(node.path) for node in stepped]
         length = min(ended, default=max(length, *(len(node.path) + 1 for node in arrived)))
         frontier |= {
-            node: compute_index(node)
-            for node in [*picks, *(node for node in arrived if can_open(node, params.max_steps))]
+            node: compute_reservation_index(node)
+            for node in [*picks, *(node for node in arrived if can_expand(node, params.max_steps))]
         }
     if not candidates and await search.ensure_candidates():
         choice = await estimate_posterior(search)
@@ -94,18 +94,18 @@ def choose_nodes(frontier: Mapping[Node, float], width: int) -> Counter[Node]:
         if best.parent is not None and picks[best] >= max(1, len(best.children)):
             del now[best]
         else:
-            now[best] = compute_index(best, picks[best])
+            now[best] = compute_reservation_index(best, picks[best])
     return picks
 
 
-def compute_index(node: Node, pending: int = 0) -> float:
-    """Return the index of a node.
+def compute_reservation_index(node: Node, pending: int = 0) -> float:
+    """Return the reservation index of a node.
 
     It is the probability that the state is solvable, given its samples, and that the next sample is new, divided by
     the prior probability of a state of this depth. A child has a higher index than its parent if it is more likely to
     be good than another sample of the parent.
 
-    A node may be opened again while another sample is likely enough to be new. That probability is the lesser of two
+    A node may be expanded again while another sample is likely enough to be new. That probability is the lesser of two
     estimates: from the probabilities of the samples, and from the share of those that occurred once (Good 1953, "The
     Population Frequencies of Species and the Estimation of Population Parameters").
     """
@@ -119,7 +119,7 @@ def compute_index(node: Node, pending: int = 0) -> float:
     return new * prior * failed / (prior * failed + 1.0 - prior) / STEP_SUCCESS ** len(node.path)
 
 
-def can_open(node: Node, max_steps: int) -> bool:
+def can_expand(node: Node, max_steps: int) -> bool:
     """Return True if the node has a score, can be continued, and is no duplicate of an earlier sibling."""
     return (
         node.parent is not None

@@ -94,7 +94,7 @@ async def test_vllm_renders_functions_and_shows_special_tokens_on_request() -> N
     assert bodies[0]["tools"] == [FUNCTION]
     assert bodies[0]["chat_template_kwargs"] == {"enable_thinking": False}
     request = generate((1, 2), [Branch(1, 1, 9)])
-    [one] = await collect(client, replace(request, shows_special=True))
+    [one] = await collect(client, replace(request, skip_special_tokens=False))
     assert bodies[1]["skip_special_tokens"] is False
     assert one.text == "[TOOL_CALLS]f[ARGS]{}"  # without the end of the turn
     await collect(client, request)

@@ -1,4 +1,4 @@
-"""Branch segments: their concatenation equals the whole branch, loops end it, and a watch can end it early."""
+"""Branch segments: their concatenation equals the whole branch, loops end it, and a monitor can end it early."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from reasoner.jobs.spec import JobSpec
 from reasoner.repetition import MIN_LOOP_TOKENS
 from reasoner.run import run_job
 from reasoner.search import generation
-from reasoner.search.branch_text import BranchText, Watch
+from reasoner.search.branch_text import BranchText, StreamMonitor
 from reasoner.search.generation import SEGMENT_TOKENS
 from reasoner.search.search import Search
 from reasoner.tree import Node, Reason, make_branch_key
@@ -52,7 +52,7 @@ async def test_a_branch_generated_in_segments_equals_the_branch_generated_as_a_w
         engine = Delayed(seed)
         second = await run_job(spec(strategy, seed, tokens), engine, parts)
         asked = [branch.max_tokens for request in engine.requests for branch in request.branches]
-        assert max(asked) <= 5 or strategy == "budget_forcing"  # its watch has its own segments
+        assert max(asked) <= 5 or strategy == "budget_forcing"  # its monitor has its own segments
         assert tree(parts) == tree(whole)
         assert second.result == first.result
         assert second.usage.generated == first.usage.generated == len(set(engine.generated))
@@ -125,7 +125,7 @@ async def test_a_watch_gets_every_token_with_its_confidence_and_can_end_the_bran
 
     async def strategy(search: Search) -> None:
         async with search.stream() as stream:
-            stream.complete([search.root], 8, confidence=3, watch=Watch(6, verdict))
+            stream.complete([search.root], 8, confidence=3, monitor=StreamMonitor(6, verdict))
             async for _ in stream:
                 pass
 
@@ -153,7 +153,7 @@ async def test_a_watch_is_called_at_the_same_tokens_however_a_budget_cuts_the_br
 ) -> None:
     async def strategy(search: Search) -> None:
         async with search.stream() as stream:
-            stream.complete([search.root], 6, confidence=2, watch=Watch(4, weak))
+            stream.complete([search.root], 6, confidence=2, monitor=StreamMonitor(4, weak))
             async for _ in stream:
                 pass
 
@@ -255,7 +255,7 @@ async def test_a_new_conversation_has_its_own_prompt_solution_and_length() -> No
     for child in node.children:
         assert child.solution == child.text
         assert child.depth_tokens == child.tokens
-        assert child.written == child.prefix[len(node.prefix) :]
+        assert child.completion_ids == child.prefix[len(node.prefix) :]
 
 
 async def test_injected_text_that_exceeds_the_context_ends_its_branch() -> None:

@@ -28,7 +28,7 @@ from reasoner.jobs.journal import MemoryJournal
 from reasoner.jobs.verifier_specs import PrmVerifier, ProbeVerifier
 from reasoner.run import JobOutcome, run_job
 from reasoner.search.replay import ReplayMismatch
-from reasoner.strategies.tree.best_first import SOLVABLE, STEP_SUCCESS, choose_nodes, compute_index
+from reasoner.strategies.tree.best_first import SOLVABLE, STEP_SUCCESS, choose_nodes, compute_reservation_index
 from reasoner.tree import Node
 from tests.scripted import ScriptedEngine
 from tests.specs import build_spec
@@ -325,7 +325,7 @@ def test_the_curve_is_the_logistic_function_computed_by_hand() -> None:
     assert [log_odds(p) for p in (None, 0.0, 1.0, 1e-9)] == [-6, -6, 6, -6]
 
 
-# Order in which best_first opens boxes (Pandora's rule).
+# Order in which best_first expands nodes (Pandora's rule).
 
 
 def box(path: tuple[int, ...], parent: Node | None, score: float | None, probability: float = 1e-30) -> Node:
@@ -337,39 +337,49 @@ def box(path: tuple[int, ...], parent: Node | None, score: float | None, probabi
 
 def test_the_index_is_the_probability_of_a_success_over_the_chance_of_a_random_step() -> None:
     root = box((), None, None)
-    assert compute_index(root) == pytest.approx(SOLVABLE)
+    assert compute_reservation_index(root) == pytest.approx(SOLVABLE)
     bad, good = box((0,), root, 0.0), box((1,), root, 0.8)
     # Two different samples: every further one is expected to be new.
     failed = (1 - STEP_SUCCESS) * (1 - STEP_SUCCESS * 0.2)
-    assert compute_index(root) == pytest.approx(SOLVABLE * failed / (SOLVABLE * failed + 1 - SOLVABLE))
-    assert compute_index(good) == pytest.approx(0.8 / STEP_SUCCESS)
-    assert compute_index(bad) == 0.0
+    assert compute_reservation_index(root) == pytest.approx(SOLVABLE * failed / (SOLVABLE * failed + 1 - SOLVABLE))
+    assert compute_reservation_index(good) == pytest.approx(0.8 / STEP_SUCCESS)
+    assert compute_reservation_index(bad) == 0.0
     twin = box((2,), root, 0.0)
     twin.text = bad.text
     failed *= 1 - STEP_SUCCESS
-    assert compute_index(root) == pytest.approx(1 / 3 * SOLVABLE * failed / (SOLVABLE * failed + 1 - SOLVABLE))
+    assert compute_reservation_index(root) == pytest.approx(
+        1 / 3 * SOLVABLE * failed / (SOLVABLE * failed + 1 - SOLVABLE)
+    )
 
 
 def test_the_index_falls_with_the_probability_of_a_repeated_sample_and_ends_at_zero() -> None:
     root = box((), None, None)
     box((0,), root, 0.5, 0.6)
-    unlike = compute_index(root)
+    unlike = compute_reservation_index(root)
     box((1,), root, 0.5, 0.1)
     failed = (1 - STEP_SUCCESS * 0.5) ** 2
-    assert compute_index(root) == pytest.approx(0.3 * SOLVABLE * failed / (SOLVABLE * failed + 1 - SOLVABLE))
-    assert compute_index(root) < unlike
+    assert compute_reservation_index(root) == pytest.approx(
+        0.3 * SOLVABLE * failed / (SOLVABLE * failed + 1 - SOLVABLE)
+    )
+    assert compute_reservation_index(root) < unlike
     box((2,), root, 0.5, 0.15)
-    assert compute_index(root) == 0.0
+    assert compute_reservation_index(root) == 0.0
 
 
 def test_an_unopened_box_gets_one_sample_first_and_the_question_all_that_are_left() -> None:
     root = box((), None, None)
-    assert choose_nodes({root: compute_index(root)}, 4) == {root: 4}
+    assert choose_nodes({root: compute_reservation_index(root)}, 4) == {root: 4}
     good = box((0,), root, 0.9)
-    assert choose_nodes({root: compute_index(root), good: compute_index(good)}, 4) == {good: 1, root: 3}
+    assert choose_nodes({root: compute_reservation_index(root), good: compute_reservation_index(good)}, 4) == {
+        good: 1,
+        root: 3,
+    }
     box((0, 0), good, 0.0)
     box((0, 1), good, 0.0)
-    assert choose_nodes({root: compute_index(root), good: compute_index(good)}, 4) == {good: 2, root: 2}
+    assert choose_nodes({root: compute_reservation_index(root), good: compute_reservation_index(good)}, 4) == {
+        good: 2,
+        root: 2,
+    }
 
 
 @pytest.mark.parametrize("seed", range(6))
