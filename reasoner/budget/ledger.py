@@ -58,7 +58,7 @@ class Ledger:
         self._clock = clock
         self._spent = NO_AMOUNT
         self._reserved = NO_AMOUNT
-        self._set_aside: tuple[Amount, Amount] | None = None
+        self._answer_reserve: tuple[Amount, Amount] | None = None
         self._earlier_seconds = 0.0
         self._started_at = clock()
 
@@ -72,33 +72,33 @@ class Ledger:
         return any(limit is not None for limit in self._limits)
 
     @property
-    def is_setting_aside(self) -> bool:
+    def has_answer_reserve(self) -> bool:
         """True while a part of the limits is set aside for the end of one branch."""
-        return self._set_aside is not None and (self.has_limits or self.budget.seconds is not None)
+        return self._answer_reserve is not None and (self.has_limits or self.budget.seconds is not None)
 
     def reserve_for_answer(self, most: Amount, likely: Amount) -> None:
-        """Set aside what one branch needs; only requests for the ``whole`` budget may use it.
+        """Set aside what one branch needs; only requests that finish an answer may use it.
 
         The amount is ``likely``, clipped to between a quarter and half of each limit, and at most ``most``. Half of the
         time is set aside, since the duration of a branch is unknown.
         """
-        self._set_aside = (most, likely)
+        self._answer_reserve = (most, likely)
 
-    def release_set_aside(self) -> None:
+    def release_answer_reserve(self) -> None:
         """Make the amount that was set aside available to all requests."""
-        self._set_aside = None
+        self._answer_reserve = None
 
-    def max_affordable(self, each: Amount, fixed: Amount = NO_AMOUNT, *, whole: bool = False) -> int:
-        """Return how many times ``each`` can be reserved beside ``fixed``; ``whole`` includes what is set aside.
+    def max_affordable(self, each: Amount, fixed: Amount = NO_AMOUNT, *, may_use_answer_reserve: bool = False) -> int:
+        """Return how many times ``each`` can be reserved beside ``fixed``, by default without what is set aside.
 
         The result is 0 or negative if not even once, and ``sys.maxsize`` if nothing limits it.
         """
-        if self._set_aside is not None and not whole:
+        if self._answer_reserve is not None and not may_use_answer_reserve:
             if self.budget.seconds is not None and self.elapsed_seconds() > self.budget.seconds / 2:
                 return 0
             amount = (
                 most if limit is None else min(most, max(likely, limit // 4), limit // 2)
-                for most, likely, limit in zip(*self._set_aside, self._limits, strict=True)
+                for most, likely, limit in zip(*self._answer_reserve, self._limits, strict=True)
             )
             fixed += Amount(*amount)
         left = self._compute_left(self._spent + self._reserved + fixed)

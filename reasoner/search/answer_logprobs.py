@@ -58,7 +58,7 @@ async def _ask_logprobs(context: StreamContext, node: Node, count: int, key: str
     data: dict[str, Any] = {"node": node.id, "logprobs": None, "texts": {}, **context.name_model(policy)}
     rate = ledger.rate_of_model(policy)
     most = rate.max_verification_amount(len(prompt) + 1, 1)  # some servers cannot score without a new token
-    if not num_answer or ledger.is_exhausted or ledger.max_affordable(most, whole=True) < 1:
+    if not num_answer or ledger.is_exhausted or ledger.max_affordable(most, may_use_answer_reserve=True) < 1:
         return PendingEntry(key, "logprobs", data, Usage())
     ledger.reserve(most)
     try:

@@ -64,8 +64,9 @@ class Reservations:
 
     def _fits_budget(self, branches: Sequence[Generation], tokens: int, verification: Amount) -> bool:
         """Return True if the budget can reserve ``tokens`` for each branch (or its limit) beside ``verification``."""
-        whole = all(branch.op == "complete" for branch in branches)  # these may use what is set aside for finishing one
-        return self._ledger.max_affordable(self._max_amount(branches, tokens) + verification, whole=whole) >= 1
+        amount = self._max_amount(branches, tokens) + verification
+        is_answer = all(branch.op == "complete" for branch in branches)
+        return self._ledger.max_affordable(amount, may_use_answer_reserve=is_answer) >= 1
 
     def _expected_verification(
         self, branches: Sequence[Generation], tokens: int, in_flight: Collection[Generation]

@@ -372,20 +372,20 @@ class Search:
 
     async def score_finished(self) -> None:
         """Score the finished solutions of a search, also those without an answer, so that the best text is known."""
-        self.ledger.release_set_aside()
+        self.ledger.release_answer_reserve()
         if self._scores is not None:
             await self.score(list_finished(self.root.walk()))
 
     async def _finish_from_reserve(self) -> bool:
         """Complete the best branch with the budget that was set aside for it; return True if there was some."""
-        if not self.ledger.is_setting_aside:
+        if not self.ledger.has_answer_reserve:
             return False
         await self._finish_best()
         return True
 
     async def _finish_best(self) -> None:
         """Complete the best open branch greedily. From then on no budget is set aside."""
-        self.ledger.release_set_aside()
+        self.ledger.release_answer_reserve()
         ends = [node for node in self.root.walk() if node.open and node.is_solution]
         leaves = [node for node in ends if not any(child.open for child in node.children)]
         best = find_best_leaf([node for node in leaves if self.max_new_tokens(node) > 0])

@@ -282,7 +282,7 @@ class Stream:
         context.copies.add_ended(branch)
         context.is_budget_exhausted |= reason in ("budget", "timeout")
         context.longest[branch.op] = max(context.longest.get(branch.op, 1), len(text.token_ids))
-        if branch.op == "expand" and context.search.ledger.is_setting_aside:
+        if branch.op == "expand" and context.search.ledger.has_answer_reserve:
             context.reserve_for_answer()
         node = Node(
             path=branch.path,
@@ -303,7 +303,7 @@ class Stream:
         add_end(node, data)
         branch.parent.children.append(node)
         if node.answer is not None:
-            context.search.ledger.release_set_aside()
+            context.search.ledger.release_answer_reserve()
         return node
 
     def _billed_only_entry(self, part: BranchPart, *, keep_reserved: bool) -> PendingEntry:

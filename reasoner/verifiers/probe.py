@@ -72,7 +72,7 @@ class ProbeNodeScorer:
     async def score(self, nodes: Sequence[Node]) -> list[NodeScore]:
         amount, ledger = Amount(flops=self._flops), self._context.ledger
         decoded = [node for node in nodes if node.probe is not None]
-        decoded = decoded[: max(0, ledger.max_affordable(amount, whole=True))]
+        decoded = decoded[: max(0, ledger.max_affordable(amount, may_use_answer_reserve=True))]
         ledger.reserve(amount * len(decoded))
         if decoded:
             return [self._decoded_score(node, amount) for node in decoded]

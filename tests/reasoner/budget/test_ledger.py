@@ -236,10 +236,10 @@ def test_at_most_half_of_a_limit_is_set_aside_and_only_whole_requests_may_use_it
     ledger.reserve_for_answer(*[Amount(tokens=30, flops=800)] * 2)
     assert ledger.max_affordable(Amount(tokens=1)) == 70
     assert ledger.max_affordable(Amount(flops=1)) == 500
-    assert ledger.max_affordable(Amount(tokens=1), whole=True) == 100
+    assert ledger.max_affordable(Amount(tokens=1), may_use_answer_reserve=True) == 100
     ledger.reserve_for_answer(*[Amount(tokens=80)] * 2)
     assert ledger.max_affordable(Amount(tokens=1)) == 50
-    ledger.release_set_aside()
+    ledger.release_answer_reserve()
     assert ledger.max_affordable(Amount(tokens=1)) == 100
 
 
@@ -259,15 +259,15 @@ def test_the_second_half_of_the_time_is_set_aside() -> None:
     assert ledger.max_affordable(Amount(tokens=1)) > 0
     now = 6.0
     assert ledger.max_affordable(Amount(tokens=1)) == 0
-    assert ledger.max_affordable(Amount(tokens=1), whole=True) > 0
-    ledger.release_set_aside()
+    assert ledger.max_affordable(Amount(tokens=1), may_use_answer_reserve=True) > 0
+    ledger.release_answer_reserve()
     assert ledger.max_affordable(Amount(tokens=1)) > 0
 
 
 def test_nothing_is_set_aside_without_a_limit() -> None:
     ledger = Ledger(Budget())
     ledger.reserve_for_answer(*[Amount(tokens=30)] * 2)
-    assert not ledger.is_setting_aside
+    assert not ledger.has_answer_reserve
 
 
 @pytest.mark.parametrize("part", [0, 1, 2])
