@@ -63,10 +63,10 @@ class TritonAttention:
         ]
         self._windows = list(dict.fromkeys(layer.window for layer in layers))
         self._programs = count_busy_programs(kv.device)
-        about = layers[0]
+        layer = layers[0]
         self._decode_planner = DecodeTilePlanner(
-            heads_per_kv=about.heads // about.kv_heads,
-            kv_heads=about.kv_heads,
+            heads_per_kv=layer.heads // layer.kv_heads,
+            kv_heads=layer.kv_heads,
             head_dim=kv.shape[-1],
             programs=self._programs,
             is_float32=kv.dtype == torch.float32,

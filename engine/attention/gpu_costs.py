@@ -69,36 +69,36 @@ def read_costs(path: Path = FILE) -> dict[str, GpuCosts]:
 @cache
 def gpu_costs(device: torch.device) -> GpuCosts:
     """Return the costs of a CUDA device, estimated if its model was not measured."""
-    about = torch.cuda.get_device_properties(device)
+    properties = torch.cuda.get_device_properties(device)
     measured = read_costs()
-    if about.name in measured:
-        return measured[about.name]
-    costs = estimate_costs(measured[_REFERENCE], about)
+    if properties.name in measured:
+        return measured[properties.name]
+    costs = estimate_costs(measured[_REFERENCE], properties)
     _log.warning(
         "The cost of shared prefixes was not measured on %s; estimated from its %d multiprocessors and %.0f GB/s. "
         "`python -m benchmarks.gpu cascade` measures it.",
-        about.name,
-        about.multi_processor_count,
-        _memory_gb_s(about),
+        properties.name,
+        properties.multi_processor_count,
+        _memory_gb_s(properties),
     )
     return costs
 
 
-def estimate_costs(reference: GpuCosts, about: Any) -> GpuCosts:
-    """Return cautious costs of a GPU with torch's device properties ``about``, from those of another.
+def estimate_costs(reference: GpuCosts, properties: Any) -> GpuCosts:
+    """Return cautious costs of a GPU with torch's device properties ``properties``, from those of another.
 
     The fixed time is one of launches and latencies, which differ little between GPUs; results are merged by all
     multiprocessors.
     """
     return GpuCosts(
         prefix_us=_CAUTION * reference.prefix_us,
-        query_us=_CAUTION * reference.query_us * reference.multiprocessors / about.multi_processor_count,
-        read_gb_s={"bfloat16": _READ_SHARE * _memory_gb_s(about)},
-        multiprocessors=about.multi_processor_count,
+        query_us=_CAUTION * reference.query_us * reference.multiprocessors / properties.multi_processor_count,
+        read_gb_s={"bfloat16": _READ_SHARE * _memory_gb_s(properties)},
+        multiprocessors=properties.multi_processor_count,
         source="estimated",
     )
 
 
-def _memory_gb_s(about: Any) -> float:
+def _memory_gb_s(properties: Any) -> float:
     """Return the rate of a GPU's memory, which moves two words in each cycle of its clock, in kHz."""
-    return float(2 * about.memory_clock_rate * about.memory_bus_width / 8 / 1e6)
+    return float(2 * properties.memory_clock_rate * properties.memory_bus_width / 8 / 1e6)

@@ -163,11 +163,11 @@ def _describe_missing(num_missing: int, num_found: int, what: str) -> str | None
     return f"the verifier gave no verdict that can be read on {num_missing} of {num_missing + num_found} {what}{end}"
 
 
-def _count_unscored(score: float | None, spend: Usage, about: str) -> Usage:
+def _count_unscored(score: float | None, spend: Usage, subject: str) -> Usage:
     """Return the spend of a verdict; one that gave no score is counted, and logged without its words."""
     if score is not None:
         return spend
-    log.warning("the verifier gave no verdict on %s that can be read: it has no score", about)
+    log.warning("the verifier gave no verdict on %s that can be read: it has no score", subject)
     return spend + Usage(unscored=1)
 
 

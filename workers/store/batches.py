@@ -46,9 +46,9 @@ class BatchStore:
         key, digest = idempotency_record("batch", owner, idempotency)
         jobs = [part for spec in specs for part in (new_id("job"), to_json(spec), spec["priority"])]
         share = initial_grant(budget["tokens"], len(specs))
-        about = (new_id("batch"), to_json(budget), to_json(metadata), share, MAX_ACTIVE_JOBS)
+        batch = (new_id("batch"), to_json(budget), to_json(metadata), share, MAX_ACTIVE_JOBS)
         quota = quota or Quota()
-        arguments = (*about, owner, ORIGIN.get().to_json(), queue_cap, key, digest, quota.to_json())
+        arguments = (*batch, owner, ORIGIN.get().to_json(), queue_cap, key, digest, quota.to_json())
         outcome, *details = await self._store.script("batch_submit", *arguments, *jobs)
         if outcome == "full":
             raise QueueFull(f"with these {len(specs)}, more than {queue_cap} jobs would wait")
