@@ -179,7 +179,8 @@ class LoadedModel:
         """Return the probe over a step's hidden states; ``None`` if there is no probe, or no sequence to probe."""
         if self.probe is None or not any(sequence.is_probed for sequence, *_ in scheduled):
             return None
-        return ProbeReader(self.probe, kept=kept, hidden=hidden, rows=rows, num_layers=self.config.num_layers)
+        layers, scale = self.config.num_layers, self.config.hidden_scale
+        return ProbeReader(self.probe, kept=kept, hidden=hidden, rows=rows, num_layers=layers, hidden_scale=scale)
 
     def _flatten(self, item: ScoreItem) -> tuple[list[int], Positions]:
         """Return an item's tokens up to the last position to score, and the positions to score."""

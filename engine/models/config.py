@@ -38,6 +38,8 @@ class ModelConfig:
     num_layers: int
     states: tuple[StateLayer, ...] = field(default=(), kw_only=True)
     """The states of each layer that keeps one, in their order."""
+    hidden_scale: float = field(default=1.0, kw_only=True)
+    """Factor that turns the hidden states of ``forward`` into those that the architecture defines."""
 
     @property
     def state_bytes(self) -> int:

@@ -19,6 +19,7 @@ from engine.device import CPU, DeviceConfig, to_device
 from engine.models.families.config import DecoderConfig
 from engine.models.feed_forward import Experts, FeedForward, GatedMlp, has_grouped_products, stack_experts
 from engine.models.interface import Batch, KeepState
+from engine.models.rope import Rope
 from engine.weights.formats.registry import MatrixReader
 from engine.weights.matmul import create_embedding, create_product
 from engine.weights.safetensors import Weights
@@ -37,14 +38,16 @@ class Layer:
 
     config: DecoderConfig
     index: int
-    input_norm: Tensor
+    input_norm: Tensor | None
     qkv: Product
     """``[(heads + 2 kv_heads) * head_dim, hidden]``."""
     qk_norm: Tensor | None
     """``[heads + kv_heads, head_dim]``: the weights of every query head, then of every key head."""
+    projection_norms: tuple[Tensor, Tensor] | None
+    """Weights of norms over a token's queries, and over its keys, of all heads together."""
     output: Product
     output_norm: Tensor | None
-    mlp_norm: Tensor
+    mlp_norm: Tensor | None
     mlp: FeedForward
     mlp_output_norm: Tensor | None
     fuses_norms: bool
@@ -55,13 +58,22 @@ class Layer:
 
         ``normed``: the layer's normalised input, if it was computed with ``hidden``.
         """
+        eps, heads = self.config.norm_eps, self.config.heads
         if normed is None:
-            normed = rms_norm(hidden, self.input_norm, self.config.norm_eps, self.qkv.quantization)
-        return self.qkv(normed).view(len(hidden), -1, self.config.head_dim)
+            normed = self._normalize(hidden, self.input_norm, self.qkv.quantization)
+        qkv = self.qkv(normed).view(len(hidden), -1, self.config.head_dim)
+        if self.projection_norms is None:
+            return qkv
+        q, k, v = (part.flatten(1) for part in torch.split(qkv, [heads, self.config.kv_heads, self.config.kv_heads], 1))
+        q, k = (rms_norm(part, weight, eps) for part, weight in zip((q, k), self.projection_norms, strict=True))
+        return torch.cat((q, k, v), dim=1).view(qkv.shape)
 
     def attend(self, qkv: Tensor, angles: Sequence[Tensor], attend: FusedAttentionBackend) -> Tensor:
-        """Return the attention output ``[tokens, heads * head_dim]``. ``angles``: cosines and sines of positions."""
-        return attend.forward_qkv(self.index, qkv, self.qk_norm, self.config.norm_eps, *angles)
+        """Return the attention output ``[tokens, heads * head_dim]``. ``angles``: the layer's ``Rope.tables``."""
+        cos, sin, *query_factors = angles
+        for factors in query_factors:
+            qkv[:, : self.config.heads] *= factors[:, None]
+        return attend.forward_qkv(self.index, qkv, self.qk_norm, self.config.norm_eps, cos, sin)
 
     def forward_mlp(
         self, hidden: Tensor, attn_out: Tensor, following: Layer | None = None
@@ -70,11 +82,15 @@ class Layer:
 
         ``following``: the next layer. Also returns its normalised input if it is given and the layer ``fuses_norms``.
         """
-        read = self.mlp_norm, self.mlp.quantization
+        read = None if self.mlp_norm is None else (self.mlp_norm, self.mlp.quantization)
         hidden, normed = self._add(self.output, attn_out, hidden, self.output_norm, read)
-        assert normed is not None
-        read_next = (following.input_norm, following.qkv.quantization) if following and self.fuses_norms else None
-        return self._add(self.mlp, normed, hidden, self.mlp_output_norm, read_next)
+        read_next = None
+        if following is not None and self.fuses_norms and following.input_norm is not None:
+            read_next = following.input_norm, following.qkv.quantization
+        return self._add(self.mlp, hidden if normed is None else normed, hidden, self.mlp_output_norm, read_next)
+
+    def _normalize(self, x: Tensor, weight: Tensor | None, quantization: Quantization | None) -> Rows:
+        return x if weight is None else rms_norm(x, weight, self.config.norm_eps, quantization)
 
     def _add(
         self,
@@ -126,16 +142,21 @@ class Decoder:
         embedding = "lm_head" if tied and weights.has("lm_head.weight") else "model.embed_tokens"
         self.embedding = create_embedding(weights.take_matrix(embedding, *shape), device_config)
         self._layers = [builder.layer(index) for index in range(config.num_layers)]
-        self._norm = builder.norm("model.norm")
+        self._norm = builder.norm("model.norm") * config.logit_scale
         if config.head.may_have_lm_head:
             weights.drop("lm_head.weight")
         self._head: list[Product] = [self.embedding.create_product()] if tied else builder.head()
         weights.finish()
         self.parameters = weights.parameters
-        tables = {rope: rope.tables(context) for rope in dict.fromkeys(config.ropes)}
-        self.rope_tables = [table.to(device_config.device) for pair in tables.values() for table in pair]
-        """Cosines and sines of all positions for each rotary embedding, ``[positions, dim]`` each."""
-        self._rope_of = [list(tables).index(rope) for rope in config.ropes]
+        self.rope_tables: list[Tensor] = []
+        """Tables of all positions for each rotary embedding, ``[positions, dim]`` each (``Rope.tables``)."""
+        places: dict[Rope, slice] = {}
+        for rope in config.ropes:
+            if rope not in places:
+                tables = [table.to(device_config.device) for table in rope.tables(context)]
+                places[rope] = slice(len(self.rope_tables), len(self.rope_tables) + len(tables))
+                self.rope_tables += tables
+        self._tables_of = [places[rope] for rope in config.ropes]
 
     def _create_builder(
         self, config: DecoderConfig, weights: Weights, read: MatrixReader, device_config: DeviceConfig
@@ -145,9 +166,11 @@ class Decoder:
     @property
     def is_recordable(self) -> bool:
         """True if ``forward_layers`` only launches kernels that a ``KernelGraph`` records."""
-        return all(
+        has_query_factors = any(places.stop - places.start > 2 for places in self._tables_of)
+        return not has_query_factors and all(
             layer.output_norm is None
             and layer.mlp_output_norm is None
+            and layer.projection_norms is None
             and isinstance(layer.mlp, GatedMlp)
             and all(product.is_kernel for product in (layer.qkv, layer.output, *layer.mlp.products))
             for layer in self._layers
@@ -176,8 +199,8 @@ class Decoder:
         return self.forward_layers(*self.embed_inputs(batch), attend, keep)
 
     def embed_inputs(self, batch: Batch) -> tuple[Tensor, list[Tensor]]:
-        """Return the layers' inputs: hidden states ``[tokens, hidden]``, and for each rotary embedding the cosines and
-        sines of the tokens' positions, ``[tokens, dim]`` each."""
+        """Return the layers' inputs: hidden states ``[tokens, hidden]``, and the rows of ``rope_tables`` at the tokens'
+        positions, ``[tokens, dim]`` each."""
         hidden = self.embedding(batch.tokens, self.config.embedding_scale)
         return hidden, [table[batch.positions] for table in self.rope_tables]
 
@@ -217,8 +240,7 @@ class Decoder:
 
     def attend(self, index: int, qkv: Tensor, angles: Sequence[Tensor], attend: FusedAttentionBackend) -> Tensor:
         """Return the attention output ``[tokens, heads * head_dim]`` of a layer, by its index."""
-        rope = self._rope_of[index]
-        return self._layers[index].attend(qkv, angles[2 * rope : 2 * rope + 2], attend)
+        return self._layers[index].attend(qkv, angles[self._tables_of[index]], attend)
 
     def forward_between(
         self, index: int, hidden: Tensor, attn_out: Tensor, keep: KeepState | None = None
@@ -297,6 +319,7 @@ class LayerBuilder:
         config, prefix = self._config, f"model.layers.{index}."
         query, key = config.heads * config.head_dim, config.kv_heads * config.head_dim
         attention, output_norm, mlp_output_norm = f"{prefix}self_attn.", None, None
+        input_norm = self.norm(f"{prefix}input_layernorm") if config.pre_norms else None
         mlp_norm = "post_attention_layernorm"
         if config.post_norms:
             output_norm = self.norm(f"{prefix}post_attention_layernorm")
@@ -306,12 +329,17 @@ class LayerBuilder:
         return Layer(
             config=config,
             index=index,
-            input_norm=self.norm(f"{prefix}input_layernorm"),
+            input_norm=input_norm,
             qkv=self._fused(attention, "qkv_proj", parts, bias=config.qkv_bias),
-            qk_norm=self._qk_norm(attention) if config.qk_norm else None,
+            qk_norm=self._qk_norm(attention) if config.qk_norm == "head" else None,
+            projection_norms=(
+                (self.norm(f"{attention}q_norm", query), self.norm(f"{attention}k_norm", key))
+                if config.qk_norm == "projection"
+                else None
+            ),
             output=self.linear(f"{attention}o_proj", config.hidden_size, query, bias=config.output_bias),
             output_norm=output_norm,
-            mlp_norm=self.norm(prefix + mlp_norm),
+            mlp_norm=self.norm(prefix + mlp_norm) if config.pre_norms else None,
             mlp=self._experts(prefix) if config.experts and index in config.experts.layers else self._mlp(prefix),
             mlp_output_norm=mlp_output_norm,
             fuses_norms=self._device_config.uses_gpu_kernels,

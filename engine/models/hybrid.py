@@ -66,6 +66,7 @@ class DeltaLayer(Layer):
     def mix_states(self, hidden: Tensor, states: Sequence[Tensor], segments: Tensor) -> Tensor:
         """Return the output ``[tokens, value_heads * value_dim]`` and write the layer's states after the tokens."""
         sizes, tokens = self.sizes, len(hidden)
+        assert self.input_norm is not None
         rows = self.qkv(rms_norm(hidden, self.input_norm, self.config.norm_eps, self.qkv.quantization))
         channels, z, b, a = _split(rows, sizes)
         history, matrices = states
@@ -138,6 +139,7 @@ class HybridBuilder(LayerBuilder):
                 bias=config.qkv_bias and not is_delta,
             ),
             "qk_norm": None if is_delta else self._qk_norm(attention),
+            "projection_norms": None,
             "output": self.linear(
                 f"{attention}{'out_proj' if is_delta else 'o_proj'}", config.hidden_size, width, bias=False
             ),

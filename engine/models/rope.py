@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from engine.models.config_fields import UnsupportedField
@@ -20,6 +21,8 @@ _FIELDS = {
     "yarn": {"factor", "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate"},
     "longrope": {"factor", "attention_factor", "short_factor", "long_factor"},
 }
+NO_ROPE = "none"
+"""Kind of the rotary embedding that leaves queries and keys as they are (NoPE)."""
 _COMMON = {"rope_type", "type", "rope_theta", "partial_rotary_factor", "original_max_position_embeddings"}
 
 
@@ -42,6 +45,8 @@ class Rope:
     """Number of a head's dimensions that are rotated."""
     parameters: dict[str, Any]
     """``rope_theta``, ``original_max_position_embeddings`` (before the context was extended), the variant's fields."""
+    query_scaling: float = 0.0
+    """Queries grow by this times the logarithm of the number of original contexts before them, plus 1 (Ministral 3)."""
 
     def context(self, positions: int) -> int:
         """Return the maximum number of tokens of a sequence, given the config's ``max_position_embeddings``."""
@@ -50,8 +55,21 @@ class Rope:
             return max(positions, int(original * float(self.parameters["factor"])))
         return positions
 
-    def tables(self, positions: int) -> tuple[Tensor, Tensor]:
-        """Return the ``rotary_tables`` for sequences of at most ``positions`` tokens."""
+    def tables(self, positions: int) -> tuple[Tensor, ...]:
+        """Return the ``rotary_tables`` for sequences of at most ``positions`` tokens.
+
+        With ``query_scaling``, and more tokens than the original context, a third table ``[positions, 1]`` has the
+        factors of the queries.
+        """
+        original = self.parameters.get("original_max_position_embeddings", positions)
+        if not self.query_scaling or positions <= original:
+            return self._rotary_tables(positions)
+        contexts = torch.arange(positions, dtype=torch.float32)[:, None].div_(original).floor_()
+        return *self._rotary_tables(positions), 1 + self.query_scaling * contexts.log1p_()
+
+    def _rotary_tables(self, positions: int) -> tuple[Tensor, Tensor]:
+        if self.kind == NO_ROPE:
+            return rotary_tables(torch.zeros(self.dim // 2), positions)
         if self.kind in ("default", "dynamic"):
             return rotary_tables(frequencies(self.dim, self.parameters["rope_theta"]), positions)
         # Imported here, since it takes a second that most models do not need.
@@ -79,18 +97,19 @@ def read_rope(fields: dict[str, Any], head_dim: int, *, theta: float, partial: b
     return _rope(fields, settings, head_dim, theta=theta, partial=partial)
 
 
-def read_ropes_by_layer_type(fields: dict[str, Any], head_dim: int) -> dict[str, Rope]:
-    """Return the rotary embeddings of Gemma 3 by layer type. Old configs scale only that of layers without a window."""
+def read_ropes_by_layer_type(fields: dict[str, Any], head_dim: int, thetas: dict[str, float]) -> dict[str, Rope]:
+    """Return the rotary embeddings of Gemma 3 and OLMo 3 by layer type. ``thetas``: their defaults.
+
+    Old configs scale only that of layers without a window.
+    """
     settings = dict(fields.get("rope_parameters") or {})
     if not settings.keys() <= {"full_attention", "sliding_attention"}:
         raise EngineError(f"rope_parameters must be per layer type, but it has {sorted(settings)}")
     full = dict(settings.get("full_attention") or {}) | dict(fields.get("rope_scaling") or {})
     sliding = dict(settings.get("sliding_attention") or {})
-    sliding.setdefault("rope_theta", fields.get("rope_local_base_freq", 10_000.0))
-    return {
-        "full_attention": _rope(fields, full, head_dim, theta=1_000_000.0, partial=False),
-        "sliding_attention": _rope(fields, sliding, head_dim, theta=10_000.0, partial=False),
-    }
+    sliding.setdefault("rope_theta", thetas["sliding_attention"])
+    parts = {"full_attention": full, "sliding_attention": sliding}
+    return {kind: _rope(fields, part, head_dim, theta=thetas[kind], partial=False) for kind, part in parts.items()}
 
 
 def _rope(fields: dict[str, Any], settings: dict[str, Any], head_dim: int, *, theta: float, partial: bool) -> Rope:

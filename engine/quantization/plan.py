@@ -22,7 +22,7 @@ _AWQ_ROW_MULTIPLE = 8
 def check_checkpoint(config: DecoderConfig, folder: Path, options: Options) -> None:
     """Raise ``EngineError`` with the name and the sizes of the first matrix that is missing or does not fit."""
     weights = Weights(folder)
-    if options.method == "awq" and (config.fused or config.experts):
+    if options.method == "awq" and (config.fused or config.experts or not config.pre_norms):
         raise EngineError(f"{folder}: awq is not supported for {config.architecture}; gptq is")
     builder = _MatrixLister(config, weights)
     for index in range(config.num_layers):

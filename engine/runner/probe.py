@@ -138,13 +138,15 @@ class ProbeReader:
         hidden: Tensor,
         rows: Sequence[int] | None,
         num_layers: int,
+        hidden_scale: float = 1.0,
     ) -> None:
-        """``kept`` and ``hidden``: as of ``Forward``, which computed ``hidden`` for the tokens in ``rows`` alone."""
+        """``kept`` and ``hidden``: as of ``Forward``, which computed ``hidden`` for the tokens in ``rows`` alone.
+        ``hidden_scale``: that of the model's config."""
         self._probe = probe
         self._kept = kept
         self._hidden = hidden
         self._rows = rows
-        self._num_layers = num_layers
+        self._num_layers, self._hidden_scale = num_layers, hidden_scale
 
     def read(self, index: int) -> float:
         """Return the score of the token whose final hidden state is at ``index``."""
@@ -152,5 +154,5 @@ class ProbeReader:
         states = [
             self._hidden[index] if layer == self._num_layers else self._kept[layer][row] for layer in self._probe.layers
         ]
-        values = torch.cat([state.float() for state in states]).cpu().numpy().astype(np.float64)
+        values = torch.cat([state.float() * self._hidden_scale for state in states]).cpu().numpy().astype(np.float64)
         return float(self._probe.estimate(values[None])[0])

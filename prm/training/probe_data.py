@@ -125,7 +125,7 @@ def _compute_states(model: Model, rollouts: list[LabelledRollout]) -> list[NDArr
     states = np.empty((config.num_layers, len(rows), config.hidden_size), np.float32)
 
     def keep(layer: int, hidden: Tensor) -> None:
-        states[layer - 1] = hidden[at].float().numpy()
+        states[layer - 1] = hidden[at].float().numpy() * np.float32(config.hidden_scale)
 
     attend = _SharedPrefixAttention(config.attention, common, [len(rest) for rest in rests])
     with torch.inference_mode():

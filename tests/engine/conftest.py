@@ -50,6 +50,7 @@ _SIZES = {
 
 
 _LONG = [1.0 + 0.7 * pair for pair in range(4)]
+_YARN = {"rope_type": "yarn", "rope_theta": 5000.0, "factor": 4.0, "original_max_position_embeddings": 32}
 _MOE = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 40}
 _LATENT = {
     "head_dim": None,
@@ -188,8 +189,6 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_local_base_freq": 500.0,
         },
     ),
-    # Not defined here, so the transformers backend runs it.
-    "olmo2": ("Olmo2ForCausalLM", {}),
     "granite": (
         "GraniteForCausalLM",
         {
@@ -199,11 +198,6 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "attention_multiplier": 0.2,
         },
     ),
-    "starcoder2": ("Starcoder2ForCausalLM", {"head_dim": None, "sliding_window": 20}),
-    "gpt_neox": ("GPTNeoXForCausalLM", {"head_dim": None, "num_key_value_heads": None}),
-    "gpt2": ("GPT2LMHeadModel", {"n_embd": 48, "n_layer": 2, "n_head": 6, "n_positions": 256}),
-    "cohere": ("CohereForCausalLM", {"head_dim": None, "logit_scale": 0.3}),
-    "stablelm": ("StableLmForCausalLM", {"head_dim": None}),
     "smollm3": (
         "SmolLM3ForCausalLM",
         {
@@ -213,6 +207,25 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "no_rope_layers": [1, 0],
         },
     ),
+    "olmo3": (
+        "Olmo3ForCausalLM",
+        {
+            "sliding_window": 20,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "rope_parameters": {
+                "sliding_attention": {"rope_type": "default", "rope_theta": 900.0},
+                "full_attention": _YARN | {"attention_factor": 1.2},
+            },
+        },
+    ),
+    "ministral3": ("Ministral3ForCausalLM", {"rope_parameters": _YARN | {"llama_4_scaling_beta": 0.5}}),
+    # Not defined here, so the transformers backend runs it.
+    "olmo2": ("Olmo2ForCausalLM", {}),
+    "starcoder2": ("Starcoder2ForCausalLM", {"head_dim": None, "sliding_window": 20}),
+    "gpt_neox": ("GPTNeoXForCausalLM", {"head_dim": None, "num_key_value_heads": None}),
+    "gpt2": ("GPT2LMHeadModel", {"n_embd": 48, "n_layer": 2, "n_head": 6, "n_positions": 256}),
+    "cohere": ("CohereForCausalLM", {"head_dim": None, "logit_scale": 0.3}),
+    "stablelm": ("StableLmForCausalLM", {"head_dim": None}),
     # Heads that differ in size, values narrower than keys, sinks, chunks, two calls of attention in a layer.
     "gpt_oss": ("GptOssForCausalLM", _MOE | {"num_local_experts": 4, "sliding_window": 20}),
     "deepseek_v3": ("DeepseekV3ForCausalLM", _MOE | _LATENT | _GROUPS | {"first_k_dense_replace": 1}),

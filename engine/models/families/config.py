@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from engine.models.config import ModelConfig
 from engine.models.delta_config import DeltaConfig
@@ -46,14 +47,16 @@ class DecoderConfig(ModelConfig):
     norm_eps: float
     norm_offset: float
     """Offset of every norm's weights (Gemma stores them as differences from 1)."""
+    pre_norms: bool
+    """Normalise the inputs of attention and feed-forward."""
     post_norms: bool
     """Normalise the outputs of attention and feed-forward before adding them."""
     activation: str
     embedding_scale: float
     logit_softcap: float | None
     """Logits become ``softcap * tanh(logits / softcap)``."""
-    qk_norm: bool
-    """Normalise queries and keys per head."""
+    qk_norm: Literal["head", "projection"] | None
+    """Normalise queries and keys, each head or all of a token's heads together."""
     qkv_bias: bool
     output_bias: bool
     mlp_bias: bool
@@ -67,3 +70,5 @@ class DecoderConfig(ModelConfig):
     delta: DeltaConfig | None = None
     """Sizes of the layers with a gated delta rule, if there are such layers."""
     delta_layers: frozenset[int] = frozenset()
+    logit_scale: float = 1.0
+    """Factor of the logits."""

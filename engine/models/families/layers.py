@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from engine.attention.layer import LayerAttentionConfig
 from engine.models.config_fields import UnsupportedField
 from engine.models.families.table import Family
-from engine.models.rope import Rope, read_rope, read_ropes_by_layer_type
+from engine.models.rope import NO_ROPE, Rope, read_rope, read_ropes_by_layer_type
 from engine.protocol.types import EngineError
 
 _FULL, _SLIDING, LINEAR = "full_attention", "sliding_attention", "linear_attention"
-_SECTIONS = ("mrope_section", "mrope_interleaved")
+_SECTIONS = "mrope_section", "mrope_interleaved"
+_QUERY_SCALING = "llama_4_scaling_beta"
 
 
 def read_attention(prefix: str, family: Family, fields: dict[str, Any]) -> tuple[LayerAttentionConfig, ...]:
@@ -23,15 +25,17 @@ def read_attention(prefix: str, family: Family, fields: dict[str, Any]) -> tuple
         raise EngineError(
             f"{num_layers} layers of {heads} heads of {head_dim} on {kv_heads} key-value heads are no decoder's shape"
         )
-    window = _read_window(prefix, fields)
+    window = _read_window(prefix, family, fields)
     scale = float(fields["query_pre_attn_scalar"] if family.is_gemma else head_dim) ** -0.5
+    if "attention_multiplier" in family.extra_fields:
+        scale = read_multiplier(fields, "attention_multiplier")
     softcap = read_softcap(fields, "attn_logit_softcapping")
     full = LayerAttentionConfig(heads, kv_heads, head_dim, scale, softcap=softcap)
     sliding = replace(full, window=window)
     if family.delta is not None:
         return (full,) * num_layers
     return tuple(
-        sliding if kind == _SLIDING else full for kind in _read_layer_types(prefix, fields, num_layers, window)
+        sliding if kind == _SLIDING else full for kind in _read_layer_types(prefix, family, fields, num_layers, window)
     )
 
 
@@ -39,17 +43,50 @@ def read_ropes(
     prefix: str, family: Family, fields: dict[str, Any], attention: tuple[LayerAttentionConfig, ...]
 ) -> tuple[Rope, ...]:
     head_dim = attention[0].head_dim
-    if prefix == "Gemma3":
-        by_type = read_ropes_by_layer_type(fields, head_dim)
+    if prefix in ("Gemma3", "Olmo3"):
+        thetas = {_FULL: family.rope_theta, _SLIDING: family.rope_theta}
+        if prefix == "Gemma3":
+            thetas = {_FULL: 1_000_000.0, _SLIDING: float(fields.get("rope_local_base_freq", 10_000.0))}
+        elif float(fields.get("rope_theta") or family.rope_theta) != family.rope_theta:
+            # transformers then gives it to the layers without a window alone, which may not be what the model had.
+            raise UnsupportedField(f"rope_theta is {fields['rope_theta']}; only {family.rope_theta} is supported")
+        by_type = read_ropes_by_layer_type(fields, head_dim, thetas)
         return tuple(by_type[_FULL if layer.window is None else _SLIDING] for layer in attention)
     if family.delta is not None:
         # The sections are those of images: the three positions of a text's token are the same.
-        settings = {
-            name: value for name, value in (fields.get("rope_parameters") or {}).items() if name not in _SECTIONS
-        }
-        fields = fields | {"rope_parameters": settings}
+        fields = _drop_settings(fields, _SECTIONS)
+    query_scaling = 0.0
+    if prefix == "Ministral3":
+        settings = fields.get("rope_scaling") or fields.get("rope_parameters") or {}
+        query_scaling = float(settings.get(_QUERY_SCALING) or 0.0)
+        fields = _drop_settings(fields, (_QUERY_SCALING, "max_position_embeddings"))
     is_partial = prefix == "Phi3" or family.delta is not None
-    return (read_rope(fields, head_dim, theta=family.rope_theta, partial=is_partial),) * len(attention)
+    rope = read_rope(fields, head_dim, theta=family.rope_theta, partial=is_partial)
+    if query_scaling:
+        rope = replace(rope, query_scaling=query_scaling)
+    if "no_rope_layers" not in family.extra_fields:
+        return (rope,) * len(attention)
+    without = Rope(NO_ROPE, head_dim, {})
+    return tuple(rope if has_rope else without for has_rope in _read_rope_layers(fields, len(attention)))
+
+
+def _drop_settings(fields: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """Return the fields without these settings of rotary embeddings."""
+    settings = {key: fields.get(key) or {} for key in ("rope_scaling", "rope_parameters")}
+    return fields | {
+        key: {name: value for name, value in one.items() if name not in names} for key, one in settings.items()
+    }
+
+
+def _read_rope_layers(fields: dict[str, Any], num_layers: int) -> list[bool]:
+    """Return for each layer whether it has a rotary embedding."""
+    has_rope = fields.get("no_rope_layers")  # which lists the others, in spite of its name
+    if has_rope is None:
+        interval = int(fields.get("no_rope_layer_interval") or 4)
+        has_rope = [(layer + 1) % interval for layer in range(num_layers)]
+    if len(has_rope) < num_layers:
+        raise EngineError(f"no_rope_layers must be {num_layers} of 0 and 1, but is {has_rope}")
+    return [bool(one) for one in has_rope[:num_layers]]
 
 
 def read_mixers(fields: dict[str, Any], num_layers: int) -> list[str]:
@@ -62,10 +99,10 @@ def read_mixers(fields: dict[str, Any], num_layers: int) -> list[str]:
     return types
 
 
-def _read_window(prefix: str, fields: dict[str, Any]) -> int | None:
+def _read_window(prefix: str, family: Family, fields: dict[str, Any]) -> int | None:
     """Return the length of the sliding window, if any layer may have one."""
     window = fields.get("sliding_window")
-    if prefix.startswith("Qwen") and not fields.get("use_sliding_window"):
+    if "use_sliding_window" in family.extra_fields and not fields.get("use_sliding_window"):
         window = None
     if prefix == "Qwen3Moe" and window is not None and fields.get("max_window_layers"):
         # transformers then gives the window to all layers, which contradicts the field.
@@ -75,11 +112,13 @@ def _read_window(prefix: str, fields: dict[str, Any]) -> int | None:
     return None if window is None else int(window)
 
 
-def _read_layer_types(prefix: str, fields: dict[str, Any], num_layers: int, window: int | None) -> list[str]:
+def _read_layer_types(
+    prefix: str, family: Family, fields: dict[str, Any], num_layers: int, window: int | None
+) -> list[str]:
     """Return for each layer whether it sees all keys or a sliding window."""
     types = fields.get("layer_types")
     if types is None:
-        types = _default_layer_types(prefix, fields, num_layers, window)
+        types = _default_layer_types(prefix, family, fields, num_layers, window)
     if len(types) != num_layers:
         raise EngineError(f"layer_types must be {num_layers} of {_FULL!r} and {_SLIDING!r}, but is {types}")
     if others := set(types) - {_FULL, _SLIDING}:
@@ -89,18 +128,29 @@ def _read_layer_types(prefix: str, fields: dict[str, Any], num_layers: int, wind
     return list(types)
 
 
-def _default_layer_types(prefix: str, fields: dict[str, Any], num_layers: int, window: int | None) -> list[str]:
+def _default_layer_types(
+    prefix: str, family: Family, fields: dict[str, Any], num_layers: int, window: int | None
+) -> list[str]:
     """Return the layer types that transformers derives from older fields."""
     if prefix in ("Qwen2", "Qwen3"):
         first = num_layers if window is None else int(fields.get("max_window_layers", 28))
         return [_FULL if layer < first else _SLIDING for layer in range(num_layers)]
-    if prefix in ("Gemma2", "Gemma3"):
-        # Every second layer of Gemma 2 sees all keys, every sixth of Gemma 3.
-        period = 2
-        if prefix == "Gemma3":
-            period = int(fields.get("sliding_window_pattern") or fields.get("_sliding_window_pattern") or 6)
+    if prefix == "SmolLM3":
+        has_rope = _read_rope_layers(fields, num_layers)
+        return [_FULL if one or window is None else _SLIDING for one in has_rope]
+    if family.full_period is not None:
+        pattern = fields.get("sliding_window_pattern") or fields.get("_sliding_window_pattern")  # Gemma 3's alone
+        period = int(pattern or family.full_period)
         return [_SLIDING if (layer + 1) % period else _FULL for layer in range(num_layers)]
     return [_FULL if window is None else _SLIDING] * num_layers
+
+
+def read_multiplier(fields: dict[str, Any], name: str) -> float:
+    """Return a factor of Granite; 1 if there is none."""
+    value = float(fields.get(name, 1.0))
+    if not value > 0:
+        raise EngineError(f"{name} is {value}; it must be more than 0")
+    return value
 
 
 def read_softcap(fields: dict[str, Any], name: str) -> float | None:

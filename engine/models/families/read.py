@@ -8,7 +8,7 @@ from engine.models.config import RawConfig
 from engine.models.config_fields import READ, WITHOUT_INFLUENCE, UnsupportedField, refuse_unknown
 from engine.models.delta_config import read_delta
 from engine.models.families.config import DecoderConfig, ExpertsConfig, Head
-from engine.models.families.layers import LINEAR, read_attention, read_mixers, read_ropes, read_softcap
+from engine.models.families.layers import LINEAR, read_attention, read_mixers, read_multiplier, read_ropes, read_softcap
 from engine.models.families.table import FAMILIES, REWARD_HEADS
 from engine.protocol.types import EngineError
 
@@ -47,6 +47,8 @@ def _read_config(raw: RawConfig) -> DecoderConfig:
     known = known_fields(raw.architecture)
     left_out = {name: value for name, value in raw.defaults.items() if name in known and value is not None}
     fields = family.defaults | left_out | raw.fields
+    if fields.get("rope_parameters") is None and "rope_parameters" in family.defaults:
+        fields["rope_parameters"] = family.defaults["rope_parameters"]
     refuse_unknown(fields, known)
     hidden_size, positions = int(fields["hidden_size"]), int(fields["max_position_embeddings"])
     if positions < 1:
@@ -59,6 +61,10 @@ def _read_config(raw: RawConfig) -> DecoderConfig:
     ropes = read_ropes(prefix, family, fields, attention)
     attention_bias = bool(fields.get("attention_bias"))
     num_labels, head = _read_head(raw.architecture, fields)
+    # The norms of hidden states scaled by ``1 / residual`` are the same with a smaller ``eps``, and no output of a part
+    # has to be multiplied.
+    residual = read_multiplier(fields, "residual_multiplier")
+    embedding_scale = hidden_size**0.5 if family.is_gemma else read_multiplier(fields, "embedding_multiplier")
     return DecoderConfig(
         architecture=raw.architecture,
         vocab_size=int(fields["vocab_size"]),
@@ -70,11 +76,12 @@ def _read_config(raw: RawConfig) -> DecoderConfig:
         num_layers=len(layers),
         hidden_size=hidden_size,
         intermediate=int(fields["intermediate_size"]),
-        norm_eps=float(fields["rms_norm_eps"]),
+        norm_eps=float(fields["rms_norm_eps"]) / residual**2,
         norm_offset=1.0 if family.is_gemma or delta else 0.0,
-        post_norms=family.is_gemma,
+        pre_norms=family.norms != "after",
+        post_norms=family.norms != "before",
         activation=_read_activation(fields, is_gemma=family.is_gemma),
-        embedding_scale=hidden_size**0.5 if family.is_gemma else 1.0,
+        embedding_scale=embedding_scale / residual,
         logit_softcap=read_softcap(fields, "final_logit_softcapping"),
         qk_norm=family.qk_norm,
         qkv_bias=attention_bias or prefix == "Qwen2",
@@ -87,6 +94,8 @@ def _read_config(raw: RawConfig) -> DecoderConfig:
         experts=_read_experts(prefix, fields, len(layers)),
         delta=delta,
         delta_layers=delta_layers,
+        logit_scale=1 / read_multiplier(fields, "logits_scaling"),
+        hidden_scale=residual,
         states=(delta.state,) * len(delta_layers) if delta else (),
     )
 

@@ -18,9 +18,13 @@ class Family:
     defaults: dict[str, Any] = field(default_factory=dict)
     """Defaults of transformers for fields that configs leave out and that no tensor's shape reveals."""
     rope_theta: float = 10_000.0
-    qk_norm: bool = False
+    qk_norm: Literal["head", "projection"] | None = None
+    norms: Literal["before", "around", "after"] = "before"
+    """Where each part of a layer has its norms."""
+    full_period: int | None = None
+    """Every such layer sees all keys and the others have the window, unless the config lists the layers' types."""
     is_gemma: bool = False
-    """Scale embeddings, normalise before and after each part, and use gelu."""
+    """Scale embeddings, store norms as differences from 1, and use gelu."""
     fused: bool = False
     has_classifiers: bool = True
     delta: Literal["interleaved", "separate"] | None = None
@@ -45,6 +49,11 @@ _DELTA_DEFAULTS = {"partial_rotary_factor": 0.25, "full_attention_interval": 4, 
 _SHARED_EXPERT = frozenset(
     {"moe_intermediate_size", "shared_expert_intermediate_size", "norm_topk_prob", "decoder_sparse_step"}
 )
+_MINISTRAL_ROPE = {
+    **{"rope_type": "yarn", "rope_theta": 1_000_000.0, "factor": 16.0, "original_max_position_embeddings": 16384},
+    **{"beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1},
+}
+_MULTIPLIERS = "embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling"
 _EXPERTS = frozenset({"num_experts", "num_local_experts", "num_experts_per_tok"})
 
 FAMILIES = {
@@ -52,30 +61,57 @@ FAMILIES = {
     "Mistral": Family(frozenset({"sliding_window"}), {"sliding_window": 4096}),
     "Mixtral": Family(frozenset({"sliding_window"}) | _EXPERTS, rope_theta=1_000_000.0),
     "Qwen2": Family(_WINDOWS, {"sliding_window": 4096}),
-    "Qwen3": Family(_WINDOWS | {"attention_bias"}, {"sliding_window": 4096}, qk_norm=True),
+    "Qwen3": Family(_WINDOWS | {"attention_bias"}, {"sliding_window": 4096}, qk_norm="head"),
     "Qwen3Moe": Family(
         frozenset({"sliding_window", "use_sliding_window", "attention_bias", "moe_intermediate_size"})
         | {"norm_topk_prob", "decoder_sparse_step", "mlp_only_layers", "max_window_layers"}
         | _EXPERTS,
         {"sliding_window": 4096},
-        qk_norm=True,
+        qk_norm="head",
     ),
     "Phi3": Family(frozenset({"sliding_window"}), fused=True),
     "Gemma2": Family(
         _GEMMA | {"attention_bias", "attn_logit_softcapping"},
         _GEMMA_DEFAULTS | {"final_logit_softcapping": 30.0, "attn_logit_softcapping": 50.0},
+        norms="around",
+        full_period=2,
         is_gemma=True,
     ),
     "Gemma3": Family(
         _GEMMA | {"attention_bias", "sliding_window_pattern", "_sliding_window_pattern", "rope_local_base_freq"},
         _GEMMA_DEFAULTS,
-        qk_norm=True,
+        qk_norm="head",
+        norms="around",
+        full_period=6,
         is_gemma=True,
         has_classifiers=False,
     ),
-    "Qwen3Next": Family(_DELTA | _EXPERTS | _SHARED_EXPERT, _DELTA_DEFAULTS, qk_norm=True, delta="interleaved"),
-    "Qwen3_5": Family(_DELTA, _DELTA_DEFAULTS, qk_norm=True, delta="separate"),
-    "Qwen3_5Moe": Family(_DELTA | _EXPERTS | _SHARED_EXPERT, _DELTA_DEFAULTS, qk_norm=True, delta="separate"),
+    "SmolLM3": Family(
+        _WINDOWS | {"attention_bias", "mlp_bias", "no_rope_layers", "no_rope_layer_interval"},
+        {"tie_word_embeddings": True},
+        rope_theta=2_000_000.0,
+        has_classifiers=False,
+    ),
+    "Olmo3": Family(
+        frozenset({"sliding_window", "layer_types", "attention_bias"}),
+        {"sliding_window": 4096},
+        rope_theta=500_000.0,
+        qk_norm="projection",
+        norms="after",
+        full_period=4,
+        has_classifiers=False,
+    ),
+    "Ministral3": Family(
+        frozenset({"sliding_window"}), {"head_dim": 128, "rope_parameters": _MINISTRAL_ROPE}, has_classifiers=False
+    ),
+    "Granite": Family(
+        frozenset({"attention_bias", "mlp_bias", *_MULTIPLIERS}),
+        dict.fromkeys(_MULTIPLIERS, 1.0),
+        has_classifiers=False,
+    ),
+    "Qwen3Next": Family(_DELTA | _EXPERTS | _SHARED_EXPERT, _DELTA_DEFAULTS, qk_norm="head", delta="interleaved"),
+    "Qwen3_5": Family(_DELTA, _DELTA_DEFAULTS, qk_norm="head", delta="separate"),
+    "Qwen3_5Moe": Family(_DELTA | _EXPERTS | _SHARED_EXPERT, _DELTA_DEFAULTS, qk_norm="head", delta="separate"),
 }
 """Families by the prefix of the architecture's name."""
 

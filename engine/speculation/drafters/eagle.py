@@ -144,6 +144,7 @@ class EagleDrafter:
     def __init__(self, layer: DraftLayer, model: Model) -> None:
         self.kind, self.observed_layers = layer.kind, layer.observed_layers
         self._layer, self._device_config = layer, model.device_config
+        self._hidden_scale = model.config.hidden_scale
 
     def reset(self, cache: KVCache) -> None:
         for name in ("_waiting", "_trees"):  # freed before others are allocated
@@ -166,6 +167,8 @@ class EagleDrafter:
 
     def observe_step(self, steps: Sequence[StepResult], hidden: Tensor) -> None:
         """Store hidden states; the token after each is known from the prompt or was just sampled."""
+        if self._hidden_scale != 1:
+            hidden = hidden * self._hidden_scale
         due: list[tuple[StepResult, Span]] = []
         rows: list[int] = []
         places: list[int] = []

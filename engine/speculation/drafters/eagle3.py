@@ -98,7 +98,8 @@ class _Eagle3Layer:
         self._down = reader.product({f"{mlp}down_proj": hidden}, config.intermediate_size, has_bias=config.has_mlp_bias)
 
     def create_rotary_tables(self, positions: int) -> tuple[Tensor, Tensor]:
-        return self._config.rope.tables(positions)
+        cos, sin = self._config.rope.tables(positions)
+        return cos, sin
 
     def fuse(self, states: Tensor) -> Tensor:
         eps = self._config.norm_eps

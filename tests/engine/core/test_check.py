@@ -43,11 +43,11 @@ def quantized(tmp_path: Path) -> Callable[[int, int | None], Path]:
     return make
 
 
-@pytest.mark.parametrize("kind", ["llama", "gemma2", "qwen3_moe_mixed", "qwen2_classify", "granite"])
+@pytest.mark.parametrize("kind", ["llama", "gemma2", "qwen3_moe_mixed", "qwen2_classify", "granite", "olmo2"])
 def test_a_model_in_float32_is_close(checkpoints: Checkpoints, kind: str) -> None:
     result = run(checkpoints(kind))
     assert result.is_close
-    assert (result.layouts is None) == (kind == "granite")
+    assert (result.layouts is None) == (kind == "olmo2")
     assert [text.name for text in result.texts] == list(check.TEXTS)
     for text in result.texts:
         assert 0 < text.difference < 1e-3

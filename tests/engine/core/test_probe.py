@@ -38,7 +38,8 @@ def request(branches: Sequence[Branch] = BRANCHES, *, prompt: Sequence[int] = PR
 
 
 @pytest.mark.parametrize(
-    ("layers", "kind"), mostly_long_grid([(1,), (2,), (1, 2)], ["qwen3", "gemma2", "phi3", "mistral"], every=5)
+    ("layers", "kind"),
+    mostly_long_grid([(1,), (2,), (1, 2)], ["qwen3", "gemma2", "phi3", "mistral", "granite"], every=4),
 )
 def test_scores_are_those_of_the_same_head_on_the_hidden_states_of_transformers(
     checkpoints: Checkpoints, kind: str, layers: tuple[int, ...], tmp_path: Path

@@ -79,7 +79,6 @@ EXACT: dict[str, dict[str, Any]] = {
     "MiniCPM3ForCausalLM": _LATENT,
     "MiniMaxM2ForCausalLM": _MOE,
     "MinistralForCausalLM": {},
-    "Ministral3ForCausalLM": {},
     "NanoChatForCausalLM": {},
     "NemotronForCausalLM": {},
     "NemotronHForCausalLM": _ROUTED
@@ -92,7 +91,6 @@ EXACT: dict[str, dict[str, Any]] = {
         "num_hidden_layers": 4,
     },
     "OlmoForCausalLM": {},
-    "Olmo3ForCausalLM": {},
     "OlmoeForCausalLM": _WIDTH | _MOE,
     "OlmoHybridForCausalLM": {},
     "OPTForCausalLM": {"ffn_dim": 64, "word_embed_proj_dim": 48},

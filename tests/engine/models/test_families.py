@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from engine.models.config import RawConfig
 from engine.models.families.config import DecoderConfig
@@ -168,6 +169,38 @@ def test_mixture_of_experts_configs_are_read() -> None:
         4 * 4096,
         True,
     )
+
+
+def test_smollm3_and_olmo_3_have_layers_of_two_kinds() -> None:
+    fields = shape(2048, 8, 16, 4, max_position_embeddings=65536, rope_theta=5e6, no_rope_layer_interval=4)
+    config = read("SmolLM3ForCausalLM", fields | {"use_sliding_window": False, "sliding_window": None})
+    assert [rope.kind for rope in config.ropes] == ["default", "default", "default", "none"] * 2
+    assert config.tied
+    fields = shape(4096, 8, 32, 32, max_position_embeddings=65536, rope_theta=500000, sliding_window=4096)
+    scaling = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 8192, "attention_factor": 1.2}
+    config = read("Olmo3ForCausalLM", fields | {"rope_scaling": scaling})
+    assert [layer.window for layer in config.attention] == [4096, 4096, 4096, None] * 2
+    assert [rope.kind for rope in config.ropes] == ["default", "default", "default", "yarn"] * 2
+    assert (config.pre_norms, config.post_norms, config.qk_norm) == (False, True, "projection")
+
+
+def test_ministral_3_scales_queries_beyond_its_original_context() -> None:
+    fields = shape(3072, 26, 32, 8, head_dim=128, max_position_embeddings=262144)
+    settings = {"type": "yarn", "factor": 16.0, "original_max_position_embeddings": 16384, "llama_4_scaling_beta": 0.1}
+    more = {"rope_theta": 1e6, "max_position_embeddings": 262144, "mscale": 1.0, "mscale_all_dim": 1.0}
+    [rope] = set(read("Ministral3ForCausalLM", fields | {"rope_parameters": settings | more}).ropes)
+    assert (rope.kind, rope.query_scaling, len(rope.tables(16384))) == ("yarn", 0.1, 2)
+    *_, factors = rope.tables(50000)
+    torch.testing.assert_close(factors[[0, 16383, 16384, 49999], 0], 1 + 0.1 * torch.tensor([1.0, 1, 2, 4]).log())
+    assert read("Ministral3ForCausalLM", fields).ropes[0].query_scaling == 0.1
+
+
+def test_granites_multipliers_are_in_the_scales_of_other_operations() -> None:
+    factors = {"embedding_multiplier": 12.0, "residual_multiplier": 0.25, "logits_scaling": 16.0}
+    fields = shape(4096, 40, 32, 8, max_position_embeddings=131072, hidden_act="silu", attention_multiplier=0.0078125)
+    config = read("GraniteForCausalLM", fields | factors)
+    assert (config.embedding_scale, config.hidden_scale, config.logit_scale) == (48.0, 0.25, 1 / 16)
+    assert (config.attention[0].scale, config.norm_eps) == (0.0078125, 1e-5 * 16)
 
 
 def test_bookkeeping_that_fine_tuners_leave_behind_is_ignored() -> None:

@@ -27,12 +27,9 @@ BY_TRANSFORMERS = (
     "Gemma",
     "Glm",
     "Glm4",
-    "Granite",
     "Olmo",
     "Olmo2",
-    "Olmo3",
     "Phi",
-    "SmolLM3",
     "StableLm",
     "Starcoder2",
 )

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from engine.models import transformers_attention, transformers_backend
 from engine.protocol.types import EngineError
-from tests.engine.conftest import Checkpoints, save_random_model
+from tests.engine.conftest import save_random_model
 from tests.engine.helpers import Harness
 
 _INDEXER = {"n_routed_experts": 2, "num_experts_per_tok": 1, "n_group": 1, "topk_group": 1, "index_topk": 8}
@@ -24,12 +24,22 @@ _SMALL_STATE = {"mamba_d_ssm": 48, "mamba_n_heads": 6, "mamba_d_head": 8, "mamba
 
 
 @pytest.mark.parametrize(
-    ("kind", "windows"), [("olmo2", [None, None]), ("starcoder2", [20, 20]), ("smollm3", [20, None])]
+    ("architecture", "options", "windows"),
+    [
+        ("Olmo2ForCausalLM", {}, [None, None]),
+        ("Starcoder2ForCausalLM", {"head_dim": None, "sliding_window": 20}, [20, 20]),
+        (
+            "Cohere2ForCausalLM",
+            {"sliding_window": 20, "layer_types": ["sliding_attention", "full_attention"]},
+            [20, None],
+        ),
+    ],
 )
 def test_windows_are_read_from_the_attention_masks_of_a_model(
-    checkpoints: Checkpoints, kind: str, windows: list[int | None]
+    tmp_path: Path, architecture: str, options: dict[str, Any], windows: list[int | None]
 ) -> None:
-    assert [layer.window for layer in Harness(checkpoints(kind)).core.model.config.attention] == windows
+    save_random_model(architecture, options, tmp_path)
+    assert [layer.window for layer in Harness(tmp_path).core.model.config.attention] == windows
 
 
 @pytest.mark.parametrize(

@@ -56,6 +56,7 @@ CHANGED = {
     "prompt_logprobs": 2,
 }
 FAMILIES = ["qwen3", "qwen3_window", "gemma2", "phi3", "llama_bias", "qwen3_moe"]
+FAMILIES += ["granite", "smollm3", "olmo3", "ministral3"]
 
 
 def drafter(kind: str, checkpoints: Checkpoints, folder: Path) -> str:

@@ -1,0 +1,78 @@
+"""Architectures that transformers also has are computed by code of our own, or refused by the name of what is wrong."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from engine.models.config import read_raw_config
+from engine.models.config_fields import UnsupportedField
+from engine.models.decoder import Decoder
+from engine.models.load import choose_decoder
+from engine.protocol.types import EngineError
+from tests.engine.conftest import Checkpoints
+from tests.engine.helpers import SMALL, Harness
+from tests.engine.models.test_models import copy_checkpoint
+
+STRICT = replace(SMALL, strict_config=True)
+KINDS = ["granite", "smollm3", "olmo3", "ministral3"]
+
+
+def change(source: Path, target: Path, fields: dict[str, Any]) -> Path:
+    folder = copy_checkpoint(source, target)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | fields))
+    return folder
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_family_is_computed_here_and_refuses_a_field_that_it_does_not_know(
+    checkpoints: Checkpoints, tmp_path: Path, kind: str
+) -> None:
+    assert isinstance(Harness(checkpoints(kind), STRICT).core.model.decoder, Decoder)
+    folder = change(checkpoints(kind), tmp_path / "model", {"some_new_feature": 3})
+    with pytest.raises(UnsupportedField, match="some_new_feature"):
+        Harness(folder, STRICT)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_tensor_that_is_missing_or_left_over_is_refused_by_name(
+    checkpoints: Checkpoints, tmp_path: Path, kind: str
+) -> None:
+    folder = copy_checkpoint(checkpoints(kind), tmp_path / "model")
+    weights = load_file(folder / "model.safetensors")
+    for name in [name for name in weights if ".layers.1." in name]:
+        rest = {other: tensor for other, tensor in weights.items() if other != name}
+        save_file(rest, folder / "model.safetensors", metadata={"format": "pt"})
+        with pytest.raises(EngineError, match=name.replace(".", r"\.")):
+            Harness(folder)
+    extra = {"model.layers.1.new.weight": weights["model.norm.weight"].clone()}
+    save_file(weights | extra, folder / "model.safetensors")
+    with pytest.raises(EngineError, match=r"layers\.1\.new"):
+        Harness(folder)
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "reason"),
+    [
+        ("granite", {"residual_multiplier": 0}, "residual_multiplier is 0.0; it must be more than 0"),
+        ("granite", {"logits_scaling": -2.0}, "logits_scaling is -2.0"),
+        ("granite", {"attention_multiplier": "wide"}, "wrong type"),
+        ("smollm3", {"no_rope_layers": [1]}, "no_rope_layers must be 2"),
+        ("smollm3", {"use_sliding_window": False}, "there is no sliding_window"),
+        ("olmo3", {"rope_parameters": {"rope_type": "default"}}, "per layer type"),
+        ("olmo3", {"layer_types": ["full_attention"]}, "layer_types must be 2"),
+        ("ministral3", {"rope_parameters": {"rope_type": "yarn", "betas": 3}}, "betas"),
+    ],
+)
+def test_a_value_without_meaning_is_refused_by_name(
+    checkpoints: Checkpoints, tmp_path: Path, kind: str, fields: dict[str, Any], reason: str
+) -> None:
+    folder = change(checkpoints(kind), tmp_path / "model", fields)
+    with pytest.raises(EngineError, match=reason):
+        choose_decoder(read_raw_config(folder), strict_config=True)
