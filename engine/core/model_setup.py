@@ -36,8 +36,8 @@ def select_model_device(folder: Path, options: EngineOptions) -> DeviceConfig:
     choice, cpu_only_reason = choose_decoder(read_raw_config(folder), strict_config=options.strict_config), None
     if isinstance(choice, str):
         cpu_only_reason = f"{choice}: transformers runs it, on the CPU alone"
-    elif choice.states:
-        cpu_only_reason = f"{folder} has recurrent layers: they are computed on the CPU alone"
+    elif choice.cpu_only_part is not None:
+        cpu_only_reason = f"{folder} has {choice.cpu_only_part}: they are computed on the CPU alone"
     device_config = select_device(options.device, options.dtype, cpu_only_reason=cpu_only_reason)
     device_config = replace(device_config, is_batch_invariant=options.deterministic)
     if device_config.device.type == "cuda":

@@ -14,6 +14,7 @@ from engine.models.config_fields import UnsupportedField
 from engine.models.decoder import Decoder
 from engine.models.families.config import DecoderConfig
 from engine.models.families.read import decoder_config, is_defined
+from engine.models.gpt_oss import GptOssDecoder
 from engine.models.hybrid import HybridDecoder
 from engine.models.interface import Model
 from engine.models.transformers_backend import TransformersModel
@@ -51,7 +52,7 @@ def load_model(
         else:
             for gpu_format in list_gpu_formats(raw.fields.get("quantization_config")):
                 check_format(gpu_format, device_config.device)
-        kind = Decoder if config.delta is None else HybridDecoder
+        kind = HybridDecoder if config.states else GptOssDecoder if config.has_sinks else Decoder
         return kind(config, weights, context, read, device_config)
     except EngineError as error:
         raise error if str(folder) in str(error) else EngineError(f"{folder}: {error}") from None

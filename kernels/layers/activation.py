@@ -52,3 +52,13 @@ def gelu_tanh_mul(gate_up: Tensor, quantization: Quantization | None = None) -> 
         return on_cpu.gelu_tanh_mul(gate_up)
     gate, up = gate_up.chunk(2, dim=-1)
     return F.gelu(gate, approximate="tanh") * up
+
+
+def clamped_silu_mul(gate_up: Tensor, *, alpha: float, limit: float) -> Tensor:
+    """Return ``gate * sigmoid(alpha * gate) * (up + 1)`` of a gate of at most ``limit`` and an up between its negative
+    and it (gpt-oss)."""
+    if can_use_kernels(gate_up):
+        return on_cpu.clamped_silu_mul(gate_up, alpha, limit)
+    gate, up = gate_up.chunk(2, dim=-1)
+    gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+    return gate * (alpha * gate).sigmoid() * (up + 1)

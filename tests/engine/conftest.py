@@ -219,6 +219,17 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "ministral3": ("Ministral3ForCausalLM", {"rope_parameters": _YARN | {"llama_4_scaling_beta": 0.5}}),
+    "gpt_oss": (
+        "GptOssForCausalLM",
+        {
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "sliding_window": 20,
+            "swiglu_alpha": 1.3,
+            "swiglu_limit": 0.7,
+            "rope_parameters": _YARN | {"truncate": False},
+        },
+    ),
     # Not defined here, so the transformers backend runs it.
     "olmo2": ("Olmo2ForCausalLM", {}),
     "starcoder2": ("Starcoder2ForCausalLM", {"head_dim": None, "sliding_window": 20}),
@@ -226,8 +237,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("GPT2LMHeadModel", {"n_embd": 48, "n_layer": 2, "n_head": 6, "n_positions": 256}),
     "cohere": ("CohereForCausalLM", {"head_dim": None, "logit_scale": 0.3}),
     "stablelm": ("StableLmForCausalLM", {"head_dim": None}),
-    # Heads that differ in size, values narrower than keys, sinks, chunks, two calls of attention in a layer.
-    "gpt_oss": ("GptOssForCausalLM", _MOE | {"num_local_experts": 4, "sliding_window": 20}),
+    # Heads that differ in size, values narrower than keys, chunks, two calls of attention in a layer.
     "deepseek_v3": ("DeepseekV3ForCausalLM", _MOE | _LATENT | _GROUPS | {"first_k_dense_replace": 1}),
     "gemma4": ("Gemma4ForCausalLM", _GEMMA4),
     "llama4": ("Llama4ForCausalLM", _LLAMA4),

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from engine.models.config import ModelConfig
 from engine.models.delta_config import DeltaConfig
 from engine.models.rope import Rope
+
+
+class Clamp(NamedTuple):
+    """Constants of ``clamped_silu_mul``."""
+
+    alpha: float
+    limit: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +35,8 @@ class ExpertsConfig:
     """Names of an expert's gate, up and down projections."""
     shared_intermediate: int = 0
     """Size of the expert that every token is routed to, if there is one."""
+    clamp: Clamp | None = None
+    """Constants of gpt-oss's activation, if the experts have it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,3 +81,10 @@ class DecoderConfig(ModelConfig):
     delta_layers: frozenset[int] = frozenset()
     logit_scale: float = 1.0
     """Factor of the logits."""
+    has_sinks: bool = False
+    """Attention has a learned logit without a value for each query head."""
+
+    @property
+    def cpu_only_part(self) -> str | None:
+        """The part of the model that no kernel of a GPU computes, if there is one."""
+        return "recurrent layers" if self.states else "attention sinks" if self.has_sinks else None

@@ -7,7 +7,7 @@ from typing import Any
 from engine.models.config import RawConfig
 from engine.models.config_fields import READ, WITHOUT_INFLUENCE, UnsupportedField, refuse_unknown
 from engine.models.delta_config import read_delta
-from engine.models.families.config import DecoderConfig, ExpertsConfig, Head
+from engine.models.families.config import Clamp, DecoderConfig, ExpertsConfig, Head
 from engine.models.families.layers import LINEAR, read_attention, read_mixers, read_multiplier, read_ropes, read_softcap
 from engine.models.families.table import FAMILIES, REWARD_HEADS
 from engine.protocol.types import EngineError
@@ -95,6 +95,7 @@ def _read_config(raw: RawConfig) -> DecoderConfig:
         delta=delta,
         delta_layers=delta_layers,
         logit_scale=1 / read_multiplier(fields, "logits_scaling"),
+        has_sinks=family.has_sinks,
         hidden_scale=residual,
         states=(delta.state,) * len(delta_layers) if delta else (),
     )
@@ -123,9 +124,16 @@ def _read_activation(fields: dict[str, Any], *, is_gemma: bool) -> str:
 
 
 def _read_experts(prefix: str, fields: dict[str, Any], num_layers: int) -> ExpertsConfig | None:
+    clamp = None
     if prefix == "Mixtral":
         sparse_layers = list(range(num_layers))
         router, names, intermediate = "block_sparse_moe", ("w1", "w3", "w2"), fields["intermediate_size"]
+    elif prefix == "GptOss":
+        sparse_layers, router, names = list(range(num_layers)), "mlp", ("", "", "")  # all experts are in one tensor
+        intermediate = fields["intermediate_size"]
+        clamp = Clamp(float(fields["swiglu_alpha"]), float(fields["swiglu_limit"]))
+        if not clamp.limit > 0:
+            raise EngineError(f"swiglu_limit is {clamp.limit}; it must be more than 0")
     elif prefix in ("Qwen3Moe", "Qwen3Next", "Qwen3_5Moe"):
         dense, step = set(fields.get("mlp_only_layers") or ()), int(fields.get("decoder_sparse_step", 1))
         sparse_layers = [layer for layer in range(num_layers) if layer not in dense and (layer + 1) % step == 0]
@@ -141,10 +149,11 @@ def _read_experts(prefix: str, fields: dict[str, Any], num_layers: int) -> Exper
         num_experts=num_experts,
         per_token=per_token,
         intermediate=int(intermediate),
-        is_normalized=prefix == "Mixtral" or bool(fields.get("norm_topk_prob", prefix != "Qwen3Moe")),
+        is_normalized=prefix in ("Mixtral", "GptOss") or bool(fields.get("norm_topk_prob", prefix != "Qwen3Moe")),
         router=router,
         names=names,
         shared_intermediate=int(fields.get("shared_expert_intermediate_size") or 0),
+        clamp=clamp,
     )
 
 

@@ -26,6 +26,7 @@ class Family:
     is_gemma: bool = False
     """Scale embeddings, store norms as differences from 1, and use gelu."""
     fused: bool = False
+    has_sinks: bool = False
     has_classifiers: bool = True
     delta: Literal["interleaved", "separate"] | None = None
     """The order of the projections of layers with a gated delta rule, of a family that has them."""
@@ -52,6 +53,10 @@ _SHARED_EXPERT = frozenset(
 _MINISTRAL_ROPE = {
     **{"rope_type": "yarn", "rope_theta": 1_000_000.0, "factor": 16.0, "original_max_position_embeddings": 16384},
     **{"beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1},
+}
+_GPT_OSS_ROPE = {
+    **{"rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings": 4096},
+    **{"beta_fast": 32.0, "beta_slow": 1.0, "truncate": False},
 }
 _MULTIPLIERS = "embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling"
 _EXPERTS = frozenset({"num_experts", "num_local_experts", "num_experts_per_tok"})
@@ -107,6 +112,17 @@ FAMILIES = {
     "Granite": Family(
         frozenset({"attention_bias", "mlp_bias", *_MULTIPLIERS}),
         dict.fromkeys(_MULTIPLIERS, 1.0),
+        has_classifiers=False,
+    ),
+    "GptOss": Family(
+        frozenset({"sliding_window", "layer_types", "attention_bias", "swiglu_alpha", "swiglu_limit"})
+        | {"initial_context_length", "experts_per_token"}  # names of other fields in OpenAI's own code
+        | _EXPERTS,
+        {"sliding_window": 128, "attention_bias": True, "swiglu_alpha": 1.702, "swiglu_limit": 7.0}
+        | {"head_dim": 64, "num_experts_per_tok": 4, "rope_parameters": _GPT_OSS_ROPE},
+        rope_theta=150_000.0,
+        full_period=2,
+        has_sinks=True,
         has_classifiers=False,
     ),
     "Qwen3Next": Family(_DELTA | _EXPERTS | _SHARED_EXPERT, _DELTA_DEFAULTS, qk_norm="head", delta="interleaved"),

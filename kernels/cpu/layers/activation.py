@@ -9,6 +9,7 @@ from torch import Tensor
 
 from kernels.cpu.runtime.kernel import (
     Kernel,
+    as_float,
     float32_array,
     function,
     kernel,
@@ -37,14 +38,18 @@ def gelu_tanh_mul(gate_up: Tensor) -> Tensor:
     return _gate(_gelu_tanh_mul, gate_up)
 
 
-def _gate(activation: Kernel, gate_up: Tensor) -> Tensor:
+def clamped_silu_mul(gate_up: Tensor, alpha: float, limit: float) -> Tensor:
+    """``kernels.layers.activation.clamped_silu_mul`` of a float32 tensor."""
+    return _gate(_clamped_silu_mul, gate_up, alpha, limit)
+
+
+def _gate(activation: Kernel, gate_up: Tensor, *constants: float) -> Tensor:
     rows, width = gate_up.shape[0], gate_up.shape[1] // 2
     out = empty(rows, width)
     if gate_up.stride(1) != 1:
         gate_up = gate_up.contiguous()
-    activation(
-        gate_up, out, rows, width, gate_up.stride(0), threads=1 if rows * width < _MIN_RESULTS_FOR_THREADS else None
-    )
+    threads = 1 if rows * width < _MIN_RESULTS_FOR_THREADS else None
+    activation(gate_up, out, rows, width, gate_up.stride(0), *constants, threads=threads)
     return out
 
 
@@ -86,3 +91,20 @@ def _silu_mul(address: Any) -> None:
 @kernel
 def _gelu_tanh_mul(address: Any) -> None:
     _gelu_tanh_loop(*read_arguments(address))
+
+
+@kernel
+def _clamped_silu_mul(address: Any) -> None:
+    a, thread, threads = read_arguments(address)
+    rows, width, stride = a[2], a[3], a[4]
+    alpha, limit = np.float32(as_float(a[5])), np.float32(as_float(a[6]))
+    out = float32_array(a[1], (rows, width))
+    first, end = split_range(rows, thread, threads)
+    for row in range(first, end):
+        gate_up = float32_array(a[0] + 4 * row * stride, (2, width))
+        for i in range(width):
+            # A comparison with NaN is false, so NaN stays NaN.
+            gate, up = gate_up[0, i], gate_up[1, i]
+            gate = limit if gate > limit else gate
+            up = limit if up > limit else -limit if up < -limit else up
+            out[row, i] = gate / (_ONE + exp32(np.float32(-alpha * gate))) * (up + _ONE)

@@ -203,6 +203,19 @@ def test_granites_multipliers_are_in_the_scales_of_other_operations() -> None:
     assert (config.attention[0].scale, config.norm_eps) == (0.0078125, 1e-5 * 16)
 
 
+def test_gpt_oss_config_is_read() -> None:
+    fields = shape(2880, 24, 64, 8, head_dim=64, max_position_embeddings=131072, rope_theta=150000, hidden_act="silu")
+    scaling = {"beta_fast": 32.0, "beta_slow": 1.0, "factor": 32.0, "original_max_position_embeddings": 4096}
+    more = {"attention_bias": True, "experts_per_token": 4, "initial_context_length": 4096, "sliding_window": 128}
+    more |= {"num_experts_per_tok": 4, "num_local_experts": 32, "router_aux_loss_coef": 0.9, "swiglu_limit": 7.0}
+    more |= {"intermediate_size": 2880, "rope_scaling": scaling | {"rope_type": "yarn", "truncate": False}}
+    config = read("GptOssForCausalLM", fields | more)
+    assert config.experts is not None
+    assert (config.experts.clamp, config.experts.intermediate) == ((1.702, 7.0), 2880)
+    assert [layer.window for layer in config.attention[:3]] == [128, None, 128]
+    assert (config.max_context, config.output_bias, config.cpu_only_part) == (131072, True, "attention sinks")
+
+
 def test_bookkeeping_that_fine_tuners_leave_behind_is_ignored() -> None:
     fields = LLAMA_3_1 | {"_model_name_or_path": "a", "_commit_hash": "b"}
     assert read("LlamaForCausalLM", fields).hidden_size == 4096

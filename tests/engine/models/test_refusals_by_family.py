@@ -20,7 +20,7 @@ from tests.engine.helpers import SMALL, Harness
 from tests.engine.models.test_models import copy_checkpoint
 
 STRICT = replace(SMALL, strict_config=True)
-KINDS = ["granite", "smollm3", "olmo3", "ministral3"]
+KINDS = ["granite", "smollm3", "olmo3", "ministral3", "gpt_oss"]
 
 
 def change(source: Path, target: Path, fields: dict[str, Any]) -> Path:
@@ -67,6 +67,8 @@ def test_a_tensor_that_is_missing_or_left_over_is_refused_by_name(
         ("smollm3", {"use_sliding_window": False}, "there is no sliding_window"),
         ("olmo3", {"rope_parameters": {"rope_type": "default"}}, "per layer type"),
         ("olmo3", {"layer_types": ["full_attention"]}, "layer_types must be 2"),
+        ("gpt_oss", {"swiglu_limit": 0}, "swiglu_limit is 0.0; it must be more than 0"),
+        ("gpt_oss", {"num_experts_per_tok": 5}, "num_experts_per_tok is 5"),
         ("ministral3", {"rope_parameters": {"rope_type": "yarn", "betas": 3}}, "betas"),
     ],
 )

@@ -108,7 +108,8 @@ def test_gemma3_has_one_rope_for_each_type_of_layer(old: bool) -> None:
         full = {"rope_type": "linear", "factor": 8.0, "rope_theta": 5e5}
         sliding = {"rope_type": "default", "rope_theta": 700.0}
         fields = {"rope_parameters": {"full_attention": full, "sliding_attention": sliding}}
-    ours = read_ropes_by_layer_type(_SHAPE | fields, DIM)
+    thetas = {"full_attention": 1e6, "sliding_attention": fields.get("rope_local_base_freq", 1e4)}
+    ours = read_ropes_by_layer_type(_SHAPE | fields, DIM, thetas)
     for layer_type, rope in ours.items():
         assert_equal_tables(
             rope, lambda: Gemma3RotaryEmbedding(Gemma3TextConfig(**_SHAPE, **fields)), layer_type=layer_type

@@ -65,13 +65,7 @@ def test_features_that_paged_attention_lacks_are_refused_by_name(
 @pytest.mark.parametrize(
     ("architecture", "options", "module", "name", "value"),
     [
-        (
-            "GptOssForCausalLM",
-            {"num_local_experts": 2, "num_experts_per_tok": 1},
-            transformers_attention,
-            "_SINKS",
-            "no",
-        ),
+        ("GraniteSWAForCausalLM", {}, transformers_attention, "_SINKS", "no"),
         ("FalconH1ForCausalLM", _SMALL_STATE, transformers_backend, "wrap_mixers", lambda _: []),
     ],
 )

@@ -364,6 +364,8 @@ def test_models_that_need_the_cpu_are_rejected_on_a_gpu(
     with pytest.raises(EngineError, match="transformers"):
         Harness(checkpoints("olmo2"), EngineOptions(kv_tokens=64, device="cuda"))
     assert Harness(checkpoints("olmo2"), EngineOptions(kv_tokens=64)).core.cache.data.is_cpu
+    with pytest.raises(EngineError, match="has attention sinks: they are computed on the CPU alone"):
+        Harness(checkpoints("gpt_oss"), EngineOptions(kv_tokens=64, device="cuda"))
 
 
 @pytest.mark.gpu

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.layers.activation import gelu_tanh_mul, silu_mul
+from kernels.layers.activation import clamped_silu_mul, gelu_tanh_mul, silu_mul
 from tests.closeness import EPS, assert_rounded
 from tests.seeds import shift
 
@@ -85,3 +85,33 @@ def test_a_row_does_not_depend_on_the_other_rows(function: Activation, width: in
     for rows in (1, 2, 3, 17, 129, 211, 299):
         assert torch.equal(function(x[:rows]), whole[:rows])
         assert torch.equal(function(x[300 - rows :]), whole[300 - rows :])
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_clamped_activation_equals_the_float64_formula(seed: int) -> None:
+    x = 4 * torch.randn(9, 2 * 37, generator=torch.Generator().manual_seed(shift(seed)))
+    gate, up = x.double().chunk(2, dim=1)
+    gate, up = gate.clamp(max=7.0), up.clamp(-7.0, 7.0)
+    exact = gate / (1 + (-1.702 * gate).exp()) * (up + 1)
+    # As above, with an argument up to 28 that was rounded once more; and up + 1, which may cancel, is rounded.
+    bound = 40 * EPS * exact.abs() + 4 * EPS * (gate * (1 + up.abs())).abs()
+    for kernel in (True, False):
+        found = clamped_silu_mul(x.clone().requires_grad_(not kernel), alpha=1.702, limit=7.0)
+        assert_rounded(found.detach(), exact, bound)
+
+
+def test_a_clamp_leaves_nan_as_it_is_and_takes_infinite_numbers() -> None:
+    gate = torch.tensor([[torch.nan, 1.0, torch.inf, 1.0, 1.0]])
+    up = torch.tensor([[1.0, torch.nan, 1.0, torch.inf, -torch.inf]])
+    found = clamped_silu_mul(torch.cat((gate, up), dim=1), alpha=1.0, limit=2.0)
+    one, two = 1 / (1 + math.exp(-1)), 2 / (1 + math.exp(-2))
+    expected = torch.tensor([[torch.nan, torch.nan, 2 * two, 3 * one, -one]])
+    torch.testing.assert_close(found, expected, atol=0, rtol=4 * EPS, equal_nan=True)
+
+
+def test_rows_of_a_clamped_activation_depend_on_no_other_row() -> None:
+    x = random(40, 2 * 131)
+    whole = clamped_silu_mul(x, alpha=1.702, limit=7.0)
+    assert all(
+        clamped_silu_mul(x[row : row + 1], alpha=1.702, limit=7.0).equal(whole[row : row + 1]) for row in range(40)
+    )

@@ -1,0 +1,84 @@
+"""The decoder of gpt-oss on the CPU: attention with sinks, and experts with biases and a clamped activation."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import overload
+
+import torch
+from torch import Tensor
+
+from engine.device import DeviceConfig
+from engine.models.decoder import Decoder, LayerBuilder
+from engine.models.families.config import Clamp, DecoderConfig
+from engine.models.feed_forward import Experts, GatedMlp
+from engine.weights.formats.registry import MatrixReader
+from engine.weights.matmul import create_product
+from engine.weights.safetensors import Weights
+from kernels.common.quantization import Quantization, QuantizedRows, Rows
+from kernels.layers.activation import clamped_silu_mul
+from kernels.quantize import quantize_rows
+
+
+class GptOssBuilder(LayerBuilder):
+    """Builds layers whose experts are stacked, the rows of gate and up alternating."""
+
+    def _experts(self, prefix: str) -> Experts:
+        moe, hidden = self._config.experts, self._config.hidden_size
+        assert moe is not None
+        assert moe.clamp is not None
+        names, count, width = f"{prefix}{moe.router}.experts.", moe.num_experts, moe.intermediate
+        gate_ups = self._weights.take(f"{names}gate_up_proj", count, hidden, 2 * width).transpose(1, 2)
+        gate_up_biases = self._weights.take(f"{names}gate_up_proj_bias", count, 2 * width)
+        downs = self._weights.take(f"{names}down_proj", count, width, hidden).transpose(1, 2)
+        down_biases = self._weights.take(f"{names}down_proj_bias", count, hidden)
+        activation = _ClampedActivation(moe.clamp)
+        experts = [
+            GatedMlp(
+                create_product([_separate(gate_ups[index])], _separate(gate_up_biases[index]), self._device_config),
+                create_product([downs[index].contiguous()], down_biases[index], self._device_config),
+                activation,
+            )
+            for index in range(count)
+        ]
+        return Experts(
+            self.linear(f"{prefix}{moe.router}.router", count, hidden, bias=True),
+            experts,
+            moe.per_token,
+            is_normalized=moe.is_normalized,
+            is_batch_invariant=self._device_config.is_batch_invariant,
+        )
+
+
+class GptOssDecoder(Decoder):
+    """A ``Model`` with sinks in every layer."""
+
+    def _create_builder(
+        self, config: DecoderConfig, weights: Weights, read: MatrixReader, device_config: DeviceConfig
+    ) -> LayerBuilder:
+        attention = tuple(
+            replace(layer, sinks=weights.take(f"model.layers.{index}.self_attn.sinks", layer.heads))
+            for index, layer in enumerate(config.attention)
+        )
+        self.config = replace(config, attention=attention)
+        return GptOssBuilder(config, weights, read, device_config)
+
+
+class _ClampedActivation:
+    """An ``Activation``: ``clamped_silu_mul`` with the constants of a model."""
+
+    def __init__(self, clamp: Clamp) -> None:
+        self._clamp = clamp
+
+    @overload
+    def __call__(self, gate_up: Tensor, quantization: None = None) -> Tensor: ...
+    @overload
+    def __call__(self, gate_up: Tensor, quantization: Quantization) -> QuantizedRows: ...
+    def __call__(self, gate_up: Tensor, quantization: Quantization | None = None) -> Rows:
+        result = clamped_silu_mul(gate_up, alpha=self._clamp.alpha, limit=self._clamp.limit)
+        return result if quantization is None else quantize_rows(result, quantization)
+
+
+def _separate(rows: Tensor) -> Tensor:
+    """Return the rows of the gate, then those of up, of a tensor in which they alternate."""
+    return torch.cat((rows[::2], rows[1::2]))
