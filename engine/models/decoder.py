@@ -142,7 +142,7 @@ class Decoder:
         embedding = "lm_head" if tied and weights.has("lm_head.weight") else "model.embed_tokens"
         self.embedding = create_embedding(weights.take_matrix(embedding, *shape), device_config)
         self._layers = [builder.layer(index) for index in range(config.num_layers)]
-        self._norm = builder.norm("model.norm") * config.logit_scale
+        self._norm = builder.norm(builder.final_norm) * config.logit_scale
         if config.head.may_have_lm_head:
             weights.drop("lm_head.weight")
         self._head: list[Product] = [self.embedding.create_product()] if tied else builder.head()
@@ -306,6 +306,9 @@ def scaled_embedding(config: DecoderConfig, embedded: Tensor) -> Tensor:
 class LayerBuilder:
     """Build layers from a checkpoint's tensors, fusing them. No source tensor outlives the part it is fused into."""
 
+    final_norm = "model.norm"
+    """Name of the norm of the final hidden states."""
+
     def __init__(
         self, config: DecoderConfig, weights: Weights, read: MatrixReader, device_config: DeviceConfig = CPU
     ) -> None:
@@ -376,9 +379,9 @@ class LayerBuilder:
         )
         return create_product(matrices, joined_bias, self._device_config)
 
-    def _qk_norm(self, attention: str) -> Tensor:
+    def _qk_norm(self, attention: str, name: str = "{}_norm") -> Tensor:
         config = self._config
-        per_query, per_key = (self.norm(f"{attention}{name}_norm", config.head_dim) for name in ("q", "k"))
+        per_query, per_key = (self.norm(attention + name.format(part), config.head_dim) for part in ("q", "k"))
         return torch.stack([per_query] * config.heads + [per_key] * config.kv_heads)
 
     def _mlp(self, prefix: str) -> GatedMlp:

@@ -1,7 +1,8 @@
-"""Decoders in which most layers have a gated delta rule instead of attention: Qwen3-Next and Qwen3.5, on the CPU.
+"""Decoders in which most layers keep a state instead of keys, on the CPU.
 
-Attention layers are gated: each query head has a gate, which is projected together with the query. Every layer ends
-like those of other decoders, so that products, weight formats and experts are theirs.
+Those of Qwen3-Next and Qwen3.5 have a gated delta rule, those of LFM2 a short convolution (``short_convolution``). In
+the former, attention layers are gated: each query head has a gate, which is projected together with the query. Every
+layer ends like those of other decoders, so that products, weight formats and experts are theirs.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from engine.models.delta_config import DeltaConfig
 from engine.models.families.config import DecoderConfig
 from engine.models.feed_forward import Experts, GatedMlp
 from engine.models.interface import Batch, KeepState
+from engine.models.short_convolution import AttentionLayer, ConvolutionBuilder, ConvolutionLayer
 from engine.weights.formats.registry import MatrixReader
 from engine.weights.safetensors import Weights
 from kernels.common.quantization import Rows
@@ -124,14 +126,14 @@ class HybridBuilder(LayerBuilder):
     def layer(self, index: int) -> Layer:
         config, prefix = self._config, f"model.layers.{index}."
         assert config.delta is not None
-        is_delta = index in config.delta_layers
+        is_delta = index in config.state_layers
         attention = f"{prefix}linear_attn." if is_delta else f"{prefix}self_attn."
         query, key = config.heads * config.head_dim, config.kv_heads * config.head_dim
         parts = config.delta.projections if is_delta else {"q_proj": 2 * query, "k_proj": key, "v_proj": key}
         width = config.delta.value_heads * config.delta.value_dim if is_delta else query
         common: dict[str, Any] = {
             "config": config,
-            "index": sum(other not in config.delta_layers for other in range(index)),
+            "index": sum(other not in config.state_layers for other in range(index)),
             "input_norm": self.norm(f"{prefix}input_layernorm"),
             "qkv": self.product(
                 {attention + name: rows for name, rows in parts.items()},
@@ -182,6 +184,8 @@ class HybridDecoder(Decoder):
     def _create_builder(
         self, config: DecoderConfig, weights: Weights, read: MatrixReader, device_config: DeviceConfig
     ) -> LayerBuilder:
+        if config.convolution_width is not None:
+            return ConvolutionBuilder(config, weights, read, device_config)
         for name in weights.names():
             if name.startswith(_PREDICTION_HEADS):
                 weights.drop(name)
@@ -202,10 +206,10 @@ class HybridDecoder(Decoder):
         segments = torch.tensor(states.segments, dtype=torch.int64)
         next_state = iter(states.layers)
         for index, layer in enumerate(self._layers, 1):
-            if isinstance(layer, DeltaLayer):
+            if isinstance(layer, DeltaLayer | ConvolutionLayer):
                 mixed = layer.mix_states(hidden, next(next_state), segments)
             else:
-                assert isinstance(layer, GatedAttentionLayer)
+                assert isinstance(layer, GatedAttentionLayer | AttentionLayer)
                 mixed = layer.mix(hidden, angles, attend)
             hidden, _ = layer.forward_mlp(hidden, mixed)
             if keep is not None and index < len(self._layers):

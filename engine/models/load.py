@@ -52,7 +52,7 @@ def load_model(
         else:
             for gpu_format in list_gpu_formats(raw.fields.get("quantization_config")):
                 check_format(gpu_format, device_config.device)
-        kind = HybridDecoder if config.states else GptOssDecoder if config.has_sinks else Decoder
+        kind = HybridDecoder if config.state_layers else GptOssDecoder if config.has_sinks else Decoder
         return kind(config, weights, context, read, device_config)
     except EngineError as error:
         raise error if str(folder) in str(error) else EngineError(f"{folder}: {error}") from None

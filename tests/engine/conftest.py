@@ -230,6 +230,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_parameters": _YARN | {"truncate": False},
         },
     ),
+    "lfm2": ("Lfm2ForCausalLM", {"layer_types": ["conv", "full_attention"], "block_multiple_of": 10}),
     # Not defined here, so the transformers backend runs it.
     "olmo2": ("Olmo2ForCausalLM", {}),
     "starcoder2": ("Starcoder2ForCausalLM", {"head_dim": None, "sliding_window": 20}),
@@ -249,7 +250,6 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         "Qwen3_5MoeForCausalLM",
         _MOE | _SHARED | _DELTA | _MIXED,
     ),
-    "lfm2": ("Lfm2ForCausalLM", {"layer_types": ["conv", "full_attention"]}),
     "jamba": ("JambaForCausalLM", _JAMBA),
     "mamba2": ("Mamba2ForCausalLM", {"num_heads": 12, "head_dim": 8, "state_size": 8, "expand": 2, "n_groups": 2}),
     "falcon_h1": ("FalconH1ForCausalLM", _FALCON_H1),

@@ -78,7 +78,10 @@ class DecoderConfig(ModelConfig):
     experts: ExpertsConfig | None
     delta: DeltaConfig | None = None
     """Sizes of the layers with a gated delta rule, if there are such layers."""
-    delta_layers: frozenset[int] = frozenset()
+    convolution_width: int | None = None
+    """Tokens that the layers with a short convolution read, if there are such layers."""
+    state_layers: frozenset[int] = frozenset()
+    """Layers with a delta rule or a short convolution instead of attention."""
     logit_scale: float = 1.0
     """Factor of the logits."""
     has_sinks: bool = False

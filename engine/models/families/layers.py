@@ -12,7 +12,7 @@ from engine.models.families.table import Family
 from engine.models.rope import NO_ROPE, Rope, read_rope, read_ropes_by_layer_type
 from engine.protocol.types import EngineError
 
-_FULL, _SLIDING, LINEAR = "full_attention", "sliding_attention", "linear_attention"
+_FULL, _SLIDING, _LINEAR, _CONVOLUTION = "full_attention", "sliding_attention", "linear_attention", "conv"
 _SECTIONS = "mrope_section", "mrope_interleaved"
 _QUERY_SCALING = "llama_4_scaling_beta"
 
@@ -32,7 +32,7 @@ def read_attention(prefix: str, family: Family, fields: dict[str, Any]) -> tuple
     softcap = read_softcap(fields, "attn_logit_softcapping")
     full = LayerAttentionConfig(heads, kv_heads, head_dim, scale, softcap=softcap)
     sliding = replace(full, window=window)
-    if family.delta is not None:
+    if family.delta is not None or family.has_convolutions:
         return (full,) * num_layers
     return tuple(
         sliding if kind == _SLIDING else full for kind in _read_layer_types(prefix, family, fields, num_layers, window)
@@ -89,13 +89,31 @@ def _read_rope_layers(fields: dict[str, Any], num_layers: int) -> list[bool]:
     return [bool(one) for one in has_rope[:num_layers]]
 
 
-def read_mixers(fields: dict[str, Any], num_layers: int) -> list[str]:
+def read_state_layers(family: Family, fields: dict[str, Any], num_layers: int) -> frozenset[int]:
+    """Return the layers that keep a state instead of keys."""
+    if family.has_convolutions:
+        types = fields.get("layer_types")
+        if types is None:
+            full = fields.get("full_attn_idxs") or range(num_layers)
+            types = [_FULL if layer in full else _CONVOLUTION for layer in range(num_layers)]
+        if len(types) != num_layers or set(types) != {_CONVOLUTION, _FULL}:
+            raise UnsupportedField(
+                f"layer_types is {types}; only {num_layers} of {_CONVOLUTION!r} and {_FULL!r}, with both, is supported"
+            )
+    elif family.delta is not None:
+        types = _read_mixers(fields, num_layers)
+    else:
+        return frozenset()
+    return frozenset(index for index, kind in enumerate(types) if kind != _FULL)
+
+
+def _read_mixers(fields: dict[str, Any], num_layers: int) -> list[str]:
     """Return for each layer of a hybrid model whether it has attention or a delta rule."""
     interval = int(fields["full_attention_interval"])
-    types = fields.get("layer_types") or [LINEAR if (layer + 1) % interval else _FULL for layer in range(num_layers)]
+    types = fields.get("layer_types") or [_LINEAR if (layer + 1) % interval else _FULL for layer in range(num_layers)]
     types = ["linear_attention" if kind == "mamba" else str(kind) for kind in types]
-    if len(types) != num_layers or not set(types) <= {LINEAR, _FULL} or _FULL not in types:
-        raise EngineError(f"layer_types must be {num_layers} of {LINEAR!r} and {_FULL!r}, with both, but is {types}")
+    if len(types) != num_layers or not set(types) <= {_LINEAR, _FULL} or _FULL not in types:
+        raise EngineError(f"layer_types must be {num_layers} of {_LINEAR!r} and {_FULL!r}, with both, but is {types}")
     return types
 
 

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
+from engine.cache.state_layers import StateLayer
 from engine.models.config import RawConfig
 from engine.models.config_fields import READ, WITHOUT_INFLUENCE, UnsupportedField, refuse_unknown
 from engine.models.delta_config import read_delta
 from engine.models.families.config import Clamp, DecoderConfig, ExpertsConfig, Head
-from engine.models.families.layers import LINEAR, read_attention, read_mixers, read_multiplier, read_ropes, read_softcap
-from engine.models.families.table import FAMILIES, REWARD_HEADS
+from engine.models.families.layers import (
+    read_attention,
+    read_multiplier,
+    read_ropes,
+    read_softcap,
+    read_state_layers,
+)
+from engine.models.families.table import FAMILIES, REWARD_HEADS, Family
 from engine.protocol.types import EngineError
 
 
@@ -47,6 +54,7 @@ def _read_config(raw: RawConfig) -> DecoderConfig:
     known = known_fields(raw.architecture)
     left_out = {name: value for name, value in raw.defaults.items() if name in known and value is not None}
     fields = family.defaults | left_out | raw.fields
+    fields |= {name: fields[alias] for alias, name in family.aliases.items() if alias in fields}
     if fields.get("rope_parameters") is None and "rope_parameters" in family.defaults:
         fields["rope_parameters"] = family.defaults["rope_parameters"]
     refuse_unknown(fields, known)
@@ -55,9 +63,11 @@ def _read_config(raw: RawConfig) -> DecoderConfig:
         raise EngineError(f"max_position_embeddings is {positions}; it must be 1 or more")
     layers = read_attention(prefix, family, fields)
     delta = None if family.delta is None else read_delta(fields, is_interleaved=family.delta == "interleaved")
-    types = read_mixers(fields, len(layers)) if delta else []
-    delta_layers = frozenset(index for index, kind in enumerate(types) if kind == LINEAR)
-    attention = tuple(layer for index, layer in enumerate(layers) if index not in delta_layers)
+    state_layers = read_state_layers(family, fields, len(layers))
+    attention = tuple(layer for index, layer in enumerate(layers) if index not in state_layers)
+    width = int(fields["conv_L_cache"]) if family.has_convolutions else None
+    if width is not None and width < 2:
+        raise EngineError(f"conv_L_cache is {width}; it must be 2 or more")
     ropes = read_ropes(prefix, family, fields, attention)
     attention_bias = bool(fields.get("attention_bias"))
     num_labels, head = _read_head(raw.architecture, fields)
@@ -75,7 +85,7 @@ def _read_config(raw: RawConfig) -> DecoderConfig:
         attention=attention,
         num_layers=len(layers),
         hidden_size=hidden_size,
-        intermediate=int(fields["intermediate_size"]),
+        intermediate=_read_intermediate(family, fields),
         norm_eps=float(fields["rms_norm_eps"]) / residual**2,
         norm_offset=1.0 if family.is_gemma or delta else 0.0,
         pre_norms=family.norms != "after",
@@ -93,12 +103,24 @@ def _read_config(raw: RawConfig) -> DecoderConfig:
         ropes=ropes,
         experts=_read_experts(prefix, fields, len(layers)),
         delta=delta,
-        delta_layers=delta_layers,
+        convolution_width=width,
+        state_layers=state_layers,
         logit_scale=1 / read_multiplier(fields, "logits_scaling"),
         has_sinks=family.has_sinks,
         hidden_scale=residual,
-        states=(delta.state,) * len(delta_layers) if delta else (),
+        states=(delta.state if delta else StateLayer((((width or 1) - 1, hidden_size),)),) * len(state_layers),
     )
+
+
+def _read_intermediate(family: Family, fields: dict[str, Any]) -> int:
+    """Return the width of a feed-forward part; LFM2's configs give one and a half times it, before it is rounded up."""
+    size = int(fields["intermediate_size"])
+    if family.has_convolutions and fields["block_auto_adjust_ff_dim"]:
+        size = int(2 * size / 3)
+        if fields["block_ffn_dim_multiplier"] is not None:
+            multiple = int(fields["block_multiple_of"])
+            size = -(-int(float(fields["block_ffn_dim_multiplier"]) * size) // multiple) * multiple
+    return size
 
 
 def _read_head(architecture: str, fields: dict[str, Any]) -> tuple[int, Head]:

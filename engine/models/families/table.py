@@ -28,6 +28,10 @@ class Family:
     fused: bool = False
     has_sinks: bool = False
     has_classifiers: bool = True
+    aliases: dict[str, str] = field(default_factory=dict)
+    """Config fields by the names that this family has for them."""
+    has_convolutions: bool = False
+    """Most layers have a short convolution instead of attention."""
     delta: Literal["interleaved", "separate"] | None = None
     """The order of the projections of layers with a gated delta rule, of a family that has them."""
 
@@ -58,6 +62,15 @@ _GPT_OSS_ROPE = {
     **{"rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings": 4096},
     **{"beta_fast": 32.0, "beta_slow": 1.0, "truncate": False},
 }
+_LFM2_MLP = {"block_auto_adjust_ff_dim": True, "block_ffn_dim_multiplier": 1.0, "block_multiple_of": 256}
+_LFM2_UNREAD = frozenset(
+    {
+        *("block_dim", "block_ff_dim", "block_mlp_init_scale", "block_norm_eps", "block_out_init_scale"),
+        *("block_use_swiglu", "block_use_xavier_init", "conv_dim", "conv_dim_out", "conv_use_xavier_init"),
+        *("num_heads", "use_pos_enc"),
+    }
+)
+"""Fields of Liquid's own code that transformers does not read, or reads by another name."""
 _MULTIPLIERS = "embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling"
 _EXPERTS = frozenset({"num_experts", "num_local_experts", "num_experts_per_tok"})
 
@@ -123,6 +136,20 @@ FAMILIES = {
         rope_theta=150_000.0,
         full_period=2,
         has_sinks=True,
+        has_classifiers=False,
+    ),
+    "Lfm2": Family(
+        frozenset({"layer_types", "full_attn_idxs", "norm_eps", "tie_embedding", "conv_L_cache", *_LFM2_MLP})
+        | _LFM2_UNREAD,
+        {"norm_eps": 1e-5, "tie_word_embeddings": True, "conv_L_cache": 3} | _LFM2_MLP,
+        rope_theta=1_000_000.0,
+        qk_norm="head",
+        aliases={
+            "norm_eps": "rms_norm_eps",
+            "tie_embedding": "tie_word_embeddings",
+            "block_ff_dim": "intermediate_size",
+        },
+        has_convolutions=True,
         has_classifiers=False,
     ),
     "Qwen3Next": Family(_DELTA | _EXPERTS | _SHARED_EXPERT, _DELTA_DEFAULTS, qk_norm="head", delta="interleaved"),

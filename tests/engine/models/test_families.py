@@ -216,6 +216,31 @@ def test_gpt_oss_config_is_read() -> None:
     assert (config.max_context, config.output_bias, config.cpu_only_part) == (131072, True, "attention sinks")
 
 
+def test_lfm2_config_is_read() -> None:
+    fields = shape(2048, 6, 32, 8, max_position_embeddings=128000, rope_theta=1e6, norm_eps=1e-4, conv_L_cache=3)
+    fields |= {
+        "block_auto_adjust_ff_dim": True,
+        "block_dim": 2048,
+        "block_ff_dim": 12288,
+        "block_ffn_dim_multiplier": 1.0,
+    }
+    fields |= {
+        "block_multiple_of": 256,
+        "block_norm_eps": 1e-5,
+        "conv_bias": False,
+        "conv_dim": 2048,
+        "conv_dim_out": 2048,
+    }
+    fields |= {"full_attn_idxs": [2, 5], "num_heads": 32, "use_pos_enc": True, "tie_embedding": True}
+    config = read("Lfm2ForCausalLM", fields)
+    assert (config.state_layers, len(config.attention), config.convolution_width) == (frozenset({0, 1, 3, 4}), 2, 3)
+    assert (config.intermediate, config.norm_eps, config.tied) == (8192, 1e-4, True)
+    assert config.states[0].shapes == ((2, 2048),)
+    same = read("Lfm2ForCausalLM", fields | {"block_ff_dim": 8192, "block_auto_adjust_ff_dim": False})
+    assert same.intermediate == 8192
+    assert read("Lfm2ForCausalLM", fields | {"block_ff_dim": 10000}).intermediate == 6912
+
+
 def test_bookkeeping_that_fine_tuners_leave_behind_is_ignored() -> None:
     fields = LLAMA_3_1 | {"_model_name_or_path": "a", "_commit_hash": "b"}
     assert read("LlamaForCausalLM", fields).hidden_size == 4096

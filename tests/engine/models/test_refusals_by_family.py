@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 
 from engine.models.config import read_raw_config
@@ -20,7 +21,7 @@ from tests.engine.helpers import SMALL, Harness
 from tests.engine.models.test_models import copy_checkpoint
 
 STRICT = replace(SMALL, strict_config=True)
-KINDS = ["granite", "smollm3", "olmo3", "ministral3", "gpt_oss"]
+KINDS = ["granite", "smollm3", "olmo3", "ministral3", "gpt_oss", "lfm2"]
 
 
 def change(source: Path, target: Path, fields: dict[str, Any]) -> Path:
@@ -46,13 +47,12 @@ def test_a_tensor_that_is_missing_or_left_over_is_refused_by_name(
 ) -> None:
     folder = copy_checkpoint(checkpoints(kind), tmp_path / "model")
     weights = load_file(folder / "model.safetensors")
-    for name in [name for name in weights if ".layers.1." in name]:
+    for name in [name for name in weights if ".layers.1." in name or ".conv." in name]:
         rest = {other: tensor for other, tensor in weights.items() if other != name}
         save_file(rest, folder / "model.safetensors", metadata={"format": "pt"})
         with pytest.raises(EngineError, match=name.replace(".", r"\.")):
             Harness(folder)
-    extra = {"model.layers.1.new.weight": weights["model.norm.weight"].clone()}
-    save_file(weights | extra, folder / "model.safetensors")
+    save_file(weights | {"model.layers.1.new.weight": torch.ones(3)}, folder / "model.safetensors")
     with pytest.raises(EngineError, match=r"layers\.1\.new"):
         Harness(folder)
 
@@ -69,6 +69,9 @@ def test_a_tensor_that_is_missing_or_left_over_is_refused_by_name(
         ("olmo3", {"layer_types": ["full_attention"]}, "layer_types must be 2"),
         ("gpt_oss", {"swiglu_limit": 0}, "swiglu_limit is 0.0; it must be more than 0"),
         ("gpt_oss", {"num_experts_per_tok": 5}, "num_experts_per_tok is 5"),
+        ("lfm2", {"conv_bias": True}, "conv_bias"),
+        ("lfm2", {"conv_L_cache": 1}, "conv_L_cache is 1; it must be 2 or more"),
+        ("lfm2", {"layer_types": ["conv", "conv"]}, "with both, is supported"),
         ("ministral3", {"rope_parameters": {"rope_type": "yarn", "betas": 3}}, "betas"),
     ],
 )
