@@ -51,13 +51,7 @@ def decoder_config(raw: RawConfig) -> DecoderConfig:
 def _read_config(raw: RawConfig) -> DecoderConfig:
     prefix, _ = _split(raw.architecture)
     family = FAMILIES[prefix]
-    known = known_fields(raw.architecture)
-    left_out = {name: value for name, value in raw.defaults.items() if name in known and value is not None}
-    fields = family.defaults | left_out | raw.fields
-    fields |= {name: fields[alias] for alias, name in family.aliases.items() if alias in fields}
-    if fields.get("rope_parameters") is None and "rope_parameters" in family.defaults:
-        fields["rope_parameters"] = family.defaults["rope_parameters"]
-    refuse_unknown(fields, known)
+    fields = _complete_fields(raw, family)
     hidden_size, positions = int(fields["hidden_size"]), int(fields["max_position_embeddings"])
     if positions < 1:
         raise EngineError(f"max_position_embeddings is {positions}; it must be 1 or more")
@@ -65,9 +59,7 @@ def _read_config(raw: RawConfig) -> DecoderConfig:
     delta = None if family.delta is None else read_delta(fields, is_interleaved=family.delta == "interleaved")
     state_layers = read_state_layers(family, fields, len(layers))
     attention = tuple(layer for index, layer in enumerate(layers) if index not in state_layers)
-    width = int(fields["conv_L_cache"]) if family.has_convolutions else None
-    if width is not None and width < 2:
-        raise EngineError(f"conv_L_cache is {width}; it must be 2 or more")
+    width = _read_convolution_width(fields) if family.has_convolutions else None
     ropes = read_ropes(prefix, family, fields, attention)
     attention_bias = bool(fields.get("attention_bias"))
     num_labels, head = _read_head(raw.architecture, fields)
@@ -110,6 +102,25 @@ def _read_config(raw: RawConfig) -> DecoderConfig:
         hidden_scale=residual,
         states=(delta.state if delta else StateLayer((((width or 1) - 1, hidden_size),)),) * len(state_layers),
     )
+
+
+def _complete_fields(raw: RawConfig, family: Family) -> dict[str, Any]:
+    """Return the fields with the family's defaults. Raises ``UnsupportedField`` for one that it does not have."""
+    known = known_fields(raw.architecture)
+    left_out = {name: value for name, value in raw.defaults.items() if name in known and value is not None}
+    fields = family.defaults | left_out | raw.fields
+    fields |= {name: fields[alias] for alias, name in family.aliases.items() if alias in fields}
+    if fields.get("rope_parameters") is None and "rope_parameters" in family.defaults:
+        fields["rope_parameters"] = family.defaults["rope_parameters"]
+    refuse_unknown(fields, known)
+    return fields
+
+
+def _read_convolution_width(fields: dict[str, Any]) -> int:
+    width = int(fields["conv_L_cache"])
+    if width < 2:
+        raise EngineError(f"conv_L_cache is {width}; it must be 2 or more")
+    return width
 
 
 def _read_intermediate(family: Family, fields: dict[str, Any]) -> int:

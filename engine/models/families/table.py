@@ -20,7 +20,7 @@ class Family:
     rope_theta: float = 10_000.0
     qk_norm: Literal["head", "projection"] | None = None
     norms: Literal["before", "around", "after"] = "before"
-    """Where each part of a layer has its norms."""
+    """Place of the norms in a layer: each part has them on its input, on its output, or on both."""
     full_period: int | None = None
     """Every such layer sees all keys and the others have the window, unless the config lists the layers' types."""
     is_gemma: bool = False
