@@ -14,6 +14,7 @@ from engine.models.config_fields import UnsupportedField
 from engine.models.decoder import Decoder
 from engine.models.families.config import DecoderConfig
 from engine.models.families.read import decoder_config, is_defined
+from engine.models.gemma4 import Gemma4Decoder
 from engine.models.gpt_oss import GptOssDecoder
 from engine.models.hybrid import HybridDecoder
 from engine.models.interface import Model
@@ -52,8 +53,7 @@ def load_model(
         else:
             for gpu_format in list_gpu_formats(raw.fields.get("quantization_config")):
                 check_format(gpu_format, device_config.device)
-        kind = HybridDecoder if config.state_layers else GptOssDecoder if config.has_sinks else Decoder
-        return kind(config, weights, context, read, device_config)
+        return _choose_class(config)(config, weights, context, read, device_config)
     except EngineError as error:
         raise error if str(folder) in str(error) else EngineError(f"{folder}: {error}") from None
 
@@ -74,6 +74,14 @@ def choose_decoder(raw: RawConfig, *, strict_config: bool = False) -> DecoderCon
         if strict_config or is_quantized or weight_files(raw.folder) or not raw.architecture.endswith("ForCausalLM"):
             raise
         return str(error)
+
+
+def _choose_class(config: DecoderConfig) -> type[Decoder]:
+    if config.state_layers:
+        return HybridDecoder
+    if config.gemma4 is not None:
+        return Gemma4Decoder
+    return GptOssDecoder if config.has_sinks else Decoder
 
 
 def open_weights(raw: RawConfig) -> tuple[Weights, MatrixReader]:

@@ -231,6 +231,20 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "lfm2": ("Lfm2ForCausalLM", {"layer_types": ["conv", "full_attention"], "block_multiple_of": 10}),
+    "gemma4": ("Gemma4ForCausalLM", _GEMMA4),
+    "gemma4_shared": (
+        "Gemma4ForCausalLM",
+        _GEMMA4
+        | {
+            "num_hidden_layers": 5,
+            "layer_types": ["sliding_attention", "full_attention"] * 2 + ["full_attention"],
+            "num_kv_shared_layers": 3,
+            "attention_k_eq_v": True,
+            "use_double_wide_mlp": True,
+            "final_logit_softcapping": 5.0,
+        },
+    ),
+    "gemma4_plain": ("Gemma4ForCausalLM", _GEMMA4 | {"hidden_size_per_layer_input": 0}),
     # Not defined here, so the transformers backend runs it.
     "olmo2": ("Olmo2ForCausalLM", {}),
     "starcoder2": ("Starcoder2ForCausalLM", {"head_dim": None, "sliding_window": 20}),
@@ -238,9 +252,8 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("GPT2LMHeadModel", {"n_embd": 48, "n_layer": 2, "n_head": 6, "n_positions": 256}),
     "cohere": ("CohereForCausalLM", {"head_dim": None, "logit_scale": 0.3}),
     "stablelm": ("StableLmForCausalLM", {"head_dim": None}),
-    # Heads that differ in size, values narrower than keys, chunks, two calls of attention in a layer.
+    # Values narrower than keys, chunks, two calls of attention in a layer.
     "deepseek_v3": ("DeepseekV3ForCausalLM", _MOE | _LATENT | _GROUPS | {"first_k_dense_replace": 1}),
-    "gemma4": ("Gemma4ForCausalLM", _GEMMA4),
     "llama4": ("Llama4ForCausalLM", _LLAMA4),
     "diffllama": ("DiffLlamaForCausalLM", {}),
     # Layers with states: delta rule, short convolution, two kinds of state-space layers, beside attention in one layer.
@@ -297,6 +310,9 @@ def save_random_model(architecture: str, options: dict[str, Any], folder: Path) 
                 weight.normal_(0, 0.3)
             elif weight.ndim == 3 or "gate.weight" in name:  # experts and routers
                 weight.normal_(0, 0.25)
+        for name, buffer in model.named_buffers():
+            if name.endswith("layer_scalar"):
+                buffer.fill_(0.8)
     model.save_pretrained(folder)
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"reasoner_prm": {"kind": "test"}}))

@@ -7,6 +7,7 @@ from typing import Literal, NamedTuple
 
 from engine.models.config import ModelConfig
 from engine.models.delta_config import DeltaConfig
+from engine.models.families.gemma4 import Gemma4Config
 from engine.models.rope import Rope
 
 
@@ -84,10 +85,16 @@ class DecoderConfig(ModelConfig):
     """Layers with a delta rule or a short convolution instead of attention."""
     logit_scale: float = 1.0
     """Factor of the logits."""
+    gemma4: Gemma4Config | None = None
+    """Sizes and switches of Gemma 4."""
     has_sinks: bool = False
     """Attention has a learned logit without a value for each query head."""
 
     @property
     def cpu_only_part(self) -> str | None:
         """The part of the model that no kernel of a GPU computes, if there is one."""
-        return "recurrent layers" if self.states else "attention sinks" if self.has_sinks else None
+        if self.states:
+            return "recurrent layers"
+        if self.gemma4 is not None:
+            return "heads that differ by layer"
+        return "attention sinks" if self.has_sinks else None

@@ -8,6 +8,7 @@ from typing import Any
 
 from engine.attention.layer import LayerAttentionConfig
 from engine.models.config_fields import UnsupportedField
+from engine.models.families.gemma4 import change_heads, read_gemma4_ropes
 from engine.models.families.table import Family
 from engine.models.rope import NO_ROPE, Rope, read_rope, read_ropes_by_layer_type
 from engine.protocol.types import EngineError
@@ -26,7 +27,10 @@ def read_attention(prefix: str, family: Family, fields: dict[str, Any]) -> tuple
             f"{num_layers} layers of {heads} heads of {head_dim} on {kv_heads} key-value heads are no decoder's shape"
         )
     window = _read_window(prefix, family, fields)
-    scale = float(fields["query_pre_attn_scalar"] if family.is_gemma else head_dim) ** -0.5
+    has_scale = "query_pre_attn_scalar" in family.extra_fields
+    scale = float(fields["query_pre_attn_scalar"] if has_scale else head_dim) ** -0.5
+    if prefix == "Gemma4":
+        scale = 1.0
     if "attention_multiplier" in family.extra_fields:
         scale = read_multiplier(fields, "attention_multiplier")
     softcap = read_softcap(fields, "attn_logit_softcapping")
@@ -34,15 +38,22 @@ def read_attention(prefix: str, family: Family, fields: dict[str, Any]) -> tuple
     sliding = replace(full, window=window)
     if family.delta is not None or family.has_convolutions:
         return (full,) * num_layers
-    return tuple(
-        sliding if kind == _SLIDING else full for kind in _read_layer_types(prefix, family, fields, num_layers, window)
-    )
+    types = _read_layer_types(prefix, family, fields, num_layers, window)
+    layers = tuple(sliding if kind == _SLIDING else full for kind in types)
+    return change_heads(fields, layers, types) if prefix == "Gemma4" else layers
+
+
+def list_types(attention: Sequence[LayerAttentionConfig]) -> list[str]:
+    """Return transformers' names for the layers' types."""
+    return [_FULL if layer.window is None else _SLIDING for layer in attention]
 
 
 def read_ropes(
     prefix: str, family: Family, fields: dict[str, Any], attention: tuple[LayerAttentionConfig, ...]
 ) -> tuple[Rope, ...]:
     head_dim = attention[0].head_dim
+    if prefix == "Gemma4":
+        return read_gemma4_ropes(fields, attention, list_types(attention))
     if prefix in ("Gemma3", "Olmo3"):
         thetas = {_FULL: family.rope_theta, _SLIDING: family.rope_theta}
         if prefix == "Gemma3":
@@ -141,6 +152,8 @@ def _read_layer_types(
         raise EngineError(f"layer_types must be {num_layers} of {_FULL!r} and {_SLIDING!r}, but is {types}")
     if others := set(types) - {_FULL, _SLIDING}:
         raise UnsupportedField(f"layer_types has {', '.join(sorted(map(str, others)))}, which is not supported")
+    if prefix == "Gemma4":
+        types = [*types[:-1], _FULL]  # as transformers does, whatever the config says
     if _SLIDING in types and window is None:
         raise EngineError("layer_types asks for sliding_attention, but there is no sliding_window")
     return list(types)

@@ -9,7 +9,9 @@ from engine.models.config import RawConfig
 from engine.models.config_fields import READ, WITHOUT_INFLUENCE, UnsupportedField, refuse_unknown
 from engine.models.delta_config import read_delta
 from engine.models.families.config import Clamp, DecoderConfig, ExpertsConfig, Head
+from engine.models.families.gemma4 import read_gemma4
 from engine.models.families.layers import (
+    list_types,
     read_attention,
     read_multiplier,
     read_ropes,
@@ -79,7 +81,7 @@ def _read_config(raw: RawConfig) -> DecoderConfig:
         hidden_size=hidden_size,
         intermediate=_read_intermediate(family, fields),
         norm_eps=float(fields["rms_norm_eps"]) / residual**2,
-        norm_offset=1.0 if family.is_gemma or delta else 0.0,
+        norm_offset=family.norm_offset,
         pre_norms=family.norms != "after",
         post_norms=family.norms != "before",
         activation=_read_activation(fields, is_gemma=family.is_gemma),
@@ -96,6 +98,7 @@ def _read_config(raw: RawConfig) -> DecoderConfig:
         experts=_read_experts(prefix, fields, len(layers)),
         delta=delta,
         convolution_width=width,
+        gemma4=read_gemma4(fields, list_types(attention)) if prefix == "Gemma4" else None,
         state_layers=state_layers,
         logit_scale=1 / read_multiplier(fields, "logits_scaling"),
         has_sinks=family.has_sinks,

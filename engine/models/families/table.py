@@ -7,6 +7,8 @@ from typing import Any, Literal
 
 from engine.models.delta_config import FIELDS as DELTA_FIELDS
 from engine.models.families.config import Head
+from engine.models.families.gemma4 import DEFAULTS as GEMMA4_DEFAULTS
+from engine.models.families.gemma4 import FIELDS as GEMMA4_FIELDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +26,9 @@ class Family:
     full_period: int | None = None
     """Every such layer sees all keys and the others have the window, unless the config lists the layers' types."""
     is_gemma: bool = False
-    """Scale embeddings, store norms as differences from 1, and use gelu."""
+    """Scale embeddings and use gelu."""
+    norm_offset: float = 0.0
+    """Offset of every norm's weights."""
     fused: bool = False
     has_sinks: bool = False
     has_classifiers: bool = True
@@ -94,10 +98,21 @@ FAMILIES = {
         norms="around",
         full_period=2,
         is_gemma=True,
+        norm_offset=1.0,
     ),
     "Gemma3": Family(
         _GEMMA | {"attention_bias", "sliding_window_pattern", "_sliding_window_pattern", "rope_local_base_freq"},
         _GEMMA_DEFAULTS,
+        qk_norm="head",
+        norms="around",
+        full_period=6,
+        is_gemma=True,
+        norm_offset=1.0,
+        has_classifiers=False,
+    ),
+    "Gemma4": Family(
+        GEMMA4_FIELDS,
+        GEMMA4_DEFAULTS,
         qk_norm="head",
         norms="around",
         full_period=6,
@@ -152,9 +167,13 @@ FAMILIES = {
         has_convolutions=True,
         has_classifiers=False,
     ),
-    "Qwen3Next": Family(_DELTA | _EXPERTS | _SHARED_EXPERT, _DELTA_DEFAULTS, qk_norm="head", delta="interleaved"),
-    "Qwen3_5": Family(_DELTA, _DELTA_DEFAULTS, qk_norm="head", delta="separate"),
-    "Qwen3_5Moe": Family(_DELTA | _EXPERTS | _SHARED_EXPERT, _DELTA_DEFAULTS, qk_norm="head", delta="separate"),
+    "Qwen3Next": Family(
+        _DELTA | _EXPERTS | _SHARED_EXPERT, _DELTA_DEFAULTS, qk_norm="head", delta="interleaved", norm_offset=1.0
+    ),
+    "Qwen3_5": Family(_DELTA, _DELTA_DEFAULTS, qk_norm="head", delta="separate", norm_offset=1.0),
+    "Qwen3_5Moe": Family(
+        _DELTA | _EXPERTS | _SHARED_EXPERT, _DELTA_DEFAULTS, qk_norm="head", delta="separate", norm_offset=1.0
+    ),
 }
 """Families by the prefix of the architecture's name."""
 

@@ -241,6 +241,26 @@ def test_lfm2_config_is_read() -> None:
     assert read("Lfm2ForCausalLM", fields | {"block_ff_dim": 10000}).intermediate == 6912
 
 
+def test_gemma_4_configs_are_read() -> None:
+    fields = shape(1536, 12, 8, 1, head_dim=256, global_head_dim=512, max_position_embeddings=131072)
+    fields |= {"hidden_activation": "gelu_pytorch_tanh", "hidden_size_per_layer_input": 256, "sliding_window": 512}
+    small = fields | {"num_kv_shared_layers": 5, "use_double_wide_mlp": True, "final_logit_softcapping": 30.0}
+    small |= {"layer_types": (["sliding_attention"] * 4 + ["full_attention"]) * 2 + ["sliding_attention"] * 2}
+    config = read("Gemma4ForCausalLM", small)
+    assert [layer.head_dim for layer in config.attention] == [256, 256, 256, 256, 512] * 2 + [256, 512]
+    assert {layer.scale for layer in config.attention} == {1.0}
+    assert config.gemma4 is not None
+    assert config.gemma4.sources == (*[None] * 7, 6, 6, 4, 6, 4)
+    assert config.gemma4.intermediate == (4 * 1536,) * 7 + (8 * 1536,) * 5
+    assert [rope.kind for rope in config.ropes[3:5]] == ["default", "proportional"]
+    assert (config.norm_offset, config.tied, config.logit_softcap) == (0.0, True, 30.0)
+    large = fields | {"attention_k_eq_v": True, "num_global_key_value_heads": 4, "num_key_value_heads": 8}
+    config = read("Gemma4ForCausalLM", large | {"use_bidirectional_attention": "vision"})
+    assert [layer.kv_heads for layer in config.attention] == [8, 8, 8, 8, 8, 4] * 2
+    assert config.gemma4 is not None
+    assert config.gemma4.keys_are_values == frozenset({5, 11})
+
+
 def test_bookkeeping_that_fine_tuners_leave_behind_is_ignored() -> None:
     fields = LLAMA_3_1 | {"_model_name_or_path": "a", "_commit_hash": "b"}
     assert read("LlamaForCausalLM", fields).hidden_size == 4096

@@ -264,6 +264,8 @@ def test_every_config_field_of_transformers_is_supported_or_refused(architecture
     refused = {"is_encoder_decoder", "use_bidirectional_attention"}
     if architecture.startswith("Gemma3"):
         refused.add("attn_logit_softcapping")  # which transformers does not compute there either
+    if architecture.startswith("Gemma4"):
+        refused |= {"enable_moe_block", "num_experts", "moe_intermediate_size", "top_k_experts"}
     if architecture.startswith("Lfm2"):
         refused.add("conv_bias")
     assert declared <= known_fields(architecture) | refused

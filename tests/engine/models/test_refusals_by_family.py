@@ -21,7 +21,7 @@ from tests.engine.helpers import SMALL, Harness
 from tests.engine.models.test_models import copy_checkpoint
 
 STRICT = replace(SMALL, strict_config=True)
-KINDS = ["granite", "smollm3", "olmo3", "ministral3", "gpt_oss", "lfm2"]
+KINDS = ["granite", "smollm3", "olmo3", "ministral3", "gpt_oss", "lfm2", "gemma4", "gemma4_shared"]
 
 
 def change(source: Path, target: Path, fields: dict[str, Any]) -> Path:
@@ -72,6 +72,14 @@ def test_a_tensor_that_is_missing_or_left_over_is_refused_by_name(
         ("lfm2", {"conv_bias": True}, "conv_bias"),
         ("lfm2", {"conv_L_cache": 1}, "conv_L_cache is 1; it must be 2 or more"),
         ("lfm2", {"layer_types": ["conv", "conv"]}, "with both, is supported"),
+        ("gemma4", {"enable_moe_block": True}, "enable_moe_block"),
+        ("gemma4", {"use_bidirectional_attention": "all"}, "use_bidirectional_attention is 'all'"),
+        ("gemma4", {"num_kv_shared_layers": 4}, "an earlier layer of each kind must have its own keys"),
+        ("gemma4", {"per_layer_config": {"9": {"head_dim": 32}}}, "per_layer_config has a layer 9 of 4"),
+        ("gemma4", {"per_layer_config": {"3": {"window": 32}}}, "per_layer_config has window"),
+        ("gemma4", {"per_layer_config": {"3": {"num_key_value_heads": 4}}}, "no decoder's shape"),
+        ("gemma4", {"vocab_size_per_layer_input": 300}, "less than vocab_size"),
+        ("gemma4", {"rope_parameters": {"full_attention": {"rope_type": "yarn"}}}, "of rope_type 'yarn'"),
         ("ministral3", {"rope_parameters": {"rope_type": "yarn", "betas": 3}}, "betas"),
     ],
 )

@@ -54,6 +54,12 @@ _VISION_QWEN = {"depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_hea
 WRAPPERS: dict[str, tuple[dict[str, Any], dict[str, Any], bool]] = {
     "Gemma3ForConditionalGeneration": ({"sliding_window": 20, "query_pre_attn_scalar": 20}, _VISION, True),
     "Mistral3ForConditionalGeneration": ({"model_type": "mistral", "sliding_window": None}, _VISION, True),
+    "Gemma4ForConditionalGeneration": (
+        {"sliding_window": 20, "global_head_dim": 32, "hidden_size_per_layer_input": 16}
+        | {"vocab_size_per_layer_input": 400, "use_bidirectional_attention": "vision", "pad_token_id": 0},
+        _VISION | {"head_dim": 8, "global_head_dim": 8},
+        True,
+    ),
     "LlavaForConditionalGeneration": ({"model_type": "llama"}, _VISION, True),
     "Qwen3_5ForConditionalGeneration": (_DELTA, _VISION_QWEN, True),
 }

@@ -364,8 +364,9 @@ def test_models_that_need_the_cpu_are_rejected_on_a_gpu(
     with pytest.raises(EngineError, match="transformers"):
         Harness(checkpoints("olmo2"), EngineOptions(kv_tokens=64, device="cuda"))
     assert Harness(checkpoints("olmo2"), EngineOptions(kv_tokens=64)).core.cache.data.is_cpu
-    with pytest.raises(EngineError, match="has attention sinks: they are computed on the CPU alone"):
-        Harness(checkpoints("gpt_oss"), EngineOptions(kv_tokens=64, device="cuda"))
+    for kind, part in (("gpt_oss", "attention sinks"), ("gemma4", "heads that differ by layer")):
+        with pytest.raises(EngineError, match=f"has {part}: they are computed on the CPU alone"):
+            Harness(checkpoints(kind), EngineOptions(kv_tokens=64, device="cuda"))
 
 
 @pytest.mark.gpu

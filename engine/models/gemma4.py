@@ -1,0 +1,205 @@
+"""The decoder of Gemma 4 on the CPU: heads that differ by layer, shared keys and values, and inputs for each layer.
+
+A layer that shares the keys and values of an earlier one has slots of its own in the cache, to which they are written
+again, so that attention is the same for all layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engine.attention.layer import FusedAttentionBackend, LayerAttentionConfig
+from engine.device import DeviceConfig
+from engine.models.decoder import Decoder, Layer, LayerBuilder
+from engine.models.families.config import DecoderConfig
+from engine.models.families.gemma4 import Gemma4Config
+from engine.models.feed_forward import GatedMlp
+from engine.models.interface import Batch, KeepState
+from engine.weights.formats.registry import MatrixReader
+from engine.weights.matmul import create_embedding
+from engine.weights.safetensors import Weights
+from kernels.layers.activation import gelu_tanh_mul
+from kernels.layers.norm import rms_norm
+from kernels.linear.fp32 import Product
+
+_SHARED_TENSORS = "k_proj", "v_proj", "k_norm"
+"""Tensors that a checkpoint may have although the layer reads the keys and values of another."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenInput:
+    """The part of a layer that adds what the layer has from the tokens."""
+
+    gate: Product
+    """``[input, hidden]``."""
+    projection: Product
+    """``[hidden, input]``."""
+    norm: Tensor
+
+    def add(self, hidden: Tensor, inputs: Tensor, eps: float) -> Tensor:
+        """Return the hidden states with the ``inputs`` ``[tokens, input]``."""
+        gated = gelu_tanh_mul(torch.cat((self.gate(hidden), inputs), dim=1))
+        return hidden + rms_norm(self.projection(gated), self.norm, eps)
+
+
+@dataclass(frozen=True, slots=True)
+class Gemma4Layer(Layer):
+    """A layer. ``qkv`` lacks keys and values that are those of another layer, and values that are the keys."""
+
+    attention: LayerAttentionConfig
+    source: int | None
+    """The layer whose keys and values it reads; ``None``: its own."""
+    value_norm: Tensor
+    """``[head_dim]``, ones."""
+    token_input: TokenInput | None
+    scale: float
+    """Factor of the hidden states after the layer."""
+
+    def mix(
+        self,
+        hidden: Tensor,
+        angles: Sequence[Tensor],
+        attend: FusedAttentionBackend,
+        known: dict[int, tuple[Tensor, Tensor]],
+    ) -> Tensor:
+        """Return the attention ``[tokens, heads * head_dim]``.
+
+        ``known``: each layer's keys before their norm, and values; it gets those of this layer.
+        """
+        heads, kv_heads, dim = self.attention.shape
+        normed = self._normalize(hidden, self.input_norm, self.qkv.quantization)
+        rows = self.qkv(normed).view(len(hidden), -1, dim)
+        if self.source is None:
+            keys, values = rows[:, heads : heads + kv_heads], rows[:, -kv_heads:]
+            known[self.index] = keys, rms_norm(values, self.value_norm, self.config.norm_eps)
+        qkv = torch.cat((rows[:, :heads], *known[self.index if self.source is None else self.source]), dim=1)
+        return self.attend(qkv, angles, attend)
+
+    def finish(self, hidden: Tensor, inputs: Tensor | None) -> Tensor:
+        """Return the hidden states after the layer, from those after its feed-forward part."""
+        if self.token_input is not None:
+            assert inputs is not None
+            hidden = self.token_input.add(hidden, inputs, self.config.norm_eps)
+        return hidden * self.scale
+
+
+class Gemma4Builder(LayerBuilder):
+    """Builds the layers."""
+
+    def __init__(
+        self, config: DecoderConfig, weights: Weights, read: MatrixReader, device_config: DeviceConfig
+    ) -> None:
+        super().__init__(config, weights, read, device_config)
+        self._key_norms: dict[int, Tensor] = {}
+        """Weights of the norm of each layer's own keys."""
+
+    def layer(self, index: int) -> Gemma4Layer:
+        config, prefix, own = self._config, f"model.layers.{index}.", self._config.gemma4
+        assert own is not None
+        heads, kv_heads, dim = config.attention[index].shape
+        attention, source, hidden = f"{prefix}self_attn.", own.sources[index], config.hidden_size
+        parts = {"q_proj": heads * dim}
+        if source is None:
+            own_parts = ("k_proj",) if index in own.keys_are_values else ("k_proj", "v_proj")
+            parts |= dict.fromkeys(own_parts, kv_heads * dim)
+        else:
+            for name in _SHARED_TENSORS:
+                self._weights.drop(f"{attention}{name}.weight")
+        query_norm = self.norm(f"{attention}q_norm", dim)
+        return Gemma4Layer(
+            config=config,
+            index=index,
+            input_norm=self.norm(f"{prefix}input_layernorm"),
+            qkv=self.product({attention + name: rows for name, rows in parts.items()}, hidden, bias=config.qkv_bias),
+            qk_norm=torch.stack([query_norm] * heads + [self._key_norm(index, source)] * kv_heads),
+            projection_norms=None,
+            output=self.linear(f"{attention}o_proj", hidden, heads * dim, bias=config.output_bias),
+            output_norm=self.norm(f"{prefix}post_attention_layernorm"),
+            mlp_norm=self.norm(f"{prefix}pre_feedforward_layernorm"),
+            mlp=self._gated_mlp(f"{prefix}mlp.", own.intermediate[index]),
+            mlp_output_norm=self.norm(f"{prefix}post_feedforward_layernorm"),
+            fuses_norms=False,
+            attention=config.attention[index],
+            source=source,
+            value_norm=torch.ones(dim),
+            token_input=self._token_input(prefix, own) if own.input_size else None,
+            scale=float(self._weights.take_raw(f"{prefix}layer_scalar", None, 1)),
+        )
+
+    def _key_norm(self, index: int, source: int | None) -> Tensor:
+        if source is not None:
+            return self._key_norms[source]
+        dim = self._config.attention[index].head_dim
+        self._key_norms[index] = self.norm(f"model.layers.{index}.self_attn.k_norm", dim)
+        return self._key_norms[index]
+
+    def _gated_mlp(self, prefix: str, width: int) -> GatedMlp:
+        hidden = self._config.hidden_size
+        gate_up = self.product(dict.fromkeys((f"{prefix}gate_proj", f"{prefix}up_proj"), width), hidden, bias=False)
+        return GatedMlp(gate_up, self.linear(f"{prefix}down_proj", hidden, width, bias=False), self._activation)
+
+    def _token_input(self, prefix: str, own: Gemma4Config) -> TokenInput:
+        hidden = self._config.hidden_size
+        return TokenInput(
+            gate=self.linear(f"{prefix}per_layer_input_gate", own.input_size, hidden, bias=False),
+            projection=self.linear(f"{prefix}per_layer_projection", hidden, own.input_size, bias=False),
+            norm=self.norm(f"{prefix}post_per_layer_input_norm"),
+        )
+
+
+class TokenInputs:
+    """The inputs of all layers, from the tokens and their embeddings."""
+
+    def __init__(self, config: DecoderConfig, weights: Weights, builder: LayerBuilder) -> None:
+        """Take the weights."""
+        own = config.gemma4
+        assert own is not None
+        width = config.num_layers * own.input_size
+        # A larger ``eps`` of the norm stands for the factor of the projection, ``hidden_size ** -0.5``.
+        self._size, self._eps = own.input_size, config.norm_eps * config.hidden_size
+        self._table = create_embedding(weights.take_matrix("model.embed_tokens_per_layer", own.input_vocab_size, width))
+        self._projection = builder.linear("model.per_layer_model_projection", width, config.hidden_size, bias=False)
+        self._norm = builder.norm("model.per_layer_projection_norm", own.input_size)
+
+    def __call__(self, tokens: Tensor, hidden: Tensor) -> Tensor:
+        """Return ``[layers, tokens, input]``. ``hidden``: the embeddings of the tokens."""
+        embedded = self._table(tokens, self._size**0.5)
+        projected = rms_norm(self._projection(hidden).view(len(hidden), -1, self._size), self._norm, self._eps)
+        return ((projected + embedded.view(projected.shape)) * 2**-0.5).transpose(0, 1)
+
+
+class Gemma4Decoder(Decoder):
+    """A ``Model`` with such layers."""
+
+    def _create_builder(
+        self, config: DecoderConfig, weights: Weights, read: MatrixReader, device_config: DeviceConfig
+    ) -> LayerBuilder:
+        builder = Gemma4Builder(config, weights, read, device_config)
+        has_inputs = config.gemma4 is not None and config.gemma4.input_size > 0
+        self._token_inputs = TokenInputs(config, weights, builder) if has_inputs else None
+        return builder
+
+    @property
+    def is_recordable(self) -> bool:
+        return False
+
+    @property
+    def is_capturable(self) -> bool:
+        return False
+
+    def forward(self, batch: Batch, attend: FusedAttentionBackend, keep: KeepState | None = None) -> Tensor:
+        hidden, angles = self.embed_inputs(batch)
+        inputs = None if self._token_inputs is None else self._token_inputs(batch.tokens, hidden)
+        known: dict[int, tuple[Tensor, Tensor]] = {}
+        for index, layer in enumerate(self._layers):
+            assert isinstance(layer, Gemma4Layer)
+            mixed = layer.mix(hidden, angles[self._tables_of[index]], attend, known)
+            hidden, _ = layer.forward_mlp(hidden, mixed)
+            hidden = layer.finish(hidden, None if inputs is None else inputs[index])
+            if keep is not None and index + 1 < len(self._layers):
+                keep(index + 1, hidden)
+        return hidden
