@@ -44,14 +44,17 @@ class _KernelLauncher(ABC):
         """Return the address of the step's description, and the number of threads."""
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        qkv = torch.cat((q, k, v), dim=1)
+        qkv = torch.cat((q, k) if self._layers[layer].is_latent else (q, k, v), dim=1)
         return self.forward_qkv(layer, qkv, None, 0.0, self._no_angles, self._no_angles)
 
     def forward_qkv(self, layer: int, qkv: Tensor, norm: Tensor | None, eps: float, cos: Tensor, sin: Tensor) -> Tensor:
         config, num_tokens = self._layers[layer], len(qkv)
         step, threads = self._describe_step(layer, num_tokens)
         kv, scales = self._kv[layer], self._scales[layer]
-        heads, kv_heads, head_dim = config.heads, config.kv_heads, config.head_dim
+        heads, head_dim, groups = config.heads, config.head_dim, config.num_head_groups
+        to_next_head, to_values = self._capacity, self._capacity * config.kv_heads
+        if config.is_latent:
+            to_next_head = to_values = 0
         rotary_write(
             qkv,
             0 if norm is None else norm,
@@ -64,7 +67,8 @@ class _KernelLauncher(ABC):
             self._kind,
             num_tokens,
             heads,
-            kv_heads,
+            config.kv_heads,
+            config.num_vectors,
             head_dim,
             cos.shape[1],
             self._capacity,
@@ -79,11 +83,13 @@ class _KernelLauncher(ABC):
             out,
             step,
             heads,
-            kv_heads,
+            groups,
+            config.num_vectors,
             head_dim,
-            self._capacity,
+            to_next_head,
+            to_values,
             self._page_size,
-            threads // math.gcd(threads, kv_heads),
+            threads // math.gcd(threads, groups),
             config.scale,
             config.softcap or 0.0,
             threads=threads,
@@ -124,7 +130,7 @@ class RecordableAttention(_KernelLauncher):
 
     def _describe_step(self, layer: int, num_tokens: int) -> tuple[int, int]:
         config = self._layers[layer]
-        scratch_stride = scratch_size(config.head_dim, config.heads // config.kv_heads, self._max_keys)
+        scratch_stride = scratch_size(config.head_dim, config.heads // config.num_head_groups, self._max_keys)
         scratch, states = empty(self._threads * scratch_stride), empty(2 * num_tokens * config.heads)
         rows, ends, slots = (part.data_ptr() for part in self._plan)
         first, no_tree, pages = self._zeros.data_ptr(), self._no_tree.data_ptr(), self._page_table.ctypes.data
@@ -147,7 +153,7 @@ class NumbaAttention(_KernelLauncher):
     def __init__(
         self, layers: Sequence[LayerAttentionConfig], kv: Tensor, scales: Tensor | None = None, *, sharing: bool = True
     ) -> None:
-        """``kv``: ``[layers, 2, kv_heads, pages, page_size, head_dim]``, keys before values; ``head_dim`` a multiple of
+        """``kv``: ``[layers, kinds, kv_heads, pages, page_size, head_dim]``, as in ``KeyPool``; ``head_dim`` a multiple of
         16. float32, or quantized with ``scales``, see ``KVCache``."""
         super().__init__(layers, kv, scales)
         self._sharing = sharing
@@ -160,11 +166,12 @@ class NumbaAttention(_KernelLauncher):
 
     def prepare(self, metadata: AttentionMetadata) -> None:
         self._threads = torch.get_num_threads()
-        (num_rows, columns), per_kv = metadata.page_table.shape, metadata.heads_per_kv
+        (num_rows, columns), config = metadata.page_table.shape, self._layers[0]
+        per_kv = config.heads // config.num_head_groups
         tokens, tile = int(metadata.query_lens.sum()), max_tile_tokens(per_kv)
-        scratch_stride = scratch_size(self._layers[0].head_dim, per_kv, columns * metadata.page_size)
+        scratch_stride = scratch_size(config.head_dim, per_kv, columns * metadata.page_size)
         self._scratch = _grow(self._scratch, scratch_stride * self._threads)
-        self._states = _grow(self._states, 2 * tokens * metadata.kv_heads * per_kv)
+        self._states = _grow(self._states, 2 * tokens * config.heads)
         num_words = plan_size(num_rows, tokens, num_rows * columns * self._blocks_per_page, tile)
         arrays = metadata.page_table, metadata.query_lens, metadata.seq_lens
         page_table, query_lens, seq_lens = (torch.from_numpy(np.ascontiguousarray(array)) for array in arrays)

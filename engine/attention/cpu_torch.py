@@ -11,7 +11,7 @@ from torch import Tensor
 
 from engine.attention.layer import LayerAttentionConfig, Span
 from engine.attention.paged_tensors import gather_pages, write_kv
-from engine.attention.plan import AttentionMetadata
+from engine.attention.plan import AttentionMetadata, kv_slots
 from kernels.attention.reference import attention
 from kernels.common.rotary import rotary
 from kernels.layers.norm import rms_norm
@@ -35,17 +35,20 @@ class TorchAttention:
         *,
         deterministic: bool = False,
     ) -> None:
-        """``kv``: ``[layers, 2, kv_heads, pages, page_size, head_dim]``, keys before values. For quantized
-        ``kv`` with ``scales`` see ``KVCache``. ``deterministic`` steps have no trees."""
+        """``kv``: ``[layers, kinds, kv_heads, pages, page_size, head_dim]``, keys before values. For quantized
+        ``kv`` with ``scales`` see ``KeyPool``. ``deterministic`` steps have no trees."""
         self._layers, self._kv, self._deterministic = layers, list(kv), deterministic
+        self._shape = kv.shape
         self._scales: list[Tensor | None] = [None] * len(kv) if scales is None else list(scales)
 
     def prepare(self, metadata: AttentionMetadata) -> None:
         self._metadata = _split_into_tokens(metadata) if self._deterministic else metadata
-        self._kv_slots = torch.from_numpy(metadata.kv_slots)
+        _, num_kinds, kv_heads, pages, page_size, _ = self._shape
+        self._kv_slots = torch.from_numpy(kv_slots(metadata.slots, pages * page_size, num_kinds * kv_heads))
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        write_kv(self._kv[layer], self._scales[layer], self._kv_slots, k, v)
+        vectors = k if self._layers[layer].is_latent else torch.cat((k, v), dim=1)
+        write_kv(self._kv[layer], self._scales[layer], self._kv_slots, vectors)
         out, start = torch.empty(q.shape), 0
         for row, query_len in enumerate(self._metadata.query_lens.tolist()):
             tokens = slice(start, start + query_len)
@@ -61,7 +64,8 @@ class TorchAttention:
         config, num_queries, page_size = self._layers[layer], len(q), self._metadata.page_size
         seq_len = int(self._metadata.seq_lens[row])
         first = config.span.first_key(seq_len - num_queries) // page_size
-        k, v = (self._read(layer, kind, row, first, seq_len) for kind in (0, 1))
+        k = self._read(layer, 0, row, first, seq_len)
+        v = k if config.is_latent else self._read(layer, 1, row, first, seq_len)
         mask = self._mask(row, first * page_size, config.span)
         sinks = None if config.sinks is None else config.sinks.view(config.kv_heads, -1)
         chunks = []
@@ -126,6 +130,7 @@ def normalize_and_rotate(
     config: LayerAttentionConfig, qkv: Tensor, norm: Tensor | None, eps: float, cos: Tensor, sin: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return rotated queries and keys, and values, from the arguments of ``FusedAttentionBackend``."""
-    qk, v = torch.split(qkv, [config.heads + config.kv_heads, config.kv_heads], dim=1)
+    qk, v = qkv[:, : config.heads + config.kv_heads], qkv[:, config.heads + config.kv_heads :]
     qk = rotary(qk if norm is None else rms_norm(qk, norm, eps), cos, sin)
-    return qk[:, : config.heads], qk[:, config.heads :], v
+    keys = qk[:, config.heads :]
+    return qk[:, : config.heads], keys, keys if config.is_latent else v

@@ -32,7 +32,7 @@ class GroupedAttention:
 
     def prepare(self, metadata: AttentionMetadata) -> None:
         for group in self._groups:
-            heads, kv_heads, _ = group.shape
+            heads, kv_heads = group.shape.heads, group.shape.kv_heads
             own = replace(metadata, kv_heads=kv_heads, heads_per_kv=heads // kv_heads, cost_model=group.cost_model)
             group.attend.prepare(own)
 

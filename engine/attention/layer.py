@@ -20,6 +20,13 @@ class HeadShape(NamedTuple):
     heads: int
     kv_heads: int
     head_dim: int
+    has_values: bool = True
+    """False if a token has one vector that is its key and its value (``LayerAttentionConfig.is_latent``)."""
+
+    @property
+    def num_kinds(self) -> int:
+        """Vectors of a token for each key-value head: a key and a value, or one that is both."""
+        return 2 if self.has_values else 1
 
 
 class Span(NamedTuple):
@@ -51,10 +58,29 @@ class LayerAttentionConfig:
     """Number of positions in a chunk, of which a query sees its own alone (Llama 4); ``None``: all."""
     sinks: Tensor | None = field(default=None, compare=False)
     """``[heads]``, a learned logit that takes part in each softmax and has no value (gpt-oss)."""
+    is_latent: bool = False
+    """True if each token has one vector that is its key and its value for all query heads, and its first dimensions
+    are rotated: the latent of multi-head latent attention (DeepSeek-V2, https://arxiv.org/abs/2405.04434). The model
+    multiplies queries and results by the matrices that would make keys and values of it."""
 
     @property
     def shape(self) -> HeadShape:
-        return HeadShape(self.heads, self.kv_heads, self.head_dim)
+        return HeadShape(self.heads, self.kv_heads, self.head_dim, has_values=not self.is_latent)
+
+    @property
+    def num_vectors(self) -> int:
+        """Vectors of a token in a layer's projections: queries, keys, and values that are not the keys."""
+        return self.heads + self.shape.num_kinds * self.kv_heads
+
+    @property
+    def num_head_groups(self) -> int:
+        """Groups of query heads that the compiled kernel attends with apart, each with the keys of one head."""
+        if not self.is_latent:
+            return self.kv_heads
+        return next(groups for groups in range(1, self.heads + 1) if self._can_divide(groups))
+
+    def _can_divide(self, groups: int) -> bool:
+        return self.heads % groups == 0 and self.heads // groups <= _MAX_HEADS_PER_KV
 
     @property
     def span(self) -> Span:
@@ -64,7 +90,7 @@ class LayerAttentionConfig:
 
 def has_compiled_kernel(config: LayerAttentionConfig, kv: Tensor) -> bool:
     """Return True if there is a compiled CPU kernel for a layer over a cache like ``kv``."""
-    fits = config.head_dim % 16 == 0 and config.heads // config.kv_heads <= _MAX_HEADS_PER_KV
+    fits = config.head_dim % 16 == 0 and config.heads // config.num_head_groups <= _MAX_HEADS_PER_KV
     return fits and kv.device.type == "cpu" and kv.dtype in (torch.float32, *QUANTIZED)
 
 
@@ -75,7 +101,8 @@ class AttentionBackend(Protocol):
         """Write the step's keys and values into the cache and attend to all that each token may see.
 
         ``q``: ``[tokens, heads, head_dim]``, ``k`` and ``v``: ``[tokens, kv_heads, head_dim]``, already rotated, rows
-        (sequences) one after the other in the batch's order. Any strides. Returns ``[tokens, heads * head_dim]``.
+        (sequences) one after the other in the batch's order. Any strides. Of a latent ``k`` and ``v`` are the same.
+        Returns ``[tokens, heads * head_dim]``.
         """
         ...
 
@@ -84,7 +111,7 @@ class FusedAttentionBackend(AttentionBackend, Protocol):
     """An ``AttentionBackend`` that can also normalise and rotate queries and keys."""
 
     def forward_qkv(self, layer: int, qkv: Tensor, norm: Tensor | None, eps: float, cos: Tensor, sin: Tensor) -> Tensor:
-        """Attend from a layer's projections ``[tokens, heads + 2 * kv_heads, head_dim]``: queries, keys, values.
+        """Attend from a layer's projections ``[tokens, num_vectors, head_dim]``: queries, keys, values.
 
         ``qkv`` is contiguous and may be overwritten. Queries and keys are first normalised per head with the weights
         ``norm`` ``[heads + kv_heads, head_dim]``, if there are any, then rotated by ``cos`` and ``sin`` ``[tokens,

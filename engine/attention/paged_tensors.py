@@ -12,13 +12,13 @@ from torch import Tensor
 from kernels.quantize import dequantize_vectors, quantize_vectors
 
 
-def write_kv(kv: Tensor, scales: Tensor | None, slots: Tensor, k: Tensor, v: Tensor) -> None:
-    """Write keys and values ``[tokens, kv_heads, head_dim]`` into the pages.
+def write_kv(kv: Tensor, scales: Tensor | None, slots: Tensor, vectors: Tensor) -> None:
+    """Write the vectors of tokens ``[tokens, kinds * kv_heads, head_dim]`` into the pages, keys before values.
 
-    ``kv`` and ``scales``: one layer of ``KVCache``, ``[2, kv_heads, pages, page_size, …]``. ``slots``: see
-    ``AttentionMetadata.kv_slots``.
+    ``kv`` and ``scales``: one layer of a ``KeyPool``, ``[kinds, kv_heads, pages, page_size, …]``. ``slots``: see
+    ``kv_slots``.
     """
-    vectors = torch.cat((k, v), dim=1).view(-1, k.shape[-1])
+    vectors = vectors.reshape(-1, vectors.shape[-1])
     if scales is None:
         kv.view(-1, kv.shape[-1]).index_copy_(0, slots, vectors)
         return

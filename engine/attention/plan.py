@@ -126,16 +126,11 @@ class AttentionMetadata:
         starts = self.query_starts
         return np.concatenate([np.arange(starts[row], starts[row] + self.query_lens[row]) for row in rows])
 
-    @property
-    def kv_slots(self) -> IntArray:
-        """``[tokens * 2 * kv_heads]`` slots of each token's keys and values; see ``kv_slots``."""
-        return kv_slots(self.slots, self.num_pool_pages * self.page_size, self.kv_heads)
 
-
-def kv_slots(slots: IntArray, num_pool_slots: int, kv_heads: int) -> IntArray:
-    """Return where tokens' keys and values lie in one layer's pool seen as ``[2 * kv_heads * num_pool_slots,
-    head_dim]``: for each token the keys of all heads, then the values."""
-    return (slots[:, None] + num_pool_slots * np.arange(2 * kv_heads)).reshape(-1)
+def kv_slots(slots: IntArray, num_pool_slots: int, num_vectors: int) -> IntArray:
+    """Return where tokens' keys and values, ``num_vectors`` of each token, lie in one layer's pool seen as
+    ``[num_vectors * num_pool_slots, head_dim]``: for each token the keys of all heads, then the values."""
+    return (slots[:, None] + num_pool_slots * np.arange(num_vectors)).reshape(-1)
 
 
 def find_shared_prefixes(metadata: AttentionMetadata, num_full_pages: IntArray) -> tuple[IntArray, list[SharedPrefix]]:

@@ -26,8 +26,8 @@ def create_cpu_attention(
 ) -> CpuAttention:
     """Return the fastest backend that supports the layers.
 
-    ``kv``: ``[layers, 2, kv_heads, pages, page_size, head_dim]``, keys before values: float32, or
-    quantized with ``scales``, see ``KVCache``. ``deterministic``: a token's result is, bit for
+    ``kv``: ``[layers, kinds, kv_heads, pages, page_size, head_dim]``, keys before values: float32, or
+    quantized with ``scales``, see ``KeyPool``. ``deterministic``: a token's result is, bit for
     bit, a function of its sequence alone.
     """
     if has_compiled_kernel(layers[0], kv):

@@ -27,7 +27,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from engine.attention.layer import HeadShape, LayerAttentionConfig
+from engine.attention.layer import HeadShape
 from engine.cache.leases import Leases
 from engine.cache.pages import PagePool
 from engine.cache.radix_tree import Match, Node, RadixTree
@@ -44,22 +44,22 @@ _MAX_DUPLICATES = 1024
 """More pages than the steps in flight release."""
 
 
-def kv_bytes_per_token(layer: LayerAttentionConfig | HeadShape, dtype: torch.dtype) -> int:
+def kv_bytes_per_token(layer: HeadShape, dtype: torch.dtype) -> int:
     """Return the bytes of one token's keys and values in one layer of a cache of ``dtype``, scales
     included."""
     if dtype == INT4:
         vector_bytes = layer.head_dim // 2 + layer.head_dim // GROUP * torch.float16.itemsize
     else:
         vector_bytes = layer.head_dim * dtype.itemsize + (torch.float32.itemsize if dtype in LIMITS else 0)
-    return 2 * layer.kv_heads * vector_bytes
+    return layer.num_kinds * layer.kv_heads * vector_bytes
 
 
 class KeyPool:
     """Keys and values of the layers of one shape, in pages that all pools of a cache number alike.
 
-    ``data``: ``[layers, 2, kv_heads, pages, page_size, head_dim]``, keys before values. A head's consecutive pages
-    are one matrix, which a product can read in place. Each vector of 8-bit ``data`` has a float32 in ``scales``,
-    ``[layers, 2, kv_heads, pages, page_size]``. ``INT4`` data has two numbers in a byte, ``[…, head_dim / 2]``, and a
+    ``data``: ``[layers, kinds, kv_heads, pages, page_size, head_dim]``, keys before values, or one kind of vectors that
+    are both (``HeadShape.num_kinds``). A head's consecutive pages are one matrix, which a product can read in place. Each vector of 8-bit ``data`` has a float32 in ``scales``,
+    ``[layers, kinds, kv_heads, pages, page_size]``. ``INT4`` data has two numbers in a byte, ``[…, head_dim / 2]``, and a
     float16 for each 32 numbers, ``[…, head_dim / 32]``; see ``kernels.common.int4``.
     """
 
@@ -69,7 +69,7 @@ class KeyPool:
         """``layers``: indices of the layers, ascending; ``slots``: the number of pages and their size."""
         check_head_dim(shape.head_dim, dtype)
         self.shape, self.layers = shape, layers
-        sizes = len(layers), 2, shape.kv_heads, *slots
+        sizes = len(layers), shape.num_kinds, shape.kv_heads, *slots
         width = shape.head_dim // 2 if dtype == INT4 else shape.head_dim
         self.data = _allocate_zeros((*sizes, width), dtype, device)
         self.scales = _create_scales(sizes, shape.head_dim, dtype, device)
@@ -77,7 +77,7 @@ class KeyPool:
         vectors = self.data if self.scales is None else self.data.view(torch.int8)
         factors = [] if self.scales is None else [self.scales if dtype == INT4 else self.scales[..., None]]
         self.slot_tensors = [vectors, *factors]
-        """Everything stored per slot, ``[layers, 2, kv_heads, pages, page_size, …]``."""
+        """Everything stored per slot, ``[layers, kinds, kv_heads, pages, page_size, …]``."""
 
     def is_finite(self, page: int) -> bool:
         stored = self.data if self.scales is None else self.scales
@@ -152,7 +152,7 @@ class KVCache:
         ]
         self.data, self.scales = self.pools[0].data, self.pools[0].scales
         self._slot_tensors = [tensor for pool in self.pools for tensor in pool.slot_tensors]
-        """Everything stored per slot, ``[layers, 2, kv_heads, pages, page_size, …]``."""
+        """Everything stored per slot, ``[layers, kinds, kv_heads, pages, page_size, …]``."""
         # NumPy copies a few slots in a fifth of the time that torch takes to set the copy up.
         self._slot_arrays: list[Any] = (
             self._slot_tensors if device_config.uses_gpu_kernels else [tensor.numpy() for tensor in self._slot_tensors]

@@ -114,7 +114,8 @@ class ModelWeights:
         ``allowed``: bytes of the GPU's memory. Raises ``EngineError``, before the weights are read, if the dtype does
         not hold the model's heads or its drafter's.
         """
-        check_head_dim(config.head_dim, self.kv_dtype)
+        for shape in config.head_shapes:
+            check_head_dim(shape.head_dim, self.kv_dtype)
         check_slots(config, self._options)
         if not config.num_labels:
             check_kv_dtype(self._options.draft, self.folder, self.kv_dtype)
@@ -125,8 +126,9 @@ class ModelWeights:
         return self._whole_pages(self._options.kv_tokens or default)
 
     def _bytes_per_token(self, config: ModelConfig) -> int:
-        num_layers = len(config.attention) + (0 if config.num_labels else self._num_draft_layers)
-        return num_layers * kv_bytes_per_token(config.first_attention, self.kv_dtype)
+        num_draft_layers = 0 if config.num_labels else self._num_draft_layers
+        shapes = [*config.head_shapes, *[config.first_attention.shape] * num_draft_layers]
+        return sum(kv_bytes_per_token(shape, self.kv_dtype) for shape in shapes)
 
     def _whole_pages(self, num_tokens: int) -> int:
         return max(1, num_tokens // self._options.page_size) * self._options.page_size

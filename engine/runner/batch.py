@@ -125,7 +125,7 @@ def find_cost_model(attention: LayerAttentionConfig, kv: torch.Tensor) -> Attent
 
 @lru_cache(8)
 def _create_cost_model(attention: LayerAttentionConfig, dtype: torch.dtype, device: torch.device) -> AttentionCostModel:
-    size = kv_bytes_per_token(attention, dtype)
+    size = kv_bytes_per_token(attention.shape, dtype)
     if device.type == "cuda":
         return gpu_costs(device).cost_model(size, dtype)
     compiled = has_compiled_kernel(attention, torch.empty(0, dtype=dtype, device=device))

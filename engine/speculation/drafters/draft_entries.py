@@ -101,10 +101,10 @@ class DraftEntries:
         rows = np.array([span.table.row for span in self._spans])[self._places // self._wide]
         page, offset = np.divmod(self.positions, size)
         slots = kv_slots(
-            cache.page_table[rows, page] * size + offset, cache.pool.size * size, self._layer_config.kv_heads
+            cache.page_table[rows, page] * size + offset, cache.pool.size * size, 2 * self._layer_config.kv_heads
         )
         k, v = kv[:, self._places] if self._padded else kv
-        write_kv(cache.data[-1], cache.scales_of(-1), torch.from_numpy(slots), k, v)
+        write_kv(cache.data[-1], cache.scales_of(-1), torch.from_numpy(slots), torch.cat((k, v), dim=1))
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Compute the attention of the level's rows: ``q`` ``[rows, heads, head_dim]``, ``k`` and ``v`` ``[rows,

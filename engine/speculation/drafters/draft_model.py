@@ -67,7 +67,7 @@ class DraftModel:
         self._free_cache()
         config, device_config = self._model.config, self._model.device_config
         dtype = device_config.dtype if cache.scales is None else cache.data.dtype
-        page_bytes = len(config.attention) * kv_bytes_per_token(config.first_attention, dtype) * cache.page_size
+        page_bytes = sum(kv_bytes_per_token(shape, dtype) for shape in config.head_shapes) * cache.page_size
         pages = max(1, min(cache.pool.size, self._pool_bytes // page_bytes))
         self._limit = min(self._context, pages * cache.page_size)
         self.cache = KVCache(

@@ -1,7 +1,8 @@
 """Attention over the paged cache, one kernel a layer.
 
 Queries, keys and values of a step's tokens lie together, ``[tokens, heads + 2 kv_heads, dim]``, as their projection
-wrote them. The cache of one layer is ``[2, kv_heads, slots, dim]``, keys before values. All of it is float32 and
+wrote them. The cache of one layer is ``[2, kv_heads, slots, dim]``, keys before values. With one vector that is key and
+value they are ``[tokens, heads + 1, dim]`` and ``[1, 1, slots, dim]``. All of it is float32 and
 contiguous, and ``dim`` a multiple of 16. The cache may also be int8 or float8, with a float32 scale for each token,
 head and kind, ``[2, kv_heads, slots]``: sixteen keys or values become float32 when they are read, once for all queries
 that read them then. A cache of 4 bits (``kernels.common.int4``) has ``[2, kv_heads, slots, dim / 2]`` bytes and
@@ -50,10 +51,12 @@ def scratch_size(dim: int, heads_per_kv: int, longest: int) -> int:
 def attend(address: Any) -> None:
     """Attention of a step's tokens in one layer. One piece, because it only unpacks many arguments.
 
-    Arguments ``(qkv, cache, scales, cache_type, out, step, heads, kv_heads, dim, capacity, page_size, groups, scale,
-    softcap)``, and at ``step`` ``(scratch, pages, rows, first, end, tree_begin, tree_offset, tree, pieces, members,
+    Arguments ``(qkv, cache, scales, cache_type, out, step, heads, kv_heads, vectors, dim, to_next_head, to_values,
+    page_size, groups, scale, softcap)``, and at ``step`` ``(scratch, pages, rows, first, end, tree_begin, tree_offset, tree, pieces, members,
     states, tokens, columns, num_pieces, longest, scratch_stride, slots)``, so that a recorded kernel graph can be
-    replayed for another step.
+    replayed for another step. ``vectors``: those of a token in ``qkv``. ``to_next_head`` and ``to_values``: distances of
+    cache indices between the keys of two heads, and from a head's keys to its values. Both are 0 if all heads read one
+    key that is its value, too: ``kv_heads`` are groups of query heads then.
 
     Token ``i`` of ``tokens`` belongs to row ``rows[i]`` of the page table ``pages`` ``[rows, columns]`` and reads the
     keys from ``first[i]`` to before ``end[i]`` for itself, 1 to ``longest`` of them. If ``tree_offset[i]`` is not
@@ -67,9 +70,9 @@ def attend(address: Any) -> None:
     """
     a, thread, threads = read_arguments(address)
     s = int64_array(a[5], STEP_WORDS)
-    tokens, heads, kv_heads, dim, num_pieces, groups = s[11], a[6], a[7], a[8], s[13], a[11]
-    heads_per_kv, longest, capacity = heads // kv_heads, s[14], a[9]
-    scale, softcap = np.float32(as_float(a[12])), np.float32(as_float(a[13]))
+    tokens, heads, kv_heads, dim, num_pieces, groups = s[11], a[6], a[7], a[9], s[13], a[13]
+    heads_per_kv, longest, to_next_head = heads // kv_heads, s[14], a[10]
+    scale, softcap = np.float32(as_float(a[14])), np.float32(as_float(a[15]))
     own_keys = OwnKeys(
         int64_array(s[2], tokens),
         int64_array(s[3], tokens),
@@ -86,17 +89,17 @@ def attend(address: Any) -> None:
         head = Head(
             a[0] + 4 * dim * heads_per_kv * kv_head,
             a[4] + 4 * dim * heads_per_kv * kv_head,
-            capacity * kv_head,
-            capacity * (kv_heads + kv_head),
+            to_next_head * kv_head,
+            to_next_head * kv_head + a[11],
             a[1],
             a[2],
             a[3],
             s[1],
-            4 * dim * (heads + 2 * kv_heads),
+            4 * dim * a[8],
             heads,
             heads_per_kv,
             dim,
-            a[10],
+            a[12],
             s[12],
             s[0] + 4 * s[15] * thread,
         )
@@ -115,7 +118,7 @@ def attend(address: Any) -> None:
                 tile_tokens = members[start : min(start + step, high)]
                 shared_prefix_attention(head, pieces[piece], tile_tokens, states, scale, softcap)
         # The next part of this thread is another head.
-        next_head = capacity * ((part + threads) % kv_heads - kv_head)
+        next_head = to_next_head * ((part + threads) % kv_heads - kv_head)
         per_row_attention(head, first, end, next_head, own_keys, longest, states, scale, softcap)
         if a[3] == IS_INT4:
             for token in range(first, end):

@@ -32,17 +32,17 @@ _INT8 = CACHE_TYPES[torch.int8]
 def rotary_write(address: Any) -> None:
     """Write a step's keys and values into the cache, and rotate its queries and keys in place.
 
-    Arguments ``(qkv, weight, eps, cos, sin, step, cache, scales, cache_type, tokens, heads, kv_heads, dim, rotated,
-    capacity)``. Queries and keys are first normalised by their root mean square unless ``weight`` (``[heads + kv_heads,
+    Arguments ``(qkv, weight, eps, cos, sin, step, cache, scales, cache_type, tokens, heads, kv_heads, vectors, dim,
+    rotated, capacity)``; ``vectors``: queries, keys and values of a token, which may have no values. Queries and keys are first normalised by their root mean square unless ``weight`` (``[heads + kv_heads,
     dim]``) is 0. Their first ``rotated`` coordinates are rotated by ``cos`` and ``sin`` (``[tokens, rotated]``,
     ``rotary_tables``). ``cache`` has ``capacity`` slots; those of the tokens are ``slots`` ``[tokens]`` of the ``step``
     of ``attend``. ``scales`` is 0 for a float32 cache. For a cache of 4 bits the groups of all heads are rotated, too
     (``kernels.common.int4``), as queries must be for such keys.
     """
     a, thread, threads = read_arguments(address)
-    tokens, heads, kv_heads, dim, rotated, capacity = a[9], a[10], a[11], a[12], a[13], a[14]
+    tokens, heads, kv_heads, vectors, dim, rotated, capacity = a[9], a[10], a[11], a[12], a[13], a[14], a[15]
     num_rotated_heads, half = heads + kv_heads, rotated // 2
-    qkv = float32_array(a[0], (tokens, num_rotated_heads + kv_heads, dim))
+    qkv = float32_array(a[0], (tokens, vectors, dim))
     weight = float32_array(a[1], (num_rotated_heads, dim))
     cos, sin = float32_array(a[3], (tokens, rotated)), float32_array(a[4], (tokens, rotated))
     slots = int64_array(int64_array(a[5], STEP_WORDS)[16], tokens)
@@ -63,10 +63,10 @@ def rotary_write(address: Any) -> None:
                 x[i] = left * cos[token, i] + right * sin[token, i]
                 x[i + half] = right * cos[token, i + half] + left * sin[token, i + half]
         if a[8] == IS_INT4:
-            for i in range(0, (num_rotated_heads + kv_heads) * dim, GROUP):
-                rotate_group(a[0] + 4 * (token * (num_rotated_heads + kv_heads) * dim + i))
-        for kv in range(2 * kv_heads):
-            source = a[0] + 4 * dim * (token * (num_rotated_heads + kv_heads) + heads + kv)
+            for i in range(0, vectors * dim, GROUP):
+                rotate_group(a[0] + 4 * (token * vectors * dim + i))
+        for kv in range(vectors - heads):
+            source = a[0] + 4 * dim * (token * vectors + heads + kv)
             _write(source, dim, kv * capacity + slot, a[6], a[7], a[8])
 
 

@@ -56,15 +56,17 @@ class Step:
         page: int = PAGE,
         dim: int = DIM,
         per_kv: int = PER_KV,
+        is_latent: bool = False,
         dtype: torch.dtype = torch.float32,
     ) -> None:
         """``trees``: the new tokens of most rows form trees. ``page``: tokens per page. ``per_kv``: query heads for
-        each key-value head. ``dtype``: data type of the cache.
+        each key-value head. ``is_latent``: one key for all heads is its value, too. ``dtype``: data type of the cache.
         """
-        self.per_kv = per_kv
+        self.per_kv, kv_heads = per_kv, 1 if is_latent else KV_HEADS
+        kinds = 1 if is_latent else 2
         rng = random.Random(shift(seed))
         dim = max(dim, size_of_heads(dtype))
-        self.kv = torch.full((1, 2, KV_HEADS, POOL, page, dim), 1e30)
+        self.kv = torch.full((1, kinds, kv_heads, POOL, page, dim), 1e30)
         self.fresh = list(range(POOL))
         if seed % 2:
             rng.shuffle(self.fresh)
@@ -90,17 +92,19 @@ class Step:
         lengths = np.array(self.query_lens), np.array(self.seq_lens)
         wide = [row for row, queries in enumerate(self.query_lens) if 1 < queries <= 50 and rng.random() < 0.8]
         self.trees = {row: random_tree(rng, self.query_lens[row]) for row in wide} if trees else {}
-        self.metadata = AttentionMetadata(pages, *lengths, page, POOL, KV_HEADS, per_kv, cost, self.trees)
+        self.metadata = AttentionMetadata(pages, *lengths, page, POOL, kv_heads, per_kv, cost, self.trees)
         torch.manual_seed(shift(seed))
         tokens = sum(self.query_lens)
-        self.q = torch.randn(tokens, KV_HEADS * per_kv, dim)
-        self.k, self.v = torch.randn(tokens, KV_HEADS, dim), torch.randn(tokens, KV_HEADS, dim)
+        self.q = torch.randn(tokens, kv_heads * per_kv, dim)
+        self.k, self.v = torch.randn(tokens, kv_heads, dim), torch.randn(tokens, kv_heads, dim)
+        if is_latent:
+            self.v = self.k
         # Fill the slots of earlier tokens; all others keep a huge value, so that reading one of them shows.
         for table, queries, context in zip(tables, self.query_lens, self.seq_lens, strict=True):
             for position in range(context - queries):
                 slot = self.kv[0, :, :, table[position // page], position % page]
                 if slot.max() > 1e20:
-                    slot.copy_(torch.randn(2, KV_HEADS, dim))
+                    slot.copy_(torch.randn(kinds, kv_heads, dim))
         self.scales: Tensor | None = None
         if dtype in QUANTIZED:
             self.kv, self.scales = quantize_vectors(self.kv, dtype)
@@ -119,7 +123,7 @@ class Step:
         held = [self.held()[0][:, :, table].flatten(2, 3) for table in self.tables]
         k, v = (
             torch.cat([one[kind, :, :context] for one, context in zip(held, self.seq_lens, strict=True)], dim=1)
-            for kind in range(2)
+            for kind in (0, -1)
         )
         bound = attention_bound(self.q, k, v, scale=config.scale, keys=max(self.seq_lens))
         assert_rounded(found, self.expected(config), bound)
@@ -133,8 +137,8 @@ class Step:
         kv, out, start = self.held(), [], 0
         lengths = zip(self.tables, self.query_lens, self.seq_lens, strict=True)
         for row, (table, queries, context) in enumerate(lengths):
-            own = kv[0][:, :, table].flatten(2, 3)[:, :, :context].double()
-            k, v = own.repeat_interleave(self.per_kv, dim=1)
+            own = kv[0][:, :, table].flatten(2, 3)[:, :, :context].double().repeat_interleave(self.per_kv, dim=1)
+            k, v = own[0], own[-1]
             q = self.q[start : start + queries].double().transpose(0, 1)
             scores = q @ k.transpose(1, 2) * config.scale
             if config.softcap is not None:
@@ -264,6 +268,25 @@ def test_compiled_attention_equals_dense_attention_in_float64_for_heads_of_any_w
         step = Step(seed, ALWAYS, page=page, dim=dim, dtype=dtype)
         ours = step.attend(config, NumbaAttention)
         step.check(ours, config)
+
+
+@pytest.mark.parametrize("backend", [NumbaAttention, TorchAttention])
+@pytest.mark.parametrize(
+    ("dim", "page", "heads", "trees", "dtype"),
+    mostly_long_grid([32, 96, 576], [4, 16], [3, 64, 65, 128], [False, True], [torch.float32, *QUANTIZED], every=13),
+)
+def test_attention_to_a_latent_equals_dense_attention_whose_values_are_the_keys(
+    backend: Backend, dim: int, page: int, heads: int, trees: bool, dtype: torch.dtype
+) -> None:
+    config = LayerAttentionConfig(heads, 1, dim, dim**-0.5, is_latent=True)
+    for seed in range(2):
+        step = Step(seed, USUAL, page=page, dim=dim, per_kv=heads, is_latent=True, trees=trees, dtype=dtype)
+        step.check(step.attend(config, backend), config)
+
+
+def test_heads_of_a_latent_are_divided_into_groups_that_fit_the_kernel() -> None:
+    groups = [LayerAttentionConfig(heads, 1, 16, 1.0, is_latent=True).num_head_groups for heads in (1, 20, 64, 65, 128)]
+    assert groups == [1, 1, 1, 5, 2]
 
 
 def test_compiled_attention_equals_float64_when_later_keys_have_much_higher_scores() -> None:
