@@ -83,7 +83,7 @@ def measure_loss(name: str, model: Model, items: Sequence[Text]) -> list[Row]:
         Row(
             name,
             kv_dtype,
-            sum(kv_bytes_per_token(layer, dtype) for layer in layers),
+            sum(kv_bytes_per_token(layer.shape, dtype) for layer in layers),
             divergences[kv_dtype] / num_tokens,
             agreed[kv_dtype] / num_tokens,
         )

@@ -153,8 +153,8 @@ class NumbaAttention(_KernelLauncher):
     def __init__(
         self, layers: Sequence[LayerAttentionConfig], kv: Tensor, scales: Tensor | None = None, *, sharing: bool = True
     ) -> None:
-        """``kv``: ``[layers, kinds, kv_heads, pages, page_size, head_dim]``, as in ``KeyPool``; ``head_dim`` a multiple of
-        16. float32, or quantized with ``scales``, see ``KVCache``."""
+        """``kv``: ``[layers, kinds, kv_heads, pages, page_size, head_dim]``, float32, or quantized with ``scales``, see
+        ``KeyPool``; ``head_dim`` a multiple of 16."""
         super().__init__(layers, kv, scales)
         self._sharing = sharing
         self._spans = list(dict.fromkeys(layer.span for layer in layers))

@@ -58,9 +58,10 @@ class KeyPool:
     """Keys and values of the layers of one shape, in pages that all pools of a cache number alike.
 
     ``data``: ``[layers, kinds, kv_heads, pages, page_size, head_dim]``, keys before values, or one kind of vectors that
-    are both (``HeadShape.num_kinds``). A head's consecutive pages are one matrix, which a product can read in place. Each vector of 8-bit ``data`` has a float32 in ``scales``,
-    ``[layers, kinds, kv_heads, pages, page_size]``. ``INT4`` data has two numbers in a byte, ``[…, head_dim / 2]``, and a
-    float16 for each 32 numbers, ``[…, head_dim / 32]``; see ``kernels.common.int4``.
+    are both (``HeadShape.num_kinds``). A head's consecutive pages are one matrix, which a product can read in place.
+    Each vector of 8-bit ``data`` has a float32 in ``scales``, ``[layers, kinds, kv_heads, pages, page_size]``. ``INT4``
+    data has two numbers in a byte, ``[…, head_dim / 2]``, and a float16 for each 32 numbers, ``[…, head_dim / 32]``;
+    see ``kernels.common.int4``.
     """
 
     def __init__(

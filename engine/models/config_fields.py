@@ -45,7 +45,10 @@ WITHOUT_INFLUENCE = {
 }
 """Fields that do not change what any family computes."""
 
-_FIXED: dict[str, Any] = {"is_causal": True, "full_attn_mod": 1, "interpolate_factor": 1, "activation": "swiglu"}
+_FIXED: dict[str, Any] = {
+    **{"is_causal": True, "full_attn_mod": 1, "interpolate_factor": 1, "activation": "swiglu"},
+    "moe_layer_freq": 1,
+}
 """Fields that are accepted only at the value that changes nothing."""
 
 

@@ -17,9 +17,17 @@ from torch import Tensor
 from engine.attention.layer import FusedAttentionBackend
 from engine.device import CPU, DeviceConfig, to_device
 from engine.models.families.config import DecoderConfig
-from engine.models.feed_forward import Experts, FeedForward, GatedMlp, has_grouped_products, stack_experts
+from engine.models.feed_forward import (
+    Experts,
+    FeedForward,
+    GatedMlp,
+    SharedExperts,
+    has_grouped_products,
+    stack_experts,
+)
 from engine.models.interface import Batch, KeepState
 from engine.models.rope import Rope
+from engine.models.routing import Router
 from engine.weights.formats.registry import MatrixReader
 from engine.weights.matmul import create_embedding, create_product
 from engine.weights.safetensors import Weights
@@ -343,7 +351,7 @@ class LayerBuilder:
             output=self.linear(f"{attention}o_proj", config.hidden_size, query, bias=config.output_bias),
             output_norm=output_norm,
             mlp_norm=self.norm(prefix + mlp_norm) if config.pre_norms else None,
-            mlp=self._experts(prefix) if config.experts and index in config.experts.layers else self._mlp(prefix),
+            mlp=self.feed_forward(prefix, index),
             mlp_output_norm=mlp_output_norm,
             fuses_norms=self._device_config.uses_gpu_kernels,
         )
@@ -384,6 +392,20 @@ class LayerBuilder:
         per_query, per_key = (self.norm(attention + name.format(part), config.head_dim) for part in ("q", "k"))
         return torch.stack([per_query] * config.heads + [per_key] * config.kv_heads)
 
+    def feed_forward(self, prefix: str, index: int) -> FeedForward:
+        """Return the feed-forward part of the layer with this prefix of names and index."""
+        moe, hidden = self._config.experts, self._config.hidden_size
+        if moe is None or index not in moe.layers:
+            return self._mlp(prefix)
+        if not moe.shared_intermediate:
+            return self._experts(prefix)
+        names = f"{prefix}mlp.{moe.shared_name}."
+        parts = dict.fromkeys((f"{names}gate_proj", f"{names}up_proj"), moe.shared_intermediate)
+        gate_up = self.product(parts, hidden, bias=self._config.mlp_bias)
+        down = self.linear(f"{names}down_proj", hidden, moe.shared_intermediate, bias=self._config.mlp_bias)
+        gate = self.linear(f"{prefix}mlp.shared_expert_gate", 1, hidden, bias=False) if moe.has_shared_gate else None
+        return SharedExperts(self._experts(prefix), GatedMlp(gate_up, down, self._activation), gate)
+
     def _mlp(self, prefix: str) -> GatedMlp:
         config = self._config
         parts = {"gate_proj": config.intermediate, "up_proj": config.intermediate}
@@ -411,11 +433,13 @@ class LayerBuilder:
             router = moe.router
             pairs = [self._expert(f"{prefix}{router}.experts.{index}.") for index in range(moe.num_experts)]
         stacked_experts = stack_experts(pairs, self._activation) if has_grouped_products(self._device_config) else None
+        gate = f"{prefix}{router}.gate"
+        correction = None
+        if moe.has_correction:
+            correction = self._weights.take(f"{gate}.e_score_correction_bias", moe.num_experts)
         return Experts(
-            self.linear(f"{prefix}{router}.gate", moe.num_experts, hidden, bias=False),
+            Router(moe.routing, self.linear(gate, moe.num_experts, hidden, bias=False), correction),
             stacked_experts or [GatedMlp(gate_up, down, self._activation) for gate_up, down in pairs],
-            moe.per_token,
-            is_normalized=moe.is_normalized,
             is_batch_invariant=self._device_config.is_batch_invariant,
         )
 

@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from engine.device import DeviceConfig
+from engine.models.routing import Router
 from kernels.common.quantization import Quantization, QuantizedRows, Rows
+from kernels.layers.gate import sigmoid_mul
 from kernels.linear.fp32 import Linear, Product
 
 _GROUPED_MAJORS = 9, 10
@@ -105,7 +107,7 @@ def _narrow_weights(products: Sequence[Product]) -> Tensor | None:
 
 
 class Experts:
-    """Route each token to its best experts, weighted by the router's softmax over all experts.
+    """The weighted sum of the experts that a router chooses for each token.
 
     Tokens are sorted by expert, so that a step costs one product per expert that any token is routed to, or one grouped
     product if they are stacked.
@@ -115,26 +117,21 @@ class Experts:
     """None, as the router reads the inputs as they are."""
 
     def __init__(
-        self, router: Product, experts: Sequence[GatedMlp] | StackedExperts, per_token: int, *,
-        is_normalized: bool, is_batch_invariant: bool = False,
-    ) -> None:  # fmt: skip
-        """``router``: ``[experts, hidden]``. ``is_normalized``: scale a token's weights to sum to 1.
-        ``is_batch_invariant``: add a token's outputs in an order that does not depend on the other tokens."""
+        self, router: Router, experts: Sequence[GatedMlp] | StackedExperts, *, is_batch_invariant: bool = False
+    ) -> None:
+        """``is_batch_invariant``: add a token's outputs in an order that does not depend on the other tokens."""
         self.is_stacked = isinstance(experts, StackedExperts)
         """True if the host need not wait for the router."""
         separate = () if isinstance(experts, StackedExperts) else experts
         self.products = tuple(product for expert in separate for product in expert.products)
         self._router = router
         self._experts = experts
-        self._per_token = per_token
-        self._is_normalized = is_normalized
+        self._per_token = router.config.per_token
         self._is_batch_invariant = is_batch_invariant
 
     def __call__(self, x: Rows) -> Tensor:
         assert isinstance(x, Tensor)
-        weights, chosen = torch.softmax(self._router(x), dim=-1).topk(self._per_token, dim=-1)
-        if self._is_normalized:
-            weights = weights / weights.sum(dim=-1, keepdim=True)
+        weights, chosen = self._router(x)
         chosen = chosen.flatten()
         order = chosen.argsort(stable=True)
         inputs = x[order // self._per_token]
@@ -155,6 +152,26 @@ class Experts:
         for index in range(1, self._per_token):
             total += weights[:, index, None] * parts[:, index]
         return total
+
+    def add(self, x: Rows, residual: Tensor) -> Tensor:
+        return residual + self(x)
+
+
+class SharedExperts:
+    """Experts, and one more that every token is routed to, weighted by a gate of its own if there is one."""
+
+    quantization = None
+
+    def __init__(self, experts: Experts, shared: GatedMlp, gate: Product | None) -> None:
+        """``gate``: ``[1, hidden]``."""
+        self.products = (*experts.products, *shared.products)
+        self.is_stacked = experts.is_stacked
+        self._experts, self._shared, self._gate = experts, shared, gate
+
+    def __call__(self, x: Rows) -> Tensor:
+        assert isinstance(x, Tensor)
+        shared = self._shared(x)
+        return self._experts(x) + (shared if self._gate is None else sigmoid_mul(self._gate(x), shared))
 
     def add(self, x: Rows, residual: Tensor) -> Tensor:
         return residual + self(x)

@@ -12,6 +12,7 @@ from engine.device import DeviceConfig
 from engine.models.decoder import Decoder, LayerBuilder
 from engine.models.families.config import Clamp, DecoderConfig
 from engine.models.feed_forward import Experts, GatedMlp
+from engine.models.routing import Router
 from engine.weights.formats.registry import MatrixReader
 from engine.weights.matmul import create_product
 from engine.weights.safetensors import Weights
@@ -42,10 +43,8 @@ class GptOssBuilder(LayerBuilder):
             for index in range(count)
         ]
         return Experts(
-            self.linear(f"{prefix}{moe.router}.router", count, hidden, bias=True),
+            Router(moe.routing, self.linear(f"{prefix}{moe.router}.router", count, hidden, bias=True)),
             experts,
-            moe.per_token,
-            is_normalized=moe.is_normalized,
             is_batch_invariant=self._device_config.is_batch_invariant,
         )
 

@@ -20,16 +20,13 @@ from engine.device import DeviceConfig
 from engine.models.decoder import Decoder, Layer, LayerBuilder
 from engine.models.delta_config import DeltaConfig
 from engine.models.families.config import DecoderConfig
-from engine.models.feed_forward import Experts, GatedMlp
 from engine.models.interface import Batch, KeepState
 from engine.models.short_convolution import AttentionLayer, ConvolutionBuilder, ConvolutionLayer
 from engine.weights.formats.registry import MatrixReader
 from engine.weights.safetensors import Weights
-from kernels.common.quantization import Rows
 from kernels.layers.activation import silu_mul
 from kernels.layers.gate import sigmoid_mul
 from kernels.layers.norm import rms_norm
-from kernels.linear.fp32 import Product
 from kernels.recurrent.convolution import causal_convolution
 from kernels.recurrent.gated_delta import delta_gates, gated_delta
 
@@ -101,25 +98,6 @@ def _split(rows: Tensor, sizes: DeltaConfig) -> tuple[Tensor, Tensor, Tensor, Te
     return torch.cat((q, k, v), dim=1), z, b, a
 
 
-class SharedExperts:
-    """Experts, and one more that every token is routed to, weighted by a gate of its own."""
-
-    quantization = None
-
-    def __init__(self, experts: Experts, shared: GatedMlp, gate: Product) -> None:
-        """``gate``: ``[1, hidden]``."""
-        self.products = (*experts.products, *shared.products)
-        self.is_stacked = experts.is_stacked
-        self._experts, self._shared, self._gate = experts, shared, gate
-
-    def __call__(self, x: Rows) -> Tensor:
-        assert isinstance(x, Tensor)
-        return self._experts(x) + sigmoid_mul(self._gate(x), self._shared(x))
-
-    def add(self, x: Rows, residual: Tensor) -> Tensor:
-        return residual + self(x)
-
-
 class HybridBuilder(LayerBuilder):
     """Builds the layers of both kinds."""
 
@@ -147,7 +125,7 @@ class HybridBuilder(LayerBuilder):
             ),
             "output_norm": None,
             "mlp_norm": self.norm(f"{prefix}post_attention_layernorm"),
-            "mlp": self._feed_forward(prefix, index),
+            "mlp": self.feed_forward(prefix, index),
             "mlp_output_norm": None,
             "fuses_norms": False,
         }
@@ -165,17 +143,6 @@ class HybridBuilder(LayerBuilder):
             "rate_bias": self._weights.take(f"{prefix}dt_bias", sizes.value_heads),
             "gate_norm": self._weights.take(f"{prefix}norm.weight", sizes.value_dim),
         }
-
-    def _feed_forward(self, prefix: str, index: int) -> GatedMlp | Experts | SharedExperts:
-        config = self._config
-        if config.experts is None or index not in config.experts.layers:
-            return self._mlp(prefix)
-        hidden, shared = config.hidden_size, config.experts.shared_intermediate
-        names = f"{prefix}mlp.shared_expert."
-        gate_up = self.product(dict.fromkeys((f"{names}gate_proj", f"{names}up_proj"), shared), hidden, bias=False)
-        down = self.linear(f"{names}down_proj", hidden, shared, bias=False)
-        gate = self.linear(f"{prefix}mlp.shared_expert_gate", 1, hidden, bias=False)
-        return SharedExperts(self._experts(prefix), GatedMlp(gate_up, down, self._activation), gate)
 
 
 class HybridDecoder(Decoder):

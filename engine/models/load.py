@@ -18,6 +18,7 @@ from engine.models.gemma4 import Gemma4Decoder
 from engine.models.gpt_oss import GptOssDecoder
 from engine.models.hybrid import HybridDecoder
 from engine.models.interface import Model
+from engine.models.latent import LatentDecoder
 from engine.models.transformers_backend import TransformersModel
 from engine.protocol.types import EngineError
 from engine.weights.formats.registry import MatrixReader, create_reader, list_gpu_formats
@@ -77,6 +78,8 @@ def choose_decoder(raw: RawConfig, *, strict_config: bool = False) -> DecoderCon
 
 
 def _choose_class(config: DecoderConfig) -> type[Decoder]:
+    if config.latent is not None:
+        return LatentDecoder
     if config.state_layers:
         return HybridDecoder
     if config.gemma4 is not None:

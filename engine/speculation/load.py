@@ -48,6 +48,8 @@ def load_drafter(wanted: str, folder: Path, model: Model, *, context: int) -> Dr
         return NgramDrafter()
     if kind == "medusa" and where:
         return load_medusa(Path(where), model)
+    if kind in ("eagle", EAGLE3) and where:
+        _check_pages(Path(where), model)
     if kind == "eagle" and where:
         if is_eagle3(read_json(Path(where) / "config.json")):
             raise EngineError(f"{where} is an EAGLE-3 head; use {EAGLE3}={where}")
@@ -58,6 +60,16 @@ def load_drafter(wanted: str, folder: Path, model: Model, *, context: int) -> Dr
         return _load_draft_model(Path(where), model, context)
     found = f" of kind {kind!r}, which {where} says it is" if wanted == "auto" else f" {wanted!r}"
     raise EngineError(f"there is no drafter{found}; use one of: {FORMS}")
+
+
+def _check_pages(folder: Path, target: Model) -> None:
+    """Raise ``EngineError`` for a head whose keys and values cannot lie in the target's pages, beside its own."""
+    shapes = set(target.config.head_shapes)
+    if len(shapes) > 1 or not all(shape.has_values for shape in shapes):
+        raise EngineError(
+            f"{folder} is an EAGLE head, which needs a target whose layers all have keys and values of one size; "
+            "choose ngram, medusa=FOLDER or draft_model=FOLDER"
+        )
 
 
 def extra_layers(wanted: str, folder: Path) -> int:

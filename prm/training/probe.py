@@ -99,6 +99,8 @@ def train_probe(
     model = load_model(base, lambda config: config.max_context)
     if model.config.states:
         raise EngineError(f"{base} has recurrent layers; probes are trained on models whose layers all have attention")
+    if any(layer.is_latent for layer in model.config.attention):
+        raise EngineError(f"{base} has latent attention; probes are trained on models with keys and values")
     _check_tokens(rollouts, model.config.vocab_size, model.config.max_context, plan)
     total = len(rollouts) + model.config.num_layers
     data = collect_states(model, rollouts, lambda done: progress(done, total, "reading hidden states"), stopped)

@@ -61,7 +61,10 @@ _LATENT = {
     "v_head_dim": 12,
     "num_key_value_heads": 6,
 }
-_GROUPS = {"n_routed_experts": 4, "n_group": 2, "topk_group": 1, "n_shared_experts": 1}
+_GROUPS = {
+    **{"n_routed_experts": 8, "n_group": 4, "topk_group": 2, "n_shared_experts": 2, "num_experts_per_tok": 3},
+    **{"moe_intermediate_size": 40, "first_k_dense_replace": 1, "routed_scaling_factor": 1.7},
+}
 _GEMMA4 = {
     "num_hidden_layers": 4,
     "sliding_window": 20,
@@ -252,8 +255,28 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("GPT2LMHeadModel", {"n_embd": 48, "n_layer": 2, "n_head": 6, "n_positions": 256}),
     "cohere": ("CohereForCausalLM", {"head_dim": None, "logit_scale": 0.3}),
     "stablelm": ("StableLmForCausalLM", {"head_dim": None}),
-    # Values narrower than keys, chunks, two calls of attention in a layer.
-    "deepseek_v3": ("DeepseekV3ForCausalLM", _MOE | _LATENT | _GROUPS | {"first_k_dense_replace": 1}),
+    # One vector a token in the cache, of 24 numbers, which no kernel is compiled for, and of 32.
+    "deepseek_v2": (
+        "DeepseekV2ForCausalLM",
+        _LATENT
+        | _GROUPS
+        | {"head_dim": 8, "q_lora_rank": None, "topk_method": "group_limited_greedy", "mlp_bias": True},
+    ),
+    "deepseek_v3": (
+        "DeepseekV3ForCausalLM",
+        _LATENT
+        | _GROUPS
+        | {
+            "kv_lora_rank": 24,
+            "attention_bias": True,
+            "rope_parameters": {
+                **{"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 4.0, "mscale": 0.7, "mscale_all_dim": 1.3},
+                "original_max_position_embeddings": 32,
+            },
+        },
+    ),
+    "glm4_moe_lite": ("Glm4MoeLiteForCausalLM", _LATENT | _GROUPS | {"kv_lora_rank": 24, "rope_interleave": False}),
+    # Chunks, two calls of attention in a layer.
     "llama4": ("Llama4ForCausalLM", _LLAMA4),
     "diffllama": ("DiffLlamaForCausalLM", {}),
     # Layers with states: delta rule, short convolution, two kinds of state-space layers, beside attention in one layer.
@@ -303,7 +326,7 @@ def save_random_model(architecture: str, options: dict[str, Any], folder: Path) 
     chosen = {name: value for name, value in (common | options).items() if value is not None or name not in _SIZES}
     model = model_class(model_class.config_class(**chosen))
     with torch.no_grad():
-        for name, weight in model.named_parameters():
+        for name, weight in [*model.named_parameters(), *_list_corrections(model)]:
             if "norm" in name or "ln_" in name:
                 weight.uniform_(0.5, 1.5)
             elif "bias" in name:
@@ -316,6 +339,11 @@ def save_random_model(architecture: str, options: dict[str, Any], folder: Path) 
     model.save_pretrained(folder)
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"reasoner_prm": {"kind": "test"}}))
+
+
+def _list_corrections(model: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
+    """Return what routers add to experts' scores, which transformers keeps in buffers."""
+    return [(name, buffer) for name, buffer in model.named_buffers() if "correction_bias" in name]
 
 
 def small_tokenizer() -> PreTrainedTokenizerFast:

@@ -8,7 +8,9 @@ from typing import Literal, NamedTuple
 from engine.models.config import ModelConfig
 from engine.models.delta_config import DeltaConfig
 from engine.models.families.gemma4 import Gemma4Config
+from engine.models.latent_config import LatentConfig
 from engine.models.rope import Rope
+from engine.models.routing import RoutingConfig
 
 
 class Clamp(NamedTuple):
@@ -25,11 +27,8 @@ class ExpertsConfig:
     layers: frozenset[int]
     """Indices of the layers with experts; the others are dense."""
     num_experts: int
-    per_token: int
-    """Experts that each token is routed to."""
+    routing: RoutingConfig
     intermediate: int
-    is_normalized: bool
-    """Scale the weights of a token's experts to sum to 1."""
     router: str
     """Name of the module in a layer that holds the router and the experts."""
     names: tuple[str, str, str]
@@ -38,6 +37,12 @@ class ExpertsConfig:
     """Size of the expert that every token is routed to, if there is one."""
     clamp: Clamp | None = None
     """Constants of gpt-oss's activation, if the experts have it."""
+    shared_name: str = "shared_expert"
+    """Name of its module."""
+    has_shared_gate: bool = True
+    """True if it is weighted by a gate."""
+    has_correction: bool = False
+    """True if the router has a number for each expert that is added to its score for the choice alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,12 +94,16 @@ class DecoderConfig(ModelConfig):
     """Sizes and switches of Gemma 4."""
     has_sinks: bool = False
     """Attention has a learned logit without a value for each query head."""
+    latent: LatentConfig | None = None
+    """Sizes of multi-head latent attention, if the layers have it."""
 
     @property
     def cpu_only_part(self) -> str | None:
         """The part of the model that no kernel of a GPU computes, if there is one."""
         if self.states:
             return "recurrent layers"
+        if self.latent is not None:
+            return "latents in place of keys"
         if self.gemma4 is not None:
             return "heads that differ by layer"
         return "attention sinks" if self.has_sinks else None

@@ -10,6 +10,7 @@ from engine.attention.layer import LayerAttentionConfig
 from engine.models.config_fields import UnsupportedField
 from engine.models.families.gemma4 import change_heads, read_gemma4_ropes
 from engine.models.families.table import Family
+from engine.models.latent_config import LatentConfig
 from engine.models.rope import NO_ROPE, Rope, read_rope, read_ropes_by_layer_type
 from engine.protocol.types import EngineError
 
@@ -79,6 +80,20 @@ def read_ropes(
         return (rope,) * len(attention)
     without = Rope(NO_ROPE, head_dim, {})
     return tuple(rope if has_rope else without for has_rope in _read_rope_layers(fields, len(attention)))
+
+
+def read_latent_attention(sizes: LatentConfig, fields: dict[str, Any]) -> tuple[LayerAttentionConfig, ...]:
+    """Return the attention of each layer to latents."""
+    num_layers = int(fields["num_hidden_layers"])
+    if num_layers < 1:
+        raise EngineError(f"num_hidden_layers is {num_layers}; it must be 1 or more")
+    return (sizes.attention(fields),) * num_layers
+
+
+def read_latent_ropes(sizes: LatentConfig, family: Family, fields: dict[str, Any]) -> tuple[Rope, ...]:
+    """Return the rotary embedding of each layer, of the rotated part of queries and keys."""
+    rope = read_rope(fields, sizes.rotated, theta=family.rope_theta, partial=False)
+    return (rope,) * int(fields["num_hidden_layers"])
 
 
 def _drop_settings(fields: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:

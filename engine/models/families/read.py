@@ -8,17 +8,21 @@ from engine.cache.state_layers import StateLayer
 from engine.models.config import RawConfig
 from engine.models.config_fields import READ, WITHOUT_INFLUENCE, UnsupportedField, refuse_unknown
 from engine.models.delta_config import read_delta
-from engine.models.families.config import Clamp, DecoderConfig, ExpertsConfig, Head
+from engine.models.families.config import DecoderConfig, Head
+from engine.models.families.experts import read_experts, read_grouped_experts
 from engine.models.families.gemma4 import read_gemma4
 from engine.models.families.layers import (
     list_types,
     read_attention,
+    read_latent_attention,
+    read_latent_ropes,
     read_multiplier,
     read_ropes,
     read_softcap,
     read_state_layers,
 )
 from engine.models.families.table import FAMILIES, REWARD_HEADS, Family
+from engine.models.latent_config import read_latent
 from engine.protocol.types import EngineError
 
 
@@ -57,12 +61,17 @@ def _read_config(raw: RawConfig) -> DecoderConfig:
     hidden_size, positions = int(fields["hidden_size"]), int(fields["max_position_embeddings"])
     if positions < 1:
         raise EngineError(f"max_position_embeddings is {positions}; it must be 1 or more")
-    layers = read_attention(prefix, family, fields)
+    latent = read_latent(fields, is_interleaved=True) if family.has_latents else None
+    layers = read_attention(prefix, family, fields) if latent is None else read_latent_attention(latent, fields)
     delta = None if family.delta is None else read_delta(fields, is_interleaved=family.delta == "interleaved")
     state_layers = read_state_layers(family, fields, len(layers))
     attention = tuple(layer for index, layer in enumerate(layers) if index not in state_layers)
     width = _read_convolution_width(fields) if family.has_convolutions else None
-    ropes = read_ropes(prefix, family, fields, attention)
+    if latent is None:
+        ropes, experts = read_ropes(prefix, family, fields, attention), read_experts(prefix, fields, len(layers))
+    else:
+        ropes = read_latent_ropes(latent, family, fields)
+        experts = read_grouped_experts(prefix, fields, len(layers))
     attention_bias = bool(fields.get("attention_bias"))
     num_labels, head = _read_head(raw.architecture, fields)
     # The norms of hidden states scaled by ``1 / residual`` are the same with a smaller ``eps``, and no output of a part
@@ -95,13 +104,14 @@ def _read_config(raw: RawConfig) -> DecoderConfig:
         tied=bool(fields.get("tie_word_embeddings", False)),
         fused=family.fused,
         ropes=ropes,
-        experts=_read_experts(prefix, fields, len(layers)),
+        experts=experts,
         delta=delta,
         convolution_width=width,
         gemma4=read_gemma4(fields, list_types(attention)) if prefix == "Gemma4" else None,
         state_layers=state_layers,
         logit_scale=1 / read_multiplier(fields, "logits_scaling"),
         has_sinks=family.has_sinks,
+        latent=latent,
         hidden_scale=residual,
         states=(delta.state if delta else StateLayer((((width or 1) - 1, hidden_size),)),) * len(state_layers),
     )
@@ -157,40 +167,6 @@ def _read_activation(fields: dict[str, Any], *, is_gemma: bool) -> str:
         if fields.get(name, supported) != supported:
             raise UnsupportedField(f"{name} {fields[name]!r} is not supported; supported is {supported!r}")
     return supported
-
-
-def _read_experts(prefix: str, fields: dict[str, Any], num_layers: int) -> ExpertsConfig | None:
-    clamp = None
-    if prefix == "Mixtral":
-        sparse_layers = list(range(num_layers))
-        router, names, intermediate = "block_sparse_moe", ("w1", "w3", "w2"), fields["intermediate_size"]
-    elif prefix == "GptOss":
-        sparse_layers, router, names = list(range(num_layers)), "mlp", ("", "", "")  # all experts are in one tensor
-        intermediate = fields["intermediate_size"]
-        clamp = Clamp(float(fields["swiglu_alpha"]), float(fields["swiglu_limit"]))
-        if not clamp.limit > 0:
-            raise EngineError(f"swiglu_limit is {clamp.limit}; it must be more than 0")
-    elif prefix in ("Qwen3Moe", "Qwen3Next", "Qwen3_5Moe"):
-        dense, step = set(fields.get("mlp_only_layers") or ()), int(fields.get("decoder_sparse_step", 1))
-        sparse_layers = [layer for layer in range(num_layers) if layer not in dense and (layer + 1) % step == 0]
-        router, names, intermediate = "mlp", ("gate_proj", "up_proj", "down_proj"), fields["moe_intermediate_size"]
-    else:
-        return None
-    num_experts = int(fields["num_local_experts"] if "num_local_experts" in fields else fields["num_experts"])
-    per_token = int(fields["num_experts_per_tok"])
-    if not 1 <= per_token <= num_experts:
-        raise EngineError(f"num_experts_per_tok is {per_token}; it must be 1 to the number of experts, {num_experts}")
-    return ExpertsConfig(
-        layers=frozenset(sparse_layers),
-        num_experts=num_experts,
-        per_token=per_token,
-        intermediate=int(intermediate),
-        is_normalized=prefix in ("Mixtral", "GptOss") or bool(fields.get("norm_topk_prob", prefix != "Qwen3Moe")),
-        router=router,
-        names=names,
-        shared_intermediate=int(fields.get("shared_expert_intermediate_size") or 0),
-        clamp=clamp,
-    )
 
 
 def _split(architecture: str) -> tuple[str, str]:

@@ -9,6 +9,7 @@ from engine.models.delta_config import FIELDS as DELTA_FIELDS
 from engine.models.families.config import Head
 from engine.models.families.gemma4 import DEFAULTS as GEMMA4_DEFAULTS
 from engine.models.families.gemma4 import FIELDS as GEMMA4_FIELDS
+from engine.models.latent_config import FIELDS as LATENT_FIELDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,8 @@ class Family:
     """Most layers have a short convolution instead of attention."""
     delta: Literal["interleaved", "separate"] | None = None
     """The order of the projections of layers with a gated delta rule, of a family that has them."""
+    has_latents: bool = False
+    """The layers have multi-head latent attention."""
 
 
 _WINDOWS = frozenset({"sliding_window", "use_sliding_window", "max_window_layers", "layer_types"})
@@ -76,6 +79,30 @@ _LFM2_UNREAD = frozenset(
 )
 """Fields of Liquid's own code that transformers does not read, or reads by another name."""
 _MULTIPLIERS = "embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling"
+_GROUPED_EXPERTS = frozenset(
+    {
+        *("n_routed_experts", "n_shared_experts", "num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob"),
+        *("routed_scaling_factor", "n_group", "topk_group", "topk_method", "scoring_func", "first_k_dense_replace"),
+        "mlp_layer_types",
+        *("num_nextn_predict_layers", "num_mtp_layers"),  # layers that are not read
+        *("aux_loss_alpha", "seq_aux", "ep_size"),  # training only
+    }
+)
+_LATENT_SIZES = {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128}
+_DEEPSEEK_V2 = _LATENT_SIZES | {
+    **{"q_lora_rank": 1536, "n_routed_experts": 64, "n_shared_experts": 2, "moe_intermediate_size": 1407},
+    **{"n_group": None, "topk_group": None, "routed_scaling_factor": 1.0, "first_k_dense_replace": 0},
+}
+_DEEPSEEK_V3 = _LATENT_SIZES | {
+    **{"q_lora_rank": 1536, "n_routed_experts": 256, "n_shared_experts": 1, "moe_intermediate_size": 2048},
+    **{"n_group": 8, "topk_group": 4, "num_experts_per_tok": 8, "norm_topk_prob": True, "routed_scaling_factor": 2.5},
+    "first_k_dense_replace": 3,
+}
+_GLM4_LITE = _LATENT_SIZES | {
+    **{"q_lora_rank": 768, "qk_nope_head_dim": 192, "v_head_dim": 256, "moe_intermediate_size": 1536},
+    **{"n_routed_experts": 64, "n_shared_experts": 1, "n_group": 1, "topk_group": 1, "num_experts_per_tok": 4},
+    **{"norm_topk_prob": True, "routed_scaling_factor": 1.8, "first_k_dense_replace": 1},
+}
 _EXPERTS = frozenset({"num_experts", "num_local_experts", "num_experts_per_tok"})
 
 FAMILIES = {
@@ -174,6 +201,11 @@ FAMILIES = {
     "Qwen3_5Moe": Family(
         _DELTA | _EXPERTS | _SHARED_EXPERT, _DELTA_DEFAULTS, qk_norm="head", delta="separate", norm_offset=1.0
     ),
+    "DeepseekV2": Family(
+        LATENT_FIELDS | _GROUPED_EXPERTS | {"mlp_bias"}, _DEEPSEEK_V2, has_classifiers=False, has_latents=True
+    ),
+    "DeepseekV3": Family(LATENT_FIELDS | _GROUPED_EXPERTS, _DEEPSEEK_V3, has_classifiers=False, has_latents=True),
+    "Glm4MoeLite": Family(LATENT_FIELDS | _GROUPED_EXPERTS, _GLM4_LITE, has_classifiers=False, has_latents=True),
 }
 """Families by the prefix of the architecture's name."""
 

@@ -52,11 +52,11 @@ def attend(address: Any) -> None:
     """Attention of a step's tokens in one layer. One piece, because it only unpacks many arguments.
 
     Arguments ``(qkv, cache, scales, cache_type, out, step, heads, kv_heads, vectors, dim, to_next_head, to_values,
-    page_size, groups, scale, softcap)``, and at ``step`` ``(scratch, pages, rows, first, end, tree_begin, tree_offset, tree, pieces, members,
-    states, tokens, columns, num_pieces, longest, scratch_stride, slots)``, so that a recorded kernel graph can be
-    replayed for another step. ``vectors``: those of a token in ``qkv``. ``to_next_head`` and ``to_values``: distances of
-    cache indices between the keys of two heads, and from a head's keys to its values. Both are 0 if all heads read one
-    key that is its value, too: ``kv_heads`` are groups of query heads then.
+    page_size, groups, scale, softcap)``, and at ``step`` ``(scratch, pages, rows, first, end, tree_begin, tree_offset,
+    tree, pieces, members, states, tokens, columns, num_pieces, longest, scratch_stride, slots)``, so that a recorded
+    kernel graph can be replayed for another step. ``vectors``: those of a token in ``qkv``. ``to_next_head`` and
+    ``to_values``: distances of cache indices between the keys of two heads, and from a head's keys to its values. Both
+    are 0 if all heads read one key that is its value, too: ``kv_heads`` are groups of query heads then.
 
     Token ``i`` of ``tokens`` belongs to row ``rows[i]`` of the page table ``pages`` ``[rows, columns]`` and reads the
     keys from ``first[i]`` to before ``end[i]`` for itself, 1 to ``longest`` of them. If ``tree_offset[i]`` is not

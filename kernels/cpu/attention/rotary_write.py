@@ -33,9 +33,10 @@ def rotary_write(address: Any) -> None:
     """Write a step's keys and values into the cache, and rotate its queries and keys in place.
 
     Arguments ``(qkv, weight, eps, cos, sin, step, cache, scales, cache_type, tokens, heads, kv_heads, vectors, dim,
-    rotated, capacity)``; ``vectors``: queries, keys and values of a token, which may have no values. Queries and keys are first normalised by their root mean square unless ``weight`` (``[heads + kv_heads,
-    dim]``) is 0. Their first ``rotated`` coordinates are rotated by ``cos`` and ``sin`` (``[tokens, rotated]``,
-    ``rotary_tables``). ``cache`` has ``capacity`` slots; those of the tokens are ``slots`` ``[tokens]`` of the ``step``
+    rotated, capacity)``; ``vectors``: queries, keys and values of a token, which may have no values. Queries and keys
+    are first normalised by their root mean square unless ``weight`` (``[heads + kv_heads, dim]``) is 0. Their first
+    ``rotated`` coordinates are rotated by ``cos`` and ``sin`` (``[tokens, rotated]``, ``rotary_tables``). ``cache`` has
+    ``capacity`` slots for each kind and head; those of the tokens are ``slots`` ``[tokens]`` of the ``step``
     of ``attend``. ``scales`` is 0 for a float32 cache. For a cache of 4 bits the groups of all heads are rotated, too
     (``kernels.common.int4``), as queries must be for such keys.
     """

@@ -273,13 +273,13 @@ def test_compiled_attention_equals_dense_attention_in_float64_for_heads_of_any_w
 @pytest.mark.parametrize("backend", [NumbaAttention, TorchAttention])
 @pytest.mark.parametrize(
     ("dim", "page", "heads", "trees", "dtype"),
-    mostly_long_grid([32, 96, 576], [4, 16], [3, 64, 65, 128], [False, True], [torch.float32, *QUANTIZED], every=13),
+    mostly_long_grid([32, 96], [4, 16], [3, 20, 65], [False, True], [torch.float32, *QUANTIZED], every=13),
 )
 def test_attention_to_a_latent_equals_dense_attention_whose_values_are_the_keys(
     backend: Backend, dim: int, page: int, heads: int, trees: bool, dtype: torch.dtype
 ) -> None:
     config = LayerAttentionConfig(heads, 1, dim, dim**-0.5, is_latent=True)
-    for seed in range(2):
+    for seed in range(2 if heads < 65 else 1):
         step = Step(seed, USUAL, page=page, dim=dim, per_kv=heads, is_latent=True, trees=trees, dtype=dtype)
         step.check(step.attend(config, backend), config)
 

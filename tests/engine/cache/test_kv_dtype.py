@@ -100,7 +100,7 @@ def test_8_bit_caches_hold_more_tokens_in_the_same_memory(
 
 def test_a_vector_of_64_numbers_takes_little_more_than_its_bits(checkpoints: Checkpoints) -> None:
     about = replace(Harness(checkpoints("qwen3")).core.model.config.attention[0], head_dim=64)
-    sizes = [kv_bytes_per_token(about, dtype) for dtype in (torch.float32, torch.bfloat16, torch.int8, INT4)]
+    sizes = [kv_bytes_per_token(about.shape, dtype) for dtype in (torch.float32, torch.bfloat16, torch.int8, INT4)]
     assert sizes == [2 * about.kv_heads * size for size in (256, 128, 68, 36)]
 
 

@@ -11,6 +11,7 @@ import torch
 from engine.models.config import RawConfig
 from engine.models.families.config import DecoderConfig
 from engine.models.families.read import decoder_config, is_defined
+from engine.models.routing import RoutingConfig
 
 _COMMON = {"attention_dropout": 0.0, "initializer_range": 0.02, "torch_dtype": "bfloat16", "use_cache": True}
 
@@ -157,17 +158,20 @@ def test_gemma_2_and_3_configs_are_read() -> None:
 def test_mixture_of_experts_configs_are_read() -> None:
     experts = read("Qwen3MoeForCausalLM", QWEN3_MOE).experts
     assert experts is not None
-    assert (experts.num_experts, experts.per_token, experts.intermediate, experts.is_normalized) == (128, 8, 768, True)
+    assert (experts.num_experts, experts.intermediate, experts.routing) == (
+        128,
+        768,
+        RoutingConfig(8, is_normalized=True),
+    )
     assert experts.layers == frozenset(range(48))
     mixtral = shape(4096, 32, 32, 8, max_position_embeddings=32768, rope_theta=1e6, hidden_act="silu")
     mixtral |= {"num_local_experts": 8, "num_experts_per_tok": 2, "sliding_window": None, "output_router_logits": False}
     experts = read("MixtralForCausalLM", mixtral | {"router_aux_loss_coef": 0.02}).experts
     assert experts is not None
-    assert (experts.num_experts, experts.per_token, experts.intermediate, experts.is_normalized) == (
+    assert (experts.num_experts, experts.intermediate, experts.routing) == (
         8,
-        2,
         4 * 4096,
-        True,
+        RoutingConfig(2, is_normalized=True),
     )
 
 

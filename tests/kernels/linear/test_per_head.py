@@ -9,7 +9,9 @@ from kernels.linear.per_head import HeadProducts
 from tests.closeness import assert_rounded
 
 
-@pytest.mark.parametrize(("heads", "num_in", "num_out"), [(1, 5, 16), (3, 24, 8), (4, 17, 80), (20, 192, 512), (2, 64, 1)])
+@pytest.mark.parametrize(
+    ("heads", "num_in", "num_out"), [(1, 5, 16), (3, 24, 8), (4, 17, 80), (20, 192, 512), (2, 64, 1)]
+)
 @pytest.mark.parametrize("tokens", [1, 3, 4, 9])
 def test_products_equal_float64_within_rounding(tokens: int, heads: int, num_in: int, num_out: int) -> None:
     torch.manual_seed(tokens)

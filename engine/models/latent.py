@@ -1,0 +1,144 @@
+"""Decoders with multi-head latent attention: DeepSeek-V2 and V3, and GLM-4.7-Flash, on the CPU.
+
+Keys and values of the heads are never computed. A score is ``q · (W c)`` with the head's matrix ``W`` and a token's
+latent ``c``, which is ``(Wᵀ q) · c``: the query is multiplied by the matrix once, not each key. In the same way the
+weighted sum of latents is multiplied by the matrix that would make values of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engine.attention.layer import FusedAttentionBackend
+from engine.device import DeviceConfig
+from engine.models.decoder import Decoder, Layer, LayerBuilder
+from engine.models.families.config import DecoderConfig
+from engine.models.latent_config import LatentConfig
+from engine.weights.formats.registry import MatrixReader
+from engine.weights.matrix import dense
+from engine.weights.safetensors import Weights
+from kernels.common.quantization import Rows
+from kernels.layers.norm import rms_norm
+from kernels.linear.fp32 import Product
+from kernels.linear.per_head import HeadProducts
+
+_NORM_EPS = 1e-6
+"""``eps`` of the norms of latents, whatever the config has for the others, as in transformers."""
+
+
+@dataclass(frozen=True, slots=True)
+class LatentLayer(Layer):
+    """A layer with latent attention. ``qkv`` projects the queries, or their latent, and what is cached of a token."""
+
+    sizes: LatentConfig
+    latent_norm: Tensor
+    """``[rank]``."""
+    query_norm: Tensor | None
+    """``[query_rank]``."""
+    queries: Product | None
+    """``[heads * (plain + rotated), query_rank]``."""
+    to_latent: HeadProducts
+    """From a query's plain part to the latents that it is compared with: ``[heads, plain, rank]``."""
+    to_values: HeadProducts
+    """``[heads, rank, value_dim]``."""
+
+    def project(self, hidden: Tensor, normed: Rows | None = None) -> Tensor:
+        """Return a query of each head and what is cached of each token, ``[tokens, heads + 1, rotated + rank]``."""
+        sizes, tokens = self.sizes, len(hidden)
+        if normed is None:
+            normed = self._normalize(hidden, self.input_norm, self.qkv.quantization)
+        rows = self.qkv(normed)
+        rows, latent, rotated_key = torch.split(rows, [rows.shape[1] - sizes.cached, sizes.rank, sizes.rotated], dim=1)
+        if self.queries is not None and self.query_norm is not None:
+            rows = self.queries(rms_norm(rows.contiguous(), self.query_norm, _NORM_EPS, self.queries.quantization))
+        queries = rows.view(tokens, sizes.heads, sizes.plain + sizes.rotated)
+        out = torch.empty(tokens, sizes.heads + 1, sizes.cached)
+        out[:, :-1, : sizes.rotated] = self._order(queries[:, :, sizes.plain :])
+        out[:, :-1, sizes.rotated :] = self.to_latent(queries[:, :, : sizes.plain])
+        out[:, -1, : sizes.rotated] = self._order(rotated_key)
+        out[:, -1, sizes.rotated :] = rms_norm(latent.contiguous(), self.latent_norm, _NORM_EPS)
+        return out
+
+    def _order(self, rotated: Tensor) -> Tensor:
+        """Return vectors ``[…, rotated]`` with the dimensions that are rotated together half of them apart."""
+        if not self.sizes.is_interleaved:
+            return rotated
+        pairs = rotated.reshape(*rotated.shape[:-1], -1, 2)
+        return pairs.transpose(-1, -2).reshape(rotated.shape)
+
+    def attend(self, qkv: Tensor, angles: Sequence[Tensor], attend: FusedAttentionBackend) -> Tensor:
+        """Return the attention output ``[tokens, heads * value_dim]``."""
+        mixed = attend.forward_qkv(self.index, qkv, None, self.config.norm_eps, *angles)
+        latents = mixed.view(len(qkv), self.sizes.heads, self.sizes.cached)[:, :, self.sizes.rotated :]
+        return self.to_values(latents).flatten(1)
+
+
+class LatentBuilder(LayerBuilder):
+    """Builds layers with latent attention."""
+
+    def layer(self, index: int) -> LatentLayer:
+        config, prefix = self._config, f"model.layers.{index}."
+        sizes, attention = config.latent, f"{prefix}self_attn."
+        assert sizes is not None
+        first = {"q_proj": sizes.query_width} if sizes.query_rank is None else {"q_a_proj": sizes.query_rank}
+        to_latent, to_values = self._head_products(attention, sizes)
+        parts = first | {"kv_a_proj_with_mqa": sizes.cached}
+        return LatentLayer(
+            config=config,
+            index=index,
+            input_norm=self.norm(f"{prefix}input_layernorm"),
+            qkv=self.product(
+                {attention + name: rows for name, rows in parts.items()}, config.hidden_size, bias=sizes.has_bias
+            ),
+            qk_norm=None,
+            projection_norms=None,
+            output=self.linear(
+                f"{attention}o_proj", config.hidden_size, sizes.heads * sizes.value_dim, bias=sizes.has_bias
+            ),
+            output_norm=None,
+            mlp_norm=self.norm(f"{prefix}post_attention_layernorm"),
+            mlp=self.feed_forward(prefix, index),
+            mlp_output_norm=None,
+            fuses_norms=False,
+            sizes=sizes,
+            latent_norm=self.norm(f"{attention}kv_a_layernorm", sizes.rank),
+            query_norm=None if sizes.query_rank is None else self.norm(f"{attention}q_a_layernorm", sizes.query_rank),
+            queries=None
+            if sizes.query_rank is None
+            else self.linear(f"{attention}q_b_proj", sizes.query_width, sizes.query_rank, bias=False),
+            to_latent=to_latent,
+            to_values=to_values,
+        )
+
+    def _head_products(self, prefix: str, sizes: LatentConfig) -> tuple[HeadProducts, HeadProducts]:
+        """Return the products that make latents of queries, and values of latents."""
+        rows = sizes.heads * (sizes.plain + sizes.value_dim)
+        matrix = dense(self._read(self._weights, f"{prefix}kv_b_proj", rows, sizes.rank))
+        by_head = matrix.view(sizes.heads, -1, sizes.rank)
+        keys, values = by_head[:, : sizes.plain], by_head[:, sizes.plain :]
+        return HeadProducts(keys), HeadProducts(values.transpose(1, 2))
+
+
+class LatentDecoder(Decoder):
+    """A ``Model`` with latent attention."""
+
+    def _create_builder(
+        self, config: DecoderConfig, weights: Weights, read: MatrixReader, device_config: DeviceConfig
+    ) -> LayerBuilder:
+        # Layers behind the last one predict several tokens at once, and no other layer reads them.
+        for name in weights.names():
+            if name.startswith(f"model.layers.{config.num_layers}."):
+                weights.drop(name)
+        return LatentBuilder(config, weights, read, device_config)
+
+    @property
+    def is_recordable(self) -> bool:
+        return False
+
+    @property
+    def is_capturable(self) -> bool:
+        return False

@@ -1,0 +1,92 @@
+"""Sizes of multi-head latent attention in DeepSeek-V2 and V3 and in GLM-4.7-Flash."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from engine.attention.layer import LayerAttentionConfig
+from engine.models.config_fields import UnsupportedField
+from engine.protocol.types import EngineError
+
+FIELDS = frozenset(
+    {
+        *("q_lora_rank", "kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "qk_head_dim", "v_head_dim"),
+        *("rope_interleave", "attention_bias"),
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class LatentConfig:
+    """Sizes of multi-head latent attention (DeepSeek-V2, https://arxiv.org/abs/2405.04434), the same in all layers.
+
+    A token's key of one head is a rotated part, which all heads share, and a plain part, which is a product of the
+    token's latent with a matrix of the head, as its value is. The cache holds the rotated part and the latent.
+    """
+
+    heads: int
+    rank: int
+    """Numbers of a latent."""
+    query_rank: int | None
+    """Numbers of the queries' own latent; ``None`` if queries are projected at once."""
+    rotated: int
+    """Rotated dimensions of a query or key."""
+    plain: int
+    """The other dimensions."""
+    value_dim: int
+    is_interleaved: bool
+    """True if neighbouring dimensions are rotated together, else one of the first half with one of the second."""
+    has_bias: bool
+    """True if the first projections and the output have a bias."""
+
+    @property
+    def cached(self) -> int:
+        """Numbers of a token in the cache: the rotated part of its key, and its latent."""
+        return self.rotated + self.rank
+
+    @property
+    def query_width(self) -> int:
+        """Numbers of all heads' queries."""
+        return self.heads * (self.plain + self.rotated)
+
+    def attention(self, fields: dict[str, Any]) -> LayerAttentionConfig:
+        """Return the attention to the cache, in which a query is as wide as what is cached."""
+        scale = (self.plain + self.rotated) ** -0.5 * _read_magnitude(fields) ** 2
+        return LayerAttentionConfig(self.heads, 1, self.cached, scale, is_latent=True)
+
+
+def read_latent(fields: dict[str, Any], *, is_interleaved: bool) -> LatentConfig:
+    """Read the sizes from a config. Raises ``EngineError`` for sizes that do not fit together.
+
+    ``is_interleaved``: the architecture's value where the config has none.
+    """
+    sizes = LatentConfig(
+        heads=int(fields["num_attention_heads"]),
+        rank=int(fields["kv_lora_rank"]),
+        query_rank=None if fields.get("q_lora_rank") is None else int(fields["q_lora_rank"]),
+        rotated=int(fields["qk_rope_head_dim"]),
+        plain=int(fields["qk_nope_head_dim"]),
+        value_dim=int(fields["v_head_dim"]),
+        is_interleaved=bool(fields.get("rope_interleave", is_interleaved)),
+        has_bias=bool(fields.get("attention_bias")),
+    )
+    numbers = sizes.heads, sizes.rank, sizes.query_rank or 1, sizes.rotated, sizes.plain, sizes.value_dim
+    if min(numbers) < 1 or sizes.rotated % 2 or fields.get("num_key_value_heads") not in (None, sizes.heads):
+        raise EngineError(
+            f"{sizes.heads} heads of {sizes.plain} plain and {sizes.rotated} rotated dimensions, with values of "
+            f"{sizes.value_dim}, {fields.get('num_key_value_heads')} key-value heads and a latent of {sizes.rank} "
+            "numbers are no latent attention's shape"
+        )
+    if sizes.has_bias and sizes.query_rank is None:
+        raise UnsupportedField("attention_bias without q_lora_rank is not supported for this architecture")
+    return sizes
+
+
+def _read_magnitude(fields: dict[str, Any]) -> float:
+    """Return the factor that a stretched rotary embedding gives queries and keys, besides that of its tables."""
+    settings = fields.get("rope_scaling") or fields.get("rope_parameters") or {}
+    kind = settings.get("rope_type") or settings.get("type") or "default"
+    factor, share = float(settings.get("factor") or 1.0), float(settings.get("mscale_all_dim") or 0.0)
+    return 1.0 if kind == "default" or factor <= 1 else 0.1 * share * math.log(factor) + 1.0
