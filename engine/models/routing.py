@@ -8,6 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from kernels.layers.gate import sigmoid_mul
 from kernels.linear.fp32 import Product
 
 _LEAST_SUM = 1e-20
@@ -45,7 +46,10 @@ class Router:
     def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return the weights and the indices of each token's experts, ``[tokens, per_token]`` each."""
         config, logits = self.config, self._product(x)
-        scores = logits.sigmoid() if config.score == "sigmoid" else torch.softmax(logits, dim=-1)
+        if config.score == "softmax":
+            scores = torch.softmax(logits, dim=-1)
+        else:  # by the kernel, whose result for a token does not depend on the other tokens
+            scores = sigmoid_mul(logits, torch.ones_like(logits))
         ranked = scores if self._correction is None else scores + self._correction
         if config.num_groups > config.groups_per_token:
             ranked = self._hide_groups(ranked)

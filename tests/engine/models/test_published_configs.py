@@ -38,6 +38,8 @@ WARNED = {"qwen2.5-7b-instruct-1m": "dual_chunk_attention_config"}
 """Configs with a field that leaves them to transformers' code."""
 _VOCAB, _HEADS, _HEAD_DIM = 400, 4, 16
 _EXPERTS = {"num_experts": 5, "num_local_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 40}
+_EXPERTS |= {"n_routed_experts": 16}
+_LATENT = {"kv_lora_rank": 24, "q_lora_rank": 20, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 12}
 
 
 def shrink(fields: dict[str, Any]) -> dict[str, Any]:
@@ -54,7 +56,8 @@ def shrink(fields: dict[str, Any]) -> dict[str, Any]:
         "head_dim": _HEAD_DIM,
         "max_window_layers": layers * fields.get("max_window_layers", 0) // fields["num_hidden_layers"],
     }
-    small = {name: sizes.get(name, _EXPERTS.get(name, value)) for name, value in fields.items()}
+    sizes |= _EXPERTS | _LATENT
+    small = {name: value if value is None else sizes.get(name, value) for name, value in fields.items()}
     for name in ("layer_types", "no_rope_layers"):
         if name in small:
             small[name] = small[name][:layers]
