@@ -326,7 +326,7 @@ def save_random_model(architecture: str, options: dict[str, Any], folder: Path) 
     chosen = {name: value for name, value in (common | options).items() if value is not None or name not in _SIZES}
     model = model_class(model_class.config_class(**chosen))
     with torch.no_grad():
-        for name, weight in [*model.named_parameters(), *_list_corrections(model)]:
+        for name, weight in [*model.named_parameters(), *list_corrections(model)]:
             if "norm" in name or "ln_" in name:
                 weight.uniform_(0.5, 1.5)
             elif "bias" in name:
@@ -341,7 +341,7 @@ def save_random_model(architecture: str, options: dict[str, Any], folder: Path) 
     (folder / "config.json").write_text(json.dumps(config | {"reasoner_prm": {"kind": "test"}}))
 
 
-def _list_corrections(model: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
+def list_corrections(model: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
     """Return what routers add to experts' scores, which transformers keeps in buffers."""
     return [(name, buffer) for name, buffer in model.named_buffers() if "correction_bias" in name]
 

@@ -23,7 +23,7 @@ from engine.protocol.options import EngineOptions
 from engine.protocol.types import Branch, EngineError, ScoreItem
 from engine.weights.safetensors import Weights
 from tests.closeness import assert_rounded
-from tests.engine.conftest import MODELS, Checkpoints, save_random_model
+from tests.engine.conftest import MODELS, Checkpoints, list_corrections, save_random_model
 from tests.engine.exact import assert_equal_logits, exact_logits, float32_loss, reference
 from tests.engine.helpers import SMALL, Harness, generate, score
 from tests.long import mostly_long
@@ -204,7 +204,9 @@ def test_loading_keeps_no_second_copy_of_the_weights(checkpoints: Checkpoints, m
 def test_the_model_info_has_the_parameter_count_of_transformers(checkpoints: Checkpoints) -> None:
     for kind in KINDS:
         info = Harness(checkpoints(kind)).core.model.info
-        assert info.parameters == reference(checkpoints(kind)).num_parameters()
+        model = reference(checkpoints(kind))
+        corrections = sum(buffer.numel() for _, buffer in list_corrections(model))  # no parameters for transformers
+        assert info.parameters == model.num_parameters() + corrections
         assert info.kind == ("classify" if "classify" in kind else "generate")
         assert info.extra == {"reasoner_prm": {"kind": "test"}}
         assert (info.context, info.vocab_size) == (256, 400)
