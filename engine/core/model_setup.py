@@ -12,10 +12,10 @@ from engine.cache.paged_kv import check_head_dim, kv_bytes_per_token
 from engine.core.gpu_memory import GpuMemory, NotEnoughMemory, measure_peak
 from engine.device import DeviceConfig, select_device, select_kv_dtype
 from engine.gpu_requirements import check_gpu
+from engine.models.by_transformers.model import TransformersModel
 from engine.models.config import ModelConfig, read_raw_config
 from engine.models.interface import Model
 from engine.models.load import choose_decoder, load_model
-from engine.models.transformers_backend import TransformersModel
 from engine.protocol.options import EngineOptions
 from engine.protocol.types import EngineError
 from engine.runner.largest_step import run_largest_step

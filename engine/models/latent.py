@@ -57,13 +57,13 @@ class LatentLayer(Layer):
             rows = self.queries(rms_norm(rows.contiguous(), self.query_norm, _NORM_EPS, self.queries.quantization))
         queries = rows.view(tokens, sizes.heads, sizes.plain + sizes.rotated)
         out = torch.empty(tokens, sizes.heads + 1, sizes.cached)
-        out[:, :-1, : sizes.rotated] = self._order(queries[:, :, sizes.plain :])
+        out[:, :-1, : sizes.rotated] = self._place_pairs(queries[:, :, sizes.plain :])
         out[:, :-1, sizes.rotated :] = self.to_latent(queries[:, :, : sizes.plain])
-        out[:, -1, : sizes.rotated] = self._order(rotated_key)
+        out[:, -1, : sizes.rotated] = self._place_pairs(rotated_key)
         out[:, -1, sizes.rotated :] = rms_norm(latent.contiguous(), self.latent_norm, _NORM_EPS)
         return out
 
-    def _order(self, rotated: Tensor) -> Tensor:
+    def _place_pairs(self, rotated: Tensor) -> Tensor:
         """Return vectors ``[…, rotated]`` with the dimensions that are rotated together half of them apart."""
         if not self.sizes.is_interleaved:
             return rotated

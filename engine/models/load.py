@@ -9,6 +9,7 @@ from pathlib import Path
 from engine.device import CPU, DeviceConfig
 from engine.gguf.folder import weight_files
 from engine.gpu_requirements import check_format
+from engine.models.by_transformers.model import TransformersModel
 from engine.models.config import ModelConfig, RawConfig, read_raw_config
 from engine.models.config_fields import UnsupportedField
 from engine.models.decoder import Decoder
@@ -19,7 +20,6 @@ from engine.models.gpt_oss import GptOssDecoder
 from engine.models.hybrid import HybridDecoder
 from engine.models.interface import Model
 from engine.models.latent import LatentDecoder
-from engine.models.transformers_backend import TransformersModel
 from engine.protocol.types import EngineError
 from engine.weights.formats.registry import MatrixReader, create_reader, list_gpu_formats
 from engine.weights.gguf import GgufWeights

@@ -13,8 +13,8 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from engine.models.by_transformers.model import TransformersModel
 from engine.models.decoder import Decoder
-from engine.models.transformers_backend import TransformersModel
 from tests.engine.conftest import small_tokenizer
 from tests.engine.exact import assert_equal_logits
 from tests.engine.helpers import Harness

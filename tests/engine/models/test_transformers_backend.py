@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from engine.models import transformers_attention, transformers_backend
+from engine.models.by_transformers import attention, model
 from engine.protocol.types import EngineError
 from tests.engine.conftest import save_random_model
 from tests.engine.helpers import Harness
@@ -65,8 +65,8 @@ def test_features_that_paged_attention_lacks_are_refused_by_name(
 @pytest.mark.parametrize(
     ("architecture", "options", "module", "name", "value"),
     [
-        ("GraniteSWAForCausalLM", {}, transformers_attention, "_SINKS", "no"),
-        ("FalconH1ForCausalLM", _SMALL_STATE, transformers_backend, "wrap_mixers", lambda _: []),
+        ("GraniteSWAForCausalLM", {}, attention, "_SINKS", "no"),
+        ("FalconH1ForCausalLM", _SMALL_STATE, model, "wrap_mixers", lambda _: []),
     ],
 )
 def test_the_trial_run_detects_unlisted_features(

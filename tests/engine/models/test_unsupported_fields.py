@@ -10,9 +10,9 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from engine.core.model_setup import select_model_device
+from engine.models.by_transformers.model import TransformersModel
 from engine.models.config_fields import UnsupportedField
 from engine.models.decoder import Decoder
-from engine.models.transformers_backend import TransformersModel
 from engine.protocol.types import EngineError
 from tests.engine.conftest import Checkpoints, save_random_model
 from tests.engine.exact import assert_equal_logits

@@ -7,6 +7,7 @@ import torch
 
 from kernels.linear.per_head import HeadProducts
 from tests.closeness import assert_rounded
+from tests.seeds import shift
 
 
 @pytest.mark.parametrize(
@@ -14,7 +15,7 @@ from tests.closeness import assert_rounded
 )
 @pytest.mark.parametrize("tokens", [1, 3, 4, 9])
 def test_products_equal_float64_within_rounding(tokens: int, heads: int, num_in: int, num_out: int) -> None:
-    torch.manual_seed(tokens)
+    torch.manual_seed(shift(tokens))
     x, weight = torch.randn(tokens, heads, num_in + 3)[:, :, 3:], torch.randn(heads, num_in, num_out)
     found = HeadProducts(weight)(x)
     exact = torch.einsum("thi,hio->tho", x.double(), weight.double())
@@ -25,7 +26,7 @@ def test_products_equal_float64_within_rounding(tokens: int, heads: int, num_in:
 
 @pytest.mark.parametrize("threads", [1, 2, 5])
 def test_a_row_does_not_depend_on_the_other_rows_or_the_number_of_threads(threads: int) -> None:
-    torch.manual_seed(0)
+    torch.manual_seed(shift(0))
     x, products = torch.randn(11, 20, 64), HeadProducts(torch.randn(20, 64, 48))
     expected, before = products(x), torch.get_num_threads()
     torch.set_num_threads(threads)

@@ -20,9 +20,7 @@ from torch import Tensor
 from engine.attention.layer import AttentionBackend, LayerAttentionConfig
 from engine.cache.state_layers import NO_STATE, StateSegment, StateStep
 from engine.device import CPU
-from engine.models.config import ModelConfig, RawConfig
-from engine.models.interface import Batch, KeepState
-from engine.models.transformers_attention import (
+from engine.models.by_transformers.attention import (
     NAME,
     AttentionTracer,
     DenseAttention,
@@ -30,7 +28,9 @@ from engine.models.transformers_attention import (
     handle_attention,
     register,
 )
-from engine.models.transformers_states import list_states, use_states, wrap_mixers
+from engine.models.by_transformers.states import list_states, use_states, wrap_mixers
+from engine.models.config import ModelConfig, RawConfig
+from engine.models.interface import Batch, KeepState
 from engine.protocol.types import EngineError
 from engine.weights.safetensors import Weights
 
