@@ -70,7 +70,7 @@ class Gemma4Layer(Layer):
 
         ``known``: each layer's keys before their norm, and values; it gets those of this layer.
         """
-        heads, kv_heads, dim = self.attention.shape
+        heads, kv_heads, dim, _ = self.attention.shape
         normed = self._normalize(hidden, self.input_norm, self.qkv.quantization)
         rows = self.qkv(normed).view(len(hidden), -1, dim)
         if self.source is None:
@@ -100,7 +100,7 @@ class Gemma4Builder(LayerBuilder):
     def layer(self, index: int) -> Gemma4Layer:
         config, prefix, own = self._config, f"model.layers.{index}.", self._config.gemma4
         assert own is not None
-        heads, kv_heads, dim = config.attention[index].shape
+        heads, kv_heads, dim, _ = config.attention[index].shape
         attention, source, hidden = f"{prefix}self_attn.", own.sources[index], config.hidden_size
         parts = {"q_proj": heads * dim}
         if source is None:

@@ -154,5 +154,5 @@ def test_int4_latents_need_a_size_of_whole_groups(checkpoints: Checkpoints) -> N
 
 
 def test_quantization_is_refused_by_name(checkpoints: Checkpoints, tmp_path: Path) -> None:
-    with pytest.raises(EngineError, match="latent attention"):
+    with pytest.raises(EngineError, match="latents in place of keys"):
         quantize(checkpoints("deepseek_v3"), tmp_path / "out", create_options("rtn", 8, None, None), lambda *_: None)
