@@ -20,6 +20,7 @@ from tests.engine.conftest import Checkpoints
 from tests.engine.helpers import SMALL, Harness
 from tests.engine.models.test_models import copy_checkpoint
 
+_SHORT = {"rope_type": "default", "original_max_position_embeddings": 32, "llama_4_scaling_beta": 0.5}
 STRICT = replace(SMALL, strict_config=True)
 KINDS = ["granite", "smollm3", "olmo3", "ministral3", "gpt_oss", "lfm2", "gemma4", "gemma4_shared"]
 
@@ -89,3 +90,21 @@ def test_a_value_without_meaning_is_refused_by_name(
     folder = change(checkpoints(kind), tmp_path / "model", fields)
     with pytest.raises(EngineError, match=reason):
         choose_decoder(read_raw_config(folder), strict_config=True)
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "is_recordable"),
+    [
+        ("granite", {}, True),
+        ("smollm3", {}, True),
+        ("ministral3", {}, False),  # its queries are scaled, since texts may exceed the original context
+        ("ministral3", {"max_position_embeddings": 32, "rope_parameters": _SHORT}, True),
+        ("olmo3", {}, False),
+    ],
+)
+def test_steps_are_recorded_where_all_of_them_is_kernels(
+    checkpoints: Checkpoints, tmp_path: Path, kind: str, fields: dict[str, Any], is_recordable: bool
+) -> None:
+    decoder = Harness(change(checkpoints(kind), tmp_path / "model", fields)).core.model.decoder
+    assert isinstance(decoder, Decoder)
+    assert decoder.is_recordable == is_recordable

@@ -63,14 +63,16 @@ Deep = Callable[[str], Path]
 
 @pytest.fixture(scope="module")
 def deep(tmp_path_factory: pytest.TempPathFactory) -> Deep:
-    """``deep(family)`` returns the folder of a Llama or Qwen3 model with eight layers."""
+    """``deep(family)`` returns the folder of a Llama, Qwen3 or Granite model with eight layers."""
     made: dict[str, Path] = {}
-    architectures = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+    architectures = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM", "granite": "GraniteForCausalLM"}
 
     def make(family: str) -> Path:
         if family not in made:
             made[family] = tmp_path_factory.mktemp(family)
-            options = {"num_hidden_layers": 8, "initializer_range": 0.3}
+            options: dict[str, Any] = {"num_hidden_layers": 8, "initializer_range": 0.3}
+            if family == "granite":
+                options |= {"residual_multiplier": 0.3, "embedding_multiplier": 3.0, "attention_multiplier": 0.25}
             save_random_model(architectures[family], options, made[family])
         return made[family]
 
@@ -105,7 +107,17 @@ def drafted(recorder: Recorder) -> list[Asked]:
 @pytest.mark.parametrize(("name", "shape"), mostly_long_grid(HEADS, SHAPES, every=7))
 def test_drafts_equal_those_of_the_head_over_the_whole_text(deep: Deep, tmp_path: Path, name: str, shape: str) -> None:
     """Several branches at once, whose prompts are prefilled in chunks."""
-    family, layers, description = HEADS[name]
+    check_over_whole_texts(deep, tmp_path, *HEADS[name], shape)
+
+
+def test_a_head_reads_the_hidden_states_that_the_architecture_defines(deep: Deep, tmp_path: Path) -> None:
+    """Our decoder computes scaled ones of Granite."""
+    check_over_whole_texts(deep, tmp_path, "granite", *HEADS["safeai"][1:], "chain")
+
+
+def check_over_whole_texts(
+    deep: Deep, tmp_path: Path, family: str, layers: Sequence[int], description: dict[str, Any], shape: str
+) -> None:
     folder, parts = deep(family), eagle3_parts(**description)
     options = replace(SMALL, step_tokens=32, page_size=8)
     harness, recorder = drafting(folder, save_head(tmp_path, *parts), SHAPES[shape], options)
