@@ -107,7 +107,23 @@ def with_noise(original: Path, quantized: Path, out: Path, seed: int) -> Path:
     return out
 
 
-@pytest.mark.parametrize("kind", ["llama", "mistral", "qwen2", "qwen3_window", "qwen3_moe", "phi3", "gemma2", "gemma3"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "llama",
+        "mistral",
+        "qwen2",
+        "qwen3_window",
+        "qwen3_moe",
+        "phi3",
+        "gemma2",
+        "gemma3",
+        "granite",
+        "smollm3",
+        "olmo3",
+        "ministral3",
+    ],
+)
 def test_every_family_is_close_to_the_original_in_8_bits(checkpoints: Checkpoints, tmp_path: Path, kind: str) -> None:
     """The median divergence is about twice that of weights that err at random by half a step: activations are rounded
     too. The mean is that of the few tokens which go to other experts.
@@ -125,7 +141,7 @@ def test_every_family_is_close_to_the_original_in_8_bits(checkpoints: Checkpoint
     assert divergence(model) < MARGIN * max(map(divergence, noisy))
 
 
-@pytest.mark.parametrize("kind", ["qwen2", "gemma2"])
+@pytest.mark.parametrize("kind", ["qwen2", "gemma2", "granite"])
 def test_awq_folds_its_factors_into_norms_heads_and_biases(
     checkpoints: Checkpoints, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -150,6 +166,23 @@ def test_awq_folds_its_factors_into_norms_heads_and_biases(
     (folder / "config.json").write_text(json.dumps(config))
     found, expected = (compute_text_logits(open_model(one), tokens(60)) for one in (folder, checkpoints(kind)))
     torch.testing.assert_close(found, expected, atol=2 * float32_loss(checkpoints(kind)).logit, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "method", "reason"),
+    [
+        ("gpt_oss", "rtn", "models with attention sinks are not supported for quantisation"),
+        ("gemma4", "rtn", "models with heads that differ by layer are not supported for quantisation"),
+        ("olmo3", "awq", "awq is not supported for Olmo3ForCausalLM; gptq is"),
+    ],
+)
+def test_families_that_a_method_does_not_support_are_refused_by_name(
+    checkpoints: Checkpoints, tmp_path: Path, kind: str, method: str, reason: str
+) -> None:
+    file = tmp_path / "text.txt"
+    file.write_text("a slow river and an old stone bridge " * 200)
+    with pytest.raises(EngineError, match=reason):
+        made(checkpoints(kind), tmp_path / "out", method, 4, 8, file if method == "awq" else None)
 
 
 @pytest.mark.parametrize(
