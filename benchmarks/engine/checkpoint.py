@@ -74,10 +74,7 @@ def _make(size: Size, folder: Path) -> None:
     from safetensors.numpy import save_file
 
     (folder / "config.json").write_text(json.dumps(_config(size), indent=2))
-    (folder / "tokenizer.json").write_text(json.dumps(_tokenizer(size.vocab)))
-    (folder / "tokenizer_config.json").write_text(
-        json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": END})
-    )
+    write_tokenizer(folder, size.vocab)
     noise = np.random.Generator(np.random.PCG64(0))
     tensors = {}
     for name, shape in shapes(size):
@@ -85,6 +82,14 @@ def _make(size: Size, folder: Path) -> None:
         # Ones would let a compiler drop the multiplication that a real model has.
         tensors[name] = 1 + np.float32(0.1) * draw if "norm" in name else np.float32(0.02) * draw
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def write_tokenizer(folder: Path, vocab: int) -> None:
+    """Write the files of a tokenizer of this many tokens, the last of which is the end of sequence."""
+    (folder / "tokenizer.json").write_text(json.dumps(_tokenizer(vocab)))
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": END})
+    )
 
 
 def _config(size: Size) -> dict[str, Any]:
