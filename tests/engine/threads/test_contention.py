@@ -118,4 +118,4 @@ def test_threads_of_the_pool_are_listed_by_the_system() -> None:
     assert len(single) == 1
     assert len(set(several)) == len(several)
     assert set(single) <= set(several)
-    assert len(several) == (1 if launch._pool() is None else 2)
+    assert len(several) == (1 if launch._get_pool() is None else 2)

@@ -96,7 +96,7 @@ WRITE_BUGS = {
     "halves are exchanged": ("run % 2 == 0, left, right", "run % 2 == 1, left, right"),
     "runs are neighbours": ("high_run = low_run + GROUPS", "high_run = low_run + 1"),
     "codes are rounded": ("tl.floor(x / ", "tl.floor(0.5 + x / "),
-    "the upper number is written twice": ("packed = _code(low, low_scale)", "packed = _code(high, high_scale)"),
+    "the upper number is written twice": ("packed = _encode(low, low_scale)", "packed = _encode(high, high_scale)"),
     "padding is written": ("(head < 2 * kv_heads) & (slot >= 0)", "(head < 2 * kv_heads)"),
     "a group's scale goes to its neighbour": ("tl.store(scales + high_run // 2", "tl.store(scales + low_run // 2"),
 }  # fmt: skip

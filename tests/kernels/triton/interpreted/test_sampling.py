@@ -210,7 +210,7 @@ def test_all_tokens_that_tie_with_the_last_kept_one_are_kept() -> None:
         ("above >= goal", "above > goal"),
         ("tl.where(x == 0, 0.0, x)", "x"),
         ("(goal - above) * last", "0 * last"),
-        ("_ordered(x) >= floor", "_ordered(x) > floor"),
+        ("_to_key(x) >= floor", "_to_key(x) > floor"),
         ("tl.load(POSITION + row)", "tl.load(POSITION)"),
     ],
 )
