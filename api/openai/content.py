@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag, TypeAdapter
+from pydantic import BeforeValidator, Discriminator, Field, Tag, TypeAdapter, field_validator
 
 from engine.protocol.thoughts import DELIMITERS
 from reasoner.base_model import StrictModel, read_type
 from reasoner.jobs.messages import MAX_PROBLEM_CHARS
 
+_MEDIA = {
+    **dict.fromkeys(("image_url", "input_image", "image"), "images"),
+    **dict.fromkeys(("input_audio", "audio", "audio_url"), "sounds"),
+    **dict.fromkeys(("video_url", "input_video", "video"), "videos"),
+    **dict.fromkeys(("file", "input_file"), "files"),
+}
+"""The content of parts of other kinds, by their type."""
 Neutral = Any
 """Type of a field that clients send and that changes no answer: it is accepted with any value, and not read."""
 
@@ -25,6 +32,14 @@ class TextPart(StrictModel):
     prompt_cache_breakpoint: Neutral = None
     id: Neutral = None
     index: Neutral = None
+
+    @field_validator("type", mode="before")
+    @classmethod
+    def _refuse_media(cls, kind: Any) -> Any:
+        medium = _MEDIA.get(kind) if isinstance(kind, str) else None
+        if medium is not None:
+            raise ValueError(f"{medium} are not supported; parts are 'text', 'input_text' or 'output_text'")
+        return kind
 
 
 class RefusalPart(StrictModel):

@@ -178,8 +178,14 @@ async def test_neutral_values_of_unsupported_fields_pass(client: httpx.AsyncClie
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
             "messages.0.content.0.type",
-            "'text'",
+            "images are not supported; parts are 'text'",
         ),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "input_audio", "input_audio": {}}]}]},
+            "messages.0.content.0.type",
+            "sounds are not supported",
+        ),
+        ({"messages": [{"role": "user", "content": [{"type": "poem"}]}]}, "messages.0.content.0.type", "'text'"),
         ({"messages": [*QUESTION, {"role": "assistant", "content": "x", "tone": "y"}]}, "messages.1.tone", "known"),
         ({"reasoning_effort": "enormous"}, "reasoning_effort", "minimal, low, medium, high"),
         ({"reasoning": {"effort": "enormous"}}, "reasoning.effort", "minimal, low, medium, high"),
@@ -211,7 +217,11 @@ async def test_an_invalid_field_is_named_with_valid_values(
         ({"input": []}, "input", "at least 1"),
         ({"input": [{"type": "file_search_call"}]}, "input.0", "function_call and function_call_output"),
         ({"input": [{"type": "reasoning", "summary": [], "id": "rs_1"}]}, "input", "at least 1"),
-        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input.0.content.0.type", "'input_text'"),
+        (
+            {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
+            "input.0.content.0.type",
+            "images are not supported; parts are 'text', 'input_text'",
+        ),
         ({"input": ""}, "input", "is empty"),
         ({"max_output_tokens": 10**9}, "max_output_tokens", "10000000"),
     ],
