@@ -175,19 +175,23 @@ class Decoder:
     def is_recordable(self) -> bool:
         """True if ``forward_layers`` only launches kernels that a ``KernelGraph`` records."""
         has_query_factors = any(places.stop - places.start > 2 for places in self._tables_of)
-        return not has_query_factors and all(
-            layer.output_norm is None
-            and layer.mlp_output_norm is None
-            and layer.projection_norms is None
-            and isinstance(layer.mlp, GatedMlp)
-            and all(product.is_kernel for product in (layer.qkv, layer.output, *layer.mlp.products))
-            for layer in self._layers
+        return (
+            self.config.cpu_only_part is None
+            and not has_query_factors
+            and all(
+                layer.output_norm is None
+                and layer.mlp_output_norm is None
+                and layer.projection_norms is None
+                and isinstance(layer.mlp, GatedMlp)
+                and all(product.is_kernel for product in (layer.qkv, layer.output, *layer.mlp.products))
+                for layer in self._layers
+            )
         )
 
     @property
     def is_capturable(self) -> bool:
         """True if the host waits for nothing in ``forward``, so that a CUDA graph can be captured."""
-        return all(
+        return self.config.cpu_only_part is None and all(
             isinstance(layer.mlp, GatedMlp) or (isinstance(layer.mlp, Experts) and layer.mlp.is_stacked)
             for layer in self._layers
         )

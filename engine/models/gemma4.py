@@ -183,14 +183,6 @@ class Gemma4Decoder(Decoder):
         self._token_inputs = TokenInputs(config, weights, builder) if has_inputs else None
         return builder
 
-    @property
-    def is_recordable(self) -> bool:
-        return False
-
-    @property
-    def is_capturable(self) -> bool:
-        return False
-
     def forward(self, batch: Batch, attend: FusedAttentionBackend, keep: KeepState | None = None) -> Tensor:
         hidden, angles = self.embed_inputs(batch)
         inputs = None if self._token_inputs is None else self._token_inputs(batch.tokens, hidden)

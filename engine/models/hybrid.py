@@ -158,14 +158,6 @@ class HybridDecoder(Decoder):
                 weights.drop(name)
         return HybridBuilder(config, weights, read, device_config)
 
-    @property
-    def is_recordable(self) -> bool:
-        return False
-
-    @property
-    def is_capturable(self) -> bool:
-        return False
-
     def forward(self, batch: Batch, attend: FusedAttentionBackend, keep: KeepState | None = None) -> Tensor:
         hidden, angles = self.embed_inputs(batch)
         states = batch.states

@@ -134,11 +134,3 @@ class LatentDecoder(Decoder):
             if name.startswith(f"model.layers.{config.num_layers}."):
                 weights.drop(name)
         return LatentBuilder(config, weights, read, device_config)
-
-    @property
-    def is_recordable(self) -> bool:
-        return False
-
-    @property
-    def is_capturable(self) -> bool:
-        return False
