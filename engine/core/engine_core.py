@@ -313,7 +313,9 @@ class EngineCore:
     def _end_failed(self, failed: list[Sequence]) -> None:
         """End sequences that cannot go on, for reasons of their own, and those that read the same damaged pages."""
         not_finite = [sequence for sequence in failed if isinstance(sequence.error, LogitsNotFinite)]
-        damaged = self.cache.find_damaged(sequence.table for sequence in not_finite if sequence.table is not None)
+        damaged = set[int]()
+        if not_finite:  # the search reads every snapshot of a model with states
+            damaged = self.cache.find_damaged(sequence.table for sequence in not_finite if sequence.table is not None)
         if damaged:
             _log.warning("keys or values of %d pages are not finite: they are dropped", len(damaged))
             readers = [one for one in self._scheduler.running if not damaged.isdisjoint(one.pages.pages)]
