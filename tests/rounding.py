@@ -78,7 +78,8 @@ def _error_size(operation: Any, args: Sequence[Any], result: Tensor) -> Tensor |
         return chain * left.norm(dim=-1, keepdim=True) * right.norm(dim=-2, keepdim=True) + EPS / 2 * result.abs()
     if operation in _SUMS:
         terms = args[0].numel() / result.numel()
-        largest = args[0].abs().max() / (terms if operation is _aten.mean else 1)
+        dims, keeps = args[1] if len(args) > 1 else None, len(args) > 2 and args[2]
+        largest = args[0].abs().amax(dims or (), keepdim=keeps) / (terms if operation is _aten.mean else 1)
         return chain * terms * largest + EPS / 2 * result.abs()
     if operation in _OF_ROWS:  # the sum's relative error is the logarithm's absolute one
         size = result.abs() + 1 if operation in _LOGARITHMS else result.abs()
