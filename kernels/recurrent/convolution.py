@@ -13,15 +13,18 @@ from kernels.cpu.availability import can_use_kernels
 from kernels.cpu.recurrent import convolution as on_cpu
 
 
-def causal_convolution(x: Tensor, weight: Tensor, states: Tensor, segments: Tensor, *, activate: bool) -> Tensor:
+def causal_convolution(
+    x: Tensor, weight: Tensor, states: Tensor, segments: Tensor, *, activate: bool, bias: Tensor | None = None
+) -> Tensor:
     """Return the convolution of a step's inputs, and write the states after them.
 
     ``x``: ``[tokens, channels]``. ``weight``: ``[width, channels]``, the filters of all channels, that of the token
     itself last. ``states``: ``[slots, width - 1, channels]``. ``segments``: ``[segments, 4]`` int64, those of
     ``engine.cache.state_layers.StateSegment``, in their order. ``activate``: apply SiLU to the result.
+    ``bias``: ``[channels]``.
     """
     if can_use_kernels(x, weight, states):
-        return on_cpu.causal_convolution(x, weight, states, segments, activate=activate)
+        return on_cpu.causal_convolution(x, weight, states, segments, bias, activate=activate)
     out, before = torch.empty_like(x), len(weight) - 1
     for start, end, source, target in segments.tolist():
         history = states[source] if source >= 0 else torch.zeros_like(states[target])
@@ -29,4 +32,6 @@ def causal_convolution(x: Tensor, weight: Tensor, states: Tensor, segments: Tens
         windows = inputs.unfold(0, before + 1, 1)  # [tokens, channels, width]
         out[start:end] = (windows * weight.T).sum(-1)
         states[target] = inputs[len(inputs) - before :]
+    if bias is not None:
+        out += bias
     return F.silu(out) if activate else out

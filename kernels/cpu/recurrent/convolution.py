@@ -15,26 +15,28 @@ _MIN_VALUES_FOR_THREADS = 1 << 14
 """With fewer values one thread is done before a second one has started."""
 
 
-def causal_convolution(x: Tensor, weight: Tensor, states: Tensor, segments: Tensor, *, activate: bool) -> Tensor:
+def causal_convolution(
+    x: Tensor, weight: Tensor, states: Tensor, segments: Tensor, bias: Tensor | None, *, activate: bool
+) -> Tensor:
     """``kernels.recurrent.convolution.causal_convolution`` of contiguous float32 tensors."""
     out = empty(*x.shape)
     threads = 1 if x.numel() < _MIN_VALUES_FOR_THREADS else None
-    counts = len(segments), len(states), x.shape[0], x.shape[1], len(weight), int(activate)
-    _convolve(x, weight, states, segments, out, *counts, threads=threads)
+    counts = len(segments), len(states), x.shape[0], x.shape[1], len(weight), int(activate), int(bias is not None)
+    _convolve(x, weight, states, segments, out, *counts, weight if bias is None else bias, threads=threads)
     return out
 
 
 @kernel
 def _convolve(address: Any) -> None:
-    """Arguments ``(x, weight, states, segments, out, segments, slots, tokens, channels, width, activate)``. Threads
-    divide the channels.
+    """Arguments ``(x, weight, states, segments, out, segments, slots, tokens, channels, width, activate,
+    has_bias, bias)``. Threads divide the channels.
     """
     a, thread, threads = read_arguments(address)
     tokens, channels, width = a[7], a[8], a[9]
     before = width - 1
     x, out = float32_array(a[0], (tokens, channels)), float32_array(a[4], (tokens, channels))
     weight, states = float32_array(a[1], (width, channels)), float32_array(a[2], (a[6], before, channels))
-    segments = int64_array(a[3], (a[5], 4))
+    segments, bias = int64_array(a[3], (a[5], 4)), float32_array(a[12], channels)
     first, last = split_range(channels, thread, threads)
     for index in range(a[5]):
         start, end, source, target = segments[index, 0], segments[index, 1], segments[index, 2], segments[index, 3]
@@ -50,6 +52,9 @@ def _convolve(address: Any) -> None:
                     row = before + token - back - start
                     for c in range(first, last):
                         out[token, c] += states[source, row, c] * weight[tap, c]
+            if a[11]:
+                for c in range(first, last):
+                    out[token, c] += bias[c]
             if a[10]:
                 for c in range(first, last):
                     value = out[token, c]

@@ -1,18 +1,21 @@
-"""The gated delta rule and short convolutions: compiled kernels, their references and transformers' formulas."""
+"""The gated delta rule, Mamba-2, short convolutions: compiled kernels, their references and transformers' formulas."""
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import NamedTuple
 
 import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from transformers.models.mamba2.modeling_mamba2 import mamba2_chunk_scan
 from transformers.models.qwen3_next.modeling_qwen3_next import torch_recurrent_gated_delta_rule
 
 from kernels.layers.gate import sigmoid_mul
 from kernels.recurrent.convolution import causal_convolution
 from kernels.recurrent.gated_delta import delta_gates, gated_delta
+from kernels.recurrent.mamba2 import HeadConstants, mamba2_scan
 from tests.closeness import EPS, assert_rounded
 from tests.seeds import shift
 
@@ -105,6 +108,91 @@ def test_the_gates_of_the_delta_rule_equal_their_formulas() -> None:
     assert torch.equal(beta, torch.cat([one for _, one in single]))
 
 
+class Mamba(NamedTuple):
+    x: Tensor
+    b: Tensor
+    c: Tensor
+    dt: Tensor
+    heads: HeadConstants
+    states: Tensor
+
+    def double(self) -> Mamba:
+        constants = self.heads._replace(
+            rates=self.heads.rates.double(), bias=self.heads.bias.double(), skips=self.heads.skips.double()
+        )
+        return Mamba(*(part.double() for part in self[:4]), constants, self.states.double())
+
+
+def draw_mamba(seed: int, groups: int = 2, heads: int = 4, state_size: int = 16, head_dim: int = 24) -> Mamba:
+    """Return inputs of which some have a step size at one end of its range."""
+    torch.manual_seed(shift(seed))
+    b, c = torch.randn(2, TOKENS, groups, state_size)
+    x, dt = torch.randn(TOKENS, heads, head_dim), 3 * torch.randn(TOKENS, heads)
+    constants = HeadConstants(-torch.rand(heads), torch.randn(heads), torch.randn(heads), 0.05, 4.0)
+    return Mamba(x, b, c, dt, constants, torch.randn(SLOTS, heads, state_size, head_dim))
+
+
+def scan_by_transformers(given: Mamba, start: int, end: int, state: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return the outputs and the final state of one sequence by transformers' code, in chunks of 4 tokens."""
+    rates, bias, skips, least, most = given.heads
+    x, b, c, dt = (part[None, start:end] for part in given[:4])
+    options = {"D": skips, "dt_bias": bias, "dt_softplus": True, "dt_limit": (least, most)}
+    initial = None if state is None else state.transpose(2, 3)
+    out, final = mamba2_chunk_scan(x, dt, rates, b, c, 4, **options, initial_states=initial, return_final_states=True)
+    return out[0], final.transpose(2, 3)
+
+
+def test_the_reference_of_mamba_2_is_that_of_transformers() -> None:
+    from engine.core.reference import float64
+
+    given = draw_mamba(11).double()
+    states = given.states.clone()
+    with float64():
+        first, first_state = scan_by_transformers(given, 0, 5, None)
+        forked, snapshot = scan_by_transformers(given, 6, 9, given.states[2:3])
+        last, last_state = scan_by_transformers(given, 9, 20, snapshot)
+    out = mamba2_scan(*given[:5], states, SEGMENTS)
+    torch.testing.assert_close(out[:5], first)
+    torch.testing.assert_close(out[6:], torch.cat((forked, last)))
+    torch.testing.assert_close(states[[0, 3, 2]], torch.cat((first_state, snapshot, last_state)))
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("sizes", [(2, 4, 16, 24), (1, 3, 8, 40), (4, 4, 64, 64), (1, 2, 128, 8)])
+def test_the_compiled_mamba_2_equals_its_reference(seed: int, sizes: tuple[int, int, int, int]) -> None:
+    given = draw_mamba(seed, *sizes)
+    exact, states = given.double(), given.states.clone()
+    exact_states = exact.states.clone()
+    ours, right = mamba2_scan(*given[:5], states, SEGMENTS), mamba2_scan(*exact[:5], exact_states, SEGMENTS)
+    # A token decays, adds to and reads a state, with a few roundings each, and 14 tokens follow one another. A result
+    # is a sum of ``state_size`` products with ``c``, whose errors add up like the square root of their number.
+    size = float(exact_states.abs().max()) * 4 * sizes[2] ** 0.5
+    assert_rounded(ours, right, EPS * 14 * 4 * size)
+    assert_rounded(states, exact_states, EPS * 14 * 4 * float(exact_states.abs().max()))
+
+
+def test_a_state_of_mamba_2_does_not_depend_on_the_cuts_of_its_sequence() -> None:
+    """In one segment, token by token, and in pieces: the same bits."""
+    given = draw_mamba(12)
+    whole, single, pieces = (given.states.clone() for _ in range(3))
+    out = mamba2_scan(*given[:5], whole, torch.tensor([[0, TOKENS, -1, 0]]))
+    for cuts, states in ((range(TOKENS + 1), single), ((0, 1, 3, 4, 11, TOKENS), pieces)):
+        for index, (start, end) in enumerate(pairwise(cuts)):
+            part = [x[start:end] for x in given[:4]]
+            segment = torch.tensor([[0, end - start, index % 2 if index else -1, (index + 1) % 2]])
+            assert torch.equal(mamba2_scan(*part, given.heads, states, segment), out[start:end])
+        assert torch.equal(states[(len(cuts) - 1) % 2], whole[0])
+
+
+def test_a_step_size_that_is_no_number_stays_none() -> None:
+    given = draw_mamba(13)
+    given.dt[3, 1] = torch.nan
+    out = mamba2_scan(*given[:5], given.states, torch.tensor([[0, TOKENS, -1, 0]]))
+    assert out[3:, 1].isnan().all()
+    assert not out[:3].isnan().any()
+    assert not out[:, 0].isnan().any()
+
+
 @pytest.mark.parametrize("columns", [1, 37])
 def test_a_sigmoid_gate_scales_each_row_alone(columns: int) -> None:
     torch.manual_seed(shift(8))
@@ -116,13 +204,18 @@ def test_a_sigmoid_gate_scales_each_row_alone(columns: int) -> None:
 
 @pytest.mark.parametrize("width", [2, 4])
 @pytest.mark.parametrize("activate", [False, True])
-def test_the_compiled_convolution_equals_its_reference(width: int, activate: bool) -> None:
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_the_compiled_convolution_equals_its_reference(width: int, activate: bool, has_bias: bool) -> None:
     torch.manual_seed(shift(width))
     x, weight, states = torch.randn(TOKENS, 37), torch.randn(width, 37), torch.randn(SLOTS, width - 1, 37)
-    exact_states = states.double()
-    right = causal_convolution(x.double(), weight.double(), exact_states, SEGMENTS, activate=activate)
-    ours = causal_convolution(x, weight, states, SEGMENTS, activate=activate)
-    assert_rounded(ours, right, EPS * (width + 4) * float(right.abs().max() + weight.abs().sum(0).max() * 4))
+    exact_states, bias = states.double(), torch.randn(37) if has_bias else None
+    right = causal_convolution(
+        *(x.double(), weight.double(), exact_states, SEGMENTS),
+        activate=activate,
+        bias=None if bias is None else bias.double(),
+    )
+    ours = causal_convolution(x, weight, states, SEGMENTS, activate=activate, bias=bias)
+    assert_rounded(ours, right, EPS * (width + 5) * float(right.abs().max() + weight.abs().sum(0).max() * 4))
     assert torch.equal(states.double(), exact_states)
 
 
