@@ -20,9 +20,8 @@ class CoreStats:
     """Slots of recurrent states in use, those of cached prefixes included."""
     state_capacity: int
     pinned_tokens: int
-    """Slots in pinned pages."""
-    pins: int
-    """Keys under which pages are pinned."""
+    """Slots in pages that leases pin."""
+    leases: int
     prompt_tokens: int
     cached_tokens: int
     generated_tokens: int
@@ -53,7 +52,7 @@ class CoreStats:
             state_slots=0 if cache.states is None else cache.states.num_used,
             state_capacity=0 if cache.states is None else cache.states.num_slots,
             pinned_tokens=cache.tree.num_pinned * cache.page_size,
-            pins=len(cache.pins),
+            leases=len(cache.leases),
             prompt_tokens=scheduler.prompt_tokens,
             cached_tokens=scheduler.cached_tokens,
             generated_tokens=generated_tokens,

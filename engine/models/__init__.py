@@ -1,6 +1,6 @@
 """Decoder models over the paged KV cache, and the loading of their checkpoints.
 
-``load`` opens a checkpoint folder: ``families`` and ``decoder`` define the Llama-family architectures, ``hybrid``,
+``load`` opens a checkpoint folder: ``families`` and ``decoder`` define the Llama-family architectures, ``recurrent``,
 ``latent`` and others what differs from them, and ``by_transformers`` runs every other causal language model of
 transformers. ``interface`` is what the engine calls. Import from the modules.
 """

@@ -47,7 +47,7 @@ WITHOUT_INFLUENCE = {
 
 _FIXED: dict[str, Any] = {
     **{"is_causal": True, "full_attn_mod": 1, "interpolate_factor": 1, "activation": "swiglu"},
-    "moe_layer_freq": 1,
+    **{"moe_layer_freq": 1, "normalization_function": "rmsnorm", "mamba_use_mlp": True},
 }
 """Fields that are accepted only at the value that changes nothing."""
 

@@ -149,7 +149,7 @@ class Decoder:
             tied = _tie_head(weights)
         embedding = "lm_head" if tied and weights.has("lm_head.weight") else "model.embed_tokens"
         self.embedding = create_embedding(weights.take_matrix(embedding, *shape), device_config)
-        self._layers = [builder.layer(index) for index in range(config.num_layers)]
+        self._layers = self._create_layers(builder)
         self._norm = builder.norm(builder.final_norm) * config.logit_scale
         if config.head.may_have_lm_head:
             weights.drop("lm_head.weight")
@@ -170,6 +170,14 @@ class Decoder:
         self, config: DecoderConfig, weights: Weights, read: MatrixReader, device_config: DeviceConfig
     ) -> LayerBuilder:
         return LayerBuilder(config, weights, read, device_config)
+
+    def _create_layers(self, builder: LayerBuilder) -> list[Layer]:
+        return [builder.layer(index) for index in range(self.config.num_layers)]
+
+    @property
+    def products(self) -> list[Product]:
+        """The products of all layers."""
+        return [product for layer in self._layers for product in (layer.qkv, layer.output, *layer.mlp.products)]
 
     @property
     def is_recordable(self) -> bool:
@@ -199,8 +207,8 @@ class Decoder:
     @property
     def layouts(self) -> dict[str, int]:
         """Number of products in each layout by its name, such as ``float32`` or ``int8``."""
-        products = [product for layer in self._layers for product in (layer.qkv, layer.output, *layer.mlp.products)]
-        return dict(Counter(type(product).__name__.removesuffix("Linear").lower() or "float32" for product in products))
+        names = (type(product).__name__.removesuffix("Linear").lower() for product in self.products)
+        return dict(Counter(name or "float32" for name in names))
 
     @property
     def is_head_recordable(self) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol, overload
 
 import torch
@@ -22,9 +22,9 @@ class Activation(Protocol):
     """A function of ``kernels.layers.activation``."""
 
     @overload
-    def __call__(self, gate_up: Tensor, quantization: None = None) -> Tensor: ...
+    def __call__(self, gate_up: Tensor, /, quantization: None = None) -> Tensor: ...
     @overload
-    def __call__(self, gate_up: Tensor, quantization: Quantization) -> QuantizedRows: ...
+    def __call__(self, gate_up: Tensor, /, quantization: Quantization) -> QuantizedRows: ...
 
 
 class FeedForward(Protocol):
@@ -56,10 +56,14 @@ def has_grouped_products(device_config: DeviceConfig) -> bool:
 
 
 class GatedMlp:
-    """``down(activation(gate(x)) * up(x))``, with gate and up fused into one product."""
+    """``down(activation(gate(x)) * up(x))``, with gate and up fused into one product.
+
+    With an activation of ``[rows, n]`` to ``[rows, n]`` there is no gate: ``down(activation(up(x)))``.
+    """
 
     def __init__(self, gate_up: Product, down: Product, activation: Activation) -> None:
-        """``gate_up``: ``[2 * intermediate, hidden]``, ``down``: ``[hidden, intermediate]``."""
+        """``gate_up``: ``[2 * intermediate, hidden]``, without a gate ``[intermediate, hidden]``. ``down``: ``[hidden,
+        intermediate]``."""
         self.products = gate_up, down
         self.quantization = gate_up.quantization
         self._gate_up, self._down, self._activation = gate_up, down, activation
@@ -117,9 +121,17 @@ class Experts:
     """None, as the router reads the inputs as they are."""
 
     def __init__(
-        self, router: Router, experts: Sequence[GatedMlp] | StackedExperts, *, is_batch_invariant: bool = False
+        self,
+        router: Router,
+        experts: Sequence[GatedMlp] | StackedExperts,
+        *,
+        is_batch_invariant: bool = False,
+        prepare: Callable[[Tensor], Tensor] | None = None,
+        finish: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
-        """``is_batch_invariant``: add a token's outputs in an order that does not depend on the other tokens."""
+        """``is_batch_invariant``: add a token's outputs in an order that does not depend on the other tokens.
+        ``prepare``: make the experts' inputs of the router's. ``finish``: make the result of the weighted sums.
+        """
         self.is_stacked = isinstance(experts, StackedExperts)
         """True if the host need not wait for the router."""
         separate = () if isinstance(experts, StackedExperts) else experts
@@ -128,13 +140,18 @@ class Experts:
         self._experts = experts
         self._per_token = router.config.per_token
         self._is_batch_invariant = is_batch_invariant
+        self._prepare, self._finish = prepare, finish
 
     def __call__(self, x: Rows) -> Tensor:
         assert isinstance(x, Tensor)
+        total = self._add_experts(x)
+        return total if self._finish is None else self._finish(total)
+
+    def _add_experts(self, x: Tensor) -> Tensor:
         weights, chosen = self._router(x)
         chosen = chosen.flatten()
         order = chosen.argsort(stable=True)
-        inputs = x[order // self._per_token]
+        inputs = (x if self._prepare is None else self._prepare(x))[order // self._per_token]
         if isinstance(self._experts, StackedExperts):
             indices = torch.arange(self._experts.num_experts, device=x.device)
             ends = torch.searchsorted(chosen[order], indices, right=True, out_int32=True)

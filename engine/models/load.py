@@ -17,9 +17,10 @@ from engine.models.families.config import DecoderConfig
 from engine.models.families.read import decoder_config, is_defined
 from engine.models.gemma4 import Gemma4Decoder
 from engine.models.gpt_oss import GptOssDecoder
-from engine.models.hybrid import HybridDecoder
 from engine.models.interface import Model
 from engine.models.latent import LatentDecoder
+from engine.models.recurrent.hybrid import HybridDecoder
+from engine.models.recurrent.mamba import MambaDecoder
 from engine.protocol.types import EngineError
 from engine.weights.formats.registry import MatrixReader, create_reader, list_gpu_formats
 from engine.weights.gguf import GgufWeights
@@ -80,6 +81,8 @@ def choose_decoder(raw: RawConfig, *, strict_config: bool = False) -> DecoderCon
 def _choose_class(config: DecoderConfig) -> type[Decoder]:
     if config.latent is not None:
         return LatentDecoder
+    if config.mamba is not None:
+        return MambaDecoder
     if config.state_layers:
         return HybridDecoder
     if config.gemma4 is not None:

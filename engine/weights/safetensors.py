@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,8 @@ class Weights:
         self._files: dict[str, tuple[Path, Any]] = {}
         self._stored_names: dict[str, str] = {}
         """Names in the files, of tensors that have another one here."""
+        self._renamed: dict[str, str] = {}
+        """Beginnings of names here, and those that ``rename`` has replaced."""
         for path, expected in _list_files(folder):
             try:
                 file: Any = safe_open(path, framework="pt")
@@ -69,6 +72,16 @@ class Weights:
             )
         self._files = {renamed: self._files[name] for name, renamed in inner.items()}
         self._stored_names = {renamed: name for name, renamed in inner.items()}
+
+    def rename(self, beginnings: Mapping[str, str]) -> None:
+        """Give the tensors whose names begin so other beginnings. The first that fits counts."""
+        self._renamed = {new: old for old, new in beginnings.items()}
+        for name in self.names():
+            old = next((old for old in beginnings if name.startswith(old)), None)
+            if old is not None:
+                renamed = beginnings[old] + name.removeprefix(old)
+                self._files[renamed] = self._files.pop(name)
+                self._stored_names[renamed] = self._stored_name(name)
 
     def take(self, name: str, *shape: int) -> Tensor:
         """Take a tensor in float32. Raises ``EngineError`` if it is missing or has another shape, or is no float."""
@@ -140,7 +153,9 @@ class Weights:
 
     def _locate(self, name: str) -> tuple[Path, Any]:
         if name not in self._files:
-            raise EngineError(f"{self._folder} lacks the tensor {name!r}, which its config.json requires")
+            new = next((new for new in self._renamed if name.startswith(new)), "")
+            stored = self._renamed.get(new, "") + name.removeprefix(new)
+            raise EngineError(f"{self._folder} lacks the tensor {stored!r}, which its config.json requires")
         return self._files[name]
 
     def _stored_name(self, name: str) -> str:
@@ -151,8 +166,8 @@ class Weights:
         # Old checkpoints hold the rotary frequencies, which follow from the config.
         unused = sorted(name for name in self._files if not name.endswith(".rotary_emb.inv_freq"))
         if unused:
-            path = self._files[unused[0]][0]
-            raise EngineError(f"{path} has tensors that its architecture does not use: {', '.join(unused[:4])}")
+            path, stored = self._files[unused[0]][0], ", ".join(map(self._stored_name, unused[:4]))
+            raise EngineError(f"{path} has tensors that its architecture does not use: {stored}")
 
 
 def _inner_name(name: str) -> str | None:

@@ -62,3 +62,13 @@ def clamped_silu_mul(gate_up: Tensor, *, alpha: float, limit: float) -> Tensor:
     gate, up = gate_up.chunk(2, dim=-1)
     gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
     return gate * (alpha * gate).sigmoid() * (up + 1)
+
+
+@overload
+def relu_squared(x: Tensor, quantization: None = None) -> Tensor: ...
+@overload
+def relu_squared(x: Tensor, quantization: Quantization) -> QuantizedRows: ...
+def relu_squared(x: Tensor, quantization: Quantization | None = None) -> Rows:
+    """Return ``max(x, 0)²``, of numbers that have no gate (Nemotron). Each is exact but for the product's rounding."""
+    result = F.relu(x).square()
+    return result if quantization is None else quantize_rows(result, quantization)

@@ -24,7 +24,7 @@ from kernels.cpu.recurrent import mamba2 as on_cpu
 
 
 class HeadConstants(NamedTuple):
-    """What a model has learned for each head, ``[heads]`` each."""
+    """Learned numbers of each head, ``[heads]`` each."""
 
     rates: Tensor
     """Negative."""

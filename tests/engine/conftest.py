@@ -103,6 +103,14 @@ _FALCON_H1 = {
     "mamba_d_state": 8,
     "mamba_chunk_size": 16,
 }
+_FALCON_H1_FACTORS = {
+    **{"mamba_rms_norm": True, "mamba_norm_before_gate": False, "mamba_n_groups": 2, "embedding_multiplier": 3.0},
+    **{"lm_head_multiplier": 0.5, "mlp_multipliers": [1.4, 0.6], "key_multiplier": 0.8, "ssm_in_multiplier": 1.1},
+    **{"attention_in_multiplier": 1.3, "attention_out_multiplier": 0.7, "ssm_out_multiplier": 0.6},
+    **{"ssm_multipliers": [0.9, 1.1, 0.8, 1.2, 1.3], "time_step_limit": (0.2, 2.0)},
+}
+_MAMBA = {"mamba_n_heads": 12, "mamba_d_head": 8, "mamba_d_state": 16, "mamba_n_groups": 2, "mamba_chunk_size": 16}
+_NEMOTRON = {"mamba_num_heads": 6, "mamba_head_dim": 16, "ssm_state_size": 8, "n_groups": 2, "chunk_size": 16}
 _CAPS = {"attn_logit_softcapping": 3.0, "final_logit_softcapping": 5.0}
 
 # transformers' class, and the config fields that it has beside _SIZES. Windows, soft caps and original contexts are
@@ -289,6 +297,52 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "jamba": ("JambaForCausalLM", _JAMBA),
     "mamba2": ("Mamba2ForCausalLM", {"num_heads": 12, "head_dim": 8, "state_size": 8, "expand": 2, "n_groups": 2}),
     "falcon_h1": ("FalconH1ForCausalLM", _FALCON_H1),
+    "falcon_h1_norm": ("FalconH1ForCausalLM", _FALCON_H1 | _FALCON_H1_FACTORS),
+    "bamba": ("BambaForCausalLM", _MAMBA | {"attn_layer_indices": [1], "attention_bias": True, "mlp_bias": True}),
+    "granite_hybrid": (
+        "GraniteMoeHybridForCausalLM",
+        _MAMBA
+        | {
+            "layer_types": ["mamba", "attention", "mamba"],
+            "num_hidden_layers": 3,
+            "shared_intermediate_size": 64,
+            "intermediate_size": 40,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "embedding_multiplier": 3.0,
+            "logits_scaling": 2.0,
+            "residual_multiplier": 0.7,
+            "attention_multiplier": 0.2,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "granite_hybrid_dense": (
+        "GraniteMoeHybridForCausalLM",
+        _MAMBA
+        | {
+            "layer_types": ["attention", "mamba"],
+            "shared_intermediate_size": 64,
+            "num_local_experts": 0,
+            "position_embedding_type": "rope",
+            "mamba_proj_bias": True,
+            "mamba_conv_bias": False,
+            "attention_bias": True,
+            "time_step_limit": (0.3, 1.5),
+        },
+    ),
+    "nemotron_h": (
+        "NemotronHForCausalLM",
+        _NEMOTRON
+        | {"layers_block_type": ["mamba", "mlp", "mamba", "attention", "mlp"], "num_hidden_layers": 5}
+        | {"use_bias": True, "mlp_bias": True, "time_step_min": 0.4},
+    ),
+    "nemotron_h_moe": (
+        "NemotronHForCausalLM",
+        _NEMOTRON
+        | {"layers_block_type": ["mamba", "moe", "attention", "moe", "mamba"], "num_hidden_layers": 5}
+        | {"n_routed_experts": 8, "n_group": 4, "topk_group": 2, "num_experts_per_tok": 3, "moe_intermediate_size": 40}
+        | {"moe_shared_expert_intermediate_size": 64, "moe_latent_size": 24, "routed_scaling_factor": 1.7},
+    ),
 }
 
 

@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple
 from engine.models.config import ModelConfig
 from engine.models.delta_config import DeltaConfig
 from engine.models.families.gemma4 import Gemma4Config
+from engine.models.families.mamba import MambaConfig
 from engine.models.latent_config import LatentConfig
 from engine.models.rope import Rope
 from engine.models.routing import RoutingConfig
@@ -43,6 +44,8 @@ class ExpertsConfig:
     """True if it is weighted by a gate."""
     has_correction: bool = False
     """True if the router has a number for each expert that is added to its score for the choice alone."""
+    latent: int | None = None
+    """Width to which the inputs of the experts are projected, and from which their results are projected back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +90,7 @@ class DecoderConfig(ModelConfig):
     convolution_width: int | None = None
     """Tokens that the layers with a short convolution read, if there are such layers."""
     state_layers: frozenset[int] = frozenset()
-    """Layers with a delta rule or a short convolution instead of attention."""
+    """Layers with a delta rule, a short convolution or Mamba-2, most of them instead of attention."""
     logit_scale: float = 1.0
     """Factor of the logits."""
     gemma4: Gemma4Config | None = None
@@ -96,12 +99,18 @@ class DecoderConfig(ModelConfig):
     """Attention has a learned logit without a value for each query head."""
     latent: LatentConfig | None = None
     """Sizes of multi-head latent attention, if the layers have it."""
+    mamba: MambaConfig | None = None
+    """Sizes of the layers with Mamba-2, and the kinds of all layers, of a family that has such layers."""
+    mamba_names: Literal["granite", "bamba", "single"] | None = None
+    """The names of the tensors of such a family."""
 
     @property
     def cpu_only_part(self) -> str | None:
         """The part of the model that no kernel of a GPU computes, if there is one."""
         if self.states:
             return "recurrent layers"
+        if self.mamba is not None:
+            return "layers of a family that has recurrent ones"
         if self.latent is not None:
             return "latents in place of keys"
         if self.gemma4 is not None:

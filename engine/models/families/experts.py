@@ -35,7 +35,7 @@ def read_experts(prefix: str, fields: dict[str, Any], num_layers: int) -> Expert
     return ExpertsConfig(
         layers=frozenset(sparse_layers),
         num_experts=num_experts,
-        routing=RoutingConfig(_read_per_token(fields, num_experts), is_normalized),
+        routing=RoutingConfig(read_per_token(fields, num_experts), is_normalized),
         intermediate=int(intermediate),
         router=router,
         names=names,
@@ -51,7 +51,7 @@ def read_grouped_experts(prefix: str, fields: dict[str, Any], num_layers: int) -
     return ExpertsConfig(
         layers=_find_sparse_layers(fields, num_layers),
         num_experts=num_experts,
-        routing=_read_grouped_routing(prefix, fields, num_experts),
+        routing=read_grouped_routing(prefix, fields, num_experts),
         intermediate=intermediate,
         router="mlp",
         names=_NAMES,
@@ -71,7 +71,8 @@ def _find_sparse_layers(fields: dict[str, Any], num_layers: int) -> frozenset[in
     return frozenset(index for index, kind in enumerate(types) if kind == "sparse")
 
 
-def _read_grouped_routing(prefix: str, fields: dict[str, Any], num_experts: int) -> RoutingConfig:
+def read_grouped_routing(prefix: str, fields: dict[str, Any], num_experts: int) -> RoutingConfig:
+    """Return the routing to experts in groups. Raises ``EngineError`` for impossible sizes."""
     is_second = prefix == "DeepseekV2"
     method = fields.get("topk_method") or ("greedy" if is_second else "noaux_tc")
     if method not in (("greedy", "group_limited_greedy") if is_second else ("noaux_tc",)):
@@ -85,7 +86,7 @@ def _read_grouped_routing(prefix: str, fields: dict[str, Any], num_experts: int)
     if not 1 <= chosen <= groups or num_experts % groups or num_experts // groups < least:
         raise EngineError(f"{num_experts} experts in {groups} groups, of which a token has {chosen}, are no router's")
     return RoutingConfig(
-        per_token=_read_per_token(fields, num_experts // groups * chosen),
+        per_token=read_per_token(fields, num_experts // groups * chosen),
         is_normalized=not is_second and bool(fields["norm_topk_prob"]),
         score="softmax" if is_second else "sigmoid",
         num_groups=groups,
@@ -94,7 +95,8 @@ def _read_grouped_routing(prefix: str, fields: dict[str, Any], num_experts: int)
     )
 
 
-def _read_per_token(fields: dict[str, Any], num_experts: int) -> int:
+def read_per_token(fields: dict[str, Any], num_experts: int) -> int:
+    """Return the number of a token's experts."""
     per_token = int(fields["num_experts_per_tok"])
     if not 1 <= per_token <= num_experts:
         raise EngineError(f"num_experts_per_tok is {per_token}; it must be 1 to the number of experts, {num_experts}")

@@ -37,7 +37,7 @@ def read_attention(prefix: str, family: Family, fields: dict[str, Any]) -> tuple
     softcap = read_softcap(fields, "attn_logit_softcapping")
     full = LayerAttentionConfig(heads, kv_heads, head_dim, scale, softcap=softcap)
     sliding = replace(full, window=window)
-    if family.delta is not None or family.has_convolutions:
+    if family.delta is not None or family.has_convolutions or family.mamba is not None:
         return (full,) * num_layers
     types = _read_layer_types(prefix, family, fields, num_layers, window)
     layers = tuple(sliding if kind == _SLIDING else full for kind in types)
@@ -197,6 +197,12 @@ def read_multiplier(fields: dict[str, Any], name: str) -> float:
     if not value > 0:
         raise EngineError(f"{name} is {value}; it must be more than 0")
     return value
+
+
+def read_scales(fields: dict[str, Any]) -> tuple[float, float]:
+    """Return the factors of the embeddings and of the logits of Granite and Falcon-H1; 1 if there are none."""
+    logits = read_multiplier(fields, "lm_head_multiplier") / read_multiplier(fields, "logits_scaling")
+    return read_multiplier(fields, "embedding_multiplier"), logits
 
 
 def read_softcap(fields: dict[str, Any], name: str) -> float | None:

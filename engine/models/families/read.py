@@ -4,25 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from engine.cache.state_layers import StateLayer
 from engine.models.config import RawConfig
 from engine.models.config_fields import READ, WITHOUT_INFLUENCE, UnsupportedField, refuse_unknown
-from engine.models.delta_config import read_delta
 from engine.models.families.config import DecoderConfig, Head
-from engine.models.families.experts import read_experts, read_grouped_experts
 from engine.models.families.gemma4 import read_gemma4
-from engine.models.families.layers import (
-    list_types,
-    read_attention,
-    read_latent_attention,
-    read_latent_ropes,
-    read_multiplier,
-    read_ropes,
-    read_softcap,
-    read_state_layers,
-)
+from engine.models.families.layers import list_types, read_multiplier, read_scales, read_softcap
+from engine.models.families.parts import read_parts
 from engine.models.families.table import FAMILIES, REWARD_HEADS, Family
-from engine.models.latent_config import read_latent
 from engine.protocol.types import EngineError
 
 
@@ -61,32 +49,24 @@ def _read_config(raw: RawConfig) -> DecoderConfig:
     hidden_size, positions = int(fields["hidden_size"]), int(fields["max_position_embeddings"])
     if positions < 1:
         raise EngineError(f"max_position_embeddings is {positions}; it must be 1 or more")
-    latent = read_latent(fields, is_interleaved=True) if family.has_latents else None
-    layers = read_attention(prefix, family, fields) if latent is None else read_latent_attention(latent, fields)
-    delta = None if family.delta is None else read_delta(fields, is_interleaved=family.delta == "interleaved")
-    state_layers = read_state_layers(family, fields, len(layers))
-    attention = tuple(layer for index, layer in enumerate(layers) if index not in state_layers)
-    width = _read_convolution_width(fields) if family.has_convolutions else None
-    if latent is None:
-        ropes, experts = read_ropes(prefix, family, fields, attention), read_experts(prefix, fields, len(layers))
-    else:
-        ropes = read_latent_ropes(latent, family, fields)
-        experts = read_grouped_experts(prefix, fields, len(layers))
+    parts = read_parts(prefix, family, fields)
     attention_bias = bool(fields.get("attention_bias"))
     num_labels, head = _read_head(raw.architecture, fields)
     # The norms of hidden states scaled by ``1 / residual`` are the same with a smaller ``eps``, and no output of a part
     # has to be multiplied.
     residual = read_multiplier(fields, "residual_multiplier")
-    embedding_scale = hidden_size**0.5 if family.is_gemma else read_multiplier(fields, "embedding_multiplier")
+    embedding_scale, logit_scale = read_scales(fields)
+    if family.is_gemma:
+        embedding_scale = hidden_size**0.5
     return DecoderConfig(
         architecture=raw.architecture,
         vocab_size=int(fields["vocab_size"]),
-        max_context=min(rope.context(positions) for rope in ropes),
+        max_context=min((rope.context(positions) for rope in parts.ropes), default=positions),
         num_labels=num_labels,
         eos=raw.eos,
         extra=raw.extra,
-        attention=attention,
-        num_layers=len(layers),
+        attention=parts.attention,
+        num_layers=parts.num_layers,
         hidden_size=hidden_size,
         intermediate=_read_intermediate(family, fields),
         norm_eps=float(fields["rms_norm_eps"]) / residual**2,
@@ -103,17 +83,19 @@ def _read_config(raw: RawConfig) -> DecoderConfig:
         head=head,
         tied=bool(fields.get("tie_word_embeddings", False)),
         fused=family.fused,
-        ropes=ropes,
-        experts=experts,
-        delta=delta,
-        convolution_width=width,
-        gemma4=read_gemma4(fields, list_types(attention)) if prefix == "Gemma4" else None,
-        state_layers=state_layers,
-        logit_scale=1 / read_multiplier(fields, "logits_scaling"),
+        ropes=parts.ropes,
+        experts=parts.experts,
+        delta=parts.delta,
+        convolution_width=parts.convolution_width,
+        gemma4=read_gemma4(fields, list_types(parts.attention)) if prefix == "Gemma4" else None,
+        state_layers=parts.state_layers,
+        logit_scale=logit_scale,
         has_sinks=family.has_sinks,
-        latent=latent,
+        latent=parts.latent,
         hidden_scale=residual,
-        states=(delta.state if delta else StateLayer((((width or 1) - 1, hidden_size),)),) * len(state_layers),
+        mamba=parts.mamba,
+        mamba_names=family.mamba,
+        states=parts.states,
     )
 
 
@@ -122,23 +104,19 @@ def _complete_fields(raw: RawConfig, family: Family) -> dict[str, Any]:
     known = known_fields(raw.architecture)
     left_out = {name: value for name, value in raw.defaults.items() if name in known and value is not None}
     fields = family.defaults | left_out | raw.fields
+    refuse_unknown(fields, known)
     fields |= {name: fields[alias] for alias, name in family.aliases.items() if alias in fields}
     if fields.get("rope_parameters") is None and "rope_parameters" in family.defaults:
         fields["rope_parameters"] = family.defaults["rope_parameters"]
-    refuse_unknown(fields, known)
     return fields
 
 
-def _read_convolution_width(fields: dict[str, Any]) -> int:
-    width = int(fields["conv_L_cache"])
-    if width < 2:
-        raise EngineError(f"conv_L_cache is {width}; it must be 2 or more")
-    return width
-
-
 def _read_intermediate(family: Family, fields: dict[str, Any]) -> int:
-    """Return the width of a feed-forward part; LFM2's configs give one and a half times it, before it is rounded up."""
-    size = int(fields["intermediate_size"])
+    """Return the width of a feed-forward part; LFM2's configs give one and a half times it, before it is rounded up.
+
+    Of Granite 4 it is that of the part that is there beside experts, and alone without them.
+    """
+    size = int(fields["shared_intermediate_size" if family.mamba == "granite" else "intermediate_size"])
     if family.has_convolutions and fields["block_auto_adjust_ff_dim"]:
         size = int(2 * size / 3)
         if fields["block_ffn_dim_multiplier"] is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -9,6 +10,8 @@ from engine.models.delta_config import FIELDS as DELTA_FIELDS
 from engine.models.families.config import Head
 from engine.models.families.gemma4 import DEFAULTS as GEMMA4_DEFAULTS
 from engine.models.families.gemma4 import FIELDS as GEMMA4_FIELDS
+from engine.models.families.mamba import DEFAULTS as MAMBA_DEFAULTS
+from engine.models.families.mamba import FIELDS as MAMBA_FIELDS
 from engine.models.latent_config import FIELDS as LATENT_FIELDS
 
 
@@ -41,6 +44,8 @@ class Family:
     """The order of the projections of layers with a gated delta rule, of a family that has them."""
     has_latents: bool = False
     """The layers have multi-head latent attention."""
+    mamba: Literal["granite", "bamba", "single"] | None = None
+    """The names of the tensors of a family that has layers with Mamba-2; in ``single`` a layer is one part alone."""
 
 
 _WINDOWS = frozenset({"sliding_window", "use_sliding_window", "max_window_layers", "layer_types"})
@@ -102,6 +107,57 @@ _GLM4_LITE = _LATENT_SIZES | {
     **{"q_lora_rank": 768, "qk_nope_head_dim": 192, "v_head_dim": 256, "moe_intermediate_size": 1536},
     **{"n_routed_experts": 64, "n_shared_experts": 1, "n_group": 1, "topk_group": 1, "num_experts_per_tok": 4},
     **{"norm_topk_prob": True, "routed_scaling_factor": 1.8, "first_k_dense_replace": 1},
+}
+_UNREAD_BY_MAMBA = frozenset(
+    {"num_logits_to_keep", "z_loss_coefficient", "residual_in_fp32", "rescale_prenorm_residual"}
+)
+_MAMBA_MULTIPLIERS = (
+    *("embedding_multiplier", "lm_head_multiplier", "key_multiplier", "attention_in_multiplier"),
+    *("attention_out_multiplier", "ssm_in_multiplier", "ssm_out_multiplier"),
+)
+_FALCON_H1 = frozenset(
+    {
+        *("mamba_d_ssm", "mamba_rms_norm", "mamba_norm_before_gate", "mlp_multipliers", "ssm_multipliers"),
+        *(*_MAMBA_MULTIPLIERS, "mlp_expansion_factor", "attn_layer_indices"),
+    }
+)
+_NEMOTRON_NAMES = {
+    **{"mamba_num_heads": "mamba_n_heads", "mamba_head_dim": "mamba_d_head", "ssm_state_size": "mamba_d_state"},
+    **{"n_groups": "mamba_n_groups", "conv_kernel": "mamba_d_conv", "use_conv_bias": "mamba_conv_bias"},
+    **{"use_bias": "mamba_proj_bias", "layer_norm_epsilon": "rms_norm_eps"},
+}
+_NEMOTRON: dict[str, Any] = {
+    **{"mamba_num_heads": 128, "mamba_head_dim": 64, "ssm_state_size": 128, "n_groups": 8, "conv_kernel": 4},
+    **{"use_conv_bias": True, "use_bias": False, "layer_norm_epsilon": 1e-5, "time_step_min": 0.001},
+    **{"head_dim": 128, "num_key_value_heads": 8, "mlp_hidden_act": "relu2", "mamba_hidden_act": "silu"},
+    **{"n_routed_experts": 8, "n_shared_experts": 1, "moe_intermediate_size": 7688, "num_experts_per_tok": 2},
+    **{"moe_shared_expert_intermediate_size": 7688, "routed_scaling_factor": 1.0, "n_group": 1, "topk_group": 1},
+    **{"norm_topk_prob": True, "rms_norm_eps": 1e-5, "intermediate_size": 21504},
+}
+_NEMOTRON_UNREAD = frozenset(
+    {
+        *("expand", "chunk_size", "time_step_limit", "time_step_max", "time_step_floor", "norm_eps"),
+        "attention_head_dim",  # in older configs, whose size of heads is the default
+        *("mamba_ssm_cache_dtype", "use_mamba_kernels", "mamba_proj_bias", "moe_shared_expert_overlap"),
+        *("num_nextn_predict_layers", "mtp_layers_block_type", "mtp_hybrid_override_pattern"),
+    }
+)
+_MAMBA2_NAMES = {
+    **{"num_heads": "mamba_n_heads", "head_dim": "mamba_d_head", "state_size": "mamba_d_state"},
+    **{"n_groups": "mamba_n_groups", "conv_kernel": "mamba_d_conv", "use_conv_bias": "mamba_conv_bias"},
+    **{"use_bias": "mamba_proj_bias", "expand": "mamba_expand", "layer_norm_epsilon": "rms_norm_eps"},
+}
+_MAMBA2_UNREAD = frozenset(
+    {
+        *("time_step_rank", "time_step_min", "time_step_max", "time_step_floor", "time_step_scale", "chunk_size"),
+        *("time_step_init_scheme", "rms_norm", "norm_before_gate"),
+    }
+)
+"""Fields that transformers does not read, or that only set initial weights."""
+_MAMBA2: dict[str, Any] = {
+    **{"num_heads": 128, "head_dim": 64, "state_size": 128, "n_groups": 8, "conv_kernel": 4, "expand": 2},
+    **{"use_conv_bias": True, "use_bias": False, "layer_norm_epsilon": 1e-5, "time_step_limit": (0.0, math.inf)},
+    **{"intermediate_size": 0, "max_position_embeddings": 1 << 17},
 }
 _EXPERTS = frozenset({"num_experts", "num_local_experts", "num_experts_per_tok"})
 
@@ -205,6 +261,48 @@ FAMILIES = {
         LATENT_FIELDS | _GROUPED_EXPERTS | {"mlp_bias"}, _DEEPSEEK_V2, has_classifiers=False, has_latents=True
     ),
     "DeepseekV3": Family(LATENT_FIELDS | _GROUPED_EXPERTS, _DEEPSEEK_V3, has_classifiers=False, has_latents=True),
+    "GraniteMoeHybrid": Family(
+        MAMBA_FIELDS
+        | _EXPERTS
+        | {"attention_bias", "layer_types", "shared_intermediate_size", "position_embedding_type", *_MULTIPLIERS}
+        | {"init_method"},
+        MAMBA_DEFAULTS
+        | dict.fromkeys(_MULTIPLIERS, 1.0)
+        | {"num_local_experts": 8, "num_experts_per_tok": 2, "shared_intermediate_size": 1024, "rms_norm_eps": 1e-6},
+        mamba="granite",
+        has_classifiers=False,
+    ),
+    "Bamba": Family(
+        MAMBA_FIELDS | _UNREAD_BY_MAMBA | {"attention_bias", "mlp_bias", "attn_layer_indices", "attn_rotary_emb"},
+        MAMBA_DEFAULTS | {"rms_norm_eps": 1e-5, "num_key_value_heads": 8},
+        mamba="bamba",
+        has_classifiers=False,
+    ),
+    "FalconH1": Family(
+        (MAMBA_FIELDS | _UNREAD_BY_MAMBA | _FALCON_H1) - {"mamba_proj_bias"},
+        MAMBA_DEFAULTS
+        | dict.fromkeys(_MAMBA_MULTIPLIERS, 1.0)
+        | {"mamba_d_ssm": 1024, "mamba_rms_norm": False, "mamba_norm_before_gate": True, "rms_norm_eps": 1e-5}
+        | {"num_key_value_heads": 8, "mlp_multipliers": None, "ssm_multipliers": None},
+        mamba="bamba",
+        has_classifiers=False,
+    ),
+    "NemotronH": Family(
+        frozenset({*_NEMOTRON, "layers_block_type", "hybrid_override_pattern", "mlp_bias", "moe_latent_size"})
+        | _NEMOTRON_UNREAD
+        | _UNREAD_BY_MAMBA,
+        _NEMOTRON,
+        aliases=_NEMOTRON_NAMES,
+        mamba="single",
+        has_classifiers=False,
+    ),
+    "Mamba2": Family(
+        frozenset(_MAMBA2) | _MAMBA2_UNREAD | _UNREAD_BY_MAMBA,
+        _MAMBA2,
+        aliases=_MAMBA2_NAMES,
+        mamba="single",
+        has_classifiers=False,
+    ),
     "Glm4MoeLite": Family(LATENT_FIELDS | _GROUPED_EXPERTS, _GLM4_LITE, has_classifiers=False, has_latents=True),
 }
 """Families by the prefix of the architecture's name."""

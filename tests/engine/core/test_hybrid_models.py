@@ -17,13 +17,13 @@ from engine.quantization.options import create_options
 from engine.quantization.quantize import quantize
 from engine.speculation.control.controller import FixedController
 from tests.engine.conftest import Checkpoints
-from tests.engine.exact import float32_loss
+from tests.engine.exact import assert_equal_logits, float32_loss
 from tests.engine.helpers import SMALL, Harness, generate, score
-from tests.engine.models.test_models import random_tokens
+from tests.engine.models.test_models import engine_logits, random_tokens
 from tests.engine.speculation.stub_drafters import Oracle
 from tests.long import mostly_long
 
-HYBRIDS = ["qwen3_next", "lfm2", "qwen3_5", "jamba", "mamba2", "falcon_h1"]
+HYBRIDS = ["qwen3_next", "granite_hybrid", "lfm2", "qwen3_5", "nemotron_h_moe", "jamba", "mamba2", "falcon_h1"]
 PROMPT = random_tokens(45, 1)
 BRANCHES = [Branch(5, key, 24) for key in range(6)]
 
@@ -116,7 +116,10 @@ def test_accepted_drafts_go_on_from_their_own_state(
     assert after.token_ids == alone.token_ids
 
 
-@pytest.mark.parametrize("kind", ["qwen3_next", "qwen3_5"])
+@pytest.mark.parametrize(
+    "kind",
+    mostly_long(["nemotron_h_moe", "qwen3_next", "qwen3_5", "granite_hybrid", "mamba2", "falcon_h1_norm"], every=3),
+)
 def test_a_deterministic_model_has_the_same_bits_with_and_without_a_cache(checkpoints: Checkpoints, kind: str) -> None:
     options = replace(SMALL, deterministic=True)
     harness = Harness(checkpoints(kind), options)
@@ -129,7 +132,7 @@ def test_a_deterministic_model_has_the_same_bits_with_and_without_a_cache(checkp
         assert (completion.token_ids, completion.logprob) == (alone.token_ids, alone.logprob)
 
 
-@pytest.mark.parametrize(("kind", "is_read"), [("qwen3_5", True), ("llama", False)])
+@pytest.mark.parametrize(("kind", "is_read"), [("qwen3_5", True), ("nemotron_h", True), ("llama", False)])
 def test_prediction_heads_are_skipped_in_families_that_have_them(
     checkpoints: Checkpoints, tmp_path: Path, kind: str, is_read: bool
 ) -> None:
@@ -138,6 +141,17 @@ def test_prediction_heads_are_skipped_in_families_that_have_them(
     save_file(load_file(path) | {"mtp.fc.weight": torch.ones(3, 3)}, path, metadata={"format": "pt"})
     with nullcontext() if is_read else pytest.raises(EngineError, match=r"does not use: mtp\.fc\.weight"):
         Harness(folder)
+
+
+@pytest.mark.parametrize("kind", mostly_long(["granite_hybrid", "nemotron_h_moe", "falcon_h1_norm"], every=3))
+@pytest.mark.parametrize("seed", mostly_long(range(20), every=10))
+def test_a_prefill_in_steps_of_any_length_equals_transformers(checkpoints: Checkpoints, kind: str, seed: int) -> None:
+    """Twenty texts, each cut into steps of another length, and its second half again behind the cached first."""
+    options = EngineOptions(kv_tokens=512, max_running=8, step_tokens=7 + 3 * seed)
+    tokens, harness = random_tokens(60 + seed, 100 + seed), Harness(checkpoints(kind), options)
+    assert_equal_logits(engine_logits(harness, tokens), checkpoints(kind), tokens)
+    half = len(tokens) // 2
+    assert_equal_logits(engine_logits(harness, tokens, start=half), checkpoints(kind), tokens, start=half)
 
 
 def test_what_keeps_no_states_refuses_a_hybrid_model(checkpoints: Checkpoints, tmp_path: Path) -> None:

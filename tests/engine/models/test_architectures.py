@@ -32,14 +32,12 @@ _LATENT = {
     "v_head_dim": 12,
     "num_key_value_heads": 6,
 }
-_MAMBA = {"mamba_n_heads": 12, "mamba_d_head": 8, "mamba_d_state": 16}
 
 EXACT: dict[str, dict[str, Any]] = {
     "AfmoeForCausalLM": _MOE | {"first_k_dense_replace": 1},
     "ApertusForCausalLM": {},
     "ArceeForCausalLM": {},
     "AXK1ForCausalLM": _LATENT | _ROUTED | {"first_k_dense_replace": 1},
-    "BambaForCausalLM": _MAMBA | {"mamba_expand": 2, "attn_layer_indices": [1]},
     "BioGptForCausalLM": {},
     "Cohere2ForCausalLM": {},
     "Cohere2MoeForCausalLM": _MOE,
@@ -59,8 +57,6 @@ EXACT: dict[str, dict[str, Any]] = {
     "Glm4MoeLiteForCausalLM": _LATENT | _ROUTED | {"first_k_dense_replace": 1},
     "GPTBigCodeForCausalLM": {"n_embd": 48, "n_layer": 2, "n_head": 6},
     "GraniteMoeForCausalLM": _MOE,
-    "GraniteMoeHybridForCausalLM": _MAMBA
-    | {"layer_types": ["mamba", "attention"], "shared_intermediate_size": 64, "num_local_experts": 0},
     "GraniteMoeSharedForCausalLM": _MOE,
     "GraniteSWAForCausalLM": {},
     "HeliumForCausalLM": {"head_dim": 8},
@@ -81,15 +77,6 @@ EXACT: dict[str, dict[str, Any]] = {
     "MinistralForCausalLM": {},
     "NanoChatForCausalLM": {},
     "NemotronForCausalLM": {},
-    "NemotronHForCausalLM": _ROUTED
-    | {
-        "mamba_num_heads": 6,
-        "mamba_head_dim": 16,
-        "ssm_state_size": 8,
-        "n_groups": 2,
-        "layers_block_type": ["mamba", "attention", "moe", "mlp"],
-        "num_hidden_layers": 4,
-    },
     "OlmoForCausalLM": {},
     "OlmoeForCausalLM": _WIDTH | _MOE,
     "OlmoHybridForCausalLM": {},

@@ -18,6 +18,8 @@ from tests.engine.conftest import MODELS, Checkpoints
 from tests.engine.exact import exact_logits, exact_reference, peer_logits
 from tests.engine.models.test_models import random_tokens
 
+WITHOUT_ROPE = "gpt2", "jamba", "mamba2", "granite_hybrid", "nemotron_h", "nemotron_h_moe"
+
 
 class Seen(TorchDispatchMode):
     """Records the dtypes of all floating-point results of operators."""
@@ -39,7 +41,7 @@ def test_nothing_of_the_reference_is_computed_in_float32(checkpoints: Checkpoint
         exact_logits(checkpoints(kind), random_tokens(40, 1))
     assert seen.dtypes == {torch.float64}
     frequencies = [buffer for name, buffer in model.named_buffers() if name.endswith("inv_freq")]
-    assert bool(frequencies) == (kind not in ("gpt2", "jamba", "mamba2"))
+    assert bool(frequencies) == (kind not in WITHOUT_ROPE)
     # Nor were they in float32 before they became float64; the first of them is 1, which float32 holds.
     assert not any(one.equal(one.float().double()) for one in frequencies if len(one) > 1)
 

@@ -40,12 +40,16 @@ _VOCAB, _HEADS, _HEAD_DIM = 400, 4, 16
 _EXPERTS = {"num_experts": 5, "num_local_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 40}
 _EXPERTS |= {"n_routed_experts": 16}
 _LATENT = {"kv_lora_rank": 24, "q_lora_rank": 20, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 12}
+_MAMBA = {"mamba_n_heads": 16, "mamba_d_head": 8, "mamba_d_state": 16, "mamba_d_ssm": 128, "mamba_chunk_size": 16}
+_MAMBA |= {"mamba_num_heads": 16, "mamba_head_dim": 8, "ssm_state_size": 16, "n_groups": 2, "chunk_size": 16}
+_MAMBA |= {"num_heads": 8, "state_size": 16, "shared_intermediate_size": 64, "moe_shared_expert_intermediate_size": 64}
+_MAMBA |= {"attn_layer_indices": [3]}
 
 
 def shrink(fields: dict[str, Any]) -> dict[str, Any]:
     """Return a config with small sizes: at most six layers, so that every kind of layer of a model is left."""
     layers = min(6, fields["num_hidden_layers"])
-    groups = fields["num_attention_heads"] // fields["num_key_value_heads"]
+    groups = fields.get("num_attention_heads", 1) // fields.get("num_key_value_heads", 1)
     sizes = {
         "vocab_size": _VOCAB,
         "hidden_size": _HEADS * _HEAD_DIM,
@@ -56,9 +60,11 @@ def shrink(fields: dict[str, Any]) -> dict[str, Any]:
         "head_dim": _HEAD_DIM,
         "max_window_layers": layers * fields.get("max_window_layers", 0) // fields["num_hidden_layers"],
     }
-    sizes |= _EXPERTS | _LATENT
+    sizes |= _EXPERTS | _LATENT | _MAMBA
     small = {name: value if value is None else sizes.get(name, value) for name, value in fields.items()}
-    for name in ("layer_types", "no_rope_layers"):
+    if fields.get("num_local_experts") == 0:
+        small |= {"num_local_experts": 0, "num_experts_per_tok": 0}
+    for name in ("layer_types", "no_rope_layers", "hybrid_override_pattern"):
         if name in small:
             small[name] = small[name][:layers]
     for name in ("bos_token_id", "eos_token_id", "pad_token_id"):

@@ -23,6 +23,7 @@ from tests.engine.models.test_models import copy_checkpoint
 _SHORT = {"rope_type": "default", "original_max_position_embeddings": 32, "llama_4_scaling_beta": 0.5}
 STRICT = replace(SMALL, strict_config=True)
 KINDS = ["granite", "smollm3", "olmo3", "ministral3", "gpt_oss", "lfm2", "gemma4", "gemma4_shared"]
+KINDS += ["granite_hybrid", "nemotron_h", "nemotron_h_moe", "mamba2", "bamba", "falcon_h1_norm"]
 
 
 def change(source: Path, target: Path, fields: dict[str, Any]) -> Path:
@@ -48,7 +49,7 @@ def test_a_tensor_that_is_missing_or_left_over_is_refused_by_name(
 ) -> None:
     folder = copy_checkpoint(checkpoints(kind), tmp_path / "model")
     weights = load_file(folder / "model.safetensors")
-    for name in [name for name in weights if ".layers.1." in name or ".conv." in name]:
+    for name in [name for name in weights if ".layers.1." in name or ".conv." in name or ".mixer." in name]:
         rest = {other: tensor for other, tensor in weights.items() if other != name}
         save_file(rest, folder / "model.safetensors", metadata={"format": "pt"})
         with pytest.raises(EngineError, match=name.replace(".", r"\.")):
@@ -82,6 +83,23 @@ def test_a_tensor_that_is_missing_or_left_over_is_refused_by_name(
         ("gemma4", {"vocab_size_per_layer_input": 300}, "less than vocab_size"),
         ("gemma4", {"rope_parameters": {"full_attention": {"rope_type": "yarn"}}}, "of rope_type 'yarn'"),
         ("ministral3", {"rope_parameters": {"rope_type": "yarn", "betas": 3}}, "betas"),
+        ("granite_hybrid", {"layer_types": ["mamba", "attention"]}, "layer_types must be 3"),
+        ("granite_hybrid", {"layer_types": ["mamba", "attention", "conv"]}, "layer_types has conv"),
+        ("granite_hybrid", {"mamba_d_head": 9}, "12 heads of 9 in 2 groups, .* are no shape of Mamba-2"),
+        ("granite_hybrid", {"mamba_d_conv": 1}, "are no shape of Mamba-2"),
+        ("granite_hybrid", {"mamba_n_groups": 5}, "12 heads of 8 in 5 groups"),
+        ("granite_hybrid", {"time_step_limit": [2.0, 1.0]}, "time_step_limit is"),
+        ("granite_hybrid", {"num_experts_per_tok": 5}, "num_experts_per_tok is 5"),
+        ("granite_hybrid", {"normalization_function": "layernorm"}, "normalization_function is 'layernorm'"),
+        ("nemotron_h", {"layers_block_type": ["mamba", "dense"]}, "layers_block_type has dense"),
+        ("nemotron_h", {"layers_block_type": None, "hybrid_override_pattern": "M*X"}, "hybrid_override_pattern is"),
+        ("nemotron_h", {"layers_block_type": None}, "hybrid_override_pattern is ''"),
+        ("nemotron_h", {"mlp_hidden_act": "gelu"}, "mlp_hidden_act 'gelu' is not supported"),
+        ("nemotron_h", {"attention_bias": True}, "attention_bias"),
+        ("nemotron_h", {"sliding_window": 20}, "sliding_window"),
+        ("mamba2", {"num_hidden_layers": 0}, "num_hidden_layers is 0"),
+        ("falcon_h1", {"projectors_bias": True}, "projectors_bias"),
+        ("falcon_h1", {"ssm_multipliers": [1.0, 2.0]}, "ssm_multipliers has 2 numbers"),
     ],
 )
 def test_a_value_without_meaning_is_refused_by_name(

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.layers.activation import clamped_silu_mul, gelu_tanh_mul, silu_mul
+from kernels.layers.activation import clamped_silu_mul, gelu_tanh_mul, relu_squared, silu_mul
 from tests.closeness import EPS, assert_rounded
 from tests.seeds import shift
 
@@ -115,3 +115,11 @@ def test_rows_of_a_clamped_activation_depend_on_no_other_row() -> None:
     assert all(
         clamped_silu_mul(x[row : row + 1], alpha=1.702, limit=7.0).equal(whole[row : row + 1]) for row in range(40)
     )
+
+
+def test_a_squared_relu_is_rounded_once() -> None:
+    x = random(40, 131)
+    whole = relu_squared(x)
+    assert_rounded(whole, x.double().clamp(min=0).square(), EPS / 2 * x.double().square())
+    assert all(relu_squared(x[row : row + 1]).equal(whole[row : row + 1]) for row in range(40))
+    assert relu_squared(torch.tensor([[torch.nan]])).isnan().all()

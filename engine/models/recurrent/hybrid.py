@@ -21,7 +21,7 @@ from engine.models.decoder import Decoder, Layer, LayerBuilder
 from engine.models.delta_config import DeltaConfig
 from engine.models.families.config import DecoderConfig
 from engine.models.interface import Batch, KeepState
-from engine.models.short_convolution import AttentionLayer, ConvolutionBuilder, ConvolutionLayer
+from engine.models.recurrent.short_convolution import AttentionLayer, ConvolutionBuilder, ConvolutionLayer
 from engine.weights.formats.registry import MatrixReader
 from engine.weights.safetensors import Weights
 from kernels.layers.activation import silu_mul
