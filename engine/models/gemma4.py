@@ -1,7 +1,7 @@
 """The decoder of Gemma 4 on the CPU: heads that differ by layer, shared keys and values, and inputs for each layer.
 
-A layer that shares the keys and values of an earlier one has slots of its own in the cache, to which they are written
-again, so that attention is the same for all layers.
+A layer that shares the keys and values of an earlier one calls the same attention again, which writes the same numbers
+to the same slots of the cache.
 """
 
 from __future__ import annotations
@@ -17,11 +17,13 @@ from engine.device import DeviceConfig
 from engine.models.decoder import Decoder, Layer, LayerBuilder
 from engine.models.families.config import DecoderConfig
 from engine.models.families.gemma4 import Gemma4Config
-from engine.models.feed_forward import GatedMlp
+from engine.models.feed_forward import Experts, FeedForward, GatedMlp
 from engine.models.interface import Batch, KeepState
+from engine.models.routing import Router, RoutingConfig
 from engine.weights.formats.registry import MatrixReader
-from engine.weights.matmul import create_embedding
+from engine.weights.matmul import create_embedding, create_product
 from engine.weights.safetensors import Weights
+from kernels.common.quantization import Rows
 from kernels.layers.activation import gelu_tanh_mul
 from kernels.layers.norm import rms_norm
 from kernels.linear.fp32 import Product
@@ -51,8 +53,8 @@ class Gemma4Layer(Layer):
     """A layer. ``qkv`` lacks keys and values that are those of another layer, and values that are the keys."""
 
     attention: LayerAttentionConfig
-    source: int | None
-    """The layer whose keys and values it reads; ``None``: its own."""
+    has_keys: bool
+    """False if it reads the keys and values of an earlier layer, which has the same ``index``."""
     value_norm: Tensor
     """``[head_dim]``, ones."""
     token_input: TokenInput | None
@@ -68,15 +70,15 @@ class Gemma4Layer(Layer):
     ) -> Tensor:
         """Return the attention ``[tokens, heads * head_dim]``.
 
-        ``known``: each layer's keys before their norm, and values; it gets those of this layer.
+        ``known``: each attention's keys before their norm, and values; it gets those of this layer.
         """
         heads, kv_heads, dim, _ = self.attention.shape
         normed = self._normalize(hidden, self.input_norm, self.qkv.quantization)
         rows = self.qkv(normed).view(len(hidden), -1, dim)
-        if self.source is None:
+        if self.has_keys:
             keys, values = rows[:, heads : heads + kv_heads], rows[:, -kv_heads:]
             known[self.index] = keys, rms_norm(values, self.value_norm, self.config.norm_eps)
-        qkv = torch.cat((rows[:, :heads], *known[self.index if self.source is None else self.source]), dim=1)
+        qkv = torch.cat((rows[:, :heads], *known[self.index]), dim=1)
         return self.attend(qkv, angles, attend)
 
     def finish(self, hidden: Tensor, inputs: Tensor | None) -> Tensor:
@@ -95,15 +97,16 @@ class Gemma4Builder(LayerBuilder):
     ) -> None:
         super().__init__(config, weights, read, device_config)
         self._key_norms: dict[int, Tensor] = {}
-        """Weights of the norm of each layer's own keys."""
+        """Weights of the norm of the keys of each attention."""
 
     def layer(self, index: int) -> Gemma4Layer:
         config, prefix, own = self._config, f"model.layers.{index}.", self._config.gemma4
         assert own is not None
-        heads, kv_heads, dim, _ = config.attention[index].shape
-        attention, source, hidden = f"{prefix}self_attn.", own.sources[index], config.hidden_size
+        call, has_keys = own.calls[index], own.sources[index] is None
+        heads, kv_heads, dim, _ = config.attention[call].shape
+        attention, hidden = f"{prefix}self_attn.", config.hidden_size
         parts = {"q_proj": heads * dim}
-        if source is None:
+        if has_keys:
             own_parts = ("k_proj",) if index in own.keys_are_values else ("k_proj", "v_proj")
             parts |= dict.fromkeys(own_parts, kv_heads * dim)
         else:
@@ -112,30 +115,68 @@ class Gemma4Builder(LayerBuilder):
         query_norm = self.norm(f"{attention}q_norm", dim)
         return Gemma4Layer(
             config=config,
-            index=index,
+            index=call,
             input_norm=self.norm(f"{prefix}input_layernorm"),
             qkv=self.product({attention + name: rows for name, rows in parts.items()}, hidden, bias=config.qkv_bias),
-            qk_norm=torch.stack([query_norm] * heads + [self._key_norm(index, source)] * kv_heads),
+            qk_norm=torch.stack([query_norm] * heads + [self._key_norm(attention, call, dim)] * kv_heads),
             projection_norms=None,
             output=self.linear(f"{attention}o_proj", hidden, heads * dim, bias=config.output_bias),
             output_norm=self.norm(f"{prefix}post_attention_layernorm"),
-            mlp_norm=self.norm(f"{prefix}pre_feedforward_layernorm"),
-            mlp=self._gated_mlp(f"{prefix}mlp.", own.intermediate[index]),
+            mlp_norm=None if config.experts else self.norm(f"{prefix}pre_feedforward_layernorm"),
+            mlp=self._feed_forward(prefix, own.intermediate[index]),
             mlp_output_norm=self.norm(f"{prefix}post_feedforward_layernorm"),
             fuses_norms=False,
-            attention=config.attention[index],
-            source=source,
+            attention=config.attention[call],
+            has_keys=has_keys,
             value_norm=torch.ones(dim),
             token_input=self._token_input(prefix, own) if own.input_size else None,
             scale=float(self._weights.take_raw(f"{prefix}layer_scalar", None, 1)),
         )
 
-    def _key_norm(self, index: int, source: int | None) -> Tensor:
-        if source is not None:
-            return self._key_norms[source]
-        dim = self._config.attention[index].head_dim
-        self._key_norms[index] = self.norm(f"model.layers.{index}.self_attn.k_norm", dim)
-        return self._key_norms[index]
+    def _key_norm(self, prefix: str, call: int, dim: int) -> Tensor:
+        if call not in self._key_norms:
+            self._key_norms[call] = self.norm(f"{prefix}k_norm", dim)
+        return self._key_norms[call]
+
+    def _feed_forward(self, prefix: str, width: int) -> FeedForward:
+        dense = self._gated_mlp(f"{prefix}mlp.", width)
+        if self._config.experts is None:
+            return dense
+        return ExpertsBesideMlp(
+            dense,
+            (self.norm(f"{prefix}pre_feedforward_layernorm"), self.norm(f"{prefix}post_feedforward_layernorm_1")),
+            self._experts(prefix),
+            self._config.norm_eps,
+        )
+
+    def _experts(self, prefix: str) -> Experts:
+        """Read experts that normalise their inputs and results, as the router does its own inputs."""
+        config, moe = self._config, self._config.experts
+        assert moe is not None
+        hidden, count, eps, router = config.hidden_size, moe.num_experts, config.norm_eps, f"{prefix}{moe.router}."
+        gate_ups = self._weights.take(f"{prefix}experts.gate_up_proj", count, 2 * moe.intermediate, hidden)
+        downs = self._weights.take(f"{prefix}experts.down_proj", count, hidden, moe.intermediate)
+        before, after = (self.norm(f"{prefix}{name}_feedforward_layernorm_2") for name in ("pre", "post"))
+        return Experts(
+            ScaledRouter(
+                moe.routing,
+                self.linear(f"{router}proj", count, hidden, bias=False),
+                self._weights.take(f"{router}scale", hidden) * hidden**-0.5,
+                eps,
+                self._weights.take(f"{router}per_expert_scale", count),
+            ),
+            [
+                GatedMlp(
+                    create_product([gate_up], None, self._device_config),
+                    create_product([down], None, self._device_config),
+                    self._activation,
+                )
+                for gate_up, down in zip(gate_ups, downs, strict=True)
+            ],
+            is_batch_invariant=self._device_config.is_batch_invariant,
+            prepare=lambda x: rms_norm(x, before, eps),
+            finish=lambda x: rms_norm(x, after, eps),
+        )
 
     def _gated_mlp(self, prefix: str, width: int) -> GatedMlp:
         hidden = self._config.hidden_size
@@ -149,6 +190,40 @@ class Gemma4Builder(LayerBuilder):
             projection=self.linear(f"{prefix}per_layer_projection", hidden, own.input_size, bias=False),
             norm=self.norm(f"{prefix}post_per_layer_input_norm"),
         )
+
+
+class ScaledRouter(Router):
+    """A router that normalises its inputs, and weights the experts that it chooses by a number of each."""
+
+    def __init__(
+        self, config: RoutingConfig, product: Product, norm: Tensor, eps: float, expert_scales: Tensor
+    ) -> None:
+        """``norm``: ``[hidden]``. ``expert_scales``: ``[experts]``."""
+        super().__init__(config, product)
+        self._norm, self._eps, self._expert_scales = norm, eps, expert_scales
+
+    def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        weights, chosen = super().__call__(rms_norm(x, self._norm, self._eps))
+        return weights * self._expert_scales[chosen], chosen
+
+
+class ExpertsBesideMlp:
+    """A dense feed-forward part plus experts, each with norms of its own. It reads hidden states as they are."""
+
+    quantization = None
+
+    def __init__(self, dense: GatedMlp, norms: tuple[Tensor, Tensor], experts: Experts, eps: float) -> None:
+        """``norms``: weights of the norms before and after the dense part."""
+        self.products = (*dense.products, *experts.products)
+        self._dense, self._norms, self._experts, self._eps = dense, norms, experts, eps
+
+    def __call__(self, x: Rows) -> Tensor:
+        assert isinstance(x, Tensor)
+        before, after = self._norms
+        return rms_norm(self._dense(rms_norm(x, before, self._eps)), after, self._eps) + self._experts(x)
+
+    def add(self, x: Rows, residual: Tensor) -> Tensor:
+        return residual + self(x)
 
 
 class TokenInputs:

@@ -255,6 +255,12 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "final_logit_softcapping": 5.0,
         },
     ),
+    "gemma4_moe": (
+        "Gemma4ForCausalLM",
+        _GEMMA4
+        | {"enable_moe_block": True, "num_experts": 5, "top_k_experts": 2, "moe_intermediate_size": 40}
+        | {"hidden_size_per_layer_input": 0, "attention_k_eq_v": True},
+    ),
     "gemma4_plain": ("Gemma4ForCausalLM", _GEMMA4 | {"hidden_size_per_layer_input": 0}),
     # Not defined here, so the transformers backend runs it.
     "olmo2": ("Olmo2ForCausalLM", {}),
@@ -381,7 +387,7 @@ def save_random_model(architecture: str, options: dict[str, Any], folder: Path) 
     model = model_class(model_class.config_class(**chosen))
     with torch.no_grad():
         for name, weight in [*model.named_parameters(), *list_corrections(model)]:
-            if "norm" in name or "ln_" in name:
+            if "norm" in name or "ln_" in name or name.endswith("scale"):
                 weight.uniform_(0.5, 1.5)
             elif "bias" in name:
                 weight.normal_(0, 0.3)

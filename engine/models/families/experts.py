@@ -24,6 +24,10 @@ def read_experts(prefix: str, fields: dict[str, Any], num_layers: int) -> Expert
         clamp = Clamp(float(fields["swiglu_alpha"]), float(fields["swiglu_limit"]))
         if not clamp.limit > 0:
             raise EngineError(f"swiglu_limit is {clamp.limit}; it must be more than 0")
+    elif prefix == "Gemma4" and fields.get("enable_moe_block"):
+        sparse_layers, router, names = list(range(num_layers)), "router", ("", "", "")
+        intermediate = fields["moe_intermediate_size"]
+        fields = fields | {"num_experts_per_tok": fields["top_k_experts"]}
     elif prefix in ("Qwen3Moe", "Qwen3Next", "Qwen3_5Moe"):
         dense, step = set(fields.get("mlp_only_layers") or ()), int(fields.get("decoder_sparse_step", 1))
         sparse_layers = [layer for layer in range(num_layers) if layer not in dense and (layer + 1) % step == 0]
@@ -31,7 +35,9 @@ def read_experts(prefix: str, fields: dict[str, Any], num_layers: int) -> Expert
     else:
         return None
     num_experts = int(fields["num_local_experts"] if "num_local_experts" in fields else fields["num_experts"])
-    is_normalized = prefix in ("Mixtral", "GptOss") or bool(fields.get("norm_topk_prob", prefix != "Qwen3Moe"))
+    is_normalized = prefix in ("Mixtral", "GptOss", "Gemma4") or bool(
+        fields.get("norm_topk_prob", prefix != "Qwen3Moe")
+    )
     return ExpertsConfig(
         layers=frozenset(sparse_layers),
         num_experts=num_experts,

@@ -22,6 +22,7 @@ FIELDS = frozenset(
             "hidden_size_per_layer_input",
             "vocab_size_per_layer_input",
         ),
+        *("enable_moe_block", "num_experts", "top_k_experts", "moe_intermediate_size"),
     }
 )
 DEFAULTS = {
@@ -48,11 +49,21 @@ class Gemma4Config:
     keys_are_values: frozenset[int]
     """Layers whose values are the projections of the keys."""
     intermediate: tuple[int, ...]
-    """Width of each layer's feed-forward part."""
+    """Width of each layer's dense feed-forward part."""
+
+    @property
+    def calls(self) -> tuple[int, ...]:
+        """For each layer the number of the attention whose keys and values it reads, among those that have their own.
+
+        A layer that shares those of an earlier one calls the same attention again, and no memory holds them twice.
+        """
+        own = [index for index, source in enumerate(self.sources) if source is None]
+        return tuple(own.index(index if source is None else source) for index, source in enumerate(self.sources))
 
 
-def read_gemma4(fields: dict[str, Any], types: Sequence[str]) -> Gemma4Config:
-    """Read the config. ``types``: of the layers. Raises ``EngineError`` for numbers that do not fit together."""
+def read_gemma4(fields: dict[str, Any], layers: Sequence[LayerAttentionConfig], types: Sequence[str]) -> Gemma4Config:
+    """Read the config. ``layers`` and ``types``: of all layers. Raises ``EngineError`` for numbers that do not fit
+    together."""
     if fields.get("use_bidirectional_attention") not in (None, False, "vision"):  # of images, which are not read
         raise UnsupportedField(
             f"use_bidirectional_attention is {fields['use_bidirectional_attention']!r}; only 'vision' is supported"
@@ -65,6 +76,9 @@ def read_gemma4(fields: dict[str, Any], types: Sequence[str]) -> Gemma4Config:
         None if index < first_shared else max(other for other in range(first_shared) if types[other] == kind)
         for index, kind in enumerate(types)
     ]
+    for index, source in enumerate(sources):
+        if source is not None and layers[index] != layers[source]:
+            raise UnsupportedField(f"layer {index} has other heads than layer {source}, whose keys it reads")
     wide = bool(fields.get("use_double_wide_mlp"))
     input_size, input_vocab = int(fields["hidden_size_per_layer_input"] or 0), int(fields["vocab_size_per_layer_input"])
     if input_size and input_vocab < int(fields["vocab_size"]):

@@ -10,7 +10,9 @@ from engine.cache.state_layers import StateLayer
 from engine.models.delta_config import DeltaConfig, read_delta
 from engine.models.families.config import ExpertsConfig
 from engine.models.families.experts import read_experts, read_grouped_experts
+from engine.models.families.gemma4 import Gemma4Config, read_gemma4
 from engine.models.families.layers import (
+    list_types,
     read_attention,
     read_latent_attention,
     read_latent_ropes,
@@ -39,6 +41,7 @@ class Parts:
     convolution_width: int | None = None
     latent: LatentConfig | None = None
     mamba: MambaConfig | None = None
+    gemma4: Gemma4Config | None = None
 
 
 def read_parts(prefix: str, family: Family, fields: dict[str, Any]) -> Parts:
@@ -47,6 +50,8 @@ def read_parts(prefix: str, family: Family, fields: dict[str, Any]) -> Parts:
         return _read_mamba_parts(prefix, family, fields)
     if family.has_latents:
         return _read_latent_parts(prefix, family, fields)
+    if prefix == "Gemma4":
+        return _read_gemma4_parts(prefix, family, fields)
     layers = read_attention(prefix, family, fields)
     delta = None if family.delta is None else read_delta(fields, is_interleaved=family.delta == "interleaved")
     width = _read_convolution_width(fields) if family.has_convolutions else None
@@ -74,6 +79,18 @@ def _read_latent_parts(prefix: str, family: Family, fields: dict[str, Any]) -> P
         ropes=read_latent_ropes(latent, family, fields),
         experts=read_grouped_experts(prefix, fields, len(attention)),
         latent=latent,
+    )
+
+
+def _read_gemma4_parts(prefix: str, family: Family, fields: dict[str, Any]) -> Parts:
+    layers = read_attention(prefix, family, fields)
+    gemma4 = read_gemma4(fields, layers, list_types(layers))
+    return Parts(
+        num_layers=len(layers),
+        attention=tuple(layer for layer, source in zip(layers, gemma4.sources, strict=True) if source is None),
+        ropes=read_ropes(prefix, family, fields, layers),
+        experts=read_experts(prefix, fields, len(layers)),
+        gemma4=gemma4,
     )
 
 

@@ -7,8 +7,7 @@ from typing import Any
 from engine.models.config import RawConfig
 from engine.models.config_fields import READ, WITHOUT_INFLUENCE, UnsupportedField, refuse_unknown
 from engine.models.families.config import DecoderConfig, Head
-from engine.models.families.gemma4 import read_gemma4
-from engine.models.families.layers import list_types, read_multiplier, read_scales, read_softcap
+from engine.models.families.layers import read_multiplier, read_scales, read_softcap
 from engine.models.families.parts import read_parts
 from engine.models.families.table import FAMILIES, REWARD_HEADS, Family
 from engine.protocol.types import EngineError
@@ -87,7 +86,7 @@ def _read_config(raw: RawConfig) -> DecoderConfig:
         experts=parts.experts,
         delta=parts.delta,
         convolution_width=parts.convolution_width,
-        gemma4=read_gemma4(fields, list_types(parts.attention)) if prefix == "Gemma4" else None,
+        gemma4=parts.gemma4,
         state_layers=parts.state_layers,
         logit_scale=logit_scale,
         has_sinks=family.has_sinks,

@@ -18,8 +18,14 @@ from tests.long import mostly_long
 
 ROOMY = EngineOptions(kv_tokens=8192, max_running=64, step_tokens=512, deterministic=True)
 KINDS = ["llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "phi3", "gemma2", "gemma3", "qwen3_classify"]
-KINDS += ["granite", "smollm3", "olmo3", "ministral3", "gpt_oss", "gemma4_shared"]
-CASES = [*((kind, "auto") for kind in KINDS), ("qwen3", "int8"), ("mistral", "fp8"), ("qwen3_wide", "int4")]
+KINDS += ["granite", "smollm3", "olmo3", "ministral3", "gpt_oss", "gemma4_shared", "gemma4_moe"]
+CASES = [
+    *((kind, "auto") for kind in KINDS),
+    ("qwen3", "int8"),
+    ("mistral", "fp8"),
+    ("qwen3_wide", "int4"),
+    ("gemma4_shared", "int8"),
+]
 """Models, and data types of keys and values."""
 PROMPT = random_tokens(75, 1)
 BRANCHES = [Branch(3, key, 24) for key in range(16)]

@@ -251,10 +251,12 @@ def test_gemma_4_configs_are_read() -> None:
     small = fields | {"num_kv_shared_layers": 5, "use_double_wide_mlp": True, "final_logit_softcapping": 30.0}
     small |= {"layer_types": (["sliding_attention"] * 4 + ["full_attention"]) * 2 + ["sliding_attention"] * 2}
     config = read("Gemma4ForCausalLM", small)
-    assert [layer.head_dim for layer in config.attention] == [256, 256, 256, 256, 512] * 2 + [256, 512]
+    assert [layer.head_dim for layer in config.attention] == [256, 256, 256, 256, 512, 256, 256]
+    assert config.num_layers == 12
     assert {layer.scale for layer in config.attention} == {1.0}
     assert config.gemma4 is not None
     assert config.gemma4.sources == (*[None] * 7, 6, 6, 4, 6, 4)
+    assert config.gemma4.calls == (*range(7), 6, 6, 4, 6, 4)
     assert config.gemma4.intermediate == (4 * 1536,) * 7 + (8 * 1536,) * 5
     assert [rope.kind for rope in config.ropes[3:5]] == ["default", "proportional"]
     assert (config.norm_offset, config.tied, config.logit_softcap) == (0.0, True, 30.0)

@@ -283,8 +283,6 @@ def test_every_config_field_of_transformers_is_supported_or_refused(architecture
     refused = {"is_encoder_decoder", "use_bidirectional_attention"}
     if architecture.startswith("Gemma3"):
         refused.add("attn_logit_softcapping")  # which transformers does not compute there either
-    if architecture.startswith("Gemma4"):
-        refused |= {"enable_moe_block", "num_experts", "moe_intermediate_size", "top_k_experts"}
     refused |= _REFUSED.get(architecture.removesuffix("ForCausalLM"), set())
     assert declared <= known_fields(architecture) | refused
 

@@ -22,7 +22,7 @@ from tests.engine.models.test_models import copy_checkpoint
 
 _SHORT = {"rope_type": "default", "original_max_position_embeddings": 32, "llama_4_scaling_beta": 0.5}
 STRICT = replace(SMALL, strict_config=True)
-KINDS = ["granite", "smollm3", "olmo3", "ministral3", "gpt_oss", "lfm2", "gemma4", "gemma4_shared"]
+KINDS = ["granite", "smollm3", "olmo3", "ministral3", "gpt_oss", "lfm2", "gemma4", "gemma4_shared", "gemma4_moe"]
 KINDS += ["granite_hybrid", "nemotron_h", "nemotron_h_moe", "mamba2", "bamba", "falcon_h1_norm"]
 
 
@@ -74,7 +74,8 @@ def test_a_tensor_that_is_missing_or_left_over_is_refused_by_name(
         ("lfm2", {"conv_bias": True}, "conv_bias"),
         ("lfm2", {"conv_L_cache": 1}, "conv_L_cache is 1; it must be 2 or more"),
         ("lfm2", {"layer_types": ["conv", "conv"]}, "with both, is supported"),
-        ("gemma4", {"enable_moe_block": True}, "enable_moe_block"),
+        ("gemma4_moe", {"top_k_experts": 6}, "num_experts_per_tok is 6"),
+        ("gemma4_shared", {"per_layer_config": {"1": {"head_dim": 32}}}, "layer 3 has other heads than layer 1"),
         ("gemma4", {"use_bidirectional_attention": "all"}, "use_bidirectional_attention is 'all'"),
         ("gemma4", {"num_kv_shared_layers": 4}, "an earlier layer of each kind must have its own keys"),
         ("gemma4", {"per_layer_config": {"9": {"head_dim": 32}}}, "per_layer_config has a layer 9 of 4"),
