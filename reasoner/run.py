@@ -28,7 +28,6 @@ from reasoner.jobs.spec import JobSpec
 from reasoner.jobs.verifier_specs import PrmVerifier, ProbeVerifier
 from reasoner.sandbox.cells import CellLimits
 from reasoner.sandbox.lockdown import check_lockdown
-from reasoner.search.cache_lease import CacheLease
 from reasoner.search.calls.functions import list_functions, open_function_reader
 from reasoner.search.calls.runner import CallRunner
 from reasoner.search.context import SearchContext
@@ -38,6 +37,7 @@ from reasoner.search.policies.policy import Policy, tokenize_problem
 from reasoner.search.policies.selection import policy_selector, policy_selectors, verifier_selector
 from reasoner.search.policies.thoughts import find_thought_format
 from reasoner.search.policies.tool_messages import find_tool_messages
+from reasoner.search.prefix_pin import PrefixPin
 from reasoner.search.search import Search
 from reasoner.strategies.base import AnswerLeader, Choice, Feature, VerifierUse
 from reasoner.strategies.registry import STRATEGIES
@@ -109,7 +109,7 @@ async def open_search(
 ) -> AsyncIterator[Search]:
     """Open the search that ``run_job`` passes to the strategy, with a verifier if the strategy uses one."""
     strategy, params = parse_strategy(spec)
-    async with CacheLease(engine, journal.job_id) as lease, Equivalence():  # which keeps child processes for reuse
+    async with PrefixPin(engine, journal.job_id) as prefix_pin, Equivalence():  # which keeps child processes for reuse
         served = {info.id: info for info in await engine.models()}
         policy = policy_selector(spec).find(served.values())
         use = strategy.verifier_use(params)
@@ -132,7 +132,7 @@ async def open_search(
         )
         equivalence = Equivalence(seconds_left=ledger.seconds_until_cut)
         offered = VerifierContext(
-            spec, engine, served, policy, lease.name, ledger, equivalence, allow_unsandboxed_python
+            spec, engine, served, policy, prefix_pin.key, ledger, equivalence, allow_unsandboxed_python
         )
         scorer = await open_scorer(offered) if needs_verifier else None
         comparer = await open_comparer(offered) if use is VerifierUse.COMPARISONS else None
@@ -143,7 +143,7 @@ async def open_search(
             spec,
             engine,
             policies,
-            lease,
+            prefix_pin,
             journal,
             ledger,
             equivalence,

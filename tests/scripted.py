@@ -88,7 +88,7 @@ class ScriptedEngine:
         self._probe = ProbeInfo("scripted", (1,), 11) if probes else None
         self._seen: set[tuple[object, ...]] = set()
         self._aborted: set[str] = set()
-        self.leases: set[str | None] = set()
+        self.pin_keys: set[str | None] = set()
         """Leases named by requests and not yet released."""
         self.salts: set[tuple[str, str | None]] = set()
         """Requested models, with the cache salts of the requests."""
@@ -114,7 +114,7 @@ class ScriptedEngine:
 
     async def generate(self, request: GenerateRequest, *, stream: bool = False) -> AsyncIterator[Completion | Delta]:
         (self.verdict_requests if is_verdict(request) else self.requests).append(request)
-        self.leases.add(request.lease)
+        self.pin_keys.add(request.pin_key)
         self.salts.add((request.model, request.cache_salt))
         self._promise(sum(branch.max_tokens + _billed_prompt(request, branch) for branch in request.branches))
         order = list(range(len(request.branches)))
@@ -126,7 +126,7 @@ class ScriptedEngine:
             yield self._complete(request, index)
 
     async def score(self, request: ScoreRequest) -> list[ScoreResult]:
-        self.leases.add(request.lease)
+        self.pin_keys.add(request.pin_key)
         self.salts.add((request.model, request.cache_salt))
         if request.max_compute is not None:
             self._promise(request.max_compute * len(request.items))
@@ -155,11 +155,11 @@ class ScriptedEngine:
     async def abort(self, request_id: str) -> None:
         self._aborted.add(request_id)
 
-    async def release(self, lease: str, tokens: Sequence[int] | None = None) -> None:
+    async def release(self, pin_key: str, tokens: Sequence[int] | None = None) -> None:
         if tokens is None:
-            self.leases.discard(lease)
+            self.pin_keys.discard(pin_key)
         else:
-            self.pruned.append((lease, tuple(tokens)))
+            self.pruned.append((pin_key, tuple(tokens)))
 
     async def clear_cache(self) -> None:
         self._seen.clear()

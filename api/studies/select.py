@@ -38,9 +38,9 @@ from reasoner.evaluation.labelled_candidates import (
     rank_questions,
     read_questions,
 )
-from reasoner.evaluation.leaseless_engine import LeaselessEngine
 from reasoner.evaluation.runs import EvaluationMismatch
 from reasoner.evaluation.suites.suite import SuiteError
+from reasoner.evaluation.unpinned_engine import UnpinnedEngine
 from reasoner.jobs.journal import MemoryJournal
 from reasoner.jobs.request import JobRequest, Selection
 from reasoner.run import run_job
@@ -190,7 +190,7 @@ async def _evaluate_all(
     async def rank(question: LabelledCandidates) -> RankedQuestion:
         given = question.to_spec(model=settings.model_name, seed=1, verifier=verifier and verifier.model_dump())
         job = resolve_program_job(JobRequest.model_validate(given), settings.models)
-        outcome = await run_job(job, LeaselessEngine(engine), MemoryJournal())
+        outcome = await run_job(job, UnpinnedEngine(engine), MemoryJournal())
         spent = outcome.usage.verifier_computed
         return RankedQuestion(question.id, outcome.result.ranking, outcome.result.answer, spent)
 

@@ -22,9 +22,9 @@ from engine.protocol.types import EngineClient
 from reasoner.admission.resolve import resolve_program_job
 from reasoner.answers.equivalence import Equivalence
 from reasoner.evaluation.calibrate.trials import open_suite_to_fit
-from reasoner.evaluation.leaseless_engine import LeaselessEngine
 from reasoner.evaluation.suites.problem import Problem
 from reasoner.evaluation.suites.suite import Suite
+from reasoner.evaluation.unpinned_engine import UnpinnedEngine
 from reasoner.jobs.journal import MemoryJournal
 from reasoner.jobs.request import JobRequest
 from reasoner.jobs.view import fold_events
@@ -100,7 +100,7 @@ def format_table(summaries: Sequence[TaskSummary]) -> str:
 
 async def sweep(engine: EngineClient, suites: Sequence[Suite], path: Path, temperature: float) -> None:
     """Add a line to the file for each problem of each suite that it lacks."""
-    engine = LeaselessEngine(engine)
+    engine = UnpinnedEngine(engine)
     done = {(record["task"], record["problem"]) for record in read_records(path)}
     slots = asyncio.Semaphore(CONCURRENCY)
 

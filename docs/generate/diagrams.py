@@ -119,7 +119,7 @@ def token() -> Drawing:
     drawing.box("runner", 360, 40, 130, "batch, forward", "pass")
     drawing.box("sampler", 540, 40, 130, "processors, truncation,", "argmax + noise")
     drawing.box("commit", 720, 40, 120, "append, keep or", "reject drafts")
-    drawing.box("radix tree", 180, 170, 130, "cached prefixes,", "leases", kind="store")
+    drawing.box("radix tree", 180, 170, 130, "cached prefixes,", "pins", kind="store")
     drawing.box("paged KV", 360, 170, 130, "pages of 16 tokens", kind="store")
     drawing.box("drafter", 540, 170, 130, "draft tokens of", "the next step", kind="fast")
     drawing.box("events", 720, 170, 120, "text, token ids,", "log-probabilities")

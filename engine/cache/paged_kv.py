@@ -28,8 +28,8 @@ import torch
 from torch import Tensor
 
 from engine.attention.layer import HeadShape
-from engine.cache.leases import Leases
 from engine.cache.pages import PagePool
+from engine.cache.pins import Pins
 from engine.cache.radix_tree import Match, Node, RadixTree
 from engine.cache.states import SequenceState, StatePool
 from engine.device import CPU, DeviceConfig, to_device
@@ -128,7 +128,7 @@ class KVCache:
         dtype: torch.dtype | None = None,
         states: StatePool | None = None,
         max_pinned: int = 0,
-        lease_seconds: float = math.inf,
+        pin_seconds: float = math.inf,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Allocate the cache. ``layers``: the shape of each; ``rows``: most tables at a time; ``context``: most tokens
@@ -136,7 +136,7 @@ class KVCache:
 
         ``dtype``: of ``data``, by default that of ``device_config``; quantized if it is one of ``QUANTIZED``.
         ``states``: those of layers without keys, if the model has such layers.
-        ``max_pinned``: pages that leases may pin; a lease expires when it is not touched for ``lease_seconds``.
+        ``max_pinned``: most pages that may be pinned; pins expire when they are not touched for ``pin_seconds``.
         """
         self.page_size, self._num_pages = page_size, pages
         self.states = states
@@ -160,7 +160,7 @@ class KVCache:
         )
         """The same, for copies of a few slots."""
         self.page_table: npt.NDArray[np.int64] = np.zeros((rows, -(-context // page_size)), np.int64)
-        self._create_leases = partial(Leases, cap=max_pinned, seconds=lease_seconds, clock=clock)
+        self._create_pins = partial(Pins, cap=max_pinned, seconds=pin_seconds, clock=clock)
         self._start_empty()
 
     def _start_empty(self) -> None:
@@ -168,7 +168,7 @@ class KVCache:
         self._tables: dict[int, PageTable] = {}
         self.pool = PagePool(self._num_pages)
         self.tree = RadixTree(self.pool, self.page_size)
-        self.leases = self._create_leases(self.tree)
+        self.pins = self._create_pins(self.tree)
         if self.states is not None:
             self.states.reset()
             self.states.connect(self.tree)
@@ -176,7 +176,7 @@ class KVCache:
         """Pages that were released lately since another one had the same tokens: equally damaged if that one is."""
 
     def reset(self) -> None:
-        """Drop every table, prefix and lease, and zero what was written; see ``_allocate_zeros``."""
+        """Drop every table, prefix and pin, and zero what was written; see ``_allocate_zeros``."""
         self.zero_pages(self.pool.high_water_mark)
         self._start_empty()
 
@@ -334,20 +334,20 @@ class KVCache:
         for node in nodes:
             nodes += node.children.values()
         for node in reversed(nodes):
-            self.leases.unpin(node)
+            self.pins.unpin(node)
             self.tree.remove(node)
         return [node.page for node in nodes]
 
     def clear(self) -> None:
         """Free every page that no table references, pinned or not."""
-        self.leases.clear()
+        self.pins.clear()
         while self.tree.evict():
             pass
 
     def check(self) -> None:
         """Raise ``RuntimeError`` unless free, cached and private pages are all pages and every count is right."""
         self.tree.check()
-        self.leases.check()
+        self.pins.check()
         cached = [node.page for node in self.tree.walk()]
         referenced = [page for table in self._tables.values() for page in table.pages]
         self.pool.check(cached + referenced)
@@ -449,7 +449,7 @@ class KVCache:
 
     def _allocate(self) -> int | None:
         page = self.pool.allocate()
-        while page is None and (self.tree.evict() or self.leases.evict_oldest_pins()):
+        while page is None and (self.tree.evict() or self.pins.evict_oldest_pins()):
             page = self.pool.allocate()
         return page
 

@@ -38,8 +38,8 @@ class Node:
     children: dict[Key, Node] = field(default_factory=dict)
     sorted_keys: list[Key] = field(default_factory=list)
     """Keys of ``children`` in order: the longest common prefix with other tokens is that of a neighbour."""
-    pins: set[Lease] = field(default_factory=set)
-    """Leases that pin the page. They also pin every page before it."""
+    pins: set[PinSet] = field(default_factory=set)
+    """Pin sets that hold the page. They also pin every page before it."""
     last_used: int = 0
     """Time on the tree's clock when a sequence last released the page; 0: evict it first."""
     namespace: str | None = None
@@ -60,12 +60,12 @@ class Snapshots(Protocol):
 
 
 @dataclass(eq=False, slots=True)
-class Lease:
-    """A job's claim that the pages it used stay cached; see ``engine.cache.leases``."""
+class PinSet:
+    """The pages that stay cached under one key; see ``engine.cache.pins``."""
 
-    name: str
+    key: str
     touched: float
-    """Time of the last use in seconds, on the clock of ``Leases``."""
+    """Time of the last use in seconds, on the clock of ``Pins``."""
     nodes: set[Node] = field(default_factory=set)
     namespaces: set[str | None] = field(default_factory=set)
 
@@ -131,7 +131,7 @@ class RadixTree:
         self.num_evictable = 0
         """Pages that only the tree references, pinned ones and inner nodes included."""
         self.num_pinned = 0
-        """Pages that a lease pins, in use or not."""
+        """Pages that are pinned, in use or not."""
         self.version = 0
         """Number of changes so far that may lengthen or shorten a match."""
         self.snapshots: Snapshots | None = None
@@ -206,9 +206,9 @@ class RadixTree:
 
     def replace(self, node: Node, by: Node) -> None:
         """Remove a leaf whose tokens another page has too, and move its pins and snapshots to that page."""
-        for lease in list(node.pins):
-            self.unpin(node, lease)
-            self.pin(by, lease)
+        for pin_set in list(node.pins):
+            self.unpin(node, pin_set)
+            self.pin(by, pin_set)
         if self.snapshots is not None:
             self.snapshots.move(node, by)
         self.remove(node)
@@ -252,17 +252,17 @@ class RadixTree:
                     self._drop_or_enqueue(node)
         self._clock = clock
 
-    def pin(self, node: Node, lease: Lease) -> None:
+    def pin(self, node: Node, pin_set: PinSet) -> None:
         """Pin a page. The caller also pins those before it."""
         if not node.pins:
             self.num_pinned += 1
-        node.pins.add(lease)
-        lease.nodes.add(node)
+        node.pins.add(pin_set)
+        pin_set.nodes.add(node)
 
-    def unpin(self, node: Node, lease: Lease) -> None:
+    def unpin(self, node: Node, pin_set: PinSet) -> None:
         """Undo ``pin``. The caller also unpins the pages after it."""
-        node.pins.remove(lease)
-        lease.nodes.remove(node)
+        node.pins.remove(pin_set)
+        pin_set.nodes.remove(node)
         if not node.pins:
             self.num_pinned -= 1
             self._enqueue_if_evictable(node)

@@ -125,7 +125,9 @@ def _score(core: EngineCore, parts: list[tuple[int, ...]], read: Sequence[int]) 
     info, events = core.model.info, list[Event]()
     token_ids = () if info.kind == "classify" else tuple(range(info.vocab_size))
     request = ScoreRequest("check", info.id, (ScoreItem(tuple(parts), tuple(read)),), token_ids)
-    in_flight = Request("check", events.append, deadline=math.inf, stream=False, priority=0, namespace=None, lease=None)
+    in_flight = Request(
+        "check", events.append, deadline=math.inf, stream=False, priority=0, namespace=None, pin_key=None
+    )
     core.model.add_items(request, in_flight)
     core.submit(in_flight)
     while core.has_work:

@@ -121,8 +121,8 @@ class EngineCore:
 
     def submit(self, request: Request) -> None:
         """Start a request with sequences created by ``LoadedModel``."""
-        if request.lease is not None:
-            self.cache.leases.touch(request.lease)
+        if request.pin_key is not None:
+            self.cache.pins.touch(request.pin_key)
         if self._recovery.bisection is None:
             self._scheduler.add(request)
         self.timings.requests["score" if isinstance(request.sequences[0], ScoreSequence) else "generate"] += 1
@@ -154,14 +154,14 @@ class EngineCore:
         self._drop_useless_steps()
         self._recovery.bisection = None
 
-    def release(self, lease: str, tokens: abc.Sequence[int] | None = None) -> None:
+    def release(self, pin_key: str, tokens: abc.Sequence[int] | None = None) -> None:
         """End a lease, or release one branch of it; see ``EngineClient.release``."""
         if tokens is not None:
-            self.cache.leases.prune(lease, tokens)
+            self.cache.pins.prune(pin_key, tokens)
             return
-        self.cache.leases.release(lease)
-        for request in (request for request in self._requests if request.lease == lease):
-            request.lease = None
+        self.cache.pins.release(pin_key)
+        for request in (request for request in self._requests if request.pin_key == pin_key):
+            request.pin_key = None
 
     def clear_cache(self) -> None:
         """Drop every cached prefix that no running sequence uses."""
@@ -218,7 +218,7 @@ class EngineCore:
         if now >= self._deadline:
             self.cancel(lambda request: request.deadline <= now, "timeout")
             self._deadline = min((request.deadline for request in self._requests), default=math.inf)
-        self.cache.leases.expire()
+        self.cache.pins.expire()
         self.runner.rotate()
         if self.runner.must_read_first(self._scheduler, is_bisecting=self._recovery.bisection is not None):
             return
@@ -313,7 +313,9 @@ class EngineCore:
     def _end_failed(self, failed: list[Sequence]) -> None:
         """End sequences that cannot go on, for reasons of their own, and those that read the same damaged pages."""
         not_finite = [sequence for sequence in failed if isinstance(sequence.error, LogitsNotFinite)]
-        damaged = self.cache.find_damaged(sequence.table for sequence in not_finite if sequence.table is not None)
+        damaged = set[int]()
+        if not_finite:  # the search reads every snapshot of a model with states
+            damaged = self.cache.find_damaged(sequence.table for sequence in not_finite if sequence.table is not None)
         if damaged:
             _log.warning("keys or values of %d pages are not finite: they are dropped", len(damaged))
             readers = [one for one in self._scheduler.running if not damaged.isdisjoint(one.pages.pages)]

@@ -142,7 +142,7 @@ class LoadedModel:
         if request.constraint is None:
             return None
         start = len(request.prompt) if branch.constraint_start is None else branch.constraint_start
-        lifts = frozenset(require_ids(request.lifts_constraint, "lifts_constraint"))
+        lifts = frozenset(require_ids(request.constraint_escape_tokens, "lifts_constraint"))
         return self._grammars.start(request.constraint, tokens[start:], lifts)
 
     def add_items(self, request: ScoreRequest, in_flight: Request) -> None:

@@ -115,10 +115,10 @@ class LocalEngine:
         for core in self._cores.values():
             self._post(partial(core.cancel, lambda request: request.request_id == request_id))
 
-    async def release(self, lease: str, tokens: Tokens | None = None) -> None:
+    async def release(self, pin_key: str, tokens: Tokens | None = None) -> None:
         if tokens is None or has_ids(tokens):  # no branch of a server that only chats is cached here
             for core in self._cores.values():
-                self._post(partial(core.release, lease, tokens))
+                self._post(partial(core.release, pin_key, tokens))
 
     async def tokenize(self, request: TokenizeRequest) -> TokenIds:
         tokenizer, text = self._get_core(request.model).model.tokenizer, request.text
@@ -225,7 +225,7 @@ class LocalEngine:
             self._outbox.create_callback(events),
             priority=request.priority,
             namespace=request.cache_salt,
-            lease=request.lease,
+            pin_key=request.pin_key,
             allow_draft=isinstance(request, GenerateRequest) and request.draft,
         )
 

@@ -20,8 +20,9 @@ class CoreStats:
     """Slots of recurrent states in use, those of cached prefixes included."""
     state_capacity: int
     pinned_tokens: int
-    """Slots in pages that leases pin."""
-    leases: int
+    """Slots in pinned pages."""
+    pins: int
+    """Keys under which pages are pinned."""
     prompt_tokens: int
     cached_tokens: int
     generated_tokens: int
@@ -52,7 +53,7 @@ class CoreStats:
             state_slots=0 if cache.states is None else cache.states.num_used,
             state_capacity=0 if cache.states is None else cache.states.num_slots,
             pinned_tokens=cache.tree.num_pinned * cache.page_size,
-            leases=len(cache.leases),
+            pins=len(cache.pins),
             prompt_tokens=scheduler.prompt_tokens,
             cached_tokens=scheduler.cached_tokens,
             generated_tokens=generated_tokens,

@@ -181,7 +181,7 @@ class StepRunner:
             dtype=self._kv_dtype,
             states=create_states(config, options, self._bytes_per_token, self.device_config),
             max_pinned=int(self.num_pages * options.lease_share),
-            lease_seconds=options.lease_seconds,
+            pin_seconds=options.lease_seconds,
         )
         self._connect()
 

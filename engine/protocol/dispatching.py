@@ -38,8 +38,8 @@ class DispatchingEngine(EngineClient):
     async def abort(self, request_id: str) -> None:
         await self._call_all(lambda engine: engine.abort(request_id))
 
-    async def release(self, lease: str, tokens: Tokens | None = None) -> None:
-        await self._call_all(lambda engine: engine.release(lease, tokens))
+    async def release(self, pin_key: str, tokens: Tokens | None = None) -> None:
+        await self._call_all(lambda engine: engine.release(pin_key, tokens))
 
     async def clear_cache(self) -> None:
         await self._call_all(lambda engine: engine.clear_cache())

@@ -21,7 +21,7 @@ from engine.protocol.types import (
 )
 
 _MAX_NAME_LENGTH = 256
-"""Maximum length of a lease or a cache salt."""
+"""Maximum length of a pin key or a cache salt."""
 _TEXTS = {TextToken, ConversationToken}
 """Tokens without ids."""
 _WORD = range(-(1 << 63), 1 << 64)
@@ -120,7 +120,7 @@ def check_generate(request: GenerateRequest, model: ModelInfo, max_branches: int
     _check_sampling(request.sampling, model)
     _check_range("penalty_start", request.sampling.penalty_start, 0, len(request.prompt))
     _check_constraint(request)
-    check_tokens(request.lifts_constraint, model, "lifts_constraint")
+    check_tokens(request.constraint_escape_tokens, model, "lifts_constraint")
     if request.timeout is not None and not 0 < request.timeout <= MAX_SECONDS:
         raise InvalidRequest(
             f"timeout is {request.timeout}; it must be more than 0 and at most {MAX_SECONDS:g} seconds", "timeout"
@@ -232,7 +232,7 @@ def _check_count(field: str, count: int, max_count: int) -> None:
 
 def _check_service(request: GenerateRequest | ScoreRequest) -> None:
     _check_range("priority", request.priority, -MAX_PRIORITY, MAX_PRIORITY)
-    for field, name in (("lease", request.lease), ("cache_salt", request.cache_salt)):
+    for field, name in (("lease", request.pin_key), ("cache_salt", request.cache_salt)):
         if name is not None and not 1 <= len(name) <= _MAX_NAME_LENGTH:
             raise InvalidRequest(f"{field} has {len(name)} characters; it must have 1 to {_MAX_NAME_LENGTH}", field)
 

@@ -178,7 +178,7 @@ class GenerateRequest:
     """The time in seconds after which unfinished branches end with ``timeout`` and the tokens generated so far."""
     priority: int = 0
     """The higher, the earlier the request starts and the later it is preempted when memory runs out."""
-    lease: str | None = None
+    pin_key: str | None = None
     """The name under which the engine keeps the request's KV cached until ``EngineClient.release``: the job's id.
     Affects speed only, never results."""
     cache_salt: str | None = None
@@ -194,7 +194,7 @@ class GenerateRequest:
     skip_special_tokens: bool = True
     """False to keep special tokens in the text, because some models delimit tool calls with them. Our engine always
     keeps those delimiters."""
-    lifts_constraint: Tokens = ()
+    constraint_escape_tokens: Tokens = ()
     """Tokens that lift the constraint for the rest of the request if a branch begins its constrained text with one of
     them, such as the token that opens a thought.
     """
@@ -301,7 +301,7 @@ class ScoreRequest:
     max_compute: int | None = None
     priority: int = 0
     """This and the following fields are those of ``GenerateRequest``."""
-    lease: str | None = None
+    pin_key: str | None = None
     cache_salt: str | None = None
     probe: bool = False
 
@@ -410,11 +410,11 @@ class EngineClient(Protocol):
         """
         ...
 
-    async def release(self, lease: str, tokens: Tokens | None = None) -> None:
+    async def release(self, pin_key: str, tokens: Tokens | None = None) -> None:
         """Release a lease, whose cached prefixes may then be evicted like others.
 
         With ``tokens`` (all tokens of one branch), only that branch is released, up to where another branch of the
-        lease diverges. An unknown lease is not an error, since unused leases expire.
+        pin key diverges. An unknown key is not an error, since unused pins expire.
         """
         ...
 

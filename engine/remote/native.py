@@ -1,4 +1,4 @@
-"""Client of our own server, whose API has branches with their own seeds, scoring and leases."""
+"""Client of our own server, whose API has branches with their own seeds, scoring and pins."""
 
 from __future__ import annotations
 
@@ -62,9 +62,9 @@ class NativeEngine:
     async def abort(self, request_id: str) -> None:
         await self._connection.call("POST", "/v1/abort", {"request_id": request_id})
 
-    async def release(self, lease: str, tokens: Tokens | None = None) -> None:
+    async def release(self, pin_key: str, tokens: Tokens | None = None) -> None:
         if tokens is None or has_ids(tokens):  # no branch of a server that only chats is cached there
-            await self._connection.call("POST", "/v1/leases/release", {"lease": lease, "tokens": tokens})
+            await self._connection.call("POST", "/v1/leases/release", {"lease": pin_key, "tokens": tokens})
 
     async def tokenize(self, request: TokenizeRequest) -> TokenIds:
         return await self._connection.tokenize(request)
@@ -101,7 +101,7 @@ def _generate_body(request: GenerateRequest, stream: bool) -> Json:
         **({} if request.draft else {"draft": False}),
         **({"probe": True} if request.probe else {}),
         **({} if request.constraint is None else {"structured_outputs": request.constraint.to_json()}),
-        **({"lifts_constraint": request.lifts_constraint} if request.lifts_constraint else {}),
+        **({"lifts_constraint": request.constraint_escape_tokens} if request.constraint_escape_tokens else {}),
     }
     return body if request.timeout is None else body | {"timeout": request.timeout}
 
@@ -111,5 +111,5 @@ def _list_parts(item: ScoreItem) -> list[str | TokenIds]:
 
 
 def _scheduling_fields(request: GenerateRequest | ScoreRequest) -> Json:
-    fields = {"priority": request.priority, "lease": request.lease, "cache_salt": request.cache_salt}
+    fields = {"priority": request.priority, "lease": request.pin_key, "cache_salt": request.cache_salt}
     return {name: value for name, value in fields.items() if value}

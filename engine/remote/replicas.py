@@ -1,6 +1,6 @@
 """Replicas of an engine behind one client: routing by prefix affinity, health probes and failover.
 
-All requests of a job go to the same replica, where its prefixes are cached. Rendezvous hashing of the job's lease
+All requests of a job go to the same replica, where its prefixes are cached. Rendezvous hashing of the job's pin key
 chooses it (Thaler and Ravishankar, "A name-based mapping scheme for rendezvous", 1996), so that a replica that leaves
 or joins moves no jobs but its own. When a replica fails or stops answering, its unfinished requests go to the next one,
 which computes the prefix again and samples the same tokens: nothing is lost but the cache. Jobs return to their replica
@@ -70,8 +70,8 @@ class ReplicatedEngine(DispatchingEngine):
         self._running: dict[str, str] = {}
         """The replica of each generate request in flight, by request id."""
         self._aborted: set[str] = set()
-        self._leases: dict[str, set[str]] = {}
-        """The replicas that have seen each lease."""
+        self._replicas_by_pin: dict[str, set[str]] = {}
+        """The replicas that have seen each pin key."""
         self._pending: dict[str, set[asyncio.Future[Any]]] = {name: set() for name in self._engines}
         self._probes: dict[str, asyncio.Task[None]] = {}
         self._watcher: asyncio.Task[None] | None = None
@@ -84,7 +84,7 @@ class ReplicatedEngine(DispatchingEngine):
             while missing:
                 name = await self._choose_replica(_find_key(request), request.model, tried)
                 self._running[request.request_id] = name
-                self._track_lease(name, request.lease)
+                self._track_pin(name, request.pin_key)
                 order = list(missing)
                 part = remaining_request(request, order, loop.time() - started)
                 try:
@@ -122,12 +122,12 @@ class ReplicatedEngine(DispatchingEngine):
         except EngineUnavailable:
             return  # its ``generate`` raises the same
 
-    async def release(self, lease: str, tokens: Tokens | None = None) -> None:
-        seen = self._leases.get(lease, set())
+    async def release(self, pin_key: str, tokens: Tokens | None = None) -> None:
+        seen = self._replicas_by_pin.get(pin_key, set())
         if tokens is None:
-            self._leases.pop(lease, None)
-        reachable = [name for name in seen if self._health.get_models(name) is not None]  # on others leases expire
-        await self._call_replicas(reachable, lambda engine: engine.release(lease, tokens))
+            self._replicas_by_pin.pop(pin_key, None)
+        reachable = [name for name in seen if self._health.get_models(name) is not None]  # on others pins expire
+        await self._call_replicas(reachable, lambda engine: engine.release(pin_key, tokens))
 
     async def models(self) -> list[ModelInfo]:
         """Return the models of the replicas that answer, each as the first of them describes it."""
@@ -209,9 +209,9 @@ class ReplicatedEngine(DispatchingEngine):
         may_recover = not errors or any(isinstance(error, EngineUnavailable) for error in errors)
         return EngineUnavailable(message) if may_recover else EngineError(message)
 
-    def _track_lease(self, name: str, lease: str | None) -> None:
-        if lease is not None:
-            self._leases.setdefault(lease, set()).add(name)
+    def _track_pin(self, name: str, pin_key: str | None) -> None:
+        if pin_key is not None:
+            self._replicas_by_pin.setdefault(pin_key, set()).add(name)
 
     # Calls.
 
@@ -221,7 +221,7 @@ class ReplicatedEngine(DispatchingEngine):
         while True:
             name = await self._choose_replica(_find_key(request), request.model, tried)
             if not isinstance(request, TokenizeRequest):
-                self._track_lease(name, request.lease)
+                self._track_pin(name, request.pin_key)
             try:
                 answer = await self._await_or_fail_over(name, call(self._engines[name]))
             except EngineUnavailable as error:
@@ -314,4 +314,4 @@ class ReplicatedEngine(DispatchingEngine):
 
 def _find_key(request: ModelRequest) -> str:
     """Return the key that keeps the requests of a job on one replica."""
-    return repr(request.text) if isinstance(request, TokenizeRequest) else request.lease or request.request_id
+    return repr(request.text) if isinstance(request, TokenizeRequest) else request.pin_key or request.request_id

@@ -113,7 +113,7 @@ class Scheduler:
         return schedule
 
     def finish(self, sequence: Sequence) -> None:
-        """Remove a running sequence; its computed tokens stay cached, and pinned if the request has a lease."""
+        """Remove a running sequence; its computed tokens stay cached, and pinned if the request has a pin key."""
         del self.running[sequence]
         table, request = sequence.pages, sequence.request
         end = self.cache.publish(table, sequence.tokens, sequence.num_computed, include_partial=True)
@@ -121,8 +121,8 @@ class Scheduler:
             self.cache.keep_state(table, sequence.tokens)
         self.cache.close_table(table)
         sequence.table = None
-        if request.lease is not None and end is not None:
-            self.cache.leases.pin(request.lease, request.namespace, end)
+        if request.pin_key is not None and end is not None:
+            self.cache.pins.pin(request.pin_key, request.namespace, end)
 
     def remove_request(self, request: Request) -> None:
         """Remove all sequences of a request."""

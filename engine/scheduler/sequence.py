@@ -40,8 +40,8 @@ class Request:
     """Rank in the queue: higher goes first."""
     namespace: str | None = None
     """Scope within which cached prefixes are shared."""
-    lease: str | None = None
-    """Lease that pins the pages of the request's sequences when they finish."""
+    pin_key: str | None = None
+    """Key under which the pages of the request's sequences are pinned when they finish."""
     allow_draft: bool = True
     sequences: list[Sequence] = field(default_factory=list)
     """Sequences that are not finished."""

@@ -22,7 +22,7 @@ _GAUGES = {
     "state_slots": ("state_slots", "Slots of recurrent states in use, those of cached prefixes included."),
     "state_capacity": ("state_capacity", "Slots of recurrent states; 0 for a model without such layers."),
     "pinned_tokens": ("pinned_tokens", "Slots of the key-value pool that leases pin."),
-    "leases": ("leases", "Leases that pin anything."),
+    "pins": ("leases", "Leases that pin anything."),
     "hit_rate": ("hit_rate", "Cached share of prompt tokens."),
 }
 _COUNTERS = {

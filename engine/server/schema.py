@@ -259,12 +259,12 @@ class CompletionBody(_Body):
             self.sampling,
             self.timeout,
             priority=self.priority,
-            lease=self.lease,
+            pin_key=self.lease,
             cache_salt=self.cache_salt,
             draft=self.draft,
             probe=self.probe,
             constraint=None if self.structured_outputs is None else self.structured_outputs.to_constraint(),
-            lifts_constraint=tuple(self.lifts_constraint),
+            constraint_escape_tokens=tuple(self.lifts_constraint),
         )
 
 
@@ -301,7 +301,7 @@ class ScoreBody(_Body):
             tuple(self.token_ids),
             self.max_compute,
             priority=self.priority,
-            lease=self.lease,
+            pin_key=self.lease,
             cache_salt=self.cache_salt,
             probe=self.probe,
         )

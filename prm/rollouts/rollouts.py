@@ -185,8 +185,8 @@ class _Run:
                 self.plan.model, self._build_messages(problem), template_kwargs=self.plan.chat_template_kwargs
             )
         )
-        lease = f"rollouts-{uuid.uuid4().hex}"  # keeps the prefixes of the steps in the cache
-        pieces = await self._solve(prompt, key, lease)
+        pin_key = f"rollouts-{uuid.uuid4().hex}"  # keeps the prefixes of the steps in the cache
+        pieces = await self._solve(prompt, key, pin_key)
         ends = [index for index, piece in enumerate(pieces) if piece.text.strip()]
         shares: list[float] = []
         finished = self._num_tokens_left(prompt, ()) > sum(len(piece.ids) for piece in pieces)
@@ -199,8 +199,8 @@ class _Run:
             elif self.plan.early and shares and shares[-1] == 0:
                 shares.append(0.0)
             else:
-                shares.append(await self._complete(problem, key, step, prompt, so_far, lease))
-        await self.engine.release(lease)
+                shares.append(await self._complete(problem, key, step, prompt, so_far, pin_key))
+        await self.engine.release(pin_key)
         steps = tuple(pieces[end].text.removesuffix(self.plan.separator).strip() for end in ends)
         hard = tuple(int(share > 0) for share in shares)
         soft = None if self.plan.early else tuple(shares)
@@ -215,7 +215,7 @@ class _Run:
         messages = [{"role": "assistant" if index % 2 else "user", "content": text} for index, text in enumerate(turns)]
         return system + messages
 
-    async def _solve(self, prompt: Tokens, key: SolutionKey, lease: str) -> list[SampledStep]:
+    async def _solve(self, prompt: Tokens, key: SolutionKey, pin_key: str) -> list[SampledStep]:
         """Generate a solution step by step, so that the token ids at each step's end are known."""
         pieces = self.file.pieces(key)
         while not (pieces and pieces[-1].ended):
@@ -223,7 +223,7 @@ class _Run:
             num_left = self._num_tokens_left(prompt, generated)
             branch = Branch(self.plan.seed, _noise_key(*key), num_left)
             stop = tuple(dict.fromkeys((self.plan.separator, *self.plan.stop)))
-            async with aclosing(self._generate(prompt + generated, (branch,), lease, stop=stop)) as completions:
+            async with aclosing(self._generate(prompt + generated, (branch,), pin_key, stop=stop)) as completions:
                 async for completion in completions:
                     at_limit = len(completion.token_ids) == num_left
                     ended = completion.stop != self.plan.separator or completion.stop in self.plan.stop or at_limit
@@ -239,7 +239,7 @@ class _Run:
         step: int,
         prompt: Tokens,
         so_far: list[SampledStep],
-        lease: str,
+        pin_key: str,
     ) -> float:
         """Return the fraction of right completions from the end of a step."""
         verdicts = self.file.verdicts(key, step)
@@ -249,7 +249,7 @@ class _Run:
             num_left = self._num_tokens_left(prompt, generated)
             branches = tuple(Branch(self.plan.seed, _noise_key(*key, step, index), num_left) for index in missing)
             async with aclosing(
-                self._generate(prompt + generated, branches, lease, stop=self.plan.stop)
+                self._generate(prompt + generated, branches, pin_key, stop=self.plan.stop)
             ) as completions:
                 async for completion in completions:
                     index = missing[completion.index]
@@ -278,7 +278,7 @@ class _Run:
         return num_left
 
     async def _generate(
-        self, prompt: Tokens, branches: tuple[Branch, ...], lease: str, *, stop: tuple[str, ...]
+        self, prompt: Tokens, branches: tuple[Branch, ...], pin_key: str, *, stop: tuple[str, ...]
     ) -> AsyncGenerator[Completion, None]:
         request = GenerateRequest(
             request_id=uuid.uuid4().hex,
@@ -286,7 +286,7 @@ class _Run:
             prompt=prompt,
             branches=branches,
             sampling=SamplingParams(**self.sampling, stop=stop),
-            lease=lease,
+            pin_key=pin_key,
         )
         left = len(branches)
         events = self.engine.generate(request)

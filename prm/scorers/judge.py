@@ -30,13 +30,13 @@ class Judge(SolutionScorer):
 
     @classmethod
     async def open(
-        cls, engine: EngineClient, info: ModelInfo, conversation: Conversation, lease: str | None = None
+        cls, engine: EngineClient, info: ModelInfo, conversation: Conversation, pin_key: str | None = None
     ) -> Self:
         """Return a judge. Raises ``EngineError`` if "Yes" and "No" have the same first token."""
         yes, no = [(await engine.tokenize(TokenizeRequest(info.id, word, special=False)))[:1] for word in ("Yes", "No")]
         if not yes or not no or yes == no:
             raise EngineError(f"model {info.id!r} cannot judge: its tokenizer does not tell 'Yes' from 'No'")
-        judge = cls(engine, info, conversation, lease)
+        judge = cls(engine, info, conversation, pin_key)
         judge.token_ids = yes + no
         return judge
 

@@ -18,18 +18,20 @@ class SolutionScorer(ABC):
     """Tokens whose logits are read; empty for a model with a classification head."""
 
     def __init__(
-        self, engine: EngineClient, info: ModelInfo, conversation: Conversation, lease: str | None = None
+        self, engine: EngineClient, info: ModelInfo, conversation: Conversation, pin_key: str | None = None
     ) -> None:
-        """``conversation``: the question as chat messages. ``lease`` as in ``ScoreRequest``."""
+        """``conversation``: the question as chat messages. ``pin_key`` as in ``ScoreRequest``."""
         self.engine = engine
         self.info = info
         self.conversation = conversation
-        self._lease = lease
+        self._pin_key = pin_key
 
     async def score(self, solutions: Sequence[str], *, max_compute: int | None = None) -> list[VerifierScores]:
         """Return one score for each solution, in order. ``max_compute`` bounds the tokens computed for one of them."""
         items = tuple([ScoreItem((await self.encode(solution.strip()),), (0,)) for solution in solutions])
-        request = ScoreRequest(uuid.uuid4().hex, self.info.id, items, self.token_ids, max_compute, lease=self._lease)
+        request = ScoreRequest(
+            uuid.uuid4().hex, self.info.id, items, self.token_ids, max_compute, pin_key=self._pin_key
+        )
         return await read_scores(self.engine, request, self.probability)
 
     async def head(self) -> int:

@@ -66,15 +66,15 @@ async def read_scores(
 
 
 class StepScorer:
-    """Scores steps on a served process reward model. Keep one for each model and lease: it caches tokenised steps."""
+    """Scores steps on a served process reward model. Keep one for each model and pin key: it caches tokenised steps."""
 
-    def __init__(self, engine: EngineClient, info: ModelInfo, lease: str | None = None) -> None:
-        """Raises ``EngineError`` for a model of no known format. ``lease`` as in ``ScoreRequest``."""
+    def __init__(self, engine: EngineClient, info: ModelInfo, pin_key: str | None = None) -> None:
+        """Raises ``EngineError`` for a model of no known format. ``pin_key`` as in ``ScoreRequest``."""
         self.info = info
         self._format = open_format(engine, info)
         self.separator = self._format.separator
         self._engine = engine
-        self._lease = lease
+        self._pin_key = pin_key
         self._prepared = False
         self._increments: dict[tuple[str, int, str], Pieces] = {}
 
@@ -108,7 +108,7 @@ class StepScorer:
         """
         items = [await self._build_item(prompt, chain) for chain in chains]
         request = ScoreRequest(
-            uuid.uuid4().hex, self.info.id, tuple(items), self._format.token_ids, max_compute, lease=self._lease
+            uuid.uuid4().hex, self.info.id, tuple(items), self._format.token_ids, max_compute, pin_key=self._pin_key
         )
         return await read_scores(self._engine, request, self._format.probability)
 

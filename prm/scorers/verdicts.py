@@ -97,14 +97,14 @@ class VerdictWriter:
         verdict_format: VerdictFormat,
         options: VerdictOptions,
         seed: int,
-        lease: str | None,
+        pin_key: str | None,
     ) -> None:
         self.info = info
         self.format = verdict_format
         self.options = options
         self._engine = engine
         self._seed = seed
-        self._lease = lease
+        self._pin_key = pin_key
         self._slots = asyncio.Semaphore(_REQUESTS_AT_ONCE)
         self._verdict: Tokens = ()
         self._labels: dict[Token, float] = {}
@@ -118,7 +118,7 @@ class VerdictWriter:
         options: VerdictOptions,
         *,
         seed: int = 0,
-        lease: str | None = None,
+        pin_key: str | None = None,
     ) -> Self:
         """Return a writer.
 
@@ -130,7 +130,7 @@ class VerdictWriter:
                 "critique, with log-probabilities: use a model on vLLM, SGLang or our engine, or kind 'judge'",
                 "verifier.model",
             )
-        writer = cls(engine, info, verdict_format, options, seed, lease)
+        writer = cls(engine, info, verdict_format, options, seed, pin_key)
         await writer._find_labels()
         return writer
 
@@ -220,12 +220,12 @@ class VerdictWriter:
         self, prompt: Tokens, branches: tuple[Branch, ...], sampling: SamplingParams
     ) -> list[Completion]:
         request = GenerateRequest(
-            f"{self._lease or 'verdict'}-{uuid.uuid4().hex}",
+            f"{self._pin_key or 'verdict'}-{uuid.uuid4().hex}",
             self.info.id,
             prompt,
             branches,
             sampling,
-            lease=self._lease,
+            pin_key=self._pin_key,
             draft=False,  # rejected draft tokens have no place on a verifier's bill
         )
         arrived: dict[int, Completion] = {}

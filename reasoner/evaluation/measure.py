@@ -18,12 +18,12 @@ from reasoner.admission.resolve import resolve_program_job
 from reasoner.answers.equivalence import Equivalence
 from reasoner.base_model import VerifierSpec
 from reasoner.confidence.calibration import Calibration
-from reasoner.evaluation.leaseless_engine import LeaselessEngine
 from reasoner.evaluation.plan import BEST_OF_N, DEEPCONF, GREEDY, MAJORITY, EvaluationPlan, Stage, StrategyCase
 from reasoner.evaluation.pool import SamplePool, decide
 from reasoner.evaluation.runs import FinishedItem, Run, RunFile
 from reasoner.evaluation.suites.problem import Problem
 from reasoner.evaluation.suites.suite import Suite
+from reasoner.evaluation.unpinned_engine import UnpinnedEngine
 from reasoner.jobs.journal import MemoryJournal
 from reasoner.jobs.request import JobRequest
 from reasoner.jobs.sampling_spec import Sampling
@@ -75,7 +75,7 @@ class EvaluationContext:
         tools: Sequence[PythonTool] = (),
     ) -> EvaluationContext:
         """Create with the engine's models. Raises ``InvalidRequest`` if it does not serve a model of the plan."""
-        engine = LeaselessEngine(engine)
+        engine = UnpinnedEngine(engine)
         models = {info.id: info for info in await engine.models()}
         strategies = [STRATEGIES[case.name] for case in (*plan.pooled, *plan.live)]
         compares = verifier is not None and verifier.compares

@@ -65,12 +65,12 @@ async def _ask_logprobs(context: StreamContext, node: Node, count: int, key: str
         completion = await _score(
             search,
             GenerateRequest(
-                request_id=f"{search.lease.name}-{uuid.uuid4().hex}",
+                request_id=f"{search.prefix_pin.key}-{uuid.uuid4().hex}",
                 model=policy.id,
                 prompt=prompt,
                 branches=(Branch(context.seed, 0, 0),),
                 sampling=SamplingParams(prompt_logprobs=count),
-                lease=search.lease.name,
+                pin_key=search.prefix_pin.key,
             ),
         )
     except BaseException:

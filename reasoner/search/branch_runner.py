@@ -169,7 +169,7 @@ class BranchRunner:
             if request is None:
                 self._add_ready(branch)
                 continue
-            conditions = branch.parent, request.sampling, request.constraint, request.lifts_constraint
+            conditions = branch.parent, request.sampling, request.constraint, request.constraint_escape_tokens
             groups.setdefault(conditions, {})[branch] = request
         for siblings in groups.values():
             self._send(siblings)
@@ -185,21 +185,21 @@ class BranchRunner:
         search, parent = self._search, branch.parent
         left = search.ledger.seconds_left()
         policy = search.policy(parent)
-        lease = search.lease.name
+        pin_key = search.prefix_pin.key
         return GenerateRequest(
-            request_id=f"{lease}-{uuid.uuid4().hex}",  # which servers and routers write into their logs
+            request_id=f"{pin_key}-{uuid.uuid4().hex}",  # which servers and routers write into their logs
             model=policy.model.id,
             prompt=parent.prefix,
             branches=tuple(self._make_branch(*sibling) for sibling in siblings.items()),
             sampling=first.sampling,
             timeout=None if left is None else max(left, MIN_REQUEST_SECONDS),
-            lease=lease,
+            pin_key=pin_key,
             draft=search.ledger.budget.flops is None,
             probe=policy.reads_probe,
             thinking_limit=search.spec.thinking_tokens if policy.model.limits_thoughts else None,
             constraint=first.constraint,
             skip_special_tokens=not (self._needs_special_tokens and parent.is_solution),
-            lifts_constraint=first.lifts_constraint,
+            constraint_escape_tokens=first.constraint_escape_tokens,
         )
 
     def _make_branch(self, branch: Generation, request: NextRequest) -> Branch:

@@ -12,10 +12,10 @@ from reasoner.budget.ledger import Ledger
 from reasoner.confidence.calibration import Calibration
 from reasoner.jobs.journal import Journal
 from reasoner.jobs.spec import JobSpec
-from reasoner.search.cache_lease import CacheLease
 from reasoner.search.calls.functions import FunctionReader
 from reasoner.search.calls.runner import CallRunner
 from reasoner.search.policies.policy import Policy
+from reasoner.search.prefix_pin import PrefixPin
 from reasoner.search.scoring import NodeScorer, PairScorer
 from reasoner.tree import Node
 
@@ -28,7 +28,7 @@ class SearchContext:
     engine: EngineClient
     policies: tuple[Policy, ...]
     """The models that write the solutions, usually one."""
-    lease: CacheLease
+    prefix_pin: PrefixPin
     journal: Journal
     ledger: Ledger
     equivalence: Equivalence

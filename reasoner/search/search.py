@@ -191,7 +191,7 @@ class Search:
         for node in live:
             node.reason = "pruned"
         if not self._replay_log.is_replaying:
-            self._context.lease.prune([node.prefix for node in live])
+            self._context.prefix_pin.prune([node.prefix for node in live])
         ids = [node.id for node in live]
         spend = Usage(pruned=sum(node.tokens for node in live if not node.is_copy))
         await self._replay_log.record(f"prune:{ids[0]}", "prune", {"nodes": ids}, spend)

@@ -19,13 +19,13 @@ ESTIMATE_SLACK_TOKENS = 16
 
 @dataclass(frozen=True, slots=True)
 class VerifierContext:
-    """The job and what serves it. ``policy`` writes the solutions; ``lease`` names the job's lease on the cache."""
+    """The job and what serves it. ``policy`` writes the solutions; ``pin_key`` names the job's pins in the cache."""
 
     spec: JobSpec
     engine: EngineClient
     served: Mapping[str, ModelInfo]
     policy: ModelInfo
-    lease: str
+    pin_key: str
     ledger: Ledger
     equivalence: Equivalence
     allow_unsandboxed_python: bool = False

@@ -17,7 +17,7 @@ async def open_judge(context: VerifierContext) -> NodeScorer:
     verifier = context.spec.verifier
     assert isinstance(verifier, JudgeVerifier)
     model = context.policy if verifier.model is None else context.verifier_model()
-    judge = await Judge.open(context.engine, model, context.spec.rendered_conversation, context.lease)
+    judge = await Judge.open(context.engine, model, context.spec.rendered_conversation, context.pin_key)
     head = await judge.head()
     check_fits_context(model, head)
     return JudgeNodeScorer(judge, head, BudgetedReader(context.ledger, model), verifier.aggregation, verifier.reads)

@@ -23,7 +23,7 @@ from reasoner.verifiers.context import ESTIMATE_SLACK_TOKENS, VerifierContext
 async def open_outcome(context: VerifierContext) -> NodeScorer:
     """Open an outcome reward model. Raises ``InvalidRequest`` if it is not served."""
     model = context.verifier_model()
-    scorer = OutcomeScorer(context.engine, model, context.spec.rendered_conversation, context.lease)
+    scorer = OutcomeScorer(context.engine, model, context.spec.rendered_conversation, context.pin_key)
     head = await scorer.head()
     check_fits_context(model, head)
     verifier = context.spec.verifier

@@ -88,6 +88,6 @@ class ProbeNodeScorer:
     async def _read_states(self, nodes: Sequence[Node], bound: int | None) -> Sequence[VerifierScores]:
         """Read the state that predicted each node's last token, as decoding does."""
         items = tuple(ScoreItem((node.prefix[:-1],), (0,)) for node in nodes)
-        lease = self._context.lease
-        request = ScoreRequest(uuid.uuid4().hex, self._model.id, items, (), bound, lease=lease, probe=True)
+        pin_key = self._context.pin_key
+        request = ScoreRequest(uuid.uuid4().hex, self._model.id, items, (), bound, pin_key=pin_key, probe=True)
         return await read_scores(self._context.engine, request, lambda values: values[0])

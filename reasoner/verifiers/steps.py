@@ -24,7 +24,7 @@ async def open_prm(context: VerifierContext) -> NodeScorer:
     verifier = context.spec.verifier
     assert isinstance(verifier, PrmVerifier)
     model = context.verifier_model()
-    scorer = StepScorer(context.engine, model, context.lease)
+    scorer = StepScorer(context.engine, model, context.pin_key)
     prompt = await scorer.encode_question(context.spec.rendered_conversation)
     check_fits_context(model, prompt.size)
     return PrmNodeScorer(scorer, prompt, BudgetedReader(context.ledger, model), verifier.aggregation, verifier.reads)

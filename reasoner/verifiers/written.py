@@ -198,7 +198,9 @@ async def open_verdicts(
         longest = min(_MAX_CRITIQUE_TOKENS, model.context // _CONTEXT_SHARE)
     options = VerdictOptions(verifier.votes, longest, sampling)
     seed = context.spec.seed
-    writer = await VerdictWriter.open(context.engine, model, verdict_format, options, seed=seed, lease=context.lease)
+    writer = await VerdictWriter.open(
+        context.engine, model, verdict_format, options, seed=seed, pin_key=context.pin_key
+    )
     question = as_text(context.spec.rendered_conversation)
     return BudgetedVerdicts(question, template, verifier.rubric, writer, context.ledger)
 

@@ -36,7 +36,7 @@ def generate(
     request_id: str = "r",
     timeout: float | None = None,
     priority: int = 0,
-    lease: str | None = None,
+    pin_key: str | None = None,
     cache_salt: str | None = None,
     **sampling: object,
 ) -> GenerateRequest:
@@ -48,7 +48,7 @@ def generate(
         SamplingParams(**sampling),  # type: ignore[arg-type]
         timeout,
         priority,
-        lease,
+        pin_key,
         cache_salt,
     )
 
@@ -58,9 +58,9 @@ def score(
     model: str = "m",
     token_ids: Sequence[int] = (),
     max_compute: int | None = None,
-    lease: str | None = None,
+    pin_key: str | None = None,
 ) -> ScoreRequest:
-    return ScoreRequest("s", model, tuple(items), tuple(token_ids), max_compute, lease=lease)
+    return ScoreRequest("s", model, tuple(items), tuple(token_ids), max_compute, pin_key=pin_key)
 
 
 class Harness:
@@ -80,7 +80,7 @@ class Harness:
             stream=stream,
             priority=request.priority,
             namespace=request.cache_salt,
-            lease=request.lease,
+            pin_key=request.pin_key,
             allow_draft=isinstance(request, GenerateRequest) and request.draft,
         )
         if isinstance(request, GenerateRequest):

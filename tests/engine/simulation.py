@@ -74,7 +74,7 @@ class Branch:
     """A branch and its result."""
 
     namespace: str | None
-    lease: str | None
+    pin_key: str | None
     prompt: list[int]
     seed: int
     length: int
@@ -93,7 +93,7 @@ class Simulation:
         rows: int = 8,
         step_tokens: int = 32,
         max_pinned: int = 0,
-        lease_seconds: float = math.inf,
+        pin_seconds: float = math.inf,
         dtype: torch.dtype = torch.float32,
     ) -> None:
         self.now = 0.0
@@ -105,7 +105,7 @@ class Simulation:
             context=pages * PAGE,
             dtype=dtype,
             max_pinned=max_pinned,
-            lease_seconds=lease_seconds,
+            pin_seconds=pin_seconds,
             clock=lambda: self.now,
         )
         self.scheduler = Scheduler(self.cache, max_running=rows, step_tokens=step_tokens)
@@ -126,14 +126,14 @@ class Simulation:
         priority: int = 0,
         deadline: float = math.inf,
         namespace: str | None = None,
-        lease: str | None = None,
+        pin_key: str | None = None,
     ) -> Request:
         """Submit one request with a branch for each prompt. Indices count through all requests."""
-        request = Request(f"job-{self._count}", lambda _: None, deadline, False, priority, namespace, lease)
+        request = Request(f"job-{self._count}", lambda _: None, deadline, False, priority, namespace, pin_key)
         for prompt in prompts:
             sequence = Sequence(request=request, index=self._count, tokens=list(prompt), num_prefix_tokens=len(prompt))
             request.sequences.append(sequence)
-            self.branches[sequence] = Branch(namespace, lease, list(prompt), self._count % 2, length)
+            self.branches[sequence] = Branch(namespace, pin_key, list(prompt), self._count % 2, length)
             self._count += 1
         self.requests.append(request)
         self.scheduler.add(request)

@@ -15,7 +15,7 @@ from prm.formats.registry import FormatName
 from reasoner.admission.defaults import ModelDefaults
 from workers.config.api_key import WithApiKey
 from workers.config.explain import explain_field
-from workers.config.types import ConfigError, check_url, locate_model
+from workers.config.types import ConfigError, check_url, resolve_model_path
 
 MODEL_FILE = "reasoner-model.toml"
 """File in a model's folder with its settings; beside FILE.gguf it is FILE.gguf.toml."""
@@ -100,15 +100,15 @@ class ModelProfile(ModelFile, WithApiKey):
         )
 
 
-def read_model_file(value: str) -> ModelFile | None:
+def read_model_file(model_ref: str) -> ModelFile | None:
     """Return the settings beside a model, given in the form of the setting ``model``; ``None`` if there are none.
 
     Raises ``ConfigError`` for an invalid file.
     """
-    place = locate_model(value)
-    if not place.exists():
+    path = resolve_model_path(model_ref)
+    if not path.exists():
         return None
-    file = place.with_name(f"{place.name}.toml") if place.is_file() and is_gguf(place) else place / MODEL_FILE
+    file = path.with_name(f"{path.name}.toml") if path.is_file() and is_gguf(path) else path / MODEL_FILE
     if not file.is_file():
         return None
     try:

@@ -16,7 +16,7 @@ from reasoner.budget.prices import Prices
 from reasoner.jobs.verifier_specs import JudgeVerifier, OutcomeVerifier, PrmVerifier, WrittenVerifier
 from workers.config.engine_profiles import EngineProfile
 from workers.config.model_profiles import ModelProfile, read_model_file
-from workers.config.types import BUNDLED_PRM, ConfigError, check_url, is_bundled, locate_model, served_name
+from workers.config.types import BUNDLED_PRM, ConfigError, check_url, is_bundled, resolve_model_path, served_name
 
 DEFAULT_ENGINE_URL = "http://127.0.0.1:8100"
 NO_PRM: Final = "none"
@@ -249,7 +249,7 @@ class ModelSettings(BaseSettings):
         """Raise ``ConfigError`` for the chat template of a model that our engine does not load."""
         local = self.local_models()
         for name, profile in self.models.items():
-            is_far = bool(self.engine_url) and not locate_model(self._find_value(name)).exists()
+            is_far = bool(self.engine_url) and not resolve_model_path(self._find_value(name)).exists()
             if profile.chat_template is not None and (name not in local or is_far):
                 raise ConfigError(
                     f"models.{name}.chat_template: it belongs to a model that our engine loads, and {name!r} is not "

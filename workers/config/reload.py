@@ -20,7 +20,7 @@ CHECK_INTERVAL_SECONDS = 1.0
 log = structlog.get_logger("reasoner.settings")
 
 
-def _list_places(settings: Settings) -> dict[str, Any]:
+def _list_endpoints(settings: Settings) -> dict[str, Any]:
     """Return where models are served; while a process runs, models stay where they are."""
     return {name: profile.place for name, profile in settings.models.items() if any(profile.place)}
 
@@ -73,7 +73,7 @@ class LiveSettings:
         self._problem = None
         changed = {name for name in type(read).model_fields if getattr(read, name) != getattr(self._settings, name)}
         reloaded = changed & RELOADABLE
-        if _list_places(read) != _list_places(self._settings):
+        if _list_endpoints(read) != _list_endpoints(self._settings):
             reloaded -= {"models"}
         self._settings = self._settings.renewed({name: getattr(read, name) for name in reloaded})
         log.info("configuration read again", changed=sorted(reloaded))

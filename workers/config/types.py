@@ -36,35 +36,35 @@ def decode_webhook_secret(text: str) -> bytes:
     return secret
 
 
-def served_name(value: str) -> str:
-    """Return the name in ``NAME=PATH``, that of a folder or GGUF file, or the value (a bundled or a remote model)."""
-    name, separator, _ = value.partition("=")
+def served_name(model_ref: str) -> str:
+    """Return the name in ``NAME=PATH``, of a folder or GGUF file, else the reference (bundled or remote)."""
+    name, separator, _ = model_ref.partition("=")
     if separator:
         return name
-    path = Path(value).expanduser()
+    path = Path(model_ref).expanduser()
     if path.is_dir():
         return path.name
-    return path.stem if is_gguf(path) and path.is_file() else value
+    return path.stem if is_gguf(path) and path.is_file() else model_ref
 
 
-def is_bundled(value: str) -> bool:
+def is_bundled(model_ref: str) -> bool:
     """Return True for the name of a bundled model."""
-    return "/" not in value and "=" not in value and (BUNDLED / value / "config.json").is_file()
+    return "/" not in model_ref and "=" not in model_ref and (BUNDLED / model_ref / "config.json").is_file()
 
 
-def locate_model(value: str) -> Path:
+def resolve_model_path(model_ref: str) -> Path:
     """Return the place of ``NAME=PATH``, of a path or of a bundled model, which may not exist."""
-    _, separator, path = value.partition("=")
-    return BUNDLED / value if is_bundled(value) else Path(path if separator else value).expanduser()
+    _, separator, path = model_ref.partition("=")
+    return BUNDLED / model_ref if is_bundled(model_ref) else Path(path if separator else model_ref).expanduser()
 
 
-def find_model_folder(value: str) -> Path | None:
+def find_model_folder(model_ref: str) -> Path | None:
     """Return the folder of ``NAME=PATH``, of a path or of a bundled model; ``None`` if not on this machine.
 
     For a GGUF file, or a folder with one, that is the folder which presents it. Raises ``ConfigError`` if it is damaged
     or not supported.
     """
-    folder = locate_model(value)
+    folder = resolve_model_path(model_ref)
     if folder.exists() and is_gguf(folder):
         try:
             require_engine(f"reading the GGUF file {folder}")
@@ -76,13 +76,13 @@ def find_model_folder(value: str) -> Path | None:
     return folder.absolute() if (folder / "config.json").is_file() else None
 
 
-def require_model_folder(value: str, setting: str) -> Path:
+def require_model_folder(model_ref: str, setting: str) -> Path:
     """Like ``find_model_folder``, but raises ``ConfigError`` if the folder is not on this machine."""
-    folder = find_model_folder(value)
+    folder = find_model_folder(model_ref)
     if folder is None:
         names = ", ".join(sorted(child.parent.name for child in BUNDLED.glob("*/config.json"))) or "none"
         raise ConfigError(
-            f"{setting}: {value!r} is neither a bundled model (here: {names}) nor a Hugging Face model folder, "
+            f"{setting}: {model_ref!r} is neither a bundled model (here: {names}) nor a Hugging Face model folder, "
             "which holds config.json and *.safetensors, nor a GGUF file"
         )
     return folder

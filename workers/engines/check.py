@@ -6,7 +6,7 @@ from engine.protocol.types import EngineError
 from engine.remote.connection import hide_login
 from engine.remote.consistency import Consistency, check_server
 from workers.config.settings import Settings
-from workers.engines.connect import Place, list_places
+from workers.engines.connect import Endpoint, list_endpoints
 
 
 async def check_engines(settings: Settings) -> list[Consistency]:
@@ -14,15 +14,20 @@ async def check_engines(settings: Settings) -> list[Consistency]:
 
     Without an address the engine is that of ``reasoner serve``, whatever listens at the default one.
     """
-    places = [place for place in list_places(settings) if place.models or settings.engine_url]
-    return [result for place in places for url in place.urls for result in await _check_server(place, url)]
+    endpoints = [endpoint for endpoint in list_endpoints(settings) if endpoint.models or settings.engine_url]
+    return [result for endpoint in endpoints for url in endpoint.urls for result in await _check_server(endpoint, url)]
 
 
-async def _check_server(place: Place, url: str) -> list[Consistency]:
+async def _check_server(endpoint: Endpoint, url: str) -> list[Consistency]:
     try:
         return await check_server(
-            url, models=place.models, api_key=place.key, tokenizer=place.tokenizer, dialect=place.kind, chat=place.chat
+            url,
+            models=endpoint.models,
+            api_key=endpoint.key,
+            tokenizer=endpoint.tokenizer,
+            dialect=endpoint.kind,
+            chat=endpoint.chat,
         )
     except EngineError as error:
-        name = ", ".join(place.models) or "engine"
+        name = ", ".join(endpoint.models) or "engine"
         return [Consistency(name, hide_login(url), "", "unreachable", f"cannot be asked: {error}")]

@@ -38,10 +38,10 @@ def connect(
     health = health or Health()
     main: EngineClient | None = None
     overrides: dict[str, EngineClient] = {}
-    for place in list_places(settings, urls, redis=redis):
-        client = _connect_replicas(place, health, reports_health)
-        if place.models:
-            overrides |= dict.fromkeys(place.models, client)
+    for endpoint in list_endpoints(settings, urls, redis=redis):
+        client = _connect_replicas(endpoint, health, reports_health)
+        if endpoint.models:
+            overrides |= dict.fromkeys(endpoint.models, client)
         else:
             main = client
     main = main or next(iter(overrides.values()))
@@ -57,11 +57,11 @@ def connect(
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Endpoint:
     """Interchangeable servers. The fields are those of ``HttpEngine``."""
 
     models: Sequence[str]
-    """The names of its models; none for the place of all that have no other."""
+    """The names of its models; none for the endpoint of all that have no other."""
     urls: Sequence[str]
     api_key: SecretStr | None
     tokenizer: Path | None
@@ -76,45 +76,45 @@ class Place:
         return None if self.api_key is None else self.api_key.get_secret_value()
 
 
-def list_places(settings: Settings, urls: Sequence[str] = (), *, redis: RedisClient | None = None) -> list[Place]:
+def list_endpoints(settings: Settings, urls: Sequence[str] = (), *, redis: RedisClient | None = None) -> list[Endpoint]:
     """Return where engines are, later ones taking precedence: the one of all models, of single ones, of profiles."""
-    places = []
+    endpoints = []
     if addresses := urls or settings.engine_addresses:
-        places.append(Place((), addresses, settings.engine_api_key, settings.engine_tokenizer))
-    places += [
-        Place((name,), profile.url, profile.read_api_key(), profile.tokenizer)
+        endpoints.append(Endpoint((), addresses, settings.engine_api_key, settings.engine_tokenizer))
+    endpoints += [
+        Endpoint((name,), profile.url, profile.read_api_key(), profile.tokenizer)
         for name, profile in settings.models.items()
         if profile.url
     ]
     if settings.prm_name is not None and settings.prm_url:
-        places.append(Place((settings.prm_name,), settings.prm_url, settings.prm_api_key, settings.prm_tokenizer))
+        endpoints.append(Endpoint((settings.prm_name,), settings.prm_url, settings.prm_api_key, settings.prm_tokenizer))
     for name, engine in settings.engines.items():
         limits = engine.limits
         throttle = LocalThrottle(limits) if redis is None else SharedThrottle(redis, name, limits)
         key = engine.read_api_key()
-        place = Place(engine.models, engine.url, key, engine.tokenizer, engine.kind, engine.chat, throttle)
-        places.append(replace(place, silence_seconds=engine.silence_seconds))
-    return places
+        endpoint = Endpoint(engine.models, engine.url, key, engine.tokenizer, engine.kind, engine.chat, throttle)
+        endpoints.append(replace(endpoint, silence_seconds=engine.silence_seconds))
+    return endpoints
 
 
 def _format_note(format_name: str | None) -> dict[str, object]:
     return {} if format_name is None else {FORMAT_NOTE: format_name}
 
 
-def _connect_replicas(place: Place, health: Health, reports_health: bool) -> ReplicatedEngine:
-    is_single = len(place.urls) == 1  # no replica can take over
+def _connect_replicas(endpoint: Endpoint, health: Health, reports_health: bool) -> ReplicatedEngine:
+    is_single = len(endpoint.urls) == 1  # no replica can take over
     engines = {
         hide_login(url): HttpEngine(
             url,
-            api_key=place.key,
-            tokenizer=place.tokenizer,
-            dialect=place.kind,
-            chat=place.chat,
+            api_key=endpoint.key,
+            tokenizer=endpoint.tokenizer,
+            dialect=endpoint.kind,
+            chat=endpoint.chat,
             should_wait=is_single,
-            throttle=place.throttle,
+            throttle=endpoint.throttle,
             kinds=health.kinds,
-            silence_seconds=place.silence_seconds,
+            silence_seconds=endpoint.silence_seconds,
         )
-        for url in place.urls
+        for url in endpoint.urls
     }
     return ReplicatedEngine(engines, health, reports_health=reports_health)

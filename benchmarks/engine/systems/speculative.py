@@ -81,14 +81,17 @@ class _SpeculativeEngine:
         """Run one tree search and return all generated tokens."""
         noise = random.Random(f"{seed} {place}")
         sampling = SamplingParams(temperature=prompt.temperature, stop=("\n\n",))
-        lease = f"search {self._runs} {place}"
+        pin_key = f"search {self._runs} {place}"
         paths, samples = [prompt.ids], _BEAMS
         parts: list[int] = []
         for turn in range(_ROUNDS):
             keys = iter(range(turn * _BEAMS, (turn + 1) * _BEAMS))
             asked = [tuple(Branch(seed + place, next(keys), prompt.tokens) for _ in range(samples)) for _ in paths]
             rounds = await asyncio.gather(
-                *(self._generate(path, branches, sampling, lease) for path, branches in zip(paths, asked, strict=True))
+                *(
+                    self._generate(path, branches, sampling, pin_key)
+                    for path, branches in zip(paths, asked, strict=True)
+                )
             )
             parts += [token for some in rounds for one in some for token in require_ids(one.token_ids)]
             going = [
@@ -100,14 +103,14 @@ class _SpeculativeEngine:
             if not going:
                 break
             paths, samples = noise.sample(going, min(_SURVIVORS, len(going))), _BEAMS // _SURVIVORS
-        await self._engine.release(lease)
+        await self._engine.release(pin_key)
         return parts
 
     async def _generate(
-        self, prompt: tuple[int, ...], branches: tuple[Branch, ...], sampling: SamplingParams, lease: str | None
+        self, prompt: tuple[int, ...], branches: tuple[Branch, ...], sampling: SamplingParams, pin_key: str | None
     ) -> list[Completion]:
         self._runs += 1
-        request = GenerateRequest(f"request {self._runs}", "model", prompt, branches, sampling, lease=lease)
+        request = GenerateRequest(f"request {self._runs}", "model", prompt, branches, sampling, pin_key=pin_key)
         found = [event async for event in self._engine.generate(request) if isinstance(event, Completion)]
         return sorted(found, key=lambda one: one.index)
 

@@ -13,7 +13,7 @@ from engine.remote.connection import Connection
 
 
 class OpenAICompatibleEngine(EngineClient):
-    """Client of a server of OpenAI's API, which has no leases."""
+    """Client of a server of OpenAI's API, which cannot pin."""
 
     def __init__(self, connection: Connection, kind: str, settings: Collection[str]) -> None:
         """``kind``: names the server in messages. ``settings``: the fields of ``SamplingParams`` that it takes."""
@@ -36,8 +36,8 @@ class OpenAICompatibleEngine(EngineClient):
         """Cancel the branches that this client has in flight; they end with what has been received so far."""
         self._running.abort(request_id)
 
-    async def release(self, lease: str, tokens: Tokens | None = None) -> None:  # noqa: ARG002
-        return None  # these servers have no leases
+    async def release(self, pin_key: str, tokens: Tokens | None = None) -> None:  # noqa: ARG002
+        return None  # these servers cannot pin
 
     async def close(self) -> None:
         await self._connection.close()

@@ -122,7 +122,7 @@ class BranchStream(ABC, Generic[AnswerT]):
             for answer in self.answers:
                 yield self.complete(answer, "length")
             return
-        source, headers = self.connection.source, routing_headers(self.request.request_id, self.request.lease)
+        source, headers = self.connection.source, routing_headers(self.request.request_id, self.request.pin_key)
         left, other_fields = dict(enumerate(self.answers)), set[str]()
         is_single = len(left) == 1
         stream = self.connection.events(self.path, self.build_body(), headers, counts_keep_alives=False)
@@ -196,10 +196,10 @@ def branch_seed(branch: Branch) -> int:
     return (first + index) % (1 << _SEED_BITS)
 
 
-def routing_headers(request_id: str, lease: str | None) -> dict[str, str]:
+def routing_headers(request_id: str, pin_key: str | None) -> dict[str, str]:
     """Return headers for the server's log, and for routers that send a session's requests to one replica.
 
     vLLM's routers read ``X-Session-ID``, SGLang's ``X-SMG-Routing-Key``.
     """
-    session = {} if lease is None else {"X-Session-ID": lease, "X-SMG-Routing-Key": lease}
+    session = {} if pin_key is None else {"X-Session-ID": pin_key, "X-SMG-Routing-Key": pin_key}
     return {"X-Request-Id": request_id} | session

@@ -2,7 +2,7 @@
 
 Tokens are shares of the text (``engine.remote.chat.encoding``), as many as the server bills, hidden reasoning included.
 A thought is the beginning of a branch's text (``Completion.thought``) and is not sent again. A branch goes on after a
-given beginning only where the server has prefill. There are no log-probabilities of a branch, no leases and no salts; a
+given beginning only where the server has prefill. There are no log-probabilities of a branch, no pins and no salts; a
 seed is sent, and most servers treat it as a wish. Only vLLM and SGLang tell which stop string ended an answer, so that
 only they can search step by step.
 

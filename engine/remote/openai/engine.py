@@ -5,7 +5,7 @@ Differences from our own server:
 - Each branch is sampled with a seed derived from its own, so a server that honours seeds is reproducible, but its
   tokens are not those of our engine, and a branch that was cut and continued gets others than one that was not.
 - Siblings are one request where the server seeds its samples one by one (vLLM), with the same tokens as single ones.
-- Leases and priorities affect speed only and are not sent; the lease's name is, as the session of a router.
+- Pins and priorities affect speed only and are not sent; the pin key is, as the session of a router.
 - Log-probabilities are those that the server reports. By default they are of the model's own distribution at
   temperature 1, which underrates how often a branch is sampled at a lower one; vLLM reports those of the sampling
   distribution if it is started with ``--logprobs-mode processed_logprobs``.
@@ -166,5 +166,5 @@ class CompletionsEngine(OpenAICompatibleEngine):
         if Capability.CONSTRAINT not in self._dialect.capabilities:
             raise self._build_refusal("hold a text to a constraint")
         starts = [(len(request.prompt) + len(b.generated), b.constraint_start) for b in request.branches]
-        if request.lifts_constraint or any(start not in (None, end) for end, start in starts):
+        if request.constraint_escape_tokens or any(start not in (None, end) for end, start in starts):
             raise self._build_refusal("begin a constraint elsewhere than at the first token of a request")

@@ -1,7 +1,7 @@
 """N-gram drafter (prompt lookup): tokens that followed the same tokens before, in any text of the namespace.
 
 ``kernels.ngrams`` stores the texts and rates continuations. A namespace is a scope there, as for cached prefixes:
-nothing is learned across namespaces. The texts of a search (the requests with one lease in one namespace, or the
+nothing is learned across namespaces. The texts of a search (the requests with one pin key in one namespace, or the
 branches of one request otherwise) are distinguished from those of earlier searches: these predict more than half of
 what the bundled policy writes in a tree search, the search's own texts a sixth.
 
@@ -168,7 +168,7 @@ def _begin(sequence: GenerateSequence) -> _Branch:
     request = sequence.request
     scope = hash_scope(request.namespace)
     # The id of a request may have been another request's before.
-    name = (id(request), request.arrived_at) if request.lease is None else request.lease
+    name = (id(request), request.arrived_at) if request.pin_key is None else request.pin_key
     start = max(0, sequence.num_prefix_tokens // _PREFIX - 1) * _PREFIX
     return _Branch(
         sequence.tokens, start, (scope, hash_search((request.namespace, name)), sequence.num_prefix_tokens - start)

@@ -29,7 +29,7 @@ class ConstraintRule(Rule):
             request,
             constraint=self.constraint,
             constraint_start=text.answer_position,
-            lifts_constraint=thinking.format.opening_ids[:1] if thinking is not None and is_undecided else (),
+            constraint_escape_tokens=thinking.format.opening_ids[:1] if thinking is not None and is_undecided else (),
             can_be_cut=request.can_be_cut and self.can_continue,
         )
 

@@ -55,7 +55,7 @@ class NextRequest:
     constraint: Constraint | None = None
     constraint_start: int | None = None
     """Position in the prompt from which the constraint holds."""
-    lifts_constraint: Tokens = ()
+    constraint_escape_tokens: Tokens = ()
 
 
 class Rule:

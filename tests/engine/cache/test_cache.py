@@ -62,11 +62,11 @@ class Running:
         expected = marks(self.table.namespace, self.tokens[: self.num_computed])
         assert read_marks(self.cache, self.table, self.num_computed) == expected
 
-    def close(self, lease: str | None = None) -> None:
+    def close(self, pin_key: str | None = None) -> None:
         end = self.cache.publish(self.table, self.tokens, self.num_computed, include_partial=True)
         self.cache.close_table(self.table)
-        if lease is not None and end is not None:
-            self.cache.leases.pin(lease, self.table.namespace, end)
+        if pin_key is not None and end is not None:
+            self.cache.pins.pin(pin_key, self.table.namespace, end)
 
 
 def run_through(cache: KVCache, tokens: list[int]) -> int:
@@ -81,7 +81,7 @@ def run_through(cache: KVCache, tokens: list[int]) -> int:
 
 
 NAMESPACES = st.sampled_from([None, None, "a", "b"])
-LEASES = st.sampled_from(["first", "second"])
+PIN_KEYS = st.sampled_from(["first", "second"])
 
 
 class CacheMachine(RuleBasedStateMachine):
@@ -124,20 +124,20 @@ class CacheMachine(RuleBasedStateMachine):
             if len(sequence.tokens) < CONTEXT:
                 sequence.tokens.append(token)
 
-    @rule(data=st.data(), lease=st.none() | LEASES)
-    def close(self, data: st.DataObject, lease: str | None) -> None:
+    @rule(data=st.data(), pin_key=st.none() | PIN_KEYS)
+    def close(self, data: st.DataObject, pin_key: str | None) -> None:
         if self.running:
             sequence = data.draw(st.sampled_from(self.running))
             self.running.remove(sequence)
-            sequence.close(lease)
+            sequence.close(pin_key)
 
-    @rule(lease=LEASES, tokens=st.lists(st.integers(0, 1), min_size=1, max_size=CONTEXT // 2))
-    def prune(self, lease: str, tokens: list[int]) -> None:
-        self.cache.leases.prune(lease, tokens)
+    @rule(pin_key=PIN_KEYS, tokens=st.lists(st.integers(0, 1), min_size=1, max_size=CONTEXT // 2))
+    def prune(self, pin_key: str, tokens: list[int]) -> None:
+        self.cache.pins.prune(pin_key, tokens)
 
-    @rule(lease=LEASES)
-    def release(self, lease: str) -> None:
-        self.cache.leases.release(lease)
+    @rule(pin_key=PIN_KEYS)
+    def release(self, pin_key: str) -> None:
+        self.cache.pins.release(pin_key)
 
     @rule()
     def clear(self) -> None:
@@ -283,21 +283,21 @@ def test_a_partial_page_is_dropped_when_another_page_extends_it() -> None:
     assert len(keys) > 1
 
 
-@pytest.mark.parametrize("lease", [None, "lease"])
+@pytest.mark.parametrize("pin_key", [None, "search"])
 @pytest.mark.parametrize("is_longer_first", [True, False])
 def test_a_partial_page_in_use_is_dropped_when_it_is_released_after_another_page_extends_it(
-    lease: str | None, is_longer_first: bool
+    pin_key: str | None, is_longer_first: bool
 ) -> None:
     cache = make_cache(max_pinned=8)
     short, long = (Running.open(cache, [1, 2, 3, 4, *rest]) for rest in ([5], [5, 6, 7]))
     for running in (short, long):
         assert running.compute(7, include_partial=True)
     for running in (long, short) if is_longer_first else (short, long):
-        running.close(lease)
+        running.close(pin_key)
         cache.check()
     assert [node.key for node in cache.tree.walk()] == [(1, 2, 3, 4), (5, 6, 7)]
     assert cache.pool.size - cache.pool.num_free == 2
-    assert cache.tree.num_pinned == (0 if lease is None else 2)
+    assert cache.tree.num_pinned == (0 if pin_key is None else 2)
 
 
 def test_a_duplicate_page_is_freed_and_the_table_points_to_the_original() -> None:

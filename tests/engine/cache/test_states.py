@@ -112,12 +112,12 @@ class Stateful(Running):
             [[tensor]] = pool_of(self.cache).layers
             assert int(tensor[state.slot]) == marks(self.table.namespace, self.tokens[: self.num_computed])[-1]
 
-    def close(self, lease: str | None = None) -> None:
+    def close(self, pin_key: str | None = None) -> None:
         end = self.cache.publish(self.table, self.tokens, self.num_computed, include_partial=True)
         self.cache.keep_state(self.table, self.tokens)
         self.cache.close_table(self.table)
-        if lease is not None and end is not None:
-            self.cache.leases.pin(lease, self.table.namespace, end)
+        if pin_key is not None and end is not None:
+            self.cache.pins.pin(pin_key, self.table.namespace, end)
 
 
 class StatesMachine(CacheMachine):

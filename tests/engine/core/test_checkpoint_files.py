@@ -83,7 +83,7 @@ def test_a_lifting_token_outside_of_the_vocabulary_is_refused(checkpoints: Check
     request = GenerateRequest(
         *("r", "m", (5, 6), (Branch(1, 1, 3),), SamplingParams()),
         constraint=Constraint("regex", "[0-9]+"),
-        lifts_constraint=(5000,),
+        constraint_escape_tokens=(5000,),
     )
     with pytest.raises(InvalidRequest, match="lifts_constraint has a token id outside 0 to 399"):
         Harness(checkpoints("llama")).submit(request)

@@ -229,10 +229,10 @@ def test_a_prompt_larger_than_the_pool_is_rejected_with_the_limit(checkpoints: C
     assert refusal.value.field == "prompt"
 
 
-def test_a_branch_has_the_same_tokens_whatever_its_priority_lease_and_namespace(checkpoints: Checkpoints) -> None:
+def test_a_branch_has_the_same_tokens_whatever_its_priority_pin_key_and_namespace(checkpoints: Checkpoints) -> None:
     harness = Harness(checkpoints("qwen3"), EngineOptions(kv_tokens=320, max_running=8, step_tokens=64))
     requests = [
-        generate(PROMPT, [Branch(5, key, 40)], priority=key % 3, lease=f"job-{key % 2}", cache_salt=salt, **LAW)
+        generate(PROMPT, [Branch(5, key, 40)], priority=key % 3, pin_key=f"job-{key % 2}", cache_salt=salt, **LAW)
         for key in range(8)
         for salt in (None, "a")
     ]

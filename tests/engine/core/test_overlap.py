@@ -58,9 +58,9 @@ def wave(seed: int, number: int) -> list[Any]:
         constraint = kind.pop("constraint", None)
         lengths = (0, 1, 2, 17, 40) if "prompt_logprobs" in kind else (1, 2, 17, 40)
         branches = [Branch(seed, 10 * number + key, dice.choice(lengths)) for key in range(dice.randint(1, 5))]
-        name, lease = f"{number}.{index}", dice.choice((None, "lease"))
+        name, pin_key = f"{number}.{index}", dice.choice((None, "search"))
         priority = dice.choice((0, 0, 3, -2))
-        request = generate(prompt, branches, request_id=name, lease=lease, priority=priority, **kind)
+        request = generate(prompt, branches, request_id=name, pin_key=pin_key, priority=priority, **kind)
         made.append(replace(request, constraint=constraint))
     if dice.random() < 0.5:
         made.append(score(ScoreItem((tuple(shared[:40]), (5, 6)), (0, 1)), token_ids=(7, 8)))
@@ -68,7 +68,7 @@ def wave(seed: int, number: int) -> list[Any]:
 
 
 def paths(core: EngineCore) -> dict[tuple[int, ...], bool]:
-    """Return the tokens of every cached page with those before it, and whether a lease pins it."""
+    """Return the tokens of every cached page with those before it, and whether it is pinned."""
     found = {}
     for node in core.cache.tree.walk():
         tokens: tuple[int, ...] = ()
@@ -142,7 +142,7 @@ class Run:
         ]
 
     def check_pins(self) -> None:
-        """Check that what is pinned are the computed tokens of each branch with a lease, and nothing else.
+        """Check that what is pinned are the computed tokens of each branch with a pin key, and nothing else.
 
         Where several cached pages begin with the last tokens of a branch, any of them may be the one that is pinned.
         """
@@ -150,7 +150,7 @@ class Run:
             (*request.prompt, *one.token_ids)[:-1]
             for request, events in zip(self.requests, self.events, strict=True)
             for one in events
-            if isinstance(one, Completion) and request.lease is not None
+            if isinstance(one, Completion) and request.pin_key is not None
         ]
         pinned = [path for path, is_pinned in self.paths.items() if is_pinned]
         assert all(any(path[: len(text)] == text for path in pinned) for text in texts)

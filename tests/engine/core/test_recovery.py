@@ -53,7 +53,7 @@ HEALTHY = [
         [*SHARED, *OTHER[:number]],
         [Branch(7, key, 9 + 2 * key) for key in range(1 + number % 3)],
         request_id=f"healthy {number}",
-        lease=f"job {number % 2}",
+        pin_key=f"job {number % 2}",
         **{"ignore_eos": True, **LAWS[number % len(LAWS)]},
     )
     for number in range(6)

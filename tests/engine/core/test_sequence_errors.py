@@ -227,9 +227,9 @@ def test_a_prompt_that_makes_logits_not_finite_ends_its_own_requests_alone(nan_f
     heard = [harness.submit(request) for request in (free, told)]
     poisoned = [*PROMPT, 399, *range(50)]
     bad = [
-        harness.submit(generate(poisoned, [Branch(1, key, 5) for key in range(2)], lease="job")),
+        harness.submit(generate(poisoned, [Branch(1, key, 5) for key in range(2)], pin_key="job")),
         harness.submit(generate(poisoned, [Branch(1, 1, 5)], prompt_logprobs=3)),
-        harness.submit(generate(poisoned, [Branch(1, 1, 5)], logprobs=3, lease="job")),
+        harness.submit(generate(poisoned, [Branch(1, 1, 5)], logprobs=3, pin_key="job")),
         harness.submit(score(ScoreItem((tuple(poisoned),), (0,)), token_ids=(7,))),
     ]
     harness.run()
@@ -254,7 +254,9 @@ def test_damaged_keys_end_all_that_read_them_and_are_computed_anew(checkpoints: 
     other = generate(range(200, 230), [Branch(4, 4, 30)], ignore_eos=True)
     expected = warm(checkpoints("qwen3")).complete(other)
     unharmed = harness.submit(other)
-    readers = [harness.submit(generate([*PROMPT, 7], [Branch(1, 1, 20)], ignore_eos=True, lease="l")) for _ in range(2)]
+    readers = [
+        harness.submit(generate([*PROMPT, 7], [Branch(1, 1, 20)], ignore_eos=True, pin_key="l")) for _ in range(2)
+    ]
     for _ in range(3):
         harness.core.step()
     [first] = {sequence.pages.pages[0] for request in harness.core._requests[1:] for sequence in request.sequences}

@@ -35,7 +35,7 @@ from tests.seeds import shift
 
 LAW = {"temperature": 1.1, "top_k": 50, "ignore_eos": True}
 PROMPTS = [random.Random(shift(length)).choices(range(3, 360), k=length) for length in (3, 18, 33, 60)]
-LEASES, SALTS = (None, "a", "b"), (None, None, "salt")
+PIN_KEYS, SALTS = (None, "a", "b"), (None, None, "salt")
 PROMPTS += [PROMPTS[2][:20] + PROMPTS[3][:20]]
 
 Action = tuple[str, int, int, int]
@@ -163,9 +163,9 @@ def test_random_traffic_on_a_small_pool_changes_no_tokens(checkpoints: Checkpoin
         }
         busy.core.start_speculation(drafter, controller)
     clock = itertools.count()
-    busy.core.cache.leases._clock = lambda: 0.1 * next(clock)
+    busy.core.cache.pins._clock = lambda: 0.1 * next(clock)
 
-    leased: set[int] = set()
+    pinned_counts: set[int] = set()
 
     @settings(max_examples=25, deadline=None, derandomize=True)
     @given(ACTIONS)
@@ -181,14 +181,14 @@ def test_random_traffic_on_a_small_pool_changes_no_tokens(checkpoints: Checkpoin
                     branches,
                     request_id=str(number),
                     priority=length % 3,
-                    lease=LEASES[length % 3],
+                    pin_key=PIN_KEYS[length % 3],
                     cache_salt=SALTS[count % 3],
                     **LAW,
                 )
                 sent.append((request, prompt, busy.submit(request, stream=length % 2 == 0)))
             elif what == "score":
                 item = ScoreItem((tuple(PROMPTS[prompt]),), (0,))
-                sent.append((None, prompt, busy.submit(score(*[item] * count, token_ids=(7,), lease="a"))))
+                sent.append((None, prompt, busy.submit(score(*[item] * count, token_ids=(7,), pin_key="a"))))
             elif what == "abort":
                 aborted.add(str(number - count))
                 busy.core.cancel(lambda job, name=str(number - count): job.request_id == name)
@@ -200,7 +200,7 @@ def test_random_traffic_on_a_small_pool_changes_no_tokens(checkpoints: Checkpoin
                 busy.core.clear_cache()
             for _ in range(count if what == "step" else 0):
                 busy.core.step()
-                leased.add(busy.core.stats.leases)
+                pinned_counts.add(busy.core.stats.pins)
                 busy.core.check_invariants()
                 if drafter is not None:
                     drafter.check()
@@ -229,4 +229,4 @@ def test_random_traffic_on_a_small_pool_changes_no_tokens(checkpoints: Checkpoin
     assert (stats.accepted_tokens > 0.05 * stats.generated_tokens) == (kind != "off")
     assert stats.preemptions > 0
     assert stats.cached_tokens > 0
-    assert any(leased)
+    assert any(pinned_counts)

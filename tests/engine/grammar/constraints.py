@@ -45,7 +45,9 @@ def make_request(
     constraint: Constraint, branches: Sequence[Branch], lifts: tuple[int, ...] = (), **sampling: Any
 ) -> GenerateRequest:
     params = SamplingParams(**sampling)
-    return GenerateRequest("r", "m", PROMPT, tuple(branches), params, constraint=constraint, lifts_constraint=lifts)
+    return GenerateRequest(
+        "r", "m", PROMPT, tuple(branches), params, constraint=constraint, constraint_escape_tokens=lifts
+    )
 
 
 class Guesses:

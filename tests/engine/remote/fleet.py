@@ -123,10 +123,10 @@ class Engine(ScriptedEngine):
         self.aborts.append(request_id)
         await super().abort(request_id)
 
-    async def release(self, lease, tokens=None):  # type: ignore[no-untyped-def]
+    async def release(self, pin_key, tokens=None):  # type: ignore[no-untyped-def]
         await self.answer("release")
-        self.released.append(lease)
-        await super().release(lease, tokens)
+        self.released.append(pin_key)
+        await super().release(pin_key, tokens)
 
     async def close(self) -> None:
         self.closed = True
@@ -141,11 +141,11 @@ class Fleet:
         self.health = Watched(self.clock)
         self.client = ReplicatedEngine(self.engines, self.health)
 
-    def order(self, lease: str = "job") -> list[Engine]:
-        """Return the engines in the order of preference for a lease."""
+    def order(self, pin_key: str = "job") -> list[Engine]:
+        """Return the engines in the order of preference for a pin key."""
         left, order = set(self.engines), []
         while left:
-            order.append(choose_by_rendezvous(left, lease))
+            order.append(choose_by_rendezvous(left, pin_key))
             left.remove(order[-1])
         return [self.engines[name] for name in order]
 
@@ -154,12 +154,12 @@ class Fleet:
         return [known[next(name for name, engine in self.engines.items() if engine is one)] for one in self.order()]
 
 
-def request(lease: str = "job", *, request_id: str = "r", branches: tuple[Branch, ...] = BRANCHES) -> GenerateRequest:
-    return GenerateRequest(request_id, "policy", (7, 8, 9), branches, lease=lease)
+def request(pin_key: str = "job", *, request_id: str = "r", branches: tuple[Branch, ...] = BRANCHES) -> GenerateRequest:
+    return GenerateRequest(request_id, "policy", (7, 8, 9), branches, pin_key=pin_key)
 
 
-def scoring(lease: str | None = "job") -> ScoreRequest:
-    return ScoreRequest("s", "prm", (ScoreItem(((1,), (2,)), (1,)),), lease=lease)
+def scoring(pin_key: str | None = "job") -> ScoreRequest:
+    return ScoreRequest("s", "prm", (ScoreItem(((1,), (2,)), (1,)),), pin_key=pin_key)
 
 
 async def completions(engine: EngineClient, wanted: GenerateRequest, *, stream: bool = False) -> list[Completion]:

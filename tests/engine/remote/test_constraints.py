@@ -57,7 +57,7 @@ def address(engine: LocalEngine, tmp_path_factory: pytest.TempPathFactory) -> It
 
 async def test_our_server_gives_what_the_engine_gives_in_process(engine: LocalEngine, address: str) -> None:
     client = HttpEngine(address)
-    lifting = replace(constrained(CHOICE, temperature=2.0, logit_bias=((1, 30.0),)), lifts_constraint=(1,))
+    lifting = replace(constrained(CHOICE, temperature=2.0, logit_bias=((1, 30.0),)), constraint_escape_tokens=(1,))
     late = constrained(CHOICE, Branch(1, 1, 60, generated=(9, 9), constraint_start=len(PROMPT) + 2))
     for request in (constrained(JSON), constrained(REGEX), constrained(CHOICE), constrained(GRAMMAR), lifting, late):
         assert [_text(one) for one in await collect(client, request)] == [

@@ -237,8 +237,8 @@ async def test_real_engines_sample_the_same_tokens_when_one_closes_midway(
     engines = {name: LocalEngine({"m": checkpoints("qwen3")}, options) for name in NAMES[:2]}
     branches = tuple(Branch(5, key, 10 + 12 * key) for key in range(8))
     sampling = SamplingParams(temperature=0.9, ignore_eos=True)
-    wanted = GenerateRequest("r", "m", tuple(range(10, 40)), branches, sampling, lease="job")
-    expected = await completions(engines[NAMES[1]], replace(wanted, lease=None))
+    wanted = GenerateRequest("r", "m", tuple(range(10, 40)), branches, sampling, pin_key="job")
+    expected = await completions(engines[NAMES[1]], replace(wanted, pin_key=None))
     await engines[NAMES[1]].clear_cache()
     client = ReplicatedEngine(engines)
     home = engines[choose_by_rendezvous(engines, "job")]

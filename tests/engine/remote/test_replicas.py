@@ -38,14 +38,14 @@ def test_removing_an_engine_moves_only_its_own_keys_and_list_order_does_not_matt
 
 async def test_all_requests_of_a_job_go_to_one_engine_and_jobs_are_spread(fleet: Fleet) -> None:
     for number in range(40):
-        lease = f"job{number}"
+        pin_key = f"job{number}"
         for turn in range(3):
-            await completions(fleet.client, request(lease, request_id=f"{lease}-{turn}"))
-        await fleet.client.score(scoring(lease))
-        here, elsewhere = fleet.order(lease)
-        assert lease in here.leases
-        assert lease not in elsewhere.leases
-    assert all(len(engine.leases) >= 8 for engine in fleet.engines.values())  # of 40: p < 1e-4 to be wrong, and fixed
+            await completions(fleet.client, request(pin_key, request_id=f"{pin_key}-{turn}"))
+        await fleet.client.score(scoring(pin_key))
+        here, elsewhere = fleet.order(pin_key)
+        assert pin_key in here.pin_keys
+        assert pin_key not in elsewhere.pin_keys
+    assert all(len(engine.pin_keys) >= 8 for engine in fleet.engines.values())  # of 40: p < 1e-4 to be wrong, and fixed
 
 
 async def test_a_lease_is_released_only_on_the_engines_that_saw_it(fleet: Fleet) -> None:
@@ -54,7 +54,7 @@ async def test_a_lease_is_released_only_on_the_engines_that_saw_it(fleet: Fleet)
     await fleet.client.release("job", (7, 8, 9, 1))
     await fleet.client.release("job")
     await fleet.client.release("job")
-    assert (here.released, here.leases, elsewhere.asked["release"]) == (["job", "job"], set(), 0)
+    assert (here.released, here.pin_keys, elsewhere.asked["release"]) == (["job", "job"], set(), 0)
 
 
 async def test_a_request_goes_to_an_engine_that_serves_its_model(fleet: Fleet) -> None:

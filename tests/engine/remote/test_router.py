@@ -50,16 +50,16 @@ async def test_each_model_is_requested_from_the_engine_that_serves_it() -> None:
     await engine.tokenize(
         TokenizeRequest("policy", "x", generation_prompt=False, template_kwargs={"enable_thinking": False})
     )
-    await engine.score(ScoreRequest("s", "prm", (ScoreItem(((1,),), (0,)),), lease="job"))
-    request = GenerateRequest("g", "policy", (1,), (Branch(0, 0, 3),), lease="job")
+    await engine.score(ScoreRequest("s", "prm", (ScoreItem(((1,),), (0,)),), pin_key="job"))
+    request = GenerateRequest("g", "policy", (1,), (Branch(0, 0, 3),), pin_key="job")
     assert len([item async for item in engine.generate(request)]) == 1
     assert (len(main.requests), len(other.requests)) == (1, 0)
-    assert main.leases == other.leases == {"job"}
+    assert main.pin_keys == other.pin_keys == {"job"}
     await engine.release("job")
     await engine.abort("g")
     await engine.clear_cache()
     await engine.close()
-    assert main.leases == other.leases == set()
+    assert main.pin_keys == other.pin_keys == set()
     assert main.calls == ["tokenize policy True False {'enable_thinking': False}", "abort g", "clear", "close"]
     assert other.calls == ["tokenize prm False True {}", "abort g", "clear", "close"]
 

@@ -181,9 +181,9 @@ async def test_a_dead_end_of_a_constraint_is_refused_to_its_client_and_empties_n
 async def test_leases_are_sent_with_requests_and_released(
     client: HttpEngine, engine: LocalEngine, http: httpx.AsyncClient
 ) -> None:
-    await collect(client, generate(PROMPT, [Branch(1, 1, 20)], lease="job", priority=3, ignore_eos=True))
-    await client.score(score(ScoreItem((PROMPT,), (0,)), model="prm", lease="job"))
-    assert [stats.leases for stats in engine.stats().values()] == [1, 1]
+    await collect(client, generate(PROMPT, [Branch(1, 1, 20)], pin_key="job", priority=3, ignore_eos=True))
+    await client.score(score(ScoreItem((PROMPT,), (0,)), model="prm", pin_key="job"))
+    assert [stats.pins for stats in engine.stats().values()] == [1, 1]
     lines = (await http.get("/metrics")).text.splitlines()
     assert 'reasoner_engine_leases{model="m"} 1.0' in lines
     assert 'reasoner_engine_pinned_tokens{model="prm"} 48.0' in lines
@@ -191,7 +191,7 @@ async def test_leases_are_sent_with_requests_and_released(
     await client.release("job")
     await client.release("unheard of")
     await collect(client, generate((5, 6), [Branch(1, 1, 1)]))
-    assert [stats.leases for stats in engine.stats().values()] == [0, 0]
+    assert [stats.pins for stats in engine.stats().values()] == [0, 0]
 
 
 async def test_the_salt_is_sent_with_a_request(client: HttpEngine) -> None:

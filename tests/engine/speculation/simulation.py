@@ -57,7 +57,7 @@ class Branch:
     position: int = 0
     missed: int = 0
     """Number of tokens generated since the last draft request."""
-    job: Any = field(default_factory=lambda: SimpleNamespace(lease=None))
+    job: Any = field(default_factory=lambda: SimpleNamespace(pin_key=None))
     table: object | None = True
     known: list[tuple[tuple[float, float], float]] = field(default_factory=list)
     """By position: estimated and true acceptance rate, and the random number that decides acceptance."""

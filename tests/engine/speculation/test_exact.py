@@ -186,7 +186,7 @@ def test_streams_add_up_to_the_same_text(checkpoints: Checkpoints, shape: str) -
 @pytest.mark.parametrize("shape", list(SHAPES))
 def test_preemption_in_a_small_pool_changes_no_token(checkpoints: Checkpoints, shape: str) -> None:
     folder = checkpoints("qwen3")
-    asked = [replace(request, lease="a") for request in requests("plain", 40)]
+    asked = [replace(request, pin_key="a") for request in requests("plain", 40)]
     plain = completions(answers(Harness(folder), asked))
     tight = EngineOptions(kv_tokens=160, page_size=8, max_running=6, step_tokens=24)
     harness = speculating(folder, Oracle(truth(asked, plain), VOCAB, 0.7), shape, tight)

@@ -59,7 +59,7 @@ class World:
         self.drawn: list[tuple[int, int]] = []
         """(branch key, position) of every token returned."""
         self.running = 0
-        self.leases: set[str | None] = set()
+        self.pin_keys: set[str | None] = set()
         self._lives = lives
         self._context = context
         self._order = random.Random(shift(lives or 0))
@@ -71,7 +71,7 @@ class World:
         return (0,) * 10
 
     async def generate(self, request: GenerateRequest, *, stream: bool = False) -> AsyncGenerator[Completion | Delta]:
-        self.leases.add(request.lease)
+        self.pin_keys.add(request.pin_key)
         self.running += 1
         try:
             for index in self._order.sample(range(len(request.branches)), len(request.branches)):
@@ -107,8 +107,8 @@ class World:
     async def abort(self, request_id: str) -> None:
         raise NotImplementedError
 
-    async def release(self, lease: str, tokens: Sequence[int] | None = None) -> None:
-        self.leases.discard(lease)
+    async def release(self, pin_key: str, tokens: Sequence[int] | None = None) -> None:
+        self.pin_keys.discard(pin_key)
 
     async def clear_cache(self) -> None:
         raise NotImplementedError
@@ -280,7 +280,7 @@ async def test_problems_are_read_lazily(tmp_path: Path) -> None:
 async def test_every_lease_is_released_and_every_token_is_counted(tmp_path: Path) -> None:
     world = World()
     tally = await roll_out(PROBLEMS, PLAN, world, judge, tmp_path / "out.jsonl")
-    assert world.leases == set()
+    assert world.pin_keys == set()
     assert tally.generated == len(world.drawn)
     assert tally.cached == 4 * (len(PROBLEMS) * 2 * (STEPS + 1) + len(PROBLEMS) * 2 * STEPS * 8)
 

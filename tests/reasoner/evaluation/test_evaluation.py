@@ -193,10 +193,10 @@ def test_a_case_with_its_own_n_runs_with_it_and_reports_it() -> None:
     ]
 
 
-async def test_an_evaluation_takes_no_cache_leases() -> None:
+async def test_an_evaluation_pins_nothing_in_the_cache() -> None:
     engine = ScriptedEngine()
     await measured(plan("beam,best_of_n", 4), engine)
-    assert engine.leases == {None}
+    assert engine.pin_keys == {None}
     assert engine.pruned == []
 
 

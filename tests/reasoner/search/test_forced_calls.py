@@ -164,7 +164,7 @@ async def test_a_server_that_cannot_lift_a_constraint_gets_it_after_the_thought_
     engine = Remote(opens=opens)
     spec = make_spec(tool_format="llama3_json", tools=[NO_REFERENCE], problem="how?", sampling={})
     await run_job(spec, engine, MemoryJournal())
-    assert not any(request.lifts_constraint for request in engine.requests)
+    assert not any(request.constraint_escape_tokens for request in engine.requests)
     held = [branch for request in engine.requests if request.constraint for branch in request.branches]
     assert held
     for branch in held:

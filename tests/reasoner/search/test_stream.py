@@ -17,9 +17,9 @@ from reasoner.budget.ledger import Ledger
 from reasoner.budget.prices import Amount
 from reasoner.jobs.journal import Entry, JobCancelled, MemoryJournal
 from reasoner.run import run_job
-from reasoner.search.cache_lease import CacheLease
 from reasoner.search.context import SearchContext
 from reasoner.search.policies.policy import Policy, tokenize_problem
+from reasoner.search.prefix_pin import PrefixPin
 from reasoner.search.search import Search
 from reasoner.tree import Node
 from tests.scripted import ScriptedEngine
@@ -52,10 +52,10 @@ async def search_with(
 ) -> Search:
     spec = build_spec({"problem": "how?", "seed": 3} | more)
     policy = (await engine.models())[0]
-    async with CacheLease(engine, "job") as lease:
+    async with PrefixPin(engine, "job") as pin_key:
         ledger = Ledger(spec.budget, {}, from_shared_pool=journal.grant_source is not None)
         policies = (Policy(policy, spec.sampling.fill(policy.sampling)),)
-        context = SearchContext(spec, engine, policies, lease, journal, ledger, Equivalence(), asyncio.Event())
+        context = SearchContext(spec, engine, policies, pin_key, journal, ledger, Equivalence(), asyncio.Event())
         search = await Search.begin(context, await tokenize_problem(spec, engine, policy))
         try:
             await strategy(search)

@@ -78,7 +78,7 @@ async def test_a_search_whose_engine_dies_at_any_call_gives_the_undisturbed_resu
     assert outcome.result == expected.result
     assert outcome.usage.generated == expected.usage.generated  # tokens lost with the engine are not billed
     assert bool(other._answers) == (dies_after < undisturbed._answers)
-    assert other.leases == set()
+    assert other.pin_keys == set()
 
 
 def test_every_prm_format_can_be_named_and_is_reported_with_the_model() -> None:

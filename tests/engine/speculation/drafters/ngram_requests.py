@@ -22,9 +22,9 @@ REACH, WIDTH, LIFE = 4, 5, 1024
 
 
 def request(
-    prompt: Iterable[int], branches: int = 1, lease: str | None = None, namespace: str | None = None
+    prompt: Iterable[int], branches: int = 1, pin_key: str | None = None, namespace: str | None = None
 ) -> Request:
-    in_flight = Request("r", lambda _: None, lease=lease, namespace=namespace)
+    in_flight = Request("r", lambda _: None, pin_key=pin_key, namespace=namespace)
     for index in range(branches):
         tokens = list(prompt)
         in_flight.sequences.append(

@@ -79,7 +79,7 @@ def test_branches_that_share_pages_are_answered_exactly(
 ) -> None:
     """Forks, preemption, and score requests; each draft is copied to the host once."""
     folder = checkpoints("qwen3_wide" if kv_dtype == "int4" else "qwen3")
-    asked = [replace(request, lease="a") for request in requests("plain", 40)]
+    asked = [replace(request, pin_key="a") for request in requests("plain", 40)]
     plain = completions(answers(Harness(folder, replace(SMALL, kv_dtype=kv_dtype)), asked))
     emulate_gpu(monkeypatch)
     if kv_dtype == "int4":

@@ -211,7 +211,7 @@ def test_branches_that_share_pages_are_answered_exactly(
     checkpoints: Checkpoints, tmp_path: Path, shape: str, kv_dtype: str
 ) -> None:
     """Forks, preemption, and score requests, for whose tokens the drafter has no keys and values."""
-    folder, asked = checkpoints("qwen3"), [replace(request, lease="a") for request in requests("plain", 40)]
+    folder, asked = checkpoints("qwen3"), [replace(request, pin_key="a") for request in requests("plain", 40)]
     plain = completions(answers(Harness(folder, replace(SMALL, kv_dtype=kv_dtype)), asked))
     tight = EngineOptions(kv_tokens=160, page_size=8, max_running=6, step_tokens=24, kv_dtype=kv_dtype)
     harness, recorder = guessing(folder, save_head(tmp_path, *eagle_parts()), SHAPES[shape], tight)

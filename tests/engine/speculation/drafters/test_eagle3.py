@@ -166,7 +166,7 @@ def test_a_continued_branch_reuses_the_heads_cached_keys(deep: Deep, tmp_path: P
 
 def test_branches_that_share_pages_are_answered_exactly(deep: Deep, tmp_path: Path) -> None:
     """Forks and preemption; the last entry of a shared prefix may be another branch's."""
-    folder, asked = deep("llama"), [replace(request, lease="a") for request in requests("plain", 40)]
+    folder, asked = deep("llama"), [replace(request, pin_key="a") for request in requests("plain", 40)]
     plain = answers(Harness(folder, SMALL), asked)
     tight = EngineOptions(kv_tokens=160, page_size=8, max_running=6, step_tokens=24)
     harness, recorder = drafting(folder, save_head(tmp_path, *eagle3_parts(**HEADS["safeai"][2])), (3, 10), tight)

@@ -103,7 +103,7 @@ class Scan:
         return self.texts.setdefault(sequence.request.namespace, Texts())
 
     def search(self, sequence: GenerateSequence) -> object:
-        return sequence.request.lease or sequence.request
+        return sequence.request.pin_key or sequence.request
 
     def read(self, sequences: list[GenerateSequence]) -> None:
         for sequence in sequences:
@@ -179,8 +179,8 @@ def test_drafts_equal_those_of_a_scan_of_the_namespaces_texts(rng: random.Random
         if rng.random() < 0.4 and sum(len(in_flight.sequences) for in_flight in running) < 8:
             old = rng.choice(texts)
             prompt = old[: rng.randint(1, len(old))] + rng.choices(range(alphabet), k=rng.choice((0, 0, 1, 5)))
-            lease, namespace = rng.choice((None, "a", "a", "b")), rng.choice((None, None, "n"))
-            running.append(request(prompt, rng.randint(1, 4), lease, namespace))
+            pin_key, namespace = rng.choice((None, "a", "a", "b")), rng.choice((None, None, "n"))
+            running.append(request(prompt, rng.randint(1, 4), pin_key, namespace))
         sequences = branches_of(running)
         rng.shuffle(sequences)
         guessed = sequences[: rng.randint(0, len(sequences))]
@@ -227,26 +227,26 @@ def test_a_sibling_that_starts_late_is_drafted_from_finished_siblings() -> None:
     assert chain(drafter, second) == [10, 11, 12]
 
 
-def test_a_request_is_drafted_from_earlier_requests_of_its_lease() -> None:
+def test_a_request_is_drafted_from_earlier_requests_with_its_pin_key() -> None:
     drafter = NgramDrafter()
     write(drafter, request([1, 2, 3], 2, "search"), [10, 11, 12, 13])
-    assert chain(drafter, only(request([1, 2, 3, 10, 11], lease="search"))) == [12, 13]
+    assert chain(drafter, only(request([1, 2, 3, 10, 11], pin_key="search"))) == [12, 13]
 
 
 def test_a_search_is_drafted_from_earlier_searches_of_its_namespace() -> None:
     drafter = NgramDrafter()
     write(drafter, request([1, 2, 3], 2, "search", "tenant"), [10, 11, 12, 13])
-    for lease in ("other", None):
-        assert chain(drafter, only(request([9, 2, 3, 10], lease=lease, namespace="tenant"))) == [11, 12, 13]
+    for pin_key in ("other", None):
+        assert chain(drafter, only(request([9, 2, 3, 10], pin_key=pin_key, namespace="tenant"))) == [11, 12, 13]
 
 
-@pytest.mark.parametrize("lease", ["search", "other", None])
+@pytest.mark.parametrize("pin_key", ["search", "other", None])
 @pytest.mark.parametrize("namespace", ["other", None])
-def test_no_draft_comes_from_another_namespace(lease: str | None, namespace: str | None) -> None:
+def test_no_draft_comes_from_another_namespace(pin_key: str | None, namespace: str | None) -> None:
     drafter = NgramDrafter()
     write(drafter, request([1, 2, 3], 2, "search", "tenant"), [10, 11, 12, 13])
     write(drafter, request([1, 2, 3], 2, None, "tenant"), [20, 21, 22])
-    (draft,) = drafter.propose([DraftRequest(only(request([1, 2, 3], lease=lease, namespace=namespace)), 4, 8)])
+    (draft,) = drafter.propose([DraftRequest(only(request([1, 2, 3], pin_key=pin_key, namespace=namespace)), 4, 8)])
     assert draft == EMPTY_DRAFT
 
 
@@ -257,8 +257,8 @@ def test_the_searchs_own_text_is_preferred_if_it_is_accepted_more_often() -> Non
         write(drafter, request([1, 2, 3], 1, f"search {number}"), [7, 8, 100 + number, 7, 8, 100 + number, 5] * 2)
     # Five names are kept, and each was accepted more often than any of the four others.
     write(drafter, request([1, 2, 3], 1, "search"), [7, 8, 103])
-    assert chain(drafter, only(request([9, 7, 8], lease="search")), 1) == [103]
-    (draft,) = drafter.propose([DraftRequest(only(request([9, 7, 8], lease="search")), 1, 5)])
+    assert chain(drafter, only(request([9, 7, 8], pin_key="search")), 1) == [103]
+    (draft,) = drafter.propose([DraftRequest(only(request([9, 7, 8], pin_key="search")), 1, 5)])
     assert draft.tokens[0] == 103
     assert draft.probs[0] > 0.6
     assert set(draft.tokens[1:]) < set(range(100, 120))
@@ -302,20 +302,20 @@ def test_unread_texts_are_read_at_the_next_draft_request(monkeypatch: pytest.Mon
 
 def test_reset_removes_all_texts() -> None:
     drafter = NgramDrafter()
-    write(drafter, request([1, 2, 3], lease="search"), [10, 11])
-    running = request([1, 2, 3], lease="search")
+    write(drafter, request([1, 2, 3], pin_key="search"), [10, 11])
+    running = request([1, 2, 3], pin_key="search")
     step(drafter, {only(running): [10]})
     drafter.reset(CACHE)
-    assert drafter.propose([DraftRequest(only(request([1, 2, 3], lease="search")), 4, 4)]) == [EMPTY_DRAFT]
+    assert drafter.propose([DraftRequest(only(request([1, 2, 3], pin_key="search")), 4, 4)]) == [EMPTY_DRAFT]
     finish(drafter, only(running))
 
 
 def test_a_branch_continues_after_its_lease_is_released() -> None:
     drafter = NgramDrafter()
-    write(drafter, request([1, 2, 3], lease="search"), [10, 11, 12])
-    in_flight = request([1, 2, 3], lease="search")
+    write(drafter, request([1, 2, 3], pin_key="search"), [10, 11, 12])
+    in_flight = request([1, 2, 3], pin_key="search")
     step(drafter, {only(in_flight): [10]})
-    in_flight.lease = None
+    in_flight.pin_key = None
     assert chain(drafter, only(in_flight)) == [11, 12]
     finish(drafter, only(in_flight))
 
@@ -377,7 +377,7 @@ def test_results_are_unchanged_and_a_repeated_search_is_drafted(checkpoints: Che
             prompt,
             [Branch(seed=1, key=key, max_tokens=40) for key in range(4)],
             temperature=temperature,
-            lease=f"at {temperature}",
+            pin_key=f"at {temperature}",
             ignore_eos=True,
         )
         wanted = [one.token_ids for one in plain.complete(asked)]

@@ -141,13 +141,13 @@ def fresh(number: int, length: int) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    "lease", [lambda _: "one", lambda number: f"lease {number}", lambda _: None], ids=["one", "many", "none"]
+    "pin_key", [lambda _: "one", lambda number: f"search {number}", lambda _: None], ids=["one", "many", "none"]
 )
-def test_memory_is_bounded_for_one_search_and_for_many(lease: Callable[[int], str | None]) -> None:
+def test_memory_is_bounded_for_one_search_and_for_many(pin_key: Callable[[int], str | None]) -> None:
     drafter = NgramDrafter()
 
     def search(number: int) -> None:
-        write(drafter, request(fresh(number, 50), 2, lease(number)), fresh(number, 100)[50:])
+        write(drafter, request(fresh(number, 50), 2, pin_key(number)), fresh(number, 100)[50:])
 
     assert growth(drafter, search) < 1.01
 
@@ -156,7 +156,7 @@ def test_memory_is_bounded_without_draft_requests() -> None:
     drafter = NgramDrafter()
 
     def arrive_and_leave(number: int) -> None:
-        sequences = branches_of([request(fresh(number, 20), 30, "lease")])
+        sequences = branches_of([request(fresh(number, 20), 30, "search")])
         for place, sequence in enumerate(sequences):
             sequence.tokens += fresh(30 * number + place, 20)
             sequence.num_computed = len(sequence.tokens)

@@ -39,36 +39,36 @@ class Watched(ScriptedEngine):
         self.released: list[str] = []
 
     def generate(self, request: GenerateRequest, *, stream: bool = False) -> AsyncIterator[Completion | Delta]:
-        self.named.append(request.lease)
+        self.named.append(request.pin_key)
         return super().generate(request, stream=stream)
 
     async def score(self, request: ScoreRequest) -> list[ScoreResult]:
-        self.named.append(request.lease)
+        self.named.append(request.pin_key)
         return await super().score(request)
 
-    async def release(self, lease: str, tokens: Sequence[int] | None = None) -> None:
-        await super().release(lease, tokens)
+    async def release(self, pin_key: str, tokens: Sequence[int] | None = None) -> None:
+        await super().release(pin_key, tokens)
         if tokens is None:
-            self.released.append(lease)
+            self.released.append(pin_key)
 
 
 @pytest.mark.parametrize("strategy", WRITING)
-async def test_every_request_names_the_job_and_its_end_releases_the_lease_once(strategy: str) -> None:
+async def test_every_request_names_the_job_and_its_end_releases_the_pins_once(strategy: str) -> None:
     engine, journal = Watched(), MemoryJournal()
     await run_job(spec(strategy), engine, journal)
     assert set(engine.named) == {journal.job_id}
     assert engine.released == [journal.job_id]
-    assert not engine.leases
+    assert not engine.pin_keys
 
 
-async def test_a_job_ended_by_its_budget_releases_its_lease() -> None:
+async def test_a_job_ended_by_its_budget_releases_its_pins() -> None:
     engine = Watched()
     await run_job(spec("beam", budget={"tokens": 40}), engine, MemoryJournal())
     assert len(engine.released) == 1
-    assert not engine.leases
+    assert not engine.pin_keys
 
 
-async def test_a_cancelled_job_releases_its_lease_after_its_last_request() -> None:
+async def test_a_cancelled_job_releases_its_pins_after_its_last_request() -> None:
     class Cancelling(Watched):
         def generate(self, request: GenerateRequest, *, stream: bool = False) -> AsyncIterator[Completion | Delta]:
             cancelled.set()
@@ -78,11 +78,11 @@ async def test_a_cancelled_job_releases_its_lease_after_its_last_request() -> No
     with pytest.raises(JobCancelled):
         await run_job(spec("self_consistency"), engine, MemoryJournal(), cancelled=cancelled)
     assert len(engine.released) == 1
-    assert not engine.leases
+    assert not engine.pin_keys
 
 
 @pytest.mark.parametrize("error", [EngineError("out of order"), InvalidRequest("no", "model"), ValueError("a bug")])
-async def test_a_failed_job_releases_its_lease(error: Exception) -> None:
+async def test_a_failed_job_releases_its_pins(error: Exception) -> None:
     class Failing(Watched):
         async def score(self, request: ScoreRequest) -> list[ScoreResult]:
             await super().score(request)
@@ -92,17 +92,17 @@ async def test_a_failed_job_releases_its_lease(error: Exception) -> None:
     with pytest.raises(type(error)):
         await run_job(spec("beam"), engine, MemoryJournal())
     assert len(engine.released) == 1
-    assert not engine.leases
+    assert not engine.pin_keys
 
 
-async def test_a_job_refused_before_the_first_request_releases_its_lease() -> None:
+async def test_a_job_refused_before_the_first_request_releases_its_pins() -> None:
     engine = Watched()
     with pytest.raises(InvalidRequest):
         await run_job(spec("greedy", problem="x" * 300), engine, MemoryJournal())
     assert len(engine.released) == 1
 
 
-async def test_a_job_that_another_attempt_continues_keeps_its_lease() -> None:
+async def test_a_job_that_another_attempt_continues_keeps_its_pins() -> None:
     class Stolen(MemoryJournal):
         async def append(self, entries: Sequence[Entry]) -> None:
             raise LeaseLost("another worker has it")
@@ -122,7 +122,7 @@ async def test_a_job_that_another_attempt_continues_keeps_its_lease() -> None:
         await running
     for engine in (away, stolen, stopped):
         assert engine.released == []
-        assert len(engine.leases) == 1
+        assert len(engine.pin_keys) == 1
 
 
 async def test_pruned_branches_are_released_by_all_their_tokens() -> None:
@@ -146,7 +146,7 @@ async def test_pruned_branches_are_released_by_all_their_tokens() -> None:
 
 async def test_an_engine_that_cannot_release_does_not_fail_the_job() -> None:
     class Deaf(ScriptedEngine):
-        async def release(self, lease: str, tokens: Sequence[int] | None = None) -> None:
+        async def release(self, pin_key: str, tokens: Sequence[int] | None = None) -> None:
             raise EngineUnavailable("gone")
 
     outcome = await run_job(spec("beam"), Deaf(), MemoryJournal())
@@ -155,9 +155,9 @@ async def test_an_engine_that_cannot_release_does_not_fail_the_job() -> None:
 
 async def test_an_engine_that_hangs_on_a_release_does_not_block_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
     class Silent(ScriptedEngine):
-        async def release(self, lease: str, tokens: Sequence[int] | None = None) -> None:
+        async def release(self, pin_key: str, tokens: Sequence[int] | None = None) -> None:
             await asyncio.Event().wait()
 
-    monkeypatch.setattr("reasoner.search.cache_lease.RELEASE_TIMEOUT_SECONDS", 0.0)
+    monkeypatch.setattr("reasoner.search.prefix_pin.RELEASE_TIMEOUT_SECONDS", 0.0)
     outcome = await run_job(spec("beam"), Silent(), MemoryJournal())
     assert outcome.status == "completed"

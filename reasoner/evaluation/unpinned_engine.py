@@ -20,10 +20,10 @@ from engine.protocol.types import (
 log = logging.getLogger("reasoner.evaluation")
 
 
-class LeaselessEngine(ForwardingEngine):
-    """Takes no cache leases and lists the models once. Goes on with a warm cache where the server cannot clear it.
+class UnpinnedEngine(ForwardingEngine):
+    """Pins nothing and lists the models once. Goes on with a warm cache where the server cannot clear it.
 
-    Releasing leases is a third of a tree search's requests. Jobs of an evaluation are short and few at a time, so their
+    Releasing pins is a third of a tree search's requests. Jobs of an evaluation are short and few at a time, so their
     cache entries need no protection from eviction.
     """
 
@@ -33,12 +33,12 @@ class LeaselessEngine(ForwardingEngine):
         self._warned = False
 
     def generate(self, request: GenerateRequest, *, stream: bool = False) -> Events:
-        return super().generate(replace(request, lease=None), stream=stream)
+        return super().generate(replace(request, pin_key=None), stream=stream)
 
     async def score(self, request: ScoreRequest) -> list[ScoreResult]:
-        return await super().score(replace(request, lease=None))
+        return await super().score(replace(request, pin_key=None))
 
-    async def release(self, lease: str, tokens: Tokens | None = None) -> None:  # noqa: ARG002
+    async def release(self, pin_key: str, tokens: Tokens | None = None) -> None:  # noqa: ARG002
         return None
 
     async def clear_cache(self) -> None:

@@ -1,4 +1,4 @@
-"""Leases: pages that a request uses stay cached among other traffic, and never prevent a sequence from running."""
+"""Pins: pages that a request uses stay cached among other traffic, and never prevent a sequence from running."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from engine.cache import leases
+from engine.cache import pins
 from engine.core.local_engine import LocalEngine
 from engine.protocol.options import EngineOptions
 from engine.protocol.types import Branch, Completion, GenerateRequest, InvalidRequest, ScoreItem, TokenizeRequest
@@ -19,19 +19,19 @@ PROMPT = tuple(range(10, 40))
 
 
 class Small(Simulation):
-    """A simulation with twelve pages; leases may pin eight of them, for ten seconds."""
+    """A simulation with twelve pages; eight of them may be pinned, for ten seconds."""
 
     def __init__(self, *, pages: int = 12, max_pinned: int = 8) -> None:
-        super().__init__(pages=pages, step_tokens=64, max_pinned=max_pinned, lease_seconds=10.0)
+        super().__init__(pages=pages, step_tokens=64, max_pinned=max_pinned, pin_seconds=10.0)
         self._strangers = 0
 
-    def compute(self, tokens: list[int], lease: str | None = None, namespace: str | None = None) -> None:
+    def compute(self, tokens: list[int], pin_key: str | None = None, namespace: str | None = None) -> None:
         """Run a sequence to its end."""
-        self.add([tokens], len(tokens), lease=lease, namespace=namespace)
+        self.add([tokens], len(tokens), pin_key=pin_key, namespace=namespace)
         self.run()
 
     def strangers(self, pages: int) -> None:
-        """Run traffic without a lease, enough to evict everything that is unused and not pinned."""
+        """Run traffic that pins nothing, enough to evict everything that is unused and not pinned."""
         for _ in range(3 * pages):
             self._strangers += 1
             self.compute([1000 + self._strangers] * PAGE)
@@ -55,7 +55,7 @@ def test_pinned_pages_outlast_pages_used_later() -> None:
     small.strangers(12)
     assert small.cached(path(0)) == 3 * PAGE
     assert small.cached(path(100)) == 0
-    assert (small.pinned, len(small.cache.leases)) == (3, 1)
+    assert (small.pinned, len(small.cache.pins)) == (3, 1)
 
 
 def test_a_partial_last_page_is_pinned_and_so_is_a_page_that_extends_it() -> None:
@@ -76,19 +76,19 @@ def test_pins_never_prevent_a_sequence_from_running() -> None:
     assert (small.pinned, small.cache.num_available_pages) == (12, 12)
     small.compute(path(1000, pages=12))
     assert small.cached(path(1000, pages=12)) == 12 * PAGE
-    assert len(small.cache.leases) == 0
+    assert len(small.cache.pins) == 0
 
 
-def test_when_only_pinned_pages_are_left_the_least_recently_used_lease_is_evicted_first() -> None:
+def test_when_only_pinned_pages_are_left_the_least_recently_used_key_is_evicted_first() -> None:
     small = Small(max_pinned=12)
     for start, name in enumerate(("old", "middle", "new")):
         small.compute(path(100 * start, pages=4), name)
-    small.cache.leases.touch("old")
+    small.cache.pins.touch("old")
     small.compute(path(1000, pages=4))
     assert [small.cached(path(100 * start, pages=4)) // PAGE for start in range(3)] == [4, 0, 4]
 
 
-def test_a_lease_over_the_cap_unpins_its_oldest_pages_last_page_of_a_branch_first() -> None:
+def test_a_key_over_the_cap_unpins_its_oldest_pages_last_page_of_a_branch_first() -> None:
     small = Small(pages=40, max_pinned=8)
     for start in range(2):
         small.compute(path(100 * start, pages=3), "job")
@@ -99,7 +99,7 @@ def test_a_lease_over_the_cap_unpins_its_oldest_pages_last_page_of_a_branch_firs
     assert small.cached([*path(0, pages=3), *path(500, pages=3)]) == 6 * PAGE
 
 
-def test_one_lease_cannot_pin_more_than_the_maximum() -> None:
+def test_one_key_cannot_pin_more_than_the_maximum() -> None:
     small = Small(pages=40, max_pinned=8)
     for start in range(10):
         small.compute(path(100 * start), "job")
@@ -107,25 +107,25 @@ def test_one_lease_cannot_pin_more_than_the_maximum() -> None:
     assert small.cached(path(900)) == 3 * PAGE
 
 
-def test_the_number_of_leases_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leases, "MAX_LEASES", 3)
+def test_the_number_of_pin_keys_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pins, "MAX_PIN_SETS", 3)
     small = Small()
     for number in range(6):
         small.compute(path(0), f"job-{number}")
-    assert len(small.cache.leases) == 3
+    assert len(small.cache.pins) == 3
     assert small.pinned == 3
 
 
-def test_an_unused_lease_expires_and_a_used_one_does_not() -> None:
+def test_an_unused_key_expires_and_a_used_one_does_not() -> None:
     small = Small()
     small.compute(path(0), "left")
     small.compute(path(100), "used")
     small.now = 6.0
-    small.cache.leases.touch("used")
-    small.cache.leases.touch("unheard of")
+    small.cache.pins.touch("used")
+    small.cache.pins.touch("unheard of")
     small.now = 11.0
-    small.cache.leases.expire()
-    assert len(small.cache.leases) == 1
+    small.cache.pins.expire()
+    assert len(small.cache.pins) == 1
     small.strangers(12)
     assert (small.cached(path(0)), small.cached(path(100))) == (0, 3 * PAGE)
 
@@ -133,9 +133,9 @@ def test_an_unused_lease_expires_and_a_used_one_does_not() -> None:
 def test_pages_of_a_released_lease_are_evicted_like_any_other() -> None:
     small = Small()
     small.compute(path(0), "job")
-    small.cache.leases.release("job")
-    small.cache.leases.release("unheard of")
-    assert (small.pinned, len(small.cache.leases)) == (0, 0)
+    small.cache.pins.release("job")
+    small.cache.pins.release("unheard of")
+    assert (small.pinned, len(small.cache.pins)) == (0, 0)
     small.strangers(12)
     assert small.cached(path(0)) == 0
 
@@ -144,10 +144,10 @@ def test_a_page_pinned_by_two_jobs_stays_until_both_have_released_it() -> None:
     small = Small()
     for name in ("first", "second"):
         small.compute(path(0), name)
-    small.cache.leases.release("first")
+    small.cache.pins.release("first")
     small.strangers(12)
     assert small.cached(path(0)) == 3 * PAGE
-    small.cache.leases.release("second")
+    small.cache.pins.release("second")
     small.strangers(12)
     assert small.cached(path(0)) == 0
 
@@ -159,22 +159,22 @@ def test_a_pruned_branch_is_evicted_first_and_pages_shared_with_other_branches_s
     small.compute([*trunk, *left], "job")
     small.compute([*trunk, *right, 5], "job")
     # The last token of a branch was sampled, but not computed.
-    small.cache.leases.prune("job", [*trunk, *left, 77])
+    small.cache.pins.prune("job", [*trunk, *left, 77])
     assert small.pinned == 5
     small.compute(path(800, pages=5))
     assert small.cached([*trunk, *left]) == 2 * PAGE
     assert small.cached([*trunk, *right, 5]) == 4 * PAGE + 1
     # The pruned branch was evicted before pages that had been used less recently.
     assert small.cached(path(900, pages=2)) == 2 * PAGE
-    small.cache.leases.prune("job", [*trunk, *right, 5, 6])
-    assert (small.pinned, len(small.cache.leases)) == (0, 0)
+    small.cache.pins.prune("job", [*trunk, *right, 5, 6])
+    assert (small.pinned, len(small.cache.pins)) == (0, 0)
 
 
 def test_pruning_a_shared_prefix_keeps_the_branches_that_continue_it() -> None:
     small = Small()
     small.compute(path(0, pages=2), "job")
     small.compute(path(0, pages=4), "job")
-    small.cache.leases.prune("job", path(0, pages=2))
+    small.cache.pins.prune("job", path(0, pages=2))
     assert small.pinned == 4
 
 
@@ -184,8 +184,8 @@ def test_pruning_does_not_mark_pages_of_other_jobs_for_eviction() -> None:
     small.compute([*path(0), 1, 2], None)
     small.compute(path(0, pages=2), "other")
     small.compute(path(900))
-    small.cache.leases.prune("job", path(0))
-    small.cache.leases.prune("other", path(500))
+    small.cache.pins.prune("job", path(0))
+    small.cache.pins.prune("other", path(500))
     small.compute(path(800, pages=8))
     assert small.cached(path(0)) == 2 * PAGE
     assert small.pinned == 2
@@ -195,34 +195,34 @@ def test_a_branch_is_pruned_in_the_namespace_where_the_job_ran() -> None:
     small = Small()
     small.compute(path(0), "job", namespace="a")
     small.compute(path(0), "other", namespace="b")
-    small.cache.leases.prune("job", path(0))
-    assert (small.pinned, len(small.cache.leases)) == (3, 1)
+    small.cache.pins.prune("job", path(0))
+    assert (small.pinned, len(small.cache.pins)) == (3, 1)
     small.strangers(12)
     assert (small.cached(path(0), "a"), small.cached(path(0), "b")) == (0, 3 * PAGE)
 
 
-def test_pages_of_a_preempted_sequence_are_pinned_for_its_lease() -> None:
+def test_pages_of_a_preempted_sequence_are_pinned_under_its_key() -> None:
     small = Small(max_pinned=12)
     for start in range(4):
-        small.add([path(100 * start)[: 1 + start]], 7 * PAGE, lease=f"job-{start}")
+        small.add([path(100 * start)[: 1 + start]], 7 * PAGE, pin_key=f"job-{start}")
     while not small.scheduler.num_preemptions:
         small.step()
     assert small.pinned > 0
     small.run()
 
 
-def test_the_invariant_check_finds_a_pin_without_a_lease_and_a_lease_without_its_pin() -> None:
+def test_the_invariant_check_finds_a_pin_without_a_key_and_a_key_without_its_pin() -> None:
     small = Small()
     small.compute(path(0), "job")
-    [lease] = small.cache.leases._leases.values()
-    node = max(lease.nodes, key=lambda node: node.key)
-    lease.nodes.remove(node)
+    [pin_key] = small.cache.pins._sets.values()
+    node = max(pin_key.nodes, key=lambda node: node.key)
+    pin_key.nodes.remove(node)
     with pytest.raises(RuntimeError, match="do not agree"):
         small.cache.check()
-    lease.nodes.add(node)
+    pin_key.nodes.add(node)
     small.cache.check()
-    first = min(lease.nodes, key=lambda node: node.key)
-    small.cache.tree.unpin(first, lease)
+    first = min(pin_key.nodes, key=lambda node: node.key)
+    small.cache.tree.unpin(first, pin_key)
     with pytest.raises(RuntimeError, match="not pinned although"):
         small.cache.check()
 
@@ -234,40 +234,40 @@ def options(**more: object) -> EngineOptions:
     return EngineOptions(kv_tokens=320, max_running=4, step_tokens=64, debug=True, **more)  # type: ignore[arg-type]
 
 
-def test_a_lease_changes_the_cache_but_no_token(checkpoints: Checkpoints) -> None:
+def test_a_pin_changes_the_cache_but_no_token(checkpoints: Checkpoints) -> None:
     cached, tokens = {}, {}
-    for lease in (None, "job"):
+    for pin_key in (None, "job"):
         harness = Harness(checkpoints("qwen3"), options())
-        harness.complete(generate(PROMPT, [Branch(1, 1, 20)], lease=lease, ignore_eos=True))
+        harness.complete(generate(PROMPT, [Branch(1, 1, 20)], pin_key=pin_key, ignore_eos=True))
         for start in range(40, 300, 50):
             harness.complete(generate(range(start, start + 50), [Branch(1, 1, 20)], ignore_eos=True))
-        again = generate(PROMPT, [Branch(1, 1, 20)], lease=lease, ignore_eos=True)
+        again = generate(PROMPT, [Branch(1, 1, 20)], pin_key=pin_key, ignore_eos=True)
         [completion] = harness.complete(again)
-        cached[lease], tokens[lease] = completion.cached_tokens, completion.token_ids
+        cached[pin_key], tokens[pin_key] = completion.cached_tokens, completion.token_ids
     assert cached == {None: 0, "job": len(PROMPT) - 1}
     assert tokens[None] == tokens["job"]
 
 
-def test_score_requests_can_hold_leases(checkpoints: Checkpoints) -> None:
+def test_score_requests_can_pin(checkpoints: Checkpoints) -> None:
     harness = Harness(checkpoints("qwen3_classify"), options())
-    harness.score(score(ScoreItem((PROMPT,), (0,)), lease="job"))
-    assert (harness.core.stats.leases, harness.core.stats.pinned_tokens) == (1, 32)
+    harness.score(score(ScoreItem((PROMPT,), (0,)), pin_key="job"))
+    assert (harness.core.stats.pins, harness.core.stats.pinned_tokens) == (1, 32)
     harness.core.release("job")
-    assert (harness.core.stats.leases, harness.core.stats.pinned_tokens) == (0, 0)
+    assert (harness.core.stats.pins, harness.core.stats.pinned_tokens) == (0, 0)
 
 
 def test_a_sequence_that_ends_after_its_lease_was_released_pins_nothing(checkpoints: Checkpoints) -> None:
     harness = Harness(checkpoints("qwen3"), options())
-    harness.submit(generate(PROMPT, [Branch(1, key, 20) for key in range(3)], lease="job", ignore_eos=True))
+    harness.submit(generate(PROMPT, [Branch(1, key, 20) for key in range(3)], pin_key="job", ignore_eos=True))
     harness.core.step()
     harness.core.release("job")
     harness.run()
-    assert harness.core.stats.leases == 0
+    assert harness.core.stats.pins == 0
 
 
-def test_pages_of_a_cancelled_request_stay_pinned_by_its_lease(checkpoints: Checkpoints) -> None:
+def test_pages_of_a_cancelled_request_stay_pinned_under_its_key(checkpoints: Checkpoints) -> None:
     harness = Harness(checkpoints("qwen3"), options())
-    harness.submit(generate(PROMPT, [Branch(1, 1, 20)], lease="job", ignore_eos=True))
+    harness.submit(generate(PROMPT, [Branch(1, 1, 20)], pin_key="job", ignore_eos=True))
     harness.core.step()
     harness.core.cancel(lambda _: True)
     assert harness.core.stats.pinned_tokens == 32
@@ -276,12 +276,12 @@ def test_pages_of_a_cancelled_request_stay_pinned_by_its_lease(checkpoints: Chec
     harness.core.check_invariants()
 
 
-def test_leases_expire_while_the_engine_is_running(checkpoints: Checkpoints) -> None:
+def test_pins_expire_while_the_engine_is_running(checkpoints: Checkpoints) -> None:
     harness = Harness(checkpoints("qwen3"), options(lease_seconds=0.0))
-    harness.complete(generate(PROMPT, [Branch(1, 1, 2)], lease="job", ignore_eos=True))
-    assert harness.core.stats.leases == 1
+    harness.complete(generate(PROMPT, [Branch(1, 1, 2)], pin_key="job", ignore_eos=True))
+    assert harness.core.stats.pins == 1
     harness.complete(generate((5, 6), [Branch(1, 1, 2)], ignore_eos=True))
-    assert harness.core.stats.leases == 0
+    assert harness.core.stats.pins == 0
 
 
 def test_requests_with_different_salts_share_no_prefix(checkpoints: Checkpoints) -> None:
@@ -297,10 +297,10 @@ def test_requests_with_different_salts_share_no_prefix(checkpoints: Checkpoints)
 @pytest.mark.parametrize(
     ("field", "value"), [("lease", ""), ("lease", "x" * 257), ("cache_salt", ""), ("priority", 1 << 31)]
 )
-def test_an_invalid_lease_name_or_priority_is_refused(checkpoints: Checkpoints, field: str, value: object) -> None:
+def test_an_invalid_pin_key_or_priority_is_refused(checkpoints: Checkpoints, field: str, value: object) -> None:
     harness = Harness(checkpoints("qwen3"), options())
     with pytest.raises(InvalidRequest) as refusal:
-        harness.submit(generate(PROMPT, [Branch(1, 1, 1)], **{field: value}))  # type: ignore[arg-type]
+        harness.submit(generate(PROMPT, [Branch(1, 1, 1)], **{{"lease": "pin_key"}.get(field, field): value}))  # type: ignore[arg-type]
     assert refusal.value.field == field
 
 
@@ -317,23 +317,23 @@ async def collect(engine: LocalEngine, wanted: GenerateRequest) -> list[Completi
 
 async def test_a_release_is_sent_to_every_model(engine: LocalEngine) -> None:
     await asyncio.gather(
-        collect(engine, generate(PROMPT, [Branch(1, 1, 5)], lease="job", ignore_eos=True)),
-        engine.score(score(ScoreItem((PROMPT,), (0,)), model="prm", lease="job")),
+        collect(engine, generate(PROMPT, [Branch(1, 1, 5)], pin_key="job", ignore_eos=True)),
+        engine.score(score(ScoreItem((PROMPT,), (0,)), model="prm", pin_key="job")),
     )
-    assert [stats.leases for stats in engine.stats().values()] == [1, 1]
+    assert [stats.pins for stats in engine.stats().values()] == [1, 1]
     await engine.release("job")
     await engine.tokenize(TokenizeRequest("m", "x"))
     await collect(engine, generate((5, 6), [Branch(1, 1, 1)]))
-    assert [stats.leases for stats in engine.stats().values()] == [0, 0]
+    assert [stats.pins for stats in engine.stats().values()] == [0, 0]
 
 
-async def test_releasing_a_pruned_branch_keeps_the_rest_of_the_lease(engine: LocalEngine) -> None:
+async def test_releasing_a_pruned_branch_keeps_the_other_pins_of_the_key(engine: LocalEngine) -> None:
     first, second = await collect(
-        engine, generate(PROMPT, [Branch(1, key, 40) for key in range(2)], lease="job", ignore_eos=True)
+        engine, generate(PROMPT, [Branch(1, key, 40) for key in range(2)], pin_key="job", ignore_eos=True)
     )
     before = engine.stats()["m"].pinned_tokens
     await engine.release("job", (*PROMPT, *first.token_ids))
     await collect(engine, generate((5, 6), [Branch(1, 1, 1)]))
     assert 32 <= engine.stats()["m"].pinned_tokens < before
-    [warm] = await collect(engine, generate((*PROMPT, *second.token_ids), [Branch(1, 1, 1)], lease="job"))
+    [warm] = await collect(engine, generate((*PROMPT, *second.token_ids), [Branch(1, 1, 1)], pin_key="job"))
     assert warm.cached_tokens == len(PROMPT) + 39

@@ -1,6 +1,6 @@
-"""The job's lease on the engine's cache, which pins the job's prefixes until it is over.
+"""The job's pin on the engine's cache, which keeps the job's prefixes until it is over.
 
-Errors of the lease never fail a job. If a release does not reach the engine, the lease expires.
+Errors of the pin never fail a job. If a release does not reach the engine, the pin expires.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ _GOES_ON = (EngineUnavailable, LeaseLost, asyncio.CancelledError)
 """Exceptions that do not end the job: another attempt continues it and needs the cached prefixes."""
 
 
-class CacheLease:
-    """Async context manager around the job's work; ``name`` goes into every request."""
+class PrefixPin:
+    """Async context manager around the job's work; ``key`` goes into every request."""
 
-    def __init__(self, engine: EngineClient, name: str) -> None:
-        self.name = name
+    def __init__(self, engine: EngineClient, key: str) -> None:
+        self.key = key
         self._engine = engine
         self._pruning: set[asyncio.Task[None]] = set()
 
@@ -37,7 +37,7 @@ class CacheLease:
         self._pruning.add(task)
         task.add_done_callback(self._pruning.discard)
 
-    async def __aenter__(self) -> CacheLease:
+    async def __aenter__(self) -> PrefixPin:
         return self
 
     async def __aexit__(
@@ -52,6 +52,6 @@ class CacheLease:
         try:
             async with asyncio.timeout(RELEASE_TIMEOUT_SECONDS):
                 for branch in branches:
-                    await self._engine.release(self.name, branch)
+                    await self._engine.release(self.key, branch)
         except (EngineError, TimeoutError):
-            return  # the lease expires
+            return  # the pin expires
