@@ -109,7 +109,14 @@ def evaluate(cases: Sequence[ProcessBenchCase], scores: Sequence[Scores], thresh
     for case, own in zip(cases, scores, strict=True):
         right[case.label != NO_ERROR].append(predict(own, threshold) == case.label)
     error, correct = (_compute_share(right[erroneous]) for erroneous in (True, False))
-    return Result(len(cases), len(right[True]), threshold, error, correct, harmonic_mean(error, correct))
+    return Result(
+        len(cases),
+        len(right[True]),
+        threshold=threshold,
+        error_accuracy=error,
+        correct_accuracy=correct,
+        f1=harmonic_mean(error, correct),
+    )
 
 
 def fit_threshold(cases: Sequence[ProcessBenchCase], scores: Sequence[Scores]) -> float:

@@ -59,7 +59,9 @@ def choose_best_so_far(spec: JobSpec, entries: Iterable[Entry]) -> JobResult | N
     usages: dict[str, Usage] = {}
     for entry in entries:
         bill_model(usages, entry)
-    return build_result(spec, root, choice, "cancelled", usages, others)
+    return build_result(
+        spec, root, choice=choice, finish_reason="cancelled", usage_by_model=usages, alternatives=others
+    )
 
 
 def build_result(

@@ -79,7 +79,15 @@ async def run_job(
     and ``JobRefused`` and ``InvalidRequest`` for what can never work.
     """
     strategy, params = parse_strategy(spec)
-    opened = open_search(spec, engine, journal, cancelled, prices, calibration, allow_unsandboxed_python)
+    opened = open_search(
+        spec,
+        engine,
+        journal=journal,
+        cancelled=cancelled,
+        prices=prices,
+        calibration=calibration,
+        allow_unsandboxed_python=allow_unsandboxed_python,
+    )
     try:
         async with opened as search:
             choice = await strategy.run(search, params)
@@ -94,7 +102,7 @@ async def run_job(
     except JobCancelled as end:
         end.result = choose_best_so_far(spec, await journal.load())
         raise
-    return _build_outcome(search, choice, others, is_budget_exhausted, logprobs)
+    return _build_outcome(search, choice, others=others, is_budget_exhausted=is_budget_exhausted, logprobs=logprobs)
 
 
 @asynccontextmanager
@@ -113,13 +121,11 @@ async def open_search(
         served = {info.id: info for info in await engine.models()}
         policy = policy_selector(spec).find(served.values())
         use = strategy.verifier_use(params)
-        is_optional = use is VerifierUse.OPTIONAL
-        needs_verifier = use.needs_scores or (is_optional and _has_verifier(spec, served))
-        stops_early = Feature.EARLY_STOP in strategy.supports
-        table = None
+        needs_verifier = use.needs_scores or (use is VerifierUse.OPTIONAL and _has_verifier(spec, served))
+        table, stops_early = None, Feature.EARLY_STOP in strategy.supports
         if stops_early and needs_verifier:
             table = _choose_calibration(calibration or shipped_calibration(), spec, policy, served)
-        elif stops_early and is_optional and calibration is not None:  # the shipped table is one for scores
+        elif stops_early and use is VerifierUse.OPTIONAL and calibration is not None:  # the shipped table is for scores
             table = _keep_if_fitting(calibration, calibration.find_mismatch(ModelFingerprint.of_model(policy), None))
         spec = resolve_python(spec, [selector.find(served.values()) for selector, _ in policy_selectors(spec)])
         policies = await _open_policies(spec, engine, served, prices or {})
@@ -132,29 +138,37 @@ async def open_search(
         )
         equivalence = Equivalence(seconds_left=ledger.seconds_until_cut)
         offered = VerifierContext(
-            spec, engine, served, policy, prefix_pin.key, ledger, equivalence, allow_unsandboxed_python
+            spec,
+            engine,
+            served=served,
+            policy=policy,
+            pin_key=prefix_pin.key,
+            ledger=ledger,
+            equivalence=equivalence,
+            allow_unsandboxed_python=allow_unsandboxed_python,
         )
         scorer = await open_scorer(offered) if needs_verifier else None
         comparer = await open_comparer(offered) if use is VerifierUse.COMPARISONS else None
         if scorer is not None and reads_while_decoding(spec.verifier, policy):
             policies = (replace(policies[0], reads_probe=True),)
-        calls = await _open_calls(spec, engine, policies, ledger, allow_unsandboxed_python)
+        models = [policy.model for policy in policies]
+        calls = await _open_calls(spec, engine, policies=policies, ledger=ledger, unlocked=allow_unsandboxed_python)
         context = SearchContext(
             spec,
             engine,
-            policies,
-            prefix_pin,
-            journal,
-            ledger,
-            equivalence,
-            cancelled or asyncio.Event(),
-            scorer,
-            comparer,
-            _find_verifier_model(spec, policy, served) if scorer or comparer else None,
-            table,
-            open_function_reader(spec, [policy.model for policy in policies]),
-            calls,
-            force_calls(spec, [policy.model for policy in policies], strategy.constraint_needs),
+            policies=policies,
+            prefix_pin=prefix_pin,
+            journal=journal,
+            ledger=ledger,
+            equivalence=equivalence,
+            cancelled=cancelled or asyncio.Event(),
+            scorer=scorer,
+            comparer=comparer,
+            verifier=_find_verifier_model(spec, policy, served) if scorer or comparer else None,
+            calibration=table,
+            functions=open_function_reader(spec, models),
+            calls=calls,
+            forced_calls=force_calls(spec, models, strategy.constraint_needs),
         )
         search = await Search.begin(context, prompt)
         try:
@@ -198,7 +212,14 @@ async def _open_calls(
     if own is None:
         return CallRunner(python, engine, policies, tool.calls)
     messages = [await find_tool_messages(engine, policy.model.id, own, variables) for policy in policies]
-    return CallRunner(python, engine, policies, tool.calls, CallReader(own, list_functions(spec)), messages)
+    return CallRunner(
+        python,
+        engine,
+        policies=policies,
+        max_calls=tool.calls,
+        reader=CallReader(own, list_functions(spec)),
+        messages=messages,
+    )
 
 
 def _find_verifier_model(spec: JobSpec, policy: ModelInfo, served: Mapping[str, ModelInfo]) -> ModelInfo | None:
@@ -272,5 +293,14 @@ def _build_outcome(
     ended: FinishReason = "no_answer" if choice.node is None or choice.node.answer is None else "answer"
     reason: FinishReason = "budget" if is_budget_exhausted else ended
     note = search.note if choice.node is not None else describe_refusals(search.root) or search.note
-    result = build_result(search.spec, search.root, choice, reason, search.usage_by_model, others, logprobs, note)
+    result = build_result(
+        search.spec,
+        search.root,
+        choice=choice,
+        finish_reason=reason,
+        usage_by_model=search.usage_by_model,
+        alternatives=others,
+        logprobs=logprobs,
+        note=note,
+    )
     return JobOutcome(status, result, search.ledger.usage)

@@ -67,7 +67,9 @@ class ThoughtFormat:
         return "closed" if prompt[max(0, end - len(self.closing_ids)) : end] == self.closing_ids else "undecided"
 
 
-UNKNOWN = ThoughtFormat("", "", (), (), "", (), frozenset(), has_end_token=False)
+UNKNOWN = ThoughtFormat(
+    "", "", opening_ids=(), closing_ids=(), forced="", forced_ids=(), blank_ids=frozenset(), has_end_token=False
+)
 """Format of a model whose thoughts are not known. A branch with tools has parts all the same."""
 
 

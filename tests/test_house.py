@@ -87,6 +87,27 @@ def test_a_long_function_says_why_it_is_one_piece() -> None:
     assert unexplained == []
 
 
+def test_five_arguments_or_more_are_named_where_they_are_passed() -> None:
+    """Kernels are compiled and take arguments by position; these classes list the columns or cells of a table."""
+    own, exempt = set(), {"Table", "Template"}
+    for path in python_files(*PACKAGES):
+        for node in ast.walk(parse(path)):
+            if isinstance(node, ast.ClassDef):
+                own.add(node.name)
+            elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                is_kernel, has_any_number = path.is_relative_to(ROOT / "kernels"), node.args.vararg is not None
+                (exempt if is_kernel or has_any_number else own).add(node.name)
+    unnamed = [
+        describe(path, node.lineno, ast.unparse(node.func))
+        for path in python_files(*PACKAGES[1:])
+        for node in ast.walk(parse(path))
+        if isinstance(node, ast.Call)
+        and sum(not isinstance(arg, ast.Starred) for arg in node.args) >= 5
+        and (node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")) in own - exempt
+    ]
+    assert unnamed == []
+
+
 def test_docstrings_begin_with_a_plain_sentence() -> None:
     riddles = []
     for path in python_files(*PACKAGES, "tests"):

@@ -56,7 +56,9 @@ def create_app(settings: Settings, engine: EngineClient | None = None) -> FastAP
             store, make_celery(settings), max_attempts=settings.max_attempts, retention=settings.retention_seconds
         )
         catalog = ModelCatalog(client, health)
-        app.state.service = ServiceState(LiveSettings(settings), store, catalog, reaper, Readiness(client, catalog))
+        app.state.service = ServiceState(
+            LiveSettings(settings), store, catalog=catalog, reaper=reaper, readiness=Readiness(client, catalog)
+        )
         reaping = asyncio.create_task(reaper.run())
         watching = asyncio.create_task(EngineWatch(store, catalog.is_engine_available, reaper.wake).run())
         try:

@@ -52,7 +52,7 @@ async def export(
     """
     until = await state.store.get_broker_time()  # before the response begins, since it raises while the broker is away
     return StreamingResponse(
-        _iterate_lines(state.store, principal.visible_owner, since, until, status, journal),
+        _iterate_lines(state.store, principal.visible_owner, since=since, until=until, status=status, journal=journal),
         media_type="application/x-ndjson",
         headers={"Content-Disposition": 'attachment; filename="jobs.jsonl"'},
     )

@@ -90,7 +90,9 @@ async def submit(
     prefer: Prefer = None,
     idempotency_key: IdempotencyKey = None,
 ) -> Response:
-    return await submit_and_wait(job_request, request, state, principal, prefer, idempotency_key)
+    return await submit_and_wait(
+        job_request, request, state=state, principal=principal, prefer=prefer, idempotency_key=idempotency_key
+    )
 
 
 async def submit_and_wait(

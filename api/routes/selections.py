@@ -31,4 +31,6 @@ async def select(
     idempotency_key: IdempotencyKey = None,
 ) -> Response:
     """A job like any other, whose result has a 'ranking' of the candidates; no solution is written."""
-    return await submit_and_wait(selection.to_job(), request, state, principal, prefer, idempotency_key)
+    return await submit_and_wait(
+        selection.to_job(), request, state=state, principal=principal, prefer=prefer, idempotency_key=idempotency_key
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -82,7 +82,16 @@ class PlanOptions:
         except ValueError as error:
             raise typer.BadParameter(str(error), param_hint="--strategy") from None
         against, mixed = (tuple(served_name(value) for value in given or ()) for given in (self.against, self.mixed))
-        return EvaluationPlan(settings.model_name, pooled, live, counts, live_counts, self.seeds, against, mixed)
+        return EvaluationPlan(
+            settings.model_name,
+            pooled,
+            live=live,
+            ns=counts,
+            live_ns=live_counts,
+            seeds=self.seeds,
+            against=against,
+            mixed=mixed,
+        )
 
     def list_more_models(self, settings: Settings, verifier: VerifierSpec | None) -> dict[str, str]:
         """Return the models to serve besides the policy, each with the option that names it."""
@@ -159,7 +168,16 @@ def evaluate_suite(
         raise typer.BadParameter("give a suite, or --candidates FILE", param_hint="SUITE")
     if suite is None:
         assert candidates is not None
-        return evaluate_candidates(candidates, settings, verifier, more, limit, concurrency, out, as_json=as_json)
+        return evaluate_candidates(
+            candidates,
+            settings,
+            verifier=verifier,
+            more=more,
+            limit=limit,
+            concurrency=concurrency,
+            out=out,
+            as_json=as_json,
+        )
     plan = options.build(settings, verifier)
     try:
         opened = open_suite(suite, limit=limit)
@@ -169,7 +187,7 @@ def evaluate_suite(
         temperature = opened.temperature
     sampling = _make_sampling(temperature=temperature, max_tokens=max_tokens, thinking_tokens=thinking_tokens)
     tools = [PythonTool(type="python")] if python else []
-    conditions = _describe_conditions(settings, plan, sampling, tools, opened, verifier)
+    conditions = _describe_conditions(settings, plan, sampling=sampling, tools=tools, suite=opened, verifier=verifier)
     try:
         with RunFile({**conditions, **_identify_suite(opened), **plan.document()}, out) as file:
             if is_incomplete(opened, plan, file):
@@ -179,11 +197,34 @@ def evaluate_suite(
                     _show_progress(console, opened, plan) as advance,
                 ):
                     work = _run_evaluation(
-                        settings, urls, opened, plan, verifier, sampling, tools, concurrency, file, advance
+                        settings,
+                        urls,
+                        suite=opened,
+                        plan=plan,
+                        verifier=verifier,
+                        sampling=sampling,
+                        tools=tools,
+                        concurrency=concurrency,
+                        file=file,
+                        advance=advance,
                     )
                     shutdown.run(work)
     except EvaluationMismatch as error:
         raise typer.BadParameter(str(error), param_hint="--out") from None
+    _report(console, file, opened, plan, conditions=conditions, out=out, as_json=as_json)
+
+
+def _report(
+    console: Console,
+    file: RunFile,
+    suite: Suite,
+    plan: EvaluationPlan,
+    *,
+    conditions: Mapping[str, Any],
+    out: Path | None,
+    as_json: bool,
+) -> None:
+    """Write and print what the runs of ``file`` show. Raises ``typer.Exit`` if no problem was solved."""
     failures = {piece.problem: piece.failed for piece in file.items if piece.failed is not None}
     for problem, reason in failures.items():
         console.print(f"left out: {problem}: {reason}", markup=False)
@@ -192,7 +233,7 @@ def evaluate_suite(
         raise typer.Exit(1)
     results = Results(runs, plan)
     document = {
-        "suite": opened.name,
+        "suite": suite.name,
         "problems": len(results.problems),
         **results.document(),
         "left_out": [{"problem": problem, "error": reason} for problem, reason in failures.items()],

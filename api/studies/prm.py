@@ -99,7 +99,7 @@ def rollouts(
         concurrency=concurrency,
     )
     with _open_engine(settings, console) as engine, _report_bad_records("OUT"):
-        stats = shutdown.run(_roll_out(labelled, plan, engine, out, console))
+        stats = shutdown.run(_roll_out(labelled, plan, engine=engine, out=out, console=console))
     document = asdict(stats) | {"out": str(out)}
     if as_json:
         print_json(document)
@@ -223,7 +223,9 @@ def evaluate_file(
     more = {} if generative is None else {generative: "--generative"}
     with _open_engine(settings, console, more) as engine:
         written = None if generative is None else votes
-        scores = shutdown.run(_score([*fitted, *cases], engine, name, written, concurrency, console))
+        scores = shutdown.run(
+            _score([*fitted, *cases], engine, name=name, votes=written, concurrency=concurrency, console=console)
+        )
     if fitted:
         try:
             threshold = fit_threshold(fitted, scores[: len(fitted)])
@@ -250,7 +252,9 @@ async def _roll_out(
                 progress.update(task, completed=stats.solutions, description=text)
 
             async with problems:
-                return await roll_out(problems.problems(), plan, engine, problems.judge, out, show)
+                return await roll_out(
+                    problems.problems(), plan, engine=engine, judge=problems.judge, path=out, on_progress=show
+                )
     finally:
         await engine.close()
 

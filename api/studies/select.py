@@ -99,7 +99,16 @@ def select(
             more = list_more_models(fields.get("verifier"), None)
             with open_service(service, model, more) as (client, name):
                 fields |= {} if name is None else {"model": name}
-                shutdown.run(_select_all(client.url, service.key, questions, fields, rankings, concurrency))
+                shutdown.run(
+                    _select_all(
+                        client.url,
+                        service.key,
+                        questions=questions,
+                        fields=fields,
+                        rankings=rankings,
+                        concurrency=concurrency,
+                    )
+                )
     spec = AnswerSpec.model_validate(fields["answer"]) if "answer" in fields else AnswerSpec()
     _report(questions, rankings, spec, service.as_json)
 
@@ -123,7 +132,16 @@ def evaluate_candidates(
     with _open_file(header, out) as rankings:
         if len(rankings.items) < len(questions):
             with run_private_engine(settings, _progress, more) as urls:
-                shutdown.run(_evaluate_all(settings, urls, verifier, questions, rankings, concurrency))
+                shutdown.run(
+                    _evaluate_all(
+                        settings,
+                        urls,
+                        verifier=verifier,
+                        questions=questions,
+                        rankings=rankings,
+                        concurrency=concurrency,
+                    )
+                )
     _report(questions, rankings, AnswerSpec(), as_json)
 
 
@@ -205,7 +223,13 @@ async def _rank_with_progress(
 ) -> None:
     with count_progress(_progress, transient=True, shows_remaining=True) as bar:
         task = bar.add_task("ranking", total=len(questions))
-        await rank_questions(questions, rank, rankings, concurrency, lambda done: bar.update(task, completed=done))
+        await rank_questions(
+            questions,
+            rank,
+            file=rankings,
+            concurrency=concurrency,
+            advance=lambda done: bar.update(task, completed=done),
+        )
 
 
 def _report(questions: list[LabelledCandidates], rankings: RankingFile, spec: AnswerSpec, as_json: bool) -> None:

@@ -45,7 +45,7 @@ class _KernelLauncher(ABC):
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         qkv = torch.cat((q, k) if self._layers[layer].is_latent else (q, k, v), dim=1)
-        return self.forward_qkv(layer, qkv, None, 0.0, self._no_angles, self._no_angles)
+        return self.forward_qkv(layer, qkv, norm=None, eps=0.0, cos=self._no_angles, sin=self._no_angles)
 
     def forward_qkv(self, layer: int, qkv: Tensor, norm: Tensor | None, eps: float, cos: Tensor, sin: Tensor) -> Tensor:
         config, num_tokens = self._layers[layer], len(qkv)

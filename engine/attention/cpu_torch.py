@@ -57,15 +57,15 @@ class TorchAttention:
         return out.flatten(1)
 
     def forward_qkv(self, layer: int, qkv: Tensor, norm: Tensor | None, eps: float, cos: Tensor, sin: Tensor) -> Tensor:
-        return self(layer, *normalize_and_rotate(self._layers[layer], qkv, norm, eps, cos, sin))
+        return self(layer, *normalize_and_rotate(self._layers[layer], qkv, norm=norm, eps=eps, cos=cos, sin=sin))
 
     def _attend_row(self, layer: int, row: int, q: Tensor) -> Tensor:
         """Return the attention of one row's queries ``[queries, heads, head_dim]``, in the same shape."""
         config, num_queries, page_size = self._layers[layer], len(q), self._metadata.page_size
         seq_len = int(self._metadata.seq_lens[row])
         first = config.span.first_key(seq_len - num_queries) // page_size
-        k = self._read(layer, 0, row, first, seq_len)
-        v = k if config.is_latent else self._read(layer, 1, row, first, seq_len)
+        k = self._read(layer, 0, row=row, first_page=first, seq_len=seq_len)
+        v = k if config.is_latent else self._read(layer, 1, row=row, first_page=first, seq_len=seq_len)
         mask = self._mask(row, first * page_size, config.span)
         sinks = None if config.sinks is None else config.sinks.view(config.kv_heads, -1)
         chunks = []

@@ -85,12 +85,12 @@ class TritonAttention:
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         cos = torch.ones(len(q), 2, device=q.device)  # a rotation by zero
-        return self._rotate_and_attend(layer, torch.cat((q, k), dim=1), v, cos, torch.zeros_like(cos))
+        return self._rotate_and_attend(layer, torch.cat((q, k), dim=1), v=v, cos=cos, sin=torch.zeros_like(cos))
 
     def forward_qkv(self, layer: int, qkv: Tensor, norm: Tensor | None, eps: float, cos: Tensor, sin: Tensor) -> Tensor:
         config = self._layers[layer]
         qk, v = torch.split(qkv, [config.heads + config.kv_heads, config.kv_heads], dim=1)
-        return self._rotate_and_attend(layer, qk if norm is None else rms_norm(qk, norm, eps), v, cos, sin)
+        return self._rotate_and_attend(layer, qk if norm is None else rms_norm(qk, norm, eps), v=v, cos=cos, sin=sin)
 
     def _rotate_and_attend(self, layer: int, qk: Tensor, v: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """Rotate queries and keys ``[tokens, heads + kv_heads, head_dim]`` and attend.
@@ -99,7 +99,7 @@ class TritonAttention:
         nothing of them is written, and their results are undefined.
         """
         config, scales = self._layers[layer], None if self._scales is None else self._scales[layer]
-        q = rotary_write(qk, v, cos, sin, self._slots[: len(qk)], self._kv[layer], scales)
+        q = rotary_write(qk, v, cos=cos, sin=sin, slots=self._slots[: len(qk)], cache=self._kv[layer], scales=scales)
         out = paged_attention(
             q,
             self._caches[layer],

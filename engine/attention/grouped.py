@@ -42,4 +42,4 @@ class GroupedAttention:
 
     def forward_qkv(self, layer: int, qkv: Tensor, norm: Tensor | None, eps: float, cos: Tensor, sin: Tensor) -> Tensor:
         group, index = self._places[layer]
-        return group.attend.forward_qkv(index, qkv, norm, eps, cos, sin)
+        return group.attend.forward_qkv(index, qkv, norm=norm, eps=eps, cos=cos, sin=sin)

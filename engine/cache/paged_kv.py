@@ -145,9 +145,9 @@ class KVCache:
             KeyPool(
                 shape,
                 [index for index, other in enumerate(layers) if other == shape],
-                (pages, page_size),
-                dtype,
-                device_config,
+                slots=(pages, page_size),
+                dtype=dtype,
+                device=device_config,
             )
             for shape in dict.fromkeys(layers or [_NO_HEADS])
         ]
@@ -235,7 +235,14 @@ class KVCache:
         pages = [node.page for node in match.nodes]
         self.tree.acquire(pages)
         last_node = match.nodes[-1] if match.nodes else None
-        table = PageTable(self._free_rows.pop(), pages, namespace, last_node, len(pages), len(pages) * self.page_size)
+        table = PageTable(
+            self._free_rows.pop(),
+            pages,
+            namespace=namespace,
+            last_node=last_node,
+            num_shared_pages=len(pages),
+            num_cached_tokens=len(pages) * self.page_size,
+        )
         self.page_table[table.row, : len(pages)] = pages
         self._tables[table.row] = table
         if match.partial_page is not None:

@@ -55,7 +55,7 @@ class LoadedModel:
         self.config = config = model.config
         gguf = weight_files(folder)
         mark = fingerprint(folder, gguf)
-        self.probe = load_probe(options.probe, folder, gguf, config, mark)
+        self.probe = load_probe(options.probe, folder, gguf=gguf, config=config, fingerprint=mark)
         self.tokenizer = Tokenizer(folder, config.vocab_size, template)
         self.decoder = model
         self.info = ModelInfo(

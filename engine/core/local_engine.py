@@ -266,7 +266,9 @@ class LocalEngine:
             for name, folder in models.items():
                 with name_checkpoint(Path(folder)):
                     checkpoint, template = open_checkpoint(Path(folder)), self._templates.get(name)
-                    weights.append(ModelWeights(name, checkpoint, self._options, memory, template))
+                    weights.append(
+                        ModelWeights(name, checkpoint, options=self._options, memory=memory, template=template)
+                    )
             served: dict[str, EngineCore] = {}
             for one in weights:
                 with name_checkpoint(Path(models[one.name])):

@@ -107,7 +107,9 @@ class _Reader:
             if adds[name]:
                 warnings.append(f"texts should have a {name} token, but it names none: none is added")
                 adds[name] = False
-        return SpecialTokens(ids, ends, self._types, adds["bos"], adds["eos"], tuple(warnings))
+        return SpecialTokens(
+            ids, ends, types=self._types, adds_bos=adds["bos"], adds_eos=adds["eos"], warnings=tuple(warnings)
+        )
 
     def _find_ends(self, eos: int | None) -> tuple[int, ...]:
         named = [eos, self._token_id("eot"), self._token_id("eom"), *self._list_eos()]

@@ -162,7 +162,9 @@ def _read_wrapper(folder: Path, fields: dict[str, Any], generation: dict[str, An
     own = shared | {key: value for key, value in fields["text_config"].items() if value is not None}
     # The whole model ties them, or its part does; where the file has a head of its own, that is the head (``Decoder``).
     own["tie_word_embeddings"] = any(getattr(one, "tie_word_embeddings", False) for one in (whole, text))
-    return RawConfig(folder, own | {"architectures": [inner.__name__]}, generation, name, text.to_dict())
+    return RawConfig(
+        folder, own | {"architectures": [inner.__name__]}, generation=generation, wrapper=name, defaults=text.to_dict()
+    )
 
 
 def _check_types(path: Path, fields: dict[str, Any]) -> None:

@@ -81,7 +81,7 @@ class Layer:
         cos, sin, *query_factors = angles
         for factors in query_factors:
             qkv[:, : self.config.heads] *= factors[:, None]
-        return attend.forward_qkv(self.index, qkv, self.qk_norm, self.config.norm_eps, cos, sin)
+        return attend.forward_qkv(self.index, qkv, norm=self.qk_norm, eps=self.config.norm_eps, cos=cos, sin=sin)
 
     def forward_mlp(
         self, hidden: Tensor, attn_out: Tensor, following: Layer | None = None
@@ -91,11 +91,17 @@ class Layer:
         ``following``: the next layer. Also returns its normalised input if it is given and the layer ``fuses_norms``.
         """
         read = None if self.mlp_norm is None else (self.mlp_norm, self.mlp.quantization)
-        hidden, normed = self._add(self.output, attn_out, hidden, self.output_norm, read)
+        hidden, normed = self._add(self.output, attn_out, residual=hidden, output_norm=self.output_norm, read=read)
         read_next = None
         if following is not None and self.fuses_norms and following.input_norm is not None:
             read_next = following.input_norm, following.qkv.quantization
-        return self._add(self.mlp, hidden if normed is None else normed, hidden, self.mlp_output_norm, read_next)
+        return self._add(
+            self.mlp,
+            hidden if normed is None else normed,
+            residual=hidden,
+            output_norm=self.mlp_output_norm,
+            read=read_next,
+        )
 
     def _normalize(self, x: Tensor, weight: Tensor | None, quantization: Quantization | None) -> Rows:
         return x if weight is None else rms_norm(x, weight, self.config.norm_eps, quantization)
@@ -121,7 +127,7 @@ class Layer:
         added = product(x) if output_norm is None else rms_norm(product(x), output_norm, eps)
         if read is None:
             return residual + added, None
-        normed, total = add_rms_norm(added, residual, read[0], eps, read[1])
+        normed, total = add_rms_norm(added, residual, weight=read[0], eps=eps, quantization=read[1])
         return total, normed
 
 

@@ -87,4 +87,10 @@ def _search(product: Observed, options: Options, shared: DecoderConfig | None = 
     if shared is not None:
         heads = magnitudes.view(shared.kv_heads, -1, shared.head_dim)
         magnitudes = heads.mean(1, keepdim=True).expand_as(heads).flatten()
-    return search_scales(weights, product.gram, magnitudes, options.bits, resolve_group_size(options, len(magnitudes)))
+    return search_scales(
+        weights,
+        product.gram,
+        magnitudes=magnitudes,
+        bits=options.bits,
+        group=resolve_group_size(options, len(magnitudes)),
+    )

@@ -115,7 +115,7 @@ class DenseAttention:
         return attend_densely(self._layers[layer], q, k, v)
 
     def forward_qkv(self, layer: int, qkv: Tensor, norm: Tensor | None, eps: float, cos: Tensor, sin: Tensor) -> Tensor:
-        return self(layer, *normalize_and_rotate(self._layers[layer], qkv, norm, eps, cos, sin))
+        return self(layer, *normalize_and_rotate(self._layers[layer], qkv, norm=norm, eps=eps, cos=cos, sin=sin))
 
 
 def _read_texts(path: Path) -> list[str]:

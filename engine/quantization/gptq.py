@@ -47,7 +47,13 @@ def round_gptq(weight: Tensor, gram: Tensor, bits: int, size: int, *, act_order:
         weight[:, start + step :] -= errors @ inverse[start : start + block.shape[1], start + step :]
     inverse_order = order.argsort()
     group_of = (torch.arange(columns) // size)[inverse_order] if act_order else None
-    return GroupedMatrix(codes[:, inverse_order].contiguous(), scales, torch.full_like(scales, middle), bits, group_of)
+    return GroupedMatrix(
+        codes[:, inverse_order].contiguous(),
+        scales,
+        zeros=torch.full_like(scales, middle),
+        bits=bits,
+        group_of=group_of,
+    )
 
 
 def _inverse_factor(gram: Tensor) -> Tensor:

@@ -51,7 +51,7 @@ def quantize(folder: Path, out: Path, options: Options, progress: Progress) -> N
     if options.calibration is not None and options.needs_calibration:
         sequences = calibration_sequences(options.calibration, folder, config)
     with torch.inference_mode(), CheckpointWriter(folder, out, config.num_layers + 1) as writer:
-        _Quantization(raw, config, options, progress, writer).run(sequences)
+        _Quantization(raw, config, options=options, progress=progress, writer=writer).run(sequences)
 
 
 class _Quantization:
@@ -117,7 +117,9 @@ class _Quantization:
         layer, prefix = builder.layer(index), f"model.layers.{index}."
         self._forward(layer, hidden)  # observe the products' inputs
         if self._options.method == "awq":
-            tensors = awq_layer(self._config, prefix, builder.products, self._copied, self._options)
+            tensors = awq_layer(
+                self._config, prefix, products=builder.products, others=self._copied, options=self._options
+            )
         else:
             tensors = {}
             for product in builder.products:

@@ -95,11 +95,13 @@ async def check_server(
     try:
         if dialect == CHAT:  # whose requests cost money, and would tell nothing
             detail = "a chat server reports no log-probabilities of a prompt"
-            return [Consistency(name, connection.url, CHAT, "unknown", detail) for name in models]
+            return [Consistency(name, connection.url, server=CHAT, verdict="unknown", detail=detail) for name in models]
         entries = {entry["id"]: entry for entry in (await connection.call("GET", "/v1/models", None))["data"]}
         version = await find_version(connection)
         results = [
-            Consistency(name, connection.url, "", "unreachable", f"the server serves no model {name!r}")
+            Consistency(
+                name, connection.url, server="", verdict="unreachable", detail=f"the server serves no model {name!r}"
+            )
             for name in models
             if name not in entries
         ]
@@ -107,7 +109,7 @@ async def check_server(
             if info.kind == "generate" and (not models or info.id in models):
                 verdict, detail = await _check_model(engine, connection, info)
                 server = describe_server(str(info.extra.get("server", "reasoner")), version, entries.get(info.id, {}))
-                results.append(Consistency(info.id, connection.url, server, verdict, detail))
+                results.append(Consistency(info.id, connection.url, server=server, verdict=verdict, detail=detail))
         return results
     finally:
         await engine.close()
@@ -187,7 +189,7 @@ async def _compare_by_tokens(engine: EngineClient, model: str, count: int) -> li
 
 async def _generate(engine: EngineClient, model: str, prompt: Tokens, count: int, **sampling: int) -> Completion:
     settings = SamplingParams(temperature=0.0, **sampling)  # type: ignore[arg-type]
-    request = GenerateRequest("check", model, prompt, (Branch(0, 0, count),), settings)
+    request = GenerateRequest("check", model, prompt=prompt, branches=(Branch(0, 0, count),), sampling=settings)
     async with aclosing(engine.generate(request)) as events:
         async for event in events:
             if isinstance(event, Completion):

@@ -49,7 +49,16 @@ class StreamedPrefix:
 
     def to_cancelled(self, index: int) -> Completion:
         """Return the completion of an aborted branch whose replica was lost: what was streamed, without statistics."""
-        return Completion(index, tuple(self.token_ids), "".join(self.texts), "cancelled", None, 0.0, 0, 0)
+        return Completion(
+            index,
+            tuple(self.token_ids),
+            text="".join(self.texts),
+            finish_reason="cancelled",
+            stop=None,
+            logprob=0.0,
+            prompt_tokens=0,
+            cached_tokens=0,
+        )
 
 
 def remaining_request(request: GenerateRequest, missing: Sequence[int], elapsed_seconds: float) -> GenerateRequest:

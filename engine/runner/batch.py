@@ -39,7 +39,9 @@ class DecodeRows:
         """Return the batch and its rows for the attention."""
         tokens = np.array([sequence.tokens[-1] for sequence in self._sequences])
         positions = np.array([sequence.num_computed for sequence in self._sequences])
-        rows = lay_out(cache, attention, self._table_rows, self._query_lens, positions + 1, {})
+        rows = lay_out(
+            cache, attention, table_rows=self._table_rows, queries=self._query_lens, contexts=positions + 1, trees={}
+        )
         return Batch(torch.from_numpy(tokens), torch.from_numpy(positions)), rows
 
 
@@ -77,7 +79,14 @@ def build_batch(
         table_rows.append(sequence.pages.row)
         queries.append(end - start)
         contexts.append(end)
-    rows = lay_out(cache, attention, np.array(table_rows), np.array(queries), np.array(contexts), trees)
+    rows = lay_out(
+        cache,
+        attention,
+        table_rows=np.array(table_rows),
+        queries=np.array(queries),
+        contexts=np.array(contexts),
+        trees=trees,
+    )
     return Batch(torch.from_numpy(np.array(ids)), torch.from_numpy(np.array(positions))), rows, scheduled
 
 

@@ -46,7 +46,7 @@ def find_decode_batch(entries: abc.Sequence[tuple[Sequence, int]], previous: Dec
     scheduled = sort_by_shape([ScheduledSequence(sequence, 1) for sequence, _ in entries])
     sequences = [sequence for sequence, *_ in scheduled if isinstance(sequence, GenerateSequence)]
     requests = [SampleRequest(sequence, EMPTY_DRAFT, row) for row, sequence in enumerate(sequences)]
-    return DecodeBatch(entries, scheduled, tables, DecodeRows(sequences), SamplePlan(requests))
+    return DecodeBatch(entries, scheduled, tables=tables, rows=DecodeRows(sequences), samples=SamplePlan(requests))
 
 
 def _only_decodes(sequence: Sequence) -> bool:

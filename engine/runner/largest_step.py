@@ -36,7 +36,12 @@ def run_largest_step(
     rows = np.arange(len(queries))
     cache.page_table[:] = rows[:, None]
     metadata = lay_out(
-        cache, model.config.first_attention, rows, np.array(queries), np.full(len(queries), context), trees={}
+        cache,
+        model.config.first_attention,
+        table_rows=rows,
+        queries=np.array(queries),
+        contexts=np.full(len(queries), context),
+        trees={},
     )
     positions = torch.cat([torch.arange(context - count, context) for count in queries])
     with torch.inference_mode():

@@ -86,7 +86,8 @@ class SamplePlan:
         them anew takes longer than the rest of their step, and wakes the garbage collector."""
         if len(self.rows) == len(requests) and not self.num_logprobs:
             self.single_results = [
-                SampledTokens(sequence, draft, [-1], [0.0], [], row) for sequence, draft, row in requests
+                SampledTokens(sequence, draft, tokens=[-1], logprobs=[0.0], details=[], row=row)
+                for sequence, draft, row in requests
             ]
         drafts = [request.draft for request in requests]
         self._sequences = [request.sequence for request in requests]
@@ -379,7 +380,14 @@ def _split_by_branch(plan: SamplePlan, sampled: _SampledRows) -> list[SampledTok
         sequence = request.sequence
         own_details = [] if sequence.logprobs is None else list(islice(details, request.num_samples))
         by_branch.append(
-            SampledTokens(sequence, request.draft, tokens[start:end], logprobs[start:end], own_details, request.row)
+            SampledTokens(
+                sequence,
+                request.draft,
+                tokens=tokens[start:end],
+                logprobs=logprobs[start:end],
+                details=own_details,
+                row=request.row,
+            )
         )
     return by_branch
 

@@ -128,7 +128,9 @@ def _run_step(shape: StepShape, model: Model, cache: KVCache, forward: Forward, 
         depths, visible = np.minimum(depths, 1), np.eye(shape.num_new, dtype=np.bool_)
         visible[:, 0] = True
         trees = {int(row): TreeMask(depths, visible) for row in rows}
-    metadata = lay_out(cache, model.config.first_attention, rows, queries, contexts, trees)
+    metadata = lay_out(
+        cache, model.config.first_attention, table_rows=rows, queries=queries, contexts=contexts, trees=trees
+    )
     positions = torch.from_numpy(shape.context - shape.num_new + depths).repeat(len(rows))
     hidden = forward(Batch(torch.zeros_like(positions), positions), metadata, layers=layers)[: shape.num_sequences]
     logits = model.compute_logits(hidden)

@@ -18,7 +18,7 @@ from engine.runner.batch import ScheduledSequence
 from engine.sampling.grammar import Grammar
 from engine.scheduler.draft import EMPTY_DRAFT, Draft
 from engine.scheduler.sequence import GenerateSequence, Sequence
-from engine.speculation.control.controller import MAX_SKIPPED_STEPS, Controller, DraftOutcome
+from engine.speculation.control.controller import MAX_SKIPPED_STEPS, Controller, DraftOutcome, StepCost
 from engine.speculation.drafter import Drafter, DraftRequest, HiddenStateNeeds, StepResult
 from engine.speculation.stats import SpeculationStats
 from kernels.common import warmup
@@ -209,9 +209,8 @@ class Speculator:
             if not step.has_requests:
                 drafting_seconds = self._amortize(step.drafting_seconds, observing_seconds)
             has_first_runs = warmup.num_first_runs > step.num_first_runs
-            self._skipped.num_left = self.controller.update(
-                outcomes, step.num_tokens, drafting_seconds, step_seconds, has_first_runs
-            )
+            cost = StepCost(step.num_tokens, drafting_seconds, step_seconds, has_first_runs)
+            self._skipped.num_left = self.controller.update(outcomes, cost)
             self._skipped.baseline = len(scheduled)
             self._controller_seconds = self._clock() - observed_at
 

@@ -129,7 +129,9 @@ async def roll_out(
     settings = {name: value for name, value in asdict(plan).items() if name not in ("concurrency", "sampling")}
     settings |= {"stop": list(plan.stop), **sampling}
     with RolloutFile(path, settings) as file:
-        run = _Run(plan, info.context, sampling, engine, judge, file, on_progress)
+        run = _Run(
+            plan, info.context, sampling=sampling, engine=engine, judge=judge, file=file, on_progress=on_progress
+        )
         work = _list_work(problems, plan.solutions)
         try:
             async with asyncio.TaskGroup() as group:
@@ -199,13 +201,17 @@ class _Run:
             elif self.plan.early and shares and shares[-1] == 0:
                 shares.append(0.0)
             else:
-                shares.append(await self._complete(problem, key, step, prompt, so_far, pin_key))
+                shares.append(
+                    await self._complete(problem, key, step=step, prompt=prompt, so_far=so_far, pin_key=pin_key)
+                )
         await self.engine.release(pin_key)
         steps = tuple(pieces[end].text.removesuffix(self.plan.separator).strip() for end in ends)
         hard = tuple(int(share > 0) for share in shares)
         soft = None if self.plan.early else tuple(shares)
         ids = prompt if has_ids(prompt) else ()
-        solution = LabelledSolution(problem.id, problem.question, ids, steps, hard, soft, problem.examples)
+        solution = LabelledSolution(
+            problem.id, problem.question, prompt=ids, steps=steps, hard=hard, soft=soft, examples=problem.examples
+        )
         self.file.finish(key, solution)
 
     def _build_messages(self, problem: RolloutProblem) -> list[dict[str, str]]:

@@ -30,7 +30,12 @@ class SolutionScorer(ABC):
         """Return one score for each solution, in order. ``max_compute`` bounds the tokens computed for one of them."""
         items = tuple([ScoreItem((await self.encode(solution.strip()),), (0,)) for solution in solutions])
         request = ScoreRequest(
-            uuid.uuid4().hex, self.info.id, items, self.token_ids, max_compute, pin_key=self._pin_key
+            uuid.uuid4().hex,
+            self.info.id,
+            items=items,
+            token_ids=self.token_ids,
+            max_compute=max_compute,
+            pin_key=self._pin_key,
         )
         return await read_scores(self.engine, request, self.probability)
 

@@ -108,7 +108,12 @@ class StepScorer:
         """
         items = [await self._build_item(prompt, chain) for chain in chains]
         request = ScoreRequest(
-            uuid.uuid4().hex, self.info.id, tuple(items), self._format.token_ids, max_compute, pin_key=self._pin_key
+            uuid.uuid4().hex,
+            self.info.id,
+            items=tuple(items),
+            token_ids=self._format.token_ids,
+            max_compute=max_compute,
+            pin_key=self._pin_key,
         )
         return await read_scores(self._engine, request, self._format.probability)
 

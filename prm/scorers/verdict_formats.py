@@ -96,7 +96,7 @@ def open_check_format(name: FormatName | None, info: ModelInfo | None, scale: Sc
         case "genprm":
             system = "You are a math teacher. Review and criticise the paragraphs of the solution step by step."
             closing = "<output>\n**Judgement**: $\\boxed{"
-            return VerdictFormat(read_prompt("genprm"), closing, _YES_NO, system, ("<output>",))
+            return VerdictFormat(read_prompt("genprm"), closing, labels=_YES_NO, system=system, stop=("<output>",))
         case _:
             template = read_prompt("check").replace("[[scale]]", _SCALE_NOTES[scale or "yes_no"])
             return VerdictFormat(template, "\nVerdict: ", SCALES[scale or "yes_no"])

@@ -169,7 +169,13 @@ class VerdictWriter:
 
     async def _write_critiques(self, prompt: Tokens, key: str) -> tuple[list[_Critique], VerdictCost]:
         branches = tuple(
-            Branch(self._seed, _hash(f"{key}:{vote}"), self.options.max_tokens, (), (_hash(key), vote))
+            Branch(
+                self._seed,
+                _hash(f"{key}:{vote}"),
+                max_tokens=self.options.max_tokens,
+                generated=(),
+                sibling=(_hash(key), vote),
+            )
             for vote in range(self.options.votes)
         )
         completions = await self._generate(prompt, branches, self.options.sampling)
@@ -222,9 +228,9 @@ class VerdictWriter:
         request = GenerateRequest(
             f"{self._pin_key or 'verdict'}-{uuid.uuid4().hex}",
             self.info.id,
-            prompt,
-            branches,
-            sampling,
+            prompt=prompt,
+            branches=branches,
+            sampling=sampling,
             pin_key=self._pin_key,
             draft=False,  # rejected draft tokens have no place on a verifier's bill
         )

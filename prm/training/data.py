@@ -146,5 +146,9 @@ def _collate(examples: Sequence[EncodedExample], device: str) -> TrainingBatch:
     labels = [label for example in examples for label in example.labels]
     questions = tuple(example.question for example in examples for _ in example.labels)
     return TrainingBatch(
-        ids.to(device), mask.to(device), torch.tensor(at).to(device), torch.tensor(labels).to(device), questions
+        ids.to(device),
+        mask.to(device),
+        at=torch.tensor(at).to(device),
+        labels=torch.tensor(labels).to(device),
+        questions=questions,
     )

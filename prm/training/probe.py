@@ -126,7 +126,16 @@ def train_probe(
     _write(probe, out, {"labels": plan.labels, "steps": len(data.labels), "test_auc": result.auc})
     questions = len(set(data.questions.tolist()))
     seconds = time.monotonic() - started
-    return TrainedProbe(plan.out, best.layers, len(rollouts), len(data.labels), questions, by_layer, result, seconds)
+    return TrainedProbe(
+        plan.out,
+        best.layers,
+        solutions=len(rollouts),
+        steps=len(data.labels),
+        questions=questions,
+        by_layer=by_layer,
+        test=result,
+        seconds=seconds,
+    )
 
 
 def _check_tokens(rollouts: Sequence[LabelledRollout], vocab: int, context: int, plan: ProbePlan) -> None:
@@ -169,7 +178,9 @@ class _Head:
         slope, shift = _minimize(
             [torch.ones(1, 1, dtype=torch.float64), torch.zeros(1, dtype=torch.float64)], logits, data, 0.0
         )
-        return _Head(self.layers, self.mean, self.scale, self.weights, float(slope), float(shift))
+        return _Head(
+            self.layers, self.mean, scale=self.scale, weights=self.weights, slope=float(slope), shift=float(shift)
+        )
 
     def to_probe(self, mark: str) -> Probe:
         weight, bias, *output = self.weights
@@ -177,7 +188,14 @@ class _Head:
         if not output:
             return Probe(mark, self.layers, self.slope * weight, self.slope * bias + self.shift)
         output_bias = self.slope * float(output[1][0]) + self.shift
-        return Probe(mark, self.layers, weight, bias, self.slope * output[0][0], output_bias)
+        return Probe(
+            mark,
+            self.layers,
+            weight=weight,
+            bias=bias,
+            output_weight=self.slope * output[0][0],
+            output_bias=output_bias,
+        )
 
 
 def _fit_best(layers: tuple[int, ...], fitted: StepStates, validation: StepStates, plan: ProbePlan) -> _Head:

@@ -129,7 +129,7 @@ def train(plan: TrainPlan, progress: Progress, stopped: Callable[[], bool] = lam
         progress(step, total, f"loss {running:.4f}")
         ending = stopped()
         if ending or now - saved > SAVE_SECONDS:
-            save_checkpoint(state, model, optimizer, settings, step, seconds)
+            save_checkpoint(state, model, optimizer=optimizer, settings=settings, step=step, seconds=seconds)
             saved = now
         if ending:
             return None
@@ -137,7 +137,15 @@ def train(plan: TrainPlan, progress: Progress, stopped: Callable[[], bool] = lam
     validation = _validate(model, held_out, plan)
     _export(model, plan, out, work)
     shutil.rmtree(work, ignore_errors=True)
-    return Trained(plan.out, total, len(learned), len(held_out), shortened, seconds, validation)
+    return Trained(
+        plan.out,
+        total,
+        examples=len(learned),
+        held_out=len(held_out),
+        shortened=shortened,
+        seconds=seconds,
+        validation=validation,
+    )
 
 
 def schedule(step: int, total: int) -> float:

@@ -38,7 +38,15 @@ def check_policy(folder: Path, template: str | None = None) -> None:
 def is_language_model(folder: Path) -> bool:
     """Return True for a model that writes text and is not known to score steps."""
     text = LocalTokenizer(folder)
-    info = ModelInfo("", text.kind, 0, text.vocab_size, 0, extra=text.notes, architecture=text.architecture)
+    info = ModelInfo(
+        "",
+        text.kind,
+        context=0,
+        vocab_size=text.vocab_size,
+        parameters=0,
+        extra=text.notes,
+        architecture=text.architecture,
+    )
     return text.kind == "generate" and find_format(info) is None
 
 
@@ -50,7 +58,16 @@ def check_prm(folder: Path, name: str, format_name: str | None, template: str | 
     tokenizer = _FolderTokenizer(folder, template)
     text = tokenizer.text
     extra = text.notes | ({} if format_name is None else {FORMAT_NOTE: format_name})
-    info = ModelInfo(name, text.kind, 0, text.vocab_size, 0, extra=extra, architecture=text.architecture, bos=text.bos)
+    info = ModelInfo(
+        name,
+        text.kind,
+        context=0,
+        vocab_size=text.vocab_size,
+        parameters=0,
+        extra=extra,
+        architecture=text.architecture,
+        bos=text.bos,
+    )
     if is_outcome_model(info):
         raise EngineError(
             f"model {name!r} scores finished solutions, not steps: serve it by an engine of its own, whose address is "

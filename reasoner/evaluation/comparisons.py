@@ -93,7 +93,11 @@ class Results:
                 continue
             needed, reached = curve.cost_of(self._bootstrap.means(scores.column("correct")))
             times = Estimate.from_means(needed / self._bootstrap.means(scores.column("total_tokens")))
-            savings.append(TokenSaving(case.label, n, times.value, times.low, times.high, bound=not bool(reached[0])))
+            savings.append(
+                TokenSaving(
+                    case.label, n, times=times.value, low=times.low, high=times.high, bound=not bool(reached[0])
+                )
+            )
         return savings
 
     def document(self) -> dict[str, Any]:
@@ -124,22 +128,24 @@ class Results:
         if case.name == GREEDY:
             return
         if (greedy := self._find(GREEDY, 1)) is not None:
-            yield self._compare_paired(case, n, scores, greedy, GREEDY, "")
+            yield self._compare_paired(case, n, ours=scores, theirs=greedy, over=GREEDY, what="")
         if case.label != MAJORITY and (curve := self._build_curve(MAJORITY, "total_tokens")) is not None:
-            yield self._compare_at_equal_tokens(case, n, scores, "correct", curve, MAJORITY)
+            yield self._compare_at_equal_tokens(case, n, scores=scores, value="correct", curve=curve, over=MAJORITY)
         if case in self.plan.live and (curve := self._build_curve(CEILING, "total_tokens")) is not None:
-            yield self._compare_at_equal_tokens(case, n, scores, "reached", curve, "sampling, both ended by the rule")
+            yield self._compare_at_equal_tokens(
+                case, n, scores=scores, value="reached", curve=curve, over="sampling, both ended by the rule"
+            )
         if case.params and (plain := self._find(case.name, n)) is not None:
-            yield self._compare_paired(case, n, scores, plain, case.name, "equal n")
+            yield self._compare_paired(case, n, ours=scores, theirs=plain, over=case.name, what="equal n")
         if case.name != BEST_OF_N and (best := self._find(BEST_OF_N, n)) is not None:
-            yield self._compare_paired(case, n, scores, best, BEST_OF_N, "equal n")
+            yield self._compare_paired(case, n, ours=scores, theirs=best, over=BEST_OF_N, what="equal n")
 
     def _compare_paired(
         self, case: StrategyCase, n: int, ours: ProblemScores, theirs: ProblemScores, over: str, what: str
     ) -> StrategyComparison:
         means = self._bootstrap.means(ours.column("correct") - theirs.column("correct"))
         cost = float(ours.column("total_tokens").mean() / theirs.column("total_tokens").mean())
-        return _create_comparison(case, n, over, what, means, cost)
+        return _create_comparison(case, n, over=over, what=what, means=means, cost=cost)
 
     def _compare_at_equal_tokens(
         self, case: StrategyCase, n: int, scores: ProblemScores, value: str, curve: CostCurve, over: str
@@ -147,7 +153,9 @@ class Results:
         tokens = self._bootstrap.means(scores.column("total_tokens"))
         means = self._bootstrap.means(scores.column(value)) - curve.interpolate(tokens)
         cost, note = _measure_overhang(curve, tokens, over)
-        return _create_comparison(case, n, over, "nearest tokens" if note else "equal tokens", means, cost, note)
+        return _create_comparison(
+            case, n, over=over, what="nearest tokens" if note else "equal tokens", means=means, cost=cost, note=note
+        )
 
     def _compare_at_equal_flops(self, case: StrategyCase, model: str) -> Iterator[StrategyComparison]:
         """Yield the comparison with a large model's greedy decoding, interpolated to its FLOPs."""
@@ -159,14 +167,24 @@ class Results:
         means = curve.interpolate(flops) - self._bootstrap.means(large.column("correct"))
         cost, note = _measure_overhang(curve, flops, case.label)
         what = "nearest FLOPs" if note else "equal FLOPs"
-        yield _create_comparison(case, 0, f"{GREEDY} of {model}", what, means, 1 / cost, note)
+        yield _create_comparison(case, 0, over=f"{GREEDY} of {model}", what=what, means=means, cost=1 / cost, note=note)
 
 
 def _create_comparison(
     case: StrategyCase, n: int, over: str, what: str, means: Values, cost: float, note: str = ""
 ) -> StrategyComparison:
     difference = Estimate.from_means(means)
-    return StrategyComparison(case.label, n, over, what, difference.value, difference.low, difference.high, cost, note)
+    return StrategyComparison(
+        case.label,
+        n,
+        over=over,
+        what=what,
+        difference=difference.value,
+        low=difference.low,
+        high=difference.high,
+        cost=cost,
+        note=note,
+    )
 
 
 def _measure_overhang(curve: CostCurve, cost: Values, name: str) -> tuple[float, str]:

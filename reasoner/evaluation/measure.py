@@ -127,7 +127,7 @@ async def evaluate(setting: EvaluationContext, file: RunFile, advance: Advance) 
             advance(stage, len(problems) - len(todo), len(problems))
             if todo:
                 await setting.engine.clear_cache()
-                await _measure_stage(setting, stage, todo, file, advance)
+                await _measure_stage(setting, stage, todo=todo, file=file, advance=advance)
 
 
 async def _measure_stage(
@@ -224,7 +224,7 @@ async def _run_pool(setting: EvaluationContext, stage: Stage, problem: Problem, 
     cases = [(case, plan.grid() if case.label == MAJORITY else plan.ns) for case in plan.pooled]
     if not any(case.label == MAJORITY for case in plan.pooled):
         cases.append((StrategyCase(MAJORITY, MAJORITY), plan.grid()))
-    return await decide(pool, problem.id, stage.seed, cases, plan.grid(), Equivalence())
+    return await decide(pool, problem.id, seed=stage.seed, cases=cases, ceiling=plan.grid(), equal=Equivalence())
 
 
 def _create_spec(setting: EvaluationContext, stage: Stage, problem: Problem, case: StrategyCase) -> JobSpec:

@@ -80,15 +80,17 @@ class EvaluationPlan:
 
     def stages(self) -> list[Stage]:
         """Return the stages in order of execution. Greedy decoding is deterministic, so one seed suffices."""
-        stages = [Stage(case.label, self.model, 0, case, 1) for case in self.live if case.name == GREEDY]
-        stages += [Stage(f"{GREEDY} {model}", model, 0, StrategyCase(GREEDY, GREEDY), 1) for model in self.against]
+        stages = [Stage(case.label, self.model, seed=0, case=case, n=1) for case in self.live if case.name == GREEDY]
+        stages += [
+            Stage(f"{GREEDY} {model}", model, seed=0, case=StrategyCase(GREEDY, GREEDY), n=1) for model in self.against
+        ]
         for seed in range(self.seeds):
             if self.pooled:
-                stages.append(Stage(POOL, self.model, seed, None, self.ns[-1]))
+                stages.append(Stage(POOL, self.model, seed=seed, case=None, n=self.ns[-1]))
             for case in (case for case in self.live if case.name != GREEDY):
                 for n in case.counts(self.live_ns):
                     name = f"{case.label} n={n}" if case.takes_n else case.label
-                    stages.append(Stage(name, self.model, seed, case, n))
+                    stages.append(Stage(name, self.model, seed=seed, case=case, n=n))
         return stages
 
     def document(self) -> dict[str, Any]:

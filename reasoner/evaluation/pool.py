@@ -81,7 +81,14 @@ class SamplePool:
         ids: dict[tuple[int, Token], int] = {}
         nodes = sorted(search.root.children, key=lambda node: node.path)  # independent of the order of arrival
         samples = tuple(
-            Sample(node, right[node], node.reason, node.scores, node.score, _prefix_ids(node.completion_ids, ids))
+            Sample(
+                node,
+                right[node],
+                reason=node.reason,
+                scores=node.scores,
+                score=node.score,
+                prefixes=_prefix_ids(node.completion_ids, ids),
+            )
             for node in nodes
         )
         scored = [sample.prefixes for sample in samples if sample.score is not None]
@@ -278,7 +285,7 @@ async def decide(
             columns = zip(_MEANS, zip(*measured, strict=True), strict=True)
             means = {name: sum(values) / len(values) for name, values in columns}
             cost = _compute_cost(pool, means["tokens"], means["verifier_tokens"])
-            runs.append(Run(pool.spec.model or "", case.label, n, seed, problem, **means, **cost))
+            runs.append(Run(pool.spec.model or "", case.label, n=n, seed=seed, problem=problem, **means, **cost))
     return runs
 
 
@@ -295,9 +302,9 @@ def _compute_ceiling(pool: SamplePool, problem: str, seed: int, n: int) -> Run:
     return Run(
         model,
         CEILING,
-        n,
-        seed,
-        problem,
+        n=n,
+        seed=seed,
+        problem=problem,
         correct=reached,
         reached=reached,
         answered=answered,

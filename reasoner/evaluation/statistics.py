@@ -81,9 +81,9 @@ class ProblemScores:
         return Row(
             first.strategy,
             first.n,
-            float(correct.mean()),
-            low,
-            high,
+            accuracy=float(correct.mean()),
+            low=low,
+            high=high,
             **means,
             accuracy_strict=float(self.column("correct_strict").mean()),
             model=first.model,

@@ -81,7 +81,7 @@ async def _ask_logprobs(context: StreamContext, node: Node, count: int, key: str
         return PendingEntry(key, "logprobs", data, Usage())
     data |= _describe(completion, num_answer)
     spend = rate.verification_usage(completion.prompt_tokens - completion.cached_tokens, completion.cached_tokens)
-    return PendingEntry(key, "logprobs", data, spend, most)
+    return PendingEntry(key, "logprobs", data=data, spend=spend, reserved=most)
 
 
 async def _score(search: SearchContext, request: GenerateRequest) -> Completion | None:

@@ -146,7 +146,7 @@ def _check_room(context: StreamContext, lengths: list[int]) -> None:
 
 def _add_candidate(root: Node, data: dict[str, Any]) -> Node:
     prefix = root.prefix + read_tokens(data["token_ids"], root.prefix)
-    node = Node((int(data["node"]),), root, prefix, data["text"], data["tokens"])
+    node = Node((int(data["node"]),), root, prefix=prefix, text=data["text"], tokens=data["tokens"])
     add_end(node, data)
     node.parts = read_parts(data)
     node.thought = data["thought"]["state"] if "thought" in data else None

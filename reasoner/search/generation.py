@@ -33,7 +33,7 @@ from reasoner.tree import Node, Reason
 
 SEGMENT_TOKENS = 512
 """Tokens of a branch that one engine request generates. Each further request costs about one engine step."""
-NOTHING = Completion(0, (), "", "length", None, logprob=0.0, prompt_tokens=0, cached_tokens=0)
+NOTHING = Completion(0, (), text="", finish_reason="length", stop=None, logprob=0.0, prompt_tokens=0, cached_tokens=0)
 """A segment without tokens."""
 
 

@@ -86,7 +86,7 @@ class ReplayLog:
         for item in pending:
             spend = self._ledger.commit(item.reserved, item.spend)
             data = item.data | {"batch": self._batch}
-            entries.append(Entry(item.key, item.type, data, spend, self._ledger.elapsed_seconds()))
+            entries.append(Entry(item.key, item.type, data=data, spend=spend, elapsed=self._ledger.elapsed_seconds()))
             bill_model(self.usage_by_model, entries[-1])
         self._batch += 1
         if entries:

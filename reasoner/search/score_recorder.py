@@ -96,7 +96,7 @@ class ScoreRecorder:
             **self._context.name_model(self._context.search.verifier),
         }
         spend = _count_unscored(scored.score, scored.spend, scored.node.id)
-        return PendingEntry(f"score:{scored.node.id}", "score", data, spend, scored.reserved)
+        return PendingEntry(f"score:{scored.node.id}", "score", data=data, spend=spend, reserved=scored.reserved)
 
 
 class ComparisonRecorder:
@@ -153,7 +153,7 @@ class ComparisonRecorder:
             **self._context.name_model(self._context.search.verifier),
         }
         spend = _count_unscored(scored.score, scored.spend, " and ".join(data["nodes"]))
-        return PendingEntry(_pair_key(scored.pair), "compare", data, spend, scored.reserved)
+        return PendingEntry(_pair_key(scored.pair), "compare", data=data, spend=spend, reserved=scored.reserved)
 
 
 def _describe_missing(num_missing: int, num_found: int, what: str) -> str | None:

@@ -79,7 +79,7 @@ class PairScorer(Protocol):
 def without_verdict(node: Node, reading: VerifierScores, spend: Usage, reserved: Amount) -> NodeScore:
     """Return the score of a node on which the verifier gave no verdict, with what it said instead."""
     verdict = {"score": None, "votes": [None], "critiques": [reading.unread or ""]}
-    return NodeScore(node, None, (), spend, reserved, {"verdicts": [[verdict]]})
+    return NodeScore(node, None, steps=(), spend=spend, reserved=reserved, details={"verdicts": [[verdict]]})
 
 
 def inherited_scores(node: Node) -> tuple[float, ...]:
@@ -173,7 +173,7 @@ class BudgetedReader:
                 continue
             steps = reading.scores or ()
             score = aggregate_score(inherited_scores(node) + steps, aggregation)
-            scored.append(NodeScore(node, score, steps, self.spend(reading), reserved))
+            scored.append(NodeScore(node, score, steps=steps, spend=self.spend(reading), reserved=reserved))
         return scored
 
     def spend(self, reading: VerifierScores) -> Usage:

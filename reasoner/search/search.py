@@ -53,7 +53,7 @@ class Search:
         self._replay_log = replay_log
         self._open_streams: set[Stream] = set()
         answers = AnswerFinder(spec.answer, context.ledger.seconds_until_cut)
-        self._shared = StreamContext(context, spec.seed, replay_log, answers, self.root)
+        self._shared = StreamContext(context, spec.seed, replay_log=replay_log, answers=answers, root=self.root)
         self._shared.finish_from_reserve = self._finish_from_reserve
         self._shared.reserve_for_answer()
         if context.journal.grant_source is not None:

@@ -164,7 +164,9 @@ class Stream:
             )
             sampling = _count_earlier_tokens(params[parent.policy], parent)
             for index in range(parent.num_children_requested, parent.num_children_requested + count):
-                branch = Generation(op, (*parent.path, index), sampling, start, rules, wave=self._calls)
+                branch = Generation(
+                    op, (*parent.path, index), sampling=sampling, recorded=start, rules=rules, wave=self._calls
+                )
                 self._pending[branch.key] = branch
             parent.num_children_requested += count
         self._calls += 1
@@ -263,7 +265,7 @@ class Stream:
         if part.call_ended is not None:
             data["call_ended"] = part.call_ended
         data |= describe_refusal(part.refusal)
-        return PendingEntry(branch.key, "node", data, spend, part.reserved)
+        return PendingEntry(branch.key, "node", data=data, spend=spend, reserved=part.reserved)
 
     def _apply(self, entries: Iterable[Entry]) -> list[Node]:
         """Apply parts to their pending branches, and return the nodes of those that ended."""
@@ -314,7 +316,9 @@ class Stream:
         rest = part.reserved - Amount.from_usage(part.spend) if keep_reserved else NO_AMOUNT
         data = {"node": part.branch.id, "tokens": len(part.token_ids), "withheld": list(rest)}
         data |= self._context.name_model(self._context.search.policy(part.branch.parent).model)
-        return PendingEntry(f"lost:{uuid.uuid4().hex}", BILLED_ONLY, data, part.spend, part.reserved - rest)
+        return PendingEntry(
+            f"lost:{uuid.uuid4().hex}", BILLED_ONLY, data=data, spend=part.spend, reserved=part.reserved - rest
+        )
 
 
 def _count_earlier_tokens(sampling: SamplingParams, parent: Node) -> SamplingParams:

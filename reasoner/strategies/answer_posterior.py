@@ -47,7 +47,9 @@ async def estimate_posterior(search: Search) -> Choice:
     order = sorted(range(len(groups)), key=lambda index: -weights[index])
     total = sum(weights) * (len(candidates) + abstained) / len(candidates)
     leaders = [AnswerLeader(chosen[index], weights[index] / total if total > 0 else None) for index in order]
-    return Choice(chosen[order[0]], confidence, [votes[index] for index in order], abstained, leaders)
+    return Choice(
+        chosen[order[0]], confidence, votes=[votes[index] for index in order], abstained=abstained, leaders=leaders
+    )
 
 
 def num_independent(group: Sequence[Node]) -> int:

@@ -56,7 +56,7 @@ def create_strategy(stages: Mapping[str, Strategy[Any]]) -> Strategy[Auto]:
         return choice
 
     supports = {Feature.CONSTRAINT, Feature.EARLY_STOP}
-    return Strategy("auto", Auto, run, VerifierUse.OPTIONAL, DecidedBy.VOTE, supports=supports)
+    return Strategy("auto", Auto, run=run, verifier=VerifierUse.OPTIONAL, decided_by=DecidedBy.VOTE, supports=supports)
 
 
 async def sample_stepwise(search: Search, count: int) -> None:

@@ -213,4 +213,4 @@ def elect(counted: Sequence[tuple[Vote, list[Node]]], weights: dict[Node, float]
     shares = [vote.weight / total if total > 0 else None for vote, _ in counted]
     best = [max(members, key=lambda member: (weights[member], member.score is not None)) for _, members in counted]
     leaders = [AnswerLeader(node, share) for node, share in zip(best, shares, strict=True)]
-    return Choice(best[0], shares[0], [vote for vote, _ in counted], abstained, leaders)
+    return Choice(best[0], shares[0], votes=[vote for vote, _ in counted], abstained=abstained, leaders=leaders)

@@ -75,12 +75,12 @@ def _read_blocks(text: str) -> Iterator[_Block]:
         if language is not None and line.rstrip() == _FENCE:
             code, ends_text = "\n".join(lines[begin:number]), not _has_text(lines[number + 1 :])
             follows = end >= 0 and not _has_text(lines[end + 1 : begin - 1])
-            yield _Block(language, code, True, ends_text, follows)
+            yield _Block(language, code, is_closed=True, ends_text=ends_text, follows_block=follows)
             language, end = None, number
         elif language is None and (opening := _OPENING.fullmatch(line)):
             language, begin = opening[1].lower(), number + 1
     if language is not None:
-        yield _Block(language, "\n".join(lines[begin:]), False, True, False)
+        yield _Block(language, "\n".join(lines[begin:]), is_closed=False, ends_text=True, follows_block=False)
 
 
 def _has_text(lines: Sequence[str]) -> bool:

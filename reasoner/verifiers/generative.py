@@ -75,9 +75,9 @@ class GenerativeNodeScorer:
             details["criteria"] = dict(zip(names, [verdict.score for verdict in groups[-1]], strict=True))
         counted = tuple(step for step in steps if step is not None)
         if len(counted) < len(steps):
-            return NodeScore(node, None, (), answered.spend, answered.reserved, details)
+            return NodeScore(node, None, steps=(), spend=answered.spend, reserved=answered.reserved, details=details)
         score = aggregate_score(inherited_scores(node) + counted, self._verifier.aggregation)
-        return NodeScore(node, score, counted, answered.spend, answered.reserved, details)
+        return NodeScore(node, score, steps=counted, spend=answered.spend, reserved=answered.reserved, details=details)
 
     def _read_node(self, node: Node) -> str:
         return node.read_text(self._verifier.reads)

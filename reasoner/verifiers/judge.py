@@ -20,7 +20,13 @@ async def open_judge(context: VerifierContext) -> NodeScorer:
     judge = await Judge.open(context.engine, model, context.spec.rendered_conversation, context.pin_key)
     head = await judge.head()
     check_fits_context(model, head)
-    return JudgeNodeScorer(judge, head, BudgetedReader(context.ledger, model), verifier.aggregation, verifier.reads)
+    return JudgeNodeScorer(
+        judge,
+        head,
+        reader=BudgetedReader(context.ledger, model),
+        aggregation=verifier.aggregation,
+        reads=verifier.reads,
+    )
 
 
 class JudgeNodeScorer:

@@ -57,7 +57,7 @@ class OutcomeNodeScorer:
         spend = self._reader.spend(reading)
         if reading.unread is not None:
             return without_verdict(node, reading, spend, reserved)
-        return NodeScore(node, aggregate_score(reading.scores or (), "last"), (), spend, reserved)
+        return NodeScore(node, aggregate_score(reading.scores or (), "last"), steps=(), spend=spend, reserved=reserved)
 
     async def _ask_scorer(self, nodes: Sequence[Node], bound: int | None) -> Sequence[VerifierScores]:
         return await self._scorer.score([node.read_text(self._reads) for node in nodes], max_compute=bound)

@@ -68,4 +68,10 @@ class WrittenPairScorer:
         details: dict[str, object] = {"verdicts": [shorten(verdict) for verdict in verdicts]}
         if rubric:
             details["criteria"] = dict(zip([criterion.name for criterion in rubric], scores, strict=True))
-        return PairScore(answered.item, weigh_criteria(rubric, scores), answered.spend, answered.reserved, details)
+        return PairScore(
+            answered.item,
+            weigh_criteria(rubric, scores),
+            spend=answered.spend,
+            reserved=answered.reserved,
+            details=details,
+        )

@@ -83,11 +83,13 @@ class ProbeNodeScorer:
     def _decoded_score(self, node: Node, reserved: Amount) -> NodeScore:
         assert node.probe is not None
         score = aggregate_score((*inherited_scores(node), node.probe), self._aggregation)
-        return NodeScore(node, score, (node.probe,), Usage(flops=float(self._flops)), reserved)
+        return NodeScore(node, score, steps=(node.probe,), spend=Usage(flops=float(self._flops)), reserved=reserved)
 
     async def _read_states(self, nodes: Sequence[Node], bound: int | None) -> Sequence[VerifierScores]:
         """Read the state that predicted each node's last token, as decoding does."""
         items = tuple(ScoreItem((node.prefix[:-1],), (0,)) for node in nodes)
         pin_key = self._context.pin_key
-        request = ScoreRequest(uuid.uuid4().hex, self._model.id, items, (), bound, pin_key=pin_key, probe=True)
+        request = ScoreRequest(
+            uuid.uuid4().hex, self._model.id, items=items, token_ids=(), max_compute=bound, pin_key=pin_key, probe=True
+        )
         return await read_scores(self._context.engine, request, lambda values: values[0])

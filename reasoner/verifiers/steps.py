@@ -27,7 +27,13 @@ async def open_prm(context: VerifierContext) -> NodeScorer:
     scorer = StepScorer(context.engine, model, context.pin_key)
     prompt = await scorer.encode_question(context.spec.rendered_conversation)
     check_fits_context(model, prompt.size)
-    return PrmNodeScorer(scorer, prompt, BudgetedReader(context.ledger, model), verifier.aggregation, verifier.reads)
+    return PrmNodeScorer(
+        scorer,
+        prompt,
+        reader=BudgetedReader(context.ledger, model),
+        aggregation=verifier.aggregation,
+        reads=verifier.reads,
+    )
 
 
 class PrmNodeScorer:

@@ -202,7 +202,7 @@ async def open_verdicts(
         context.engine, model, verdict_format, options, seed=seed, pin_key=context.pin_key
     )
     question = as_text(context.spec.rendered_conversation)
-    return BudgetedVerdicts(question, template, verifier.rubric, writer, context.ledger)
+    return BudgetedVerdicts(question, template, rubric=verifier.rubric, writer=writer, ledger=context.ledger)
 
 
 def weigh_criteria(criteria: Sequence[Criterion], scores: Sequence[float | None]) -> float | None:

@@ -17,7 +17,7 @@ from engine.core.engine_core import EngineCore
 from engine.protocol.options import EngineOptions
 from engine.protocol.types import Branch, Completion, EngineError, GenerateRequest, SamplingParams
 from engine.scheduler.sequence import Event, Request
-from engine.speculation.control.controller import DraftOutcome, FixedController
+from engine.speculation.control.controller import DraftOutcome, FixedController, StepCost
 from engine.speculation.load import load_drafter
 from recipes.speculation.target import Target
 from recipes.speculation.texts import SEED, Author, Prompts, Text
@@ -32,9 +32,7 @@ class _Counter(FixedController):
 
     accepted: list[int] = field(default_factory=list)
 
-    def update(
-        self, outcomes: Sequence[DraftOutcome], _tokens: int, _drafting: float, _step: float, _first: bool, /
-    ) -> int:
+    def update(self, outcomes: Sequence[DraftOutcome], _cost: StepCost, /) -> int:
         self.accepted.extend(len(outcome.accepted) for outcome in outcomes)
         return 0
 

@@ -79,9 +79,13 @@ def parse_broker_url(url: str) -> BrokerAddress:
     database = _read_database(parts.path.removeprefix("/") or "0", "redis://HOST:6379/3")
     if parts.scheme == "redis":
         _refuse_options(query)
-        return BrokerAddress("tcp", host, _read_port(parts), "", database, username, password)
+        return BrokerAddress(
+            "tcp", host, port=_read_port(parts), path="", database=database, username=username, password=password
+        )
     tls = _read_tls_options(query)
-    return BrokerAddress("tls", host, _read_port(parts), "", database, username, password, tls)
+    return BrokerAddress(
+        "tls", host, port=_read_port(parts), path="", database=database, username=username, password=password, tls=tls
+    )
 
 
 def _split(url: str) -> SplitResult:

@@ -114,5 +114,10 @@ class EngineProfile(WithApiKey):
     def chat(self) -> ChatOptions:
         """The properties of a chat server."""
         return ChatOptions(
-            self.models, self.context, frozenset(self.omit), self.prefill, self.thinking_limit, self.verdict_tokens
+            self.models,
+            self.context,
+            omit=frozenset(self.omit),
+            prefill=self.prefill,
+            thinking_limit=self.thinking_limit,
+            verdict_tokens=self.verdict_tokens,
         )

@@ -30,4 +30,6 @@ async def _check_server(endpoint: Endpoint, url: str) -> list[Consistency]:
         )
     except EngineError as error:
         name = ", ".join(endpoint.models) or "engine"
-        return [Consistency(name, hide_login(url), "", "unreachable", f"cannot be asked: {error}")]
+        return [
+            Consistency(name, hide_login(url), server="", verdict="unreachable", detail=f"cannot be asked: {error}")
+        ]

@@ -92,7 +92,15 @@ def list_endpoints(settings: Settings, urls: Sequence[str] = (), *, redis: Redis
         limits = engine.limits
         throttle = LocalThrottle(limits) if redis is None else SharedThrottle(redis, name, limits)
         key = engine.read_api_key()
-        endpoint = Endpoint(engine.models, engine.url, key, engine.tokenizer, engine.kind, engine.chat, throttle)
+        endpoint = Endpoint(
+            engine.models,
+            engine.url,
+            api_key=key,
+            tokenizer=engine.tokenizer,
+            kind=engine.kind,
+            chat=engine.chat,
+            throttle=throttle,
+        )
         endpoints.append(replace(endpoint, silence_seconds=engine.silence_seconds))
     return endpoints
 

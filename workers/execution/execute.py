@@ -97,7 +97,15 @@ async def execute(
         try:
             active: Claim | None = claim
             while active is not None:
-                search = _run_search(active, store, engine, run, shutting_down, heartbeat, cancelled)
+                search = _run_search(
+                    active,
+                    store,
+                    engine=engine,
+                    run=run,
+                    shutting_down=shutting_down,
+                    heartbeat=heartbeat,
+                    cancelled=cancelled,
+                )
                 active = await _record_outcome(active, store, search, engine_wait)
         except LeaseLost:
             log.warning("lease lost: another worker has the job")

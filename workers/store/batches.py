@@ -71,7 +71,7 @@ class BatchStore:
                 "HMGET", job_key(job_id), "status", "result", "granted", *_SPENT
             )
             if status is not None:  # otherwise deleted since
-                jobs.append(_build_job(job_id, status, result, granted, spent))
+                jobs.append(_build_job(job_id, status, result=result, granted=granted, spent=spent))
         return _build_document(fields) | {"jobs": jobs}
 
     async def list_batches(self, *, owner: str | None, after: str | None, limit: int) -> list[BatchDocument]:

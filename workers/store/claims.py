@@ -68,7 +68,16 @@ class Claims(RedisClient):
             return None
         token, attempt, owner, spec, origin, granted, share_state = claim
         share = None if granted is None else StoredGrants(int(granted), share_state == "closed")
-        return Claim(job_id, token, attempt, owner, json.loads(spec), lease, Origin.from_json(origin or "{}"), share)
+        return Claim(
+            job_id,
+            token,
+            attempt=attempt,
+            owner=owner,
+            spec=json.loads(spec),
+            lease=lease,
+            origin=Origin.from_json(origin or "{}"),
+            share=share,
+        )
 
     async def heartbeat(self, claim: Claim) -> LeaseState:
         """Renew the lease."""

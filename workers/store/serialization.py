@@ -44,7 +44,9 @@ def event(entry_id: str, fields: dict[str, str]) -> Event:
 def entry(fields: dict[str, str]) -> Entry:
     """Return an entry with a key in the replay log's format."""
     spend = Usage.model_validate_json(fields["spend"])
-    return Entry(fields["key"], fields["type"], json.loads(fields["data"]), spend, float(fields["elapsed"]))
+    return Entry(
+        fields["key"], fields["type"], data=json.loads(fields["data"]), spend=spend, elapsed=float(fields["elapsed"])
+    )
 
 
 def document(fields: dict[str, str]) -> JobDocument:

@@ -112,7 +112,7 @@ def span(name: str, kind: Kind, attributes: Mapping[str, Attribute], parent: str
         return
     from opentelemetry.trace import use_span
 
-    begun = _begin(_tracer, name, kind, attributes, parent)
+    begun = _begin(_tracer, name, kind=kind, attributes=attributes, parent=parent)
     with _end_span(begun), use_span(begun, record_exception=False, set_status_on_exception=False):
         token = TRACEPARENT.set(traceparent())
         try:

@@ -58,7 +58,7 @@ async def deliver(job_id: str, *, store: JobStore, settings: Settings) -> None:
     if outcome != "claimed":
         return
     token, number, seq, address, owner = claim
-    attempt = Attempt(job_id, token, number, int(seq), address, owner)
+    attempt = Attempt(job_id, token, number=number, seq=int(seq), address=address, owner=owner)
     logger = log.bind(job=job_id, attempt=number)
     try:
         job = await store.get(job_id)
@@ -70,10 +70,10 @@ async def deliver(job_id: str, *, store: JobStore, settings: Settings) -> None:
     except (ForbiddenAddress, SendFailed) as error:
         final = isinstance(error, ForbiddenAddress) or error.status == _GONE or number == max_attempts
         pause = 0.0 if final else PAUSES[number - 1] * random.uniform(1 - _JITTER, 1 + _JITTER)
-        await _settle(store, attempt, "failed" if final else "pending", str(error), pause)
+        await _settle(store, attempt, state="failed" if final else "pending", error=str(error), pause=pause)
         logger.warning("webhook failed", error=str(error), final=final)
     else:
-        await _settle(store, attempt, "delivered", "", 0.0)
+        await _settle(store, attempt, state="delivered", error="", pause=0.0)
         logger.info("webhook delivered")
 
 

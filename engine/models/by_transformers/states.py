@@ -171,7 +171,7 @@ def wrap_mixers(body: torch.nn.Module) -> list[_Mixer]:
         if not found or not isinstance(layer, int):
             raise EngineError(f"{type(module).__name__} keeps a state that it does not get as an argument")
         outer = name
-        mixer = _Mixer(len(mixers), layer, module.forward, signature, found[0])
+        mixer = _Mixer(len(mixers), layer, compute=module.forward, signature=signature, cache_argument=found[0])
         module.forward = mixer.forward
         mixers.append(mixer)
     return mixers

@@ -39,7 +39,7 @@ def read_attention(prefix: str, family: Family, fields: dict[str, Any]) -> tuple
     sliding = replace(full, window=window)
     if family.delta is not None or family.has_convolutions or family.mamba is not None:
         return (full,) * num_layers
-    types = _read_layer_types(prefix, family, fields, num_layers, window)
+    types = _read_layer_types(prefix, family, fields=fields, num_layers=num_layers, window=window)
     layers = tuple(sliding if kind == _SLIDING else full for kind in types)
     return change_heads(fields, layers, types) if prefix == "Gemma4" else layers
 
@@ -162,7 +162,7 @@ def _read_layer_types(
     """Return for each layer whether it sees all keys or a sliding window."""
     types = fields.get("layer_types")
     if types is None:
-        types = _default_layer_types(prefix, family, fields, num_layers, window)
+        types = _default_layer_types(prefix, family, fields=fields, num_layers=num_layers, window=window)
     if len(types) != num_layers:
         raise EngineError(f"layer_types must be {num_layers} of {_FULL!r} and {_SLIDING!r}, but is {types}")
     if others := set(types) - {_FULL, _SLIDING}:

@@ -150,7 +150,15 @@ class ChatJudge:
             is_cut = find_end_reason(read_finish(choice) or "stop") == "length"
             likeliest = _read_likeliest(choice.get("logprobs") or {})
         has_thought = bool(thought or reported_thought or find_thought(text))
-        return _Answer(thought, text.strip(), likeliest, is_cut, has_thought, computed, cached)
+        return _Answer(
+            thought,
+            text.strip(),
+            likeliest=likeliest,
+            is_cut=is_cut,
+            has_thought=has_thought,
+            computed=computed,
+            cached=cached,
+        )
 
 
 def _read_likeliest(logprobs: Json) -> Likeliest:

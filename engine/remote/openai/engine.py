@@ -77,9 +77,10 @@ class CompletionsEngine(OpenAICompatibleEngine):
         if request.token_ids:
             wanted = {token: self._requests.name_token(token) for token in require_ids(request.token_ids)}
             texts = [self._requests.make_prompt(prompt) for prompt in prompts]
-            result = await self._scores.logits(index, request.model, texts, wanted, salt)
+            result = await self._scores.logits(index, request.model, prompts=texts, wanted=wanted, salt=salt)
         else:
-            result = await self._scores.rows(index, request.model, tokens[: max(reads) + 1], reads, salt)
+            end = max(reads) + 1
+            result = await self._scores.rows(index, request.model, tokens=tokens[:end], reads=reads, salt=salt)
         if request.max_compute is not None and result.computed_tokens > request.max_compute:
             raise self._build_refusal(f"be held to a budget: it reports {result.computed_tokens} tokens for {needed}")
         return result
@@ -122,10 +123,10 @@ class CompletionsEngine(OpenAICompatibleEngine):
         info = ModelInfo(
             entry["id"],
             "generate",
-            int(context),
-            0,
-            0 if self._text is None else self._text.parameters,
-            extra,
+            context=int(context),
+            vocab_size=0,
+            parameters=0 if self._text is None else self._text.parameters,
+            extra=extra,
             isolates=self._dialect.salts,
             capabilities=self._dialect.capabilities,
         )

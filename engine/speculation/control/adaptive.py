@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from engine.scheduler.draft import Draft
 from engine.scheduler.sequence import GenerateSequence
 from engine.speculation.control.acceptance import AcceptanceByDepth, AcceptanceCalibrator
-from engine.speculation.control.controller import MAX_SKIPPED_STEPS, DraftOutcome
+from engine.speculation.control.controller import MAX_SKIPPED_STEPS, DraftOutcome, StepCost
 from engine.speculation.control.cost_model import NO_DRAFT, DraftSize, StepCostModel, batch_bucket
 from engine.speculation.control.step_cost_trials import StepCostTrial
 from engine.speculation.drafter import DraftRequest
@@ -161,9 +161,7 @@ class AdaptiveController:
         self._num_requests = len(requests)
         return [self._calibrator.trim(draft, self._min_prob) for draft in drafts]
 
-    def update(
-        self, outcomes: Sequence[DraftOutcome], tokens: int, drafting: float, step: float, first: bool, /
-    ) -> int:
+    def update(self, outcomes: Sequence[DraftOutcome], cost: StepCost, /) -> int:
         if self._num_unmeasured:
             self._num_unmeasured -= 1
             return 0
@@ -177,9 +175,9 @@ class AdaptiveController:
             branches, trial = len(self._sizes), bucket.trial
             if not trial.is_about(branches):
                 trial.count_mismatch()
-            elif not (first and trial.should_discard_warmup()):
+            elif not (cost.has_first_runs and trial.should_discard_warmup()):
                 won = sum(len(outcome.accepted) for outcome in outcomes) / branches
-                trial.add(drafting, step, tokens - self._num_base_tokens, len(outcomes), won)
+                trial.add(cost, cost.num_tokens - self._num_base_tokens, len(outcomes), won)
             if trial.is_done:
                 self._conclude(bucket, trial)
             return 0

@@ -24,6 +24,18 @@ class DraftOutcome(NamedTuple):
     """Indices of the accepted tokens, from the root down."""
 
 
+class StepCost(NamedTuple):
+    """Tokens and seconds of a step."""
+
+    num_tokens: int
+    """Number of tokens computed in all."""
+    drafting_seconds: float
+    other_seconds: float
+    """Seconds spent on the rest of the step."""
+    has_first_runs: bool = False
+    """True if something ran for the first time, so that the same step will be faster next time."""
+
+
 class Controller(Protocol):
     """Chooses the draft size of each branch.
 
@@ -44,14 +56,10 @@ class Controller(Protocol):
         """Return the parts of the drafts that are worth verifying, one for each request."""
         ...
 
-    def update(
-        self, outcomes: Sequence[DraftOutcome], tokens: int, drafting: float, step: float, first: bool, /
-    ) -> int:
+    def update(self, outcomes: Sequence[DraftOutcome], cost: StepCost, /) -> int:
         """Learn from a step; return how many of the following steps are to be skipped.
 
-        ``outcomes``: one for each branch that had a draft. ``tokens``: tokens computed in all. ``drafting`` and
-        ``step``: seconds spent on drafting and on the rest of the step. ``first``: True if something ran for the first
-        time, so that the same step will be faster next time. Skipping ends early if the number of branches changes.
+        ``outcomes``: one for each branch that had a draft. Skipping ends early if the number of branches changes.
         """
         ...
 
@@ -72,7 +80,5 @@ class FixedController:
     def trim(self, _: Sequence[DraftRequest], drafts: Sequence[Draft], /) -> list[Draft]:
         return list(drafts)
 
-    def update(
-        self, _outcomes: Sequence[DraftOutcome], _tokens: int, _drafting: float, _step: float, _first: bool, /
-    ) -> int:
+    def update(self, _outcomes: Sequence[DraftOutcome], _cost: StepCost, /) -> int:
         return 0

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from engine.speculation.control.controller import StepCost
 from engine.speculation.control.cost_model import NO_DRAFT, DraftSize, StepCostModel
 
 _NUM_USUAL_STEPS = 8
@@ -109,17 +110,18 @@ class StepCostTrial:
         self._num_warmup_steps += 1
         return self._num_warmup_steps <= _MAX_WARMUP_STEPS
 
-    def add(self, drafting: float, step: float, draft_tokens: int, drafts: int, won: float) -> None:
-        """Add a step that took ``step`` seconds and ``drafting`` seconds of drafting, with ``draft_tokens`` draft
-        tokens in ``drafts`` drafts; ``won``: accepted tokens per branch."""
+    def add(self, cost: StepCost, draft_tokens: int, drafts: int, won: float) -> None:
+        """Add a step with ``draft_tokens`` draft tokens in ``drafts`` drafts; ``won``: accepted tokens per branch."""
+        seconds = cost.drafting_seconds + cost.other_seconds
         if self.is_measuring:
-            spent = (drafting + step) / _robust_mean([each.seconds for each in self._before])
+            spent = seconds / _robust_mean([each.seconds for each in self._before])
             made = (1 + won) / self.usual_tokens
             self._losses.append(spent - made)
             if len(self._after) >= self.num_warmup:
                 self._spent += spent
                 self._made += made
-        (self._after if self.is_measuring else self._before).append(_Step(drafting + step, step, draft_tokens + drafts))
+        step = _Step(seconds, cost.other_seconds, draft_tokens + drafts)
+        (self._after if self.is_measuring else self._before).append(step)
 
     def conclude(self, costs: StepCostModel) -> None:
         """Update the cost model with the result."""

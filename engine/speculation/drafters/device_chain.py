@@ -64,7 +64,9 @@ class DeviceChains:
         """Return tokens and probabilities ``[depth, branches, width or more]``: ``FusedChains``."""
         width = width if width == 1 else max(_LEAST_WIDE, 1 << (width - 1).bit_length())  # few numbers, few graphs
         groups = [range(first, len(starts))[:MAX_BRANCHES] for first in range(0, len(starts), MAX_BRANCHES)]
-        found = torch.cat([self._draft(starts, group, sampler, depth, width) for group in groups], dim=2)
+        found = torch.cat(
+            [self._draft(starts, group, sampler=sampler, depth=depth, width=width) for group in groups], dim=2
+        )
         # The only copy to the host.
         tokens, probs = found.cpu().numpy()
         return tokens, probs.view(np.float64)
@@ -78,15 +80,17 @@ class DeviceChains:
         self._due.zero_()
         self._due[2] = -1
         for level in range(2):
-            self._run_level(size, width, level, None, range(0))
+            self._run_level(size, width, level=level, processors=None, group=range(0))
 
     def _draft(
         self, starts: Sequence[ChainStart], group: range, sampler: DraftSampler, depth: int, width: int
     ) -> Tensor:
         size = pad_branches(len(group))
-        self._fill([starts[index] for index in group], sampler, group, size, depth)
+        self._fill([starts[index] for index in group], sampler, group=group, size=size, depth=depth)
         for level in range(depth):
-            self._run_level(size, width, level, sampler if sampler.has_processors else None, group)
+            self._run_level(
+                size, width, level=level, processors=sampler if sampler.has_processors else None, group=group
+            )
         return self._found[width][:, :depth, : len(group)].clone()
 
     def _run_level(self, size: int, width: int, level: int, processors: DraftSampler | None, group: range) -> None:
@@ -100,11 +104,11 @@ class DeviceChains:
             hidden = self._compute_due(size) if level == 0 else self._compute_next(size)
             logits = self._model.compute_logits(hidden)
             if processors is not None:
-                change_logits(logits, processors, group, size, level)
+                change_logits(logits, processors, branches=group, size=size, ahead=level)
             if level == 0:
                 number.zero_()
             floats, ints = self._inputs[_FLOATS, :size].view(torch.float64), self._inputs[_INTS, :size]
-            tokens, probs = rank_drafts(logits, floats, ints, number, width, candidate_rules())
+            tokens, probs = rank_drafts(logits, floats, ints=ints, ahead=number, width=width, rules=candidate_rules())
             both = torch.stack((tokens, probs.view(torch.int64)))
             found[:, :, :size].index_copy_(1, number[:1], both[:, None])
             self._best[:size] = tokens[:, 0]
@@ -130,7 +134,7 @@ class DeviceChains:
 
     def _forward(self, tokens: Tensor, positions: Tensor, slots: Tensor, ends: Tensor) -> Tensor:
         heads = self._model.config.attention[0].heads
-        step = LevelStep(self._attention, heads, slots, ends, positions)
+        step = LevelStep(self._attention, heads, slots=slots, ends=ends, positions=positions)
         return self._model.forward(Batch(tokens, positions), step)
 
     def _fill(self, starts: Sequence[ChainStart], sampler: DraftSampler, group: range, size: int, depth: int) -> None:

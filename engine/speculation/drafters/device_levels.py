@@ -109,7 +109,13 @@ class LevelAttention:
     def write(self, layer: int, qk: Tensor, v: Tensor, cos: Tensor, sin: Tensor, slots: Tensor) -> Tensor:
         """Rotate queries and keys, write keys and values, and return the queries; see ``rotary_write``."""
         return rotary_write(
-            qk, v, cos, sin, slots, self._kv[layer], None if self._scales is None else self._scales[layer]
+            qk,
+            v,
+            cos=cos,
+            sin=sin,
+            slots=slots,
+            cache=self._kv[layer],
+            scales=None if self._scales is None else self._scales[layer],
         )
 
     def __call__(
@@ -138,14 +144,14 @@ class LevelStep:
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         cos = torch.ones(len(q), 2, device=q.device)  # a rotation by zero
-        return self._attend(layer, torch.cat((q, k), dim=1), v, cos, torch.zeros_like(cos))
+        return self._attend(layer, torch.cat((q, k), dim=1), v=v, cos=cos, sin=torch.zeros_like(cos))
 
     def forward_qkv(self, layer: int, qkv: Tensor, norm: Tensor | None, eps: float, cos: Tensor, sin: Tensor) -> Tensor:
         qk, v = qkv.tensor_split((self._heads + (qkv.shape[1] - self._heads) // 2,), dim=1)
-        return self._attend(layer, qk if norm is None else rms_norm(qk, norm, eps), v, cos, sin)
+        return self._attend(layer, qk if norm is None else rms_norm(qk, norm, eps), v=v, cos=cos, sin=sin)
 
     def _attend(self, layer: int, qk: Tensor, v: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        q = self._attention.write(layer, qk, v, cos, sin, self._slots)
+        q = self._attention.write(layer, qk, v=v, cos=cos, sin=sin, slots=self._slots)
         return self._attention(layer, q, self._ends, self._positions)
 
 

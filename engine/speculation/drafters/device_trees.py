@@ -90,10 +90,12 @@ class EagleTrees:
         sampler = DraftSampler([request.sequence for request in requests])
         size, longest = pad_branches(len(requests)), max(span.length for span in spans)
         num_first = 1 << (longest - 1).bit_length()
-        self._fill(requests, spans, sampler, size, num_first)
+        self._fill(requests, spans, sampler=sampler, size=size, num_first=num_first)
         wide = 1 if all(request.nodes == request.depth for request in requests) else _get_max_expanded()
         depth = min(MAX_DEPTH, max(request.depth for request in requests))
-        trees = self._run_levels(size, num_first, wide, depth, sampler if sampler.has_processors else None)
+        trees = self._run_levels(
+            size, num_first, wide=wide, depth=depth, processors=sampler if sampler.has_processors else None
+        )
         return trees[: len(requests)].clone()
 
     def _run_levels(
@@ -113,7 +115,7 @@ class EagleTrees:
                 trees.store(predicted, is_first=is_first)
                 logits = self._layer.compute_logits(predicted)
                 if processors is not None:
-                    change_logits(logits, processors, range(len(processors.sequences)), size, level)
+                    change_logits(logits, processors, branches=range(len(processors.sequences)), size=size, ahead=level)
                 self._grow(logits, buffers, is_first=is_first)
                 return buffers.tree
 
@@ -127,7 +129,13 @@ class EagleTrees:
         """Compute the entries of the waiting states into the pages; return each branch's last feature."""
         states, tokens, positions, slots = self._first_rows[:, : size * num_first]
         features = self._layer.fuse(self._waiting[states])
-        step = LevelStep(self._attention, self._layer.layer_config.heads, slots, self._inputs[_END, :size], positions)
+        step = LevelStep(
+            self._attention,
+            self._layer.layer_config.heads,
+            slots=slots,
+            ends=self._inputs[_END, :size],
+            positions=positions,
+        )
         angles = self._get_angles(positions)
         predicted = self._layer(features, self._layer.embed(tokens), angles, lambda q, k, v: step(0, q, k, v))
         return predicted[self._inputs[_LAST, :size]]
@@ -138,10 +146,19 @@ class EagleTrees:
 
         def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             cos = torch.ones(len(q), 2, device=q.device)  # a rotation by zero
-            q = rotary_write(torch.cat((q, k), dim=1), v, cos, torch.zeros_like(cos), buffers.slots, trees.entries)
+            q = rotary_write(
+                torch.cat((q, k), dim=1),
+                v,
+                cos=cos,
+                sin=torch.zeros_like(cos),
+                slots=buffers.slots,
+                cache=trees.entries,
+            )
             pages, positions = trees.pages[:size], buffers.positions
-            drafts = DraftKeys(PagedKeys(*trees.entries), pages, buffers.ends, positions, buffers.sees)
-            return self._attention(0, q, self._inputs[_END, :size], positions, drafts)
+            drafts = DraftKeys(
+                PagedKeys(*trees.entries), pages, ends=buffers.ends, positions=positions, sees=buffers.sees
+            )
+            return self._attention(0, q, self._inputs[_END, :size], positions, drafts=drafts)
 
         features, embedded = trees.read(buffers), self._layer.embed(buffers.row_tokens)
         # Padding may be behind the end of the context.
@@ -153,7 +170,7 @@ class EagleTrees:
         floats, ints = self._inputs[_FLOATS, :size].view(torch.float64), self._inputs[_INTS, :size]
         ahead = torch.zeros_like(buffers.level) if is_first else buffers.level
         width = 1 if buffers.wide == 1 else tree_draft.WIDTH
-        tokens, probs = rank_drafts(logits, floats, ints, ahead, width, candidate_rules())
+        tokens, probs = rank_drafts(logits, floats, ints=ints, ahead=ahead, width=width, rules=candidate_rules())
         grow(tokens, probs, buffers, tree_draft.FLOOR, is_first=is_first)
 
     def _fill(

@@ -33,7 +33,7 @@ class Span(NamedTuple):
     length: int
 
 
-NO_SPAN = Span(PageTable(-1, [], None, None, 0, 0), 0, 0)
+NO_SPAN = Span(PageTable(-1, [], namespace=None, last_node=None, num_shared_pages=0, num_cached_tokens=0), 0, 0)
 
 
 class DraftEntries:

@@ -105,9 +105,9 @@ class DraftModel:
             fits = len(ready) <= MOST and longest + depth - 1 <= self._limit
             if isinstance(self._chains, DeviceChains):
                 depth = min(depth, MAX_DEPTH, self._limit - longest + 1)
-                drafts = self._draft_fused(self._chains, work, ready, sampler, depth)
+                drafts = self._draft_fused(self._chains, work, ready=ready, sampler=sampler, depth=depth)
             elif self._chains is not None and fits and not sampler.has_processors:
-                drafts = self._draft_fused(self._chains, work, ready, sampler, depth)
+                drafts = self._draft_fused(self._chains, work, ready=ready, sampler=sampler, depth=depth)
             else:
                 drafts = self._draft_by_level(work, ready, sampler)
         elif work:
@@ -254,7 +254,7 @@ class DraftModel:
             logits = self._model.compute_logits(hidden[torch.tensor([last[one.ready.row] for one in active])])
             branches = np.array([one.place for one in active])
             paths = [one.tokens for one in active]
-            best = sampler.best(logits, branches, np.full(len(active), ahead), width, paths)
+            best = sampler.best(logits, branches, ahead=np.full(len(active), ahead), width=width, paths=paths)
             added = zip(active, *(array.tolist() for array in best), strict=True)
             active = [one for one, tokens, probs in added if one.add(tokens, probs)]
             if not active:

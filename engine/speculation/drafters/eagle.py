@@ -74,7 +74,9 @@ def load_eagle(folder: Path, model: Model) -> EagleDrafter:
         raise EngineError(f"{folder / 'config.json'}: {heads} heads cannot share {target.kv_heads} key-value heads")
     layer_config = LayerAttentionConfig(heads, target.kv_heads, target.head_dim, target.head_dim**-0.5)
     inner, eps = int(fields["intermediate_size"]), fields["layer_norm_eps"]
-    return EagleDrafter(_Layer(Weights(folder), layer_config, inner, eps, fields["rope_theta"], model), model)
+    return EagleDrafter(
+        _Layer(Weights(folder), layer_config, inner=inner, eps=eps, theta=fields["rope_theta"], model=model), model
+    )
 
 
 class _Layer:
@@ -242,7 +244,9 @@ class EagleDrafter:
         ]
         spans = [Span(span.table, span.first, len(some)) for (_, span), some in zip(due, states, strict=True)]
         rows, firsts, queries = np.array([(span.table.row, span.first, span.length) for span in spans]).T
-        layout = lay_out(self._cache, self._layer.layer_config, rows, queries, firsts + queries, {})
+        layout = lay_out(
+            self._cache, self._layer.layer_config, table_rows=rows, queries=queries, contexts=firsts + queries, trees={}
+        )
         self._attention.prepare(layout)
         device = self._waiting.device
         tokens = torch.tensor(_collect_successors([step.sequence for step, _ in due], spans))

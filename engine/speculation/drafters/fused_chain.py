@@ -70,7 +70,13 @@ class FusedChains:
                 self._known, self._graphs = {}, KernelGraphCache()
             self._graphs.discard(shape)
             chain = self._known[shape] = _Chain(
-                self._model, self._cache, self._limit, num_tokens, num_branches, width, depth
+                self._model,
+                self._cache,
+                limit=self._limit,
+                due=num_tokens,
+                branches=num_branches,
+                width=width,
+                depth=depth,
             )
         chain.fill(starts, sampler, depth)
         # A chain recorded for more levels is replayed up to ``depth``.
@@ -122,7 +128,9 @@ class _Chain:
         self._levels = [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
         layers, kv, pages = model.config.attention, cache.data, cache.page_table
         self._attention = [
-            RecordableAttention(layers, kv, cache.scales, pages, self._plan[:3, level], max_keys=limit)
+            RecordableAttention(
+                layers, kv, scales=cache.scales, page_table=pages, plan=self._plan[:3, level], max_keys=limit
+            )
             for level in self._levels
         ]
 
@@ -154,8 +162,14 @@ class _Chain:
             hidden = model.forward_layers(hidden, [angles[part] for angles in self._angles], attend)
             if level == 0:
                 hidden = gather_rows(hidden, self._last)
-            found = self._tokens[level], self._probs[level]
-            write_best(model.compute_logits(hidden), self._float_params, self._places, level, *found)
+            write_best(
+                model.compute_logits(hidden),
+                self._float_params,
+                int_params=self._places,
+                ahead=level,
+                tokens=self._tokens[level],
+                probs=self._probs[level],
+            )
             tokens = self._tokens[level, :, 0]
             end_layer()
             end_part()

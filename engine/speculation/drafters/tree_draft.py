@@ -52,7 +52,7 @@ def grow_trees(requests: Sequence[DraftRequest], logits: Tensor, follow: Callabl
             if sampler.has_processors
             else None
         )
-        tokens, probs = sampler.best(logits, branches, np.full(len(branches), ahead), width, paths)
+        tokens, probs = sampler.best(logits, branches, ahead=np.full(len(branches), ahead), width=width, paths=paths)
         rows = zip(branches.tolist(), nodes, tokens.tolist(), probs.tolist(), strict=True)
         for row, (branch, node, some, row_probs) in enumerate(rows):
             trees[branch].add(node, row, some, row_probs)

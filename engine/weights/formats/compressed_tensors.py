@@ -231,7 +231,9 @@ def _read_packed(
     elif has_order:
         raise EngineError(f"{name!r} lacks weight_g_idx, which actorder asks for: the order of its columns is unknown")
     weights.count(rows * columns)
-    return GroupedMatrix(unpack(words, bits, columns), require_finite(name, scales), zeros, bits, group_of)
+    return GroupedMatrix(
+        unpack(words, bits, columns), require_finite(name, scales), zeros=zeros, bits=bits, group_of=group_of
+    )
 
 
 def _read_int8(weights: Weights, name: str, rows: int, columns: int, *, rounds_activations: bool) -> Matrix:

@@ -65,9 +65,9 @@ def create_reader(config: dict[str, Any]) -> Callable[[Weights, str, int, int], 
         return GroupedMatrix(
             unpack(words.T.contiguous(), bits, columns),
             require_finite(name, scales.T.contiguous()),
-            (unpack(zeros, bits, rows).float() + zero_offset).T.contiguous(),
-            bits,
-            group_of,
+            zeros=(unpack(zeros, bits, rows).float() + zero_offset).T.contiguous(),
+            bits=bits,
+            group_of=group_of,
         )
 
     return read

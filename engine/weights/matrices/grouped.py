@@ -72,7 +72,7 @@ class GroupedMatrix(QuantizedMatrix):
             order = first.group_of.argsort(stable=True)
             codes = codes[:, order]
         scales, zeros = stack([part.scales for part in parts]), stack([part.zeros for part in parts])
-        return Int4Linear(codes, scales, zeros, bias, order)
+        return Int4Linear(codes, scales, zeros=zeros, bias=bias, order=order)
 
     def find_missing_kernel(self) -> str | None:
         columns, num_groups = self.codes.shape[1], self.scales.shape[1]

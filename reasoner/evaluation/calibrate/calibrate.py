@@ -101,7 +101,7 @@ async def calibrate(
         )
         return gather((trial for trial in file.trials.values() if trial.problem in problems), pool)
 
-    table = _begin_table(command, suites, policy, scores, fit_curve(await run([pool], seed)))
+    table = _begin_table(command, suites, policy=policy, verifier=scores, curve=fit_curve(await run([pool], seed)))
     measured = await run(stages, seed + 1, table)  # the pool's seed would repeat the pool's solutions
     worth = max(WORTH, WORTH_SAMPLES * mean_cost(measured))
     bins = fit_stages(measured, table.curve, list_menu(stages), confidence=CONFIDENCE, worth=worth)

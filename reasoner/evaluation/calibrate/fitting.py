@@ -85,7 +85,7 @@ def gather(trials: Iterable[Trial], pool_spec: StrategySpec = POOL) -> list[Meas
         if (pool := stages.get(get_stage_name(pool_spec))) is not None:
             costs = [candidate.verified for candidate in pool.candidates if candidate.score is not None] or [0]
             head = max(costs) - median(costs)
-            measured.append(Measured(pool.suite, tuple(pool.candidates), head, median(costs), stages))
+            measured.append(Measured(pool.suite, tuple(pool.candidates), head=head, each=median(costs), stages=stages))
     return measured
 
 

@@ -152,7 +152,11 @@ async def measure(
     async def run_once(suite: Suite, problem: Problem, stage: StrategySpec) -> None:
         if (get_problem_key(problem), get_stage_name(stage)) not in file.trials:
             async with slots:
-                file.add(await _run_trial(suite, problem, stage, engine, seed, calibration, ask))
+                file.add(
+                    await _run_trial(
+                        suite, problem, stage=stage, engine=engine, seed=seed, calibration=calibration, ask=ask
+                    )
+                )
         progress()
 
     try:

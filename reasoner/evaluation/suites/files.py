@@ -45,7 +45,7 @@ def open_file(path: Path, limit: int | None) -> Suite:
         raise SuiteError(f"{path}, {error}") from None
     if not problems:
         raise SuiteError(f"{path} holds no problem: it needs one JSON object a line")
-    return Suite(path.stem, problems, same_mathematics, TEMPERATURE, "math")
+    return Suite(path.stem, problems, rule=same_mathematics, temperature=TEMPERATURE, answer="math")
 
 
 async def same_mathematics(problem: Problem, answer: str, equal: Equivalence) -> bool:
@@ -87,7 +87,9 @@ def _parse_gsm8k(where: str, name: str, record: dict[str, Any]) -> Problem:
         raise SuiteError(
             f"{where}, field 'answer': it must end with '#### NUMBER', as in '#### 72'; it ends with {solution[-30:]!r}"
         )
-    return _make_problem(where, name, "gsm8k", "", record, "question", mark[1].replace(",", ""))
+    return _make_problem(
+        where, name, suite="gsm8k", level="", record=record, field="question", answer=mark[1].replace(",", "")
+    )
 
 
 def _parse_math(where: str, name: str, record: dict[str, Any]) -> Problem:
@@ -103,7 +105,7 @@ def _parse_math(where: str, name: str, record: dict[str, Any]) -> Problem:
     level = record.get("level", "")
     if not isinstance(level, str | int) or isinstance(level, bool):
         raise SuiteError(f"{where}, field 'level': {level!r} must be a text or a whole number, as in 'Level 5' or 5")
-    return _make_problem(where, name, "math", str(level), record, "problem", answer)
+    return _make_problem(where, name, suite="math", level=str(level), record=record, field="problem", answer=answer)
 
 
 def _make_problem(
@@ -113,7 +115,14 @@ def _make_problem(
     if len(text) > MAX_PROBLEM_CHARS:
         raise SuiteError(f"{where}, field {field!r}: {len(text)} characters; a problem has at most {MAX_PROBLEM_CHARS}")
     subject = record.get("subject", record.get("type", ""))
-    return Problem(name, suite, level, text, answer, {"subject": subject} if isinstance(subject, str) else {})
+    return Problem(
+        name,
+        suite,
+        level=level,
+        text=text,
+        answer=answer,
+        data={"subject": subject} if isinstance(subject, str) else {},
+    )
 
 
 def _read_text(where: str, record: dict[str, Any], field: str, meaning: str) -> str:

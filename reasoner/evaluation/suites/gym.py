@@ -56,9 +56,9 @@ def open_task(name: str, limit: int, seed: int, *, apart_from: Iterable[int] = (
     examples = _make_examples(name, task, params, shots)
     taken = {question for question, _ in examples}
     for other in apart_from:
-        others = _generate(name, task, params, DEFAULT_SIZE, other, taken)[1]
+        others = _generate(name, task, params=params, limit=DEFAULT_SIZE, seed=other, taken=taken)[1]
         taken.update(entry["question"].strip() for entry in others)
-    dataset, generated = _generate(name, task, params, limit, seed, taken)
+    dataset, generated = _generate(name, task, params=params, limit=limit, seed=seed, taken=taken)
     entries: dict[str, dict[str, Any]] = {}
     problems = []
     for index, entry in enumerate(generated):
@@ -66,7 +66,9 @@ def open_task(name: str, limit: int, seed: int, *, apart_from: Iterable[int] = (
         if len(text) > MAX_PROBLEM_CHARS:
             raise SuiteError(f"{PREFIX}{name}, problem {index}: longer than {MAX_PROBLEM_CHARS} characters")
         answer = "" if entry.get("answer") is None else str(entry["answer"])
-        problem = Problem(f"{task}-{seed}-{index}", PREFIX + name, "", text, answer, {}, examples)
+        problem = Problem(
+            f"{task}-{seed}-{index}", PREFIX + name, level="", text=text, answer=answer, data={}, examples=examples
+        )
         entries[problem.id] = entry
         problems.append(problem)
 
@@ -77,7 +79,7 @@ def open_task(name: str, limit: int, seed: int, *, apart_from: Iterable[int] = (
             return False
         return float(score) >= FULL
 
-    return Suite(PREFIX + name, problems, rule, TEMPERATURE, "text")
+    return Suite(PREFIX + name, problems, rule=rule, temperature=TEMPERATURE, answer="text")
 
 
 def _parse_params(name: str, settings: str, config: Any) -> dict[str, Any]:
@@ -99,7 +101,7 @@ def _parse_params(name: str, settings: str, config: Any) -> dict[str, Any]:
 
 def _make_examples(name: str, task: str, params: dict[str, Any], shots: int) -> Examples:
     """Return ``shots`` problems of the task with their answers, which no evaluation and no fit contains."""
-    entries = _generate(name, task, params, shots, SHOTS_SEED, ())[1] if shots else []
+    entries = _generate(name, task, params=params, limit=shots, seed=SHOTS_SEED, taken=())[1] if shots else []
     if any(entry.get("answer") is None for entry in entries):
         raise SuiteError(f"{PREFIX}{name}: the task states no answers, so that it has no {SHOTS}")
     return tuple((entry["question"].strip(), f"The answer is {entry['answer']}.") for entry in entries)

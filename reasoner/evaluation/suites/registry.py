@@ -30,7 +30,11 @@ def open_suite(where: str, *, limit: int, seed: int = 0, apart_from: Sequence[in
         return open_task(where.removeprefix(PREFIX), limit, seed, apart_from=apart_from)
     if where in SUITES:
         return Suite(
-            where, load_problems(where, limit=limit, seed=seed), _check_bundled, get_family(where).TEMPERATURE, "text"
+            where,
+            load_problems(where, limit=limit, seed=seed),
+            rule=_check_bundled,
+            temperature=get_family(where).TEMPERATURE,
+            answer="text",
         )
     if where.endswith((".jsonl", ".json")) or Path(where).exists():
         return open_file(Path(where), limit)

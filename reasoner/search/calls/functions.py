@@ -73,7 +73,13 @@ class FunctionReader:
             return SolutionEnd(calls=calls, content=words, fault=fault)
         if not calls:
             return SolutionEnd(content=words)
-        return SolutionEnd(show_calls(calls), "strict", f"calls {vote_key(calls, self._spec.tool_vote)}", calls, words)
+        return SolutionEnd(
+            show_calls(calls),
+            "strict",
+            vote_key=f"calls {vote_key(calls, self._spec.tool_vote)}",
+            calls=calls,
+            content=words,
+        )
 
     def read_cut_words(self, text: str, *, has_thought: bool) -> str:
         """Return the words of a solution that was cut off: a part of a call is none. ``has_thought`` as in ``read``."""

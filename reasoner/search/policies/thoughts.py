@@ -83,11 +83,11 @@ async def _make_format(encode: Encode, opening: str, closing: str, forced: str |
     return ThoughtFormat(
         opening,
         closing,
-        await encode(opening),
-        await encode(closing),
-        forced,
-        await encode(forced),
-        frozenset([*await encode("\n"), *await encode("\n\n")]),
+        opening_ids=await encode(opening),
+        closing_ids=await encode(closing),
+        forced=forced,
+        forced_ids=await encode(forced),
+        blank_ids=frozenset([*await encode("\n"), *await encode("\n\n")]),
         has_end_token=not end.isalnum() and len(await encode(end)) == 1,
     )
 

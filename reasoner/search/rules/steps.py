@@ -49,6 +49,10 @@ def make_step_end_rule(new: NewBranch) -> StepEndRule | None:
     spec, steps, until = new.search.spec, new.options.steps, new.options.until
     job_stops = frozenset(spec.stop)
     if steps is None:
-        return None if until is None else StepEndRule((until,), 0, True, None, job_stops)
+        return (
+            None if until is None else StepEndRule((until,), 0, splits_thinking=True, reader=None, job_stops=job_stops)
+        )
     reader = new.search.calls.reader if new.search.calls is not None and new.parent.is_solution else None
-    return StepEndRule(steps.stops, steps.min_tokens or 0, spec.steps is not None, reader, job_stops)
+    return StepEndRule(
+        steps.stops, steps.min_tokens or 0, splits_thinking=spec.steps is not None, reader=reader, job_stops=job_stops
+    )

@@ -116,4 +116,4 @@ class _Population:
         return True
 
 
-STRATEGY = Strategy("aggregate", Aggregate, run, VerifierUse.OPTIONAL, DecidedBy.VOTE)
+STRATEGY = Strategy("aggregate", Aggregate, run=run, verifier=VerifierUse.OPTIONAL, decided_by=DecidedBy.VOTE)

@@ -101,8 +101,8 @@ def _describe(node: Node, **more: float | None) -> RankedCandidate:
 STRATEGY = Strategy(
     SELECTING_STRATEGY,
     Select,
-    run,
-    lambda params: _USES[params.by],
-    DecidedBy.VOTE,
+    run=run,
+    verifier=lambda params: _USES[params.by],
+    decided_by=DecidedBy.VOTE,
     supports={Feature.CANDIDATES},
 )

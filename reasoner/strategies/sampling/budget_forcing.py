@@ -74,7 +74,7 @@ async def run(search: Search, params: BudgetForcing) -> Choice:
         marker = search.thoughts.closing
     cap = await _max_thinking_tokens(search, params, marker)
     async with search.stream() as stream:
-        forcing = _Forcing(search, params, stream, marker, cap)
+        forcing = _Forcing(search, params, stream=stream, marker=marker, cap=cap)
         await forcing.start()
         async for nodes in stream:
             for node in nodes:

@@ -87,4 +87,4 @@ async def _start_attempt(search: Search, params: Revise, attempts: list[Node]) -
         shown = shown[1:]
 
 
-STRATEGY = Strategy("revise", Revise, run, VerifierUse.OPTIONAL, DecidedBy.VOTE)
+STRATEGY = Strategy("revise", Revise, run=run, verifier=VerifierUse.OPTIONAL, decided_by=DecidedBy.VOTE)

@@ -35,8 +35,8 @@ async def run(search: Search, params: WeightedVote) -> Choice:
 STRATEGY = Strategy(
     "weighted_vote",
     WeightedVote,
-    run,
-    VerifierUse.SCORES,
-    DecidedBy.VOTE,
+    run=run,
+    verifier=VerifierUse.SCORES,
+    decided_by=DecidedBy.VOTE,
     supports={Feature.CONSTRAINT, Feature.SEVERAL_MODELS},
 )

@@ -133,8 +133,8 @@ def can_expand(node: Node, max_steps: int) -> bool:
 STRATEGY = Strategy(
     "best_first",
     BestFirst,
-    run,
-    VerifierUse.STEP_SCORES,
-    DecidedBy.VOTE,
+    run=run,
+    verifier=VerifierUse.STEP_SCORES,
+    decided_by=DecidedBy.VOTE,
     supports={Feature.CONSTRAINT, Feature.EARLY_STOP},
 )

@@ -58,4 +58,4 @@ def resample_systematically(weights: Sequence[float], slots: int, rng: random.Ra
     return counts
 
 
-STRATEGY = Strategy("particle", Particle, run, VerifierUse.STEP_SCORES, DecidedBy.VOTE)
+STRATEGY = Strategy("particle", Particle, run=run, verifier=VerifierUse.STEP_SCORES, decided_by=DecidedBy.VOTE)

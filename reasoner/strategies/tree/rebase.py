@@ -50,4 +50,4 @@ def allocate_proportionally(scores: Sequence[float], width: int, temperature: fl
     return counts
 
 
-STRATEGY = Strategy("rebase", Rebase, run, VerifierUse.STEP_SCORES, DecidedBy.VOTE)
+STRATEGY = Strategy("rebase", Rebase, run=run, verifier=VerifierUse.STEP_SCORES, decided_by=DecidedBy.VOTE)

@@ -16,7 +16,7 @@ from typing import Any, cast
 
 from engine.scheduler.draft import EMPTY_DRAFT, Draft
 from engine.scheduler.sequence import GenerateSequence
-from engine.speculation.control.controller import Controller, DraftOutcome
+from engine.speculation.control.controller import Controller, DraftOutcome, StepCost
 from engine.speculation.drafter import DraftRequest
 from tests.seeds import shift
 
@@ -155,7 +155,8 @@ class Simulation:
             self.rest -= 1
             drafting = 0.0
         else:
-            self.rest, self.resting = controller.update(outcomes, tokens, drafting, seconds, first), len(rows)
+            self.rest = controller.update(outcomes, StepCost(tokens, drafting, seconds, first))
+            self.resting = len(rows)
         for branch in [branch for branch in self.running if branch.table is None]:
             self.running.remove(branch)
         self.seconds += drafting + seconds

@@ -12,7 +12,7 @@ from engine.cache.paged_kv import KVCache
 from engine.protocol.types import Branch
 from engine.scheduler.draft import EMPTY_DRAFT, Draft
 from engine.scheduler.sequence import GenerateSequence
-from engine.speculation.control.controller import MAX_SKIPPED_STEPS, DraftOutcome
+from engine.speculation.control.controller import MAX_SKIPPED_STEPS, DraftOutcome, StepCost
 from engine.speculation.drafter import DraftRequest, HiddenStateNeeds, StepResult
 from tests.engine.conftest import Checkpoints
 from tests.engine.helpers import Harness, generate
@@ -59,11 +59,9 @@ class Slow:
     def trim(self, _: Sequence[DraftRequest], drafts: Sequence[Draft], /) -> list[Draft]:
         return list(drafts)
 
-    def update(
-        self, _outcomes: Sequence[DraftOutcome], _tokens: int, drafting: float, _step: float, _first: bool, /
-    ) -> int:
+    def update(self, _outcomes: Sequence[DraftOutcome], cost: StepCost, /) -> int:
         self._clock.now += LEARN
-        self.prices.append(drafting)
+        self.prices.append(cost.drafting_seconds)
         return self._rest
 
     def release(self, sequence: GenerateSequence) -> None:
@@ -113,9 +111,7 @@ class Restful(Slow):
         self.rested.append(rested)
         return [(0, 0)] * len(sequences)
 
-    def update(
-        self, _outcomes: Sequence[DraftOutcome], _tokens: int, _drafting: float, _step: float, _first: bool, /
-    ) -> int:
+    def update(self, _outcomes: Sequence[DraftOutcome], _cost: StepCost, /) -> int:
         return 3
 
 

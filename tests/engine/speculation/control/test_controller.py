@@ -10,7 +10,7 @@ import pytest
 
 from engine.scheduler.draft import Draft
 from engine.scheduler.sequence import GenerateSequence
-from engine.speculation.control.controller import DraftOutcome
+from engine.speculation.control.controller import DraftOutcome, StepCost
 from engine.speculation.drafter import DraftRequest
 from tests.engine.speculation.control.costs import adaptive, always, either, fixed, large, lookup, model, small
 from tests.engine.speculation.control.measures import (
@@ -112,7 +112,7 @@ def test_a_step_with_a_prompt_has_drafts_only_if_they_are_cheaper_there() -> Non
         outcomes = [DraftOutcome(branch, draft, tuple(range(right)))] if draft else []
         tokens = 1 + others + len(draft)
         seconds = 4e-3 if tokens <= 4 else 2e-3 * tokens
-        controller.update(outcomes, tokens, 1e-5, seconds * rng.lognormvariate(0, 0.02), False)
+        controller.update(outcomes, StepCost(tokens, 1e-5, seconds * rng.lognormvariate(0, 0.02)))
         if turn > 1500:
             guesses[others].append(len(draft))
             asked[others] += bool(size[0])

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from engine.scheduler.draft import Draft
 from engine.scheduler.sequence import GenerateSequence
 from engine.speculation.control.adaptive import AdaptiveController
-from engine.speculation.control.controller import DraftOutcome, FixedController
+from engine.speculation.control.controller import DraftOutcome, FixedController, StepCost
 from engine.speculation.drafter import DraftRequest
 from tests.engine.speculation.control.costs import (
     DEPTH,
@@ -86,7 +86,7 @@ def test_shortened_skipping_does_not_change_the_interval_between_trials() -> Non
             if depth and not guessed:
                 begun.append(steps)
             guessed = depth > 0
-            rested = min(controller.update([], 1 + depth, 1e-5, 1e-3 * (1 + depth), False), allowed)
+            rested = min(controller.update([], StepCost(1 + depth, 1e-5, 1e-3 * (1 + depth))), allowed)
             steps += 1 + rested
         return begun
 
@@ -146,7 +146,7 @@ def test_the_controller_keeps_little_state_per_load_and_none_per_branch() -> Non
         controller.trim(
             [DraftRequest(branch, 2, 2) for branch in branches], [Draft.chain([1, 2], [0.5, 0.5])] * len(branches)
         )
-        controller.update([], len(branches), 1e-4, 1e-3, False)
+        controller.update([], StepCost(len(branches), 1e-4, 1e-3))
     del branches
     gc.collect()
     assert not any(one() for one in gone)
@@ -172,7 +172,7 @@ def test_a_trimmed_draft_is_a_subtree_of_the_proposal(data: st.DataObject) -> No
             assert all(parent < index for index, parent in enumerate(part.parents))
         outcomes = [DraftOutcome(wish.sequence, draft, ()) for wish, draft in zip(wishes, kept, strict=True) if draft]
         tokens = len(branches) + sum(map(len, kept))
-        controller.update(outcomes, tokens, 1e-5, 1e-3 + 1e-5 * tokens, False)
+        controller.update(outcomes, StepCost(tokens, 1e-5, 1e-3 + 1e-5 * tokens))
 
 
 def _random_tree(rng: random.Random, wish: DraftRequest) -> Draft:
