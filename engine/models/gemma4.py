@@ -161,9 +161,9 @@ class Gemma4Builder(LayerBuilder):
             ScaledRouter(
                 moe.routing,
                 self.linear(f"{router}proj", count, hidden, bias=False),
-                self._weights.take(f"{router}scale", hidden) * hidden**-0.5,
-                eps,
-                self._weights.take(f"{router}per_expert_scale", count),
+                norm=self._weights.take(f"{router}scale", hidden) * hidden**-0.5,
+                eps=eps,
+                expert_scales=self._weights.take(f"{router}per_expert_scale", count),
             ),
             [
                 GatedMlp(
