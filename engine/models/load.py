@@ -28,6 +28,8 @@ from engine.weights.safetensors import Weights
 from kernels.linear import blocks
 
 _log = logging.getLogger(__name__)
+_BITS_ON_GPU = "Q4_0", "MXFP4", "NVFP4"
+"""Blocks that a GPU multiplies as they are."""
 
 
 def load_model(
@@ -55,7 +57,7 @@ def load_model(
         else:
             for gpu_format in list_gpu_formats(raw.fields.get("quantization_config")):
                 check_format(gpu_format, device_config.device)
-        return _choose_class(config)(config, weights, context, read, device_config)
+        return choose_class(config)(config, weights, context, read, device_config)
     except EngineError as error:
         raise error if str(folder) in str(error) else EngineError(f"{folder}: {error}") from None
 
@@ -78,7 +80,8 @@ def choose_decoder(raw: RawConfig, *, strict_config: bool = False) -> DecoderCon
         return str(error)
 
 
-def _choose_class(config: DecoderConfig) -> type[Decoder]:
+def choose_class(config: DecoderConfig) -> type[Decoder]:
+    """Return the class of decoders that compute a model with this config."""
     if config.latent is not None:
         return LatentDecoder
     if config.mamba is not None:
@@ -101,7 +104,8 @@ def open_weights(raw: RawConfig) -> tuple[Weights, MatrixReader]:
 def _tell_layout(folder: Path, formats: list[str], device_config: DeviceConfig) -> None:
     """Log which blocks are dequantised, or how many kernels are compiled, as the load is silent meanwhile."""
     if device_config.uses_gpu_kernels:
-        widened, reason = [name for name in formats if name != "Q4_0"], "on a GPU only Q4_0 keeps its bits"
+        widened = [name for name in formats if name not in _BITS_ON_GPU]
+        reason = f"on a GPU only {', '.join(_BITS_ON_GPU)} keep their bits"
     elif blocks.is_supported():
         if new := blocks.find_uncompiled(formats):
             _log.warning("%s: compiling kernels for blocks of %s; once, some seconds each", folder, ", ".join(new))

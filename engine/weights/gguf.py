@@ -26,6 +26,7 @@ _FLOATS = {_Kind.F32, _Kind.F16, _Kind.BF16}
 _BLOCKS = {
     *(_Kind.Q8_0, _Kind.Q4_0, _Kind.Q4_1, _Kind.Q5_0, _Kind.Q5_1),
     *(_Kind.Q2_K, _Kind.Q3_K, _Kind.Q4_K, _Kind.Q5_K, _Kind.Q6_K, _Kind.IQ4_NL, _Kind.IQ4_XS),
+    *(_Kind.MXFP4, _Kind.NVFP4),
 }
 SUPPORTED = _FLOATS | _BLOCKS
 _PERMUTED = {"llama": ("attn_q", "attn_k")}

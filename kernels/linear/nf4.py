@@ -17,6 +17,8 @@ CODES = (
     0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
 )  # fmt: skip
 """The paper's appendix E."""
+FLOATS_OF_4_BITS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
+"""E2M1, the numbers of MXFP4 and NVFP4, which the same kernels multiply by."""
 
 
 class Nf4(NamedTuple):
@@ -25,7 +27,9 @@ class Nf4(NamedTuple):
     packed: Tensor
     """uint8 ``[out, in / 2]``; the first of two neighbours is in the upper half."""
     scales: Tensor
-    """float32 ``[groups, out]``."""
+    """``[groups, out]``, float32, or bfloat16 if it holds them exactly."""
+    levels: tuple[float, ...] = CODES
+    """Weight of each code, before it is scaled; 4-bit floats have others than NF4."""
 
 
 def from_bitsandbytes(packed: Tensor, absmax: Tensor, out: int, into: int) -> Nf4:
@@ -47,7 +51,7 @@ def dequantize(weight: Nf4) -> Tensor:
     """Return the weight in float32, ``[out, in]``."""
     codes = torch.stack((weight.packed >> 4, weight.packed & 15), dim=-1).flatten(1).long()
     size = codes.shape[1] // len(weight.scales)
-    return _load_codes(weight.packed.device)[codes] * weight.scales.T.repeat_interleave(size, dim=1)
+    return _load_levels(weight.levels, weight.packed.device)[codes] * weight.scales.T.repeat_interleave(size, dim=1)
 
 
 def nf4_linear(
@@ -64,11 +68,11 @@ def nf4_linear(
 
         return on_gpu.weight_only(
             x, weight.packed, weight.scales, bias, on_gpu.NF4,
-            codes=_load_codes(x.device), dtype=dtype, is_batch_invariant=is_batch_invariant,
+            codes=_load_levels(weight.levels, x.device), dtype=dtype, is_batch_invariant=is_batch_invariant,
         )  # fmt: skip
     return multiply_in_float32(x, dequantize(weight), bias, dtype or x.dtype)
 
 
 @cache
-def _load_codes(device: torch.device) -> Tensor:
-    return torch.tensor(CODES, device=device)
+def _load_levels(levels: tuple[float, ...], device: torch.device) -> Tensor:
+    return torch.tensor(levels, device=device)

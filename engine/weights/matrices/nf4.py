@@ -1,4 +1,4 @@
-"""NF4, the 4-bit levels of bitsandbytes."""
+"""Weights of 16 levels: NF4 of bitsandbytes, and on a GPU other 4-bit floats."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kernels.linear.nf4 import Nf4, dequantize, nf4_linear
 
 @dataclass(frozen=True, slots=True)
 class Nf4Matrix(QuantizedMatrix):
-    """NF4: one of 16 levels for each 4-bit code, times the scale of a group. Activations are not rounded."""
+    """One of 16 levels for each 4-bit code, times the scale of a group. Activations are not rounded."""
 
     weight: Nf4
 
@@ -27,7 +27,8 @@ class Nf4Matrix(QuantizedMatrix):
         return dequantize(self.weight)
 
     def can_fuse(self, below: Nf4Matrix) -> bool:
-        return len(self.weight.scales) == len(below.weight.scales)
+        same_groups = len(self.weight.scales) == len(below.weight.scales)
+        return same_groups and self.weight.levels == below.weight.levels
 
     @classmethod
     def create_gpu_multiply(
@@ -35,4 +36,5 @@ class Nf4Matrix(QuantizedMatrix):
     ) -> tuple[Multiply, Quantization | None]:
         packed = stack([part.weight.packed for part in parts]).to(device)
         scales = torch.cat([part.weight.scales for part in parts], dim=1).to(device)
-        return lambda x, bias, **options: nf4_linear(x, Nf4(packed, scales), bias, **options), None
+        weight = Nf4(packed, scales, parts[0].weight.levels)
+        return lambda x, bias, **options: nf4_linear(x, weight, bias, **options), None

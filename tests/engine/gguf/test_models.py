@@ -165,7 +165,7 @@ def load_and_read_log(folder: Path, caplog: pytest.LogCaptureFixture, device_con
 def test_a_gpu_says_once_which_blocks_it_dequantises(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     _, file = make("qwen2", tmp_path, GGMLQuantizationType.Q8_0)
     [line] = load_and_read_log(open_gguf_folder(file), caplog, EMULATED_GPU)
-    assert line.endswith("blocks of Q8_0 are dequantised to float32; on a GPU only Q4_0 keeps its bits")
+    assert line.endswith("blocks of Q8_0 are dequantised to float32; on a GPU only Q4_0, MXFP4, NVFP4 keep their bits")
     _, file = make("qwen3", tmp_path / "other", GGMLQuantizationType.Q4_0)
     assert load_and_read_log(open_gguf_folder(file), caplog, EMULATED_GPU) == []
 

@@ -30,6 +30,12 @@ def random_blocks(kind: str, out: int, into: int, *, powers: bool = False) -> Te
     generator, block_format = np.random.default_rng(shift(out + into)), FORMATS[kind]
     shape = out, into // block_format.columns, block_format.size
     result = generator.integers(0, 256, shape, dtype=np.uint8)
+    if block_format.scale_type == "e8m0":
+        result[..., block_format.scale_at] = generator.integers(118, 122, shape[:2])
+        return torch.from_numpy(result.reshape(out, -1))
+    if block_format.scale_type == "e4m3":
+        result[..., :4] = generator.integers(4, 7, (*shape[:2], 4)) * 8 if powers else result[..., :4] & 63
+        return torch.from_numpy(result.reshape(out, -1))
     for start in (block_format.scale_at, block_format.minimum_at):
         if start is not None:
             numbers = 2.0 ** generator.integers(-3, 0, shape[:2]) if powers else generator.normal(0, 0.01, shape[:2])
@@ -55,7 +61,35 @@ def test_rows_read_back_equal_gguf_to_the_bit(kind: str, out: int, into: int) ->
     assert torch.equal(table(indices[:, 1], 3.0), expected[indices[:, 1]] * 3)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["MXFP4", "NVFP4"])
+def test_every_scale_of_8_bits_is_read_exactly(kind: str) -> None:
+    """Denormal numbers, those that are no numbers, and those that overflow, as the package gguf reads them."""
+    rows, start = random_blocks(kind, 256, 256), FORMATS[kind].scale_at
+    for byte, row in enumerate(rows.numpy()):
+        scales = row.reshape(-1, FORMATS[kind].size)
+        scales[:, start : start + (1 if kind == "MXFP4" else 4)] = byte
+    with np.errstate(over="ignore"):
+        expected = dequantize(kind, rows)
+    assert torch.equal(pack(kind, rows).read_rows(torch.arange(256)), expected)
+    numbers = expected.abs().amax(dim=1) < 2.0**116  # sums of codes are up to 127 * 12 times as large
+    units = torch.eye(1, 256)  # products with one column are its weights
+    found = pack(kind, rows).product(units, None, None)[0]
+    torch.testing.assert_close(found[numbers], expected[numbers, 0], rtol=2 * EPS, atol=2.0**-126)
+
+
+def test_results_of_a_row_are_multiplied_by_its_own_number() -> None:
+    rows, x = random_blocks("NVFP4", 70, 256), torch.randn(5, 256)
+    addresses = rows.data_ptr() + rows.stride(0) * torch.arange(70)
+    scales = torch.rand(70) + 0.5
+    scaled, plain = PackedBlocks("NVFP4", rows.shape[1], addresses, scales), pack("NVFP4", rows)
+    residual = torch.randn(5, 70)
+    assert torch.equal(scaled.product(x, None, None), plain.product(x, None, None) * scales)
+    assert torch.equal(scaled.product(x, None, residual), plain.product(x, None, None) * scales + residual)
+    everything = torch.arange(70)
+    assert torch.equal(scaled.read_rows(everything), plain.read_rows(everything) * scales[:, None])
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if FORMATS[kind].scale_type == "float16"])
 def test_every_float16_scale_is_read_exactly(kind: str) -> None:
     """Denormal numbers, the largest one, and negative ones."""
     rows, start = random_blocks(kind, 6, 256), FORMATS[kind].scale_at
@@ -133,7 +167,7 @@ def test_memory_is_at_most_a_twentieth_more_than_the_file(kind: str) -> None:
 
 
 @pytest.mark.long  # each is compiled
-@pytest.mark.parametrize("kind", ["Q4_0", "Q5_K", "Q6_K", "Q8_0", "IQ4_XS"])
+@pytest.mark.parametrize("kind", ["Q4_0", "Q5_K", "Q6_K", "Q8_0", "IQ4_XS", "MXFP4", "NVFP4"])
 def test_processors_without_sums_of_four_products_compute_the_same(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if not availability.HAS_INT8_DOT:
         pytest.skip("this processor is one of them")

@@ -1,15 +1,17 @@
 """Block formats of GGUF files (https://github.com/ggml-org/ggml, ``ggml-common.h``), and how a block is taken apart.
 
-A weight is ``scale * (code - zero) + minimum``, or ``scale * TABLE[code]``. The scale, and the minimum of formats that
+A weight is ``scale * (code - zero) + minimum``, or ``scale * table[code]``. The scale, and the minimum of formats that
 have one, belong to a block of 32 columns; or they are those of a block of 256 columns times small integers for each 16
-or 32 of them.
+or 32 of them. Formats of 4-bit floats (E2M1) have a power of two for 32 columns (MXFP4,
+https://www.opencompute.org/documents/ocp-microscaling-formats-mx-v1-0-spec-final-pdf), or an 8-bit float for each 16
+of them and one number for each row (NVFP4).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -17,8 +19,10 @@ from kernels.cpu.runtime.kernel import function
 
 GROUP = 32
 """Columns for which the rows of ``x`` have one unit, in every format."""
-TABLE = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+_IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 """Levels of the formats IQ4."""
+_E2M1 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
+"""The numbers of 4-bit floats, doubled; scales are halved instead."""
 TABLE_ZERO = 128
 """Number that is added to the levels, so that they are unsigned bytes."""
 
@@ -37,7 +41,7 @@ class BlockFormat:
     columns: int = GROUP
     """Columns of a block."""
     scale_at: int = 0
-    """Offset of the block's scale, a float16."""
+    """Offset of the block's scale."""
     minimum_at: int | None = None
     """Offset of the block's minimum, a float16."""
     subtracts_minimum: bool = False
@@ -48,7 +52,21 @@ class BlockFormat:
     """Bytes of a group that hold the factors of its scales and minimums, int8 each, the scales' first."""
     has_nibble_factors: bool = False
     """Each byte of the factors holds a scale's in its lower and a minimum's in its upper half."""
-    has_table: bool = False
+    table: tuple[int, ...] | None = None
+    """Level of each code."""
+    scale_type: Literal["float16", "e8m0", "e4m3"] = "float16"
+    """``e8m0``: the exponent of a power of two, of which the scale is half. ``e4m3``: the factors are twice the scales,
+    without a sign, and each row has one number more, by which its results are multiplied."""
+
+    @property
+    def scale_bytes(self) -> int:
+        """Bytes of a block's scale, and of its minimum."""
+        return {"float16": 2, "e8m0": 1, "e4m3": 0}[self.scale_type]
+
+    @property
+    def has_row_scales(self) -> bool:
+        """True if the results of each row are multiplied by a number of its own."""
+        return self.scale_type == "e4m3"
 
     @property
     def groups(self) -> int:
@@ -202,6 +220,22 @@ def _unpack_iq4_xs(block: Any, codes: Any, factors: Any) -> None:
         _unpack_nibbles(block[8 + 16 * group :], codes[32 * group :])
 
 
+@function
+def _unpack_mxfp4(block: Any, codes: Any, _factors: Any) -> None:
+    _unpack_nibbles(block[1:], codes)
+
+
+@function
+def _unpack_nvfp4(block: Any, codes: Any, factors: Any) -> None:
+    """Read the scales of 16 columns each, then 8 bytes for each, whose lower halves are the first 8 of its columns."""
+    for part in range(4):
+        # Llama.cpp reads no sign, and this one code, which is no number, as 0.
+        factors[part] = 0 if block[part] == 127 else block[part] & 127
+        for i in range(8):
+            byte = block[4 + 8 * part + i]
+            codes[16 * part + i], codes[16 * part + 8 + i] = byte & 15, byte >> 4
+
+
 FORMATS = {
     block_format.name: block_format
     for block_format in (
@@ -218,8 +252,13 @@ FORMATS = {
         BlockFormat("Q4_K", 144, (4,), _unpack_q4_k, 256, 0, 2, subtracts_minimum=True, factors=2),
         BlockFormat("Q5_K", 176, (4, 1), _unpack_q5_k, 256, 0, 2, subtracts_minimum=True, factors=2),
         BlockFormat("Q6_K", 210, (4, 2), _unpack_q6_k, 256, 208, zero=32, num_scales=2, factors=2),
-        BlockFormat("IQ4_NL", 18, (4,), _unpack_q4_0, zero=TABLE_ZERO, has_table=True),
-        BlockFormat("IQ4_XS", 136, (4,), _unpack_iq4_xs, 256, zero=TABLE_ZERO, factors=1, has_table=True),
+        BlockFormat("IQ4_NL", 18, (4,), _unpack_q4_0, zero=TABLE_ZERO, table=_IQ4),
+        BlockFormat("IQ4_XS", 136, (4,), _unpack_iq4_xs, 256, zero=TABLE_ZERO, factors=1, table=_IQ4),
+        BlockFormat("MXFP4", 17, (4,), _unpack_mxfp4, scale_type="e8m0", zero=TABLE_ZERO, table=_E2M1),
+        BlockFormat(
+            *("NVFP4", 36, (4,), _unpack_nvfp4, 64), scale_type="e4m3", zero=TABLE_ZERO, num_scales=2, factors=2,
+            table=_E2M1,
+        ),
     )
 }  # fmt: skip
 """Block formats by name."""

@@ -31,15 +31,20 @@ _write_codes = codes_writer(0)
 class PackedBlocks(PackedWeights):
     """A weight ``[out, in]`` in a block format."""
 
-    def __init__(self, name: str, row_bytes: int, rows: Tensor) -> None:
-        """``rows``: the addresses of the rows in memory, int64 ``[out]``; each is blocks in the format of that name."""
+    def __init__(self, name: str, row_bytes: int, rows: Tensor, row_scales: Tensor | None = None) -> None:
+        """``rows``: the addresses of the rows in memory, int64 ``[out]``; each is blocks in the format of that name.
+
+        ``row_scales``: numbers by which the rows are multiplied, float32 ``[out]``, of a format that has them; ``None``
+        for 1.
+        """
         block_format = FORMATS[name]
         out, row_blocks = len(rows), row_bytes // block_format.size
         columns, panels = row_blocks * block_format.columns, -(-out // WIDE)
-        block_bytes = layout_of(block_format).block
-        words = allocate_resident(panels * row_blocks * block_bytes // 4).view(panels, -1)
+        layout = layout_of(block_format)
+        words = allocate_resident(panels * (layout.header + row_blocks * layout.block) // 4).view(panels, -1)
+        scales = torch.ones(out) if row_scales is None else row_scales.contiguous()
         scratch = torch.empty(torch.get_num_threads(), SCRATCH_BYTES, dtype=torch.uint8)
-        _get_packer(name)(rows, words, scratch, out, row_blocks)
+        _get_packer(name)(rows, words, scratch, out, row_blocks, scales)
         self._name, self._row_blocks = name, row_blocks
         row = columns // GROUP * group_of_x(block_format.num_scales)
         shape = torch.Size((out, columns))

@@ -1,9 +1,10 @@
 """Blocks in the order in which the products read them, and rows of weights read back from there.
 
-A panel has ``WIDE`` outputs. For each of its blocks it holds the scales ``[WIDE]`` and, if there are any, the minimums
-``[WIDE]``, float16; the factors ``[groups][factors][WIDE]``, int8; and for each group its planes of codes. A plane of b
-bits is ``[b][WIDE][4]`` bytes, of which byte ``[load, output, i]`` holds the bits of the columns ``4 * quad + i``, for
-the 8 / b quads from ``load * 8 / b`` on, the first in its lowest bits.
+A panel has ``WIDE`` outputs, and begins with a number for each, float32, if the format has them. For each of its blocks
+it holds the scales ``[WIDE]`` and, if there are any, the minimums ``[WIDE]``, as in the file; the factors
+``[groups][factors][WIDE]``, int8; and for each group its planes of codes. A plane of b bits is ``[b][WIDE][4]`` bytes,
+of which byte ``[load, output, i]`` holds the bits of the columns ``4 * quad + i``, for the 8 / b quads from
+``load * 8 / b`` on, the first in its lowest bits.
 """
 
 from __future__ import annotations
@@ -14,11 +15,12 @@ from typing import Any
 import numpy as np
 
 from kernels.cpu.linear.gemm_tile import WIDE
-from kernels.cpu.linear.ggml.formats import GROUP, TABLE, BlockFormat
+from kernels.cpu.linear.ggml.formats import GROUP, BlockFormat
 from kernels.cpu.runtime.kernel import (
     Body,
     as_float,
     float32_array,
+    function,
     int64_array,
     named_function,
     split_range,
@@ -36,6 +38,8 @@ SCRATCH_BYTES = 512
 class BlockLayout:
     """Sizes in bytes of the parts of a block of a panel."""
 
+    header: int
+    """Numbers of the outputs, ahead of a panel's blocks."""
     factors_at: int
     planes_at: int
     group: int
@@ -45,10 +49,11 @@ class BlockLayout:
 
 def layout_of(block_format: BlockFormat) -> BlockLayout:
     """Return where the parts of a block are."""
-    factors_at = 2 * WIDE * (1 if block_format.minimum_at is None else 2)
+    header = 4 * WIDE if block_format.has_row_scales else 0
+    factors_at = block_format.scale_bytes * WIDE * (1 if block_format.minimum_at is None else 2)
     planes_at = factors_at + block_format.groups * block_format.factors * WIDE
     group = block_format.bits * WIDE * GROUP // 8
-    return BlockLayout(factors_at, planes_at, group, planes_at + block_format.groups * group)
+    return BlockLayout(header, factors_at, planes_at, group, planes_at + block_format.groups * group)
 
 
 def shifts_of(planes: tuple[int, ...]) -> tuple[int, ...]:
@@ -57,10 +62,10 @@ def shifts_of(planes: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def create_packer(block_format: BlockFormat) -> Body:
-    """Return a body that arranges blocks. Arguments ``(rows, panels, scratch, out, blocks of a row)``.
+    """Return a body that arranges blocks. Arguments ``(rows, panels, scratch, out, blocks of a row, row scales)``.
 
-    ``rows``: the addresses of the rows, int64 ``[out]``. ``scratch``: ``[threads][SCRATCH_BYTES]``. The lanes behind
-    the last output are left as they are.
+    ``rows``: the addresses of the rows, int64 ``[out]``. ``scratch``: ``[threads][SCRATCH_BYTES]``. ``row scales``:
+    float32 ``[out]``, of a format that has them. The lanes behind the last output are left as they are.
     """
     layout, unpack, size = layout_of(block_format), block_format.unpack, block_format.size
     groups, num_factors, columns = block_format.groups, block_format.factors, block_format.columns
@@ -68,16 +73,17 @@ def create_packer(block_format: BlockFormat) -> Body:
     factors_at, planes_at, group_bytes, block_bytes = layout.factors_at, layout.planes_at, layout.group, layout.block
     scale_at, minimum_at = block_format.scale_at, -1 if block_format.minimum_at is None else block_format.minimum_at
     sign = 128 if block_format.subtracts_minimum else 0
+    scale_bytes, header = block_format.scale_bytes, layout.header
 
     @named_function(f"pack_block_{block_format.name}")
     def pack_block(source: int, target: int, lane: int, scratch: int) -> None:
         block, to = uint8_array(source, (size,)), uint8_array(target, (block_bytes,))
         codes, factors = uint8_array(scratch, (columns,)), uint8_array(scratch + columns, (columns,))
         unpack(block, codes, factors)
-        for i in range(2):
-            to[2 * lane + i] = block[scale_at + i]
+        for i in range(scale_bytes):
+            to[scale_bytes * lane + i] = block[scale_at + i]
             if minimum_at >= 0:
-                to[2 * (WIDE + lane) + i] = block[minimum_at + i] ^ (sign if i else 0)
+                to[scale_bytes * (WIDE + lane) + i] = block[minimum_at + i] ^ (sign if i else 0)
         for index in range(groups * num_factors):
             to[factors_at + index * WIDE + lane] = factors[index]
         quads = codes.view(np.uint32)
@@ -99,11 +105,15 @@ def create_packer(block_format: BlockFormat) -> Body:
     def pack(a: Any, thread: int, threads: int) -> None:
         panels, scratch, out, row_blocks = a[1], a[2] + SCRATCH_BYTES * thread, a[3], a[4]
         rows = int64_array(a[0], (out,))
+        panel_bytes = header + row_blocks * block_bytes
         first, last = split_range((out + WIDE - 1) // WIDE, thread, threads)
         for panel in range(first, last):
             for lane in range(min(WIDE, out - panel * WIDE)):
                 source = rows[panel * WIDE + lane]
-                target = panels + panel * row_blocks * block_bytes
+                target = panels + panel * panel_bytes + header
+                if header:
+                    scales = float32_array(a[5], (out,))
+                    float32_array(target - header, (WIDE,))[lane] = scales[panel * WIDE + lane]
                 for index in range(row_blocks):
                     pack_block(source + index * size, target + index * block_bytes, lane, scratch)
 
@@ -115,29 +125,17 @@ def create_reader(block_format: BlockFormat) -> Body:
 
     Arguments ``(panels, indices, result, rows, blocks of a row, factor, indices' stride)``.
     """
-    layout = layout_of(block_format)
-    groups, num_factors, num_scales = block_format.groups, block_format.factors, block_format.num_scales
+    layout, read_scales = layout_of(block_format), _create_scale_reader(block_format)
+    groups, num_scales = block_format.groups, block_format.num_scales
     planes, shifts = block_format.planes, shifts_of(block_format.planes)
-    factors_at, planes_at, group_bytes, block_bytes = layout.factors_at, layout.planes_at, layout.group, layout.block
-    has_minimum, has_table = block_format.minimum_at is not None, block_format.has_table
-    has_nibbles, zero, table = block_format.has_nibble_factors, block_format.zero, TABLE
+    planes_at, group_bytes, block_bytes, header = layout.planes_at, layout.group, layout.block, layout.header
+    has_table, zero, table = block_format.table is not None, block_format.zero, block_format.table or (0,)
 
     @named_function(f"read_group_{block_format.name}")
     def read_group(start: int, group: int, lane: int, result: Any) -> None:
         block = uint8_array(start, (block_bytes,))
         for part in range(num_scales):
-            scale, minimum = load_float16(start + 2 * lane), np.float32(0)
-            if has_minimum:
-                minimum = load_float16(start + 2 * (WIDE + lane))
-            if num_factors:
-                at = factors_at + group * num_factors * WIDE + lane
-                factor = np.int32(np.int8(block[at + part * WIDE]))
-                if has_nibbles:
-                    minimum *= np.float32((factor >> 4) & 15)
-                    factor &= 15
-                elif has_minimum:
-                    minimum *= np.float32(block[at + num_scales * WIDE])
-                scale *= np.float32(factor)
+            scale, minimum = read_scales(start, group, part, lane)
             width = GROUP // num_scales
             for column in range(part * width, (part + 1) * width):
                 at = planes_at + group * group_bytes
@@ -160,11 +158,67 @@ def create_reader(block_format: BlockFormat) -> Body:
         for row in range(first, last):
             panel, lane = divmod(indices[row * index_stride], WIDE)
             result = float32_array(a[2] + 4 * row * width, (width,))
+            start = panels + panel * (header + row_blocks * block_bytes)
             for index in range(row_blocks):
-                block = panels + (panel * row_blocks + index) * block_bytes
+                block = start + header + index * block_bytes
                 for group in range(groups):
                     read_group(block, group, lane, result[(index * groups + group) * GROUP :])
+            if header:
+                row_scale = float32_array(start, (WIDE,))[lane]
+                for column in range(width):
+                    result[column] *= row_scale
             for column in range(width):
                 result[column] *= factor
 
     return read
+
+
+def _create_scale_reader(block_format: BlockFormat) -> Any:
+    """Return a function ``(block, group, part, lane)`` that returns the scale and the minimum of a group."""
+    layout, num_scales, num_factors = layout_of(block_format), block_format.num_scales, block_format.factors
+    factors_at, has_minimum, has_nibbles = (
+        layout.factors_at,
+        block_format.minimum_at is not None,
+        block_format.has_nibble_factors,
+    )
+    is_power, are_factors_scales = block_format.scale_type == "e8m0", block_format.scale_type == "e4m3"
+    block_bytes = layout.block
+
+    @named_function(f"read_scales_{block_format.name}")
+    def read_scales(start: int, group: int, part: int, lane: int) -> Any:
+        block, minimum = uint8_array(start, (block_bytes,)), np.float32(0)
+        at = factors_at + group * num_factors * WIDE + lane
+        if is_power:
+            return _halve_power(block[lane]), minimum
+        if are_factors_scales:
+            return _halve_float8(block[at + part * WIDE]), minimum
+        scale = load_float16(start + 2 * lane)
+        if has_minimum:
+            minimum = load_float16(start + 2 * (WIDE + lane))
+        if num_factors:
+            factor = np.int32(np.int8(block[at + part * WIDE]))
+            if has_nibbles:
+                minimum *= np.float32((factor >> 4) & 15)
+                factor &= 15
+            elif has_minimum:
+                minimum *= np.float32(block[at + num_scales * WIDE])
+            scale *= np.float32(factor)
+        return scale, minimum
+
+    return read_scales
+
+
+@function
+def _halve_power(exponent: int) -> Any:
+    """Return half of the power of two with an exponent of 8 bits (E8M0)."""
+    bits = np.uint32(exponent - 1) << np.uint32(23) if exponent > 1 else np.uint32(0x00200000) << np.uint32(exponent)
+    return np.uint32(bits).view(np.float32)
+
+
+@function
+def _halve_float8(code: int) -> Any:
+    """Return half of a positive number of 8 bits (E4M3)."""
+    exponent, mantissa = code >> 3, code & 7
+    number = mantissa + 8 if exponent else mantissa
+    bits = np.uint32(max(exponent, 1) + 127 - 11) << np.uint32(23)
+    return np.float32(number) * np.uint32(bits).view(np.float32)

@@ -7,13 +7,14 @@ sums of the codes of ``x``, in the order of the groups, whatever the number of r
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from llvmlite import ir
 
 from kernels.cpu.availability import HAS_INT8_DOT, LANES
 from kernels.cpu.linear.gemm_tile import CACHE_LINE, VECTORS, WIDE, dot, fence, write_tile
-from kernels.cpu.linear.ggml.formats import GROUP, TABLE, TABLE_ZERO, BlockFormat
+from kernels.cpu.linear.ggml.formats import GROUP, TABLE_ZERO, BlockFormat
 from kernels.cpu.linear.ggml.panels import QUADS, BlockLayout, layout_of, shifts_of
 from kernels.cpu.linear.rounding import STEP
 from kernels.cpu.simd.llvm_ir import (
@@ -30,7 +31,8 @@ from kernels.cpu.simd.llvm_ir import (
 )
 
 _I8, _I16, _HALF = ir.IntType(8), ir.IntType(16), ir.HalfType()
-_WORDS, _VECTOR = ir.VectorType(I32, LANES), ir.VectorType(FLOAT, LANES)
+_WORDS, _SHORTS = ir.VectorType(I32, LANES), ir.VectorType(_I16, LANES)
+_VECTOR = ir.VectorType(FLOAT, LANES)
 
 
 def group_of_x(num_scales: int) -> int:
@@ -66,7 +68,15 @@ class BlockTile:
             return [from_x, builder.add(from_panel, I64(layout.block)), following, *totals]
 
         zeros = [_VECTOR(None)] * (rows * VECTORS)
-        write_tile(builder, generate_loop(builder, blocks, [x, panel, ahead, *zeros], add_block)[3:], target)
+        start = builder.add(panel, I64(layout.header))
+        totals = generate_loop(builder, blocks, [x, start, ahead, *zeros], add_block)[3:]
+        if self._format.has_row_scales:
+            pointers = [pointer_at(builder, panel, 4 * v * LANES, _VECTOR) for v in range(VECTORS)]
+            scales = [builder.load(pointer, align=4) for pointer in pointers]
+            totals = [
+                fence(builder, builder.fmul(total, scales[index % VECTORS])) for index, total in enumerate(totals)
+            ]
+        write_tile(builder, totals, target)
 
 
 class _Group:
@@ -75,7 +85,7 @@ class _Group:
     def __init__(self, builder: Any, block_format: BlockFormat, layout: BlockLayout, block: Any) -> None:
         """``block``: its address in the panel."""
         self._builder, self._format, self._layout, self._block = builder, block_format, layout, block
-        self._scales = self._load_halves(0)
+        self._scales = [] if block_format.scale_type == "e4m3" else self._load_scales()
         self._minimums = [] if block_format.minimum_at is None else self._load_halves(2 * WIDE)
 
     def add(self, totals: Any, x: Any, index: Any, prefetched: Any, prefetch_stride: Any) -> list[Any]:
@@ -134,7 +144,7 @@ class _Group:
         builder = self._builder
         if HAS_INT8_DOT:
             return dot(builder, total, unsigned, signed)
-        if self._format.bits < 8 and not self._format.has_table:
+        if self._format.bits < 8 and self._format.table is None:
             return builder.add(total, _multiply_pairs(builder, unsigned, signed, 1))
         # Two products of bytes exceed 16 bits unless the codes have 7: the lowest bit is multiplied by itself.
         ones = constant(0x01010101, _WORDS)
@@ -170,12 +180,12 @@ class _Group:
             if bits < 8:
                 value = builder.and_(value, constant(0x01010101 * (((1 << bits) - 1) << shift), _WORDS))
             result = value if result is None else builder.or_(result, value)
-        return self._look_up(result) if self._format.has_table else result
+        return result if self._format.table is None else self._look_up(result, self._format.table)
 
-    def _look_up(self, codes: Any) -> Any:
+    def _look_up(self, codes: Any, table: Sequence[int]) -> Any:
         """Return the levels of codes, with ``TABLE_ZERO`` added."""
         builder, bytes_type = self._builder, ir.VectorType(_I8, 4 * LANES)
-        levels = ir.Constant(bytes_type, [level + TABLE_ZERO for level in TABLE] * (LANES // 4))
+        levels = ir.Constant(bytes_type, [level + TABLE_ZERO for level in table] * (LANES // 4))
         name = "llvm.x86.avx512.pshuf.b.512" if LANES == 16 else "llvm.x86.avx2.pshuf.b"
         looked_up = call_intrinsic(builder, name, bytes_type, levels, builder.bitcast(codes, bytes_type))
         return builder.bitcast(looked_up, _WORDS)
@@ -188,14 +198,10 @@ class _Group:
             return [self._scales], minimums
         start = builder.add(self._block, I64(self._layout.factors_at))
         start = builder.add(start, builder.mul(index, I64(block_format.factors * WIDE)))
-        kind = ir.VectorType(_I8, LANES)
-        factors = [
-            [
-                builder.sext(builder.load(pointer_at(builder, start, number * WIDE + v * LANES, kind), align=4), _WORDS)
-                for v in range(VECTORS)
-            ]
-            for number in range(block_format.factors)
-        ]
+        codes = [self._load_bytes(start, number * WIDE) for number in range(block_format.factors)]
+        if block_format.scale_type == "e4m3":
+            return [[self._halve_float8(code) for code in part] for part in codes], minimums
+        factors = [[builder.sext(code, _WORDS) for code in part] for part in codes]
         of_scales, of_minimums = factors[: block_format.num_scales], factors[block_format.num_scales :]
         if block_format.has_nibble_factors:
             low, four = constant(15, _WORDS), constant(4, _WORDS)
@@ -213,6 +219,34 @@ class _Group:
             fence(builder, builder.fmul(value, builder.sitofp(factor, _VECTOR)))
             for value, factor in zip(floats, factors, strict=True)
         ]
+
+    def _load_scales(self) -> list[Any]:
+        """Return the scales of all outputs in float32."""
+        if self._format.scale_type == "float16":
+            return self._load_halves(0)
+        return [self._halve_power(exponents) for exponents in self._load_bytes(self._block, 0)]
+
+    def _halve_power(self, exponents: Any) -> Any:
+        """Return half of the powers of two with exponents of 8 bits (E8M0)."""
+        builder = self._builder
+        words = builder.zext(exponents, _WORDS)
+        normal = builder.shl(builder.sub(words, constant(1, _WORDS)), constant(23, _WORDS))
+        low = builder.shl(constant(0x00200000, _WORDS), builder.and_(words, constant(1, _WORDS)))
+        is_low = builder.icmp_unsigned("<", words, constant(2, _WORDS))
+        return builder.bitcast(builder.select(is_low, low, normal), _VECTOR)
+
+    def _halve_float8(self, codes: Any) -> Any:
+        """Return half of positive numbers of 8 bits (E4M3): as float16 their bits are 2**8 times too small a number."""
+        builder = self._builder
+        halves = builder.shl(builder.zext(codes, _SHORTS), constant(7, _SHORTS))
+        numbers = builder.fpext(builder.bitcast(halves, ir.VectorType(_HALF, LANES)), _VECTOR)
+        return fence(builder, builder.fmul(numbers, constant(2.0**7, _VECTOR)))
+
+    def _load_bytes(self, start: Any, offset: int) -> list[Any]:
+        """Return a byte of each output."""
+        builder, kind = self._builder, ir.VectorType(_I8, LANES)
+        pointers = (pointer_at(builder, start, offset + v * LANES, kind) for v in range(VECTORS))
+        return [builder.load(pointer, align=4) for pointer in pointers]
 
     def _load_halves(self, offset: int) -> list[Any]:
         """Return the float16 numbers of all outputs in float32."""

@@ -207,6 +207,28 @@ def test_nf4_products_equal_float64(rows: int, group: int, dtype: torch.dtype) -
         close(nf4.nf4_linear(x, weight), x.double() @ wide.T, dtype)
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("rows", "group"), [(1, 32), (5, 16), (MANY, 16)])
+def test_products_with_4_bit_floats_equal_float64(rows: int, group: int, dtype: torch.dtype) -> None:
+    """MXFP4 has powers of two for groups of 32, NVFP4 other scales for groups of 16."""
+    into, out, numbers = 96, 70, [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
+    codes = torch.randint(0, 16, (out, into), generator=generator(0))
+    scales = torch.rand(into // group, out, generator=generator(1)) + 0.1
+    if group == 32:
+        scales = (2.0 ** torch.randint(-4, 2, scales.shape, generator=generator(1))).bfloat16()
+    weight = nf4.Nf4((codes[:, ::2] * 16 + codes[:, 1::2]).to(torch.uint8), scales, nf4.FLOATS_OF_4_BITS)
+    levels = torch.tensor([*numbers, *(-number for number in numbers)], dtype=torch.float64)
+    wide = levels[codes] * scales.T.double().repeat_interleave(group, dim=1)
+    x = activations(rows, into, dtype)
+    ours = weight_only.weight_only(
+        x.to(DEVICE), weight.packed.to(DEVICE), weight.scales.to(DEVICE), None, weight_only.NF4,
+        codes=torch.tensor(weight.levels, device=DEVICE),
+    )  # fmt: skip
+    close(ours, x.double() @ wide.T, dtype)
+    if dtype == torch.float32:
+        close(nf4.nf4_linear(x, weight), x.double() @ wide.T, dtype)
+
+
 def test_nf4_codes_are_quantiles_of_the_normal_distribution() -> None:
     """The paper's construction: eight quantiles upwards from 0, nine downwards, trimmed alike, then scaled."""
     offset = 0.5 * ((1 - 1 / (2 * 15)) + (1 - 1 / (2 * 16)))
