@@ -14,9 +14,9 @@ from torch.overrides import TorchFunctionMode
 from engine.core.gguf_reference import read_gguf_header
 from engine.gguf.folder import weight_files
 from engine.models.config import RawConfig
-from engine.models.decoder import Decoder
-from engine.models.load import choose_decoder, open_weights
+from engine.models.load import choose_class, choose_decoder, open_weights
 from engine.protocol.types import EngineError
+from engine.weights.formats import mxfp4
 from engine.weights.matrix import dense
 from engine.weights.safetensors import Weights
 
@@ -151,8 +151,22 @@ def _read_dense_weights(raw: RawConfig) -> Mapping[str, Tensor]:
         recorder.taken[f"{name}.weight"] = matrix
         return matrix
 
-    Decoder(config, cast(Weights, recorder), 1, read_dense)
-    return recorder.taken
+    choose_class(config)(config, cast(Weights, recorder), 1, read_dense)
+    return recorder.taken | _read_stacks(recorder.raw)
+
+
+def _read_stacks(raw: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the weights of experts in MXFP4 as transformers holds them, ``[experts, in, out]``."""
+    names = [name.removesuffix("_blocks") for name in raw if name.endswith("_blocks")]
+    return {
+        name: torch.stack(
+            [
+                mxfp4.arrange(name, *one).dense().T
+                for one in zip(raw[f"{name}_blocks"], raw[f"{name}_scales"], strict=True)
+            ]
+        )
+        for name in names
+    }
 
 
 class _Recorder:
@@ -160,6 +174,8 @@ class _Recorder:
 
     def __init__(self, weights: Weights) -> None:
         self.taken: dict[str, Tensor] = {}
+        self.raw: dict[str, Tensor] = {}
+        """Tensors of packed numbers."""
         self._weights = weights
 
     def take(self, name: str, *shape: int) -> Tensor:
@@ -169,6 +185,11 @@ class _Recorder:
     def take_matrix(self, name: str, rows: int, columns: int) -> Tensor:
         self.taken[f"{name}.weight"] = dense(self._weights.take_matrix(name, rows, columns))
         return self.taken[f"{name}.weight"]
+
+    def take_raw(self, name: str, dtype: torch.dtype | None, *shape: int) -> Tensor:
+        tensor = self._weights.take_raw(name, dtype, *shape)
+        (self.taken if tensor.is_floating_point() else self.raw)[name] = tensor
+        return tensor
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._weights, name)

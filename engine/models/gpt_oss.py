@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import overload
 
@@ -10,11 +11,13 @@ from torch import Tensor
 
 from engine.device import DeviceConfig
 from engine.models.decoder import Decoder, LayerBuilder
-from engine.models.families.config import Clamp, DecoderConfig
+from engine.models.families.config import Clamp, DecoderConfig, ExpertsConfig
 from engine.models.feed_forward import Experts, GatedMlp
 from engine.models.routing import Router
+from engine.weights.formats import mxfp4
 from engine.weights.formats.registry import MatrixReader
 from engine.weights.matmul import create_product
+from engine.weights.matrix import Matrix
 from engine.weights.safetensors import Weights
 from kernels.common.quantization import Quantization, QuantizedRows, Rows
 from kernels.layers.activation import clamped_silu_mul
@@ -29,24 +32,34 @@ class GptOssBuilder(LayerBuilder):
         assert moe is not None
         assert moe.clamp is not None
         names, count, width = f"{prefix}{moe.router}.experts.", moe.num_experts, moe.intermediate
-        gate_ups = self._weights.take(f"{names}gate_up_proj", count, hidden, 2 * width).transpose(1, 2)
+        gate_ups, downs = self._matrices(names, moe)
         gate_up_biases = self._weights.take(f"{names}gate_up_proj_bias", count, 2 * width)
-        downs = self._weights.take(f"{names}down_proj", count, width, hidden).transpose(1, 2)
         down_biases = self._weights.take(f"{names}down_proj_bias", count, hidden)
         activation = _ClampedActivation(moe.clamp)
         experts = [
             GatedMlp(
-                create_product([_separate(gate_ups[index])], _separate(gate_up_biases[index]), self._device_config),
-                create_product([downs[index].contiguous()], down_biases[index], self._device_config),
+                create_product([gate_up], _separate(gate_up_bias), self._device_config),
+                create_product([down], down_bias, self._device_config),
                 activation,
             )
-            for index in range(count)
+            for gate_up, gate_up_bias, down, down_bias in zip(gate_ups, gate_up_biases, downs, down_biases, strict=True)
         ]
         return Experts(
             Router(moe.routing, self.linear(f"{prefix}{moe.router}.router", count, hidden, bias=True)),
             experts,
             is_batch_invariant=self._device_config.is_batch_invariant,
         )
+
+    def _matrices(self, names: str, moe: ExpertsConfig) -> tuple[Sequence[Matrix], Sequence[Matrix]]:
+        """Return each expert's matrices of gate and up, the rows of the gate first, and of down."""
+        count, width, hidden = moe.num_experts, moe.intermediate, self._config.hidden_size
+        if mxfp4.has_stack(self._weights, f"{names}gate_up_proj"):
+            order = _separate(torch.arange(2 * width))
+            gate_ups = mxfp4.take_stack(self._weights, f"{names}gate_up_proj", (count, 2 * width, hidden), order)
+            return gate_ups, mxfp4.take_stack(self._weights, f"{names}down_proj", (count, hidden, width))
+        stacked = self._weights.take(f"{names}gate_up_proj", count, hidden, 2 * width).transpose(1, 2)
+        downs = self._weights.take(f"{names}down_proj", count, width, hidden).transpose(1, 2)
+        return [_separate(rows) for rows in stacked], [down.contiguous() for down in downs]
 
 
 class GptOssDecoder(Decoder):
@@ -55,12 +68,24 @@ class GptOssDecoder(Decoder):
     def _create_builder(
         self, config: DecoderConfig, weights: Weights, read: MatrixReader, device_config: DeviceConfig
     ) -> LayerBuilder:
+        _check_blocks(config, weights)
         attention = tuple(
             replace(layer, sinks=weights.take(f"model.layers.{index}.self_attn.sinks", layer.heads))
             for index, layer in enumerate(config.attention)
         )
         self.config = replace(config, attention=attention)
         return GptOssBuilder(config, weights, read, device_config)
+
+
+def _check_blocks(config: DecoderConfig, weights: Weights) -> None:
+    """Raise ``EngineError`` if experts in MXFP4 do not fit the config, before gigabytes are read."""
+    moe, hidden = config.experts, config.hidden_size
+    assert moe is not None
+    for index in range(config.num_layers):
+        names = f"model.layers.{index}.{moe.router}.experts."
+        for name, rows, columns in (("gate_up", 2 * moe.intermediate, hidden), ("down", hidden, moe.intermediate)):
+            if mxfp4.has_stack(weights, f"{names}{name}_proj"):
+                mxfp4.check_stack(weights, f"{names}{name}_proj", (moe.num_experts, rows, columns))
 
 
 class _ClampedActivation:
