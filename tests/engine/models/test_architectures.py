@@ -32,6 +32,13 @@ _LATENT = {
     "v_head_dim": 12,
     "num_key_value_heads": 6,
 }
+_SHARED_BLOCKS = {
+    "head_dim": None,
+    "num_key_value_heads": 6,
+    "mamba_d_state": 8,
+    "num_hidden_layers": 4,
+    "layers_block_type": ["mamba", "hybrid", "mamba", "hybrid"],
+}
 
 EXACT: dict[str, dict[str, Any]] = {
     "AfmoeForCausalLM": _MOE | {"first_k_dense_replace": 1},
@@ -66,6 +73,10 @@ EXACT: dict[str, dict[str, Any]] = {
     "HyperCLOVAXForCausalLM": {},
     "Jais2ForCausalLM": {},
     "JetMoeForCausalLM": _MOE,
+    "KimiLinearForCausalLM": _LATENT
+    | _ROUTED
+    | {"q_lora_rank": None, "linear_head_dim": 16, "linear_num_heads": 4, "num_local_experts": 4, "n_shared_experts": 1}
+    | {"layer_types": ["linear_attention", "full_attention"], "mlp_layer_types": ["dense", "sparse"]},
     "LagunaForCausalLM": _MOE,
     "Lfm2MoeForCausalLM": _MOE | {"layer_types": ["conv", "full_attention"]},
     "Lfm3ForCausalLM": {"layer_types": ["conv", "full_attention"]},
@@ -87,6 +98,8 @@ EXACT: dict[str, dict[str, Any]] = {
     "SeedOssForCausalLM": {},
     "SolarOpenForCausalLM": _ROUTED,
     "VaultGemmaForCausalLM": {},
+    "ZambaForCausalLM": _SHARED_BLOCKS | {"mamba_dt_rank": 4, "n_mamba_heads": 2},
+    "Zamba2ForCausalLM": _SHARED_BLOCKS | {"n_mamba_heads": 6, "chunk_size": 16, "use_mem_rope": True},
 }
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "BloomForCausalLM": ({"n_layer": 2, "n_head": 6}, "ALiBi position biases"),

@@ -27,6 +27,7 @@ BY_TRANSFORMERS = (
     "Gemma",
     "Glm",
     "Glm4",
+    "KimiLinear",
     "Olmo",
     "Olmo2",
     "Phi",
@@ -44,6 +45,7 @@ _MAMBA = {"mamba_n_heads": 16, "mamba_d_head": 8, "mamba_d_state": 16, "mamba_d_
 _MAMBA |= {"mamba_num_heads": 16, "mamba_head_dim": 8, "ssm_state_size": 16, "n_groups": 2, "chunk_size": 16}
 _MAMBA |= {"num_heads": 8, "state_size": 16, "shared_intermediate_size": 64, "moe_shared_expert_intermediate_size": 64}
 _MAMBA |= {"attn_layer_indices": [3]}
+_KDA = {"full_attn_layers": [4, 6], "kda_layers": [1, 2, 3, 5], "num_heads": 4, "head_dim": 16}
 
 
 def shrink(fields: dict[str, Any]) -> dict[str, Any]:
@@ -62,6 +64,8 @@ def shrink(fields: dict[str, Any]) -> dict[str, Any]:
     }
     sizes |= _EXPERTS | _LATENT | _MAMBA
     small = {name: value if value is None else sizes.get(name, value) for name, value in fields.items()}
+    if "linear_attn_config" in fields:
+        small |= {"linear_attn_config": fields["linear_attn_config"] | _KDA, "num_experts_per_token": 2}
     if fields.get("num_local_experts") == 0:
         small |= {"num_local_experts": 0, "num_experts_per_tok": 0}
     for name in ("layer_types", "no_rope_layers", "hybrid_override_pattern"):
@@ -98,6 +102,7 @@ def save_small_model(published: Path, folder: Path) -> None:
     small_tokenizer().save_pretrained(folder)
 
 
+@pytest.mark.filterwarnings("ignore:.rope_scaling. is deprecated:FutureWarning")  # a published field, of Kimi Linear
 @pytest.mark.parametrize("published", mostly_long(CONFIGS, every=8), ids=[path.stem for path in CONFIGS])
 def test_a_published_config_computes_transformers_logits(
     published: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
