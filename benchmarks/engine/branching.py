@@ -52,6 +52,16 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         "Lfm2ForCausalLM",
         {"layer_types": ["conv", "conv", "full_attention", "conv"] * 2, "block_auto_adjust_ff_dim": False},
     ),
+    "Granite 4": (
+        "GraniteMoeHybridForCausalLM",
+        {"layer_types": (["mamba"] * 3 + ["attention"]) * 2, "shared_intermediate_size": 1536, "num_local_experts": 0}
+        | {"mamba_n_heads": 16, "mamba_d_head": 64, "mamba_d_state": 128},
+    ),
+    "Nemotron-H": (
+        "NemotronHForCausalLM",
+        {"layers_block_type": (["mamba", "mlp"] * 3 + ["attention", "mlp"]) * 2, "num_hidden_layers": 16}
+        | {"mamba_num_heads": 16, "mamba_head_dim": 64, "ssm_state_size": 128, "n_groups": 4},
+    ),
     "DeepSeek-V3": ("DeepseekV3ForCausalLM", _LATENT),
 }
 _COLUMNS = "model", "search", "tokens, cached", "recomputed", "s, cached", "recomputed", "times", "bits"
