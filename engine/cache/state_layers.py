@@ -40,6 +40,15 @@ class StateSegment(NamedTuple):
     target: int
 
 
+class LayerStates(NamedTuple):
+    """The states of one step as the kernels of the layers read them."""
+
+    layers: Sequence[Sequence[Tensor]]
+    """As in ``StateStep``."""
+    segments: Tensor
+    """``[any, 4]`` int64: those of a ``StateStep``, and any number of others without tokens."""
+
+
 @dataclass(frozen=True)
 class StateStep:
     """The states of one step."""
@@ -48,6 +57,10 @@ class StateStep:
     """The tensors of each layer that has a state, ``[slots, …]``."""
     segments: Sequence[StateSegment]
     """All tokens of the batch, in its order."""
+
+    def list_segments(self) -> Tensor:
+        """Return the segments as an int64 tensor ``[segments, 4]``."""
+        return torch.tensor(self.segments, dtype=torch.int64)
 
     @cached_property
     def groups(self) -> list[list[StateSegment]]:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from engine.attention.layer import FusedAttentionBackend
+from engine.cache.state_layers import LayerStates
 from engine.device import CPU, DeviceConfig, to_device
 from engine.models.families.config import DecoderConfig
 from engine.models.feed_forward import (
@@ -34,6 +35,7 @@ from engine.weights.safetensors import Weights
 from kernels.common.quantization import Quantization, Rows
 from kernels.cpu.runtime.recorder import end_layer
 from kernels.layers.activation import gelu_tanh_mul, silu_mul
+from kernels.layers.elementwise import add, concatenate, scale
 from kernels.layers.norm import add_rms_norm, rms_norm
 from kernels.linear.fp32 import Product
 
@@ -61,26 +63,33 @@ class Layer:
     fuses_norms: bool
     """True if a sum and its norm are one kernel, so that a layer also normalises the next one's input."""
 
+    @property
+    def products(self) -> tuple[Product, ...]:
+        """All matrix products."""
+        return self.qkv, self.output, *self.mlp.products
+
     def project(self, hidden: Tensor, normed: Rows | None = None) -> Tensor:
         """Return queries, keys and values ``[tokens, heads + 2 * kv_heads, head_dim]``.
 
         ``normed``: the layer's normalised input, if it was computed with ``hidden``.
         """
         eps, heads = self.config.norm_eps, self.config.heads
-        if normed is None:
-            normed = self._normalize(hidden, self.input_norm, self.qkv.quantization)
-        qkv = self.qkv(normed).view(len(hidden), -1, self.config.head_dim)
+        qkv = self._project(hidden, normed).view(len(hidden), -1, self.config.head_dim)
         if self.projection_norms is None:
             return qkv
         q, k, v = (part.flatten(1) for part in torch.split(qkv, [heads, self.config.kv_heads, self.config.kv_heads], 1))
         q, k = (rms_norm(part, weight, eps) for part, weight in zip((q, k), self.projection_norms, strict=True))
-        return torch.cat((q, k, v), dim=1).view(qkv.shape)
+        return concatenate((q, k, v)).view(qkv.shape)
+
+    def _project(self, hidden: Tensor, normed: Rows | None) -> Tensor:
+        """Return the product ``qkv`` of the layer's input. ``normed``: see ``project``."""
+        return self.qkv(self._normalize(hidden, self.input_norm, self.qkv.quantization) if normed is None else normed)
 
     def attend(self, qkv: Tensor, angles: Sequence[Tensor], attend: FusedAttentionBackend) -> Tensor:
         """Return the attention output ``[tokens, heads * head_dim]``. ``angles``: the layer's ``Rope.tables``."""
         cos, sin, *query_factors = angles
         for factors in query_factors:
-            qkv[:, : self.config.heads] *= factors[:, None]
+            scale(qkv[:, : self.config.heads], factors[:, None])
         return attend.forward_qkv(self.index, qkv, norm=self.qk_norm, eps=self.config.norm_eps, cos=cos, sin=sin)
 
     def forward_mlp(
@@ -126,13 +135,28 @@ class Layer:
             return total, None if read is None else rms_norm(total, read[0], eps, read[1])
         added = product(x) if output_norm is None else rms_norm(product(x), output_norm, eps)
         if read is None:
-            return residual + added, None
+            return add(residual, added), None
         normed, total = add_rms_norm(added, residual, weight=read[0], eps=eps, quantization=read[1])
         return total, normed
 
 
+@dataclass(frozen=True, slots=True)
+class StepInputs:
+    """The inputs of the first layer, and what all layers read."""
+
+    hidden: Tensor
+    """``[tokens, hidden]``."""
+    angles: Sequence[Tensor]
+    """The rows of ``Decoder.rope_tables`` at the tokens' positions, ``[tokens, dim]`` each."""
+    states: LayerStates | None = None
+    """The states that the step reads and writes, of a model that has layers with states."""
+
+
 class Decoder:
     """A ``Model`` whose layers are defined here."""
+
+    runs_by_layers = True
+    """True if ``forward`` is ``forward_layers``."""
 
     def __init__(
         self,
@@ -183,23 +207,15 @@ class Decoder:
     @property
     def products(self) -> list[Product]:
         """The products of all layers."""
-        return [product for layer in self._layers for product in (layer.qkv, layer.output, *layer.mlp.products)]
+        return [product for layer in self._layers for product in layer.products]
 
     @property
     def is_recordable(self) -> bool:
         """True if ``forward_layers`` only launches kernels that a ``KernelGraph`` records."""
-        has_query_factors = any(places.stop - places.start > 2 for places in self._tables_of)
         return (
-            self.config.cpu_only_part is None
-            and not has_query_factors
-            and all(
-                layer.output_norm is None
-                and layer.mlp_output_norm is None
-                and layer.projection_norms is None
-                and isinstance(layer.mlp, GatedMlp)
-                and all(product.is_kernel for product in (layer.qkv, layer.output, *layer.mlp.products))
-                for layer in self._layers
-            )
+            self.runs_by_layers
+            and all(layer.mlp.is_recordable for layer in self._layers)
+            and all(product.is_kernel for product in self.products)
         )
 
     @property
@@ -222,40 +238,33 @@ class Decoder:
         return len(self._head) == 1 and self._head[0].is_kernel and self.config.logit_softcap is None
 
     def forward(self, batch: Batch, attend: FusedAttentionBackend, keep: KeepState | None = None) -> Tensor:
-        return self.forward_layers(*self.embed_inputs(batch), attend, keep)
+        return self.forward_layers(self.embed_inputs(batch), attend, keep)
 
-    def embed_inputs(self, batch: Batch) -> tuple[Tensor, list[Tensor]]:
-        """Return the layers' inputs: hidden states ``[tokens, hidden]``, and the rows of ``rope_tables`` at the tokens'
-        positions, ``[tokens, dim]`` each."""
+    def embed_inputs(self, batch: Batch) -> StepInputs:
+        """Return the layers' inputs."""
         hidden = self.embedding(batch.tokens, self.config.embedding_scale)
-        return hidden, [table[batch.positions] for table in self.rope_tables]
+        states = None if batch.states is None else LayerStates(batch.states.layers, batch.states.list_segments())
+        return StepInputs(hidden, [table[batch.positions] for table in self.rope_tables], states)
 
     def forward_layers(
-        self,
-        hidden: Tensor,
-        angles: Sequence[Tensor],
-        attend: FusedAttentionBackend,
-        keep: KeepState | None = None,
+        self, inputs: StepInputs, attend: FusedAttentionBackend, keep: KeepState | None = None
     ) -> Tensor:
         """Return the final hidden states ``[tokens, hidden]`` from ``embed_inputs``."""
-        hidden = self.forward_last_mlp(*self.forward_until_last_attention(hidden, angles, attend, keep))
+        hidden = self.forward_last_mlp(*self.forward_until_last_attention(inputs, attend, keep))
         end_layer()
         return hidden
 
     def forward_until_last_attention(
-        self,
-        hidden: Tensor,
-        angles: Sequence[Tensor],
-        attend: FusedAttentionBackend,
-        keep: KeepState | None = None,
+        self, inputs: StepInputs, attend: FusedAttentionBackend, keep: KeepState | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Run the layers up to the last one's attention, after which all keys and values are written.
+        """Run the layers up to the last one's attention, after which all keys, values and states are written.
 
         Returns the last layer's input ``[tokens, hidden]`` and attention output ``[tokens, heads * head_dim]``.
         """
+        hidden = inputs.hidden
         qkv = self.project_first(hidden)
         for index in range(len(self._layers)):
-            attn_out = self.attend(index, qkv, angles, attend)
+            attn_out = self.attend(index, qkv, inputs.angles, attend, inputs.states)
             if index < len(self._layers) - 1:
                 hidden, qkv = self.forward_between(index, hidden, attn_out, keep)
         return hidden, attn_out
@@ -264,7 +273,14 @@ class Decoder:
         """Return the first layer's queries, keys and values ``[tokens, heads + 2 * kv_heads, head_dim]``."""
         return self._layers[0].project(hidden)
 
-    def attend(self, index: int, qkv: Tensor, angles: Sequence[Tensor], attend: FusedAttentionBackend) -> Tensor:
+    def attend(
+        self,
+        index: int,
+        qkv: Tensor,
+        angles: Sequence[Tensor],
+        attend: FusedAttentionBackend,
+        states: LayerStates | None = None,  # noqa: ARG002
+    ) -> Tensor:
         """Return the attention output ``[tokens, heads * head_dim]`` of a layer, by its index."""
         return self._layers[index].attend(qkv, angles[self._tables_of[index]], attend)
 

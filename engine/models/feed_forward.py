@@ -38,6 +38,11 @@ class FeedForward(Protocol):
         """The quantisation of its input."""
         ...
 
+    @property
+    def is_recordable(self) -> bool:
+        """True if it only launches kernels that a ``KernelGraph`` records, if its products do."""
+        ...
+
     def __call__(self, x: Rows) -> Tensor: ...
     def add(self, x: Rows, residual: Tensor) -> Tensor:
         """Return its result plus ``residual``."""
@@ -60,6 +65,8 @@ class GatedMlp:
 
     With an activation of ``[rows, n]`` to ``[rows, n]`` there is no gate: ``down(activation(up(x)))``.
     """
+
+    is_recordable = True
 
     def __init__(self, gate_up: Product, down: Product, activation: Activation) -> None:
         """``gate_up``: ``[2 * intermediate, hidden]``, without a gate ``[intermediate, hidden]``. ``down``: ``[hidden,
@@ -119,6 +126,7 @@ class Experts:
 
     quantization = None
     """None, as the router reads the inputs as they are."""
+    is_recordable = False
 
     def __init__(
         self,
@@ -178,6 +186,7 @@ class SharedExperts:
     """Experts, and one more that every token is routed to, weighted by a gate of its own if there is one."""
 
     quantization = None
+    is_recordable = False
 
     def __init__(self, experts: Experts, shared: GatedMlp, gate: Product | None) -> None:
         """``gate``: ``[1, hidden]``."""

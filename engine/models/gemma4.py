@@ -211,6 +211,7 @@ class ExpertsBesideMlp:
     """A dense feed-forward part plus experts, each with norms of its own. It reads hidden states as they are."""
 
     quantization = None
+    is_recordable = False
 
     def __init__(self, dense: GatedMlp, norms: tuple[Tensor, Tensor], experts: Experts, eps: float) -> None:
         """``norms``: weights of the norms before and after the dense part."""
@@ -250,6 +251,8 @@ class TokenInputs:
 class Gemma4Decoder(Decoder):
     """A ``Model`` with such layers."""
 
+    runs_by_layers = False
+
     def _create_builder(
         self, config: DecoderConfig, weights: Weights, read: MatrixReader, device_config: DeviceConfig
     ) -> LayerBuilder:
@@ -259,7 +262,8 @@ class Gemma4Decoder(Decoder):
         return builder
 
     def forward(self, batch: Batch, attend: FusedAttentionBackend, keep: KeepState | None = None) -> Tensor:
-        hidden, angles = self.embed_inputs(batch)
+        step = self.embed_inputs(batch)
+        hidden, angles = step.hidden, step.angles
         inputs = None if self._token_inputs is None else self._token_inputs(batch.tokens, hidden)
         known: dict[int, tuple[Tensor, Tensor]] = {}
         for index, layer in enumerate(self._layers):

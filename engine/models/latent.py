@@ -22,6 +22,8 @@ from engine.weights.formats.registry import MatrixReader
 from engine.weights.matrix import dense
 from engine.weights.safetensors import Weights
 from kernels.common.quantization import Rows
+from kernels.cpu.runtime.recorder import empty
+from kernels.layers.elementwise import contiguous, write
 from kernels.layers.norm import rms_norm
 from kernels.linear.fp32 import Product
 from kernels.linear.per_head import HeadProducts
@@ -46,35 +48,38 @@ class LatentLayer(Layer):
     to_values: HeadProducts
     """``[heads, rank, value_dim]``."""
 
+    @property
+    def products(self) -> tuple[Product, ...]:
+        own = (self.qkv, self.output) if self.queries is None else (self.qkv, self.queries, self.output)
+        return *own, *self.mlp.products
+
     def project(self, hidden: Tensor, normed: Rows | None = None) -> Tensor:
         """Return a query of each head and what is cached of each token, ``[tokens, heads + 1, rotated + rank]``."""
         sizes, tokens = self.sizes, len(hidden)
-        if normed is None:
-            normed = self._normalize(hidden, self.input_norm, self.qkv.quantization)
-        rows = self.qkv(normed)
+        rows = self._project(hidden, normed)
         rows, latent, rotated_key = torch.split(rows, [rows.shape[1] - sizes.cached, sizes.rank, sizes.rotated], dim=1)
         if self.queries is not None and self.query_norm is not None:
-            rows = self.queries(rms_norm(rows.contiguous(), self.query_norm, _NORM_EPS, self.queries.quantization))
+            rows = self.queries(rms_norm(contiguous(rows), self.query_norm, _NORM_EPS, self.queries.quantization))
         queries = rows.view(tokens, sizes.heads, sizes.plain + sizes.rotated)
-        out = torch.empty(tokens, sizes.heads + 1, sizes.cached)
-        out[:, :-1, : sizes.rotated] = self._place_pairs(queries[:, :, sizes.plain :])
-        out[:, :-1, sizes.rotated :] = self.to_latent(queries[:, :, : sizes.plain])
-        out[:, -1, : sizes.rotated] = self._place_pairs(rotated_key)
-        out[:, -1, sizes.rotated :] = rms_norm(latent.contiguous(), self.latent_norm, _NORM_EPS)
+        out = empty(tokens, sizes.heads + 1, sizes.cached)
+        self._write_pairs(out[:, :-1, : sizes.rotated], queries[:, :, sizes.plain :])
+        write(out[:, :-1, sizes.rotated :], self.to_latent(queries[:, :, : sizes.plain]))
+        self._write_pairs(out[:, -1, : sizes.rotated], rotated_key)
+        write(out[:, -1, sizes.rotated :], rms_norm(latent, self.latent_norm, _NORM_EPS))
         return out
 
-    def _place_pairs(self, rotated: Tensor) -> Tensor:
-        """Return vectors ``[…, rotated]`` with the dimensions that are rotated together half of them apart."""
-        if not self.sizes.is_interleaved:
-            return rotated
-        pairs = rotated.reshape(*rotated.shape[:-1], -1, 2)
-        return pairs.transpose(-1, -2).reshape(rotated.shape)
+    def _write_pairs(self, target: Tensor, rotated: Tensor) -> None:
+        """Write vectors ``[…, rotated]`` with the dimensions that are rotated together half of them apart."""
+        if self.sizes.is_interleaved:
+            rotated = rotated.view(*rotated.shape[:-1], -1, 2).transpose(-1, -2)
+            target = target.view(*target.shape[:-1], 2, -1)
+        write(target, rotated)
 
     def attend(self, qkv: Tensor, angles: Sequence[Tensor], attend: FusedAttentionBackend) -> Tensor:
         """Return the attention output ``[tokens, heads * value_dim]``."""
         mixed = attend.forward_qkv(self.index, qkv, None, self.config.norm_eps, *angles)
         latents = mixed.view(len(qkv), self.sizes.heads, self.sizes.cached)[:, :, self.sizes.rotated :]
-        return self.to_values(latents).flatten(1)
+        return contiguous(self.to_values(latents)).flatten(1)
 
 
 class LatentBuilder(LayerBuilder):

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from engine.attention.plan import AttentionMetadata
 from engine.attention.select import CpuAttention
-from engine.models.decoder import Decoder
+from engine.cache.state_layers import LayerStates
+from engine.models.decoder import Decoder, StepInputs
 from engine.models.interface import Batch, KeepState, Model
 from engine.runner.fused_sampler_cpu import FusedCpuSampler
 from kernels.cpu.runtime.kernel_graph import KernelGraphCache
@@ -32,6 +33,9 @@ class CpuForward:
         self._inputs = torch.empty(2, _MAX_RECORDED_TOKENS, dtype=torch.int64)
         """Tokens and positions that recorded kernels read."""
         self._inputs_numpy = self._inputs.numpy()
+        self._segments = torch.zeros(_MAX_RECORDED_TOKENS, 4, dtype=torch.int64)
+        """Segments of states, none of which is without tokens, then as many zeros as there may be segments."""
+        self._segments_numpy = self._segments.numpy()
         self._decoder: Decoder | None = None
         """The model, if its layers can be recorded."""
         self.fused_sampler: FusedCpuSampler | None = None
@@ -49,11 +53,7 @@ class CpuForward:
         self._last_parts: KernelGraphCache[Tensor] = KernelGraphCache()
         """The last feed-forward of such steps, by number of hidden states and threads, over ``_selected``."""
         self._selection = torch.empty(_MAX_RECORDED_TOKENS, dtype=torch.int64)
-        widths: tuple[int, ...] = ()
-        if self._decoder is not None:
-            last = self._decoder.config.attention[-1]
-            widths = self._decoder.config.hidden_size, last.heads * last.head_dim
-        self._selected = [torch.empty(_MAX_RECORDED_TOKENS, width) for width in widths]
+        self._selected: list[Tensor] = []
         """Rows to read of the residual stream and of the last attention's output."""
         self.kept: Mapping[int, Tensor] = {}
         self._kept_buffers: dict[int, Tensor] = {}
@@ -75,6 +75,9 @@ class CpuForward:
         if num_tokens <= _MAX_RECORDED_TOKENS:
             self._inputs_numpy[0, :num_tokens] = batch.tokens.numpy()
             self._inputs_numpy[1, :num_tokens] = batch.positions.numpy()
+            if batch.states is not None:
+                self._segments_numpy[:num_tokens] = 0
+                self._segments_numpy[: len(batch.states.segments)] = batch.states.segments
         if read is not None:
             return self._compute_last_part(model, *self._compute_first_part(model, batch, layers), batch, read)
         if num_tokens > _MAX_RECORDED_TOKENS:
@@ -82,7 +85,7 @@ class CpuForward:
         keep = self._copy(layers, num_tokens)
         hidden = self.graphs(
             (num_tokens, torch.get_num_threads(), layers),
-            lambda: model.forward_layers(*self._embed(model, num_tokens), self._attend, keep),
+            lambda: model.forward_layers(self._embed(model, batch), self._attend, keep),
         )
         return self._expose(hidden)
 
@@ -125,11 +128,11 @@ class CpuForward:
         """Compute a step up to its last attention; see ``Decoder.forward_until_last_attention``."""
         num_tokens = batch.tokens.shape[0]
         if num_tokens > _MAX_RECORDED_TOKENS:
-            return model.forward_until_last_attention(*model.embed_inputs(batch), self._attend, self._keep(layers))
+            return model.forward_until_last_attention(model.embed_inputs(batch), self._attend, self._keep(layers))
         keep = self._copy(layers, num_tokens)
         return self._first_parts(
             (num_tokens, torch.get_num_threads(), layers),
-            lambda: model.forward_until_last_attention(*self._embed(model, num_tokens), self._attend, keep),
+            lambda: model.forward_until_last_attention(self._embed(model, batch), self._attend, keep),
         )
 
     def _compute_last_part(
@@ -146,6 +149,9 @@ class CpuForward:
         indices.numpy()[:] = read
         # The positions of all tokens are not needed any more; the fused sampler reads those of the selected ones.
         self._inputs_numpy[1, :count] = batch.positions.numpy()[read]
+        self._selected = self._selected or [
+            torch.empty(_MAX_RECORDED_TOKENS, table.shape[1]) for table in (hidden, attn_out)
+        ]
         selected = [
             gather_rows(table, indices, out=buffer[:count])
             for table, buffer in zip((hidden, attn_out), self._selected, strict=True)
@@ -154,14 +160,16 @@ class CpuForward:
             self._last_parts((count, torch.get_num_threads()), lambda: model.forward_last_mlp(*selected))
         )
 
-    def _embed(self, model: Decoder, num_tokens: int) -> tuple[Tensor, list[Tensor]]:
-        """Compute ``Decoder.embed_inputs`` from the input buffer."""
+    def _embed(self, model: Decoder, batch: Batch) -> StepInputs:
+        """Compute ``Decoder.embed_inputs`` of a batch from the input buffers."""
         from kernels.cpu.sampling.draft_chain import gather_rows
 
+        num_tokens = batch.tokens.shape[0]
         tokens, positions = self._inputs[:, :num_tokens]
         hidden = model.embedding(tokens, model.config.embedding_scale)
         angles = [
             gather_rows(table, positions, out=buffer[:num_tokens])
             for table, buffer in zip(model.rope_tables, self._angles, strict=True)
         ]
-        return hidden, angles
+        states = None if batch.states is None else LayerStates(batch.states.layers, self._segments[:num_tokens])
+        return StepInputs(hidden, angles, states)

@@ -80,11 +80,11 @@ class PiecewiseStep:
 
     def _begin(self) -> Tensor:
         """Compute all before the first attention."""
-        hidden, angles = self._model.embed_inputs(Batch(*self._inputs))
-        for own, computed in zip(self._angles, angles, strict=True):
+        inputs = self._model.embed_inputs(Batch(*self._inputs))
+        for own, computed in zip(self._angles, inputs.angles, strict=True):
             own.copy_(computed)
-        self._qkv.copy_(self._model.project_first(hidden))
-        return hidden
+        self._qkv.copy_(self._model.project_first(inputs.hidden))
+        return inputs.hidden
 
     def _attend(self, index: int, num_tokens: int, attend: FusedAttentionBackend) -> None:
         """Compute the attention of a layer, by its index."""

@@ -36,6 +36,11 @@ def silu_mul(gate_up: Tensor, quantization: Quantization | None = None) -> Rows:
     return F.silu(gate) * up
 
 
+def silu_gate(gate: Tensor, x: Tensor) -> Tensor:
+    """Return ``silu(gate) * x``, all ``[rows, n]``."""
+    return on_cpu.silu_gate(gate, x) if can_use_kernels(gate, x) else F.silu(gate) * x
+
+
 @overload
 def gelu_tanh_mul(gate_up: Tensor, quantization: None = None) -> Tensor: ...
 @overload

@@ -13,6 +13,7 @@ from torch import Tensor
 from kernels.common.quantization import Quantization, QuantizedRows, Rows
 from kernels.cpu.availability import can_use_kernels
 from kernels.cpu.layers import norm as on_cpu
+from kernels.layers.elementwise import add
 from kernels.quantize import quantize_rows
 
 
@@ -53,5 +54,5 @@ def add_rms_norm(
         from kernels.triton import norm as on_gpu
 
         return on_gpu.add_rms_norm(x, residual, weight, eps, quantization)
-    total = residual + x
+    total = add(residual, x)
     return rms_norm(total, weight, eps, quantization), total

@@ -20,13 +20,13 @@ def causal_convolution(
 
     ``x``: ``[tokens, channels]``. ``weight``: ``[width, channels]``, the filters of all channels, that of the token
     itself last. ``states``: ``[slots, width - 1, channels]``. ``segments``: ``[segments, 4]`` int64, those of
-    ``engine.cache.state_layers.StateSegment``, in their order. ``activate``: apply SiLU to the result.
-    ``bias``: ``[channels]``.
+    ``engine.cache.state_layers.StateSegment``, in their order; those without tokens are skipped.
+    ``activate``: apply SiLU to the result. ``bias``: ``[channels]``.
     """
     if can_use_kernels(x, weight, states):
         return on_cpu.causal_convolution(x, weight, states, segments, bias, activate=activate)
     out, before = torch.empty_like(x), len(weight) - 1
-    for start, end, source, target in segments.tolist():
+    for start, end, source, target in segments[segments[:, 0] < segments[:, 1]].tolist():
         history = states[source] if source >= 0 else torch.zeros_like(states[target])
         inputs = torch.cat((history, x[start:end]))
         windows = inputs.unfold(0, before + 1, 1)  # [tokens, channels, width]

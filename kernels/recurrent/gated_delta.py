@@ -48,7 +48,7 @@ def gated_delta(
     repeats = v.shape[1] // q.shape[1]
     q, k = (x.repeat_interleave(repeats, dim=1) for x in (q * q.shape[-1] ** -0.5, k))
     out = torch.empty_like(v)
-    for start, end, source, target in segments.tolist():
+    for start, end, source, target in segments[segments[:, 0] < segments[:, 1]].tolist():
         state = states[source].clone() if source >= 0 else torch.zeros_like(states[target])
         for token in range(start, end):
             state = state * decay[token].exp()[:, None, None]

@@ -15,16 +15,17 @@ import torch
 from torch import Tensor
 
 from engine.attention.layer import FusedAttentionBackend
-from engine.cache.state_layers import StateStep
+from engine.cache.state_layers import LayerStates
 from engine.device import DeviceConfig
 from engine.models.decoder import Decoder, Layer, LayerBuilder
 from engine.models.delta_config import DeltaConfig
 from engine.models.families.config import DecoderConfig
-from engine.models.interface import Batch, KeepState
-from engine.models.recurrent.short_convolution import AttentionLayer, ConvolutionBuilder, ConvolutionLayer
+from engine.models.recurrent.short_convolution import ConvolutionBuilder, ConvolutionLayer
 from engine.weights.formats.registry import MatrixReader
 from engine.weights.safetensors import Weights
-from kernels.layers.activation import silu_mul
+from kernels.common.quantization import Rows
+from kernels.layers.activation import silu_gate
+from kernels.layers.elementwise import concatenate, contiguous
 from kernels.layers.gate import sigmoid_mul
 from kernels.layers.norm import rms_norm
 from kernels.recurrent.convolution import causal_convolution
@@ -38,14 +39,13 @@ _PREDICTION_HEADS = "mtp."
 class GatedAttentionLayer(Layer):
     """A layer with attention whose output is gated."""
 
-    def mix(self, hidden: Tensor, angles: Sequence[Tensor], attend: FusedAttentionBackend) -> Tensor:
+    def attend(self, qkv: Tensor, angles: Sequence[Tensor], attend: FusedAttentionBackend) -> Tensor:
         """Return the gated attention ``[tokens, heads * head_dim]``."""
         heads, dim = self.config.heads, self.config.head_dim
-        rows = self.project(hidden)  # for each query head its query and its gate, then keys and values
-        queries = rows[:, : 2 * heads].view(len(rows), heads, 2, dim)
-        qkv = torch.cat((queries[:, :, 0], rows[:, 2 * heads :]), dim=1)
-        out = self.attend(qkv, angles, attend)
-        return sigmoid_mul(queries[:, :, 1].flatten(1), out)
+        # For each query head its query and its gate, then keys and values.
+        queries = qkv[:, : 2 * heads].view(len(qkv), heads, 2, dim)
+        out = Layer.attend(self, concatenate((queries[:, :, 0], qkv[:, 2 * heads :])), angles, attend)
+        return sigmoid_mul(contiguous(queries[:, :, 1]).view(out.shape), out)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,21 +62,23 @@ class DeltaLayer(Layer):
     gate_norm: Tensor
     """``[value_dim]``."""
 
-    def mix_states(self, hidden: Tensor, states: Sequence[Tensor], segments: Tensor) -> Tensor:
-        """Return the output ``[tokens, value_heads * value_dim]`` and write the layer's states after the tokens."""
-        sizes, tokens = self.sizes, len(hidden)
-        assert self.input_norm is not None
-        rows = self.qkv(rms_norm(hidden, self.input_norm, self.config.norm_eps, self.qkv.quantization))
+    def project(self, hidden: Tensor, normed: Rows | None = None) -> Tensor:
+        """Return the projections ``[tokens, …]``, the rows of ``qkv``."""
+        return self._project(hidden, normed)
+
+    def mix_states(self, rows: Tensor, states: Sequence[Tensor], segments: Tensor) -> Tensor:
+        """Return the output ``[tokens, value_heads * value_dim]`` of projections, and write the layer's states after
+        the tokens."""
+        sizes, tokens = self.sizes, len(rows)
         channels, z, b, a = _split(rows, sizes)
         history, matrices = states
-        mixed = causal_convolution(channels.contiguous(), self.filters, history, segments, activate=True)
+        mixed = causal_convolution(channels, self.filters, history, segments, activate=True)
         keys = sizes.key_heads * sizes.key_dim
-        q, k = (part.reshape(tokens, sizes.key_heads, -1) for part in (mixed[:, :keys], mixed[:, keys : 2 * keys]))
-        v = mixed[:, 2 * keys :].reshape(tokens, sizes.value_heads, -1)
+        q, k = (part.view(tokens, sizes.key_heads, -1) for part in (mixed[:, :keys], mixed[:, keys : 2 * keys]))
+        v = mixed[:, 2 * keys :].view(tokens, sizes.value_heads, -1)
         gates = delta_gates(a, b, self.rates, self.rate_bias)
         out = gated_delta(q, k, v, *gates, matrices, segments)
-        normed = rms_norm(out, self.gate_norm, self.config.norm_eps)
-        return silu_mul(torch.cat((z, normed.flatten(1)), dim=1))
+        return silu_gate(z, rms_norm(out, self.gate_norm, self.config.norm_eps).flatten(1))
 
 
 def _split(rows: Tensor, sizes: DeltaConfig) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -89,13 +91,13 @@ def _split(rows: Tensor, sizes: DeltaConfig) -> tuple[Tensor, Tensor, Tensor, Te
     wide, narrow = torch.split(rows, [sizes.channels + values, 2 * heads], dim=1)
     widths = [sizes.key_dim, sizes.key_dim, per_key * sizes.value_dim, per_key * sizes.value_dim]
     q, k, v, z = (
-        part.reshape(tokens, -1) for part in torch.split(wide.view(tokens, sizes.key_heads, -1), widths, dim=2)
+        contiguous(part).view(tokens, -1) for part in torch.split(wide.view(tokens, sizes.key_heads, -1), widths, dim=2)
     )
     b, a = (
-        part.reshape(tokens, -1)
+        contiguous(part).view(tokens, -1)
         for part in torch.split(narrow.view(tokens, sizes.key_heads, -1), [per_key, per_key], dim=2)
     )
-    return torch.cat((q, k, v), dim=1), z, b, a
+    return concatenate((q, k, v)), z, b, a
 
 
 class HybridBuilder(LayerBuilder):
@@ -111,7 +113,7 @@ class HybridBuilder(LayerBuilder):
         width = config.delta.value_heads * config.delta.value_dim if is_delta else query
         common: dict[str, Any] = {
             "config": config,
-            "index": sum(other not in config.state_layers for other in range(index)),
+            "index": sum((other in config.state_layers) == is_delta for other in range(index)),
             "input_norm": self.norm(f"{prefix}input_layernorm"),
             "qkv": self.product(
                 {attention + name: rows for name, rows in parts.items()},
@@ -158,19 +160,17 @@ class HybridDecoder(Decoder):
                 weights.drop(name)
         return HybridBuilder(config, weights, read, device_config)
 
-    def forward(self, batch: Batch, attend: FusedAttentionBackend, keep: KeepState | None = None) -> Tensor:
-        hidden, angles = self.embed_inputs(batch)
-        states = batch.states
-        assert isinstance(states, StateStep)
-        segments = torch.tensor(states.segments, dtype=torch.int64)
-        next_state = iter(states.layers)
-        for index, layer in enumerate(self._layers, 1):
-            if isinstance(layer, DeltaLayer | ConvolutionLayer):
-                mixed = layer.mix_states(hidden, next(next_state), segments)
-            else:
-                assert isinstance(layer, GatedAttentionLayer | AttentionLayer)
-                mixed = layer.mix(hidden, angles, attend)
-            hidden, _ = layer.forward_mlp(hidden, mixed)
-            if keep is not None and index < len(self._layers):
-                keep(index, hidden)
-        return hidden
+    def attend(
+        self,
+        index: int,
+        qkv: Tensor,
+        angles: Sequence[Tensor],
+        attend: FusedAttentionBackend,
+        states: LayerStates | None = None,
+    ) -> Tensor:
+        """Return the output of a layer's attention, or of what it has in place of it, and write its states."""
+        layer = self._layers[index]
+        if isinstance(layer, DeltaLayer | ConvolutionLayer):
+            assert states is not None
+            return layer.mix_states(qkv, states.layers[layer.index], states.segments)
+        return layer.attend(qkv, angles[self._tables_of[layer.index]], attend)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from engine.attention.layer import FusedAttentionBackend
-from engine.cache.state_layers import StateStep
+from engine.cache.state_layers import LayerStates
 from engine.device import DeviceConfig
 from engine.models.decoder import Decoder, Layer, LayerBuilder
 from engine.models.families.config import DecoderConfig
@@ -209,6 +209,8 @@ class SinglePartBuilder(MambaBuilder):
 class MambaDecoder(Decoder):
     """A ``Model`` whose layers consist of blocks."""
 
+    runs_by_layers = False
+
     def _create_builder(
         self, config: DecoderConfig, weights: Weights, read: MatrixReader, device_config: DeviceConfig
     ) -> MambaBuilder:
@@ -231,10 +233,9 @@ class MambaDecoder(Decoder):
         return [product for blocks in self._blocks for block in blocks for product in block.part.products]
 
     def forward(self, batch: Batch, attend: FusedAttentionBackend, keep: KeepState | None = None) -> Tensor:
-        hidden, angles = self.embed_inputs(batch)
-        states = batch.states or StateStep((), ())
-        segments = torch.tensor(states.segments, dtype=torch.int64)
-        step = Step(attend, angles, iter(states.layers), segments)
+        inputs = self.embed_inputs(batch)
+        hidden, states = inputs.hidden, inputs.states or LayerStates((), torch.empty(0, 4, dtype=torch.int64))
+        step = Step(attend, inputs.angles, iter(states.layers), states.segments)
         for index, blocks in enumerate(self._blocks, 1):
             for block in blocks:
                 hidden = block.add(hidden, step)

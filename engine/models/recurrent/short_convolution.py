@@ -8,19 +8,11 @@ from typing import Any
 
 from torch import Tensor
 
-from engine.attention.layer import FusedAttentionBackend
 from engine.models.decoder import Layer, LayerBuilder
 from engine.models.feed_forward import GatedMlp
+from kernels.common.quantization import Rows
+from kernels.layers.elementwise import multiply
 from kernels.recurrent.convolution import causal_convolution
-
-
-@dataclass(frozen=True, slots=True)
-class AttentionLayer(Layer):
-    """A layer with attention."""
-
-    def mix(self, hidden: Tensor, angles: Sequence[Tensor], attend: FusedAttentionBackend) -> Tensor:
-        """Return the attention ``[tokens, heads * head_dim]``."""
-        return self.attend(self.project(hidden), angles, attend)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +22,16 @@ class ConvolutionLayer(Layer):
     filters: Tensor
     """``[width, hidden]``."""
 
-    def mix_states(self, hidden: Tensor, states: Sequence[Tensor], segments: Tensor) -> Tensor:
-        """Return the output ``[tokens, hidden]`` and write the layer's state after the tokens."""
-        rows = self.qkv(self._normalize(hidden, self.input_norm, self.qkv.quantization))
+    def project(self, hidden: Tensor, normed: Rows | None = None) -> Tensor:
+        """Return the projections ``[tokens, 3 * hidden]``, the rows of ``qkv``."""
+        return self._project(hidden, normed)
+
+    def mix_states(self, rows: Tensor, states: Sequence[Tensor], segments: Tensor) -> Tensor:
+        """Return the output ``[tokens, hidden]`` of projections, and write the layer's state after the tokens."""
         before, after, x = rows.chunk(3, dim=1)
         [history] = states
-        return after * causal_convolution(before * x, self.filters, history, segments, activate=False)
+        mixed = causal_convolution(multiply(before, x), self.filters, history, segments, activate=False)
+        return multiply(after, mixed)
 
 
 class ConvolutionBuilder(LayerBuilder):
@@ -51,7 +47,7 @@ class ConvolutionBuilder(LayerBuilder):
         parts = {"in_proj": 3 * hidden} if has_state else {"q_proj": query, "k_proj": key, "v_proj": key}
         common: dict[str, Any] = {
             "config": config,
-            "index": sum(other not in config.state_layers for other in range(index)),
+            "index": sum((other in config.state_layers) == has_state for other in range(index)),
             "input_norm": self.norm(f"{prefix}operator_norm"),
             "qkv": self.product({mixer + name: rows for name, rows in parts.items()}, hidden, bias=False),
             "qk_norm": None if has_state else self._qk_norm(mixer, "{}_layernorm"),
@@ -64,7 +60,7 @@ class ConvolutionBuilder(LayerBuilder):
             "fuses_norms": False,
         }
         if not has_state:
-            return AttentionLayer(**common)
+            return Layer(**common)
         filters = self._weights.take(f"{mixer}conv.weight", hidden, 1, config.convolution_width or 1)
         return ConvolutionLayer(**common, filters=filters[:, 0].T.contiguous())
 

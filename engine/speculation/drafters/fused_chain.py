@@ -16,7 +16,7 @@ from torch import Tensor
 
 from engine.attention.layer import has_compiled_kernel
 from engine.cache.paged_kv import KVCache
-from engine.models.decoder import Decoder
+from engine.models.decoder import Decoder, StepInputs
 from engine.models.interface import Model
 from engine.sampling.sampler import Floats, Ints
 from engine.speculation.drafters.proposal import DraftSampler, write_best
@@ -90,6 +90,7 @@ def supports_fused_chains(model: Model, cache: KVCache) -> TypeGuard[Decoder]:
     return (
         isinstance(model, Decoder)
         and has_compiled_kernel(model.config.attention[0], cache.data)
+        and not model.config.states
         and all(layer.window is None for layer in model.config.attention)
         and (cache.page_size == 16 or cache.page_size % 16 > 0)  # what the kernel takes for a page
         and model.parameters <= _SMALL
@@ -159,7 +160,8 @@ class _Chain:
         tokens = self._due
         for level, (part, attend) in enumerate(zip(self._levels, self._attention, strict=True)):
             hidden = model.embedding(tokens, model.config.embedding_scale)
-            hidden = model.forward_layers(hidden, [angles[part] for angles in self._angles], attend)
+            inputs = StepInputs(hidden, [angles[part] for angles in self._angles])
+            hidden = model.forward_layers(inputs, attend)
             if level == 0:
                 hidden = gather_rows(hidden, self._last)
             write_best(

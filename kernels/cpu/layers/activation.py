@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 
+from kernels.cpu.layers.elementwise import contiguous
 from kernels.cpu.runtime.kernel import (
     Kernel,
     as_float,
@@ -30,26 +32,32 @@ _ONE = np.float32(1)
 
 def silu_mul(gate_up: Tensor) -> Tensor:
     """``kernels.layers.activation.silu_mul`` of a float32 tensor."""
-    return _gate(_silu_mul, gate_up)
+    return _gate(_silu_mul, gate_up.chunk(2, dim=1))
+
+
+def silu_gate(gate: Tensor, x: Tensor) -> Tensor:
+    """``kernels.layers.activation.silu_gate`` of float32 tensors."""
+    return _gate(_silu_mul, (gate, x))
 
 
 def gelu_tanh_mul(gate_up: Tensor) -> Tensor:
     """``kernels.layers.activation.gelu_tanh_mul`` of a float32 tensor."""
-    return _gate(_gelu_tanh_mul, gate_up)
+    return _gate(_gelu_tanh_mul, gate_up.chunk(2, dim=1))
 
 
 def clamped_silu_mul(gate_up: Tensor, alpha: float, limit: float) -> Tensor:
     """``kernels.layers.activation.clamped_silu_mul`` of a float32 tensor."""
-    return _gate(_clamped_silu_mul, gate_up, alpha, limit)
+    return _gate(_clamped_silu_mul, gate_up.chunk(2, dim=1), alpha, limit)
 
 
-def _gate(activation: Kernel, gate_up: Tensor, *constants: float) -> Tensor:
-    rows, width = gate_up.shape[0], gate_up.shape[1] // 2
+def _gate(activation: Kernel, gate_up: Sequence[Tensor], *constants: float) -> Tensor:
+    gate, up = gate_up
+    rows, width = gate.shape
     out = empty(rows, width)
-    if gate_up.stride(1) != 1:
-        gate_up = gate_up.contiguous()
+    if gate.stride(1) != 1 or up.stride(1) != 1:
+        gate, up = contiguous(gate), contiguous(up)
     threads = 1 if rows * width < _MIN_RESULTS_FOR_THREADS else None
-    activation(gate_up, out, rows, width, gate_up.stride(0), *constants, threads=threads)
+    activation(gate, up, out, rows, width, gate.stride(0), up.stride(0), *constants, threads=threads)
     return out
 
 
@@ -58,14 +66,14 @@ def _create_loop(name: str, exponent: Any) -> Any:
 
     @named_function(name)
     def loop(a: Any, thread: int, threads: int) -> None:
-        rows, width, stride = a[2], a[3], a[4]
-        out = float32_array(a[1], (rows, width))
+        rows, width = a[3], a[4]
+        out = float32_array(a[2], (rows, width))
         first, end = split_range(rows, thread, threads)
         for row in range(first, end):
-            gate_up = float32_array(a[0] + 4 * row * stride, (2, width))
+            gate, up = float32_array(a[0] + 4 * row * a[5], width), float32_array(a[1] + 4 * row * a[6], width)
             for i in range(width):
-                x = gate_up[0, i]
-                out[row, i] = x / (_ONE + exp32(exponent(x))) * gate_up[1, i]
+                x = gate[i]
+                out[row, i] = x / (_ONE + exp32(exponent(x))) * up[i]
 
     return loop
 
@@ -96,15 +104,15 @@ def _gelu_tanh_mul(address: Any) -> None:
 @kernel
 def _clamped_silu_mul(address: Any) -> None:
     a, thread, threads = read_arguments(address)
-    rows, width, stride = a[2], a[3], a[4]
-    alpha, limit = np.float32(as_float(a[5])), np.float32(as_float(a[6]))
-    out = float32_array(a[1], (rows, width))
+    rows, width = a[3], a[4]
+    alpha, limit = np.float32(as_float(a[7])), np.float32(as_float(a[8]))
+    out = float32_array(a[2], (rows, width))
     first, end = split_range(rows, thread, threads)
     for row in range(first, end):
-        gate_up = float32_array(a[0] + 4 * row * stride, (2, width))
+        gates, ups = float32_array(a[0] + 4 * row * a[5], width), float32_array(a[1] + 4 * row * a[6], width)
         for i in range(width):
             # A comparison with NaN is false, so NaN stays NaN.
-            gate, up = gate_up[0, i], gate_up[1, i]
+            gate, up = gates[i], ups[i]
             gate = limit if gate > limit else gate
             up = limit if up > limit else -limit if up < -limit else up
             out[row, i] = gate / (_ONE + exp32(np.float32(-alpha * gate))) * (up + _ONE)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from kernels.cpu.layers.elementwise import contiguous
 from kernels.cpu.runtime.kernel import float32_array, kernel, read_arguments, split_range
 from kernels.cpu.runtime.recorder import empty
 from kernels.cpu.simd.exp import exp32
@@ -16,7 +17,8 @@ _MIN_RESULTS_FOR_THREADS = 1 << 14
 
 
 def sigmoid_mul(gate: Tensor, x: Tensor) -> Tensor:
-    """``kernels.layers.gate.sigmoid_mul`` of contiguous float32 tensors."""
+    """``kernels.layers.gate.sigmoid_mul`` of float32 tensors."""
+    gate, x = contiguous(gate), contiguous(x)
     out, count = empty(*x.shape), x.numel()
     shape = count, count // gate.numel()
     _sigmoid_mul(gate, x, out, *shape, threads=1 if count < _MIN_RESULTS_FOR_THREADS else None)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from kernels.cpu.layers.elementwise import contiguous
 from kernels.cpu.runtime.kernel import as_float, float32_array, kernel, read_arguments, split_range
 from kernels.cpu.runtime.recorder import empty
 
@@ -20,7 +21,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     size = x.shape[-1]
     rows = x.numel() // size
     threads = 1 if x.numel() < _MIN_VALUES_FOR_THREADS else None
-    _rms_norm(x.contiguous(), weight, out, rows, size, weight.numel() // size, eps, threads=threads)
+    _rms_norm(contiguous(x), weight, out, rows, size, weight.numel() // size, eps, threads=threads)
     return out
 
 

@@ -116,9 +116,12 @@ def test_a_value_without_meaning_is_refused_by_name(
     [
         ("granite", {}, True),
         ("smollm3", {}, True),
-        ("ministral3", {}, False),  # its queries are scaled, since texts may exceed the original context
+        ("ministral3", {}, True),
         ("ministral3", {"max_position_embeddings": 32, "rope_parameters": _SHORT}, True),
-        ("olmo3", {}, False),
+        ("olmo3", {}, True),
+        ("qwen3_5", {}, True),
+        ("lfm2", {}, True),
+        ("gemma4", {}, False),  # layers share keys and values
     ],
 )
 def test_steps_are_recorded_where_all_of_them_is_kernels(

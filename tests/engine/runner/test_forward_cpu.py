@@ -24,9 +24,9 @@ from tests.engine.models.test_models import random_tokens
 from tests.long import mostly_long, mostly_long_grid
 
 OPTIONS = EngineOptions(kv_tokens=8192, max_running=64, step_tokens=512)
-REPEATED = ["llama", "mistral", "qwen2", "qwen3"]
+REPEATED = ["llama", "mistral", "qwen2", "qwen3", "qwen3_5", "lfm2", "gemma2", "olmo3", "ministral3"]
 THREADS = [1, 2]
-OTHERS = ["gemma2", "qwen3_moe", "phi3"]
+OTHERS = ["gemma4", "qwen3_moe", "phi3"]
 
 
 @pytest.mark.parametrize(("kind", "threads"), mostly_long_grid(REPEATED, THREADS, every=3))
