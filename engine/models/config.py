@@ -69,6 +69,8 @@ class ModelConfig:
         return self.first_attention.head_dim
 
 
+_MODELOPT = "hf_quant_config.json"
+"""File in which NVIDIA's ModelOpt describes quantised weights; newer versions do so in ``config.json``."""
 _SHARED_FIELDS = ("eos_token_id", "quantization_config", "dtype", "torch_dtype")
 """Fields of a multimodal model that concern its language model, too."""
 
@@ -121,6 +123,8 @@ def read_raw_config(folder: Path) -> RawConfig:
         raise EngineError(f"{folder} is not a folder; give the folder of a Hugging Face checkpoint")
     fields = read_json(folder / "config.json")
     _check_types(folder / "config.json", fields)
+    if not fields.get("quantization_config") and (folder / _MODELOPT).exists():
+        fields["quantization_config"] = {"quant_method": "modelopt"} | _read_modelopt(folder / _MODELOPT)
     generation = folder / "generation_config.json"
     generation_fields = read_json(generation) if generation.exists() else {}
     if _is_wrapper(fields):
@@ -128,6 +132,13 @@ def read_raw_config(folder: Path) -> RawConfig:
     if not fields.get("architectures"):
         fields["architectures"] = [_find_causal_model(folder, fields.get("model_type"))]
     return RawConfig(folder, fields, generation_fields)
+
+
+def _read_modelopt(path: Path) -> dict[str, Any]:
+    quantization = read_json(path).get("quantization")
+    if not isinstance(quantization, dict):
+        raise EngineError(f"{path}: quantization is {quantization!r:.80}; it must be an object")
+    return quantization
 
 
 def _is_wrapper(fields: dict[str, Any]) -> bool:

@@ -7,6 +7,8 @@
   ``NAME.weight_zero_point`` int32 ``[out * bits / 32, groups]``; with activation order ``NAME.weight_g_idx`` ``[in]``.
 - ``float-quantized``: ``NAME.weight`` float8 e4m3 ``[out, in]``, ``NAME.weight_scale`` ``[out, 1]``, ``[1]`` or one
   for each block.
+- ``nvfp4-pack-quantized``: ``NAME.weight_packed`` uint8 ``[out, in / 2]``, ``NAME.weight_scale`` float8 e4m3
+  ``[out, in / 16]``, and ``NAME.weight_global_scale``, one float32 by which the latter are divided; see ``nvfp4``.
 - ``mixed-precision``: several of these, each for the modules that its group names.
 """
 
@@ -22,8 +24,9 @@ from torch import Tensor
 
 from engine.gpu_requirements import GpuFormat
 from engine.protocol.types import EngineError
-from engine.weights.formats import fp8
+from engine.weights.formats import fp8, nvfp4
 from engine.weights.formats.checks import count_groups, read_object, refuse_unknown, require, require_finite
+from engine.weights.formats.float4 import NVFP4_GROUP
 from engine.weights.matrices.grouped import GroupedMatrix
 from engine.weights.matrices.int8 import Int8Matrix
 from engine.weights.matrix import Matrix
@@ -42,11 +45,14 @@ _ARGUMENTS = {
     *("observer", "observer_kwargs", "zp_dtype"),
 }
 _SCALE_DTYPES = tuple(f"{prefix}{name}" for prefix in ("torch.", "") for name in ("float32", "float16", "bfloat16"))
+_FLOAT8_DTYPES = "torch.float8_e4m3fn", "float8_e4m3fn"
+_NVFP4 = "nvfp4-pack-quantized"
+_LAYOUTS = "int-quantized", "pack-quantized", "float-quantized", _NVFP4
 
 
 def create_reader(config: dict[str, Any]) -> _MatrixReader:
     _refuse_unknown_parts(config)
-    layout = require(config, "format", "int-quantized", "pack-quantized", "float-quantized", "mixed-precision")
+    layout = require(config, "format", *_LAYOUTS, "mixed-precision")
     schemes = read_object(config, "config_groups")
     if not schemes:
         raise EngineError("quantization_config has no config_groups")
@@ -93,10 +99,18 @@ def _match_rank(targets: list[str], name: str) -> int:
 
 def _create_scheme_reader(scheme: dict[str, Any], config: dict[str, Any], where: str) -> _MatrixReader:
     """Return the reader of a group's matrices. ``config`` has the format; ``where``: the group's path."""
-    layout = require(config, "format", "int-quantized", "pack-quantized", "float-quantized")
-    kind = "float" if layout == "float-quantized" else "int"
-    arguments = _Arguments(read_object(scheme, "weights", where), f"{where}weights.", kind)
+    layout = require(config, "format", *_LAYOUTS)
+    kind = "float" if layout in ("float-quantized", _NVFP4) else "int"
+    dtypes = _FLOAT8_DTYPES if layout == _NVFP4 else _SCALE_DTYPES
+    arguments = _Arguments(read_object(scheme, "weights", where), f"{where}weights.", kind, dtypes)
     arguments.require("dynamic", False, default=False)
+    if layout == _NVFP4:
+        # Activations stay as they are, whatever the group says of them.
+        arguments.require("num_bits", 4)
+        arguments.require("symmetric", True, default=True)
+        arguments.require("strategy", "tensor_group")
+        arguments.require("group_size", NVFP4_GROUP)
+        return _read_nvfp4
     activations = None
     if scheme.get("input_activations") is not None:
         if layout == "pack-quantized":
@@ -140,10 +154,12 @@ def _create_packed_reader(arguments: _Arguments) -> _MatrixReader:
 class _Arguments:
     """The fields of ``weights`` or ``input_activations`` in a group."""
 
-    def __init__(self, fields: dict[str, Any], where: str, kind: str) -> None:
+    def __init__(
+        self, fields: dict[str, Any], where: str, kind: str, scale_dtypes: tuple[str, ...] = _SCALE_DTYPES
+    ) -> None:
         """Raises ``EngineError`` for a field that is not known, or a ``type`` other than ``kind``."""
         self.fields, self._where = fields, where
-        refuse_unknown(fields, _ARGUMENTS, {"scale_dtype": _SCALE_DTYPES}, where=where)
+        refuse_unknown(fields, _ARGUMENTS, {"scale_dtype": scale_dtypes}, where=where)
         self.require("type", kind, default=kind)
 
     def require(self, name: str, *allowed: Any, **default: Any) -> Any:
@@ -257,3 +273,13 @@ def _read_float8(
     return fp8.read_float8(
         weights, name, rows, columns, scale=scale, block=block, rounds_activations=rounds_activations
     )
+
+
+def _read_nvfp4(weights: Weights, name: str, rows: int, columns: int) -> Matrix:
+    weights.drop(f"{name}.input_global_scale")
+    if not weights.has(f"{name}.weight_packed"):
+        return weights.take(f"{name}.weight", rows, columns)
+    divisor = require_finite(name, weights.take_raw(f"{name}.weight_global_scale", torch.float32))
+    if not bool((divisor > 0).all()):
+        raise EngineError(f"{name!r} is corrupt: its weight_global_scale is {divisor.tolist()}")
+    return nvfp4.read_blocks(weights, name, rows, columns, packed="weight_packed", whole=1 / divisor)

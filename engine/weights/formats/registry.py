@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from engine.gpu_requirements import GpuFormat
 from engine.protocol.types import EngineError
-from engine.weights.formats import awq, bitsandbytes, compressed_tensors, fp8, gptq, mxfp4
+from engine.weights.formats import awq, bitsandbytes, compressed_tensors, fp8, gptq, mxfp4, nvfp4
 from engine.weights.matrix import Matrix
 from engine.weights.safetensors import Weights
 
@@ -35,6 +35,7 @@ _FORMATS = {
     "fp8": Format(fp8.create_reader, fp8.list_gpu_formats),
     "bitsandbytes": Format(bitsandbytes.create_reader),
     "mxfp4": Format(mxfp4.create_reader),
+    "modelopt": Format(nvfp4.create_reader),
 }
 """Formats by the ``quant_method`` of a checkpoint."""
 
