@@ -364,7 +364,11 @@ def test_models_that_need_the_cpu_are_rejected_on_a_gpu(
     with pytest.raises(EngineError, match="transformers"):
         Harness(checkpoints("olmo2"), EngineOptions(kv_tokens=64, device="cuda"))
     assert Harness(checkpoints("olmo2"), EngineOptions(kv_tokens=64)).core.cache.data.is_cpu
-    for kind, part in (("gpt_oss", "attention sinks"), ("gemma4", "heads that differ by layer")):
+    for kind, part in (
+        ("gpt_oss", "attention sinks"),
+        ("gemma4", "heads that differ by layer"),
+        ("nemotron_h", "recurrent layers"),
+    ):
         with pytest.raises(EngineError, match=f"has {part}: they are computed on the CPU alone"):
             Harness(checkpoints(kind), EngineOptions(kv_tokens=64, device="cuda"))
 
