@@ -59,7 +59,7 @@ def create_forward(model: Model, cache: KVCache) -> Forward:
         return GpuForward(model, on_gpu, model.device_config.device)
     pools = cache.pools if attention else []
     groups = [_group_layers(attention, pool, deterministic=is_batch_invariant) for pool in pools]
-    is_compiled = bool(pools) and all(has_compiled_kernel(attention[pool.layers[0]], pool.data) for pool in pools)
+    is_compiled = all(has_compiled_kernel(attention[pool.layers[0]], pool.data) for pool in pools)
     attend = groups[0].attend if len(groups) == 1 else GroupedAttention(groups)
     return CpuForward(model, attend, num_rows=len(cache.page_table), is_compiled=is_compiled)
 

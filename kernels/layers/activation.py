@@ -74,6 +74,7 @@ def relu_squared(x: Tensor, quantization: None = None) -> Tensor: ...
 @overload
 def relu_squared(x: Tensor, quantization: Quantization) -> QuantizedRows: ...
 def relu_squared(x: Tensor, quantization: Quantization | None = None) -> Rows:
-    """Return ``max(x, 0)²``, of numbers that have no gate (Nemotron). Each is exact but for the product's rounding."""
-    result = F.relu(x).square()
-    return result if quantization is None else quantize_rows(result, quantization)
+    """Return ``max(x, 0)²``, of numbers that have no gate (Nemotron)."""
+    if quantization is not None:
+        return quantize_rows(relu_squared(x), quantization)
+    return on_cpu.relu_squared(x) if can_use_kernels(x) else F.relu(x).square()

@@ -52,7 +52,7 @@ def mamba2_scan(
     decays = (steps * heads.rates).exp()
     b, c = (part.repeat_interleave(x.shape[1] // part.shape[1], dim=1) for part in (b, c))
     out = torch.empty_like(x)
-    for start, end, source, target in segments.tolist():
+    for start, end, source, target in segments[segments[:, 0] < segments[:, 1]].tolist():
         state = states[source].clone() if source >= 0 else torch.zeros_like(states[target])
         for token in range(start, end):
             written = (steps[token][:, None] * b[token])[..., None] * x[token][:, None]

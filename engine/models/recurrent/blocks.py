@@ -6,7 +6,7 @@ part, or Mamba-2 beside attention.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -14,9 +14,11 @@ import torch
 from torch import Tensor
 
 from engine.attention.layer import FusedAttentionBackend
+from engine.cache.state_layers import LayerStates
 from engine.models.families.mamba import MambaConfig
 from engine.models.feed_forward import FeedForward
-from kernels.layers.activation import silu_mul
+from kernels.layers.activation import silu_gate
+from kernels.layers.elementwise import concatenate, contiguous, scale
 from kernels.layers.norm import rms_norm
 from kernels.linear.fp32 import Product
 from kernels.recurrent.convolution import causal_convolution
@@ -29,10 +31,7 @@ class Step(NamedTuple):
     attend: FusedAttentionBackend
     angles: Sequence[Tensor]
     """The rotary tables at the tokens' positions, the same for all layers with attention."""
-    states: Iterator[Sequence[Tensor]]
-    """The states of each layer that has one, in their order."""
-    segments: Tensor
-    """``[segments, 4]``, see ``causal_convolution``."""
+    states: LayerStates
 
 
 class Part(Protocol):
@@ -41,8 +40,17 @@ class Part(Protocol):
     @property
     def products(self) -> tuple[Product, ...]: ...
 
-    def add(self, x: Tensor, residual: Tensor, step: Step, /) -> Tensor:
-        """Return its result for the normalised hidden states ``x``, plus ``residual``."""
+    @property
+    def is_recordable(self) -> bool:
+        """True if it only launches kernels that a ``KernelGraph`` records, if its products do."""
+        ...
+
+    def mix(self, x: Tensor, step: Step, /) -> Tensor:
+        """Return ``[tokens, any]`` for the normalised hidden states ``x``, and write keys, values and states."""
+        ...
+
+    def finish(self, mixed: Tensor, residual: Tensor) -> Tensor:
+        """Return the result of ``mix`` as hidden states, plus ``residual``. No token depends on another."""
         ...
 
 
@@ -54,9 +62,9 @@ class Block:
     eps: float
     part: Part
 
-    def add(self, hidden: Tensor, step: Step) -> Tensor:
-        """Return the hidden states after the block."""
-        return self.part.add(rms_norm(hidden, self.norm, self.eps), hidden, step)
+    def mix(self, hidden: Tensor, step: Step) -> Tensor:
+        """Return what ``Part.finish`` takes, for hidden states."""
+        return self.part.mix(rms_norm(hidden, self.norm, self.eps), step)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +77,15 @@ class FeedForwardPart:
     def products(self) -> tuple[Product, ...]:
         return self.feed_forward.products
 
-    def add(self, x: Tensor, residual: Tensor, _: Step) -> Tensor:
-        return self.feed_forward.add(x, residual)
+    @property
+    def is_recordable(self) -> bool:
+        return self.feed_forward.is_recordable
+
+    def mix(self, x: Tensor, _: Step) -> Tensor:
+        return x
+
+    def finish(self, mixed: Tensor, residual: Tensor) -> Tensor:
+        return self.feed_forward.add(mixed, residual)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,29 +94,37 @@ class AttentionPart:
 
     index: int
     head_dim: int
-    factor: float
-    """Factor of its output."""
+    factor: Tensor | None
+    """``[1, 1]``, of its output."""
     qkv: Product
     output: Product
+    is_recordable = True
 
     @property
     def products(self) -> tuple[Product, ...]:
         return self.qkv, self.output
 
-    def add(self, x: Tensor, residual: Tensor, step: Step) -> Tensor:
+    def mix(self, x: Tensor, step: Step) -> Tensor:
         qkv = self.qkv(x).view(len(x), -1, self.head_dim)
-        out = step.attend.forward_qkv(self.index, qkv, None, 0.0, *step.angles)
-        return self.output.add(out if self.factor == 1 else out * self.factor, residual)
+        out = step.attend.forward_qkv(self.index, qkv, norm=None, eps=0.0, cos=step.angles[0], sin=step.angles[1])
+        if self.factor is not None:
+            scale(out, self.factor)
+        return out
+
+    def finish(self, mixed: Tensor, residual: Tensor) -> Tensor:
+        return self.output.add(mixed, residual)
 
 
 @dataclass(frozen=True, slots=True)
 class MambaPart:
     """Mamba-2. ``projection`` makes gates, the channels of the convolution and step sizes of the input."""
 
+    index: int
+    """Index of its states among those of the model."""
     sizes: MambaConfig
     projection: Product
     factors: Tensor | None
-    """``[rows of the projection]``, of its result."""
+    """``[1, rows of the projection]``, of its result."""
     filters: Tensor
     """``[width, channels]``."""
     filter_bias: Tensor | None
@@ -109,41 +132,47 @@ class MambaPart:
     heads: HeadConstants
     norm: Tensor | None
     """``[groups, inner / groups]``."""
+    output_factor: Tensor | None
+    """``[1, 1]``, of its output."""
     output: Product
+    is_recordable = True
 
     @property
     def products(self) -> tuple[Product, ...]:
         return self.projection, self.output
 
-    def add(self, x: Tensor, residual: Tensor, step: Step) -> Tensor:
+    def mix(self, x: Tensor, step: Step) -> Tensor:
         sizes, tokens = self.sizes, len(x)
         rows = self.projection(x)
         if self.factors is not None:
-            rows = rows * self.factors
+            scale(rows, self.factors)
         gates, channels, steps = torch.split(rows, [sizes.inner, sizes.channels, sizes.heads], dim=1)
-        history, matrices = next(step.states)
-        mixed = causal_convolution(
-            channels.contiguous(), self.filters, history, step.segments, activate=True, bias=self.filter_bias
-        )
+        history, matrices = step.states.layers[self.index]
+        segments = step.states.segments
+        mixed = causal_convolution(channels, self.filters, history, segments, activate=True, bias=self.filter_bias)
         inputs, b, c = torch.split(mixed, sizes.projections[1:4], dim=1)
         out = mamba2_scan(
-            inputs.reshape(tokens, sizes.heads, sizes.head_dim),
-            b.reshape(tokens, sizes.groups, sizes.state_size),
-            c.reshape(tokens, sizes.groups, sizes.state_size),
+            inputs.view(tokens, sizes.heads, sizes.head_dim),
+            b.view(tokens, sizes.groups, sizes.state_size),
+            c.view(tokens, sizes.groups, sizes.state_size),
             steps,
             self.heads,
             matrices,
-            step.segments,
+            segments,
         )
         gated = self._gate(out.flatten(1), gates)
-        return self.output.add(gated if sizes.output_factor == 1 else gated * sizes.output_factor, residual)
+        if self.output_factor is not None:
+            scale(gated, self.output_factor)
+        return gated
+
+    def finish(self, mixed: Tensor, residual: Tensor) -> Tensor:
+        return self.output.add(mixed, residual)
 
     def _gate(self, out: Tensor, gates: Tensor) -> Tensor:
         """Return ``silu(gates) * out``, and where there is a norm, normalised in groups before or after."""
         if self.sizes.norm_first:
-            out = self._normalize(out)
-        gated = silu_mul(torch.cat((gates, out), dim=1))
-        return gated if self.sizes.norm_first else self._normalize(gated)
+            return silu_gate(gates, self._normalize(out))
+        return self._normalize(silu_gate(gates, out))
 
     def _normalize(self, x: Tensor) -> Tensor:
         if self.norm is None:
@@ -157,10 +186,16 @@ class ParallelPart:
 
     mamba: MambaPart
     attention: AttentionPart
+    is_recordable = True
 
     @property
     def products(self) -> tuple[Product, ...]:
         return *self.mamba.products, *self.attention.products
 
-    def add(self, x: Tensor, residual: Tensor, step: Step) -> Tensor:
-        return self.attention.add(x, self.mamba.add(x, residual, step), step)
+    def mix(self, x: Tensor, step: Step) -> Tensor:
+        return concatenate((self.mamba.mix(x, step), self.attention.mix(x, step)))
+
+    def finish(self, mixed: Tensor, residual: Tensor) -> Tensor:
+        inner = self.mamba.sizes.inner
+        total = self.mamba.finish(contiguous(mixed[:, :inner]), residual)
+        return self.attention.finish(contiguous(mixed[:, inner:]), total)

@@ -10,18 +10,21 @@ from torch import Tensor
 from engine.attention.layer import FusedAttentionBackend
 from engine.cache.state_layers import LayerStates
 from engine.device import DeviceConfig
-from engine.models.decoder import Decoder, Layer, LayerBuilder
+from engine.models.decoder import Decoder, Layer, LayerBuilder, StepInputs
 from engine.models.families.config import DecoderConfig
 from engine.models.families.mamba import ATTENTION, BOTH, MAMBA, MambaConfig
 from engine.models.feed_forward import Experts, FeedForward, GatedMlp, SharedExperts
-from engine.models.interface import Batch, KeepState
+from engine.models.interface import KeepState
 from engine.models.recurrent.blocks import AttentionPart, Block, FeedForwardPart, MambaPart, ParallelPart, Part, Step
 from engine.models.routing import Router
 from engine.weights.formats.registry import MatrixReader
 from engine.weights.matmul import create_product
 from engine.weights.safetensors import Weights
 from kernels.common.quantization import Quantization, QuantizedRows, Rows
+from kernels.cpu.runtime.recorder import end_layer
 from kernels.layers.activation import relu_squared, silu_mul
+from kernels.layers.elementwise import scale
+from kernels.layers.norm import rms_norm
 from kernels.linear.fp32 import Product
 from kernels.quantize import quantize_rows
 from kernels.recurrent.mamba2 import HeadConstants
@@ -60,9 +63,9 @@ class MambaBuilder(LayerBuilder):
     def _mixer(self, prefix: str, index: int) -> Part:
         kind = self.sizes.kinds[index]
         if kind == MAMBA:
-            return self._mamba(f"{prefix}{self.mamba_name}.")
+            return self._mamba(f"{prefix}{self.mamba_name}.", index)
         attention = self._attention(f"{prefix}{self.attention_name}.", index)
-        return ParallelPart(self._mamba(f"{prefix}{self.mamba_name}."), attention) if kind == BOTH else attention
+        return ParallelPart(self._mamba(f"{prefix}{self.mamba_name}.", index), attention) if kind == BOTH else attention
 
     def _attention(self, prefix: str, index: int) -> AttentionPart:
         config = self._config
@@ -71,19 +74,19 @@ class MambaBuilder(LayerBuilder):
         return AttentionPart(
             index=sum(kind in (ATTENTION, BOTH) for kind in self.sizes.kinds[:index]),
             head_dim=config.head_dim,
-            factor=self.sizes.attention_factor,
+            factor=_read_factor(self.sizes.attention_factor),
             qkv=self.product(
                 {prefix + name: rows for name, rows in parts.items()}, config.hidden_size, bias=config.qkv_bias
             ),
             output=self.linear(f"{prefix}o_proj", config.hidden_size, query, bias=config.output_bias),
         )
 
-    def _mamba(self, prefix: str) -> MambaPart:
+    def _mamba(self, prefix: str, index: int) -> MambaPart:
         sizes, weights, hidden = self.sizes, self._weights, self._config.hidden_size
         factors = None
         if sizes.factors is not None:
             parts = zip(sizes.projections, sizes.factors, strict=True)
-            factors = torch.cat([torch.full((rows,), factor) for rows, factor in parts])
+            factors = torch.cat([torch.full((1, rows), factor) for rows, factor in parts], dim=1)
         filters = weights.take(f"{prefix}conv1d.weight", sizes.channels, 1, sizes.width)
         filter_bias = weights.take(f"{prefix}conv1d.bias", sizes.channels) if sizes.has_convolution_bias else None
         constants = HeadConstants(
@@ -93,6 +96,7 @@ class MambaBuilder(LayerBuilder):
             *sizes.step_sizes,
         )
         return MambaPart(
+            index=sum(other in sizes.state_layers for other in range(index)),
             sizes=sizes,
             projection=self.linear(f"{prefix}in_proj", sum(sizes.projections), hidden, bias=sizes.has_bias),
             factors=factors,
@@ -100,6 +104,7 @@ class MambaBuilder(LayerBuilder):
             filter_bias=filter_bias,
             heads=constants,
             norm=self.norm(f"{prefix}norm", sizes.inner).view(sizes.groups, -1) if sizes.has_norm else None,
+            output_factor=_read_factor(sizes.output_factor),
             output=self.linear(f"{prefix}out_proj", hidden, sizes.inner, bias=sizes.has_bias),
         )
 
@@ -209,8 +214,6 @@ class SinglePartBuilder(MambaBuilder):
 class MambaDecoder(Decoder):
     """A ``Model`` whose layers consist of blocks."""
 
-    runs_by_layers = False
-
     def _create_builder(
         self, config: DecoderConfig, weights: Weights, read: MatrixReader, device_config: DeviceConfig
     ) -> MambaBuilder:
@@ -232,28 +235,51 @@ class MambaDecoder(Decoder):
     def products(self) -> list[Product]:
         return [product for blocks in self._blocks for block in blocks for product in block.part.products]
 
-    def forward(self, batch: Batch, attend: FusedAttentionBackend, keep: KeepState | None = None) -> Tensor:
-        inputs = self.embed_inputs(batch)
-        hidden, states = inputs.hidden, inputs.states or LayerStates((), torch.empty(0, 4, dtype=torch.int64))
-        step = Step(attend, inputs.angles, iter(states.layers), states.segments)
-        for index, blocks in enumerate(self._blocks, 1):
+    @property
+    def is_recordable(self) -> bool:
+        return super().is_recordable and all(block.part.is_recordable for blocks in self._blocks for block in blocks)
+
+    def forward_until_last_attention(
+        self, inputs: StepInputs, attend: FusedAttentionBackend, keep: KeepState | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Run the layers up to the first block of the last one, after which all keys, values and states are written.
+
+        Returns that block's input ``[tokens, hidden]`` and what its part has mixed ``[tokens, any]``.
+        """
+        states = inputs.states or LayerStates((), torch.empty(0, 4, dtype=torch.int64))
+        step, hidden = Step(attend, inputs.angles, states), inputs.hidden
+        *earlier, last = self._blocks
+        for number, blocks in enumerate(earlier, 1):
             for block in blocks:
-                hidden = block.add(hidden, step)
-            if keep is not None and index < len(self._blocks):
-                keep(index, hidden)
+                hidden = block.part.finish(block.mix(hidden, step), hidden)
+            if keep is not None:
+                keep(number, hidden)
+            end_layer()
+        return hidden, last[0].mix(hidden, step)
+
+    def forward_last_mlp(self, hidden: Tensor, attn_out: Tensor) -> Tensor:
+        first, *others = self._blocks[-1]
+        hidden = first.part.finish(attn_out, hidden)
+        for block in others:
+            hidden = block.part.finish(rms_norm(hidden, block.norm, block.eps), hidden)
         return hidden
 
 
+def _read_factor(factor: float) -> Tensor | None:
+    return None if factor == 1 else torch.tensor([[factor]])
+
+
 class _ScaledActivation:
-    """An ``Activation``: ``silu(gate * gate_factor) * up * result_factor``."""
+    """An ``Activation``: ``silu(gate * gate_factor) * up * result_factor``, which overwrites ``gate_up``."""
 
     def __init__(self, gate_factor: float, result_factor: float, width: int) -> None:
-        self._factors = torch.tensor([gate_factor, result_factor]).repeat_interleave(width)
+        self._factors = torch.tensor([[gate_factor, result_factor]]).repeat_interleave(width, dim=1)
 
     @overload
     def __call__(self, gate_up: Tensor, quantization: None = None) -> Tensor: ...
     @overload
     def __call__(self, gate_up: Tensor, quantization: Quantization) -> QuantizedRows: ...
     def __call__(self, gate_up: Tensor, quantization: Quantization | None = None) -> Rows:
-        result = silu_mul(gate_up * self._factors)
+        scale(gate_up, self._factors)
+        result = silu_mul(gate_up)
         return result if quantization is None else quantize_rows(result, quantization)

@@ -40,6 +40,13 @@ def silu_gate(gate: Tensor, x: Tensor) -> Tensor:
     return _gate(_silu_mul, (gate, x))
 
 
+def relu_squared(x: Tensor) -> Tensor:
+    """``kernels.layers.activation.relu_squared`` of a float32 tensor."""
+    x, out = contiguous(x), empty(*x.shape)
+    _relu_squared(x, out, x.numel(), threads=1 if x.numel() < _MIN_RESULTS_FOR_THREADS else None)
+    return out
+
+
 def gelu_tanh_mul(gate_up: Tensor) -> Tensor:
     """``kernels.layers.activation.gelu_tanh_mul`` of a float32 tensor."""
     return _gate(_gelu_tanh_mul, gate_up.chunk(2, dim=1))
@@ -116,3 +123,13 @@ def _clamped_silu_mul(address: Any) -> None:
             gate = limit if gate > limit else gate
             up = limit if up > limit else -limit if up < -limit else up
             out[row, i] = gate / (_ONE + exp32(np.float32(-alpha * gate))) * (up + _ONE)
+
+
+@kernel
+def _relu_squared(address: Any) -> None:
+    a, thread, threads = read_arguments(address)
+    x, out = float32_array(a[0], a[2]), float32_array(a[1], a[2])
+    first, end = split_range(a[2], thread, threads)
+    for i in range(first, end):
+        # A comparison with NaN is false, so NaN stays NaN.
+        out[i] = np.float32(0) if x[i] < 0 else x[i] * x[i]

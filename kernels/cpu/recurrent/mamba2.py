@@ -35,7 +35,7 @@ def mamba2_scan(
     states: Tensor,
     segments: Tensor,
 ) -> Tensor:
-    """``kernels.recurrent.mamba2.mamba2_scan`` of float32 tensors. ``states`` and ``segments`` are contiguous.
+    """``kernels.recurrent.mamba2.mamba2_scan`` of float32 tensors, of which only rows of tokens may lie apart.
 
     ``constants``: ``kernels.recurrent.mamba2.HeadConstants``.
     """
@@ -43,30 +43,32 @@ def mamba2_scan(
     (tokens, num_heads, head_dim), (_, groups, state_size) = x.shape, b.shape
     out = empty(tokens, num_heads, head_dim)
     threads = 1 if tokens * num_heads * state_size * head_dim < _MIN_VALUES_FOR_THREADS else None
-    rows = (part.contiguous() for part in (x, b, c, dt))
+    tensors = x, b, c, dt, rates, bias, skips, states, segments, out
     counts = len(segments), len(states), tokens, num_heads, groups, state_size, head_dim
-    _mamba2_scan(*rows, rates, bias, skips, states, segments, out, *counts, least, most, threads=threads)
+    strides = x.stride(0), b.stride(0), c.stride(0), dt.stride(0)
+    _mamba2_scan(*tensors, *counts, float(least), float(most), *strides, threads=threads)
     return out
 
 
 @kernel
 def _mamba2_scan(address: Any) -> None:
     """Arguments ``(x, b, c, dt, rates, bias, skips, states, segments, out, segments, slots, tokens, heads, groups,
-    state_size, head_dim, least, most)``. Threads divide the heads.
+    state_size, head_dim, least, most, row of x, of b, of c, of dt)``; a row is that many numbers behind the one before.
+    Threads divide the heads.
     """
     a, thread, threads = read_arguments(address)
     tokens, heads, groups, state_size, head_dim = a[12], a[13], a[14], a[15], a[16]
-    x, out = float32_array(a[0], (tokens, heads, head_dim)), float32_array(a[9], (tokens, heads, head_dim))
-    b, c = float32_array(a[1], (tokens, groups, state_size)), float32_array(a[2], (tokens, groups, state_size))
-    dt, rates = float32_array(a[3], (tokens, heads)), float32_array(a[4], heads)
-    bias, skips = float32_array(a[5], heads), float32_array(a[6], heads)
+    out, dt = float32_array(a[9], (tokens, heads, head_dim)), float32_array(a[3], (tokens, a[22]))
+    rates, bias, skips = float32_array(a[4], heads), float32_array(a[5], heads), float32_array(a[6], heads)
     states, segments = float32_array(a[7], (a[11], heads, state_size, head_dim)), int64_array(a[8], (a[10], 4))
     least, most = np.float32(as_float(a[17])), np.float32(as_float(a[18]))
     first, last = split_range(heads, thread, threads)
     for head in range(first, last):
-        group = head * groups // heads
+        to_input, to_group = 4 * head_dim * head, 4 * state_size * (head * groups // heads)
         for index in range(a[10]):
             source, target = segments[index, 2], segments[index, 3]
+            if segments[index, 0] == segments[index, 1]:
+                continue
             state = states[target, head]
             if source < 0:
                 state[:] = 0
@@ -74,10 +76,13 @@ def _mamba2_scan(address: Any) -> None:
                 state[:] = states[source, head]
             for token in range(segments[index, 0], segments[index, 1]):
                 size = _step_size(dt[token, head] + bias[head], least, most)
-                decay, given, result = exp32(np.float32(size * rates[head])), x[token, head], out[token, head]
+                decay, result = exp32(np.float32(size * rates[head])), out[token, head]
+                x = float32_array(a[0] + 4 * a[19] * token + to_input, head_dim)
+                b = float32_array(a[1] + 4 * a[20] * token + to_group, state_size)
+                c = float32_array(a[2] + 4 * a[21] * token + to_group, state_size)
                 for i in range(head_dim):
-                    result[i] = skips[head] * given[i]
-                _advance(state, given, b[token, group], c[token, group], size, decay, result)
+                    result[i] = skips[head] * x[i]
+                _advance(state, x, b, c, size, decay, result)
 
 
 @function
