@@ -17,8 +17,12 @@ import torch
 from gguf import GGUFReader, Keys
 from torch import Tensor
 
+from engine.protocol.types import EngineError
+
 _LOCAL_BASE = 10_000.0
 _GEMMA_PERIODS = {"gemma2": 2, "gemma3": 6}
+_NOT_COMPARED = {"gpt-oss", "mistral3", "olmo2"}
+"""Architectures whose positions or experts are not read here."""
 _GEMMA_27B = {"gemma2": 46, "gemma3": 62}
 
 
@@ -81,9 +85,29 @@ class GgufHeader:
             }
         elif self.architecture != "phi3":
             fields["sliding_window"] = None
+            fields |= self._create_own_fields(layers)
         else:
             fields["partial_rotary_factor"] = self.get(Keys.Rope.DIMENSION_COUNT, self.head_dim) / self.head_dim
         return config_class.from_dict(fields)
+
+    def _create_own_fields(self, layers: int) -> dict[str, Any]:
+        if self.architecture == "granite":
+            return {
+                "embedding_multiplier": self.get(Keys.LLM.EMBEDDING_SCALE, 1.0),
+                "residual_multiplier": self.get(Keys.LLM.RESIDUAL_SCALE, 1.0),
+                "attention_multiplier": self.get(Keys.Attention.SCALE, 1.0),
+                "logits_scaling": self.get(Keys.LLM.LOGIT_SCALE, 1.0),
+            }
+        if self.architecture == "lfm2":
+            kv_heads = np.broadcast_to(self.get(Keys.Attention.HEAD_COUNT_KV), layers)
+            return {
+                "num_key_value_heads": int(kv_heads.max()),
+                "layer_types": ["full_attention" if one else "conv" for one in kv_heads],
+                "conv_L_cache": self.get(Keys.ShortConv.L_CACHE),
+                "norm_eps": self.get(Keys.Attention.LAYERNORM_RMS_EPS),
+                "block_auto_adjust_ff_dim": False,
+            }
+        return {}
 
     def _layer_types(self) -> list[str]:
         layers = self.get(Keys.LLM.BLOCK_COUNT)
@@ -132,12 +156,15 @@ class GgufHeader:
 
 
 def read_gguf_header(path: Path) -> GgufHeader:
-    """Read the header of a model, from its first file."""
+    """Read the header of a model, from its first file. Raises ``EngineError`` for one that cannot be compared."""
     reader = GGUFReader(path)
     values = {name: _read_contents(field) for name, field in reader.fields.items() if not name.startswith("tokenizer.")}
     tensors = {tensor.name: tensor for tensor in reader.tensors}
     factors = {name: tensor.data.astype(np.float64) for name, tensor in tensors.items() if name.startswith("rope_f")}
-    return GgufHeader(str(values["general.architecture"]), values, factors, frozenset(tensors))
+    architecture = str(values["general.architecture"])
+    if architecture in _NOT_COMPARED:
+        raise EngineError(f"{path}: {architecture} in GGUF is not compared with transformers; compare its checkpoint")
+    return GgufHeader(architecture, values, factors, frozenset(tensors))
 
 
 def _read_contents(field: Any) -> Any:

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from engine.gguf.file import GgufModel, refuse_wrong_types
 from engine.gguf.metadata import Metadata
+from engine.gguf.own_fields import read_kv_heads, read_layer_types, read_own_fields
 from engine.gguf.rope import rope_fields
 from engine.gguf.special_tokens import read_special_tokens
 from engine.protocol.types import EngineError
@@ -23,13 +22,20 @@ _ARCHITECTURES = {
     "gemma2": "Gemma2ForCausalLM",
     "gemma3": "Gemma3ForCausalLM",
     "phi3": "Phi3ForCausalLM",
+    "smollm3": "SmolLM3ForCausalLM",
+    "olmo2": "Olmo3ForCausalLM",
+    "mistral3": "Ministral3ForCausalLM",
+    "granite": "GraniteForCausalLM",
+    "gpt-oss": "GptOssForCausalLM",
+    "lfm2": "Lfm2ForCausalLM",
 }
-_MODEL_TYPES = {"qwen3moe": "qwen3_moe", "gemma3": "gemma3_text"}
+_MODEL_TYPES = {
+    **{"qwen3moe": "qwen3_moe", "gemma3": "gemma3_text", "olmo2": "olmo3", "mistral3": "ministral3"},
+    "gpt-oss": "gpt_oss",
+}
 """transformers' names of architectures that llama.cpp names otherwise."""
 _LARGEST_GEMMA_LAYERS = {"gemma2": 46, "gemma3": 62}
 """Layers of the 27B models, whose attention scale follows from another size than a head's."""
-_WINDOW_PERIODS = {"gemma2": 2, "gemma3": 6}
-"""Every layer but each n-th has a sliding window."""
 
 
 def read_architecture(model: GgufModel) -> str:
@@ -76,7 +82,7 @@ def _config_fields(model: GgufModel, architecture: str) -> dict[str, Any]:
         "hidden_size": hidden,
         "num_hidden_layers": _num_layers(metadata),
         "num_attention_heads": heads,
-        "num_key_value_heads": metadata.get_uniform("attention.head_count_kv", heads),
+        "num_key_value_heads": read_kv_heads(metadata, heads),
         "head_dim": head_dim,
         "max_position_embeddings": int(metadata.require("context_length")),
         "rms_norm_eps": float(metadata.require("attention.layer_norm_rms_epsilon")),
@@ -105,7 +111,7 @@ def _num_layers(metadata: Metadata) -> int:
 def _feed_forward_fields(metadata: Metadata) -> dict[str, Any]:
     """Return the fields of the layers' feed-forward parts, with experts or without."""
     experts = int(metadata.get("expert_count", 0))
-    if metadata.architecture not in ("llama", "qwen3moe") or not experts:
+    if metadata.architecture not in ("llama", "qwen3moe", "gpt-oss") or not experts:
         metadata.expect("expert_count", 0)
         return {"intermediate_size": metadata.get_uniform("feed_forward_length")}
     fields: dict[str, Any] = {"num_experts": experts, "num_experts_per_tok": int(metadata.require("expert_used_count"))}
@@ -114,6 +120,12 @@ def _feed_forward_fields(metadata: Metadata) -> dict[str, Any]:
         is_normalized = bool(metadata.get("expert_weights_norm", True))
         fields |= {"intermediate_size": metadata.get_uniform("feed_forward_length", size)}
         return fields | {"moe_intermediate_size": size, "norm_topk_prob": is_normalized}
+    if metadata.architecture == "gpt-oss":
+        size = int(metadata.require("expert_feed_forward_length"))
+        metadata.expect("feed_forward_length", size)
+        metadata.expect("expert_weights_norm", True)
+        per_token = fields["num_experts_per_tok"]
+        return {"num_local_experts": experts, "num_experts_per_tok": per_token, "intermediate_size": size}
     size = metadata.get_uniform("feed_forward_length")
     metadata.expect("expert_feed_forward_length", size)
     metadata.expect("expert_weights_norm", True)
@@ -127,6 +139,9 @@ def _attention_fields(
     """Return the fields of windows and soft caps."""
     for length in ("value_length", "key_length_swa", "value_length_swa"):
         metadata.expect(f"attention.{length}", head_dim)
+    own = read_own_fields(metadata, fields)
+    if own is not None:
+        return own
     architecture = metadata.architecture
     is_largest = fields["num_hidden_layers"] == _LARGEST_GEMMA_LAYERS.get(architecture)
     scalar = hidden_per_head if is_largest else head_dim
@@ -145,24 +160,9 @@ def _attention_fields(
         "hidden_activation": "gelu_pytorch_tanh",
         "query_pre_attn_scalar": scalar,
         "sliding_window": window,
-        "layer_types": _layer_types(metadata, fields["num_hidden_layers"]),
+        "layer_types": read_layer_types(metadata, fields["num_hidden_layers"]),
         "final_logit_softcapping": metadata.get_cap("final_logit_softcapping", 30.0 if is_gemma2 else 0.0),
     }
     if is_gemma2:
         result["attn_logit_softcapping"] = metadata.get_cap("attn_logit_softcapping", 50.0)
     return result
-
-
-def _layer_types(metadata: Metadata, num_layers: int) -> list[str]:
-    """Return which layers have a sliding window: all but every n-th, or as the file says for each."""
-    pattern = np.asarray(metadata.get("attention.sliding_window_pattern", _WINDOW_PERIODS[metadata.architecture]))
-    if pattern.ndim == 0:
-        period = int(pattern)
-        slides = [period == 0 or layer % period < period - 1 for layer in range(num_layers)]
-    elif len(pattern) == num_layers:
-        slides = [bool(value) for value in pattern]
-    else:
-        raise metadata.refuse(
-            "attention.sliding_window_pattern", pattern.tolist(), f"a number, or {num_layers} of them"
-        )
-    return ["sliding_attention" if one else "full_attention" for one in slides]

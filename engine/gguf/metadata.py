@@ -41,6 +41,9 @@ class Metadata:
         value = self.model.metadata.get(f"{self.architecture}.{name}")
         return default if value is None else value
 
+    def __contains__(self, name: str) -> bool:
+        return f"{self.architecture}.{name}" in self.model.metadata
+
     def require(self, name: str) -> Any:
         value = self.get(name)
         if value is None:

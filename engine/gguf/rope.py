@@ -20,6 +20,7 @@ _LONG, _SHORT = "rope_factors_long.weight", "rope_factors_short.weight"
 ROPE_TENSORS = (_DIVISORS, _LONG, _SHORT)
 """Tensors that hold numbers of the rotary embedding and become fields of the config."""
 _LOCAL_BASE = 10_000.0
+_GATHERED = "olmo2", "gpt-oss", "mistral3"
 
 
 def rope_fields(metadata: Metadata, head_dim: int, positions: int) -> dict[str, Any]:
@@ -44,7 +45,22 @@ def rope_fields(metadata: Metadata, head_dim: int, positions: int) -> dict[str, 
             name = "rope.scaling.type" if wrong else "rope.scaling.attn_factor"
             raise metadata.refuse(name, metadata.get(name), "linear" if wrong else "1")
         fields["rope_scaling"] = scaling | {"original_max_position_embeddings": original}
-    return fields
+    return _gather(metadata, fields) if architecture in _GATHERED else fields
+
+
+def _gather(metadata: Metadata, fields: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields as ``rope_parameters``, for architectures whose defaults are those of a scaled embedding."""
+    plain = {"rope_type": "default", "rope_theta": fields["rope_theta"]}
+    settings = plain | fields.get("rope_scaling", {})
+    if metadata.architecture == "olmo2":  # only layers that see all tokens are scaled
+        return {"rope_parameters": {"full_attention": settings, "sliding_attention": plain}}
+    if metadata.architecture == "gpt-oss":
+        settings |= {"truncate": False} if settings["rope_type"] == "yarn" else {}
+        return {"rope_parameters": settings}
+    if share := float(metadata.get("rope.scaling.yarn_log_multiplier", 0.0)):
+        settings |= {"attention_factor": None, "mscale": 1.0, "mscale_all_dim": share}
+    settings["llama_4_scaling_beta"] = float(metadata.get("attention.temperature_scale", 0.0))
+    return {"rope_parameters": settings}
 
 
 def _local_fields(metadata: Metadata, base: float) -> dict[str, Any]:

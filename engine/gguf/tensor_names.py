@@ -23,4 +23,6 @@ class TensorNames:
             name, index = expert[1] + expert[3], int(expert[2])
         stem, _, kind = name.rpartition(".")
         found = self._map.get_name(stem)
+        if found is None:  # the name of a parameter without a module of its own
+            found, kind = self._map.get_name(name), "weight"
         return (name if found is None else f"{found}.{kind}"), index

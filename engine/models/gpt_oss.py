@@ -33,12 +33,18 @@ class GptOssBuilder(LayerBuilder):
         assert moe.clamp is not None
         names, count, width = f"{prefix}{moe.router}.experts.", moe.num_experts, moe.intermediate
         gate_ups, downs = self._matrices(names, moe)
-        gate_up_biases = self._weights.take(f"{names}gate_up_proj_bias", count, 2 * width)
-        down_biases = self._weights.take(f"{names}down_proj_bias", count, hidden)
+        if self._weights.has(f"{names}gate_up_proj_bias"):
+            biases = self._weights.take(f"{names}gate_up_proj_bias", count, 2 * width)
+            gate_up_biases = torch.cat((biases[:, ::2], biases[:, 1::2]), dim=1)
+            down_biases = self._weights.take(f"{names}down_proj_bias", count, hidden)
+        else:
+            parts = [self._weights.take(f"{names}{part}_proj.bias", count, width) for part in ("gate", "up")]
+            gate_up_biases = torch.cat(parts, dim=1)
+            down_biases = self._weights.take(f"{names}down_proj.bias", count, hidden)
         activation = _ClampedActivation(moe.clamp)
         experts = [
             GatedMlp(
-                create_product([gate_up], _separate(gate_up_bias), self._device_config),
+                create_product(gate_up, gate_up_bias, self._device_config),
                 create_product([down], down_bias, self._device_config),
                 activation,
             )
@@ -50,16 +56,28 @@ class GptOssBuilder(LayerBuilder):
             is_batch_invariant=self._device_config.is_batch_invariant,
         )
 
-    def _matrices(self, names: str, moe: ExpertsConfig) -> tuple[Sequence[Matrix], Sequence[Matrix]]:
-        """Return each expert's matrices of gate and up, the rows of the gate first, and of down."""
+    def _matrices(self, names: str, moe: ExpertsConfig) -> tuple[Sequence[Sequence[Matrix]], Sequence[Matrix]]:
+        """Return each expert's matrices of gate and up, the rows of the gate first, and its matrix of down.
+
+        A GGUF file has the gates and the others apart; elsewhere their rows alternate.
+        """
         count, width, hidden = moe.num_experts, moe.intermediate, self._config.hidden_size
+        if self._weights.has(f"{names}0.gate_proj.weight"):
+            gates, ups = (
+                [self._read(self._weights, f"{names}{index}.{part}_proj", width, hidden) for index in range(count)]
+                for part in ("gate", "up")
+            )
+            downs = [self._read(self._weights, f"{names}{index}.down_proj", hidden, width) for index in range(count)]
+            return list(zip(gates, ups, strict=True)), downs
         if mxfp4.has_stack(self._weights, f"{names}gate_up_proj"):
             order = _separate(torch.arange(2 * width))
             gate_ups = mxfp4.take_stack(self._weights, f"{names}gate_up_proj", (count, 2 * width, hidden), order)
-            return gate_ups, mxfp4.take_stack(self._weights, f"{names}down_proj", (count, hidden, width))
+            return [[one] for one in gate_ups], mxfp4.take_stack(
+                self._weights, f"{names}down_proj", (count, hidden, width)
+            )
         stacked = self._weights.take(f"{names}gate_up_proj", count, hidden, 2 * width).transpose(1, 2)
-        downs = self._weights.take(f"{names}down_proj", count, width, hidden).transpose(1, 2)
-        return [_separate(rows) for rows in stacked], [down.contiguous() for down in downs]
+        transposed = self._weights.take(f"{names}down_proj", count, width, hidden).transpose(1, 2)
+        return [[_separate(rows)] for rows in stacked], [down.contiguous() for down in transposed]
 
 
 class GptOssDecoder(Decoder):

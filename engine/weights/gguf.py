@@ -29,7 +29,7 @@ _BLOCKS = {
     *(_Kind.MXFP4, _Kind.NVFP4),
 }
 SUPPORTED = _FLOATS | _BLOCKS
-_PERMUTED = {"llama": ("attn_q", "attn_k")}
+_PERMUTED = dict.fromkeys(("llama", "smollm3", "granite", "mistral3"), ("attn_q", "attn_k"))
 """Products whose rows llama.cpp reorders for its rotary embedding of neighbouring pairs, by architecture."""
 
 
@@ -79,6 +79,12 @@ class GgufWeights(Weights):
         self.count(rows * columns)
         blocks: BlockMatrix = source.matrix(expert)
         return blocks
+
+    def take(self, name: str, *shape: int) -> Tensor:
+        """Take a tensor in float32. Filters of one channel each are stored without that dimension."""
+        if len(shape) == 3 and shape[1] == 1:
+            return super().take(name, shape[0], shape[2]).view(shape)
+        return super().take(name, *shape)
 
     def expect(self, name: str, *shape: int) -> None:
         path, (source, expert) = self._locate(name)

@@ -77,6 +77,9 @@ def test_a_quantised_model_is_as_close_as_its_layout_rounds(
             ("qwen3", "Qwen3ForCausalLM", GGMLQuantizationType.Q4_0),
             ("gemma3", "Gemma3ForCausalLM", GGMLQuantizationType.Q8_0),
             ("qwen3moe", "Qwen3MoeForCausalLM", GGMLQuantizationType.F32),
+            ("granite", "GraniteForCausalLM", GGMLQuantizationType.MXFP4),
+            ("smollm3", "SmolLM3ForCausalLM", GGMLQuantizationType.Q8_0),
+            ("lfm2", "Lfm2ForCausalLM", GGMLQuantizationType.Q8_0),
         ],
         every=3,
     ),
@@ -85,9 +88,22 @@ def test_a_gguf_file_is_compared_with_its_dequantised_weights(
     tmp_path: Path, architecture: str, class_name: str, kind: GGMLQuantizationType
 ) -> None:
     experts = {"num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
-    save_random_model(class_name, WIDE | (experts if "moe" in architecture else {}), tmp_path / "checkpoint")
+    own = {
+        "qwen3moe": experts,
+        "granite": {"residual_multiplier": 0.5, "attention_multiplier": 0.3, "logits_scaling": 2.0},
+        "lfm2": {"layer_types": ["conv", "full_attention"], "block_multiple_of": 32},
+    }
+    save_random_model(class_name, WIDE | own.get(architecture, {}), tmp_path / "checkpoint")
     write_gguf(tmp_path / "checkpoint", tmp_path / "model.gguf", architecture, kind)
     assert run(open_gguf_folder(tmp_path / "model.gguf")).is_close
+
+
+def test_a_gguf_file_that_is_not_compared_is_named(tmp_path: Path) -> None:
+    options = WIDE | {"sliding_window": 20, "layer_types": ["sliding_attention", "full_attention"]}
+    save_random_model("Olmo3ForCausalLM", options, tmp_path / "checkpoint")
+    write_gguf(tmp_path / "checkpoint", tmp_path / "model.gguf", "olmo2")
+    with pytest.raises(EngineError, match=r"model\.gguf: olmo2 in GGUF is not compared with transformers"):
+        run(open_gguf_folder(tmp_path / "model.gguf"))
 
 
 def change_angles(folder: Path, target: Path, factor: float) -> RawConfig:

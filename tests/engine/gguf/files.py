@@ -12,7 +12,7 @@ import gguf
 import numpy as np
 import numpy.typing as npt
 from gguf import GGMLQuantizationType, GGUFWriter
-from safetensors.numpy import load_file
+from safetensors.torch import load_file
 
 Floats = npt.NDArray[np.float32]
 F32 = GGMLQuantizationType.F32
@@ -32,12 +32,20 @@ def write_gguf(
     write_tokenizer(writer, json.loads((checkpoint / "tokenizer.json").read_text()), config["vocab_size"])
     kinds = {name: kind for kind, name in gguf.MODEL_ARCH_NAMES.items()}
     names = gguf.get_tensor_name_map(kinds[architecture], config["num_hidden_layers"])
-    for name, values in stack_experts(load_file(checkpoint / "model.safetensors")).items():
+    tensors = {
+        name: (tensor.float() if tensor.is_floating_point() else tensor).numpy()
+        for name, tensor in load_file(checkpoint / "model.safetensors").items()
+    }
+    for name, values in prepare(tensors).items():
         stem, _, suffix = name.rpartition(".")
         translated = names.get_name(stem)
         assert translated is not None, name
+        if values.dtype == np.uint8:
+            writer.add_tensor(f"{translated}.{suffix}", values, raw_dtype=GGMLQuantizationType.MXFP4)
+            continue
         tensor = convert(architecture, config, translated, values.astype(np.float32))
-        if tensor.ndim > 1 and kind != F32:
+        is_matrix = tensor.ndim > 1 and suffix == "weight" and "conv" not in name
+        if is_matrix and kind != F32:
             writer.add_tensor(f"{translated}.{suffix}", gguf.quantize(tensor, kind), raw_dtype=kind)
         else:
             writer.add_tensor(f"{translated}.{suffix}", tensor)
@@ -46,6 +54,35 @@ def write_gguf(
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def prepare(tensors: dict[str, Any]) -> dict[str, Any]:
+    """Return the tensors as llama.cpp's conversion has them before it translates their names."""
+    prepared: dict[str, Any] = {}
+    for name, values in stack_experts(tensors).items():
+        if name.endswith("_scales"):
+            continue
+        if name.endswith("_blocks"):
+            values, name = repack(values, tensors[name.replace("_blocks", "_scales")]), name.removesuffix("_blocks")
+        elif name.endswith(("experts.gate_up_proj", "experts.down_proj")) and "mlp.experts" in name:
+            values = values.swapaxes(1, 2)
+        name = re.sub(r"(experts\.\w+_proj)_bias$", r"\1.bias", name)
+        name = re.sub(r"(experts\.\w+_proj|sinks)$", r"\1.weight", name)
+        if name.endswith("conv.conv.weight"):
+            values = values[:, 0]
+        if "experts.gate_up_proj" in name:
+            prepared[name.replace("gate_up", "gate")] = np.ascontiguousarray(values[:, ::2])
+            prepared[name.replace("gate_up", "up")] = np.ascontiguousarray(values[:, 1::2])
+        else:
+            prepared[name] = np.ascontiguousarray(values)
+    return prepared
+
+
+def repack(blocks: npt.NDArray[np.uint8], scales: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+    """Return MXFP4 weights ``[experts, out, bytes]`` in ggml's order."""
+    codes = np.stack((blocks & 15, blocks >> 4), axis=-1).reshape(*scales.shape, 32)
+    halves = codes[..., :16] | (codes[..., 16:] << 4)
+    return np.concatenate((scales[..., None], halves), axis=-1).reshape(*scales.shape[:2], -1)
 
 
 def stack_experts(tensors: dict[str, Floats]) -> dict[str, Floats]:
@@ -66,7 +103,7 @@ def stack_experts(tensors: dict[str, Floats]) -> dict[str, Floats]:
 
 def convert(architecture: str, config: dict[str, Any], name: str, values: Floats) -> Floats:
     """Return the weights as llama.cpp holds them: rows of rotated pairs beside each other, Gemma's norms plus 1."""
-    if architecture == "llama" and name.endswith(("attn_q", "attn_k")):
+    if architecture in ("llama", "smollm3", "granite", "mistral3") and name.endswith(("attn_q", "attn_k")):
         heads = config["num_attention_heads" if name.endswith("q") else "num_key_value_heads"]
         return values.reshape(heads, 2, len(values) // heads // 2, -1).swapaxes(1, 2).reshape(values.shape)
     if architecture.startswith("gemma") and name.endswith("norm"):
@@ -79,10 +116,12 @@ def write_config(writer: GGUFWriter, config: dict[str, Any]) -> None:
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
     writer.add_block_count(config["num_hidden_layers"])
-    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_feed_forward_length(find_width(config))
     writer.add_head_count(config["num_attention_heads"])
-    writer.add_head_count_kv(config["num_key_value_heads"])
-    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    kv_heads = config["num_key_value_heads"]
+    is_hybrid = "conv" in (config.get("layer_types") or ())
+    writer.add_head_count_kv([kv_heads * (kind != "conv") for kind in config["layer_types"]] if is_hybrid else kv_heads)
+    writer.add_layer_norm_rms_eps(config.get("norm_eps") or config["rms_norm_eps"])
     if config.get("head_dim"):
         writer.add_key_length(config["head_dim"])
     writer.add_rope_freq_base(rope.get("full_attention", rope).get("rope_theta", 10_000.0))
@@ -92,9 +131,46 @@ def write_config(writer: GGUFWriter, config: dict[str, Any]) -> None:
         writer.add_expert_count(experts)
         writer.add_expert_used_count(config["num_experts_per_tok"])
         writer.add_expert_feed_forward_length(config.get("moe_intermediate_size") or config["intermediate_size"])
+    write_own_fields(writer, config, rope.get("full_attention", rope))
     for name, add in (
         ("attn_logit_softcapping", writer.add_attn_logit_softcapping),
         ("final_logit_softcapping", writer.add_final_logit_softcapping),
+    ):
+        if config.get(name):
+            add(config[name])
+
+
+def find_width(config: dict[str, Any]) -> int:
+    """Return the width of a feed-forward part, which LFM2's configs give as another number."""
+    width: int = config["intermediate_size"]
+    if config.get("block_auto_adjust_ff_dim"):
+        multiple = config["block_multiple_of"]
+        width = -(-int(config["block_ffn_dim_multiplier"] * int(2 * width / 3)) // multiple) * multiple
+    return width
+
+
+def write_own_fields(writer: GGUFWriter, config: dict[str, Any], rope: dict[str, Any]) -> None:
+    """Write what single architectures have."""
+    if writer.arch == "olmo2":
+        writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config["layer_types"]])
+    if "conv_L_cache" in config:
+        writer.add_shortconv_l_cache(config["conv_L_cache"])
+    if rope.get("rope_type") == "yarn":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(rope["factor"])
+        writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+        writer.add_rope_scaling_yarn_beta_fast(rope.get("beta_fast") or 32.0)
+        writer.add_rope_scaling_yarn_beta_slow(rope.get("beta_slow") or 1.0)
+        if rope.get("attention_factor"):
+            writer.add_rope_scaling_yarn_attn_factor(rope["attention_factor"])
+        if writer.arch == "mistral3":
+            writer.add_rope_scaling_yarn_log_mul(rope["mscale_all_dim"])
+            writer.add_attn_temperature_scale(rope["llama_4_scaling_beta"])
+    for name, add in (
+        ("embedding_multiplier", writer.add_embedding_scale),
+        ("residual_multiplier", writer.add_residual_scale),
+        ("attention_multiplier", writer.add_attention_scale),
+        ("logits_scaling", writer.add_logit_scale),
     ):
         if config.get(name):
             add(config[name])

@@ -32,9 +32,12 @@ from tests.engine.gguf.files import write_gguf
 from tests.engine.gpu import EMULATED_GPU
 from tests.engine.helpers import Harness, generate
 from tests.engine.probes import plant_probe
+from tests.engine.quantization.test_mxfp4 import write_models as write_mxfp4
 
 WIDE = {"hidden_size": 96, "head_dim": 16, "intermediate_size": 128}
 """Sizes in whole blocks of 32."""
+THETA = {"rope_theta": 500_000.0}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "beta_fast": 32.0} | THETA
 CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "llama": ("llama", "LlamaForCausalLM", {"rope_theta": 5000.0}),
     "llama, tied": ("llama", "LlamaForCausalLM", {"tie_word_embeddings": True}),
@@ -57,6 +60,37 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
         "qwen3moe",
         "Qwen3MoeForCausalLM",
         {"num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "norm_topk_prob": True},
+    ),
+    "smollm3": ("smollm3", "SmolLM3ForCausalLM", {"num_hidden_layers": 4}),
+    "olmo3": (
+        "olmo2",
+        "Olmo3ForCausalLM",
+        {"sliding_window": 20, "layer_types": ["sliding_attention", "full_attention"]}
+        | {"rope_parameters": {"full_attention": YARN, "sliding_attention": {"rope_type": "default"} | THETA}},
+    ),
+    "ministral3": (
+        "mistral3",
+        "Ministral3ForCausalLM",
+        {
+            "sliding_window": None,
+            "rope_parameters": YARN | {"mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.5},
+        },
+    ),
+    "granite": (
+        "granite",
+        "GraniteForCausalLM",
+        {"embedding_multiplier": 3.0, "residual_multiplier": 0.5, "attention_multiplier": 0.25, "logits_scaling": 4.0},
+    ),
+    "gpt-oss": (
+        "gpt-oss",
+        "GptOssForCausalLM",
+        {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 20}
+        | {"rope_parameters": YARN | {"truncate": False}},
+    ),
+    "lfm2": (
+        "lfm2",
+        "Lfm2ForCausalLM",
+        {"num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"], "block_multiple_of": 32},
     ),
     "phi3": ("phi3", "Phi3ForCausalLM", {"head_dim": None, "sliding_window": 20}),
 }
@@ -94,6 +128,40 @@ def test_a_files_config_is_one_of_transformers_own(case: str, tmp_path: Path) ->
     assert type(read) is type(expected)
     for name in ("model_type", "architectures", "hidden_size", "num_hidden_layers", "vocab_size"):
         assert getattr(read, name) == getattr(expected, name), name
+
+
+def test_gpt_oss_in_mxfp4_computes_bitwise_as_its_checkpoint(tmp_path: Path) -> None:
+    checkpoint, _ = write_mxfp4(tmp_path, 0)
+    write_gguf(checkpoint, tmp_path / "model.gguf", "gpt-oss")
+    assert GgufWeights([tmp_path / "model.gguf"]).block_formats() == ["MXFP4"]
+    ours, expected = complete(open_gguf_folder(tmp_path / "model.gguf")), complete(checkpoint)
+    assert ours.token_ids == expected.token_ids
+    assert ours.logprobs == expected.logprobs
+
+
+def test_an_olmo_without_windows_is_refused_in_one_line(tmp_path: Path) -> None:
+    _, file = make("olmo3", tmp_path)
+    content = file.read_bytes().replace(b"olmo2.attention.sliding_window\x04", b"olmo2.attention.sliding_wind__\x04")
+    file.write_bytes(content.replace(b"sliding_window_pattern", b"sliding_wind___pattern"))
+    with pytest.raises(EngineError, match="is an OLMo 2, which is not supported as a GGUF file; OLMo 3 is") as error:
+        open_gguf_folder(file)
+    assert "\n" not in str(error.value)
+
+
+def test_layers_without_keys_are_those_with_convolutions_or_refused(tmp_path: Path) -> None:
+    _, file = make("lfm2", tmp_path)
+    assert [layer.window for layer in decoder_config(read_raw_config(open_gguf_folder(file))).attention] == [None]
+    folder = tmp_path / "checkpoint"
+    write_gguf(folder, file, "lfm2", change=lambda writer: change_kv_heads(writer, [0, 2, 4]))
+    with pytest.raises(
+        EngineError, match=r"head_count_kv is \[0, 2, 4\], which is not supported; it must be 0 and one"
+    ):
+        open_gguf_folder(file)
+
+
+def change_kv_heads(writer: GGUFWriter, numbers: list[int]) -> None:
+    for fields in writer.kv_data:
+        fields["lfm2.attention.head_count_kv"].value = numbers
 
 
 def test_llama_3s_scaled_positions_are_read_from_their_divisors(tmp_path: Path) -> None:
