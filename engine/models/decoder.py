@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -29,6 +30,7 @@ from engine.models.feed_forward import (
 from engine.models.interface import Batch, KeepState
 from engine.models.rope import Rope
 from engine.models.routing import Router
+from engine.protocol.types import EngineError
 from engine.weights.formats.registry import MatrixReader
 from engine.weights.matmul import create_embedding, create_product
 from engine.weights.safetensors import Weights
@@ -172,7 +174,9 @@ class Decoder:
         """
         self.config = config
         self.device_config = device_config
-        builder = self._create_builder(config, weights, read, device_config)
+        builder = self.create_builder(config, weights, read, device_config)
+        if builder.prediction_names is not None:
+            weights.drop_all(builder.prediction_names.beginning)
         shape = config.vocab_size, config.hidden_size
         tied = config.tied and not config.num_labels
         if tied:
@@ -196,9 +200,10 @@ class Decoder:
                 self.rope_tables += tables
         self._tables_of = [places[rope] for rope in config.ropes]
 
-    def _create_builder(
+    def create_builder(
         self, config: DecoderConfig, weights: Weights, read: MatrixReader, device_config: DeviceConfig
     ) -> LayerBuilder:
+        """Return the builder of the family's layers from a checkpoint's tensors."""
         return LayerBuilder(config, weights, read, device_config)
 
     def _create_layers(self, builder: LayerBuilder) -> list[Layer]:
@@ -307,7 +312,14 @@ class Decoder:
         return self.embedding(tokens)
 
     def compute_logits(self, hidden: Tensor, token_ids: Sequence[int] = ()) -> Tensor:
-        read = rms_norm(hidden, self._norm, self.config.norm_eps)
+        return self.read_logits(self.normalize(hidden), token_ids)
+
+    def normalize(self, hidden: Tensor) -> Tensor:
+        """Return final hidden states after the last norm, as the head reads them."""
+        return rms_norm(hidden, self._norm, self.config.norm_eps)
+
+    def read_logits(self, read: Tensor, token_ids: Sequence[int] = ()) -> Tensor:
+        """Return logits as ``compute_logits`` does, from hidden states after the last norm."""
         for matrix in self._head[:-1]:
             read = torch.relu(matrix(read))
         # Rounded to bfloat16, every logit near 20 would be a multiple of an eighth: many ties, and seeds of no use.
@@ -343,6 +355,19 @@ def _tie_head(weights: Weights) -> bool:
 def scaled_embedding(config: DecoderConfig, embedded: Tensor) -> Tensor:
     """Return the first layer's input for rows of the embedding table."""
     return embedded if config.embedding_scale == 1 else embedded * config.embedding_scale
+
+
+class PredictionNames(NamedTuple):
+    """Names of the tensors of a layer for multi-token prediction, see ``engine.models.prediction``."""
+
+    beginning: str
+    """Beginning of the names of all such layers."""
+    embedding_norm: str
+    hidden_norm: str
+    fuse: str
+    layer: str
+    """Beginning of the names of the first layer."""
+    final_norm: str
 
 
 class LayerBuilder:
@@ -389,6 +414,15 @@ class LayerBuilder:
             mlp_output_norm=mlp_output_norm,
             fuses_norms=self._device_config.uses_gpu_kernels,
         )
+
+    @property
+    def prediction_names(self) -> PredictionNames | None:
+        """Names of the family's layers for multi-token prediction, which the model itself does not read."""
+        return None
+
+    def prediction_layer(self, prefix: str) -> Layer:
+        """Return a layer for multi-token prediction, which is like the last one with attention."""
+        raise EngineError(f"{prefix}: layers for multi-token prediction are not read for {self._config.architecture}")
 
     def head(self) -> list[Product]:
         """Return the products that turn final hidden states into logits, applied one after the other."""

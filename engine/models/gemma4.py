@@ -253,7 +253,7 @@ class Gemma4Decoder(Decoder):
 
     runs_by_layers = False
 
-    def _create_builder(
+    def create_builder(
         self, config: DecoderConfig, weights: Weights, read: MatrixReader, device_config: DeviceConfig
     ) -> LayerBuilder:
         builder = Gemma4Builder(config, weights, read, device_config)

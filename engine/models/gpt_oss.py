@@ -83,7 +83,7 @@ class GptOssBuilder(LayerBuilder):
 class GptOssDecoder(Decoder):
     """A ``Model`` with sinks in every layer."""
 
-    def _create_builder(
+    def create_builder(
         self, config: DecoderConfig, weights: Weights, read: MatrixReader, device_config: DeviceConfig
     ) -> LayerBuilder:
         _check_blocks(config, weights)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from engine.attention.layer import FusedAttentionBackend
 from engine.device import DeviceConfig
-from engine.models.decoder import Decoder, Layer, LayerBuilder
+from engine.models.decoder import Decoder, Layer, LayerBuilder, PredictionNames
 from engine.models.families.config import DecoderConfig
 from engine.models.latent_config import LatentConfig
 from engine.weights.formats.registry import MatrixReader
@@ -85,8 +85,28 @@ class LatentLayer(Layer):
 class LatentBuilder(LayerBuilder):
     """Builds layers with latent attention."""
 
+    @property
+    def prediction_names(self) -> PredictionNames:
+        layer = f"model.layers.{self._config.num_layers}."
+        return PredictionNames(
+            layer,
+            f"{layer}enorm",
+            hidden_norm=f"{layer}hnorm",
+            fuse=f"{layer}eh_proj",
+            layer=layer,
+            final_norm=f"{layer}shared_head.norm",
+        )
+
     def layer(self, index: int) -> LatentLayer:
-        config, prefix = self._config, f"model.layers.{index}."
+        return self._layer(f"model.layers.{index}.", index, place=index)
+
+    def prediction_layer(self, prefix: str) -> LatentLayer:
+        return self._layer(prefix, self._config.num_layers - 1, place=0)
+
+    def _layer(self, prefix: str, index: int, *, place: int) -> LatentLayer:
+        """Return the layer with these names. ``index``: of the layer whose kind of feed-forward part it has; ``place``:
+        among the calls of attention."""
+        config = self._config
         sizes, attention = config.latent, f"{prefix}self_attn."
         assert sizes is not None
         first = {"q_proj": sizes.query_width} if sizes.query_rank is None else {"q_a_proj": sizes.query_rank}
@@ -94,7 +114,7 @@ class LatentBuilder(LayerBuilder):
         parts = first | {"kv_a_proj_with_mqa": sizes.cached}
         return LatentLayer(
             config=config,
-            index=index,
+            index=place,
             input_norm=self.norm(f"{prefix}input_layernorm"),
             qkv=self.product(
                 {attention + name: rows for name, rows in parts.items()}, config.hidden_size, bias=sizes.has_bias
@@ -131,11 +151,7 @@ class LatentBuilder(LayerBuilder):
 class LatentDecoder(Decoder):
     """A ``Model`` with latent attention."""
 
-    def _create_builder(
+    def create_builder(
         self, config: DecoderConfig, weights: Weights, read: MatrixReader, device_config: DeviceConfig
     ) -> LayerBuilder:
-        # Layers behind the last one predict several tokens at once, and no other layer reads them.
-        for name in weights.names():
-            if name.startswith(f"model.layers.{config.num_layers}."):
-                weights.drop(name)
         return LatentBuilder(config, weights, read, device_config)

@@ -14,10 +14,12 @@ from engine.protocol.types import EngineError
 from engine.speculation.drafter import Drafter
 from engine.speculation.drafters.draft_model import POOL_BYTES, DraftModel
 from engine.speculation.drafters.eagle import EagleDrafter, load_eagle
-from engine.speculation.drafters.eagle3 import load_eagle3
-from engine.speculation.drafters.eagle3_config import KIND as EAGLE3
-from engine.speculation.drafters.eagle3_config import is_eagle3
+from engine.speculation.drafters.eagle3.config import KIND as EAGLE3
+from engine.speculation.drafters.eagle3.config import is_eagle3
+from engine.speculation.drafters.eagle3.head import load_eagle3
 from engine.speculation.drafters.medusa import load_medusa
+from engine.speculation.drafters.mtp import KIND as MTP
+from engine.speculation.drafters.mtp import load_mtp
 from engine.speculation.drafters.ngram import NgramDrafter
 
 MAX_LENGTH = 16
@@ -31,7 +33,7 @@ SHIPPED = "drafter"
 """Folder of the fastest drafter inside a checkpoint's folder, or of a ``config.json`` whose ``folder`` is the relative
 path of a smaller model of its family."""
 
-FORMS = "auto, off, ngram, draft_model=FOLDER, medusa=FOLDER, eagle=FOLDER, eagle3=FOLDER"
+FORMS = "auto, off, ngram, mtp, draft_model=FOLDER, medusa=FOLDER, eagle=FOLDER, eagle3=FOLDER"
 
 
 def load_drafter(wanted: str, folder: Path, model: Model, *, context: int) -> Drafter | None:
@@ -46,6 +48,8 @@ def load_drafter(wanted: str, folder: Path, model: Model, *, context: int) -> Dr
         return None
     if kind == "ngram" and not where:
         return NgramDrafter()
+    if kind == MTP and not where:
+        return load_mtp(folder, model)
     if kind == "medusa" and where:
         return load_medusa(Path(where), model)
     if kind in ("eagle", EAGLE3) and where:
@@ -75,7 +79,8 @@ def _check_pages(folder: Path, target: Model) -> None:
 def extra_layers(wanted: str, folder: Path) -> int:
     """Return the number of layers that the drafter keeps in the target's pages."""
     kind, where = _resolve_kind(wanted, folder)
-    return EagleDrafter.layers if kind in ("eagle", EAGLE3) and where else 0
+    has_layer = kind == MTP or (kind in ("eagle", EAGLE3) and where)
+    return EagleDrafter.layers if has_layer else 0
 
 
 def check_kv_dtype(wanted: str, folder: Path, dtype: torch.dtype) -> None:

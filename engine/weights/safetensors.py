@@ -23,7 +23,7 @@ _LANGUAGE_PREFIXES = {
     "model.text_model.": "model.",
 }
 """Beginnings of names of a language model's tensors in a multimodal checkpoint, and those of the model alone."""
-_LANGUAGE_NAMES = "model.layers.", "model.embed_tokens.", "model.norm.", "lm_head."
+_LANGUAGE_NAMES = "model.layers.", "model.embed_tokens.", "model.norm.", "lm_head.", "mtp."
 """Beginnings of such names in checkpoints that keep only the other parts apart."""
 _FLOAT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -134,6 +134,12 @@ class Weights:
     def drop(self, name: str) -> None:
         """Ignore a tensor that the checkpoint may have."""
         self._files.pop(name, None)
+
+    def drop_all(self, beginning: str) -> None:
+        """Ignore the tensors whose names begin so."""
+        for name in self.names():
+            if name.startswith(beginning):
+                self.drop(name)
 
     def has(self, name: str) -> bool:
         """Return True if the tensor exists and was not taken."""

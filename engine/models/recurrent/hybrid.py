@@ -17,7 +17,7 @@ from torch import Tensor
 from engine.attention.layer import FusedAttentionBackend
 from engine.cache.state_layers import LayerStates
 from engine.device import DeviceConfig
-from engine.models.decoder import Decoder, Layer, LayerBuilder
+from engine.models.decoder import Decoder, Layer, LayerBuilder, PredictionNames
 from engine.models.delta_config import DeltaConfig
 from engine.models.families.config import DecoderConfig
 from engine.models.recurrent.short_convolution import ConvolutionBuilder, ConvolutionLayer
@@ -31,8 +31,14 @@ from kernels.layers.norm import rms_norm
 from kernels.recurrent.convolution import causal_convolution
 from kernels.recurrent.gated_delta import delta_gates, gated_delta
 
-_PREDICTION_HEADS = "mtp."
-"""Beginning of the names of heads that predict several tokens, which no layer reads."""
+PREDICTION_NAMES = PredictionNames(
+    "mtp.",
+    "mtp.pre_fc_norm_embedding",
+    hidden_norm="mtp.pre_fc_norm_hidden",
+    fuse="mtp.fc",
+    layer="mtp.layers.0.",
+    final_norm="mtp.norm",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,17 +109,28 @@ def _split(rows: Tensor, sizes: DeltaConfig) -> tuple[Tensor, Tensor, Tensor, Te
 class HybridBuilder(LayerBuilder):
     """Builds the layers of both kinds."""
 
+    prediction_names = PREDICTION_NAMES
+
     def layer(self, index: int) -> Layer:
-        config, prefix = self._config, f"model.layers.{index}."
+        is_delta = index in self._config.state_layers
+        place = sum((other in self._config.state_layers) == is_delta for other in range(index))
+        return self._layer(f"model.layers.{index}.", index, place=place, is_delta=is_delta)
+
+    def prediction_layer(self, prefix: str) -> Layer:
+        return self._layer(prefix, self._config.num_layers - 1, place=0, is_delta=False)
+
+    def _layer(self, prefix: str, index: int, *, place: int, is_delta: bool) -> Layer:
+        """Return the layer with these names. ``index``: of the layer whose kind of feed-forward part it has; ``place``:
+        among the layers of its kind."""
+        config = self._config
         assert config.delta is not None
-        is_delta = index in config.state_layers
         attention = f"{prefix}linear_attn." if is_delta else f"{prefix}self_attn."
         query, key = config.heads * config.head_dim, config.kv_heads * config.head_dim
         parts = config.delta.projections if is_delta else {"q_proj": 2 * query, "k_proj": key, "v_proj": key}
         width = config.delta.value_heads * config.delta.value_dim if is_delta else query
         common: dict[str, Any] = {
             "config": config,
-            "index": sum((other in config.state_layers) == is_delta for other in range(index)),
+            "index": place,
             "input_norm": self.norm(f"{prefix}input_layernorm"),
             "qkv": self.product(
                 {attention + name: rows for name, rows in parts.items()},
@@ -150,14 +167,11 @@ class HybridBuilder(LayerBuilder):
 class HybridDecoder(Decoder):
     """A ``Model`` with layers of both kinds."""
 
-    def _create_builder(
+    def create_builder(
         self, config: DecoderConfig, weights: Weights, read: MatrixReader, device_config: DeviceConfig
     ) -> LayerBuilder:
         if config.convolution_width is not None:
             return ConvolutionBuilder(config, weights, read, device_config)
-        for name in weights.names():
-            if name.startswith(_PREDICTION_HEADS):
-                weights.drop(name)
         return HybridBuilder(config, weights, read, device_config)
 
     def attend(

@@ -35,8 +35,6 @@ _BEGINNINGS = {
     "backbone.": "model.",
 }
 """Beginnings of names of tensors in checkpoints of Nemotron-H and Mamba-2, and those that other decoders have."""
-_PREDICTION_HEADS = "mtp."
-"""Beginning of the names of heads that predict several tokens, which no layer reads."""
 
 
 class MambaBuilder(LayerBuilder):
@@ -214,16 +212,14 @@ class SinglePartBuilder(MambaBuilder):
 class MambaDecoder(Decoder):
     """A ``Model`` whose layers consist of blocks."""
 
-    def _create_builder(
+    def create_builder(
         self, config: DecoderConfig, weights: Weights, read: MatrixReader, device_config: DeviceConfig
     ) -> MambaBuilder:
         if config.mamba_names != "single":
             kind = GraniteBuilder if config.mamba_names == "granite" else MambaBuilder
             return kind(config, weights, read, device_config)
         weights.rename(_BEGINNINGS)
-        for name in weights.names():
-            if name.startswith(_PREDICTION_HEADS):
-                weights.drop(name)
+        weights.drop_all("mtp.")  # layers for multi-token prediction
         return SinglePartBuilder(config, weights, read, device_config)
 
     def _create_layers(self, builder: LayerBuilder) -> list[Layer]:

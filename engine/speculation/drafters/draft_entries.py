@@ -58,14 +58,15 @@ class DraftEntries:
         depth, wide = max(request.depth for request in requests), max(_get_width(request) for request in requests)
         pages = -(-self._end // cache.page_size)
         room = self._end + int(counts.max()) + (depth - 1) * wide
-        shape = 2, layer_config.kv_heads, self._count, room, layer_config.head_dim
+        kinds = layer_config.shape.num_kinds
+        shape = kinds, layer_config.kv_heads, self._count, room, layer_config.head_dim
         self._kv = torch.empty(shape)
         if pages:
-            heads = cache.pool.size * np.arange(2 * layer_config.kv_heads)[:, None]
+            heads = cache.pool.size * np.arange(kinds * layer_config.kv_heads)[:, None]
             chosen = torch.from_numpy((heads + cache.page_table[rows, :pages].reshape(-1)).reshape(-1))
             own = self._kv.new_empty(len(chosen), cache.page_size * layer_config.head_dim)
             gather_pages(cache.data[-1], cache.scales_of(-1), chosen, own)
-            own = own.view(2, layer_config.kv_heads, self._count, pages * cache.page_size, layer_config.head_dim)
+            own = own.view(kinds, layer_config.kv_heads, self._count, pages * cache.page_size, layer_config.head_dim)
             self._kv[:, :, :, : self._end] = own[:, :, :, : self._end]
         branches = np.arange(self._count).repeat(counts)
         self.last = counts.cumsum() - 1
@@ -100,11 +101,12 @@ class DraftEntries:
         size, kv = cache.page_size, self._kv[:, :, :, self._end - self._wide : self._end].flatten(2, 3).transpose(1, 2)
         rows = np.array([span.table.row for span in self._spans])[self._places // self._wide]
         page, offset = np.divmod(self.positions, size)
+        kinds = self._layer_config.shape.num_kinds
         slots = kv_slots(
-            cache.page_table[rows, page] * size + offset, cache.pool.size * size, 2 * self._layer_config.kv_heads
+            cache.page_table[rows, page] * size + offset, cache.pool.size * size, kinds * self._layer_config.kv_heads
         )
-        k, v = kv[:, self._places] if self._padded else kv
-        write_kv(cache.data[-1], cache.scales_of(-1), torch.from_numpy(slots), torch.cat((k, v), dim=1))
+        vectors = torch.cat(list(kv[:, self._places] if self._padded else kv), dim=1)
+        write_kv(cache.data[-1], cache.scales_of(-1), torch.from_numpy(slots), vectors)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Compute the attention of the level's rows: ``q`` ``[rows, heads, head_dim]``, ``k`` and ``v`` ``[rows,
@@ -112,9 +114,10 @@ class DraftEntries:
         layer_config, count, wide = self._layer_config, self._count, self._wide
         new = self._kv[:, :, :, self._end - wide : self._end]
         new[0] = self._spread(k).permute(2, 0, 1, 3)
-        new[1] = self._spread(v).permute(2, 0, 1, 3)
+        if layer_config.shape.has_values:
+            new[1] = self._spread(v).permute(2, 0, 1, 3)
         own = self._spread(q).view(count, wide, layer_config.kv_heads, -1, layer_config.head_dim).permute(2, 0, 3, 1, 4)
-        keys, values = self._kv[:, :, :, : self._end]
+        keys, values = self._kv[0, :, :, : self._end], self._kv[-1, :, :, : self._end]
         mask = None if self._sees.all() else self._build_mask()
         mixed = F.scaled_dot_product_attention(own.flatten(2, 3), keys, values, mask, scale=layer_config.scale)
         mixed = mixed.view(layer_config.kv_heads, count, -1, wide, layer_config.head_dim).permute(1, 3, 0, 2, 4)

@@ -196,7 +196,8 @@ class EagleDrafter:
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         drafts = [EMPTY_DRAFT] * len(requests)
-        size = 2 * self._layer.layer_config.kv_heads * self._layer.layer_config.head_dim
+        config = self._layer.layer_config
+        size = config.shape.num_kinds * config.kv_heads * config.head_dim
         # Branches of similar length draft together, as many as there is memory for.
         known = [index for index, request in enumerate(requests) if self._is_known(request.sequence)]
         if self._trees is not None:

@@ -98,7 +98,7 @@ def test_a_transformers_model_can_be_target_and_draft_model(checkpoints: Checkpo
 
 @pytest.mark.parametrize("wanted", ["", "eagles", "ngram=3", "off=1", "auto=x", "medusa", "medusa=", "draft_model"])
 def test_an_unknown_form_is_rejected_with_the_known_ones(checkpoints: Checkpoints, wanted: str) -> None:
-    with pytest.raises(EngineError, match="use one of: auto, off, ngram, draft_model=FOLDER"):
+    with pytest.raises(EngineError, match="use one of: auto, off, ngram, mtp, draft_model=FOLDER"):
         kind(checkpoints("qwen3"), wanted)
 
 

@@ -18,7 +18,7 @@ from engine.scheduler.draft import EMPTY_DRAFT, Draft
 from engine.speculation.control.controller import FixedController
 from engine.speculation.drafter import DraftRequest, HiddenStateNeeds, StepResult
 from engine.speculation.drafters import tree_draft
-from engine.speculation.drafters.eagle3 import load_eagle3
+from engine.speculation.drafters.eagle3.head import load_eagle3
 from tests.closeness import assert_rounded
 from tests.engine.conftest import save_random_model
 from tests.engine.helpers import SMALL, Harness, generate

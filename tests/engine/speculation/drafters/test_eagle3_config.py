@@ -13,8 +13,8 @@ from torch import Tensor
 
 from engine.models.config import ModelConfig
 from engine.protocol.types import EngineError
-from engine.speculation.drafters.eagle3 import load_eagle3
-from engine.speculation.drafters.eagle3_config import is_eagle3, read_eagle3_config
+from engine.speculation.drafters.eagle3.config import is_eagle3, read_eagle3_config
+from engine.speculation.drafters.eagle3.head import load_eagle3
 from tests.engine.conftest import Checkpoints
 from tests.engine.helpers import Harness
 from tests.engine.speculation.eagle3_heads import DRAFT_IDS, Parts, eagle3_parts

@@ -1,6 +1,6 @@
 """EAGLE-3 heads in their public formats: a decoder layer on hidden states of several layers of the target.
 
-Li et al. 2025, https://arxiv.org/abs/2503.01840; the formats: ``eagle3_config``.
+Li et al. 2025, https://arxiv.org/abs/2503.01840; the formats: ``config``.
 
 ``fc`` fuses the hidden states ``[low; middle; high]`` of a position to a feature ``h``. With the embedding ``e`` of the
 next token, the layer attends from ``[norm(e); norm(h)]``, twice as wide as its output, adds the result to ``h`` and
@@ -25,7 +25,7 @@ from engine.models.interface import Model
 from engine.protocol.types import EngineError
 from engine.speculation.drafters.draft_layer import Attend
 from engine.speculation.drafters.eagle import EagleDrafter
-from engine.speculation.drafters.eagle3_config import KIND, Eagle3Config, read_eagle3_config
+from engine.speculation.drafters.eagle3.config import KIND, Eagle3Config, read_eagle3_config
 from engine.speculation.drafters.head_config import product
 from engine.weights.safetensors import Weights
 from kernels.common.rotary import rotary
