@@ -42,7 +42,14 @@ _DELTA = {
 }
 _LATENT = {
     **{"num_key_value_heads": 8, "q_lora_rank": 256, "kv_lora_rank": 128, "qk_nope_head_dim": 64},
-    **{"qk_rope_head_dim": 32, "v_head_dim": 64, "n_routed_experts": 8, "n_shared_experts": 1, "n_group": 1},
+    **{
+        "qk_rope_head_dim": 32,
+        "head_dim": 32,
+        "v_head_dim": 64,
+        "n_routed_experts": 8,
+        "n_shared_experts": 1,
+        "n_group": 1,
+    },
     **{"topk_group": 1, "num_experts_per_tok": 2, "moe_intermediate_size": 512, "first_k_dense_replace": 1},
 }
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {

@@ -11,6 +11,10 @@ from torch import Tensor
 from engine.device import DeviceConfig
 from engine.models.routing import Router
 from kernels.common.quantization import Quantization, QuantizedRows, Rows
+from kernels.cpu.layers.experts import add_outputs, sort_by_expert
+from kernels.cpu.linear.packed_weights import ExpertWeights, can_compute_together
+from kernels.cpu.sampling.draft_chain import gather_rows
+from kernels.layers.elementwise import add, contiguous
 from kernels.layers.gate import sigmoid_mul
 from kernels.linear.fp32 import Linear, Product
 
@@ -73,7 +77,8 @@ class GatedMlp:
         intermediate]``."""
         self.products = gate_up, down
         self.quantization = gate_up.quantization
-        self._gate_up, self._down, self._activation = gate_up, down, activation
+        self.activation = activation
+        self._gate_up, self._down = gate_up, down
 
     def __call__(self, x: Rows) -> Tensor:
         return self._down(self._activate(x))
@@ -82,7 +87,7 @@ class GatedMlp:
         return self._down.add(self._activate(x), residual)
 
     def _activate(self, x: Rows) -> Rows:
-        return self._activation(self._gate_up(x), self._down.quantization)
+        return self.activation(self._gate_up(x), self._down.quantization)
 
 
 class StackedExperts:
@@ -117,6 +122,34 @@ def _narrow_weights(products: Sequence[Product]) -> Tensor | None:
     return torch.stack(narrow) if len(narrow) == len(products) else None
 
 
+class PackedExperts:
+    """Experts whose products are two kernels for all of them, whatever tokens are routed to them."""
+
+    def __init__(self, experts: Sequence[GatedMlp], gate_ups: ExpertWeights, downs: ExpertWeights) -> None:
+        self._num_experts, self._activation = len(experts), experts[0].activation
+        self._gate_ups, self._downs = gate_ups, downs
+
+    def __call__(self, x: Tensor, weights: Tensor, chosen: Tensor, residual: Tensor | None) -> Tensor:
+        """Return the sums of the experts that a router has ``chosen``, plus ``residual``."""
+        route = sort_by_expert(chosen, self._num_experts)
+        gate_up = self._gate_ups.product(gather_rows(contiguous(x), route.tokens), route.ends)
+        outputs = self._downs.product(self._activation(gate_up), route.ends)
+        return add_outputs(outputs, weights, route.rows, None if residual is None else contiguous(residual))
+
+
+def pack_experts(experts: Sequence[GatedMlp]) -> PackedExperts | None:
+    """Return the experts as ``PackedExperts``; ``None`` if their layout has no kernel for it."""
+    pairs: list[ExpertWeights] = []
+    for part in range(2):
+        products = [expert.products[part] for expert in experts]
+        linear = [product for product in products if isinstance(product, Linear)]
+        weights = [product.packed for product in linear if product.packed is not None]
+        if len(weights) < len(products) or not can_compute_together(weights):
+            return None
+        pairs.append(ExpertWeights(weights, [product.bias for product in linear]))
+    return PackedExperts(experts, *pairs)
+
+
 class Experts:
     """The weighted sum of the experts that a router chooses for each token.
 
@@ -126,7 +159,6 @@ class Experts:
 
     quantization = None
     """None, as the router reads the inputs as they are."""
-    is_recordable = False
 
     def __init__(
         self,
@@ -143,6 +175,8 @@ class Experts:
         self.is_stacked = isinstance(experts, StackedExperts)
         """True if the host need not wait for the router."""
         separate = () if isinstance(experts, StackedExperts) else experts
+        self._packed = pack_experts(separate) if separate else None
+        self.is_recordable = self._packed is not None and router.is_recordable and prepare is None and finish is None
         self.products = tuple(product for expert in separate for product in expert.products)
         self._router = router
         self._experts = experts
@@ -152,11 +186,17 @@ class Experts:
 
     def __call__(self, x: Rows) -> Tensor:
         assert isinstance(x, Tensor)
-        total = self._add_experts(x)
+        total = self._add_experts(x, None)
         return total if self._finish is None else self._finish(total)
 
-    def _add_experts(self, x: Tensor) -> Tensor:
+    def _add_experts(self, x: Tensor, residual: Tensor | None) -> Tensor:
         weights, chosen = self._router(x)
+        if self._packed is not None:
+            return self._packed(x if self._prepare is None else self._prepare(x), weights, chosen, residual)
+        total = self._add_separately(x, weights, chosen)
+        return total if residual is None else add(residual, total)
+
+    def _add_separately(self, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
         chosen = chosen.flatten()
         order = chosen.argsort(stable=True)
         inputs = (x if self._prepare is None else self._prepare(x))[order // self._per_token]
@@ -179,28 +219,29 @@ class Experts:
         return total
 
     def add(self, x: Rows, residual: Tensor) -> Tensor:
-        return residual + self(x)
+        assert isinstance(x, Tensor)
+        return self._add_experts(x, residual) if self._finish is None else add(residual, self(x))
 
 
 class SharedExperts:
     """Experts, and one more that every token is routed to, weighted by a gate of its own if there is one."""
 
     quantization = None
-    is_recordable = False
 
     def __init__(self, experts: Experts, shared: GatedMlp, gate: Product | None) -> None:
         """``gate``: ``[1, hidden]``."""
         self.products = (*experts.products, *shared.products)
         self.is_stacked = experts.is_stacked
+        self.is_recordable = experts.is_recordable and (gate is None or gate.is_kernel)
         self._experts, self._shared, self._gate = experts, shared, gate
 
     def __call__(self, x: Rows) -> Tensor:
         assert isinstance(x, Tensor)
         shared = self._shared(x)
-        return self._experts(x) + (shared if self._gate is None else sigmoid_mul(self._gate(x), shared))
+        return add(self._experts(x), shared if self._gate is None else sigmoid_mul(self._gate(x), shared))
 
     def add(self, x: Rows, residual: Tensor) -> Tensor:
-        return residual + self(x)
+        return add(residual, self(x))
 
 
 def can_capture(part: FeedForward) -> bool:

@@ -8,7 +8,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from kernels.layers.gate import sigmoid_mul
+from kernels.cpu.availability import can_use_kernels
+from kernels.cpu.layers.experts import choose_experts
 from kernels.linear.fp32 import Product
 
 _LEAST_SUM = 1e-20
@@ -40,16 +41,28 @@ class Router:
         """``product``: ``[experts, hidden]``. ``correction``: ``[experts]``, added to the scores for the choice alone
         (DeepSeek-V3, https://arxiv.org/abs/2412.19437)."""
         self.config = config
+        self.is_recordable = product.is_kernel
+        """True if it only launches kernels that a ``KernelGraph`` records."""
         self._product = product
         self._correction = correction
 
     def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return the weights and the indices of each token's experts, ``[tokens, per_token]`` each."""
         config, logits = self.config, self._product(x)
-        if config.score == "softmax":
-            scores = torch.softmax(logits, dim=-1)
-        else:  # by the kernel, whose result for a token does not depend on the other tokens
-            scores = sigmoid_mul(logits, torch.ones_like(logits))
+        correction = self._correction
+        if can_use_kernels(logits) and (correction is None or can_use_kernels(correction)):
+            return choose_experts(
+                logits,
+                correction,
+                per_token=config.per_token,
+                is_softmax=config.score == "softmax",
+                is_normalized=config.is_normalized,
+                num_groups=config.num_groups,
+                groups_per_token=config.groups_per_token,
+                scale=config.scale,
+                least_sum=_LEAST_SUM,
+            )
+        scores = torch.softmax(logits, dim=-1) if config.score == "softmax" else torch.sigmoid(logits)
         ranked = scores if self._correction is None else scores + self._correction
         if config.num_groups > config.groups_per_token:
             ranked = self._hide_groups(ranked)

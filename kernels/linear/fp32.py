@@ -59,15 +59,15 @@ class WeightProduct:
         self.parameters = num_weights + (0 if bias is None else bias.numel())
         self.is_kernel = is_kernel
         self._multiply = multiply
-        self._bias = None if bias is None else bias.contiguous()
+        self.bias = None if bias is None else bias.contiguous()
 
     def __call__(self, x: Rows) -> Tensor:
         assert isinstance(x, Tensor)
-        return self._multiply(x, self._bias, None)
+        return self._multiply(x, self.bias, None)
 
     def add(self, x: Rows, residual: Tensor) -> Tensor:
         assert isinstance(x, Tensor)
-        return self._multiply(x, self._bias, residual)
+        return self._multiply(x, self.bias, residual)
 
     def to_float32(self, x: Tensor) -> Tensor:
         return self(x).float()
@@ -87,15 +87,17 @@ class Linear(WeightProduct):
         self.narrow_weight = weight if weight.dtype != torch.float32 else None
         """The weight, if it is of a narrower dtype than float32."""
         self._is_batch_invariant = is_batch_invariant
-        multiply = PackedFloat32(weight).product if is_kernel else partial(self._multiply_unpacked, weight)
+        self.packed = PackedFloat32(weight) if is_kernel else None
+        """The packed weight, if it is packed."""
+        multiply = self.packed.product if self.packed is not None else partial(self._multiply_unpacked, weight)
         super().__init__(multiply, weight.numel(), bias, is_kernel=is_kernel)
 
     def to_float32(self, x: Tensor) -> Tensor:
         if self.narrow_weight is None:
             return super().to_float32(x)
         if self._is_batch_invariant:
-            return multiply_invariantly(x, self.narrow_weight, self._bias, torch.float32)
-        return multiply_to_float32(x, self.narrow_weight, self._bias)
+            return multiply_invariantly(x, self.narrow_weight, self.bias, torch.float32)
+        return multiply_to_float32(x, self.narrow_weight, self.bias)
 
     def _multiply_unpacked(self, weight: Tensor, x: Tensor, bias: Tensor | None, residual: Tensor | None) -> Tensor:
         out = multiply_invariantly(x, weight, bias, x.dtype) if self._is_batch_invariant else F.linear(x, weight, bias)

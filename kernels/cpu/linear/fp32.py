@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from kernels.cpu.availability import LANES
 from kernels.cpu.linear.gemm_tile import VECTORS, WIDE, sum_tile, write_tile
-from kernels.cpu.linear.packed_weights import PackedWeights, product_body
+from kernels.cpu.linear.packed_weights import PackedWeights, experts_body, product_body
 from kernels.cpu.runtime.kernel import float32_array, function, kernel, read_arguments
 from kernels.cpu.runtime.memory import allocate_resident
 from kernels.cpu.simd.llvm_ir import FLOAT, call_intrinsic, pointer_at, store_vector
@@ -40,7 +40,14 @@ class PackedFloat32(PackedWeights):
         weights = allocate_resident(padded.numel()).view(panels, columns, WIDE)
         weights.copy_(padded.reshape(panels, WIDE, columns).transpose(1, 2))
         super().__init__(
-            _product, "float32", weight.shape, weights, columns // _STEP, row=4 * columns, min_parallel=_MIN_PARALLEL
+            _product,
+            "float32",
+            weight.shape,
+            weights,
+            columns // _STEP,
+            row=4 * columns,
+            min_parallel=_MIN_PARALLEL,
+            experts_kernel=_multiply_experts,
         )
 
 
@@ -86,6 +93,14 @@ def _generate_tile(builder: Any, rows: int, target: Any, x: Any, weights: Any, s
 _body = product_body("float32", _pack, _generate_tile)
 
 
+_experts_body = experts_body("float32", _body)
+
+
 @kernel
 def _product(address: Any) -> None:
     _body(*read_arguments(address))
+
+
+@kernel
+def _multiply_experts(address: Any) -> None:
+    _experts_body(*read_arguments(address))

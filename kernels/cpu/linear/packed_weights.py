@@ -6,18 +6,20 @@ order in which a tile reads them, and each thread multiplies its panels by all b
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from kernels.cpu.linear.gemm_tile import CACHE_LINE, PREFETCH_BYTES, TALL, WIDE, multiplier
-from kernels.cpu.runtime.kernel import Kernel, float32_array, function, named_function, split_range
+from kernels.cpu.runtime.kernel import Kernel, float32_array, function, int64_array, named_function, split_range
 from kernels.cpu.runtime.recorder import empty
 
 _ROWS_PER_PART = 8 * TALL
 """Rows that are multiplied by a panel while it is in the second-level cache."""
+_PRODUCT_ARGUMENTS = 16
+"""Arguments of the function that ``product_body`` makes."""
 _PRODUCTS_PER_READ = 4
 """Reading a weight takes as long as this many products."""
 
@@ -35,16 +37,19 @@ class PackedWeights:
         *,
         row: int,
         min_parallel: int,
+        experts_kernel: Kernel | None = None,
     ) -> None:
         """``kernel``: its body is made by ``product_body``. ``panels``: ``[panels, ...]``.
 
         ``own``: an argument of the functions of this type. ``row``: bytes of a row of x in a block, a multiple of 4.
-        ``min_parallel``: products from which on more than one thread is used.
+        ``min_parallel``: products from which on more than one thread is used. ``experts_kernel``: its body is made by
+        ``experts_body``.
         """
         self._kernel, self._type_name, self._panels, self._own = kernel, type_name, panels, own
         self.shape = shape
         self._out, self._in = shape
         self._row, self._min_parallel = row, min_parallel
+        self.experts_kernel = experts_kernel
 
     def product(self, x: Tensor, bias: Tensor | None, residual: Tensor | None, result: Tensor | None = None) -> Tensor:
         """Return ``x @ weight.T + bias + residual``.
@@ -92,6 +97,84 @@ class PackedWeights:
             threads=threads,
         )
         return out
+
+
+class ExpertWeights:
+    """The packed weights ``[out, in]`` of several experts, for one kernel."""
+
+    def __init__(self, weights: Sequence[PackedWeights], biases: Sequence[Tensor | None]) -> None:
+        """For weights that ``can_compute_together``."""
+        self._weights, self._biases = weights, biases
+        rows = [
+            [weight._panels.data_ptr(), 0 if bias is None else bias.data_ptr(), _read_word(weight._own)]
+            for weight, bias in zip(weights, biases, strict=True)
+        ]
+        self._table = torch.tensor(rows, dtype=torch.int64)
+
+    def product(self, x: Tensor, ends: Tensor) -> Tensor:
+        """Return ``[rows, out]`` of ``x``, contiguous ``[rows, in]``, of which the rows from ``ends[i]`` to before
+        ``ends[i + 1]`` are multiplied by the weight with index ``i``. ``ends``: int64 ``[experts + 1]``."""
+        rows, first = len(x), self._weights[0]
+        num_out, num_in = first.shape
+        out = empty(rows, num_out)
+        is_small = max(rows, _PRODUCTS_PER_READ) * num_out * num_in < first._min_parallel
+        threads = 1 if is_small else torch.get_num_threads()
+        thread_bytes = 4 * TALL * WIDE + min(rows, _ROWS_PER_PART) * first._row
+        # For each thread also the arguments of the product with one expert.
+        scratch = empty(threads * (thread_bytes // 4 + 2 * _PRODUCT_ARGUMENTS))
+        kernel = first.experts_kernel
+        assert kernel is not None
+        kernel(
+            x,
+            self._table,
+            ends,
+            out,
+            scratch,
+            len(self._weights),
+            num_in,
+            num_out,
+            first._panels.stride(0) * first._panels.itemsize,
+            first._row,
+            thread_bytes,
+            threads=threads,
+        )
+        return out
+
+
+def can_compute_together(weights: Sequence[PackedWeights]) -> bool:
+    """Return True if ``ExpertWeights`` takes these weights: all in one layout that has such a kernel."""
+    layouts = {(weight.experts_kernel, weight.shape, weight._panels.stride(0), weight._row) for weight in weights}
+    return len(layouts) == 1 and weights[0].experts_kernel is not None
+
+
+def _read_word(own: int | Tensor) -> int:
+    return own if isinstance(own, int) else own.data_ptr()
+
+
+def experts_body(name: str, body: Any) -> Any:
+    """Make a function ``(arguments, thread, threads)`` that does a thread's part of the products of all experts.
+
+    ``body``: made by ``product_body``; ``name``: as there. Arguments ``(x, weights, ends, result, scratch, experts, in,
+    out, size of a panel, row, thread_bytes)``, with ``weights`` ``[experts, 3]``: panels, bias and own argument.
+    """
+
+    @named_function(f"multiply_experts_{name}")
+    def multiply_experts(a: Any, thread: int, threads: int) -> None:
+        experts, into, out, size, row, thread_bytes = a[5], a[6], a[7], a[8], a[9], a[10]
+        weights, ends = int64_array(a[1], (experts, 3)), int64_array(a[2], experts + 1)
+        words = int64_array(a[4] + threads * thread_bytes + 8 * _PRODUCT_ARGUMENTS * thread, _PRODUCT_ARGUMENTS)
+        for expert in range(experts):
+            first, rows = ends[expert], ends[expert + 1] - ends[expert]
+            if rows == 0:
+                continue
+            words[0], words[1], words[2], words[3] = a[0] + 4 * first * into, weights[expert, 0], weights[expert, 1], 0
+            words[4], words[5], words[6], words[7] = a[3] + 4 * first * out, a[4], rows, into
+            words[8], words[9], words[10], words[11] = out, into, size, row
+            words[12] = (rows + _ROWS_PER_PART - 1) // _ROWS_PER_PART
+            words[13], words[14], words[15] = thread_bytes, weights[expert, 2], out
+            body(words, thread, threads)
+
+    return multiply_experts
 
 
 def product_body(name: str, pack: Any, tile: Callable[..., None], tall: int = TALL) -> Any:

@@ -121,6 +121,9 @@ def test_a_value_without_meaning_is_refused_by_name(
         ("olmo3", {}, True),
         ("qwen3_5", {}, True),
         ("lfm2", {}, True),
+        ("deepseek_v3", {}, True),
+        ("qwen3_moe", {}, True),
+        ("gpt_oss", {}, True),
         ("gemma4", {}, False),  # layers share keys and values
     ],
 )
