@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from engine.gguf.file import GgufModel, refuse_wrong_types
+from engine.gguf.latent_fields import read_latent_fields
 from engine.gguf.metadata import Metadata
 from engine.gguf.own_fields import read_kv_heads, read_layer_types, read_own_fields
 from engine.gguf.rope import rope_fields
@@ -28,6 +29,7 @@ _ARCHITECTURES = {
     "granite": "GraniteForCausalLM",
     "gpt-oss": "GptOssForCausalLM",
     "lfm2": "Lfm2ForCausalLM",
+    "deepseek2": "DeepseekV3ForCausalLM",
 }
 _MODEL_TYPES = {
     **{"qwen3moe": "qwen3_moe", "gemma3": "gemma3_text", "olmo2": "olmo3", "mistral3": "ministral3"},
@@ -93,7 +95,11 @@ def _config_fields(model: GgufModel, architecture: str) -> dict[str, Any]:
         raise EngineError(f"{model.paths[0]}: {wrong[0]} follows as {fields[wrong[0]]}, but must be at least 1")
     if architecture == "llama" and "blk.0.attn_q.bias" in model.tensors:
         fields["attention_bias"] = True
-    fields |= _attention_fields(metadata, hidden // heads, head_dim, fields)
+    if architecture == "deepseek2":
+        fields |= read_latent_fields(metadata) | {"num_key_value_heads": heads}
+        head_dim = fields["head_dim"]
+    else:
+        fields |= _attention_fields(metadata, hidden // heads, head_dim, fields)
     fields |= rope_fields(metadata, head_dim, fields["max_position_embeddings"])
     metadata.refuse_rest()
     return fields
@@ -111,6 +117,8 @@ def _num_layers(metadata: Metadata) -> int:
 def _feed_forward_fields(metadata: Metadata) -> dict[str, Any]:
     """Return the fields of the layers' feed-forward parts, with experts or without."""
     experts = int(metadata.get("expert_count", 0))
+    if metadata.architecture == "deepseek2":
+        return {"intermediate_size": metadata.get_uniform("feed_forward_length")}
     if metadata.architecture not in ("llama", "qwen3moe", "gpt-oss") or not experts:
         metadata.expect("expert_count", 0)
         return {"intermediate_size": metadata.get_uniform("feed_forward_length")}

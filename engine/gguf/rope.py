@@ -20,7 +20,7 @@ _LONG, _SHORT = "rope_factors_long.weight", "rope_factors_short.weight"
 ROPE_TENSORS = (_DIVISORS, _LONG, _SHORT)
 """Tensors that hold numbers of the rotary embedding and become fields of the config."""
 _LOCAL_BASE = 10_000.0
-_GATHERED = "olmo2", "gpt-oss", "mistral3"
+_GATHERED = "olmo2", "gpt-oss", "mistral3", "deepseek2"
 
 
 def rope_fields(metadata: Metadata, head_dim: int, positions: int) -> dict[str, Any]:
@@ -57,7 +57,15 @@ def _gather(metadata: Metadata, fields: dict[str, Any]) -> dict[str, Any]:
     if metadata.architecture == "gpt-oss":
         settings |= {"truncate": False} if settings["rope_type"] == "yarn" else {}
         return {"rope_parameters": settings}
-    if share := float(metadata.get("rope.scaling.yarn_log_multiplier", 0.0)):
+    share = float(metadata.get("rope.scaling.yarn_log_multiplier", 0.0))
+    if metadata.architecture == "deepseek2":
+        if settings["rope_type"] != "yarn":
+            return {"rope_parameters": settings}
+        if not share:
+            raise metadata.refuse("rope.scaling.yarn_log_multiplier", share, "a tenth of the model's mscale_all_dim")
+        share = round(10 * share, 6)  # of a float32
+        return {"rope_parameters": settings | {"attention_factor": None, "mscale": share, "mscale_all_dim": share}}
+    if share:
         settings |= {"attention_factor": None, "mscale": 1.0, "mscale_all_dim": share}
     settings["llama_4_scaling_beta"] = float(metadata.get("attention.temperature_scale", 0.0))
     return {"rope_parameters": settings}

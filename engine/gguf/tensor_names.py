@@ -21,6 +21,7 @@ class TensorNames:
         expert, index = _EXPERT.fullmatch(name), None
         if expert:
             name, index = expert[1] + expert[3], int(expert[2])
+        name = name.replace(".e_score_correction_bias", ".e_score_correction.bias")
         stem, _, kind = name.rpartition(".")
         found = self._map.get_name(stem)
         if found is None:  # the name of a parameter without a module of its own

@@ -141,6 +141,10 @@ class LatentBuilder(LayerBuilder):
 
     def _head_products(self, prefix: str, sizes: LatentConfig) -> tuple[HeadProducts, HeadProducts]:
         """Return the products that make latents of queries, and values of latents."""
+        if self._weights.has(f"{prefix}k_b_proj.weight"):  # in a GGUF file, where the first are transposed
+            to_keys = self._weights.take(f"{prefix}k_b_proj.weight", sizes.heads, sizes.rank, sizes.plain)
+            to_values = self._weights.take(f"{prefix}v_b_proj.weight", sizes.heads, sizes.value_dim, sizes.rank)
+            return HeadProducts(to_keys.transpose(1, 2)), HeadProducts(to_values.transpose(1, 2))
         rows = sizes.heads * (sizes.plain + sizes.value_dim)
         matrix = dense(self._read(self._weights, f"{prefix}kv_b_proj", rows, sizes.rank))
         by_head = matrix.view(sizes.heads, -1, sizes.rank)

@@ -36,7 +36,7 @@ def write_gguf(
         name: (tensor.float() if tensor.is_floating_point() else tensor).numpy()
         for name, tensor in load_file(checkpoint / "model.safetensors").items()
     }
-    for name, values in prepare(tensors).items():
+    for name, values in prepare(tensors, config).items():
         stem, _, suffix = name.rpartition(".")
         translated = names.get_name(stem)
         assert translated is not None, name
@@ -56,7 +56,7 @@ def write_gguf(
     writer.close()
 
 
-def prepare(tensors: dict[str, Any]) -> dict[str, Any]:
+def prepare(tensors: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
     """Return the tensors as llama.cpp's conversion has them before it translates their names."""
     prepared: dict[str, Any] = {}
     for name, values in stack_experts(tensors).items():
@@ -68,6 +68,13 @@ def prepare(tensors: dict[str, Any]) -> dict[str, Any]:
             values = values.swapaxes(1, 2)
         name = re.sub(r"(experts\.\w+_proj)_bias$", r"\1.bias", name)
         name = re.sub(r"(experts\.\w+_proj|sinks)$", r"\1.weight", name)
+        name = name.replace("e_score_correction_bias", "e_score_correction.bias")
+        if name.endswith("kv_b_proj.weight"):
+            heads, plain = config["num_attention_heads"], config["qk_nope_head_dim"]
+            values = values.reshape(heads, plain + config["v_head_dim"], -1)
+            prepared[name.replace("kv_b", "k_b")] = np.ascontiguousarray(values[:, :plain].swapaxes(1, 2))
+            prepared[name.replace("kv_b", "v_b")] = np.ascontiguousarray(values[:, plain:])
+            continue
         if name.endswith("conv.conv.weight"):
             values = values[:, 0]
         if "experts.gate_up_proj" in name:
@@ -120,9 +127,11 @@ def write_config(writer: GGUFWriter, config: dict[str, Any]) -> None:
     writer.add_head_count(config["num_attention_heads"])
     kv_heads = config["num_key_value_heads"]
     is_hybrid = "conv" in (config.get("layer_types") or ())
+    if "kv_lora_rank" in config:
+        kv_heads = 1
     writer.add_head_count_kv([kv_heads * (kind != "conv") for kind in config["layer_types"]] if is_hybrid else kv_heads)
     writer.add_layer_norm_rms_eps(config.get("norm_eps") or config["rms_norm_eps"])
-    if config.get("head_dim"):
+    if config.get("head_dim") and "kv_lora_rank" not in config:
         writer.add_key_length(config["head_dim"])
     writer.add_rope_freq_base(rope.get("full_attention", rope).get("rope_theta", 10_000.0))
     if config.get("sliding_window"):
@@ -155,6 +164,8 @@ def write_own_fields(writer: GGUFWriter, config: dict[str, Any], rope: dict[str,
         writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config["layer_types"]])
     if "conv_L_cache" in config:
         writer.add_shortconv_l_cache(config["conv_L_cache"])
+    if "kv_lora_rank" in config:
+        write_latent_fields(writer, config)
     if rope.get("rope_type") == "yarn":
         writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
         writer.add_rope_scaling_factor(rope["factor"])
@@ -163,6 +174,8 @@ def write_own_fields(writer: GGUFWriter, config: dict[str, Any], rope: dict[str,
         writer.add_rope_scaling_yarn_beta_slow(rope.get("beta_slow") or 1.0)
         if rope.get("attention_factor"):
             writer.add_rope_scaling_yarn_attn_factor(rope["attention_factor"])
+        if writer.arch == "deepseek2":
+            writer.add_rope_scaling_yarn_log_mul(0.1 * rope["mscale_all_dim"])
         if writer.arch == "mistral3":
             writer.add_rope_scaling_yarn_log_mul(rope["mscale_all_dim"])
             writer.add_attn_temperature_scale(rope["llama_4_scaling_beta"])
@@ -174,6 +187,31 @@ def write_own_fields(writer: GGUFWriter, config: dict[str, Any], rope: dict[str,
     ):
         if config.get(name):
             add(config[name])
+
+
+def write_latent_fields(writer: GGUFWriter, config: dict[str, Any]) -> None:
+    """Write the sizes of latents, and of the experts of models that have them."""
+    rank, rotated = config["kv_lora_rank"], config["qk_rope_head_dim"]
+    writer.add_kv_lora_rank(rank)
+    if config["q_lora_rank"]:
+        writer.add_q_lora_rank(config["q_lora_rank"])
+    writer.add_key_length(rank + rotated)
+    writer.add_value_length(rank)
+    writer.add_key_length_mla(config["qk_nope_head_dim"] + rotated)
+    writer.add_value_length_mla(config["v_head_dim"])
+    writer.add_rope_dimension_count(rotated)
+    writer.add_leading_dense_block_count(config["first_k_dense_replace"])
+    writer.add_expert_count(config["n_routed_experts"])
+    writer.add_expert_used_count(config["num_experts_per_tok"])
+    writer.add_expert_shared_count(config["n_shared_experts"])
+    writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
+    writer.add_expert_weights_scale(config["routed_scaling_factor"])
+    if config["architectures"] != ["DeepseekV2ForCausalLM"]:
+        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+        writer.add_expert_weights_norm(config["norm_topk_prob"])
+    if config.get("n_group"):
+        writer.add_expert_group_count(config["n_group"])
+        writer.add_expert_group_used_count(config["topk_group"])
 
 
 def write_tokenizer(writer: GGUFWriter, tokenizer: dict[str, Any], vocab_size: int) -> None:
