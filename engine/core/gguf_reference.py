@@ -21,7 +21,7 @@ from engine.protocol.types import EngineError
 
 _LOCAL_BASE = 10_000.0
 _GEMMA_PERIODS = {"gemma2": 2, "gemma3": 6}
-_NOT_COMPARED = {"deepseek2", "gpt-oss", "mistral3", "olmo2"}
+_NOT_COMPARED = {"deepseek2", "gpt-oss", "mistral3", "olmo2", "qwen3next", "qwen35", "qwen35moe"}
 """Architectures whose positions or experts are not read here."""
 _GEMMA_27B = {"gemma2": 46, "gemma3": 62}
 

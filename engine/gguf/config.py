@@ -7,6 +7,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
+from engine.gguf.delta_fields import ARCHITECTURES as DELTA_ARCHITECTURES
+from engine.gguf.delta_fields import read_delta_fields
 from engine.gguf.file import GgufModel, refuse_wrong_types
 from engine.gguf.latent_fields import read_latent_fields
 from engine.gguf.metadata import Metadata
@@ -30,10 +34,13 @@ _ARCHITECTURES = {
     "gpt-oss": "GptOssForCausalLM",
     "lfm2": "Lfm2ForCausalLM",
     "deepseek2": "DeepseekV3ForCausalLM",
+    "qwen3next": "Qwen3NextForCausalLM",
+    "qwen35": "Qwen3_5ForCausalLM",
+    "qwen35moe": "Qwen3_5MoeForCausalLM",
 }
 _MODEL_TYPES = {
     **{"qwen3moe": "qwen3_moe", "gemma3": "gemma3_text", "olmo2": "olmo3", "mistral3": "ministral3"},
-    "gpt-oss": "gpt_oss",
+    **{"gpt-oss": "gpt_oss", "qwen3next": "qwen3_next", "qwen35": "qwen3_5_text", "qwen35moe": "qwen3_5_moe_text"},
 }
 """transformers' names of architectures that llama.cpp names otherwise."""
 _LARGEST_GEMMA_LAYERS = {"gemma2": 46, "gemma3": 62}
@@ -87,7 +94,8 @@ def _config_fields(model: GgufModel, architecture: str) -> dict[str, Any]:
         "num_key_value_heads": read_kv_heads(metadata, heads),
         "head_dim": head_dim,
         "max_position_embeddings": int(metadata.require("context_length")),
-        "rms_norm_eps": float(metadata.require("attention.layer_norm_rms_epsilon")),
+        # The decimal number that a checkpoint has, of which the file holds the nearest float32.
+        "rms_norm_eps": float(str(np.float32(metadata.require("attention.layer_norm_rms_epsilon")))),
         "tie_word_embeddings": "output.weight" not in model.tensors,
         "eos_token_id": list(read_special_tokens(model).ends),
     } | _feed_forward_fields(metadata)
@@ -98,6 +106,9 @@ def _config_fields(model: GgufModel, architecture: str) -> dict[str, Any]:
     if architecture == "deepseek2":
         fields |= read_latent_fields(metadata) | {"num_key_value_heads": heads}
         head_dim = fields["head_dim"]
+    elif architecture in DELTA_ARCHITECTURES:
+        metadata.expect("attention.value_length", head_dim)
+        fields |= read_delta_fields(metadata, fields["num_hidden_layers"], head_dim)
     else:
         fields |= _attention_fields(metadata, hidden // heads, head_dim, fields)
     fields |= rope_fields(metadata, head_dim, fields["max_position_embeddings"])
@@ -108,6 +119,8 @@ def _config_fields(model: GgufModel, architecture: str) -> dict[str, Any]:
 def _num_layers(metadata: Metadata) -> int:
     """Return the number of layers, all of which have tensors: memory is laid out by it before any is looked for."""
     claimed, model = int(metadata.require("block_count")), metadata.model
+    if metadata.architecture in DELTA_ARCHITECTURES:  # whose last ones predict several tokens, and are not read
+        claimed -= int(metadata.get("nextn_predict_layers", 0))
     found = {name.split(".")[1] for name in model.tensors if name.startswith("blk.")}
     if not 0 < claimed <= len(found):
         raise EngineError(f"{model.paths[0]} has tensors of {len(found)} layers, its metadata says {claimed}")
@@ -117,6 +130,12 @@ def _num_layers(metadata: Metadata) -> int:
 def _feed_forward_fields(metadata: Metadata) -> dict[str, Any]:
     """Return the fields of the layers' feed-forward parts, with experts or without."""
     experts = int(metadata.get("expert_count", 0))
+    if metadata.architecture in ("qwen3next", "qwen35moe"):  # no layer is without experts
+        return {
+            "intermediate_size": metadata.get_uniform(
+                "feed_forward_length", int(metadata.get("expert_feed_forward_length", 0))
+            )
+        }
     if metadata.architecture == "deepseek2":
         return {"intermediate_size": metadata.get_uniform("feed_forward_length")}
     if metadata.architecture not in ("llama", "qwen3moe", "gpt-oss") or not experts:

@@ -19,7 +19,7 @@ from engine.gguf.template_check import check_template
 from engine.gguf.tokenizer import build_tokenizer, tokenizer_settings
 from engine.protocol.types import EngineError
 
-_VERSION = 4
+_VERSION = 5
 """Part of a folder's name; to be raised when the files' content changes."""
 TEMPLATE = "chat_template.jinja"
 """File beside a GGUF file with a chat template, which counts more than the file's own."""

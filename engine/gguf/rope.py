@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from engine.gguf.delta_fields import ARCHITECTURES as DELTA_ARCHITECTURES
 from engine.gguf.file import GgufModel
 from engine.gguf.metadata import Metadata
 from engine.protocol.types import EngineError
@@ -34,7 +35,9 @@ def rope_fields(metadata: Metadata, head_dim: int, positions: int) -> dict[str, 
     fields = {"rope_theta": base} | _local_fields(metadata, base)
     dim = int(metadata.get("rope.dimension_count", head_dim))
     metadata.expect("rope.dimension_count_swa", dim)
-    if architecture == "phi3" and 0 < dim <= head_dim and dim % 2 == 0:
+    if architecture in DELTA_ARCHITECTURES:
+        pass  # which rotate a part of a head, as another field says
+    elif architecture == "phi3" and 0 < dim <= head_dim and dim % 2 == 0:
         fields |= {"partial_rotary_factor": dim / head_dim} if dim != head_dim else {}
     else:
         metadata.expect("rope.dimension_count", head_dim)

@@ -9,6 +9,10 @@ from gguf import MODEL_ARCH, MODEL_ARCH_NAMES, get_tensor_name_map
 _EXPERT = re.compile(r"(.*\.experts)\.(\d+)(\..*)")
 
 
+_DECAY = ".linear_attn.A"
+"""End of the name of a layer's factors of decay, of which a checkpoint has the logarithm."""
+
+
 class TensorNames:
     """Map of one model's names."""
 
@@ -21,6 +25,9 @@ class TensorNames:
         expert, index = _EXPERT.fullmatch(name), None
         if expert:
             name, index = expert[1] + expert[3], int(expert[2])
+        name = name.replace(".dt_bias", ".dt_proj.bias")
+        if name.endswith(_DECAY):
+            return str(self._map.get_name(f"{name}_log")), None
         name = name.replace(".e_score_correction_bias", ".e_score_correction.bias")
         stem, _, kind = name.rpartition(".")
         found = self._map.get_name(stem)

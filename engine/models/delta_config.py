@@ -16,6 +16,9 @@ FIELDS = frozenset(
 )
 
 
+_RATES = "in_proj_b", "in_proj_a"
+
+
 @dataclass(frozen=True, slots=True)
 class DeltaConfig:
     """Sizes of a layer with a gated delta rule, the same in all such layers of a model."""
@@ -27,7 +30,12 @@ class DeltaConfig:
     width: int
     """Tokens that the convolution reads, its own included."""
     is_interleaved: bool
-    """True if the checkpoint has the rows of all projections together, those of each key head in a row (Qwen3-Next)."""
+    """True if the checkpoint has the rows of queries, keys, values and gates together, those of each key head in a row
+    (Qwen3-Next)."""
+    are_rates_interleaved: bool
+    """The same of the two numbers that each value head's rates are made of."""
+    has_tiled_values: bool = False
+    """True if value heads that share a key head are ``key_heads`` apart (in GGUF files), not beside each other."""
 
     @property
     def channels(self) -> int:
@@ -38,9 +46,10 @@ class DeltaConfig:
     def projections(self) -> dict[str, int]:
         """Names of the matrices of the layer's input, and their numbers of rows."""
         values, heads = self.value_heads * self.value_dim, self.value_heads
+        wide = {"in_proj_qkv": self.channels, "in_proj_z": values}
         if self.is_interleaved:
-            return {"in_proj_qkvz": self.channels + values, "in_proj_ba": 2 * heads}
-        return {"in_proj_qkv": self.channels, "in_proj_z": values, "in_proj_b": heads, "in_proj_a": heads}
+            wide = {"in_proj_qkvz": self.channels + values}
+        return wide | ({"in_proj_ba": 2 * heads} if self.are_rates_interleaved else dict.fromkeys(_RATES, heads))
 
     @property
     def state(self) -> StateLayer:
@@ -59,6 +68,7 @@ def read_delta(fields: dict[str, Any], *, is_interleaved: bool) -> DeltaConfig:
         value_dim=int(fields["linear_value_head_dim"]),
         width=int(fields["linear_conv_kernel_dim"]),
         is_interleaved=is_interleaved,
+        are_rates_interleaved=is_interleaved,
     )
     numbers = sizes.key_heads, sizes.value_heads, sizes.key_dim, sizes.value_dim
     if min(numbers) < 1 or sizes.width < 2 or sizes.value_heads % sizes.key_heads:

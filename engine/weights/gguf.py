@@ -13,6 +13,7 @@ from gguf import GGMLQuantizationType
 from torch import Tensor
 
 from engine.gguf.config import read_architecture
+from engine.gguf.delta_fields import ARCHITECTURES as DELTA_ARCHITECTURES
 from engine.gguf.file import GgufTensor, read_gguf
 from engine.gguf.rope import ROPE_TENSORS
 from engine.gguf.tensor_names import TensorNames
@@ -46,19 +47,25 @@ class GgufWeights(Weights):
         kv_heads = int(np.max(model.metadata.get(f"{architecture}.attention.head_count_kv", heads)))
         self._names = TensorNames(architecture, int(model.metadata.get(f"{architecture}.block_count", 0)))
         self._files = {}
+        self.has_tiled_values = architecture.startswith("qwen35")
+        num_layers = int(model.metadata.get(f"{architecture}.block_count", 0))
+        num_layers -= int(model.metadata.get(f"{architecture}.nextn_predict_layers", 0))
+        has_offset = architecture in ("gemma", "gemma2", "gemma3", *DELTA_ARCHITECTURES)
         for name, tensor in model.tensors.items():
             if tensor.kind not in SUPPORTED:
                 raise EngineError(
                     f"{tensor.path}: {name!r} is {tensor.kind.name}; supported are "
                     f"{', '.join(sorted(kind.name for kind in SUPPORTED))}"
                 )
+            if name.startswith("blk.") and int(name.split(".")[1]) >= num_layers:
+                continue  # a layer that predicts several tokens
             if name not in ROPE_TENSORS:
                 part = name.split(".")[-2]
                 is_permuted = part in _PERMUTED.get(architecture, ())
                 source = _Source(
                     tensor,
                     heads=(heads if part == "attn_q" else kv_heads) if is_permuted else 0,
-                    offset=-1.0 if architecture.startswith("gemma") and name.endswith("norm.weight") else 0.0,
+                    offset=-1.0 if has_offset and name.endswith("norm.weight") and part != "ssm_norm" else 0.0,
                 )
                 self._files[name] = tensor.path, source
 
@@ -74,7 +81,7 @@ class GgufWeights(Weights):
         self.expect(f"{name}.weight", rows, columns)
         _, (source, expert) = self._locate(f"{name}.weight")
         if source.tensor.kind in _FLOATS:
-            return self.take(f"{name}.weight", rows, columns)
+            return self.take(f"{name}.weight", rows, columns).view(rows, columns)
         self._forget(f"{name}.weight")
         self.count(rows * columns)
         blocks: BlockMatrix = source.matrix(expert)
@@ -89,7 +96,7 @@ class GgufWeights(Weights):
     def expect(self, name: str, *shape: int) -> None:
         path, (source, expert) = self._locate(name)
         actual = source.tensor.shape if expert is None else source.tensor.shape[1:]
-        if actual != shape:
+        if actual != shape and shape != (1, *actual):
             raise EngineError(f"{path}: {name!r} has shape {actual}, its metadata says {shape}")
 
     def _take_tensor(self, name: str) -> tuple[Path, Tensor]:

@@ -35,6 +35,9 @@ class Weights:
     ``finish`` refuses a checkpoint with tensors left over: they mean a feature that the model does not compute.
     """
 
+    has_tiled_values = False
+    """True if value heads of a delta rule that share a key head are ``key_heads`` apart, not beside each other."""
+
     def __init__(self, folder: Path, *, is_wrapped: bool = False) -> None:
         """Open the files. Raises ``EngineError`` naming the file if one is missing or damaged.
 

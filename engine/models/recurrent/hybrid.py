@@ -8,7 +8,7 @@ layer ends like those of other decoders, so that products, weight formats and ex
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -80,7 +80,12 @@ class DeltaLayer(Layer):
         history, matrices = states
         mixed = causal_convolution(channels, self.filters, history, segments, activate=True)
         keys = sizes.key_heads * sizes.key_dim
-        q, k = (part.view(tokens, sizes.key_heads, -1) for part in (mixed[:, :keys], mixed[:, keys : 2 * keys]))
+        q, k = mixed[:, :keys], mixed[:, keys : 2 * keys]
+        key_heads = sizes.key_heads
+        if sizes.has_tiled_values and sizes.value_heads > key_heads:
+            q, k = (concatenate([part] * (sizes.value_heads // key_heads)) for part in (q, k))
+            key_heads = sizes.value_heads
+        q, k = q.view(tokens, key_heads, -1), k.view(tokens, key_heads, -1)
         v = mixed[:, 2 * keys :].view(tokens, sizes.value_heads, -1)
         gates = delta_gates(a, b, self.rates, self.rate_bias)
         out = gated_delta(q, k, v, *gates, matrices, segments)
@@ -90,18 +95,21 @@ class DeltaLayer(Layer):
 def _split(rows: Tensor, sizes: DeltaConfig) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return the channels of the convolution, ``z``, ``b`` and ``a`` of a layer's projections ``[tokens, …]``."""
     values, heads = sizes.value_heads * sizes.value_dim, sizes.value_heads
-    if not sizes.is_interleaved:
-        channels, z, b, a = torch.split(rows, [sizes.channels, values, heads, heads], dim=1)
-        return channels, z, b, a
     tokens, per_key = len(rows), heads // sizes.key_heads
     wide, narrow = torch.split(rows, [sizes.channels + values, 2 * heads], dim=1)
+    if sizes.are_rates_interleaved:
+        b, a = (
+            contiguous(part).view(tokens, -1)
+            for part in torch.split(narrow.view(tokens, sizes.key_heads, -1), [per_key, per_key], dim=2)
+        )
+    else:
+        b, a = torch.split(narrow, [heads, heads], dim=1)
+    if not sizes.is_interleaved:
+        channels, z = torch.split(wide, [sizes.channels, values], dim=1)
+        return channels, z, b, a
     widths = [sizes.key_dim, sizes.key_dim, per_key * sizes.value_dim, per_key * sizes.value_dim]
     q, k, v, z = (
         contiguous(part).view(tokens, -1) for part in torch.split(wide.view(tokens, sizes.key_heads, -1), widths, dim=2)
-    )
-    b, a = (
-        contiguous(part).view(tokens, -1)
-        for part in torch.split(narrow.view(tokens, sizes.key_heads, -1), [per_key, per_key], dim=2)
     )
     return concatenate((q, k, v)), z, b, a
 
@@ -126,7 +134,8 @@ class HybridBuilder(LayerBuilder):
         assert config.delta is not None
         attention = f"{prefix}linear_attn." if is_delta else f"{prefix}self_attn."
         query, key = config.heads * config.head_dim, config.kv_heads * config.head_dim
-        parts = config.delta.projections if is_delta else {"q_proj": 2 * query, "k_proj": key, "v_proj": key}
+        sizes = self._find_sizes(attention, config.delta)
+        parts = sizes.projections if is_delta else {"q_proj": 2 * query, "k_proj": key, "v_proj": key}
         width = config.delta.value_heads * config.delta.value_dim if is_delta else query
         common: dict[str, Any] = {
             "config": config,
@@ -148,17 +157,28 @@ class HybridBuilder(LayerBuilder):
             "mlp_output_norm": None,
             "fuses_norms": False,
         }
-        return DeltaLayer(**common, **self._delta(attention)) if is_delta else GatedAttentionLayer(**common)
+        return DeltaLayer(**common, **self._delta(attention, sizes)) if is_delta else GatedAttentionLayer(**common)
 
-    def _delta(self, prefix: str) -> dict[str, Any]:
+    def _find_sizes(self, prefix: str, sizes: DeltaConfig) -> DeltaConfig:
+        """Return the sizes with the order of rows and heads that the weights have, which in a GGUF file is another."""
+        is_apart = self._weights.has(f"{prefix}in_proj_z.weight")
+        return replace(
+            sizes,
+            is_interleaved=sizes.is_interleaved and not is_apart,
+            has_tiled_values=self._weights.has_tiled_values,
+        )
+
+    def _delta(self, prefix: str, sizes: DeltaConfig) -> dict[str, Any]:
         """Return what a layer with a delta rule has besides its projections."""
-        sizes = self._config.delta
-        assert sizes is not None
+        if self._weights.has(f"{prefix}A"):
+            rates = self._weights.take(f"{prefix}A", sizes.value_heads)
+        else:
+            rates = -self._weights.take(f"{prefix}A_log", sizes.value_heads).exp()
         filters = self._weights.take(f"{prefix}conv1d.weight", sizes.channels, 1, sizes.width)
         return {
             "sizes": sizes,
             "filters": filters[:, 0].T.contiguous(),
-            "rates": -self._weights.take(f"{prefix}A_log", sizes.value_heads).exp(),
+            "rates": rates,
             "rate_bias": self._weights.take(f"{prefix}dt_bias", sizes.value_heads),
             "gate_norm": self._weights.take(f"{prefix}norm.weight", sizes.value_dim),
         }

@@ -11,6 +11,7 @@ from typing import Any
 import gguf
 import numpy as np
 import numpy.typing as npt
+import torch
 from gguf import GGMLQuantizationType, GGUFWriter
 from safetensors.torch import load_file
 
@@ -38,6 +39,9 @@ def write_gguf(
     }
     for name, values in prepare(tensors, config).items():
         stem, _, suffix = name.rpartition(".")
+        if name.endswith("A_log."):
+            writer.add_tensor(str(names.get_name(stem)), values)
+            continue
         translated = names.get_name(stem)
         assert translated is not None, name
         if values.dtype == np.uint8:
@@ -75,6 +79,9 @@ def prepare(tensors: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
             prepared[name.replace("kv_b", "k_b")] = np.ascontiguousarray(values[:, :plain].swapaxes(1, 2))
             prepared[name.replace("kv_b", "v_b")] = np.ascontiguousarray(values[:, plain:])
             continue
+        if "linear_num_key_heads" in config:
+            prepared |= prepare_delta(name, values, config)
+            continue
         if name.endswith("conv.conv.weight"):
             values = values[:, 0]
         if "experts.gate_up_proj" in name:
@@ -83,6 +90,42 @@ def prepare(tensors: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
         else:
             prepared[name] = np.ascontiguousarray(values)
     return prepared
+
+
+def prepare_delta(name: str, values: Any, config: dict[str, Any]) -> dict[str, Any]:
+    """Return a tensor of Qwen3-Next or Qwen3.5 in llama.cpp's form."""
+    key_heads, value_heads = config["linear_num_key_heads"], config["linear_num_value_heads"]
+    key_dim, value_dim, per_key = (
+        config["linear_key_head_dim"],
+        config["linear_value_head_dim"],
+        value_heads // key_heads,
+    )
+    name = name.replace(".dt_bias", ".dt_proj.bias")
+    if name.endswith(".A_log"):
+        name, values = name + ".", -torch.from_numpy(values).exp().numpy()
+    elif "conv1d" in name or name.endswith("shared_expert_gate.weight"):
+        values = values.squeeze()
+    elif name.endswith("norm.weight") and "linear_attn.norm" not in name:
+        values = values + 1
+    if "in_proj_qkvz" in name:
+        widths = np.cumsum([key_dim, key_dim, per_key * value_dim])
+        parts = np.split(values.reshape(key_heads, -1, values.shape[-1]), widths, axis=1)
+        q, k, v, z = (part.reshape(-1, values.shape[-1]) for part in parts)
+        return {name.replace("qkvz", "qkv"): np.concatenate((q, k, v)), name.replace("qkvz", "z"): z}
+    if "model_type" in config and config["model_type"].startswith("qwen3_5") and "linear_attn" in name:
+        values = tile_values(name, values, key_heads, per_key, value_dim, 2 * key_heads * key_dim)
+    return {name: np.ascontiguousarray(values)}
+
+
+def tile_values(name: str, values: Any, key_heads: int, per_key: int, value_dim: int, start: int) -> Any:
+    """Return the tensor with value heads that share a key head ``key_heads`` apart."""
+    width = 1 if any(part in name for part in ("in_proj_b", "in_proj_a", "A_log", "dt_proj")) else value_dim
+    order = np.arange(key_heads * per_key * width).reshape(key_heads, per_key, width).swapaxes(0, 1).flatten()
+    if "in_proj_qkv" in name or "conv1d" in name:
+        return np.concatenate((values[:start], values[start:][order]))
+    if "out_proj" in name:
+        return values[:, order]
+    return values if "norm" in name else values[order]
 
 
 def repack(blocks: npt.NDArray[np.uint8], scales: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
@@ -164,6 +207,8 @@ def write_own_fields(writer: GGUFWriter, config: dict[str, Any], rope: dict[str,
         writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config["layer_types"]])
     if "conv_L_cache" in config:
         writer.add_shortconv_l_cache(config["conv_L_cache"])
+    if "linear_num_key_heads" in config:
+        write_delta_fields(writer, config)
     if "kv_lora_rank" in config:
         write_latent_fields(writer, config)
     if rope.get("rope_type") == "yarn":
@@ -212,6 +257,20 @@ def write_latent_fields(writer: GGUFWriter, config: dict[str, Any]) -> None:
     if config.get("n_group"):
         writer.add_expert_group_count(config["n_group"])
         writer.add_expert_group_used_count(config["topk_group"])
+
+
+def write_delta_fields(writer: GGUFWriter, config: dict[str, Any]) -> None:
+    """Write the sizes of layers with a delta rule."""
+    writer.add_ssm_conv_kernel(config["linear_conv_kernel_dim"])
+    writer.add_ssm_state_size(config["linear_key_head_dim"])
+    writer.add_ssm_group_count(config["linear_num_key_heads"])
+    writer.add_ssm_time_step_rank(config["linear_num_value_heads"])
+    writer.add_ssm_inner_size(config["linear_value_head_dim"] * config["linear_num_value_heads"])
+    writer.add_full_attention_interval(config["layer_types"].index("full_attention") + 1)
+    writer.add_rope_dimension_count(int(config["head_dim"] * config["rope_parameters"]["partial_rotary_factor"]))
+    writer.add_rope_dimension_sections([1, 1, 1, 0])
+    if "shared_expert_intermediate_size" in config:
+        writer.add_expert_shared_feed_forward_length(config["shared_expert_intermediate_size"])
 
 
 def write_tokenizer(writer: GGUFWriter, tokenizer: dict[str, Any], vocab_size: int) -> None:

@@ -28,6 +28,7 @@ from kernels.cpu.runtime import kernel
 from kernels.linear import blocks
 from tests.closeness import EPS
 from tests.engine.conftest import save_random_model
+from tests.engine.exact import gap
 from tests.engine.gguf.files import write_gguf
 from tests.engine.gpu import EMULATED_GPU
 from tests.engine.helpers import Harness, generate
@@ -43,6 +44,10 @@ LATENT = {
     **{"v_head_dim": 16, "num_key_value_heads": 6, "n_routed_experts": 4, "n_shared_experts": 2},
     **{"num_experts_per_tok": 2, "moe_intermediate_size": 32, "first_k_dense_replace": 1},
     **{"routed_scaling_factor": 1.5, "num_hidden_layers": 2, "num_attention_heads": 6},
+}
+DELTA = {"linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 16, "linear_value_head_dim": 32}
+EXPERTS = {
+    **{"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "shared_expert_intermediate_size": 32},
 }
 CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "llama": ("llama", "LlamaForCausalLM", {"rope_theta": 5000.0}),
@@ -109,6 +114,13 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
         LATENT | {"n_group": 2, "topk_group": 1, "rope_parameters": YARN | {"mscale": 0.707, "mscale_all_dim": 0.707}},
     ),
     "glm4_moe_lite": ("deepseek2", "Glm4MoeLiteForCausalLM", LATENT),
+    "qwen3next": ("qwen3next", "Qwen3NextForCausalLM", DELTA | EXPERTS | {"num_hidden_layers": 4}),
+    "qwen35": ("qwen35", "Qwen3_5ForCausalLM", DELTA | {"num_hidden_layers": 4, "linear_num_key_heads": 4}),
+    "qwen35moe": (
+        "qwen35moe",
+        "Qwen3_5MoeForCausalLM",
+        DELTA | EXPERTS | {"num_hidden_layers": 4, "linear_num_key_heads": 4},
+    ),
     "phi3": ("phi3", "Phi3ForCausalLM", {"head_dim": None, "sliding_window": 20}),
 }
 TOKENS = tuple(range(3, 60))
@@ -154,6 +166,47 @@ def test_gpt_oss_in_mxfp4_computes_bitwise_as_its_checkpoint(tmp_path: Path) -> 
     ours, expected = complete(open_gguf_folder(tmp_path / "model.gguf")), complete(checkpoint)
     assert ours.token_ids == expected.token_ids
     assert ours.logprobs == expected.logprobs
+
+
+@pytest.mark.parametrize("case", ["qwen35", "qwen35moe"])
+def test_value_heads_in_llama_cpps_order_compute_the_same(case: str, tmp_path: Path) -> None:
+    """Heads that share a key head are apart in a file, and sums over heads have another order."""
+    architecture, class_name, options = CASES[case]
+    checkpoint = tmp_path / "checkpoint"
+    save_random_model(class_name, {"initializer_range": 0.3} | WIDE | options | {"linear_num_key_heads": 2}, checkpoint)
+    write_gguf(checkpoint, tmp_path / "model.gguf", architecture)
+    ours, expected = complete(open_gguf_folder(tmp_path / "model.gguf")), complete(checkpoint)
+    assert ours.token_ids == expected.token_ids
+    for one, other in zip(ours.logprobs, expected.logprobs, strict=True):
+        assert one.logprob == pytest.approx(other.logprob, abs=gap(checkpoint))
+
+
+def test_layers_that_predict_several_tokens_are_left_out(tmp_path: Path) -> None:
+    make("qwen35", tmp_path)
+
+    def add_layer(writer: GGUFWriter) -> None:
+        writer.kv_data[0]["qwen35.block_count"].value = 5
+        writer.add_uint32("qwen35.nextn_predict_layers", 1)
+        writer.add_tensor("blk.4.attn_norm.weight", np.ones(96, np.float32))
+
+    write_gguf(tmp_path / "checkpoint", tmp_path / "more.gguf", "qwen35", change=add_layer)
+    ours, expected = (complete(open_gguf_folder(tmp_path / f"{name}.gguf")) for name in ("more", "model"))
+    assert ours.logprobs == expected.logprobs
+
+
+def test_sizes_of_a_delta_rule_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    make("qwen3next", tmp_path)
+    for name, value, message in (
+        ("ssm.inner_size", 127, "4 value heads .* do not divide ssm.inner_size, 127"),
+        ("full_attention_interval", 0, "full_attention_interval is 0, which is not supported; it must be at least 1"),
+    ):
+
+        def change(writer: GGUFWriter, name: str = name, value: int = value) -> None:
+            writer.kv_data[0][f"qwen3next.{name}"].value = value
+
+        write_gguf(tmp_path / "checkpoint", tmp_path / "model.gguf", "qwen3next", change=change)
+        with pytest.raises(EngineError, match=message):
+            open_gguf_folder(tmp_path / "model.gguf")
 
 
 def test_matrices_of_latents_may_be_in_blocks(tmp_path: Path) -> None:
