@@ -33,14 +33,14 @@ class GptOssBuilder(LayerBuilder):
         assert moe.clamp is not None
         names, count, width = f"{prefix}{moe.router}.experts.", moe.num_experts, moe.intermediate
         gate_ups, downs = self._matrices(names, moe)
-        if self._weights.has(f"{names}gate_up_proj_bias"):
-            biases = self._weights.take(f"{names}gate_up_proj_bias", count, 2 * width)
-            gate_up_biases = torch.cat((biases[:, ::2], biases[:, 1::2]), dim=1)
-            down_biases = self._weights.take(f"{names}down_proj_bias", count, hidden)
-        else:
+        if self._weights.has(f"{names}gate_proj.bias"):  # in a GGUF file
             parts = [self._weights.take(f"{names}{part}_proj.bias", count, width) for part in ("gate", "up")]
             gate_up_biases = torch.cat(parts, dim=1)
             down_biases = self._weights.take(f"{names}down_proj.bias", count, hidden)
+        else:
+            biases = self._weights.take(f"{names}gate_up_proj_bias", count, 2 * width)
+            gate_up_biases = torch.cat((biases[:, ::2], biases[:, 1::2]), dim=1)
+            down_biases = self._weights.take(f"{names}down_proj_bias", count, hidden)
         activation = _ClampedActivation(moe.clamp)
         experts = [
             GatedMlp(
