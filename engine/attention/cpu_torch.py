@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.attention.layer import LayerAttentionConfig, Span
+from engine.attention.layer import LayerAttentionConfig
 from engine.attention.paged_tensors import gather_pages, write_kv
 from engine.attention.plan import AttentionMetadata, kv_slots
 from kernels.attention.reference import attention
@@ -52,21 +52,22 @@ class TorchAttention:
         out, start = torch.empty(q.shape), 0
         for row, query_len in enumerate(self._metadata.query_lens.tolist()):
             tokens = slice(start, start + query_len)
-            out[tokens] = self._attend_row(layer, row, q[tokens])
+            out[tokens] = self._attend_row(layer, row, q[tokens], tokens)
             start += query_len
         return out.flatten(1)
 
     def forward_qkv(self, layer: int, qkv: Tensor, norm: Tensor | None, eps: float, cos: Tensor, sin: Tensor) -> Tensor:
         return self(layer, *normalize_and_rotate(self._layers[layer], qkv, norm=norm, eps=eps, cos=cos, sin=sin))
 
-    def _attend_row(self, layer: int, row: int, q: Tensor) -> Tensor:
-        """Return the attention of one row's queries ``[queries, heads, head_dim]``, in the same shape."""
+    def _attend_row(self, layer: int, row: int, q: Tensor, tokens: slice) -> Tensor:  # noqa: ARG002
+        """Return the attention of one row's queries ``[queries, heads, head_dim]``, in the same shape. ``tokens``: the
+        queries among those of the step."""
         config, num_queries, page_size = self._layers[layer], len(q), self._metadata.page_size
         seq_len = int(self._metadata.seq_lens[row])
         first = config.span.first_key(seq_len - num_queries) // page_size
         k = self._read(layer, 0, row=row, first_page=first, seq_len=seq_len)
         v = k if config.is_latent else self._read(layer, 1, row=row, first_page=first, seq_len=seq_len)
-        mask = self._mask(row, first * page_size, config.span)
+        mask = self._mask(layer, row, k, first * page_size)
         sinks = None if config.sinks is None else config.sinks.view(config.kv_heads, -1)
         chunks = []
         for start in range(0, num_queries, _CHUNK):
@@ -97,8 +98,9 @@ class TorchAttention:
         gather_pages(pool, None if scales is None else scales[kind], pages, out)
         return out.view(1, metadata.kv_heads, -1, head_dim)[:, :, : seq_len - first_page * metadata.page_size]
 
-    def _mask(self, row: int, first_key: int, span: Span) -> Tensor:
-        """Return ``[queries, keys]`` float32: 0 where a query sees a key, -inf elsewhere."""
+    def _mask(self, layer: int, row: int, k: Tensor, first_key: int) -> Tensor:  # noqa: ARG002
+        """Return ``[queries, keys]`` float32: 0 where a query sees a key of ``k``, -inf elsewhere."""
+        span = self._layers[layer].span
         seq_len, query_len = int(self._metadata.seq_lens[row]), int(self._metadata.query_lens[row])
         num_computed = seq_len - query_len
         positions = torch.arange(seq_len)

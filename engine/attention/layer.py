@@ -29,6 +29,21 @@ class HeadShape(NamedTuple):
         return 2 if self.has_values else 1
 
 
+@dataclass(frozen=True, slots=True)
+class IndexerConfig:
+    """Sizes of an indexer, which chooses the tokens that each query attends to, see ``engine.attention.sparse``."""
+
+    heads: int
+    head_dim: int
+    """Numbers of a token's key, which are the last ones of its vector in the cache."""
+    top_k: int
+    """Tokens that a query attends to, at most."""
+    is_interleaved: bool = False
+    """True if neighbouring dimensions of its queries and keys are rotated together."""
+    layers: frozenset[int] = frozenset()
+    """The layers with an indexer; the others attend to the tokens that the one before them has chosen."""
+
+
 class Span(NamedTuple):
     """The positions that a query sees, see ``LayerAttentionConfig``."""
 
@@ -63,6 +78,9 @@ class LayerAttentionConfig:
     are rotated: the latent of multi-head latent attention (DeepSeek-V2, https://arxiv.org/abs/2405.04434). The model
     multiplies queries and results by the matrices that would make keys and values of it."""
 
+    indexer: IndexerConfig | None = None
+    """The indexer that chooses the tokens that each query attends to; ``None``: it attends to all."""
+
     @property
     def shape(self) -> HeadShape:
         return HeadShape(self.heads, self.kv_heads, self.head_dim, has_values=not self.is_latent)
@@ -90,7 +108,11 @@ class LayerAttentionConfig:
 
 def has_compiled_kernel(config: LayerAttentionConfig, kv: Tensor) -> bool:
     """Return True if there is a compiled CPU kernel for a layer over a cache like ``kv``."""
-    fits = config.head_dim % 16 == 0 and config.heads // config.num_head_groups <= _MAX_HEADS_PER_KV
+    fits = (
+        config.indexer is None
+        and config.head_dim % 16 == 0
+        and config.heads // config.num_head_groups <= _MAX_HEADS_PER_KV
+    )
     return fits and kv.device.type == "cpu" and kv.dtype in (torch.float32, *QUANTIZED)
 
 

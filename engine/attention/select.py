@@ -11,6 +11,7 @@ from engine.attention.cpu_numba import NumbaAttention
 from engine.attention.cpu_torch import TorchAttention
 from engine.attention.layer import FusedAttentionBackend, LayerAttentionConfig, has_compiled_kernel
 from engine.attention.plan import AttentionMetadata
+from engine.attention.sparse import SparseAttention
 
 
 class CpuAttention(FusedAttentionBackend, Protocol):
@@ -30,6 +31,8 @@ def create_cpu_attention(
     quantized with ``scales``, see ``KeyPool``. ``deterministic``: a token's result is, bit for
     bit, a function of its sequence alone.
     """
+    if layers[0].indexer is not None:
+        return SparseAttention(layers, kv, scales, deterministic=deterministic)
     if has_compiled_kernel(layers[0], kv):
         return NumbaAttention(layers, kv, scales, sharing=not deterministic)
     return TorchAttention(layers, kv, scales, deterministic=deterministic)

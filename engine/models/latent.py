@@ -28,7 +28,7 @@ from kernels.layers.norm import rms_norm
 from kernels.linear.fp32 import Product
 from kernels.linear.per_head import HeadProducts
 
-_NORM_EPS = 1e-6
+NORM_EPS = 1e-6
 """``eps`` of the norms of latents, whatever the config has for the others, as in transformers."""
 
 
@@ -55,18 +55,28 @@ class LatentLayer(Layer):
 
     def project(self, hidden: Tensor, normed: Rows | None = None) -> Tensor:
         """Return a query of each head and what is cached of each token, ``[tokens, heads + 1, rotated + rank]``."""
-        sizes, tokens = self.sizes, len(hidden)
-        rows = self._project(hidden, normed)
-        rows, latent, rotated_key = torch.split(rows, [rows.shape[1] - sizes.cached, sizes.rank, sizes.rotated], dim=1)
+        out = empty(len(hidden), self.sizes.heads + 1, self.sizes.cached)
+        self.write_vectors(out, self._project(hidden, normed))
+        return out
+
+    def write_vectors(self, out: Tensor, rows: Tensor) -> Tensor | None:
+        """Write the queries and what is cached ``[tokens, heads + 1, rotated + rank]`` from the layer's projections.
+
+        Returns the queries' latents ``[tokens, query_rank]``, if they have any, not normalised.
+        """
+        sizes, tokens, query_latents = self.sizes, len(rows), None
+        rows, latent, rotated_key = torch.split(
+            rows, [rows.shape[1] - sizes.projected, sizes.rank, sizes.rotated], dim=1
+        )
         if self.queries is not None and self.query_norm is not None:
-            rows = self.queries(rms_norm(contiguous(rows), self.query_norm, _NORM_EPS, self.queries.quantization))
+            query_latents = contiguous(rows)
+            rows = self.queries(rms_norm(query_latents, self.query_norm, NORM_EPS, self.queries.quantization))
         queries = rows.view(tokens, sizes.heads, sizes.plain + sizes.rotated)
-        out = empty(tokens, sizes.heads + 1, sizes.cached)
         self._write_pairs(out[:, :-1, : sizes.rotated], queries[:, :, sizes.plain :])
         write(out[:, :-1, sizes.rotated :], self.to_latent(queries[:, :, : sizes.plain]))
         self._write_pairs(out[:, -1, : sizes.rotated], rotated_key)
-        write(out[:, -1, sizes.rotated :], rms_norm(latent, self.latent_norm, _NORM_EPS))
-        return out
+        write(out[:, -1, sizes.rotated :], rms_norm(latent, self.latent_norm, NORM_EPS))
+        return query_latents
 
     def _write_pairs(self, target: Tensor, rotated: Tensor) -> None:
         """Write vectors ``[…, rotated]`` with the dimensions that are rotated together half of them apart."""
@@ -78,7 +88,9 @@ class LatentLayer(Layer):
     def attend(self, qkv: Tensor, angles: Sequence[Tensor], attend: FusedAttentionBackend) -> Tensor:
         """Return the attention output ``[tokens, heads * value_dim]``."""
         mixed = attend.forward_qkv(self.index, qkv, None, self.config.norm_eps, *angles)
-        latents = mixed.view(len(qkv), self.sizes.heads, self.sizes.cached)[:, :, self.sizes.rotated :]
+        latents = mixed.view(len(qkv), self.sizes.heads, self.sizes.cached)[
+            :, :, self.sizes.rotated : self.sizes.projected
+        ]
         return contiguous(self.to_values(latents)).flatten(1)
 
 
@@ -111,7 +123,7 @@ class LatentBuilder(LayerBuilder):
         assert sizes is not None
         first = {"q_proj": sizes.query_width} if sizes.query_rank is None else {"q_a_proj": sizes.query_rank}
         to_latent, to_values = self._head_products(attention, sizes)
-        parts = first | {"kv_a_proj_with_mqa": sizes.cached}
+        parts = first | {"kv_a_proj_with_mqa": sizes.projected}
         return LatentLayer(
             config=config,
             index=place,

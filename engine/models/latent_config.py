@@ -1,4 +1,4 @@
-"""Sizes of multi-head latent attention in DeepSeek-V2 and V3 and in GLM-4.7-Flash."""
+"""Sizes of multi-head latent attention in DeepSeek-V2 and V3 and in GLM-4.7-Flash, and of their indexers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from engine.attention.layer import LayerAttentionConfig
+from engine.attention.layer import IndexerConfig, LayerAttentionConfig
 from engine.models.config_fields import UnsupportedField
 from engine.protocol.types import EngineError
 
@@ -16,6 +16,15 @@ FIELDS = frozenset(
         *("rope_interleave", "attention_bias"),
     }
 )
+
+
+INDEXER_FIELDS = frozenset(
+    {
+        *("index_topk", "index_head_dim", "index_n_heads", "indexer_types", "layer_types"),
+        *("index_topk_pattern", "index_topk_freq", "index_skip_topk_offset"),
+    }
+)
+"""Fields of architectures with sparse attention."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +49,18 @@ class LatentConfig:
     """True if neighbouring dimensions are rotated together, else one of the first half with one of the second."""
     has_bias: bool
     """True if the first projections and the output have a bias."""
+    indexer: IndexerConfig | None = None
+    """The indexer that chooses the tokens that each query attends to; ``None``: it attends to all."""
+
+    @property
+    def projected(self) -> int:
+        """Numbers that are projected of a token: the rotated part of its key, and its latent."""
+        return self.rotated + self.rank
 
     @property
     def cached(self) -> int:
-        """Numbers of a token in the cache: the rotated part of its key, and its latent."""
-        return self.rotated + self.rank
+        """Numbers of a token in the cache: those, and the indexer's key."""
+        return self.projected + (0 if self.indexer is None else self.indexer.head_dim)
 
     @property
     def query_width(self) -> int:
@@ -54,13 +70,16 @@ class LatentConfig:
     def attention(self, fields: dict[str, Any]) -> LayerAttentionConfig:
         """Return the attention to the cache, in which a query is as wide as what is cached."""
         scale = (self.plain + self.rotated) ** -0.5 * _read_magnitude(fields) ** 2
-        return LayerAttentionConfig(self.heads, 1, self.cached, scale, is_latent=True)
+        return LayerAttentionConfig(self.heads, 1, self.cached, scale, is_latent=True, indexer=self.indexer)
 
 
-def read_latent(fields: dict[str, Any], *, is_interleaved: bool) -> LatentConfig:
+def read_latent(
+    fields: dict[str, Any], *, is_interleaved: bool, indexer_is_interleaved: bool | None = None
+) -> LatentConfig:
     """Read the sizes from a config. Raises ``EngineError`` for sizes that do not fit together.
 
-    ``is_interleaved``: the architecture's value where the config has none.
+    ``is_interleaved``: the architecture's value where the config has none. ``indexer_is_interleaved``: that of the
+    indexer's vectors, of an architecture that has one.
     """
     sizes = LatentConfig(
         heads=int(fields["num_attention_heads"]),
@@ -71,6 +90,7 @@ def read_latent(fields: dict[str, Any], *, is_interleaved: bool) -> LatentConfig
         value_dim=int(fields["v_head_dim"]),
         is_interleaved=bool(fields.get("rope_interleave", is_interleaved)),
         has_bias=bool(fields.get("attention_bias")),
+        indexer=None if indexer_is_interleaved is None else _read_indexer(fields, indexer_is_interleaved),
     )
     numbers = sizes.heads, sizes.rank, sizes.query_rank or 1, sizes.rotated, sizes.plain, sizes.value_dim
     if min(numbers) < 1 or sizes.rotated % 2 or fields.get("num_key_value_heads") not in (None, sizes.heads):
@@ -82,6 +102,36 @@ def read_latent(fields: dict[str, Any], *, is_interleaved: bool) -> LatentConfig
     if sizes.has_bias and sizes.query_rank is None:
         raise UnsupportedField("attention_bias without q_lora_rank is not supported for this architecture")
     return sizes
+
+
+def _read_indexer(fields: dict[str, Any], is_interleaved: bool) -> IndexerConfig:
+    """Read the sizes of the indexer. Raises ``EngineError`` for sizes that do not fit together."""
+    num_layers = int(fields["num_hidden_layers"])
+    heads, dim, top_k = (int(fields[name]) for name in ("index_n_heads", "index_head_dim", "index_topk"))
+    if fields.get("q_lora_rank") is None or min(heads, top_k) < 1 or dim < int(fields["qk_rope_head_dim"]):
+        raise EngineError(
+            f"{heads} heads of {dim} dimensions, {fields['qk_rope_head_dim']} of them rotated, that choose {top_k} "
+            f"tokens by a query of {fields.get('q_lora_rank')} numbers are no indexer's shape"
+        )
+    if set(fields.get("layer_types") or ()) - {"indexed_attention"}:
+        raise UnsupportedField(f"layer_types is {fields['layer_types']}; only 'indexed_attention' is supported")
+    types = _read_indexer_types(fields, num_layers)
+    if len(types) != num_layers or set(types) - {"full", "shared"} or types[:1] == ["shared"]:
+        raise EngineError(f"indexer_types must be {num_layers} of 'full' and 'shared', 'full' first, but is {types}")
+    layers = frozenset(index for index, kind in enumerate(types) if kind == "full")
+    return IndexerConfig(heads, dim, top_k, is_interleaved, layers=layers)
+
+
+def _read_indexer_types(fields: dict[str, Any], num_layers: int) -> list[str]:
+    """Return for each layer whether it has an indexer, by the field or by the pattern or the distance that it follows
+    from."""
+    if fields.get("indexer_types") is not None:
+        return list(fields["indexer_types"])
+    if (pattern := fields.get("index_topk_pattern")) is not None:
+        return [{"F": "full", "S": "shared"}.get(str(kind), str(kind)) for kind in pattern]
+    distance = max(int(fields.get("index_topk_freq") or 1), 1)
+    offset = int(fields.get("index_skip_topk_offset", 2))
+    return ["shared" if max(layer - offset + 1, 0) % distance else "full" for layer in range(num_layers)]
 
 
 def _read_magnitude(fields: dict[str, Any]) -> float:

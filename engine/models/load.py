@@ -21,6 +21,7 @@ from engine.models.interface import Model
 from engine.models.latent import LatentDecoder
 from engine.models.recurrent.hybrid import HybridDecoder
 from engine.models.recurrent.mamba import MambaDecoder
+from engine.models.sparse import SparseDecoder
 from engine.protocol.types import EngineError
 from engine.weights.formats.registry import MatrixReader, create_reader, list_gpu_formats
 from engine.weights.gguf import GgufWeights
@@ -83,7 +84,7 @@ def choose_decoder(raw: RawConfig, *, strict_config: bool = False) -> DecoderCon
 def choose_class(config: DecoderConfig) -> type[Decoder]:
     """Return the class of decoders that compute a model with this config."""
     if config.latent is not None:
-        return LatentDecoder
+        return LatentDecoder if config.latent.indexer is None else SparseDecoder
     if config.mamba is not None:
         return MambaDecoder
     if config.state_layers:

@@ -112,6 +112,8 @@ class DecoderConfig(ModelConfig):
         if self.mamba is not None:
             return "layers of a family that has recurrent ones"
         if self.latent is not None:
+            if self.latent.indexer is not None:
+                return "sparse attention (vLLM computes it on GPUs)"
             return "latents in place of keys"
         if self.gemma4 is not None:
             return "heads that differ by layer"

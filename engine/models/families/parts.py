@@ -71,7 +71,7 @@ def read_parts(prefix: str, family: Family, fields: dict[str, Any]) -> Parts:
 
 
 def _read_latent_parts(prefix: str, family: Family, fields: dict[str, Any]) -> Parts:
-    latent = read_latent(fields, is_interleaved=True)
+    latent = read_latent(fields, is_interleaved=True, indexer_is_interleaved=family.indexer_is_interleaved)
     attention = read_latent_attention(latent, fields)
     return Parts(
         num_layers=len(attention),

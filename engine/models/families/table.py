@@ -13,6 +13,7 @@ from engine.models.families.gemma4 import FIELDS as GEMMA4_FIELDS
 from engine.models.families.mamba import DEFAULTS as MAMBA_DEFAULTS
 from engine.models.families.mamba import FIELDS as MAMBA_FIELDS
 from engine.models.latent_config import FIELDS as LATENT_FIELDS
+from engine.models.latent_config import INDEXER_FIELDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,8 @@ class Family:
     """The order of the projections of layers with a gated delta rule, of a family that has them."""
     has_latents: bool = False
     """The layers have multi-head latent attention."""
+    indexer_is_interleaved: bool | None = None
+    """The order of rotated dimensions of indexers (``IndexerConfig``), of a family whose layers have them."""
     mamba: Literal["granite", "bamba", "single"] | None = None
     """The names of the tensors of a family that has layers with Mamba-2; in ``single`` a layer is one part alone."""
 
@@ -107,6 +110,11 @@ _GLM4_LITE = _LATENT_SIZES | {
     **{"q_lora_rank": 768, "qk_nope_head_dim": 192, "v_head_dim": 256, "moe_intermediate_size": 1536},
     **{"n_routed_experts": 64, "n_shared_experts": 1, "n_group": 1, "topk_group": 1, "num_experts_per_tok": 4},
     **{"norm_topk_prob": True, "routed_scaling_factor": 1.8, "first_k_dense_replace": 1},
+}
+_GLM5 = _LATENT_SIZES | {
+    **{"q_lora_rank": 2048, "qk_nope_head_dim": 192, "v_head_dim": 256, "moe_intermediate_size": 2048},
+    **{"n_routed_experts": 256, "n_shared_experts": 1, "n_group": 1, "topk_group": 1, "num_experts_per_tok": 8},
+    **{"norm_topk_prob": True, "routed_scaling_factor": 2.5, "first_k_dense_replace": 3},
 }
 _UNREAD_BY_MAMBA = frozenset(
     {"num_logits_to_keep", "z_loss_coefficient", "residual_in_fp32", "rescale_prenorm_residual"}
@@ -261,6 +269,20 @@ FAMILIES = {
         LATENT_FIELDS | _GROUPED_EXPERTS | {"mlp_bias"}, _DEEPSEEK_V2, has_classifiers=False, has_latents=True
     ),
     "DeepseekV3": Family(LATENT_FIELDS | _GROUPED_EXPERTS, _DEEPSEEK_V3, has_classifiers=False, has_latents=True),
+    "DeepseekV32": Family(
+        LATENT_FIELDS | _GROUPED_EXPERTS | INDEXER_FIELDS,
+        _DEEPSEEK_V3 | {"index_topk": 2048, "index_head_dim": 128, "index_n_heads": 64},
+        has_classifiers=False,
+        has_latents=True,
+        indexer_is_interleaved=False,
+    ),
+    "GlmMoeDsa": Family(
+        LATENT_FIELDS | _GROUPED_EXPERTS | INDEXER_FIELDS,
+        _GLM5 | {"index_topk": 2048, "index_head_dim": 128, "index_n_heads": 32},
+        has_classifiers=False,
+        has_latents=True,
+        indexer_is_interleaved=True,
+    ),
     "GraniteMoeHybrid": Family(
         MAMBA_FIELDS
         | _EXPERTS

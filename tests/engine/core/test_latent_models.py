@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -14,21 +15,23 @@ from safetensors.torch import load_file, save_file
 
 from engine.attention.layer import HeadShape
 from engine.cache.paged_kv import kv_bytes_per_token
+from engine.models.config import read_raw_config
+from engine.models.families.read import decoder_config
 from engine.protocol.options import EngineOptions
 from engine.protocol.types import Branch, Completion, EngineError, ScoreItem
 from engine.quantization.options import create_options
 from engine.quantization.quantize import quantize
 from engine.speculation.control.controller import FixedController
 from kernels.common.int4 import INT4
-from tests.engine.conftest import Checkpoints
+from tests.engine.conftest import SPARSE, Checkpoints
 from tests.engine.exact import float32_loss
 from tests.engine.helpers import SMALL, Harness, generate, score
 from tests.engine.models.test_models import random_tokens
 from tests.engine.speculation.stub_drafters import Oracle
 from tests.long import mostly_long
 
-KINDS = ["deepseek_v2", "deepseek_v3", "glm4_moe_lite"]
-"""The first one's latents have a size that no kernel is compiled for."""
+KINDS = ["deepseek_v2", "deepseek_v3", "glm4_moe_lite", *SPARSE]
+"""The first one's latents have a size that no kernel is compiled for, the last ones attend to some tokens only."""
 PROMPT = random_tokens(45, 1)
 BRANCHES = [Branch(5, key, 24) for key in range(6)]
 GIB = 1 << 30
@@ -48,11 +51,14 @@ GIB = 1 << 30
 def test_branches_have_the_tokens_of_one_that_is_computed_alone(
     checkpoints: Checkpoints, kind: str, options: EngineOptions
 ) -> None:
+    options = replace(options, deterministic=kind in SPARSE)  # or near ties of an indexer would be decided by rounding
     prompt = (*PROMPT[:20], *PROMPT[:20], *PROMPT[:5])  # a repeated text, of which the n-gram drafter knows the rest
     found = Harness(checkpoints(kind), options).complete(generate(prompt, BRANCHES, temperature=0.8, ignore_eos=True))
     for completion, branch in zip(found, BRANCHES, strict=True):
         asked = generate(prompt, [branch], temperature=0.8, ignore_eos=True)
-        [alone] = Harness(checkpoints(kind), replace(SMALL, kv_dtype=options.kv_dtype)).complete(asked)
+        [alone] = Harness(
+            checkpoints(kind), replace(SMALL, kv_dtype=options.kv_dtype, deterministic=options.deterministic)
+        ).complete(asked)
         assert completion.token_ids == alone.token_ids
 
 
@@ -73,7 +79,7 @@ def test_accepted_drafts_change_no_token(checkpoints: Checkpoints, kind: str, sh
     assert [one.token_ids for one in found] == [one.token_ids for one in plain]
 
 
-@pytest.mark.parametrize("kind", ["deepseek_v3", "glm4_moe_lite"])
+@pytest.mark.parametrize("kind", ["deepseek_v3", "glm4_moe_lite", "glm_moe_dsa"])
 def test_a_deterministic_model_has_the_same_bits_with_and_without_a_cache(checkpoints: Checkpoints, kind: str) -> None:
     options = replace(SMALL, deterministic=True)
     harness = Harness(checkpoints(kind), options)
@@ -142,6 +148,47 @@ def test_sizes_that_do_not_fit_together_are_refused(
     path.write_text(json.dumps(json.loads(path.read_text()) | fields))
     with pytest.raises(EngineError, match=message):
         Harness(folder)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"index_head_dim": 4}, "no indexer's shape"),
+        ({"index_topk": 0}, "no indexer's shape"),
+        ({"q_lora_rank": None}, "no indexer's shape"),
+        ({"indexer_types": ["shared", "full", "full"]}, "'full' first, but is"),
+        ({"indexer_types": None, "index_topk_pattern": "FXF"}, "but is ['full', 'X', 'full']"),
+        ({"layer_types": ["full_attention"] * 3}, "only 'indexed_attention' is supported"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_an_indexer_that_does_not_fit_is_refused(
+    checkpoints: Checkpoints, tmp_path: Path, fields: dict[str, Any], message: str
+) -> None:
+    folder = shutil.copytree(checkpoints("glm_moe_dsa"), tmp_path / "model")
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+    with pytest.raises(EngineError, match=re.escape(message)):
+        Harness(folder)
+
+
+@pytest.mark.parametrize(
+    ("fields", "layers"),
+    [
+        ({"index_topk_pattern": "FSS"}, {0}),
+        ({"index_topk_freq": 2, "index_skip_topk_offset": 1}, {0, 2}),
+        ({}, {0, 1, 2}),
+    ],
+    ids=["pattern", "distance", "neither"],
+)
+def test_layers_with_an_indexer_follow_from_a_pattern_or_a_distance(
+    checkpoints: Checkpoints, fields: dict[str, Any], layers: set[int]
+) -> None:
+    raw = read_raw_config(checkpoints("glm_moe_dsa"))
+    config = decoder_config(replace(raw, fields=raw.fields | {"indexer_types": None} | fields))
+    assert config.latent is not None
+    assert config.latent.indexer is not None
+    assert config.latent.indexer.layers == layers
 
 
 def test_int4_latents_need_a_size_of_whole_groups(checkpoints: Checkpoints) -> None:

@@ -103,8 +103,6 @@ EXACT: dict[str, dict[str, Any]] = {
 }
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "BloomForCausalLM": ({"n_layer": 2, "n_head": 6}, "ALiBi position biases"),
-    "DeepseekV32ForCausalLM": (_LATENT | _ROUTED, "sparse attention with an indexer"),
-    "GlmMoeDsaForCausalLM": (_LATENT | _ROUTED, "sparse attention with an indexer"),
     "HYV4ForCausalLM": (_MOE, "sparse attention with an indexer"),
     "InklingForCausalLM": (_MOE, "position biases"),
     "MiniMaxForCausalLM": (_MOE, "computed in pieces over the paged cache, its logits differ"),

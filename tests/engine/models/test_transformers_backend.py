@@ -16,11 +16,8 @@ from safetensors.torch import load_file, save_file
 
 from engine.models.by_transformers import attention, model
 from engine.protocol.types import EngineError
-from tests.engine.conftest import save_random_model
+from tests.engine.conftest import MODELS, save_random_model
 from tests.engine.helpers import Harness
-
-_INDEXER = {"n_routed_experts": 2, "num_experts_per_tok": 1, "n_group": 1, "topk_group": 1, "index_topk": 8}
-_SMALL_STATE = {"mamba_d_ssm": 48, "mamba_n_heads": 6, "mamba_d_head": 8, "mamba_d_state": 8, "mamba_chunk_size": 16}
 
 
 @pytest.mark.parametrize(
@@ -46,7 +43,6 @@ def test_windows_are_read_from_the_attention_masks_of_a_model(
     ("architecture", "options", "named"),
     [
         ("RecurrentGemmaForCausalLM", {"attention_window_size": 20, "lru_width": 48}, "recurrent layers"),
-        ("DeepseekV32ForCausalLM", _INDEXER, "sparse attention with an indexer"),
         ("BloomForCausalLM", {"n_layer": 2, "n_head": 6}, "ALiBi"),
         ("T5ForConditionalGeneration", {"d_model": 48, "num_layers": 2, "num_heads": 6}, "is_encoder_decoder"),
         ("BertLMHeadModel", {}, "a mask that is neither causal"),
@@ -66,7 +62,7 @@ def test_features_that_paged_attention_lacks_are_refused_by_name(
     ("architecture", "options", "module", "name", "value"),
     [
         ("GraniteSWAForCausalLM", {}, attention, "_SINKS", "no"),
-        ("FalconH1ForCausalLM", _SMALL_STATE, model, "wrap_mixers", lambda _: []),
+        ("JambaForCausalLM", MODELS["jamba"][1], model, "wrap_mixers", lambda _: []),
     ],
 )
 def test_the_trial_run_detects_unlisted_features(
