@@ -155,7 +155,7 @@ class EngineCore:
         self._recovery.bisection = None
 
     def release(self, pin_key: str, tokens: abc.Sequence[int] | None = None) -> None:
-        """End a lease, or release one branch of it; see ``EngineClient.release``."""
+        """Drop the pins of a key, or of one branch under it; see ``EngineClient.release``."""
         if tokens is not None:
             self.cache.pins.prune(pin_key, tokens)
             return

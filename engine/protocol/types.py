@@ -411,7 +411,7 @@ class EngineClient(Protocol):
         ...
 
     async def release(self, pin_key: str, tokens: Tokens | None = None) -> None:
-        """Release a lease, whose cached prefixes may then be evicted like others.
+        """Drop the pins of a key, whose cached prefixes may then be evicted like others.
 
         With ``tokens`` (all tokens of one branch), only that branch is released, up to where another branch of the
         pin key diverges. An unknown key is not an error, since unused pins expire.

@@ -20,7 +20,7 @@ from engine.protocol.types import Branch, Completion, GenerateRequest, ScoreItem
 from engine.scheduler.draft import Draft
 from engine.scheduler.sequence import Event, GenerateSequence
 from engine.speculation.control.adaptive import AdaptiveController
-from engine.speculation.control.controller import DraftOutcome
+from engine.speculation.control.controller import DraftOutcome, StepCost
 from engine.speculation.drafter import Drafter, DraftRequest, StepResult
 from engine.speculation.drafters.draft_model import DraftModel
 from engine.speculation.load import load_drafter
@@ -119,11 +119,11 @@ class Timed(AdaptiveController):
         spare = self.steps % 2
         return [(depth, (1 + spare) * depth + spare) for depth, _ in super().choose_sizes(sequences, others, rested)]
 
-    def update(
-        self, outcomes: Sequence[DraftOutcome], tokens: int, drafting: float, step: float, first: bool, /
-    ) -> int:
-        costly = self.steps % 400 > 300
-        return super().update(outcomes, tokens, 1e-4, 1e-2 + (1e-2 if costly else 1e-5) * tokens, first)
+    def update(self, outcomes: Sequence[DraftOutcome], cost: StepCost, /) -> int:
+        per_token = 1e-2 if self.steps % 400 > 300 else 1e-5
+        return super().update(
+            outcomes, cost._replace(drafting_seconds=1e-4, other_seconds=1e-2 + per_token * cost.num_tokens)
+        )
 
 
 def drafter_of(kind: str, folder: Path, draft: Path, heads: Path, harness: Harness) -> Prompted:

@@ -157,7 +157,9 @@ def test_awq_folds_its_factors_into_norms_heads_and_biases(
     kept: list[torch.Tensor] = []
     monkeypatch.setattr(awq, "round_clipped", fine)
     monkeypatch.setattr("engine.quantization.awq.awq.pack_matrix", lambda name, matrix: {f"{name}.weight": kept.pop()})
-    monkeypatch.setattr(awq, "search_scales", lambda weights, gram, size, bits, group: torch.exp(size - size.mean()))
+    monkeypatch.setattr(
+        awq, "search_scales", lambda weights, gram, magnitudes, **_: torch.exp(magnitudes - magnitudes.mean())
+    )
     file = tmp_path / "text.txt"
     file.write_text("a slow river and an old stone bridge " * 200)
     folder = made(checkpoints(kind), tmp_path / "out", "awq", 4, 8, file)
