@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from engine.attention.layer import HeadShape
 from engine.cache.paged_kv import check_head_dim, kv_bytes_per_token
 from engine.core.gpu_memory import GpuMemory, NotEnoughMemory, measure_peak
 from engine.device import DeviceConfig, select_device, select_kv_dtype
@@ -22,7 +23,14 @@ from engine.runner.largest_step import run_largest_step
 from engine.runner.states import check_slots
 from engine.speculation.control.adaptive import AdaptiveController
 from engine.speculation.drafter import Drafter
-from engine.speculation.load import MAX_NODES, check_kv_dtype, check_length, extra_layers, load_drafter, max_own_bytes
+from engine.speculation.load import (
+    MAX_NODES,
+    check_kv_dtype,
+    check_length,
+    list_key_shapes,
+    load_drafter,
+    max_own_bytes,
+)
 from engine.speculation.speculator import Speculator
 
 _log = logging.getLogger(__name__)
@@ -70,7 +78,6 @@ class ModelWeights:
         self.folder = folder
         self.device_config = select_model_device(folder, options)
         self.kv_dtype = select_kv_dtype(options.kv_dtype, self.device_config)
-        self._num_draft_layers = extra_layers(options.draft, folder)
         self._is_sized_by_gpu = self.device_config.uses_gpu_kernels and options.kv_tokens is None
         allowed = memory.open(self.device_config.device) if self._is_sized_by_gpu else 0
         _compile_cpu_kernels(self.device_config)
@@ -114,7 +121,7 @@ class ModelWeights:
         ``allowed``: bytes of the GPU's memory. Raises ``EngineError``, before the weights are read, if the dtype does
         not hold the model's heads or its drafter's.
         """
-        for shape in config.head_shapes:
+        for shape in self._list_shapes(config):
             check_head_dim(shape.head_dim, self.kv_dtype)
         check_slots(config, self._options)
         if not config.num_labels:
@@ -126,9 +133,12 @@ class ModelWeights:
         return self._whole_pages(self._options.kv_tokens or default)
 
     def _bytes_per_token(self, config: ModelConfig) -> int:
-        num_draft_layers = 0 if config.num_labels else self._num_draft_layers
-        shapes = [*config.head_shapes, *[config.first_attention.shape] * num_draft_layers]
-        return sum(kv_bytes_per_token(shape, self.kv_dtype) for shape in shapes)
+        return sum(kv_bytes_per_token(shape, self.kv_dtype) for shape in self._list_shapes(config))
+
+    def _list_shapes(self, config: ModelConfig) -> list[HeadShape]:
+        """Return the shapes of all layers of keys and values, those of the drafter last."""
+        draft_shapes = [] if config.num_labels else list_key_shapes(self._options.draft, self.folder, config)
+        return [*config.head_shapes, *draft_shapes]
 
     def _whole_pages(self, num_tokens: int) -> int:
         return max(1, num_tokens // self._options.page_size) * self._options.page_size

@@ -170,9 +170,9 @@ class StepRunner:
 
     def _create_cache(self) -> None:
         config, options = self.model.config, self._options
-        num_draft_layers = 0 if self.speculator is None else self.speculator.drafter.layers
+        draft_shapes = () if self.speculator is None else self.speculator.drafter.key_shapes
         self.cache = KVCache(
-            layers=[*config.head_shapes, *[config.first_attention.shape] * num_draft_layers],
+            layers=[*config.head_shapes, *draft_shapes],
             pages=self.num_pages,
             page_size=options.page_size,
             rows=options.max_running,

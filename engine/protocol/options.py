@@ -46,7 +46,8 @@ class EngineOptions:
     draft: str = _define_option(
         "off",
         "The drafter of speculative decoding, which changes no result: auto (what ships in the model's folder "
-        "'drafter', else ngram), off, ngram, mtp, draft_model=FOLDER, medusa=FOLDER, eagle=FOLDER or eagle3=FOLDER",
+        "'drafter', else ngram), off, ngram, mtp, draft_model=FOLDER, medusa=FOLDER, eagle=FOLDER, eagle3=FOLDER or "
+        "dflash=FOLDER",
     )
     draft_length: int = _define_option(
         8, "The maximum number of draft tokens in a row for one sequence in a step, up to 16", ge=1

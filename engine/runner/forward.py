@@ -57,7 +57,7 @@ def create_forward(model: Model, cache: KVCache) -> Forward:
             attention, cache.data[layers], cache.scales_of(layers), is_batch_invariant=is_batch_invariant
         )
         return GpuForward(model, on_gpu, model.device_config.device)
-    pools = cache.pools if attention else []
+    pools = [pool for pool in cache.pools if any(layer < len(attention) for layer in pool.layers)]
     groups = [_group_layers(attention, pool, deterministic=is_batch_invariant) for pool in pools]
     is_compiled = all(has_compiled_kernel(attention[pool.layers[0]], pool.data) for pool in pools)
     attend = groups[0].attend if len(groups) == 1 else GroupedAttention(groups)

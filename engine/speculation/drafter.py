@@ -8,6 +8,7 @@ from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
+from engine.attention.layer import HeadShape
 from engine.cache.paged_kv import KVCache
 from engine.scheduler.draft import Draft
 from engine.scheduler.sequence import GenerateSequence
@@ -54,8 +55,9 @@ class Drafter(Protocol):
 
     kind: str
     """Name in options, metrics and logs."""
-    layers: int
-    """Layers of keys and values that it keeps in the target's pages, after the target's own; usually 0."""
+    key_shapes: tuple[HeadShape, ...]
+    """Shapes of the layers of keys and values that it keeps in the target's pages, behind the target's own; usually
+    none."""
     hidden_state_needs: HiddenStateNeeds
     """Steps that ``observe_step`` must be called for."""
     observed_layers: tuple[int, ...]

@@ -6,14 +6,18 @@ from pathlib import Path
 
 import torch
 
+from engine.attention.layer import HeadShape
 from engine.cache.paged_kv import check_head_dim
-from engine.models.config import read_json, read_raw_config
+from engine.models.config import ModelConfig, read_json, read_raw_config
 from engine.models.interface import Model
 from engine.models.load import choose_decoder, load_model
 from engine.protocol.types import EngineError
 from engine.speculation.drafter import Drafter
+from engine.speculation.drafters.dflash.config import KIND as DFLASH
+from engine.speculation.drafters.dflash.config import is_dflash, read_dflash_config
+from engine.speculation.drafters.dflash.head import load_dflash
 from engine.speculation.drafters.draft_model import POOL_BYTES, DraftModel
-from engine.speculation.drafters.eagle import EagleDrafter, load_eagle
+from engine.speculation.drafters.eagle import load_eagle
 from engine.speculation.drafters.eagle3.config import KIND as EAGLE3
 from engine.speculation.drafters.eagle3.config import is_eagle3
 from engine.speculation.drafters.eagle3.head import load_eagle3
@@ -33,7 +37,7 @@ SHIPPED = "drafter"
 """Folder of the fastest drafter inside a checkpoint's folder, or of a ``config.json`` whose ``folder`` is the relative
 path of a smaller model of its family."""
 
-FORMS = "auto, off, ngram, mtp, draft_model=FOLDER, medusa=FOLDER, eagle=FOLDER, eagle3=FOLDER"
+FORMS = "auto, off, ngram, mtp, draft_model=FOLDER, medusa=FOLDER, eagle=FOLDER, eagle3=FOLDER, dflash=FOLDER"
 
 
 def load_drafter(wanted: str, folder: Path, model: Model, *, context: int) -> Drafter | None:
@@ -60,6 +64,8 @@ def load_drafter(wanted: str, folder: Path, model: Model, *, context: int) -> Dr
         return load_eagle(Path(where), model)
     if kind == EAGLE3 and where:
         return load_eagle3(Path(where), model)
+    if kind == DFLASH and where:
+        return load_dflash(Path(where), model)
     if kind == "draft_model" and where:
         return _load_draft_model(Path(where), model, context)
     found = f" of kind {kind!r}, which {where} says it is" if wanted == "auto" else f" {wanted!r}"
@@ -72,15 +78,17 @@ def _check_pages(folder: Path, target: Model) -> None:
     if len(shapes) > 1 or not all(shape.has_values for shape in shapes):
         raise EngineError(
             f"{folder} is an EAGLE head, which needs a target whose layers all have keys and values of one size; "
-            "choose ngram, medusa=FOLDER or draft_model=FOLDER"
+            "choose ngram, medusa=FOLDER, dflash=FOLDER or draft_model=FOLDER"
         )
 
 
-def extra_layers(wanted: str, folder: Path) -> int:
-    """Return the number of layers that the drafter keeps in the target's pages."""
+def list_key_shapes(wanted: str, folder: Path, target: ModelConfig) -> list[HeadShape]:
+    """Return the shapes of the layers that the drafter keeps in the pages of a target, see ``Drafter.key_shapes``."""
     kind, where = _resolve_kind(wanted, folder)
+    if kind == DFLASH and where:
+        return list(read_dflash_config(Path(where), target).key_shapes)
     has_layer = kind == MTP or (kind in ("eagle", EAGLE3) and where)
-    return EagleDrafter.layers if has_layer else 0
+    return [target.first_attention.shape] if has_layer else []
 
 
 def check_kv_dtype(wanted: str, folder: Path, dtype: torch.dtype) -> None:
@@ -116,10 +124,12 @@ def _resolve_kind(wanted: str, folder: Path) -> tuple[str, str]:
     shipped = folder / SHIPPED
     if not shipped.is_dir():
         return "ngram", ""
-    # Configurations of our own draft heads have a kind; all others are those of EAGLE-3 heads and of models.
+    # Configurations of our own draft heads have a kind; all others are those of published heads and of models.
     config = read_json(shipped / "config.json")
     if is_eagle3(config):
         return EAGLE3, str(shipped)
+    if is_dflash(config):
+        return DFLASH, str(shipped)
     return str(config.get("kind", "draft_model")), str(shipped / str(config.get("folder", "")))
 
 

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
+from engine.attention.layer import HeadShape
 from engine.protocol.request_checks import require_ids
 from engine.protocol.types import TokenizeRequest
 from engine.threads import short_waits  # noqa: F401 - it has to come before torch
@@ -161,7 +162,7 @@ class _SimulatedDrafter:
     kind = "simulated"
     hidden_state_needs = HiddenStateNeeds.NONE
     observed_layers: tuple[int, ...] = ()
-    layers = 0
+    key_shapes: tuple[HeadShape, ...] = ()
 
     def __init__(self, right: float, vocab: int) -> None:
         self.texts: list[list[int]] = []

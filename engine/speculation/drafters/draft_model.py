@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from engine.attention.layer import HeadShape
 from engine.cache.paged_kv import KVCache, kv_bytes_per_token
 from engine.cache.radix_tree import Node
 from engine.models.interface import Model
@@ -49,7 +50,7 @@ class DraftModel:
     """A ``Drafter`` with a model of its own."""
 
     kind = "draft_model"
-    layers = 0
+    key_shapes: tuple[HeadShape, ...] = ()
     hidden_state_needs = HiddenStateNeeds.NONE
     observed_layers: tuple[int, ...] = ()
 

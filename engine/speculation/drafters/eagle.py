@@ -30,7 +30,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from engine.attention.cuda_triton import TritonAttention
-from engine.attention.layer import LayerAttentionConfig
+from engine.attention.layer import HeadShape, LayerAttentionConfig
 from engine.attention.select import create_cpu_attention
 from engine.cache.paged_kv import KVCache
 from engine.device import to_device
@@ -140,10 +140,10 @@ class _Layer:
 class EagleDrafter:
     """A ``Drafter`` with one layer of its own in the target's pages."""
 
-    layers = 1
     hidden_state_needs = HiddenStateNeeds.ALL
 
     def __init__(self, layer: DraftLayer, model: Model) -> None:
+        self.key_shapes: tuple[HeadShape, ...] = (model.config.first_attention.shape,)
         self.kind, self.observed_layers = layer.kind, layer.observed_layers
         self._layer, self._device_config = layer, model.device_config
         self._hidden_scale = model.config.hidden_scale

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from engine.cache.paged_kv import KVCache, PageTable
 from engine.device import DeviceConfig, to_device
 from engine.models.config import read_json
+from engine.models.config_fields import refuse_unknown
 from engine.models.interface import Model
 from engine.protocol.types import EngineError
 from engine.speculation.drafter import DraftRequest, StepResult
@@ -47,6 +48,22 @@ def fits(path: Path, name: str, ours: int, target: int) -> None:
     """Raise ``EngineError`` unless a number of the head's configuration is the target's."""
     if ours != target:
         raise EngineError(f"{path}: {name} is {ours}, but the target model's is {target}")
+
+
+def read_count(path: Path, fields: dict[str, Any], name: str) -> int:
+    """Return a field that must be a whole number above 0."""
+    value = fields[name]
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise EngineError(f"{path}: {name} must be a whole number above 0, but is {value!r}")
+    return value
+
+
+def refuse_unknown_fields(path: Path, fields: dict[str, Any], known: set[str]) -> None:
+    """Raise ``EngineError`` that names the file, see ``refuse_unknown``."""
+    try:
+        refuse_unknown(fields, known)
+    except EngineError as error:
+        raise EngineError(f"{path}: {error}") from None
 
 
 def product(weight: Tensor, bias: Tensor | None = None) -> Callable[[Tensor], Tensor]:

@@ -18,25 +18,22 @@ Llama family's does.
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from engine.attention.layer import HeadShape
 from engine.cache.paged_kv import KVCache
 from engine.device import to_device
 from engine.models.decoder import Decoder
 from engine.models.interface import Model
-from engine.sampling.sampler import Ints
 from engine.scheduler.draft import EMPTY_DRAFT, Draft
 from engine.scheduler.sequence import GenerateSequence
 from engine.speculation.drafter import DraftRequest, HiddenStateNeeds, StepResult
 from engine.speculation.drafters.head_config import LastStates, read_head_config
-from engine.speculation.drafters.proposal import DraftSampler
+from engine.speculation.drafters.tree_draft import combine_positions
 from engine.weights.safetensors import Weights
 from kernels.cpu.availability import can_use_kernels
 from kernels.cpu.runtime.kernel_graph import KernelGraphCache
@@ -45,8 +42,6 @@ from kernels.layers.norm import rms_norm
 from kernels.linear.fp32 import Linear
 
 _EPS = 1e-6
-_WIDTH = 6
-"""Candidates of each head in a tree."""
 _MAX_RECORDED_BRANCHES = 16
 """Maximum number of branches of a recorded draft."""
 
@@ -70,7 +65,7 @@ class MedusaDrafter:
     """A ``Drafter`` with the last hidden state of each branch; a branch just preempted or resumed has none."""
 
     kind = "medusa"
-    layers = 0
+    key_shapes: tuple[HeadShape, ...] = ()
     hidden_state_needs = HiddenStateNeeds.LAST
     observed_layers: tuple[int, ...] = ()
 
@@ -100,15 +95,9 @@ class MedusaDrafter:
             return drafts
         known_requests = [requests[index] for index in found]
         depth = min(self._heads, max(request.depth for request in known_requests))
-        width = _WIDTH if any(request.nodes > request.depth for request in known_requests) else 1
-        sampler = DraftSampler([request.sequence for request in known_requests])
-        tokens, probs = sampler.best(
-            self._predict_logits(known_requests, states, depth), *_row_indices(len(known_requests), depth), width
-        )
-        shape = (len(known_requests), depth, -1)
-        rows = zip(found, known_requests, tokens.reshape(shape).tolist(), probs.reshape(shape).tolist(), strict=True)
-        for index, request, some, probs_left in rows:
-            drafts[index] = _combine(some[: request.depth], probs_left, request)
+        logits = self._predict_logits(known_requests, states, depth)
+        for index, draft in zip(found, combine_positions(known_requests, logits, depth), strict=True):
+            drafts[index] = draft
         return drafts
 
     def release(self, sequence: GenerateSequence) -> None:
@@ -146,32 +135,3 @@ class MedusaDrafter:
         normal = rms_norm(states, self._ones, _EPS)
         blocks = self._blocks(silu_mul(self._trunk(torch.cat((normal, sampled), dim=1)))).view(-1, self._heads, hidden)
         return self._model.compute_logits((blocks[:, :depth] + normal[:, None]).flatten(0, 1))
-
-
-@lru_cache(64)
-def _row_indices(count: int, depth: int) -> tuple[Ints, Ints]:
-    """Return the branch of each row of logits, and its number of draft tokens before."""
-    return np.arange(count).repeat(depth), np.tile(np.arange(depth), count)
-
-
-def _combine(tokens: list[list[int]], probs: list[list[float]], request: DraftRequest) -> Draft:
-    """Return the likeliest combinations of each depth's candidates, which are sorted best first."""
-    if request.nodes == request.depth:
-        return Draft.chain([some[0] for some in tokens], [probs_left[0] for probs_left in probs[: len(tokens)]])
-    nodes: list[tuple[int, int, int]] = []
-    """Parent, depth and rank among the candidates of each draft token."""
-    worth = [(-probs[0][0], -1, 0, 0)]
-    while worth and len(nodes) < request.nodes:
-        minus, parent, depth, rank = heapq.heappop(worth)
-        if minus == 0:
-            break
-        if rank + 1 < len(tokens[depth]):
-            heapq.heappush(worth, (minus / probs[depth][rank] * probs[depth][rank + 1], parent, depth, rank + 1))
-        if depth + 1 < len(tokens):
-            heapq.heappush(worth, (minus * probs[depth + 1][0], len(nodes), depth + 1, 0))
-        nodes.append((parent, depth, rank))
-    return Draft(
-        tuple(tokens[depth][rank] for _, depth, rank in nodes),
-        tuple(parent for parent, _, _ in nodes),
-        tuple(probs[depth][rank] for _, depth, rank in nodes),
-    )

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from engine.attention.layer import HeadShape
 from engine.cache.paged_kv import KVCache
 from engine.scheduler.draft import EMPTY_DRAFT, Draft
 from engine.scheduler.sequence import GenerateSequence
@@ -56,7 +57,7 @@ class NgramDrafter:
     """A ``Drafter`` without a model."""
 
     kind = "ngram"
-    layers = 0
+    key_shapes: tuple[HeadShape, ...] = ()
     hidden_state_needs = HiddenStateNeeds.NONE
     observed_layers: tuple[int, ...] = ()
 

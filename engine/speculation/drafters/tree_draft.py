@@ -8,7 +8,9 @@ will be, and the best ones are a tree. A chain is the tree in which each token i
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -21,6 +23,8 @@ from engine.speculation.drafters.proposal import DraftSampler
 
 WIDTH = 4
 """Maximum number of children of a node."""
+_CANDIDATES = 6
+"""Candidates of each position in a tree of independent positions."""
 FLOOR = 0.2
 """Minimum value of a node that is expanded. One more draft token costs a bundled model's drafter about a fifth of the
 time of a token."""
@@ -128,3 +132,50 @@ def _next_level(trees: Sequence[_Tree], depth: int) -> tuple[Level, list[int]]:
         np.array([trees[branch].tokens[node] for branch, node in chosen], np.int64),
     )
     return level, nodes
+
+
+def combine_positions(requests: Sequence[DraftRequest], logits: Tensor, depth: int) -> list[Draft]:
+    """Return a draft for each request whose positions were predicted independently of each other.
+
+    A tree is every combination of the positions' candidates, of which the likeliest stay. ``logits``: ``[requests *
+    depth, vocab]``, request by request, which may be changed.
+    """
+    width = _CANDIDATES if any(request.nodes > request.depth for request in requests) else 1
+    sampler = DraftSampler([request.sequence for request in requests])
+    tokens, probs = sampler.best(logits, *_index_rows(len(requests), depth), width)
+    shape = len(requests), depth, -1
+    return [
+        _combine(some[: request.depth], some_probs, request)
+        for request, some, some_probs in zip(
+            requests, tokens.reshape(shape).tolist(), probs.reshape(shape).tolist(), strict=True
+        )
+    ]
+
+
+@lru_cache(64)
+def _index_rows(count: int, depth: int) -> tuple[Ints, Ints]:
+    """Return the branch of each row of logits, and its number of draft tokens before."""
+    return np.arange(count).repeat(depth), np.tile(np.arange(depth), count)
+
+
+def _combine(tokens: list[list[int]], probs: list[list[float]], request: DraftRequest) -> Draft:
+    """Return the likeliest combinations of each depth's candidates, which are sorted best first."""
+    if request.nodes == request.depth:
+        return Draft.chain([some[0] for some in tokens], [some[0] for some in probs[: len(tokens)]])
+    nodes: list[tuple[int, int, int]] = []
+    """Parent, depth and rank among the candidates of each draft token."""
+    worth = [(-probs[0][0], -1, 0, 0)]
+    while worth and len(nodes) < request.nodes:
+        minus, parent, depth, rank = heapq.heappop(worth)
+        if minus == 0:
+            break
+        if rank + 1 < len(tokens[depth]):
+            heapq.heappush(worth, (minus / probs[depth][rank] * probs[depth][rank + 1], parent, depth, rank + 1))
+        if depth + 1 < len(tokens):
+            heapq.heappush(worth, (minus * probs[depth + 1][0], len(nodes), depth + 1, 0))
+        nodes.append((parent, depth, rank))
+    return Draft(
+        tuple(tokens[depth][rank] for _, depth, rank in nodes),
+        tuple(parent for parent, _, _ in nodes),
+        tuple(probs[depth][rank] for _, depth, rank in nodes),
+    )

@@ -27,6 +27,7 @@ from engine.speculation.load import load_drafter
 from tests.engine.conftest import Checkpoints
 from tests.engine.exact import float32_loss
 from tests.engine.helpers import Harness, generate, score
+from tests.engine.speculation.dflash_heads import dflash_parts
 from tests.engine.speculation.eagle3_heads import eagle3_parts
 from tests.engine.speculation.heads import eagle_parts, medusa_parts, save_head
 from tests.engine.ties import count_same_tokens
@@ -56,8 +57,8 @@ class Prompted:
 
     def __init__(self, drafter: Drafter) -> None:
         self._drafter = drafter
-        self.kind, self.layers, self.hidden_state_needs = drafter.kind, drafter.layers, drafter.hidden_state_needs
-        self.observed_layers = drafter.observed_layers
+        self.kind, self.key_shapes = drafter.kind, drafter.key_shapes
+        self.hidden_state_needs, self.observed_layers = drafter.hidden_state_needs, drafter.observed_layers
         self._random = random.Random(shift(0))
         self.known: set[GenerateSequence] = set()
         self.right: dict[tuple[int, tuple[int, ...]], tuple[int, ...]] = {}
@@ -127,7 +128,7 @@ class Timed(AdaptiveController):
 
 
 def drafter_of(kind: str, folder: Path, draft: Path, heads: Path, harness: Harness) -> Prompted:
-    parts = {"medusa": medusa_parts, "eagle": eagle_parts, "eagle3": eagle3_parts}
+    parts = {"medusa": medusa_parts, "eagle": eagle_parts, "eagle3": eagle3_parts, "dflash": dflash_parts}
     where = {"draft_model": f"={draft}", "ngram": ""}
     wanted = kind + (where[kind] if kind in where else f"={save_head(heads, *parts[kind]())}")
     model = harness.core.model
@@ -136,7 +137,9 @@ def drafter_of(kind: str, folder: Path, draft: Path, heads: Path, harness: Harne
     return Prompted(drafter)
 
 
-@pytest.mark.parametrize("kind", mostly_long(["off", "ngram", "draft_model", "medusa", "eagle", "eagle3"], every=3))
+@pytest.mark.parametrize(
+    "kind", mostly_long(["off", "ngram", "draft_model", "medusa", "eagle", "eagle3", "dflash"], every=3)
+)
 def test_random_traffic_on_a_small_pool_changes_no_tokens(checkpoints: Checkpoints, tmp_path: Path, kind: str) -> None:
     folder = checkpoints("qwen3")
     quiet, loss = Harness(folder), 2 * float32_loss(folder).logit

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from engine.attention.layer import HeadShape
 from engine.cache.paged_kv import KVCache
 from engine.protocol.constraint import Constraint
 from engine.protocol.types import Branch, GenerateRequest, SamplingParams
@@ -56,7 +57,7 @@ class Guesses:
     kind = "guesses"
     hidden_state_needs = HiddenStateNeeds.NONE
     observed_layers: tuple[int, ...] = ()
-    layers = 0
+    key_shapes: tuple[HeadShape, ...] = ()
 
     def __init__(self, law: Law) -> None:
         self._rng = np.random.default_rng(shift(5))

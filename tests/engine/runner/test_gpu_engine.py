@@ -25,6 +25,7 @@ from tests.engine.conftest import Checkpoints
 from tests.engine.exact import float32_loss, gap
 from tests.engine.gpu import EMULATED_GPU, EmulatedGraph, emulate_gpu
 from tests.engine.helpers import SMALL, Harness, generate, score
+from tests.engine.speculation.dflash_heads import dflash_parts
 from tests.engine.speculation.drafters.test_eagle import Reference
 from tests.engine.speculation.drafters.test_medusa import head_logits
 from tests.engine.speculation.eagle3_heads import Eagle3Reference, eagle3_parts
@@ -65,7 +66,7 @@ def drafter(kind: str, checkpoints: Checkpoints, folder: Path) -> str:
         return kind
     if kind == "draft_model":
         return f"{kind}={checkpoints('llama')}"
-    parts = {"medusa": medusa_parts, "eagle": eagle_parts, "eagle3": eagle3_parts}
+    parts = {"medusa": medusa_parts, "eagle": eagle_parts, "eagle3": eagle3_parts, "dflash": dflash_parts}
     return f"{kind}={save_head(folder / kind, *parts[kind]())}"
 
 
@@ -384,7 +385,7 @@ def test_a_real_gpu_samples_the_same_tokens_in_float32(kind: str, checkpoints: C
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
-@pytest.mark.parametrize("kind", ["ngram", "draft_model", "medusa", "eagle", "eagle3"])
+@pytest.mark.parametrize("kind", ["ngram", "draft_model", "medusa", "eagle", "eagle3", "dflash"])
 def test_drafters_on_a_real_gpu_change_no_token_in_float32(kind: str, checkpoints: Checkpoints, tmp_path: Path) -> None:
     folder, wanted = checkpoints("qwen3"), drafter(kind, checkpoints, tmp_path)
     expected = answers(folder, replace(SMALL, device="cpu"))

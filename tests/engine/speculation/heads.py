@@ -100,8 +100,8 @@ class Recorder:
 
     def __init__(self, drafter: Drafter) -> None:
         self._drafter = drafter
-        self.kind, self.layers, self.hidden_state_needs = drafter.kind, drafter.layers, drafter.hidden_state_needs
-        self.observed_layers = drafter.observed_layers
+        self.kind, self.key_shapes = drafter.kind, drafter.key_shapes
+        self.hidden_state_needs, self.observed_layers = drafter.hidden_state_needs, drafter.observed_layers
         self.asked: list[Asked] = []
 
     def reset(self, cache: KVCache) -> None:
@@ -159,6 +159,12 @@ class Target:
     def read_direction(self, features: Tensor) -> Floats:
         """Return the logits of states scaled to length 1, like ``readout``: the norm's epsilon has a larger effect."""
         return self.read(features / features.norm(dim=-1, keepdim=True))
+
+    def read_normalized(self, features: Tensor) -> Floats:
+        """Return the logits of states after the last norm."""
+        with float64():
+            logits: Floats = self._model.lm_head(features).double().numpy()
+        return logits
 
     def read(self, features: Tensor) -> Floats:
         with float64():

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from torch import Tensor
 
+from engine.attention.layer import HeadShape
 from engine.cache.paged_kv import KVCache
 from engine.scheduler.draft import Draft
 from engine.scheduler.sequence import GenerateSequence
@@ -23,7 +24,7 @@ class Oracle:
     kind = "oracle"
     hidden_state_needs = HiddenStateNeeds.ALL
     observed_layers: tuple[int, ...] = ()
-    layers = 0
+    key_shapes: tuple[HeadShape, ...] = ()
 
     def __init__(self, known: Mapping[Place, int], vocab: int, right: float, seed: int = 0) -> None:
         self._known, self._vocab, self._right = known, vocab, right

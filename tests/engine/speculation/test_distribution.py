@@ -14,6 +14,7 @@ from scipy.stats import chisquare
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from engine.attention.layer import HeadShape
 from engine.attention.plan import TreeMask
 from engine.cache.paged_kv import KVCache
 from engine.core.engine_core import EngineCore
@@ -33,6 +34,7 @@ from engine.speculation.load import load_drafter
 from kernels.common.sampling_tensors import NoiseKeys, SamplingTensors
 from tests.engine.conftest import Checkpoints
 from tests.engine.helpers import SMALL, Harness, generate
+from tests.engine.speculation.dflash_heads import dflash_parts
 from tests.engine.speculation.eagle3_heads import eagle3_parts
 from tests.engine.speculation.heads import eagle_parts, medusa_parts, save_head
 from tests.long import mostly_long, mostly_long_grid
@@ -126,7 +128,7 @@ class Likeliest:
     kind = "likeliest"
     hidden_state_needs = HiddenStateNeeds.ALL
     observed_layers: tuple[int, ...] = ()
-    layers = 0
+    key_shapes: tuple[HeadShape, ...] = ()
 
     def __init__(self, law: Law) -> None:
         self._chances: Counter[tuple[int, ...]] = Counter()
@@ -187,12 +189,13 @@ def test_likeliest_continuations_as_drafts_keep_the_exact_distribution(
 
 
 @pytest.mark.parametrize(
-    ("kind", "shape"), mostly_long_grid(["ngram", "draft_model", "medusa", "eagle", "eagle3"], SHAPES, every=3)
+    ("kind", "shape"),
+    mostly_long_grid(["ngram", "draft_model", "medusa", "eagle", "eagle3", "dflash"], SHAPES, every=3),
 )
 def test_every_drafter_keeps_the_exact_distribution(
     checkpoints: Checkpoints, law: Law, tmp_path: Path, kind: str, shape: str
 ) -> None:
-    parts = {"medusa": medusa_parts, "eagle": eagle_parts, "eagle3": eagle3_parts}
+    parts = {"medusa": medusa_parts, "eagle": eagle_parts, "eagle3": eagle3_parts, "dflash": dflash_parts}
     wanted = kind
     if kind in parts:
         wanted = f"{kind}={save_head(tmp_path / kind, *parts[kind]())}"

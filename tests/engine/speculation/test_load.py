@@ -14,6 +14,7 @@ from engine.core.engine_core import EngineCore
 from engine.protocol.types import EngineError
 from tests.engine.conftest import Checkpoints
 from tests.engine.helpers import SMALL
+from tests.engine.speculation.dflash_heads import dflash_parts
 from tests.engine.speculation.eagle3_heads import eagle3_parts
 from tests.engine.speculation.heads import eagle_parts, medusa_parts, save_head
 
@@ -28,6 +29,7 @@ def test_every_form_of_the_option_loads_its_drafter(checkpoints: Checkpoints, tm
     medusa = save_head(tmp_path / "medusa", *medusa_parts())
     eagle = save_head(tmp_path / "eagle", *eagle_parts())
     eagle3 = save_head(tmp_path / "eagle3", *eagle3_parts())
+    dflash = save_head(tmp_path / "dflash", *dflash_parts())
     forms = {
         "off": None,
         "ngram": "ngram",
@@ -36,6 +38,7 @@ def test_every_form_of_the_option_loads_its_drafter(checkpoints: Checkpoints, tm
         f"medusa={medusa}": "medusa",
         f"eagle={eagle}": "eagle",
         f"eagle3={eagle3}": "eagle3",
+        f"dflash={dflash}": "dflash",
     }
     assert {wanted: kind(folder, wanted) for wanted in forms} == forms
 

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 from torch import Tensor
 
+from engine.attention.layer import HeadShape
 from engine.cache.paged_kv import KVCache
 from engine.protocol.types import Branch
 from engine.scheduler.draft import EMPTY_DRAFT, Draft
@@ -30,7 +31,7 @@ class Slow:
     """A drafter whose drafts are empty, and its controller; each call takes a fixed time."""
 
     kind = "slow"
-    layers = 0
+    key_shapes: tuple[HeadShape, ...] = ()
     observed_layers: tuple[int, ...] = ()
 
     def __init__(self, clock: Clock, hidden_state_needs: HiddenStateNeeds, depth: int, rest: int = 0) -> None:

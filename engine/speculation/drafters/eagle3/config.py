@@ -17,10 +17,10 @@ from typing import Any
 
 from engine.attention.layer import LayerAttentionConfig
 from engine.models.config import ModelConfig, read_json
-from engine.models.config_fields import WITHOUT_INFLUENCE, refuse_unknown
+from engine.models.config_fields import WITHOUT_INFLUENCE
 from engine.models.rope import Rope, read_rope
 from engine.protocol.types import EngineError
-from engine.speculation.drafters.head_config import fits
+from engine.speculation.drafters.head_config import fits, read_count, refuse_unknown_fields
 
 KIND = "eagle3"
 _SPECULATORS_CLASSES = {"Eagle3Speculator", "Eagle3DraftModel"}
@@ -125,20 +125,20 @@ def read_eagle3_config(folder: Path, target: ModelConfig) -> Eagle3Config:
 
 def _read_config(path: Path, fields: dict[str, Any], target: ModelConfig) -> Eagle3Config:
     layer = _select_layer_fields(path, fields)
-    hidden, vocab = _read_count(path, layer, "hidden_size"), _read_count(path, layer, "vocab_size")
+    hidden, vocab = read_count(path, layer, "hidden_size"), read_count(path, layer, "vocab_size")
     fits(path, "vocab_size", vocab, target.vocab_size)
     if fields.get("target_hidden_size"):
-        fits(path, "target_hidden_size", _read_count(path, fields, "target_hidden_size"), target.hidden_size)
+        fits(path, "target_hidden_size", read_count(path, fields, "target_hidden_size"), target.hidden_size)
     else:
         fits(path, "hidden_size", hidden, target.hidden_size)
-    if (num_layers := _read_count(path, layer, "num_hidden_layers")) != 1:
+    if (num_layers := read_count(path, layer, "num_hidden_layers")) != 1:
         raise EngineError(f"{path}: num_hidden_layers is {num_layers}; only heads of one layer are supported")
     if layer.get("hidden_act", "silu") != "silu":
         raise EngineError(f"{path}: hidden_act {layer['hidden_act']!r} is not supported; supported is 'silu'")
     if layer.get("use_sliding_window") or "sliding_attention" in (layer.get("layer_types") or ()):
         raise EngineError(f"{path}: a sliding window is not supported; the layer must attend to all tokens")
     attention = _read_attention(path, layer, hidden, target)
-    draft_vocab = _read_count(path, fields, "draft_vocab_size") if fields.get("draft_vocab_size") else vocab
+    draft_vocab = read_count(path, fields, "draft_vocab_size") if fields.get("draft_vocab_size") else vocab
     if draft_vocab > vocab:
         raise EngineError(f"{path}: draft_vocab_size is {draft_vocab}, but vocab_size is {vocab}")
     if fields.get("norm_before_fc") and fields.get("fc_norm"):
@@ -146,7 +146,7 @@ def _read_config(path: Path, fields: dict[str, Any], target: ModelConfig) -> Eag
     rope_fields = {"max_position_embeddings": target.max_context} | layer
     return Eagle3Config(
         hidden_size=hidden,
-        intermediate_size=_read_count(path, layer, "intermediate_size"),
+        intermediate_size=read_count(path, layer, "intermediate_size"),
         draft_vocab_size=draft_vocab,
         attention=attention,
         rope=_read_rope(path, rope_fields, attention.head_dim),
@@ -175,8 +175,8 @@ def _select_layer_fields(path: Path, fields: dict[str, Any]) -> dict[str, Any]:
             raise EngineError(
                 f"{path}: a transformer_layer_config of {kind!r} is not supported; supported: {supported}"
             )
-        _refuse_unknown(path, fields, known | {"speculators_model_type", "transformer_layer_config"})
-        _refuse_unknown(path, layer, _LAYER_FIELDS | _IGNORED_FIELDS | WITHOUT_INFLUENCE)
+        refuse_unknown_fields(path, fields, known | {"speculators_model_type", "transformer_layer_config"})
+        refuse_unknown_fields(path, layer, _LAYER_FIELDS | _IGNORED_FIELDS | WITHOUT_INFLUENCE)
         return layer
     if not is_eagle3(fields):
         classes = sorted(_SPECULATORS_CLASSES | _LLAMA_CLASSES)
@@ -184,30 +184,15 @@ def _select_layer_fields(path: Path, fields: dict[str, Any]) -> dict[str, Any]:
             f"{path} is not an EAGLE-3 head's: architectures are {fields.get('architectures')!r}, not one of "
             f"{', '.join(classes)}, nor {_PLAIN_CLASS} with draft_vocab_size"
         )
-    _refuse_unknown(path, fields, known | _LAYER_FIELDS | {"eagle_config"})
+    refuse_unknown_fields(path, fields, known | _LAYER_FIELDS | {"eagle_config"})
     return fields
-
-
-def _refuse_unknown(path: Path, fields: dict[str, Any], known: set[str]) -> None:
-    try:
-        refuse_unknown(fields, known)
-    except EngineError as error:
-        raise EngineError(f"{path}: {error}") from None
-
-
-def _read_count(path: Path, fields: dict[str, Any], name: str) -> int:
-    """Return a field that must be a whole number above 0."""
-    value = fields[name]
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise EngineError(f"{path}: {name} must be a whole number above 0, but is {value!r}")
-    return value
 
 
 def _read_attention(path: Path, layer: dict[str, Any], hidden: int, target: ModelConfig) -> LayerAttentionConfig:
     """Return the layer's attention, whose keys and values lie in the target's pages and have their sizes."""
-    heads = _read_count(path, layer, "num_attention_heads")
-    kv_heads = _read_count(path, layer, "num_key_value_heads") if layer.get("num_key_value_heads") else heads
-    head_dim = _read_count(path, layer, "head_dim") if layer.get("head_dim") else hidden // heads
+    heads = read_count(path, layer, "num_attention_heads")
+    kv_heads = read_count(path, layer, "num_key_value_heads") if layer.get("num_key_value_heads") else heads
+    head_dim = read_count(path, layer, "head_dim") if layer.get("head_dim") else hidden // heads
     fits(path, "num_key_value_heads", kv_heads, target.kv_heads)
     fits(path, "head_dim", head_dim, target.head_dim)
     if heads % kv_heads:

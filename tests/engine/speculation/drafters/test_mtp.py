@@ -20,7 +20,7 @@ from engine.scheduler.draft import EMPTY_DRAFT
 from engine.speculation.control.controller import FixedController
 from engine.speculation.drafters import tree_draft
 from engine.speculation.drafters.mtp import load_mtp
-from engine.speculation.load import extra_layers
+from engine.speculation.load import list_key_shapes
 from tests.engine.conftest import MODELS, Checkpoints, save_random_model
 from tests.engine.exact import exact_reference
 from tests.engine.helpers import SMALL, Harness, generate
@@ -173,7 +173,9 @@ def test_the_option_takes_the_layer_of_the_checkpoint_and_room_for_its_keys(
     folder = save_with_layer(kind, checkpoints(kind), Parts(kind, tmp_path / "layer"), tmp_path / "model")
     harness = Harness(folder, replace(SMALL, draft="mtp"))
     plain = Harness(checkpoints(kind), SMALL)
-    assert extra_layers("mtp", folder) == len(harness.core.cache.data) - len(plain.core.cache.data)
+    [shape] = list_key_shapes("mtp", folder, harness.core.model.decoder.config)
+    assert harness.core.cache.pools[0].shape == shape
+    assert len(harness.core.cache.data) == len(plain.core.cache.data) + 1
     prompt = generate(PROMPTS[1], [Branch(1, 1, 12)], ignore_eos=True)
     assert harness.complete(prompt)[0].token_ids == plain.complete(prompt)[0].token_ids
 
