@@ -1,8 +1,9 @@
 """8-bit floats (e4m3) with a scale for each block, DeepSeek's layout, which transformers, vLLM and SGLang read.
 
 ``NAME.weight`` float8 e4m3 ``[out, in]``; ``NAME.weight_scale_inv`` float32 ``[ceil(out / 128), ceil(in / 128)]``, by
-which a block's numbers are multiplied. Without ``weight_block_size`` there is one number for a matrix, of that name
-(transformers) or ``NAME.weight_scale`` (vLLM).
+which a block's numbers are multiplied. Where ``scale_fmt`` is ``ue8m0`` (DeepSeek-V3.1 and later) the scales are powers
+of two, and may be stored as their exponents, in a byte each. Without ``weight_block_size`` there is one number for a
+matrix, of that name (transformers) or ``NAME.weight_scale`` (vLLM).
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _KNOWN = {
     # Modules without a scale are not quantised, whatever is listed.
     *("modules_to_not_convert", "modules_to_convert", "ignored_layers"),
 }
-_FIXED: dict[str, tuple[Any, ...]] = {"scale_fmt": ("float",), "expert_dtype": ("fp8",)}
+_FIXED: dict[str, tuple[Any, ...]] = {"scale_fmt": ("float", "ue8m0"), "expert_dtype": ("fp8",)}
 
 
 def create_reader(config: dict[str, Any]) -> Callable[[Weights, str, int, int], Matrix]:
@@ -74,15 +75,21 @@ def read_float8(
     """Take ``NAME.weight`` and its scales: one for each ``block``, or without blocks one for the matrix or each row."""
     codes = weights.take_raw(f"{name}.weight", torch.float8_e4m3fn, rows, columns)
     if block is None:
-        scales = require_finite(name, weights.take_raw(scale, None))
+        scales = _take_scales(weights, name, scale)
         if scales.numel() not in (1, rows):
             raise EngineError(f"{name!r} is corrupt: {scales.numel()} scales for {rows} rows")
         scales, block = scales.view(-1, 1), (rows // scales.numel(), columns)
     else:
         grid = -(-rows // block[0]), -(-columns // block[1])
-        scales = require_finite(name, weights.take_raw(scale, None, *grid))
+        scales = _take_scales(weights, name, scale, *grid)
     weights.count(rows * columns)
     return Float8Matrix(codes, scales, (block[0], block[1]), rounds_activations)
+
+
+def _take_scales(weights: Weights, name: str, scale: str, *shape: int) -> Tensor:
+    """Take the scales of a matrix, in float32."""
+    scales = weights.take_raw(scale, None, *shape)
+    return require_finite(name, scales.view(torch.float8_e8m0fnu) if scales.dtype == torch.uint8 else scales)
 
 
 def require_block_size(config: dict[str, Any], field: str) -> list[int]:

@@ -64,7 +64,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     (AWQ | {"format": "gemv"}, "format is 'gemv'"),
     (AWQ | {"zero_point": False}, "zero_point is False; supported: True"),
     (AWQ | {"desc_act": True}, "desc_act is True"),
-    (FP8 | {"scale_fmt": "ue8m0"}, "scale_fmt is 'ue8m0'; supported: 'float'"),
+    (FP8 | {"scale_fmt": "e5m0"}, "scale_fmt is 'e5m0'; supported: 'float', 'ue8m0'"),
     (FP8 | {"fmt": "e5m2"}, "fmt is 'e5m2'; supported: 'e4m3'"),
     (FP8 | {"expert_dtype": "fp4"}, "expert_dtype is 'fp4'"),
     (FP8 | {"kv_cache_quant_algo": "FP8"}, "kv_cache_quant_algo is 'FP8'"),
@@ -95,6 +95,7 @@ ACCEPTED: list[dict[str, Any]] = [
     GPTQ | {"is_marlin_format": False, "exllama_config": {"version": 1}, "use_exllama": True, "batch_size": 1},
     AWQ | {"do_fuse": False, "backend": "auto", "fuse_max_seq_len": None, "exllama_config": None, "format": "gemm"},
     FP8 | {"dequantize": False, "scale_fmt": "float", "ignored_layers": ["lm_head"]},
+    FP8 | {"scale_fmt": "ue8m0"},
     NF4 | {"_load_in_4bit": True, "_load_in_8bit": False, "llm_int8_threshold": 6.0, "llm_int8_has_fp16_weight": False},
 ]
 

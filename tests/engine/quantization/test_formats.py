@@ -234,6 +234,18 @@ def test_fp8_in_blocks_is_read(tmp_path: Path) -> None:
     assert torch.equal(dense(read(tmp_path, config, tensors)), expected)
 
 
+@pytest.mark.parametrize("stored", [torch.float32, torch.float8_e8m0fnu, torch.uint8])
+def test_fp8_with_powers_of_two_as_scales_is_read_as_they_are_stored(tmp_path: Path, stored: torch.dtype) -> None:
+    """DeepSeek-V3.1 stores them as float32, later ones their exponents in a byte."""
+    config, tensors, _ = fp8_file()
+    exponents = torch.randint(120, 132, (4, 2), dtype=torch.uint8)
+    scales = 2.0 ** (exponents.float() - 127)
+    by_float32 = dense(read(tmp_path, config, tensors | {"m.weight_scale_inv": scales}))
+    kept = {torch.uint8: exponents, torch.float8_e8m0fnu: exponents.view(torch.float8_e8m0fnu)}.get(stored, scales)
+    found = read(tmp_path, config | {"scale_fmt": "ue8m0"}, tensors | {"m.weight_scale_inv": kept})
+    assert torch.equal(dense(found), by_float32)
+
+
 def nf4_file(*, nested: bool) -> tuple[dict[str, Any], dict[str, Tensor], Tensor]:
     count, block = ROWS * COLUMNS, 64
     codes = _RANDOM.integers(0, 16, count)
