@@ -32,7 +32,7 @@ from kernels.layers.norm import rms_norm
 
 _MAX_KEPT_BUFFERS = 128
 """Sets of buffers kept for steps of the same shape."""
-_MAX_REPEATABLE_QUERIES = 25
+MAX_REPEATABLE_QUERIES = 25
 """New tokens of a row up to which a step's shape is expected again: one, and the largest tree of draft tokens."""
 
 
@@ -76,7 +76,7 @@ class TritonAttention:
 
     def prepare(self, metadata: AttentionMetadata) -> None:
         """Plan a step and copy the plan to the device."""
-        self.is_repeatable = int(metadata.query_lens.max()) <= _MAX_REPEATABLE_QUERIES
+        self.is_repeatable = int(metadata.query_lens.max()) <= MAX_REPEATABLE_QUERIES
         """True if every row of the prepared step has few new tokens."""
         self.buffers = tuple(self._fill_buffers(metadata, window) for window in self._windows)
         """Index tensors of the prepared step. Their shapes bound the number of tokens of a batch."""

@@ -390,6 +390,14 @@ class KVCache:
         if self.states is not None and table.state is not None:
             self.states.share_snapshot(self._find_path(table, tokens), table.state, self.page_size)
 
+    def keep_last_state(self, table: PageTable, tokens: Sequence[int], num_tokens: int) -> None:
+        """Keep the state after ``num_tokens`` tokens of a table that ends, if it has that state."""
+        if self.states is None or table.state is None:
+            return
+        self.states.rewind(table.state, num_tokens)
+        if table.state.num_tokens == num_tokens:
+            self.keep_state(table, tokens)
+
     def keep_snapshots(self, table: PageTable, tokens: Sequence[int], slots: Iterable[tuple[int, int]]) -> None:
         """Keep slots as snapshots, given the numbers of tokens that they are the states after.
 

@@ -31,13 +31,20 @@ class StateSegment(NamedTuple):
     """Consecutive tokens of a batch that belong to one sequence.
 
     They follow the state in the slot ``source``, and the state after them goes to the slot ``target``, which may be the
-    same. A segment may read what an earlier one of its step has written.
+    same. A segment may read what an earlier one of its sequence and step has written.
     """
 
     start: int
     end: int
     source: int
     target: int
+    num_chained: int = 0
+    """Number of a sequence's segments, which follow one another, for the first of them; 0 for the others.
+
+    Those of one sequence are computed in their order, beside those of others."""
+
+
+NUM_FIELDS = len(StateSegment._fields)
 
 
 class LayerStates(NamedTuple):
@@ -46,7 +53,7 @@ class LayerStates(NamedTuple):
     layers: Sequence[Sequence[Tensor]]
     """As in ``StateStep``."""
     segments: Tensor
-    """``[any, 4]`` int64: those of a ``StateStep``, and any number of others without tokens."""
+    """``[any, 5]`` int64: those of a ``StateStep``, and any number of zeros, which are segments without tokens."""
 
 
 @dataclass(frozen=True)
@@ -58,8 +65,11 @@ class StateStep:
     segments: Sequence[StateSegment]
     """All tokens of the batch, in its order."""
 
+    table: Tensor | None = None
+    """The segments and zeros behind them ``[segments or more, 5]`` where a captured step reads them."""
+
     def list_segments(self) -> Tensor:
-        """Return the segments as an int64 tensor ``[segments, 4]``."""
+        """Return the segments as an int64 tensor ``[segments, 5]`` on the host."""
         return torch.tensor(self.segments, dtype=torch.int64)
 
     @cached_property

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 
@@ -37,8 +38,23 @@ class SequenceState:
     """The slot that the sequence references; ``NO_STATE`` before its first token."""
     num_tokens: int
     """Number of tokens after which the state is that of the slot."""
+    previous: int = NO_STATE
+    """The slot of the state one token earlier, while the token after that may end the sequence; else ``NO_STATE``."""
     wanted: set[int] = field(default_factory=set)
     """Numbers of tokens after which a snapshot is wanted besides those at regular distances."""
+
+
+class StateRow(NamedTuple):
+    """A sequence's share of a step."""
+
+    state: SequenceState
+    num_tokens: int
+    """Number of its own tokens."""
+    parents: Sequence[int] = ()
+    """Parents of its draft tokens."""
+    is_token_unread: bool = False
+    """True if the host has not read its token, which may be its last one: then the state before it is the one to keep,
+    and it is not overwritten."""
 
 
 @dataclass(eq=False, slots=True)
@@ -50,6 +66,8 @@ class StateWork:
     """The slot of the state after the sequence's own tokens of the step."""
     num_tokens: int
     """Number of tokens of the sequence after the step, drafts not included."""
+    keeps_previous: bool = False
+    """True if the slot that is read is kept until the host has read the step's token."""
     snapshots: list[tuple[int, int]] = field(default_factory=list)
     """Snapshots within the step: numbers of tokens, and slots that nothing else references yet."""
     drafts: tuple[int, ...] = ()
@@ -109,10 +127,11 @@ class StatePool:
         """Return the state of a sequence that begins with a snapshot, or ``NO_STATE`` after no token."""
         if slot != NO_STATE:
             self.slots.incref([slot])
-        return SequenceState(slot, num_tokens, set(wanted))
+        return SequenceState(slot, num_tokens, wanted=set(wanted))
 
     def close(self, state: SequenceState) -> None:
         """Release the state of a sequence that ends."""
+        self.release_previous(state)
         self._release(state.slot)
         state.slot = NO_STATE
 
@@ -131,32 +150,33 @@ class StatePool:
         """Return True if a sequence alone references its slot, so that it may be overwritten."""
         return state.slot != NO_STATE and self.slots.ref_counts[state.slot] == 1
 
-    def plan(self, rows: Sequence[tuple[SequenceState, int, Sequence[int]]]) -> StateStep:
+    def plan(self, rows: Sequence[StateRow]) -> StateStep:
         """Plan a step that computes tokens of some sequences, given in the order of its batch.
 
-        Each row is a sequence's state, the number of its own tokens in the step, and the parents of its draft tokens,
-        for each of which there must be a spare slot (``count_spare_slots``). The slots that are read stay referenced
+        For each draft token there must be a spare slot (``count_spare_slots``). The slots that are read stay referenced
         until ``commit``.
         """
-        self._work = [self._reserve(state, count) for state, count, _ in rows]
-        for work, (_, _, parents) in zip(self._work, rows, strict=True):
-            work.drafts = tuple(self._allocate_needed() for _ in parents)
+        self._work = [self._reserve(row) for row in rows]
+        for work, row in zip(self._work, rows, strict=True):
+            work.drafts = tuple(self._allocate_needed() for _ in row.parents)
         segments: list[StateSegment] = []
         start = 0
-        for work, (state, count, parents) in zip(self._work, rows, strict=True):
-            segments += self._cut_segments(work, start)
+        for work, (state, count, parents, _) in zip(self._work, rows, strict=True):
+            own = self._cut_segments(work, start)
             own_end = start + count
             for index, parent in enumerate(parents):
                 source = work.target if parent < 0 else work.drafts[parent]
-                segments.append(StateSegment(own_end + index, own_end + index + 1, source, work.drafts[index]))
+                own.append(StateSegment(own_end + index, own_end + index + 1, source, work.drafts[index]))
+            segments += own if len(own) == 1 else [own[0]._replace(num_chained=len(own)), *own[1:]]
             start = own_end + len(parents)
             state.wanted = {position for position in state.wanted if position >= work.num_tokens}
         return StateStep(self.layers, segments)
 
-    def _reserve(self, state: SequenceState, count: int) -> StateWork:
-        """Return the work of a row with the slot that it writes: its own, if nothing else references that."""
-        target = state.slot if self._owns_slot(state) else self._allocate_needed()
-        return StateWork(state, target, state.num_tokens + count)
+    def _reserve(self, row: StateRow) -> StateWork:
+        """Return the work of a row with the slot that it writes: its own, if nothing else needs what that holds."""
+        state, is_own = row.state, self._owns_slot(row.state) and not row.is_token_unread
+        target = state.slot if is_own else self._allocate_needed()
+        return StateWork(state, target, state.num_tokens + row.num_tokens, keeps_previous=row.is_token_unread)
 
     def _cut_segments(self, work: StateWork, start: int) -> list[StateSegment]:
         """Return the segments of a row whose first token in the batch is ``start``, cut where snapshots are wanted."""
@@ -166,10 +186,11 @@ class StatePool:
             slot = self._allocate()
             if slot is None:
                 break
-            segments.append(StateSegment(start, start + cut - position, source, slot))
+            segments.append(StateSegment(start, start + cut - position, source, slot, num_chained=int(not segments)))
             work.snapshots.append((cut, slot))
             start, position, source = start + cut - position, cut, slot
-        segments.append(StateSegment(start, start + work.num_tokens - position, source, work.target))
+        end = start + work.num_tokens - position
+        segments.append(StateSegment(start, end, source, work.target, num_chained=int(not segments)))
         return segments
 
     def _wanted_within(self, state: SequenceState, end: int) -> list[int]:
@@ -182,10 +203,23 @@ class StatePool:
         """Make what the planned step wrote the states of its sequences; return its work, in the order of the batch."""
         done, self._work = self._work, []
         for work in done:
-            if work.state.slot != work.target:
+            if work.keeps_previous:
+                work.state.previous = work.state.slot
+            elif work.state.slot != work.target:
                 self._release(work.state.slot)
             work.state.slot, work.state.num_tokens = work.target, work.num_tokens
         return done
+
+    def rewind(self, state: SequenceState, num_tokens: int) -> None:
+        """Move a sequence back to the state after ``num_tokens`` tokens, if it is the one that was kept."""
+        if state.previous != NO_STATE and state.num_tokens == num_tokens + 1:
+            self._release(state.slot)
+            state.slot, state.num_tokens, state.previous = state.previous, num_tokens, NO_STATE
+
+    def release_previous(self, state: SequenceState) -> None:
+        """Release the state before the latest one, as the token after that did not end the sequence."""
+        self._release(state.previous)
+        state.previous = NO_STATE
 
     def accept(self, work: StateWork, path: Sequence[int]) -> None:
         """Move a sequence on to the state after the last of some accepted draft tokens, given by their indices."""
@@ -257,7 +291,8 @@ class StatePool:
             raise RuntimeError("pages and slots do not agree on the snapshots")
         if any(not 0 < offset <= len(node.key) for node in snapshots.values() for offset in node.snapshots):
             raise RuntimeError("a snapshot lies outside of its page")
-        held = [state.slot for state in states if state.slot != NO_STATE]
+        states = list(states)
+        held = [slot for state in states for slot in (state.slot, state.previous) if slot != NO_STATE]
         self.slots.check([*held, *snapshots])
         if any(state.slot != NO_STATE and state.num_tokens < 1 for state in states):
             raise RuntimeError("a sequence has a state after no token")

@@ -84,24 +84,38 @@ class GpuMemory:
         self._largest_step = max(self._largest_step, step)
         self._drafters[name] = drafter
 
-    def take(self, name: str, device: torch.device, bytes_per_token: int, min_tokens: int) -> int:
-        """Return how many tokens of keys and values fit into a model's share.
+    def measure_share(self, device: torch.device) -> int:
+        """Return the bytes of the share that the next model takes; negative if there is none."""
+        return self._measure(device)[1]
+
+    def _measure(self, device: torch.device) -> tuple[int, int]:
+        """Return the bytes that are used, and those of the next model's share."""
+        allowed = self.open(device)
+        assert self._at_start is not None
+        used = self._at_start.free - read_memory(device).free
+        return used, divide(allowed, used, self._largest_step, [*self._drafters.values()])
+
+    def take(
+        self, name: str, device: torch.device, bytes_per_token: int, min_tokens: int, *, state_bytes: int = 0
+    ) -> int:
+        """Return how many tokens of keys and values fit into a model's share, beside ``state_bytes`` of states.
 
         Raises ``NotEnoughMemory`` if they are fewer than ``min_tokens``, those of the shortest useful sequence.
         """
         allowed = self.open(device)
         assert self._at_start is not None
-        used = self._at_start.free - read_memory(device).free
-        share = divide(allowed, used, self._largest_step, [*self._drafters.values()])
+        used, share = self._measure(device)
+        share -= state_bytes
         if share < min_tokens * bytes_per_token:
+            states = f"{in_gib(state_bytes)} for states, " if state_bytes else ""
             raise NotEnoughMemory(
-                f"model {name!r} needs {in_gib(used)} for weights, {in_gib(self._largest_step)} for a step and "
+                f"model {name!r} needs {in_gib(used)} for weights, {states}{in_gib(self._largest_step)} for a step and "
                 f"{in_gib(min_tokens * bytes_per_token)} for one sequence of {min_tokens} tokens, has "
                 f"{in_gib(allowed)} ({self._utilization:g} of the GPU's {in_gib(self._at_start.total)}): use a larger "
                 "GPU, a checkpoint with fewer bits, --kv-dtype int8, or fewer --step-tokens"
             )
         del self._drafters[name]
-        return share // bytes_per_token
+        return share // max(1, bytes_per_token)
 
 
 def in_gib(num_bytes: int) -> str:

@@ -20,7 +20,7 @@ from engine.models.load import choose_decoder, load_model
 from engine.protocol.options import EngineOptions
 from engine.protocol.types import EngineError
 from engine.runner.largest_step import run_largest_step
-from engine.runner.states import check_slots
+from engine.runner.states import check_slots, count_slots
 from engine.speculation.control.adaptive import AdaptiveController
 from engine.speculation.drafter import Drafter
 from engine.speculation.load import (
@@ -37,6 +37,10 @@ _log = logging.getLogger(__name__)
 
 _DEFAULT_KV_BYTES = 1 << 30
 _DEFAULT_KV_TOKENS = 1 << 17
+_PURE_TOKENS = 1 << 20
+"""Tokens that the cache of a GPU knows of a model whose layers all keep states, so that they take no memory there."""
+_STATES_PART = 4
+"""Part of the GPU's memory for a cache, 1 in so many, that states may take by default."""
 
 
 def select_model_device(folder: Path, options: EngineOptions) -> DeviceConfig:
@@ -97,6 +101,8 @@ class ModelWeights:
             ) from None
         if options.deterministic and isinstance(self.model, TransformersModel):
             raise EngineError(f"{folder}: deterministic mode is not supported for architectures run by transformers")
+        self.num_state_slots = count_slots(self.model.config, options)
+        """Slots of states; on a GPU that decides the size of the cache they are known when that is."""
         if self._is_sized_by_gpu:
             memory.add(name, step=self._measure_largest_step(context), drafter=max_own_bytes(self.drafter))
 
@@ -107,13 +113,17 @@ class ModelWeights:
 
     def choose_num_tokens(self) -> int:
         """Return how many tokens the KV cache holds: whole pages, at least one. Called once, when all are loaded."""
-        config, device = self.model.config, self.device_config.device
+        config, device, options = self.model.config, self.device_config.device, self._options
         if not self._is_sized_by_gpu:
             return self._bound_tokens(config, 0)
-        least = min(config.max_context, self._options.step_tokens)
-        num_tokens = self._memory.take(self.name, device, self.bytes_per_token, least)
+        if config.states:
+            share = max(0, self._memory.measure_share(device)) // (_STATES_PART if self.bytes_per_token else 1)
+            self.num_state_slots = count_slots(config, options, share)
+        state_bytes = self.num_state_slots * config.state_bytes
+        least = min(config.max_context, options.step_tokens)
+        num_tokens = self._memory.take(self.name, device, self.bytes_per_token, least, state_bytes=state_bytes)
         _log.info("model %s: %d tokens of keys and values fit into the GPU's memory", self.name, num_tokens)
-        return self._whole_pages(num_tokens)
+        return self._whole_pages(num_tokens if self.bytes_per_token else min(num_tokens, _PURE_TOKENS))
 
     def _bound_tokens(self, config: ModelConfig, allowed: int) -> int:
         """Return an upper bound of the cache's tokens, its size unless the GPU's memory decides.
@@ -128,7 +138,7 @@ class ModelWeights:
             check_kv_dtype(self._options.draft, self.folder, self.kv_dtype)
         bytes_per_token = self._bytes_per_token(config)
         if self._is_sized_by_gpu:
-            return self._whole_pages(allowed // max(1, bytes_per_token))
+            return self._whole_pages(allowed // bytes_per_token if bytes_per_token else _PURE_TOKENS)
         default = min(_DEFAULT_KV_TOKENS, _DEFAULT_KV_BYTES // max(1, bytes_per_token))
         return self._whole_pages(self._options.kv_tokens or default)
 

@@ -19,7 +19,7 @@ import numpy as np
 from torch import Tensor
 
 from engine.cache.paged_kv import KVCache
-from engine.cache.states import StateWork
+from engine.cache.states import SequenceState, StateWork
 from engine.core.gpu_memory import NotEnoughMemory
 from engine.core.loaded_model import LoadedModel
 from engine.core.model_setup import ModelWeights, create_speculator
@@ -126,6 +126,7 @@ class StepRunner:
         self._options = options
         self._kv_dtype = weights.kv_dtype
         self._bytes_per_token = weights.bytes_per_token
+        self._num_state_slots = weights.num_state_slots
         self._timings = timings
         try:
             self._create_cache()
@@ -179,7 +180,9 @@ class StepRunner:
             context=self.model.info.context,
             device_config=self.device_config,
             dtype=self._kv_dtype,
-            states=create_states(config, options, self._bytes_per_token, self.device_config),
+            states=create_states(
+                config, options, self._num_state_slots, self._bytes_per_token, device_config=self.device_config
+            ),
             max_pinned=int(self.num_pages * options.lease_share),
             pin_seconds=options.lease_seconds,
         )
@@ -336,12 +339,14 @@ class StepRunner:
 
     def _keep_snapshots(self, sequence: Sequence, work: StateWork) -> None:
         """Keep the snapshots that a step made of a sequence's state, and its state after the step if it is wanted."""
-        states, table = self.cache.states, sequence.pages
-        assert states is not None
         if work.snapshots:
-            self.cache.keep_snapshots(table, sequence.tokens, work.snapshots)
-        if states.wants_snapshot(work.state):
-            self.cache.keep_state(table, sequence.tokens)
+            self.cache.keep_snapshots(sequence.pages, sequence.tokens, work.snapshots)
+        self._keep_wanted_state(sequence, work.state)
+
+    def _keep_wanted_state(self, sequence: Sequence, state: SequenceState) -> None:
+        """Keep a sequence's present state as a snapshot, if it is wanted and its tokens are published."""
+        if self.cache.states is not None and self.cache.states.wants_snapshot(state):
+            self.cache.keep_state(sequence.pages, sequence.tokens)
 
     def _append_unread(self, step: Step) -> None:
         """Append an unread token to each sampled branch that it does not end by its count."""
@@ -420,6 +425,9 @@ class StepRunner:
         # Less than none: the next step is in flight and computes keys and values of the last token.
         if finish is None and num_accepted < 0 and sequence.num_read % self.cache.page_size == 0:
             self.cache.publish(sequence.pages, sequence.tokens, sequence.num_read, include_partial=False)
+            state = sequence.pages.state
+            if state is not None and state.num_tokens == sequence.num_read:
+                self._keep_wanted_state(sequence, state)
         return finish
 
     def report_outcomes(self, step: Step) -> None:
@@ -427,6 +435,8 @@ class StepRunner:
         if self.cache.states is not None:
             for work in step.states.values():
                 self.cache.states.release_drafts(work)
+                # The step in flight, if there is one, follows the tokens that were read now.
+                self.cache.states.release_previous(work.state)
         if self.speculator is not None and step.hidden is not None:
             self.speculator.update(step.scheduled, step.outcomes, hidden=step.hidden, kept=step.kept)
 
@@ -445,14 +455,14 @@ def _take_unread(
     if plan is None or sampled is None:
         return batch
     if decode is not None and decode is previous.decode:
-        return Batch(batch.tokens, batch.positions, UnreadTokens(sampled))
+        return replace(batch, unread=UnreadTokens(sampled))
     # Sequences with one new token come first in a batch, so a row is also the index of its sequence.
     rows = np.flatnonzero(batch.tokens.numpy() == PENDING_TOKEN).tolist()
     if not rows:
         return batch
     sources: dict[Sequence, int] = {request.sequence: index for index, request in enumerate(plan.requests)}
     indices = [sources[scheduled[row].sequence] for row in rows]
-    return Batch(batch.tokens, batch.positions, UnreadTokens(sampled, (rows, indices)))
+    return replace(batch, unread=UnreadTokens(sampled, (rows, indices)))
 
 
 def split_at_possible_stops(

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from engine.attention.layer import FusedAttentionBackend
-from engine.cache.state_layers import LayerStates
+from engine.cache.state_layers import LayerStates, StateStep
 from engine.device import CPU, DeviceConfig, to_device
 from engine.models.families.config import DecoderConfig
 from engine.models.feed_forward import (
@@ -24,6 +24,7 @@ from engine.models.feed_forward import (
     FeedForward,
     GatedMlp,
     SharedExperts,
+    can_capture,
     has_grouped_products,
     stack_experts,
 )
@@ -226,10 +227,7 @@ class Decoder:
     @property
     def is_capturable(self) -> bool:
         """True if the host waits for nothing in ``forward``, so that a CUDA graph can be captured."""
-        return self.config.cpu_only_part is None and all(
-            isinstance(layer.mlp, GatedMlp) or (isinstance(layer.mlp, Experts) and layer.mlp.is_stacked)
-            for layer in self._layers
-        )
+        return self.config.cpu_only_part is None and all(can_capture(layer.mlp) for layer in self._layers)
 
     @property
     def layouts(self) -> dict[str, int]:
@@ -248,8 +246,14 @@ class Decoder:
     def embed_inputs(self, batch: Batch) -> StepInputs:
         """Return the layers' inputs."""
         hidden = self.embedding(batch.tokens, self.config.embedding_scale)
-        states = None if batch.states is None else LayerStates(batch.states.layers, batch.states.list_segments())
+        states = None if batch.states is None else self.place_states(batch.states)
         return StepInputs(hidden, [table[batch.positions] for table in self.rope_tables], states)
+
+    def place_states(self, step: StateStep) -> LayerStates:
+        """Return the states of a step with its segments on the device."""
+        if step.table is not None:
+            return LayerStates(step.layers, step.table)
+        return LayerStates(step.layers, to_device(step.list_segments(), self.device_config.device))
 
     def forward_layers(
         self, inputs: StepInputs, attend: FusedAttentionBackend, keep: KeepState | None = None
@@ -268,9 +272,9 @@ class Decoder:
         """
         hidden = inputs.hidden
         qkv = self.project_first(hidden)
-        for index in range(len(self._layers)):
+        for index in range(self.config.num_layers):
             attn_out = self.attend(index, qkv, inputs.angles, attend, inputs.states)
-            if index < len(self._layers) - 1:
+            if index < self.config.num_layers - 1:
                 hidden, qkv = self.forward_between(index, hidden, attn_out, keep)
         return hidden, attn_out
 
@@ -438,6 +442,10 @@ class LayerBuilder:
         weight = weight + self._config.norm_offset if self._config.norm_offset else weight
         return weight.to(self._device_config.device)  # float32 on every device: it costs next to nothing
 
+    def constant(self, name: str, *shape: int) -> Tensor:
+        """Return a small tensor that is no matrix of a product: float32 on every device."""
+        return self._weights.take(name, *shape).to(self._device_config.device)
+
     def linear(self, name: str, rows: int, columns: int, *, bias: bool) -> Product:
         return self.product({name: rows}, columns, bias=bias)
 
@@ -504,7 +512,7 @@ class LayerBuilder:
         gate = f"{prefix}{router}.gate"
         correction = None
         if moe.has_correction:
-            correction = self._weights.take(f"{gate}.e_score_correction_bias", moe.num_experts)
+            correction = self.constant(f"{gate}.e_score_correction_bias", moe.num_experts)
         return Experts(
             Router(moe.routing, self.linear(gate, moe.num_experts, hidden, bias=False), correction),
             stacked_experts or [GatedMlp(gate_up, down, self._activation) for gate_up, down in pairs],

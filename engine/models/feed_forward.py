@@ -246,4 +246,4 @@ class SharedExperts:
 
 def can_capture(part: FeedForward) -> bool:
     """Return True if the host waits for nothing in a feed-forward part."""
-    return isinstance(part, GatedMlp) or (isinstance(part, Experts) and part.is_stacked)
+    return isinstance(part, GatedMlp) or (isinstance(part, Experts | SharedExperts) and part.is_stacked)

@@ -10,6 +10,7 @@ from torch import Tensor
 from engine.attention.cuda_triton import TritonAttention
 from engine.attention.grouped import AttentionGroup, GroupedAttention
 from engine.attention.layer import LayerAttentionConfig, has_compiled_kernel
+from engine.attention.no_layers import NoAttention
 from engine.attention.plan import AttentionMetadata
 from engine.attention.select import create_cpu_attention
 from engine.cache.paged_kv import KeyPool, KVCache
@@ -52,6 +53,8 @@ def create_forward(model: Model, cache: KVCache) -> Forward:
     is_batch_invariant = model.device_config.is_batch_invariant
     attention = model.config.attention
     if model.device_config.uses_gpu_kernels:
+        if not attention:
+            return GpuForward(model, NoAttention(), model.device_config.device)
         layers = slice(len(attention))
         on_gpu = TritonAttention(
             attention, cache.data[layers], cache.scales_of(layers), is_batch_invariant=is_batch_invariant

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from engine.attention.plan import AttentionMetadata
 from engine.attention.select import CpuAttention
-from engine.cache.state_layers import LayerStates
+from engine.cache.state_layers import NUM_FIELDS, LayerStates
 from engine.models.decoder import Decoder, StepInputs
 from engine.models.interface import Batch, KeepState, Model
 from engine.runner.fused_sampler_cpu import FusedCpuSampler
@@ -33,7 +33,7 @@ class CpuForward:
         self._inputs = torch.empty(2, _MAX_RECORDED_TOKENS, dtype=torch.int64)
         """Tokens and positions that recorded kernels read."""
         self._inputs_numpy = self._inputs.numpy()
-        self._segments = torch.zeros(_MAX_RECORDED_TOKENS, 4, dtype=torch.int64)
+        self._segments = torch.zeros(_MAX_RECORDED_TOKENS, NUM_FIELDS, dtype=torch.int64)
         """Segments of states, none of which is without tokens, then as many zeros as there may be segments."""
         self._segments_numpy = self._segments.numpy()
         self._decoder: Decoder | None = None

@@ -7,13 +7,16 @@ Hopper; ``python -m benchmarks.gpu correctness`` runs them on one.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from engine.attention.cuda_triton import TritonAttention
+from engine.attention.no_layers import NoAttention
 from engine.attention.plan import AttentionMetadata
+from engine.cache.state_layers import NUM_FIELDS, StateStep
 from engine.device import copy_to_place, to_device
 from engine.models.decoder import Decoder
 from engine.models.interface import Batch, KeepState, Model
@@ -41,7 +44,7 @@ class GpuForward:
     def __init__(
         self,
         model: Model,
-        attend: TritonAttention,
+        attend: TritonAttention | NoAttention,
         device: torch.device,
         capture: Capture | None = None,
     ) -> None:
@@ -55,6 +58,8 @@ class GpuForward:
         self.fused_sampler = FusedGpuSampler(model, device, capture or GraphPool().capture)
         self._inputs_gpu: dict[int, Tensor] = {}
         """Tokens and positions ``[2, size]`` that the graphs of each padded size read."""
+        self._segments_gpu: dict[int, Tensor] = {}
+        """Segments of states ``[size, 5]`` that they read, of a model with states."""
         self._graphs: dict[tuple[int, tuple[TileBuffers, ...], frozenset[int]], tuple[Replay, Tensor] | None] = {}
         """Graphs and their results by padded size, attention buffers and kept layers, least recently used first;
         ``None``: the shape occurred once."""
@@ -85,23 +90,25 @@ class GpuForward:
         tokens, positions = to_device(torch.stack((batch.tokens, batch.positions)), self._device)
         if batch.unread is not None:
             batch.unread.fill(tokens)
-        return self._model.forward(Batch(tokens, positions), self._attend, self._keep(layers))
+        return self._model.forward(Batch(tokens, positions, states=batch.states), self._attend, self._keep(layers))
 
     def _forward_captured(self, model: Decoder, batch: Batch, layers: frozenset[int]) -> Tensor:
         size, attend = pad_num_tokens(len(batch.tokens)), self._attend
-        inputs, keep = self._copy_inputs(batch, size), self._keep(layers, size)
+        tokens, positions = self._copy_inputs(batch, size)
+        inputs = Batch(tokens, positions, states=self._copy_states(batch, size))
+        keep = self._keep(layers, size)
         key = size, attend.buffers, layers
         has_occurred = key in self._graphs
         graph = self._graphs.pop(key, None)
         if graph is None:
             warmup.count_first_run()
         if has_occurred and graph is None:
-            graph = self._capture(lambda: model.forward(Batch(*inputs), attend, keep))
+            graph = self._capture(lambda: model.forward(inputs, attend, keep))
         self._graphs[key] = graph
         if len(self._graphs) > _MAX_GRAPHS:
             del self._graphs[next(iter(self._graphs))]
         if graph is None:
-            return model.forward(Batch(*inputs), attend, keep)
+            return model.forward(inputs, attend, keep)
         replay, hidden = graph
         replay()
         return hidden
@@ -120,7 +127,9 @@ class GpuForward:
         self._piecewise[key] = step
         if len(self._piecewise) > _MAX_PIECEWISE:
             del self._piecewise[next(iter(self._piecewise))]
-        return step.run(num_tokens, self._attend) if is_new else step.replay(num_tokens, self._attend)
+        states = None if batch.states is None else model.place_states(batch.states)
+        compute = step.run if is_new else step.replay
+        return compute(num_tokens, self._attend, states)
 
     def _keep(self, layers: frozenset[int], size: int | None = None) -> KeepState | None:
         """Return a function that keeps hidden states; of a step that may be captured, of this padded size, as copies.
@@ -153,3 +162,15 @@ class GpuForward:
         if batch.unread is not None:
             batch.unread.fill(inputs[0])
         return inputs
+
+    def _copy_states(self, batch: Batch, size: int) -> StateStep | None:
+        """Copy a step's segments of states to where the graphs of this padded size read them, with zeros behind."""
+        if batch.states is None:
+            return None
+        host = np.zeros((size, NUM_FIELDS), np.int64)
+        host[: len(batch.states.segments)] = batch.states.segments
+        table = self._segments_gpu.get(size)
+        if table is None:
+            table = self._segments_gpu[size] = torch.empty(host.shape, dtype=torch.int64, device=self._device)
+        copy_to_place(torch.from_numpy(host), table)
+        return replace(batch.states, table=table)

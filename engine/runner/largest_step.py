@@ -6,10 +6,12 @@ import numpy as np
 import torch
 
 from engine.cache.paged_kv import KVCache
+from engine.cache.states import StatePool
 from engine.models.interface import Batch, Model
 from engine.runner.batch import lay_out
 from engine.runner.forward import create_forward
 from engine.runner.sample_step import max_scored_rows
+from engine.runner.states import plan_first_states
 from engine.sampling.gpu import sample_on_gpu
 from engine.sampling.logits_processors import LogitsRow
 from kernels.common.sampling_tensors import NoiseKeys, SamplingTensors
@@ -43,9 +45,14 @@ def run_largest_step(
         contexts=np.full(len(queries), context),
         trees={},
     )
+    states = None
+    if model.config.states:
+        pool = StatePool(model.config.states, 1, snapshot_distance=page_size, device_config=model.device_config)
+        states = plan_first_states(pool, queries)
     positions = torch.cat([torch.arange(context - count, context) for count in queries])
+    batch = Batch(torch.zeros_like(positions), positions, states=states)
     with torch.inference_mode():
-        hidden = create_forward(model, cache)(Batch(torch.zeros_like(positions), positions), metadata)
+        hidden = create_forward(model, cache)(batch, metadata)
         if model.config.num_labels:
             model.compute_logits(hidden[:num_tokens])
             return

@@ -1,7 +1,7 @@
 """Steps with chunks of prompts on a GPU, from a CUDA graph for each piece between two attentions.
 
-The attention of such a step has another shape nearly every time, so it is launched kernel by kernel. All else depends
-on the number of tokens alone, which is padded to few sizes.
+The attention of such a step has another shape nearly every time, so it is launched kernel by kernel, and so is what
+reads and writes states. All else depends on the number of tokens alone, which is padded to few sizes.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from engine.attention.layer import FusedAttentionBackend
+from engine.cache.state_layers import LayerStates
 from engine.models.decoder import Decoder
 from engine.models.interface import Batch, KeepState
 from engine.runner.graph_pool import Capture, Replay
@@ -25,31 +26,55 @@ def pad_to_size(num_tokens: int) -> int | None:
     return next((size for size in SIZES if num_tokens <= size), None)
 
 
+class Exchange:
+    """Rows of each layer in tensors of fixed places, which layers with rows of one shape share."""
+
+    def __init__(self, size: int) -> None:
+        """``size``: number of rows."""
+        self._size = size
+        self._by_shape: dict[torch.Size, Tensor] = {}
+        self._by_layer: dict[int, Tensor] = {}
+
+    def __getitem__(self, layer: int) -> Tensor:
+        return self._by_layer[layer]
+
+    def write(self, layer: int, rows: Tensor) -> None:
+        """Write some or all rows of a layer, by its index, the first time to a new place, where the others are zero."""
+        place = self._by_layer.get(layer)
+        if place is None:
+            shape = rows.shape[1:]
+            if shape not in self._by_shape:
+                self._by_shape[shape] = torch.zeros(self._size, *shape, dtype=rows.dtype, device=rows.device)
+            place = self._by_layer[layer] = self._by_shape[shape]
+        place[: len(rows)].copy_(rows)
+
+
 class PiecewiseStep:
     """The steps of one padded size: launched kernel by kernel until they are captured, then replayed.
 
     Pieces and attention exchange what they compute in tensors of fixed places. Attention reads and writes the rows of
-    the step's own tokens alone, so padding never reaches the cache.
+    the step's own tokens alone, so padding never reaches the cache. Layers with states are like those with attention.
     """
 
     def __init__(self, model: Decoder, inputs: Tensor, keep: KeepState | None) -> None:
         """``inputs``: where tokens and positions ``[2, size]`` are read. ``keep``: keeps hidden states as copies."""
         self._model, self._inputs, self._keep = model, inputs, keep
-        layer_config, size, device_config = model.config.attention[0], inputs.shape[1], model.device_config
-        device, dtype = device_config.device, device_config.dtype
-        num_heads = layer_config.heads + 2 * layer_config.kv_heads
-        self._qkv = torch.empty(size, num_heads, layer_config.head_dim, dtype=dtype, device=device)
-        self._attn_out = torch.zeros(size, layer_config.heads * layer_config.head_dim, dtype=dtype, device=device)
+        size, device = inputs.shape[1], model.device_config.device
+        self._qkv, self._attn_out = Exchange(size), Exchange(size)
+        """Projections that each layer's attention reads, and its results."""
         self._angles = [torch.empty(size, table.shape[1], device=device) for table in model.rope_tables]
         self._replays: list[Replay] = []
         self._output: Tensor | None = None
         """Final hidden states of the captured pieces."""
 
-    def run(self, num_tokens: int, attend: FusedAttentionBackend) -> Tensor:
-        """Return the final hidden states of a step, kernel by kernel. ``attend`` is prepared for ``num_tokens``."""
+    def run(self, num_tokens: int, attend: FusedAttentionBackend, states: LayerStates | None = None) -> Tensor:
+        """Return the final hidden states of a step, kernel by kernel.
+
+        ``attend`` is prepared for ``num_tokens``. ``states``: of a model that has layers with states.
+        """
         hidden = self._begin()
         for index in range(self._model.config.num_layers):
-            self._attend(index, num_tokens, attend)
+            self._attend(index, num_tokens, attend, states)
             hidden = self._continue(index, hidden)
         return hidden
 
@@ -63,13 +88,13 @@ class PiecewiseStep:
             self._replays.append(replay)
         self._output = hidden
 
-    def replay(self, num_tokens: int, attend: FusedAttentionBackend) -> Tensor:
+    def replay(self, num_tokens: int, attend: FusedAttentionBackend, states: LayerStates | None = None) -> Tensor:
         """Return the final hidden states of a step, as ``run`` does, from the captured pieces."""
         assert self._output is not None
         begin, *continuations = self._replays
         begin()
         for index, replay in enumerate(continuations):
-            self._attend(index, num_tokens, attend)
+            self._attend(index, num_tokens, attend, states)
             replay()
         return self._output
 
@@ -83,19 +108,19 @@ class PiecewiseStep:
         inputs = self._model.embed_inputs(Batch(*self._inputs))
         for own, computed in zip(self._angles, inputs.angles, strict=True):
             own.copy_(computed)
-        self._qkv.copy_(self._model.project_first(inputs.hidden))
+        self._qkv.write(0, self._model.project_first(inputs.hidden))
         return inputs.hidden
 
-    def _attend(self, index: int, num_tokens: int, attend: FusedAttentionBackend) -> None:
+    def _attend(self, index: int, num_tokens: int, attend: FusedAttentionBackend, states: LayerStates | None) -> None:
         """Compute the attention of a layer, by its index."""
         angles = [table[:num_tokens] for table in self._angles]
-        attn_out = self._model.attend(index, self._qkv[:num_tokens], angles, attend)
-        self._attn_out[:num_tokens].copy_(attn_out)
+        qkv = self._qkv[index][:num_tokens]
+        self._attn_out.write(index, self._model.attend(index, qkv, angles, attend, states))
 
     def _continue(self, index: int, hidden: Tensor) -> Tensor:
         """Compute all from the attention of a layer, by its index, to the next one, or to the end."""
         if index == self._model.config.num_layers - 1:
-            return self._model.forward_last_mlp(hidden, self._attn_out)
-        hidden, qkv = self._model.forward_between(index, hidden, self._attn_out, self._keep)
-        self._qkv.copy_(qkv)
+            return self._model.forward_last_mlp(hidden, self._attn_out[index])
+        hidden, qkv = self._model.forward_between(index, hidden, self._attn_out[index], self._keep)
+        self._qkv.write(index + 1, qkv)
         return hidden

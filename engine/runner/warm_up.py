@@ -22,6 +22,7 @@ from engine.runner.forward import Forward
 from engine.runner.fused_sampler_gpu import FusedGpuSampler
 from engine.runner.largest_step import sample_with_masks
 from engine.runner.piecewise_gpu import SIZES
+from engine.runner.states import plan_first_states
 from kernels.common.sampling_tensors import NoiseKeys, SamplingTensors
 
 _log = logging.getLogger(__name__)
@@ -98,7 +99,7 @@ def warm_up(
     if not model.device_config.uses_gpu_kernels:
         return
     max_rows, num_columns = cache.page_table.shape
-    max_rows = min(max_rows, cache.pool.size)
+    max_rows = min(max_rows, cache.pool.size, max_rows if cache.states is None else cache.states.max_running)
     context = min(num_columns * cache.page_size, model.config.max_context)
     shapes = list_shapes(max_rows, step_tokens, context, has_drafts=drafter is not None)
     layers = frozenset(() if drafter is None else drafter.observed_layers)
@@ -132,7 +133,11 @@ def _run_step(shape: StepShape, model: Model, cache: KVCache, forward: Forward, 
         cache, model.config.first_attention, table_rows=rows, queries=queries, contexts=contexts, trees=trees
     )
     positions = torch.from_numpy(shape.context - shape.num_new + depths).repeat(len(rows))
-    hidden = forward(Batch(torch.zeros_like(positions), positions), metadata, layers=layers)[: shape.num_sequences]
+    states = None
+    if cache.states is not None:
+        states = plan_first_states(cache.states, queries.tolist(), has_drafts=shape.num_new <= 1 + max(_TREES))
+    batch = Batch(torch.zeros_like(positions), positions, states=states)
+    hidden = forward(batch, metadata, layers=layers)[: shape.num_sequences]
     logits = model.compute_logits(hidden)
     if model.config.num_labels:
         return

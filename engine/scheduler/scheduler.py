@@ -117,8 +117,7 @@ class Scheduler:
         del self.running[sequence]
         table, request = sequence.pages, sequence.request
         end = self.cache.publish(table, sequence.tokens, sequence.num_computed, include_partial=True)
-        if table.state is not None and table.state.num_tokens == sequence.num_computed:
-            self.cache.keep_state(table, sequence.tokens)
+        self.cache.keep_last_state(table, sequence.tokens, sequence.num_computed)
         self.cache.close_table(table)
         sequence.table = None
         if request.pin_key is not None and end is not None:

@@ -38,6 +38,10 @@ def silu_mul(gate_up: Tensor, quantization: Quantization | None = None) -> Rows:
 
 def silu_gate(gate: Tensor, x: Tensor) -> Tensor:
     """Return ``silu(gate) * x``, all ``[rows, n]``."""
+    if gate.is_cuda:
+        from kernels.triton import activation as on_gpu
+
+        return on_gpu.scale_rows(gate, x, silu=True)
     return on_cpu.silu_gate(gate, x) if can_use_kernels(gate, x) else F.silu(gate) * x
 
 

@@ -15,6 +15,10 @@ from kernels.cpu.layers import gate as on_cpu
 
 def sigmoid_mul(gate: Tensor, x: Tensor) -> Tensor:
     """Return ``sigmoid(gate) * x`` in the shape of ``x``, ``[rows, n]``. ``gate``: the same shape, or ``[rows, 1]``."""
+    if gate.is_cuda:
+        from kernels.triton import activation as on_gpu
+
+        return on_gpu.scale_rows(gate, x, silu=False)
     if can_use_kernels(gate, x):
         return on_cpu.sigmoid_mul(gate, x)
     return torch.sigmoid(gate) * x

@@ -7,6 +7,7 @@ it holds under the key by a share ``beta`` of the new value, and reads it with t
     S <- S + k (beta * (v - k S))
     out = q S
 
+States and gates are float32; queries, keys and values may be 16-bit on a GPU.
 Keys and queries have length 1, and queries are divided by ``sqrt(key_dim)``. The tokens of a sequence are computed one
 after the other, so that a token's result is, bit for bit, a function of its sequence alone, however steps divide it.
 """
@@ -26,11 +27,15 @@ NORM_EPS = 1e-6
 def delta_gates(a: Tensor, b: Tensor, rates: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
     """Return ``decay`` and ``beta`` of ``gated_delta``: ``rates * softplus(a + bias)`` and ``sigmoid(b)``.
 
-    ``a`` and ``b``: ``[tokens, heads]``, projected; ``rates`` and ``bias``: ``[heads]``.
+    ``a`` and ``b``: ``[tokens, heads]``, projected; ``rates`` and ``bias``: ``[heads]``, of whose type the results are.
     """
+    if a.is_cuda:
+        from kernels.triton.recurrent import gated_delta as on_gpu
+
+        return on_gpu.delta_gates(a, b, rates, bias)
     if can_use_kernels(a, b, rates, bias):
         return on_cpu.delta_gates(a, b, rates, bias)
-    return rates * F.softplus(a + bias), torch.sigmoid(b)
+    return rates * F.softplus(a + bias), torch.sigmoid(b.to(rates.dtype))
 
 
 def gated_delta(
@@ -42,13 +47,19 @@ def gated_delta(
     ``[tokens, heads, value_dim]``. ``decay``: the logarithm of ``g``, ``[tokens, heads]``; ``beta``: the same shape.
     ``states``: ``[slots, heads, key_dim, value_dim]``. ``segments``: see ``causal_convolution``.
     """
+    if v.is_cuda:
+        from kernels.triton.recurrent import gated_delta as on_gpu
+
+        return on_gpu.gated_delta(q, k, v, decay, beta, states, segments, NORM_EPS)
     if can_use_kernels(q, k, v, states):
         return on_cpu.gated_delta(q, k, v, decay, beta, states, segments)
+    dtype = v.dtype
+    q, k, v = (x.to(states.dtype) for x in (q, k, v))
     q, k = (x * (x.square().sum(-1, keepdim=True) + NORM_EPS).rsqrt() for x in (q, k))
     repeats = v.shape[1] // q.shape[1]
     q, k = (x.repeat_interleave(repeats, dim=1) for x in (q * q.shape[-1] ** -0.5, k))
     out = torch.empty_like(v)
-    for start, end, source, target in segments[segments[:, 0] < segments[:, 1]].tolist():
+    for start, end, source, target, _ in segments[segments[:, 0] < segments[:, 1]].tolist():
         state = states[source].clone() if source >= 0 else torch.zeros_like(states[target])
         for token in range(start, end):
             state = state * decay[token].exp()[:, None, None]
@@ -57,4 +68,4 @@ def gated_delta(
             state = state + k[token][..., None] * change[:, None]
             out[token] = (q[token][..., None] * state).sum(1)
         states[target] = state
-    return out
+    return out.to(dtype)

@@ -7,6 +7,7 @@ the token's input is added to it under the vector ``b``, and reads the state wit
     S <- exp(step * rate) * S + (step * b) x
     out = c S + skip * x
 
+States and constants are float32; the inputs of tokens may be 16-bit on a GPU.
 The tokens of a sequence are computed one after the other, so that a token's result is, bit for bit, a function of its
 sequence alone, however steps divide it.
 """
@@ -46,17 +47,24 @@ def mamba2_scan(
     groups`` consecutive heads. ``dt``: ``[tokens, heads]``, projected. ``states``: ``[slots, heads, state_size,
     head_dim]``. ``segments``: see ``causal_convolution``.
     """
+    if x.is_cuda:
+        from kernels.triton.recurrent import mamba2 as on_gpu
+
+        constants, limits = (heads.rates, heads.bias, heads.skips), (heads.least, heads.most)
+        return on_gpu.mamba2_scan(x, b, c, dt, constants, limits, states, segments)
     if can_use_kernels(x, b, c, dt, states):
         return on_cpu.mamba2_scan(x, b, c, dt, heads, states, segments)
     steps = F.softplus(dt + heads.bias).clamp(heads.least, heads.most)
     decays = (steps * heads.rates).exp()
+    dtype = x.dtype
+    x, b, c = (part.to(states.dtype) for part in (x, b, c))
     b, c = (part.repeat_interleave(x.shape[1] // part.shape[1], dim=1) for part in (b, c))
     out = torch.empty_like(x)
-    for start, end, source, target in segments[segments[:, 0] < segments[:, 1]].tolist():
+    for start, end, source, target, _ in segments[segments[:, 0] < segments[:, 1]].tolist():
         state = states[source].clone() if source >= 0 else torch.zeros_like(states[target])
         for token in range(start, end):
             written = (steps[token][:, None] * b[token])[..., None] * x[token][:, None]
             state = state * decays[token][:, None, None] + written
             out[token] = (c[token][..., None] * state).sum(1) + heads.skips[:, None] * x[token]
         states[target] = state
-    return out
+    return out.to(dtype)

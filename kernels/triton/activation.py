@@ -1,4 +1,4 @@
-"""Gated activations in one pass over memory, quantized or not."""
+"""Gated activations, quantized or not, and gates of rows, in one pass over memory."""
 
 from __future__ import annotations
 
@@ -66,3 +66,27 @@ def _launch(gate_up: Tensor, quantization: Quantization | None, *, gelu: bool) -
             num_warps=max(4, columns // 1024),
         )  # fmt: skip
     return out if quantization is None else QuantizedRows(out, scales, gate_up.dtype)
+
+
+@triton.jit
+def _scale_rows(GATE, X, OUT, n, gate_stride, gate_step, x_stride, SILU: tl.constexpr, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < n
+    gate = tl.load(GATE + row * gate_stride + column * gate_step, mask=inside, other=0.0).to(tl.float32)
+    x = tl.load(X + row * x_stride + column, mask=inside, other=0.0).to(tl.float32)
+    factor = gate * tl.sigmoid(gate) if SILU else tl.sigmoid(gate)
+    tl.store(OUT + row * n + column, (factor * x).to(OUT.dtype.element_ty), mask=inside)
+
+
+def scale_rows(gate: Tensor, x: Tensor, *, silu: bool) -> Tensor:
+    """``kernels.layers.activation.silu_gate`` or ``kernels.layers.gate.sigmoid_mul`` of CUDA tensors."""
+    x = x if x.stride(-1) == 1 else x.contiguous()
+    rows, n = x.shape
+    out = torch.empty(rows, n, dtype=x.dtype, device=x.device)
+    if rows:
+        _scale_rows[(rows, triton.cdiv(n, _BLOCK))](
+            gate, x, out, n, gate.stride(0), 0 if gate.shape[1] == 1 else gate.stride(1), x.stride(0),
+            SILU=silu, BLOCK=_BLOCK, num_warps=4,
+        )  # fmt: skip
+    return out

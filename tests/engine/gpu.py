@@ -4,16 +4,18 @@ test asks for it, the kernel in Triton's interpreter.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
 from torch import Tensor
 
 from engine.attention.cuda_triton import TritonAttention
+from engine.attention.no_layers import NoAttention
+from engine.attention.plan import AttentionMetadata
 from engine.core.gpu_memory import MemoryReading
 from engine.device import DeviceConfig
-from engine.models.interface import Model
+from engine.models.interface import Batch, Model
 from engine.runner.forward_gpu import GpuForward
 from engine.runner.graph_pool import Replay
 
@@ -24,6 +26,23 @@ EMULATED_STEP_BYTES = 8 << 20
 """Memory that a step of any model takes."""
 
 
+class EmulatedForward(GpuForward):
+    """A forward pass that remembers the states of its model, which a capture must not change."""
+
+    states: Sequence[Tensor] = ()
+
+    def __call__(
+        self,
+        batch: Batch,
+        rows: AttentionMetadata,
+        read: Sequence[int] | None = None,
+        layers: frozenset[int] = frozenset(),
+    ) -> Tensor:
+        if batch.states is not None:
+            self.states = [tensor for layer in batch.states.layers for tensor in layer]
+        return super().__call__(batch, rows, read, layers)
+
+
 class EmulatedGraph:
     """A CUDA graph without a GPU. Like a captured one it reads the memory of its capture, and no variable that changed
     since.
@@ -32,15 +51,24 @@ class EmulatedGraph:
     captured = 0
     replayed = 0
 
-    def __init__(self, compute: Callable[[], Tensor], attend: TritonAttention) -> None:
+    def __init__(
+        self, compute: Callable[[], Tensor], attend: TritonAttention | NoAttention, states: Sequence[Tensor] = ()
+    ) -> None:
         EmulatedGraph.captured += 1
         self._compute, self._attend = compute, attend
-        self._memory = attend._work, attend._slots
+        if isinstance(attend, TritonAttention):
+            self._memory = attend._work, attend._slots
+        before = [tensor.clone() for tensor in states]
         self.output = _unknown(compute())  # a capture computes nothing
+        for tensor, values in zip(states, before, strict=True):
+            tensor.copy_(values)
 
     def replay(self) -> None:
         EmulatedGraph.replayed += 1
         attend = self._attend
+        if isinstance(attend, NoAttention):
+            self.output.copy_(self._compute())
+            return
         now = attend._work, attend._slots
         attend._work, attend._slots = self._memory
         self.output.copy_(self._compute())
@@ -51,14 +79,15 @@ def _unknown(like: Tensor) -> Tensor:
     return torch.full_like(like, torch.nan if like.is_floating_point() else -1)
 
 
-def emulated_forward(model: Model, attend: TritonAttention, device: torch.device) -> GpuForward:
+def emulated_forward(model: Model, attend: TritonAttention | NoAttention, device: torch.device) -> GpuForward:
     """Create a forward pass whose graphs are emulated."""
 
     def capture(compute: Callable[[], Tensor]) -> tuple[Replay, Tensor]:
-        graph = EmulatedGraph(compute, attend)
+        graph = EmulatedGraph(compute, attend, forward.states)
         return graph.replay, graph.output
 
-    return GpuForward(model, attend, device, capture)
+    forward = EmulatedForward(model, attend, device, capture)
+    return forward
 
 
 class EmulatedPool:

@@ -105,12 +105,15 @@ class DecoderConfig(ModelConfig):
     """The names of the tensors of such a family."""
 
     @property
-    def cpu_only_part(self) -> str | None:
-        """The part of the model that no kernel of a GPU computes, if there is one."""
+    def recurrent_part(self) -> str | None:
+        """The part of the model by which it differs from decoders whose layers all have attention, if there is one."""
         if self.states:
             return "recurrent layers"
-        if self.mamba is not None:
-            return "layers of a family that has recurrent ones"
+        return None if self.mamba is None else "layers of a family that has recurrent ones"
+
+    @property
+    def cpu_only_part(self) -> str | None:
+        """The part of the model that no kernel of a GPU computes, if there is one."""
         if self.latent is not None:
             if self.latent.indexer is not None:
                 return "sparse attention (vLLM computes it on GPUs)"

@@ -1,1 +1,1 @@
-"""Decoders of architectures in which some or all layers keep a state of fixed size instead of keys, on the CPU."""
+"""Decoders of architectures in which some or all layers keep a state of fixed size instead of keys."""

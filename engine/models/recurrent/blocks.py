@@ -45,8 +45,12 @@ class Part(Protocol):
         """True if it only launches kernels that a ``KernelGraph`` records, if its products do."""
         ...
 
-    def mix(self, x: Tensor, step: Step, /) -> Tensor:
-        """Return ``[tokens, any]`` for the normalised hidden states ``x``, and write keys, values and states."""
+    def project(self, x: Tensor, /) -> Tensor:
+        """Return ``[tokens, any]`` for the normalised hidden states ``x``. No token depends on another."""
+        ...
+
+    def mix(self, rows: Tensor, step: Step, /) -> Tensor:
+        """Return ``[tokens, any]`` for the result of ``project``, and write keys, values and states."""
         ...
 
     def finish(self, mixed: Tensor, residual: Tensor) -> Tensor:
@@ -62,9 +66,9 @@ class Block:
     eps: float
     part: Part
 
-    def mix(self, hidden: Tensor, step: Step) -> Tensor:
-        """Return what ``Part.finish`` takes, for hidden states."""
-        return self.part.mix(rms_norm(hidden, self.norm, self.eps), step)
+    def project(self, hidden: Tensor) -> Tensor:
+        """Return what ``Part.mix`` takes, for hidden states."""
+        return self.part.project(rms_norm(hidden, self.norm, self.eps))
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +85,11 @@ class FeedForwardPart:
     def is_recordable(self) -> bool:
         return self.feed_forward.is_recordable
 
-    def mix(self, x: Tensor, _: Step) -> Tensor:
+    def project(self, x: Tensor) -> Tensor:
         return x
+
+    def mix(self, rows: Tensor, _: Step) -> Tensor:
+        return rows
 
     def finish(self, mixed: Tensor, residual: Tensor) -> Tensor:
         return self.feed_forward.add(mixed, residual)
@@ -104,8 +111,11 @@ class AttentionPart:
     def products(self) -> tuple[Product, ...]:
         return self.qkv, self.output
 
-    def mix(self, x: Tensor, step: Step) -> Tensor:
-        qkv = self.qkv(x).view(len(x), -1, self.head_dim)
+    def project(self, x: Tensor) -> Tensor:
+        return self.qkv(x)
+
+    def mix(self, rows: Tensor, step: Step) -> Tensor:
+        qkv = rows.view(len(rows), -1, self.head_dim)
         out = step.attend.forward_qkv(self.index, qkv, norm=None, eps=0.0, cos=step.angles[0], sin=step.angles[1])
         if self.factor is not None:
             scale(out, self.factor)
@@ -141,11 +151,14 @@ class MambaPart:
     def products(self) -> tuple[Product, ...]:
         return self.projection, self.output
 
-    def mix(self, x: Tensor, step: Step) -> Tensor:
-        sizes, tokens = self.sizes, len(x)
+    def project(self, x: Tensor) -> Tensor:
         rows = self.projection(x)
         if self.factors is not None:
             scale(rows, self.factors)
+        return rows
+
+    def mix(self, rows: Tensor, step: Step) -> Tensor:
+        sizes, tokens = self.sizes, len(rows)
         gates, channels, steps = torch.split(rows, [sizes.inner, sizes.channels, sizes.heads], dim=1)
         history, matrices = step.states.layers[self.index]
         segments = step.states.segments
@@ -192,8 +205,13 @@ class ParallelPart:
     def products(self) -> tuple[Product, ...]:
         return *self.mamba.products, *self.attention.products
 
-    def mix(self, x: Tensor, step: Step) -> Tensor:
-        return concatenate((self.mamba.mix(x, step), self.attention.mix(x, step)))
+    def project(self, x: Tensor) -> Tensor:
+        return concatenate((self.mamba.project(x), self.attention.project(x)))
+
+    def mix(self, rows: Tensor, step: Step) -> Tensor:
+        width = sum(self.mamba.sizes.projections)
+        mamba = self.mamba.mix(rows[:, :width], step)
+        return concatenate((mamba, self.attention.mix(contiguous(rows[:, width:]), step)))
 
     def finish(self, mixed: Tensor, residual: Tensor) -> Tensor:
         inner = self.mamba.sizes.inner

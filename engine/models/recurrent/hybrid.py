@@ -1,4 +1,4 @@
-"""Decoders in which most layers keep a state instead of keys, on the CPU.
+"""Decoders in which most layers keep a state instead of keys.
 
 Those of Qwen3-Next and Qwen3.5 have a gated delta rule, those of LFM2 a short convolution (``short_convolution``). In
 the former, attention layers are gated: each query head has a gate, which is projected together with the query. Every
@@ -171,16 +171,16 @@ class HybridBuilder(LayerBuilder):
     def _delta(self, prefix: str, sizes: DeltaConfig) -> dict[str, Any]:
         """Return what a layer with a delta rule has besides its projections."""
         if self._weights.has(f"{prefix}A"):
-            rates = self._weights.take(f"{prefix}A", sizes.value_heads)
+            rates = self.constant(f"{prefix}A", sizes.value_heads)
         else:
-            rates = -self._weights.take(f"{prefix}A_log", sizes.value_heads).exp()
-        filters = self._weights.take(f"{prefix}conv1d.weight", sizes.channels, 1, sizes.width)
+            rates = -self.constant(f"{prefix}A_log", sizes.value_heads).exp()
+        filters = self.constant(f"{prefix}conv1d.weight", sizes.channels, 1, sizes.width)
         return {
             "sizes": sizes,
             "filters": filters[:, 0].T.contiguous(),
             "rates": rates,
-            "rate_bias": self._weights.take(f"{prefix}dt_bias", sizes.value_heads),
-            "gate_norm": self._weights.take(f"{prefix}norm.weight", sizes.value_dim),
+            "rate_bias": self.constant(f"{prefix}dt_bias", sizes.value_heads),
+            "gate_norm": self.constant(f"{prefix}norm.weight", sizes.value_dim),
         }
 
 

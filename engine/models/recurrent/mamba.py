@@ -1,19 +1,29 @@
-"""The decoder of models that have layers with Mamba-2, on the CPU: Nemotron-H, Granite 4, Bamba, Falcon-H1, Mamba-2."""
+"""The decoder of models that have layers with Mamba-2: Nemotron-H, Granite 4, Bamba, Falcon-H1, Mamba-2."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import overload
 
 import torch
 from torch import Tensor
 
 from engine.attention.layer import FusedAttentionBackend
-from engine.cache.state_layers import LayerStates
+from engine.cache.state_layers import NUM_FIELDS, LayerStates
 from engine.device import DeviceConfig
-from engine.models.decoder import Decoder, Layer, LayerBuilder, StepInputs
+from engine.models.decoder import Decoder, Layer, LayerBuilder
 from engine.models.families.config import DecoderConfig
 from engine.models.families.mamba import ATTENTION, BOTH, MAMBA, MambaConfig
-from engine.models.feed_forward import Experts, FeedForward, GatedMlp, SharedExperts
+from engine.models.feed_forward import (
+    Activation,
+    Experts,
+    FeedForward,
+    GatedMlp,
+    SharedExperts,
+    can_capture,
+    has_grouped_products,
+    stack_experts,
+)
 from engine.models.interface import KeepState
 from engine.models.recurrent.blocks import AttentionPart, Block, FeedForwardPart, MambaPart, ParallelPart, Part, Step
 from engine.models.routing import Router
@@ -24,7 +34,6 @@ from kernels.common.quantization import Quantization, QuantizedRows, Rows
 from kernels.cpu.runtime.recorder import end_layer
 from kernels.layers.activation import relu_squared, silu_mul
 from kernels.layers.elementwise import scale
-from kernels.layers.norm import rms_norm
 from kernels.linear.fp32 import Product
 from kernels.quantize import quantize_rows
 from kernels.recurrent.mamba2 import HeadConstants
@@ -72,7 +81,7 @@ class MambaBuilder(LayerBuilder):
         return AttentionPart(
             index=sum(kind in (ATTENTION, BOTH) for kind in self.sizes.kinds[:index]),
             head_dim=config.head_dim,
-            factor=_read_factor(self.sizes.attention_factor),
+            factor=self._read_factor(self.sizes.attention_factor),
             qkv=self.product(
                 {prefix + name: rows for name, rows in parts.items()}, config.hidden_size, bias=config.qkv_bias
             ),
@@ -80,17 +89,17 @@ class MambaBuilder(LayerBuilder):
         )
 
     def _mamba(self, prefix: str, index: int) -> MambaPart:
-        sizes, weights, hidden = self.sizes, self._weights, self._config.hidden_size
+        sizes, hidden, device = self.sizes, self._config.hidden_size, self._device_config.device
         factors = None
         if sizes.factors is not None:
             parts = zip(sizes.projections, sizes.factors, strict=True)
-            factors = torch.cat([torch.full((1, rows), factor) for rows, factor in parts], dim=1)
-        filters = weights.take(f"{prefix}conv1d.weight", sizes.channels, 1, sizes.width)
-        filter_bias = weights.take(f"{prefix}conv1d.bias", sizes.channels) if sizes.has_convolution_bias else None
+            factors = torch.cat([torch.full((1, rows), factor, device=device) for rows, factor in parts], dim=1)
+        filters = self.constant(f"{prefix}conv1d.weight", sizes.channels, 1, sizes.width)
+        filter_bias = self.constant(f"{prefix}conv1d.bias", sizes.channels) if sizes.has_convolution_bias else None
         constants = HeadConstants(
-            -weights.take(f"{prefix}A_log", sizes.heads).exp(),
-            weights.take(f"{prefix}dt_bias", sizes.heads),
-            weights.take(f"{prefix}D", sizes.heads),
+            -self.constant(f"{prefix}A_log", sizes.heads).exp(),
+            self.constant(f"{prefix}dt_bias", sizes.heads),
+            self.constant(f"{prefix}D", sizes.heads),
             *sizes.step_sizes,
         )
         return MambaPart(
@@ -102,8 +111,30 @@ class MambaBuilder(LayerBuilder):
             filter_bias=filter_bias,
             heads=constants,
             norm=self.norm(f"{prefix}norm", sizes.inner).view(sizes.groups, -1) if sizes.has_norm else None,
-            output_factor=_read_factor(sizes.output_factor),
+            output_factor=self._read_factor(sizes.output_factor),
             output=self.linear(f"{prefix}out_proj", hidden, sizes.inner, bias=sizes.has_bias),
+        )
+
+    def _read_factor(self, factor: float) -> Tensor | None:
+        return None if factor == 1 else torch.tensor([[factor]], device=self._device_config.device)
+
+    def _create_experts(
+        self,
+        router: Router,
+        pairs: Sequence[tuple[Product, Product]],
+        activation: Activation,
+        prepare: Product | None = None,
+        finish: Product | None = None,
+    ) -> Experts:
+        """Return experts from the two products of each, stacked where they can be multiplied together."""
+        device_config = self._device_config
+        stacked = stack_experts(pairs, activation) if has_grouped_products(device_config) else None
+        return Experts(
+            router,
+            stacked or [GatedMlp(*pair, activation) for pair in pairs],
+            is_batch_invariant=device_config.is_batch_invariant,
+            prepare=prepare,
+            finish=finish,
         )
 
     def _second_part(self, prefix: str) -> FeedForward:
@@ -118,7 +149,7 @@ class MambaBuilder(LayerBuilder):
         if factors is None:
             return GatedMlp(gate_up, down, self._activation)
         gate, result = factors
-        return GatedMlp(gate_up, down, _ScaledActivation(gate, result, config.intermediate))
+        return GatedMlp(gate_up, down, _ScaledActivation(gate, result, config.intermediate, self._device_config.device))
 
 
 class GraniteBuilder(MambaBuilder):
@@ -142,19 +173,12 @@ class GraniteBuilder(MambaBuilder):
         names, count, width = f"{prefix}{moe.router}.", moe.num_experts, moe.intermediate
         gate_ups = self._weights.take(f"{names}input_linear.weight", count, 2 * width, hidden)
         downs = self._weights.take(f"{names}output_linear.weight", count, hidden, width)
-        experts = [
-            GatedMlp(
-                create_product([gate_up], None, self._device_config),
-                create_product([down], None, self._device_config),
-                self._activation,
-            )
+        pairs: list[tuple[Product, Product]] = [
+            (create_product([gate_up], None, self._device_config), create_product([down], None, self._device_config))
             for gate_up, down in zip(gate_ups, downs, strict=True)
         ]
-        return Experts(
-            Router(moe.routing, self.linear(f"{names}router.layer", count, hidden, bias=False)),
-            experts,
-            is_batch_invariant=self._device_config.is_batch_invariant,
-        )
+        router = Router(moe.routing, self.linear(f"{names}router.layer", count, hidden, bias=False))
+        return self._create_experts(router, pairs, self._activation)
 
 
 class SinglePartBuilder(MambaBuilder):
@@ -185,11 +209,10 @@ class SinglePartBuilder(MambaBuilder):
         config, moe, names = self._config, self._config.experts, f"{prefix}mixer."
         assert moe is not None
         size = moe.latent or config.hidden_size
-        experts = [
-            GatedMlp(
+        pairs = [
+            (
                 self.linear(f"{names}experts.{index}.up_proj", moe.intermediate, size, bias=False),
                 self.linear(f"{names}experts.{index}.down_proj", size, moe.intermediate, bias=False),
-                relu_squared,
             )
             for index in range(moe.num_experts)
         ]
@@ -197,15 +220,10 @@ class SinglePartBuilder(MambaBuilder):
         if moe.latent is not None:
             prepare = self.linear(f"{names}fc1_latent_proj", size, config.hidden_size, bias=config.mlp_bias)
             finish = self.linear(f"{names}fc2_latent_proj", config.hidden_size, size, bias=config.mlp_bias)
-        correction = self._weights.take(f"{names}gate.e_score_correction_bias", moe.num_experts)
-        return Experts(
-            Router(
-                moe.routing, self.linear(f"{names}gate", moe.num_experts, config.hidden_size, bias=False), correction
-            ),
-            experts,
-            is_batch_invariant=self._device_config.is_batch_invariant,
-            prepare=prepare,
-            finish=finish,
+        correction = self.constant(f"{names}gate.e_score_correction_bias", moe.num_experts)
+        gate = self.linear(f"{names}gate", moe.num_experts, config.hidden_size, bias=False)
+        return self._create_experts(
+            Router(moe.routing, gate, correction), pairs, relu_squared, prepare=prepare, finish=finish
         )
 
 
@@ -235,41 +253,53 @@ class MambaDecoder(Decoder):
     def is_recordable(self) -> bool:
         return super().is_recordable and all(block.part.is_recordable for blocks in self._blocks for block in blocks)
 
-    def forward_until_last_attention(
-        self, inputs: StepInputs, attend: FusedAttentionBackend, keep: KeepState | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """Run the layers up to the first block of the last one, after which all keys, values and states are written.
+    @property
+    def is_capturable(self) -> bool:
+        parts = (block.part for blocks in self._blocks for block in blocks)
+        return all(can_capture(part.feed_forward) for part in parts if isinstance(part, FeedForwardPart))
 
-        Returns that block's input ``[tokens, hidden]`` and what its part has mixed ``[tokens, any]``.
-        """
-        states = inputs.states or LayerStates((), torch.empty(0, 4, dtype=torch.int64))
-        step, hidden = Step(attend, inputs.angles, states), inputs.hidden
-        *earlier, last = self._blocks
-        for number, blocks in enumerate(earlier, 1):
-            for block in blocks:
-                hidden = block.part.finish(block.mix(hidden, step), hidden)
-            if keep is not None:
-                keep(number, hidden)
-            end_layer()
-        return hidden, last[0].mix(hidden, step)
+    def project_first(self, hidden: Tensor) -> Tensor:
+        return self._blocks[0][0].project(hidden)
+
+    def attend(
+        self,
+        index: int,
+        qkv: Tensor,
+        angles: Sequence[Tensor],
+        attend: FusedAttentionBackend,
+        states: LayerStates | None = None,
+    ) -> Tensor:
+        """Return what the first part of a layer, by its index, mixes, and write its keys, values and states."""
+        states = states or LayerStates((), torch.empty(0, NUM_FIELDS, dtype=torch.int64))
+        return self._blocks[index][0].part.mix(qkv, Step(attend, angles, states))
+
+    def forward_between(
+        self, index: int, hidden: Tensor, attn_out: Tensor, keep: KeepState | None = None
+    ) -> tuple[Tensor, Tensor]:
+        hidden = self._finish_layer(index, hidden, attn_out)
+        if keep is not None:
+            keep(index + 1, hidden)
+        end_layer()
+        return hidden, self._blocks[index + 1][0].project(hidden)
 
     def forward_last_mlp(self, hidden: Tensor, attn_out: Tensor) -> Tensor:
-        first, *others = self._blocks[-1]
-        hidden = first.part.finish(attn_out, hidden)
+        return self._finish_layer(self.config.num_layers - 1, hidden, attn_out)
+
+    def _finish_layer(self, index: int, hidden: Tensor, mixed: Tensor) -> Tensor:
+        """Return the hidden states after a layer, by its index, from those before it and what its first part mixed."""
+        first, *others = self._blocks[index]
+        hidden = first.part.finish(mixed, hidden)
         for block in others:
-            hidden = block.part.finish(rms_norm(hidden, block.norm, block.eps), hidden)
+            hidden = block.part.finish(block.project(hidden), hidden)
         return hidden
-
-
-def _read_factor(factor: float) -> Tensor | None:
-    return None if factor == 1 else torch.tensor([[factor]])
 
 
 class _ScaledActivation:
     """An ``Activation``: ``silu(gate * gate_factor) * up * result_factor``, which overwrites ``gate_up``."""
 
-    def __init__(self, gate_factor: float, result_factor: float, width: int) -> None:
-        self._factors = torch.tensor([[gate_factor, result_factor]]).repeat_interleave(width, dim=1)
+    def __init__(self, gate_factor: float, result_factor: float, width: int, device: torch.device) -> None:
+        factors = torch.tensor([[gate_factor, result_factor]], device=device)
+        self._factors = factors.repeat_interleave(width, dim=1)
 
     @overload
     def __call__(self, gate_up: Tensor, quantization: None = None) -> Tensor: ...

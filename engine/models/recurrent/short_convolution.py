@@ -1,4 +1,4 @@
-"""The layers of LFM2, on the CPU: some with attention, the others with a gated convolution over a few tokens."""
+"""The layers of LFM2: some with attention, the others with a gated convolution over a few tokens."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class ConvolutionBuilder(LayerBuilder):
         }
         if not has_state:
             return Layer(**common)
-        filters = self._weights.take(f"{mixer}conv.weight", hidden, 1, config.convolution_width or 1)
+        filters = self.constant(f"{mixer}conv.weight", hidden, 1, config.convolution_width or 1)
         return ConvolutionLayer(**common, filters=filters[:, 0].T.contiguous())
 
     def _mlp(self, prefix: str) -> GatedMlp:

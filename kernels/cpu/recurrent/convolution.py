@@ -36,7 +36,7 @@ def _convolve(address: Any) -> None:
     before = width - 1
     x, out = float32_array(a[0], (tokens, a[13])), float32_array(a[4], (tokens, channels))
     weight, states = float32_array(a[1], (width, channels)), float32_array(a[2], (a[6], before, channels))
-    segments, bias = int64_array(a[3], (a[5], 4)), float32_array(a[12], channels)
+    segments, bias = int64_array(a[3], (a[5], 5)), float32_array(a[12], channels)
     first, last = split_range(channels, thread, threads)
     for index in range(a[5]):
         start, end, source, target = segments[index, 0], segments[index, 1], segments[index, 2], segments[index, 3]

@@ -69,7 +69,7 @@ def _gated_delta(address: Any) -> None:
     tokens, heads, key_heads, key_dim, value_dim = a[10], a[11], a[12], a[13], a[14]
     out, changes = float32_array(a[7], (tokens, heads, value_dim)), float32_array(a[18], (heads, value_dim))
     decay, beta = float32_array(a[3], (tokens, heads)), float32_array(a[4], (tokens, heads))
-    states, segments = float32_array(a[5], (a[9], heads, key_dim, value_dim)), int64_array(a[6], (a[8], 4))
+    states, segments = float32_array(a[5], (a[9], heads, key_dim, value_dim)), int64_array(a[6], (a[8], 5))
     first, last = split_range(heads, thread, threads)
     for head in range(first, last):
         to_key, to_value = 4 * key_dim * (head * key_heads // heads), 4 * value_dim * head

@@ -60,7 +60,7 @@ def _mamba2_scan(address: Any) -> None:
     tokens, heads, groups, state_size, head_dim = a[12], a[13], a[14], a[15], a[16]
     out, dt = float32_array(a[9], (tokens, heads, head_dim)), float32_array(a[3], (tokens, a[22]))
     rates, bias, skips = float32_array(a[4], heads), float32_array(a[5], heads), float32_array(a[6], heads)
-    states, segments = float32_array(a[7], (a[11], heads, state_size, head_dim)), int64_array(a[8], (a[10], 4))
+    states, segments = float32_array(a[7], (a[11], heads, state_size, head_dim)), int64_array(a[8], (a[10], 5))
     least, most = np.float32(as_float(a[17])), np.float32(as_float(a[18]))
     first, last = split_range(heads, thread, threads)
     for head in range(first, last):

@@ -16,7 +16,7 @@ from hypothesis.stateful import initialize, rule
 from engine.attention.layer import HeadShape
 from engine.cache.paged_kv import KVCache
 from engine.cache.state_layers import NO_STATE, StateLayer, StateStep
-from engine.cache.states import SLOTS_PER_SEQUENCE, StatePool
+from engine.cache.states import SLOTS_PER_SEQUENCE, StatePool, StateRow
 from tests.engine.cache.test_cache import CONTEXT, PAGES, ROWS, CacheMachine, Running
 from tests.engine.simulation import PAGE, marks, write_marks
 
@@ -83,7 +83,7 @@ class Stateful(Running):
         pool, state = pool_of(self.cache), self.table.state
         assert state is not None
         new = self.tokens[self.num_computed : self.num_computed + count]
-        run_segments(pool.plan([(state, count, parents)]), [self.table.namespace], [[*new, *drafts]])
+        run_segments(pool.plan([StateRow(state, count, parents)]), [self.table.namespace], [[*new, *drafts]])
         [work] = pool.commit()
         self.advance(count, include_partial=include_partial)
         if work.snapshots:

@@ -368,7 +368,6 @@ def test_models_that_need_the_cpu_are_rejected_on_a_gpu(
     for kind, part in (
         ("gpt_oss", "attention sinks"),
         ("gemma4", "heads that differ by layer"),
-        ("nemotron_h", "recurrent layers"),
         ("deepseek_v32", r"sparse attention \(vLLM computes it on GPUs\)"),
     ):
         with pytest.raises(EngineError, match=f"has {part}: they are computed on the CPU alone"):

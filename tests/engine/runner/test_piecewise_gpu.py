@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ from engine.models.interface import Batch
 from engine.models.load import load_model
 from engine.runner import forward_gpu
 from engine.runner.batch import lay_out
-from engine.runner.piecewise_gpu import SIZES, PiecewiseStep, pad_to_size
+from engine.runner.piecewise_gpu import SIZES, Exchange, PiecewiseStep, pad_to_size
 from tests.engine.conftest import Checkpoints
 from tests.engine.gpu import EMULATED_GPU, EmulatedGraph, emulated_forward
 from tests.long import mostly_long
@@ -139,8 +140,8 @@ def plant_wrong_size(patch: pytest.MonkeyPatch) -> None:
     """Attend from one row less than the step has tokens."""
     attend = PiecewiseStep._attend
 
-    def attend_less(self: PiecewiseStep, index: int, num_tokens: int, backend: TritonAttention) -> None:
-        attend(self, index, num_tokens - 1, backend)
+    def attend_less(self: PiecewiseStep, index: int, num_tokens: int, *rest: Any) -> None:
+        attend(self, index, num_tokens - 1, *rest)
 
     patch.setattr(PiecewiseStep, "_attend", attend_less)
 
@@ -165,9 +166,11 @@ def plant_stale_attention(patch: pytest.MonkeyPatch) -> None:
     """Write the attention's output to a place that the next piece does not read."""
     attend = PiecewiseStep._attend
 
-    def attend_elsewhere(self: PiecewiseStep, index: int, num_tokens: int, backend: TritonAttention) -> None:
-        read, self._attn_out = self._attn_out, self._attn_out.clone()
-        attend(self, index, num_tokens, backend)
+    def attend_elsewhere(self: PiecewiseStep, index: int, num_tokens: int, *rest: Any) -> None:
+        read = self._attn_out
+        if self.is_captured:
+            self._attn_out = Exchange(read._size)
+        attend(self, index, num_tokens, *rest)
         self._attn_out = read
 
     patch.setattr(PiecewiseStep, "_attend", attend_elsewhere)

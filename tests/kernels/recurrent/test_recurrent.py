@@ -19,7 +19,7 @@ from kernels.recurrent.mamba2 import HeadConstants, mamba2_scan
 from tests.closeness import EPS, assert_rounded
 from tests.seeds import shift
 
-SEGMENTS = torch.tensor([[0, 5, -1, 0], [5, 6, 1, 1], [6, 9, 2, 3], [9, 20, 3, 2]])
+SEGMENTS = torch.tensor([[0, 5, -1, 0, 1], [5, 6, 1, 1, 1], [6, 9, 2, 3, 2], [9, 20, 3, 2, 0]])
 """A new sequence, one that is advanced in place, and one that is cut where a snapshot is taken, over its own slot."""
 TOKENS, SLOTS = 20, 4
 
@@ -86,11 +86,11 @@ def test_a_state_does_not_depend_on_the_cuts_of_its_sequence() -> None:
     """In one segment, token by token, and beside another sequence: the same bits."""
     given = draw_delta(4)
     whole, single = given.states.clone(), given.states.clone()
-    out = gated_delta(*given[:5], whole, torch.tensor([[0, TOKENS, -1, 0]]))
+    out = gated_delta(*given[:5], whole, torch.tensor([[0, TOKENS, -1, 0, 1]]))
     for token in range(TOKENS):
         part = [x[token : token + 1] for x in given[:5]]
         source = token % 2 if token else -1
-        step = gated_delta(*part, single, torch.tensor([[0, 1, source, (token + 1) % 2]]))
+        step = gated_delta(*part, single, torch.tensor([[0, 1, source, (token + 1) % 2, 1]]))
         assert torch.equal(step, out[token : token + 1])
     assert torch.equal(single[TOKENS % 2], whole[0])
 
@@ -175,11 +175,11 @@ def test_a_state_of_mamba_2_does_not_depend_on_the_cuts_of_its_sequence() -> Non
     """In one segment, token by token, and in pieces: the same bits."""
     given = draw_mamba(12)
     whole, single, pieces = (given.states.clone() for _ in range(3))
-    out = mamba2_scan(*given[:5], whole, torch.tensor([[0, TOKENS, -1, 0]]))
+    out = mamba2_scan(*given[:5], whole, torch.tensor([[0, TOKENS, -1, 0, 1]]))
     for cuts, states in ((range(TOKENS + 1), single), ((0, 1, 3, 4, 11, TOKENS), pieces)):
         for index, (start, end) in enumerate(pairwise(cuts)):
             part = [x[start:end] for x in given[:4]]
-            segment = torch.tensor([[0, end - start, index % 2 if index else -1, (index + 1) % 2]])
+            segment = torch.tensor([[0, end - start, index % 2 if index else -1, (index + 1) % 2, 1]])
             assert torch.equal(mamba2_scan(*part, given.heads, states, segment), out[start:end])
         assert torch.equal(states[(len(cuts) - 1) % 2], whole[0])
 
@@ -187,7 +187,7 @@ def test_a_state_of_mamba_2_does_not_depend_on_the_cuts_of_its_sequence() -> Non
 def test_a_step_size_that_is_no_number_stays_none() -> None:
     given = draw_mamba(13)
     given.dt[3, 1] = torch.nan
-    out = mamba2_scan(*given[:5], given.states, torch.tensor([[0, TOKENS, -1, 0]]))
+    out = mamba2_scan(*given[:5], given.states, torch.tensor([[0, TOKENS, -1, 0, 1]]))
     assert out[3:, 1].isnan().all()
     assert not out[:3].isnan().any()
     assert not out[:, 0].isnan().any()
@@ -223,7 +223,7 @@ def test_the_reference_of_the_convolution_is_that_of_torch() -> None:
     torch.manual_seed(shift(9))
     x, weight = torch.randn(TOKENS, 6, dtype=torch.float64), torch.randn(4, 6, dtype=torch.float64)
     states = torch.zeros(1, 3, 6, dtype=torch.float64)
-    ours = causal_convolution(x, weight, states, torch.tensor([[0, TOKENS, -1, 0]]), activate=False)
+    ours = causal_convolution(x, weight, states, torch.tensor([[0, TOKENS, -1, 0, 1]]), activate=False)
     right = F.conv1d(F.pad(x.T[None], (3, 0)), weight.T[:, None], groups=6)[0].T
     torch.testing.assert_close(ours, right)
     assert torch.equal(states[0], x[-3:])
@@ -233,10 +233,10 @@ def test_a_convolution_does_not_depend_on_the_cuts_of_its_sequence() -> None:
     torch.manual_seed(shift(10))
     x, weight = torch.randn(TOKENS, 6), torch.randn(4, 6)
     whole, single = torch.zeros(2, 3, 6), torch.zeros(2, 3, 6)
-    out = causal_convolution(x, weight, whole, torch.tensor([[0, TOKENS, -1, 0]]), activate=True)
+    out = causal_convolution(x, weight, whole, torch.tensor([[0, TOKENS, -1, 0, 1]]), activate=True)
     for start, end in ((0, 1), (1, 3), (3, 4), (4, 11), (11, TOKENS)):
         part = causal_convolution(
-            x[start:end], weight, single, torch.tensor([[0, end - start, 0 if start else -1, 0]]), activate=True
+            x[start:end], weight, single, torch.tensor([[0, end - start, 0 if start else -1, 0, 1]]), activate=True
         )
         assert torch.equal(part, out[start:end])
     assert torch.equal(single[0], whole[0])

@@ -16,13 +16,17 @@ from triton.runtime.jit import JITFunction
 
 from kernels.attention.kv_write import rotary_write
 from kernels.common.sampling_tensors import NoiseKeys, SamplingTensors
-from kernels.layers.activation import gelu_tanh_mul, silu_mul
+from kernels.layers.activation import gelu_tanh_mul, silu_gate, silu_mul
+from kernels.layers.gate import sigmoid_mul
 from kernels.layers.norm import add_rms_norm, rms_norm
 from kernels.linear.fp8 import fp8_linear
 from kernels.linear.nf4 import Nf4, nf4_linear
 from kernels.linear.weight_only_int4 import Int4, int4_linear
 from kernels.linear.weight_only_int8 import int8_linear, int8_weight_linear
 from kernels.quantize import quantize_vectors
+from kernels.recurrent.convolution import causal_convolution
+from kernels.recurrent.gated_delta import delta_gates, gated_delta
+from kernels.recurrent.mamba2 import HeadConstants, mamba2_scan
 from kernels.sampling.sampling import PenaltyTensors, apply_penalties, sample
 
 F32, F64, I32, I64, U8, FP8 = torch.float32, torch.float64, torch.int32, torch.int64, torch.uint8, torch.float8_e4m3fn
@@ -82,11 +86,36 @@ def changed(make: Make) -> Tensor:
     return logits
 
 
+def segments(make: Make) -> Tensor:
+    return make((ROWS, 5), I64)
+
+
+def delta(make: Make) -> Tensor:
+    q, k, gates = make((ROWS, 1, 8)), make((ROWS, 1, 8)), make((ROWS, 2), F32)
+    return gated_delta(q, k, make((ROWS, 2, 8)), gates, gates, make((3, 2, 8, 8), F32), segments(make))
+
+
+def scan(make: Make) -> Tensor:
+    b, dt, heads = make((ROWS, 1, 8)), make((ROWS, 2)), HeadConstants(*(make((2,), F32) for _ in range(3)), 0.0, 1.0)
+    return mamba2_scan(make((ROWS, 2, 8)), b, b, dt, heads, make((3, 2, 8, 8), F32), segments(make))
+
+
+def convolve(make: Make) -> Tensor:
+    states = make((3, 3, IN), F32)
+    return causal_convolution(make((ROWS, IN)), make((4, IN), F32), states, segments(make), activate=True)
+
+
 CASES: dict[str, tuple[Callable[[Make], Tensor | tuple[Tensor, ...]], list[str]]] = {
     "rms_norm": (lambda make: rms_norm(make((ROWS, IN)), make((IN,)), 1e-5), ["_rms_norm"]),
     "add_rms_norm": (lambda make: add_rms_norm(make((ROWS, IN)), make((ROWS, IN)), make((IN,)), 1e-5), ["_rms_norm"]),
     "silu_mul": (lambda make: silu_mul(make((ROWS, IN))), ["_gated"]),
     "gelu_tanh_mul": (lambda make: gelu_tanh_mul(make((ROWS, IN))), ["_gated"]),
+    "silu_gate": (lambda make: silu_gate(make((ROWS, IN)), make((ROWS, IN))), ["_scale_rows"]),
+    "sigmoid_mul": (lambda make: sigmoid_mul(make((ROWS, 1)), make((ROWS, IN))), ["_scale_rows"]),
+    "causal_convolution": (convolve, ["_convolve"]),
+    "delta_gates": (lambda make: delta_gates(*[make((ROWS, 2))] * 2, *[make((2,), F32)] * 2), ["_delta_gates"]),
+    "gated_delta": (delta, ["_gated_delta"]),
+    "mamba2_scan": (scan, ["_scan"]),
     "rotary_write": (lambda make: write(make, None), ["_rotary_write"]),
     "rotary_write int8": (lambda make: write(make, torch.int8), ["_rotary_write"]),
     "rotary_write float8": (lambda make: write(make, FP8), ["_rotary_write"]),
