@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from engine.core.gguf_reference import read_gguf_header
+from engine.core.gguf_reference.header import read_gguf_header
+from engine.core.gguf_reference.weights import arrange_weights
 from engine.gguf.folder import weight_files
 from engine.models.config import RawConfig
 from engine.models.load import choose_class, choose_decoder, open_weights
@@ -117,8 +118,10 @@ class Reference:
             source: Any = self._raw.folder
             options |= {"local_files_only": True, "use_safetensors": True, "trust_remote_code": False}
         else:
-            source = None
-            options |= {"config": self._create_config(), "state_dict": dict(self._weights)}
+            source, config, weights = None, self._create_config(), dict(self._weights)
+            if self._header is not None:
+                weights = arrange_weights(self._header.architecture, config, weights)
+            options |= {"config": config, "state_dict": weights}
         model, report = self._class.from_pretrained(source, output_loading_info=True, **options)
         if missing := sorted(map(str, report["missing_keys"])):
             raise EngineError(f"{self._raw.folder}: transformers misses the tensors {', '.join(missing[:4])}")

@@ -9,12 +9,15 @@ from typing import Any
 
 import numpy as np
 
-from engine.gguf.delta_fields import ARCHITECTURES as DELTA_ARCHITECTURES
-from engine.gguf.delta_fields import read_delta_fields
+from engine.gguf.fields.delta import ARCHITECTURES as DELTA_ARCHITECTURES
+from engine.gguf.fields.delta import read_delta_fields
+from engine.gguf.fields.gemma4 import read_gemma4_fields
+from engine.gguf.fields.latent import read_latent_fields
+from engine.gguf.fields.mamba import ARCHITECTURES as MAMBA_ARCHITECTURES
+from engine.gguf.fields.mamba import NEMOTRON, read_mamba_fields
+from engine.gguf.fields.own import read_kv_heads, read_layer_types, read_own_fields
 from engine.gguf.file import GgufModel, refuse_wrong_types
-from engine.gguf.latent_fields import read_latent_fields
 from engine.gguf.metadata import Metadata
-from engine.gguf.own_fields import read_kv_heads, read_layer_types, read_own_fields
 from engine.gguf.rope import rope_fields
 from engine.gguf.special_tokens import read_special_tokens
 from engine.protocol.types import EngineError
@@ -37,12 +40,22 @@ _ARCHITECTURES = {
     "qwen3next": "Qwen3NextForCausalLM",
     "qwen35": "Qwen3_5ForCausalLM",
     "qwen35moe": "Qwen3_5MoeForCausalLM",
+    "gemma4": "Gemma4ForCausalLM",
+    "granitehybrid": "GraniteMoeHybridForCausalLM",
+    "nemotron_h": "NemotronHForCausalLM",
+    "nemotron_h_moe": "NemotronHForCausalLM",
+    "falcon-h1": "FalconH1ForCausalLM",
+    "mamba2": "Mamba2ForCausalLM",
 }
 _MODEL_TYPES = {
     **{"qwen3moe": "qwen3_moe", "gemma3": "gemma3_text", "olmo2": "olmo3", "mistral3": "ministral3"},
     **{"gpt-oss": "gpt_oss", "qwen3next": "qwen3_next", "qwen35": "qwen3_5_text", "qwen35moe": "qwen3_5_moe_text"},
+    **{"gemma4": "gemma4_text", "granitehybrid": "granitemoehybrid", "nemotron_h_moe": "nemotron_h"},
+    "falcon-h1": "falcon_h1",
 }
 """transformers' names of architectures that llama.cpp names otherwise."""
+_PREDICTING = *DELTA_ARCHITECTURES, "deepseek2", "nemotron_h_moe"
+"""Architectures whose last layers may be such that predict several tokens."""
 _LARGEST_GEMMA_LAYERS = {"gemma2": 46, "gemma3": 62}
 """Layers of the 27B models, whose attention scale follows from another size than a head's."""
 
@@ -79,8 +92,7 @@ def config_fields(model: GgufModel) -> dict[str, Any]:
 
 def _config_fields(model: GgufModel, architecture: str) -> dict[str, Any]:
     metadata = Metadata(model, architecture)
-    heads, hidden = metadata.get_uniform("attention.head_count"), int(metadata.require("embedding_length"))
-    head_dim = int(metadata.get("attention.key_length") or hidden // heads)
+    hidden = int(metadata.require("embedding_length"))
     embedding = model.tensors.get("token_embd.weight")
     if embedding is None:
         raise EngineError(f"{model.paths[0]} lacks the tensor 'token_embd.weight'")
@@ -90,36 +102,60 @@ def _config_fields(model: GgufModel, architecture: str) -> dict[str, Any]:
         "vocab_size": embedding.shape[0],
         "hidden_size": hidden,
         "num_hidden_layers": _num_layers(metadata),
-        "num_attention_heads": heads,
-        "num_key_value_heads": read_kv_heads(metadata, heads),
-        "head_dim": head_dim,
         "max_position_embeddings": int(metadata.require("context_length")),
-        # The decimal number that a checkpoint has, of which the file holds the nearest float32.
-        "rms_norm_eps": float(str(np.float32(metadata.require("attention.layer_norm_rms_epsilon")))),
+        "rms_norm_eps": _read_eps(metadata),
         "tie_word_embeddings": "output.weight" not in model.tensors,
         "eos_token_id": list(read_special_tokens(model).ends),
-    } | _feed_forward_fields(metadata)
+    }
+    fields |= _read_heads(metadata, hidden) | _feed_forward_fields(metadata)
     if wrong := [name for name, value in fields.items() if type(value) is int and value < 1]:
         raise EngineError(f"{model.paths[0]}: {wrong[0]} follows as {fields[wrong[0]]}, but must be at least 1")
     if architecture == "llama" and "blk.0.attn_q.bias" in model.tensors:
         fields["attention_bias"] = True
-    if architecture == "deepseek2":
-        fields |= read_latent_fields(metadata) | {"num_key_value_heads": heads}
-        head_dim = fields["head_dim"]
-    elif architecture in DELTA_ARCHITECTURES:
-        metadata.expect("attention.value_length", head_dim)
-        fields |= read_delta_fields(metadata, fields["num_hidden_layers"], head_dim)
-    else:
-        fields |= _attention_fields(metadata, hidden // heads, head_dim, fields)
-    fields |= rope_fields(metadata, head_dim, fields["max_position_embeddings"])
+    fields |= _own_fields(metadata, fields)
+    fields |= rope_fields(metadata, fields.get("head_dim", 0), fields["max_position_embeddings"])
     metadata.refuse_rest()
     return fields
+
+
+def _read_eps(metadata: Metadata) -> float:
+    """Return the decimal number that a checkpoint has, of which the file holds the nearest float32."""
+    name = "attention.layer_norm_rms_epsilon"
+    if metadata.architecture in NEMOTRON and name not in metadata:
+        name = "attention.layer_norm_epsilon"
+    return float(str(np.float32(metadata.require(name))))
+
+
+def _read_heads(metadata: Metadata, hidden: int) -> dict[str, int]:
+    """Return the heads of attention, of an architecture that has it."""
+    if metadata.architecture == "mamba2":
+        return {}
+    heads = metadata.get_uniform("attention.head_count")
+    head_dim = int(metadata.get("attention.key_length") or hidden // heads)
+    kv_heads = heads if metadata.architecture == "gemma4" else read_kv_heads(metadata, heads)
+    return {"num_attention_heads": heads, "num_key_value_heads": kv_heads, "head_dim": head_dim}
+
+
+def _own_fields(metadata: Metadata, fields: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields that an architecture has besides those of all, which ``fields`` are."""
+    architecture, head_dim = metadata.architecture, fields.get("head_dim", 0)
+    if architecture == "deepseek2":
+        return read_latent_fields(metadata) | {"num_key_value_heads": fields["num_attention_heads"]}
+    if architecture == "gemma4":
+        return read_gemma4_fields(metadata, fields)
+    if architecture in DELTA_ARCHITECTURES:
+        metadata.expect("attention.value_length", head_dim)
+        return read_delta_fields(metadata, fields["num_hidden_layers"], head_dim)
+    if architecture in MAMBA_ARCHITECTURES:
+        metadata.expect("attention.value_length", head_dim)
+        return read_mamba_fields(metadata, fields)
+    return _attention_fields(metadata, fields["hidden_size"] // fields["num_attention_heads"], head_dim, fields)
 
 
 def _num_layers(metadata: Metadata) -> int:
     """Return the number of layers, all of which have tensors: memory is laid out by it before any is looked for."""
     claimed, model = int(metadata.require("block_count")), metadata.model
-    if metadata.architecture in DELTA_ARCHITECTURES:  # whose last ones predict several tokens, and are not read
+    if metadata.architecture in _PREDICTING:
         claimed -= int(metadata.get("nextn_predict_layers", 0))
     found = {name.split(".")[1] for name in model.tensors if name.startswith("blk.")}
     if not 0 < claimed <= len(found):
@@ -129,6 +165,8 @@ def _num_layers(metadata: Metadata) -> int:
 
 def _feed_forward_fields(metadata: Metadata) -> dict[str, Any]:
     """Return the fields of the layers' feed-forward parts, with experts or without."""
+    if metadata.architecture == "gemma4" or metadata.architecture in MAMBA_ARCHITECTURES:
+        return {}  # they follow with the others
     experts = int(metadata.get("expert_count", 0))
     if metadata.architecture in ("qwen3next", "qwen35moe"):  # no layer is without experts
         return {

@@ -77,6 +77,10 @@ class Metadata:
         if value is not None and not any(_is_close(value, one) for one in allowed):
             raise self.refuse(name, value, " or ".join(f"{one:.6g}" for one in dict.fromkeys(allowed)))
 
+    def ignore(self, *names: str) -> None:
+        """Accept any value of fields that have no influence on this architecture."""
+        self._names_read.update(names)
+
     def refuse_rest(self) -> None:
         """Raise ``EngineError`` for a field that was not read and may ask for something."""
         prefix = f"{self.architecture}."

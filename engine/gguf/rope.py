@@ -11,7 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from engine.gguf.delta_fields import ARCHITECTURES as DELTA_ARCHITECTURES
+from engine.gguf.fields.delta import ARCHITECTURES as DELTA_ARCHITECTURES
+from engine.gguf.fields.mamba import ARCHITECTURES as MAMBA_ARCHITECTURES
+from engine.gguf.fields.mamba import has_rope
 from engine.gguf.file import GgufModel
 from engine.gguf.metadata import Metadata
 from engine.protocol.types import EngineError
@@ -21,6 +23,8 @@ _LONG, _SHORT = "rope_factors_long.weight", "rope_factors_short.weight"
 ROPE_TENSORS = (_DIVISORS, _LONG, _SHORT)
 """Tensors that hold numbers of the rotary embedding and become fields of the config."""
 _LOCAL_BASE = 10_000.0
+_NOT_ROTATED = 1e20
+"""Least divisor of a pair of dimensions that is not rotated."""
 _GATHERED = "olmo2", "gpt-oss", "mistral3", "deepseek2"
 
 
@@ -30,6 +34,11 @@ def rope_fields(metadata: Metadata, head_dim: int, positions: int) -> dict[str, 
     ``head_dim``: dimensions of a head. ``positions``: the context's length in tokens.
     """
     architecture = metadata.architecture
+    if architecture in MAMBA_ARCHITECTURES and not has_rope(metadata):
+        metadata.ignore("rope.freq_base", "rope.dimension_count")
+        return {}
+    if architecture == "gemma4":
+        return _gather_gemma4(metadata, head_dim)
     # Ollama names Gemma's two bases by where they are used.
     base = metadata.get_number("rope.freq_base", metadata.get_number("rope.global.freq_base", 10_000.0))
     fields = {"rope_theta": base} | _local_fields(metadata, base)
@@ -72,6 +81,34 @@ def _gather(metadata: Metadata, fields: dict[str, Any]) -> dict[str, Any]:
         settings |= {"attention_factor": None, "mscale": 1.0, "mscale_all_dim": share}
     settings["llama_4_scaling_beta"] = float(metadata.get("attention.temperature_scale", 0.0))
     return {"rope_parameters": settings}
+
+
+def _gather_gemma4(metadata: Metadata, head_dim: int) -> dict[str, Any]:
+    """Return the two embeddings of Gemma 4. ``head_dim``: of layers with a window.
+
+    In the others only some pairs are rotated: the first ones, as the divisors of the rest are huge.
+    """
+    global_dim = int(metadata.require("attention.key_length"))
+    metadata.expect("rope.dimension_count", global_dim)
+    metadata.expect("rope.dimension_count_swa", head_dim)
+    share = 1.0
+    if _DIVISORS in metadata.model.tensors:
+        divisors = np.array(_read_numbers(metadata.model, _DIVISORS, global_dim // 2))
+        share = float((divisors == 1).mean())
+        if not ((divisors == 1) | (divisors >= _NOT_ROTATED)).all() or (np.diff(divisors) < 0).any():
+            raise EngineError(f"{metadata.model.paths[0]}: {_DIVISORS!r} must be ones, then {_NOT_ROTATED:.0e} or more")
+    return {
+        "rope_parameters": {
+            "full_attention": {
+                **{"rope_type": "proportional", "partial_rotary_factor": share},
+                "rope_theta": metadata.get_number("rope.freq_base", 10_000.0),
+            },
+            "sliding_attention": {
+                "rope_type": "default",
+                "rope_theta": metadata.get_number("rope.freq_base_swa", _LOCAL_BASE),
+            },
+        }
+    }
 
 
 def _local_fields(metadata: Metadata, base: float) -> dict[str, Any]:

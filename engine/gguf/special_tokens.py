@@ -19,6 +19,8 @@ from engine.protocol.types import EngineError
 NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5
 """Types of tokens that matter here."""
 
+GEMMA4 = "gemma4"
+"""Name of the tokenizer of Gemma 4, which begins every text with BOS."""
 _END_TEXTS = frozenset(
     {"</s>", "<eos>", "[EOS]", "[e~[", "<EOT>", "_<EOT>", "[EOT]", "<end_of_turn>", "<turn|>", "<end_of_utterance>"}
     | {f"<|{name}|>" for name in ("eot_id", "eom_id", "im_end", "end", "endoftext", "end_of_text")}
@@ -100,9 +102,11 @@ class _Reader:
         ends = self._find_ends(ids.get("eos"))
         warnings = [] if ends else ["it names no token that ends a text, and has none that is known by its text"]
         splitting = SPLITTINGS.get(self._read_field("pre"))
+        is_gemma4 = self._read_field("model") == GEMMA4
         adds = {"bos": is_sentencepiece or (splitting is not None and splitting.adds_bos), "eos": False}
         said = {name: self._read_field(f"add_{name}_token") for name in adds}
         adds |= {name: bool(value) for name, value in said.items() if value is not None}
+        adds["bos"] |= is_gemma4  # whatever the file says, as some of the first files were wrong
         for name in adds.keys() - ids.keys():
             if adds[name]:
                 warnings.append(f"texts should have a {name} token, but it names none: none is added")

@@ -1,4 +1,7 @@
-"""Build the tokenizer that a GGUF file describes: byte-level BPE (``gpt2``) or SentencePiece's BPE (``llama``)."""
+"""Build the tokenizer that a GGUF file describes: byte-level BPE (``gpt2``), or SentencePiece's BPE.
+
+The merges of the latter follow from scores (``llama``) or are listed (``gemma4``).
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_
 from tokenizers.models import BPE
 
 from engine.gguf.file import GgufModel, refuse_wrong_types
-from engine.gguf.special_tokens import CONTROL, NORMAL, UNUSED, USER_DEFINED, SpecialTokens, read_special_tokens
+from engine.gguf.special_tokens import CONTROL, GEMMA4, NORMAL, UNUSED, USER_DEFINED, SpecialTokens, read_special_tokens
 from engine.gguf.splittings import SPLITTINGS
 from engine.protocol.types import EngineError
 
@@ -53,10 +56,13 @@ def _build_tokenizer(model: GgufModel, vocabulary: _Vocabulary) -> Tokenizer:
     if kind == "gpt2":
         tokenizer = _byte_level(vocabulary, ids)
     elif kind == "llama":
-        tokenizer = _create_sentencepiece(vocabulary, ids, special)
+        merges = _find_merges(vocabulary, ids, special)
+        tokenizer = _create_sentencepiece(vocabulary, ids, special, merges=merges)
+    elif kind == GEMMA4:
+        tokenizer = _create_sentencepiece(vocabulary, ids, special, merges=_read_merges(vocabulary))
     else:
         raise EngineError(
-            f"{model.paths[0]}: the tokenizer {kind!r:.80} is not supported; supported are 'gpt2' and 'llama'"
+            f"{model.paths[0]}: the tokenizer {kind!r:.80} is not supported; supported are 'gpt2', 'llama' and 'gemma4'"
         )
     for warning in special.warnings:
         _log.warning("%s: %s", model.paths[0], warning)
@@ -113,9 +119,7 @@ def _byte_level(vocabulary: _Vocabulary, ids: dict[str, int]) -> Tokenizer:
             f"{path}: the splitting tokenizer.ggml.pre {name!r:.80} is not supported; supported are "
             f"{', '.join(SPLITTINGS)}"
         )
-    merges = [tuple(merge.split(" ", 1)) for merge in vocabulary.require("merges")]
-    if wrong := next((merge for merge in merges if len(merge) != 2), None):
-        raise EngineError(f"{path} has no valid tokenizer: the merge {wrong!r:.80} is no pair")
+    merges = _read_merges(vocabulary)
     tokenizer = _create_tokenizer(vocabulary, ids, merges, ignore_merges=splitting.keeps_whole_tokens)
     steps = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in splitting.patterns]
     to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -124,7 +128,14 @@ def _byte_level(vocabulary: _Vocabulary, ids: dict[str, int]) -> Tokenizer:
     return tokenizer
 
 
-def _create_sentencepiece(vocabulary: _Vocabulary, ids: dict[str, int], special: SpecialTokens) -> Tokenizer:
+def _read_merges(vocabulary: _Vocabulary) -> list[tuple[str, ...]]:
+    merges = [tuple(merge.split(" ", 1)) for merge in vocabulary.require("merges")]
+    if wrong := next((merge for merge in merges if len(merge) != 2), None):
+        raise EngineError(f"{vocabulary.model.paths[0]} has no valid tokenizer: the merge {wrong!r:.80} is no pair")
+    return merges
+
+
+def _find_merges(vocabulary: _Vocabulary, ids: dict[str, int], special: SpecialTokens) -> list[tuple[str, ...]]:
     """SentencePiece's BPE merges the neighbours whose token has the best score: merges in the order of scores."""
     scores = vocabulary.require("scores")
     if len(scores) != len(special.types):
@@ -140,11 +151,16 @@ def _create_sentencepiece(vocabulary: _Vocabulary, ids: dict[str, int], special:
             left, right = token[:cut], token[cut:]
             if left in mergeable and right in mergeable:
                 found.append((-float(scores[index]), index, ids[left], ids[right], left, right))
-    merges = [(left, right) for *_, left, right in sorted(found)]
+    return [(left, right) for *_, left, right in sorted(found)]
+
+
+def _create_sentencepiece(
+    vocabulary: _Vocabulary, ids: dict[str, int], special: SpecialTokens, merges: list[tuple[str, ...]]
+) -> Tokenizer:
     unknown = special.ids.get("unknown")
     unk_token = None if unknown is None else str(vocabulary.require("tokens")[unknown])
     tokenizer = _create_tokenizer(vocabulary, ids, merges, fuse_unk=True, byte_fallback=True, unk_token=unk_token)
-    has_prefix = bool(vocabulary.get("add_space_prefix", True))
+    has_prefix = bool(vocabulary.get("add_space_prefix", vocabulary.get("model") != GEMMA4))
     replace = normalizers.Replace(" ", _SPACE)
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend(_SPACE), replace]) if has_prefix else replace
     steps = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]

@@ -15,7 +15,7 @@ from torch import Tensor
 from engine.attention.layer import FusedAttentionBackend, LayerAttentionConfig
 from engine.device import DeviceConfig
 from engine.models.decoder import Decoder, Layer, LayerBuilder
-from engine.models.families.config import DecoderConfig
+from engine.models.families.config import DecoderConfig, ExpertsConfig
 from engine.models.families.gemma4 import Gemma4Config
 from engine.models.feed_forward import Experts, FeedForward, GatedMlp
 from engine.models.interface import Batch, KeepState
@@ -154,8 +154,7 @@ class Gemma4Builder(LayerBuilder):
         config, moe = self._config, self._config.experts
         assert moe is not None
         hidden, count, eps, router = config.hidden_size, moe.num_experts, config.norm_eps, f"{prefix}{moe.router}."
-        gate_ups = self._weights.take(f"{prefix}experts.gate_up_proj", count, 2 * moe.intermediate, hidden)
-        downs = self._weights.take(f"{prefix}experts.down_proj", count, hidden, moe.intermediate)
+        pairs = self._expert_products(f"{prefix}experts.", moe)
         before, after = (self.norm(f"{prefix}{name}_feedforward_layernorm_2") for name in ("pre", "post"))
         return Experts(
             ScaledRouter(
@@ -165,18 +164,29 @@ class Gemma4Builder(LayerBuilder):
                 eps=eps,
                 expert_scales=self._weights.take(f"{router}per_expert_scale", count),
             ),
-            [
-                GatedMlp(
-                    create_product([gate_up], None, self._device_config),
-                    create_product([down], None, self._device_config),
-                    self._activation,
-                )
-                for gate_up, down in zip(gate_ups, downs, strict=True)
-            ],
+            [GatedMlp(gate_up, down, self._activation) for gate_up, down in pairs],
             is_batch_invariant=self._device_config.is_batch_invariant,
             prepare=lambda x: rms_norm(x, before, eps),
             finish=lambda x: rms_norm(x, after, eps),
         )
+
+    def _expert_products(self, prefix: str, moe: ExpertsConfig) -> list[tuple[Product, Product]]:
+        """Return each expert's product of gate and up, and of down."""
+        hidden, count, width = self._config.hidden_size, moe.num_experts, moe.intermediate
+        if self._weights.has(f"{prefix}0.gate_up_proj.weight"):  # in a GGUF file
+            return [
+                (
+                    self.linear(f"{prefix}{index}.gate_up_proj", 2 * width, hidden, bias=False),
+                    self.linear(f"{prefix}{index}.down_proj", hidden, width, bias=False),
+                )
+                for index in range(count)
+            ]
+        gate_ups = self._weights.take(f"{prefix}gate_up_proj", count, 2 * width, hidden)
+        downs = self._weights.take(f"{prefix}down_proj", count, hidden, width)
+        return [
+            (create_product([gate_up], None, self._device_config), create_product([down], None, self._device_config))
+            for gate_up, down in zip(gate_ups, downs, strict=True)
+        ]
 
     def _gated_mlp(self, prefix: str, width: int) -> GatedMlp:
         hidden = self._config.hidden_size

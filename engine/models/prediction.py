@@ -15,6 +15,7 @@ from engine.models.config import read_raw_config
 from engine.models.decoder import Decoder, Layer
 from engine.models.load import open_weights
 from engine.protocol.types import EngineError
+from engine.weights.safetensors import Weights
 from kernels.linear.fp32 import Product
 
 
@@ -43,7 +44,7 @@ def open_prediction_layer(folder: Path, model: Decoder) -> PredictionLayer:
     weights, read = open_weights(raw)
     builder = model.create_builder(model.config, weights, read, model.device_config)
     names = builder.prediction_names
-    if names is None or not any(name.startswith(names.layer) for name in weights.names()):
+    if names is None or not (weights.has(f"{names.fuse}.weight") or _has_any(weights, names.layer)):
         raise EngineError(f"{folder} has no layer for multi-token prediction; choose another drafter than mtp")
     hidden = model.config.hidden_size
     return PredictionLayer(
@@ -53,3 +54,7 @@ def open_prediction_layer(folder: Path, model: Decoder) -> PredictionLayer:
         layer=builder.prediction_layer(names.layer),
         final_norm=builder.norm(names.final_norm),
     )
+
+
+def _has_any(weights: Weights, beginning: str) -> bool:
+    return any(name.startswith(beginning) for name in weights.names())

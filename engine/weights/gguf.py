@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,8 +14,8 @@ from gguf import GGMLQuantizationType
 from torch import Tensor
 
 from engine.gguf.config import read_architecture
-from engine.gguf.delta_fields import ARCHITECTURES as DELTA_ARCHITECTURES
-from engine.gguf.file import GgufTensor, read_gguf
+from engine.gguf.fields.delta import ARCHITECTURES as DELTA_ARCHITECTURES
+from engine.gguf.file import GgufModel, GgufTensor, read_gguf
 from engine.gguf.rope import ROPE_TENSORS
 from engine.gguf.tensor_names import TensorNames
 from engine.protocol.types import EngineError
@@ -30,7 +31,9 @@ _BLOCKS = {
     *(_Kind.MXFP4, _Kind.NVFP4),
 }
 SUPPORTED = _FLOATS | _BLOCKS
-_PERMUTED = dict.fromkeys(("llama", "smollm3", "granite", "mistral3"), ("attn_q", "attn_k"))
+_PERMUTED = dict.fromkeys(
+    ("llama", "smollm3", "granite", "mistral3", "granitehybrid", "nemotron_h", "nemotron_h_moe"), ("attn_q", "attn_k")
+)
 """Products whose rows llama.cpp reorders for its rotary embedding of neighbouring pairs, by architecture."""
 
 
@@ -43,13 +46,16 @@ class GgufWeights(Weights):
         self.parameters = 0
         self._folder = paths[0]
         architecture = read_architecture(model)
-        heads = int(np.max(model.metadata.get(f"{architecture}.attention.head_count", 1)))
-        kv_heads = int(np.max(model.metadata.get(f"{architecture}.attention.head_count_kv", heads)))
-        self._names = TensorNames(architecture, int(model.metadata.get(f"{architecture}.block_count", 0)))
+        heads = _read_most(model, "attention.head_count", 1)
+        kv_heads = _read_most(model, "attention.head_count_kv", heads)
+        self._names = TensorNames(
+            architecture,
+            _read_most(model, "block_count", 0),
+            _read_most(model, "nextn_predict_layers", 0),
+            has_experts=_read_most(model, "expert_count", 0) > 0,
+        )
         self._files = {}
         self.has_tiled_values = architecture.startswith("qwen35")
-        num_layers = int(model.metadata.get(f"{architecture}.block_count", 0))
-        num_layers -= int(model.metadata.get(f"{architecture}.nextn_predict_layers", 0))
         has_offset = architecture in ("gemma", "gemma2", "gemma3", *DELTA_ARCHITECTURES)
         for name, tensor in model.tensors.items():
             if tensor.kind not in SUPPORTED:
@@ -57,8 +63,6 @@ class GgufWeights(Weights):
                     f"{tensor.path}: {name!r} is {tensor.kind.name}; supported are "
                     f"{', '.join(sorted(kind.name for kind in SUPPORTED))}"
                 )
-            if name.startswith("blk.") and int(name.split(".")[1]) >= num_layers:
-                continue  # a layer that predicts several tokens
             if name not in ROPE_TENSORS:
                 part = name.split(".")[-2]
                 is_permuted = part in _PERMUTED.get(architecture, ())
@@ -71,7 +75,7 @@ class GgufWeights(Weights):
 
     def block_formats(self) -> list[str]:
         """Return the names of the formats of all blocks that are left, without floats."""
-        kinds = {source.tensor.kind for _, source in self._files.values()}
+        kinds = {source.tensor.kind for name, (_, source) in self._files.items() if not self._predicts(name)}
         return sorted(kind.name for kind in kinds & _BLOCKS)
 
     def has(self, name: str) -> bool:
@@ -88,9 +92,12 @@ class GgufWeights(Weights):
         return blocks
 
     def take(self, name: str, *shape: int) -> Tensor:
-        """Take a tensor in float32. Filters of one channel each are stored without that dimension."""
-        if len(shape) == 3 and shape[1] == 1:
-            return super().take(name, shape[0], shape[2]).view(shape)
+        """Take a tensor in float32. Dimensions of 1 may be missing or too many, and vectors may be in groups."""
+        _, (source, expert) = self._locate(name)
+        stored = source.tensor.shape if expert is None else source.tensor.shape[1:]
+        is_same = [size for size in stored if size > 1] == [size for size in shape if size > 1]
+        if is_same or (len(shape) == 1 and math.prod(stored) == shape[0]):
+            return super().take(name, *stored).view(shape)
         return super().take(name, *shape)
 
     def expect(self, name: str, *shape: int) -> None:
@@ -98,6 +105,20 @@ class GgufWeights(Weights):
         actual = source.tensor.shape if expert is None else source.tensor.shape[1:]
         if actual != shape and shape != (1, *actual):
             raise EngineError(f"{path}: {name!r} has shape {actual}, its metadata says {shape}")
+
+    def drop(self, name: str) -> None:
+        self._files.pop(self._names.find(name)[0], None)
+
+    def finish(self) -> None:
+        """Raise ``EngineError`` if tensors are left over besides those of layers that predict several tokens."""
+        for name in self.names():
+            if self._predicts(name):
+                del self._files[name]
+        super().finish()
+
+    def _predicts(self, name: str) -> bool:
+        """Return True for the tensor of a layer that predicts several tokens, by its name in the file."""
+        return name.startswith("blk.") and int(name.split(".")[1]) >= self._names.first_predicting
 
     def _take_tensor(self, name: str) -> tuple[Path, Tensor]:
         path, (source, expert) = self._locate(name)
@@ -119,6 +140,12 @@ class GgufWeights(Weights):
             source.taken.add(expert)
         if expert is None or len(source.taken) == source.tensor.shape[0]:
             del self._files[found]
+
+
+def _read_most(model: GgufModel, name: str, default: int) -> int:
+    """Return the largest of the numbers of a field, which may have one for each layer."""
+    architecture = read_architecture(model)
+    return int(np.max(model.metadata.get(f"{architecture}.{name}", default)))
 
 
 @dataclass(slots=True)

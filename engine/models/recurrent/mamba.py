@@ -96,8 +96,12 @@ class MambaBuilder(LayerBuilder):
             factors = torch.cat([torch.full((1, rows), factor, device=device) for rows, factor in parts], dim=1)
         filters = self.constant(f"{prefix}conv1d.weight", sizes.channels, 1, sizes.width)
         filter_bias = self.constant(f"{prefix}conv1d.bias", sizes.channels) if sizes.has_convolution_bias else None
+        if self._weights.has(f"{prefix}A"):  # in a GGUF file
+            rates = self.constant(f"{prefix}A", sizes.heads)
+        else:
+            rates = -self.constant(f"{prefix}A_log", sizes.heads).exp()
         constants = HeadConstants(
-            -self.constant(f"{prefix}A_log", sizes.heads).exp(),
+            rates,
             self.constant(f"{prefix}dt_bias", sizes.heads),
             self.constant(f"{prefix}D", sizes.heads),
             *sizes.step_sizes,
@@ -160,8 +164,11 @@ class GraniteBuilder(MambaBuilder):
 
     def _second_part(self, prefix: str) -> FeedForward:
         config, names = self._config, f"{prefix}shared_mlp."
+        parts = {f"{names}input_linear": 2 * config.intermediate}
+        if self._weights.has(f"{names}gate_proj.weight"):  # in a GGUF file
+            parts = dict.fromkeys((f"{names}gate_proj", f"{names}up_proj"), config.intermediate)
         shared = GatedMlp(
-            self.linear(f"{names}input_linear", 2 * config.intermediate, config.hidden_size, bias=False),
+            self.product(parts, config.hidden_size, bias=False),
             self.linear(f"{names}output_linear", config.hidden_size, config.intermediate, bias=False),
             self._activation,
         )
@@ -171,14 +178,25 @@ class GraniteBuilder(MambaBuilder):
         moe, hidden = self._config.experts, self._config.hidden_size
         assert moe is not None
         names, count, width = f"{prefix}{moe.router}.", moe.num_experts, moe.intermediate
-        gate_ups = self._weights.take(f"{names}input_linear.weight", count, 2 * width, hidden)
-        downs = self._weights.take(f"{names}output_linear.weight", count, hidden, width)
-        pairs: list[tuple[Product, Product]] = [
-            (create_product([gate_up], None, self._device_config), create_product([down], None, self._device_config))
-            for gate_up, down in zip(gate_ups, downs, strict=True)
-        ]
+        if self._weights.has(f"{names}experts.0.gate_proj.weight"):  # in a GGUF file
+            pairs = [self._expert_products(f"{names}experts.{index}.", width) for index in range(count)]
+        else:
+            gate_ups = self._weights.take(f"{names}input_linear.weight", count, 2 * width, hidden)
+            downs = self._weights.take(f"{names}output_linear.weight", count, hidden, width)
+            pairs = [
+                (
+                    create_product([gate_up], None, self._device_config),
+                    create_product([down], None, self._device_config),
+                )
+                for gate_up, down in zip(gate_ups, downs, strict=True)
+            ]
         router = Router(moe.routing, self.linear(f"{names}router.layer", count, hidden, bias=False))
         return self._create_experts(router, pairs, self._activation)
+
+    def _expert_products(self, prefix: str, width: int) -> tuple[Product, Product]:
+        hidden = self._config.hidden_size
+        gate_up = self.product(dict.fromkeys((f"{prefix}gate_proj", f"{prefix}up_proj"), width), hidden, bias=False)
+        return gate_up, self.linear(f"{prefix}down_proj", hidden, width, bias=False)
 
 
 class SinglePartBuilder(MambaBuilder):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from gguf import GGMLQuantizationType
@@ -13,12 +14,14 @@ from engine.core import check
 from engine.core.check import CheckResult, check_model
 from engine.core.reference import Reference
 from engine.gguf.folder import open_gguf_folder
+from engine.gguf.metadata import Metadata
 from engine.models.config import RawConfig, read_raw_config
 from engine.protocol.types import EngineError
 from engine.quantization.options import create_options
 from engine.quantization.quantize import quantize
 from tests.engine.conftest import Checkpoints, save_random_model
 from tests.engine.gguf.files import write_gguf
+from tests.engine.gguf.test_models import CASES
 from tests.engine.models.test_models import copy_checkpoint
 from tests.long import mostly_long
 
@@ -98,12 +101,53 @@ def test_a_gguf_file_is_compared_with_its_dequantised_weights(
     assert run(open_gguf_folder(tmp_path / "model.gguf")).is_close
 
 
-def test_a_gguf_file_that_is_not_compared_is_named(tmp_path: Path) -> None:
-    options = WIDE | {"sliding_window": 20, "layer_types": ["sliding_attention", "full_attention"]}
-    save_random_model("Olmo3ForCausalLM", options, tmp_path / "checkpoint")
-    write_gguf(tmp_path / "checkpoint", tmp_path / "model.gguf", "olmo2")
-    with pytest.raises(EngineError, match=r"model\.gguf: olmo2 in GGUF is not compared with transformers"):
-        run(open_gguf_folder(tmp_path / "model.gguf"))
+NEW = {
+    **dict.fromkeys(("olmo3", "gpt-oss", "deepseek_v2", "qwen3next", "gemma4, shared keys"), GGMLQuantizationType.F32),
+    **dict.fromkeys(("nemotron_h_moe", "granitehybrid, dense", "falcon-h1"), GGMLQuantizationType.F32),
+    **dict.fromkeys(("ministral3", "deepseek_v3", "qwen35", "qwen35moe", "gemma4"), GGMLQuantizationType.Q8_0),
+    **dict.fromkeys(("gemma4, experts", "granitehybrid", "nemotron_h", "mamba2"), GGMLQuantizationType.Q8_0),
+}
+"""This year's architectures, whose weights lie in files in another form than in checkpoints."""
+
+
+@pytest.mark.parametrize("case", mostly_long(NEW, every=8))
+def test_files_of_this_years_architectures_are_compared(tmp_path: Path, case: str) -> None:
+    architecture, class_name, options = CASES[case]
+    own = {"initializer_range": 0.15} | ({"linear_num_key_heads": 2} if case.startswith("qwen35") else {})
+    save_random_model(class_name, WIDE | options | own, tmp_path / "checkpoint")
+    write_gguf(tmp_path / "checkpoint", tmp_path / "model.gguf", architecture, NEW[case])
+    assert run(open_gguf_folder(tmp_path / "model.gguf")).is_close
+
+
+@pytest.mark.parametrize(
+    ("case", "key"),
+    mostly_long(
+        [
+            ("gemma4", "rope.freq_base_swa"),
+            ("deepseek_v3", "expert_weights_scale"),
+            ("granitehybrid", "residual_scale"),
+            ("nemotron_h_moe", "expert_weights_scale"),
+            ("qwen3next", "rope.dimension_count"),
+            ("gpt-oss", "attention.sliding_window"),
+        ],
+        every=6,
+    ),
+)
+def test_a_key_of_theirs_that_is_misread_shows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str, key: str
+) -> None:
+    """Both sides of the check would compute the same, if both read the same translation."""
+    architecture, class_name, options = CASES[case]
+    save_random_model(class_name, WIDE | options, tmp_path / "checkpoint")
+    write_gguf(tmp_path / "checkpoint", tmp_path / "model.gguf", architecture)
+    read = Metadata.get
+
+    def misread(metadata: Metadata, name: str, default: Any = None) -> Any:
+        value = read(metadata, name, default)
+        return value / 2 if name == key and isinstance(value, float) else value // 2 if name == key else value
+
+    monkeypatch.setattr(Metadata, "get", misread)
+    assert not run(open_gguf_folder(tmp_path / "model.gguf")).is_close
 
 
 def change_angles(folder: Path, target: Path, factor: float) -> RawConfig:

@@ -15,8 +15,13 @@ import torch
 from gguf import GGMLQuantizationType, GGUFWriter
 from safetensors.torch import load_file
 
+from tests.engine.gguf.gemma4_files import prepare_gemma4, write_gemma4_config
+from tests.engine.gguf.mamba_files import ARCHITECTURES as MAMBA
+from tests.engine.gguf.mamba_files import prepare_mamba, write_mamba_config
+
 Floats = npt.NDArray[np.float32]
 F32 = GGMLQuantizationType.F32
+PERMUTED = "llama", "smollm3", "granite", "mistral3", "granitehybrid", "nemotron_h", "nemotron_h_moe"
 
 
 def write_gguf(
@@ -29,35 +34,74 @@ def write_gguf(
     """Write a checkpoint of ``tests.engine.conftest`` to ``path``; its matrices are quantised to ``kind``."""
     config = json.loads((checkpoint / "config.json").read_text())
     writer = GGUFWriter(path, architecture)
-    write_config(writer, config)
     write_tokenizer(writer, json.loads((checkpoint / "tokenizer.json").read_text()), config["vocab_size"])
     kinds = {name: kind for kind, name in gguf.MODEL_ARCH_NAMES.items()}
-    names = gguf.get_tensor_name_map(kinds[architecture], config["num_hidden_layers"])
     tensors = {
         name: (tensor.float() if tensor.is_floating_point() else tensor).numpy()
         for name, tensor in load_file(checkpoint / "model.safetensors").items()
     }
-    for name, values in prepare(tensors, config).items():
-        stem, _, suffix = name.rpartition(".")
-        if name.endswith("A_log."):
-            writer.add_tensor(str(names.get_name(stem)), values)
-            continue
-        translated = names.get_name(stem)
-        assert translated is not None, name
+    layers = config.get("num_hidden_layers") or len(config["layers_block_type"])
+    tensors, predicts = rename_prediction(tensors, layers)
+    names = gguf.get_tensor_name_map(kinds[architecture], layers + predicts)
+    if architecture in MAMBA:
+        write_mamba_config(writer, config)
+        prepared = prepare_mamba(architecture, stack_experts(tensors), config, names)
+    elif architecture == "gemma4":
+        write_gemma4_config(writer, config)
+        prepared = prepare_gemma4(tensors, names)
+    else:
+        write_config(writer, config)
+        prepared = translate(prepare(tensors, config), names)
+    for name, values in prepared.items():
         if values.dtype == np.uint8:
-            writer.add_tensor(f"{translated}.{suffix}", values, raw_dtype=GGMLQuantizationType.MXFP4)
+            writer.add_tensor(name, values, raw_dtype=GGMLQuantizationType.MXFP4)
             continue
-        tensor = convert(architecture, config, translated, values.astype(np.float32))
-        is_matrix = tensor.ndim > 1 and suffix == "weight" and "conv" not in name
-        if is_matrix and kind != F32:
-            writer.add_tensor(f"{translated}.{suffix}", gguf.quantize(tensor, kind), raw_dtype=kind)
+        tensor = convert(architecture, config, name, values.astype(np.float32))
+        if tensor.ndim > 1 and name.endswith(".weight") and kind != F32 and not re.search(r"conv|ssm_norm", name):
+            writer.add_tensor(name, gguf.quantize(tensor, kind), raw_dtype=kind)
         else:
-            writer.add_tensor(f"{translated}.{suffix}", tensor)
+            writer.add_tensor(name, tensor)
+    if predicts:
+        writer.kv_data[0][f"{architecture}.block_count"].value = layers + 1
+        writer.add_nextn_predict_layers(1)
     change(writer)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def rename_prediction(tensors: dict[str, Any], layers: int) -> tuple[dict[str, Any], bool]:
+    """Return the tensors with those of a layer for multi-token prediction as a further layer's, and whether there is
+    one."""
+    around = {
+        "fc": "eh_proj",
+        "pre_fc_norm_embedding": "enorm",
+        "pre_fc_norm_hidden": "hnorm",
+        "norm": "shared_head.norm",
+    }
+    prefix = f"model.layers.{layers}."
+    renamed = {}
+    for name, values in tensors.items():
+        if name.startswith("mtp."):
+            part, _, kind = name.removeprefix("mtp.").rpartition(".")
+            part = around.get(part, part.removeprefix("layers.0."))
+            name = f"{prefix}{part}.{kind}"
+        renamed[name] = values
+    return renamed, any(name.startswith(prefix) for name in renamed)
+
+
+def translate(tensors: dict[str, Any], names: Any) -> dict[str, Any]:
+    """Return the tensors by the names in the file."""
+    translated: dict[str, Any] = {}
+    for name, values in tensors.items():
+        stem, _, suffix = name.rpartition(".")
+        found = names.get_name(stem)
+        if match := re.fullmatch(r"model\.layers\.(\d+)\.(enorm|hnorm|eh_proj|shared_head\.norm)", stem):
+            found = f"blk.{match[1]}.nextn.{match[2].replace('.', '_')}"
+        assert found is not None, name
+        translated[found if name.endswith("A_log.") else f"{found}.{suffix}"] = values
+    return translated
 
 
 def prepare(tensors: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
@@ -153,10 +197,10 @@ def stack_experts(tensors: dict[str, Floats]) -> dict[str, Floats]:
 
 def convert(architecture: str, config: dict[str, Any], name: str, values: Floats) -> Floats:
     """Return the weights as llama.cpp holds them: rows of rotated pairs beside each other, Gemma's norms plus 1."""
-    if architecture in ("llama", "smollm3", "granite", "mistral3") and name.endswith(("attn_q", "attn_k")):
-        heads = config["num_attention_heads" if name.endswith("q") else "num_key_value_heads"]
+    if architecture in PERMUTED and (match := re.search(r"attn_(q|k)\.", name)):
+        heads = config["num_attention_heads" if match[1] == "q" else "num_key_value_heads"]
         return values.reshape(heads, 2, len(values) // heads // 2, -1).swapaxes(1, 2).reshape(values.shape)
-    if architecture.startswith("gemma") and name.endswith("norm"):
+    if architecture in ("gemma2", "gemma3") and name.endswith("norm.weight"):
         return values + 1
     return values
 

@@ -18,7 +18,7 @@ from gguf import GGUFWriter
 
 from engine.core.check import check_model
 from engine.core.engine_core import EngineCore
-from engine.core.gguf_reference import read_gguf_header
+from engine.core.gguf_reference.header import read_gguf_header
 from engine.gguf import config
 from engine.gguf.folder import open_gguf_folder
 from engine.models.config import read_raw_config

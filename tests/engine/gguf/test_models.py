@@ -49,6 +49,27 @@ DELTA = {"linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_hea
 EXPERTS = {
     **{"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "shared_expert_intermediate_size": 32},
 }
+GEMMA4 = {
+    **{"num_hidden_layers": 4, "sliding_window": 20, "global_head_dim": 32, "num_global_key_value_heads": None},
+    **{"layer_types": ["sliding_attention", "full_attention"] * 2, "tie_word_embeddings": True},
+    **{"hidden_size_per_layer_input": 32, "vocab_size_per_layer_input": 400, "num_kv_shared_layers": 0},
+}
+MAMBA = {"mamba_n_heads": 12, "mamba_d_head": 16, "mamba_d_state": 16, "mamba_n_groups": 2, "mamba_chunk_size": 16}
+GRANITE = MAMBA | {
+    **{"embedding_multiplier": 3.0, "residual_multiplier": 0.5, "attention_multiplier": 0.25, "logits_scaling": 4.0},
+    **{"shared_intermediate_size": 64, "num_attention_heads": 6, "head_dim": None},
+}
+NEMOTRON = {
+    **{"mamba_num_heads": 12, "mamba_head_dim": 16, "ssm_state_size": 16, "n_groups": 2, "chunk_size": 16},
+    "num_hidden_layers": 5,
+}
+FALCON = MAMBA | {
+    **{"mamba_d_ssm": 192, "mamba_rms_norm": True, "mamba_norm_before_gate": False},
+    **{"embedding_multiplier": 2.0, "lm_head_multiplier": 0.5, "mlp_multipliers": [2.0, 0.5], "key_multiplier": 0.25},
+    **{"ssm_in_multiplier": 2.0, "attention_in_multiplier": 2.0, "attention_out_multiplier": 0.5},
+    **{"ssm_out_multiplier": 0.25, "ssm_multipliers": [0.5, 2.0, 1.0, 0.25, 4.0]},
+}
+"""Factors that are powers of 2, so that weights are exactly multiplied by them."""
 CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "llama": ("llama", "LlamaForCausalLM", {"rope_theta": 5000.0}),
     "llama, tied": ("llama", "LlamaForCausalLM", {"tie_word_embeddings": True}),
@@ -120,6 +141,56 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
         "qwen35moe",
         "Qwen3_5MoeForCausalLM",
         DELTA | EXPERTS | {"num_hidden_layers": 4, "linear_num_key_heads": 4},
+    ),
+    "gemma4": ("gemma4", "Gemma4ForCausalLM", GEMMA4),
+    "gemma4, shared keys": (
+        "gemma4",
+        "Gemma4ForCausalLM",
+        GEMMA4
+        | {"num_hidden_layers": 6, "layer_types": ["sliding_attention", "full_attention"] * 3}
+        | {"num_kv_shared_layers": 2, "attention_k_eq_v": True, "num_global_key_value_heads": 1}
+        | {"use_double_wide_mlp": True, "final_logit_softcapping": 5.0},
+    ),
+    "gemma4, experts": (
+        "gemma4",
+        "Gemma4ForCausalLM",
+        GEMMA4
+        | {"enable_moe_block": True, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 64}
+        | {"hidden_size_per_layer_input": 0, "attention_k_eq_v": True},
+    ),
+    "granitehybrid": (
+        "granitehybrid",
+        "GraniteMoeHybridForCausalLM",
+        GRANITE
+        | {"layer_types": ["mamba", "attention", "mamba"], "num_hidden_layers": 3, "tie_word_embeddings": True}
+        | {"num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 32},
+    ),
+    "granitehybrid, dense": (
+        "granitehybrid",
+        "GraniteMoeHybridForCausalLM",
+        GRANITE
+        | {"layer_types": ["mamba", "attention"], "num_local_experts": 0, "intermediate_size": 64}
+        | {"position_embedding_type": "rope", "mamba_proj_bias": True, "mamba_conv_bias": False},
+    ),
+    "nemotron_h": (
+        "nemotron_h",
+        "NemotronHForCausalLM",
+        NEMOTRON | {"layers_block_type": ["mamba", "mlp", "mamba", "attention", "mlp"]},
+    ),
+    "nemotron_h_moe": (
+        "nemotron_h_moe",
+        "NemotronHForCausalLM",
+        NEMOTRON
+        | {"layers_block_type": ["mamba", "moe", "attention", "moe", "mamba"], "routed_scaling_factor": 1.5}
+        | {"n_routed_experts": 8, "n_group": 4, "topk_group": 2, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
+        | {"moe_shared_expert_intermediate_size": 64, "moe_latent_size": 32},
+    ),
+    "falcon-h1": ("falcon-h1", "FalconH1ForCausalLM", FALCON),
+    "falcon-h1, no norm": ("falcon-h1", "FalconH1ForCausalLM", FALCON | {"mamba_rms_norm": False}),
+    "mamba2": (
+        "mamba2",
+        "Mamba2ForCausalLM",
+        {"num_heads": 12, "head_dim": 16, "state_size": 16, "expand": 2, "n_groups": 2, "tie_word_embeddings": True},
     ),
     "phi3": ("phi3", "Phi3ForCausalLM", {"head_dim": None, "sliding_window": 20}),
 }

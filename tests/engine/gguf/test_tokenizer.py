@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, normalizers, pre_tokenizers, trainers
 from tokenizers.models import BPE
+from transformers import GemmaTokenizer
 
 from engine.gguf.file import GgufModel
 from engine.gguf.tokenizer import build_tokenizer, tokenizer_settings
@@ -126,6 +127,29 @@ def test_sentencepiece_tokens_merge_in_the_order_of_their_scores() -> None:
         assert ours.decode(ours.encode(text).ids) == rebuilt.decode(rebuilt.encode(text).ids) == text
 
 
+def test_gemma_4s_tokens_merge_in_the_order_of_its_merges() -> None:
+    """The original is transformers' tokenizer with the same vocabulary."""
+    special = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>"]
+    trained = Tokenizer(BPE())
+    trained.normalizer = normalizers.Replace(" ", "▁")
+    trained.train_from_iterator(CORPUS * 3, trainers.BpeTrainer(vocab_size=400))
+    own = json.loads(trained.to_str())["model"]
+    bytes_of = [f"<0x{value:02X}>" for value in range(256)]
+    tokens = [*special, *bytes_of, *sorted(own["vocab"], key=own["vocab"].__getitem__)]
+    merges = [tuple(merge) for merge in own["merges"]]
+    original = GemmaTokenizer(vocab={token: index for index, token in enumerate(tokens)}, merges=merges)
+    kinds = [gguf.TokenType.CONTROL] * 5 + [gguf.TokenType.BYTE] * 256
+    types = np.array([int(kind) for kind in kinds] + [int(gguf.TokenType.NORMAL)] * (len(tokens) - 261))
+    fields = {"model": "gemma4", "tokens": tokens, "token_type": types, "merges": [" ".join(one) for one in merges]}
+    ids = {"padding_token_id": 0, "eos_token_id": 1, "bos_token_id": 2, "unknown_token_id": 3, "add_bos_token": False}
+    metadata = {f"tokenizer.ggml.{name}": value for name, value in (fields | ids).items()}
+    ours = build_tokenizer(GgufModel((Path("model.gguf"),), metadata, {}))
+    for text in [*CORPUS, "rolls  rolls\n\n", "a", " a  b", "<eos>x", "ж"]:
+        expected = original.encode(text, add_special_tokens=False)
+        assert ours.encode(text).ids == [2, *expected]
+        assert ours.decode(expected, skip_special_tokens=False) == original.decode(expected) == text
+
+
 def test_bos_is_added_where_the_file_says_so() -> None:
     original = train(SPLITS["gpt-2"])
     end = original.token_to_id("<|end|>")
@@ -145,7 +169,7 @@ def test_settings_name_the_special_tokens_and_hold_the_template() -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"model": "t5"}, "tokenizer 't5' is not supported; supported are 'gpt2' and 'llama'"),
+        ({"model": "t5"}, "tokenizer 't5' is not supported; supported are 'gpt2', 'llama' and 'gemma4'"),
         (
             {"model": "gpt2", "pre": "unheard"},
             r"pre 'unheard' is not supported; supported are default, gpt-2",

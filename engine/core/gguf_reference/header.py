@@ -1,8 +1,4 @@
-"""A GGUF file's model in transformers, from its header as the package ``gguf`` reads it.
-
-``reasoner engine --check`` compares the engine with it, so nothing of ``engine.gguf`` is used here but the names of
-tensors: what our translation of the header gets wrong must show as a difference.
-"""
+"""The header of a GGUF file, and transformers' config and rotary embedding for it."""
 
 from __future__ import annotations
 
@@ -17,12 +13,10 @@ import torch
 from gguf import GGUFReader, Keys
 from torch import Tensor
 
-from engine.protocol.types import EngineError
+from engine.core.gguf_reference.fields import create_new_fields
 
 _LOCAL_BASE = 10_000.0
 _GEMMA_PERIODS = {"gemma2": 2, "gemma3": 6}
-_NOT_COMPARED = {"deepseek2", "gpt-oss", "mistral3", "olmo2", "qwen3next", "qwen35", "qwen35moe"}
-"""Architectures whose positions or experts are not read here."""
 _GEMMA_27B = {"gemma2": 46, "gemma3": 62}
 
 
@@ -34,7 +28,8 @@ class GgufHeader:
     _values: Mapping[str, Any]
     _factors: Mapping[str, Any]
     """Numbers of the rotary embedding, by the name of their tensor."""
-    _tensors: frozenset[str]
+    _tensors: Mapping[str, int]
+    """The number of rows of each tensor."""
 
     def get(self, key: str, default: Any = None) -> Any:
         value = self._values.get(key.format(arch=self.architecture))
@@ -44,15 +39,32 @@ class GgufHeader:
         """Return a number that may be given for each layer."""
         return int(np.atleast_1d(self.get(key))[0])
 
+    def has(self, tensor: str) -> bool:
+        """Return True if a tensor's name ends so."""
+        return any(name.endswith(tensor) for name in self._tensors)
+
+    def count_rows(self, tensor: str) -> int:
+        """Return the number of rows of a tensor; 0 if there is none."""
+        return self._tensors.get(tensor, 0)
+
+    def get_numbers(self, tensor: str) -> Any:
+        """Return the numbers of a tensor of the rotary embedding; ``None`` if there is none."""
+        return self._factors.get(tensor)
+
     @property
     def head_dim(self) -> int:
-        heads = self.first(Keys.Attention.HEAD_COUNT)
+        heads = self.first(Keys.Attention.HEAD_COUNT) or 1
         return int(self.get(Keys.Attention.KEY_LENGTH, self.get(Keys.LLM.EMBEDDING_LENGTH) // heads))
+
+    @property
+    def num_layers(self) -> int:
+        """The number of layers without those that predict several tokens."""
+        return int(self.get(Keys.LLM.BLOCK_COUNT) - self.get(Keys.LLM.NEXTN_PREDICT_LAYERS, 0))
 
     def create_config(self, config_class: Any, vocab_size: int) -> Any:
         """Return the config of the model, without what its positions need."""
         hidden, heads = self.get(Keys.LLM.EMBEDDING_LENGTH), self.first(Keys.Attention.HEAD_COUNT)
-        layers, experts = self.get(Keys.LLM.BLOCK_COUNT), self.get(Keys.LLM.EXPERT_COUNT, 0)
+        layers, experts = self.num_layers, self.get(Keys.LLM.EXPERT_COUNT, 0)
         moe_size = self.get(Keys.LLM.EXPERT_FEED_FORWARD_LENGTH)
         fields = {
             "vocab_size": vocab_size,
@@ -60,7 +72,7 @@ class GgufHeader:
             "hidden_size": hidden,
             "num_hidden_layers": layers,
             "num_attention_heads": heads,
-            "num_key_value_heads": self.first(Keys.Attention.HEAD_COUNT_KV),
+            "num_key_value_heads": int(np.max(self.get(Keys.Attention.HEAD_COUNT_KV, 0))),
             "head_dim": self.head_dim,
             "intermediate_size": int(np.atleast_1d(self.get(Keys.LLM.FEED_FORWARD_LENGTH, moe_size))[0]),
             "max_position_embeddings": self.get(Keys.LLM.CONTEXT_LENGTH),
@@ -74,7 +86,10 @@ class GgufHeader:
             fields |= {"num_experts": experts, "num_local_experts": experts, "moe_intermediate_size": moe_size}
             fields |= {"num_experts_per_tok": self.get(Keys.LLM.EXPERT_USED_COUNT)}
             fields |= {"norm_topk_prob": self.get(Keys.LLM.EXPERT_WEIGHTS_NORM, True)}
-        if self.architecture in _GEMMA_PERIODS:
+        new = create_new_fields(self, layers, self.head_dim)
+        if new is not None:
+            fields |= new
+        elif self.architecture in _GEMMA_PERIODS:
             caps = (30.0, 50.0) if self.architecture == "gemma2" else (None, None)
             fields |= {
                 "layer_types": self._layer_types(),
@@ -116,7 +131,12 @@ class GgufHeader:
         return ["full_attention" if full else "sliding_attention" for full in is_full]
 
     def set_rotary(self, model: Any, context: int) -> None:
-        """Give a model the rotary embedding of the header, for sequences of at most ``context`` tokens."""
+        """Give a model the rotary embedding of the header, for sequences of at most ``context`` tokens.
+
+        Those of ``create_new_fields`` have it from their config.
+        """
+        if create_new_fields(self, self.num_layers, self.head_dim) is not None:
+            return
         module = next(part for name, part in model.named_modules() if name.endswith("rotary_emb"))
         frequencies, magnitude = self._compute_frequencies(context)
         if self.architecture != "gemma3":
@@ -156,15 +176,13 @@ class GgufHeader:
 
 
 def read_gguf_header(path: Path) -> GgufHeader:
-    """Read the header of a model, from its first file. Raises ``EngineError`` for one that cannot be compared."""
+    """Read the header of a model, from its first file."""
     reader = GGUFReader(path)
     values = {name: _read_contents(field) for name, field in reader.fields.items() if not name.startswith("tokenizer.")}
     tensors = {tensor.name: tensor for tensor in reader.tensors}
     factors = {name: tensor.data.astype(np.float64) for name, tensor in tensors.items() if name.startswith("rope_f")}
     architecture = str(values["general.architecture"])
-    if architecture in _NOT_COMPARED:
-        raise EngineError(f"{path}: {architecture} in GGUF is not compared with transformers; compare its checkpoint")
-    return GgufHeader(architecture, values, factors, frozenset(tensors))
+    return GgufHeader(architecture, values, factors, {name: int(one.shape[-1]) for name, one in tensors.items()})
 
 
 def _read_contents(field: Any) -> Any:

@@ -9,8 +9,9 @@ import numpy as np
 from engine.gguf.metadata import Metadata
 from engine.protocol.types import EngineError
 
-_PERIODS = {"gemma2": 2, "gemma3": 6, "olmo2": 4, "gpt-oss": 2}
+_PERIODS = {"gemma2": 2, "gemma3": 6, "gemma4": 6, "olmo2": 4, "gpt-oss": 2}
 """Every layer but each n-th has a sliding window."""
+_LAYERS_WITHOUT_KEYS = "lfm2", "granitehybrid", "nemotron_h", "nemotron_h_moe"
 _MULTIPLIERS = {
     **{"embedding_multiplier": "embedding_scale", "residual_multiplier": "residual_scale"},
     **{"attention_multiplier": "attention.scale", "logits_scaling": "logit_scale"},
@@ -26,7 +27,7 @@ def read_own_fields(metadata: Metadata, fields: dict[str, Any]) -> dict[str, Any
     num_layers = fields["num_hidden_layers"]
     match metadata.architecture:
         case "granite":
-            return {name: metadata.get_number(key, 1.0, is_zero_unset=True) for name, key in _MULTIPLIERS.items()}
+            return read_multipliers(metadata)
         case "olmo2":
             if "attention.sliding_window" not in metadata:
                 raise EngineError(
@@ -47,9 +48,14 @@ def read_own_fields(metadata: Metadata, fields: dict[str, Any]) -> dict[str, Any
     return None
 
 
+def read_multipliers(metadata: Metadata) -> dict[str, float]:
+    """Return Granite's factors."""
+    return {name: metadata.get_number(key, 1.0, is_zero_unset=True) for name, key in _MULTIPLIERS.items()}
+
+
 def read_kv_heads(metadata: Metadata, heads: int) -> int:
     """Return the number of key-value heads, which layers without attention have none of."""
-    if metadata.architecture != "lfm2":
+    if metadata.architecture not in _LAYERS_WITHOUT_KEYS:
         return metadata.get_uniform("attention.head_count_kv", heads)
     numbers = np.unique(metadata.require("attention.head_count_kv"))
     if len(numbers) != 2 or numbers[0] != 0:
