@@ -75,6 +75,20 @@ _SHARED_FIELDS = ("eos_token_id", "quantization_config", "dtype", "torch_dtype")
 """Fields of a multimodal model that concern its language model, too."""
 
 
+_OTHER_PARTS = "text_config", "vision_config", "audio_config", "thinker_config"
+"""Fields of which a multimodal model has some, for its parts."""
+_SAME_FOR_TEXT: dict[str, tuple[str, dict[str, Any]]] = {
+    **dict.fromkeys(("qwen2_vl_text", "qwen2_5_vl_text", "qwen2_5_omni_text"), ("Qwen2ForCausalLM", {})),
+    "qwen3_vl_text": ("Qwen3ForCausalLM", {}),
+    "qwen3_vl_moe_text": ("Qwen3MoeForCausalLM", {"norm_topk_prob": True}),
+    "qwen3_omni_moe_text": ("Qwen3MoeForCausalLM", {}),
+}
+"""The class that computes a text as the language model of a multimodal one does, by its model type, and fields that the
+other has no choice of. Their positions have three coordinates, which for a text are equal."""
+_COORDINATES = "mrope_section", "mrope_interleaved"
+"""Fields of a rotary embedding that say which dimensions each coordinate rotates."""
+
+
 @dataclass(frozen=True, slots=True)
 class RawConfig:
     """The fields of ``config.json`` and ``generation_config.json``."""
@@ -144,13 +158,14 @@ def _read_modelopt(path: Path) -> dict[str, Any]:
 def _is_wrapper(fields: dict[str, Any]) -> bool:
     """Return True for a model that wraps a language model together with encoders of images or sound."""
     names = fields.get("architectures") or [""]
-    return isinstance(fields.get("text_config"), dict) and not names[0].endswith("ForCausalLM")
+    has_parts = any(isinstance(fields.get(name), dict) for name in _OTHER_PARTS)
+    return has_parts and not names[0].endswith("ForCausalLM")
 
 
 def _read_wrapper(folder: Path, fields: dict[str, Any], generation: dict[str, Any]) -> RawConfig:
     """Return the configuration of the language model in a multimodal one, as if it had been saved alone."""
     # Imported here, since it takes a second that most models do not need.
-    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig
+    from transformers import AutoConfig
 
     try:
         whole = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
@@ -159,23 +174,37 @@ def _read_wrapper(folder: Path, fields: dict[str, Any], generation: dict[str, An
             f"{folder / 'config.json'} is a multimodal model that transformers cannot read: {error}"
         ) from None
     text = whole.get_text_config()
-    inner, name = (
-        MODEL_FOR_CAUSAL_LM_MAPPING.get(type(text), None),
-        (fields.get("architectures") or [type(whole).__name__])[0],
-    )
-    if inner is None:
-        raise EngineError(
-            f"{folder}: {name} is a multimodal model, and transformers has no language model for its text_config of "
-            f"model_type {text.model_type!r}"
-        )
+    name = (fields.get("architectures") or [type(whole).__name__])[0]
     shared = {key: fields[key] for key in _SHARED_FIELDS if fields.get(key) is not None}
     shared |= {key: value for key, value in fields.items() if key.startswith("reasoner_")}
-    own = shared | {key: value for key, value in fields["text_config"].items() if value is not None}
+    # Some files have the fields of the language model beside those of the encoders, or deeper.
+    inner_fields = fields.get("text_config") or text.to_dict()
+    own = shared | {key: _drop_coordinates(value) for key, value in inner_fields.items() if value is not None}
     # The whole model ties them, or its part does; where the file has a head of its own, that is the head (``Decoder``).
     own["tie_word_embeddings"] = any(getattr(one, "tie_word_embeddings", False) for one in (whole, text))
-    return RawConfig(
-        folder, own | {"architectures": [inner.__name__]}, generation=generation, wrapper=name, defaults=text.to_dict()
-    )
+    same, fixed_fields = _find_language_model(text)
+    own |= fixed_fields | {"architectures": [same or name]}
+    defaults = {key: _drop_coordinates(value) for key, value in text.to_dict().items()}
+    return RawConfig(folder, own, generation=generation, wrapper=name, defaults=defaults)
+
+
+def _find_language_model(text: Any) -> tuple[str | None, dict[str, Any]]:
+    """Return the class of language models that compute a text as the one with the config ``text`` does, and fields that
+    it needs; ``None`` if there is none, and the whole multimodal model must be computed."""
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    if text.model_type in _SAME_FOR_TEXT:
+        return _SAME_FOR_TEXT[text.model_type]
+    inner = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(text), None)
+    return None if inner is None else str(inner.__name__), {}
+
+
+def _drop_coordinates(value: Any) -> Any:
+    """Return the settings of a rotary embedding without ``_COORDINATES``; any other value as it is."""
+    if not isinstance(value, dict) or not any(name in value for name in _COORDINATES):
+        return value
+    kept = {name: part for name, part in value.items() if name not in _COORDINATES}
+    return {name: "default" if part == "mrope" else part for name, part in kept.items()}
 
 
 def _check_types(path: Path, fields: dict[str, Any]) -> None:

@@ -495,8 +495,8 @@ class LayerBuilder:
         moe, hidden = self._config.experts, self._config.hidden_size
         stacked = f"{prefix}mlp.experts."
         if self._weights.has(f"{stacked}gate_up_proj"):
-            gate_ups = self._weights.take(f"{stacked}gate_up_proj", moe.num_experts, 2 * moe.intermediate, hidden)
-            downs = self._weights.take(f"{stacked}down_proj", moe.num_experts, hidden, moe.intermediate)
+            gate_ups = self._take_stack(f"{stacked}gate_up_proj", moe.num_experts, 2 * moe.intermediate, hidden)
+            downs = self._take_stack(f"{stacked}down_proj", moe.num_experts, hidden, moe.intermediate)
             pairs: list[tuple[Product, Product]] = [
                 (
                     create_product([gate_up], None, self._device_config),
@@ -518,6 +518,12 @@ class LayerBuilder:
             stacked_experts or [GatedMlp(gate_up, down, self._activation) for gate_up, down in pairs],
             is_batch_invariant=self._device_config.is_batch_invariant,
         )
+
+    def _take_stack(self, name: str, count: int, rows: int, columns: int) -> Tensor:
+        """Take the matrices ``[count, rows, columns]``, which Qwen3-VL's files have transposed."""
+        if rows != columns and self._weights.get_shape(name) == (count, columns, rows):
+            return self._weights.take(name, count, columns, rows).transpose(1, 2).contiguous()
+        return self._weights.take(name, count, rows, columns)
 
     def _expert(self, prefix: str) -> tuple[Product, Product]:
         assert self._config.experts is not None

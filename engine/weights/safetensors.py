@@ -21,6 +21,8 @@ _LANGUAGE_PREFIXES = {
     "language_model.model.": "model.",
     "language_model.lm_head.": "lm_head.",
     "model.text_model.": "model.",
+    "thinker.model.": "model.",
+    "thinker.lm_head.": "lm_head.",
 }
 """Beginnings of names of a language model's tensors in a multimodal checkpoint, and those of the model alone."""
 _LANGUAGE_NAMES = "model.layers.", "model.embed_tokens.", "model.norm.", "lm_head.", "mtp."
@@ -69,9 +71,10 @@ class Weights:
         """Keep the tensors of the language model alone. Raises ``EngineError`` if there are none."""
         inner = {name: renamed for name in self._files if (renamed := _inner_name(name)) is not None}
         if not any(name.startswith("model.layers.") for name in inner.values()):
+            layers = [prefix for prefix, renamed in _LANGUAGE_PREFIXES.items() if renamed == "model."]
             raise EngineError(
                 f"{self._folder} has no tensors of a language model, which are named "
-                f"{' or '.join(f'{prefix}layers…' for prefix in _LANGUAGE_PREFIXES)} in a multimodal checkpoint"
+                f"{' or '.join(f'{prefix}layers…' for prefix in layers)} in a multimodal checkpoint"
             )
         self._files = {renamed: self._files[name] for name, renamed in inner.items()}
         self._stored_names = {renamed: name for name, renamed in inner.items()}
@@ -101,10 +104,13 @@ class Weights:
 
     def expect(self, name: str, *shape: int) -> None:
         """Raise ``EngineError`` if a tensor is missing or has another shape, without reading it."""
-        path, file = self._locate(name)
-        actual = tuple(file.get_slice(self._stored_name(name)).get_shape())
+        actual = self.get_shape(name)
         if actual != shape:
-            raise EngineError(f"{path}: {name!r} has shape {actual}, its config.json says {shape}")
+            raise EngineError(f"{self._locate(name)[0]}: {name!r} has shape {actual}, its config.json says {shape}")
+
+    def get_shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a tensor, without reading it. Raises ``EngineError`` if it is missing."""
+        return tuple(self._locate(name)[1].get_slice(self._stored_name(name)).get_shape())
 
     def take_raw(self, name: str, dtype: torch.dtype | None, *shape: int) -> Tensor:
         """Take a tensor as it is, without counting it. ``dtype`` ``None`` allows any dtype, no ``shape`` any shape."""

@@ -1,5 +1,7 @@
 """Run causal language models that have no decoder here by transformers' code, through its attention interface.
 
+Of a multimodal model whose language model has no class of its own the whole is loaded, and its encoders are dropped.
+
 A model's layers call an attention function by name. Ours passes queries, keys and values to the engine's attention over
 the paged cache, so a step is one flat batch and transformers keeps no cache of its own.
 
@@ -76,7 +78,6 @@ class TransformersModel:
         text = _load_config(raw)
         self._model = _load(raw, text)
         self._body = _find_layers(self._model)
-        self.parameters = int(self._model.num_parameters())
         self._fixed_output: Any = None
         self._separate_head()
         vocab, context = int(text.vocab_size), _read_context(text)
@@ -84,6 +85,9 @@ class TransformersModel:
             torch.randint(vocab, (cuts[-1],), generator=torch.Generator().manual_seed(0)) for cuts in _SELF_TEST_CUTS
         ]
         expected = [self._compute_own_logits(tokens) for tokens in texts]
+        if _is_whole(raw, text):
+            _drop_encoders(self._model, self._body)
+        self.parameters = int(self._model.num_parameters())
         self._model.set_attn_implementation(NAME)
         self._mixers = wrap_mixers(self._body)
         self.config = ModelConfig(
@@ -119,7 +123,9 @@ class TransformersModel:
         self._fixed_output = self._result(last_hidden_state=hidden[None])
         try:
             unused = torch.zeros(1, len(hidden), dtype=torch.int64)
-            logits: Tensor = self._model(input_ids=unused, use_cache=False).logits[0]
+            # Some models make the masks of their layers outside of these.
+            with handle_attention(PagedAttentionHandler(_refuse_attention)):
+                logits: Tensor = self._model(input_ids=unused, use_cache=False).logits[0]
         finally:
             self._fixed_output = None
         return logits[:, list(token_ids)] if token_ids else logits
@@ -150,8 +156,7 @@ class TransformersModel:
         return hidden
 
     def _compute_own_logits(self, tokens: Tensor) -> Tensor:
-        positions = torch.arange(len(tokens))[None]
-        logits: Tensor = self._model(input_ids=tokens[None], position_ids=positions, use_cache=False).logits[0]
+        logits: Tensor = self._model(input_ids=tokens[None], use_cache=False).logits[0]
         return logits
 
     def _trace(self, tokens: Tensor, context: int) -> tuple[LayerAttentionConfig, ...]:
@@ -196,6 +201,20 @@ def _find_layers(model: Any) -> Any:
     return getattr(model, "model", model) if layers is model else layers  # Llama 4 names no decoder
 
 
+def _refuse_attention(*_: object, **__: object) -> Tensor:
+    """Stand for the attention of a head, which has none."""
+    raise EngineError("its head calls attention")
+
+
+def _drop_encoders(model: Any, layers: Any) -> None:
+    """Free the parts of a multimodal model that a text does not pass through: those beside its layers and its head."""
+    kept = {layers, model.get_input_embeddings(), model.get_output_embeddings()}
+    for holder in (model, getattr(model, "model", None)):
+        for name, child in [] if holder is None else list(holder.named_children()):
+            if kept.isdisjoint(child.modules()):
+                setattr(holder, name, None)
+
+
 def _alternate_slots(num_tokens: Sequence[int], index: int) -> list[StateSegment]:
     """Return the segments of a step of the self-test: each text reads one of its two slots and writes the other."""
     ends = list(accumulate(num_tokens))
@@ -222,7 +241,7 @@ def _load_config(raw: RawConfig) -> Any:
     if raw.wrapper is not None:
         config = config.get_text_config()
     loaded = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
-    if loaded is None or loaded.__name__ != raw.architecture:
+    if not _is_whole(raw, config) and (loaded is None or loaded.__name__ != raw.architecture):
         raise EngineError(
             "it is neither defined here nor a causal language model of transformers"
             if loaded is None
@@ -251,16 +270,32 @@ def _load_config(raw: RawConfig) -> Any:
     return text
 
 
+def _is_whole(raw: RawConfig, config: Any) -> bool:
+    """Return True if a multimodal model is loaded as a whole, since there is no class for its language model alone.
+
+    ``config``: of the language model.
+    """
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    return raw.wrapper is not None and type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING
+
+
 def _load(raw: RawConfig, config: Any) -> Any:
+    import transformers
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()
     register()
     options: dict[str, Any] = {"dtype": torch.float32, "attn_implementation": "eager", "output_loading_info": True}
+    of_folder = {"local_files_only": True, "use_safetensors": True, "trust_remote_code": False}
     if raw.wrapper is None:
-        options |= {"local_files_only": True, "use_safetensors": True, "trust_remote_code": False}
-        model, report = AutoModelForCausalLM.from_pretrained(raw.folder, **options)
+        model, report = AutoModelForCausalLM.from_pretrained(raw.folder, **options, **of_folder)
+    elif _is_whole(raw, config):
+        whole = getattr(transformers, raw.wrapper, None)
+        if whole is None or not issubclass(whole, transformers.PreTrainedModel):
+            raise EngineError("transformers has no such class")
+        model, report = whole.from_pretrained(raw.folder, **options, **of_folder)
     else:
         weights = Weights(raw.folder, is_wrapped=True)
         tensors = {name: weights.take_raw(name, None) for name in weights.names()}

@@ -103,7 +103,7 @@ def read_grouped_routing(prefix: str, fields: dict[str, Any], num_experts: int) 
 
 def read_per_token(fields: dict[str, Any], num_experts: int) -> int:
     """Return the number of a token's experts."""
-    per_token = int(fields["num_experts_per_tok"])
-    if not 1 <= per_token <= num_experts:
+    per_token = fields["num_experts_per_tok"]
+    if not isinstance(per_token, int) or not 1 <= per_token <= num_experts:
         raise EngineError(f"num_experts_per_tok is {per_token}; it must be 1 to the number of experts, {num_experts}")
     return per_token

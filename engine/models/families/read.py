@@ -8,7 +8,7 @@ from engine.models.config import RawConfig
 from engine.models.config_fields import READ, WITHOUT_INFLUENCE, UnsupportedField, refuse_unknown
 from engine.models.families.config import DecoderConfig, Head
 from engine.models.families.layers import read_multiplier, read_scales, read_softcap
-from engine.models.families.parts import read_parts
+from engine.models.families.parts import Parts, read_parts
 from engine.models.families.table import FAMILIES, REWARD_HEADS, Family
 from engine.protocol.types import EngineError
 
@@ -67,7 +67,7 @@ def _read_config(raw: RawConfig) -> DecoderConfig:
         attention=parts.attention,
         num_layers=parts.num_layers,
         hidden_size=hidden_size,
-        intermediate=_read_intermediate(family, fields),
+        intermediate=_read_intermediate(family, fields, parts),
         norm_eps=float(fields["rms_norm_eps"]) / residual**2,
         norm_offset=family.norm_offset,
         pre_norms=family.norms != "after",
@@ -110,11 +110,14 @@ def _complete_fields(raw: RawConfig, family: Family) -> dict[str, Any]:
     return fields
 
 
-def _read_intermediate(family: Family, fields: dict[str, Any]) -> int:
+def _read_intermediate(family: Family, fields: dict[str, Any], parts: Parts) -> int:
     """Return the width of a feed-forward part; LFM2's configs give one and a half times it, before it is rounded up.
 
-    Of Granite 4 it is that of the part that is there beside experts, and alone without them.
+    Of Granite 4 it is that of the part that is there beside experts, and alone without them. A model whose layers all
+    have experts may have none.
     """
+    if "intermediate_size" not in fields and parts.experts and len(parts.experts.layers) == parts.num_layers:
+        return 0
     size = int(fields["shared_intermediate_size" if family.mamba == "granite" else "intermediate_size"])
     if family.has_convolutions and fields["block_auto_adjust_ff_dim"]:
         size = int(2 * size / 3)

@@ -7,10 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from engine.models.config import RawConfig
+from engine.models.config import RawConfig, read_raw_config
 from engine.models.families.config import DecoderConfig
 from engine.models.families.read import decoder_config, is_defined
+from engine.models.load import choose_decoder
 from engine.models.routing import RoutingConfig
 
 _COMMON = {"attention_dropout": 0.0, "initializer_range": 0.02, "torch_dtype": "bfloat16", "use_cache": True}
@@ -270,3 +273,18 @@ def test_gemma_4_configs_are_read() -> None:
 def test_bookkeeping_that_fine_tuners_leave_behind_is_ignored() -> None:
     fields = LLAMA_3_1 | {"_model_name_or_path": "a", "_commit_hash": "b"}
     assert read("LlamaForCausalLM", fields).hidden_size == 4096
+
+
+def _list_defined() -> list[str]:
+    names = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
+    return sorted({name for name in names if isinstance(name, str) and is_defined(name)})
+
+
+@pytest.mark.parametrize("architecture", _list_defined())
+def test_the_config_that_transformers_writes_by_default_is_read(architecture: str, tmp_path: Path) -> None:
+    """A published config may leave out what its class has no need of."""
+    fields = {"DeepseekV2ForCausalLM": {"num_experts_per_tok": 6}, "Lfm2ForCausalLM": {"full_attn_idxs": [2, 5]}}
+    config = getattr(transformers, architecture).config_class(**fields.get(architecture, {}))
+    config.architectures = [architecture]
+    config.save_pretrained(tmp_path)
+    assert isinstance(choose_decoder(read_raw_config(tmp_path)), DecoderConfig)
