@@ -48,7 +48,8 @@ class _KernelLauncher(ABC):
         return self.forward_qkv(layer, qkv, norm=None, eps=0.0, cos=self._no_angles, sin=self._no_angles)
 
     def forward_qkv(self, layer: int, qkv: Tensor, norm: Tensor | None, eps: float, cos: Tensor, sin: Tensor) -> Tensor:
-        config, num_tokens = self._layers[layer], len(qkv)
+        config = self._layers[layer]
+        num_tokens, num_vectors, _ = qkv.shape
         step, threads = self._describe_step(layer, num_tokens)
         kv, scales = self._kv[layer], self._scales[layer]
         heads, head_dim, groups = config.heads, config.head_dim, config.num_head_groups
@@ -67,8 +68,8 @@ class _KernelLauncher(ABC):
             self._kind,
             num_tokens,
             heads,
-            config.kv_heads,
-            config.num_vectors,
+            min(config.kv_heads, num_vectors - heads),
+            num_vectors,
             head_dim,
             cos.shape[1],
             self._capacity,
@@ -84,7 +85,7 @@ class _KernelLauncher(ABC):
             step,
             heads,
             groups,
-            config.num_vectors,
+            num_vectors,
             head_dim,
             to_next_head,
             to_values,

@@ -48,7 +48,8 @@ class TorchAttention:
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         vectors = k if self._layers[layer].is_latent else torch.cat((k, v), dim=1)
-        write_kv(self._kv[layer], self._scales[layer], self._kv_slots, vectors)
+        if vectors.shape[1]:
+            write_kv(self._kv[layer], self._scales[layer], self._kv_slots, vectors)
         out, start = torch.empty(q.shape), 0
         for row, query_len in enumerate(self._metadata.query_lens.tolist()):
             tokens = slice(start, start + query_len)
@@ -133,6 +134,6 @@ def normalize_and_rotate(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return rotated queries and keys, and values, from the arguments of ``FusedAttentionBackend``."""
     qk, v = qkv[:, : config.heads + config.kv_heads], qkv[:, config.heads + config.kv_heads :]
-    qk = rotary(qk if norm is None else rms_norm(qk, norm, eps), cos, sin)
+    qk = rotary(qk if norm is None else rms_norm(qk, norm[: qk.shape[1]], eps), cos, sin)
     keys = qk[:, config.heads :]
     return qk[:, : config.heads], keys, keys if config.is_latent else v

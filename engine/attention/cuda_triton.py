@@ -11,7 +11,7 @@ from torch import Tensor
 
 from engine.attention.layer import LayerAttentionConfig
 from engine.attention.plan import AttentionMetadata, IntArray, SharedPrefix, find_shared_prefixes
-from kernels.attention.kv_write import rotary_write
+from kernels.attention.kv_write import rotary_write, rotate
 from kernels.attention.paged import paged_attention
 from kernels.common.attention_schedule import (
     NO_TREE,
@@ -26,10 +26,14 @@ from kernels.common.attention_schedule import (
     plan_tiles,
     shared_prefix_segment,
 )
+from kernels.common.int4 import INT4
 from kernels.common.paged_keys import PagedKeys
 from kernels.cpu.attention.decode_tiles import DecodeTilePlanner
 from kernels.layers.norm import rms_norm
 
+_MAX_LATENT_HEADS = 64
+"""Query heads of one tile that read latents of 16 bits. Others need more registers: half as many read float32 and 8
+bits, a quarter 4 bits."""
 _MAX_KEPT_BUFFERS = 128
 """Sets of buffers kept for steps of the same shape."""
 MAX_REPEATABLE_QUERIES = 25
@@ -52,24 +56,28 @@ class TritonAttention:
         *,
         is_batch_invariant: bool = False,
     ) -> None:
-        """``kv``: ``[layers, 2, kv_heads, pages, page_size, head_dim]``, keys before values. For quantized
-        ``kv`` with ``scales`` see ``KVCache``. ``is_batch_invariant``: a token's result is, bit for bit, a function of
+        """``kv``: ``[layers, kinds, kv_heads, pages, page_size, head_dim]``, keys before values. For quantized
+        ``kv`` with ``scales`` see ``KeyPool``. ``is_batch_invariant``: a token's result is, bit for bit, a function of
         its sequence alone; steps have no trees then."""
         self._layers = layers
         self._is_batch_invariant = is_batch_invariant
         self._kv, self._scales = kv, scales
+        layer = layers[0]
+        self._groups = _count_groups(layer, kv.dtype)
+        self._heads_per_group = layer.heads // self._groups
+        self._has_small_tiles = kv.dtype == torch.float32 or (layer.is_latent and scales is not None)
         self._caches = [
-            PagedKeys(*layer, *(scales[index] if scales is not None else ())) for index, layer in enumerate(kv)
+            PagedKeys.of_layer(own, None if scales is None else scales[index], self._groups, layer.num_values)
+            for index, own in enumerate(kv)
         ]
         self._windows = list(dict.fromkeys(layer.window for layer in layers))
         self._programs = count_busy_programs(kv.device)
-        layer = layers[0]
         self._decode_planner = DecodeTilePlanner(
-            heads_per_kv=layer.heads // layer.kv_heads,
-            kv_heads=layer.kv_heads,
+            heads_per_kv=self._heads_per_group,
+            kv_heads=self._groups,
             head_dim=kv.shape[-1],
             programs=self._programs,
-            is_float32=kv.dtype == torch.float32,
+            is_float32=self._has_small_tiles,
         )
         self._kept: dict[tuple[int | None, TileShape], TileBuffers] = {}
         self._work: dict[int | None, AttentionTiles] = {}
@@ -85,12 +93,16 @@ class TritonAttention:
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         cos = torch.ones(len(q), 2, device=q.device)  # a rotation by zero
+        v = v[:, :0] if self._layers[layer].is_latent else v
         return self._rotate_and_attend(layer, torch.cat((q, k), dim=1), v=v, cos=cos, sin=torch.zeros_like(cos))
 
     def forward_qkv(self, layer: int, qkv: Tensor, norm: Tensor | None, eps: float, cos: Tensor, sin: Tensor) -> Tensor:
         config = self._layers[layer]
-        qk, v = torch.split(qkv, [config.heads + config.kv_heads, config.kv_heads], dim=1)
-        return self._rotate_and_attend(layer, qk if norm is None else rms_norm(qk, norm, eps), v=v, cos=cos, sin=sin)
+        qk, v = qkv.tensor_split((config.heads + config.kv_heads,), dim=1)
+        qk = qk if norm is None else rms_norm(qk, norm[: qk.shape[1]], eps)
+        if qk.shape[1] == config.heads:
+            return self._attend(layer, rotate(qk, cos, sin))
+        return self._rotate_and_attend(layer, qk, v=v, cos=cos, sin=sin)
 
     def _rotate_and_attend(self, layer: int, qk: Tensor, v: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """Rotate queries and keys ``[tokens, heads + kv_heads, head_dim]`` and attend.
@@ -98,8 +110,13 @@ class TritonAttention:
         ``cos`` and ``sin``: ``[tokens, dim]`` float32, see ``rotary_tables``. Tokens behind the step's own are padding:
         nothing of them is written, and their results are undefined.
         """
-        config, scales = self._layers[layer], None if self._scales is None else self._scales[layer]
+        scales = None if self._scales is None else self._scales[layer]
         q = rotary_write(qk, v, cos=cos, sin=sin, slots=self._slots[: len(qk)], cache=self._kv[layer], scales=scales)
+        return self._attend(layer, q)
+
+    def _attend(self, layer: int, q: Tensor) -> Tensor:
+        """Return the attention of rotated queries to what is in the cache."""
+        config = self._layers[layer]
         out = paged_attention(
             q,
             self._caches[layer],
@@ -107,6 +124,7 @@ class TritonAttention:
             scale=config.scale,
             window=config.window,
             softcap=config.softcap,
+            sinks=config.sinks,
             merges_in_order=self._is_batch_invariant,
         )
         return out.flatten(1)
@@ -136,11 +154,11 @@ class TritonAttention:
             metadata.page_table[:, :num_columns],
             positions,
             metadata.slots,
-            heads_per_kv=metadata.heads_per_kv,
-            kv_heads=metadata.kv_heads,
+            heads_per_kv=self._heads_per_group,
+            kv_heads=self._groups,
             head_dim=self._layers[0].head_dim,
             programs=self._programs,
-            is_float32=self._kv.dtype == torch.float32,
+            is_float32=self._has_small_tiles,
             window=window,
             sees=sees,
             is_batch_invariant=self._is_batch_invariant,
@@ -156,6 +174,17 @@ class TritonAttention:
         if len(self._kept) > _MAX_KEPT_BUFFERS:
             del self._kept[next(iter(self._kept))]
         return buffers
+
+
+def _count_groups(layer: LayerAttentionConfig, dtype: torch.dtype) -> int:
+    """Return the groups of query heads that are computed apart: those that share keys, and of those that all read one
+    vector a token no more than a tile holds."""
+    if not layer.is_latent:
+        return layer.kv_heads
+    most = _MAX_LATENT_HEADS if dtype.itemsize == 2 else _MAX_LATENT_HEADS // (4 if dtype == INT4 else 2)
+    return next(
+        count for count in range(1, layer.heads + 1) if layer.heads % count == 0 and layer.heads // count <= most
+    )
 
 
 def _build_segments(

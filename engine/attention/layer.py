@@ -77,7 +77,8 @@ class LayerAttentionConfig:
     """True if each token has one vector that is its key and its value for all query heads, and its first dimensions
     are rotated: the latent of multi-head latent attention (DeepSeek-V2, https://arxiv.org/abs/2405.04434). The model
     multiplies queries and results by the matrices that would make keys and values of it."""
-
+    num_values: int | None = None
+    """Numbers at the end of such a vector whose results the model reads; ``None``: all of them."""
     indexer: IndexerConfig | None = None
     """The indexer that chooses the tokens that each query attends to; ``None``: it attends to all."""
 
@@ -137,6 +138,7 @@ class FusedAttentionBackend(AttentionBackend, Protocol):
 
         ``qkv`` is contiguous and may be overwritten. Queries and keys are first normalised per head with the weights
         ``norm`` ``[heads + kv_heads, head_dim]``, if there are any, then rotated by ``cos`` and ``sin`` ``[tokens,
-        dim]``, see ``rotary_tables``.
+        dim]``, see ``rotary_tables``. With queries alone, ``[tokens, heads, head_dim]``, nothing is written: the step's
+        keys and values are in the cache from an earlier call.
         """
         ...

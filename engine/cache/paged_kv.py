@@ -186,6 +186,12 @@ class KVCache:
             tensor[:, :, :, :num_pages] = 0
         self.page_table.fill(0)
 
+    def layer(self, index: int) -> tuple[Tensor, Tensor | None]:
+        """Return one layer's keys and values ``[kinds, kv_heads, pages, page_size, head_dim]``, and their scales."""
+        pool = next(pool for pool in self.pools if index in pool.layers)
+        place = pool.layers.index(index)
+        return pool.data[place], None if pool.scales is None else pool.scales[place]
+
     def scales_of(self, layers: int | slice) -> Tensor | None:
         """Return the scales of one or several layers, if ``data`` is quantized."""
         return None if self.scales is None else self.scales[layers]

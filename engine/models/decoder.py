@@ -153,13 +153,12 @@ class StepInputs:
     """The rows of ``Decoder.rope_tables`` at the tokens' positions, ``[tokens, dim]`` each."""
     states: LayerStates | None = None
     """The states that the step reads and writes, of a model that has layers with states."""
+    by_layer: Tensor | None = None
+    """Inputs that each layer has from the tokens, ``[layers, tokens, input]`` (Gemma 4)."""
 
 
 class Decoder:
     """A ``Model`` whose layers are defined here."""
-
-    runs_by_layers = True
-    """True if ``forward`` is ``forward_layers``."""
 
     def __init__(
         self,
@@ -218,10 +217,8 @@ class Decoder:
     @property
     def is_recordable(self) -> bool:
         """True if ``forward_layers`` only launches kernels that a ``KernelGraph`` records."""
-        return (
-            self.runs_by_layers
-            and all(layer.mlp.is_recordable for layer in self._layers)
-            and all(product.is_kernel for product in self.products)
+        return all(layer.mlp.is_recordable for layer in self._layers) and all(
+            product.is_kernel for product in self.products
         )
 
     @property
@@ -259,7 +256,7 @@ class Decoder:
         self, inputs: StepInputs, attend: FusedAttentionBackend, keep: KeepState | None = None
     ) -> Tensor:
         """Return the final hidden states ``[tokens, hidden]`` from ``embed_inputs``."""
-        hidden = self.forward_last_mlp(*self.forward_until_last_attention(inputs, attend, keep))
+        hidden = self.forward_last_mlp(*self.forward_until_last_attention(inputs, attend, keep), inputs.by_layer)
         end_layer()
         return hidden
 
@@ -275,7 +272,7 @@ class Decoder:
         for index in range(self.config.num_layers):
             attn_out = self.attend(index, qkv, inputs.angles, attend, inputs.states)
             if index < self.config.num_layers - 1:
-                hidden, qkv = self.forward_between(index, hidden, attn_out, keep)
+                hidden, qkv = self.forward_between(index, hidden, attn_out, keep=keep, by_layer=inputs.by_layer)
         return hidden, attn_out
 
     def project_first(self, hidden: Tensor) -> Tensor:
@@ -294,10 +291,15 @@ class Decoder:
         return self._layers[index].attend(qkv, angles[self._tables_of[index]], attend)
 
     def forward_between(
-        self, index: int, hidden: Tensor, attn_out: Tensor, keep: KeepState | None = None
+        self,
+        index: int,
+        hidden: Tensor,
+        attn_out: Tensor,
+        keep: KeepState | None = None,
+        by_layer: Tensor | None = None,  # noqa: ARG002
     ) -> tuple[Tensor, Tensor]:
         """Compute what lies between the attention of a layer, by its index, and that of the next. No token depends on
-        another.
+        another. ``by_layer``: see ``StepInputs``.
 
         Returns the hidden states after the layer, and the next layer's queries, keys and values.
         """
@@ -308,7 +310,7 @@ class Decoder:
         end_layer()
         return hidden, following.project(hidden, normed)
 
-    def forward_last_mlp(self, hidden: Tensor, attn_out: Tensor) -> Tensor:
+    def forward_last_mlp(self, hidden: Tensor, attn_out: Tensor, by_layer: Tensor | None = None) -> Tensor:  # noqa: ARG002
         """Return the final hidden states ``[rows, hidden]`` from some rows of ``forward_until_last_attention``."""
         return self._layers[-1].forward_mlp(hidden, attn_out)[0]
 

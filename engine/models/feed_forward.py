@@ -96,23 +96,49 @@ class StackedExperts:
     The groups' boundaries stay on the device, so the host never waits for the router, and CUDA graphs can be captured.
     """
 
-    def __init__(self, gate_up: Tensor, down: Tensor, activation: Activation) -> None:
-        """``gate_up``: ``[experts, 2 * intermediate, hidden]``, ``down``: ``[experts, hidden, intermediate]``."""
+    def __init__(
+        self,
+        gate_up: Tensor,
+        down: Tensor,
+        activation: Activation,
+        biases: tuple[Tensor | None, Tensor | None] = (None, None),
+    ) -> None:
+        """``gate_up``: ``[experts, 2 * intermediate, hidden]``, ``down``: ``[experts, hidden, intermediate]``.
+
+        ``biases``: those of both, ``[experts, out]``.
+        """
         self.num_experts = len(gate_up)
+        self._biases = biases
         # Views: the product reads the matrices as they are, with the inputs of a row of weights side by side.
         self._gate_up, self._down, self._activation = gate_up.transpose(1, 2), down.transpose(1, 2), activation
 
     def __call__(self, x: Tensor, ends: Tensor) -> Tensor:
         """Return the outputs ``[rows, hidden]`` of rows sorted by expert. ``ends``: the row after each expert's last
         one, int32 ``[experts]``."""
-        gate_up = torch._grouped_mm(x, self._gate_up, offs=ends)
-        return torch._grouped_mm(self._activation(gate_up), self._down, offs=ends)
+        of_gate_up, of_down = self._biases
+        gate_up = self._add_bias(torch._grouped_mm(x, self._gate_up, offs=ends), of_gate_up, ends)
+        return self._add_bias(torch._grouped_mm(self._activation(gate_up), self._down, offs=ends), of_down, ends)
+
+    def _add_bias(self, rows: Tensor, biases: Tensor | None, ends: Tensor) -> Tensor:
+        if biases is None:
+            return rows
+        experts = torch.searchsorted(ends, torch.arange(len(rows), dtype=ends.dtype, device=ends.device), right=True)
+        return rows.add_(biases[experts])
 
 
 def stack_experts(pairs: Sequence[tuple[Product, Product]], activation: Activation) -> StackedExperts | None:
     """Return the experts with these products of gate and up, and of down, stacked; ``None`` if they are quantised."""
     gate_ups, downs = (_narrow_weights([pair[index] for pair in pairs]) for index in (0, 1))
-    return None if gate_ups is None or downs is None else StackedExperts(gate_ups, downs, activation)
+    if gate_ups is None or downs is None:
+        return None
+    of_gate_up, of_down = (_stack_biases([pair[index] for pair in pairs]) for index in (0, 1))
+    return StackedExperts(gate_ups, downs, activation, (of_gate_up, of_down))
+
+
+def _stack_biases(products: Sequence[Product]) -> Tensor | None:
+    """Return the products' biases, stacked; ``None`` if they have none."""
+    biases = [product.bias for product in products if isinstance(product, Linear) and product.bias is not None]
+    return torch.stack(biases) if biases else None
 
 
 def _narrow_weights(products: Sequence[Product]) -> Tensor | None:
@@ -210,7 +236,7 @@ class Experts:
             sorted_outputs = torch.cat([expert(own) for expert, own in pairs if len(own)])
         outputs = torch.empty_like(sorted_outputs)
         outputs[order] = sorted_outputs
-        parts = outputs.view(len(x), self._per_token, -1)
+        parts, weights = outputs.view(len(x), self._per_token, -1), weights.to(outputs.dtype)
         if not self._is_batch_invariant:
             return (weights[:, None] @ parts).squeeze(1)
         total = weights[:, :1] * parts[:, 0]

@@ -1,23 +1,21 @@
-"""The decoder of Gemma 4 on the CPU: heads that differ by layer, shared keys and values, and inputs for each layer.
+"""The decoder of Gemma 4: heads that differ by layer, shared keys and values, and inputs for each layer.
 
-A layer that shares the keys and values of an earlier one calls the same attention again, which writes the same numbers
-to the same slots of the cache.
+A layer that shares the keys and values of an earlier one calls the same attention again, with queries alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from engine.attention.layer import FusedAttentionBackend, LayerAttentionConfig
+from engine.attention.layer import LayerAttentionConfig
 from engine.device import DeviceConfig
-from engine.models.decoder import Decoder, Layer, LayerBuilder
+from engine.models.decoder import Decoder, Layer, LayerBuilder, StepInputs
 from engine.models.families.config import DecoderConfig, ExpertsConfig
 from engine.models.families.gemma4 import Gemma4Config
-from engine.models.feed_forward import Experts, FeedForward, GatedMlp
+from engine.models.feed_forward import Experts, FeedForward, GatedMlp, can_capture, has_grouped_products, stack_experts
 from engine.models.interface import Batch, KeepState
 from engine.models.routing import Router, RoutingConfig
 from engine.weights.formats.registry import MatrixReader
@@ -61,25 +59,14 @@ class Gemma4Layer(Layer):
     scale: float
     """Factor of the hidden states after the layer."""
 
-    def mix(
-        self,
-        hidden: Tensor,
-        angles: Sequence[Tensor],
-        attend: FusedAttentionBackend,
-        known: dict[int, tuple[Tensor, Tensor]],
-    ) -> Tensor:
-        """Return the attention ``[tokens, heads * head_dim]``.
-
-        ``known``: each attention's keys before their norm, and values; it gets those of this layer.
-        """
+    def project(self, hidden: Tensor, normed: Rows | None = None) -> Tensor:
+        """Return queries, and keys and values if the layer has its own, ``[tokens, vectors, head_dim]``."""
         heads, kv_heads, dim, _ = self.attention.shape
-        normed = self._normalize(hidden, self.input_norm, self.qkv.quantization)
-        rows = self.qkv(normed).view(len(hidden), -1, dim)
-        if self.has_keys:
-            keys, values = rows[:, heads : heads + kv_heads], rows[:, -kv_heads:]
-            known[self.index] = keys, rms_norm(values, self.value_norm, self.config.norm_eps)
-        qkv = torch.cat((rows[:, :heads], *known[self.index]), dim=1)
-        return self.attend(qkv, angles, attend)
+        rows = self._project(hidden, normed).view(len(hidden), -1, dim)
+        if not self.has_keys:
+            return rows
+        values = rms_norm(rows[:, -kv_heads:], self.value_norm, self.config.norm_eps)
+        return torch.cat((rows[:, : heads + kv_heads], values), dim=1)
 
     def finish(self, hidden: Tensor, inputs: Tensor | None) -> Tensor:
         """Return the hidden states after the layer, from those after its feed-forward part."""
@@ -128,7 +115,7 @@ class Gemma4Builder(LayerBuilder):
             fuses_norms=False,
             attention=config.attention[call],
             has_keys=has_keys,
-            value_norm=torch.ones(dim),
+            value_norm=torch.ones(dim, device=self._device_config.device),
             token_input=self._token_input(prefix, own) if own.input_size else None,
             scale=float(self._weights.take_raw(f"{prefix}layer_scalar", None, 1)),
         )
@@ -156,15 +143,16 @@ class Gemma4Builder(LayerBuilder):
         hidden, count, eps, router = config.hidden_size, moe.num_experts, config.norm_eps, f"{prefix}{moe.router}."
         pairs = self._expert_products(f"{prefix}experts.", moe)
         before, after = (self.norm(f"{prefix}{name}_feedforward_layernorm_2") for name in ("pre", "post"))
+        stacked = stack_experts(pairs, self._activation) if has_grouped_products(self._device_config) else None
         return Experts(
             ScaledRouter(
                 moe.routing,
                 self.linear(f"{router}proj", count, hidden, bias=False),
-                norm=self._weights.take(f"{router}scale", hidden) * hidden**-0.5,
+                norm=self.constant(f"{router}scale", hidden) * hidden**-0.5,
                 eps=eps,
-                expert_scales=self._weights.take(f"{router}per_expert_scale", count),
+                expert_scales=self.constant(f"{router}per_expert_scale", count),
             ),
-            [GatedMlp(gate_up, down, self._activation) for gate_up, down in pairs],
+            stacked or [GatedMlp(gate_up, down, self._activation) for gate_up, down in pairs],
             is_batch_invariant=self._device_config.is_batch_invariant,
             prepare=lambda x: rms_norm(x, before, eps),
             finish=lambda x: rms_norm(x, after, eps),
@@ -226,6 +214,7 @@ class ExpertsBesideMlp:
     def __init__(self, dense: GatedMlp, norms: tuple[Tensor, Tensor], experts: Experts, eps: float) -> None:
         """``norms``: weights of the norms before and after the dense part."""
         self.products = (*dense.products, *experts.products)
+        self.is_stacked = experts.is_stacked
         self._dense, self._norms, self._experts, self._eps = dense, norms, experts, eps
 
     def __call__(self, x: Rows) -> Tensor:
@@ -240,14 +229,17 @@ class ExpertsBesideMlp:
 class TokenInputs:
     """The inputs of all layers, from the tokens and their embeddings."""
 
-    def __init__(self, config: DecoderConfig, weights: Weights, builder: LayerBuilder) -> None:
+    def __init__(
+        self, config: DecoderConfig, weights: Weights, builder: LayerBuilder, device_config: DeviceConfig
+    ) -> None:
         """Take the weights."""
         own = config.gemma4
         assert own is not None
         width = config.num_layers * own.input_size
         # A larger ``eps`` of the norm stands for the factor of the projection, ``hidden_size ** -0.5``.
         self._size, self._eps = own.input_size, config.norm_eps * config.hidden_size
-        self._table = create_embedding(weights.take_matrix("model.embed_tokens_per_layer", own.input_vocab_size, width))
+        table = weights.take_matrix("model.embed_tokens_per_layer", own.input_vocab_size, width)
+        self._table = create_embedding(table, device_config)
         self._projection = builder.linear("model.per_layer_model_projection", width, config.hidden_size, bias=False)
         self._norm = builder.norm("model.per_layer_projection_norm", own.input_size)
 
@@ -261,26 +253,48 @@ class TokenInputs:
 class Gemma4Decoder(Decoder):
     """A ``Model`` with such layers."""
 
-    runs_by_layers = False
+    is_recordable = False
+
+    @property
+    def is_capturable(self) -> bool:
+        return all(
+            layer.mlp.is_stacked if isinstance(layer.mlp, ExpertsBesideMlp) else can_capture(layer.mlp)
+            for layer in self._layers
+        )
 
     def create_builder(
         self, config: DecoderConfig, weights: Weights, read: MatrixReader, device_config: DeviceConfig
     ) -> LayerBuilder:
         builder = Gemma4Builder(config, weights, read, device_config)
         has_inputs = config.gemma4 is not None and config.gemma4.input_size > 0
-        self._token_inputs = TokenInputs(config, weights, builder) if has_inputs else None
+        self._token_inputs = TokenInputs(config, weights, builder, device_config) if has_inputs else None
         return builder
 
-    def forward(self, batch: Batch, attend: FusedAttentionBackend, keep: KeepState | None = None) -> Tensor:
-        step = self.embed_inputs(batch)
-        hidden, angles = step.hidden, step.angles
-        inputs = None if self._token_inputs is None else self._token_inputs(batch.tokens, hidden)
-        known: dict[int, tuple[Tensor, Tensor]] = {}
-        for index, layer in enumerate(self._layers):
-            assert isinstance(layer, Gemma4Layer)
-            mixed = layer.mix(hidden, angles[self._tables_of[index]], attend, known)
-            hidden, _ = layer.forward_mlp(hidden, mixed)
-            hidden = layer.finish(hidden, None if inputs is None else inputs[index])
-            if keep is not None and index + 1 < len(self._layers):
-                keep(index + 1, hidden)
-        return hidden
+    def embed_inputs(self, batch: Batch) -> StepInputs:
+        step = super().embed_inputs(batch)
+        if self._token_inputs is None:
+            return step
+        return replace(step, by_layer=self._token_inputs(batch.tokens, step.hidden))
+
+    def forward_between(
+        self,
+        index: int,
+        hidden: Tensor,
+        attn_out: Tensor,
+        keep: KeepState | None = None,
+        by_layer: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        hidden = self._finish(index, hidden, attn_out, by_layer)
+        if keep is not None:
+            keep(index + 1, hidden)
+        return hidden, self._layers[index + 1].project(hidden)
+
+    def forward_last_mlp(self, hidden: Tensor, attn_out: Tensor, by_layer: Tensor | None = None) -> Tensor:
+        return self._finish(len(self._layers) - 1, hidden, attn_out, by_layer)
+
+    def _finish(self, index: int, hidden: Tensor, attn_out: Tensor, by_layer: Tensor | None) -> Tensor:
+        """Return the hidden states after a layer, by its index, from its input and its attention."""
+        layer = self._layers[index]
+        assert isinstance(layer, Gemma4Layer)
+        hidden, _ = layer.forward_mlp(hidden, attn_out)
+        return layer.finish(hidden, None if by_layer is None else by_layer[index])

@@ -1,4 +1,4 @@
-"""The decoder of gpt-oss on the CPU: attention with sinks, and experts with biases and a clamped activation."""
+"""The decoder of gpt-oss: attention with sinks, and experts with biases and a clamped activation."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from engine.device import DeviceConfig
 from engine.models.decoder import Decoder, LayerBuilder
 from engine.models.families.config import Clamp, DecoderConfig, ExpertsConfig
-from engine.models.feed_forward import Experts, GatedMlp
+from engine.models.feed_forward import Experts, GatedMlp, has_grouped_products, stack_experts
 from engine.models.routing import Router
 from engine.weights.formats import mxfp4
 from engine.weights.formats.registry import MatrixReader
@@ -42,17 +42,17 @@ class GptOssBuilder(LayerBuilder):
             gate_up_biases = torch.cat((biases[:, ::2], biases[:, 1::2]), dim=1)
             down_biases = self._weights.take(f"{names}down_proj_bias", count, hidden)
         activation = _ClampedActivation(moe.clamp)
-        experts = [
-            GatedMlp(
+        pairs = [
+            (
                 create_product(gate_up, gate_up_bias, self._device_config),
                 create_product([down], down_bias, self._device_config),
-                activation,
             )
             for gate_up, gate_up_bias, down, down_bias in zip(gate_ups, gate_up_biases, downs, down_biases, strict=True)
         ]
+        stacked = stack_experts(pairs, activation) if has_grouped_products(self._device_config) else None
         return Experts(
             Router(moe.routing, self.linear(f"{prefix}{moe.router}.router", count, hidden, bias=True)),
-            experts,
+            stacked or [GatedMlp(gate_up, down, activation) for gate_up, down in pairs],
             is_batch_invariant=self._device_config.is_batch_invariant,
         )
 
@@ -88,7 +88,10 @@ class GptOssDecoder(Decoder):
     ) -> LayerBuilder:
         _check_blocks(config, weights)
         attention = tuple(
-            replace(layer, sinks=weights.take(f"model.layers.{index}.self_attn.sinks", layer.heads))
+            replace(
+                layer,
+                sinks=weights.take(f"model.layers.{index}.self_attn.sinks", layer.heads).to(device_config.device),
+            )
             for index, layer in enumerate(config.attention)
         )
         self.config = replace(config, attention=attention)

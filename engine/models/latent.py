@@ -1,4 +1,4 @@
-"""Decoders with multi-head latent attention: DeepSeek-V2 and V3, and GLM-4.7-Flash, on the CPU.
+"""Decoders with multi-head latent attention: DeepSeek-V2 and V3, and GLM-4.7-Flash.
 
 Keys and values of the heads are never computed. A score is ``q · (W c)`` with the head's matrix ``W`` and a token's
 latent ``c``, which is ``(Wᵀ q) · c``: the query is multiplied by the matrix once, not each key. In the same way the
@@ -22,6 +22,7 @@ from engine.weights.formats.registry import MatrixReader
 from engine.weights.matrix import dense
 from engine.weights.safetensors import Weights
 from kernels.common.quantization import Rows
+from kernels.cpu.availability import can_use_kernels
 from kernels.cpu.runtime.recorder import empty
 from kernels.layers.elementwise import contiguous, write
 from kernels.layers.norm import rms_norm
@@ -55,7 +56,8 @@ class LatentLayer(Layer):
 
     def project(self, hidden: Tensor, normed: Rows | None = None) -> Tensor:
         """Return a query of each head and what is cached of each token, ``[tokens, heads + 1, rotated + rank]``."""
-        out = empty(len(hidden), self.sizes.heads + 1, self.sizes.cached)
+        shape = len(hidden), self.sizes.heads + 1, self.sizes.cached
+        out = empty(*shape) if can_use_kernels(hidden) else hidden.new_empty(shape)
         self.write_vectors(out, self._project(hidden, normed))
         return out
 
@@ -140,7 +142,7 @@ class LatentBuilder(LayerBuilder):
             mlp_norm=self.norm(f"{prefix}post_attention_layernorm"),
             mlp=self.feed_forward(prefix, index),
             mlp_output_norm=None,
-            fuses_norms=False,
+            fuses_norms=self._device_config.uses_gpu_kernels,
             sizes=sizes,
             latent_norm=self.norm(f"{attention}kv_a_layernorm", sizes.rank),
             query_norm=None if sizes.query_rank is None else self.norm(f"{attention}q_a_layernorm", sizes.query_rank),
@@ -156,12 +158,16 @@ class LatentBuilder(LayerBuilder):
         if self._weights.has(f"{prefix}k_b_proj.weight"):  # in a GGUF file, where the first are transposed
             to_keys = self._weights.take(f"{prefix}k_b_proj.weight", sizes.heads, sizes.rank, sizes.plain)
             to_values = self._weights.take(f"{prefix}v_b_proj.weight", sizes.heads, sizes.value_dim, sizes.rank)
-            return HeadProducts(to_keys.transpose(1, 2)), HeadProducts(to_values.transpose(1, 2))
+            return self._head_product(to_keys.transpose(1, 2)), self._head_product(to_values.transpose(1, 2))
         rows = sizes.heads * (sizes.plain + sizes.value_dim)
         matrix = dense(self._read(self._weights, f"{prefix}kv_b_proj", rows, sizes.rank))
         by_head = matrix.view(sizes.heads, -1, sizes.rank)
         keys, values = by_head[:, : sizes.plain], by_head[:, sizes.plain :]
-        return HeadProducts(keys), HeadProducts(values.transpose(1, 2))
+        return self._head_product(keys), self._head_product(values.transpose(1, 2))
+
+    def _head_product(self, weight: Tensor) -> HeadProducts:
+        config = self._device_config
+        return HeadProducts(config.convert(weight), is_batch_invariant=config.is_batch_invariant)
 
 
 class LatentDecoder(Decoder):

@@ -70,7 +70,10 @@ class LatentConfig:
     def attention(self, fields: dict[str, Any]) -> LayerAttentionConfig:
         """Return the attention to the cache, in which a query is as wide as what is cached."""
         scale = (self.plain + self.rotated) ** -0.5 * _read_magnitude(fields) ** 2
-        return LayerAttentionConfig(self.heads, 1, self.cached, scale, is_latent=True, indexer=self.indexer)
+        num_values = self.rank if self.indexer is None else None
+        return LayerAttentionConfig(
+            self.heads, 1, self.cached, scale, is_latent=True, num_values=num_values, indexer=self.indexer
+        )
 
 
 def read_latent(

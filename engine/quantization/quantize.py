@@ -44,9 +44,8 @@ def quantize(folder: Path, out: Path, options: Options, progress: Progress) -> N
     if raw.wrapper is not None:
         raise EngineError(f"{folder}: {raw.wrapper} is a multimodal model, which is not supported for quantisation")
     config = decoder_config(raw)
-    part = config.recurrent_part or config.cpu_only_part
-    if part is not None:
-        raise EngineError(f"{folder}: models with {part} are not supported for quantisation")
+    if config.unquantizable_part is not None:
+        raise EngineError(f"{folder}: models with {config.unquantizable_part} are not supported for quantisation")
     check_checkpoint(config, folder, options)
     sequences = []
     if options.calibration is not None and options.needs_calibration:

@@ -13,8 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.attention.cuda_triton import TritonAttention
-from engine.attention.no_layers import NoAttention
+from engine.attention.grouped import GpuAttention
 from engine.attention.plan import AttentionMetadata
 from engine.cache.state_layers import NUM_FIELDS, StateStep
 from engine.device import copy_to_place, to_device
@@ -44,7 +43,7 @@ class GpuForward:
     def __init__(
         self,
         model: Model,
-        attend: TritonAttention | NoAttention,
+        attend: GpuAttention,
         device: torch.device,
         capture: Capture | None = None,
     ) -> None:

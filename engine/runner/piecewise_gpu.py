@@ -62,6 +62,8 @@ class PiecewiseStep:
         size, device = inputs.shape[1], model.device_config.device
         self._qkv, self._attn_out = Exchange(size), Exchange(size)
         """Projections that each layer's attention reads, and its results."""
+        self._by_layer: Tensor | None = None
+        """Inputs that layers have from the tokens (``StepInputs``), in a tensor that the first run makes."""
         self._angles = [torch.empty(size, table.shape[1], device=device) for table in model.rope_tables]
         self._replays: list[Replay] = []
         self._output: Tensor | None = None
@@ -108,6 +110,10 @@ class PiecewiseStep:
         inputs = self._model.embed_inputs(Batch(*self._inputs))
         for own, computed in zip(self._angles, inputs.angles, strict=True):
             own.copy_(computed)
+        if inputs.by_layer is not None:
+            if self._by_layer is None:
+                self._by_layer = torch.empty_like(inputs.by_layer)
+            self._by_layer.copy_(inputs.by_layer)
         self._qkv.write(0, self._model.project_first(inputs.hidden))
         return inputs.hidden
 
@@ -120,7 +126,9 @@ class PiecewiseStep:
     def _continue(self, index: int, hidden: Tensor) -> Tensor:
         """Compute all from the attention of a layer, by its index, to the next one, or to the end."""
         if index == self._model.config.num_layers - 1:
-            return self._model.forward_last_mlp(hidden, self._attn_out[index])
-        hidden, qkv = self._model.forward_between(index, hidden, self._attn_out[index], self._keep)
+            return self._model.forward_last_mlp(hidden, self._attn_out[index], self._by_layer)
+        hidden, qkv = self._model.forward_between(
+            index, hidden, self._attn_out[index], keep=self._keep, by_layer=self._by_layer
+        )
         self._qkv.write(index + 1, qkv)
         return hidden

@@ -23,22 +23,30 @@ def draft_attention(
     scale: float,
     window: int | None = None,
     softcap: float | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Return the attention ``[rows, heads, head_dim]`` of rows to their branches' own keys and those of draft tokens.
 
     ``q``: ``[rows, heads, head_dim]``; its last axis has stride 1. ``merged`` and ``partials``: ``merge_table`` for as
-    many parts as the own keys are cut into, and one more if there are ``drafts``. ``scale``, ``window`` and ``softcap``
-    are those of ``paged_attention``; the window is that of the own keys. A row that sees no key is undefined.
+    many parts as the own keys are cut into, and one more if there are ``drafts``. ``scale``, ``window``,
+    ``softcap`` and ``sinks`` are those of ``paged_attention``; the window is that of the own keys. A row that sees no
+    key is undefined.
     """
     if q.is_cuda:
         from kernels.triton import draft_attention as on_gpu
 
-        return on_gpu.draft_attention(q, own, drafts, merged, partials, scale=scale, window=window, softcap=softcap)
+        return on_gpu.draft_attention(
+            q, own, drafts, merged, partials, scale=scale, window=window, softcap=softcap, sinks=sinks
+        )
     scores, values = _compute_scores(q, own, scale, window, softcap)
     if drafts is not None:
         draft_scores, draft_values = _compute_scores(q, drafts, scale, None, softcap)
         scores, values = torch.cat((scores, draft_scores), dim=-1), torch.cat((values, draft_values), dim=2)
-    mixed = torch.einsum("bkgqn,bknd->bqkgd", scores.softmax(dim=-1), values)
+    if sinks is not None:
+        column = sinks.view(values.shape[1], -1, 1, 1).expand(*scores.shape[:-1], 1)
+        scores = torch.cat((scores, column), dim=-1)
+    weights = scores.softmax(dim=-1)[..., : values.shape[2]]
+    mixed = torch.einsum("bkgqn,bknd->bqkgd", weights, values)
     return mixed.reshape(q.shape).to(q.dtype)
 
 
@@ -64,7 +72,8 @@ def _compute_scores(
         found = whole[:, torch.where(exists[:, ::page], part.pages, 0).long()].flatten(2, 3).transpose(0, 1)
         return torch.where(exists[:, None, :, None], found, 0)
 
-    keys, values = read(cache.keys, cache.key_scales), read(cache.values, cache.value_scales)
+    keys = read(cache.keys, cache.key_scales)
+    values = keys if cache.is_latent else read(cache.values, cache.value_scales)
     queries = q.float().view(branches, -1, kv_heads, q.shape[1] // kv_heads, q.shape[2])
     scores = torch.einsum("bqkgd,bknd->bkgqn", queries, keys) * scale
     if softcap is not None:

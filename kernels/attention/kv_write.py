@@ -13,16 +13,26 @@ from kernels.common.rotary import rotary
 from kernels.quantize import LIMITS, QUANTIZED, quantize_vectors
 
 
+def rotate(q: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Return queries ``[tokens, heads, head_dim]`` after RoPE; ``cos`` and ``sin`` as in ``rotary_write``."""
+    if q.is_cuda:
+        from kernels.triton import kv_write as on_gpu
+
+        return on_gpu.rotate(q, cos, sin)
+    return rotary(q, cos, sin).to(q.dtype)
+
+
 def rotary_write(
     qk: Tensor, v: Tensor, cos: Tensor, sin: Tensor, slots: Tensor, cache: Tensor, scales: Tensor | None = None
 ) -> Tensor:
     """Apply RoPE to queries and keys, write keys and values into their slots, and return the queries.
 
-    ``qk``: ``[tokens, heads + kv_heads, head_dim]``, queries first; ``v``: ``[tokens, kv_heads, head_dim]``. ``cos``
-    and ``sin``: float32 rows of ``rotary_tables``, ``[tokens, dim]`` with ``dim`` at most ``head_dim``. ``slots``:
+    ``qk``: ``[tokens, heads + kv_heads, head_dim]``, queries first; ``v``: ``[tokens, kv_heads, head_dim]``, or without
+    heads if keys are values, too. ``cos`` and ``sin``: float32 rows of ``rotary_tables``, ``[tokens, dim]`` with
+    ``dim`` at most ``head_dim``. ``slots``:
     ``[tokens]``, ``page * page_size + offset``; a token with a negative slot is padding and not written. ``cache``: one
-    layer, ``[2, kv_heads, pages, page_size, head_dim]``, of the type of ``qk``, or int8 or float8_e4m3fn with
-    ``scales``: float32 ``[2, kv_heads, pages, page_size]``, or packed to 4 bits with float16 scales, see
+    layer, ``[kinds, kv_heads, pages, page_size, head_dim]``, of the type of ``qk``, or int8 or float8_e4m3fn with
+    ``scales``: float32 ``[kinds, kv_heads, pages, page_size]``, or packed to 4 bits with float16 scales, see
     ``kernels.common.int4``. Raises ``ValueError`` if the type and ``scales`` disagree.
     """
     if (scales is not None) != (cache.dtype in QUANTIZED):
@@ -31,9 +41,10 @@ def rotary_write(
         from kernels.triton import kv_write as on_gpu
 
         return on_gpu.rotary_write(qk, v, cos, sin, slots, cache, scales, LIMITS.get(cache.dtype, 0.0))
-    kv_heads, is_written = v.shape[1], slots >= 0
+    (kinds, kv_heads), is_written = cache.shape[:2], slots >= 0
     rotated = rotary(qk, cos, sin).to(qk.dtype)
-    new = torch.stack((rotated[:, -kv_heads:], v))[:, is_written].transpose(1, 2)
+    new = torch.cat((rotated[:, -kv_heads:], v), dim=1)[is_written]
+    new = new.view(len(new), kinds, kv_heads, qk.shape[2]).permute(1, 2, 0, 3)
     indices = slots[is_written]
     if scales is None:
         cache.flatten(2, 3)[:, :, indices] = new

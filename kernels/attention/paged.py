@@ -24,20 +24,31 @@ def paged_attention(
     scale: float,
     window: int | None = None,
     softcap: float | None = None,
+    sinks: Tensor | None = None,
     merges_in_order: bool = False,
 ) -> Tensor:
     """Return the attention of a step's tokens to the keys that each may see: ``[tokens, heads, head_dim]``.
 
     ``q``: ``[tokens, heads, head_dim]``; its last axis has stride 1. Scores are multiplied by ``scale``; with
-    ``softcap`` c they become ``c * tanh(score / c)``. ``window`` must be what the tiles were planned with. Tokens that
-    are in no tile are undefined. ``merges_in_order``: merge a token's partial results one by one, in the order of their
-    keys, as a batch-invariant plan needs.
+    ``softcap`` c they become ``c * tanh(score / c)``. ``window`` must be what the tiles were planned with. ``sinks``:
+    float32 ``[heads]``, one more score of each query of a head, without a value. Tokens that are in no tile are
+    undefined. ``merges_in_order``: merge a token's partial results one by one, in the order of their keys, as a
+    batch-invariant plan needs.
     """
     if q.is_cuda:
         from kernels.triton.paged_attention import launch
 
-        return launch(q, cache, tiles, scale=scale, window=window, softcap=softcap, merges_in_order=merges_in_order)
-    return reference(q, cache, tiles, scale=scale, window=window, softcap=softcap)
+        return launch(
+            q,
+            cache,
+            tiles,
+            scale=scale,
+            window=window,
+            softcap=softcap,
+            sinks=sinks,
+            merges_in_order=merges_in_order,
+        )
+    return reference(q, cache, tiles, scale=scale, window=window, softcap=softcap, sinks=sinks)
 
 
 def reference(
@@ -48,11 +59,14 @@ def reference(
     scale: float,
     window: int | None = None,
     softcap: float | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """``paged_attention`` in torch, tile by tile."""
     out = torch.zeros(q.shape, device=q.device)
-    total = torch.full(q.shape[:2], -torch.inf, device=q.device)
-    keys, values = _to_float(cache.keys, cache.key_scales), _to_float(cache.values, cache.value_scales)
+    first = torch.full(q.shape[1:2], -torch.inf, device=q.device) if sinks is None else sinks
+    total = first.repeat(len(q), 1)
+    keys = _to_float(cache.keys, cache.key_scales)
+    values = keys if cache.is_latent else _to_float(cache.values, cache.value_scales)
     heads_per_kv = q.shape[1] // len(keys)
     for tile in torch.cat((tiles.low, tiles.high)).tolist():
         if not tile[COUNT]:

@@ -177,7 +177,7 @@ def tile_height(rows: int, heads_per_kv: int, head_dim: int, *, is_float32: bool
     """Return the rows of a high tile: 64, one product of four warps, or 128, to read keys for twice as many queries.
 
     128 if there are enough rows and the registers hold their results. In float32, where the operands of a product are
-    in registers too, 64, or 32 with long heads.
+    in registers too, 64, or 32 with long heads; so are those of quantized latents.
     """
     height = 64 if rows <= 64 or head_dim > 128 else 128
     if is_float32:

@@ -66,6 +66,10 @@ def gelu_tanh_mul(gate_up: Tensor, quantization: Quantization | None = None) -> 
 def clamped_silu_mul(gate_up: Tensor, *, alpha: float, limit: float) -> Tensor:
     """Return ``gate * sigmoid(alpha * gate) * (up + 1)`` of a gate of at most ``limit`` and an up between its negative
     and it (gpt-oss)."""
+    if gate_up.is_cuda:
+        from kernels.triton import activation as on_gpu
+
+        return on_gpu.clamped_silu_mul(gate_up, alpha, limit)
     if can_use_kernels(gate_up):
         return on_cpu.clamped_silu_mul(gate_up, alpha, limit)
     gate, up = gate_up.chunk(2, dim=-1)

@@ -16,7 +16,18 @@ from kernels.common.attention_schedule import LOW
 from kernels.common.draft_keys import DraftKeys
 from kernels.common.int4 import INT4
 from kernels.triton.int4 import rotate_groups
-from kernels.triton.paged_attention import attend_block, choose_tuning, load_queries, merge_parts
+from kernels.triton.paged_attention import (
+    attend_block,
+    choose_merge_sizes,
+    choose_tuning,
+    load_queries,
+    locate_results,
+    merge_parts,
+    split_vector,
+)
+
+_MAX_LATENT_ROWS = 64
+"""Rows of a tile of queries that all read one vector a token, whose results take many registers."""
 
 
 @triton.jit(do_not_specialize=["window", "pages_stride", "first_part"])
@@ -25,8 +36,9 @@ def _attend_level(
     window, q_token_stride, q_head_stride, key_head_stride, value_head_stride, scale_head_stride, pages_stride,
     first_part, tokens,
     HEADS: tl.constexpr, GROUP: tl.constexpr, QUERIES: tl.constexpr, PAGE: tl.constexpr, DIM: tl.constexpr,
-    WIDE: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, QUANTIZED: tl.constexpr, PACKED: tl.constexpr,
-    CAPPED: tl.constexpr, WINDOWED: tl.constexpr, TREES: tl.constexpr, WORDS: tl.constexpr,
+    WIDE: tl.constexpr, REST: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, QUANTIZED: tl.constexpr,
+    PACKED: tl.constexpr, LATENT: tl.constexpr, CAPPED: tl.constexpr, WINDOWED: tl.constexpr, TREES: tl.constexpr,
+    WORDS: tl.constexpr,
 ):  # fmt: skip
     """Compute one part of the keys of a branch and a key-value head. One piece: its state is in registers."""
     branch, head, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -42,10 +54,9 @@ def _attend_level(
     share = tl.cdiv(tl.cdiv(tl.maximum(end - first, 0), tl.num_programs(2)), KEYS) * KEYS
     begin = first + part * share
     stop = tl.minimum(begin + share, end)
-    dim = tl.arange(0, WIDE)
-    mask = inside[:, None] & (dim < DIM)[None, :]
-    query = q + token.to(tl.int64)[:, None] * q_token_stride + query_head[:, None] * q_head_stride + dim[None, :]
-    query, factor = load_queries(query, mask, scale, QUANTIZED)
+    query, rest, factor = load_queries(
+        q + token.to(tl.int64) * q_token_stride + query_head * q_head_stride, inside, scale, DIM, WIDE, REST, QUANTIZED
+    )
     if QUANTIZED:
         key_scales += head.to(tl.int64) * scale_head_stride
         value_scales += head.to(tl.int64) * scale_head_stride
@@ -58,19 +69,20 @@ def _attend_level(
     mixed = tl.zeros((ROWS, WIDE), tl.float32)
     for start in range(begin, stop, KEYS):
         top, total, mixed = attend_block(
-            query, top, total, mixed, position, mask_row, start, stop, 0, 0, keys, values, key_scales, value_scales,
-            pages, positions, factor, softcap, window, PAGE, DIM, WIDE, KEYS, QUANTIZED, PACKED, CAPPED, WINDOWED,
-            TREES, True,
+            query, rest, top, total, mixed, position, mask_row, start, stop, 0, 0, keys, values, key_scales,
+            value_scales, pages, positions, factor, softcap, window, PAGE, DIM, WIDE, REST, KEYS, QUANTIZED, PACKED,
+            LATENT, CAPPED, WINDOWED, TREES, True,
         )  # fmt: skip
     total = tl.where(total == 0.0, 1.0, total)
     index = ((first_part + part).to(tl.int64) * tokens + token) * HEADS + query_head
-    tl.store(partial_out + index[:, None] * DIM + dim[None, :], mixed / total[:, None], mask=mask)
+    parts, mask = locate_results(partial_out + index * DIM, inside, DIM, WIDE, REST)
+    tl.store(parts, mixed / total[:, None], mask=mask)
     tl.store(partial_total + index, top + tl.log2(total), mask=inside)
 
 
 def draft_attention(
     q: Tensor, own: DraftKeys, drafts: DraftKeys | None, merged: Tensor, partials: Tensor, *, scale: float,
-    window: int | None, softcap: float | None,
+    window: int | None, softcap: float | None, sinks: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """``kernels.attention.draft.draft_attention`` of CUDA tensors."""
     tokens, heads, dim = q.shape
@@ -88,10 +100,10 @@ def draft_attention(
     if drafts is not None:
         _launch(q, drafts, partial_out, partial_total, num_own, 1, scale, None, softcap)
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
-    wide = max(16, triton.next_power_of_2(dim))
     merge_parts[(tokens, heads)](
-        out, partial_out, partial_total, merged, partials, HEADS=heads, DIM=dim, WIDE=wide, PARTS=16, num_warps=2
-    )
+        out, partial_out, partial_total, sinks, merged, partials, HEADS=heads, DIM=dim, PARTS=16,
+        SINKS=sinks is not None, **choose_merge_sizes(dim),
+    )  # fmt: skip
     return out
 
 
@@ -101,8 +113,11 @@ def _launch(
 ) -> None:  # fmt: skip
     tokens, heads, dim = q.shape
     cache, branches = part.cache, len(part.ends)
+    queries = tokens // branches
+    if cache.is_latent:
+        cache = cache.regroup(_count_groups(heads, queries))
     kv_heads, _, page, _ = cache.keys.shape
-    group, queries, wide = heads // kv_heads, tokens // branches, max(16, triton.next_power_of_2(dim))
+    group, (wide, rest) = heads // kv_heads, split_vector(cache, dim)
     rows = max(LOW, triton.next_power_of_2(queries * group))
     trees = part.sees is not None
     sees = part.pages if part.sees is None else part.sees
@@ -112,7 +127,16 @@ def _launch(
         partial_out, partial_total, scale, softcap or 1.0, window or 0, q.stride(0), q.stride(1),
         cache.keys.stride(0), cache.values.stride(0), 0 if cache.key_scales is None else cache.key_scales.stride(0),
         part.pages.stride(0), first, tokens,
-        HEADS=heads, GROUP=group, QUERIES=queries, PAGE=page, DIM=dim, WIDE=wide, ROWS=rows,
-        QUANTIZED=cache.key_scales is not None, PACKED=cache.keys.dtype == INT4, CAPPED=softcap is not None,
-        WINDOWED=window is not None, TREES=trees, WORDS=sees.shape[1] if trees else 1, **tuning,
+        HEADS=heads, GROUP=group, QUERIES=queries, PAGE=page, DIM=dim, WIDE=wide, REST=rest, ROWS=rows,
+        QUANTIZED=cache.key_scales is not None, PACKED=cache.keys.dtype == INT4, LATENT=cache.is_latent,
+        CAPPED=softcap is not None, WINDOWED=window is not None, TREES=trees, WORDS=sees.shape[1] if trees else 1,
+        **tuning,
     )  # fmt: skip
+
+
+def _count_groups(heads: int, queries: int) -> int:
+    """Return the groups that query heads are computed in, whose rows fit a tile if there is a way."""
+    sizes = [
+        size for size in range(1, heads + 1) if heads % size == 0 and (size == 1 or size * queries <= _MAX_LATENT_ROWS)
+    ]
+    return heads // sizes[-1]

@@ -65,7 +65,7 @@ def _encode(x, scale):
 
 @triton.jit
 def _pack(
-    KV, SLOTS, CACHE, SCALES, kv_heads, kv_stride, kind_stride, head_stride, slots,
+    KV, SLOTS, CACHE, SCALES, num_vectors, kv_heads, kv_stride, kind_stride, head_stride, slots,
     GROUPS: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """Write one token's keys and values, in pairs of sixteen numbers that lie half a vector apart."""
@@ -74,7 +74,7 @@ def _pack(
     slot = tl.load(SLOTS + token).to(tl.int64)
     head, low_run = pair // GROUPS, pair % GROUPS
     high_run = low_run + GROUPS
-    inside = (head < 2 * kv_heads) & (slot >= 0)
+    inside = (head < num_vectors) & (slot >= 0)
     x = KV + token * kv_stride + head * (32 * GROUPS)
     low, low_scale = _load_rotated(x, low_run, inside)
     high, high_scale = _load_rotated(x, high_run, inside)
@@ -102,13 +102,13 @@ def rotate_groups(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def write_packed(kv: Tensor, slots: Tensor, cache: Tensor, scales: Tensor) -> None:
-    """Write keys and values ``[tokens, 2 * kv_heads, n]``, keys first, into one layer's pages of 4 bits.
+    """Write keys and values ``[tokens, kinds * kv_heads, n]``, keys first, into one layer's pages of 4 bits.
 
     ``kv`` has contiguous tokens; for the others see ``kernels.attention.kv_write.rotary_write``.
     """
     tokens, heads, n = kv.shape
     if tokens:
         _pack[(tokens, triton.cdiv(heads * n // 32, _ROWS))](
-            kv, slots, cache, scales, heads // 2, kv.stride(0), cache.stride(0), cache.stride(1),
+            kv, slots, cache, scales, heads, cache.shape[1], kv.stride(0), cache.stride(0), cache.stride(1),
             cache.shape[2] * cache.shape[3], GROUPS=n // 32, ROWS=_ROWS, num_warps=2,
         )  # fmt: skip

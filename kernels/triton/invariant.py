@@ -59,3 +59,38 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) 
     if parts > 1:
         sum_parts(target, bias, result)
     return result
+
+
+# One code for every number of rows, as above.
+@triton.jit(do_not_specialize=["rows"])
+def _head_products(
+    X, W, OUT, rows, out, into, x_token_stride, x_head_stride,
+    M: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
+):  # fmt: skip
+    head = tl.program_id(2).to(tl.int64)
+    n = tl.program_id(0) * N + tl.arange(0, N)
+    m = (tl.program_id(1) * M + tl.arange(0, M)).to(tl.int64)
+    is_output, is_row = n < out, m < rows
+    x_rows = X + m[:, None] * x_token_stride + head * x_head_stride
+    columns = W + head * into * out + n[None, :]
+    total = tl.zeros([M, N], tl.float32)
+    for step in range(tl.cdiv(into, K)):
+        k = step * K + tl.arange(0, K)
+        x = tl.load(x_rows + k[None, :], mask=is_row[:, None] & (k < into)[None, :], other=0.0)
+        weight = tl.load(columns + k[:, None] * out, mask=is_output[None, :] & (k < into)[:, None], other=0.0)
+        total = tl.dot(x, weight, total, input_precision="ieee")
+    offset = (head * rows + m[:, None]) * out + n[None, :]
+    tl.store(OUT + offset, total.to(OUT.dtype.element_ty), mask=is_row[:, None] & is_output[None, :])
+
+
+def head_products(x: Tensor, weight: Tensor) -> Tensor:
+    """Return ``[heads, tokens, out]`` of ``x`` ``[tokens, heads, in]``, whose last axis has stride 1, and a ``weight``
+    ``[heads, in, out]``."""
+    (tokens, heads, into), out = x.shape, weight.shape[2]
+    result = torch.empty(heads, tokens, out, dtype=x.dtype, device=x.device)
+    if tokens:
+        tall, wide, deep = (32, 64, 32) if x.dtype == torch.float32 else (64, 64, 64)
+        _head_products[(triton.cdiv(out, wide), triton.cdiv(tokens, tall), heads)](
+            x, weight, result, tokens, out, into, x.stride(0), x.stride(1), M=tall, N=wide, K=deep, num_warps=4
+        )
+    return result

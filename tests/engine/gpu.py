@@ -5,13 +5,14 @@ test asks for it, the kernel in Triton's interpreter.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from engine.attention.cuda_triton import TritonAttention
-from engine.attention.no_layers import NoAttention
+from engine.attention.grouped import GpuAttention, GroupedTritonAttention
 from engine.attention.plan import AttentionMetadata
 from engine.core.gpu_memory import MemoryReading
 from engine.device import DeviceConfig
@@ -51,13 +52,14 @@ class EmulatedGraph:
     captured = 0
     replayed = 0
 
-    def __init__(
-        self, compute: Callable[[], Tensor], attend: TritonAttention | NoAttention, states: Sequence[Tensor] = ()
-    ) -> None:
+    def __init__(self, compute: Callable[[], Tensor], attend: GpuAttention, states: Sequence[Tensor] = ()) -> None:
         EmulatedGraph.captured += 1
-        self._compute, self._attend = compute, attend
+        self._compute, self._backends = compute, list[TritonAttention]()
         if isinstance(attend, TritonAttention):
-            self._memory = attend._work, attend._slots
+            self._backends = [attend]
+        elif isinstance(attend, GroupedTritonAttention):
+            self._backends = [group.attend for group in attend.groups]
+        self._memory = [(backend._work, backend._slots) for backend in self._backends]
         before = [tensor.clone() for tensor in states]
         self.output = _unknown(compute())  # a capture computes nothing
         for tensor, values in zip(states, before, strict=True):
@@ -65,21 +67,21 @@ class EmulatedGraph:
 
     def replay(self) -> None:
         EmulatedGraph.replayed += 1
-        attend = self._attend
-        if isinstance(attend, NoAttention):
-            self.output.copy_(self._compute())
-            return
-        now = attend._work, attend._slots
-        attend._work, attend._slots = self._memory
+        now = [(backend._work, backend._slots) for backend in self._backends]
+        self._set_memory(self._memory)
         self.output.copy_(self._compute())
-        attend._work, attend._slots = now
+        self._set_memory(now)
+
+    def _set_memory(self, memory: Sequence[tuple[Any, Any]]) -> None:
+        for backend, (work, slots) in zip(self._backends, memory, strict=True):
+            backend._work, backend._slots = work, slots
 
 
 def _unknown(like: Tensor) -> Tensor:
     return torch.full_like(like, torch.nan if like.is_floating_point() else -1)
 
 
-def emulated_forward(model: Model, attend: TritonAttention | NoAttention, device: torch.device) -> GpuForward:
+def emulated_forward(model: Model, attend: GpuAttention, device: torch.device) -> GpuForward:
     """Create a forward pass whose graphs are emulated."""
 
     def capture(compute: Callable[[], Tensor]) -> tuple[Replay, Tensor]:

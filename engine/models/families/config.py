@@ -114,9 +114,16 @@ class DecoderConfig(ModelConfig):
     @property
     def cpu_only_part(self) -> str | None:
         """The part of the model that no kernel of a GPU computes, if there is one."""
+        if self.latent is not None and self.latent.indexer is not None:
+            return "sparse attention (vLLM computes it on GPUs)"
+        return None
+
+    @property
+    def unquantizable_part(self) -> str | None:
+        """The part of the model that ``reasoner quantize`` does not know, if there is one."""
+        if self.recurrent_part is not None or self.cpu_only_part is not None:
+            return self.recurrent_part or self.cpu_only_part
         if self.latent is not None:
-            if self.latent.indexer is not None:
-                return "sparse attention (vLLM computes it on GPUs)"
             return "latents in place of keys"
         if self.gemma4 is not None:
             return "heads that differ by layer"

@@ -292,7 +292,12 @@ class MambaDecoder(Decoder):
         return self._blocks[index][0].part.mix(qkv, Step(attend, angles, states))
 
     def forward_between(
-        self, index: int, hidden: Tensor, attn_out: Tensor, keep: KeepState | None = None
+        self,
+        index: int,
+        hidden: Tensor,
+        attn_out: Tensor,
+        keep: KeepState | None = None,
+        by_layer: Tensor | None = None,  # noqa: ARG002
     ) -> tuple[Tensor, Tensor]:
         hidden = self._finish_layer(index, hidden, attn_out)
         if keep is not None:
@@ -300,7 +305,7 @@ class MambaDecoder(Decoder):
         end_layer()
         return hidden, self._blocks[index + 1][0].project(hidden)
 
-    def forward_last_mlp(self, hidden: Tensor, attn_out: Tensor) -> Tensor:
+    def forward_last_mlp(self, hidden: Tensor, attn_out: Tensor, by_layer: Tensor | None = None) -> Tensor:  # noqa: ARG002
         return self._finish_layer(self.config.num_layers - 1, hidden, attn_out)
 
     def _finish_layer(self, index: int, hidden: Tensor, mixed: Tensor) -> Tensor:

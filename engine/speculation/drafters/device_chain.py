@@ -46,7 +46,7 @@ class DeviceChains:
 
     def __init__(self, model: Model, cache: KVCache) -> None:
         self._model, self._max_branches = model, len(cache.page_table)
-        self._attention = LevelAttention(model.config.attention, cache, slice(len(model.config.attention)))
+        self._attention = LevelAttention(model.config.attention, cache, range(len(model.config.attention)))
         self._device = self._attention.device
         self._inputs = torch.zeros(_END + 1, MAX_BRANCHES, dtype=torch.int64, device=self._device)
         self._due = torch.zeros(3, MAX_BRANCHES * DUE, dtype=torch.int64, device=self._device)
@@ -133,8 +133,7 @@ class DeviceChains:
         return self._forward(self._best[:size], positions, slots, torch.where(exists, positions + 1, 0))
 
     def _forward(self, tokens: Tensor, positions: Tensor, slots: Tensor, ends: Tensor) -> Tensor:
-        heads = self._model.config.attention[0].heads
-        step = LevelStep(self._attention, heads, slots=slots, ends=ends, positions=positions)
+        step = LevelStep(self._attention, slots=slots, ends=ends, positions=positions)
         return self._model.forward(Batch(tokens, positions), step)
 
     def _fill(self, starts: Sequence[ChainStart], sampler: DraftSampler, group: range, size: int, depth: int) -> None:

@@ -20,7 +20,7 @@ from engine.sampling.gpu import apply_logits_processors_on_gpu
 from engine.sampling.sampler import Ints
 from engine.speculation.drafters.proposal import DraftSampler
 from kernels.attention.draft import draft_attention, merge_table
-from kernels.attention.kv_write import rotary_write
+from kernels.attention.kv_write import rotary_write, rotate
 from kernels.common import warmup
 from kernels.common.attention_schedule import count_busy_programs
 from kernels.common.draft_keys import DraftKeys
@@ -75,14 +75,14 @@ class RepeatedCalls:
 class LevelAttention:
     """Attention of some layers to paged keys and values, with the page tables of the drafting branches."""
 
-    def __init__(self, layers: Sequence[LayerAttentionConfig], cache: KVCache, which: slice) -> None:
-        """``which``: the layers of the cache."""
+    def __init__(self, layers: Sequence[LayerAttentionConfig], cache: KVCache, which: Sequence[int]) -> None:
+        """``which``: indices of the layers in the cache."""
         self._layers, self._cache = layers, cache
-        self._kv, self._scales = cache.data[which], cache.scales_of(which)
-        self.device = self._kv.device
+        self._stored = [cache.layer(index) for index in which]
+        self.device = cache.data.device
         self._keys = [
-            PagedKeys(*layer, *(self._scales[index] if self._scales is not None else ()))
-            for index, layer in enumerate(self._kv)
+            PagedKeys.of_layer(*stored, config.num_head_groups, config.num_values)
+            for stored, config in zip(self._stored, layers, strict=True)
         ]
         columns = cache.page_table.shape[1]
         self.pages = torch.zeros(MAX_BRANCHES, columns, dtype=torch.int32, device=self.device)
@@ -108,15 +108,12 @@ class LevelAttention:
 
     def write(self, layer: int, qk: Tensor, v: Tensor, cos: Tensor, sin: Tensor, slots: Tensor) -> Tensor:
         """Rotate queries and keys, write keys and values, and return the queries; see ``rotary_write``."""
-        return rotary_write(
-            qk,
-            v,
-            cos=cos,
-            sin=sin,
-            slots=slots,
-            cache=self._kv[layer],
-            scales=None if self._scales is None else self._scales[layer],
-        )
+        kv, scales = self._stored[layer]
+        return rotary_write(qk, v, cos=cos, sin=sin, slots=slots, cache=kv, scales=scales)
+
+    def config(self, layer: int) -> LayerAttentionConfig:
+        """Return the parameters of a layer's attention."""
+        return self._layers[layer]
 
     def __call__(
         self, layer: int, q: Tensor, ends: Tensor, positions: Tensor, drafts: DraftKeys | None = None
@@ -129,26 +126,38 @@ class LevelAttention:
         if key not in self._tables:
             self._tables[key] = merge_table(*key, self.device)
         own = DraftKeys(self._keys[layer], self.pages[:branches], ends, positions)
-        scale, window, softcap = config.scale, config.window, config.softcap
-        return draft_attention(q, own, drafts, *self._tables[key], scale=scale, window=window, softcap=softcap).flatten(
-            1
+        mixed = draft_attention(
+            q,
+            own,
+            drafts,
+            *self._tables[key],
+            scale=config.scale,
+            window=config.window,
+            softcap=config.softcap,
+            sinks=config.sinks,
         )
+        return mixed.flatten(1)
 
 
 class LevelStep:
     """A ``FusedAttentionBackend`` of one level, which writes its keys and values into the cache."""
 
-    def __init__(self, attention: LevelAttention, heads: int, slots: Tensor, ends: Tensor, positions: Tensor) -> None:
-        self._attention, self._heads = attention, heads
+    def __init__(self, attention: LevelAttention, slots: Tensor, ends: Tensor, positions: Tensor) -> None:
+        self._attention = attention
         self._slots, self._ends, self._positions = slots, ends, positions
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         cos = torch.ones(len(q), 2, device=q.device)  # a rotation by zero
+        v = v[:, :0] if self._attention.config(layer).is_latent else v
         return self._attend(layer, torch.cat((q, k), dim=1), v=v, cos=cos, sin=torch.zeros_like(cos))
 
     def forward_qkv(self, layer: int, qkv: Tensor, norm: Tensor | None, eps: float, cos: Tensor, sin: Tensor) -> Tensor:
-        qk, v = qkv.tensor_split((self._heads + (qkv.shape[1] - self._heads) // 2,), dim=1)
-        return self._attend(layer, qk if norm is None else rms_norm(qk, norm, eps), v=v, cos=cos, sin=sin)
+        config = self._attention.config(layer)
+        qk, v = qkv.tensor_split((config.heads + config.kv_heads,), dim=1)
+        qk = qk if norm is None else rms_norm(qk, norm[: qk.shape[1]], eps)
+        if qk.shape[1] == config.heads:
+            return self._attention(layer, rotate(qk, cos, sin), self._ends, self._positions)
+        return self._attend(layer, qk, v=v, cos=cos, sin=sin)
 
     def _attend(self, layer: int, qk: Tensor, v: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         q = self._attention.write(layer, qk, v=v, cos=cos, sin=sin, slots=self._slots)

@@ -57,7 +57,8 @@ class EagleTrees:
         """``waiting``: ``[rows, any, state_size]`` states without entries; ``angles``: rotary tables."""
         self._layer, self._angles, self._max_branches = layer, angles, len(cache.page_table)
         self._max_first, self._waiting = waiting.shape[1], waiting.flatten(0, 1)
-        self._attention = LevelAttention([layer.layer_config], cache, slice(-1, None))
+        last = sum(len(pool.layers) for pool in cache.pools) - 1
+        self._attention = LevelAttention([layer.layer_config], cache, [last])
         device = self._attention.device
         self._inputs = torch.zeros(_LAST + 1, MAX_BRANCHES, dtype=torch.int64, device=device)
         self._first_rows = torch.zeros(4, MAX_BRANCHES * self._max_first, dtype=torch.int64, device=device)
@@ -131,7 +132,6 @@ class EagleTrees:
         features = self._layer.fuse(self._waiting[states])
         step = LevelStep(
             self._attention,
-            self._layer.layer_config.heads,
             slots=slots,
             ends=self._inputs[_END, :size],
             positions=positions,
@@ -142,22 +142,21 @@ class EagleTrees:
 
     def _compute_level(self, trees: _Trees, buffers: TreeBuffers) -> Tensor:
         """Compute the features after the latest level's rows."""
-        size = buffers.branches
+        size, config = buffers.branches, self._layer.layer_config
 
         def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             cos = torch.ones(len(q), 2, device=q.device)  # a rotation by zero
             q = rotary_write(
                 torch.cat((q, k), dim=1),
-                v,
+                v if config.shape.has_values else v[:, :0],
                 cos=cos,
                 sin=torch.zeros_like(cos),
                 slots=buffers.slots,
                 cache=trees.entries,
             )
             pages, positions = trees.pages[:size], buffers.positions
-            drafts = DraftKeys(
-                PagedKeys(*trees.entries), pages, ends=buffers.ends, positions=positions, sees=buffers.sees
-            )
+            entries = PagedKeys.of_layer(trees.entries, None, config.num_head_groups, config.num_values)
+            drafts = DraftKeys(entries, pages, ends=buffers.ends, positions=positions, sees=buffers.sees)
             return self._attention(0, q, self._inputs[_END, :size], positions, drafts=drafts)
 
         features, embedded = trees.read(buffers), self._layer.embed(buffers.row_tokens)
@@ -213,7 +212,8 @@ class _Trees:
     def __init__(self, layer_config: LayerAttentionConfig, wide: int, device: torch.device, dtype: torch.dtype) -> None:
         self._wide, self._room = wide, wide * MAX_DEPTH
         rows = MAX_BRANCHES * wide
-        shape = 2, layer_config.kv_heads, MAX_BRANCHES, self._room, layer_config.head_dim
+        kinds = layer_config.shape.num_kinds
+        shape = kinds, layer_config.kv_heads, MAX_BRANCHES, self._room, layer_config.head_dim
         self.entries = torch.zeros(shape, dtype=dtype, device=device)
         """Keys and values of draft tokens, a page for each branch."""
         self.pages = torch.arange(MAX_BRANCHES, dtype=torch.int32, device=device)[:, None]

@@ -71,6 +71,6 @@ class _FusedAttention:
         assert layer == 0
         heads, both = self._config.heads, self._config.heads + self._config.kv_heads
         qk = qkv[:, :both].contiguous()
-        qk = rotary(qk if norm is None else rms_norm(qk, norm, eps), cos, sin)
+        qk = rotary(qk if norm is None else rms_norm(qk, norm, eps), cos, sin).to(qkv.dtype)
         keys = qk[:, heads:]
         return self._attend(qk[:, :heads], keys, qkv[:, both:] if self._config.shape.has_values else keys)

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 
-from engine.attention.cuda_triton import TritonAttention
 from engine.attention.plan import AttentionMetadata
 from engine.cache.paged_kv import KVCache
 from engine.device import DeviceConfig
@@ -20,6 +19,7 @@ from engine.models.interface import Batch
 from engine.models.load import load_model
 from engine.runner import forward_gpu
 from engine.runner.batch import lay_out
+from engine.runner.forward import create_gpu_attention
 from engine.runner.piecewise_gpu import SIZES, Exchange, PiecewiseStep, pad_to_size
 from tests.engine.conftest import Checkpoints
 from tests.engine.gpu import EMULATED_GPU, EmulatedGraph, emulated_forward
@@ -27,6 +27,8 @@ from tests.long import mostly_long
 from tests.seeds import shift
 
 ROWS, CONTEXT, PAGE = 4, 224, 16
+KINDS = ["qwen3", "qwen3_window", "gemma2", "phi3", "llama_bias", "gemma4", "gemma4_shared", "gemma4_plain"]
+"""Families without experts."""
 
 
 def load(kind: str, checkpoints: Checkpoints, device_config: DeviceConfig = EMULATED_GPU) -> Decoder:
@@ -71,7 +73,7 @@ def mixed_steps(model: Decoder, cache: KVCache, seed: int) -> Iterator[tuple[Bat
 def equals_eager(model: Decoder, layers: frozenset[int] = frozenset(), seeds: tuple[int, ...] = (0, 1, 2)) -> bool:
     """Return True if random walks of steps of changing sizes give the same, and write the same into the cache."""
     caches = new_cache(model), new_cache(model)
-    eager, attend = (TritonAttention(model.config.attention, cache.data) for cache in caches)
+    eager, attend = (create_gpu_attention(model.config.attention, cache) for cache in caches)
     forward = emulated_forward(model, attend, torch.device("cpu"))
     for seed in seeds:
         for batch, metadata in mixed_steps(model, caches[0], seed):
@@ -82,7 +84,8 @@ def equals_eager(model: Decoder, layers: frozenset[int] = frozenset(), seeds: tu
             own = [forward.kept[layer][: len(expected)] for layer in layers]
             if not torch.equal(found, expected) or not all(map(torch.equal, own, (kept[one] for one in layers))):
                 return False
-    return torch.equal(caches[0].data, caches[1].data)
+    pools = zip(*(cache.pools for cache in caches), strict=True)
+    return all(torch.equal(one.data, other.data) for one, other in pools)
 
 
 @pytest.fixture
@@ -91,7 +94,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(EmulatedGraph, "replayed", 0)
 
 
-@pytest.mark.parametrize("kind", mostly_long(["qwen3", "qwen3_window", "gemma2", "phi3", "llama_bias"], every=3))
+@pytest.mark.parametrize("kind", mostly_long(KINDS, every=3))
 @pytest.mark.usefixtures("counted")
 def test_random_mixed_steps_equal_eager_ones_bit_for_bit(kind: str, checkpoints: Checkpoints) -> None:
     model = load(kind, checkpoints)

@@ -16,7 +16,7 @@ from triton.runtime.jit import JITFunction
 
 from kernels.attention.kv_write import rotary_write
 from kernels.common.sampling_tensors import NoiseKeys, SamplingTensors
-from kernels.layers.activation import gelu_tanh_mul, silu_gate, silu_mul
+from kernels.layers.activation import clamped_silu_mul, gelu_tanh_mul, silu_gate, silu_mul
 from kernels.layers.gate import sigmoid_mul
 from kernels.layers.norm import add_rms_norm, rms_norm
 from kernels.linear.fp8 import fp8_linear
@@ -110,6 +110,7 @@ CASES: dict[str, tuple[Callable[[Make], Tensor | tuple[Tensor, ...]], list[str]]
     "add_rms_norm": (lambda make: add_rms_norm(make((ROWS, IN)), make((ROWS, IN)), make((IN,)), 1e-5), ["_rms_norm"]),
     "silu_mul": (lambda make: silu_mul(make((ROWS, IN))), ["_gated"]),
     "gelu_tanh_mul": (lambda make: gelu_tanh_mul(make((ROWS, IN))), ["_gated"]),
+    "clamped_silu_mul": (lambda make: clamped_silu_mul(make((ROWS, IN)), alpha=1.7, limit=7.0), ["_gated"]),
     "silu_gate": (lambda make: silu_gate(make((ROWS, IN)), make((ROWS, IN))), ["_scale_rows"]),
     "sigmoid_mul": (lambda make: sigmoid_mul(make((ROWS, 1)), make((ROWS, IN))), ["_scale_rows"]),
     "causal_convolution": (convolve, ["_convolve"]),

@@ -15,12 +15,13 @@ import torch
 from torch import Tensor
 from triton.runtime.jit import JITFunction
 
-from engine.attention.cuda_triton import TritonAttention
-from engine.attention.plan import AttentionCostModel, AttentionMetadata
+from engine.cache.paged_kv import KVCache
 from engine.device import KV_DTYPES, DeviceConfig, select_kv_dtype
+from engine.models.decoder import Decoder
 from engine.models.interface import Batch
 from engine.models.load import load_model
-from kernels.common.int4 import GROUP, INT4
+from engine.runner.batch import lay_out
+from engine.runner.forward import create_gpu_attention
 from kernels.common.sampling_tensors import NoiseKeys, SamplingTensors
 from kernels.sampling.sampling import sample
 from tests.engine.conftest import save_random_model
@@ -97,24 +98,79 @@ def test_a_decoding_step_with_quantized_weights_launches_only_kernels(
     assert dense == ([] if method in ("W8A8", "int4") else [(400, 512)])
 
 
-def step(folder: Path, dtype: torch.dtype, kv_dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run a step of three sequences."""
+FAMILIES: dict[str, tuple[str, dict[str, object]]] = {
+    "gpt-oss": ("GptOssForCausalLM", {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 32}),
+    "Gemma 4": (
+        "Gemma4ForCausalLM",
+        {
+            **{"layer_types": ["sliding_attention", "full_attention"] * 2, "num_kv_shared_layers": 2},
+            **{"sliding_window": 32, "global_head_dim": 256, "vocab_size_per_layer_input": 400},
+            **{"hidden_size_per_layer_input": 64, "num_hidden_layers": 4},
+        },
+    ),
+    "Gemma 4 with experts": (
+        "Gemma4ForCausalLM",
+        {
+            **{
+                "layer_types": ["sliding_attention", "full_attention"],
+                "global_head_dim": 256,
+                "attention_k_eq_v": True,
+            },
+            **{"enable_moe_block": True, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 128},
+            **{"hidden_size_per_layer_input": 0},
+        },
+    ),
+    "DeepSeek-V3": (
+        "DeepseekV3ForCausalLM",
+        {
+            **{"head_dim": None, "q_lora_rank": 128, "kv_lora_rank": 512, "qk_nope_head_dim": 128, "v_head_dim": 128},
+            **{"qk_rope_head_dim": 64, "n_routed_experts": 8, "n_group": 2, "topk_group": 1, "n_shared_experts": 1},
+            **{"num_experts_per_tok": 2, "moe_intermediate_size": 128, "first_k_dense_replace": 1},
+            **{"num_key_value_heads": 8},
+        },
+    ),
+}
+"""Classes and options of families whose layers are not those of Llama."""
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_decoding_step_of_other_families_waits_for_nothing(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It runs on tensors without memory: a wait for the GPU would fail, and so would a tensor that is not there."""
+    architecture, options = FAMILIES[name]
+    sizes = SIZES | {"num_attention_heads": 8, "num_hidden_layers": 2} | options
+    save_random_model(architecture, sizes, tmp_path)
+    for module in ("decoder", "gpt_oss", "gemma4"):
+        monkeypatch.setattr(f"engine.models.{module}.has_grouped_products", lambda _: True)
+    launched: list[str] = []
+    monkeypatch.setattr(JITFunction, "run", lambda self, *_, **__: launched.append(self.fn.__name__))
+    model = step(tmp_path, torch.bfloat16, "auto", monkeypatch)
+    assert model.is_capturable
+    counts = Counter(launched)
+    assert counts["_attend"] == model.config.num_layers
+    # Layers that share keys rotate their queries alone.
+    assert counts["_rotary_write"] == model.config.num_layers
+
+
+def step(folder: Path, dtype: torch.dtype, kv_dtype: str, monkeypatch: pytest.MonkeyPatch) -> Decoder:
+    """Run a step of three sequences; return the model."""
     device_config = DeviceConfig(torch.device("meta"), dtype, uses_gpu_kernels=True)
     model = load_model(folder, lambda config: config.max_context, device_config)
-    about = model.config.attention[0]
-    pages = np.arange(3 * 8).reshape(3, 8)
-    contexts = np.array([100, 5, 128])
-    per_kv = about.heads // about.kv_heads
-    rows = AttentionMetadata(
-        pages, np.ones(3, np.int64), contexts, PAGE, 64, about.kv_heads, per_kv, AttentionCostModel(1024)
+    assert isinstance(model, Decoder)
+    cache = KVCache(
+        layers=model.config.head_shapes,
+        pages=24,
+        page_size=PAGE,
+        rows=3,
+        context=128,
+        device_config=device_config,
+        dtype=select_kv_dtype(kv_dtype, device_config),
     )
-    slots, stored = (1, 2, about.kv_heads, 64, PAGE), select_kv_dtype(kv_dtype, device_config)
-    width = about.head_dim // 2 if stored == INT4 else about.head_dim
-    kv = torch.empty(*slots, width, dtype=stored, device="meta")
-    scales = None if kv_dtype == "auto" else torch.empty(slots, device="meta")
-    if stored == INT4:
-        scales = torch.empty(*slots, about.head_dim // GROUP, dtype=torch.float16, device="meta")
-    attend = TritonAttention(model.config.attention, kv, scales)
+    cache.page_table[:] = np.arange(3 * 8).reshape(3, 8)
+    contexts = np.array([100, 5, 128])
+    rows = lay_out(cache, model.config.first_attention, np.arange(3), np.ones(3, np.int64), contexts, trees={})
+    attend = create_gpu_attention(model.config.attention, cache)
     attend.prepare(rows)
     monkeypatch.setattr(torch.Tensor, "is_cuda", True)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(multi_processor_count=132))
@@ -124,3 +180,4 @@ def step(folder: Path, dtype: torch.dtype, kv_dtype: str, monkeypatch: pytest.Mo
     columns = torch.empty(7, 4, dtype=torch.int64, device="meta")[:, :3]
     tokens, _ = sample(logits, SamplingTensors(*columns[:3].view(torch.float64), columns[3]), NoiseKeys(*columns[4:]))
     assert (hidden.dtype, logits.dtype, logits.shape, tokens.shape) == (dtype, torch.float32, (3, 400), (3,))
+    return model

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -46,6 +47,11 @@ class Step:
     trees: dict[int, np.ndarray] = field(default_factory=dict)
     """Masks of trees, by row."""
     scale: float = 0.3
+    has_sinks: bool = False
+    is_latent: bool = False
+    """One vector a token is key and value of all heads, which are ``kv_heads`` groups."""
+    num_values: int | None = None
+    """Numbers at the end of such a vector that are its value; ``None``: all."""
 
     def __post_init__(self) -> None:
         torch.manual_seed(shift(len(self.contexts) + max(self.contexts)))
@@ -59,24 +65,28 @@ class Step:
             self.pages[row, : self.shared] = order[: self.shared]
             self.pages[row, self.shared : self.shared + count] = order[first : first + count]
             first += count
-        numbers = torch.full((2, self.kv_heads, len(order), self.page, self.dim), torch.nan)
+        kinds = (1, 1) if self.is_latent else (2, self.kv_heads)
+        numbers = torch.full((*kinds, len(order), self.page, self.dim), torch.nan)
         for context, pages in zip(self.contexts, self.pages, strict=True):
             for position in range(context):
                 slot = numbers[:, :, pages[position // self.page], position % self.page]
                 if slot.isnan().any():
                     slot.copy_(torch.randn(slot.shape))
+        scales = None
         if self.kv_type == INT4:
             stored, scales = quantize_vectors(numbers, self.kv_type)
-            self.cache = PagedKeys(*stored.to(DEVICE), *scales.to(DEVICE))
-            self.exact = dequantize_vectors(stored, scales).double()
+            exact = dequantize_vectors(stored, scales).double()
         elif self.kv_type.itemsize == 1:
             stored, scales = quantize_vectors(numbers, self.kv_type)
-            self.cache = PagedKeys(*stored.to(DEVICE), *scales.to(DEVICE))
-            self.exact = stored.double() * scales[..., None].double()
+            exact = stored.double() * scales[..., None].double()
         else:
             stored = numbers.to(self.kv_type)
-            self.cache, self.exact = PagedKeys(*stored.to(DEVICE)), stored.double()
+            exact = stored.double()
+        scales = None if scales is None else scales.to(DEVICE)
+        self.cache = PagedKeys.of_layer(stored.to(DEVICE), scales, self.kv_heads, self.num_values)
+        self.exact = exact.expand(2, self.kv_heads, -1, -1, -1)
         self.q = torch.randn(sum(self.queries), self.kv_heads * self.group, self.dim).to(self.q_type)
+        self.sinks = 2 * torch.randn(self.kv_heads * self.group) if self.has_sinks else None
 
     def work(self, programs: int = 8) -> AttentionTiles:
         rows, queries, contexts = np.arange(len(self.queries)), np.array(self.queries), np.array(self.contexts)
@@ -109,8 +119,9 @@ class Step:
         )
         return TileBuffers(TileShape.of(plan, rounded=True), DEVICE).fill(plan)
 
-    def options(self) -> dict[str, float | int | None]:
-        return {"scale": self.scale, "window": self.window, "softcap": self.softcap}
+    def options(self) -> dict[str, Any]:
+        sinks = None if self.sinks is None else self.sinks.to(DEVICE)
+        return {"scale": self.scale, "window": self.window, "softcap": self.softcap, "sinks": sinks}
 
     def expected(self) -> Tensor:
         """Return the attention in float64; call ``work`` first."""
@@ -130,7 +141,11 @@ class Step:
             if self.softcap is not None:
                 scores = torch.tanh(scores / self.softcap) * self.softcap
             scores = scores.masked_fill(~torch.from_numpy(seen), -torch.inf)
-            out[own] = torch.einsum("htk,hkd->thd", scores.softmax(-1), v)
+            if self.sinks is not None:
+                column = self.sinks.double()[:, None, None].expand(-1, queries, 1)
+                scores = torch.cat((scores, column), dim=-1)
+            weights = scores.softmax(-1)[..., :context]
+            out[own] = torch.einsum("htk,hkd->thd", weights, v)
         return out
 
 

@@ -118,6 +118,19 @@ def test_invariant_products_equal_float64(dtype: torch.dtype, rows: int, into: i
     close(invariant.product(x.to(DEVICE), weight.to(DEVICE), None, torch.float32), expected, torch.float32)
 
 
+@pytest.mark.parametrize(("dtype", "into", "out"), mostly_long_grid(DTYPES, (20, 130), (16, 72), every=5), ids=str)
+def test_products_of_each_head_equal_float64_in_every_batch(dtype: torch.dtype, into: int, out: int) -> None:
+    heads = 3
+    x = activations(ROWS, heads * (into + 4), dtype).view(ROWS, heads, -1)[:, :, 4:]
+    weight = torch.randn(heads, into, out, generator=generator(1)).to(dtype)
+
+    def product(rows: Tensor) -> Tensor:
+        return invariant.head_products(rows.to(DEVICE), weight.to(DEVICE)).transpose(0, 1).cpu()
+
+    close(product(x).flatten(1), torch.einsum("thi,hio->tho", x.double(), weight.double()).flatten(1), dtype)
+    assert differing_batches(product, x) == []
+
+
 @pytest.mark.long  # a test of the tests
 @pytest.mark.skipif(DEVICE != "cpu", reason="bugs are planted in the interpreter")
 @pytest.mark.parametrize(

@@ -62,7 +62,7 @@ def case(dtype: torch.dtype, *, with_drafts: bool) -> tuple[Tensor, DraftKeys, D
 
 def expected(
     q: Tensor, own: DraftKeys, drafts: DraftKeys | None, exact: Tensor, entries: Tensor, window: int | None,
-    softcap: float | None,
+    softcap: float | None, sinks: Tensor | None,
 ) -> Tensor:  # fmt: skip
     out = torch.zeros(q.shape, dtype=torch.float64)
     for row in range(len(q)):
@@ -78,7 +78,9 @@ def expected(
         k, v = torch.stack(vectors, dim=2).repeat_interleave(GROUP, dim=1)
         scores = torch.einsum("hd,hnd->hn", q[row].double(), k) * 0.3
         scores = scores if softcap is None else torch.tanh(scores / softcap) * softcap
-        out[row] = torch.einsum("hn,hnd->hd", scores.softmax(dim=-1), v)
+        if sinks is not None:
+            scores = torch.cat((scores, sinks.double()[:, None]), dim=-1)
+        out[row] = torch.einsum("hn,hnd->hd", scores.softmax(dim=-1)[:, : v.shape[1]], v)
     return out
 
 
@@ -89,11 +91,13 @@ def largest_error(
     with_drafts: bool,
     window: int | None = None,
     softcap: float | None = None,
+    sinks: Tensor | None = None,
 ) -> float:
     q, own, drafts, exact, entries = case(dtype, with_drafts=with_drafts)
     tables = merge_table(len(q), 3 + with_drafts, DEVICE)
-    ours = module.draft_attention(q.to(DEVICE), own, drafts, *tables, scale=0.3, window=window, softcap=softcap).cpu()
-    error = (ours.double() - expected(q, own, drafts, exact, entries, window, softcap)).abs()
+    options = {"window": window, "softcap": softcap, "sinks": None if sinks is None else sinks.to(DEVICE)}
+    ours = module.draft_attention(q.to(DEVICE), own, drafts, *tables, scale=0.3, **options).cpu()
+    error = (ours.double() - expected(q, own, drafts, exact, entries, window, softcap, sinks)).abs()
     if not with_drafts:
         error = error.view(BRANCHES, -1)[[0, 1, 3]]  # rows that see no key are undefined
     return float(error.nan_to_num(torch.inf).max())
@@ -115,6 +119,14 @@ def test_windows_and_soft_caps_apply_to_own_keys() -> None:
         for window, softcap in ((160, None), (None, 2.0)):
             error = largest_error(module, torch.float32, with_drafts=False, window=window, softcap=softcap)
             assert error <= bound(torch.float32)
+
+
+@pytest.mark.parametrize("with_drafts", [True, False])
+def test_a_sink_counts_once_for_each_row(with_drafts: bool) -> None:
+    sinks = torch.tensor([-3.0, 0.5, 2.0, 60.0])
+    for module in (plain, draft_attention):
+        error = largest_error(module, torch.float32, with_drafts=with_drafts, sinks=sinks)
+        assert error <= bound(torch.float32)
 
 
 @pytest.mark.long  # a test of the tests

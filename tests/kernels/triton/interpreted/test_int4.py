@@ -97,7 +97,7 @@ WRITE_BUGS = {
     "runs are neighbours": ("high_run = low_run + GROUPS", "high_run = low_run + 1"),
     "codes are rounded": ("tl.floor(x / ", "tl.floor(0.5 + x / "),
     "the upper number is written twice": ("packed = _encode(low, low_scale)", "packed = _encode(high, high_scale)"),
-    "padding is written": ("(head < 2 * kv_heads) & (slot >= 0)", "(head < 2 * kv_heads)"),
+    "padding is written": ("(head < num_vectors) & (slot >= 0)", "(head < num_vectors)"),
     "a group's scale goes to its neighbour": ("tl.store(scales + high_run // 2", "tl.store(scales + low_run // 2"),
 }  # fmt: skip
 
@@ -113,7 +113,7 @@ def test_planted_bugs_of_the_write_are_detected(name: str, tmp_path: Path) -> No
 READ_BUGS = {
     "the halves of a byte are exchanged": ("(dim // HALF * 4)", "(4 - dim // HALF * 4)"),
     "codes are not centred": ("- 1024.0 - 7.5", "- 1024.0 - 8.0"),
-    "keys have the scale of the first group": ("(DIM // 32) + group[:, None]", "(DIM // 32) + group[:, None] * 0"),
+    "keys have the scale of the first group": ("FIRST // 32 + group[:, None]", "FIRST // 32 + group[:, None] * 0"),
     "values have the scale of the first group": ("(DIM // 32) + group[None, :]", "(DIM // 32) + group[None, :] * 0"),
     "queries are not rotated": ("rotate_groups(q, torch.float32)", "q.float()"),
     "results are not rotated back": ("rotate_groups(out, q.dtype)", "out.to(q.dtype)"),

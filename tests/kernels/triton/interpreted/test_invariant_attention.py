@@ -40,6 +40,7 @@ class Cache:
 
     window: int | None
     dtype: torch.dtype = torch.float32
+    has_sinks: bool = False
 
     def __post_init__(self) -> None:
         torch.manual_seed(shift(0))
@@ -57,6 +58,7 @@ class Cache:
         else:
             self.kv, self.scales = numbers.to(DEVICE), None
         self.q = [torch.randn(length, KV_HEADS * PER_KV, DIM) for length in LENGTHS]
+        self.sinks = torch.randn(KV_HEADS * PER_KV) if self.has_sinks else None
         self.about = LayerAttentionConfig(KV_HEADS * PER_KV, KV_HEADS, DIM, 0.4, self.window)
 
     def attend(self, spans: dict[int, tuple[int, int]]) -> dict[int, Tensor]:
@@ -73,6 +75,7 @@ class Cache:
         out = launch(
             q.to(DEVICE), attention._caches[0], attention._work[self.window], scale=self.about.scale,
             window=self.window, softcap=None, merges_in_order=True,
+            sinks=None if self.sinks is None else self.sinks.to(DEVICE),
         ).cpu()  # fmt: skip
         return dict(zip(rows, torch.split(out, (ends - begins).tolist()), strict=True))
 
@@ -81,7 +84,10 @@ class Cache:
         keys = np.arange(position + 1)[-(self.window or 1 << 20) :]
         slots = torch.from_numpy(self.pages[row, keys // PAGE] * PAGE + keys % PAGE)
         k, v = self.kv[0].cpu().double().flatten(2, 3)[:, :, slots].repeat_interleave(PER_KV, dim=1)
-        return (torch.einsum("hd,hkd->hk", self.q[row][position].double(), k) * 0.4).softmax(1)[:, None] @ v
+        scores = torch.einsum("hd,hkd->hk", self.q[row][position].double(), k) * 0.4
+        if self.sinks is not None:
+            scores = torch.cat((scores, self.sinks.double()[:, None]), dim=1)
+        return scores.softmax(1)[:, None, : len(keys)] @ v
 
 
 def differing_tokens(cache: Cache) -> list[tuple[int, int]]:
@@ -113,9 +119,17 @@ def test_a_token_attends_alike_in_every_step(window: int | None, dtype: torch.dt
     assert differing_tokens(Cache(window, dtype)) == []
 
 
-@pytest.mark.parametrize("window", mostly_long([90, None], every=2))
-def test_its_results_equal_float64(window: int | None) -> None:
-    cache = Cache(window)
+@pytest.mark.long
+@pytest.mark.parametrize("window", [90, None])
+def test_a_token_attends_alike_beside_a_sink(window: int | None) -> None:
+    assert differing_tokens(Cache(window, has_sinks=True)) == []
+
+
+@pytest.mark.parametrize(
+    ("window", "has_sinks"), mostly_long([(90, True), (None, False), (90, False), (None, True)], every=4)
+)
+def test_its_results_equal_float64(window: int | None, has_sinks: bool) -> None:
+    cache = Cache(window, has_sinks=has_sinks)
     found = cache.attend(dict(enumerate(((490, 530), (299, 300)))))
     bound = attention_bound(torch.cat(cache.q), *cache.kv[0].cpu(), scale=0.4, keys=max(LENGTHS))
     for row, index, position in ((0, 0, 490), (0, 21, 511), (0, 22, 512), (0, 39, 529), (1, 0, 299)):

@@ -9,12 +9,13 @@ import torch
 from torch import Tensor
 
 from kernels.attention.kv_write import rotary_write as plain_rotary_write
-from kernels.common.rotary import frequencies, rotary_tables
+from kernels.common.int4 import INT4
+from kernels.common.rotary import frequencies, rotary, rotary_tables
 from kernels.layers import activation as plain_activation
-from kernels.quantize import LIMITS
+from kernels.quantize import LIMITS, dequantize_vectors
 from kernels.quantize import quantize_vectors as plain_quantize_vectors
 from kernels.triton import activation, norm
-from kernels.triton.kv_write import rotary_write
+from kernels.triton.kv_write import rotary_write, rotate
 from kernels.triton.quantize import quantize_vectors
 from tests.closeness import EPS, unit_bound
 from tests.kernels.triton.device import DEVICE
@@ -69,6 +70,14 @@ def test_gated_activations_equal_float64(name: str, dtype: torch.dtype) -> None:
     close(ours(x.to(DEVICE)), plain(x.double()), unit_bound(dtype))
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_clamped_activations_equal_float64(dtype: torch.dtype) -> None:
+    x = random(3, 2 * 2050, dtype=dtype) * 4
+    ours = activation.clamped_silu_mul(x.to(DEVICE), 1.702, 3.0)
+    expected = plain_activation.clamped_silu_mul(x.double(), alpha=1.702, limit=3.0)
+    close(ours, expected, unit_bound(dtype))
+
+
 PAGES, PAGE, KV_HEADS, HEADS = 3, 5, 2, 6
 SLOTS = torch.tensor([0, 14, -1, 7, 9])
 """Slots to write: the first and the last one, padding, and two of one page."""
@@ -98,6 +107,39 @@ def test_queries_are_rotated_and_keys_and_values_written_to_their_slots(
     untouched[SLOTS[SLOTS >= 0]] = False
     before = random(2, KV_HEADS, PAGES, PAGE, dim, dtype=dtype, seed=2)
     assert torch.equal(cache.cpu().flatten(2, 3)[:, :, untouched], before.flatten(2, 3)[:, :, untouched])
+
+
+@pytest.mark.parametrize("stored", [torch.float32, *LIMITS, INT4], ids=str)
+def test_vectors_that_are_keys_and_values_are_written_once(stored: torch.dtype) -> None:
+    """As the reference writes them, up to roundings of float32."""
+    dim, turned = 96, 20
+    qk, _, *others = tokens(dim, turned, torch.float32)
+    qk = qk[:, : HEADS + 1]
+    width = dim // 2 if stored == INT4 else dim
+    ours, expected = (torch.zeros(1, 1, PAGES, PAGE, width).to(stored) for _ in range(2))
+    scales = expected_scales = None
+    if stored != torch.float32:
+        shape, dtype = ((*ours.shape[:-1], dim // 32), torch.float16) if stored == INT4 else (ours.shape[:-1], None)
+        scales, expected_scales = (torch.zeros(shape, dtype=dtype) for _ in range(2))
+    queries = plain_rotary_write(qk, qk[:, :0], *others, expected, expected_scales)
+    ours, scales = ours.to(DEVICE), None if scales is None else scales.to(DEVICE)
+    given = [x.to(DEVICE) for x in (qk, qk[:, :0], *others)]
+    found = rotary_write(*given, ours, scales, LIMITS.get(stored, 0.0))
+    close(found, queries.double(), unit_bound(torch.float32))
+    if scales is None or expected_scales is None:
+        close(ours, expected.double(), unit_bound(torch.float32))
+    else:
+        one, other = dequantize_vectors(ours.cpu(), scales.cpu()), dequantize_vectors(expected, expected_scales)
+        # A rounding of float32 moves few numbers to the next code.
+        assert ((one - other).abs() > 1e-5).float().mean() < 0.02
+        assert bool((other != 0).any())
+
+
+def test_queries_alone_are_rotated() -> None:
+    q, _, cos, sin, _ = tokens(48, 20, torch.bfloat16)
+    close(
+        rotate(q.to(DEVICE), cos.to(DEVICE), sin.to(DEVICE)), rotary(q.double(), cos, sin), unit_bound(torch.bfloat16)
+    )
 
 
 @pytest.mark.parametrize("stored", list(LIMITS), ids=str)

@@ -38,7 +38,8 @@ def _short_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 def check(step: Step, launch: Callable[..., Any] = module.launch) -> None:
     ours = launch(step.q.to(DEVICE), step.cache, step.work(), **step.options()).cpu()
     assert ours.dtype == step.q_type
-    expected = step.expected()
+    first = 0 if step.num_values is None else step.dim - step.num_values
+    ours, expected = ours[..., first:], step.expected()[..., first:]
     if step.q_type == torch.float32:
         k, v = step.exact.nan_to_num()
         assert_rounded(ours, expected, attention_bound(step.q, k, v, scale=step.scale, keys=max(step.contexts)))
@@ -58,6 +59,27 @@ def test_steps_of_every_kind_equal_float64(name: str) -> None:
 def test_windows_hide_earlier_keys(name: str, window: int) -> None:
     check(STEPS[name](window=window))
     check(STEPS[name](window=window), reference)
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_a_sink_counts_once_for_each_query(name: str) -> None:
+    """It is added where one tile computes the result, and where partial results are merged."""
+    check(STEPS[name](has_sinks=True))
+    check(STEPS[name](has_sinks=True), reference)
+
+
+def test_a_sink_counts_beside_windows_and_quantized_keys() -> None:
+    check(STEPS["a chunk of a prompt and a token"](has_sinks=True, window=5))
+    check(STEPS["trees"](has_sinks=True, window=5, q_type=torch.bfloat16, kv_type=torch.int8))
+    check(STEPS["decode of a long context, cut"](has_sinks=True, window=40, dim=64, q_type=torch.float16, kv_type=INT4))
+
+
+def test_a_sink_far_above_or_below_all_scores_is_exact() -> None:
+    for name in ("a shared prefix", "decode at the edges of pages"):
+        step = STEPS[name](has_sinks=True)
+        assert step.sinks is not None
+        step.sinks[:] = torch.tensor([-300.0, 200.0, -40.0, 30.0])
+        check(step)
 
 
 @pytest.mark.parametrize(
@@ -86,6 +108,46 @@ def test_keys_of_every_type_equal_float64(q_type: torch.dtype, kv_type: torch.dt
 def test_keys_of_4_bits_equal_float64(name: str, dim: int) -> None:
     check(STEPS[name](q_type=torch.bfloat16, kv_type=INT4, dim=dim, scale=dim**-0.5))
     check(STEPS[name](q_type=torch.bfloat16, kv_type=INT4, dim=dim, scale=dim**-0.5), reference)
+
+
+LATENTS = {40: 32, 72: 50, 96: 64, 32: 24, 100: 80}
+"""Sizes of vectors, and how many of their last numbers are values: of two parts, or of one."""
+
+
+@pytest.mark.parametrize(("name", "dim"), mostly_long_grid(STEPS, LATENTS, every=7))
+def test_latents_equal_float64(name: str, dim: int) -> None:
+    kind = {"is_latent": True, "group": 3, "dim": dim, "num_values": LATENTS[dim], "scale": dim**-0.5}
+    check(STEPS[name](**kind))
+    check(STEPS[name](**kind), reference)
+
+
+@pytest.mark.parametrize(
+    ("kv_type", "name", "dim"),
+    mostly_long_grid(
+        [torch.int8, torch.float8_e4m3fn, torch.bfloat16, INT4], ["a shared prefix", "trees"], [96, 224, 64], every=5
+    ),
+    ids=str,
+)
+def test_latents_of_every_type_equal_float64(kv_type: torch.dtype, name: str, dim: int) -> None:
+    kind = {"q_type": torch.bfloat16, "kv_type": kv_type, "is_latent": True, "dim": dim, "scale": dim**-0.5}
+    for num_values in (None, dim // 2):
+        check(STEPS[name](**kind, window=40, num_values=num_values))
+    check(STEPS[name](**kind), reference)
+
+
+def test_the_vectors_of_deepseek_are_read_in_two_parts() -> None:
+    step = STEPS["a chunk of a prompt and a token"](
+        q_type=torch.bfloat16,
+        kv_type=torch.int8,
+        is_latent=True,
+        group=4,
+        kv_heads=1,
+        dim=576,
+        num_values=512,
+        scale=0.05,
+    )
+    assert module.split_vector(step.cache, 576) == (512, 64)
+    check(step)
 
 
 @pytest.mark.parametrize(("group", "dim", "page"), [(1, 64, 1), (3, 80, 7), (7, 8, 32), (24, 16, 16)])
@@ -123,12 +185,25 @@ BUGS = {
     "a tree's bits are shifted": ("(behind & 31)", "(behind + 1 & 31)"),
     "the scales of values are forgotten": ("weights *= tl.load(value_scales + slot)[None, :]", "pass"),
     "the queries' largest number is forgotten": ("factor *= largest", "pass"),
+    "each part counts the sink": ("tl.where(partial < 0, tl.exp2(sink - top), 0.0)", "tl.exp2(sink - top)"),
+    "a tile forgets the sink": ("total += tl.where(partial < 0, tl.exp2(sink - top), 0.0)", "pass"),
+    "the merge forgets the sink": ("top = tl.load(sinks + head).to(tl.float32) * _LOG2_E", "top -= 1000.0"),
+    "the first part is read as the last": ("DIM, 0, first, REST, KEYS", "DIM, DIM - first, first, REST, KEYS"),
+    "the results are those of other numbers": ("dim = first + tl.arange(0, WIDE)", "dim = tl.arange(0, WIDE)"),
+    "a latent's scale is forgotten": ("weights *= tl.load(value_scales + slot)[None, :]", "weights = weights"),
+    "sinks are taken by key-value head": ("tl.load(sinks + query_head)", "tl.load(sinks + head)"),
 }
 
 
 def check_all(launch: Callable[..., Any]) -> None:
     check(STEPS["a shared prefix"](q_type=torch.float16, kv_type=torch.int8), launch)
     check(STEPS["trees"](window=5), launch)
+    check(STEPS["a shared prefix"](has_sinks=True), launch)
+    check(STEPS["decode at the edges of pages"](has_sinks=True), launch)
+    check(
+        STEPS["a shared prefix"](is_latent=True, dim=40, num_values=32, q_type=torch.float16, kv_type=torch.int8),
+        launch,
+    )
 
 
 @pytest.mark.skipif(DEVICE != "cpu", reason="some of them read what is not theirs")
