@@ -26,6 +26,7 @@ from engine.models.feed_forward import (
     SharedExperts,
     can_capture,
     has_grouped_products,
+    stack_4_bit_experts,
     stack_experts,
 )
 from engine.models.interface import Batch, KeepState
@@ -511,6 +512,9 @@ class LayerBuilder:
             router = moe.router
             pairs = [self._expert(f"{prefix}{router}.experts.{index}.") for index in range(moe.num_experts)]
         stacked_experts = stack_experts(pairs, self._activation) if has_grouped_products(self._device_config) else None
+        stacked_experts = stacked_experts or stack_4_bit_experts(
+            pairs, self._activation, is_batch_invariant=self._device_config.is_batch_invariant
+        )
         gate = f"{prefix}{router}.gate"
         correction = None
         if moe.has_correction:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from engine.device import DeviceConfig
 from engine.models.routing import Router
+from engine.weights.matmul import QuantizedLinear
 from kernels.common.quantization import Quantization, QuantizedRows, Rows
 from kernels.cpu.layers.experts import add_outputs, sort_by_expert
 from kernels.cpu.linear.packed_weights import ExpertWeights, can_compute_together
@@ -17,6 +18,7 @@ from kernels.cpu.sampling.draft_chain import gather_rows
 from kernels.layers.elementwise import add, contiguous
 from kernels.layers.gate import sigmoid_mul
 from kernels.linear.fp32 import Linear, Product
+from kernels.linear.nf4 import Nf4, Nf4Product, grouped_nf4_linear
 
 _GROUPED_MAJORS = 9, 10
 """Major compute capabilities, Hopper's and Blackwell's, for which torch has a kernel of grouped products."""
@@ -90,6 +92,33 @@ class GatedMlp:
         return self.activation(self._gate_up(x), self._down.quantization)
 
 
+class GroupedLinear:
+    """Products of rows that are sorted by expert with the floats of all experts, by a grouped product of torch."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        """``weight``: ``[experts, out, in]``. ``bias``: ``[experts, out]``."""
+        # A view: the product reads the matrices as they are, with the inputs of a row of weights side by side.
+        self.num_experts, self._weight, self._bias = len(weight), weight.transpose(1, 2), bias
+
+    def __call__(self, x: Tensor, ends: Tensor) -> Tensor:
+        rows = torch._grouped_mm(x, self._weight, offs=ends)
+        if self._bias is None:
+            return rows
+        index = torch.arange(len(rows), dtype=ends.dtype, device=ends.device)
+        return rows.add_(self._bias[torch.searchsorted(ends, index, right=True)])
+
+
+class GroupedNf4:
+    """The same with weights of 16 levels, which a kernel multiplies by from their 4 bits."""
+
+    def __init__(self, weight: Nf4, bias: Tensor | None, *, is_batch_invariant: bool) -> None:
+        self.num_experts = len(weight.packed)
+        self._weight, self._bias, self._is_batch_invariant = weight, bias, is_batch_invariant
+
+    def __call__(self, x: Tensor, ends: Tensor) -> Tensor:
+        return grouped_nf4_linear(x, self._weight, self._bias, ends, is_batch_invariant=self._is_batch_invariant)
+
+
 class StackedExperts:
     """All experts' matrices, for one grouped product of each kind.
 
@@ -97,33 +126,15 @@ class StackedExperts:
     """
 
     def __init__(
-        self,
-        gate_up: Tensor,
-        down: Tensor,
-        activation: Activation,
-        biases: tuple[Tensor | None, Tensor | None] = (None, None),
+        self, gate_up: GroupedLinear | GroupedNf4, down: GroupedLinear | GroupedNf4, activation: Activation
     ) -> None:
-        """``gate_up``: ``[experts, 2 * intermediate, hidden]``, ``down``: ``[experts, hidden, intermediate]``.
-
-        ``biases``: those of both, ``[experts, out]``.
-        """
-        self.num_experts = len(gate_up)
-        self._biases = biases
-        # Views: the product reads the matrices as they are, with the inputs of a row of weights side by side.
-        self._gate_up, self._down, self._activation = gate_up.transpose(1, 2), down.transpose(1, 2), activation
+        self.num_experts = gate_up.num_experts
+        self._gate_up, self._down, self._activation = gate_up, down, activation
 
     def __call__(self, x: Tensor, ends: Tensor) -> Tensor:
         """Return the outputs ``[rows, hidden]`` of rows sorted by expert. ``ends``: the row after each expert's last
         one, int32 ``[experts]``."""
-        of_gate_up, of_down = self._biases
-        gate_up = self._add_bias(torch._grouped_mm(x, self._gate_up, offs=ends), of_gate_up, ends)
-        return self._add_bias(torch._grouped_mm(self._activation(gate_up), self._down, offs=ends), of_down, ends)
-
-    def _add_bias(self, rows: Tensor, biases: Tensor | None, ends: Tensor) -> Tensor:
-        if biases is None:
-            return rows
-        experts = torch.searchsorted(ends, torch.arange(len(rows), dtype=ends.dtype, device=ends.device), right=True)
-        return rows.add_(biases[experts])
+        return self._down(self._activation(self._gate_up(x, ends)), ends)
 
 
 def stack_experts(pairs: Sequence[tuple[Product, Product]], activation: Activation) -> StackedExperts | None:
@@ -132,12 +143,38 @@ def stack_experts(pairs: Sequence[tuple[Product, Product]], activation: Activati
     if gate_ups is None or downs is None:
         return None
     of_gate_up, of_down = (_stack_biases([pair[index] for pair in pairs]) for index in (0, 1))
-    return StackedExperts(gate_ups, downs, activation, (of_gate_up, of_down))
+    return StackedExperts(GroupedLinear(gate_ups, of_gate_up), GroupedLinear(downs, of_down), activation)
+
+
+def stack_4_bit_experts(
+    pairs: Sequence[tuple[Product, Product]], activation: Activation, *, is_batch_invariant: bool
+) -> StackedExperts | None:
+    """Return experts in 4-bit floats on a GPU, stacked; ``None`` if they have another layout."""
+    products = [_stack_levels([pair[index] for pair in pairs], is_batch_invariant) for index in (0, 1)]
+    gate_up, down = products
+    return None if gate_up is None or down is None else StackedExperts(gate_up, down, activation)
+
+
+def _stack_levels(products: Sequence[Product], is_batch_invariant: bool) -> GroupedNf4 | None:
+    """Return products with weights of the same 16 levels, stacked; ``None`` if they have others."""
+    own = [product for product in products if isinstance(product, QuantizedLinear)]
+    weights = [product.multiply.weight for product in own if isinstance(product.multiply, Nf4Product)]
+    if len(weights) < len(products) or any(weight.levels != weights[0].levels for weight in weights):
+        return None
+    if any(weight.scales.dtype != weights[0].scales.dtype for weight in weights):
+        weights = [weight._replace(scales=weight.scales.float()) for weight in weights]
+    weight = Nf4(
+        torch.stack([weight.packed for weight in weights]),
+        torch.stack([weight.scales for weight in weights]),
+        weights[0].levels,
+    )
+    return GroupedNf4(weight, _stack_biases(products), is_batch_invariant=is_batch_invariant)
 
 
 def _stack_biases(products: Sequence[Product]) -> Tensor | None:
     """Return the products' biases, stacked; ``None`` if they have none."""
-    biases = [product.bias for product in products if isinstance(product, Linear) and product.bias is not None]
+    own = [product.bias for product in products if isinstance(product, Linear | QuantizedLinear)]
+    biases = [bias for bias in own if bias is not None]
     return torch.stack(biases) if biases else None
 
 

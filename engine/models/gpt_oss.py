@@ -12,7 +12,7 @@ from torch import Tensor
 from engine.device import DeviceConfig
 from engine.models.decoder import Decoder, LayerBuilder
 from engine.models.families.config import Clamp, DecoderConfig, ExpertsConfig
-from engine.models.feed_forward import Experts, GatedMlp, has_grouped_products, stack_experts
+from engine.models.feed_forward import Experts, GatedMlp, has_grouped_products, stack_4_bit_experts, stack_experts
 from engine.models.routing import Router
 from engine.weights.formats import mxfp4
 from engine.weights.formats.registry import MatrixReader
@@ -50,6 +50,9 @@ class GptOssBuilder(LayerBuilder):
             for gate_up, gate_up_bias, down, down_bias in zip(gate_ups, gate_up_biases, downs, down_biases, strict=True)
         ]
         stacked = stack_experts(pairs, activation) if has_grouped_products(self._device_config) else None
+        stacked = stacked or stack_4_bit_experts(
+            pairs, activation, is_batch_invariant=self._device_config.is_batch_invariant
+        )
         return Experts(
             Router(moe.routing, self.linear(f"{prefix}{moe.router}.router", count, hidden, bias=True)),
             stacked or [GatedMlp(gate_up, down, activation) for gate_up, down in pairs],

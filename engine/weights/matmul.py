@@ -56,14 +56,14 @@ class QuantizedLinear:
         quantization: Quantization | None,
         is_batch_invariant: bool,
     ) -> None:
-        self.parameters, self.quantization = parameters, quantization
-        self._multiply, self._bias, self._is_batch_invariant = multiply, bias, is_batch_invariant
+        self.parameters, self.quantization, self.multiply, self.bias = parameters, quantization, multiply, bias
+        self._is_batch_invariant = is_batch_invariant
 
     def __call__(self, x: Rows) -> Tensor:
-        return self._multiply(x, self._bias, is_batch_invariant=self._is_batch_invariant)
+        return self.multiply(x, self.bias, is_batch_invariant=self._is_batch_invariant)
 
     def to_float32(self, x: Tensor) -> Tensor:
-        return self._multiply(x, self._bias, dtype=torch.float32, is_batch_invariant=self._is_batch_invariant)
+        return self.multiply(x, self.bias, dtype=torch.float32, is_batch_invariant=self._is_batch_invariant)
 
     def add(self, x: Rows, residual: Tensor) -> Tensor:
         return self(x).add_(residual)

@@ -73,6 +73,42 @@ def nf4_linear(
     return multiply_in_float32(x, dequantize(weight), bias, dtype or x.dtype)
 
 
+class Nf4Product:
+    """The function ``nf4_linear`` of one weight."""
+
+    def __init__(self, weight: Nf4) -> None:
+        self.weight = weight
+
+    def __call__(
+        self, x: Tensor, bias: Tensor | None, *, dtype: torch.dtype | None = None, is_batch_invariant: bool = False
+    ) -> Tensor:
+        return nf4_linear(x, self.weight, bias, dtype=dtype, is_batch_invariant=is_batch_invariant)
+
+
+def grouped_nf4_linear(
+    x: Tensor, weight: Nf4, bias: Tensor | None, ends: Tensor, *, is_batch_invariant: bool = False
+) -> Tensor:
+    """Return the products of rows ``[rows, in]``, sorted by expert, with the weight of their own expert.
+
+    ``weight``: that of all experts, ``packed`` ``[experts, out, in / 2]`` and ``scales`` ``[experts, groups, out]``;
+    ``bias``: ``[experts, out]``. ``ends``: int32 ``[experts]``, the row after each expert's last one. The others as in
+    ``nf4_linear``.
+    """
+    if x.is_cuda:
+        from kernels.triton import grouped as on_gpu
+
+        codes = _load_levels(weight.levels, x.device)
+        return on_gpu.grouped(
+            x, weight.packed, weight.scales, codes, bias, ends, is_batch_invariant=is_batch_invariant
+        )  # fmt: skip
+    result, start = torch.empty(len(x), weight.packed.shape[1], dtype=x.dtype), 0
+    for expert, end in enumerate(ends.tolist()):
+        own = Nf4(weight.packed[expert], weight.scales[expert], weight.levels)
+        result[start:end] = nf4_linear(x[start:end], own, None if bias is None else bias[expert])
+        start = end
+    return result
+
+
 @cache
 def _load_levels(levels: tuple[float, ...], device: torch.device) -> Tensor:
     return torch.tensor(levels, device=device)

@@ -56,7 +56,7 @@ def _subtract_zero(q, zero, DTYPE: tl.constexpr):
 
 
 @triton.jit
-def _load_weight(
+def load_weight(
     W, ZEROS, CODES, n, is_output, step, group, out, w_stride,
     DTYPE: tl.constexpr, LAYOUT: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
 ):  # fmt: skip
@@ -90,7 +90,7 @@ def _dequantize(
     is_output = n < out
     dtype: tl.constexpr = OUT.dtype.element_ty
     codes: tl.constexpr = tl.float32 if LAYOUT == 2 else dtype
-    weight = _load_weight(W, ZEROS, CODES, n, is_output, step, group, out, w_stride, codes, LAYOUT, N, K).to(tl.float32)
+    weight = load_weight(W, ZEROS, CODES, n, is_output, step, group, out, w_stride, codes, LAYOUT, N, K).to(tl.float32)
     about = (step * K // group) * out + n
     if LAYOUT == 1 and HAS_ZEROS:
         weight -= tl.load(ZEROS + about, mask=is_output, other=0.0).to(tl.float32)[:, None]
@@ -117,7 +117,7 @@ def _weight_only(
         column = tl.load(ORDER + k) if HAS_ORDER else k
         x = tl.load(x_rows + column[:, None], mask=(m < rows)[None, :], other=0.0)
         scale = tl.load(SCALES + (step * K // group) * out + n, mask=is_output, other=0.0).to(tl.float32)
-        weight = _load_weight(W, ZEROS, CODES, n, is_output, step, group, out, w_stride, dtype, LAYOUT, N, K)
+        weight = load_weight(W, ZEROS, CODES, n, is_output, step, group, out, w_stride, dtype, LAYOUT, N, K)
         products = tl.dot(weight, x, input_precision="ieee")
         if LAYOUT == 1 and HAS_ZEROS:  # 16 bits do not hold every difference of a byte and a zero
             zero = tl.load(ZEROS + (step * K // group) * out + n, mask=is_output, other=0.0).to(tl.float32)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from engine.weights.matrix import Multiply, QuantizedMatrix, stack
 from kernels.common.quantization import Quantization
-from kernels.linear.nf4 import Nf4, dequantize, nf4_linear
+from kernels.linear.nf4 import Nf4, Nf4Product, dequantize
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,5 +36,4 @@ class Nf4Matrix(QuantizedMatrix):
     ) -> tuple[Multiply, Quantization | None]:
         packed = stack([part.weight.packed for part in parts]).to(device)
         scales = torch.cat([part.weight.scales for part in parts], dim=1).to(device)
-        weight = Nf4(packed, scales, parts[0].weight.levels)
-        return lambda x, bias, **options: nf4_linear(x, weight, bias, **options), None
+        return Nf4Product(Nf4(packed, scales, parts[0].weight.levels)), None

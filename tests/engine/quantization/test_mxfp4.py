@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +19,18 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 from benchmarks.quantization.quality import compute_text_logits, open_model
 from engine.core.check import check_model
 from engine.models import gpt_oss
+from engine.models.decoder import Decoder
+from engine.models.load import load_model
 from engine.protocol.types import Branch, EngineError
 from engine.weights.formats import mxfp4
 from engine.weights.matrix import dense
 from engine.weights.safetensors import Weights
 from kernels.linear import blocks
 from kernels.linear.blocks import BlockLinear
+from tests.closeness import EPS
 from tests.engine.conftest import save_random_model
 from tests.engine.exact import exact_logits
+from tests.engine.gpu import EMULATED_GPU
 from tests.engine.helpers import Harness, generate
 from tests.engine.models.test_models import random_tokens
 from tests.engine.quantization.models import dense_product
@@ -89,6 +94,22 @@ class RoundedExperts(TorchFunctionMode):
             step = groups.abs().amax(-1, keepdim=True) / 127
             args = ((groups / step).round().mul(step).flatten(-2), *args[1:])
         return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("is_batch_invariant", [False, True])
+def test_a_gpu_multiplies_by_all_experts_at_once(is_batch_invariant: bool, tmp_path: Path) -> None:
+    """Its host waits for no router then, and the results are those of the dequantised experts."""
+    device_config = replace(EMULATED_GPU, is_batch_invariant=is_batch_invariant)
+    models = [
+        load_model(folder, lambda config: config.max_context, device_config) for folder in write_models(tmp_path, 0)
+    ]
+    ours, plain = (model for model in models if isinstance(model, Decoder))
+    assert (ours.is_capturable, plain.is_capturable) == (True, False)
+    for one, other in zip(ours._layers, plain._layers, strict=True):
+        x = torch.randn(9, ours.config.hidden_size, generator=torch.Generator().manual_seed(shift(1)))
+        expected = other.mlp(x)
+        bound = 64 * EPS * float(expected.abs().max())
+        torch.testing.assert_close(one.mlp(x), expected, rtol=0, atol=bound)
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -137,11 +137,14 @@ def test_the_gpu_samples_the_same_tokens_as_the_cpu(
     assert (EmulatedGraph.replayed > 0) == (kind not in NOT_CAPTURED)
 
 
-def test_preemption_on_the_gpu_changes_no_token(checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", mostly_long(["qwen3", "gpt_oss", "gemma4_shared", "glm4_moe_lite"], every=4))
+def test_preemption_on_the_gpu_changes_no_token(
+    kind: str, checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
     options = EngineOptions(kv_tokens=320, max_running=8, step_tokens=64, device="cpu")
-    expected = answers(checkpoints("qwen3"), options, 40)
+    expected = answers(checkpoints(kind), options, 40)
     emulate_gpu(monkeypatch)
-    agree(answers(checkpoints("qwen3"), options, 40), expected, checkpoints("qwen3"))
+    agree(answers(checkpoints(kind), options, 40), expected, checkpoints(kind))
 
 
 @pytest.mark.parametrize(
@@ -430,3 +433,13 @@ def test_drafters_on_a_real_gpu_change_no_token_in_float32(kind: str, checkpoint
     folder, wanted = checkpoints("qwen3"), drafter(kind, checkpoints, tmp_path)
     expected = answers(folder, replace(SMALL, device="cpu"))
     agree(answers(folder, replace(SMALL, device="cuda", dtype="float32", draft=wanted)), expected, folder)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+@pytest.mark.parametrize("kind", ["gpt_oss", "gemma4_shared", "glm4_moe_lite"])
+def test_drafts_of_other_families_on_a_real_gpu_change_no_token_in_float32(kind: str, checkpoints: Checkpoints) -> None:
+    folder = checkpoints(kind)
+    expected = answers(folder, replace(SMALL, device="cpu"))
+    options = replace(SMALL, device="cuda", dtype="float32", draft=f"draft_model={folder}")
+    agree(answers(folder, options), expected, folder)

@@ -20,7 +20,7 @@ from kernels.layers.activation import clamped_silu_mul, gelu_tanh_mul, silu_gate
 from kernels.layers.gate import sigmoid_mul
 from kernels.layers.norm import add_rms_norm, rms_norm
 from kernels.linear.fp8 import fp8_linear
-from kernels.linear.nf4 import Nf4, nf4_linear
+from kernels.linear.nf4 import Nf4, grouped_nf4_linear, nf4_linear
 from kernels.linear.weight_only_int4 import Int4, int4_linear
 from kernels.linear.weight_only_int8 import int8_linear, int8_weight_linear
 from kernels.quantize import quantize_vectors
@@ -131,6 +131,12 @@ CASES: dict[str, tuple[Callable[[Make], Tensor | tuple[Tensor, ...]], list[str]]
     "nf4_linear": (
         lambda make: nf4_linear(make((ROWS, IN)), Nf4(make((OUT, IN // 2), U8), make((4, OUT), F32))),
         ["_weight_only"],
+    ),
+    "grouped_nf4_linear": (
+        lambda make: grouped_nf4_linear(
+            make((ROWS, IN)), Nf4(make((2, OUT, IN // 2), U8), make((2, 4, OUT), F32)), None, make((2,), I32)
+        ),
+        ["_grouped"],
     ),
     "int8_linear": (
         lambda make: int8_linear(make((ROWS, IN)), make((OUT, IN), torch.int8), make((OUT,), F32)),

@@ -133,7 +133,7 @@ FAMILIES: dict[str, tuple[str, dict[str, object]]] = {
 """Classes and options of families whose layers are not those of Llama."""
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", mostly_long(FAMILIES, every=3))
 def test_a_decoding_step_of_other_families_waits_for_nothing(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from kernels.triton.grouped import grouped
 from kernels.triton.invariant import product
 from kernels.triton.quantize import quantize_vectors
 from kernels.triton.scaled import scaled
@@ -79,6 +80,23 @@ def test_compiled_kernels_meet_their_limits(
     assert kernel.occupancy >= occupancy, kernel
     assert kernel.count(unit) > 0, kernel
     assert kernel.count("LDGSTS", ".128") > 0, kernel
+
+
+def test_products_of_experts_use_the_matrix_units() -> None:
+    """At the shapes of gpt-oss-20b."""
+    count, into, out = 32, 2880, 5760
+    packed, scales = empty(count, out, into // 2, dtype=U8), empty(count, into // 32, out)
+    with compiling() as made:
+        for rows in (64, 4096):
+            ends = empty(count, dtype=I32)
+            grouped(empty(rows, into), packed, scales, empty(16, dtype=F32), empty(count, out), ends)
+    for kernel in made:
+        assert kernel.spills == kernel.stack == 0, kernel
+        assert kernel.shared <= SHARED_MEMORY, kernel
+        assert kernel.registers <= 128, kernel
+        assert kernel.occupancy >= 0.25, kernel
+        assert kernel.count("HGMMA") > 0, kernel
+        assert kernel.count("LDGSTS") > 0, kernel
 
 
 def test_a_product_of_one_row_uses_no_matrix_units() -> None:

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from kernels.linear import nf4
 from kernels.quantize import quantize_vectors
-from kernels.triton import invariant, scaled, weight_only
+from kernels.triton import grouped, invariant, scaled, weight_only
 from tests.kernels.triton.device import DEVICE
-from tests.kernels.triton.interpreted.test_products import activations, checkpoint, close, generator
+from tests.kernels.triton.interpreted.test_products import activations, checkpoint, close, experts, generator
 from tests.kernels.triton.planted import planted
 from tests.long import mostly_long, mostly_long_grid
 from tests.seeds import shift
@@ -84,6 +84,22 @@ def eight(stored: torch.dtype, *, blocks: bool = False) -> Product:
     return multiply
 
 
+def chosen_experts() -> Product:
+    """Return the product of rows with the 4-bit weights of experts; a row's first number chooses its own."""
+    weight, bias, _, _ = experts([0] * 5, INTO, OUT, 32)
+    codes = torch.tensor(weight.levels, device=DEVICE)
+
+    def multiply(x: Tensor) -> Tensor:
+        owner = x[:, 0].abs().mul(7).long() % 5
+        order = owner.argsort(stable=True)
+        ends = torch.bincount(owner, minlength=5).cumsum(0).int()
+        given = [part.to(DEVICE) for part in (x[order], weight.packed, weight.scales)]
+        out = grouped.grouped(*given, codes, bias.to(DEVICE), ends.to(DEVICE), is_batch_invariant=True).cpu()
+        return torch.empty_like(out).index_copy_(0, order, out)
+
+    return multiply
+
+
 PRODUCTS: dict[str, Callable[[], Product]] = {
     **{str(dtype): lambda dtype=dtype: plain(dtype) for dtype in (torch.float32, torch.bfloat16)},  # type: ignore[misc]
     "int4": lambda: four("in order"),
@@ -91,6 +107,7 @@ PRODUCTS: dict[str, Callable[[], Product]] = {
     "int8 weights": lambda: byte(torch.int8),
     "float8 weights": lambda: byte(torch.float8_e4m3fn),
     "NF4": quantiles,
+    "4-bit experts": chosen_experts,
     "W8A8": lambda: eight(torch.int8),
     "float8": lambda: eight(torch.float8_e4m3fn),
     "float8 by block": lambda: eight(torch.float8_e4m3fn, blocks=True),

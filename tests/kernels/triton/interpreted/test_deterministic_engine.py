@@ -30,6 +30,7 @@ BRANCHES = [Branch(seed=1, key=key, max_tokens=3) for key in range(6)]
 ROOMY = EngineOptions(kv_tokens=1024, max_running=16, step_tokens=64, deterministic=True)
 BFLOAT16 = DeviceConfig(torch.device("cpu"), torch.bfloat16, uses_gpu_kernels=True)
 KINDS = ["fp8", "qwen3", "gemma2", "qwen3_moe", "W8A8", "gptq", "qwen3_5", "falcon_h1_norm", "lfm2", "mamba2"]
+KINDS += ["gpt_oss", "gemma4_shared", "deepseek_v3"]
 NUM_SAMPLES = 256
 
 

@@ -47,11 +47,18 @@ LAWS: list[dict[str, object]] = [
 
 @pytest.mark.skipif(DEVICE != "cpu", reason="on a GPU tests/engine/runner/test_gpu_engine.py runs the engine as it is")
 @pytest.mark.long  # the shorter test below covers W8A8 with the same attention and sampling
-@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
+@pytest.mark.parametrize(
+    ("kind", "kv_dtype"),
+    [
+        *((qwen3_for(kv_dtype), kv_dtype) for kv_dtype in KV_DTYPES),
+        *(("gpt_oss", "auto"), ("gemma4_shared", "auto"), ("gemma4_moe", "int8")),
+        *(("deepseek_v2", "auto"), ("deepseek_v3", "int4"), ("glm4_moe_lite", "fp8")),
+    ],
+)
 def test_kernels_sample_the_tokens_that_the_cpu_samples(
-    kv_dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, kv_dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    save_checkpoint(qwen3_for(kv_dtype), tmp_path)
+    save_checkpoint(kind, tmp_path)
     options = EngineOptions(kv_tokens=256, max_running=4, device="cpu", kv_dtype=kv_dtype)
     requests = [generate(PROMPT, [Branch(seed=1, key=key, max_tokens=4) for key in range(2)], **law) for law in LAWS]
     plain = Harness(tmp_path, options)

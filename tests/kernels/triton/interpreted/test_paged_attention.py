@@ -61,7 +61,7 @@ def test_windows_hide_earlier_keys(name: str, window: int) -> None:
     check(STEPS[name](window=window), reference)
 
 
-@pytest.mark.parametrize("name", STEPS)
+@pytest.mark.parametrize("name", mostly_long(STEPS, every=2))
 def test_a_sink_counts_once_for_each_query(name: str) -> None:
     """It is added where one tile computes the result, and where partial results are merged."""
     check(STEPS[name](has_sinks=True))
@@ -114,7 +114,7 @@ LATENTS = {40: 32, 72: 50, 96: 64, 32: 24, 100: 80}
 """Sizes of vectors, and how many of their last numbers are values: of two parts, or of one."""
 
 
-@pytest.mark.parametrize(("name", "dim"), mostly_long_grid(STEPS, LATENTS, every=7))
+@pytest.mark.parametrize(("name", "dim"), mostly_long_grid(STEPS, LATENTS, every=11))
 def test_latents_equal_float64(name: str, dim: int) -> None:
     kind = {"is_latent": True, "group": 3, "dim": dim, "num_values": LATENTS[dim], "scale": dim**-0.5}
     check(STEPS[name](**kind))
@@ -124,7 +124,7 @@ def test_latents_equal_float64(name: str, dim: int) -> None:
 @pytest.mark.parametrize(
     ("kv_type", "name", "dim"),
     mostly_long_grid(
-        [torch.int8, torch.float8_e4m3fn, torch.bfloat16, INT4], ["a shared prefix", "trees"], [96, 224, 64], every=5
+        [torch.int8, torch.float8_e4m3fn, torch.bfloat16, INT4], ["a shared prefix", "trees"], [96, 224, 64], every=7
     ),
     ids=str,
 )

@@ -13,13 +13,15 @@ from typing import NamedTuple
 import pytest
 import torch
 from torch import Tensor
+from triton.runtime.errors import InterpreterError
 
 from kernels.linear import fp8, nf4, weight_only_int4, weight_only_int8
 from kernels.quantize import quantize_vectors
-from kernels.triton import scaled, weight_only
+from kernels.triton import grouped, scaled, weight_only
 from tests.closeness import EPS, assert_rounded, unit_bound
 from tests.kernels.triton.device import DEVICE
 from tests.kernels.triton.planted import planted
+from tests.long import mostly_long, mostly_long_grid
 from tests.seeds import shift
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -227,6 +229,65 @@ def test_products_with_4_bit_floats_equal_float64(rows: int, group: int, dtype: 
     close(ours, x.double() @ wide.T, dtype)
     if dtype == torch.float32:
         close(nf4.nf4_linear(x, weight), x.double() @ wide.T, dtype)
+
+
+def experts(counts: list[int], into: int, out: int, group: int) -> tuple[nf4.Nf4, Tensor, Tensor, Tensor]:
+    """Return the 4-bit weights of all experts, their biases, their exact weights, and the ends of their rows."""
+    codes = torch.randint(0, 16, (len(counts), out, into), generator=generator(0))
+    scales = torch.rand(len(counts), into // group, out, generator=generator(1)) + 0.1
+    weight = nf4.Nf4((codes[:, :, ::2] * 16 + codes[:, :, 1::2]).to(torch.uint8), scales, nf4.FLOATS_OF_4_BITS)
+    levels = torch.tensor(nf4.FLOATS_OF_4_BITS, dtype=torch.float64)
+    wide = levels[codes] * scales.transpose(1, 2).double().repeat_interleave(group, dim=2)
+    bias = torch.randn(len(counts), out, generator=generator(2))
+    return weight, bias, wide, torch.tensor(counts).cumsum(0).int()
+
+
+def grouped_error(module: ModuleType, counts: list[int], group: int, dtype: torch.dtype, *, has_bias: bool) -> bool:
+    """Return True if a grouped product is not that of float64."""
+    weight, bias, wide, ends = experts(counts, 96, 70, group)
+    x, bias = activations(sum(counts), 96, dtype), bias.to(dtype)
+    owner = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
+    expected = torch.einsum("ri,roi->ro", x.double(), wide[owner])
+    expected = expected + bias.double()[owner] if has_bias else expected
+    codes = torch.tensor(weight.levels, device=DEVICE)
+    given = [part.to(DEVICE) for part in (x, weight.packed, weight.scales)]
+    try:
+        ours = module.grouped(*given, codes, bias.to(DEVICE) if has_bias else None, ends.to(DEVICE))
+        close(ours, expected, dtype)
+        if dtype == torch.float32:
+            close(nf4.grouped_nf4_linear(x, weight, bias if has_bias else None, ends), expected, dtype)
+    except (AssertionError, InterpreterError):
+        return True
+    return False
+
+
+COUNTS = [[3, 0, 20, 1], [0, 0, 1], [70, 5, 0, 130], [16, 32]]
+"""Rows of each expert: none, few, and more than a tile."""
+
+
+@pytest.mark.parametrize(("counts", "dtype", "group"), mostly_long_grid(COUNTS, DTYPES, [32, 16], every=5), ids=str)
+def test_grouped_products_with_4_bit_floats_equal_float64(counts: list[int], dtype: torch.dtype, group: int) -> None:
+    assert not grouped_error(grouped, counts, group, dtype, has_bias=group == 32)
+
+
+GROUPED_BUGS = {
+    "the next expert computes a full tile": ("(last <= tile)", "(last < tile)"),
+    "tiles begin at the first row": ("own_tile * M", "0 * own_tile"),
+    "rows of the next expert are written": (
+        "is_row, is_output = m < tl.sum(tl.where(is_own, ends, 0), axis=0)",
+        "is_row, is_output = m < m + 1",
+    ),
+    "all experts have the first weight": ("W += expert.to(tl.int64)", "W += 0 * expert.to(tl.int64)"),
+    "all experts have the first scales": ("SCALES += expert.to(tl.int64)", "SCALES += 0 * expert.to(tl.int64)"),
+    "all experts have the first bias": ("BIAS + expert.to(tl.int64) * out", "BIAS"),
+}
+
+
+@pytest.mark.skipif(DEVICE != "cpu", reason="some of them read what is not theirs")
+@pytest.mark.parametrize("name", mostly_long(GROUPED_BUGS, every=3))
+def test_planted_bugs_of_grouped_products_are_detected(name: str, tmp_path: Path) -> None:
+    bad = planted("grouped", *GROUPED_BUGS[name], "grouped", tmp_path)
+    assert grouped_error(bad, [17, 3, 4], 32, torch.float32, has_bias=True)
 
 
 def test_nf4_codes_are_quantiles_of_the_normal_distribution() -> None:
